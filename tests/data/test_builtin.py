@@ -1,0 +1,165 @@
+import hashlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from vit_jax.data import builtin
+
+_HASH = """
+import hashlib
+from vit_jax.data import builtin
+s = builtin.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
+d = builtin.Digits(split='train', examples_per_class=2, seed=4)
+data = b''.join(x[i]['image'].tobytes() for x in (s, d) for i in range(9))
+print(hashlib.sha256(data).hexdigest())
+"""
+
+
+def _images(source):
+  return np.stack([source[i]['image'] for i in range(len(source))])
+
+
+def _labels(source):
+  return np.array([source[i]['label'] for i in range(len(source))])
+
+
+def test_same_images_in_another_process():
+  s = builtin.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
+  d = builtin.Digits(split='train', examples_per_class=2, seed=4)
+  data = b''.join(x[i]['image'].tobytes() for x in (s, d) for i in range(9))
+  other = subprocess.check_output([sys.executable, '-c', _HASH], text=True)
+  assert other.strip() == hashlib.sha256(data).hexdigest()
+
+
+def test_digits_are_the_scans():
+  data = datasets.load_digits()
+  train, test = builtin.Digits(split='train'), builtin.Digits(split='test')
+  assert (len(train), len(test)) == (1029, 768)
+  images = np.concatenate([_images(train), _images(test)])
+  assert images.shape == (1797, 8, 8, 1) and images.dtype == np.uint8
+  np.testing.assert_allclose(
+    images[..., 0] * (16 / 255), data.images, atol=0.04
+  )
+  assert images.max() == 255 and images.min() == 0
+  labels = np.concatenate([_labels(train), _labels(test)])
+  np.testing.assert_array_equal(labels, data.target)
+  for source in (train, test):
+    counts = np.bincount(_labels(source), minlength=10)
+    assert counts.max() < 1.15 * counts.min()
+
+
+def test_splits_share_no_writer():
+  # Each writer copied the same list of digits: it starts where one begins.
+  labels = ''.join(map(str, datasets.load_digits().target))
+  start = labels[:36]
+  train = len(builtin.Digits(split='train'))
+  assert labels[train : train + 36] == start
+
+
+def test_digits_subsets():
+  full = builtin.Digits(split='train')
+  five = builtin.Digits(split='train', examples_per_class=5, seed=1)
+  np.testing.assert_array_equal(np.bincount(_labels(five)), 5)
+  again = builtin.Digits(split='train', examples_per_class=5, seed=1)
+  np.testing.assert_array_equal(_images(five), _images(again))
+  other = builtin.Digits(split='train', examples_per_class=5, seed=2)
+  assert (_images(five) != _images(other)).any()
+  rows = {(i.tobytes(), l) for i, l in zip(_images(full), _labels(full))}
+  ten = builtin.Digits(split='train', examples_per_class=10, seed=1)
+  tens = {i.tobytes() for i in _images(ten)}
+  for image, label in zip(_images(five), _labels(five)):
+    assert (image.tobytes(), label) in rows
+    assert image.tobytes() in tens
+
+
+def test_digits_can_be_written_into():
+  source = builtin.Digits(split='train')
+  before = source[0]['image'].copy()
+  source[0]['image'][:] = 7
+  np.testing.assert_array_equal(source[0]['image'], before)
+  np.testing.assert_array_equal(
+    builtin.Digits(split='train')[0]['image'], before
+  )
+
+
+def test_digits_errors():
+  with pytest.raises(ValueError, match="no split 'val'; there are train, test"):
+    builtin.Digits(split='val')
+  with pytest.raises(ValueError, match='examples_per_class is 200'):
+    builtin.Digits(split='train', examples_per_class=200)
+  with pytest.raises(ValueError, match='examples_per_class is 0'):
+    builtin.Digits(split='train', examples_per_class=0)
+  with pytest.raises(IndexError, match='index 768'):
+    builtin.Digits(split='test')[768]
+
+
+def test_digits_describe_the_row_of_the_set():
+  source = builtin.Digits(split='test')
+  assert 'scan 1031' in source.describe(2)
+  assert source.class_names[source[2]['label']] in '0123456789'
+
+
+def test_synthetic():
+  source = builtin.Synthetic(
+    image_size=(6, 10), num_classes=4, num_examples=50, channels=2
+  )
+  images, labels = _images(source), _labels(source)
+  assert images.shape == (50, 6, 10, 2) and images.dtype == np.uint8
+  np.testing.assert_array_equal(labels, np.arange(50) % 4)
+  assert len({i.tobytes() for i in images}) == 50
+  np.testing.assert_array_equal(images, _images(source))
+  assert abs(images.mean() - 127.5) < 5
+  other = builtin.Synthetic(
+    image_size=(6, 10), num_classes=4, num_examples=50, channels=2, seed=1
+  )
+  assert (images != _images(other)).any()
+
+
+@pytest.mark.parametrize('learnable', [False, True])
+def test_synthetic_is_learnable_if_asked(learnable):
+  train, test = (
+    builtin.Synthetic(
+      image_size=12,
+      num_classes=5,
+      num_examples=100,
+      seed=seed,
+      learnable=learnable,
+    )
+    for seed in (0, 1)
+  )
+  images, labels = _images(train).astype(float), _labels(train)
+  means = np.stack([images[labels == k].mean(0) for k in range(5)])
+  distance = ((_images(test)[:, None] - means[None]) ** 2).sum((2, 3, 4))
+  accuracy = (distance.argmin(1) == _labels(test)).mean()
+  assert accuracy == 1 if learnable else accuracy < 0.5
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'image_size': 0}, 'image_size is 0; give 1 or more'),
+    ({'image_size': (4, 4, 3)}, 'give an integer or \\(height, width\\)'),
+    ({'image_size': '4'}, 'give an integer or \\(height, width\\)'),
+    ({'num_classes': 0}, 'num_classes is 0'),
+    ({'num_examples': 1.5}, 'num_examples is 1.5; give an integer'),
+    ({'channels': 0}, 'channels is 0'),
+    ({'seed': -1}, 'seed is -1'),
+  ],
+)
+def test_synthetic_errors(change, message):
+  arguments = dict(image_size=4, num_classes=2, num_examples=3) | change
+  with pytest.raises(ValueError, match=message):
+    builtin.Synthetic(**arguments)
+
+
+def test_pickles():
+  for source in (
+    builtin.Digits(split='train', examples_per_class=3),
+    builtin.Synthetic(image_size=4, num_classes=2, num_examples=3),
+  ):
+    copy = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(_images(copy), _images(source))

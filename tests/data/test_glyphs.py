@@ -1,0 +1,182 @@
+import concurrent.futures
+import hashlib
+import pickle
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from vit_jax.data import glyph_characters, glyphs
+from vit_jax.data.glyph_characters import CHARACTERS, FACES
+
+_HASH = """
+import hashlib
+from vit_jax.data import glyphs
+source = glyphs.Glyphs(seed=3)
+data = b''.join(source[i]['image'].tobytes() for i in range(0, 9000, 101))
+print(hashlib.sha256(data).hexdigest())
+"""
+
+
+@pytest.fixture(scope='module')
+def pictures():
+  fonts = [glyph_characters.font_of(face) for face in FACES]
+  return {
+    c: glyph_characters.shape_pictures(c, fonts)
+    for c in CHARACTERS + '0123456789'
+  }
+
+
+def test_same_images_in_another_process():
+  source = glyphs.Glyphs(seed=3)
+  data = b''.join(source[i]['image'].tobytes() for i in range(0, 9000, 101))
+  other = subprocess.check_output([sys.executable, '-c', _HASH], text=True)
+  assert other.strip() == hashlib.sha256(data).hexdigest()
+
+
+def test_depends_on_seed_and_index_not_on_order_or_threads():
+  source = glyphs.Glyphs(seed=0)
+  forward = [source[i]['image'] for i in range(200)]
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    backward = list(pool.map(lambda i: source[i]['image'], range(199, -1, -1)))
+  np.testing.assert_array_equal(forward, backward[::-1])
+  assert len({image.tobytes() for image in forward}) == 200
+  other = glyphs.Glyphs(seed=1)
+  assert (other[0]['image'] != forward[0]).any()
+
+
+def test_copies_by_pickle_are_the_same_and_small():
+  source = glyphs.Glyphs(image_size=16, seed=2, channels=3)
+  data = pickle.dumps(source)
+  assert len(data) < 10_000  # the bank stays behind
+  copy = pickle.loads(data)
+  np.testing.assert_array_equal(copy[5]['image'], source[5]['image'])
+
+
+@pytest.mark.parametrize('image_size', [8, 24, 97])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_shape_and_type(image_size, channels):
+  source = glyphs.Glyphs(image_size=image_size, channels=channels)
+  example = source[0]
+  assert example['image'].shape == (image_size, image_size, channels)
+  assert example['image'].dtype == np.uint8
+  assert (example['image'] == example['image'][..., :1]).all()
+  assert type(example['label']) is int
+
+
+def test_labels_are_balanced_and_names_fit():
+  source = glyphs.Glyphs(num_examples=4 * len(CHARACTERS), image_size=8)
+  labels = [source[i]['label'] for i in range(len(source))]
+  counts = np.bincount(labels, minlength=source.num_classes)
+  np.testing.assert_array_equal(counts, 4)
+  first = labels[: source.num_classes]
+  assert sorted(first) == list(range(source.num_classes))
+  assert first != sorted(first)
+  assert source.class_names == list(CHARACTERS)
+  assert repr(source.class_names[labels[7]]) in source.describe(7)
+
+
+def test_no_character_is_a_number():
+  assert len(CHARACTERS) == len(set(CHARACTERS)) == 480
+  words = ('DIGIT', 'NUMBER', 'NUMERAL', 'FRACTION', 'LETTER TWO', 'TONE SIX')
+  for character in CHARACTERS:
+    for part in character + unicodedata.normalize('NFKD', character):
+      assert not part.isnumeric() and not part.isdigit(), character
+      assert not unicodedata.category(part).startswith('N'), character
+    name = unicodedata.name(character)
+    assert not any(word in name for word in words), name
+  numbers = '0٣²①½Ⅷ₅一⒈ƻ'
+  assert [c for c in numbers if not glyph_characters.is_number(c)] == []
+
+
+def test_no_two_classes_look_the_same_and_none_like_a_digit(pictures):
+  stack = np.stack([pictures[c] for c in CHARACTERS + '0123456789'])
+  for k, character in enumerate(CHARACTERS):
+    near = glyph_characters.nearness(stack[k + 1 :], stack[k])
+    # A little under the threshold: other FreeTypes place edges differently.
+    assert near.min() > 0.19, (character, near.argmin() + k + 1)
+
+
+def test_look_alikes_are_recognised(pictures):
+  fonts = [glyph_characters.font_of(face) for face in FACES]
+  for kept, dropped in (('0', 'O'), ('A', 'Α'), ('A', 'А'), ('M', 'М')):
+    picture = glyph_characters.shape_pictures(dropped, fonts)
+    near = glyph_characters.nearness(picture[None], pictures[kept])
+    assert near[0] < 0.21, (kept, dropped)
+    assert dropped not in CHARACTERS
+  far = glyph_characters.nearness(pictures['A'][None], pictures['R'])
+  assert far[0] > 0.3
+
+
+def test_classes_can_be_told_apart():
+  """Nearest class mean, far above chance on images it has not seen."""
+  options = dict(low_resolution=0, noise=0, deformation=0.3)
+  train = glyphs.Glyphs(seed=0, **options)
+  test = glyphs.Glyphs(seed=1, **options)
+  k = train.num_classes
+  means = np.zeros((k, 24 * 24))
+  for i in range(12 * k):
+    means[train[i]['label']] += train[i]['image'].ravel() / 12
+  means -= means.mean(1, keepdims=True)
+  means /= np.linalg.norm(means, axis=1, keepdims=True)
+  hits = [
+    (means @ test[i]['image'].ravel()).argmax() == test[i]['label']
+    for i in range(k)
+  ]
+  assert np.mean(hits) > 0.1  # chance: 0.002
+
+
+def test_images_cover_the_look_of_the_digits():
+  import cv2
+  from sklearn import datasets
+
+  digits = datasets.load_digits().images.astype(np.float32) / 16
+  # Cubic, the sharper of the two ways that glyphs are enlarged.
+  how = cv2.INTER_CUBIC
+  digits = np.stack([cv2.resize(d, (24, 24), None, 0, 0, how) for d in digits])
+  source = glyphs.Glyphs(noise=0)
+  images = np.stack([source[i]['image'] for i in range(1000)]) / 255
+  ink = images.mean((1, 2, 3))
+  low, high = np.quantile(digits.mean((1, 2)), [0.05, 0.95])
+  assert np.quantile(ink, 0.75) > low and np.quantile(ink, 0.98) > high
+  edges = np.abs(np.diff(images[..., 0], axis=2)).max((1, 2))
+  digit_edges = np.abs(np.diff(digits, axis=2)).max((1, 2))
+  share = (edges < np.quantile(digit_edges, 0.95)).mean()
+  assert 0.3 < share < 0.9  # as soft as the digits, but not all of them
+
+
+def test_options_switch_things_off():
+  plain = dict(deformation=0, noise=0, low_resolution=0)
+  off = glyphs.Glyphs(**plain)
+  a = np.stack([off[i]['image'] for i in range(20)])
+  for change in ({'deformation': 1}, {'noise': 1}, {'low_resolution': 1}):
+    on = glyphs.Glyphs(**(plain | change))
+    b = np.stack([on[i]['image'] for i in range(20)])
+    assert (a != b).any((1, 2, 3)).sum() > 15, change
+  assert (a == 0).mean() > 0.2  # a clean background
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    ({'image_size': 7}, 'image_size is 7; give 8 or more'),
+    ({'image_size': 24.0}, 'image_size is 24.0; give an integer'),
+    ({'num_examples': 0}, 'num_examples is 0'),
+    ({'seed': -1}, 'seed is -1'),
+    ({'channels': 4}, 'channels is 4; give 1'),
+    ({'low_resolution': 2}, 'it is a share'),
+    ({'noise': -1}, 'give 0 \\(off\\) or more'),
+  ],
+)
+def test_arguments_are_checked(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    glyphs.Glyphs(**arguments)
+
+
+def test_index_out_of_range():
+  source = glyphs.Glyphs(num_examples=10)
+  for index in (-1, 10):
+    with pytest.raises(IndexError, match='source of 10 examples'):
+      source[index]

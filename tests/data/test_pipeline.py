@@ -1,0 +1,425 @@
+"""The pipeline: what is read is a function of seed and position alone."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import pipeline
+from vit_jax.data import transforms as T
+from vit_jax.data.folder import Folder
+
+
+class Numbers:
+  """Image i is filled with i; label i, or a row of the identity matrix."""
+
+  class_names = None
+
+  def __init__(self, count, *, size=4, soft=False, num_classes=None):
+    self.count, self.size, self.soft = count, size, soft
+    self.num_classes = num_classes
+
+  def __len__(self):
+    return self.count
+
+  def __getitem__(self, index):
+    image = np.full((self.size, self.size, 1), index, np.uint8)
+    label = np.eye(self.count)[index] if self.soft else index
+    return {'image': image, 'label': label}
+
+  def describe(self, index):
+    return f'number {index}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+  """Replaces the corner by a random byte: shows which stream was used."""
+
+  def __call__(self, image, rng):
+    image = image.copy()
+    image[0, 0] = rng.integers(256)
+    return image
+
+
+class Broken(Numbers):
+  """Some examples cannot be decoded."""
+
+  bad = (3, 4, 17)
+
+  def __getitem__(self, index):
+    if index in self.bad:
+      return {'image': b'not an image', 'label': index}
+    return super().__getitem__(index)
+
+
+def _take(count, source, transforms=(), **options):
+  batches = pipeline.train_batches(source, transforms, **options)
+  try:
+    return [next(batches) for _ in range(count)]
+  finally:
+    batches.close()
+
+
+def _stack(batches, key):
+  return np.concatenate([batch[key] for batch in batches])
+
+
+def _assert_same(left, right):
+  for key in ('image', 'label'):
+    np.testing.assert_array_equal(_stack(left, key), _stack(right, key))
+
+
+def test_every_epoch_is_another_permutation():
+  labels = _stack(_take(10, Numbers(50), batch_size=25), 'label').reshape(5, 50)
+  assert labels.dtype == np.int32
+  for epoch in labels:
+    assert sorted(epoch) == list(range(50))
+  assert len({tuple(epoch) for epoch in labels}) == 5
+  other = _stack(_take(2, Numbers(50), batch_size=25, seed=1), 'label')
+  assert tuple(other) != tuple(labels[0])
+
+
+def test_first_places_are_uniform():
+  source = Numbers(10)
+  firsts = [
+    int(_take(1, source, batch_size=1, seed=s)[0]['label'][0])
+    for s in range(300)
+  ]
+  assert np.abs(np.bincount(firsts, minlength=10) - 30).max() < 22  # 4 sigma
+
+
+def test_batches_larger_than_the_set():
+  labels = _stack(_take(3, Numbers(7), batch_size=35), 'label')
+  for epoch in labels.reshape(-1, 7):
+    assert sorted(epoch) == list(range(7))
+
+
+def test_augmentation_is_of_seed_epoch_and_index():
+  (batch,) = _take(1, Numbers(40), (Noise(),), batch_size=120)
+  seen = {}
+  for row, (image, index) in enumerate(zip(batch['image'], batch['label'])):
+    seen[row // 40, int(index)] = int(image[0, 0, 0])
+  by_epoch = [[seen[e, i] for i in range(40)] for e in range(3)]
+  assert by_epoch[0] != by_epoch[1] != by_epoch[2]
+  for key, value in seen.items():  # the definition, written out
+    philox = np.random.Philox(
+      key=np.array([0, key[0]], np.uint64),
+      counter=np.array([0, 0, key[1], 0], np.uint64),
+    )
+    assert value == np.random.Generator(philox).integers(256)
+
+
+@pytest.mark.parametrize('processes', [2, 4])
+def test_processes_share_the_same_global_batch(processes):
+  options = {'batch_size': 80, 'seed': 5}
+  whole = _take(4, Numbers(99), (Noise(),), **options)
+  parts = [
+    _take(
+      4,
+      Numbers(99),
+      (Noise(),),
+      process_index=i,
+      process_count=processes,
+      **options,
+    )
+    for i in range(processes)
+  ]
+  for step in range(4):
+    _assert_same([whole[step]], [part[step] for part in parts])
+
+
+@pytest.mark.parametrize('steps', [1, 3])
+def test_resume_from_position(steps):
+  options = {'batch_size': 36, 'seed': 2}
+  straight = _take(6, Numbers(50), (Noise(),), **options)
+  batches = pipeline.train_batches(Numbers(50), (Noise(),), **options)
+  for _ in range(steps):
+    next(batches)
+  assert batches.position == 36 * steps
+  batches.close()
+  rest = _take(
+    6 - steps, Numbers(50), (Noise(),), start=batches.position, **options
+  )
+  _assert_same(straight[steps:], rest)
+
+
+def test_start_need_not_be_a_multiple():
+  straight = _stack(_take(4, Numbers(50), batch_size=30), 'label')
+  shifted = _stack(_take(2, Numbers(50), batch_size=30, start=17), 'label')
+  np.testing.assert_array_equal(straight[17 : 17 + 60], shifted)
+
+
+def test_worker_processes_equal_threads():
+  # 70 examples of a batch: three chunks, dealt to two processes in turn.
+  options = {'batch_size': 70, 'seed': 3, 'on_error': 'skip'}
+  threads = pipeline.train_batches(Broken(40), (Noise(),), **options)
+  workers = pipeline.train_batches(
+    Broken(40), (Noise(),), num_workers=2, **options
+  )
+  for _ in range(4):
+    left, right = next(threads), next(workers)
+    _assert_same([left], [right])
+    assert threads.skipped == workers.skipped > 0
+  threads.close()
+  workers.close()
+
+
+def test_error_from_worker_process():
+  batches = pipeline.train_batches(Broken(40), batch_size=40, num_workers=1)
+  with pytest.raises(ValueError, match=r'^cannot read example \d+ of Broken'):
+    next(batches)
+
+
+@pytest.mark.parametrize('soft', [False, True])
+@pytest.mark.parametrize('processes', [1, 2, 3])
+@pytest.mark.parametrize('count', [1, 60, 61, 125])
+def test_evaluation_sees_every_example_once(count, processes, soft):
+  parts = [
+    pipeline.eval_batches(
+      Numbers(count, soft=soft),
+      batch_size=60,
+      process_index=i,
+      process_count=processes,
+    )
+    for i in range(processes)
+  ]
+  assert {len(part) for part in parts} == {-(-count // 60)}
+  seen = []
+  for part in parts:
+    batches = list(part)
+    assert len(batches) == len(part)
+    for batch in batches:
+      assert batch['mask'].dtype == bool
+      assert len(batch['mask']) == len(batch['image']) == 60 // processes
+      assert batch['image'].shape[1:] == (4, 4, 1)
+      label = batch['label'].argmax(-1) if soft else batch['label']
+      assert batch['label'].dtype == (np.float32 if soft else np.int32)
+      seen += label[batch['mask']].tolist()
+      np.testing.assert_array_equal(
+        batch['image'][batch['mask']][:, 0, 0, 0], label[batch['mask']]
+      )
+      assert not batch['image'][~batch['mask']].any()
+  assert sorted(seen) == list(range(count))
+
+
+def test_evaluation_repeats():
+  batches = pipeline.eval_batches(Numbers(70), (Noise(),), batch_size=32)
+  first, second = list(batches), list(batches)
+  _assert_same(first, second)
+
+
+def test_soft_labels():
+  (batch,) = _take(1, Numbers(12, soft=True), batch_size=12)
+  assert batch['label'].dtype == np.float32
+  np.testing.assert_array_equal(
+    batch['label'].argmax(-1), batch['image'][:, 0, 0, 0]
+  )
+
+
+@pytest.fixture
+def folder(tmp_path):
+  (tmp_path / 'a').mkdir()
+  for i in range(40):
+    image = Image.fromarray(np.full((6, 8, 3), i, np.uint8))
+    image.save(tmp_path / 'a' / f'{i:02}.png')
+  (tmp_path / 'a' / '07.png').write_bytes(b'junk')
+  return tmp_path
+
+
+def test_corrupt_image_is_named(folder):
+  with pytest.raises(ValueError) as info:
+    _take(1, Folder(folder), batch_size=40)
+  path = os.path.join(folder, 'a', '07.png')
+  assert str(info.value) == (
+    f'cannot read example 7 of Folder ({path}): cannot decode an image of 4'
+    " bytes that begin with b'junk': no image, or one cut off in its header."
+    " (Repair or remove it, or set on_error='skip'.)"
+  )
+
+
+def test_skipping_in_training(folder):
+  batches = pipeline.train_batches(
+    Folder(folder), batch_size=40, on_error='skip'
+  )
+  for epoch in range(1, 3):
+    values = next(batches)['image'][:, 0, 0, 0].tolist()
+    assert sorted(values) == sorted([*range(7), *range(8, 40), 8])
+    assert batches.skipped == epoch
+  batches.close()
+
+
+def test_skipping_in_evaluation(folder):
+  batches = pipeline.eval_batches(
+    Folder(folder), batch_size=16, on_error='skip'
+  )
+  for _ in range(2):
+    values = [b['image'][b['mask']][:, 0, 0, 0] for b in batches]
+    expected = [*range(7), *range(8, 40)]
+    assert np.concatenate(values).tolist() == expected
+    assert batches.skipped == 1
+
+
+def test_vanished_file_can_be_skipped(folder):
+  source = Folder(folder)
+  (folder / 'a' / '09.png').unlink()
+  batches = pipeline.train_batches(source, batch_size=40, on_error='skip')
+  next(batches)
+  assert batches.skipped == 2
+  batches.close()
+
+
+def test_all_unreadable():
+  source = Broken(5)
+  source.bad = range(5)
+  with pytest.raises(ValueError, match='gave up after 5 unreadable examples'):
+    _take(1, source, batch_size=2, on_error='skip')
+
+
+@pytest.mark.parametrize('build', ['train_batches', 'eval_batches'])
+def test_label_out_of_range(build):
+  message = r'label of example 4 of Numbers \(number 4\) is 4, not in \[0, 4\)'
+  batches = getattr(pipeline, build)(
+    Numbers(5), batch_size=5, num_classes=4, on_error='skip'
+  )
+  with pytest.raises(ValueError, match=message):
+    next(iter(batches))
+  batches = getattr(pipeline, build)(Numbers(5, num_classes=4), batch_size=5)
+  with pytest.raises(ValueError, match=message):
+    next(iter(batches))
+
+
+def test_soft_label_of_wrong_length():
+  with pytest.raises(ValueError, match='has 5 entries; num_classes is 4'):
+    _take(1, Numbers(5, soft=True), batch_size=5, num_classes=4)
+
+
+class Growing(Numbers):
+  """Images of different sizes."""
+
+  def __getitem__(self, index):
+    return {'image': np.zeros((2 + index, 3, 3), np.uint8), 'label': 0}
+
+
+@pytest.mark.parametrize('count', [5, 200])  # in one chunk, and in several
+def test_unequal_shapes(count):
+  with pytest.raises(ValueError, match='images of one batch have the shapes'):
+    _take(1, Growing(count), batch_size=5 * count)
+  (batch,) = _take(1, Growing(count), (T.Resize(4),), batch_size=count)
+  assert batch['image'].shape == (count, 4, 4, 3)
+
+
+def test_error_of_a_transform_names_the_example():
+  message = r'CentralCrop\(9, 9\) is larger .*\(example \d of Numbers'
+  with pytest.raises(ValueError, match=message):
+    _take(1, Numbers(5), (T.CentralCrop(9),), batch_size=5)
+
+
+def _bug(image, rng):
+  raise KeyError('bug')
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_bug_of_a_transform_keeps_its_traceback(num_workers):
+  with pytest.raises(KeyError, match='bug') as info:
+    _take(1, Numbers(5), (_bug,), batch_size=5, num_workers=num_workers)
+  assert 'in _bug' in ''.join(info.value.__notes__)
+
+
+def test_image_spec(folder):
+  assert pipeline.image_spec(Folder(folder)) == (6, 8, 3)
+  assert pipeline.image_spec(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
+  source = Broken(5)
+  source.bad = (0, 1)
+  assert pipeline.image_spec(source) == (4, 4, 1)
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'batch_size': 10, 'process_count': 4}, 'multiple of their number, 4'),
+    ({'batch_size': 0}, 'batch_size is 0'),
+    ({'process_index': 2, 'process_count': 2}, 'process_index is 2'),
+    ({'start': -1}, 'start is -1'),
+    ({'seed': -1}, 'seed is -1'),
+    ({'num_workers': -1}, 'num_workers is -1'),
+    ({'on_error': 'ignore'}, "on_error is 'ignore'"),
+  ],
+)
+def test_bad_arguments(options, message):
+  with pytest.raises(ValueError, match=message):
+    pipeline.train_batches(Numbers(5), **{'batch_size': 8, **options})
+
+
+def test_empty_source():
+  with pytest.raises(ValueError, match='the source Numbers has 0 examples'):
+    pipeline.eval_batches(Numbers(0), batch_size=8)
+
+
+def test_a_source_of_two_billion_examples():
+  class Huge(Numbers):
+    def __getitem__(self, index):
+      return {'image': np.zeros((1, 1, 1), np.uint8), 'label': index}
+
+  labels = _stack(_take(2, Huge(2**31), batch_size=64), 'label')
+  assert len(set(labels.tolist())) == 128
+  assert labels.max() > 2**30 and labels.min() >= 0
+
+
+def test_closed_iterator_stops():
+  batches = pipeline.train_batches(Numbers(5), batch_size=8)
+  next(batches)
+  batches.close()
+  batches.close()
+  with pytest.raises(StopIteration):
+    next(batches)
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_exit_without_close_is_quiet(num_workers, tmp_path):
+  script = tmp_path / 'script.py'
+  script.write_text(
+    textwrap.dedent(f"""
+    import numpy as np
+    from vit_jax.data import pipeline
+
+    class Source:
+      def __len__(self): return 100
+      def __getitem__(self, i):
+        return {{'image': np.zeros((2, 2, 3), np.uint8), 'label': i}}
+      def describe(self, i): return str(i)
+
+    if __name__ == '__main__':
+      batches = pipeline.train_batches(
+        Source(), batch_size=64, num_workers={num_workers})
+      next(batches)
+      print('done', flush=True)
+    """)
+  )
+  root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+  ran = subprocess.run(
+    [sys.executable, script],
+    env={**os.environ, 'PYTHONPATH': root},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert (ran.returncode, ran.stdout, ran.stderr) == (0, 'done\n', '')
+
+
+def test_data_imports_no_heavy_modules():
+  code = (
+    'import sys, vit_jax.data.pipeline, vit_jax.data.folder,'
+    ' vit_jax.data.tfds, vit_jax.data.transforms, vit_jax.data.images;'
+    " heavy = {'grain', 'cv2', 'tensorflow_datasets', 'PIL', 'jax'};"
+    ' print(sorted(heavy & set(sys.modules)))'
+  )
+  root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+  out = subprocess.run(
+    [sys.executable, '-c', code], cwd=root, capture_output=True, text=True
+  )
+  assert out.stdout.strip() == '[]', out.stderr

@@ -1,0 +1,208 @@
+"""TFDS sets that the test itself prepares, without TensorFlow."""
+
+import io
+import pickle
+import struct
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from vit_jax.data import images
+from vit_jax.data.tfds import Tfds
+from vit_jax.tools import to_array_record
+
+_FEATURES = {
+  'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
+  'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
+  'weights': tfds.features.Tensor(shape=(3,), dtype=np.float32),
+  'count': np.int64,
+  'tags': tfds.features.Sequence(np.int64),
+  'file_name': tfds.features.Text(),
+}
+
+
+def _prepare(data_dir, file_format='array_record'):
+  """Writes the set 'colours'; TFDS does not learn of the code for it."""
+
+  class Colours(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.2.0')
+    pkg_dir_path = data_dir
+
+    def _info(self):
+      features = tfds.features.FeaturesDict(_FEATURES)
+      return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, manager):
+      del manager
+      return {
+        'train': self._generate(range(20)),
+        'test': self._generate([90]),
+      }
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+    def _generate(self, values):
+      for value in values:
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 5, 3), value, np.uint8)).save(file, 'PNG')
+        file.seek(0)
+        yield (
+          value,
+          {
+            'image': file,
+            'label': value % 3,
+            'weights': np.eye(3, dtype=np.float32)[value % 3],
+            'count': value,
+            'tags': [1] * (value % 4),
+            'file_name': f'{value}.png',
+          },
+        )
+
+  builder = Colours(data_dir=data_dir, file_format=file_format)
+  builder.download_and_prepare()
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  path = tmp_path_factory.mktemp('tfds')
+  _prepare(path)
+  return path
+
+
+@pytest.fixture(scope='module')
+def as_tfrecord(data_dir, tmp_path_factory):
+  """The same set as TFRecord files, written by the format's definition."""
+  from array_record.python.array_record_data_source import (
+    ArrayRecordDataSource,
+  )
+
+  path = tmp_path_factory.mktemp('tfrecord')
+  source = data_dir / 'colours' / '1.2.0'
+  target = path / 'colours' / '1.2.0'
+  target.mkdir(parents=True)
+  for file in source.iterdir():
+    if '.array_record-' not in file.name:
+      text = file.read_text().replace('"array_record"', '"tfrecord"')
+      (target / file.name).write_text(text)
+      continue
+    name = file.name.replace('array_record', 'tfrecord')
+    with ArrayRecordDataSource([str(file)]) as records:
+      framed = [
+        struct.pack('<Q', len(x)) + bytes(4) + x + bytes(4)
+        for x in (records[i] for i in range(len(records)))
+      ]
+    (target / name).write_bytes(b''.join(framed))
+  return path
+
+
+def _values(source):
+  return [_value(source[i]) for i in range(len(source))]
+
+
+def _value(example):
+  return int(images.decode(example['image'])[0, 0, 0])
+
+
+def test_reads_without_tensorflow(data_dir):
+  source = Tfds('colours', split='train', data_dir=data_dir)
+  assert len(source) == 20 and sorted(_values(source)) == list(range(20))
+  for i in range(20):
+    value = _value(source[i])
+    assert source[i]['label'] == value % 3
+    assert isinstance(source[i]['image'], bytes)
+    assert source.describe(i) == f'colours train[{i}] ({value}.png)'
+  assert source.class_names == ['ant', 'bee', 'cat']
+  assert source.num_classes == 3
+  assert 'tensorflow' not in sys.modules
+
+
+@pytest.mark.parametrize(
+  'split, pick',
+  [
+    ('train[:80%]', lambda x: x[:16]),
+    ('train[80%:]', lambda x: x[16:]),
+    ('train[-3:]', lambda x: x[-3:]),
+    ('train[:5]+train[10:12]', lambda x: x[:5] + x[10:12]),
+    ('train[5:6]+test', lambda x: [*x[5:6], 90]),
+  ],
+)
+def test_slices(data_dir, split, pick):
+  everything = _values(Tfds('colours', split='train', data_dir=data_dir))
+  source = Tfds('colours', split=split, data_dir=data_dir)
+  assert _values(source) == pick(everything)
+
+
+def test_name_with_version_and_pickle(data_dir):
+  source = Tfds('colours:1.2.0', split='train', data_dir=str(data_dir))
+  copy = pickle.loads(pickle.dumps(source))
+  assert _values(copy) == _values(source)
+  assert len(pickle.dumps(source)) < 1000  # no files, no records
+
+
+def test_other_labels(data_dir):
+  source = Tfds('colours', split='train', data_dir=data_dir, label_key='count')
+  assert source.num_classes is None and source.class_names is None
+  assert [x for x in range(20) if source[x]['label'] != _value(source[x])] == []
+  soft = Tfds('colours', split='train', data_dir=data_dir, label_key='weights')
+  np.testing.assert_array_equal(
+    soft[0]['label'], np.eye(3)[_value(soft[0]) % 3]
+  )
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'split': 'val'}, r"split 'val'.*'train': 20, 'test': 1"),
+    ({'split': 'train[:0]'}, 'it selects no examples'),
+    ({'split': 'train[99%:]'}, 'it selects no examples'),
+    ({'split': 'train[:'}, r"cannot take the split 'train\[:'"),
+    ({'label_key': 'y'}, r"no feature 'y' \(label_key\); it has .*count"),
+    ({'image_key': 'img'}, r"no feature 'img' \(image_key\); it has"),
+    ({'image_key': 'count'}, "feature 'count' of colours is no image"),
+    ({'label_key': 'tags'}, r"'tags' of colours is .*Choose another label_key"),
+    ({'label_key': 'file_name'}, r"'file_name' of colours is"),
+    ({'name': 'color'}, "no TFDS data set 'color'.*Did you mean colours"),
+    ({'name': 'colours:3.0.0'}, r"holds \['1.2.0'\]; the name is NAME:VERS"),
+    ({'name': 'mnist:9.9.9'}, "TFDS cannot open 'mnist:9.9.9'"),
+  ],
+)
+def test_errors(data_dir, options, message):
+  options = {'name': 'colours', 'split': 'train', **options}
+  with pytest.raises(ValueError, match=message):
+    Tfds(data_dir=data_dir, **options)
+
+
+def test_absent_data_shows_the_command(data_dir):
+  with pytest.raises(ValueError, match="'mnist' is not prepared") as info:
+    Tfds('mnist', split='train', data_dir=data_dir)
+  command = (
+    f"tfds.builder('mnist', data_dir='{data_dir}', file_format='array_record')"
+    '.download_and_prepare()'
+  )
+  assert command in str(info.value)
+
+
+def test_tfrecord_shows_the_command_and_it_works(data_dir, as_tfrecord, capsys):
+  with pytest.raises(ValueError, match='is prepared as tfrecord') as info:
+    Tfds('colours', split='train', data_dir=as_tfrecord)
+  shown = str(info.value).split('python -m vit_jax.tools.to_array_record ')[1]
+  for _ in range(2):  # again, as after an interruption
+    to_array_record.main([shown.splitlines()[0]])
+  assert 'of 2 files' in capsys.readouterr().out
+  converted = Tfds('colours', split='train[2:]', data_dir=as_tfrecord)
+  original = Tfds('colours', split='train[2:]', data_dir=data_dir)
+  assert _values(converted) == _values(original)
+
+
+def test_conversion_errors(tmp_path):
+  with pytest.raises(ValueError, match=r'no files named \*.tfrecord-\*'):
+    to_array_record.convert(tmp_path)
+  cut = struct.pack('<Q', 100) + bytes(50)
+  (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(cut)
+  with pytest.raises(ValueError, match='is cut off after byte 58'):
+    to_array_record.convert(tmp_path)
+  assert not (tmp_path / 'x.array_record-00000-of-00001').exists()

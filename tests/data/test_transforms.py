@@ -1,0 +1,212 @@
+"""Transforms against numpy, Pillow and the formulas they implement."""
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import transforms as T
+
+
+def _image(height=30, width=40, channels=3):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def _rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+def _bilinear(image, height, width):
+  """Half-pixel bilinear without antialiasing, in float64."""
+
+  def weights(size, out):
+    at = np.clip((np.arange(out) + 0.5) * size / out - 0.5, 0, size - 1)
+    low = np.minimum(at.astype(int), size - 2)
+    matrix = np.zeros((out, size))
+    matrix[np.arange(out), low] = 1 - (at - low)
+    matrix[np.arange(out), low + 1] = at - low
+    return matrix
+
+  rows = weights(image.shape[0], height)
+  columns = weights(image.shape[1], width)
+  return np.einsum('yh,xw,hwc->yxc', rows, columns, image)
+
+
+@pytest.mark.parametrize('size', [(15, 20), (17, 53), (64, 64)])
+def test_resize_is_bilinear_without_antialiasing(size):
+  out = T.Resize(size)(_image(), _rng())
+  assert out.dtype == np.uint8
+  assert np.abs(out - _bilinear(_image(), *size)).max() <= 1
+
+
+def test_area_is_the_box_mean():
+  out = T.Resize((10, 8), 'area')(_image(), _rng())
+  mean = _image().reshape(10, 3, 8, 5, 3).mean((1, 3))
+  assert np.abs(out - mean).max() <= 0.51
+
+
+def test_area_enlarges_as_bilinear():
+  out = T.Resize((60, 60), 'area')(_image(), _rng())
+  assert np.abs(out - _bilinear(_image(), 60, 60)).max() <= 1
+
+
+@pytest.mark.parametrize('name', ['bilinear', 'bicubic', 'lanczos'])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_antialiased_is_pillows(name, channels):
+  image = _image(channels=channels)
+  out = T.Resize((11, 13), name, antialias=True)(image, _rng())
+  kind = Image.Resampling[name.upper()]
+  for c in range(channels):
+    plane = Image.fromarray(image[..., c]).resize((13, 11), kind)
+    np.testing.assert_array_equal(out[..., c], np.asarray(plane))
+
+
+def test_nearest_takes_pixel_centres():
+  out = T.Resize((10, 8), 'nearest')(_image(), _rng())
+  np.testing.assert_array_equal(out, _image()[1::3, 2::5])
+
+
+def test_bicubic_and_lanczos_differ_from_bilinear():
+  outs = [T.Resize(24, x)(_image(), _rng()) for x in T.INTERPOLATIONS]
+  for i in range(5):
+    for j in range(i):
+      assert (outs[i] != outs[j]).any()
+
+
+@pytest.mark.parametrize(
+  'shape, expected', [((30, 40), (15, 20)), ((50, 20), (38, 15))]
+)
+def test_resize_small(shape, expected):
+  assert T.ResizeSmall(15)(_image(*shape), _rng()).shape == (*expected, 3)
+
+
+def test_central_crop():
+  out = T.CentralCrop((9, 20))(_image(), _rng())
+  np.testing.assert_array_equal(out, _image()[10:19, 10:30])
+
+
+def test_random_crop_reaches_every_place_equally():
+  image = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
+  rng = _rng()
+  corners = [
+    int(T.RandomCrop((2, 2))(image, rng)[0, 0, 0]) for _ in range(6000)
+  ]
+  counts = np.bincount(corners, minlength=12)
+  assert set(np.flatnonzero(counts)) == {0, 1, 2, 4, 5, 6}
+  assert np.abs(counts[counts > 0] - 1000).max() < 150  # 5 sigma
+
+
+def test_flip():
+  np.testing.assert_array_equal(
+    T.FlipLR(1.0)(_image(), _rng()), _image()[:, ::-1]
+  )
+  np.testing.assert_array_equal(T.FlipLR(0.0)(_image(), _rng()), _image())
+  rng = _rng()
+  flips = [(T.FlipLR()(_image(), rng) != _image()).any() for _ in range(400)]
+  assert 150 < sum(flips) < 250
+
+
+def test_flip_of_a_crop():
+  image = _image()[3:20, 5:19]  # not contiguous
+  np.testing.assert_array_equal(T.FlipLR(1.0)(image, _rng()), image[:, ::-1])
+
+
+@pytest.mark.parametrize('method', ['tf', 'torch'])
+def test_inception_crop_boxes_are_in_bounds(method):
+  crop = T.InceptionCrop(8, method=method)
+  rng = _rng()
+  boxes = np.array([crop.box(375, 500, rng) for _ in range(3000)])
+  y, x, h, w = boxes.T
+  assert (y >= 0).all() and (y + h <= 375).all()
+  assert (x >= 0).all() and (x + w <= 500).all()
+  share, ratio = h * w / (375 * 500), w / h
+  assert share.min() > 0.049 and share.max() > 0.9
+  assert ratio.min() > 0.74 and ratio.max() < 1.35
+  assert len(set(map(tuple, boxes[:, :2]))) > 2500
+
+
+def test_tf_heights_are_uniform():
+  # At a fixed ratio of 1 on a square: heights uniform in [sqrt(.04), 1] * 200.
+  crop = T.InceptionCrop(8, area=(0.04, 1.0), ratio=(1.0, 1.0))
+  rng = _rng()
+  heights = np.array([crop.box(200, 200, rng)[2] for _ in range(4000)])
+  assert heights.min() == 40 and heights.max() == 200
+  ranks = (np.sort(heights) - 40) / 160
+  uniform = np.linspace(0, 1, 4000)
+  assert np.abs(ranks - uniform).max() < 0.03  # Kolmogorov-Smirnov, p < 1e-3
+
+
+def test_torch_areas_are_uniform():
+  crop = T.InceptionCrop(8, area=(0.04, 1), ratio=(1, 1), method='torch')
+  rng = _rng()
+  boxes = np.array([crop.box(200, 200, rng) for _ in range(4000)])
+  ranks = (np.sort(boxes[:, 2] ** 2 / 200**2) - 0.04) / 0.96
+  assert np.abs(ranks - np.linspace(0, 1, 4000)).max() < 0.04
+
+
+def test_inception_crop_falls_back():
+  # An image too thin for any ratio in bounds at this area.
+  crop = T.InceptionCrop(8, area=(0.9, 1.0))
+  assert crop.box(10, 100, _rng()) == (0, 0, 10, 100)
+  crop = T.InceptionCrop(8, area=(0.9, 1.0), method='torch')
+  assert crop.box(9, 100, _rng()) == (0, 44, 9, 12)
+
+
+def test_inception_crop_resizes_its_box():
+  crop = T.InceptionCrop((12, 10))
+  y, x, h, w = crop.box(30, 40, _rng(3))
+  out = crop(_image(), _rng(3))
+  expected = _bilinear(_image()[y : y + h, x : x + w], 12, 10)
+  assert np.abs(out - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+  'transform',
+  [
+    T.InceptionCrop(8),
+    T.Resize(8),
+    T.Resize(8, 'bicubic', antialias=True),
+    T.ResizeSmall(8),
+    T.RandomCrop(8),
+    T.CentralCrop(8),
+    T.FlipLR(1.0),
+  ],
+)
+def test_one_channel_stays(transform):
+  out = transform(_image(channels=1), _rng())
+  assert out.ndim == 3 and out.shape[-1] == 1
+  assert pickle.loads(pickle.dumps(transform)) == transform
+
+
+def test_tiny_images():
+  for seed in range(50):
+    assert T.InceptionCrop(4)(_image(1, 1), _rng(seed)).shape == (4, 4, 3)
+    assert T.InceptionCrop(4)(_image(2, 3), _rng(seed)).shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize(
+  'make, message',
+  [
+    (lambda: T.Resize(8, 'cubic'), "unknown interpolation 'cubic'; there are"),
+    (lambda: T.Resize(8, 'area', antialias=True), 'no antialiased form'),
+    (lambda: T.Resize(0), r'Resize: size is 0; give an int'),
+    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size is \(1, 2, 3\)'),
+    (lambda: T.RandomCrop(1.5), 'RandomCrop: size is 1.5'),
+    (lambda: T.ResizeSmall((8, 8)), 'ResizeSmall: size is'),
+    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area is'),
+    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio is'),
+    (lambda: T.InceptionCrop(8, method='x'), "it can be 'tf' or 'torch'"),
+    (lambda: T.FlipLR(2), 'FlipLR: probability is 2'),
+  ],
+)
+def test_errors_at_construction(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+@pytest.mark.parametrize('kind', [T.RandomCrop, T.CentralCrop])
+def test_crop_larger_than_the_image(kind):
+  with pytest.raises(ValueError, match=r'\(31, 10\) is larger than the image'):
+    kind((31, 10))(_image(), _rng())

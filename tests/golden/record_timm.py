@@ -1,0 +1,191 @@
+"""Records goldens from timm and torch: random weights, images and logits.
+
+The files beside this script hold small models with random weights, named as
+in our parameter tree, and the logits that timm computes with them in float64;
+and grids that torch resizes. Tests compare ours with them and need neither.
+
+To record them anew, in a virtual environment of its own:
+
+  pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+  pip install --no-deps timm==1.0.31 torchvision==0.28.0
+  pip install huggingface_hub pillow pyyaml safetensors
+  python tests/golden/record_timm.py
+"""
+
+import pathlib
+
+import numpy as np
+import torch
+
+HERE = pathlib.Path(__file__).parent
+IMAGE, PATCH, CLASSES = (12, 8), (4, 2), 5
+WIDTH, DEPTH, HEADS, MLP = 24, 2, 3, 48
+
+MODELS = {  # file name: arguments of timm's VisionTransformer
+  'token': {'global_pool': 'token'},
+  'gap': {'global_pool': 'avg'},
+  'map': {'global_pool': 'map', 'act_layer': 'gelu_tanh'},
+  'registers': {'global_pool': 'avg', 'reg_tokens': 2},
+  'token_registers': {'global_pool': 'token', 'reg_tokens': 2},
+  'layerscale_qk_norm': {
+    'global_pool': 'token',
+    'init_values': 0.1,
+    'qk_norm': True,
+  },
+}
+
+GRIDS = {  # old grid, new grid
+  'up': ((5, 7), (8, 12)),
+  'down': ((9, 8), (4, 5)),
+  'mixed': ((6, 6), (9, 4)),
+}
+
+
+def import_timm():
+  """Imports timm beside a torchvision whose compiled operators do not load.
+
+  torchvision built for another torch (CUDA, say) registers shapes of operators
+  that do not exist then, and fails. We need none of them.
+  """
+  register_fake = torch.library.register_fake
+
+  def skip_torchvision(op, *args, **kwargs):
+    if isinstance(op, str) and op.startswith('torchvision::'):
+      return lambda function: function
+    return register_fake(op, *args, **kwargs)
+
+  torch.library.register_fake = skip_torchvision
+  import timm.models.vision_transformer as timm_vit
+
+  return timm_vit
+
+
+def make_model(timm_vit, settings, rng):
+  """A timm model whose every parameter is random and matters."""
+  token = settings['global_pool'] == 'token'
+  model = timm_vit.VisionTransformer(
+    img_size=IMAGE,
+    patch_size=PATCH,
+    num_classes=CLASSES,
+    embed_dim=WIDTH,
+    depth=DEPTH,
+    num_heads=HEADS,
+    mlp_ratio=MLP / WIDTH,
+    class_token=token,
+    fc_norm=False,  # the final LayerNorm comes before pooling, as ours
+    **settings,
+  )
+  model = model.double().eval()
+  with torch.no_grad():
+    for name, param in model.named_parameters():
+      value = 0.3 * rng.standard_normal(tuple(param.shape))
+      if 'norm' in name and name.endswith('weight'):
+        value += 1
+      # Weights are stored in float32: round them before timm computes.
+      param.copy_(torch.from_numpy(value.astype(np.float32)))
+    prefix = model.num_prefix_tokens  # class token, then registers
+    # Our registers have no position.
+    model.pos_embed[:, prefix - model.num_reg_tokens : prefix] = 0
+  return model
+
+
+def to_ours(state, settings):
+  """{'block_0/attn/query/kernel': array} from timm's state_dict."""
+  state = {k: v.float().numpy() for k, v in state.items()}
+  heads = HEADS, WIDTH // HEADS
+  out = {}
+
+  def affine(ours, theirs, inputs=None, outputs=None, rows=slice(None)):
+    kernel, bias = state[f'{theirs}.weight'][rows].T, state[f'{theirs}.bias']
+    shape = (*(inputs or kernel.shape[:1]), *(outputs or kernel.shape[1:]))
+    out[f'{ours}/kernel'] = kernel.reshape(shape)
+    out[f'{ours}/bias'] = bias[rows].reshape(outputs or kernel.shape[1:])
+
+  def norm(ours, theirs):
+    out[f'{ours}/scale'] = state[f'{theirs}.weight']
+    out[f'{ours}/bias'] = state[f'{theirs}.bias']
+
+  def attention(ours, theirs, source, names):
+    for i, name in enumerate(names):  # fused in timm: rows of one matrix
+      rows = slice(i * WIDTH, (i + 1) * WIDTH)
+      affine(f'{ours}/{name}', f'{theirs}.{source}', None, heads, rows)
+
+  kernel = state['patch_embed.proj.weight']  # [D, C, ph, pw]
+  out['embedding/kernel'] = kernel.transpose(2, 3, 1, 0)
+  out['embedding/bias'] = state['patch_embed.proj.bias']
+  grid = [i // p for i, p in zip(IMAGE, PATCH)]
+  positions = state['pos_embed']
+  patches = positions[:, positions.shape[1] - grid[0] * grid[1] :]
+  out['pos_embedding'] = patches.reshape(1, *grid, WIDTH)
+  if 'cls_token' in state:
+    out['cls'] = state['cls_token']
+    out['cls_pos_embedding'] = positions[:, :1]
+  if 'reg_token' in state:
+    out['registers'] = state['reg_token']
+  for i in range(DEPTH):
+    ours, theirs = f'block_{i}', f'blocks.{i}'
+    norm(f'{ours}/norm1', f'{theirs}.norm1')
+    names = 'query', 'key', 'value'
+    attention(f'{ours}/attn', f'{theirs}.attn', 'qkv', names)
+    affine(f'{ours}/attn/out', f'{theirs}.attn.proj', inputs=heads)
+    if settings.get('qk_norm'):
+      norm(f'{ours}/attn/query_norm', f'{theirs}.attn.q_norm')
+      norm(f'{ours}/attn/key_norm', f'{theirs}.attn.k_norm')
+    if settings.get('init_values'):
+      out[f'{ours}/ls1'] = state[f'{theirs}.ls1.gamma']
+      out[f'{ours}/ls2'] = state[f'{theirs}.ls2.gamma']
+    norm(f'{ours}/norm2', f'{theirs}.norm2')
+    for layer in ('fc1', 'fc2'):
+      affine(f'{ours}/mlp/{layer}', f'{theirs}.mlp.{layer}')
+  norm('norm', 'norm')
+  if settings['global_pool'] == 'map':
+    out['map_head/probe'] = state['attn_pool.latent']
+    attention('map_head/attn', 'attn_pool', 'q', ('query',))
+    attention('map_head/attn', 'attn_pool', 'kv', ('key', 'value'))
+    affine('map_head/attn/out', 'attn_pool.proj', inputs=heads)
+    norm('map_head/norm', 'attn_pool.norm')
+    for layer in ('fc1', 'fc2'):
+      affine(f'map_head/mlp/{layer}', f'attn_pool.mlp.{layer}')
+  affine('head', 'head')
+  return out
+
+
+def record_models():
+  timm_vit = import_timm()
+  rng = np.random.default_rng(0)
+  for name, settings in MODELS.items():
+    model = make_model(timm_vit, settings, rng)
+    shape = (2, *IMAGE, 3)
+    images = rng.uniform(-1, 1, shape).astype(np.float32)
+    with torch.no_grad():
+      theirs = torch.from_numpy(images.transpose(0, 3, 1, 2)).double()
+      logits = model(theirs).numpy()
+    np.savez_compressed(
+      HERE / f'timm_{name}.npz',
+      images=images,
+      logits=logits,
+      **to_ours(model.state_dict(), settings),
+    )
+
+
+def record_grids():
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for name, (old, new) in GRIDS.items():
+    table = rng.standard_normal((1, *old, 3)).astype(np.float32)
+    arrays[f'{name}/table'] = table
+    theirs = torch.from_numpy(table.transpose(0, 3, 1, 2)).double()
+    for method, kwargs in {
+      'bilinear': {'mode': 'bilinear'},
+      'bicubic_antialias': {'mode': 'bicubic', 'antialias': True},
+    }.items():
+      out = torch.nn.functional.interpolate(
+        theirs, size=new, align_corners=False, **kwargs
+      )
+      arrays[f'{name}/{method}'] = out.numpy().transpose(0, 2, 3, 1)
+  np.savez_compressed(HERE / 'torch_resize.npz', **arrays)
+
+
+if __name__ == '__main__':
+  record_models()
+  record_grids()

@@ -1,0 +1,119 @@
+"""Every implementation of attention against the formula in float64."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models.attention import attention
+
+RUNS_ANYWHERE = ('auto', 'xla', 'einsum')
+
+
+def random_qkv(dtype=jnp.float32, queries=5, tokens=7, scale=1.0):
+  rng = np.random.default_rng(0)
+  shapes = [(2, queries, 3, 8), (2, tokens, 3, 8), (2, tokens, 3, 8)]
+  return [jnp.asarray(scale * rng.standard_normal(s), dtype) for s in shapes]
+
+
+def formula(q, k, v):
+  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+  scores = np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(q.shape[-1])
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  return np.einsum('bhqn,bnhd->bqhd', weights, v)
+
+
+@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
+@pytest.mark.parametrize('queries', [1, 5])
+def test_equals_the_formula(implementation, queries):
+  qkv = random_qkv(queries=queries)
+  out = attention(*qkv, implementation=implementation)
+  assert out.dtype == jnp.float32
+  np.testing.assert_allclose(out, formula(*qkv), atol=2e-6)
+
+
+@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
+def test_bfloat16_stays_near_the_formula(implementation):
+  qkv = random_qkv(jnp.bfloat16)
+  out = attention(*qkv, implementation=implementation)
+  assert out.dtype == jnp.bfloat16
+  # The weights and the output are rounded to 8 bits, relative to |v| <= 3.
+  np.testing.assert_allclose(
+    np.asarray(out, np.float32), formula(*qkv), atol=3 * 2**-7
+  )
+
+
+@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
+def test_softmax_is_float32_under_bfloat16(implementation):
+  lowered = jax.jit(
+    lambda *qkv: attention(*qkv, implementation=implementation)
+  ).lower(*random_qkv(jnp.bfloat16))
+  exponentials = re.findall(r'exponential .*xi?(\w+)>', lowered.as_text())
+  assert set(exponentials) == {'f32'}
+
+
+@pytest.mark.parametrize('implementation', RUNS_ANYWHERE)
+def test_huge_scores_do_not_overflow(implementation):
+  qkv = random_qkv(scale=100.0)
+  out = attention(*qkv, implementation=implementation)
+  np.testing.assert_allclose(out, formula(*qkv), rtol=1e-4, atol=1e-2)
+
+
+def test_dropout_drops_single_weights_and_keeps_their_mean():
+  q, k, _ = random_qkv(queries=64, tokens=32)
+  ones = jnp.ones((2, 32, 3, 1))
+  ones = jnp.tile(ones, (1, 1, 1, 8))
+  # With values of 1 the output is the sum of the weights: 1 without dropout.
+  out = attention(q, k, ones, dropout_rate=0.25, dropout_rng=jax.random.key(0))
+  sums = np.asarray(out[..., 0])
+  assert abs(sums.mean() - 1) < 0.02
+  assert len(np.unique(sums.round(5))) > 0.9 * sums.size  # nothing is shared
+  np.testing.assert_allclose(attention(q, k, ones), 1, atol=1e-6)
+
+
+def test_dropout_depends_on_its_key_alone():
+  qkv = random_qkv()
+  drop = [
+    attention(*qkv, dropout_rate=0.5, dropout_rng=jax.random.key(seed))
+    for seed in (0, 0, 1)
+  ]
+  np.testing.assert_array_equal(drop[0], drop[1])
+  assert np.abs(drop[0] - drop[2]).max() > 0.1
+
+
+def test_what_cannot_be_done_is_an_error():
+  qkv, key = random_qkv(), jax.random.key(0)
+  with pytest.raises(ValueError, match="'flash'; choose one of auto, xla"):
+    attention(*qkv, implementation='flash')
+  for name in ('xla', 'cudnn'):
+    with pytest.raises(ValueError, match=f"'{name}' cannot drop.*'einsum'"):
+      attention(*qkv, implementation=name, dropout_rate=0.1, dropout_rng=key)
+  with pytest.raises(ValueError, match='got float32; use'):
+    attention(*qkv, implementation='cudnn')
+  with pytest.raises(ValueError, match='dropout_rng is None'):
+    attention(*qkv, dropout_rate=0.1)
+  with pytest.raises(ValueError, match=r'is 1\.5, expected 0 <= rate < 1'):
+    attention(*qkv, dropout_rate=1.5, dropout_rng=key)
+
+
+@pytest.mark.skipif(
+  jax.default_backend() != 'cpu', reason='about what a CPU lacks'
+)
+def test_cudnn_on_a_cpu_is_an_error():
+  with pytest.raises(ValueError, match=r'NVIDIA GPU.*got .cpu'):
+    attention(*random_qkv(jnp.bfloat16), implementation='cudnn')
+
+
+@pytest.mark.skipif(
+  jax.default_backend() != 'gpu', reason='needs an NVIDIA GPU'
+)
+def test_cudnn_stays_near_the_formula():
+  qkv = random_qkv(jnp.bfloat16)
+  for name in ('cudnn', 'auto'):
+    out = attention(*qkv, implementation=name)
+    np.testing.assert_allclose(
+      np.asarray(out, np.float32), formula(*qkv), atol=3 * 2**-7
+    )

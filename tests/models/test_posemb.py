@@ -1,0 +1,96 @@
+"""Position embeddings against the formula, scipy and torch."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax.models import posemb
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'torch_resize.npz'
+
+
+def noise(*shape):
+  return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_sincos2d_is_the_formula_cell_by_cell():
+  table = posemb.sincos2d((3, 5), 16)
+  assert table.shape == (3, 5, 16) and table.dtype == np.float32
+  for row in range(3):
+    for col in range(5):
+      waves = [10_000 ** -(i / 3) for i in range(4)]
+      expected = [
+        function(position * wave)
+        for position in (col, row)
+        for function in (np.sin, np.cos)
+        for wave in waves
+      ]
+      np.testing.assert_allclose(table[row, col], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('width', [4, 18])
+def test_sincos2d_names_the_width_it_cannot_do(width):
+  with pytest.raises(ValueError, match=f'got width {width}.*multiple of 4'):
+    posemb.sincos2d((2, 2), width)
+
+
+@pytest.mark.parametrize(
+  'old, new',
+  [
+    ((14, 14), (24, 24)),
+    ((24, 24), (14, 14)),
+    ((5, 7), (9, 4)),
+    ((4, 4), (1, 6)),
+    ((1, 3), (4, 3)),
+    ((7, 7), (7, 7)),
+  ],
+)
+def test_paper_resize_equals_scipy_zoom(old, new):
+  table = noise(*old, 6)
+  zoom = (new[0] / old[0], new[1] / old[1], 1)
+  expected = scipy.ndimage.zoom(table, zoom, order=1)
+  actual = posemb.resize(table, new)
+  assert actual.dtype == np.float32
+  np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_paper_resize_keeps_the_corners():
+  table = noise(1, 5, 6, 8)
+  resized = posemb.resize(table, (11, 9))
+  for corner in [(0, 0), (0, -1), (-1, 0), (-1, -1)]:
+    index = (slice(None), *corner)
+    np.testing.assert_allclose(resized[index], table[index], atol=1e-6)
+
+
+@pytest.mark.parametrize('method', ['bilinear', 'bicubic_antialias'])
+@pytest.mark.parametrize('case', ['up', 'down', 'mixed'])
+def test_resize_equals_torch(method, case):
+  golden = np.load(GOLDEN)
+  expected = golden[f'{case}/{method}']
+  actual = posemb.resize(golden[f'{case}/table'], expected.shape[1:3], method)
+  # float32 rounding of values up to about 3: 3e-7 measured.
+  np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('method', posemb.RESIZE_METHODS)
+def test_resize_to_the_same_size_changes_nothing(method):
+  table = noise(2, 4, 5, 3)
+  np.testing.assert_array_equal(posemb.resize(table, (4, 5), method), table)
+
+
+def test_resize_says_what_it_cannot_do():
+  with pytest.raises(ValueError, match="'area'; choose one of paper"):
+    posemb.resize(noise(2, 2, 3), (4, 4), 'area')
+  with pytest.raises(ValueError, match=r'shape \(4, 3\).*\[..., gh, gw, D\]'):
+    posemb.resize(noise(4, 3), (4, 4))
+  with pytest.raises(ValueError, match='sizes of 1 or more'):
+    posemb.resize(noise(2, 2, 3), (0, 4))
+
+
+def test_posemb_needs_no_flax():
+  code = 'import sys, vit_jax.models.posemb; assert "flax" not in sys.modules'
+  subprocess.run([sys.executable, '-c', code], check=True)

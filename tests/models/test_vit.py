@@ -1,0 +1,548 @@
+"""VisionTransformer: its contract, and its numbers against other sources.
+
+The numpy reference and timm's goldens say what a forward pass must give; the
+contract tests say what every setting must keep.
+"""
+
+import functools
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from vit_jax.models.vit import VisionTransformer
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
+IMAGES = IMAGES.astype(np.float32)
+EVERYTHING = {  # each optional part at once
+  'representation_size': 20,
+  'layerscale_init': 0.5,
+  'num_registers': 2,
+  'qk_norm': True,
+}
+
+
+def tiny(**fields):
+  defaults = {
+    'width': 16,
+    'depth': 2,
+    'mlp_dim': 24,
+    'num_heads': 2,
+    'patch_size': (4, 2),
+    'num_classes': 5,
+  }
+  return VisionTransformer(**(defaults | fields))
+
+
+def random_params(model, images=IMAGES, seed=0, scale=0.3):
+  """Initial parameters plus noise, so that none is zero or without effect."""
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(seed)
+  flat = traverse_util.flatten_dict(shapes, sep='/')
+  flat = {
+    k: (k.endswith('scale') + scale * rng.standard_normal(v.shape)).astype('f')
+    for k, v in sorted(flat.items())
+  }
+  return traverse_util.unflatten_dict(flat, sep='/')
+
+
+def stack_layers(params, depth=2):
+  """The scanned layout of unrolled parameters."""
+  params = dict(params)
+  layers = [params.pop(f'block_{i}') for i in range(depth)]
+  return params | {'blocks': jax.tree.map(lambda *x: np.stack(x), *layers)}
+
+
+def logits_and_grads(model, params, images=IMAGES, rngs=None):
+  def loss(params):
+    logits = model.apply(
+      {'params': params}, images, train=rngs is not None, rngs=rngs
+    )
+    return (logits**2).mean(), logits
+
+  (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+  return logits, grads
+
+
+def assert_trees_close(actual, expected, **kwargs):
+  actual = traverse_util.flatten_dict(actual, sep='/')
+  expected = traverse_util.flatten_dict(expected, sep='/')
+  assert actual.keys() == expected.keys()
+  for name in expected:
+    np.testing.assert_allclose(
+      actual[name], expected[name], err_msg=name, **kwargs
+    )
+
+
+# Forward pass.
+
+
+def reference(params, images, num_heads, patch, pooling='token', gelu='tanh'):
+  """The paper's equations 1 to 8 in numpy and float64, one image at a time."""
+  params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  erf = np.vectorize(math.erf)
+
+  def norm(p, x):
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    return x * p['scale'] + p['bias']
+
+  def mlp(p, x):
+    x = x @ p['fc1']['kernel'] + p['fc1']['bias']
+    if gelu == 'tanh':
+      x = x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    else:
+      x = x / 2 * (1 + erf(x / 2**0.5))
+    return x @ p['fc2']['kernel'] + p['fc2']['bias']
+
+  def attention(p, x, y):
+    out = p['out']['bias']
+    for h in range(num_heads):
+      q, k, v = (
+        t @ p[name]['kernel'][:, h] + p[name]['bias'][h]
+        for name, t in (('query', x), ('key', y), ('value', y))
+      )
+      weights = np.exp(q @ k.T / q.shape[-1] ** 0.5)
+      weights /= weights.sum(-1, keepdims=True)
+      out = out + weights @ v @ p['out']['kernel'][h]
+    return out
+
+  def forward(image):
+    kernel, tokens = params['embedding']['kernel'], []
+    for top in range(0, image.shape[0], patch[0]):
+      for left in range(0, image.shape[1], patch[1]):
+        pixels = image[top : top + patch[0], left : left + patch[1]]
+        tokens.append((pixels[..., None] * kernel).sum((0, 1, 2)))
+    x = np.stack(tokens) + params['embedding']['bias']
+    x = x + params['pos_embedding'].reshape(x.shape)
+    if pooling == 'token':
+      cls = params['cls'] + params['cls_pos_embedding']
+      x = np.concatenate([cls[0], x])
+    for p in (v for k, v in sorted(params.items()) if k.startswith('block_')):
+      y = norm(p['norm1'], x)
+      x = x + attention(p['attn'], y, y)
+      x = x + mlp(p['mlp'], norm(p['norm2'], x))
+    x = norm(params['norm'], x)
+    if pooling == 'map':
+      p = params['map_head']
+      x = attention(p['attn'], p['probe'][0], x)
+      x = (x + mlp(p['mlp'], norm(p['norm'], x)))[0]
+    elif pooling == 'token':
+      x = x[0]
+    elif pooling == 'gap':
+      x = x.mean(0)
+    if 'pre_logits' in params:
+      p = params['pre_logits']
+      x = np.tanh(x @ p['kernel'] + p['bias'])
+    return x @ params['head']['kernel'] + params['head']['bias']
+
+  return np.stack([forward(image) for image in images])
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'pooling': 'token'},
+    {'pooling': 'token', 'representation_size': 20},
+    {'pooling': 'gap', 'gelu': 'exact'},
+    {'pooling': 'map'},
+    {'pooling': 'none'},
+  ],
+  ids=lambda fields: '-'.join(map(str, fields.values())),
+)
+def test_equals_the_paper_in_numpy(fields):
+  model = tiny(**fields)
+  params = random_params(model)
+  actual = jax.jit(model.apply)({'params': params}, IMAGES)
+  fields = {k: v for k, v in fields.items() if k != 'representation_size'}
+  expected = reference(params, IMAGES, 2, (4, 2), **fields)
+  # Measured: at most 4e-7 of the largest logit.
+  atol = 2e-6 * np.abs(expected).max()
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+  'name, fields',
+  [
+    ('token', {}),
+    ('gap', {'pooling': 'gap'}),
+    ('map', {'pooling': 'map', 'gelu': 'tanh'}),
+    ('registers', {'pooling': 'gap', 'num_registers': 2}),
+    ('token_registers', {'num_registers': 2}),
+    ('layerscale_qk_norm', {'layerscale_init': 0.1, 'qk_norm': True}),
+  ],
+)
+def test_equals_timm(name, fields):
+  golden = dict(np.load(GOLDEN / f'timm_{name}.npz'))
+  images, expected = golden.pop('images'), golden.pop('logits')
+  model = VisionTransformer(
+    width=24,
+    depth=2,
+    mlp_dim=48,
+    num_heads=3,
+    patch_size=(4, 2),
+    num_classes=5,
+    **({'gelu': 'exact'} | fields),
+  )
+  params = traverse_util.unflatten_dict(golden, sep='/')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
+  actual = jax.jit(model.apply)({'params': params}, images)
+  # timm computed in float64. Measured: at most 4e-7 of the largest logit.
+  atol = 2e-6 * np.abs(expected).max()
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+  'pooling, posemb',
+  [
+    ('token', 'learned'),
+    ('token', 'sincos2d'),
+    ('gap', 'sincos2d'),
+    ('map', 'none'),
+    ('none', 'learned'),
+  ],
+)
+def test_shapes_and_finite_gradients(pooling, posemb):
+  model = tiny(pooling=pooling, posemb=posemb, **EVERYTHING)
+  params = random_params(model)
+  logits, grads = logits_and_grads(model, params)
+  patches = (4 * 3 // 2 * 2,) if pooling == 'none' else ()
+  assert logits.shape == (4, *patches, 5)
+  assert logits.dtype == jnp.float32
+  for name, grad in traverse_util.flatten_dict(grads, sep='/').items():
+    assert np.isfinite(grad).all(), name
+    # A bias of the keys adds the same to every score of a query.
+    assert np.abs(grad).max() > 1e-9 or re.search('key/bias', name), name
+  names = set(params)
+  assert ('cls' in names) == (pooling == 'token')
+  assert ('pos_embedding' in names) == (posemb == 'learned')
+  both = pooling == 'token' and posemb == 'learned'
+  assert ('cls_pos_embedding' in names) == both
+
+
+def test_permuted_patches_and_positions_leave_the_class_token_alone():
+  model = tiny(patch_size=4)
+  params = random_params(model)
+  order = np.random.default_rng(1).permutation(6)
+  patches = IMAGES.reshape(4, 2, 4, 3, 4, 3).swapaxes(2, 3).reshape(4, 6, -1)
+  moved = patches[:, order].reshape(4, 2, 3, 4, 4, 3).swapaxes(2, 3)
+  positions = params['pos_embedding'].reshape(1, 6, -1)[:, order]
+  moved_params = params | {'pos_embedding': positions.reshape(1, 2, 3, -1)}
+  apply = jax.jit(model.apply)
+  expected = apply({'params': params}, IMAGES)
+  moved_images = moved.reshape(IMAGES.shape)
+  actual = apply({'params': moved_params}, moved_images)
+  np.testing.assert_allclose(actual, expected, atol=2e-6)
+  only_images = apply({'params': params}, moved_images)
+  assert np.abs(only_images - expected).max() > 1e-2
+
+
+def test_bfloat16_computes_near_float32_and_keeps_float32_parameters():
+  model = tiny(**EVERYTHING)
+  params = random_params(model, scale=0.1)
+  half = model.clone(dtype='bfloat16')
+  initial = jax.eval_shape(half.init, jax.random.key(0), IMAGES)
+  assert {x.dtype for x in jax.tree.leaves(initial)} == {np.dtype('float32')}
+  expected, expected_grads = logits_and_grads(model, params)
+  actual, grads = logits_and_grads(half, params)
+  assert actual.dtype == jnp.float32
+  assert {x.dtype for x in jax.tree.leaves(grads)} == {np.dtype('float32')}
+  error = np.abs(actual - expected).max() / np.abs(expected).max()
+  assert 1e-5 < error < 0.03  # and really was in bfloat16
+
+  def norm(tree):
+    return math.sqrt(sum((x**2).sum() for x in jax.tree.leaves(tree)))
+
+  difference = jax.tree.map(lambda a, b: a - b, grads, expected_grads)
+  assert norm(difference) < 0.05 * norm(expected_grads)
+  out = jax.eval_shape(
+    functools.partial(half.apply, method='features'),
+    {'params': params},
+    IMAGES,
+  )
+  assert out['block_0'].dtype == out['tokens'].dtype == jnp.bfloat16
+
+
+# Initialisation.
+
+
+@pytest.mark.parametrize('scan, pooling', [(False, 'token'), (True, 'map')])
+def test_initial_distributions(scan, pooling):
+  width, heads, mlp = 64, 4, 128
+  model = tiny(
+    width=width,
+    num_heads=heads,
+    mlp_dim=mlp,
+    patch_size=4,
+    scan=scan,
+    pooling=pooling,
+    head_bias_init=-6.9,
+    **(EVERYTHING | {'representation_size': 96}),
+  )
+  images = np.zeros((1, 64, 64, 3), np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), images)['params']
+  logits = model.apply({'params': params}, images)
+  np.testing.assert_array_equal(logits, np.full((1, 5), -6.9, np.float32))
+  flat = traverse_util.flatten_dict(params, sep='/')
+
+  def xavier(fan_in, fan_out):
+    return ('uniform', (6 / (fan_in + fan_out)) ** 0.5)
+
+  def lecun(fan_in):
+    return ('truncated', fan_in**-0.5)
+
+  expected = {
+    r'embedding/kernel': lecun(4 * 4 * 3),
+    r'cls': ('constant', 0),
+    r'(cls_)?pos_embedding': ('normal', 0.02),
+    r'registers': ('normal', 0.02),
+    r'.*/attn/(query|key|value|out)/kernel': xavier(width, width),
+    r'.*/mlp/fc[12]/kernel': xavier(width, mlp),
+    r'.*/mlp/fc[12]/bias': ('normal', 1e-6),
+    r'block.*/ls[12]': ('constant', 0.5),
+    r'map_head/probe': xavier(1, width),
+    r'pre_logits/kernel': lecun(width),
+    r'head/bias': ('constant', -6.9),
+    r'head/kernel': ('constant', 0),
+    r'.*norm\d?/scale': ('constant', 1),
+    r'.*(attn/.*|norm\d?|embedding|pre_logits)/bias': ('constant', 0),
+  }
+  for name, value in flat.items():
+    kinds = [v for k, v in expected.items() if re.fullmatch(k, name)]
+    assert len(kinds) == 1, name
+    layers = value if name.startswith('blocks/') else value[None]
+    for layer in layers:
+      assert_distributed(np.asarray(layer), *kinds[0], name)
+    if kinds[0][0] != 'constant' and len(layers) > 1:
+      assert not np.array_equal(layers[0], layers[1]), name
+
+
+def assert_distributed(x, kind, parameter, name):
+  """Mean, deviation and range of x; the first two within 5 standard errors."""
+  if kind == 'constant':
+    np.testing.assert_array_equal(x, np.full(x.shape, parameter, x.dtype), name)
+    return
+  std = parameter / 3**0.5 if kind == 'uniform' else parameter
+  limit = {
+    'uniform': parameter,
+    'truncated': 2 * std / 0.8796,  # the deviation of N(0, 1) within ±2
+    'normal': 6 * std,
+  }[kind]
+  assert np.abs(x).max() <= limit, name
+  assert abs(x.mean()) < 5 * std / x.size**0.5, name
+  assert abs(x.std() / std - 1) < 5 / (2 * x.size) ** 0.5, name
+
+
+# Scan, rematerialisation, dropout, stochastic depth.
+
+
+@functools.cache
+def unrolled_everything():
+  model = tiny(**EVERYTHING)
+  params = random_params(model)
+  return model, params, *logits_and_grads(model, params)
+
+
+@pytest.mark.parametrize(
+  'scan, remat',
+  [
+    (True, 'none'),
+    (False, 'full'),
+    (False, 'dots'),
+    (True, 'full'),
+    (True, 'dots_saveable'),
+  ],
+)
+def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
+  model, params, expected, expected_grads = unrolled_everything()
+  other = model.clone(scan=scan, remat=remat)
+  if scan:
+    params, expected_grads = stack_layers(params), stack_layers(expected_grads)
+  logits, grads = logits_and_grads(other, params)
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+def test_remat_repeats_the_same_dropout():
+  model = tiny(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.2)
+  params = random_params(model)
+  rngs = {'dropout': jax.random.key(3)}
+  expected, expected_grads = logits_and_grads(model, params, rngs=rngs)
+  logits, grads = logits_and_grads(model.clone(remat='full'), params, rngs=rngs)
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'field', ['dropout', 'attention_dropout', 'stochastic_depth']
+)
+@pytest.mark.parametrize('scan', [False, True])
+def test_dropout_acts_in_training_only(field, scan):
+  model = tiny(scan=scan, **{field: 0.5})
+  params = {'params': random_params(model)}
+  run = jax.jit(
+    lambda seed: model.apply(
+      params, IMAGES, train=True, rngs={'dropout': jax.random.key(seed)}
+    )
+  )
+  evaluated = model.apply(params, IMAGES)  # needs no rng
+  plain = tiny(scan=scan).apply(params, IMAGES)
+  np.testing.assert_array_equal(evaluated, plain)
+  np.testing.assert_array_equal(run(0), run(0))
+  assert np.abs(run(0) - run(1)).max() > 1e-2
+  assert np.abs(run(0) - evaluated).max() > 1e-2
+
+
+def layers_that_add_one(scan, **fields):
+  """What each layer adds to each token, when its MLP outputs 1s."""
+  fields = {'posemb': 'none', 'pooling': 'gap'} | fields
+  model = tiny(depth=3, scan=scan, **fields)
+  images = np.zeros((256, 8, 4, 3), np.float32)
+  params = jax.tree.map(np.zeros_like, random_params(model, images))
+  flat = traverse_util.flatten_dict(params, sep='/')
+  flat = {k: v + k.endswith('mlp/fc2/bias') for k, v in flat.items()}
+  features = functools.partial(model.apply, train=True, method='features')
+  out = jax.jit(features)(
+    {'params': traverse_util.unflatten_dict(flat, sep='/')},
+    images,
+    rngs={'dropout': jax.random.key(0)},
+  )
+  x = np.stack(
+    [np.zeros_like(out['block_0'])] + [out[f'block_{i}'] for i in range(3)]
+  )
+  return np.diff(x, axis=0)  # [L, B, N, D]
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_each_layer_draws_its_own_dropout(scan):
+  added = layers_that_add_one(scan, dropout=0.25)
+  np.testing.assert_allclose(np.unique(added.round(3)), [0, 1.333])
+  assert abs((added == 0).mean() - 0.25) < 0.01
+  for a, b in [(0, 1), (1, 2), (0, 2)]:
+    both = ((added[a] == 0) & (added[b] == 0)).mean()
+    assert abs(both - 0.25**2) < 0.01
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_stochastic_depth_grows_linearly_and_skips_whole_examples(scan):
+  added = layers_that_add_one(scan, stochastic_depth=0.5)
+  per_example = added[:, :, :1, :1]
+  np.testing.assert_allclose(added - per_example, 0, atol=1e-5)
+  for layer, rate in enumerate([0, 0.25, 0.5]):
+    skipped = np.abs(per_example[layer]) < 1e-5
+    # 256 examples: the standard error is 0.03 at most.
+    assert abs(skipped.mean() - rate) <= 0.1 * (rate > 0)
+    kept = per_example[layer][~skipped]
+    np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-5)
+
+
+# Features.
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_features_by_name(scan):
+  model, params, logits, _ = unrolled_everything()
+  names = ['block_0', 'block_1']
+  expected = model.apply({'params': params}, IMAGES, method='features')
+  if scan:
+    model, stacked = model.clone(scan=True), stack_layers(params)
+  else:
+    stacked = params
+  out = model.apply({'params': stacked}, IMAGES, method='features')
+  others = ['patches', 'tokens', 'pooled', 'pre_logits', 'logits']
+  assert sorted(out) == sorted(names + others)
+  for name, value in out.items():
+    np.testing.assert_allclose(value, expected[name], atol=1e-5)
+  np.testing.assert_allclose(out['logits'], logits, atol=1e-5)
+  assert out['patches'].shape == (4, 12, 16)
+  assert out['tokens'].shape == out['block_1'].shape == (4, 15, 16)
+  np.testing.assert_array_equal(out['pooled'], out['tokens'][:, 0])
+  last = np.asarray(out['block_1'])
+  last = last - last.mean(-1, keepdims=True)
+  last /= np.sqrt((last**2).mean(-1, keepdims=True) + 1e-6)
+  last = last * params['norm']['scale'] + params['norm']['bias']
+  np.testing.assert_allclose(out['tokens'], last, atol=1e-5)
+
+
+@pytest.mark.parametrize('remat', ['none', 'full'])
+@pytest.mark.parametrize('scan', [False, True])
+def test_queries_and_keys_are_recorded_when_asked_for(scan, remat):
+  model = tiny(scan=scan, remat=remat)
+  params = random_params(tiny())
+  variables = {'params': stack_layers(params) if scan else params}
+  out, recorded = model.apply(
+    variables, IMAGES, method='features', mutable=['intermediates']
+  )
+  recorded = recorded['intermediates']
+  if scan:
+    (q,), (k,) = (recorded['blocks']['attn'][name] for name in 'qk')
+    q, k = q[1], k[1]
+  else:
+    (q,), (k,) = (recorded['block_1']['attn'][name] for name in 'qk')
+  x = np.asarray(out['block_0'])
+  x = x - x.mean(-1, keepdims=True)
+  x /= np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  layer = params['block_1']
+  x = x * layer['norm1']['scale'] + layer['norm1']['bias']
+  for name, value in (('query', q), ('key', k)):
+    weights = layer['attn'][name]
+    expected = np.einsum('bnd,dhe->bnhe', x, weights['kernel'])
+    expected += weights['bias']
+    assert value.shape == (4, 13, 2, 8)
+    np.testing.assert_allclose(value, expected, atol=2e-5)
+
+
+def test_logits_alone_stack_no_layers_in_a_scan():
+  model = tiny(scan=True)
+  params = random_params(model)
+  jaxpr = jax.make_jaxpr(model.apply)({'params': params}, IMAGES)
+  (scan,) = [e for e in jaxpr.eqns if e.primitive.name == 'scan']
+  assert {x.aval.shape for x in scan.outvars} == {(4, 13, 16)}  # the carry
+
+
+def test_without_a_head_the_representation_comes_out():
+  model = tiny(num_classes=None, representation_size=20)
+  variables = {'params': random_params(model)}
+  out = model.apply(variables, IMAGES, method='features')
+  assert 'logits' not in out and 'head' not in variables['params']
+  actual = model.apply(variables, IMAGES)
+  np.testing.assert_array_equal(actual, out['pre_logits'])
+  assert actual.shape == (4, 20) and np.abs(actual).max() < 1
+
+
+# Messages.
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'patch_size': 5}, '8x12.*patches of 5x5.*nearest.* 10x10'),
+    ({'patch_size': (16, 4)}, '8x12.*patches of 16x4.*nearest.* 16x12'),
+    ({'pooling': 'mean'}, "pooling is 'mean'; choose one of token, gap"),
+    ({'posemb': 'rope'}, "posemb is 'rope'; choose one of learned, sincos2d"),
+    ({'gelu': 'erf'}, "gelu is 'erf'; choose one of tanh, exact"),
+    ({'remat': 'all'}, "remat is 'all'; .*none, dots, full, .*_saveable"),
+    ({'attention': 'flash'}, "'flash'; choose one of auto, xla"),
+    ({'num_heads': 3}, 'width is 16 with 3 heads'),
+    ({'dropout': 1.0}, r'dropout is 1\.0; expected 0 <= dropout < 1'),
+    ({'width': 18, 'posemb': 'sincos2d'}, 'width 18.*multiple of 4'),
+  ],
+)
+def test_senseless_fields_are_errors(fields, message):
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
+
+
+def test_another_image_size_names_the_remedy():
+  model = tiny()
+  params = {'params': random_params(model)}
+  message = '4x6 patches but pos_embedding is a grid of 2x6; .*posemb.resize'
+  with pytest.raises(ValueError, match=message):
+    model.apply(params, np.zeros((1, 16, 12, 3), np.float32))

@@ -1,0 +1,108 @@
+"""The parts of a run, built from its config; shared by train and evaluate.
+
+This is the last layer that knows what a config looks like: it takes Readers
+and returns objects.
+"""
+
+from vit_jax import checkpoint, optim
+from vit_jax.build import (
+  ConfigError,
+  Reader,
+  call,
+  instantiate,
+  locate,
+  resolve,
+)
+from vit_jax.preprocess import Normalize
+
+_UNITS = ('_steps', '_epochs', '_examples', '_fraction')
+
+
+def model(config, source):
+  """The model; num_classes is the source's where the config leaves it None."""
+  settings = resolve(config, descend=False)
+  found = getattr(source, 'num_classes', None)
+  if settings.get('num_classes') is None:
+    if found is None:
+      raise ConfigError(
+        'model.num_classes is not set, and the training data does not say '
+        'how many classes it has. Set it.'
+      )
+    settings['num_classes'] = found
+  elif found is not None and settings['num_classes'] < found:
+    raise ConfigError(
+      f'model.num_classes={settings["num_classes"]}, but the training data '
+      f'has {found} classes. Set it to {found}, or to None.'
+    )
+  return instantiate(settings)
+
+
+def preprocess(config):
+  """uint8 -> float images; config.preprocess, or to [-1, 1]."""
+  if 'preprocess' in config:
+    return instantiate(config.preprocess)
+  return Normalize()
+
+
+def schedule(config, steps_of):
+  """step -> learning rate; durations may be in any unit."""
+  settings = _without_durations(resolve(config, descend=False), 'warmup')
+  settings = _without_durations(settings, 'cooldown')
+  return call(
+    optim.schedule,
+    settings,
+    total_steps=steps_of({'total_fraction': 1.0}, 'total'),
+    warmup_steps=steps_of(config, 'warmup', default=0),
+    cooldown_steps=steps_of(config, 'cooldown', default=0),
+  )
+
+
+def optimizer(config, lr_fn):
+  """params -> optax transformation."""
+  settings = resolve(config, descend=False)
+  if 'target' not in settings:
+    raise ConfigError("config.optimizer needs a 'target': 'vit_jax.optim.adam'")
+  rule = locate(settings.pop('target'))
+
+  def make(params):
+    return call(optim.make_optimizer, settings, rule, params, lr_fn)
+
+  return make
+
+
+def evaluators(config, model, preprocess, mesh, steps_of):
+  """{name: (every_steps or None for "at the end", evaluator)}."""
+  made = {}
+  for name, settings in config.get('evals', Reader({})).items():
+    every = steps_of(settings, 'every', default=None)
+    settings = _without_durations(resolve(settings, descend=False), 'every')
+    made[name] = (
+      every,
+      instantiate(settings, model, preprocess=preprocess, mesh=mesh),
+    )
+  return made
+
+
+def checkpointer(config, workdir, steps_of):
+  """(Checkpointer, every_steps) of config.checkpoint."""
+  settings = resolve(config.get('checkpoint', {}), descend=False)
+  every = steps_of(settings, 'every', default=None)
+  keep_every = steps_of(settings, 'keep_every', default=None)
+  rest = _without_durations(settings, 'every')
+  rest = _without_durations(rest, 'keep_every')
+  total = steps_of({'total_fraction': 1.0}, 'total')
+  if keep_every and keep_every % (every or total):
+    raise ConfigError(
+      f'checkpoint: keep_every ({keep_every} steps) must be a multiple of '
+      f'every ({every or total} steps), for only those are written.'
+    )
+  made = call(
+    checkpoint.Checkpointer, rest, workdir, keep_every_steps=keep_every
+  )
+  return made, every or total
+
+
+def _without_durations(settings, name):
+  return {
+    k: v for k, v in settings.items() if k not in {name + u for u in _UNITS}
+  }

@@ -1,0 +1,55 @@
+"""python -m vit_jax.main --config=configs/quickstart.py --workdir=DIR
+
+The config's `run` names what is done with it: vit_jax.train.train,
+vit_jax.evaluate.evaluate or vit_jax.study.study. Any value in it can be
+changed from the command line: --config.seed=1. The same command again resumes.
+"""
+
+import sys
+import traceback
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from vit_jax.build import locate
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'File with get_config([argument]); FILE:ARGUMENT passes one.'
+)
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Directory of the run; local or gs://...'
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+  'distributed',
+  False,
+  'Several hosts: every one of them runs this command. Clusters that jax '
+  'knows (TPU pods, Slurm, ...) need nothing else.',
+)
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'Unknown arguments: {argv[1:]}')
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)  # libraries tell too much
+  if _DISTRIBUTED.value:
+    jax.distributed.initialize()
+  try:
+    config = _CONFIG.value
+    locate(config.run)(config, _WORKDIR.value)
+  except (ValueError, FloatingPointError) as error:
+    if not _ours(error):
+      raise
+    sys.exit(f'\n{type(error).__name__}: {error}')
+
+
+def _ours(error):
+  """Whether our own code raised it: then the message says all there is."""
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  return frame.f_globals.get('__name__', '').startswith('vit_jax.')
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['config', 'workdir'])
+  app.run(main)

@@ -1,0 +1,96 @@
+"""Position embeddings: the fixed 2-D sines, and resizing of learned grids.
+
+Arrays in, arrays out; a grid is [gh, gw, D], rows first.
+"""
+
+import numpy as np
+
+RESIZE_METHODS = ('paper', 'bilinear', 'bicubic_antialias')
+
+
+def sincos2d(
+  grid: tuple[int, int], width: int, *, temperature: float = 10_000.0
+) -> np.ndarray:
+  """Fixed sine and cosine position embeddings of a grid, one row per cell.
+
+  With ω_i = temperature^(-i / (width/4 - 1)), i = 0 .. width/4 - 1, the cell
+  in row y and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain
+  ViT baselines for ImageNet-1k", section 2).
+
+  Returns:
+    float32 [gh, gw, width].
+
+  Raises:
+    ValueError: width is not a multiple of 4, or is below 8.
+  """
+  if width % 4 or width < 8:
+    raise ValueError(
+      f'sincos2d positions got width {width}, expected a multiple of 4 from 8 '
+      "up; use posemb='learned' or another width."
+    )
+  omega = temperature ** -(np.arange(width // 4) / (width // 4 - 1))
+  y, x = np.mgrid[: grid[0], : grid[1]]
+  x, y = x[..., None] * omega, y[..., None] * omega
+  waves = [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]
+  return np.concatenate(waves, axis=-1).astype(np.float32)
+
+
+def resize(
+  table: np.ndarray, size: tuple[int, int], method: str = 'paper'
+) -> np.ndarray:
+  """Resizes a grid of embeddings to another grid (paper section 3.2).
+
+  'paper' is linear interpolation with the corners kept in place, as the
+  paper's released code does it. 'bilinear' and 'bicubic_antialias' take a cell
+  for an area with a centre (half-pixel), as image libraries do; PyTorch models
+  were mostly fine-tuned with one of these two. From 14x14 to 24x24 they differ
+  from 'paper' by 5% of the norm on smooth tables and 26% on noise.
+
+  Args:
+    table: [..., gh, gw, D].
+    size: (height, width) of the new grid, in cells.
+    method: one of RESIZE_METHODS.
+
+  Returns:
+    [..., height, width, D] in the dtype of the table; computed in float64.
+  """
+  if method not in RESIZE_METHODS:
+    raise ValueError(
+      f'Unknown resize method {method!r}; '
+      f'choose one of {", ".join(RESIZE_METHODS)}.'
+    )
+  table = np.asarray(table)
+  if table.ndim < 3 or min(size) < 1:
+    raise ValueError(
+      f'Cannot resize a table of shape {table.shape} to the grid {size}; '
+      'expected a table [..., gh, gw, D] and two sizes of 1 or more.'
+    )
+  rows = _weights(table.shape[-3], size[0], method)
+  cols = _weights(table.shape[-2], size[1], method)
+  out = np.einsum(
+    'ih,jw,...hwd->...ijd', rows, cols, table.astype(np.float64), optimize=True
+  )
+  return out.astype(table.dtype)
+
+
+def _weights(old, new, method):
+  """[new, old] matrix that resamples one axis; each row sums to 1."""
+  if method == 'paper':
+    at = np.linspace(0, old - 1, new)
+  else:
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+  if method == 'bicubic_antialias':
+    # A coarser grid averages over more cells: the kernel is stretched.
+    distance = np.abs(at[:, None] - np.arange(old)) / max(old / new, 1)
+    weights = _cubic(distance)
+  else:
+    at = np.clip(at, 0, old - 1)
+    weights = np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0)
+  return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _cubic(x, a=-0.5):
+  """Keys' cubic kernel; a = -0.5 is what antialiasing resizers use."""
+  near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+  far = a * (x**3 - 5 * x**2 + 8 * x - 4)
+  return np.where(x < 1, near, np.where(x < 2, far, 0))

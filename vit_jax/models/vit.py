@@ -1,0 +1,326 @@
+"""The Vision Transformer ("An Image is Worth 16x16 Words", section 3.1).
+
+Shapes:
+  B  examples in the batch      ph, pw  patch height and width
+  H  image height, W width      gh, gw  the grid of patches, H / ph by W / pw
+  C  image channels             N  tokens: class token, registers, then the
+  D  model width                   gh * gw patches, row by row
+  h  attention heads            M  hidden width of the MLPs
+  d  width of a head, D / h     L  layers, K classes
+
+VisionTransformer embeds patches, runs L Blocks and pools. The parts, and the
+table that says how each is initialised, are in layers.py.
+"""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from vit_jax.models import posemb
+from vit_jax.models.layers import (
+  GELU,
+  INIT,
+  REMAT,
+  Affine,
+  Block,
+  LayerNorm,
+  MapHead,
+  patchify,
+  remat_policy,
+)
+
+SIZES = {  # width D, depth L, mlp_dim M, num_heads h
+  'mu': (32, 1, 128, 2),
+  'Ti': (192, 12, 768, 3),
+  'S': (384, 12, 1536, 6),
+  'M': (512, 12, 2048, 8),
+  'B': (768, 12, 3072, 12),  # B, L and H are those of the paper's table 1
+  'L': (1024, 24, 4096, 16),
+  'So400m': (1152, 27, 4304, 16),
+  'H': (1280, 32, 5120, 16),
+  'g': (1408, 40, 6144, 16),
+  'g-opt': (1536, 40, 6144, 16),
+  'G': (1664, 48, 8192, 16),
+  'G-opt': (1536, 48, 8192, 16),
+  'e': (1792, 56, 15360, 16),
+}
+
+
+def variant(name: str) -> dict[str, Any]:
+  """Fields of VisionTransformer for a name such as 'B/16' or 'ViT-L/16x8'.
+
+  Args:
+    name: a size, a slash, and the side of a patch in pixels or its
+      height x width.
+
+  Raises:
+    ValueError: the name is not of that form, or the size is unknown.
+  """
+  match = re.fullmatch(r'(?:ViT-)?([\w-]+)/([1-9]\d*)(?:x([1-9]\d*))?', name)
+  if not match or match[1] not in SIZES:
+    raise ValueError(
+      f'Unknown variant {name!r}; expected SIZE/PATCH or SIZE/HEIGHTxWIDTH, as '
+      f"in 'B/16' and 'B/16x8', where SIZE is one of {', '.join(SIZES)}."
+    )
+  width, depth, mlp_dim, num_heads = SIZES[match[1]]
+  return {
+    'width': width,
+    'depth': depth,
+    'mlp_dim': mlp_dim,
+    'num_heads': num_heads,
+    'patch_size': (int(match[2]), int(match[3] or match[2])),
+  }
+
+
+class VisionTransformer(nn.Module):
+  """Images to logits.
+
+  Attributes:
+    width: D, also the width of the tokens between layers.
+    depth: L.
+    mlp_dim: M.
+    num_heads: h; must divide the width.
+    patch_size: side of a patch in pixels, or (ph, pw).
+    num_classes: K; None or 0 for no head.
+    pooling: 'token', the class token (paper); 'gap', the mean over patches;
+      'map', one learned query that attends to the patches; 'none', each patch
+      gets its own logits. Only 'token' has a class token.
+    representation_size: width of the tanh layer before the head, which the
+      paper pre-trains with; None for no such layer.
+    posemb: 'learned', 'sincos2d' (fixed) or 'none'. Registers have none.
+    posemb_init_std: of the learned ones; the paper's code has 0.02.
+    dropout: after the positions, the attention output and both MLP layers.
+    attention_dropout: of the attention weights.
+    stochastic_depth: share of examples that skip a layer's branch, in the
+      last layer; grows linearly from 0 in the first (AugReg).
+    layerscale_init: initial scale of each branch; None for no LayerScale.
+    num_registers: learned tokens beside the patches, which no pooling reads.
+    qk_norm: LayerNorm of queries and keys, per head.
+    head_bias_init: such as -10 for a sigmoid loss over many classes.
+    gelu: 'tanh' (paper's code) or 'exact' (PyTorch models).
+    dtype: of the computation, 'float32' or 'bfloat16'.
+    scan: compile one layer and loop over stacked parameters, instead of L
+      layers one after the other. Parameters are then blocks/... with a leading
+      dimension L in place of block_0/..., block_1/... .
+    remat: what to recompute in the backward pass to save memory: 'none';
+      'dots', all but the results of matrix products without a batch
+      dimension; 'full', each layer; or any name in jax.checkpoint_policies.
+    attention: an implementation named in attention.py.
+  """
+
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+  patch_size: int | tuple[int, int]
+  num_classes: int | None = None
+  pooling: str = 'token'
+  representation_size: int | None = None
+  posemb: str = 'learned'
+  posemb_init_std: float = 0.02
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  stochastic_depth: float = 0.0
+  layerscale_init: float | None = None
+  num_registers: int = 0
+  qk_norm: bool = False
+  head_bias_init: float = 0.0
+  gelu: str = 'tanh'
+  dtype: Any = 'float32'
+  scan: bool = False
+  remat: str = 'none'
+  attention: str = 'auto'
+
+  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    """Logits, or the pooled representation when there is no head.
+
+    Args:
+      images: [B, H, W, C], in [-1, 1].
+      train: turns dropout and stochastic depth on; they need an rng 'dropout'.
+
+    Returns:
+      float32 [B, K]; pooling 'none': [B, gh * gw, K]. Without a head, what
+      features() calls pre_logits, in dtype.
+
+    Raises:
+      ValueError: patches do not tile the image, or a field makes no sense.
+    """
+    out = self.features(images, train=train, per_layer=False)
+    return out['logits'] if self.num_classes else out['pre_logits']
+
+  @nn.compact
+  def features(
+    self, images: jax.Array, *, train: bool = False, per_layer: bool = True
+  ) -> dict[str, jax.Array]:
+    """Everything on the way to the logits, by name.
+
+    Called as model.apply(variables, images, method='features').
+
+    Returns:
+      patches: [B, gh * gw, D], embedded patches before positions.
+      block_0 ... block_{L-1}: [B, N, D], each layer's output (if per_layer).
+      tokens: [B, N, D], after the final LayerNorm, all N tokens.
+      pooled: [B, D]; pooling 'none': [B, gh * gw, D].
+      pre_logits: the same, or its tanh layer's output when there is one.
+      logits: float32 [B, K]; pooling 'none': [B, gh * gw, K]. Not there
+        without a head.
+    """
+    self._check()
+    out = {}
+    out['patches'], grid = self._embed(images)
+    tokens = self._position(out['patches'], grid)
+    tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
+    tokens, layers = self._encode(tokens, train, per_layer)
+    out |= layers
+    out['tokens'] = tokens = LayerNorm(dtype=self.dtype, name='norm')(tokens)
+    out['pooled'] = x = self._pool(tokens)
+    if self.representation_size:
+      outputs, init = (self.representation_size,), INIT['pre_logits']
+      x = Affine(
+        x.shape[-1:], outputs, init, dtype=self.dtype, name='pre_logits'
+      )(x)
+      x = jnp.tanh(x)
+    out['pre_logits'] = x
+    if self.num_classes:
+      bias_init = nn.initializers.constant(self.head_bias_init)
+      out['logits'] = Affine(
+        x.shape[-1:], (self.num_classes,), INIT['head'], bias_init, name='head'
+      )(x)  # in float32, whatever the dtype
+    return out
+
+  def _embed(self, images):
+    """[B, H, W, C] -> [B, gh * gw, D], and the grid (gh, gw)."""
+    x = patchify(images, self.patch_size)
+    batch, *grid = x.shape[:3]
+    # A convolution whose stride is its kernel size is one matrix product.
+    x = Affine(
+      x.shape[3:],
+      (self.width,),
+      INIT['embedding'],
+      dtype=self.dtype,
+      name='embedding',
+    )(x)
+    return x.reshape(batch, -1, self.width), tuple(grid)
+
+  def _position(self, patches, grid):
+    """Equation 1: prepends the class token and adds positions, in float32."""
+    batch, _, width = patches.shape
+    x = patches.astype(jnp.float32)
+    pos_init = INIT['pos_embedding'](self.posemb_init_std)
+    if self.posemb == 'learned':
+      self._check_positions(grid)
+      table = self.param('pos_embedding', pos_init, (1, *grid, width))
+      x = x + table.reshape(1, -1, width)
+    elif self.posemb == 'sincos2d':
+      x = x + posemb.sincos2d(grid, width).reshape(1, -1, width)
+    prefix = []
+    if self.pooling == 'token':
+      cls = self.param('cls', INIT['cls'], (1, 1, width))
+      if self.posemb == 'learned':
+        cls = cls + self.param('cls_pos_embedding', pos_init, (1, 1, width))
+      prefix.append(cls)
+    if self.num_registers:
+      shape = (1, self.num_registers, width)
+      prefix.append(self.param('registers', INIT['registers'], shape))
+    prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
+    return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
+
+  def _encode(self, x, train, per_layer):
+    """Equations 2 and 3, L times; also each layer's output if per_layer."""
+    rates = None
+    if train and self.stochastic_depth:
+      rates = jnp.linspace(0, self.stochastic_depth, self.depth)
+    block = Block
+    if self.remat != 'none':
+      # Inside a scan nothing can be merged with the forward pass anyway.
+      block = nn.remat(
+        block, policy=remat_policy(self.remat), prevent_cse=not self.scan
+      )
+    if self.scan:
+      block = nn.scan(
+        block,
+        variable_axes={'params': 0, 'intermediates': 0},
+        split_rngs={'params': True, 'dropout': True},
+        length=self.depth,
+      )
+    block = functools.partial(
+      block,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      dropout=self.dropout,
+      attention_dropout=self.attention_dropout,
+      layerscale_init=self.layerscale_init,
+      qk_norm=self.qk_norm,
+      gelu=self.gelu,
+      dtype=self.dtype,
+      attention=self.attention,
+      train=train,
+      per_layer=per_layer,
+    )
+    if self.scan:
+      x, layers = block(name='blocks')(x, rates)
+    else:
+      layers = []
+      for i in range(self.depth):
+        rate = None if rates is None else rates[i]
+        x, layer = block(name=f'block_{i}')(x, rate)
+        layers.append(layer)
+    if not per_layer:
+      return x, {}
+    return x, {f'block_{i}': layers[i] for i in range(self.depth)}
+
+  def _pool(self, tokens):
+    """[B, N, D] -> [B, D]; pooling 'none': [B, gh * gw, D]."""
+    if self.pooling == 'token':
+      return tokens[:, 0]
+    patches = tokens[:, self.num_registers :]  # registers are never pooled
+    if self.pooling == 'gap':
+      return patches.mean(axis=1)
+    if self.pooling == 'none':
+      return patches
+    return MapHead(
+      self.num_heads,
+      self.mlp_dim,
+      self.gelu,
+      self.dtype,
+      self.attention,
+      name='map_head',
+    )(patches)
+
+  def _check(self):
+    for field, choices in {
+      'pooling': ('token', 'gap', 'map', 'none'),
+      'posemb': ('learned', 'sincos2d', 'none'),
+      'gelu': tuple(GELU),
+      'remat': REMAT,
+    }.items():
+      if getattr(self, field) not in choices:
+        raise ValueError(
+          f'{field} is {getattr(self, field)!r}; '
+          f'choose one of {", ".join(choices)}.'
+        )
+    if self.width % self.num_heads:
+      raise ValueError(
+        f'width is {self.width} with {self.num_heads} heads; '
+        'the number of heads must divide it.'
+      )
+    for field in ('dropout', 'attention_dropout', 'stochastic_depth'):
+      if not 0 <= getattr(self, field) < 1:
+        raise ValueError(
+          f'{field} is {getattr(self, field)}; expected 0 <= {field} < 1.'
+        )
+
+  def _check_positions(self, grid):
+    if not self.has_variable('params', 'pos_embedding'):
+      return  # being initialised
+    table = self.get_variable('params', 'pos_embedding')
+    if table.shape[1:3] != grid:
+      raise ValueError(
+        f'The image has {grid[0]}x{grid[1]} patches but pos_embedding is a '
+        f'grid of {table.shape[1]}x{table.shape[2]}; resize it first with '
+        'vit_jax.models.posemb.resize.'
+      )

@@ -1,0 +1,303 @@
+"""Schedules, optimizers, and rules over parameter paths.
+
+`make_optimizer` wraps any optimizer in what the config asks for:
+
+    clip by global norm -> rule (Adam, SGD, ...) with decoupled decay
+      -> learning-rate multipliers and layer decay;   frozen leaves apart
+
+A rule is a function `(learning_rate, *, mask, ...) -> GradientTransformation`:
+`adam` or `sgd` of this file, or any of optax by its dotted path.
+"""
+
+import inspect
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import tree
+from vit_jax.build import ConfigError
+
+KERNELS = ('.*/kernel',)
+
+
+def schedule(
+  *,
+  lr,
+  total_steps,
+  decay='cosine',
+  warmup_steps=0,
+  cooldown_steps=0,
+  end_lr=0.0,
+  timescale=10_000,
+):
+  """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
+
+  Decay runs from the end of warm-up to total_steps; warm-up multiplies it by
+  min(1, step / warmup_steps), cooldown by min(1, steps left / cooldown_steps).
+  This is how both the paper's released code and big_vision combine them.
+
+  Args:
+    lr: peak learning rate.
+    total_steps: length of the training.
+    decay: 'linear' or 'cosine' (to end_lr), 'constant', or 'rsqrt':
+      lr / sqrt(1 + (step - warmup_steps) / timescale), "Scaling ViT".
+    warmup_steps: 10,000 in every pre-training of the paper (Table 3).
+    cooldown_steps: linear ramp to zero at the end; 50,000 in "Scaling ViT".
+    end_lr: where 'linear' and 'cosine' end. The paper's released code ends
+      'linear' at 1e-5; big_vision at 0.
+    timescale: in steps, of 'rsqrt'.
+
+  Returns:
+    step -> float32 learning rate, traceable.
+  """
+  decays = ('constant', 'cosine', 'linear', 'rsqrt')
+  if decay not in decays:
+    raise ConfigError(f'decay={decay!r} must be one of {decays}.')
+  if warmup_steps + cooldown_steps > total_steps:
+    raise ConfigError(
+      f'warm-up ({warmup_steps}) and cooldown ({cooldown_steps}) are longer '
+      f'than the {total_steps} steps of training. Shorten them, or train on.'
+    )
+  if end_lr and decay in ('constant', 'rsqrt'):
+    raise ConfigError(f'end_lr={end_lr} means nothing to decay={decay!r}.')
+
+  def at(step):
+    step = jnp.asarray(step, jnp.float32)
+    since = jnp.maximum(0.0, step - warmup_steps)
+    done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
+    rate = {
+      'constant': lambda: jnp.float32(lr),
+      'linear': lambda: end_lr + (lr - end_lr) * (1 - done),
+      'cosine': lambda: (
+        end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
+      ),
+      'rsqrt': lambda: lr / jnp.sqrt(1 + since / timescale),
+    }[decay]()
+    if warmup_steps:
+      rate *= jnp.minimum(1.0, step / warmup_steps)
+    if cooldown_steps:
+      rate *= jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
+    return rate
+
+  return at
+
+
+def adam(
+  learning_rate,
+  *,
+  b1=0.9,
+  b2=0.999,
+  eps=1e-8,
+  weight_decay=0.0,
+  mask=None,
+  mu_dtype=None,
+):
+  """Adam with decoupled weight decay: p -= lr(t) * (adam(g) + decay * p).
+
+  The decay means what AdamW's and the paper's do (Table 3): it is multiplied by
+  the learning rate. big_vision's `wd` is not, but for the schedule's shape;
+  its 1e-4 at a peak rate of 1e-3 is 0.1 here (wd = weight_decay * peak lr).
+
+  Args:
+    learning_rate: float or schedule.
+    b1, b2: 0.9 and 0.999 in all pre-training of the paper (section 4.1).
+    eps: added to the root of the second moment.
+    weight_decay: decoupled; applied where mask is True.
+    mask: tree of bools, see `make_optimizer`.
+    mu_dtype: of the first moment; 'bfloat16' saves memory ("Better plain ViT
+      baselines" does).
+  """
+  return optax.chain(
+    optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def sgd(
+  learning_rate,
+  *,
+  momentum=0.9,
+  nesterov=False,
+  accumulator_dtype=None,
+  weight_decay=0.0,
+  mask=None,
+):
+  """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
+
+  Args:
+    learning_rate: float or schedule.
+    momentum: 0.9 in the paper.
+    nesterov: off in the paper.
+    accumulator_dtype: 'bfloat16' as in the paper's released code, or None for
+      the parameters' own.
+    weight_decay: coupled, i.e. added to the gradient (L2); BiT's upstream SGD
+      uses 1e-4, fine-tuning none.
+    mask: tree of bools, see `make_optimizer`.
+  """
+  if isinstance(accumulator_dtype, str):
+    accumulator_dtype = jnp.dtype(accumulator_dtype)
+  return optax.chain(
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    optax.trace(momentum, nesterov, accumulator_dtype),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def make_optimizer(
+  rule,
+  params,
+  learning_rate,
+  *,
+  clip_norm=None,
+  decay_mask=KERNELS,
+  freeze=(),
+  lr_multipliers=(),
+  layer_decay=None,
+  **rule_kwargs,
+):
+  """The whole optimizer of a training run.
+
+  Args:
+    rule: function(learning_rate, **rule_kwargs); gets `mask` if it takes one.
+    params: parameters, real or abstract.
+    learning_rate: schedule.
+    clip_norm: global norm that gradients are clipped to; the paper's 1.0 is
+      for ImageNet pre-training and all fine-tuning. Frozen leaves don't count.
+    decay_mask: path rules of what decays; kernels only, as big_vision (the
+      paper does not say).
+    freeze: path rules of what is not trained; takes no optimizer memory.
+    lr_multipliers: ((path rule, factor), ...); the first match counts. The
+      factor scales the whole update, decoupled decay with it.
+    layer_decay: dict of arguments of `layer_multipliers`, or None.
+    **rule_kwargs: passed to rule.
+
+  Returns:
+    optax.GradientTransformation. Raises ConfigError where a path rule matches
+    no parameter.
+  """
+  tree.check_rules_match(freeze, params, what='optimizer.freeze')
+  tree.check_rules_match(
+    [path_rule for path_rule, _ in lr_multipliers],
+    params,
+    what='optimizer.lr_multipliers',
+  )
+  if _takes(rule, 'mask'):
+    tree.check_rules_match(decay_mask, params, what='optimizer.decay_mask')
+    rule_kwargs['mask'] = tree.mask(decay_mask, params)
+  elif rule_kwargs.get('weight_decay') or tuple(decay_mask) != KERNELS:
+    raise ConfigError(
+      f'{rule.__name__} takes no `mask`, so decay_mask={decay_mask} and '
+      'weight_decay cannot be honoured together; choose another optimizer, or '
+      'leave both unset.'
+    )
+  _check_rule_arguments(rule, rule_kwargs)
+  parts = [rule(learning_rate, **rule_kwargs)]
+  if clip_norm is not None:
+    parts.insert(0, optax.clip_by_global_norm(clip_norm))
+  factors = _multipliers(params, lr_multipliers, layer_decay)
+  if factors is not None:
+    parts.append(_scale_by(factors))
+  tx = optax.chain(*parts)
+  if freeze:
+    frozen = tree.mask(freeze, params)
+    labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
+    tx = optax.partition({'trained': tx, 'frozen': optax.set_to_zero()}, labels)
+  return tx
+
+
+def layer_multipliers(
+  params,
+  *,
+  rate,
+  head=r'(norm|pre_logits|map_head|head)/.*',
+  block=r'(?:.*/)?block_(\d+)/.*',
+  stacked=r'(?:.*/)?blocks/.*',
+):
+  """Layer-wise learning-rate decay: rate ** (distance to the head).
+
+  The head and final norm have factor 1, the last block `rate`, the first of L
+  blocks rate**L, and all that comes before it (patch, class and position
+  embeddings) rate**(L+1): the layout of BEiT and MAE's fine-tuning (from
+  memory). Scanned layers get a vector over their leading dimension, so the
+  result does not depend on the layout.
+
+  Args:
+    params: parameters, real or abstract.
+    rate: e.g. 0.75.
+    head: path rule of what keeps the full rate.
+    block: path rule whose group is the layer's index, unrolled layout.
+    stacked: path rule of scanned layers.
+
+  Returns:
+    Tree of floats and, for scanned leaves, [L, 1, ...] arrays.
+  """
+  flat = tree.flatten(params)
+  depth = 0
+  for path, leaf in flat.items():
+    if found := re.fullmatch(block, path):
+      depth = max(depth, int(found.group(1)) + 1)
+    elif re.fullmatch(stacked, path):
+      depth = max(depth, leaf.shape[0])
+  if not depth:
+    raise ConfigError(
+      f'layer_decay: no path matches block={block!r} or stacked={stacked!r}.'
+    )
+
+  def factor(path, leaf):
+    if re.fullmatch(head, path):
+      return 1.0
+    if found := re.fullmatch(block, path):
+      return rate ** (depth - int(found.group(1)))
+    if re.fullmatch(stacked, path):
+      powers = rate ** (depth - np.arange(depth, dtype=np.float32))
+      return powers.reshape((depth,) + (1,) * (leaf.ndim - 1))
+    return rate ** (depth + 1)
+
+  return tree.map_with_path(factor, params)
+
+
+def _multipliers(params, lr_multipliers, layer_decay):
+  """Tree of factors on the updates, or None where all are one."""
+  if not lr_multipliers and layer_decay is None:
+    return None
+  rules = [path_rule for path_rule, _ in lr_multipliers]
+
+  def named(path, _):
+    i = tree.first_match(rules, path)
+    return 1.0 if i is None else lr_multipliers[i][1]
+
+  factors = tree.map_with_path(named, params)
+  if layer_decay is not None:
+    by_layer = layer_multipliers(params, **layer_decay)
+    factors = jax.tree.map(lambda a, b: a * b, factors, by_layer)
+  return factors
+
+
+def _scale_by(factors):
+  """Multiplies updates by a tree of constants; leaves masked out pass by."""
+  flat = tree.flatten(factors)
+
+  def scale(path, update):
+    return update * jnp.asarray(flat[path], update.dtype)
+
+  return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
+
+
+def _takes(fn, argument):
+  return argument in inspect.signature(fn).parameters
+
+
+def _check_rule_arguments(rule, kwargs):
+  takes = inspect.signature(rule).parameters
+  if any(p.kind == p.VAR_KEYWORD for p in takes.values()):
+    return
+  if unknown := sorted(kwargs.keys() - takes.keys()):
+    raise ConfigError(
+      f'optimizer: neither {rule.__name__} nor make_optimizer takes {unknown}; '
+      f'{rule.__name__} takes {", ".join(takes)}.'
+    )

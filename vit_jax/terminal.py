@@ -1,0 +1,93 @@
+"""Progress on the terminal: a live bar for a person, plain lines for a file."""
+
+import datetime
+
+import jax
+import rich.console
+import rich.progress
+import rich.table
+
+_COLUMNS = (  # name in the record, heading, format
+  ('train/loss', 'loss', '{:.4g}'),
+  ('train/lr', 'lr', '{:.2e}'),
+  ('train/grad_norm', 'grad', '{:.3g}'),
+  ('images_per_s', 'img/s', '{:,.0f}'),
+  ('images_per_s_per_device', 'img/s/dev', '{:,.0f}'),
+  ('mfu', 'mfu', '{:.1%}'),
+  ('data_wait', 'data wait', '{:.0%}'),
+  ('memory_gb', 'mem', '{:.1f}GB'),
+  ('data_skipped', 'skipped', '{:.0f}'),
+)
+
+
+class Terminal:
+  """Shows how far a run is; silent on all hosts but the first."""
+
+  def __init__(self, start_step, total_steps):
+    self._total = total_steps
+    self._console = console()
+    self._bar = None
+    if self._console.is_terminal:
+      self._bar = rich.progress.Progress(
+        '{task.description}',
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=self._console,
+        transient=True,
+      )
+      self._task = self._bar.add_task(
+        'training', total=total_steps, completed=start_step
+      )
+
+  def advance(self, step):
+    if self._bar is None:
+      return
+    if not self._bar.live.is_started:
+      self._bar.start()
+    self._bar.update(self._task, completed=step)
+
+  def show(self, step, record):
+    self.say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
+
+  def say(self, text):
+    self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+  def close(self):
+    if self._bar is not None:
+      self._bar.stop()
+
+
+def line(record):
+  """One line of a record: known columns, then whatever else was measured."""
+  known = {name for name, _, _ in _COLUMNS} | {'eta_s'}
+  parts = [
+    f'{heading} {form.format(record[name])}'
+    for name, heading, form in _COLUMNS
+    if name in record
+  ]
+  parts += [
+    f'{name} {value:.4g}'
+    for name, value in record.items()
+    if name not in known and not name.startswith('train/')
+  ]
+  if 'eta_s' in record:
+    eta = datetime.timedelta(seconds=round(record['eta_s']))
+    parts.append(f'eta {eta}')
+  return ' | '.join(parts)
+
+
+def console():
+  """A console that speaks on the first host only."""
+  return rich.console.Console(quiet=jax.process_index() != 0)
+
+
+def table(title, columns, rows):
+  """A rich table; the first column is the rows' name."""
+  made = rich.table.Table(title=title, title_justify='left')
+  for i, column in enumerate(columns):
+    made.add_column(column, justify='right' if i else 'left')
+  for row in rows:
+    made.add_row(*row)
+  return made

@@ -1,0 +1,134 @@
+"""Paths through trees: one convention for every rule in this code base.
+
+A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
+regular expression that must match the whole path (`re.fullmatch`). Decay,
+freezing, learning rates, loading and sharding all speak it.
+
+Layers of one shape come in two layouts: 'block_0/...', 'block_1/...' where the
+model is unrolled, and 'blocks/...' with a leading layer dimension where it is
+scanned. `stack_blocks` and `unstack_blocks` lead from one to the other.
+"""
+
+import re
+
+import jax
+import numpy as np
+
+_BLOCK = re.compile(r'(.*/|)block_(\d+)/(.*)')
+_STACKED = re.compile(r'(.*/|)blocks/(.*)')
+
+
+def path_str(key_path):
+  """The path 'a/b/0/c' of a key path of `jax.tree_util`."""
+  return jax.tree_util.keystr(key_path, simple=True, separator='/')
+
+
+def flatten(tree):
+  """{path: leaf} of any pytree, in the tree's order."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {path_str(key_path): leaf for key_path, leaf in leaves}
+
+
+def unflatten(flat):
+  """The nested dict of a {path: leaf}; inverse of `flatten` for dicts."""
+  tree = {}
+  for path, leaf in flat.items():
+    *parents, last = path.split('/')
+    node = tree
+    for key in parents:
+      node = node.setdefault(key, {})
+    node[last] = leaf
+  return tree
+
+
+def map_with_path(fn, tree, *rest):
+  """Applies fn(path, leaf, *other_leaves) to every leaf."""
+  return jax.tree_util.tree_map_with_path(
+    lambda key_path, *leaves: fn(path_str(key_path), *leaves), tree, *rest
+  )
+
+
+def first_match(rules, path):
+  """Index of the first of the regular expressions matching path, or None."""
+  for i, rule in enumerate(rules):
+    if re.fullmatch(rule, path):
+      return i
+  return None
+
+
+def check_rules_match(rules, tree, *, what):
+  """Raises ValueError if a rule matches no path: it would do nothing."""
+  paths = list(flatten(tree))
+  idle = [r for r in rules if not any(re.fullmatch(r, p) for p in paths)]
+  if idle:
+    shown = '\n  '.join(paths[:40] + ['...'] * (len(paths) > 40))
+    raise ValueError(
+      f'{what}: {idle} match no parameter. Rules must match a whole path '
+      f"(re.fullmatch; begin with '.*' to match an ending). Paths:\n  {shown}"
+    )
+
+
+def mask(rules, tree):
+  """Tree of bools: whether any of the rules matches the leaf's path."""
+  return map_with_path(
+    lambda path, _: first_match(rules, path) is not None, tree
+  )
+
+
+def diff(expected, actual):
+  """Lines '- path shape' (expected only), '+ path shape' (actual only).
+
+  Args:
+    expected: {path: array or ShapeDtypeStruct}.
+    actual: the same.
+  """
+  lines = []
+  for path in sorted(expected.keys() | actual.keys()):
+    want, have = expected.get(path), actual.get(path)
+    if want is not None and have is not None and want.shape == have.shape:
+      continue
+    if want is not None:
+      lines.append(f'- {path} {tuple(want.shape)}')
+    if have is not None:
+      lines.append(f'+ {path} {tuple(have.shape)}')
+  return '\n'.join(lines)
+
+
+def stack_blocks(flat):
+  """Turns 'block_i/x' entries of a {path: array} into one 'blocks/x' each.
+
+  Raises ValueError if the layers are not 0..n-1, or differ in their leaves.
+  """
+  stacks, out = {}, {}
+  for path, leaf in flat.items():
+    if found := _BLOCK.fullmatch(path):
+      prefix, index, rest = found.groups()
+      stacks.setdefault(f'{prefix}blocks/{rest}', {})[int(index)] = leaf
+    else:
+      out[path] = leaf
+  depth = max((len(layers) for layers in stacks.values()), default=0)
+  for path, layers in stacks.items():
+    if sorted(layers) != list(range(depth)):
+      raise ValueError(
+        f'Cannot stack {path}: {depth} layers expected, found {sorted(layers)}.'
+      )
+    out[path] = np.stack([np.asarray(layers[i]) for i in range(depth)])
+  return out
+
+
+def unstack_blocks(flat):
+  """Turns 'blocks/x' entries of a {path: array} into 'block_i/x' each."""
+  out = {}
+  for path, leaf in flat.items():
+    if found := _STACKED.fullmatch(path):
+      prefix, rest = found.groups()
+      for i, layer in enumerate(leaf):
+        out[f'{prefix}block_{i}/{rest}'] = layer
+    else:
+      out[path] = leaf
+  return out
+
+
+def is_stacked(flat):
+  """Whether any path of a {path: leaf} is in the scanned layout."""
+  return any(_STACKED.fullmatch(path) for path in flat)
