@@ -83,7 +83,7 @@ def evaluators(config, model, preprocess, mesh, steps_of):
   return made
 
 
-def checkpointer(config, workdir, steps_of):
+def checkpointer(config, workdir, steps_of, evaluators):
   """(Checkpointer, every_steps) of config.checkpoint."""
   settings = resolve(config.get('checkpoint', {}), descend=False)
   every = steps_of(settings, 'every', default=None)
@@ -96,10 +96,29 @@ def checkpointer(config, workdir, steps_of):
       f'checkpoint: keep_every ({keep_every} steps) must be a multiple of '
       f'every ({every or total} steps), for only those are written.'
     )
+  if best := rest.get('best_metric'):
+    _check_best_metric(best, every or total, evaluators)
   made = call(
     checkpoint.Checkpointer, rest, workdir, keep_every_steps=keep_every
   )
   return made, every or total
+
+
+def _check_best_metric(metric, every, evaluators):
+  """The best checkpoint can only be told if each one has been evaluated."""
+  name = metric.split('/')[0]
+  if name not in evaluators:
+    raise ConfigError(
+      f'checkpoint.best_metric={metric!r}: there is no evaluator {name!r} in '
+      f"evals, which has {list(evaluators)}. Write 'EVALUATOR/METRIC'."
+    )
+  eval_every = evaluators[name][0]
+  if not eval_every or every % eval_every:
+    raise ConfigError(
+      f'checkpoint.best_metric={metric!r}: checkpoints are written every '
+      f'{every} steps, but {name!r} is evaluated every {eval_every}. Let the '
+      'second divide the first.'
+    )
 
 
 def _without_durations(settings, name):

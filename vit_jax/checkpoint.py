@@ -13,7 +13,6 @@ that parameters can be read without knowing what trained them.
 """
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -55,19 +54,23 @@ class Checkpointer:
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
       policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
+    best = None
     if best_metric:
-      policies.append(
-        checkpoint_managers.BestN(
-          get_metric_fn=lambda metrics: metrics[best_metric],
-          n=keep_best,
-          reverse=best_mode == 'min',
-          keep_checkpoints_without_metrics=False,
-        )
+      best = checkpoint_managers.BestN(
+        get_metric_fn=lambda metrics: metrics[best_metric],
+        n=keep_best,
+        reverse=best_mode == 'min',
+        keep_checkpoints_without_metrics=False,
       )
+      policies.append(best)
     self.directory = epath.Path(workdir) / 'checkpoints'
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       options=ocp.CheckpointManagerOptions(
+        # What is kept is for the policies to say; but only with best_fn are
+        # metrics written beside the checkpoint, and known after a restart.
+        best_fn=best and best.get_metric_fn,
+        best_mode=best_mode,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       ),
       item_handlers={
@@ -239,12 +242,3 @@ def load_params(path, *, step=None, ema='auto'):
     )
     params = checkpointer.restore(item, restore_args=restore_args)
   return tree.flatten(params), directory
-
-
-def saved_config(path):
-  """The resolved config (a dict) of the run of a checkpoint, or None."""
-  path = epath.Path(path)
-  for folder in (path, path.parent, path.parent.parent):
-    if (file := folder / 'config.json').exists():
-      return json.loads(file.read_text())
-  return None

@@ -5,6 +5,7 @@ vit_jax.evaluate.evaluate or vit_jax.study.study. Any value in it can be
 changed from the command line: --config.seed=1. The same command again resumes.
 """
 
+import os
 import sys
 import traceback
 
@@ -50,6 +51,19 @@ def _ours(error):
   return frame.f_globals.get('__name__', '').startswith('vit_jax.')
 
 
+def _use_huge_pages():
+  """Starts the process anew with malloc on huge pages (Linux).
+
+  On a CPU, XLA allocates its temporaries afresh in every step; with pages of
+  4 KiB the faults take some 40% of a small ViT's training step. glibc reads
+  this setting at the start of a process only; users' own settings stand.
+  """
+  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+    os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
+    os.execv(sys.executable, sys.orig_argv)
+
+
 if __name__ == '__main__':
+  _use_huge_pages()
   flags.mark_flags_as_required(['config', 'workdir'])
   app.run(main)

@@ -178,11 +178,20 @@ def train(config, workdir):
 
   # 4. Evaluators open their data now, not after a day of training.
   evaluators = assemble.evaluators(config, model, preprocess, mesh, steps_of)
-  checkpointer, save_every = assemble.checkpointer(config, workdir, steps_of)
+  checkpointer, save_every = assemble.checkpointer(
+    config, workdir, steps_of, evaluators
+  )
   log_every = steps_of(config, 'log_every', default=50)
   init_from = resolve(config.get('init_from'))
   config.check_all_read('train')
   workdirs.record(workdir, given)
+  workdirs.describe(
+    workdir,
+    config=given,
+    model=model,
+    source=data['source'],
+    image_shape=image_spec,
+  )
 
   # 5. Initialisation: workdir, then init_from, then scratch.
   start, position, origin = 0, 0, 'initialised from scratch'

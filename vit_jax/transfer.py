@@ -32,25 +32,33 @@ class Report:
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
-def load_into(state, *, path, step=None, ema='auto', **adapt_arguments):
-  """A fresh state with parameters of another run; the paper's fine-tuning.
-
-  Args:
-    state: TrainState as initialised.
-    path, step, ema: which parameters, see `checkpoint.load_params`.
-    **adapt_arguments: how they are made to fit, see `adapt`.
+def load_into(state, **arguments):
+  """A fresh state with parameters of another run; arguments of `load`.
 
   Returns:
     (state, report); only params and ema differ from the given state.
   """
-  loaded, directory = checkpoint.load_params(path, step=step, ema=ema)
-  fresh = tree.flatten(state.params)
-  adapted, report = call(adapt, adapt_arguments, loaded, fresh)
-  shardings = jax.tree.map(lambda x: x.sharding, state.params)
-  params = jax.device_put(tree.unflatten(adapted), shardings)
+  params, _, report = load(state.params, **arguments)
   average = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  state = dataclasses.replace(state, params=params, ema=average)
-  return state, f'parameters of {directory}: {report}'
+  return dataclasses.replace(state, params=params, ema=average), report
+
+
+def load(params, *, path, step=None, ema='auto', **adapt_arguments):
+  """Parameters of another run, in the shapes and shardings of fresh ones.
+
+  Args:
+    params: as initialised.
+    path, step, ema: which to load, see `checkpoint.load_params`.
+    **adapt_arguments: how they are made to fit, see `adapt`.
+
+  Returns:
+    (params, directory of the checkpoint, report as text).
+  """
+  loaded, directory = checkpoint.load_params(path, step=step, ema=ema)
+  adapted, report = call(adapt, adapt_arguments, loaded, tree.flatten(params))
+  shardings = jax.tree.map(lambda x: x.sharding, params)
+  params = jax.device_put(tree.unflatten(adapted), shardings)
+  return params, directory, f'parameters of {directory}: {report}'
 
 
 def adapt(

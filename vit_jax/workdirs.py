@@ -57,6 +57,41 @@ def record(workdir, config):
   (path / 'environment.json').write_text(text + '\n')
 
 
+def describe(workdir, *, config, model, source, image_shape):
+  """Saves what a checkpoint needs in order to be used by itself.
+
+  model.json: the model's settings with the number of classes filled in, the
+  preprocessing, the shape [H, W, C] of the images, and the classes' names.
+  """
+  if jax.process_index():
+    return
+  names = getattr(source, 'class_names', None)
+  settings = json.loads(config.to_json_best_effort())
+  content = {
+    'model': settings['model'] | {'num_classes': model.num_classes},
+    'preprocess': settings.get('preprocess') or _PREPROCESS,
+    'image_shape': list(image_shape),
+    'class_names': None if names is None else list(names),
+  }
+  text = json.dumps(content, indent=2)
+  (epath.Path(workdir) / 'model.json').write_text(text + '\n')
+
+
+def description(path):
+  """What `describe` saved, of a workdir or of a checkpoint in one."""
+  path = epath.Path(path)
+  for folder in (path, path.parent, path.parent.parent):
+    if (file := folder / 'model.json').exists():
+      return json.loads(file.read_text())
+  raise ConfigError(
+    f'{path} is not the workdir of a training run, nor a checkpoint in one: '
+    'no model.json there.'
+  )
+
+
+_PREPROCESS = {'target': 'vit_jax.preprocess.Normalize'}
+
+
 def _version(package):
   try:
     return importlib.metadata.version(package)

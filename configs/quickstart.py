@@ -1,0 +1,202 @@
+"""Pre-trains a small ViT on glyphs and transfers it to real digits, on a CPU.
+
+    python -m vit_jax.main --config=configs/quickstart.py --workdir=/tmp/quick
+
+One pre-training on letters and symbols that the program draws itself (no digit
+among them), then transfer to handwritten digits with few examples per class,
+each with 3 draws of those examples: a linear readout of frozen features, and
+fine-tuning at a higher resolution with interpolated position embeddings (paper,
+section 3.2); from scratch beside it. Add `:tiny` for a run of seconds.
+"""
+
+import ml_collections
+
+SEEDS = (0, 1, 2)
+SHOTS = (5, 10)
+PATCH = 4
+PRETRAIN_PX, FINETUNE_PX = 24, 32
+
+
+def get_config(arg=''):
+  tiny = arg == 'tiny'
+  if arg and not tiny:
+    raise ValueError(f"quickstart.py:{arg}: the only argument is 'tiny'.")
+  runs = {'pretrain': pretrain_config(tiny)}
+  trained = {'path': '{workdir}/pretrain', 'ema': True}
+  for name, features, init_from in (
+    ('frozen', 'pooled', trained),
+    ('untrained', 'pooled', None),
+    ('pixels', 'pixels', None),
+  ):
+    runs[f'linear_{name}'] = linear_config(features, init_from, tiny)
+  for shots in SHOTS:
+    for seed in SEEDS:
+      name = f'{shots}shot_seed{seed}'
+      runs[f'scratch_{name}'] = digits_config(shots, seed, None, tiny)
+      runs[f'finetune_{name}'] = digits_config(shots, seed, trained, tiny)
+  config = ml_collections.ConfigDict()
+  config.run = 'vit_jax.study.study'
+  config.title = 'Accuracy on handwritten digits (768 test scans)'
+  config.runs = runs
+  config.only = ml_collections.config_dict.placeholder(str)
+  config.cells = cells()
+  config.figure = {'panels': panels()}
+  return config
+
+
+def model(**differences):
+  return {
+    'target': 'vit_jax.models.vit.VisionTransformer',
+    'width': 96,
+    'depth': 4,
+    'mlp_dim': 384,
+    'num_heads': 3,
+    'patch_size': PATCH,
+    'num_classes': None,  # the data says
+    'pooling': 'gap',
+    **differences,
+  }
+
+
+def pretrain_config(tiny):
+  glyphs = {'target': 'vit_jax.data.glyphs.Glyphs', 'image_size': PRETRAIN_PX}
+  validation = {'seed': 1, 'num_examples': 96 if tiny else 1920}
+  return {
+    'run': 'vit_jax.train.train',
+    'seed': 0,
+    'total_steps': 4 if tiny else 2000,
+    'log_every_steps': 2 if tiny else 100,
+    'model': model(),
+    'objective': {
+      'target': 'vit_jax.objectives.classification.softmax_xent',
+      'label_smoothing': 0.1,
+    },
+    'optimizer': {
+      'target': 'vit_jax.optim.adam',
+      'weight_decay': 0.05,
+      'clip_norm': 1.0,
+    },
+    'schedule': {'lr': 3e-3, 'decay': 'cosine', 'warmup_fraction': 0.1},
+    'ema_decay': 0.99,
+    'data': {'source': glyphs, 'batch_size': 16 if tiny else 128},
+    'evals': {
+      'val': {
+        'target': 'vit_jax.evals.classification.Classification',
+        'every_fraction': 0.25,
+        'data': {
+          'source': glyphs | validation,
+          'batch_size': 16 if tiny else 128,
+        },
+      }
+    },
+  }
+
+
+def digits(split, image_px, batch_size, transforms=(), **kwargs):
+  """Digits at image_px; further transforms come after the resize."""
+  resize = {'target': 'vit_jax.data.transforms.Resize', 'size': image_px}
+  return {
+    'source': {
+      'target': 'vit_jax.data.builtin.Digits',
+      'split': split,
+      **kwargs,
+    },
+    'transforms': (resize, *transforms),
+    'batch_size': batch_size,
+  }
+
+
+def linear_config(features, init_from, tiny):
+  config = {
+    'run': 'vit_jax.evaluate.evaluate',
+    'model': model(),
+    'image_shape': (PRETRAIN_PX, PRETRAIN_PX, 1),
+    'evals': {
+      'linear': {
+        'target': 'vit_jax.evals.fewshot.FewShot',
+        'train': digits('train', PRETRAIN_PX, 128),
+        'test': digits('test', PRETRAIN_PX, 128),
+        'shots': SHOTS,
+        'seeds': SEEDS,
+        'features': features,
+      }
+    },
+  }
+  return config | ({'init_from': init_from} if init_from else {})
+
+
+def digits_config(shots, seed, init_from, tiny):
+  """Training at 32 px on a few digits, from scratch or from pre-training."""
+  crop = {'target': 'vit_jax.data.transforms.RandomCrop', 'size': FINETUNE_PX}
+  train = digits(
+    'train',
+    FINETUNE_PX + 4,
+    16 if tiny else 50,
+    (crop,),
+    examples_per_class=shots,
+    seed=seed,
+  )
+  config = {
+    'run': 'vit_jax.train.train',
+    'seed': seed,
+    'total_steps': 4 if tiny else 150,
+    'log_every_steps': 2 if tiny else 50,
+    'model': model(),
+    'objective': {
+      'target': 'vit_jax.objectives.classification.softmax_xent',
+    },
+    'optimizer': {'target': 'vit_jax.optim.adam', 'clip_norm': 1.0},
+    'schedule': {'lr': 1e-3, 'decay': 'cosine', 'warmup_fraction': 0.1},
+    'data': train,
+    'evals': {
+      'test': {
+        'target': 'vit_jax.evals.classification.Classification',
+        'every_fraction': 0.25,
+        'data': digits('test', FINETUNE_PX, 128),
+      }
+    },
+  }
+  return config | ({'init_from': init_from} if init_from else {})
+
+
+def cells():
+  found = []
+  for shots in SHOTS:
+    column = f'{shots} per class'
+    for row, run in (
+      ('linear on raw pixels', 'pixels'),
+      ('linear on untrained features', 'untrained'),
+      ('linear on frozen features', 'frozen'),
+    ):
+      metric = rf'linear/{shots}shot_seed\d'
+      found.append((row, column, f'linear_{run}', metric))
+    for row, run in (
+      (f'from scratch, {FINETUNE_PX} px', 'scratch'),
+      (f'fine-tuned at {FINETUNE_PX} px', 'finetune'),
+    ):
+      runs = rf'{run}_{shots}shot_seed\d'
+      found.append((row, column, runs, 'test/accuracy'))
+  keys = ('row', 'column', 'runs', 'metric')
+  return tuple(dict(zip(keys, cell)) for cell in found)
+
+
+def panels():
+  shots = SHOTS[-1]
+  return (
+    {
+      'title': 'Pre-training on glyphs',
+      'ylabel': 'loss',
+      'lines': {
+        'train': ('pretrain', 'train/loss'),
+        'validation (EMA)': ('pretrain', 'val/loss'),
+      },
+    },
+    {
+      'title': f'Digits, {shots} examples per class (mean ± std of 3 draws)',
+      'ylabel': 'test accuracy',
+      'lines': {
+        'fine-tuned': (rf'finetune_{shots}shot_.*', 'test/accuracy'),
+        'from scratch': (rf'scratch_{shots}shot_.*', 'test/accuracy'),
+      },
+    },
+  )
