@@ -38,6 +38,7 @@ def get_config(arg=''):
   config.run = 'vit_jax.study.study'
   config.title = 'Accuracy on handwritten digits (768 test scans)'
   config.runs = runs
+  config.order = tuple(runs)
   config.only = ml_collections.config_dict.placeholder(str)
   config.cells = cells()
   config.figure = {'panels': panels()}

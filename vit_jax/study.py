@@ -2,6 +2,7 @@
 
     config.run = 'vit_jax.study.study'
     config.runs.pretrain = (a config of its own, with its own `run`)
+    config.order = ('pretrain', ...)
     config.cells = (dict(row=, column=, runs=, metric=), ...)
 
 Every run has its own directory, workdir/NAME, and is marked as done when it
@@ -30,7 +31,8 @@ _DONE = 'done.json'
 def study(config, workdir):
   """Runs what is not done yet; then writes and shows the report.
 
-  Keys of the config: runs; only; title; cells, the table: each cell shows the
+  Keys of the config: runs; order, their names in the order to run them (a
+  ConfigDict sorts its keys), by default that of the alphabet; only; title; cells, the table: each cell shows the
   mean and standard deviation over all values whose run and metric match its
   regular expressions; figure, arguments of `curves.plot`.
   """
@@ -38,7 +40,7 @@ def study(config, workdir):
   workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
   console = terminal.console()
-  runs = _runs(config.runs.read_all(), workdir)
+  runs = _runs(config.runs.read_all(), config.get('order'), workdir)
   only = config.get('only')
   cells, figure = (
     resolve(config.get('cells', ())),
@@ -111,12 +113,13 @@ def tabulate(cells, records):
   return table
 
 
-def _runs(runs, workdir):
-  """{name: ConfigDict}, '{workdir}' filled in."""
-  if not len(runs):
-    raise ConfigError('The study has no runs.')
+def _runs(runs, order, workdir):
+  """{name: ConfigDict} in order, '{workdir}' filled in."""
+  order = order or tuple(runs)
+  if sorted(order) != sorted(runs):
+    raise ConfigError(f'order={order} must name each of {list(runs)} once.')
   filled = {}
-  for name in runs:
+  for name in order:
     values = _fill(runs[name].to_dict(), str(workdir))
     filled[name] = ml_collections.ConfigDict(values)
   return filled
