@@ -22,9 +22,8 @@ def plot(records, path, *, panels):
 
   figure = Figure(figsize=(5.2 * len(panels), 3.8), layout='constrained')
   FigureCanvasAgg(figure)
-  for panel, axes in zip(
-    panels, figure.subplots(1, len(panels), squeeze=False)[0]
-  ):
+  all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+  for panel, axes in zip(panels, all_axes):
     for label, (runs, metric) in panel['lines'].items():
       found = [
         curve(of_run, metric)

@@ -32,9 +32,10 @@ def study(config, workdir):
   """Runs what is not done yet; then writes and shows the report.
 
   Keys of the config: runs; order, their names in the order to run them (a
-  ConfigDict sorts its keys), by default that of the alphabet; only; title; cells, the table: each cell shows the
-  mean and standard deviation over all values whose run and metric match its
-  regular expressions; figure, arguments of `curves.plot`.
+  ConfigDict sorts its keys), by default that of the alphabet; only; title;
+  cells, the table: each cell shows the mean and standard deviation over all
+  values whose run and metric match its regular expressions; figure, arguments
+  of `curves.plot`.
   """
   config, given = Reader(config), config
   workdirs.prepare(workdir)
