@@ -136,6 +136,20 @@ def folder(split):
   }
 
 
+def imagenet(from_folder):
+  """99% of the training images; of a folder, whose splits are train and val."""
+  split = 'train[:99%]'
+  return folder(split) if from_folder else tfds('imagenet2012', split)
+
+
+def imagenet_held_out(from_folder):
+  """{evaluator: split} to go with it."""
+  return {
+    'minival': 'train[99%:]',
+    'val': 'val' if from_folder else 'validation',
+  }
+
+
 def inception_crop(size):
   """The training images of the paper's released code and of big_vision."""
   return [_transform('InceptionCrop', size=size), _transform('FlipLR')]
@@ -282,6 +296,7 @@ def tiny(config):
   if 'total_epochs' in config:
     del config.total_epochs
   config.total_steps = 4
+  config.log_every_steps = 2
   for durations in (config.schedule, config.checkpoint, *config.evals.values()):
     for name in ('warmup_steps', 'every_steps'):
       if name in durations:

@@ -94,11 +94,9 @@ def resolve(value, *, descend=True):
 
 def _check_arguments(fn, name, num_args, given):
   try:
-    parameters = list(inspect.signature(fn).parameters.values())
+    takes = list(inspect.signature(fn).parameters.values())
   except ValueError:  # some built-ins have no signature
     return
-  # Flax adds these to every module; they are not a config's to set.
-  takes = [p for p in parameters if p.name not in ('self', 'parent', 'name')]
   named = [
     p.name for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
   ]
@@ -106,8 +104,7 @@ def _check_arguments(fn, name, num_args, given):
   if not any(p.kind == p.VAR_KEYWORD for p in takes):
     for key in sorted(given.keys() - set(named)):
       problems.append(f'no argument {key!r}{_suggest(key, named)}')
-  free = takes[num_args:]
-  for p in free:
+  for p in takes[num_args:]:
     required = p.default is p.empty and p.name in named
     if required and p.name not in given:
       problems.append(f'argument {p.name!r} is missing')
