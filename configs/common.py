@@ -297,8 +297,9 @@ def tiny(config):
     del config.total_epochs
   config.total_steps = 4
   config.log_every_steps = 2
-  for durations in (config.schedule, config.checkpoint, *config.evals.values()):
-    for name in ('warmup_steps', 'every_steps'):
-      if name in durations:
-        durations[name] = 2
+  config.checkpoint.every_steps = 4
+  shorter = {'warmup_steps': 2, 'every_steps': 4, 'every_fraction': 0.5}
+  for durations in (config.schedule, *config.evals.values()):
+    for name in shorter.keys() & durations.keys():
+      durations[name] = shorter[name]
   return config

@@ -56,7 +56,7 @@ def model(**differences):
     'mlp_dim': 384,
     'num_heads': 3,
     'patch_size': PATCH,
-    'num_classes': None,  # the data says
+    'num_classes': ml_collections.config_dict.placeholder(int),  # the data's
     'pooling': 'gap',
     **differences,
   }

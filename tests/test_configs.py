@@ -427,9 +427,16 @@ def test_tiny_pretraining_runs(name, pretrained):
     assert 0 <= record[f'{evaluator}/accuracy'] <= 1
 
 
-@pytest.mark.parametrize(
-  'argument', [a for n, a in _variants(tiny=True) if n == 'finetune']
-)
+def _tiny_finetunings():
+  """Those that differ from another in the name of the data only are slow."""
+  for name, argument in _variants(tiny=True):
+    if name == 'finetune':
+      slow = re.match('cifar|flowers', argument)
+      marks = [pytest.mark.slow] if slow else []
+      yield pytest.param(argument, marks=marks)
+
+
+@pytest.mark.parametrize('argument', list(_tiny_finetunings()))
 def test_tiny_finetuning_runs(
   argument, pretrained, data_dir, image_folder, tmp_path, capsys
 ):
@@ -459,8 +466,26 @@ def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
   assert _last_record(tmp_path)['dev/num_examples'] == 2
 
 
-@pytest.mark.parametrize('name', OURS)
-@pytest.mark.parametrize('where', ['', 'model', 'optimizer', 'data'])
+@pytest.mark.parametrize('mode', ['final', 'dev'])
+@pytest.mark.parametrize('data', ['cifar10', 'cifar100', 'flowers'])
+def test_finetuning_opens_its_data(data, mode, data_dir):
+  config = _config('finetune', f'{data},{mode},tiny')
+  config.data.source.data_dir = str(data_dir)
+  ((evaluator, evaluation),) = config.evals.items()
+  train = resolve(config.data)['source']
+  test = resolve(evaluation.data)['source']
+  held_out = 2 if 'cifar' in data else 10
+  if mode == 'dev':
+    assert (len(train), len(test)) == (100 - held_out, held_out)
+  else:
+    assert (evaluator, len(train), len(test)) == ('test', 100, 20)
+
+
+@pytest.mark.parametrize(
+  'name, where',
+  [(name, where) for name in OURS for where in ('', 'model', 'optimizer')]
+  + [('finetune', 'data'), ('finetune', 'schedule')],
+)
 def test_a_key_that_nothing_reads_is_an_error(name, where, tmp_path):
   module = _module(name)
   argument = next(x for x in module.VARIANTS if x.endswith('tiny'))

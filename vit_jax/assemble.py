@@ -70,17 +70,41 @@ def optimizer(config, lr_fn):
   return make
 
 
-def evaluators(config, model, preprocess, mesh, steps_of):
-  """{name: (every_steps or None for "at the end", evaluator)}."""
+def evaluators(config, model, preprocess, mesh, steps_of, class_names=None):
+  """{name: (every_steps or None for "at the end", evaluator)}.
+
+  Args:
+    config: with `evals`.
+    model, preprocess, mesh: passed to each evaluator.
+    steps_of: durations to steps.
+    class_names: what the model's outputs mean, where that is known.
+
+  Raises:
+    ConfigError: an evaluator's labels mean other classes.
+  """
   made = {}
   for name, settings in config.get('evals', Reader({})).items():
     every = steps_of(settings, 'every', default=None)
     settings = _without_durations(resolve(settings, descend=False), 'every')
-    made[name] = (
-      every,
-      instantiate(settings, model, preprocess=preprocess, mesh=mesh),
-    )
+    evaluator = instantiate(settings, model, preprocess=preprocess, mesh=mesh)
+    _check_class_names(name, class_names, evaluator)
+    made[name] = (every, evaluator)
   return made
+
+
+def _check_class_names(name, class_names, evaluator):
+  """Two folders with other sub-folders number their classes differently."""
+  found = getattr(evaluator, 'class_names', None)
+  if not found or not class_names or list(found) == list(class_names):
+    return
+  only_here = sorted(set(found) - set(class_names))[:5]
+  missing = sorted(set(class_names) - set(found))[:5]
+  raise ConfigError(
+    f'evals.{name} has {len(found)} classes, the training {len(class_names)}, '
+    f'in another order or with other names (only here: {only_here}; missing: '
+    f'{missing}), so that its labels would mean something else. For a folder, '
+    "set class_names in the evaluator's data.source."
+  )
 
 
 def checkpointer(config, workdir, steps_of, evaluators):

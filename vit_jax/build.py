@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 
 def locate(dotted_path):
   """The object that 'package.module.name' (or '...Class.method') names."""
-  parts = dotted_path.split('.')
+  parts = dotted_path.split('.') if isinstance(dotted_path, str) else []
   for cut in range(len(parts) - 1, 0, -1):
     module_name = '.'.join(parts[:cut])
     try:
@@ -68,10 +68,9 @@ def instantiate(config, *args, **kwargs):
 def call(fn, config, *args, **kwargs):
   """fn(*args, **config, **kwargs) with the checks of `instantiate`."""
   given = {k: resolve(v) for k, v in resolve(config, descend=False).items()}
-  name = f'{fn.__module__}.{fn.__qualname__}'
   if twice := sorted(given.keys() & kwargs.keys()):
-    raise ConfigError(f'{name}: {twice} cannot be set in the config here.')
-  _check_arguments(fn, name, len(args), given | kwargs)
+    raise ConfigError(f'{_name(fn)}: {twice} cannot be set in the config here.')
+  check_arguments(fn, given | kwargs, num_args=len(args))
   return fn(*args, **given, **kwargs)
 
 
@@ -80,6 +79,7 @@ def resolve(value, *, descend=True):
   if isinstance(value, Reader):
     value = value.read_all()
   if isinstance(value, ml_collections.ConfigDict):
+    check_filled(value)
     value = {key: value[key] for key in value}
   if isinstance(value, Mapping):
     if not descend:
@@ -92,7 +92,39 @@ def resolve(value, *, descend=True):
   return value
 
 
-def _check_arguments(fn, name, num_args, given):
+def check_filled(config, prefix=''):
+  """Raises ConfigError naming the required placeholders that are not set."""
+  if unset := _unset(config, prefix):
+    how = ' '.join(f'--config.{path}=...' for path in unset)
+    raise ConfigError(
+      f'The config leaves {", ".join(unset)} to be set by you: {how}'
+    )
+
+
+def _unset(config, prefix):
+  paths = []
+  for key in config:
+    try:
+      value = config[key]
+    except ml_collections.config_dict.RequiredValueError:
+      paths.append(f'{prefix}{key}')
+      continue
+    if isinstance(value, ml_collections.ConfigDict):
+      paths += _unset(value, f'{prefix}{key}.')
+  return paths
+
+
+def check_arguments(fn, given, *, num_args=0, also=()):
+  """Raises ConfigError unless fn can be called with what is given.
+
+  Args:
+    fn: function or class.
+    given: {keyword: value}; text for a number is an error here too.
+    num_args: how many positional arguments come before them.
+    also: further keywords that are honoured where this is called from.
+  """
+  if not callable(fn):
+    raise ConfigError(f'{fn!r} is no target: name a class or a function.')
   try:
     takes = list(inspect.signature(fn).parameters.values())
   except ValueError:  # some built-ins have no signature
@@ -102,16 +134,33 @@ def _check_arguments(fn, name, num_args, given):
   ]
   problems = []
   if not any(p.kind == p.VAR_KEYWORD for p in takes):
-    for key in sorted(given.keys() - set(named)):
-      problems.append(f'no argument {key!r}{_suggest(key, named)}')
+    known = [*named, *also]
+    for key in sorted(given.keys() - set(known)):
+      problems.append(f'no argument {key!r}{_suggest(key, known)}')
   for p in takes[num_args:]:
     required = p.default is p.empty and p.name in named
     if required and p.name not in given:
       problems.append(f'argument {p.name!r} is missing')
+  for p in takes:
+    value = given.get(p.name)
+    if isinstance(value, str) and _is_number(p):
+      problems.append(f'{p.name}={value!r} is text, not a number or bool')
   if problems:
+    beside = f' Beside that: {", ".join(also)}.' if also else ''
     raise ConfigError(
-      f'{name}: {"; ".join(problems)}. It takes: {", ".join(named)}.'
+      f'{_name(fn)}: {"; ".join(problems)}. '
+      f'It takes: {", ".join(named)}.{beside}'
     )
+
+
+def _is_number(parameter):
+  return parameter.annotation in (bool, int, float) or isinstance(
+    parameter.default, int | float
+  )
+
+
+def _name(fn):
+  return getattr(fn, '__module__', '') + '.' + getattr(fn, '__qualname__', '?')
 
 
 def _suggest(word, words):
@@ -123,20 +172,23 @@ class Reader:
   """Read-only view of a config that remembers which keys were read.
 
   `train()` and its like read their config through it and call
-  `check_all_read` before any long work starts.
+  `check_all_read` before any long work starts. Required placeholders that are
+  not set are a ConfigError at once.
   """
 
-  def __init__(self, config):
-    self._config = config
+  def __init__(self, config, prefix=''):
+    check_filled(config, prefix)
+    self._config, self._prefix = config, prefix
     self._read = {'run'}  # main has read it
     self._children = {}
 
   def __getattr__(self, key):
     if key.startswith('_'):
       raise AttributeError(key)
-    if key not in self._config:
+    if key not in self:
       raise ConfigError(
-        f'The config lacks {key!r}{_suggest(key, list(self._config))}. '
+        f"The config lacks '{self._prefix}{key}'"
+        f'{_suggest(key, list(self._config))}. '
         f'It has: {", ".join(self._config)}.'
       )
     return self.get(key)
@@ -148,7 +200,8 @@ class Reader:
     if value is None:
       return default
     if isinstance(value, ml_collections.ConfigDict):
-      return self._children.setdefault(key, Reader(value))
+      prefix = f'{self._prefix}{key}.'
+      return self._children.setdefault(key, Reader(value, prefix))
     return value
 
   def __contains__(self, key):

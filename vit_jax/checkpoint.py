@@ -198,6 +198,11 @@ def find(path, step=None):
   Raises:
     ConfigError: nothing there, with what was found instead.
   """
+  if path is None:
+    raise ConfigError(
+      'Which checkpoint? init_from.path is not set; give a workdir, or one '
+      'checkpoint in it: --config.init_from.path=WORKDIR'
+    )
   path = epath.Path(path)
   if path.name.isdigit() and (path / 'params').exists():
     return path
@@ -234,11 +239,13 @@ def load_params(path, *, step=None, ema='auto'):
   if ema is True and not has_ema:
     raise ConfigError(f'{directory} has no EMA of its parameters (ema=True).')
   item = directory / ('ema' if ema and has_ema else 'params')
-  with ocp.StandardCheckpointer() as checkpointer:
-    abstract = _abstract(checkpointer.metadata(item).item_metadata)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    restore_args = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract
-    )
-    params = checkpointer.restore(item, restore_args=restore_args)
+  handler = ocp.PyTreeCheckpointHandler()
+  restore_args = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+    _abstract(handler.metadata(item)),
+  )
+  params = handler.restore(
+    item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+  )
+  handler.close()
   return tree.flatten(params), directory

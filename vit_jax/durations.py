@@ -33,8 +33,8 @@ def to_steps(
       raise ConfigError(f'A duration is missing: set one of {keys}.')
     return default
   ((key, value),) = given.items()
-  if value < 0:
-    raise ConfigError(f'{key}={value} must not be negative.')
+  if not isinstance(value, int | float) or value < 0:
+    raise ConfigError(f'{key}={value!r} must be a number of 0 or more.')
   if key.endswith('_steps'):
     if value != int(value):
       raise ConfigError(f'{key}={value} must be a whole number.')
@@ -54,4 +54,5 @@ def to_steps(
     if value > 1:
       raise ConfigError(f'{key}={value} must be between 0 and 1.')
     steps = value * total_steps
-  return max(1, int(steps)) if steps > 0 else 0
+  # Rounded first: 0.29 * 100 is 28.999999999999996.
+  return max(1, int(round(steps, 6))) if steps > 0 else 0

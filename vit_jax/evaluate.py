@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax import (
   assemble,
+  checkpoint,
   sharding,
   terminal,
   transfer,
@@ -34,7 +35,10 @@ def evaluate(config, workdir):
   workdirs.prepare(workdir)
   mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
   init_from = resolve(config.get('init_from'))
-  trained = workdirs.description(init_from['path']) if init_from else {}
+  trained = {}
+  if init_from:
+    directory = checkpoint.find(init_from['path'], init_from.get('step'))
+    trained = workdirs.description(directory)
   settings = resolve(config.get('model'), descend=False) or trained.get('model')
   image_shape = config.get('image_shape') or trained.get('image_shape')
   if not settings or not image_shape:
@@ -48,7 +52,12 @@ def evaluate(config, workdir):
   else:
     preprocess = assemble.preprocess(config)
   evaluators = assemble.evaluators(
-    config, model, preprocess, mesh, lambda *_, default: default
+    config,
+    model,
+    preprocess,
+    mesh,
+    lambda *_, default: default,
+    trained.get('class_names'),
   )
   seed = config.get('seed', 0)
   config.check_all_read('evaluate')

@@ -38,11 +38,29 @@ def main(argv):
     jax.distributed.initialize()
   try:
     config = _CONFIG.value
-    locate(config.run)(config, _WORKDIR.value)
+    run = locate(config.run)
+  except OSError as error:
+    sys.exit(f'\n{error}')  # no such file, and where it was looked for
+  try:
+    run(config, _WORKDIR.value)
   except (ValueError, FloatingPointError) as error:
     if not _ours(error):
       raise
     sys.exit(f'\n{type(error).__name__}: {error}')
+
+
+def _parse_flags(argv):
+  """absl's parser; what is wrong with a --config flag in one line."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except AttributeError as error:
+    # ml_collections tells an unknown key by this, its text quoted twice.
+    text = str(error).replace('\\n', '. ').replace("\\'", '').strip("'")
+    given = [a for a in argv if a.startswith(('--config.', '-config.'))]
+    sys.exit(
+      f'\nUnknown key in {" ".join(given)}: {text} Only what the config file '
+      'sets can be changed from the command line.'
+    )
 
 
 def _ours(error):
@@ -66,4 +84,4 @@ def _use_huge_pages():
 if __name__ == '__main__':
   _use_huge_pages()
   flags.mark_flags_as_required(['config', 'workdir'])
-  app.run(main)
+  app.run(main, flags_parser=_parse_flags)

@@ -24,7 +24,7 @@ def make_mesh(**axis_sizes):
   devices = jax.device_count()
   sizes = list(axis_sizes.values())
   known = int(np.prod([s for s in sizes if s != -1]))
-  if sizes.count(-1) == 1 and devices % known == 0:
+  if sizes.count(-1) == 1 and known > 0 and devices % known == 0:
     sizes[sizes.index(-1)] = devices // known
   if int(np.prod(sizes)) != devices or min(sizes) < 1:
     raise ConfigError(
@@ -95,6 +95,8 @@ def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
     what: its name in the error.
   """
   ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
+  if not isinstance(batch_size, int) or batch_size < 1:
+    raise ConfigError(f'{what}={batch_size!r} must be an integer of 1 or more.')
   if batch_size % ways:
     lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''

@@ -177,7 +177,14 @@ def train(config, workdir):
   )
 
   # 4. Evaluators open their data now, not after a day of training.
-  evaluators = assemble.evaluators(config, model, preprocess, mesh, steps_of)
+  evaluators = assemble.evaluators(
+    config,
+    model,
+    preprocess,
+    mesh,
+    steps_of,
+    getattr(data['source'], 'class_names', None),
+  )
   checkpointer, save_every = assemble.checkpointer(
     config, workdir, steps_of, evaluators
   )

@@ -38,7 +38,7 @@ def load_into(state, **arguments):
   Returns:
     (state, report); only params and ema differ from the given state.
   """
-  params, _, report = load(state.params, **arguments)
+  params, _, report = call(load, arguments, state.params)
   average = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=average), report
 

@@ -48,6 +48,12 @@ class Folder:
   def __init__(
     self, path, *, split=None, csv=None, class_names=None, channels=3
   ):
+    if path is None:
+      raise ValueError(
+        'Folder: the path is not set. Give the folder of images, in a config '
+        'by --config.data.source.path=PATH (of an evaluator: '
+        '--config.evals.NAME.data.source.path).'
+      )
     self.channels = channels
     self.ignored = 0
     self._name = str(path)

@@ -34,6 +34,12 @@ class Tfds:
     label_key='label',
     channels=3,
   ):
+    if name is None or split is None:
+      raise ValueError(
+        f'Tfds: the name is {name!r} and the split {split!r}; give both, in a '
+        'config by --config.data.source.name=NAME and .split=SPLIT (of an '
+        'evaluator: --config.evals.NAME.data.source.name).'
+      )
     self.channels = channels
     self._name, self._split = name, split
     self._keys = (image_key, label_key)

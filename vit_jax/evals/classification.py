@@ -9,7 +9,7 @@ from vit_jax.objectives import classification
 
 
 class Classification:
-  """Top-1, top-5 and loss over a whole split; every example counts once.
+  """Top-1, top-5 (of more than 5 classes) and loss over a whole split; every example counts once.
 
   Args:
     model: has apply({'params': p}, images) -> logits [B, K].
@@ -17,6 +17,9 @@ class Classification:
     mesh: of `sharding.make_mesh`.
     data: arguments of `pipeline.eval_batches`; batch_size is global.
     loss: 'softmax' or 'sigmoid'.
+
+  Attributes:
+    class_names: of the data, where it says; must be those of the training.
   """
 
   def __init__(self, model, *, preprocess, mesh, data, loss='softmax'):
@@ -28,6 +31,7 @@ class Classification:
       raise ValueError(f'loss={loss!r} must be one of {sorted(losses)}.')
     sharding.check_batch_size(data['batch_size'], mesh, what='eval batch_size')
     self._mesh = mesh
+    self.class_names = getattr(data['source'], 'class_names', None)
     self._batches = pipeline.eval_batches(
       **data,
       process_index=jax.process_index(),
@@ -40,15 +44,18 @@ class Classification:
       mask = batch['mask']
       logits = model.apply({'params': params}, preprocess(batch['image']))
       targets = classification.soft_targets(batch['label'], logits.shape[-1])
-      top5 = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
+      num_classes = logits.shape[-1]
+      top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
       hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
       example_loss = losses[loss](logits, targets)
-      return {
+      sums = {
         'num_examples': jnp.sum(mask),
         'accuracy': jnp.sum(hits[:, 0] & mask),
-        'top5_accuracy': jnp.sum(hits.any(axis=-1) & mask),
         'loss': jnp.sum(jnp.where(mask, example_loss, 0.0)),
       }
+      if num_classes > 5:
+        sums['top5_accuracy'] = jnp.sum(hits.any(axis=-1) & mask)
+      return sums
 
     self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 

@@ -1,0 +1,77 @@
+"""Evaluates a run's checkpoint on other data.
+
+    python -m vit_jax.main --config=configs/evaluate.py:folder \
+        --config.init_from.path=WORKDIR_OF_A_RUN --workdir=DIR \
+        --config.evals.test.data.source.path=PATH
+
+Arguments (between commas; the first of a list is the default):
+  folder, tfds   where the images are: PATH/CLASS/*.jpg, or a prepared TFDS set
+             (--config.evals.test.data.source.name=NAME and .split=SPLIT)
+  accuracy, fewshot   top-1, top-5 and loss of the classifier; or the paper's
+             few-shot linear readout of frozen features (section 4.1), which
+             needs labels of any classes: 5 and 10 examples of each class are
+             drawn from `train`, the rest of it is left alone
+  size=224   pixels: smaller side resized to 8/7 of it, central crop. If the run
+             was trained at another size, its positions are interpolated, which
+             is reported
+
+The model and its preprocessing are those of the run.
+"""
+
+from ml_collections import config_dict
+
+from configs import common
+
+VARIANTS = ('folder', 'tfds', 'folder,fewshot', 'tfds,fewshot,size=384')
+
+
+def get_config(argument=''):
+  args = common.parse(
+    argument,
+    data=('folder', 'tfds'),
+    evaluator=('accuracy', 'fewshot'),
+    size=224,
+  )
+  config = config_dict.ConfigDict()
+  config.run = 'vit_jax.evaluate.evaluate'
+  config.seed = 0
+  config.image_shape = (args.size, args.size, 3)
+  config.init_from = {
+    'path': config_dict.placeholder(str),
+    'step': config_dict.placeholder(int),
+    'ema': 'auto',
+  }
+  if args.evaluator == 'accuracy':
+    config.evals = {
+      'test': {
+        'target': 'vit_jax.evals.classification.Classification',
+        'data': data(args, 'test'),
+      }
+    }
+  else:
+    config.evals = {
+      'fewshot': {
+        'target': 'vit_jax.evals.fewshot.FewShot',
+        'train': data(args, 'train'),
+        'test': data(args, 'test'),
+        'shots': (5, 10),
+        'seeds': (0, 1, 2),
+        'features': 'pre_logits',
+      }
+    }
+  return config
+
+
+def data(args, split):
+  if args.data == 'tfds':
+    source = common.tfds(config_dict.placeholder(str), split)
+  else:
+    source = common.folder(None)
+    source['split'] = config_dict.placeholder(str)
+  return {
+    'source': source,
+    'transforms': common.resize_crop(args.size * 8 // 7, args.size),
+    'batch_size': 128,
+    'num_workers': 0,
+    'on_error': 'raise',
+  }
