@@ -93,12 +93,13 @@ class Checkpointer:
     step = self.latest_step() if step is None else step
     items = _state_items(abstract_state)
     saved = self._manager.item_metadata(step)
+    if (saved.get('ema') is None) != ('ema' not in items):
+      has, keeps = ('an', 'none') if 'ema' not in items else ('no', 'one')
+      raise ConfigError(
+        f"{self.directory / str(step)} has {has} 'ema'; this run keeps "
+        f'{keeps}. {_OTHER_RUN}'
+      )
     for name, item in items.items():
-      if saved.get(name) is None:
-        raise ConfigError(
-          f'{self.directory / str(step)} has no {name!r}; '
-          f'this run keeps one. {_OTHER_RUN}'
-        )
       want = tree.flatten(jax.tree.map(_as_stored, item))
       have = tree.flatten(_abstract(saved[name]))
       if lines := tree.diff(have, want):

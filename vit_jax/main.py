@@ -25,7 +25,8 @@ _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
   False,
   'Several hosts: every one of them runs this command. Clusters that jax '
-  'knows (TPU pods, Slurm, ...) need nothing else.',
+  'knows (TPU pods, Slurm, ...) need nothing else; elsewhere set '
+  'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
 )
 
 
@@ -35,7 +36,12 @@ def main(argv):
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries tell too much
   if _DISTRIBUTED.value:
-    jax.distributed.initialize()
+    numbers = ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
+    num_processes, process_id = (os.environ.get(name) for name in numbers)
+    jax.distributed.initialize(
+      num_processes=None if num_processes is None else int(num_processes),
+      process_id=None if process_id is None else int(process_id),
+    )
   try:
     config = _CONFIG.value
     run = locate(config.run)

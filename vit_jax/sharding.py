@@ -119,9 +119,11 @@ def annotate(abstract_tree, shardings):
 def put_batch(batch, mesh):
   """Global arrays [B, ...] on the mesh of this host's numpy rows of a batch."""
   sharding = batch_sharding(mesh)
-  return jax.tree.map(
-    lambda x: jax.make_array_from_process_local_data(sharding, x), batch
-  )
+  # On several hosts jax takes this for an implicit transfer; it is not.
+  with jax.transfer_guard_host_to_device('allow'):
+    return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(sharding, x), batch
+    )
 
 
 def _axis_size(mesh, axes):

@@ -69,7 +69,7 @@ def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
   ema = state.ema
   if ema is not None:
     ema = optax.incremental_update(params, ema, 1 - ema_decay)
-  metrics |= {'grad_norm': optax.global_norm(grads)}
+  metrics |= {'grad_norm': optax.tree.norm(grads)}
   state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
   return state, metrics
 

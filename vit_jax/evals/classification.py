@@ -9,7 +9,9 @@ from vit_jax.objectives import classification
 
 
 class Classification:
-  """Top-1, top-5 (of more than 5 classes) and loss over a whole split; every example counts once.
+  """Top-1, top-5 (of more than 5 classes) and loss over a whole split.
+
+  Every example counts once, on any number of devices and hosts.
 
   Args:
     model: has apply({'params': p}, images) -> logits [B, K].

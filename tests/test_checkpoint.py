@@ -1,0 +1,193 @@
+"""What is kept, what is restored, and what does not fit."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import checkpoint, sharding
+from vit_jax.build import ConfigError
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.train import TrainState
+
+
+def make_state(step=0, *, width=8, ema=True, seed=0):
+  rng = np.random.default_rng(seed)
+  params = {
+    'head': {'kernel': jnp.asarray(rng.normal(size=(3, width)), jnp.float32)},
+    'cls': jnp.asarray(rng.normal(size=(1, 1, width)), jnp.float32),
+  }
+  return TrainState(
+    step=jnp.asarray(step, jnp.int32),
+    params=params,
+    opt_state=optax.adam(0.1).init(params),
+    rng=jax.random.key(seed + 1),
+    ema=jax.tree.map(lambda x: 2 * x, params) if ema else None,
+  )
+
+
+def abstract(state, rules=(), mesh=None):
+  mesh = mesh or sharding.make_mesh()
+  shapes = jax.eval_shape(lambda: state)
+  return sharding.annotate(shapes, sharding.infer(shapes, rules, mesh))
+
+
+def assert_same(actual, expected):
+  def numpy(x):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+      x = jax.random.key_data(x)
+    return np.asarray(x)
+
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(numpy(a), numpy(b)),
+    actual,
+    expected,
+  )
+
+
+def steps_in(workdir):
+  return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir())
+
+
+def test_everything_comes_back_on_any_mesh(tmp_path):
+  state, checkpointer = make_state(5), Checkpointer(tmp_path)
+  assert checkpointer.latest_step() is None
+  # As eight devices of FSDP have it ...
+  split = sharding.infer(
+    state, [('params/head/kernel', (None, 'data'))], sharding.make_mesh()
+  )
+  checkpointer.save(5, jax.device_put(state, split), {'position': 40})
+  checkpointer.close()
+  # ... and as others want it.
+  mesh = sharding.make_mesh(data=4, model=2)
+  for rules, shard in (
+    ([], (3, 8)),
+    ([('params/head/kernel', (None, 'model'))], (3, 4)),
+  ):
+    wanted = abstract(state, rules, mesh)
+    restored, data = Checkpointer(tmp_path).restore(wanted)
+    assert_same(restored, state)
+    assert data == {'position': 40}
+    kernel = restored.params['head']['kernel']
+    assert {s.data.shape for s in kernel.addressable_shards} == {shard}
+
+
+def test_keeps_last_and_every(tmp_path):
+  checkpointer = Checkpointer(tmp_path, keep_last=2, keep_every_steps=4)
+  for step in range(1, 8):
+    checkpointer.save(step, make_state(step, ema=False), {'position': step})
+  checkpointer.save(7, make_state(0, ema=False), {'position': 0})  # is there
+  checkpointer.close()
+  assert steps_in(tmp_path) == [4, 6, 7]
+  restored, data = Checkpointer(tmp_path).restore(
+    abstract(make_state(ema=False))
+  )
+  assert (int(restored.step), data) == (7, {'position': 7})
+
+
+@pytest.mark.parametrize('mode', ['max', 'min'])
+def test_the_best_survives_a_restart(mode, tmp_path):
+  sign = 1 if mode == 'max' else -1
+  scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.3, 6: 0.8, 7: 0.2}
+  for steps in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
+    checkpointer = Checkpointer(
+      tmp_path, best_metric='val/accuracy', best_mode=mode
+    )
+    for step in steps:
+      metrics = {'val/loss': 1.0}
+      if scores[step] is not None:
+        metrics['val/accuracy'] = sign * scores[step]
+      state = make_state(step, ema=False)
+      checkpointer.save(step, state, {}, metrics=metrics)
+    checkpointer.close()
+    assert steps_in(tmp_path) == [2, steps[-1]]
+
+
+def test_several_best(tmp_path):
+  checkpointer = Checkpointer(tmp_path, best_metric='v', keep_best=2)
+  for step, value in enumerate([0.9, 0.1, 0.8, 0.2, 0.3], 1):
+    state = make_state(step, ema=False)
+    checkpointer.save(step, state, {}, metrics={'v': value})
+  checkpointer.close()
+  assert steps_in(tmp_path) == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+  ('saved', 'wanted', 'message'),
+  [
+    (
+      {},
+      {'width': 4},
+      r'(?s)does not fit this config: \'params\' has \(-\), the config wants '
+      r'\(\+\):\n- cls \(1, 1, 8\)\n\+ cls \(1, 1, 4\)\n- head/kernel \(3, 8\)'
+      r'\n\+ head/kernel \(3, 4\)\nUse the config.*another workdir',
+    ),
+    ({'ema': False}, {}, r"has no 'ema'; this run keeps one"),
+    ({}, {'ema': False}, r"has an 'ema'; this run keeps none"),
+  ],
+)
+def test_another_config_is_an_error(saved, wanted, message, tmp_path):
+  checkpointer = Checkpointer(tmp_path)
+  checkpointer.save(1, make_state(**saved), {})
+  checkpointer.wait()
+  with pytest.raises(ConfigError, match=message):
+    checkpointer.restore(abstract(make_state(**wanted)))
+
+
+def test_another_optimizer_is_an_error(tmp_path):
+  checkpointer = Checkpointer(tmp_path)
+  checkpointer.save(1, make_state(), {})
+  checkpointer.wait()
+  other = make_state()
+  other.opt_state = optax.sgd(0.1, momentum=0.9).init(other.params)
+  with pytest.raises(ConfigError, match=r"'train'.*\n- opt_state/0/count"):
+    checkpointer.restore(abstract(other))
+
+
+def test_mistakes(tmp_path):
+  with pytest.raises(ConfigError, match='keep_last=0'):
+    Checkpointer(tmp_path, keep_last=0)
+  with pytest.raises(ConfigError, match="best_mode='most'"):
+    Checkpointer(tmp_path, best_mode='most')
+
+
+def test_find_and_load_params(tmp_path, caplog):
+  run, plain = tmp_path / 'run', tmp_path / 'plain'
+  checkpointer = Checkpointer(run, keep_last=2)
+  for step in (9, 10):
+    checkpointer.save(step, make_state(step, seed=step), {})
+  checkpointer.close()
+  checkpointer = Checkpointer(plain)
+  checkpointer.save(3, make_state(3, ema=False), {})
+  checkpointer.close()
+
+  folder = run / 'checkpoints'
+  assert checkpoint.find(run) == folder / '10'  # as numbers, not as text
+  assert checkpoint.find(run, 9) == folder / '9'
+  assert checkpoint.find(folder) == folder / '10'
+  assert checkpoint.find(str(folder / '9')) == folder / '9'
+  for path, step, message in (
+    (tmp_path / 'nowhere', None, 'nowhere does not exist'),
+    (tmp_path, None, 'holds none'),
+    (run, 4, r'has no step 4; it has \[9, 10\]'),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      checkpoint.find(path, step)
+
+  caplog.set_level(logging.WARNING)
+  for ema, factor in (('auto', 2), (True, 2), (False, 1)):
+    params, directory = checkpoint.load_params(run, step=9, ema=ema)
+    assert directory == folder / '9'
+    expected = make_state(seed=9).params
+    assert params.keys() == {'cls', 'head/kernel'}
+    assert type(params['cls']) is np.ndarray
+    np.testing.assert_array_equal(params['cls'], factor * expected['cls'])
+  assert not caplog.records  # absl's warnings would alarm the user
+  params, _ = checkpoint.load_params(plain)
+  np.testing.assert_array_equal(params['cls'], make_state().params['cls'])
+  with pytest.raises(ConfigError, match='has no EMA'):
+    checkpoint.load_params(plain, ema=True)

@@ -1,0 +1,231 @@
+"""Tiny variants of the configs really run.
+
+The TFDS sets have the names and splits of the real ones, but noise for images.
+"""
+
+import functools
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_configs import (
+  CLASSES,
+  TRAINING,
+  load_config,
+  load_module,
+  replace_data,
+  variants,
+)
+
+from vit_jax import evaluate as evaluate_lib
+from vit_jax import train as train_lib
+from vit_jax.build import ConfigError, resolve
+
+
+def _jpeg(seed):
+  rng = np.random.default_rng(seed)
+  file = io.BytesIO()
+  pixels = rng.integers(0, 256, (40, 50, 3), np.uint8)
+  Image.fromarray(pixels).save(file, 'JPEG')
+  file.seek(0)
+  return file
+
+
+def _prepare(data_dir, name, version, sizes):
+  """A TFDS set of that name, in ArrayRecord files: {split: size}."""
+  import tensorflow_datasets as tfds
+
+  def examples(size):
+    for i in range(size):
+      yield i, {'image': _jpeg(i), 'label': i % CLASSES[name]}
+
+  class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version(version)
+    pkg_dir_path = data_dir
+
+    def _info(self):
+      features = {
+        'image': tfds.features.Image(
+          shape=(None, None, 3), encoding_format='jpeg'
+        ),
+        'label': tfds.features.ClassLabel(num_classes=CLASSES[name]),
+      }
+      features = tfds.features.FeaturesDict(features)
+      return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, manager):
+      del manager
+      return {split: examples(size) for split, size in sizes.items()}
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+  Prepared.name = name
+  Prepared(data_dir=data_dir, file_format='array_record').download_and_prepare()
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  """TFDS sets of all names in the configs; versions are those TFDS has."""
+  path = tmp_path_factory.mktemp('tfds')
+  train_and_test = {'train': 100, 'test': 20}
+  _prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 20})
+  _prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
+  _prepare(path, 'jft', '1.0.0', {'train': 60})
+  _prepare(path, 'cifar10', '3.0.2', train_and_test)
+  _prepare(path, 'cifar100', '3.0.2', train_and_test)
+  _prepare(path, 'oxford_iiit_pet', '4.0.0', train_and_test)
+  _prepare(path, 'oxford_flowers102', '2.1.1', train_and_test)
+  return path
+
+
+@pytest.fixture(scope='module')
+def image_folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('folder')
+  for i in range(60):
+    folder = path / f'class_{i % CLASSES["folder"]}'
+    folder.mkdir(exist_ok=True)
+    (folder / f'{i}.JPG').write_bytes(_jpeg(i).read())
+  return path
+
+
+@pytest.fixture(scope='module')
+def pretrained(data_dir, tmp_path_factory):
+  """{file: workdir} of each pre-training, run on first use."""
+
+  @functools.cache
+  def run(name):
+    config = load_config(name, 'B/16,tiny' if 'plain' not in name else 'tiny')
+    config.data.source.data_dir = str(data_dir)
+    workdir = tmp_path_factory.mktemp(name)
+    state = train_lib.train(config, workdir)
+    assert int(state.step) == 4
+    return workdir
+
+  return run
+
+
+def _last_record(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  record = {}
+  for line in lines:
+    record |= json.loads(line)
+  return record
+
+
+@pytest.mark.parametrize('name', [x for x in TRAINING if 'pretrain' in x])
+def test_tiny_pretraining_runs(name, pretrained):
+  workdir = pretrained(name)
+  record = _last_record(workdir)
+  assert record['step'] == 4 and np.isfinite(record['train/loss'])
+  config = json.loads((workdir / 'config.json').read_text())
+  for evaluator in config['evals']:
+    assert 0 <= record[f'{evaluator}/accuracy'] <= 1
+
+
+def _tiny_finetunings():
+  """Those that differ from another in the name of the data only are slow."""
+  for name, argument in variants(tiny=True):
+    if name == 'finetune':
+      slow = re.match('cifar|flowers|pets', argument)
+      marks = [pytest.mark.slow] if slow else []
+      yield pytest.param(argument, marks=marks)
+
+
+@pytest.mark.parametrize('argument', list(_tiny_finetunings()))
+def test_tiny_finetuning_runs(
+  argument, pretrained, data_dir, image_folder, tmp_path, capsys
+):
+  config = load_config('finetune', argument)
+  config.init_from.path = str(pretrained('pretrain_imagenet'))
+  if argument.startswith('folder'):
+    config.data.source.path = str(image_folder)
+  else:
+    config.data.source.data_dir = str(data_dir)
+  state = train_lib.train(config, tmp_path)
+  classes = CLASSES[config.data.source.get('name', 'folder')]
+  assert state.params['head']['kernel'].shape == (32, classes)
+  assert state.params['pos_embedding'].shape == (1, 24, 24, 32)
+  record = _last_record(tmp_path)
+  assert record['test/num_examples'] == (6 if 'folder' in argument else 20)
+  assert 'pos_embedding' in capsys.readouterr().out
+
+
+def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
+  """As the docstring of its pre-training says, and on the dev split."""
+  config = load_config('finetune', 'cifar10,S/16,dev,polyak,tiny')
+  config.model.pooling, config.model.posemb = 'gap', 'sincos2d'
+  config.init_from.path = str(pretrained('pretrain_s16_better_plain'))
+  config.data.source.data_dir = str(data_dir)
+  state = train_lib.train(config, tmp_path)
+  assert state.ema is not None
+  assert _last_record(tmp_path)['dev/num_examples'] == 2
+
+
+@pytest.mark.parametrize('mode', ['final', 'dev'])
+@pytest.mark.parametrize('data', ['cifar10', 'cifar100', 'flowers', 'pets'])
+def test_finetuning_opens_its_data(data, mode, data_dir):
+  config = load_config('finetune', f'{data},{mode},tiny')
+  config.data.source.data_dir = str(data_dir)
+  ((evaluator, evaluation),) = config.evals.items()
+  train = resolve(config.data)['source']
+  test = resolve(evaluation.data)['source']
+  held_out = 2 if 'cifar' in data else 10
+  if mode == 'dev':
+    assert (len(train), len(test)) == (100 - held_out, held_out)
+  else:
+    assert (evaluator, len(train), len(test)) == ('test', 100, 20)
+
+
+@pytest.mark.parametrize(
+  'name, where',
+  [(name, where) for name in TRAINING for where in ('', 'model', 'optimizer')]
+  + [('finetune', 'data'), ('finetune', 'schedule')],
+)
+def test_a_key_that_nothing_reads_is_an_error(name, where, tmp_path):
+  module = load_module(name)
+  argument = next(x for x in module.VARIANTS if x.endswith('tiny'))
+  config = replace_data(load_config(name, argument))
+  if 'init_from' in config:
+    del config.init_from  # from scratch will do
+  part = config[where] if where else config
+  part.wieght_decay = 0.1
+  with pytest.raises(ConfigError, match='wieght_decay'):
+    train_lib.train(config, tmp_path)
+
+
+def test_finetuning_needs_a_checkpoint(tmp_path):
+  config = replace_data(load_config('finetune', 'cifar10,tiny'))
+  with pytest.raises(ConfigError, match=r'init_from\.path'):
+    train_lib.train(config, tmp_path)
+
+
+def test_evaluate_runs(pretrained, data_dir, tmp_path):
+  """On another split, with the model of the run."""
+  accuracy = load_config('evaluate', 'tfds,size=28')
+  source = accuracy.evals.test.data.source
+  source.data_dir, source.name = str(data_dir), 'imagenet2012'
+  source.split = 'validation'
+  accuracy.init_from.path = str(pretrained('pretrain_imagenet'))
+  result = evaluate_lib.evaluate(accuracy, tmp_path / 'accuracy')
+  assert result['test/num_examples'] == 20
+
+
+def test_evaluate_runs_fewshot(pretrained, image_folder, tmp_path):
+  """At another size than the run's: its positions are interpolated."""
+  config = load_config('evaluate', 'folder,fewshot,size=36')
+  for part, split in (('train', None), ('test', '[:20]')):
+    source = config.evals.fewshot[part].source
+    source.path, source.split = str(image_folder), split
+  config.init_from.path = str(pretrained('pretrain_imagenet'))
+  result = evaluate_lib.evaluate(config, tmp_path)
+  assert 0 <= result['fewshot/10shot'] <= 1
+
+
+@pytest.mark.parametrize('argument', load_module('evaluate').VARIANTS)
+def test_evaluate_loads_and_asks_for_a_checkpoint(argument, tmp_path):
+  with pytest.raises(ConfigError, match=r'init_from\.path'):
+    evaluate_lib.evaluate(load_config('evaluate', argument), tmp_path)

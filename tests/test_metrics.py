@@ -1,0 +1,223 @@
+"""What is measured, when it is fetched, and what is written down."""
+
+import json
+import struct
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+from vit_jax import metrics, terminal
+from vit_jax.metrics import Monitor, NonFiniteError, Writer, read_records
+
+
+def make_monitor(workdir, **kwargs):
+  defaults = {'total_steps': 10, 'batch_size': 16, 'log_every_steps': 2}
+  return Monitor(workdir, **(defaults | kwargs))
+
+
+class Spy:
+  """A scalar that notes in a list when it is brought to the host."""
+
+  def __init__(self, name, value, fetched):
+    self._name, self._value, self._fetched = name, value, fetched
+
+  def __array__(self, *args, **kwargs):
+    self._fetched.append(self._name)
+    return np.float32(self._value)
+
+
+def test_a_step_is_fetched_only_after_the_next_is_dispatched(tmp_path):
+  monitor, fetched = make_monitor(tmp_path), []
+  for step in (1, 2, 3):
+    monitor.step(step, {'loss': Spy(step, 0.5 * step, fetched)})
+    assert fetched == list(range(1, step))
+  assert [r['step'] for r in read_records(tmp_path)] == [2]
+  monitor.flush()
+  monitor.flush()  # there is nothing left
+  assert fetched == [1, 2, 3]
+  monitor.close()
+
+
+def test_records_are_means_over_the_interval(tmp_path):
+  monitor = make_monitor(
+    tmp_path,
+    total_steps=5,
+    learning_rate=lambda step: jnp.float32(0.5) * step,
+  )
+  for step in range(1, 6):
+    monitor.step(step, {'loss': jnp.float32(step)}, skipped=step // 3)
+  monitor.flush()
+  monitor.close()
+  records = read_records(tmp_path)
+  # Every second step, and the last.
+  assert [r['step'] for r in records] == [2, 4, 5]
+  assert [r['train/loss'] for r in records] == [1.5, 3.5, 5.0]
+  # The update number n is made with the rate at n - 1.
+  assert [r['train/lr'] for r in records] == [0.5, 1.5, 2.0]
+  assert [r.get('data_skipped') for r in records] == [None, 1, 1]
+  assert all(r['memory_gb'] > 0.01 and 'mfu' not in r for r in records)
+
+
+def test_rates(tmp_path, monkeypatch):
+  clock = types.SimpleNamespace(now=100.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+  kind = jax.devices()[0].device_kind
+  monkeypatch.setitem(metrics.PEAK_FLOPS, kind, 1e12)
+  monitor = make_monitor(tmp_path, flops_per_step=4e12)
+  clock.now += 50  # compilation
+  monitor.step(1, {'loss': 1.0})
+  monitor.flush()
+  monitor.restart_clock(1)
+  for step in (2, 3, 4):
+    with monitor.waiting():
+      clock.now += 0.5
+    clock.now += 1.5
+    with monitor.pause():
+      clock.now += 7
+    monitor.step(step, {'loss': 1.0})
+  monitor.flush()
+  monitor.close()
+  first, second = read_records(tmp_path)
+  # Step 2 was fetched after step 3 was dispatched; 4 s for steps 2 and 3.
+  assert first['images_per_s'] == pytest.approx(16 / 4)
+  assert second['images_per_s'] == pytest.approx(2 * 16 / 2)
+  assert second['images_per_s_per_device'] == pytest.approx(2 * 16 / 2 / 8)
+  assert second['data_wait'] == pytest.approx(0.5 / 2)
+  assert second['mfu'] == pytest.approx(4e12 / (8 * 1e12 * 2 / 2))
+  assert second['eta_s'] == pytest.approx(6 * 2 / 2)
+
+
+@pytest.mark.parametrize(
+  ('losses', 'last_step', 'shown'),
+  [
+    ([1.0, 2.0, np.nan, 1.0], 4, r'loss=nan in step 3 \(of 10\)'),
+    ([1.0, 2.0, np.inf, np.nan], 4, r'loss=inf in step 3 and 4 \(of 10\)'),
+    ([1.0, 2.0, np.nan], 3, r'loss=nan in step 3 \(of 10\)'),
+  ],
+)
+def test_nan_stops_and_names_the_steps(losses, last_step, shown, tmp_path):
+  monitor = make_monitor(tmp_path)
+  shown += r'; the last finite step was 2\. The last good checkpoint is kept'
+  with pytest.raises(NonFiniteError, match=shown):
+    for step, loss in enumerate(losses, 1):
+      monitor.step(step, {'loss': jnp.float32(loss), 'accuracy': 0.5})
+    assert step == last_step
+    monitor.flush()
+  monitor.close()
+  assert [r['train/loss'] for r in read_records(tmp_path)] == [1.5]
+
+
+def test_resuming_trims_what_the_lost_steps_wrote(tmp_path):
+  monitor = make_monitor(tmp_path)
+  for step in range(1, 8):
+    monitor.step(step, {'loss': float(step)})
+  monitor.close()  # killed: steps 6 and 7 are logged or lost
+  assert [r['step'] for r in read_records(tmp_path)] == [2, 4, 6]
+
+  monitor = make_monitor(tmp_path, start_step=4)
+  assert [r['step'] for r in read_records(tmp_path)] == [2, 4]
+  for step in (5, 6):
+    monitor.step(step, {'loss': 10.0})
+  monitor.flush()
+  monitor.close()
+  records = read_records(tmp_path)
+  assert [(r['step'], r['train/loss']) for r in records] == [
+    *((2, 1.5), (4, 3.5), (6, 10.0))
+  ]
+
+
+def test_a_writer_without_start_appends(tmp_path):
+  for value in (1.0, 2.0):
+    writer = Writer(tmp_path)
+    writer.write(5, {'test/accuracy': value})
+    writer.close()
+  assert [r['test/accuracy'] for r in read_records(tmp_path)] == [1.0, 2.0]
+  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  assert json.loads(lines[0])['time'].endswith('+00:00')
+  assert read_records(tmp_path / 'nowhere') == []
+
+
+def scalars(path):
+  """(step, tag, value) of a TensorBoard file: length, crc, event, crc, ..."""
+  data, found = path.read_bytes(), []
+  while data:
+    (length,) = struct.unpack('<Q', data[:8])
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+    data = data[16 + length :]
+  return found
+
+
+def test_tensorboard(tmp_path):
+  writer = Writer(tmp_path, start_step=0)
+  writer.write(3, {'train/loss': 0.25, 'val/accuracy': 0.5})
+  writer.close()
+  (events,) = tmp_path.glob('events.out.tfevents.*')
+  assert scalars(events) == [(3, 'train/loss', 0.25), (3, 'val/accuracy', 0.5)]
+
+
+@pytest.mark.parametrize(
+  ('kind', 'tera'),
+  [
+    ('TPU v5 lite', 197),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+    ('NVIDIA H100 80GB HBM3', 989),
+    ('NVIDIA H100 PCIe', 756),
+    ('NVIDIA L40S', 181),
+    ('NVIDIA L4', 121),
+    ('cpu', None),
+  ],
+)
+def test_peak_flops(kind, tera):
+  assert metrics.peak_flops(kind) == (tera and tera * 1e12)
+
+
+def test_terminal_line():
+  record = {
+    'train/loss': 1.23456,
+    'train/lr': 3e-4,
+    'train/grad_norm': 0.98765,
+    'train/accuracy': 0.5,
+    'images_per_s': 12345.6,
+    'mfu': 0.4321,
+    'data_wait': 0.05,
+    'memory_gb': 1.26,
+    'val/accuracy': 0.98765,
+    'eta_s': 3725.4,
+  }
+  assert terminal.line(record) == (
+    'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
+    'data wait 5% | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
+  )
+
+
+def test_terminal_in_a_file_has_lines_only(tmp_path, capsys):
+  monitor = make_monitor(tmp_path, total_steps=1000)
+  monitor.step(2, {'loss': 0.5})
+  monitor.flush()
+  monitor.say('[brackets] are not markup')
+  monitor.close()
+  first, second = capsys.readouterr().out.splitlines()
+  assert first.startswith('   2/1000 loss 0.25 | ')
+  assert second == '[brackets] are not markup'
+
+
+def test_terminal_shows_a_bar_to_a_person(capsys, monkeypatch):
+  monkeypatch.setenv('FORCE_COLOR', '1')
+  shown = terminal.Terminal(3, 17)
+  shown.advance(4)
+  shown.say('a line')
+  shown.close()
+  out = capsys.readouterr().out
+  assert '4/17' in out and 'a line' in out
+
+
+def test_table():
+  table = terminal.table('T', ['', 'a'], [('x', '1'), ('y', '2')])
+  assert (table.row_count, len(table.columns)) == (2, 2)

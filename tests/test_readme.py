@@ -1,0 +1,98 @@
+"""The README says nothing that is not so."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from vit_jax import build
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / 'README.md').read_text()
+
+
+def _commands():
+  blocks = re.findall(r'```bash\n(.*?)```', README, re.S)
+  blocks += re.findall(r'`(--config\.[^`]*)`', README)
+  lines = [line for block in blocks for line in block.splitlines()]
+  return [line.split('&&')[-1].strip() for line in lines]
+
+
+def _config(command):
+  """The config that a command loads."""
+  (flag,) = [x for x in shlex.split(command) if x.startswith('--config=')]
+  path, _, argument = flag.removeprefix('--config=').partition(':')
+  spec = importlib.util.spec_from_file_location('config', ROOT / path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config(*([argument] if argument else []))
+
+
+MAIN = [c for c in _commands() if 'vit_jax.main' in c]
+
+
+@pytest.mark.parametrize('command', MAIN)
+def test_commands_load_a_config_that_has_what_they_set(command):
+  config = _config(command)
+  build.locate(config.run)
+  for word in shlex.split(command):
+    if word.startswith('--config.'):
+      *parents, last = word.removeprefix('--config.').split('=')[0].split('.')
+      part = config
+      for key in parents:
+        part = part[key]
+      assert last in part, word
+
+
+def test_there_are_commands():
+  assert len(MAIN) >= 6
+  assert any('quickstart.py' in command for command in MAIN)
+
+
+def test_paths_and_dotted_names_exist():
+  for path in set(re.findall(r'(?:configs|tests)/\w+\.py', README)):
+    assert (ROOT / path).exists(), path
+  for name in set(re.findall(r'`(vit_jax(?:\.\w+)+)`', README)):
+    try:
+      build.locate(name)
+    except build.ConfigError:
+      importlib.import_module(name)
+
+
+def test_files_of_the_layout_exist():
+  layout = README.split('## How the code is laid out')[1].split('```')[1]
+  for name in re.findall(r'\b(\w+\.py)\b', layout):
+    assert list((ROOT / 'vit_jax').glob(name)), name
+  assert {p.name for p in (ROOT / 'vit_jax').iterdir() if p.is_dir()} >= {
+    name for name in re.findall(r'^  (\w+)/', layout, re.M)
+  }
+
+
+def test_table_of_keys_is_what_train_reads():
+  """Every key that train() reads is in the table, and the other way round."""
+  source = (ROOT / 'vit_jax/train.py').read_text()
+  source += (ROOT / 'vit_jax/assemble.py').read_text()
+  read = set(re.findall(r"config\.get\(\s*'(\w+)'", source))
+  train = ast.parse((ROOT / 'vit_jax/train.py').read_text())
+  for node in ast.walk(train):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      if node.value.id == 'config' and node.attr not in ('get', 'run'):
+        read.add(node.attr)
+  read -= {'check_all_read'}
+  table = README.split('## A training config')[1].split('Order of init')[0]
+  first_cells = re.findall(r'^\| (`[^|]*) \|', table, re.M)
+  listed = {n for cell in first_cells for n in re.findall(r'`(\w+)', cell)}
+  listed -= {'run', 'total_steps', 'log_every_'}
+  if 'preprocess' in listed:  # read as `'preprocess' in config`
+    read.add('preprocess')
+  assert read == listed
+
+
+def test_python_example_runs():
+  (code,) = re.findall(r'```python\n(.*?)```', README, re.S)
+  # A small one in place of B/16; all else is the README's text.
+  code = code.replace("variant('B/16')", "variant('mu/16')")
+  exec(compile(code, 'README.md', 'exec'), {})

@@ -1,0 +1,317 @@
+"""One step of training, and the same steps however they are laid out.
+
+Losses are compared between layouts of devices and micro-batches, whose sums
+float32 rounds in different orders.
+"""
+
+import functools
+import json
+import pathlib
+import runpy
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import optim, sharding, tree
+from vit_jax.data import builtin, pipeline
+from vit_jax.metrics import read_records
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.preprocess import Normalize
+from vit_jax.train import TrainState, init_state, train, train_step
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+MODEL = {
+  'target': 'vit_jax.models.vit.VisionTransformer',
+  'width': 16,
+  'depth': 2,
+  'mlp_dim': 32,
+  'num_heads': 2,
+  'patch_size': 4,
+}
+SOURCE = {
+  'target': 'vit_jax.data.builtin.Synthetic',
+  'image_size': 8,
+  'num_classes': 4,
+  'num_examples': 64,
+  'learnable': True,
+}
+FSDP = [('(params|ema|opt_state/.*)/.*/kernel', (None, 'data'))]
+TENSOR = [  # FSDP on one dimension, the heads or hidden units on another
+  ('(params|ema|opt_state/.*)/.*/(query|key|value)/kernel', ('data', 'model')),
+  ('(params|ema|opt_state/.*)/.*/fc1/kernel', ('data', 'model')),
+  ('(params|ema|opt_state/.*)/.*/fc2/kernel', ('model', 'data')),
+]
+
+
+def without_target(config, **changes):
+  return {k: v for k, v in config.items() if k != 'target'} | changes
+
+
+def make_batch(size=16, seed=0):
+  source = builtin.Synthetic(**without_target(SOURCE, seed=seed))
+  examples = [source[i] for i in range(size)]
+  return {
+    'image': np.stack([e['image'] for e in examples]),
+    'label': np.array([e['label'] for e in examples], np.int32),
+  }
+
+
+def setup(make_tx, *, dropout=0.0, ema=False, seed=0, **fields):
+  """A fresh state, and arguments of train_step."""
+  model = VisionTransformer(
+    **without_target(MODEL, num_classes=4, dropout=dropout, **fields)
+  )
+  images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+  init = functools.partial(
+    init_state, model=model, images=images, tx=make_tx, ema=ema
+  )
+  state = jax.jit(init)(jax.random.key(seed))
+  loss_fn = softmax_xent(model, preprocess=Normalize())
+  return state, {'loss_fn': loss_fn, 'tx': make_tx(state.params)}
+
+
+def sgd(lr=0.1):
+  return lambda params: optax.sgd(lr)
+
+
+def assert_trees_close(actual, expected, atol):
+  actual, expected = tree.flatten(actual), tree.flatten(expected)
+  assert actual.keys() == expected.keys()
+  for path in expected:
+    np.testing.assert_allclose(
+      actual[path], expected[path], rtol=0, atol=atol, err_msg=path
+    )
+
+
+# The golden curve.
+
+
+def test_loss_curve_is_the_recorded_one():
+  module = runpy.run_path(str(GOLDEN / 'record_loss_curve.py'))
+  recorded = json.loads((GOLDEN / 'loss_curve.json').read_text())
+  curve = module['losses']()
+  if recorded['build'] == module['build_id']():
+    assert curve == recorded['loss_and_grad_norm']
+  else:
+    np.testing.assert_allclose(curve, recorded['loss_and_grad_norm'], rtol=2e-4)
+
+
+# Layouts of devices.
+
+
+@functools.cache
+def one_device_losses():
+  """Five steps of `train`'s config below, on one device, by hand."""
+  rate = optim.schedule(lr=0.01, total_steps=5, warmup_steps=1)
+
+  def make_tx(params):
+    return optim.make_optimizer(
+      optim.adam, params, rate, clip_norm=1.0, weight_decay=0.1
+    )
+
+  state, arguments = setup(make_tx, dropout=0.2, seed=3)
+  step_fn = jax.jit(functools.partial(train_step, **arguments))
+  source = builtin.Synthetic(**without_target(SOURCE))
+  batches = pipeline.train_batches(source, batch_size=16, seed=3)
+  losses = []
+  for _ in range(5):
+    state, metrics = step_fn(state, next(batches))
+    losses.append([float(metrics['loss']), float(metrics['grad_norm'])])
+  batches.close()
+  assert {len(x.devices()) for x in jax.tree.leaves(state)} == {1}
+  return np.array(losses)
+
+
+@pytest.mark.parametrize(
+  ('mesh', 'rules', 'kernel_shards'),
+  [
+    ({'data': 8}, [], (16, 2, 8)),
+    ({'data': 8}, FSDP, None),
+    ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8)),
+  ],
+)
+def test_losses_are_those_of_one_device(mesh, rules, kernel_shards, tmp_path):
+  if rules is FSDP:  # two heads cannot be split eight ways: only the rest
+    rules = [('.*/mlp/.*/kernel', (None, 'data'))]
+  config = ml_collections.ConfigDict(
+    {
+      'seed': 3,
+      'total_steps': 5,
+      'log_every_steps': 1,
+      'model': {**MODEL, 'num_classes': None, 'dropout': 0.2},
+      'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
+      'optimizer': {
+        'target': 'vit_jax.optim.adam',
+        'weight_decay': 0.1,
+        'clip_norm': 1.0,
+      },
+      'schedule': {'lr': 0.01, 'warmup_steps': 1},
+      'data': {'source': SOURCE, 'batch_size': 16},
+      'mesh': mesh,
+      'sharding': rules,
+    }
+  )
+  state = train(config, tmp_path)
+  records = [r for r in read_records(tmp_path) if 'train/loss' in r]
+  losses = [[r['train/loss'], r['train/grad_norm']] for r in records]
+  expected = one_device_losses()
+  assert expected[-1, 0] < expected[0, 0]
+  print('measured', np.abs(np.array(losses) - expected).max())
+  np.testing.assert_allclose(losses, expected, rtol=0, atol=2e-5)
+
+  def shards(x):
+    return {s.data.shape for s in x.addressable_shards}
+
+  block = state.params['block_0']
+  if kernel_shards:
+    assert shards(block['attn']['query']['kernel']) == {kernel_shards}
+  else:
+    assert shards(block['mlp']['fc1']['kernel']) == {(16, 4)}
+  # The optimizer's state is laid out as the parameters are.
+  for path, leaf in tree.flatten(state.opt_state).items():
+    if path.endswith('block_0/mlp/fc1/kernel'):
+      assert leaf.sharding == block['mlp']['fc1']['kernel'].sharding
+  assert state.step.sharding.is_fully_replicated
+
+
+def test_the_step_makes_no_implicit_transfer():
+  state, arguments = setup(sgd())
+  mesh = sharding.make_mesh()
+  state = jax.device_put(state, sharding.replicated(mesh))
+  step_fn = jax.jit(functools.partial(train_step, **arguments))
+  with jax.transfer_guard('disallow'):
+    for _ in range(2):
+      state, _ = step_fn(state, sharding.put_batch(make_batch(), mesh))
+    with pytest.raises(Exception, match='[Dd]isallowed'):
+      step_fn(state, make_batch())  # the guard does guard
+  assert int(state.step) == 2
+
+
+# Micro-batches.
+
+
+def test_micro_batches_give_the_gradient_of_the_big_batch():
+  state, arguments = setup(sgd(1.0))
+  # Away from the zero head, through which no gradient passes.
+  noise = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + jnp.asarray(noise.normal(0, 0.1, x.shape), x.dtype),
+    state.params,
+  )
+  state = TrainState(state.step, params, state.opt_state, state.rng)
+  results = []
+  for accum_steps in (1, 4):
+    step = functools.partial(train_step, accum_steps=accum_steps, **arguments)
+    results.append(jax.jit(step)(state, make_batch()))
+  (whole, metrics), (parts, summed) = results
+  moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), whole.params, params)
+  assert max(jax.tree.leaves(moved)) > 0.1
+  diff = jax.tree.map(
+    lambda a, b: float(jnp.abs(a - b).max()), whole.params, parts.params
+  )
+  print('measured', max(jax.tree.leaves(diff)))
+  assert_trees_close(parts.params, whole.params, atol=2e-6)
+  assert_trees_close(summed, metrics, atol=2e-6)
+
+
+def test_micro_batches_draw_anew_and_see_each_example_once():
+  def loss_fn(params, batch, rng):
+    draw = jax.random.uniform(rng)
+    return params['w'] * draw, {
+      'draw': draw,
+      'square': draw**2,
+      'examples': jnp.sum(batch['bits']),
+    }
+
+  batch = {'bits': 2.0 ** np.arange(8, dtype=np.float32)}
+  params = {'w': jnp.ones(())}
+  tx = optax.sgd(1.0)
+  state = TrainState(jnp.int32(0), params, tx.init(params), jax.random.key(0))
+  draws = []
+  for _ in range(2):
+    before = state.params['w']
+    state, metrics = train_step(
+      state, batch, loss_fn=loss_fn, tx=tx, accum_steps=4
+    )
+    assert 4 * metrics['examples'] == 255
+    variance = metrics['square'] - metrics['draw'] ** 2
+    assert variance > 1e-3  # of one key for all micro-batches it would be 0
+    np.testing.assert_allclose(
+      before - state.params['w'], metrics['draw'], rtol=1e-6
+    )
+    draws.append(float(metrics['draw']))
+  assert draws[0] != draws[1]
+
+
+def test_dropout_is_drawn_per_micro_batch():
+  """Four times the same examples: equal without dropout, unequal with."""
+  batch = jax.tree.map(lambda x: np.repeat(x[:4], 4, axis=0), make_batch())
+  for dropout, equal in ((0.0, True), (0.5, False)):
+    state, arguments = setup(sgd(1.0), dropout=dropout)
+    one = jax.jit(functools.partial(train_step, **arguments))
+    four = functools.partial(train_step, accum_steps=4, **arguments)
+    quarter = jax.tree.map(lambda x: x[::4], batch)
+    alone, _ = one(state, quarter)
+    together, _ = jax.jit(four)(state, batch)
+    difference = jnp.abs(
+      alone.params['head']['kernel'] - together.params['head']['kernel']
+    ).max()
+    assert (difference < 1e-6) == equal
+
+
+# What moves, and what is averaged.
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_frozen_stays_all_else_moves_and_ema_follows(scan):
+  freeze = ['embedding/.*', 'pos_embedding']
+
+  def make_tx(params):
+    return optim.make_optimizer(
+      optim.adam,
+      params,
+      optim.schedule(lr=0.01, total_steps=9, decay='constant'),
+      freeze=freeze,
+      clip_norm=1.0,
+      weight_decay=0.1,
+      layer_decay={'rate': 0.7},
+    )
+
+  state, arguments = setup(make_tx, ema=True, scan=scan)
+  assert_trees_close(state.ema, state.params, atol=0)
+  step = functools.partial(train_step, ema_decay=0.9, **arguments)
+  step = jax.jit(step)
+  before = tree.flatten(state.params)
+  expected = {k: np.asarray(v) for k, v in before.items()}
+  for i in range(3):
+    state, metrics = step(state, make_batch(seed=i))
+    for path, value in tree.flatten(state.params).items():
+      expected[path] = 0.9 * expected[path] + 0.1 * np.asarray(value)
+  assert_trees_close(state.ema, tree.unflatten(expected), atol=1e-6)
+  assert state.eval_params is state.ema
+  assert set(metrics) == {'loss', 'accuracy', 'grad_norm'}
+  for path, value in tree.flatten(state.params).items():
+    moved = np.asarray(value != before[path])
+    if tree.first_match(freeze, path) is None:
+      assert moved.any(), path
+    else:
+      assert not moved.any(), path
+
+
+def test_initialisation_depends_on_the_seed_only():
+  one, _ = setup(sgd(), seed=1)
+  again, _ = setup(sgd(), seed=1)
+  other, _ = setup(sgd(), seed=2)
+  assert_trees_close(one.params, again.params, atol=0)
+  kernels = [s.params['embedding']['kernel'] for s in (one, other)]
+  assert jnp.abs(kernels[0] - kernels[1]).max() > 0.01
+  # The key that training draws from is not the one of initialisation.
+  assert (
+    jax.random.key_data(one.rng) != jax.random.key_data(jax.random.key(1))
+  ).any()
+  assert one.ema is None and one.eval_params is one.params

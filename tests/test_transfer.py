@@ -1,0 +1,165 @@
+"""Fine-tuning surgery: what may differ is adapted, all else is an error."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax import sharding, transfer, tree
+from vit_jax.build import ConfigError
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.train import TrainState
+
+
+def flat_params(size=(12, 20), seed=0, num_classes=5, **fields):
+  """{path: array} of a tiny ViT, none of them zero."""
+  settings = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2} | fields
+  model = VisionTransformer(
+    **{'patch_size': 4, 'num_classes': num_classes} | settings
+  )
+  images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(seed)
+  return {
+    path: rng.normal(size=leaf.shape).astype(leaf.dtype)
+    for path, leaf in tree.flatten(shapes).items()
+  }
+
+
+def assert_taken(out, loaded, paths):
+  for path in paths:
+    np.testing.assert_array_equal(out[path], loaded[path], err_msg=path)
+
+
+def test_reset_replaces_the_whole_head():
+  loaded = flat_params(representation_size=8)
+  fresh = flat_params(seed=1, num_classes=3)
+  out, report = transfer.adapt(loaded, fresh)
+  assert out.keys() == fresh.keys()
+  trunk = [path for path in fresh if not path.startswith('head')]
+  assert_taken(out, loaded, trunk)
+  assert_taken(out, fresh, ['head/kernel', 'head/bias'])
+  assert str(report).split('\n') == [
+    f'{len(trunk)} arrays loaded;',
+    '  head/bias 3 initialised anew',
+    '  head/kernel 8x3 initialised anew',
+    '  pre_logits/bias 8 dropped',
+    '  pre_logits/kernel 8x8 dropped',
+  ]
+
+
+def test_keep_takes_the_head_over():
+  loaded, fresh = flat_params(), flat_params(seed=1)
+  out, report = transfer.adapt(loaded, fresh, head='keep')
+  assert_taken(out, loaded, fresh)
+  assert 'everything taken over as it was' in str(report)
+  with pytest.raises(ConfigError, match=r'- head/bias \(5,\)\n\+ head/bias \('):
+    transfer.adapt(loaded, flat_params(num_classes=3), head='keep')
+
+
+@pytest.mark.parametrize('size', [(24, 32), (8, 40), (12, 12)])
+def test_positions_are_resized_as_the_released_code_does(size):
+  loaded, fresh = flat_params(), flat_params(size, seed=1)
+  out, report = transfer.adapt(loaded, fresh)
+  old, new = loaded['pos_embedding'], (size[0] // 4, size[1] // 4)
+  zoom = (new[0] / old.shape[1], new[1] / old.shape[2], 1)
+  expected = scipy.ndimage.zoom(old[0], zoom, order=1)
+  assert out['pos_embedding'].shape == (1, *new, 8)
+  np.testing.assert_allclose(out['pos_embedding'][0], expected, atol=1e-6)
+  # The class token's position is not part of the grid.
+  assert_taken(out, loaded, ['cls_pos_embedding', 'cls'])
+  shapes = f'1x3x5x8 resized to 1x{new[0]}x{new[1]}x8 (paper)'
+  assert f'  pos_embedding {shapes}' in str(report).split('\n')
+
+
+def test_other_ways_to_resize():
+  loaded, fresh = flat_params(), flat_params((24, 32), seed=1)
+  out, _ = transfer.adapt(loaded, fresh, posemb_resize='bilinear')
+  image = jnp.asarray(loaded['pos_embedding'])
+  expected = jax.image.resize(image, (1, 6, 8, 8), 'bilinear')
+  np.testing.assert_allclose(out['pos_embedding'], expected, atol=1e-6)
+
+
+def test_scanned_and_unrolled_layers_fit_each_other():
+  unrolled, scanned = flat_params(), flat_params(scan=True, seed=1)
+  out, report = transfer.adapt(unrolled, scanned, head='keep')
+  assert out.keys() == scanned.keys()
+  assert 'layers stacked' in str(report)
+  for i in range(2):
+    np.testing.assert_array_equal(
+      out['blocks/attn/query/kernel'][i],
+      unrolled[f'block_{i}/attn/query/kernel'],
+    )
+  back, report = transfer.adapt(out, flat_params(seed=2), head='keep')
+  assert 'layers unstacked' in str(report)
+  assert_taken(back, unrolled, unrolled)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'lines'),
+  [
+    ({'width': 12}, ['- norm/scale (8,)', '+ norm/scale (12,)']),
+    ({'depth': 3}, ['+ block_2/norm1/scale (8,)']),
+    ({'depth': 1}, ['- block_1/norm1/scale (8,)']),
+    ({'depth': 3, 'scan': True}, ['+ blocks/norm1/scale (3, 8)']),
+    ({'pooling': 'gap'}, ['- cls (1, 1, 8)', '- cls_pos_embedding (1, 1, 8)']),
+    ({'num_registers': 1}, ['+ registers (1, 1, 8)']),
+    (
+      {'patch_size': 2},
+      ['- embedding/kernel (4, 4, 3, 8)', '+ embedding/kernel (2, 2, 3, 8)'],
+    ),
+  ],
+)
+def test_anything_else_is_an_error_as_a_diff(fields, lines):
+  with pytest.raises(ConfigError) as error:
+    transfer.adapt(flat_params(), flat_params(**fields))
+  shown = str(error.value).split('\n')
+  assert shown[0].endswith('Loaded (-), needed (+):')
+  for line in lines:
+    assert line in shown
+  assert not [x for x in shown if re.match(r'[-+] head', x)]
+
+
+def test_head_must_be_reset_or_kept():
+  with pytest.raises(ConfigError, match="head='new' must be 'reset' or 'keep'"):
+    transfer.adapt({}, {}, head='new')
+
+
+def test_load_into_a_state(tmp_path):
+  def state(params, ema):
+    params = jax.tree.map(jnp.asarray, tree.unflatten(params))
+    ema = jax.tree.map(lambda x: x + 1, params) if ema else None
+    return TrainState(jnp.int32(7), params, (), jax.random.key(0), ema)
+
+  old = state(flat_params(), ema=True)
+  checkpointer = Checkpointer(tmp_path)
+  checkpointer.save(7, old, {})
+  checkpointer.close()
+  fresh = state(flat_params(seed=1), ema=True)
+  mesh = sharding.make_mesh()
+  layout = sharding.infer(fresh, [('.*/mlp/fc1/bias', (None,))], mesh)
+  fresh = jax.device_put(fresh, layout)
+
+  loaded, report = transfer.load_into(fresh, path=str(tmp_path), ema=False)
+  assert report.startswith(f'parameters of {tmp_path}/checkpoints/7: ')
+  kernel = loaded.params['block_1']['mlp']['fc1']['kernel']
+  np.testing.assert_array_equal(
+    kernel, old.params['block_1']['mlp']['fc1']['kernel']
+  )
+  assert kernel.sharding == fresh.params['head']['kernel'].sharding
+  # The average starts again, at what is loaded, and in memory of its own.
+  jax.tree.map(np.testing.assert_array_equal, loaded.ema, loaded.params)
+  assert loaded.ema['cls'] is not loaded.params['cls']
+
+  averaged, _ = transfer.load_into(fresh, path=tmp_path)
+  np.testing.assert_array_equal(averaged.params['cls'], old.params['cls'] + 1)
+  for arguments, message in (
+    ({}, "'path' is missing"),
+    ({'path': tmp_path, 'haed': 'keep'}, r"'haed' \(did you mean 'head'"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      transfer.load_into(fresh, **arguments)
