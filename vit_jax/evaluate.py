@@ -8,6 +8,8 @@ Without init_from the model is a fresh one, which is the baseline that
 features of a trained one are to be compared with.
 """
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 
@@ -35,56 +37,59 @@ def evaluate(config, workdir):
   workdirs.prepare(workdir)
   mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
   init_from = resolve(config.get('init_from'))
-  trained = {}
-  if init_from:
-    directory = checkpoint.find(init_from['path'], init_from.get('step'))
-    trained = workdirs.description(directory)
-  settings = resolve(config.get('model'), descend=False) or trained.get('model')
-  image_shape = config.get('image_shape') or trained.get('image_shape')
-  if not settings or not image_shape:
-    raise ConfigError(
-      'evaluate: without init_from (a run of ours) the config must have '
-      'model and image_shape=(H, W, C).'
-    )
-  model = instantiate(settings)
-  if 'preprocess' not in config and trained:
-    preprocess = instantiate(trained['preprocess'])
-  else:
-    preprocess = assemble.preprocess(config)
+  model, image_shape, preprocess, class_names = _model(config, init_from)
   evaluators = assemble.evaluators(
     config,
     model,
     preprocess,
     mesh,
     lambda *_, default: default,
-    trained.get('class_names'),
+    class_names,
   )
-  seed = config.get('seed', 0)
+  images = jnp.zeros((1, *image_shape))
+  rng = jax.random.key(config.get('seed', 0))
   config.check_all_read('evaluate')
   workdirs.record(workdir, given)
 
-  images = jnp.zeros((1, *image_shape))
-  params = jax.jit(model.init)(jax.random.key(seed), images)['params']
-  step = 0
+  params, step = jax.jit(model.init)(rng, images)['params'], 0
+  console = terminal.console()
   if init_from:
     # Without a head of its own, the model takes the trunk only.
-    keep = 'keep' if settings.get('num_classes') else 'reset'
-    params, directory, report = call(
-      transfer.load, {'head': keep} | init_from, params
-    )
+    head = 'keep' if model.num_classes else 'reset'
+    arguments = {'head': head} | init_from
+    params, directory, report = call(transfer.load, arguments, params)
     step = int(directory.name)
-    terminal.console().print(report, markup=False, highlight=False)
+    console.print(report, markup=False, highlight=False)
   params = jax.device_put(params, sharding.replicated(mesh))
 
   results = {}
   for name, (_, evaluator) in evaluators.items():
     for key, value in evaluator.run(params).items():
       results[f'{name}/{key}'] = value
-  writer = Writer(workdir)
-  writer.write(step, results)
-  writer.close()
+  with contextlib.closing(Writer(workdir)) as writer:
+    writer.write(step, results)
   rows = [(name, f'{value:.4g}') for name, value in results.items()]
-  terminal.console().print(
-    terminal.table(f'step {step}', ['metric', 'value'], rows)
-  )
+  console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   return results
+
+
+def _model(config, init_from):
+  """(model, image_shape, preprocess, class_names): the config's or the run's.
+
+  Raises ConfigError where neither says.
+  """
+  run = {}
+  if init_from:
+    directory = checkpoint.find(init_from['path'], init_from.get('step'))
+    run = workdirs.description(directory)
+  settings = resolve(config.get('model'), descend=False) or run.get('model')
+  image_shape = config.get('image_shape') or run.get('image_shape')
+  if not settings or not image_shape:
+    raise ConfigError(
+      'evaluate: without init_from (a run of ours) the config must have '
+      'model and image_shape=(H, W, C).'
+    )
+  preprocess = assemble.preprocess(config)
+  if run and 'preprocess' not in config:
+    preprocess = instantiate(run['preprocess'])
+  return instantiate(settings), image_shape, preprocess, run.get('class_names')

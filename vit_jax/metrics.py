@@ -201,6 +201,13 @@ class Monitor:
     self.writer.write(step, record)
     self._terminal.show(step, record)
 
+  def compiled(self, step):
+    """Tells how long the first step took; rates are measured from here on."""
+    self.flush()
+    seconds = time.perf_counter() - self._clock
+    self.say(f'first step, compilation included: {seconds:.1f} s')
+    self.restart_clock(step)
+
   def introduce(self, model, params, image_spec, mesh, origin):
     """Says what is about to be trained, on what, and from where."""
     num_params = sum(x.size for x in jax.tree.leaves(params))

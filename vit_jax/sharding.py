@@ -116,6 +116,14 @@ def annotate(abstract_tree, shardings):
   )
 
 
+def this_process():
+  """What tells the data pipeline which share of a batch is this host's."""
+  return {
+    'process_index': jax.process_index(),
+    'process_count': jax.process_count(),
+  }
+
+
 def put_batch(batch, mesh):
   """Global arrays [B, ...] on the mesh of this host's numpy rows of a batch."""
   sharding = batch_sharding(mesh)

@@ -43,29 +43,19 @@ def study(config, workdir):
   console = terminal.console()
   runs = _runs(config.runs.read_all(), config.get('order'), workdir)
   only = config.get('only')
-  cells, figure = (
-    resolve(config.get('cells', ())),
-    resolve(config.get('figure')),
-  )
+  cells = resolve(config.get('cells', ()))
+  figure = resolve(config.get('figure'))
   title = config.get('title', 'Results')
   config.check_all_read('study')
   _check_cells(cells, runs)
+  wanted = _wanted(runs, only)
   workdirs.record(workdir, given)
   _cache_compilations(workdir)
 
   for i, (name, run) in enumerate(runs.items()):
-    if only is not None and str(only) not in (name, str(i)):
-      continue
-    if (workdir / name / _DONE).exists():
-      continue
-    console.rule(f'{i + 1}/{len(runs)} {name}', align='left')
-    began = time.perf_counter()
-    locate(run.run)(run, str(workdir / name))
-    seconds = time.perf_counter() - began
-    if jax.process_index() == 0:
-      done = json.dumps({'seconds': round(seconds, 1)})
-      (workdir / name / _DONE).write_text(done + '\n')
-
+    if name in wanted and not (workdir / name / _DONE).exists():
+      console.rule(f'{i + 1}/{len(runs)} {name}', align='left')
+      _run(run, workdir / name)
   missing = [name for name in runs if not (workdir / name / _DONE).exists()]
   if missing:
     console.print(f'No report yet; not done: {", ".join(missing)}')
@@ -83,6 +73,28 @@ def study(config, workdir):
     soft_wrap=True,
   )
   return made
+
+
+def _wanted(runs, only):
+  """Names of the runs to do here: all, or the one that `only` tells."""
+  if only is None:
+    return list(runs)
+  found = [name for i, name in enumerate(runs) if str(only) in (name, str(i))]
+  if not found:
+    raise ConfigError(
+      f'only={only!r} is none of the runs, nor the number of one: '
+      f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
+    )
+  return found
+
+
+def _run(config, workdir):
+  began = time.perf_counter()
+  locate(config.run)(config, str(workdir))
+  seconds = time.perf_counter() - began
+  if jax.process_index() == 0:
+    done = json.dumps({'seconds': round(seconds, 1)})
+    (workdir / _DONE).write_text(done + '\n')
 
 
 def tabulate(cells, records):

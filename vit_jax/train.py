@@ -9,7 +9,6 @@ model, optimizer, shapes, shardings, memory, initialisation; then the loop.
 import contextlib
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import jax
@@ -170,20 +169,13 @@ def train(config, workdir):
     accum_steps=accum_steps,
     ema_decay=ema_decay,
   )
-  step_fn = jax.jit(
-    step_fn,
-    donate_argnums=0,
-    out_shardings=(shardings, sharding.replicated(mesh)),
-  )
+  outputs = (shardings, sharding.replicated(mesh))
+  step_fn = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
 
   # 4. Evaluators open their data now, not after a day of training.
+  class_names = getattr(data['source'], 'class_names', None)
   evaluators = assemble.evaluators(
-    config,
-    model,
-    preprocess,
-    mesh,
-    steps_of,
-    getattr(data['source'], 'class_names', None),
+    config, model, preprocess, mesh, steps_of, class_names
   )
   checkpointer, save_every = assemble.checkpointer(
     config, workdir, steps_of, evaluators
@@ -192,13 +184,7 @@ def train(config, workdir):
   init_from = resolve(config.get('init_from'))
   config.check_all_read('train')
   workdirs.record(workdir, given)
-  workdirs.describe(
-    workdir,
-    config=given,
-    model=model,
-    source=data['source'],
-    image_shape=image_spec,
-  )
+  workdirs.describe(workdir, given, model, image_spec, class_names)
 
   # 5. Initialisation: workdir, then init_from, then scratch.
   start, position, origin = 0, 0, 'initialised from scratch'
@@ -228,11 +214,9 @@ def train(config, workdir):
     data,
     seed=seed,
     start=position,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
     num_classes=model.num_classes,
+    **sharding.this_process(),
   )
-  began = time.perf_counter()
   with (
     contextlib.closing(monitor),
     contextlib.closing(checkpointer),
@@ -246,21 +230,10 @@ def train(config, workdir):
       state, metrics = step_fn(state, batch)
       monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
-        monitor.flush()
-        seconds = time.perf_counter() - began
-        monitor.say(f'first step, compilation included: {seconds:.1f} s')
-        monitor.restart_clock(step)
+        monitor.compiled(step)
 
       last, stopping = step == total_steps, stop.requested(step)
-      record = {}
-      for name, (every, evaluator) in evaluators.items():
-        if last or (every and step % every == 0):
-          monitor.flush()
-          with monitor.pause():
-            result = evaluator.run(state.eval_params)
-          record |= {f'{name}/{key}': value for key, value in result.items()}
-      if record:
-        monitor.write(step, record)
+      record = run_due(evaluators, step, last, state.eval_params, monitor)
       if last or stopping or step % save_every == 0:
         monitor.flush()  # raises where the state has met NaN: it is not saved
         with monitor.pause():
@@ -271,3 +244,17 @@ def train(config, workdir):
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
   return state
+
+
+def run_due(evaluators, step, last, params, monitor):
+  """Runs the evaluators whose turn it is; {'name/metric': value} of them."""
+  record = {}
+  for name, (every, evaluator) in evaluators.items():
+    if last or (every and step % every == 0):
+      monitor.flush()
+      with monitor.pause():
+        result = evaluator.run(params)
+      record |= {f'{name}/{key}': value for key, value in result.items()}
+  if record:
+    monitor.write(step, record)
+  return record

@@ -57,7 +57,7 @@ def record(workdir, config):
   (path / 'environment.json').write_text(text + '\n')
 
 
-def describe(workdir, *, config, model, source, image_shape):
+def describe(workdir, config, model, image_shape, class_names):
   """Saves what a checkpoint needs in order to be used by itself.
 
   model.json: the model's settings with the number of classes filled in, the
@@ -65,13 +65,12 @@ def describe(workdir, *, config, model, source, image_shape):
   """
   if jax.process_index():
     return
-  names = getattr(source, 'class_names', None)
   settings = json.loads(config.to_json_best_effort())
   content = {
     'model': settings['model'] | {'num_classes': model.num_classes},
     'preprocess': settings.get('preprocess') or _PREPROCESS,
     'image_shape': list(image_shape),
-    'class_names': None if names is None else list(names),
+    'class_names': None if class_names is None else list(class_names),
   }
   text = json.dumps(content, indent=2)
   (epath.Path(workdir) / 'model.json').write_text(text + '\n')

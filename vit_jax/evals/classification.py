@@ -36,8 +36,7 @@ class Classification:
     self.class_names = getattr(data['source'], 'class_names', None)
     self._batches = pipeline.eval_batches(
       **data,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      **sharding.this_process(),
       num_classes=model.num_classes,
     )
 

@@ -49,8 +49,7 @@ class FewShot:
       self._batches.append(
         pipeline.eval_batches(
           **data,
-          process_index=jax.process_index(),
-          process_count=jax.process_count(),
+          **sharding.this_process(),
         )
       )
 
