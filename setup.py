@@ -18,7 +18,7 @@ setuptools.setup(
     'matplotlib',  # figures, and the fonts that the glyphs are drawn from
     'ml-collections',
     'numpy',
-    'opencv-python-headless',
+    'opencv-python-headless>=4.11',
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
     'pillow',  # palette, CMYK and other images OpenCV does not decode

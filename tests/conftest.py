@@ -1,6 +1,15 @@
 """Strict JAX settings for every test: 8 fake devices, no rank promotion."""
 
 import jax
+import orbax.checkpoint as ocp
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+# Orbax slices replicated arrays so that each replica writes a part, and on 8
+# fake devices compiles some 100 programs for it; one replica will do here.
+ocp.type_handlers.register_type_handler(
+  jax.Array,
+  ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
+  override=True,
+)

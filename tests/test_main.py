@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 
@@ -99,12 +100,13 @@ def test_no_right_to_write(config):
 def test_two_hosts_train_as_one(config, tmp_path):
   """Processes on loopback: the same losses and parameters as one alone."""
   import numpy as np
-  import portpicker
 
   from vit_jax import checkpoint
   from vit_jax.metrics import read_records
 
-  port = portpicker.pick_unused_port()
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
   processes = [
     _run(
       config,
@@ -126,9 +128,10 @@ def test_two_hosts_train_as_one(config, tmp_path):
     [r['train/loss'] for r in read_records(tmp_path / name)]
     for name in ('one', 'two')
   ]
-  # Measured: 6e-8; sums over the batch are taken in another order.
-  np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+  # Measured: 2.4e-7 of 2.3 (one unit in the last place), and 2.8e-9; the sums
+  # over the batch are taken in another order.
+  np.testing.assert_allclose(losses[0], losses[1], rtol=4e-7)
   one, _ = checkpoint.load_params(tmp_path / 'one')
   two, _ = checkpoint.load_params(tmp_path / 'two')
   for path in one:
-    np.testing.assert_allclose(one[path], two[path], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(one[path], two[path], rtol=0, atol=1e-8)

@@ -327,6 +327,9 @@ def test_optimizer_mistakes(rule, arguments, message):
     make_optimizer(rule, PARAMS, rate, **arguments)
 
 
-def test_layer_decay_needs_layers():
+def test_layer_decay_arguments():
+  rate = schedule(lr=1.0, total_steps=9)
+  with pytest.raises(ConfigError, match=r"'rat' \(did you mean 'rate'"):
+    make_optimizer(optim.adam, PARAMS, rate, layer_decay={'rat': 0.5})
   with pytest.raises(ConfigError, match=r'layer_decay: no path matches'):
     optim.layer_multipliers({'head': {'kernel': np.ones(1)}}, rate=0.5)

@@ -4,6 +4,7 @@ Losses are compared between layouts of devices and micro-batches, whose sums
 float32 rounds in different orders.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -28,7 +29,7 @@ GOLDEN = pathlib.Path(__file__).parent / 'golden'
 MODEL = {
   'target': 'vit_jax.models.vit.VisionTransformer',
   'width': 16,
-  'depth': 2,
+  'depth': 1,
   'mlp_dim': 32,
   'num_heads': 2,
   'patch_size': 4,
@@ -40,11 +41,12 @@ SOURCE = {
   'num_examples': 64,
   'learnable': True,
 }
-FSDP = [('(params|ema|opt_state/.*)/.*/kernel', (None, 'data'))]
-TENSOR = [  # FSDP on one dimension, the heads or hidden units on another
-  ('(params|ema|opt_state/.*)/.*/(query|key|value)/kernel', ('data', 'model')),
-  ('(params|ema|opt_state/.*)/.*/fc1/kernel', ('data', 'model')),
-  ('(params|ema|opt_state/.*)/.*/fc2/kernel', ('model', 'data')),
+# Rules hold for parameters, EMA and the optimizer's state alike.
+FSDP = [('.*/mlp/.*/kernel', (None, 'data'))]
+TENSOR = [  # FSDP on one dimension; the heads or hidden units on another
+  ('.*/(query|key|value)/kernel', ('data', 'model')),
+  ('.*/fc1/kernel', ('data', 'model')),
+  ('.*/fc2/kernel', ('model', 'data')),
 ]
 
 
@@ -61,18 +63,29 @@ def make_batch(size=16, seed=0):
   }
 
 
-def setup(make_tx, *, dropout=0.0, ema=False, seed=0, **fields):
-  """A fresh state, and arguments of train_step."""
+@functools.cache
+def compiled_init(depth, scan):
   model = VisionTransformer(
-    **without_target(MODEL, num_classes=4, dropout=dropout, **fields)
+    **without_target(MODEL, num_classes=4, depth=depth, scan=scan)
   )
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=ema
+    init_state, model=model, images=images, tx=sgd(), ema=True
   )
-  state = jax.jit(init)(jax.random.key(seed))
+  return jax.jit(init)
+
+
+def setup(make_tx, *, depth=1, scan=False, dropout=0.0, seed=0):
+  """A fresh state, and arguments of train_step."""
+  state = compiled_init(depth, scan)(jax.random.key(seed))
+  tx = make_tx(state.params)
+  model = VisionTransformer(
+    **without_target(MODEL, num_classes=4, depth=depth, scan=scan),
+    dropout=dropout,
+  )
   loss_fn = softmax_xent(model, preprocess=Normalize())
-  return state, {'loss_fn': loss_fn, 'tx': make_tx(state.params)}
+  state = dataclasses.replace(state, opt_state=tx.init(state.params), ema=None)
+  return state, {'loss_fn': loss_fn, 'tx': tx}
 
 
 def sgd(lr=0.1):
@@ -98,7 +111,7 @@ def test_loss_curve_is_the_recorded_one():
   if recorded['build'] == module['build_id']():
     assert curve == recorded['loss_and_grad_norm']
   else:
-    np.testing.assert_allclose(curve, recorded['loss_and_grad_norm'], rtol=2e-4)
+    np.testing.assert_allclose(curve, recorded['loss_and_grad_norm'], rtol=1e-4)
 
 
 # Layouts of devices.
@@ -128,16 +141,16 @@ def one_device_losses():
 
 
 @pytest.mark.parametrize(
-  ('mesh', 'rules', 'kernel_shards'),
+  ('mesh', 'rules', 'query_shards', 'fc1_shards'),
   [
-    ({'data': 8}, [], (16, 2, 8)),
-    ({'data': 8}, FSDP, None),
-    ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8)),
+    ({'data': 8}, [], (16, 2, 8), (16, 32)),
+    ({'data': 8}, FSDP, (16, 2, 8), (16, 4)),
+    ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8), (4, 16)),
   ],
 )
-def test_losses_are_those_of_one_device(mesh, rules, kernel_shards, tmp_path):
-  if rules is FSDP:  # two heads cannot be split eight ways: only the rest
-    rules = [('.*/mlp/.*/kernel', (None, 'data'))]
+def test_losses_are_those_of_one_device(
+  mesh, rules, query_shards, fc1_shards, tmp_path
+):
   config = ml_collections.ConfigDict(
     {
       'seed': 3,
@@ -161,21 +174,20 @@ def test_losses_are_those_of_one_device(mesh, rules, kernel_shards, tmp_path):
   losses = [[r['train/loss'], r['train/grad_norm']] for r in records]
   expected = one_device_losses()
   assert expected[-1, 0] < expected[0, 0]
-  print('measured', np.abs(np.array(losses) - expected).max())
-  np.testing.assert_allclose(losses, expected, rtol=0, atol=2e-5)
+  # Measured: 2e-6.
+  np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
 
   def shards(x):
     return {s.data.shape for s in x.addressable_shards}
 
   block = state.params['block_0']
-  if kernel_shards:
-    assert shards(block['attn']['query']['kernel']) == {kernel_shards}
-  else:
-    assert shards(block['mlp']['fc1']['kernel']) == {(16, 4)}
+  fc1 = block['mlp']['fc1']['kernel']
+  assert shards(block['attn']['query']['kernel']) == {query_shards}
+  assert shards(fc1) == {fc1_shards}
   # The optimizer's state is laid out as the parameters are.
   for path, leaf in tree.flatten(state.opt_state).items():
     if path.endswith('block_0/mlp/fc1/kernel'):
-      assert leaf.sharding == block['mlp']['fc1']['kernel'].sharding
+      assert leaf.sharding == fc1.sharding
   assert state.step.sharding.is_fully_replicated
 
 
@@ -187,7 +199,7 @@ def test_the_step_makes_no_implicit_transfer():
   with jax.transfer_guard('disallow'):
     for _ in range(2):
       state, _ = step_fn(state, sharding.put_batch(make_batch(), mesh))
-    with pytest.raises(Exception, match='[Dd]isallowed'):
+    with pytest.raises(Exception, match=r'[Dd]isallowed'):
       step_fn(state, make_batch())  # the guard does guard
   assert int(state.step) == 2
 
@@ -211,12 +223,9 @@ def test_micro_batches_give_the_gradient_of_the_big_batch():
   (whole, metrics), (parts, summed) = results
   moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), whole.params, params)
   assert max(jax.tree.leaves(moved)) > 0.1
-  diff = jax.tree.map(
-    lambda a, b: float(jnp.abs(a - b).max()), whole.params, parts.params
-  )
-  print('measured', max(jax.tree.leaves(diff)))
-  assert_trees_close(parts.params, whole.params, atol=2e-6)
-  assert_trees_close(summed, metrics, atol=2e-6)
+  # Measured: 1.2e-7, one rounding.
+  assert_trees_close(parts.params, whole.params, atol=1e-6)
+  assert_trees_close(summed, metrics, atol=1e-6)
 
 
 def test_micro_batches_draw_anew_and_see_each_example_once():
@@ -248,27 +257,11 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
   assert draws[0] != draws[1]
 
 
-def test_dropout_is_drawn_per_micro_batch():
-  """Four times the same examples: equal without dropout, unequal with."""
-  batch = jax.tree.map(lambda x: np.repeat(x[:4], 4, axis=0), make_batch())
-  for dropout, equal in ((0.0, True), (0.5, False)):
-    state, arguments = setup(sgd(1.0), dropout=dropout)
-    one = jax.jit(functools.partial(train_step, **arguments))
-    four = functools.partial(train_step, accum_steps=4, **arguments)
-    quarter = jax.tree.map(lambda x: x[::4], batch)
-    alone, _ = one(state, quarter)
-    together, _ = jax.jit(four)(state, batch)
-    difference = jnp.abs(
-      alone.params['head']['kernel'] - together.params['head']['kernel']
-    ).max()
-    assert (difference < 1e-6) == equal
-
-
 # What moves, and what is averaged.
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_frozen_stays_all_else_moves_and_ema_follows(scan):
+@pytest.mark.parametrize(('depth', 'scan'), [(1, False), (2, True)])
+def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
   freeze = ['embedding/.*', 'pos_embedding']
 
   def make_tx(params):
@@ -282,8 +275,8 @@ def test_frozen_stays_all_else_moves_and_ema_follows(scan):
       layer_decay={'rate': 0.7},
     )
 
-  state, arguments = setup(make_tx, ema=True, scan=scan)
-  assert_trees_close(state.ema, state.params, atol=0)
+  state, arguments = setup(make_tx, depth=depth, scan=scan)
+  state = dataclasses.replace(state, ema=state.params)
   step = functools.partial(train_step, ema_decay=0.9, **arguments)
   step = jax.jit(step)
   before = tree.flatten(state.params)
@@ -304,14 +297,13 @@ def test_frozen_stays_all_else_moves_and_ema_follows(scan):
 
 
 def test_initialisation_depends_on_the_seed_only():
-  one, _ = setup(sgd(), seed=1)
-  again, _ = setup(sgd(), seed=1)
-  other, _ = setup(sgd(), seed=2)
+  init = compiled_init(1, False)
+  one, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert_trees_close(one.params, again.params, atol=0)
+  assert_trees_close(one.ema, one.params, atol=0)
   kernels = [s.params['embedding']['kernel'] for s in (one, other)]
   assert jnp.abs(kernels[0] - kernels[1]).max() > 0.01
-  # The key that training draws from is not the one of initialisation.
-  assert (
-    jax.random.key_data(one.rng) != jax.random.key_data(jax.random.key(1))
-  ).any()
-  assert one.ema is None and one.eval_params is one.params
+  # Training does not draw from the key that initialisation drew from.
+  assert one.rng != jax.random.key(1)
+  without = dataclasses.replace(one, ema=None)
+  assert one.eval_params is one.ema and without.eval_params is one.params

@@ -18,6 +18,13 @@ from vit_jax.preprocess import Normalize
 _UNITS = ('_steps', '_epochs', '_examples', '_fraction')
 
 
+def data(config):
+  """Arguments of `pipeline.train_batches`: the source opened, and so on."""
+  for key in ('source', 'batch_size'):
+    getattr(config, key)  # raises a ConfigError where it is missing
+  return resolve(config)
+
+
 def model(config, source):
   """The model; num_classes is the source's where the config leaves it None."""
   settings = resolve(config, descend=False)

@@ -48,6 +48,9 @@ def evaluate(config, workdir):
   )
   images = jnp.zeros((1, *image_shape))
   rng = jax.random.key(config.get('seed', 0))
+  abstract_params = jax.eval_shape(model.init, rng, images)['params']
+  for _, evaluator in evaluators.values():
+    evaluator.check(abstract_params)
   config.check_all_read('evaluate')
   workdirs.record(workdir, given)
 
@@ -80,7 +83,7 @@ def _model(config, init_from):
   """
   run = {}
   if init_from:
-    directory = checkpoint.find(init_from['path'], init_from.get('step'))
+    directory = checkpoint.find(init_from.get('path'), init_from.get('step'))
     run = workdirs.description(directory)
   settings = resolve(config.get('model'), descend=False) or run.get('model')
   image_shape = config.get('image_shape') or run.get('image_shape')

@@ -6,6 +6,7 @@ changed from the command line: --config.seed=1. The same command again resumes.
 """
 
 import os
+import pathlib
 import sys
 import traceback
 
@@ -57,6 +58,11 @@ def main(argv):
 
 def _parse_flags(argv):
   """absl's parser; what is wrong with a --config flag in one line."""
+  for word in argv:
+    if word.lstrip('-').startswith('config='):
+      # So that `from configs import common` works from any folder.
+      file = pathlib.Path(word.split('=', 1)[1].split(':')[0]).absolute()
+      sys.path.append(str(file.parent.parent))
   try:
     return app.parse_flags_with_usage(argv)
   except AttributeError as error:

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, check_arguments
+from vit_jax.build import ConfigError, call, check_arguments
 
 KERNELS = ('.*/kernel',)
 
@@ -108,8 +108,7 @@ def adam(
     eps: added to the root of the second moment.
     weight_decay: decoupled; applied where mask is True.
     mask: tree of bools, see `make_optimizer`.
-    mu_dtype: of the first moment; 'bfloat16' saves memory ("Better plain ViT
-      baselines" does).
+    mu_dtype: of the first moment; 'bfloat16' in "Better plain ViT baselines".
   """
   return optax.chain(
     optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
@@ -150,11 +149,9 @@ def sgd(
 
 
 def _stored_as(dtype, tx):
-  """tx whose state is kept in dtype between steps, computed in float32.
-
-  optax.trace has an argument for it, but multiplies in that dtype too, and in
-  bfloat16 a momentum of 0.9 is 0.898.
-  """
+  """tx whose state is kept in dtype between steps, computed in float32."""
+  # optax.trace can keep it so, but multiplies in that dtype, too, and in
+  # bfloat16 a momentum of 0.9 is 0.898.
 
   def init(params):
     return optax.tree.cast(tx.init(params), dtype)
@@ -199,20 +196,16 @@ def make_optimizer(
     optax.GradientTransformation. Raises ConfigError where a path rule matches
     no parameter.
   """
+  multiplied = [path_rule for path_rule, _ in lr_multipliers]
+  tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
   tree.check_rules_match(freeze, params, what='optimizer.freeze')
-  tree.check_rules_match(
-    [path_rule for path_rule, _ in lr_multipliers],
-    params,
-    what='optimizer.lr_multipliers',
-  )
-  if _takes(rule, 'mask'):
+  if 'mask' in inspect.signature(rule).parameters:
     tree.check_rules_match(decay_mask, params, what='optimizer.decay_mask')
     rule_kwargs['mask'] = tree.mask(decay_mask, params)
   elif rule_kwargs.get('weight_decay') or tuple(decay_mask) != KERNELS:
     raise ConfigError(
-      f'{rule.__name__} takes no `mask`, so decay_mask={decay_mask} and '
-      'weight_decay cannot be honoured together; choose another optimizer, or '
-      'leave both unset.'
+      f'{rule.__name__} takes no `mask`: decay_mask and weight_decay cannot be '
+      'honoured together; choose another optimizer, or leave both unset.'
     )
   ours = ('clip_norm', 'decay_mask', 'freeze', 'lr_multipliers', 'layer_decay')
   check_arguments(rule, rule_kwargs, num_args=1, also=ours)
@@ -242,9 +235,8 @@ def layer_multipliers(
 
   The head and final norm have factor 1, the last block `rate`, the first of L
   blocks rate**L, and all that comes before it (patch, class and position
-  embeddings) rate**(L+1): the layout of BEiT and MAE's fine-tuning (from
-  memory). Scanned layers get a vector over their leading dimension, so the
-  result does not depend on the layout.
+  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory). Scanned
+  layers get a vector over their leading dimension, to the same effect.
 
   Args:
     params: parameters, real or abstract.
@@ -293,8 +285,8 @@ def _multipliers(params, lr_multipliers, layer_decay):
 
   factors = tree.map_with_path(named, params)
   if layer_decay is not None:
-    by_layer = layer_multipliers(params, **layer_decay)
-    factors = jax.tree.map(lambda a, b: a * b, factors, by_layer)
+    by_layer = call(layer_multipliers, layer_decay, params)
+    factors = jax.tree.map(np.multiply, factors, by_layer)
   return factors
 
 
@@ -306,7 +298,3 @@ def _scale_by(factors):
     return update * jnp.asarray(flat[path], update.dtype)
 
   return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
-
-
-def _takes(fn, argument):
-  return argument in inspect.signature(fn).parameters

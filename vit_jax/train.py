@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import assemble, sharding, transfer, workdirs
+from vit_jax import assemble, checkpoint, sharding, transfer, workdirs
 from vit_jax.analysis import flops
 from vit_jax.build import Reader, call, instantiate, resolve
 from vit_jax.data import pipeline
@@ -133,7 +133,7 @@ def train(config, workdir):
   workdirs.prepare(workdir)
 
   # 1. Data first: nothing may start if it is not there.
-  data = resolve(config.data)
+  data = assemble.data(config.data)
   mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
   batch_size, accum_steps = data['batch_size'], config.get('accum_steps', 1)
   sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
@@ -177,11 +177,15 @@ def train(config, workdir):
   evaluators = assemble.evaluators(
     config, model, preprocess, mesh, steps_of, class_names
   )
+  for _, evaluator in evaluators.values():
+    evaluator.check(abstract_state.params)
   checkpointer, save_every = assemble.checkpointer(
     config, workdir, steps_of, evaluators
   )
   log_every = steps_of(config, 'log_every', default=50)
   init_from = resolve(config.get('init_from'))
+  if init_from and checkpointer.latest_step() is None:
+    checkpoint.find(init_from.get('path'), init_from.get('step'))
   config.check_all_read('train')
   workdirs.record(workdir, given)
   workdirs.describe(workdir, given, model, image_spec, class_names)

@@ -84,13 +84,7 @@ def adapt(
   if head not in ('reset', 'keep'):
     raise ConfigError(f"head={head!r} must be 'reset' or 'keep'.")
   report = Report()
-  if tree.is_stacked(fresh) and not tree.is_stacked(loaded):
-    loaded = tree.stack_blocks(loaded)
-    report.notes.append('  layers stacked, as this model scans over them')
-  elif tree.is_stacked(loaded) and not tree.is_stacked(fresh):
-    loaded = tree.unstack_blocks(loaded)
-    report.notes.append('  layers unstacked, as this model is unrolled')
-
+  loaded = _as_laid_out(loaded, fresh, report)
   out, unmatched = {}, {}
   for path, value in fresh.items():
     old = loaded.get(path)
@@ -129,6 +123,17 @@ def adapt(
       "...); only the head (head='reset') and position grids may differ."
     )
   return out, report
+
+
+def _as_laid_out(loaded, fresh, report):
+  """The loaded layers stacked or not, as the fresh ones are."""
+  if tree.is_stacked(fresh) and not tree.is_stacked(loaded):
+    report.notes.append('  layers stacked, as this model scans over them')
+    return tree.stack_blocks(loaded)
+  if tree.is_stacked(loaded) and not tree.is_stacked(fresh):
+    report.notes.append('  layers unstacked, as this model is unrolled')
+    return tree.unstack_blocks(loaded)
+  return loaded
 
 
 def _resizable(path, old, new):

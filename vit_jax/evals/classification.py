@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import sharding
 from vit_jax.data import pipeline
@@ -34,6 +35,7 @@ class Classification:
     sharding.check_batch_size(data['batch_size'], mesh, what='eval batch_size')
     self._mesh = mesh
     self.class_names = getattr(data['source'], 'class_names', None)
+    self._batch_spec = batch_spec(data)
     self._batches = pipeline.eval_batches(
       **data,
       **sharding.this_process(),
@@ -60,6 +62,10 @@ class Classification:
 
     self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 
+  def check(self, params):
+    """Raises the model's error if it cannot take these images; no compute."""
+    jax.eval_shape(self._sums, params, self._batch_spec)
+
   def run(self, params):
     """{'accuracy', 'top5_accuracy', 'loss', 'num_examples'} of params."""
     totals, previous = {}, None
@@ -76,6 +82,19 @@ class Classification:
     if self._batches.skipped:
       means['skipped'] = self._batches.skipped
     return means | {'num_examples': count}
+
+
+def batch_spec(data):
+  """ShapeDtypeStructs of the batches of eval_batches(**data)."""
+  size = data['batch_size']
+  shape = pipeline.image_spec(data['source'], data.get('transforms', ()))
+  label = np.asarray(data['source'][0]['label'])
+  kind = np.float32 if label.ndim else np.int32
+  return {
+    'image': jax.ShapeDtypeStruct((size, *shape), np.uint8),
+    'label': jax.ShapeDtypeStruct((size, *label.shape), kind),
+    'mask': jax.ShapeDtypeStruct((size,), bool),
+  }
 
 
 def _add(totals, sums):

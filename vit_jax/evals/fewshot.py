@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax import sharding
 from vit_jax.data import pipeline
+from vit_jax.evals.classification import batch_spec
 
 
 class FewShot:
@@ -44,6 +45,7 @@ class FewShot:
     self._mesh = mesh
     self._shots, self._seeds, self._l2 = tuple(shots), tuple(seeds), l2
     self._batches = []
+    self._batch_specs = [batch_spec(data) for data in (train, test)]
     for data in (train, test):
       sharding.check_batch_size(data['batch_size'], mesh, what='batch_size')
       self._batches.append(
@@ -68,6 +70,11 @@ class FewShot:
       return out, batch['label'], batch['mask']
 
     self._extract = jax.jit(extract, out_shardings=sharding.replicated(mesh))
+
+  def check(self, params):
+    """Raises the model's error if it cannot take these images; no compute."""
+    for spec in self._batch_specs:
+      jax.eval_shape(self._extract, params, spec)
 
   def run(self, params):
     """{'{k}shot': mean accuracy, '{k}shot_seed{s}': of each draw}."""
@@ -99,8 +106,12 @@ class FewShot:
 def choose(labels, shots, seed):
   """Indices of `shots` examples of each class, drawn by seed.
 
-  Raises ValueError if a class has fewer.
+  Raises ValueError if a class has fewer, or labels are not classes.
   """
+  if labels.ndim != 1:
+    raise ValueError(
+      f'Few-shot needs one class per example; labels have shape {labels.shape}.'
+    )
   rng = np.random.default_rng(seed)
   chosen = []
   for label in np.unique(labels):

@@ -1,0 +1,57 @@
+"""Curves of several runs: what is averaged, and that a picture comes out."""
+
+import numpy as np
+import PIL.Image
+
+from vit_jax import curves
+
+RECORDS = {
+  'run_seed0': [
+    {'step': 10, 'train/loss': 3.0, 'val/loss': 4.0},
+    {'step': 20, 'train/loss': 1.0},
+  ],
+  'run_seed1': [
+    {'step': 10, 'train/loss': 5.0},
+    {'step': 20, 'train/loss': 2.0},
+    {'step': 30, 'train/loss': 0.0},
+  ],
+  'other': [{'step': 20, 'train/loss': 9.0}],
+}
+
+
+def test_curve_takes_whole_names():
+  assert curves.curve(RECORDS['run_seed0'], 'train/loss') == {10: 3.0, 20: 1.0}
+  assert curves.curve(RECORDS['run_seed0'], 'loss') == {}
+
+
+def test_band_is_over_the_steps_that_all_have():
+  found = [curves.curve(RECORDS[f'run_seed{i}'], 'train/loss') for i in (0, 1)]
+  steps, mean, std = curves.band(found)
+  np.testing.assert_array_equal(steps, [10, 20])
+  np.testing.assert_allclose(mean, [4.0, 1.5])
+  np.testing.assert_allclose(std, [1.0, 0.5])
+  assert [len(x) for x in curves.band([])] == [0, 0, 0]
+
+
+def test_plot(tmp_path):
+  panel = {
+    'title': 'Loss',
+    'ylabel': 'loss',
+    'lines': {
+      'runs': (r'run_seed\d', 'train/loss'),
+      'nothing': ('other', 'no such metric'),
+    },
+  }
+  pictures = []
+  for name, panels in (
+    ('one', [panel]),
+    ('two', [panel, panel | {'log': True}]),
+  ):
+    path = tmp_path / f'{name}.png'
+    curves.plot(RECORDS, path, panels=panels)
+    pictures.append(np.asarray(PIL.Image.open(path).convert('RGB')))
+  assert [p.shape for p in pictures] == [(494, 676, 3), (494, 1352, 3)]
+  # The logarithmic panel is another picture than the linear one.
+  left, right = np.split(pictures[1], 2, axis=1)
+  assert (left != right).any()
+  assert (pictures[0] != 255).mean() > 0.02
