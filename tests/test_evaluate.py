@@ -78,5 +78,5 @@ def test_other_classes_are_an_error(run, tmp_path):
     'target': 'vit_jax.data.glyphs.Glyphs',
     **{'image_size': 8, 'num_examples': 8},
   }
-  with pytest.raises(ConfigError, match='evals.test has 480 classes'):
+  with pytest.raises(ConfigError, match=r'evals\.test has 480 classes'):
     _evaluate(tmp_path, init_from={'path': str(run)}, evals=other)

@@ -78,9 +78,11 @@ def test_table_of_keys_is_what_train_reads():
   read = set(re.findall(r"config\.get\(\s*'(\w+)'", source))
   train = ast.parse((ROOT / 'vit_jax/train.py').read_text())
   for node in ast.walk(train):
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-      if node.value.id == 'config' and node.attr not in ('get', 'run'):
-        read.add(node.attr)
+    is_key = isinstance(node, ast.Attribute) and isinstance(
+      node.value, ast.Name
+    )
+    if is_key and node.value.id == 'config' and node.attr not in ('get', 'run'):
+      read.add(node.attr)
   read -= {'check_all_read'}
   table = README.split('## A training config')[1].split('Order of init')[0]
   first_cells = re.findall(r'^\| (`[^|]*) \|', table, re.M)

@@ -22,7 +22,14 @@ import numpy as np
 from etils import epath
 
 from vit_jax import curves, terminal, workdirs
-from vit_jax.build import ConfigError, Reader, call, locate, resolve
+from vit_jax.build import (
+  ConfigError,
+  Reader,
+  call,
+  check_arguments,
+  locate,
+  resolve,
+)
 from vit_jax.metrics import read_records
 
 _DONE = 'done.json'
@@ -47,7 +54,7 @@ def study(config, workdir):
   figure = resolve(config.get('figure'))
   title = config.get('title', 'Results')
   config.check_all_read('study')
-  _check_cells(cells, runs)
+  _check_report(cells, figure, runs)
   wanted = _wanted(runs, only)
   workdirs.record(workdir, given)
   _cache_compilations(workdir)
@@ -148,12 +155,24 @@ def _fill(value, workdir):
   return value
 
 
-def _check_cells(cells, runs):
-  """A cell about no run is found before the first of them starts."""
+def _check_report(cells, figure, runs):
+  """A mistake in the report is found before the first run starts."""
+  wanted = []
   for cell in cells:
-    if not any(re.fullmatch(cell['runs'], name) for name in runs):
+    if sorted(cell) != ['column', 'metric', 'row', 'runs']:
       raise ConfigError(
-        f'cells: {cell["runs"]!r} matches none of the runs {list(runs)}.'
+        f'cells: {dict(cell)} must have row, column, runs and metric.'
+      )
+    wanted.append(cell['runs'])
+  if figure:
+    check_arguments(curves.plot, figure, num_args=2)
+    for panel in figure['panels']:
+      wanted += [of_runs for of_runs, _ in panel['lines'].values()]
+  for pattern in wanted:
+    if not any(re.fullmatch(pattern, name) for name in runs):
+      raise ConfigError(
+        f'{pattern!r} (in cells or figure) matches none of the runs: '
+        f'{", ".join(runs)}.'
       )
 
 

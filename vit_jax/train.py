@@ -58,7 +58,8 @@ def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
     ema_decay: d of ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
 
   Returns:
-    (TrainState, {name: scalar}).
+    (TrainState, {name: scalar}); 'grad_norm' is that of all gradients, before
+    clipping, frozen parameters included.
   """
   rng = jax.random.fold_in(state.rng, state.step)
   grad_fn = jax.grad(loss_fn, has_aux=True)

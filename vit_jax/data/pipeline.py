@@ -94,8 +94,14 @@ def eval_batches(
 
 def image_spec(source, transforms=()):
   """(H, W, C) of the transformed images, from the first readable example."""
+  return first_example(source, transforms)['image'].shape
+
+
+def first_example(source, transforms=()):
+  """{'image', 'label'} of the first readable example, transformed."""
   examples = Examples(source, transforms, 0, 'skip', None)
-  return examples.load(0, 0, replace=True)[0].shape
+  image, label, _ = examples.load(0, 0, replace=True)
+  return {'image': image, 'label': label}
 
 
 class _Loader:

@@ -86,12 +86,12 @@ class Classification:
 
 def batch_spec(data):
   """ShapeDtypeStructs of the batches of eval_batches(**data)."""
-  size = data['batch_size']
-  shape = pipeline.image_spec(data['source'], data.get('transforms', ()))
-  label = np.asarray(data['source'][0]['label'])
+  size, transforms = data['batch_size'], data.get('transforms', ())
+  example = pipeline.first_example(data['source'], transforms)
+  label = np.asarray(example['label'])
   kind = np.float32 if label.ndim else np.int32
   return {
-    'image': jax.ShapeDtypeStruct((size, *shape), np.uint8),
+    'image': jax.ShapeDtypeStruct((size, *example['image'].shape), np.uint8),
     'label': jax.ShapeDtypeStruct((size, *label.shape), kind),
     'mask': jax.ShapeDtypeStruct((size,), bool),
   }
