@@ -6,8 +6,21 @@ One pre-training on letters and symbols that the program draws itself (no digit
 among them), then transfer to handwritten digits with few examples per class,
 each with 3 draws of those examples: a linear readout of frozen features, and
 fine-tuning at a higher resolution with interpolated position embeddings (paper,
-section 3.2); from scratch beside it. RESULT
-`quickstart.py:tiny` does it all in miniature, in seconds.
+section 3.2); from scratch beside it. `quickstart.py:tiny` does all of it in
+miniature, in seconds.
+
+Result (2 CPU cores, 5 min 11 s; accuracy on 768 scans of other writers, mean
+and standard deviation of the 3 draws):
+
+                                     5 per class    10 per class
+    linear on raw pixels             81.6 ± 0.3     83.4 ± 0.2
+    linear on untrained features     62.8 ± 3.3     70.2 ± 1.0
+    linear on frozen features        89.2 ± 2.1     91.2 ± 1.9
+    from scratch, 32 px              77.4 ± 2.8     86.2 ± 1.7
+    fine-tuned at 32 px              92.3 ± 0.8     95.2 ± 0.5
+
+Not the paper's: posemb_init_std (0.02 there), b2 (0.999), label smoothing,
+Adam for fine-tuning (SGD); chosen for the short time.
 """
 
 import ml_collections
@@ -200,7 +213,7 @@ def panels(shots):
       'title': 'Pre-training on glyphs',
       'ylabel': 'loss',
       'lines': {
-        'train': ('pretrain', 'train/loss'),
+        'train (labels smoothed)': ('pretrain', 'train/loss'),
         'validation (EMA)': ('pretrain', 'val/loss'),
       },
     },

@@ -21,8 +21,8 @@ from etils import epath
 
 from vit_jax.terminal import Terminal
 
-# Dense bfloat16 FLOP/s of a device, by a piece of its device_kind; vendors'
-# data sheets. 'TPU v2' and 'TPU v3' devices are cores, two to a chip.
+# Dense bfloat16 FLOP/s of a device, by a piece of its device_kind: vendors'
+# data sheets, from memory. 'TPU v2' and 'v3' devices are cores, two to a chip.
 PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
