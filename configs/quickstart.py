@@ -218,7 +218,7 @@ def panels(shots):
       },
     },
     {
-      'title': f'Digits, {shots} examples per class (mean ± std of 3 draws)',
+      'title': f'Digits, {shots} per class (mean ± std of 3 draws)',
       'ylabel': 'test accuracy',
       'lines': {
         'fine-tuned': (rf'finetune_{shots}shot_.*', 'test/accuracy'),

@@ -161,7 +161,7 @@ class Monitor:
     raise NonFiniteError(
       f'{shown} in step {" and ".join(map(str, steps))} (of '
       f'{self.total_steps}); the last finite step was {self._last_finite}. '
-      'The last good checkpoint is kept. Try a lower learning rate, a longer '
+      'Checkpoints from before are kept, none was written since. Try a lower learning rate, a longer '
       'warm-up, or clip_norm; then run the same command again.'
     )
 
