@@ -102,7 +102,7 @@ def test_rates(tmp_path, monkeypatch):
 )
 def test_nan_stops_and_names_the_steps(losses, last_step, shown, tmp_path):
   monitor = make_monitor(tmp_path)
-  shown += r'; the last finite step was 2\. The last good checkpoint is kept'
+  shown += r'; the last finite step was 2\. Earlier checkpoints are kept'
   with pytest.raises(NonFiniteError, match=shown):
     for step, loss in enumerate(losses, 1):
       monitor.step(step, {'loss': jnp.float32(loss), 'accuracy': 0.5})

@@ -71,7 +71,6 @@ class Checkpointer:
         # metrics written beside the checkpoint, and known after a restart.
         best_fn=best and best.get_metric_fn,
         best_mode=best_mode,
-        cleanup_tmp_directories=True,  # what a killed run was writing
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       ),
       item_handlers={

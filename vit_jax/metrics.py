@@ -161,8 +161,9 @@ class Monitor:
     raise NonFiniteError(
       f'{shown} in step {" and ".join(map(str, steps))} (of '
       f'{self.total_steps}); the last finite step was {self._last_finite}. '
-      'Checkpoints from before are kept, none was written since. Try a lower learning rate, a longer '
-      'warm-up, or clip_norm; then run the same command again.'
+      'Earlier checkpoints are kept, and none was written since. Try a lower '
+      'learning rate, a longer warm-up, or clip_norm; then run the same '
+      'command again.'
     )
 
   def _log(self, step, skipped):
