@@ -72,6 +72,13 @@ def test_without_a_run_the_model_must_be_named(tmp_path):
     _evaluate(tmp_path, evals=_evals())
 
 
+def test_a_duration_is_an_error(run, tmp_path):
+  evals = _evals()
+  evals['test']['every_steps'] = 3
+  with pytest.raises(ConfigError, match=r'every_steps.* mean nothing'):
+    _evaluate(tmp_path, init_from={'path': str(run)}, evals=evals)
+
+
 def test_other_classes_are_an_error(run, tmp_path):
   other = _evals()
   other['test']['data']['source'] = {

@@ -43,7 +43,7 @@ def evaluate(config, workdir):
     model,
     preprocess,
     mesh,
-    lambda *_, default: default,
+    _no_duration,
     class_names,
   )
   images = jnp.zeros((1, *image_shape))
@@ -74,6 +74,16 @@ def evaluate(config, workdir):
   rows = [(name, f'{value:.4g}') for name, value in results.items()]
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   return results
+
+
+def _no_duration(settings, name, *, default):
+  """In place of a training's `to_steps`: here every evaluator runs once."""
+  if given := [k for k in settings if k.startswith(f'{name}_')]:
+    raise ConfigError(
+      f'{given} mean nothing to evaluate, which runs each evaluator once; '
+      'remove them.'
+    )
+  return default
 
 
 def _model(config, init_from):
