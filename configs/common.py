@@ -1,82 +1,11 @@
-"""What the configs of this folder share: their argument and their parts.
-
-The argument of a config is what follows `FILE.py:` on the command line, words
-between commas: `L/16,epochs=30,tiny`.
-"""
-
-import types
+"""The parts that the configs of this folder share."""
 
 from ml_collections import config_dict
 
-from vit_jax.models import vit as models
+from vit_jax import names
+from vit_jax.models import variants
 
 _TRANSFORMS = 'vit_jax.data.transforms'
-
-
-def parse(argument, **options):
-  """The values of a config's options, as attributes.
-
-  Args:
-    argument: the words; '' for the defaults.
-    **options: name and default of each. A tuple of words takes one of them,
-      given by itself (the first is the default); False is a switch, given by
-      its name; a str or a number takes name=value; the type float takes
-      name=NUMBER and is None by default.
-
-  Raises:
-    ValueError: a word that is none of these, or a second value for the same
-      option; lists what is allowed.
-  """
-  values = {name: _default(option) for name, option in options.items()}
-  given = {}
-  for word in filter(None, (x.strip() for x in (argument or '').split(','))):
-    name, value = _interpret(word, options)
-    if name in given:
-      raise ValueError(
-        f'{given[name]!r} and {word!r} both set {name!r}; keep one.'
-      )
-    given[name], values[name] = word, value
-  return types.SimpleNamespace(**values)
-
-
-def _default(option):
-  if isinstance(option, tuple):
-    return option[0]
-  return None if option is float else option
-
-
-def _interpret(word, options):
-  """(name, value) of one word."""
-  name, is_assignment, text = word.partition('=')
-  if not is_assignment:
-    for option_name, option in options.items():
-      if isinstance(option, tuple) and word in option:
-        return option_name, word
-      if option is False and word == option_name:
-        return option_name, True
-  elif name in options and not isinstance(options[name], tuple | bool):
-    option = options[name]
-    kind = option if isinstance(option, type) else type(option)
-    try:
-      return name, kind(text)
-    except ValueError:
-      pass
-  allowed = [_describe(*item) for item in options.items()]
-  raise ValueError(
-    f'The config does not take the argument {word!r}. It takes, with commas '
-    f'between them:\n  ' + '\n  '.join(allowed)
-  )
-
-
-def _describe(name, option):
-  if isinstance(option, tuple):
-    return f'one of {", ".join(option)}'
-  if option is False:
-    return name
-  if isinstance(option, str):
-    return f'{name}=NAME (default {option})'
-  kind = 'WHOLE_NUMBER' if isinstance(option, int) else 'NUMBER'
-  return f'{name}={kind}' + ('' if option is float else f' (default {option})')
 
 
 def training():
@@ -93,25 +22,48 @@ def training():
   )
 
 
-def vit(name, **fields):
-  """A ViT of that name, in bfloat16 on float32 parameters.
+def model(name, **fields):
+  """A model of that name, in bfloat16 on float32 parameters.
 
-  Its number of classes is the training data's unless `fields` has it.
+  Its number of classes is the training data's unless `fields` has it. A ResNet
+  is of BiT's form, 'preact', unless `fields` says 'postact'.
   """
-  settings = {
-    'target': 'vit_jax.models.vit.VisionTransformer',
+  settings = names.settings(name)
+  shared = {
+    'target': settings['target'],
     'num_classes': config_dict.placeholder(int),
-    'pooling': 'token',
-    'representation_size': config_dict.placeholder(int),
-    'posemb': 'learned',
-    'dropout': 0.0,
-    'stochastic_depth': 0.0,
     'head_bias_init': 0.0,
     'dtype': 'bfloat16',
-    'scan': False,
     'remat': 'none',
   }
-  return settings | models.variant(name) | fields
+  own = {
+    'VisionTransformer': {
+      'pooling': 'token',
+      'representation_size': config_dict.placeholder(int),
+      'posemb': 'learned',
+      'dropout': 0.0,
+      'stochastic_depth': 0.0,
+      'scan': False,
+    },
+    'ResNet': {'form': 'preact'},
+    'MlpMixer': {'stochastic_depth': 0.0, 'scan': False},
+  }[_family(settings)]
+  return shared | own | settings | fields
+
+
+def _family(settings):
+  return settings['target'].rpartition('.')[2]
+
+
+def set_form(config, postact):
+  """Makes the model a ResNet of the released code's form, if so wished."""
+  if postact and 'form' not in config.model:
+    raise ValueError(
+      "'postact' is a form of ResNets; the ResNet of a hybrid has no other. "
+      'Leave it out.'
+    )
+  if postact:
+    config.model.form = 'postact'
 
 
 def tfds(name, split):
@@ -147,6 +99,15 @@ def imagenet_held_out(from_folder):
   return {
     'minival': 'train[99%:]',
     'val': 'val' if from_folder else 'validation',
+  }
+
+
+def imagenet21k(tiny):
+  """(source, {evaluator: split}), as in big_vision's config for it."""
+  held_out = 32 if tiny else 51_200
+  return tfds('imagenet21k', f'full[{held_out}:]'), {
+    'val': f'full[{held_out // 2}:{held_out}]',
+    'test': f'full[:{held_out // 2}]',
   }
 
 
@@ -217,6 +178,8 @@ def pretraining(
 ):
   """A row of the paper's table 3; the arguments are its columns.
 
+  ViTs and hybrids have a tanh layer in their heads, ResNets have none.
+
   Not in the paper are loss and head bias (here those of scenic's ViT baselines
   and big_vision's ImageNet-21k config), that only kernels decay (big_vision),
   and the crop (AugReg's, for the same team's ViTs).
@@ -231,13 +194,12 @@ def pretraining(
   """
   config = training()
   config.total_epochs = float(epochs)
-  config.model = vit(
-    name,
-    num_classes=_maybe(int, num_classes),
-    representation_size=models.variant(name)['width'],  # the tanh layer
-    dropout=dropout,
-    head_bias_init=-10.0,
+  config.model = model(
+    name, num_classes=_maybe(int, num_classes), head_bias_init=-10.0
   )
+  if _family(config.model) == 'VisionTransformer':
+    config.model.representation_size = config.model.width  # the tanh layer
+    config.model.dropout = dropout
   config.data = data(source, inception_crop(224), batch_size=4096)
   config.objective = {
     'target': 'vit_jax.objectives.classification.sigmoid_xent',
@@ -258,6 +220,28 @@ def pretraining(
     for key, split in held_out.items()
   }
   return config
+
+
+def bit_sgd(config, *, milestones, lr=None):
+  """BiT's optimizer and schedule of pre-training, in place.
+
+  Args:
+    config: with its data.
+    milestones: where the rate falls to a tenth, in fractions of the run.
+    lr: 0.03 for each 256 images of a batch, if None.
+  """
+  config.optimizer = {
+    'target': 'vit_jax.optim.sgd',
+    'momentum': 0.9,
+    'weight_decay': 1e-4,  # coupled: it is added to the gradient
+    'clip_norm': config_dict.placeholder(float),
+  }
+  config.schedule = {
+    'lr': lr or 0.03 * config.data.batch_size / 256,
+    'decay': 'stair',
+    'milestones': milestones,
+    'warmup_steps': 5000,
+  }
 
 
 def data(source, transforms, *, batch_size):
@@ -281,13 +265,10 @@ def tiny(config):
 
   Everything stays in place, but the model is of the size 'mu', patches and
   images are 8 times smaller (so the grid of tokens is the same; 7 times where
-  the patch is 14), batches have 16 images, and there are 4 steps.
+  the patch is 14), batches have 16 images, and there are 4 steps. ResNets keep
+  one unit in each of two stages, hybrids in the first.
   """
-  patch = config.model.patch_size[0]
-  factor = 7 if patch % 7 == 0 else 8
-  config.model.update(models.variant(f'mu/{patch // factor}'))
-  if config.model.representation_size:
-    config.model.representation_size = config.model.width
+  factor = _shrink(config.model)
   for part in (config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
     for transform in part.transforms:
@@ -303,3 +284,22 @@ def tiny(config):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]
   return config
+
+
+def _shrink(model):
+  """Makes the model tiny, in place; by what its images must be smaller."""
+  if _family(model) == 'ResNet':
+    model.update({'stages': (1, 1), 'width_factor': 1})
+    return 8
+  patch = model.patch_size[0]
+  factor = 7 if patch % 7 == 0 else 8
+  mu = variants.variant(f'mu/{max(1, patch // factor)}')
+  if _family(model) == 'MlpMixer':
+    del mu['num_heads'], mu['mlp_dim']
+    mu |= {'tokens_mlp_dim': 16, 'channels_mlp_dim': 128}
+  elif model.get('resnet_stages'):
+    mu['resnet_stages'] = (1,)
+  model.update(mu)
+  if model.get('representation_size'):
+    model.representation_size = model.width
+  return factor

@@ -20,13 +20,13 @@ The model and its preprocessing are those of the run.
 
 from ml_collections import config_dict
 
-from configs import common
+from configs import arguments, common
 
 VARIANTS = ('folder', 'tfds', 'folder,fewshot', 'tfds,fewshot,size=384')
 
 
 def get_config(argument=''):
-  args = common.parse(
+  args = arguments.parse(
     argument,
     data=('folder', 'tfds'),
     evaluator=('accuracy', 'fewshot'),

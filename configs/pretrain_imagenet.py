@@ -36,14 +36,14 @@ Where memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. None of them changes what is computed.
 """
 
-from configs import common
+from configs import arguments, common
 
 MODELS = ('B/16', 'B/32', 'L/16', 'L/32', 'H/14')
 VARIANTS = (*MODELS, 'B/16,epochs=90', 'B/16,folder', 'B/16,tiny')
 
 
 def get_config(argument=''):
-  args = common.parse(
+  args = arguments.parse(
     argument, model=MODELS, epochs=300.0, folder=False, tiny=False
   )
   config = common.pretraining(

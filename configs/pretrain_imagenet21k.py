@@ -39,23 +39,20 @@ Where memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. None of them changes what is computed.
 """
 
-from configs import common
+from configs import arguments, common
 
 MODELS = ('L/16', 'L/32', 'B/16', 'B/32')
 VARIANTS = (*MODELS, 'L/16,epochs=30', 'L/32,epochs=30', 'B/16,tiny')
 
 
 def get_config(argument=''):
-  args = common.parse(argument, model=MODELS, epochs=90.0, tiny=False)
-  held_out = 32 if args.tiny else 51_200
+  args = arguments.parse(argument, model=MODELS, epochs=90.0, tiny=False)
+  source, held_out = common.imagenet21k(args.tiny)
   config = common.pretraining(
     args.model,
-    source=common.tfds('imagenet21k', f'full[{held_out}:]'),
+    source=source,
     num_classes=21_843,
-    held_out={
-      'val': f'full[{held_out // 2}:{held_out}]',
-      'test': f'full[:{held_out // 2}]',
-    },
+    held_out=held_out,
     epochs=args.epochs,
     lr=1e-3,
     decay='linear',

@@ -33,16 +33,16 @@ To fine-tune it: finetune.py:imagenet,S/16 with --config.model.pooling=gap
 --config.model.posemb=sincos2d
 """
 
-from configs import common
+from configs import arguments, common
 
 VARIANTS = ('', 'epochs=150', 'epochs=300', 'folder', 'tiny')
 
 
 def get_config(argument=''):
-  args = common.parse(argument, epochs=90.0, folder=False, tiny=False)
+  args = arguments.parse(argument, epochs=90.0, folder=False, tiny=False)
   config = common.training()
   config.total_epochs = args.epochs
-  config.model = common.vit(
+  config.model = common.model(
     'S/16', pooling='gap', posemb='sincos2d', representation_size=384
   )
   config.data = common.data(

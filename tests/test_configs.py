@@ -131,7 +131,8 @@ def _trace(config):
   return after.params
 
 
-# Parameters of the bare backbones at 224 px, class token included, and width.
+# Parameters of the bare backbones at 224 px, class token included, and width;
+# of hybrids, those of the released models less heads of 1000 classes.
 BARE = {
   'Ti/16': (5_524_416, 192),
   'S/32': (22_493_952, 384),
@@ -141,19 +142,61 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'R50+B/16': (98_659_112 - 769_000, 768),
+  'R50+B/32': (110_945_832 - 769_000, 768),
+  'R50+L/16': (316_483_624 - 1_025_000, 1024),
+  'R50+L/32': (328_994_856 - 1_025_000, 1024),
+  'R26+S/32': (36_431_912 - 385_000, 384),
+  'R26+B/32': (101_383_976 - 769_000, 768),
+  'R+Ti/16': (6_337_704 - 193_000, 192),
+}
+MIXERS = {  # with 1000 classes, and width
+  'Mixer-B/16': (59_880_472, 768),
+  'Mixer-B/32': (60_293_428, 768),
+  'Mixer-L/16': (208_196_168, 1024),
+}
+RESNETS = {
+  '50': (3, 4, 6, 3),
+  '101': (3, 4, 23, 3),
+  '152': (3, 8, 36, 3),
+  '200': (3, 24, 36, 3),
 }
 
 
 def _count(model, *, classes, pixels=224, hidden=False):
+  if model in MIXERS:
+    count, width = MIXERS[model]
+    return count + (classes - 1000) * (width + 1)
   bare, width = BARE[model]
-  patch = int(model.split('/')[1])
+  # Despite its name R+Ti/16 reduces images by 32.
+  patch = 32 if model == 'R+Ti/16' else int(model.split('/')[1])
   grown = (pixels // patch) ** 2 - (224 // patch) ** 2
   hidden = width * width + width if hidden else 0
   return bare + grown * width + hidden + width * classes + classes
 
 
+def _count_resnet(model, *, classes, postact=False):
+  depth, factor = model[1:].split('x')
+  c = 64 * int(factor)
+  count = 7 * 7 * 3 * c + 2 * c * postact
+  for stage, units in enumerate(RESNETS[depth]):
+    inside = 64 * int(factor) * 2**stage
+    outside = 4 * inside
+    for unit in range(units):
+      count += c * inside + 9 * inside**2 + inside * outside
+      count += 2 * (2 * inside + (outside if postact else c))  # norms
+      if unit == 0:  # projection
+        count += c * outside + 2 * outside * postact
+      c = outside
+  return count + 2 * c * (not postact) + (c + 1) * classes
+
+
 def test_counts_are_those_of_the_paper():
   """Released models; with tanh layer and 21,843 classes; at 384 and 518 px."""
+  # ResNets: those of timm.
+  assert _count_resnet('R50x1', classes=1000) == 25_549_352
+  assert _count_resnet('R101x3', classes=1000) == 387_934_888
+  assert _count_resnet('R152x4', classes=1000) == 936_533_224
   assert _count('B/16', classes=1000) == 86_567_656
   assert _count('S/32', classes=21_843, hidden=True) == 31_051_347
   assert _count('L/16', classes=1000, pixels=384) == 304_715_752
@@ -161,35 +204,60 @@ def test_counts_are_those_of_the_paper():
 
 
 def _expected_count(name, argument):
-  found = re.search(r'[A-Z]i?/\d+', argument)
-  model = found.group() if found else 'B/16'
+  words = argument.split(',')
+  model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), 'B/16')
+  data = {
+    'pretrain_imagenet': 'imagenet2012',
+    'pretrain_imagenet21k': 'imagenet21k',
+    'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
+    'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
+    'pretrain_s16_better_plain': 'imagenet2012',
+  }.get(name)
   if name == 'finetune':
-    data = load_module(name).TABLE_4.get(argument.split(',')[0], ('folder',))[0]
+    data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
+  classes = CLASSES['folder' if 'folder' in words else data]
+  if re.match(r'R\d+x', model):
+    return _count_resnet(model, classes=classes, postact='postact' in words)
+  if name == 'finetune':
     pixels = {
       'imagenet,L/16,polyak': 512,
       'imagenet,H/14,polyak': 518,
       'flowers,S/16,size=224,resize': 224,
+      'flowers,R26+S/32,size=224': 224,
     }.get(argument, 384)
-    return _count(model, classes=CLASSES[data], pixels=pixels)
+    return _count(model, classes=classes, pixels=pixels)
   if name == 'pretrain_s16_better_plain':
     # Neither class token nor learned positions (197 of them).
-    classes = 5 if 'folder' in argument else 1000
     return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
-  data = {
-    'pretrain_imagenet': 'folder' if 'folder' in argument else 'imagenet2012',
-    'pretrain_imagenet21k': 'imagenet21k',
-    'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
-  }[name]
-  return _count(model, classes=CLASSES[data], hidden=True)
+  return _count(model, classes=classes, hidden=True)
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))
 def test_initialises_and_steps_in_shapes(name, argument):
   config = replace_data(load_config(name, argument))
-  config.model.scan = True  # traces one layer in place of up to 32
+  left_out = _shorten(config.model)
   params = _trace(config)
   count = sum(x.size for x in jax.tree.leaves(params))
-  assert count == _expected_count(name, argument)
+  assert count + left_out == _expected_count(name, argument)
+
+
+def _shorten(model):
+  """Leaves out most units of a ResNet, in place; returns their parameters.
+
+  Layers of the others are scanned: one is traced in place of up to 32.
+  """
+  if 'scan' in model:
+    model.scan = True
+  key = 'stages' if 'stages' in model else 'resnet_stages'
+  if not model.get(key):
+    return 0
+  kept = (2,) + (1,) * (len(model[key]) - 1)
+  left_out = 0
+  for stage, (units, keep) in enumerate(zip(model[key], kept)):
+    width = 64 * model.get('width_factor', 1) * 2**stage
+    left_out += (units - keep) * (17 * width**2 + 12 * width)
+  model[key] = kept
+  return left_out
 
 
 # Table 3: file and argument; epochs, learning rate, decay, weight decay,
@@ -210,6 +278,16 @@ TABLE_3 = """
   jft         L/16,epochs=7     7  4e-4  linear  0.1   0.0  None  517.8  303
   jft         L/16             14  4e-4  linear  0.1   0.0  None 1035.6  303
   jft         H/14             14  3e-4  linear  0.1   0.0  None 1035.6  303
+  jft         R50x1             7  1e-3  linear  0.1   0.0  None  517.8  303
+  jft         R50x2             7  1e-3  linear  0.1   0.0  None  517.8  303
+  jft         R101x1            7  8e-4  linear  0.1   0.0  None  517.8  303
+  jft         R152x1            7  6e-4  linear  0.1   0.0  None  517.8  303
+  jft         R152x2            7  6e-4  linear  0.1   0.0  None  517.8  303
+  jft         R50+B/16          7  8e-4  linear  0.1   0.0  None  517.8  303
+  jft         R50+B/32          7  8e-4  linear  0.1   0.0  None  517.8  303
+  jft         R50+L/32          7  2e-4  linear  0.1   0.0  None  517.8  303
+  jft         R50+L/16,epochs=7 7  4e-4  linear  0.1   0.0  None  517.8  303
+  jft         R50+L/16         14  4e-4  linear  0.1   0.0  None 1035.6  303
 """
 
 
@@ -224,9 +302,9 @@ def test_table_3(row):
   adam = config.optimizer
   assert adam.target.endswith('.adam') and (adam.b1, adam.b2) == (0.9, 0.999)
   assert adam.weight_decay == float(wd)
-  assert config.model.dropout == float(dropout)
+  assert config.model.get('dropout', 0.0) == float(dropout)
   assert str(adam.clip_norm) == clip
-  assert config.model.pooling == 'token'
+  assert config.model.get('pooling', 'token') == 'token'
   steps = to_steps(
     config,
     'total',
@@ -270,6 +348,100 @@ def test_table_4(row):
   assert dev.data.transforms[0]['size'] == 512
 
 
+def test_rates_that_the_paper_does_not_state():
+  """R200x3 is in table 6 only."""
+  with pytest.raises(ValueError, match=r'rate of R200x3\. Give one, lr=RATE'):
+    load_config('pretrain_jft', 'R200x3')
+  config = load_config('pretrain_jft', 'R200x3,lr=5e-4')
+  assert (config.schedule.lr, config.total_epochs) == (5e-4, 14)
+
+
+def _rates(config, num_examples, epochs):
+  """Learning rates in the middle of these epochs."""
+  steps_of = functools.partial(
+    to_steps, batch_size=config.data.batch_size, num_examples=num_examples
+  )
+  steps_of = functools.partial(steps_of, total_steps=steps_of(config, 'total'))
+  rate = assemble.schedule(Reader(config).schedule, steps_of)
+  steps = [int((e + 0.5) * num_examples / 4096) for e in epochs]
+  return [float(rate(step)) for step in steps]
+
+
+def _check_bit_sgd(config):
+  sgd = config.optimizer
+  assert sgd.target.endswith('.sgd') and sgd.clip_norm is None
+  assert (sgd.momentum, sgd.weight_decay) == (0.9, 1e-4)
+  assert config.data.batch_size == 4096
+  assert config.schedule.warmup_steps == 5000
+  assert config.schedule.lr == pytest.approx(0.03 * 16)
+
+
+def test_table_7():
+  """SGD on JFT: BiT-L's, which at 40 epochs would fall at 10, 23, 30, 37."""
+  config = load_config('pretrain_jft', 'R50x1,sgd,epochs=40')
+  _check_bit_sgd(config)
+  rates = _rates(config, 303_000_000, [9, 10, 22, 23, 29, 30, 36, 37])
+  levels = [0, 1, 1, 2, 2, 3, 3, 4]
+  assert rates == pytest.approx([0.48 * 0.1**n for n in levels])
+  assert load_config('pretrain_jft', 'R152x2,sgd').total_epochs == 7
+  assert load_config('pretrain_jft', 'R152x2,sgd,lr=.1').schedule.lr == 0.1
+  with pytest.raises(ValueError, match=r"'sgd' is for ResNets .* R50\+B/16"):
+    load_config('pretrain_jft', 'R50+B/16,sgd')
+
+
+@pytest.mark.parametrize('data', ['imagenet', 'imagenet21k'])
+def test_bit(data):
+  config = load_config('pretrain_bit', f'{data},R101x1')
+  _check_bit_sgd(config)
+  assert config.total_epochs == 90
+  rates = _rates(config, 1_281_167, [29, 30, 59, 60, 79, 80])
+  levels = [0, 1, 1, 2, 2, 3]
+  assert rates == pytest.approx([0.48 * 0.1**n for n in levels])
+  loss, bias = ('sigmoid', -10) if data == 'imagenet21k' else ('softmax', 0)
+  assert config.objective.target.endswith(f'.{loss}_xent')
+  assert {x.loss for x in config.evals.values()} == {loss}
+  assert (config.model.head_bias_init, config.model.form) == (bias, 'preact')
+
+
+# BiT-HyperRule: steps, of which warm-up; resize, crop.
+HYPER_RULE = """
+  imagenet  20000  500  448  384
+  cifar10   10000  500  160  128
+  cifar100  10000  500  160  128
+  pets        500  100  448  384
+  flowers     500  100  448  384
+  folder      500  100  448  384
+"""
+
+
+@pytest.mark.parametrize('row', HYPER_RULE.strip().splitlines())
+def test_bit_hyper_rule(row):
+  data, *numbers = row.split()
+  steps, warmup, load_size, size = map(int, numbers)
+  config = load_config('finetune', f'{data},R50x1,bit')
+  schedule, sgd = config.schedule, config.optimizer
+  assert (config.total_steps, schedule.warmup_steps) == (steps, warmup)
+  assert (schedule.lr, schedule.decay) == (0.003, 'stair')
+  assert schedule.milestones == (0.3, 0.6, 0.9)
+  assert sgd.to_dict() == {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
+  assert config.data.batch_size == 512
+  transforms = [
+    (x['target'].rpartition('.')[2], x.get('size'))
+    for x in config.data.transforms
+  ]
+  assert transforms == [
+    ('Resize', load_size),
+    ('RandomCrop', size),
+    ('FlipLR', None),
+  ]
+  (test,) = config.evals.test.data.transforms
+  assert test['target'].endswith('.Resize') and test['size'] == size
+
+
+def test_left_out_of_bit():
+  assert 'LEFT OUT:\nmixup' in load_module('finetune').__doc__
+
+
 def test_better_plain_vit():
   config = load_config('pretrain_s16_better_plain')
   model, adam = config.model, config.optimizer
@@ -309,6 +481,20 @@ def test_arguments_that_make_no_sense(argument, message):
 def test_finetune_arguments_that_contradict(argument):
   with pytest.raises(ValueError, match=r'folder'):
     load_config('finetune', argument)
+
+
+@pytest.mark.parametrize(
+  'name, argument, message',
+  [
+    ('finetune', 'R50x1,bit,inception', "leave out 'inception'"),
+    ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
+  ],
+)
+def test_arguments_that_contradict(name, argument, message):
+  with pytest.raises(ValueError, match=message):
+    load_config(name, argument)
 
 
 @pytest.mark.parametrize('name', TRAINING)

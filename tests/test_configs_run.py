@@ -95,10 +95,15 @@ def image_folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def pretrained(data_dir, tmp_path_factory):
   """{file: workdir} of each pre-training, run on first use."""
+  models = {
+    'pretrain_bit': 'R50x1,',
+    'pretrain_jft': 'R50+L/32,',
+    'pretrain_s16_better_plain': '',
+  }
 
   @functools.cache
   def run(name):
-    config = load_config(name, 'B/16,tiny' if 'plain' not in name else 'tiny')
+    config = load_config(name, f'{models.get(name, "B/16,")}tiny')
     config.data.source.data_dir = str(data_dir)
     workdir = tmp_path_factory.mktemp(name)
     state = train_lib.train(config, workdir)
@@ -152,6 +157,39 @@ def test_tiny_finetuning_runs(
   record = _last_record(tmp_path)
   assert record['test/num_examples'] == (6 if 'folder' in argument else 20)
   assert 'pos_embedding' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  'name, words',
+  [
+    ('pretrain_bit', 'R50x1,bit'),
+    pytest.param('pretrain_jft', 'R50+L/32,dev', marks=pytest.mark.slow),
+  ],
+)
+def test_finetuning_resnets_and_hybrids(
+  name, words, pretrained, data_dir, tmp_path
+):
+  config = load_config('finetune', f'cifar10,{words},tiny')
+  config.init_from.path = str(pretrained(name))
+  config.data.source.data_dir = str(data_dir)
+  state = train_lib.train(config, tmp_path)
+  assert state.params['head']['kernel'].shape[-1] == 10
+  (evaluator,) = config.evals
+  assert 0 <= _last_record(tmp_path)[f'{evaluator}/accuracy'] <= 1
+
+
+@pytest.mark.slow
+def test_finetuning_a_mixer(data_dir, tmp_path):
+  """Of a run from scratch: no config pre-trains one."""
+  for data, init_from in (('cifar10', None), ('pets', tmp_path / 'cifar10')):
+    config = load_config('finetune', f'{data},Mixer-B/16,tiny')
+    config.data.source.data_dir = str(data_dir)
+    if init_from is None:
+      del config.init_from
+    else:
+      config.init_from.path = str(init_from)
+    state = train_lib.train(config, tmp_path / data)
+  assert state.params['head']['kernel'].shape[-1] == 37
 
 
 def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):

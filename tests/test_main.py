@@ -64,7 +64,7 @@ def _run(config, workdir, *flags, env=()):
     (
       'config.model.patch_size = 3',
       [],
-      r'8x8 .* patches of 3x3; the nearest size that can is 9x9',
+      r'8x8 .* patches of 3x3; the nearest image size that can is 9x9',
     ),
     (
       'config.model.num_classes = 7',

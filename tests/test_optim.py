@@ -11,7 +11,8 @@ import pytest
 
 from vit_jax import optim, tree
 from vit_jax.build import ConfigError
-from vit_jax.optim import make_optimizer, schedule
+from vit_jax.optim import make_optimizer
+from vit_jax.schedules import schedule
 
 RNG = np.random.default_rng(0)
 
@@ -100,6 +101,43 @@ def assert_close(actual, expected, atol):
         200_000: 0.0,
       },
     ),
+    (  # BiT: 30, 60 and 80 of 90 epochs, here of 1000 steps
+      {
+        'lr': 0.48,
+        'decay': 'stair',
+        'total_steps': 90_000,
+        'milestones': (30 / 90, 60 / 90, 80 / 90),
+      },
+      {
+        0: 0.0,
+        5_000: 0.24,
+        10_000: 0.48,
+        29_999: 0.48,
+        30_000: 0.048,
+        59_999: 0.048,
+        60_000: 0.0048,
+        79_999: 0.0048,
+        80_000: 0.00048,
+        90_000: 0.00048,
+      },
+    ),
+    (  # the first within warm-up; and 0.29 * 100_000 is not below 29_000
+      {
+        'lr': 0.8,
+        'decay': 'stair',
+        'total_steps': 100_000,
+        'milestones': [0.05, 0.29],
+        'stair_factor': 0.5,
+      },
+      {
+        2_500: 0.2,
+        5_000: 0.2,
+        10_000: 0.4,
+        28_999: 0.4,
+        29_000: 0.2,
+        100_000: 0.2,
+      },
+    ),
     (
       {'lr': 0.5, 'decay': 'constant', 'total_steps': 20_000},
       {0: 0.0, 2_500: 0.125, 10_000: 0.5, 20_000: 0.5},
@@ -125,6 +163,22 @@ def test_finetuning_cosine_without_warmup_starts_at_the_peak():
     ({'decay': 'cosinus'}, r"'cosinus' must be one of \('constant'"),
     ({'warmup_steps': 60, 'cooldown_steps': 50}, 'longer than the 100 steps'),
     ({'decay': 'rsqrt', 'end_lr': 0.1}, "means nothing to decay='rsqrt'"),
+    (
+      {'decay': 'stair', 'milestones': (0.5,), 'end_lr': 0.1},
+      "means nothing to decay='stair'",
+    ),
+    ({'milestones': (0.5,)}, r"\(0.5,\).*mean nothing to decay='cosine'"),
+    ({'stair_factor': 0.5}, "stair_factor=0.5 mean nothing to decay='cosine'"),
+    ({'decay': 'stair'}, r'milestones=\(\) .*expected one or more'),
+    ({'decay': 'stair', 'milestones': (0.0, 0.5)}, 'above 0 and below 1'),
+    ({'decay': 'stair', 'milestones': (0.5, 1.0)}, 'above 0 and below 1'),
+    ({'decay': 'stair', 'milestones': (30, 60)}, 'fractions of the whole'),
+    ({'decay': 'stair', 'milestones': (0.6, 0.3)}, 'increasing'),
+    ({'decay': 'stair', 'milestones': (0.3, 0.3)}, 'increasing'),
+    (
+      {'decay': 'stair', 'milestones': (0.5,), 'stair_factor': 10},
+      'stair_factor=10 must lie between 0 and 1',
+    ),
   ],
 )
 def test_schedule_mistakes(arguments, message):

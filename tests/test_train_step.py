@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim, sharding, tree
+from vit_jax import optim, schedules, sharding, tree
 from vit_jax.data import builtin, pipeline
 from vit_jax.metrics import read_records
 from vit_jax.models.vit import VisionTransformer
@@ -120,7 +120,7 @@ def test_loss_curve_is_the_recorded_one():
 @functools.cache
 def one_device_losses():
   """Five steps of `train`'s config below, on one device, by hand."""
-  rate = optim.schedule(lr=0.01, total_steps=5, warmup_steps=1)
+  rate = schedules.schedule(lr=0.01, total_steps=5, warmup_steps=1)
 
   def make_tx(params):
     return optim.make_optimizer(
@@ -268,7 +268,7 @@ def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
     return optim.make_optimizer(
       optim.adam,
       params,
-      optim.schedule(lr=0.01, total_steps=9, decay='constant'),
+      schedules.schedule(lr=0.01, total_steps=9, decay='constant'),
       freeze=freeze,
       clip_norm=1.0,
       weight_decay=0.1,

@@ -4,7 +4,7 @@ This is the last layer that knows what a config looks like: it takes Readers
 and returns objects.
 """
 
-from vit_jax import checkpoint, optim
+from vit_jax import checkpoint, optim, schedules
 from vit_jax.build import (
   ConfigError,
   Reader,
@@ -56,7 +56,7 @@ def schedule(config, steps_of):
   settings = _without_durations(resolve(config, descend=False), 'warmup')
   settings = _without_durations(settings, 'cooldown')
   return call(
-    optim.schedule,
+    schedules.schedule,
     settings,
     total_steps=steps_of({'total_fraction': 1.0}, 'total'),
     warmup_steps=steps_of(config, 'warmup', default=0),

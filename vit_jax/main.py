@@ -8,12 +8,12 @@ changed from the command line: --config.seed=1. The same command again resumes.
 import os
 import pathlib
 import sys
-import traceback
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from vit_jax import terminal
 from vit_jax.build import locate
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -48,12 +48,8 @@ def main(argv):
     run = locate(config.run)
   except OSError as error:
     sys.exit(f'\n{error}')  # no such file, and where it was looked for
-  try:
+  with terminal.one_message():
     run(config, _WORKDIR.value)
-  except (ValueError, FloatingPointError) as error:
-    if not _ours(error):
-      raise
-    sys.exit(f'\n{type(error).__name__}: {error}')
 
 
 def _parse_flags(argv):
@@ -73,12 +69,6 @@ def _parse_flags(argv):
       f'\nUnknown key in {" ".join(given)}: {text} Only what the config file '
       'sets can be changed from the command line.'
     )
-
-
-def _ours(error):
-  """Whether our own code raised it: then the message says all there is."""
-  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-  return frame.f_globals.get('__name__', '').startswith('vit_jax.')
 
 
 def _use_huge_pages():

@@ -1,4 +1,4 @@
-"""Schedules, optimizers, and rules over parameter paths.
+"""Optimizers, and rules over parameter paths.
 
 `make_optimizer` wraps any optimizer in what the config asks for:
 
@@ -10,7 +10,6 @@ A rule is a function `(learning_rate, *, mask, ...) -> GradientTransformation`:
 """
 
 import inspect
-import math
 import re
 
 import jax
@@ -22,68 +21,6 @@ from vit_jax import tree
 from vit_jax.build import ConfigError, call, check_arguments
 
 KERNELS = ('.*/kernel',)
-
-
-def schedule(
-  *,
-  lr,
-  total_steps,
-  decay='cosine',
-  warmup_steps=0,
-  cooldown_steps=0,
-  end_lr=0.0,
-  timescale=10_000,
-):
-  """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
-
-  Decay runs from the end of warm-up to total_steps; warm-up multiplies it by
-  min(1, step / warmup_steps), cooldown by min(1, steps left / cooldown_steps).
-  This is how both the paper's released code and big_vision combine them.
-
-  Args:
-    lr: peak learning rate.
-    total_steps: length of the training.
-    decay: 'linear' or 'cosine' (to end_lr), 'constant', or 'rsqrt':
-      lr / sqrt(1 + (step - warmup_steps) / timescale), "Scaling ViT".
-    warmup_steps: 10,000 in every pre-training of the paper (Table 3).
-    cooldown_steps: linear ramp to zero at the end; 50,000 in "Scaling ViT".
-    end_lr: where 'linear' and 'cosine' end. The paper's released code ends
-      'linear' at 1e-5; big_vision at 0.
-    timescale: in steps, of 'rsqrt'.
-
-  Returns:
-    step -> float32 learning rate, traceable.
-  """
-  decays = ('constant', 'cosine', 'linear', 'rsqrt')
-  if decay not in decays:
-    raise ConfigError(f'decay={decay!r} must be one of {decays}.')
-  if warmup_steps + cooldown_steps > total_steps:
-    raise ConfigError(
-      f'warm-up ({warmup_steps}) and cooldown ({cooldown_steps}) are longer '
-      f'than the {total_steps} steps of training. Shorten them, or train on.'
-    )
-  if end_lr and decay in ('constant', 'rsqrt'):
-    raise ConfigError(f'end_lr={end_lr} means nothing to decay={decay!r}.')
-
-  def at(step):
-    step = jnp.asarray(step, jnp.float32)
-    since = jnp.maximum(0.0, step - warmup_steps)
-    done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
-    rate = {
-      'constant': lambda: jnp.float32(lr),
-      'linear': lambda: end_lr + (lr - end_lr) * (1 - done),
-      'cosine': lambda: (
-        end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
-      ),
-      'rsqrt': lambda: lr / jnp.sqrt(1 + since / timescale),
-    }[decay]()
-    if warmup_steps:
-      rate *= jnp.minimum(1.0, step / warmup_steps)
-    if cooldown_steps:
-      rate *= jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
-    return rate
-
-  return at
 
 
 def adam(

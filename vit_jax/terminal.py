@@ -1,6 +1,11 @@
 """Progress on the terminal: a live bar for a person, plain lines for a file."""
 
+import contextlib
 import datetime
+import os
+import sys
+import time
+import traceback
 
 import jax
 import rich.console
@@ -91,3 +96,75 @@ def table(title, columns, rows):
   for row in rows:
     made.add_row(*row)
   return made
+
+
+@contextlib.contextmanager
+def one_message():
+  """Ends the process with the message alone of an error that our code raised.
+
+  On stderr, with exit status 1; other errors keep their traceback. Where
+  whoever read stdout has gone, as `head` does, it ends without a word.
+  """
+  try:
+    yield
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+  except (ValueError, FloatingPointError) as error:
+    if not _ours(error):
+      raise
+    sys.exit(f'\n{type(error).__name__}: {error}')
+
+
+def _ours(error):
+  """Whether our own code raised it: then the message says all there is."""
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  # A module that is run by `python -m` has its name in its spec only.
+  spec = frame.f_globals.get('__spec__')
+  name = spec.name if spec else frame.f_globals.get('__name__', '')
+  return name.startswith('vit_jax.')
+
+
+def track(items, total, *, unit, shown=False, after_s=2, every_s=60):
+  """Yields the items, and tells on stderr how far it is where it takes long.
+
+  A person gets a bar with the time left, a file gets a line now and then.
+
+  Args:
+    items: iterable.
+    total: number of them.
+    unit: what they are, in the plural.
+    shown: whether the items appear on the terminal anyway; no bar then.
+    after_s: of what is over by then nothing is shown.
+    every_s: between lines.
+  """
+  err = rich.console.Console(stderr=True)
+  bar = rich.progress.Progress(
+    rich.progress.BarColumn(),
+    rich.progress.MofNCompleteColumn(),
+    '{task.description}',
+    rich.progress.TimeElapsedColumn(),
+    rich.progress.TimeRemainingColumn(),
+    console=err,
+    transient=True,
+    redirect_stdout=False,  # stdout may be a file
+  )
+  task = bar.add_task(unit, total=total)
+  start = said = time.monotonic()
+  try:
+    for done, item in enumerate(items, 1):
+      yield item
+      now = time.monotonic()
+      if err.is_terminal:
+        bar.update(task, completed=done)
+        if now - start > after_s and not shown and not bar.live.is_started:
+          bar.start()
+      elif now - said > every_s:
+        said, rate = now, done / (now - start)
+        eta = datetime.timedelta(seconds=round((total - done) / rate))
+        print(
+          f'{done}/{total} {unit} | {rate:.3g}/s | eta {eta}', file=sys.stderr
+        )
+  finally:
+    if bar.live.is_started:
+      bar.stop()

@@ -14,7 +14,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from vit_jax import optim
+from vit_jax import optim, schedules
 from vit_jax.data import builtin, pipeline
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
@@ -45,7 +45,7 @@ def losses():
   source = builtin.Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True
   )
-  rate = optim.schedule(lr=0.01, total_steps=6, warmup_steps=2)
+  rate = schedules.schedule(lr=0.01, total_steps=6, warmup_steps=2)
 
   def make_tx(params):
     return optim.make_optimizer(

@@ -39,6 +39,11 @@ GRIDS = {  # old grid, new grid
   'down': ((9, 8), (4, 5)),
   'mixed': ((6, 6), (9, 4)),
 }
+KERNELS = {  # old patch, new patch
+  'grow': ((4, 4), (8, 6)),
+  'shrink': ((8, 8), (4, 4)),
+  'mixed': ((6, 4), (4, 7)),
+}
 
 
 def import_timm():
@@ -186,6 +191,23 @@ def record_grids():
   np.savez_compressed(HERE / 'torch_resize.npz', **arrays)
 
 
+def record_kernels():
+  """Patch kernels that timm resizes: [ph, pw, C, D], in float64."""
+  import_timm()
+  from timm.layers import resample_patch_embed
+
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for name, (old, new) in KERNELS.items():
+    kernel = rng.standard_normal((*old, 3, 5))
+    theirs = torch.from_numpy(kernel.transpose(3, 2, 0, 1))
+    out = resample_patch_embed(theirs, list(new))  # bicubic, antialiased
+    arrays[f'{name}/kernel'] = kernel
+    arrays[f'{name}/resized'] = out.numpy().transpose(2, 3, 1, 0)
+  np.savez_compressed(HERE / 'timm_patch_resize.npz', **arrays)
+
+
 if __name__ == '__main__':
   record_models()
   record_grids()
+  record_kernels()

@@ -5,6 +5,7 @@ code too; the others follow from the shapes.
 """
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,13 @@ COUNTS = {  # 1,000 classes, 224 px, class token
   'L/32': 306_535_400,
   'L/16': 304_326_632,
   'H/14': 632_045_800,
+  'R+Ti/16': 6_337_704,
+  'R26+S/32': 36_431_912,
+  'R26+B/32': 101_383_976,
+  'R50+B/16': 98_659_112,
+  'R50+L/32': 328_994_856,
+  'R50+B/32': 110_945_832,  # in the paper, not in the released code
+  'R50+L/16': 316_483_624,  # likewise
 }
 COUNTS_OF_HEADS = {
   # bare, 1k + rep, 21k, 21k + rep, 10-way, 1k at 384 px (518 for /14)
@@ -95,6 +103,27 @@ def test_variant_reads_names():
   assert variant('ViT-L/14') == variant('L/14')
   assert variant('g-opt/16x8')['patch_size'] == (16, 8)
   assert variant('So400m/14')['mlp_dim'] == 4304
+
+
+def test_variant_reads_hybrids():
+  plain = variant('B/16')
+  hybrid = plain | {'patch_size': (1, 1), 'resnet_stages': (3, 4, 9)}
+  assert variant('R50+B/16') == variant('R50+ViT-B/16') == hybrid
+  hybrid = plain | {'patch_size': (1, 1), 'resnet_stages': (3, 4, 6, 3)}
+  assert variant('R50+B/32') == hybrid
+  assert variant('R26+S/32')['resnet_stages'] == (2, 2, 2, 2)
+  assert variant('R200+L/16')['resnet_stages'] == (3, 24, 39)
+  root = variant('Ti/16') | {'patch_size': (8, 8), 'resnet_stages': ()}
+  assert variant('R+Ti/16') == root
+
+
+@pytest.mark.parametrize(
+  'name', ['R50+B/14', 'R50+B/16x8', 'R51+B/16', 'R+Ti/32', 'R+Ti/16x8']
+)
+def test_variant_lists_the_resnets(name):
+  message = f'{re.escape(repr(name))}.*R26, R50, R101, R152, R200, and /16 or'
+  with pytest.raises(ValueError, match=message):
+    variant(name)
 
 
 @pytest.mark.parametrize('name', ['X/16', 'B', 'B/0', 'B/16x', 'b/16', 'B-16'])

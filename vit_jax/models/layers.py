@@ -1,8 +1,9 @@
 """What a Vision Transformer is made of, and how each part is initialised.
 
-Shapes as in vit.py: B examples, N tokens, D width, h heads of width d = D / h,
-M hidden width of the MLP. Parameters are float32; `dtype` is what matrices are
-multiplied in. LayerNorm statistics and softmax are float32 always.
+INIT says the latter for the other models too. Shapes as in vit.py: B examples,
+N tokens, D width, h heads of width d = D / h, M hidden width of the MLP.
+Parameters are float32; `dtype` is what matrices are multiplied in. LayerNorm
+statistics and softmax are float32 always.
 """
 
 import functools
@@ -20,7 +21,7 @@ from vit_jax.models.attention import attention
 # as the identity but where said. The paper leaves this open; these are the
 # distributions of its released code. Fans are those of the matrix multiplied
 # with: an attention kernel [D, h, d] counts as [D, D], the patch embedding
-# [ph, pw, C, D] as [ph * pw * C, D].
+# [ph, pw, C, D] as [ph * pw * C, D]. A convolution's fan-in is that, too.
 INIT = {
   'embedding': nn.initializers.lecun_normal(),  # E of equation 1
   'cls': nn.initializers.zeros,  # x_class of equation 1
@@ -29,6 +30,10 @@ INIT = {
   'attention': nn.initializers.xavier_uniform(),  # U_qkv, U_msa, appendix A
   'mlp': nn.initializers.xavier_uniform(),  # both layers of equation 3
   'mlp_bias': nn.initializers.normal(1e-6),
+  'mixing': nn.initializers.lecun_normal(),  # both layers of a Mixer's MLPs
+  'mixing_bias': nn.initializers.zeros,
+  'conv': nn.initializers.lecun_normal(),  # of ResNets and hybrids
+  'last_norm': nn.initializers.zeros,  # scale of norm3 in the hybrids' units
   'probe': nn.initializers.xavier_uniform(),  # the query of the MAP head
   'pre_logits': nn.initializers.lecun_normal(),  # tanh layer, section 3.1
   'head': nn.initializers.zeros,  # section 3.2; a field sets its bias
@@ -38,45 +43,6 @@ GELU = {
   'tanh': functools.partial(nn.gelu, approximate=True),
   'exact': functools.partial(nn.gelu, approximate=False),
 }
-
-
-# Functions of jax.checkpoint_policies that are policies; the others make one.
-REMAT = (
-  'none',
-  'dots',
-  'full',
-  *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
-)
-
-
-def remat_policy(name: str) -> Callable:
-  """The policy of jax.checkpoint that a name in REMAT (not 'none') means."""
-  aliases = {
-    'dots': 'dots_with_no_batch_dims_saveable',
-    'full': 'nothing_saveable',
-  }
-  return getattr(jax.checkpoint_policies, aliases.get(name, name))
-
-
-def patchify(images: jax.Array, patch_size: int | tuple[int, int]) -> jax.Array:
-  """Cuts images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C].
-
-  Raises:
-    ValueError: patches do not tile the images.
-  """
-  if isinstance(patch_size, int):
-    patch_size = patch_size, patch_size
-  ph, pw = patch_size
-  batch, height, width, channels = images.shape
-  if height % ph or width % pw or not height * width:
-    near = [max(round(s / p), 1) * p for s, p in ((height, ph), (width, pw))]
-    raise ValueError(
-      f'Images of {height}x{width} (height x width) cannot be cut into patches '
-      f'of {ph}x{pw}; the nearest size that can is {near[0]}x{near[1]}. Resize '
-      'or crop the images to it, or choose another patch_size.'
-    )
-  x = images.reshape(batch, height // ph, ph, width // pw, pw, channels)
-  return x.swapaxes(2, 3)
 
 
 class Affine(nn.Module):
@@ -128,6 +94,7 @@ class Attention(nn.Module):
   implementation: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
+  norm_eps: float = 1e-6
 
   @nn.compact
   def __call__(self, queries, tokens):
@@ -138,8 +105,8 @@ class Attention(nn.Module):
     k = affine((width,), heads, name='key')(tokens)
     v = affine((width,), heads, name='value')(tokens)
     if self.qk_norm:
-      q = LayerNorm(dtype=self.dtype, name='query_norm')(q)
-      k = LayerNorm(dtype=self.dtype, name='key_norm')(k)
+      norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
+      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
     self.sow('intermediates', 'q', q)
     self.sow('intermediates', 'k', k)
     drop = self.train and self.dropout > 0
@@ -155,25 +122,45 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D]."""
+  """Two layers with a GELU between them: [..., D] -> [..., D].
+
+  init names what INIT initialises the kernels with.
+  """
 
   mlp_dim: int
   dropout: float = 0.0
   gelu: str = 'tanh'
   dtype: Any = 'float32'
   train: bool = False
+  init: str = 'mlp'
 
   @nn.compact
   def __call__(self, x):
     width = (x.shape[-1],)
     hidden = (self.mlp_dim,)
     affine = functools.partial(
-      Affine, init=INIT['mlp'], bias_init=INIT['mlp_bias'], dtype=self.dtype
+      Affine,
+      init=INIT[self.init],
+      bias_init=INIT[f'{self.init}_bias'],
+      dtype=self.dtype,
     )
     dropout = nn.Dropout(self.dropout, deterministic=not self.train)
     x = affine(width, hidden, name='fc1')(x)
     x = dropout(GELU[self.gelu](x))
     return dropout(affine(hidden, width, name='fc2')(x))
+
+
+def skip_examples(y: jax.Array, rate: Any, rng: jax.Array) -> jax.Array:
+  """Stochastic depth (AugReg): drops a branch's output for some examples.
+
+  Args:
+    y: [B, N, D], what a branch adds.
+    rate: share of the examples that it is not added to; the others get more.
+    rng: key.
+  """
+  keep = 1 - rate
+  kept = jax.random.bernoulli(rng, keep, (y.shape[0], 1, 1))
+  return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
 
 
 class Block(nn.Module):
@@ -192,13 +179,14 @@ class Block(nn.Module):
   gelu: str = 'tanh'
   dtype: Any = 'float32'
   attention: str = 'auto'
+  norm_eps: float = 1e-6
   train: bool = False
   per_layer: bool = False
 
   @nn.compact
   def __call__(self, x, skip_rate):
     """skip_rate: None, or this layer's share of examples to skip a branch."""
-    norm = functools.partial(LayerNorm, dtype=self.dtype)
+    norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     y = norm(name='norm1')(x)
     y = Attention(
       self.num_heads,
@@ -207,6 +195,7 @@ class Block(nn.Module):
       self.attention,
       self.dtype,
       self.train,
+      self.norm_eps,
       name='attn',
     )(y, y)
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
@@ -219,17 +208,13 @@ class Block(nn.Module):
     return x, x if self.per_layer else None
 
   def _branch(self, y, name, skip_rate):
-    """LayerScale (DeiT III) and stochastic depth (AugReg)."""
+    """LayerScale (DeiT III) and stochastic depth."""
     if self.layerscale_init is not None:
       init = nn.initializers.constant(self.layerscale_init)
       scale = self.param(name, init, y.shape[-1:])
       y = y * scale.reshape(1, 1, -1).astype(y.dtype)
     if skip_rate is not None:
-      keep = 1 - skip_rate
-      kept = jax.random.bernoulli(
-        self.make_rng('dropout'), keep, (y.shape[0], 1, 1)
-      )
-      y = jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
+      y = skip_examples(y, skip_rate, self.make_rng('dropout'))
     return y
 
 
@@ -241,6 +226,7 @@ class MapHead(nn.Module):
   gelu: str = 'tanh'
   dtype: Any = 'float32'
   implementation: str = 'auto'
+  norm_eps: float = 1e-6
 
   @nn.compact
   def __call__(self, tokens):
@@ -253,6 +239,6 @@ class MapHead(nn.Module):
       dtype=self.dtype,
       name='attn',
     )(probe, tokens)
-    y = LayerNorm(dtype=self.dtype, name='norm')(x)
+    y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
     y = Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y)
     return (x + y)[:, 0]

@@ -1,6 +1,7 @@
 """Position embeddings: the fixed 2-D sines, and resizing of learned grids.
 
-Arrays in, arrays out; a grid is [gh, gw, D], rows first.
+Arrays in, arrays out; a grid is [gh, gw, D], rows first. The kernels of patch
+embeddings are resized here, too, by the same weights.
 """
 
 import numpy as np
@@ -54,11 +55,7 @@ def resize(
   Returns:
     [..., height, width, D] in the dtype of the table; computed in float64.
   """
-  if method not in RESIZE_METHODS:
-    raise ValueError(
-      f'Unknown resize method {method!r}; '
-      f'choose one of {", ".join(RESIZE_METHODS)}.'
-    )
+  _check_method(method)
   table = np.asarray(table)
   if table.ndim < 3 or min(size) < 1:
     raise ValueError(
@@ -71,6 +68,42 @@ def resize(
     'ih,jw,...hwd->...ijd', rows, cols, table.astype(np.float64), optimize=True
   )
   return out.astype(table.dtype)
+
+
+def resize_kernel(
+  kernel: np.ndarray, size: tuple[int, int], method: str = 'bicubic_antialias'
+) -> np.ndarray:
+  """Resizes a patch embedding to patches of another size, by pseudo-inverse.
+
+  With B the matrix that resizes an old patch x to a new one, the new kernel is
+  pinv(Bᵀ) w, so that patches which are resized get, as nearly as can be, the
+  embedding they had: (B x)ᵀ pinv(Bᵀ) w = xᵀ w where patches grow ("FlexiViT").
+  The default method is timm's.
+
+  Args:
+    kernel: [ph, pw, C, D].
+    size: (height, width) of the new patches, in pixels.
+    method: one of RESIZE_METHODS.
+
+  Returns:
+    [height, width, C, D] in the dtype of the kernel; computed in float64.
+  """
+  _check_method(method)
+  # B resizes rows and columns apart, and so does its pseudo-inverse.
+  rows = np.linalg.pinv(_weights(kernel.shape[0], size[0], method).T)
+  cols = np.linalg.pinv(_weights(kernel.shape[1], size[1], method).T)
+  out = np.einsum(
+    'ih,jw,hwcd->ijcd', rows, cols, kernel.astype(np.float64), optimize=True
+  )
+  return out.astype(kernel.dtype)
+
+
+def _check_method(method):
+  if method not in RESIZE_METHODS:
+    raise ValueError(
+      f'Unknown resize method {method!r}; '
+      f'choose one of {", ".join(RESIZE_METHODS)}.'
+    )
 
 
 def _weights(old, new, method):

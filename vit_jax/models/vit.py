@@ -9,71 +9,20 @@ Shapes:
   d  width of a head, D / h     L  layers, K classes
 
 VisionTransformer embeds patches, runs L Blocks and pools. The parts, and the
-table that says how each is initialised, are in layers.py.
+table that says how each is initialised, are in layers.py; what other models
+share with it is in frame.py, and the ResNet of the hybrids in resnet.py.
 """
 
-import functools
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models import posemb
-from vit_jax.models.layers import (
-  GELU,
-  INIT,
-  REMAT,
-  Affine,
-  Block,
-  LayerNorm,
-  MapHead,
-  patchify,
-  remat_policy,
-)
-
-SIZES = {  # width D, depth L, mlp_dim M, num_heads h
-  'mu': (32, 1, 128, 2),
-  'Ti': (192, 12, 768, 3),
-  'S': (384, 12, 1536, 6),
-  'M': (512, 12, 2048, 8),
-  'B': (768, 12, 3072, 12),  # B, L and H are those of the paper's table 1
-  'L': (1024, 24, 4096, 16),
-  'So400m': (1152, 27, 4304, 16),
-  'H': (1280, 32, 5120, 16),
-  'g': (1408, 40, 6144, 16),
-  'g-opt': (1536, 40, 6144, 16),
-  'G': (1664, 48, 8192, 16),
-  'G-opt': (1536, 48, 8192, 16),
-  'e': (1792, 56, 15360, 16),
-}
-
-
-def variant(name: str) -> dict[str, Any]:
-  """Fields of VisionTransformer for a name such as 'B/16' or 'ViT-L/16x8'.
-
-  Args:
-    name: a size, a slash, and the side of a patch in pixels or its
-      height x width.
-
-  Raises:
-    ValueError: the name is not of that form, or the size is unknown.
-  """
-  match = re.fullmatch(r'(?:ViT-)?([\w-]+)/([1-9]\d*)(?:x([1-9]\d*))?', name)
-  if not match or match[1] not in SIZES:
-    raise ValueError(
-      f'Unknown variant {name!r}; expected SIZE/PATCH or SIZE/HEIGHTxWIDTH, as '
-      f"in 'B/16' and 'B/16x8', where SIZE is one of {', '.join(SIZES)}."
-    )
-  width, depth, mlp_dim, num_heads = SIZES[match[1]]
-  return {
-    'width': width,
-    'depth': depth,
-    'mlp_dim': mlp_dim,
-    'num_heads': num_heads,
-    'patch_size': (int(match[2]), int(match[3] or match[2])),
-  }
+from vit_jax.models import frame, posemb
+from vit_jax.models.layers import GELU, INIT, Affine, Block, LayerNorm, MapHead
+from vit_jax.models.resnet import Backbone
+from vit_jax.models.variants import variant as variant
 
 
 class VisionTransformer(nn.Module):
@@ -84,7 +33,8 @@ class VisionTransformer(nn.Module):
     depth: L.
     mlp_dim: M.
     num_heads: h; must divide the width.
-    patch_size: side of a patch in pixels, or (ph, pw).
+    patch_size: side of a patch in pixels, or (ph, pw); of hybrids, in cells
+      of the feature map.
     num_classes: K; None or 0 for no head.
     pooling: 'token', the class token (paper); 'gap', the mean over patches;
       'map', one learned query that attends to the patches; 'none', each patch
@@ -110,6 +60,12 @@ class VisionTransformer(nn.Module):
       'dots', all but the results of matrix products without a batch
       dimension; 'full', each layer; or any name in jax.checkpoint_policies.
     attention: an implementation named in attention.py.
+    resnet_stages: units in each stage of the post-activation ResNet whose
+      feature map takes the image's place (hybrids); () for its root alone,
+      None for no ResNet.
+    norm_after_pooling: the final LayerNorm comes after the mean, not before
+      it (timm's fc_norm); with pooling 'gap' only.
+    norm_eps: of every LayerNorm; 1e-6 in the paper's code.
   """
 
   width: int
@@ -134,6 +90,9 @@ class VisionTransformer(nn.Module):
   scan: bool = False
   remat: str = 'none'
   attention: str = 'auto'
+  resnet_stages: tuple[int, ...] | None = None
+  norm_after_pooling: bool = False
+  norm_eps: float = 1e-6
 
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Logits, or the pooled representation when there is no head.
@@ -161,9 +120,11 @@ class VisionTransformer(nn.Module):
     Called as model.apply(variables, images, method='features').
 
     Returns:
+      feature_map: [B, ., ., F], of the ResNet of a hybrid.
       patches: [B, gh * gw, D], embedded patches before positions.
       block_0 ... block_{L-1}: [B, N, D], each layer's output (if per_layer).
-      tokens: [B, N, D], after the final LayerNorm, all N tokens.
+      tokens: [B, N, D], after the final LayerNorm (if that precedes pooling),
+        all N tokens.
       pooled: [B, D]; pooling 'none': [B, gh * gw, D].
       pre_logits: the same, or its tanh layer's output when there is one.
       logits: float32 [B, K]; pooling 'none': [B, gh * gw, K]. Not there
@@ -171,13 +132,24 @@ class VisionTransformer(nn.Module):
     """
     self._check()
     out = {}
-    out['patches'], grid = self._embed(images)
+    reduction = 1
+    if self.resnet_stages is not None:
+      backbone = Backbone(
+        self.resnet_stages, dtype=self.dtype, remat=self.remat, name='resnet'
+      )
+      out['feature_map'] = backbone(images)[f'stage{len(self.resnet_stages)}']
+      images, reduction = out['feature_map'], backbone.reduction
+    out['patches'], grid = frame.embed_patches(
+      images, self.patch_size, self.width, self.dtype, reduction=reduction
+    )
     tokens = self._position(out['patches'], grid)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
     tokens, layers = self._encode(tokens, train, per_layer)
+    norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
     out |= layers
-    out['tokens'] = tokens = LayerNorm(dtype=self.dtype, name='norm')(tokens)
-    out['pooled'] = x = self._pool(tokens)
+    out['tokens'] = tokens if self.norm_after_pooling else norm(tokens)
+    x = self._pool(out['tokens'])
+    out['pooled'] = x = norm(x) if self.norm_after_pooling else x
     if self.representation_size:
       outputs, init = (self.representation_size,), INIT['pre_logits']
       x = Affine(
@@ -186,25 +158,8 @@ class VisionTransformer(nn.Module):
       x = jnp.tanh(x)
     out['pre_logits'] = x
     if self.num_classes:
-      bias_init = nn.initializers.constant(self.head_bias_init)
-      out['logits'] = Affine(
-        x.shape[-1:], (self.num_classes,), INIT['head'], bias_init, name='head'
-      )(x)  # in float32, whatever the dtype
+      out['logits'] = frame.classify(x, self.num_classes, self.head_bias_init)
     return out
-
-  def _embed(self, images):
-    """[B, H, W, C] -> [B, gh * gw, D], and the grid (gh, gw)."""
-    x = patchify(images, self.patch_size)
-    batch, *grid = x.shape[:3]
-    # A convolution whose stride is its kernel size is one matrix product.
-    x = Affine(
-      x.shape[3:],
-      (self.width,),
-      INIT['embedding'],
-      dtype=self.dtype,
-      name='embedding',
-    )(x)
-    return x.reshape(batch, -1, self.width), tuple(grid)
 
   def _position(self, patches, grid):
     """Equation 1: prepends the class token and adds positions, in float32."""
@@ -231,24 +186,14 @@ class VisionTransformer(nn.Module):
 
   def _encode(self, x, train, per_layer):
     """Equations 2 and 3, L times; also each layer's output if per_layer."""
-    rates = None
-    if train and self.stochastic_depth:
-      rates = jnp.linspace(0, self.stochastic_depth, self.depth)
-    block = Block
-    if self.remat != 'none':
-      # Inside a scan nothing can be merged with the forward pass anyway.
-      block = nn.remat(
-        block, policy=remat_policy(self.remat), prevent_cse=not self.scan
-      )
-    if self.scan:
-      block = nn.scan(
-        block,
-        variable_axes={'params': 0, 'intermediates': 0},
-        split_rngs={'params': True, 'dropout': True},
-        length=self.depth,
-      )
-    block = functools.partial(
-      block,
+    return frame.run_layers(
+      Block,
+      x,
+      depth=self.depth,
+      skip_rate=self.stochastic_depth if train else 0.0,
+      scan=self.scan,
+      remat=self.remat,
+      per_layer=per_layer,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,
@@ -258,20 +203,9 @@ class VisionTransformer(nn.Module):
       gelu=self.gelu,
       dtype=self.dtype,
       attention=self.attention,
+      norm_eps=self.norm_eps,
       train=train,
-      per_layer=per_layer,
     )
-    if self.scan:
-      x, layers = block(name='blocks')(x, rates)
-    else:
-      layers = []
-      for i in range(self.depth):
-        rate = None if rates is None else rates[i]
-        x, layer = block(name=f'block_{i}')(x, rate)
-        layers.append(layer)
-    if not per_layer:
-      return x, {}
-    return x, {f'block_{i}': layers[i] for i in range(self.depth)}
 
   def _pool(self, tokens):
     """[B, N, D] -> [B, D]; pooling 'none': [B, gh * gw, D]."""
@@ -288,31 +222,29 @@ class VisionTransformer(nn.Module):
       self.gelu,
       self.dtype,
       self.attention,
+      self.norm_eps,
       name='map_head',
     )(patches)
 
   def _check(self):
-    for field, choices in {
-      'pooling': ('token', 'gap', 'map', 'none'),
-      'posemb': ('learned', 'sincos2d', 'none'),
-      'gelu': tuple(GELU),
-      'remat': REMAT,
-    }.items():
-      if getattr(self, field) not in choices:
-        raise ValueError(
-          f'{field} is {getattr(self, field)!r}; '
-          f'choose one of {", ".join(choices)}.'
-        )
+    frame.check_choices(
+      self,
+      pooling=('token', 'gap', 'map', 'none'),
+      posemb=('learned', 'sincos2d', 'none'),
+      gelu=tuple(GELU),
+      remat=frame.REMAT,
+    )
+    frame.check_rates(self, 'dropout', 'attention_dropout', 'stochastic_depth')
+    if self.norm_after_pooling and self.pooling != 'gap':
+      raise ValueError(
+        f"norm_after_pooling with pooling {self.pooling!r}; expected 'gap'. "
+        'Choose that, or leave norm_after_pooling out.'
+      )
     if self.width % self.num_heads:
       raise ValueError(
         f'width is {self.width} with {self.num_heads} heads; '
         'the number of heads must divide it.'
       )
-    for field in ('dropout', 'attention_dropout', 'stochastic_depth'):
-      if not 0 <= getattr(self, field) < 1:
-        raise ValueError(
-          f'{field} is {getattr(self, field)}; expected 0 <= {field} < 1.'
-        )
 
   def _check_positions(self, grid):
     if not self.has_variable('params', 'pos_embedding'):

@@ -1,0 +1,93 @@
+"""What the tests of all models need: parameters, gradients, comparisons."""
+
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
+IMAGES = IMAGES.astype(np.float32)
+
+
+def random_params(model, images=IMAGES, seed=0, scale=0.3):
+  """Initial parameters plus noise, so that none is zero or without effect."""
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(seed)
+  flat = traverse_util.flatten_dict(shapes, sep='/')
+  flat = {
+    k: (k.endswith('scale') + scale * rng.standard_normal(v.shape)).astype('f')
+    for k, v in sorted(flat.items())
+  }
+  return traverse_util.unflatten_dict(flat, sep='/')
+
+
+def stack_layers(params, depth=2):
+  """The scanned layout of unrolled parameters."""
+  params = dict(params)
+  layers = [params.pop(f'block_{i}') for i in range(depth)]
+  return params | {'blocks': jax.tree.map(lambda *x: np.stack(x), *layers)}
+
+
+def logits_and_grads(model, params, images=IMAGES, rngs=None):
+  def loss(params):
+    logits = model.apply(
+      {'params': params}, images, train=rngs is not None, rngs=rngs
+    )
+    return (logits**2).mean(), logits
+
+  (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+  return logits, grads
+
+
+def assert_trees_close(actual, expected, **kwargs):
+  actual = traverse_util.flatten_dict(actual, sep='/')
+  expected = traverse_util.flatten_dict(expected, sep='/')
+  assert actual.keys() == expected.keys()
+  for name in expected:
+    np.testing.assert_allclose(
+      actual[name], expected[name], err_msg=name, **kwargs
+    )
+
+
+def compare_to_bfloat16(model, params, expected, images=IMAGES):
+  """Relative errors of bfloat16's logits and gradients; checks the dtypes.
+
+  `expected` is (logits, gradients) of float32.
+  """
+  half = model.clone(dtype='bfloat16')
+  initial = jax.eval_shape(half.init, jax.random.key(0), images)
+  assert {x.dtype for x in jax.tree.leaves(initial)} == {np.dtype('float32')}
+  expected, expected_grads = expected
+  actual, grads = logits_and_grads(half, params, images)
+  assert actual.dtype == np.float32
+  assert {x.dtype for x in jax.tree.leaves(grads)} == {np.dtype('float32')}
+
+  def norm(tree):
+    return sum((x**2).sum() for x in jax.tree.leaves(tree)) ** 0.5
+
+  difference = jax.tree.map(lambda a, b: a - b, grads, expected_grads)
+  error = relative_error(actual, expected)
+  return error, norm(difference) / norm(expected_grads)
+
+
+def resnet_params(shapes):
+  """Parameters that golden/resnet_weights.py makes of names and shapes."""
+  array = runpy.run_path(str(GOLDEN / 'resnet_weights.py'))['array']
+  flat = traverse_util.flatten_dict(shapes, sep='/')
+  flat = {name: array(name, shape.shape) for name, shape in flat.items()}
+  return traverse_util.unflatten_dict(flat, sep='/')
+
+
+def golden(name):
+  """(parameters, images, logits) of a golden of timm's."""
+  arrays = dict(np.load(GOLDEN / f'timm_{name}.npz'))
+  images, logits = arrays.pop('images'), arrays.pop('logits')
+  return traverse_util.unflatten_dict(arrays, sep='/'), images, logits
+
+
+def relative_error(actual, expected):
+  """Largest difference, of the largest expected value."""
+  return np.abs(actual - expected).max() / np.abs(expected).max()

@@ -1,0 +1,179 @@
+"""MlpMixer: its contract, and its numbers against timm's."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import (
+  IMAGES,
+  assert_trees_close,
+  compare_to_bfloat16,
+  golden,
+  logits_and_grads,
+  random_params,
+  relative_error,
+  stack_layers,
+)
+
+from vit_jax import tree
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.variants import mixer_variant
+
+
+def tiny(**fields):
+  defaults = {
+    'width': 16,
+    'depth': 2,
+    'tokens_mlp_dim': 10,
+    'channels_mlp_dim': 24,
+    'patch_size': (4, 2),
+    'num_classes': 5,
+  }
+  return MlpMixer(**(defaults | fields))
+
+
+@functools.cache
+def computed():
+  model = tiny()
+  params = random_params(model)
+  return model, params, *logits_and_grads(model, params)
+
+
+def test_equals_timm():
+  params, images, expected = golden('mixer')
+  model = MlpMixer(24, 2, 12, 48, 4, num_classes=5, gelu='exact')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
+  actual = jax.jit(model.apply)({'params': params}, images)
+  # timm computed in float64. Measured: 2e-7 of the largest logit.
+  assert relative_error(actual, expected) < 2e-6
+  tanh = model.clone(gelu='tanh').apply({'params': params}, images)
+  assert 1e-5 < relative_error(tanh, expected) < 1e-2
+
+
+@pytest.mark.parametrize(
+  'name, count',
+  [  # 1,000 classes, 224 px; B/16, B/32 and L/16 as the released code asserts
+    ('Mixer-S/32', 19_104_624),
+    ('Mixer-S/16', 18_528_264),
+    ('Mixer-B/32', 60_293_428),
+    ('Mixer-B/16', 59_880_472),
+    ('Mixer-L/32', 206_939_264),
+    ('L/16', 208_196_168),
+  ],
+)
+def test_parameter_count(name, count):
+  model = MlpMixer(**mixer_variant(name), num_classes=1000, scan=True)
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count
+
+
+@pytest.mark.parametrize('name', ['Mixer-X/16', 'Mixer-B', 'Mixer-B/0'])
+def test_variant_lists_the_sizes(name):
+  with pytest.raises(ValueError, match=f"'{name}'.*one of S, B, L, H"):
+    mixer_variant(name)
+
+
+def test_shapes_and_finite_gradients():
+  _, params, logits, grads = computed()
+  assert logits.shape == (4, 5) and logits.dtype == jnp.float32
+  for name, grad in tree.flatten(grads).items():
+    assert np.isfinite(grad).all(), name
+    assert np.abs(grad).max() > 1e-9, name
+  mixing = params['block_1']['token_mixing']
+  assert mixing['fc1']['kernel'].shape == (12, 10)
+  assert mixing['fc2']['kernel'].shape == (10, 12)
+  assert params['block_0']['channel_mixing']['fc1']['kernel'].shape == (16, 24)
+  assert sorted(params) == ['block_0', 'block_1', 'embedding', 'head', 'norm']
+
+
+@pytest.mark.parametrize('scan, remat', [(True, 'none'), (False, 'full')])
+def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
+  model, params, expected, expected_grads = computed()
+  if scan:
+    params, expected_grads = stack_layers(params), stack_layers(expected_grads)
+  logits, grads = logits_and_grads(model.clone(scan=scan, remat=remat), params)
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_computes_near_float32():
+  model, params, *expected = computed()
+  error, grads_error = compare_to_bfloat16(model, params, expected)
+  assert 1e-5 < error < 0.03
+  assert grads_error < 0.05
+
+
+def test_initial_distributions():
+  model = tiny(width=64, tokens_mlp_dim=48, head_bias_init=-6.9)
+  images = np.zeros((1, 64, 32, 3), np.float32)  # 256 patches
+  params = jax.jit(model.init)(jax.random.key(0), images)['params']
+  logits = model.apply({'params': params}, images)
+  np.testing.assert_array_equal(logits, np.full((1, 5), -6.9, np.float32))
+  for name, value in tree.flatten(params).items():
+    if name.endswith('bias') and name != 'head/bias':
+      assert not value.any(), name
+    elif 'fc' in name or name == 'embedding/kernel':
+      std = math.prod(value.shape[:-1]) ** -0.5  # LeCun's
+      assert abs(value.std() / std - 1) < 5 / (2 * value.size) ** 0.5, name
+      assert np.abs(value).max() <= 2 * std / 0.8796, name
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_stochastic_depth_skips_examples_in_training_only(scan):
+  model = tiny(scan=scan, stochastic_depth=0.5)
+  _, params, expected, _ = computed()
+  images = np.repeat(IMAGES[:1], 64, axis=0)
+  variables = {'params': stack_layers(params) if scan else params}
+  evaluated = jax.jit(model.apply)(variables, IMAGES)  # needs no rng
+  np.testing.assert_allclose(evaluated, expected, atol=1e-5)
+  features = functools.partial(model.apply, train=True, method='features')
+  rngs = {'dropout': jax.random.key(0)}
+  out = jax.jit(features)(variables, images, rngs=rngs)
+  first, last = np.asarray(out['block_0']), np.asarray(out['block_1'])
+  # The first layer always acts. Either branch of the second is skipped or not.
+  np.testing.assert_allclose(first, np.repeat(first[:1], 64, 0), atol=1e-5)
+  assert len(np.unique(last.reshape(64, -1).round(3), axis=0)) == 4
+  skipped = np.all(last == first, axis=(1, 2)).mean()
+  assert abs(skipped - 0.25) < 0.2
+
+
+def test_features_by_name():
+  model, params, logits, _ = computed()
+  out = model.apply({'params': params}, IMAGES, method='features')
+  names = ['patches', 'block_0', 'block_1', 'tokens', 'pooled', 'pre_logits']
+  assert list(out) == [*names, 'logits']
+  np.testing.assert_allclose(out['logits'], logits, atol=1e-5)
+  assert out['patches'].shape == out['tokens'].shape == (4, 12, 16)
+  np.testing.assert_allclose(out['pooled'], out['tokens'].mean(1), atol=1e-6)
+  headless = model.clone(num_classes=None)
+  pooled = headless.apply({'params': params}, IMAGES)
+  np.testing.assert_array_equal(pooled, out['pooled'])
+  shapes = jax.eval_shape(headless.init, jax.random.key(0), IMAGES)
+  assert 'head' not in shapes['params']
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_another_number_of_patches_is_an_error(scan):
+  params = random_params(tiny(scan=scan))
+  message = '4x6 patches but token_mixing mixes 12.* one size'
+  with pytest.raises(ValueError, match=message):
+    tiny(scan=scan).apply({'params': params}, np.zeros((1, 16, 12, 3), 'f'))
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'patch_size': 5}, '8x12.*patches of 5x5.*nearest.* 10x10'),
+    ({'gelu': 'erf'}, "gelu is 'erf'; choose one of tanh, exact"),
+    ({'remat': 'all'}, "remat is 'all'; choose one of none"),
+    ({'stochastic_depth': 1.0}, 'expected 0 <= stochastic_depth < 1'),
+  ],
+)
+def test_senseless_fields_are_errors(fields, message):
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
