@@ -10,19 +10,23 @@ setuptools.setup(
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
   install_requires=[
     'absl-py',
+    'aiohttp',  # weights from http:// and https:// by fsspec
     'etils[epath]',
     'flax>=0.12',
+    'flatbuffers',  # of StableHLO files
     'fsspec',
     'grain>=0.2.15',
     'jax>=0.10',
     'matplotlib',  # figures, and the fonts that the glyphs are drawn from
     'ml-collections',
+    'ml-dtypes',
     'numpy',
     'opencv-python-headless>=4.11',
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
     'pillow',  # palette, CMYK and other images OpenCV does not decode
     'rich',
+    'safetensors',
     'scikit-learn',  # the embedded digits
     'scipy',
     'tensorboardX',
@@ -33,6 +37,6 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
-    'parity': ['torch', 'timm'],
+    'parity': ['torch', 'torchvision', 'timm', 'transformers'],
   },
 )

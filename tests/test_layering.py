@@ -26,6 +26,7 @@ FOLDERS = {  # folder: what it may import of ours
   'evals': ('evals.', 'data.', 'sharding', 'tree', 'objectives.classification'),
   'analysis': (),
   'data': ('data.',),
+  'weights': ('weights.', 'build', 'checkpoint', 'workdirs', 'tree'),
 }
 TRAINING_STACK = ('build', 'sharding', 'checkpoint', 'metrics', 'data.', 'tree')
 TRAINING_STACK += (  # the parts that train() was cut into
@@ -44,7 +45,8 @@ MODULES = {
   'train': (*TRAINING_STACK, 'analysis.flops'),
   'evaluate': TRAINING_STACK,
   'study': (*TRAINING_STACK, 'curves'),
-  'transfer': ('build', 'checkpoint', 'tree', *PURE),
+  'transfer': ('build', 'tree', 'weights.formats', *PURE),
+  'pretrained': ('build', 'transfer', 'tree', 'weights.'),
   'optim': ('build', 'tree'),
   'sharding': ('build', 'tree'),
   'checkpoint': ('build', 'tree'),

@@ -6,9 +6,11 @@ import pathlib
 import re
 import shlex
 
+import numpy as np
 import pytest
 
-from vit_jax import build
+from vit_jax import build, names, tree
+from vit_jax.weights import bundle, formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text()
@@ -65,7 +67,7 @@ def test_paths_and_dotted_names_exist():
 def test_files_of_the_layout_exist():
   layout = README.split('## How the code is laid out')[1].split('```')[1]
   for name in re.findall(r'\b(\w+\.py)\b', layout):
-    assert list((ROOT / 'vit_jax').glob(name)), name
+    assert list((ROOT / 'vit_jax').rglob(name)), name
   assert {p.name for p in (ROOT / 'vit_jax').iterdir() if p.is_dir()} >= {
     name for name in re.findall(r'^  (\w+)/', layout, re.M)
   }
@@ -93,8 +95,29 @@ def test_table_of_keys_is_what_train_reads():
   assert read == listed
 
 
-def test_python_example_runs():
-  (code,) = re.findall(r'```python\n(.*?)```', README, re.S)
-  # A small one in place of B/16; all else is the README's text.
-  code = code.replace("variant('B/16')", "variant('mu/16')")
-  exec(compile(code, 'README.md', 'exec'), {})
+def test_python_examples_run(tmp_path):
+  load, create = re.findall(r'```python\n(.*?)```', README, re.S)
+  # A small model in place of a B/16; all else is the README's text.
+  small = create.replace("'ViT-B/16'", "'ViT-mu/16'")
+  scope = {}
+  exec(compile(small, 'README.md', 'exec'), scope)
+  assert small != create
+
+  weights = bundle.Weights(
+    settings=names.settings('ViT-mu/16', num_classes=1000),
+    params={k: np.asarray(v) for k, v in tree.flatten(scope['params']).items()},
+    image_shape=(224, 224, 3),
+  )
+  path = tmp_path / 'ViT-B_16.npz'
+  formats.write(weights, path, 'npz')
+  local = load.replace('gs://vit_models/imagenet21k/ViT-B_16.npz', str(path))
+  assert local != load
+  exec(compile(local, 'README.md', 'exec'), scope)
+  assert scope['params']['pos_embedding'].shape == (1, 24, 24, 32)
+
+
+@pytest.mark.parametrize('tool', ['convert', 'predict'])
+def test_tools_take_what_the_commands_give_them(tool):
+  (command,) = [c for c in _commands() if f'vit_jax.tools.{tool}' in c]
+  module = importlib.import_module(f'vit_jax.tools.{tool}')
+  module.parser().parse_args(shlex.split(command)[3:])

@@ -9,19 +9,21 @@ import pytest
 import scipy.ndimage
 
 from vit_jax import sharding, transfer, tree
-from vit_jax.build import ConfigError
+from vit_jax.build import ConfigError, call
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.models import posemb
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.train import TrainState
 
+SETTINGS = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2}
+MODEL = VisionTransformer(**SETTINGS, patch_size=4, num_classes=5)
 
-def flat_params(size=(12, 20), seed=0, num_classes=5, **fields):
+
+def flat_params(size=(12, 20), seed=0, num_classes=5, in_chans=3, **fields):
   """{path: array} of a tiny ViT, none of them zero."""
-  settings = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2} | fields
-  model = VisionTransformer(
-    **{'patch_size': 4, 'num_classes': num_classes} | settings
-  )
-  images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+  settings = SETTINGS | {'patch_size': 4, 'num_classes': num_classes} | fields
+  model = VisionTransformer(**settings)
+  images = jax.ShapeDtypeStruct((1, *size, in_chans), jnp.float32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   rng = np.random.default_rng(seed)
   return {
@@ -124,6 +126,31 @@ def test_anything_else_is_an_error_as_a_diff(fields, lines):
   assert not [x for x in shown if re.match(r'[-+] head', x)]
 
 
+def test_patches_and_channels_are_changed_when_asked_for():
+  loaded = flat_params(size=(12, 20))
+  fresh = flat_params(size=(6, 10), patch_size=2, in_chans=1)
+  with pytest.raises(ConfigError, match='if asked for, patches'):
+    transfer.adapt(loaded, fresh, patch_resize='bilinear')
+  out, report = transfer.adapt(
+    loaded, fresh, patch_resize='bilinear', adapt_channels=True
+  )
+  kernel = loaded['embedding/kernel'].sum(axis=2, keepdims=True)
+  np.testing.assert_allclose(
+    out['embedding/kernel'],
+    posemb.resize_kernel(kernel, (2, 2), 'bilinear'),
+    atol=1e-6,
+  )
+  line = '4x4x3x8 resized to 2x2x1x8 (channels adapted) (bilinear)'
+  assert f'  embedding/kernel {line}' in report.notes
+  # More channels: repeated, the answer to equal ones unchanged.
+  out, _ = transfer.adapt(loaded, flat_params(in_chans=6), adapt_channels=True)
+  np.testing.assert_allclose(
+    out['embedding/kernel'].sum(axis=2),
+    loaded['embedding/kernel'].sum(axis=2),
+    atol=1e-5,
+  )
+
+
 def test_head_must_be_reset_or_kept():
   with pytest.raises(ConfigError, match="head='new' must be 'reset' or 'keep'"):
     transfer.adapt({}, {}, head='new')
@@ -144,7 +171,9 @@ def test_load_into_a_state(tmp_path):
   layout = sharding.infer(fresh, [('.*/mlp/fc1/bias', (None,))], mesh)
   fresh = jax.device_put(fresh, layout)
 
-  loaded, report = transfer.load_into(fresh, path=str(tmp_path), ema=False)
+  loaded, report = transfer.load_into(
+    fresh, MODEL, path=str(tmp_path), ema=False
+  )
   assert report.startswith(f'parameters of {tmp_path}/checkpoints/7: ')
   kernel = loaded.params['block_1']['mlp']['fc1']['kernel']
   np.testing.assert_array_equal(
@@ -155,11 +184,11 @@ def test_load_into_a_state(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded.ema, loaded.params)
   assert loaded.ema['cls'] is not loaded.params['cls']
 
-  averaged, _ = transfer.load_into(fresh, path=tmp_path)
+  averaged, _ = transfer.load_into(fresh, MODEL, path=tmp_path)
   np.testing.assert_array_equal(averaged.params['cls'], old.params['cls'] + 1)
   for arguments, message in (
     ({}, "'path' is missing"),
     ({'path': tmp_path, 'haed': 'keep'}, r"'haed' \(did you mean 'head'"),
   ):
     with pytest.raises(ConfigError, match=message):
-      transfer.load_into(fresh, **arguments)
+      call(transfer.load_into, arguments, fresh, MODEL)

@@ -216,7 +216,8 @@ def find(path, step=None):
     seen = 'does not exist' if not path.exists() else 'holds none'
     raise ConfigError(
       f'No checkpoint: {path} {seen}. Expected a workdir, or one checkpoint '
-      'in it (WORKDIR/checkpoints/STEP).'
+      'in it (WORKDIR/checkpoints/STEP); other weights are a file (.npz or '
+      '.safetensors), or a folder with one.'
     )
   if step is not None and step not in steps:
     raise ConfigError(f'{folder} has no step {step}; it has {steps}.')

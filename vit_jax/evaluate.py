@@ -1,7 +1,7 @@
 """Evaluates a trained (or untrained) model: checkpoint + config.evals -> table.
 
     config.run = 'vit_jax.evaluate.evaluate'
-    config.init_from = dict(path='WORKDIR of a run')
+    config.init_from = dict(path='WORKDIR of a run, or a weights file')
     config.evals = dict(test=dict(target=..., data=...))
 
 Without init_from the model is a fresh one, which is the baseline that
@@ -9,13 +9,13 @@ features of a trained one are to be compared with.
 """
 
 import contextlib
+import inspect
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import (
   assemble,
-  checkpoint,
   sharding,
   terminal,
   transfer,
@@ -23,28 +23,31 @@ from vit_jax import (
 )
 from vit_jax.build import ConfigError, Reader, call, instantiate, resolve
 from vit_jax.metrics import Writer
+from vit_jax.weights import formats
+from vit_jax.weights.bundle import make
 
 
 def evaluate(config, workdir):
   """Runs config.evals, shows a table, writes metrics.jsonl. Returns the dict.
 
-  Keys of the config: evals; init_from (path, step, ema, and what
-  `transfer.adapt` takes; the head is kept by default); model, preprocess and
-  image_shape (H, W, C), which by default are those of the checkpoint's run;
-  mesh; seed.
+  Keys of the config: evals; init_from (path of a run or of any weights file,
+  what else `weights.formats.read` takes, and what `transfer.adapt` takes; the
+  head is kept by default); model, preprocess and image_shape (H, W, C), which
+  by default are the weights' own; mesh; seed.
   """
   config, given = Reader(config), config
   workdirs.prepare(workdir)
   mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
   init_from = resolve(config.get('init_from'))
-  model, image_shape, preprocess, class_names = _model(config, init_from)
+  weights, rest = _weights(init_from)
+  model, image_shape, preprocess = _model(config, weights)
   evaluators = assemble.evaluators(
     config,
     model,
     preprocess,
     mesh,
     _no_duration,
-    class_names,
+    weights and weights.class_names,
   )
   images = jnp.zeros((1, *image_shape))
   rng = jax.random.key(config.get('seed', 0))
@@ -56,12 +59,11 @@ def evaluate(config, workdir):
 
   params, step = jax.jit(model.init)(rng, images)['params'], 0
   console = terminal.console()
-  if init_from:
+  if weights:
     # Without a head of its own, the model takes the trunk only.
-    head = 'keep' if model.num_classes else 'reset'
-    arguments = {'head': head} | init_from
-    params, directory, report = call(transfer.load, arguments, params)
-    step = int(directory.name)
+    arguments = {'head': 'keep' if model.num_classes else 'reset'} | rest
+    params, report = transfer.fit(weights, params, model, **arguments)
+    step = weights.step
     console.print(report, markup=False, highlight=False)
   params = jax.device_put(params, sharding.replicated(mesh))
 
@@ -86,23 +88,30 @@ def _no_duration(settings, name, *, default):
   return default
 
 
-def _model(config, init_from):
-  """(model, image_shape, preprocess, class_names): the config's or the run's.
+def _weights(init_from):
+  """(what init_from names or None, the rest of its arguments)."""
+  if not init_from:
+    return None, {}
+  names = inspect.signature(transfer.adapt).parameters
+  rest = {k: v for k, v in init_from.items() if k in names}
+  where = {k: v for k, v in init_from.items() if k not in names}
+  return call(formats.read, where), rest
+
+
+def _model(config, weights):
+  """(model, image_shape, preprocess): the config's, or else the weights'.
 
   Raises ConfigError where neither says.
   """
-  run = {}
-  if init_from:
-    directory = checkpoint.find(init_from.get('path'), init_from.get('step'))
-    run = workdirs.description(directory)
-  settings = resolve(config.get('model'), descend=False) or run.get('model')
-  image_shape = config.get('image_shape') or run.get('image_shape')
-  if not settings or not image_shape:
+  settings = resolve(config.get('model'), descend=False)
+  if not weights and not (settings and 'image_shape' in config):
     raise ConfigError(
-      'evaluate: without init_from (a run of ours) the config must have '
-      'model and image_shape=(H, W, C).'
+      'evaluate: without init_from (weights to start from) the config must '
+      'have model and image_shape=(H, W, C).'
     )
+  model = instantiate(settings) if settings else make(weights.settings)
+  image_shape = config.get('image_shape') or weights.image_shape
   preprocess = assemble.preprocess(config)
-  if run and 'preprocess' not in config:
-    preprocess = instantiate(run['preprocess'])
-  return instantiate(settings), image_shape, preprocess, run.get('class_names')
+  if weights and 'preprocess' not in config:
+    preprocess = make(weights.preprocess)
+  return model, image_shape, preprocess

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import assemble, checkpoint, sharding, transfer, workdirs
+from vit_jax import assemble, sharding, transfer, workdirs
 from vit_jax.analysis import flops
 from vit_jax.build import Reader, call, instantiate, resolve
 from vit_jax.data import pipeline
 from vit_jax.durations import to_steps
 from vit_jax.interrupt import Stopped, StopSignal
 from vit_jax.metrics import Monitor
+from vit_jax.weights import formats
 
 
 @functools.partial(
@@ -186,7 +187,7 @@ def train(config, workdir):
   log_every = steps_of(config, 'log_every', default=50)
   init_from = resolve(config.get('init_from'))
   if init_from and checkpointer.latest_step() is None:
-    checkpoint.find(init_from.get('path'), init_from.get('step'))
+    formats.find(init_from.get('path'), init_from.get('step'))
   config.check_all_read('train')
   workdirs.record(workdir, given)
   workdirs.describe(workdir, given, model, image_spec, class_names)
@@ -201,7 +202,7 @@ def train(config, workdir):
   else:
     state = jax.jit(init, out_shardings=shardings)(rng)
     if init_from is not None:
-      state, origin = call(transfer.load_into, init_from, state)
+      state, origin = call(transfer.load_into, init_from, state, model)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,

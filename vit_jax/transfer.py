@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import checkpoint, tree
+from vit_jax import tree
 from vit_jax.build import ConfigError, call
 from vit_jax.models import posemb
+from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
 POSITIONS = r'(?:.*/)?pos_embedding'
+# What the pixels of an image are first multiplied with: [ph, pw, C, D].
+PIXELS = ('resnet/root/conv/kernel', 'embedding/kernel')
 
 
 @dataclasses.dataclass
@@ -32,37 +35,66 @@ class Report:
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
-def load_into(state, **arguments):
-  """A fresh state with parameters of another run; arguments of `load`.
+def load_into(
+  state, model, *, path, step=None, ema='auto', grid=None, **adapt_arguments
+):
+  """A fresh state with parameters of another run, or of a weights file.
+
+  Args:
+    state: TrainState as initialised.
+    model: whose it is.
+    path, step, ema, grid: which weights, see `formats.read`.
+    **adapt_arguments: how they are made to fit, see `adapt`.
 
   Returns:
     (state, report); only params and ema differ from the given state.
   """
-  params, _, report = call(load, arguments, state.params)
+  heads = getattr(model, 'num_heads', None)
+  weights = formats.read(path, step=step, ema=ema, grid=grid, num_heads=heads)
+  params, report = fit(weights, state.params, model, **adapt_arguments)
   average = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=average), report
 
 
-def load(params, *, path, step=None, ema='auto', **adapt_arguments):
-  """Parameters of another run, in the shapes and shardings of fresh ones.
+def fit(weights, params, model, **adapt_arguments):
+  """Weights in the shapes and shardings of fresh parameters.
 
   Args:
-    params: as initialised.
-    path, step, ema: which to load, see `checkpoint.load_params`.
-    **adapt_arguments: how they are made to fit, see `adapt`.
+    weights: as read.
+    params: of the model, as initialised.
+    model: what will use them.
+    **adapt_arguments: see `adapt`.
 
   Returns:
-    (params, directory of the checkpoint, report as text).
+    (params, report as text).
   """
-  loaded, directory = checkpoint.load_params(path, step=step, ema=ema)
-  adapted, report = call(adapt, adapt_arguments, loaded, tree.flatten(params))
+  fresh = tree.flatten(params)
+  adapted, report = call(adapt, adapt_arguments, weights.params, fresh)
+  report.notes += weights.notes + _other_settings(weights.settings, model)
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
-  return params, directory, f'parameters of {directory}: {report}'
+  return params, f'parameters of {weights.origin}: {report}'
+
+
+def _other_settings(settings, model):
+  """What the file's model does with its parameters that this one does not."""
+  names = ('gelu', 'norm_eps', 'norm_after_pooling', 'posemb', 'form')
+  return [
+    f'  {name}={getattr(model, name)!r} here, {settings[name]!r} in the file'
+    for name in names
+    if name in settings and getattr(model, name, None) != settings[name]
+  ]
 
 
 def adapt(
-  loaded, fresh, *, head='reset', head_rule=HEAD, posemb_resize='paper'
+  loaded,
+  fresh,
+  *,
+  head='reset',
+  head_rule=HEAD,
+  posemb_resize='paper',
+  patch_resize=None,
+  adapt_channels=False,
 ):
   """Parameters of a new model from those of another.
 
@@ -74,6 +106,10 @@ def adapt(
     head_rule: path rule of what belongs to the head.
     posemb_resize: how position grids of another size are interpolated, see
       `posemb.resize`.
+    patch_resize: how patch kernels of another size are resized, see
+      `posemb.resize_kernel`; None: they must not be.
+    adapt_channels: whether images may have another number of channels: the
+      kernel's are summed to one, or repeated and scaled to more (as timm).
 
   Returns:
     ({path: array}, Report). Scanned and unrolled layers are converted.
@@ -85,42 +121,40 @@ def adapt(
     raise ConfigError(f"head={head!r} must be 'reset' or 'keep'.")
   report = Report()
   loaded = _as_laid_out(loaded, fresh, report)
+  anew = re.compile(head_rule if head == 'reset' else '(?!)')  # or nothing
+  ways = {
+    'posemb_resize': posemb_resize,
+    'patch_resize': patch_resize,
+    'adapt_channels': adapt_channels,
+  }
   out, unmatched = {}, {}
   for path, value in fresh.items():
     old = loaded.get(path)
-    if head == 'reset' and re.fullmatch(head_rule, path):
+    if anew.fullmatch(path):
       out[path] = value
       report.notes.append(f'  {path} {_shape(value)} initialised anew')
     elif old is not None and old.shape == value.shape:
       out[path] = np.asarray(old, value.dtype)
       report.loaded += 1
-    elif old is not None and _resizable(path, old, value):
-      size = value.shape[-3:-1]
-      resized = posemb.resize(np.asarray(old), size, method=posemb_resize)
-      out[path] = np.asarray(resized, value.dtype)
+    elif old is not None and (found := _change(path, old, value, **ways)):
+      changed, note = found
+      out[path] = np.asarray(changed, value.dtype)
       report.loaded += 1
-      report.notes.append(
-        f'  {path} {_shape(old)} resized to {_shape(value)} ({posemb_resize})'
-      )
+      report.notes.append(note)
     else:
       unmatched[path] = value
-  dropped = {
-    path: value
-    for path, value in loaded.items()
-    if head == 'reset' and re.fullmatch(head_rule, path) and path not in fresh
-  }
+  spare = {path: v for path, v in loaded.items() if path not in fresh}
+  dropped = {path: v for path, v in spare.items() if anew.fullmatch(path)}
   report.notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
-  wrong = {
-    path: value
-    for path, value in loaded.items()
-    if path in unmatched or (path not in fresh and path not in dropped)
-  }
+  wrong = {path: v for path, v in spare.items() if path not in dropped}
+  wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
     raise ConfigError(
       'The parameters do not fit this model. Loaded (-), needed (+):\n'
       f'{tree.diff(wrong, unmatched)}\n'
       'Give the model the settings it was trained with (size, patch, pooling, '
-      "...); only the head (head='reset') and position grids may differ."
+      "...); only the head (head='reset') and position grids may differ, and, "
+      'if asked for, patches (patch_resize) and channels (adapt_channels).'
     )
   return out, report
 
@@ -136,13 +170,42 @@ def _as_laid_out(loaded, fresh, report):
   return loaded
 
 
-def _resizable(path, old, new):
-  return (
-    re.fullmatch(POSITIONS, path)
-    and old.ndim == new.ndim
-    and old.shape[-1] == new.shape[-1]
-    and old.shape[:-3] == new.shape[:-3]
+def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
+  """(old in the shape of new, what was done to it); None where it may not."""
+  changed, how = np.asarray(old), ''
+  if re.fullmatch(POSITIONS, path) and _same_but(old, new, (-3, -2)):
+    changed = posemb.resize(changed, new.shape[-3:-1], posemb_resize)
+    how = f' ({posemb_resize})'
+  elif path in PIXELS and _same_but(old, new, (0, 1, 2)):
+    if adapt_channels and old.shape[2] != new.shape[2]:
+      changed = _to_channels(changed, new.shape[2])
+      how = ' (channels adapted)'
+    if patch_resize and old.shape[:2] != new.shape[:2]:
+      changed = posemb.resize_kernel(changed, new.shape[:2], patch_resize)
+      how += f' ({patch_resize})'
+  note = f'  {path} {_shape(old)} resized to {_shape(new)}{how}'
+  return (changed, note) if changed.shape == new.shape else None
+
+
+def _same_but(old, new, dims):
+  """Whether two arrays differ in these dimensions only."""
+  if old.ndim != new.ndim or old.ndim < 4:
+    return False
+  free = {d % old.ndim for d in dims}
+  return all(
+    a == b
+    for d, (a, b) in enumerate(zip(old.shape, new.shape))
+    if d not in free
   )
+
+
+def _to_channels(kernel, channels):
+  """[ph, pw, C, D] -> [ph, pw, channels, D]."""
+  old = kernel.shape[2]
+  if channels == 1:
+    return kernel.sum(axis=2, keepdims=True)
+  repeated = kernel[:, :, np.arange(channels) % old]
+  return repeated * np.asarray(old / channels, kernel.dtype)
 
 
 def _shape(array):

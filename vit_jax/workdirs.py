@@ -60,8 +60,10 @@ def record(workdir, config):
 def describe(workdir, config, model, image_shape, class_names):
   """Saves what a checkpoint needs in order to be used by itself.
 
-  model.json: the model's settings with the number of classes filled in, the
-  preprocessing, the shape [H, W, C] of the images, and the classes' names.
+  model.json: the model's settings with the number of classes filled in, what
+  makes an image of a picture (the transforms of the first evaluator that has
+  any) and a float image of that, the shape [H, W, C] of the images, the
+  classes' names, and what makes probabilities of logits.
   """
   if jax.process_index():
     return
@@ -69,23 +71,43 @@ def describe(workdir, config, model, image_shape, class_names):
   content = {
     'model': settings['model'] | {'num_classes': model.num_classes},
     'preprocess': settings.get('preprocess') or _PREPROCESS,
+    'transforms': _test_transforms(settings),
     'image_shape': list(image_shape),
     'class_names': None if class_names is None else list(class_names),
+    'activation': _activation(settings),
   }
   text = json.dumps(content, indent=2)
   (epath.Path(workdir) / 'model.json').write_text(text + '\n')
 
 
-def description(path):
-  """What `describe` saved, of a workdir or of a checkpoint in one."""
+def description(path, *, missing_ok=False):
+  """What `describe` saved, of a workdir or of a checkpoint in one.
+
+  Raises ConfigError if there is none, or returns None if that is missing_ok.
+  """
   path = epath.Path(path)
   for folder in (path, path.parent, path.parent.parent):
     if (file := folder / 'model.json').exists():
       return json.loads(file.read_text())
+  if missing_ok:
+    return None
   raise ConfigError(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
     'no model.json there.'
   )
+
+
+def _test_transforms(settings):
+  """Those that the run is evaluated with; None if it is not."""
+  for evaluator in settings.get('evals', {}).values():
+    if found := evaluator.get('data', {}).get('transforms'):
+      return found
+  return None
+
+
+def _activation(settings):
+  sigmoid = settings['objective']['target'].endswith('sigmoid_xent')
+  return 'sigmoid' if sigmoid else 'softmax'
 
 
 _PREPROCESS = {'target': 'vit_jax.preprocess.Normalize'}

@@ -151,7 +151,7 @@ class Folder:
 
   def _list(self, base):
     """Sorted paths of the images below the sub-folders of `base`."""
-    found = _walk(base) if self._fs is None else self._find(base)
+    found = walk(base) if self._fs is None else self._find(base)
     images, others = [], []
     for path in found:
       is_image = path.lower().endswith(table.ENDINGS) and '/' in path
@@ -230,7 +230,7 @@ def _file_system(path):
   return fs, root.rstrip('/')
 
 
-def _walk(base):
+def walk(base):
   """Paths of all visible files below a local folder, relative to it."""
   folders = ['']
   while folders:

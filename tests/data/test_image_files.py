@@ -1,0 +1,127 @@
+"""Pictures by path: what is found, in which order it comes, what is wrong."""
+
+import threading
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import image_files
+
+
+def draw(path, value, size=(4, 6)):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.new('RGB', size[::-1], (value, 0, 0)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for i, name in enumerate(['b.png', 'a/d.JPG', 'a/c/e.webp', 'a/.f.png']):
+    draw(tmp_path / name, i)
+  draw(tmp_path / '.hidden/g.png', 9)
+  (tmp_path / 'a/notes.txt').write_text('no picture')
+  (tmp_path / 'a/odd').write_bytes((tmp_path / 'b.png').read_bytes())
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  'patterns, found',
+  [
+    (['.'], ['a/c/e.webp', 'a/d.JPG', 'b.png']),
+    (['b.png', '.', 'b.png'], ['a/c/e.webp', 'a/d.JPG', 'b.png']),
+    (['a/odd'], ['a/odd']),  # named by itself: whatever its ending
+    (['a/*'], ['a/c/e.webp', 'a/d.JPG']),
+    (['*.png', 'a/?'], ['a/c/e.webp', 'b.png']),
+    (['**/*.*'], ['a/c/e.webp', 'a/d.JPG', 'b.png']),
+  ],
+)
+def test_find(folder, patterns, found):
+  paths = image_files.find([f'{folder}/{p}' for p in patterns])
+  # As they were named: 'FOLDER/./b.png' stays so.
+  assert [p.removeprefix(f'{folder}/').removeprefix('./') for p in paths] == (
+    found
+  )
+
+
+@pytest.mark.parametrize(
+  'pattern, message',
+  [
+    ('*.gif', r'\*\.gif: no pictures there.*\.jpg, \.jpeg'),
+    ('none.png', 'none.png does not exist'),
+    ('empty', 'empty: no pictures there'),
+  ],
+)
+def test_nothing_found(folder, pattern, message):
+  (folder / 'empty').mkdir()
+  with pytest.raises(ValueError, match=message):
+    image_files.find([f'{folder}/b.png', f'{folder}/{pattern}'])
+
+
+def test_a_name_with_brackets_is_a_name(tmp_path):
+  draw(tmp_path / 'x[1].png', 0)
+  assert len(image_files.find([f'{tmp_path}/x[1].png'])) == 1
+
+
+def test_remote(folder):
+  memory = fsspec.filesystem('memory')
+  for name in ('b.png', 'a/.f.png'):
+    memory.pipe_file(f'/gallery/{name}', (folder / name).read_bytes())
+  memory.pipe_file('/gallery/a/h.png', (folder / 'b.png').read_bytes())
+  expected = ['memory:///gallery/a/h.png', 'memory:///gallery/b.png']
+  assert image_files.find(['memory://gallery']) == expected
+  assert image_files.find(['memory://gallery/**/*.png']) == expected
+  with pytest.raises(ValueError, match=r'cannot list memory.*Invalid'):
+    image_files.find(['memory://gallery/**.png'])
+  found = list(image_files.load([*expected, 'memory://gallery/none.png'], []))
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+  assert found[0][1].shape == (4, 6, 3)
+  assert 'none.png: cannot be read' in str(found[2][1])
+
+
+def test_order_is_kept_and_few_are_loaded_ahead(tmp_path):
+  for i in range(20):
+    draw(tmp_path / f'{i:02}.png', i)
+  paths = image_files.find([str(tmp_path)])
+  started = []
+  first = threading.Event()
+
+  def slow_first(image, rng):
+    started.append(int(image[0, 0, 0]))
+    if started[-1] == 0:
+      first.wait(10)
+    return image
+
+  loaded = image_files.load(paths, [slow_first], num_workers=4, ahead=5)
+  threading.Timer(0.05, first.set).start()
+  path, image = next(loaded)
+  assert path == paths[0] and image[0, 0, 0] == 0
+  assert max(started) <= 5
+  values = [int(image[0, 0, 0]) for _, image in loaded]
+  assert values == list(range(1, 20))
+
+
+def test_closing_stops_the_threads(folder):
+  before = threading.active_count()
+  loaded = image_files.load([f'{folder}/b.png'] * 1000, [], ahead=4)
+  next(loaded)
+  loaded.close()
+  assert threading.active_count() == before
+
+
+def test_one_channel_and_what_cannot_be_read(folder):
+  (folder / 'cut.png').write_bytes((folder / 'b.png').read_bytes()[:30])
+  paths = [str(folder / n) for n in ('b.png', 'cut.png', 'gone.png')]
+  (_, good), (path, cut), (_, gone) = image_files.load(paths, [], channels=1)
+  assert good.shape == (4, 6, 1) and good.dtype == np.uint8
+  assert path == paths[1]
+  assert str(cut).startswith(f'{paths[1]}: cannot decode')
+  assert str(gone).startswith(f'{paths[2]}: cannot be read')
+
+
+def test_bug_in_a_transform_is_no_unreadable_picture(folder):
+  def broken(image, rng):
+    raise TypeError('a bug')
+
+  with pytest.raises(TypeError, match='a bug'):
+    list(image_files.load([f'{folder}/b.png'], [broken]))

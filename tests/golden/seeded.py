@@ -1,0 +1,136 @@
+"""Weights, images and pictures made of a seed: goldens need not store them."""
+
+import hashlib
+import importlib
+import json
+
+import numpy as np
+
+
+def weights(shapes, seed=0, *, scale=0.3):
+  """{name: float32 array}, in the order of the names.
+
+  Every parameter is random and matters; scales of norms are about 1.
+  """
+  rng = np.random.default_rng(seed)
+  out = {}
+  for name in sorted(shapes):
+    value = scale * rng.standard_normal(shapes[name])
+    if is_scale(name):
+      value += 1
+    out[name] = value.astype(np.float32)
+  return out
+
+
+def is_scale(name):
+  """Whether it is what a norm multiplies with, in anybody's names."""
+  *_, layer, last = ['', *name.replace('/', '.').split('.')]
+  return last == 'scale' or ('norm' in layer and last == 'weight')
+
+
+def images(shape, seed=1):
+  """float32 images [2, H, W, C] in [-1, 1]."""
+  rng = np.random.default_rng(seed)
+  return rng.uniform(-1, 1, (2, *shape)).astype(np.float32)
+
+
+def picture(height=40, width=60):
+  """uint8 [height, width, 3], smooth."""
+  y, x = np.mgrid[:height, :width] / 9
+  waves = [np.sin(x + y), np.cos(x - 2 * y), np.sin(3 * y) * np.cos(x)]
+  return np.uint8(np.stack(waves, axis=-1) * 120 + 128)
+
+
+def middle_row(picture):
+  """Pixels of [C, H, W] across the middle: [C][W], rounded."""
+  row = np.asarray(picture)[:, picture.shape[1] // 2]
+  return [[round(float(v), 3) for v in channel] for channel in row]
+
+
+def write(path, golden):
+  """Writes JSON with not too much in a line."""
+  text = json.dumps(golden, separators=(',', ':'))
+  path.write_text(text.replace('},"', '},\n"') + '\n')
+
+
+def digest(arrays):
+  """A number that changes with any of the arrays."""
+  found = hashlib.sha256()
+  for name in sorted(arrays):
+    found.update(name.encode())
+    found.update(np.ascontiguousarray(arrays[name]).tobytes())
+  return found.hexdigest()[:16]
+
+
+def error(ours, theirs):
+  """(largest difference, spread of the logits, their quotient)."""
+  theirs = np.asarray(theirs, np.float64)
+  worst = np.abs(np.asarray(ours, np.float64) - theirs).max()
+  spread = theirs.max() - theirs.min()
+  return worst, spread, worst / spread
+
+
+def import_torch(*modules):
+  """Imports them, beside a torchvision whose operators do not load.
+
+  torchvision built for another torch (CUDA, say) registers shapes of operators
+  that do not exist then, and fails. We need none of them.
+  """
+  import torch
+
+  register_fake = torch.library.register_fake
+
+  def skip_torchvision(op, *args, **kwargs):
+    if isinstance(op, str) and op.startswith('torchvision::'):
+      return lambda function: function
+    return register_fake(op, *args, **kwargs)
+
+  torch.library.register_fake = skip_torchvision
+  try:
+    importlib.import_module('torchvision')  # others import it when they like
+    return [importlib.import_module(name) for name in modules]
+  finally:
+    torch.library.register_fake = register_fake
+
+
+def model_weights(bundle, settings, seed=0, **attributes):
+  """Weights of a model of ours, and of pictures that are cropped.
+
+  Args:
+    bundle: the module vit_jax.weights.bundle.
+    settings: of the model; and the image_shape, (12, 8, 3) if not given.
+    **attributes: of Weights.
+  """
+  import jax
+
+  from vit_jax import tree
+  from vit_jax.build import instantiate
+
+  settings = dict(settings)
+  image_shape = settings.pop('image_shape', (12, 8, 3))
+  net = instantiate(settings)
+  images = np.zeros((1, *image_shape), np.float32)
+  shapes = jax.eval_shape(net.init, jax.random.key(0), images)['params']
+  shapes = {path: x.shape for path, x in tree.flatten(shapes).items()}
+  number = settings.get('num_classes')
+  transforms = f'{bundle.TRANSFORMS}Resize', f'{bundle.TRANSFORMS}CentralCrop'
+  large = [round(side * 1.5) for side in image_shape[:2]]
+  resize = {'interpolation': 'bicubic', 'antialias': True, 'size': large}
+  made = {
+    'preprocess': {
+      'target': bundle.NORMALIZE,
+      'mean': [123.675, 116.28, 103.53],
+      'std': [58.395, 57.12, 57.375],
+    },
+    'transforms': [
+      {'target': transforms[0]} | resize,
+      {'target': transforms[1], 'size': list(image_shape[:2])},
+    ],
+    'class_names': [f'class {i}' for i in range(number)] if number else None,
+  }
+  return bundle.Weights(
+    settings=settings,
+    params=weights(shapes, seed),
+    image_shape=image_shape,
+    **made | attributes,
+  )

@@ -1,0 +1,12 @@
+"""Comparisons with PyTorch's implementations, of full size and live.
+
+They need what the other tests do, and torch, timm, transformers:
+
+  pip install -e '.[test,parity]'
+  python -m pytest -m parity tests/parity -s
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'golden'))

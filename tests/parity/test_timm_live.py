@@ -1,0 +1,75 @@
+"""timm's models of full size, written as it does, run by ours, and back."""
+
+from importlib.util import find_spec
+
+import jax
+import numpy as np
+import pytest
+import seeded
+from live import trained
+
+from vit_jax import tree
+from vit_jax.build import instantiate
+from vit_jax.weights import formats
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.parity,
+  pytest.mark.filterwarnings('ignore'),
+  pytest.mark.skipif(not find_spec('timm'), reason='needs timm'),
+]
+
+MODELS = {  # what is compared: architecture, arguments
+  'S/16': ('vit_small_patch16_224', {}),
+  'B/16': ('vit_base_patch16_224', {}),
+  'B/32 at 384': ('vit_base_patch32_384', {}),
+  'B/16, gap, fc_norm': (
+    'vit_base_patch16_224',
+    {'global_pool': 'avg', 'class_token': False},
+  ),
+  'B/16, gap beside a class token': (
+    'vit_base_patch16_224',
+    {'global_pool': 'avg', 'fc_norm': False},
+  ),
+  'B/16 SigLIP (map)': ('vit_base_patch16_siglip_224', {'num_classes': 10}),
+  'So400m/16 SigLIP, 2 layers (map, tanh)': (
+    'vit_so400m_patch16_siglip_256',
+    {'num_classes': 10, 'depth': 2},
+  ),
+  'B/14 with 4 registers, LayerScale': (
+    'vit_base_patch14_reg4_dinov2',
+    {'num_classes': 10, 'img_size': 224},
+  ),
+  'S/16 DeiT III (LayerScale)': ('deit3_small_patch16_224', {}),
+  'R+Ti/16': ('vit_tiny_r_s16_p8_224', {}),
+  'R26+S/32': ('vit_small_r26_s32_224', {}),
+  'R50+B/16': ('vit_base_r50_s16_224', {'num_classes': 1000}),
+  'BiT-R50x1': ('resnetv2_50x1_bit', {}),
+  'BiT-R101x1': ('resnetv2_101x1_bit', {}),
+  'Mixer-B/16': ('mixer_b16_224', {}),
+}
+
+
+@pytest.mark.parametrize('what', MODELS)
+def test_logits_are_those_of_timm(what, tmp_path):
+  torch, timm, hub = seeded.import_torch('torch', 'timm', 'timm.models._hub')
+  name, args = MODELS[what]
+  model = timm.create_model(name, **args).eval()
+  trained(model)
+  hub.save_for_hf(model, tmp_path / 'theirs', safe_serialization=True)
+  weights = formats.read(tmp_path / 'theirs')
+  images = seeded.images(weights.image_shape)
+  inputs = torch.from_numpy(images.transpose(0, 3, 1, 2))
+  with torch.no_grad():
+    theirs = model(inputs).numpy()
+  params = {'params': tree.unflatten(weights.params)}
+  ours = jax.jit(instantiate(weights.settings).apply)(params, images)
+  worst, spread, quotient = seeded.error(ours, theirs)
+  print(f'\n| timm {what} | {worst:.1e} | {spread:.2f} | {quotient:.1e} |')
+  assert quotient < 1e-4
+
+  formats.write(weights, tmp_path / 'ours', 'timm')
+  again = timm.create_model(f'local-dir:{tmp_path}/ours', pretrained=True)
+  with torch.no_grad():
+    back = again.eval()(inputs).numpy()
+  np.testing.assert_allclose(back, theirs, atol=1e-5 * spread)

@@ -1,0 +1,94 @@
+"""A model trained here goes out, and timm says the same of every test digit."""
+
+import numpy as np
+import pytest
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.parity,
+  pytest.mark.filterwarnings('ignore'),
+]
+pytest.importorskip('torch')
+import jax  # noqa: E402
+import seeded  # noqa: E402
+from ml_collections import ConfigDict  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from vit_jax import pretrained  # noqa: E402
+from vit_jax.data.builtin import Digits  # noqa: E402
+from vit_jax.tools import convert  # noqa: E402
+from vit_jax.train import train  # noqa: E402
+from vit_jax.weights import formats  # noqa: E402
+from vit_jax.weights.bundle import make  # noqa: E402
+
+
+def data(split):
+  resize = {'target': 'vit_jax.data.transforms.Resize', 'size': 16}
+  return {
+    'source': {'target': 'vit_jax.data.builtin.Digits', 'split': split},
+    'transforms': (resize,),
+    'batch_size': 64,
+  }
+
+
+def config():
+  return ConfigDict(
+    {
+      'total_steps': 150,
+      'data': data('train'),
+      'model': {
+        'target': 'vit_jax.models.vit.VisionTransformer',
+        'width': 48,
+        'depth': 2,
+        'mlp_dim': 96,
+        'num_heads': 3,
+        'patch_size': 4,
+        'scan': True,
+      },
+      'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
+      'optimizer': {'target': 'vit_jax.optim.adam'},
+      'schedule': {'lr': 3e-3, 'warmup_steps': 20},
+      'ema_decay': 0.9,
+      'evals': {
+        'test': {
+          'target': 'vit_jax.evals.classification.Classification',
+          'data': data('test'),
+        }
+      },
+    }
+  )
+
+
+def test_timm_says_the_same_of_every_test_digit(tmp_path):
+  torch, timm, timm_data = seeded.import_torch('torch', 'timm', 'timm.data')
+  train(config(), str(tmp_path / 'run'))
+  convert.main([str(tmp_path / 'run'), str(tmp_path / 'out'), '--format=timm'])
+
+  weights = formats.read(tmp_path / 'run')
+  model, params = pretrained.build(weights)
+  transforms = [make(settings) for settings in weights.transforms]
+  source, pictures = Digits(split='test'), []
+  for i in range(len(source)):
+    picture = source[i]['image']
+    for transform in transforms:
+      picture = transform(picture, None)
+    pictures.append(picture)
+  labels = np.array([source[i]['label'] for i in range(len(source))])
+  images = np.asarray(make(weights.preprocess)(np.stack(pictures)))
+  ours = np.asarray(jax.jit(model.apply)({'params': params}, images))
+  assert (ours.argmax(-1) == labels).mean() > 0.8  # it has learned something
+
+  net = timm.create_model(f'local-dir:{tmp_path}/out', pretrained=True).eval()
+  with torch.no_grad():
+    same_images = net(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
+    prepare = timm_data.create_transform(
+      **timm_data.resolve_model_data_config(net), is_training=False
+    )
+    scans = [source[i]['image'][..., 0] for i in range(len(source))]
+    same_scans = net(
+      torch.stack([prepare(Image.fromarray(s)) for s in scans])
+    ).numpy()
+  assert seeded.error(ours, same_images)[2] < 1e-5
+  np.testing.assert_array_equal(ours.argmax(-1), same_images.argmax(-1))
+  # timm resizes the scans itself, as what was written tells it.
+  np.testing.assert_array_equal(ours.argmax(-1), same_scans.argmax(-1))

@@ -1,0 +1,293 @@
+"""What is written is what was read, and is whole or not there."""
+
+import json
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import export, pretrained, tree
+from vit_jax.build import ConfigError
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.tools import convert
+from vit_jax.train import TrainState
+from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
+
+SETTINGS = {'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
+SETTINGS |= {'patch_size': (4, 4), 'num_classes': 5}
+SHAPE = (16, 16, 3)
+NAMES = ['cat', 'dog', 'owl', 'ant', 'bee']
+TRANSFORMS = [
+  {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 18},
+  {'target': 'vit_jax.data.transforms.CentralCrop', 'size': [16, 16]},
+]
+NORMALIZE = {
+  'target': 'vit_jax.preprocess.Normalize',
+  **{'mean': [100.0, 110.0, 120.0], 'std': [50.0, 60.0, 70.0]},
+}
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
+FLOATS = (PIXELS - np.float32([100, 110, 120])) / np.float32([50, 60, 70])
+
+
+def make_weights(**fields):
+  fields = SETTINGS | fields
+  model = VisionTransformer(**fields)
+  images = jnp.zeros((1, *SHAPE))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  return Weights(
+    settings={'target': 'vit_jax.models.vit.VisionTransformer', **fields},
+    params={
+      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
+      for path, leaf in tree.flatten(shapes).items()
+    },
+    image_shape=SHAPE,
+    preprocess=NORMALIZE,
+    transforms=TRANSFORMS,
+    class_names=NAMES,
+    origin='a test',
+  )
+
+
+@pytest.fixture(scope='module')
+def weights():
+  return make_weights()
+
+
+@pytest.fixture(scope='module')
+def logits(weights):
+  """What the model says to three pictures."""
+  params = {'params': tree.unflatten(weights.params)}
+  model = VisionTransformer(**SETTINGS)
+  return np.asarray(jax.jit(model.apply)(params, FLOATS))
+
+
+@pytest.fixture(scope='module')
+def run(weights, tmp_path_factory):
+  """A workdir as training leaves it: layers stacked, and an average."""
+  workdir = tmp_path_factory.mktemp('run')
+  average = tree.unflatten(tree.stack_blocks(weights.params))
+  state = TrainState(
+    step=jnp.asarray(7),
+    params=jax.tree.map(lambda x: jnp.asarray(x / 2), average),
+    opt_state=(),
+    rng=jax.random.key(0),
+    ema=jax.tree.map(jnp.asarray, average),
+  )
+  checkpointer = Checkpointer(workdir)
+  checkpointer.save(7, state, {'position': 0})
+  checkpointer.close()
+  content = {
+    'model': weights.settings | {'scan': True, 'patch_size': 4},
+    'preprocess': NORMALIZE,
+    'image_shape': SHAPE,
+    'transforms': TRANSFORMS,
+    'class_names': NAMES,
+    'activation': 'sigmoid',
+  }
+  (workdir / 'model.json').write_text(json.dumps(content))
+  return workdir
+
+
+def call(*args):
+  """None, or the message that the command ends with."""
+  try:
+    convert.main([str(a) for a in args])
+  except SystemExit as exit:
+    return exit.code
+
+
+def assert_same(actual, expected):
+  assert actual.keys() == expected.keys()
+  for path, value in expected.items():
+    np.testing.assert_array_equal(actual[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize(
+  'name, flags, files',
+  [
+    ('x.npz', [], ['x.json', 'x.npz']),
+    ('x.npz', ['--format=big_vision'], ['x.json', 'x.npz']),
+    ('x', [], ['config.json', 'model.safetensors']),
+    (
+      'x/model.safetensors',
+      ['--format=hf'],
+      ['config.json', 'model.safetensors', 'preprocessor_config.json'],
+    ),
+  ],
+)
+def test_a_run_goes_out_and_comes_back(
+  run, weights, logits, tmp_path, name, flags, files
+):
+  target = tmp_path / name
+  assert call(run, target, *flags) is None
+  folder = tmp_path if name == 'x.npz' else tmp_path / 'x'
+  assert sorted(p.name for p in folder.iterdir()) == files
+  read, expected = formats.read(target), dict(weights.params)
+  if '--format=big_vision' in flags:  # positions are of patches alone there
+    expected['cls'] = expected['cls'] + expected['cls_pos_embedding']
+    expected['cls_pos_embedding'] = 0 * expected['cls']
+  assert_same(read.params, expected)
+  assert read.class_names == NAMES
+  assert read.image_shape == SHAPE
+  for setting in ('preprocess', 'transforms'):
+    assert _numbers(getattr(read, setting)) == pytest.approx(
+      _numbers(getattr(weights, setting))
+    )
+  # Beside the parameters: GELU, the epsilon of LayerNorms, the heads.
+  model, params = pretrained.build(read)
+  found = jax.jit(model.apply)({'params': params}, FLOATS)
+  np.testing.assert_allclose(found, logits, atol=2e-6)
+
+
+def _numbers(settings):
+  return [float(x) for x in re.findall(r'[\d.]*\d', json.dumps(settings))]
+
+
+def test_what_is_told(run, tmp_path, capsys):
+  target = tmp_path / 'raw.npz'
+  flags = ['--ema=off', '--image_size=32', '--num_classes=0']
+  assert call(run, target, *flags) is None
+  out = capsys.readouterr().out
+  for text in (
+    f'read    {run}/checkpoints/7\n',
+    'images 16x16x3, 5 classes with names',
+    'pos_embedding 1x4x4x32 resized to 1x8x8x32 (paper)',
+    'head/kernel dropped',
+    f'{target}\n',
+  ):
+    assert text in out
+  read = formats.read(target)
+  assert read.image_shape == (32, 32, 3)
+  assert read.class_names is None
+  assert 'head/kernel' not in read.params
+  assert [t['size'] for t in read.transforms] == [36, [32, 32]]
+
+
+def test_nothing_is_overwritten(run, tmp_path):
+  target = tmp_path / 'x.npz'
+  target.write_text('mine')
+  assert 'x.npz exists already; --force' in call(run, target)
+  assert target.read_text() == 'mine'
+  assert call(run, target, '--force') is None
+  assert formats.read(target).params
+  target.unlink()
+  before = (tmp_path / 'x.json').read_text()
+  assert 'x.json exists already' in call(run, target, '--ema=off')
+  assert not target.exists()
+  assert (tmp_path / 'x.json').read_text() == before
+  # A folder keeps what is in it.
+  (tmp_path / 'timm').mkdir()
+  (tmp_path / 'timm/README').write_text('mine')
+  assert call(run, tmp_path / 'timm') is None
+  assert 'model.safetensors exists' in call(run, tmp_path / 'timm')
+  assert (tmp_path / 'timm/README').read_text() == 'mine'
+
+
+def test_nothing_is_left_of_what_fails(weights, tmp_path):
+  registers = make_weights(num_registers=2)
+  for format in ('npz', 'hf'):
+    with pytest.raises(ConfigError, match=r'(?i)register'):
+      convert.save(registers, tmp_path / 'x', format)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'target, format, expected',
+  [
+    ('a/b.npz', None, 'npz'),
+    ('b.npz', 'big_vision', 'big_vision'),
+    ('b.stablehlo', None, 'stablehlo'),
+    ('b', None, 'timm'),
+    ('b', 'hf', 'hf'),
+    ('b/model.safetensors', None, 'timm'),
+    ('b.v1/', None, 'timm'),
+    ('b.v1', 'timm', 'timm'),
+  ],
+)
+def test_format_of(target, format, expected):
+  path, found = convert.format_of(target, format)
+  assert found == expected
+  assert path.name in ('b.npz', 'b.stablehlo', 'b', 'b.v1')
+
+
+@pytest.mark.parametrize(
+  'target, format',
+  [
+    ('b.bin', None),
+    ('b.safetensors', None),
+    ('b', 'npz'),
+    ('b.npz', 'timm'),
+    ('b.npz', 'stablehlo'),
+    ('gs://bucket/b.npz', None),
+  ],
+)
+def test_format_that_cannot_be(target, format):
+  with pytest.raises(ConfigError, match=re.escape(target)):
+    convert.format_of(target, format)
+
+
+RUN = """
+import sys
+from jax import export
+import numpy as np
+out = []
+for name in ('uint8', 'float'):
+  exported = export.deserialize(open(f'{name}.stablehlo', 'rb').read())
+  images = np.load(f'{name}.npy')
+  out += [exported.call(images[:n]) for n in (1, 3)]
+assert not any(name.startswith(('vit_jax', 'flax')) for name in sys.modules)
+np.savez('out.npz', *out)
+"""
+
+
+def test_stablehlo_runs_without_us(tmp_path, logits):
+  pytest.importorskip('flatbuffers')
+  weights = make_weights()
+  for kind, fields, images in (
+    ('uint8', {}, PIXELS),
+    ('float', {'scan': True, 'attention': 'cudnn'}, FLOATS),
+  ):
+    weights.settings |= fields
+    target = tmp_path / f'{kind}.stablehlo'
+    files = convert.save(weights, target, 'stablehlo', images=kind)
+    assert [f.name for f in files] == [target.name, f'{target.name}.json']
+    np.save(tmp_path / f'{kind}.npy', images)
+    told = json.loads(files[1].read_text())
+    assert told['input'] == {
+      'shape': ['batch', *SHAPE],
+      'dtype': str(images.dtype),
+    }
+    assert told['output']['shape'] == ['batch', 5]
+    assert told['platforms'] == ['cpu', 'cuda', 'tpu']
+    assert told['class_names'] == NAMES
+    assert told['transforms'] == TRANSFORMS
+  done = subprocess.run(
+    [sys.executable, '-c', RUN], cwd=tmp_path, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  with np.load(tmp_path / 'out.npz') as out:
+    found = [out[f'arr_{i}'] for i in range(4)]
+  for array, n in zip(found, (1, 3, 1, 3)):
+    assert array.dtype == np.float32
+    np.testing.assert_allclose(array, logits[:n], atol=2e-6)
+
+
+def test_stablehlo_errors(weights, monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: 'is there')
+  with pytest.raises(ConfigError, match="'int8'; it can be uint8 or float"):
+    export.stablehlo(weights, images='int8')
+  monkeypatch.setattr(export, '_LIMIT', 1000)
+  with pytest.raises(ConfigError, match='2 GB at most'):
+    export.stablehlo(weights)
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  with pytest.raises(ConfigError, match='pip install flatbuffers'):
+    export.stablehlo(weights)

@@ -1,0 +1,387 @@
+"""Predictions are those of the model on each picture by itself."""
+
+import csv
+import io
+import json
+import logging
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import terminal, tree
+from vit_jax.build import ConfigError
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.tools import outputs
+from vit_jax.tools.predict import main, predict
+from vit_jax.train import TrainState
+from vit_jax.weights import sizes
+from vit_jax.weights.bundle import Weights
+
+SETTINGS = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+SETTINGS |= {'patch_size': 4, 'num_classes': 6}
+SHAPE = (8, 12, 3)
+NAMES = ['cat', 'dog', 'owl', 'ant', 'bee', 'a, b']
+TRANSFORMS = [
+  {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 14},
+  {'target': 'vit_jax.data.transforms.CentralCrop', 'size': [8, 12]},
+]
+NORMALIZE = {'target': 'vit_jax.preprocess.Normalize', 'mean': 90.0}
+
+
+def make_weights(**fields):
+  fields = SETTINGS | fields
+  shapes = jax.eval_shape(
+    VisionTransformer(**fields).init, jax.random.key(0), jnp.zeros((1, *SHAPE))
+  )
+  rng = np.random.default_rng(0)
+  return Weights(
+    settings={'target': 'vit_jax.models.vit.VisionTransformer', **fields},
+    params={
+      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
+      for path, leaf in tree.flatten(shapes['params']).items()
+    },
+    image_shape=SHAPE,
+    preprocess=NORMALIZE,
+    transforms=TRANSFORMS,
+    class_names=NAMES,
+  )
+
+
+@pytest.fixture(scope='module')
+def weights():
+  return make_weights()
+
+
+@pytest.fixture(scope='module')
+def gallery(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('gallery')
+  rng = np.random.default_rng(1)
+  for i in range(11):  # the smaller side is 14 already: nothing is resized
+    pixels = rng.integers(0, 256, (14, 16 + i, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / f'{i:02}.png')
+  return folder
+
+
+@pytest.fixture(scope='module')
+def paths(gallery):
+  return [str(p) for p in sorted(gallery.iterdir())]
+
+
+def crop(path):
+  pixels = np.asarray(Image.open(path))
+  left = (pixels.shape[1] - 12) // 2
+  return pixels[3:11, left : left + 12]
+
+
+@pytest.fixture(scope='module')
+def expected(weights, paths):
+  """{path: {layer: what the model says to this picture}}."""
+  model = VisionTransformer(**SETTINGS)
+  params = {'params': tree.unflatten(weights.params)}
+  features = jax.jit(lambda x: model.apply(params, x, method='features'))
+  out = {}
+  for path in paths:
+    layers = features((crop(path)[None].astype(np.float32) - 90) / 127.5)
+    out[path] = {name: np.asarray(x[0]) for name, x in layers.items()}
+  return out
+
+
+def softmax(logits):
+  e = np.exp(logits - logits.max())
+  return e / e.sum()
+
+
+@pytest.mark.parametrize('batch_size', [1, 32])
+def test_equals_the_model_on_each_picture(weights, paths, expected, batch_size):
+  results = list(predict(weights, paths, batch_size=batch_size))
+  assert [r['path'] for r in results] == paths
+  for result in results:
+    wanted = softmax(expected[result['path']]['logits'])
+    assert result['probabilities'].dtype == np.float32
+    np.testing.assert_allclose(result['probabilities'], wanted, atol=1e-6)
+    assert result.keys() == {'path', 'probabilities'}
+
+
+@pytest.mark.parametrize('layer', ['pre_logits', 'tokens', 'block_1'])
+def test_features(weights, paths, expected, layer):
+  results = list(predict(weights, paths[:3], layer=layer, batch_size=2))
+  for result in results:
+    wanted = expected[result['path']][layer]
+    np.testing.assert_allclose(result['features'], wanted, atol=2e-5)
+    assert 'probabilities' in result
+
+
+def test_activation_is_that_of_the_weights(paths, expected):
+  weights = make_weights()
+  weights.activation = 'sigmoid'
+  wanted = 1 / (1 + np.exp(-expected[paths[0]]['logits']))
+  (found,) = predict(weights, paths[:1])
+  np.testing.assert_allclose(found['probabilities'], wanted, atol=1e-6)
+
+
+def test_one_program_for_full_and_partial_batches(weights, paths, caplog):
+  with jax.log_compiles(), caplog.at_level(logging.WARNING):
+    list(predict(weights, paths, batch_size=8))  # 8 + 3
+  compiled = [r for r in caplog.messages if r.startswith('Finished XLA')]
+  assert len([r for r in compiled if 'forward' in r]) == 1
+
+
+def test_unreadable_pictures(weights, paths, expected, tmp_path):
+  (tmp_path / 'bad.png').write_bytes(b'no picture')
+  mixed = [*paths[:9], str(tmp_path / 'bad.png'), *paths[9:]]
+  with pytest.raises(ValueError, match=r'bad\.png: cannot decode.*skip'):
+    list(predict(weights, mixed))
+  results = list(predict(weights, mixed, on_error='skip', batch_size=8))
+  assert [r['path'] for r in results] == mixed
+  assert results[9].keys() == {'path', 'error'}
+  wanted = softmax(expected[mixed[10]]['logits'])
+  np.testing.assert_allclose(results[10]['probabilities'], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'fields, arguments, message',
+  [
+    ({'num_classes': None}, {}, r'have no head.*--features'),
+    ({'pooling': 'none'}, {}, r'logits for each patch.*--features'),
+    ({}, {'layer': 'block_7'}, r"No layer 'block_7'; there are .*block_1"),
+    ({}, {'activation': 'relu'}, r"'relu'; it can be softmax or sigmoid"),
+    ({}, {'on_error': 'ask'}, r"'ask'; it can be raise or skip"),
+    ({}, {'batch_size': 0}, r'batch_size=0'),
+  ],
+)
+def test_errors_come_before_any_picture(fields, arguments, message):
+  with pytest.raises(ConfigError, match=message):
+    predict(make_weights(**fields), ['none.png'], **arguments)
+
+
+def test_features_alone_of_what_has_no_head(paths):
+  results = predict(make_weights(num_classes=None), paths[:1], layer='pooled')
+  with pytest.raises(ConfigError, match=r'leave out --format'):
+    outputs.write_csv(io.StringIO(), results, None, 1)
+
+
+def test_transforms_that_lead_elsewhere(weights, paths):
+  other = make_weights()
+  other.transforms = TRANSFORMS[:1]
+  with pytest.raises(ConfigError, match=r'00\.png.*\(14, 16, 3\).*\(8, 12, 3'):
+    list(predict(other, paths))
+
+
+def test_weights_cannot_name_other_code(paths):
+  other = make_weights()
+  other.preprocess = {'target': 'os.system', 'command': 'true'}
+  with pytest.raises(ConfigError, match=r'os\.system'):
+    predict(other, paths)
+
+
+def test_top():
+  rng = np.random.default_rng(0)
+  for count, k in [(1000, 5), (7, 7), (3, 9), (1, 1)]:
+    p = rng.permutation(count).astype(np.float32)
+    assert list(outputs.top(p, k)) == list(np.argsort(-p)[:k])
+  assert list(outputs.top(np.ones(4), 4)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+  'old, new, before, after',
+  [
+    ((224, 224), (384, 384), (256, 224), (439, [384, 384])),
+    ((224, 224), (112, 448), (256, 224), (512, [112, 448])),
+    ((8, 12), (8, 12), (9, [8, 12]), (9, [8, 12])),
+    ((8, 12), (24, 12), (13, [8, 12]), (26, [24, 12])),
+  ],
+)
+def test_transforms_of_another_size(old, new, before, after):
+  small, crop = sizes.scale(
+    [t | {'size': s} for t, s in zip(TRANSFORMS, before)], old, new
+  )
+  assert (small['size'], crop['size']) == after
+  flip = {'target': 'vit_jax.data.transforms.FlipLR'}
+  assert sizes.scale([flip], old, new) == [flip]
+
+
+@pytest.fixture(scope='module')
+def run(weights, tmp_path_factory):
+  """A workdir as training leaves it; its average has another head."""
+  workdir = tmp_path_factory.mktemp('run')
+  params = tree.unflatten(tree.stack_blocks(weights.params))
+  raw = params | {'head': jax.tree.map(np.zeros_like, params['head'])}
+  state = TrainState(
+    step=jnp.asarray(7),
+    params=jax.tree.map(jnp.asarray, raw),
+    opt_state=(),
+    rng=jax.random.key(0),
+    ema=jax.tree.map(jnp.asarray, params),
+  )
+  checkpointer = Checkpointer(workdir)
+  checkpointer.save(7, state, {'position': 0})
+  checkpointer.close()
+  content = {
+    'model': weights.settings | {'scan': True},
+    'preprocess': NORMALIZE,
+    'image_shape': SHAPE,
+    'transforms': TRANSFORMS,
+    'class_names': NAMES,
+  }
+  (workdir / 'model.json').write_text(json.dumps(content))
+  return workdir
+
+
+def call(*args):
+  """Exit status of the command."""
+  with pytest.raises(SystemExit) as exit:
+    main([str(a) for a in args])
+  return exit.value.code
+
+
+def ranking(layers):
+  p = softmax(layers['logits'])
+  order = np.argsort(-p)
+  return [(int(i), NAMES[i], p[i]) for i in order]
+
+
+def test_csv_and_json(run, expected, gallery, paths, tmp_path, capsys):
+  command = [f'--weights={run}', '--top_k=3', str(gallery)]
+  assert call(*command, '--format=csv') == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  file = tmp_path / 'out.json'
+  assert call(*command, '--format=json', f'--output={file}') == 0
+  assert capsys.readouterr().out == ''
+  items = json.loads(file.read_text())
+  assert [item['path'] for item in items] == paths
+  for i, path in enumerate(paths):
+    for rank, (id_, name, p) in enumerate(ranking(expected[path])[:3]):
+      row, item = rows[3 * i + rank], items[i]['predictions'][rank]
+      assert row['path'] == path and row['rank'] == str(rank + 1)
+      assert (row['class_id'], row['class_name']) == (str(id_), name)
+      assert float(row['probability']) == pytest.approx(p, abs=2e-6)
+      assert (item['class_id'], item['class_name']) == (id_, name)
+      assert item['probability'] == pytest.approx(p, abs=2e-6)
+
+
+def test_table(run, expected, paths, capsys):
+  assert call(f'--weights={run}', *paths[:2], '--top_k=9') == 0
+  blocks = capsys.readouterr().out.split('\n\n')
+  for path, block in zip(paths, blocks, strict=False):
+    rows = [
+      f'{rank:3}. {p:8.2%}  {name}'
+      for rank, (_, name, p) in enumerate(ranking(expected[path]), 1)
+    ]
+    assert block.rstrip('\n').split('\n') == [path, *rows]
+
+
+def test_table_of_one_class_to_a_picture():
+  results = [
+    {'path': 'a.png', 'probabilities': np.float32([0.25, 0.75])},
+    {'path': 'b.png', 'probabilities': np.float32([1, 0])},
+  ]
+  for names, lines in (
+    (['cat', 'zebra'], [' 75.00%  zebra  a.png', '100.00%  cat    b.png']),
+    (None, [' 75.00%  class 1     a.png', '100.00%  class 0     b.png']),
+  ):
+    file = io.StringIO()
+    outputs.write_table(file, iter(results), names, 1)
+    assert file.getvalue() == '\n'.join([*lines, ''])
+
+
+def test_ema_and_names(run, paths, tmp_path, capsys):
+  names = tmp_path / 'names.json'
+  names.write_text(json.dumps([f'n{i}' for i in range(6)]))
+  # The head of the raw parameters is zero.
+  command = [f'--weights={run}', paths[0], '--ema=off', '--top_k=2']
+  command.append('--activation=sigmoid')
+  assert call(*command, f'--class_names={names}') == 0
+  assert capsys.readouterr().out.split() == (
+    [paths[0], '1.', '50.00%', 'n0', '2.', '50.00%', 'n1']
+  )
+  names.write_text('["a"]')
+  assert 'holds 1 names; the model has 6' in call(
+    *command, f'--class_names={names}'
+  )
+
+
+def test_features_file(run, expected, gallery, paths, tmp_path, capsys):
+  file, table = tmp_path / 'f.npz', tmp_path / 'table.csv'
+  (tmp_path / 'bad.png').write_bytes(b'no picture')
+  command = [f'--weights={run}', gallery, f'--features={file}']
+  assert call(*command) == 0
+  assert capsys.readouterr().out == ''
+  with np.load(file) as found:
+    assert sorted(found) == ['features', 'paths']
+    assert found['paths'].tolist() == paths
+    assert found['features'].shape == (11, 16)
+    wanted = expected[paths[4]]['pre_logits']
+    np.testing.assert_allclose(found['features'][4], wanted, atol=2e-5)
+  command += [tmp_path / 'bad.png', '--format=csv', f'--output={table}']
+  assert 'bad.png' in call(*command)
+  assert not table.exists()  # nothing half-written
+  assert call(*command, '--on_error=skip', '--layer=tokens') == 1
+  assert '1 of 12 skipped:\n' in capsys.readouterr().err
+  with np.load(file) as found:
+    assert found['features'].shape == (11, 7, 16)
+  assert len(table.read_text().splitlines()) == 1 + 11 * 5
+  assert sorted(p.name for p in tmp_path.iterdir()) == (
+    ['bad.png', 'f.npz', 'table.csv']
+  )
+
+
+def test_image_size(run, gallery, capsys):
+  """Resizing and cropping double, so the same part of a picture is seen."""
+  command = [f'--weights={run}', gallery, '--top_k=1', '--format=csv']
+  assert call(*command, '--image_size=16x24') == 0
+  captured = capsys.readouterr()
+  assert 'pos_embedding 1x2x3x16 resized to 1x4x6x16' in captured.err
+  assert len(captured.out.splitlines()) == 12
+  assert 'cannot be cut into patches' in call(*command, '--image_size=10')
+
+
+@pytest.mark.parametrize(
+  'arguments, status',
+  [
+    (['--top_k=0', 'x.png'], 2),
+    (['--image_size=4xx', 'x.png'], 2),
+    (['--format=xml', 'x.png'], 2),
+    (['gone.png'], r'gone.png does not exist'),
+    (['--features=/none/f.npz', 'x.png'], '/none/f.npz cannot be written'),
+    (['--set', 'gelu', 'x.png'], 'expected FIELD=VALUE'),
+  ],
+)
+def test_arguments(run, tmp_path, monkeypatch, arguments, status):
+  monkeypatch.chdir(tmp_path)
+  Image.new('RGB', (20, 20)).save('x.png')
+  found = call(f'--weights={run}', *arguments)
+  assert found == status or str(status) in str(found)
+
+
+def test_progress_of_a_long_job_in_a_log(capsys):
+  items = terminal.track(range(4), 4, unit='pictures', every_s=0)
+  assert list(items) == [0, 1, 2, 3]
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[-1].startswith('4/4 pictures | ')
+  assert lines[-1].endswith('/s | eta 0:00:00')
+  list(terminal.track(range(4), 4, unit='pictures'))
+  assert capsys.readouterr().err == ''
+
+
+def test_as_a_command(run, paths, tmp_path):
+  """One message and no traceback; nothing but results on stdout."""
+  bad = tmp_path / 'bad.png'
+  bad.write_bytes(b'no picture')
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'vit_jax.tools.predict', f'--weights={run}'),
+      *('--batch_size=1', '--format=csv', *paths[:2], str(bad)),
+    ],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 1
+  assert 'Traceback' not in done.stderr
+  assert f'{bad}: cannot decode' in done.stderr
+  assert done.stdout.startswith('path,rank,class_id,class_name,probability\n')

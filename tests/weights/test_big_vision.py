@@ -1,0 +1,200 @@
+"""big_vision's .npz files: positions, class token, MAP head, stacked layers."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import released
+from released import equal, fill
+from small import logits, tiny
+
+from vit_jax.build import ConfigError
+from vit_jax.weights import arrays, big_vision, original
+from vit_jax.weights.original import read as read_original
+
+KINDS = {
+  'cls': released.big_vision(),
+  'gap': released.big_vision(cls=False),
+  'map': released.big_vision(map_head=True),
+  'sincos2d': released.big_vision(cls=False, table=False),
+  'rep': released.big_vision(rep=12),
+}
+
+
+def stack(file, depth=2):
+  """The layers of a file under one name each, the first axis counting them."""
+  one = 'Transformer/encoderblock_0/'
+  out = {k: v for k, v in file.items() if 'encoderblock_' not in k}
+  for name in [k for k in file if k.startswith(one)]:
+    layers = [file[name.replace('_0/', f'_{i}/', 1)] for i in range(depth)]
+    out[name.replace('_0/', '/', 1)] = np.stack(layers)
+  return out
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('scan', [False, True])
+def test_writing_gives_the_file_back(kind, scan):
+  file = fill(KINDS[kind])
+  if scan:
+    file = stack(file)
+  weights = big_vision.read(file)
+  written, others = big_vision.write(weights, scan=scan)
+  assert equal(written, file)
+  assert not others and not weights.notes
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_stacked_layers_are_those_apart(kind):
+  file = fill(KINDS[kind])
+  weights = big_vision.read(stack(file))
+  assert equal(weights.params, big_vision.read(file).params)
+  assert weights.settings['depth'] == 2
+
+
+def test_positions_have_no_row_for_the_class_token():
+  file = fill(KINDS['cls'])
+  params = big_vision.read(file).params
+  np.testing.assert_array_equal(params['cls'], file['cls'])
+  assert not params['cls_pos_embedding'].any()
+  np.testing.assert_array_equal(
+    params['pos_embedding'], file['pos_embedding'].reshape(1, 3, 3, 16)
+  )
+
+
+def test_early_files_have_one():
+  file = fill(released.big_vision(rows=10))
+  params = big_vision.read(file).params
+  table = file['pos_embedding']
+  np.testing.assert_array_equal(params['cls_pos_embedding'], table[:, :1])
+  np.testing.assert_array_equal(
+    params['pos_embedding'], table[:, 1:].reshape(1, 3, 3, 16)
+  )
+  # Without a class token the tenth row is none of it.
+  file = fill(released.big_vision(rows=10, cls=False))
+  with pytest.raises(ConfigError, match='grid'):
+    big_vision.read(file)
+  params = big_vision.read(file, grid=(5, 2)).params
+  assert params['pos_embedding'].shape == (1, 5, 2, 16)
+
+
+@pytest.mark.parametrize('shape', [(3, 5, 16), (1, 3, 5, 16), (15, 16)])
+def test_a_table_may_be_a_grid(shape):
+  file = fill(released.big_vision(rows=15, cls=False))
+  file['pos_embedding'] = table = file['pos_embedding'].reshape(shape)
+  weights = big_vision.read(file, grid=(3, 5))
+  np.testing.assert_array_equal(
+    weights.params['pos_embedding'], table.reshape(1, 3, 5, 16)
+  )
+  assert weights.image_shape == (12, 10, 3)
+  if len(shape) > 2:
+    assert equal(big_vision.read(file).params, weights.params)
+
+
+def test_a_map_head_lands():
+  file = fill(KINDS['map'])
+  weights = big_vision.read(file)
+  assert weights.settings['pooling'] == 'map'
+  head = 'MAPHead_0/MultiHeadDotProductAttention_0'
+  for theirs, ours in {
+    'MAPHead_0/probe': 'probe',
+    f'{head}/key/bias': 'attn/key/bias',
+    f'{head}/out/kernel': 'attn/out/kernel',
+    'MAPHead_0/LayerNorm_0/scale': 'norm/scale',
+    'MAPHead_0/MlpBlock_0/Dense_1/kernel': 'mlp/fc2/kernel',
+  }.items():
+    np.testing.assert_array_equal(
+      weights.params[f'map_head/{ours}'], file[theirs]
+    )
+  # Early files have its parts at the top.
+  early = {name.removeprefix('MAPHead_0/'): x for name, x in file.items()}
+  assert equal(big_vision.read(early).params, weights.params)
+
+
+def test_one_tower_of_two_is_read():
+  file = fill(KINDS['map'])
+  both = {f'params/img/{name}': array for name, array in file.items()}
+  both |= fill({'params/t': (1,), 'params/b': (1,)})
+  both |= fill({'params/txt/Encoder_0/encoder_norm/scale': (4,)})
+  both |= fill({'opt/0/mu/img/embedding/kernel': (2,)})
+  weights = big_vision.read(both)
+  assert equal(weights.params, big_vision.read(file).params)
+  assert ['3 arrays' in weights.notes[1], '1 arrays' in weights.notes[0]] == [
+    True,
+    True,
+  ]
+
+
+def test_bfloat16_comes_as_float32(tmp_path):
+  file = {
+    name: array.astype(ml_dtypes.bfloat16)
+    for name, array in fill(KINDS['cls'], 'params/').items()
+  }
+  np.savez(tmp_path / 'x.npz', **{k: v.view('V2') for k, v in file.items()})
+  weights = big_vision.read(arrays.read_npz(tmp_path / 'x.npz'))
+  stored = file['params/head/kernel'].astype(np.float32)
+  assert weights.params['head/kernel'].dtype == np.float32
+  np.testing.assert_array_equal(weights.params['head/kernel'], stored)
+
+
+def test_positions_without_a_table_are_sincos2d_unless_said():
+  file = fill(KINDS['sincos2d'])
+  weights = big_vision.read(file, image_size=(12, 6))
+  assert weights.settings['posemb'] == 'sincos2d'
+  assert weights.image_shape == (12, 6, 3)
+  assert big_vision.read(file, posemb='none').settings['posemb'] == 'none'
+
+
+@pytest.mark.parametrize('kind', ['cls', 'gap', 'rep'])
+def test_both_formats_make_one_model(kind):
+  """From big_vision's to ours to the original's and back: nothing changes."""
+  weights = big_vision.read(fill(KINDS[kind]))
+  again = read_original(original.write(weights)[0])
+  assert equal(again.params, weights.params)
+  assert again.settings == weights.settings
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},  # the class token's position is added to it
+    {'posemb': 'none', 'pooling': 'gap'},
+    {'posemb': 'sincos2d'},
+    {'layerscale_init': 0.1, 'pooling': 'map'},
+  ],
+)
+def test_what_the_format_lacks_is_written_so_that_nothing_changes(fields):
+  weights = tiny(**fields)
+  file, _ = big_vision.write(weights)
+  assert ('pos_embedding' in file) == (fields.get('posemb') != 'sincos2d')
+  again = big_vision.read(file, image_size=(12, 6))
+  np.testing.assert_allclose(
+    logits(again), logits(weights), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_what_cannot_be_written_is_named():
+  with pytest.raises(ConfigError, match=r'registers.*timm'):
+    big_vision.write(tiny(num_registers=1))
+  hybrid = read_original(released.hollow(released.hybrid((1,))))
+  with pytest.raises(ConfigError, match=r'hybrid.*original'):
+    big_vision.write(hybrid)
+  bit = read_original(released.hollow(released.bit((1,))))
+  with pytest.raises(ConfigError, match=r'ResNet.*original'):
+    big_vision.write(bit)
+  for shapes in (released.mixer(), released.resnet((1,))):
+    file = fill(shapes)
+    assert equal(big_vision.write(read_original(file))[0], file)
+
+
+def test_a_missing_layer_is_named():
+  file = {k: v for k, v in fill(KINDS['cls']).items() if '_0/LayerNorm_1' in k}
+  file = {k: v for k, v in fill(KINDS['cls']).items() if k not in file}
+  with pytest.raises(ConfigError) as e:
+    big_vision.read(file)
+  for part in ('scale', 'bias'):
+    name = f'+ Transformer/encoderblock_0/LayerNorm_1/{part} (16,)'
+    assert name in str(e.value)
+  file = stack(fill(KINDS['cls']))
+  name = 'Transformer/encoderblock/LayerNorm_1/scale'
+  file[name] = file[name][:1]
+  with pytest.raises(ConfigError, match=r'\+ .*block_1/LayerNorm_1/scale'):
+    big_vision.read(file)

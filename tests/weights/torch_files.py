@@ -1,0 +1,106 @@
+"""What the tests of timm's and of Hugging Face's files share."""
+
+import copy
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+
+from vit_jax import tree
+from vit_jax.build import ConfigError, instantiate
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+sys.path.insert(0, str(GOLDEN))
+import seeded  # noqa: E402
+
+# Of the largest logit; the largest found: 5e-7 of ViTs, 1.1e-6 of ResNets.
+BOUND = 2e-6
+_FAST = {'xla_backend_optimization_level': 0}  # to compile
+HOSTILE = ['3', '../x', -1, 0, 2.5, 1e300, float('nan'), True, None, [], {}]
+HOSTILE += [[0, 0], [10**9, 10**9], ['a', 'b', 'c'], {'target': 'os.system'}]
+
+
+def load(name):
+  return json.loads((GOLDEN / name).read_text())
+
+
+def fill(case):
+  """The arrays that were given to a recorded model."""
+  return seeded.weights({k: tuple(v) for k, v in case['shapes'].items()})
+
+
+def logits(weights):
+  images = seeded.images(weights.image_shape)
+  net = instantiate(weights.settings | {'dtype': 'float32'})
+  params = {'params': tree.unflatten(weights.params)}
+  return np.asarray(jax.jit(net.apply, compiler_options=_FAST)(params, images))
+
+
+def check_logits(weights, case, bound=BOUND):
+  expected = np.asarray(case['logits'])
+  error = np.abs(logits(weights) - expected).max()
+  assert error <= bound * np.abs(expected).max()
+
+
+def check_row(weights, case):
+  """A picture comes out of our preprocessing as it came out of theirs."""
+  picture = seeded.picture()
+  for settings in weights.transforms:
+    picture = instantiate(settings)(picture, None)
+  made = np.asarray(instantiate(weights.preprocess)(picture))
+  assert made.shape == weights.image_shape
+  row = np.asarray(seeded.middle_row(made.transpose(2, 0, 1)))
+  level = 1 / 255 / 0.224  # they and we round to uint8 at times
+  np.testing.assert_allclose(row, np.asarray(case['row']), atol=1.6 * level)
+
+
+def equal(a, b):
+  return a.keys() == b.keys() and all(
+    a[k].dtype == b[k].dtype and np.array_equal(a[k], b[k]) for k in a
+  )
+
+
+def hostile(config):
+  """(path, config with one value replaced), many of them."""
+  for path in _paths(config):
+    for value in HOSTILE:
+      changed = copy.deepcopy(config)
+      node = changed
+      for key in path[:-1]:
+        node = node[key]
+      node[path[-1]] = value
+      yield (*path, value), changed
+
+
+def _paths(value, path=()):
+  if path:
+    yield path
+  if isinstance(value, dict):
+    for key in value:
+      yield from _paths(value[key], (*path, key))
+
+
+def reads(read, arrays, config):
+  """Whether it is read; all but a ConfigError and sound Weights is a fault."""
+  try:
+    weights = read(arrays, config)
+  except ConfigError:
+    return False
+  assert all(0 < side <= 2**15 for side in weights.image_shape)
+  for settings in (*weights.transforms, weights.preprocess, weights.settings):
+    instantiate(settings)
+  assert weights.activation in ('softmax', 'sigmoid')
+  return True
+
+
+def broken(arrays):
+  """(what, arrays) that are no model any more."""
+  for name, array in arrays.items():
+    yield f'no {name}', {k: v for k, v in arrays.items() if k != name}
+    yield f'cut {name}', arrays | {name: array[:-1]}
+    yield f'deep {name}', arrays | {name: array[None]}
+    yield f'more {name}', arrays | {f'{name}x': array}
+    yield f'none of {name}', arrays | {name: np.float32(0)}
+    yield f'empty {name}', arrays | {name: np.zeros((0,) * array.ndim)}
