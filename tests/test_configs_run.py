@@ -121,7 +121,18 @@ def _last_record(workdir):
   return record
 
 
-@pytest.mark.parametrize('name', [x for x in TRAINING if 'pretrain' in x])
+# What others of its kind show by default is left to the slow run.
+SLOW = ('pretrain_imagenet21k', 'pretrain_s16_better_plain')
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x
+    for x in TRAINING
+    if 'pretrain' in x
+  ],
+)
 def test_tiny_pretraining_runs(name, pretrained):
   workdir = pretrained(name)
   record = _last_record(workdir)

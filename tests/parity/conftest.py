@@ -3,7 +3,7 @@
 They need what the other tests do, and torch, timm, transformers:
 
   pip install -e '.[test,parity]'
-  python -m pytest -m parity tests/parity -s
+  python -m pytest -m parity tests/parity -n 0 -s
 """
 
 import pathlib

@@ -248,7 +248,7 @@ def test_all_that_is_missing_is_in_one_error():
   with pytest.raises(ConfigError) as e:
     huggingface.read(less, READ['classifier']['config'])
   for name in ('weight (24, 50)', 'bias (24,)'):
-    assert f'- encoder.layer.0.output.dense.{name}' in str(e.value)
+    assert f'+ encoder.layer.0.output.dense.{name}' in str(e.value)
   bare = {k: v for k, v in file.items() if not k.endswith('query.bias')}
   bare = {k: v for k, v in bare.items() if not k.endswith('key.bias')}
   with pytest.raises(ConfigError, match='no bias'):

@@ -91,10 +91,10 @@ def to_ours(arrays: Mapping[str, np.ndarray], parts, *, what, why=''):
     ConfigError: there are more arrays, fewer, or of other shapes.
   """
   expected = {p.theirs: np.broadcast_to(0.0, p.shape) for p in parts}
-  if lines := tree.diff(expected, arrays):
+  if lines := tree.diff(arrays, expected):
     raise ConfigError(
-      f'The file does not hold {what}{": " if why else ""}{why}. What is '
-      f'missing (-), and what is there instead (+):\n{lines}'
+      f'The file does not hold {what}{": " if why else ""}{why}. In the file '
+      f'(-), needed (+):\n{lines}'
     )
   out = {}
   for part in parts:
