@@ -1,12 +1,17 @@
 """evaluate() on a run's checkpoint gives what the run itself measured."""
 
+import json
+
 import ml_collections
+import numpy as np
 import pytest
 
+from vit_jax import checkpoint, tree
 from vit_jax.build import ConfigError
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
 from vit_jax.train import train
+from vit_jax.weights import formats
 
 DATA = 'vit_jax.data.builtin.'
 
@@ -65,6 +70,31 @@ def test_raw_parameters_are_others(run, tmp_path):
   found = _evaluate(tmp_path, init_from=raw, evals=_evals())
   recorded = {k: v for r in read_records(run) for k, v in r.items()}
   assert found['test/loss'] != pytest.approx(recorded['test/loss'], rel=1e-4)
+
+
+@pytest.mark.parametrize('format', ['npz', 'timm', 'hf'])
+def test_weights_of_any_format_give_what_the_run_measured(
+  run, tmp_path, format
+):
+  path = tmp_path / ('x.npz' if format == 'npz' else 'x')
+  formats.write(formats.read(run), path, format)
+  init_from = {'path': str(path)}
+  found = _evaluate(tmp_path / 'eval', init_from=init_from, evals=_evals())
+  recorded = {k: v for r in read_records(run) for k, v in r.items()}
+  for name, value in found.items():
+    assert recorded[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_training_starts_from_weights_of_any_format(run, tmp_path):
+  formats.write(formats.read(run), tmp_path / 'x', 'timm')
+  config = json.loads((run / 'config.json').read_text())
+  config |= {'total_steps': 1, 'init_from': {'path': str(tmp_path / 'x')}}
+  config['init_from'] |= {'head': 'keep'}
+  config['schedule'] |= {'lr': 0.0}
+  state = train(ml_collections.ConfigDict(config), tmp_path / 'run')
+  loaded, _ = checkpoint.load_params(run)
+  for path, value in tree.flatten(state.params).items():
+    np.testing.assert_array_equal(value, loaded[path], err_msg=path)
 
 
 def test_without_a_run_the_model_must_be_named(tmp_path):

@@ -15,6 +15,7 @@ To record them anew, in a virtual environment of its own:
 import pathlib
 
 import numpy as np
+import seeded
 import torch
 
 HERE = pathlib.Path(__file__).parent
@@ -47,22 +48,8 @@ KERNELS = {  # old patch, new patch
 
 
 def import_timm():
-  """Imports timm beside a torchvision whose compiled operators do not load.
-
-  torchvision built for another torch (CUDA, say) registers shapes of operators
-  that do not exist then, and fails. We need none of them.
-  """
-  register_fake = torch.library.register_fake
-
-  def skip_torchvision(op, *args, **kwargs):
-    if isinstance(op, str) and op.startswith('torchvision::'):
-      return lambda function: function
-    return register_fake(op, *args, **kwargs)
-
-  torch.library.register_fake = skip_torchvision
-  import timm.models.vision_transformer as timm_vit
-
-  return timm_vit
+  """timm's module of Vision Transformers."""
+  return seeded.import_torch('timm.models.vision_transformer')[0]
 
 
 def make_model(timm_vit, settings, rng):
