@@ -64,6 +64,8 @@ def write(weights, *, scan=False):
   if settings.get('posemb') == 'none':
     weights.notes.append('  positions, of which there are none, written as 0')
     params['pos_embedding'] = grids.position_rows(weights)
+  if np.any(params.get('cls_pos_embedding', 0)):
+    weights.notes.append('  position of the class token added to it')
   out = _to_theirs(params, 'linen')
   return _stack(out) if scan else out, {}
 
