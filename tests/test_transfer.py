@@ -184,6 +184,13 @@ def test_load_into_a_state(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded.ema, loaded.params)
   assert loaded.ema['cls'] is not loaded.params['cls']
 
+  other = VisionTransformer(
+    **SETTINGS, patch_size=4, num_classes=5, gelu='exact'
+  )
+  _, told = transfer.load_into(fresh, other, path=tmp_path)
+  assert "  gelu='exact' here, 'tanh' in the file" in told.splitlines()
+  assert 'gelu' not in report
+
   averaged, _ = transfer.load_into(fresh, MODEL, path=tmp_path)
   np.testing.assert_array_equal(averaged.params['cls'], old.params['cls'] + 1)
   for arguments, message in (

@@ -78,12 +78,14 @@ def fit(weights, params, model, **adapt_arguments):
 
 def _other_settings(settings, model):
   """What the file's model does with its parameters that this one does not."""
-  names = ('gelu', 'norm_eps', 'norm_after_pooling', 'posemb', 'form')
-  return [
-    f'  {name}={getattr(model, name)!r} here, {settings[name]!r} in the file'
-    for name in names
-    if name in settings and getattr(model, name, None) != settings[name]
-  ]
+  notes = []
+  for name in ('gelu', 'norm_eps', 'norm_after_pooling', 'posemb', 'form'):
+    if hasattr(model, name):
+      here, default = getattr(model, name), getattr(type(model), name)
+      there = settings.get(name, default)  # what is not said is the default
+      if here != there:
+        notes.append(f'  {name}={here!r} here, {there!r} in the file')
+  return notes
 
 
 def adapt(

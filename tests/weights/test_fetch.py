@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 import pytest
+from small import tiny
 
 from vit_jax.build import ConfigError
-from vit_jax.weights import arrays
+from vit_jax.weights import arrays, formats
 from vit_jax.weights import fetch as module
 from vit_jax.weights.fetch import fetch
 
@@ -191,3 +192,22 @@ def test_progress_is_shown_after_two_seconds(monkeypatch, capsys):
     'y.npz: 40 of 700 MB, 10.0 MB/s, eta 1:06',
     'y.npz: 150 of 700 MB, 10.0 MB/s, eta 0:55',
   ]
+
+
+@pytest.mark.parametrize('format', ['npz', 'timm'])
+@pytest.mark.parametrize('whole', [True, False])
+def test_weights_are_read_from_a_url_with_what_lies_beside_them(
+  server, tmp_path, monkeypatch, format, whole
+):
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
+  weights = tiny(gelu={'npz': 'exact', 'timm': 'tanh'}[format])
+  path = tmp_path / ('x.npz' if format == 'npz' else 'x')
+  first, beside, *_ = formats.write(weights, path, format)
+  for file in (first, beside) if whole else (first,):
+    server.files[f'/w/{file.name}'] = file.read_bytes(), 1
+  back = formats.read(f'{server.url}/w/{first.name}', num_heads=4)
+  for name, value in weights.params.items():
+    np.testing.assert_array_equal(back.params[name], value, err_msg=name)
+  # Without config.json or NAME.json the GELU is the format's usual one.
+  gelu = back.settings.get('gelu', 'tanh')
+  assert (gelu == weights.settings['gelu']) == whole
