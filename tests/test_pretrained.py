@@ -226,6 +226,17 @@ def test_runs_of_ours_with_or_without_the_workdir(tmp_path):
   np.testing.assert_array_equal(averaged['cls'], raw['cls'] + 1)
 
 
+def test_a_size_or_grid_that_the_weights_say_themselves_is_an_error(
+  file, tmp_path
+):
+  assert formats.read(file, image_size=12).image_shape == (12, 12, 3)
+  with pytest.raises(ConfigError, match='is for images of 12x12'):
+    formats.read(file, image_size=16)
+  (tmp_path / 'checkpoints' / '7' / 'params').mkdir(parents=True)
+  with pytest.raises(ConfigError, match='leave grid out'):
+    formats.read(tmp_path, grid=(3, 3))
+
+
 def test_resnets_take_any_size(tmp_path):
   model = ResNet(stages=(1, 1), num_classes=5)
   settings = {'stages': (1, 1), 'num_classes': 5}

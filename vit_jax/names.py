@@ -22,10 +22,7 @@ import jax.numpy as jnp
 from vit_jax import terminal
 from vit_jax.build import ConfigError, instantiate
 from vit_jax.models import variants
-
-VIT = 'vit_jax.models.vit.VisionTransformer'
-RESNET = 'vit_jax.models.resnet.ResNet'
-MIXER = 'vit_jax.models.mixer.MlpMixer'
+from vit_jax.models.variants import MIXER, RESNET, VIT
 
 _TIMM_SIZES = {
   'tiny': 'Ti',

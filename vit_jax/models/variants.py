@@ -6,6 +6,10 @@ Nothing here needs jax: names are read where only settings are wanted.
 import re
 from typing import Any
 
+VIT = 'vit_jax.models.vit.VisionTransformer'
+RESNET = 'vit_jax.models.resnet.ResNet'
+MIXER = 'vit_jax.models.mixer.MlpMixer'
+
 SIZES = {  # width D, depth L, mlp_dim M, num_heads h
   'mu': (32, 1, 128, 2),
   'Ti': (192, 12, 768, 3),

@@ -13,8 +13,24 @@ from vit_jax.weights import formats
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
 
 
-def add_reading(parser):
-  """Adds what `read` needs beside the path."""
+def parser(doc, usage):
+  """An ArgumentParser with what `read` needs beside the path, and image_size.
+
+  Args:
+    doc: of the tool's module.
+    usage: what follows `python -m vit_jax.tools.`.
+  """
+  parser = argparse.ArgumentParser(
+    description=doc,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    usage=f'python -m vit_jax.tools.{usage}',
+  )
+  parser.add_argument(
+    '--image_size',
+    type=size,
+    metavar='N|HxW',
+    help="other than the weights'; positions are resized",
+  )
   group = parser.add_argument_group('how the weights are read')
   group.add_argument(
     '--ema',
@@ -33,6 +49,7 @@ def add_reading(parser):
     help='a field of the model, or num_heads or grid, that the file does not '
     'tell; may be repeated: --set gelu=exact --set grid=[7,5]',
   )
+  return parser
 
 
 def read(path, args):

@@ -16,7 +16,6 @@ only. The exit status is 0; 1 where something is wrong; 2 where the arguments
 are.
 """
 
-import argparse
 import json
 import pathlib
 import tempfile
@@ -118,22 +117,12 @@ def main(argv=None):
 
 
 def parser():
-  parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage='python -m vit_jax.tools.convert FROM TO [options]',
-  )
+  parser = arguments.parser(__doc__, 'convert FROM TO [options]')
   add = parser.add_argument
   add('source', metavar='FROM', help='workdir, file, folder or URL')
   add('target', metavar='TO', help='file or folder')
   add('--format', choices=FORMATS, help='(as TO says)')
   add('--force', action='store_true', help='replace files that are there')
-  add(
-    '--image_size',
-    type=arguments.size,
-    metavar='N|HxW',
-    help="other than the weights'; positions are resized",
-  )
   add('--posemb_resize', choices=RESIZE_METHODS, help='how they are (paper)')
   add(
     '--patch_size',
@@ -158,7 +147,6 @@ def parser():
     default='uint8',
     help='stablehlo: of pixels 0..255 (default), or already normalised',
   )
-  arguments.add_reading(parser)
   return parser
 
 

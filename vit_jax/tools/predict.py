@@ -12,7 +12,6 @@ something is wrong, or pictures were skipped (--on_error=skip; they are listed
 at the end); 2 where the arguments are.
 """
 
-import argparse
 import itertools
 import sys
 
@@ -175,20 +174,10 @@ def main(argv=None):
 
 
 def parser():
-  parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage='python -m vit_jax.tools.predict --weights=WEIGHTS PICTURES ...',
-  )
+  parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS PICTURES ...')
   add = parser.add_argument
   add('pictures', nargs='+', help='images, folders, globs; local or gs://...')
   add('--weights', required=True, help='workdir, file or folder')
-  add(
-    '--image_size',
-    type=arguments.size,
-    metavar='N|HxW',
-    help="other than the weights'; positions are resized",
-  )
   add('--activation', choices=_ACTIVATIONS, help='(as the weights say)')
   add('--batch_size', type=arguments.count, default=32, metavar='N')
   add(
@@ -204,7 +193,6 @@ def parser():
     help='of pictures that cannot be read',
   )
   _add_writing(parser)
-  arguments.add_reading(parser)
   return parser
 
 

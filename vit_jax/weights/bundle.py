@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.build import ConfigError, instantiate
+from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
 
-VIT = 'vit_jax.models.vit.VisionTransformer'
-RESNET = 'vit_jax.models.resnet.ResNet'
-MIXER = 'vit_jax.models.mixer.MlpMixer'
 NORMALIZE = 'vit_jax.preprocess.Normalize'
 TRANSFORMS = 'vit_jax.data.transforms.'
 # All that a file may name. Whatever else it names is never imported.
@@ -31,7 +29,7 @@ _TRUSTED = {
 }
 
 # Heads of the published widths; any other width is taken to have heads of 64.
-_HEADS = {32: 2, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16}
+_HEADS = {width: heads for width, _, _, heads in SIZES.values()}
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ from vit_jax.build import ConfigError
 from vit_jax.models.variants import SIZES
 from vit_jax.weights import arrays, big_vision, huggingface, original, timm
 from vit_jax.weights.bundle import Weights, check_targets, infer
-from vit_jax.weights.grids import image_shape, stride
+from vit_jax.weights.grids import image_shape, pair, stride
 
 FORMATS = {
   'npz': original,
@@ -35,22 +35,16 @@ _UNTOLD = ('gelu', 'norm_eps', 'norm_after_pooling', 'pooling', 'posemb')
 
 
 def find(path, step=None):
-  """Where weights lie: (directory of a checkpoint of ours, file of theirs).
+  """Makes sure that there are weights, before any long work; see `read`.
 
-  One of the two is None. Remote files are fetched, so that what is not there
-  is known before any long work.
-
-  Args:
-    path, step: see `read`.
+  Remote files are fetched, and wait in the cache.
 
   Raises:
     ConfigError: nothing there.
   """
-  if path is None or _is_ours(path):
-    return checkpoint.find(path, step), None
-  if step is not None:
-    raise ConfigError(f'{path} is no run of ours; step={step} means nothing.')
-  return None, arrays.fetch(_file(str(path)))
+  _, source = _locate(path, step)
+  if source is not None:
+    arrays.fetch(source)
 
 
 def read(path, *, step=None, ema='auto', **options):
@@ -71,9 +65,32 @@ def read(path, *, step=None, ema='auto', **options):
       many, or of another shape, all of it as a diff; a pickle.
   """
   options = {k: v for k, v in options.items() if v is not None}
-  directory, file = find(path, step)
+  directory, source = _locate(path, step)
   if directory is not None:
-    return _read_ours(directory, ema, options)
+    weights = _read_ours(directory, ema, options)
+  else:
+    weights = _read_theirs(path, source, options)
+  shape, asked = weights.image_shape, options.get('image_size')
+  if asked is not None and pair(asked) != tuple(shape[:2]):
+    raise ConfigError(
+      f'image_size={asked}, but {path} is for images of {shape[0]}x{shape[1]}. '
+      'Leave it out; another size is for `pretrained.load` to make, or for '
+      "evaluate's image_shape."
+    )
+  return weights
+
+
+def _locate(path, step):
+  """(directory of a checkpoint of ours, None), or (None, file of theirs)."""
+  if path is None or _is_ours(path):
+    return checkpoint.find(path, step), None
+  if step is not None:
+    raise ConfigError(f'{path} is no run of ours; step={step} means nothing.')
+  return None, _file(str(path))
+
+
+def _read_theirs(path, source, options):
+  file = arrays.fetch(source)
   is_npz = arrays.kind(file) == 'npz'
   found = arrays.read_npz(file) if is_npz else arrays.read_safetensors(file)
   name = next((n for n, m in FORMATS.items() if m.recognise(found.keys())), '')
@@ -83,7 +100,7 @@ def read(path, *, step=None, ema='auto', **options):
       f'{path} holds the arrays {some}: no weights that are known here, which '
       f'are those of {", ".join(FORMATS)}.'
     )
-  module, source = FORMATS[name], _file(str(path))
+  module = FORMATS[name]
   try:
     if is_npz:
       sidecar = _sibling(source, _stem(source) + '.json')
@@ -195,17 +212,19 @@ def _stem(path):
 
 
 def _read_ours(directory, ema, options):
+  if 'grid' in options:
+    raise ConfigError(f'{directory} says its own grid; leave grid out.')
   params, _ = checkpoint.load_params(directory, ema=ema)
   if tree.is_stacked(params):
     params = tree.unstack_blocks(params)
   run = workdirs.description(directory, missing_ok=True)
-  image_size = options.pop('image_size', None)
+  fields = {k: v for k, v in options.items() if k != 'image_size'}
   if run is None:  # the checkpoint alone, without its workdir
-    settings = infer(params, **options)
-    shape = image_shape(params, settings, image_size=image_size)
-    use = {'image_shape': shape}
+    settings = infer(params, **fields)
+    size = options.get('image_size')
+    use = {'image_shape': image_shape(params, settings, image_size=size)}
   else:
-    settings, use = run['model'] | {'scan': False} | options, _use(run)
+    settings, use = run['model'] | {'scan': False} | fields, _use(run)
   return Weights(
     settings=settings,
     params=params,
