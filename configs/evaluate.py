@@ -10,7 +10,8 @@ Arguments (between commas; the first of a list is the default):
   accuracy, fewshot   top-1, top-5 and loss of the classifier; or the paper's
              few-shot linear readout of frozen features (section 4.1), which
              needs labels of any classes: 5 and 10 examples of each class are
-             drawn from `train`, the rest of it is left alone
+             drawn from `train`, the rest of it is left alone (the two sources
+             are config.evals.frozen.data.images.train.source and .test.source)
   size=224   pixels: smaller side resized to 8/7 of it, central crop. If the run
              was trained at another size, its positions are interpolated, which
              is reported
@@ -50,13 +51,19 @@ def get_config(argument=''):
     }
   else:
     config.evals = {
-      'fewshot': {
-        'target': 'vit_jax.evals.fewshot.FewShot',
-        'train': data(args, 'train'),
-        'test': data(args, 'test'),
-        'shots': (5, 10),
-        'seeds': (0, 1, 2),
+      'frozen': {
+        'target': 'vit_jax.evals.frozen.Frozen',
         'features': 'pre_logits',
+        'data': {
+          'images': {'train': data(args, 'train'), 'test': data(args, 'test')}
+        },
+        'readouts': {
+          'fewshot': {
+            'target': 'vit_jax.evals.fewshot.FewShot',
+            'shots': (5, 10),
+            'seeds': (0, 1, 2),
+          }
+        },
       }
     }
   return config

@@ -51,13 +51,20 @@ def get_config(arg=''):
       runs[f'finetune_{name}'] = digits_config(shots, seed, trained, tiny)
   config = ml_collections.ConfigDict()
   config.run = 'vit_jax.study.study'
-  config.title = 'Accuracy on handwritten digits (768 test scans)'
   config.runs = runs
   config.order = tuple(runs)
-  config.only = ml_collections.config_dict.placeholder(str)
   shown = SHOTS[:1] if tiny else SHOTS
-  config.cells = cells(shown)
-  config.figure = {'panels': panels(shown[-1])}
+  config.report = (
+    {
+      'target': 'vit_jax.reports.table.Table',
+      'title': 'Accuracy on handwritten digits, 768 test scans',
+      'cells': cells(shown),
+    },
+    {
+      'target': 'vit_jax.reports.curves.Curves',
+      'panels': panels(shown[-1]),
+    },
+  )
   return config
 
 
@@ -133,12 +140,21 @@ def linear_config(features, init_from, tiny):
     'image_shape': (PRETRAIN_PX, PRETRAIN_PX, 1),
     'evals': {
       'linear': {
-        'target': 'vit_jax.evals.fewshot.FewShot',
-        'train': digits('train', PRETRAIN_PX, 128),
-        'test': digits('test', PRETRAIN_PX, 128),
-        'shots': SHOTS,
-        'seeds': SEEDS,
+        'target': 'vit_jax.evals.frozen.Frozen',
         'features': features,
+        'data': {
+          'digits': {
+            'train': digits('train', PRETRAIN_PX, 128),
+            'test': digits('test', PRETRAIN_PX, 128),
+          }
+        },
+        'readouts': {
+          'fewshot': {
+            'target': 'vit_jax.evals.fewshot.FewShot',
+            'shots': SHOTS,
+            'seeds': SEEDS,
+          }
+        },
       }
     },
   }
@@ -195,7 +211,7 @@ def cells(all_shots):
       ('linear on untrained features', 'untrained'),
       ('linear on frozen features', 'frozen'),
     ):
-      metric = rf'linear/{shots}shot_seed\d'
+      metric = rf'linear/digits/fewshot/{shots}shot_seed\d'
       found.append((row, column, f'linear_{run}', metric))
     for row, run in (
       (f'from scratch, {FINETUNE_PX} px', 'scratch'),

@@ -18,7 +18,7 @@ from ml_collections import config_dict
 from vit_jax import assemble, sharding
 from vit_jax import train as train_lib
 from vit_jax.build import Reader, instantiate, resolve
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, vtab
 from vit_jax.durations import to_steps
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -58,7 +58,12 @@ TRAINING = [
 
 def test_every_config_is_covered():
   """A new kind of config needs a test of its own, beside these."""
-  assert set(FILES) == {*TRAINING, 'evaluate', 'quickstart'}
+  assert set(FILES) == {
+    *TRAINING,
+    *('evaluate', 'evaluate_imagenet', 'quickstart'),
+    *('scaling_compute', 'scaling_data', 'scaling_shape'),
+    *('scaling_embedded', 'transfer', 'vtab'),
+  }
 
 
 def variants(tiny):
@@ -526,3 +531,39 @@ def test_quickstart_traces():
       _trace(config)
     seen.add(key)
   assert len(seen) >= 2
+
+
+@pytest.mark.parametrize(
+  'name, argument',
+  [
+    (name, argument)
+    for name in ('transfer', 'vtab')
+    for argument in load_module(name).VARIANTS
+    if not argument.endswith('tiny')
+  ],
+)
+def test_transfer_studies_trace(name, argument, monkeypatch):
+  """Each kind of their runs: those that differ in more than data and rate."""
+  for task in vtab.TASKS.values():
+    monkeypatch.setitem(CLASSES, task.tfds, task.num_classes)
+  config = load_config(name, argument)
+  config.shared.weights = '/weights.npz'
+  seen = set()
+  for run in config.runs.values():
+    run = run.copy_and_resolve_references()
+    parts = (run.data, *(x.data for x in run.evals.values()))
+    for part in parts:  # of noise that is not 0 and 1
+      part.transforms = [
+        x for x in part.transforms if not x['target'].endswith('.Scale')
+      ]
+    key = str([list(run.evals), run.data.transforms, run.schedule.decay])
+    if key in seen:
+      continue
+    seen.add(key)
+    _shorten(replace_data(run).model)
+    if 'best_of' in run:  # which is the study's
+      del run.best_of
+    _trace(run)
+  documented = load_module(name).__doc__ + load_module('finetune').__doc__
+  for word in filter(None, argument.split(',')):
+    assert word.split('=')[0] in documented

@@ -267,11 +267,11 @@ def test_evaluate_runs_fewshot(pretrained, image_folder, tmp_path):
   """At another size than the run's: its positions are interpolated."""
   config = load_config('evaluate', 'folder,fewshot,size=36')
   for part, split in (('train', None), ('test', '[:20]')):
-    source = config.evals.fewshot[part].source
+    source = config.evals.frozen.data.images[part].source
     source.path, source.split = str(image_folder), split
   config.init_from.path = str(pretrained('pretrain_imagenet'))
   result = evaluate_lib.evaluate(config, tmp_path)
-  assert 0 <= result['fewshot/10shot'] <= 1
+  assert 0 <= result['frozen/images/fewshot/10shot'] <= 1
 
 
 @pytest.mark.parametrize('argument', load_module('evaluate').VARIANTS)

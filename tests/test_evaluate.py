@@ -1,5 +1,6 @@
 """evaluate() on a run's checkpoint gives what the run itself measured."""
 
+import csv
 import json
 
 import ml_collections
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax import checkpoint, tree
+from vit_jax import evaluate as evaluate_lib
 from vit_jax.build import ConfigError
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
@@ -65,6 +67,70 @@ def test_equals_what_the_run_measured(run, tmp_path):
   assert read_records(tmp_path)[-1]['step'] == 3
 
 
+def test_the_row_that_timm_would_write(run, tmp_path):
+  evals = _evals()
+  evals['test']['confidence'] = 'binomial'
+  transforms = [
+    {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 9},
+    {'target': 'vit_jax.data.transforms.CentralCrop', 'size': 8},
+  ]
+  evals['cropped'] = {**evals['test'], 'confidence': None}
+  evals['cropped']['data'] = evals['test']['data'] | {'transforms': transforms}
+  path = str(run) + '/'
+  found = _evaluate(tmp_path, init_from={'path': path}, evals=evals)
+  _evaluate(tmp_path / 'named', init_from={'path': path}, evals=evals, name='x')
+  params, _ = checkpoint.load_params(run)
+  count = sum(x.size for x in params.values())
+  for name, rest in (
+    ('test', {'crop_pct': '1.000', 'interpolation': ''}),
+    ('cropped', {'crop_pct': '0.889', 'interpolation': 'area'}),
+  ):
+    with open(tmp_path / f'results-{name}.csv') as file:
+      (row,) = csv.DictReader(file)
+    assert ','.join(row) == (
+      'model,top1,top1_err,top5,top5_err,param_count,img_size,crop_pct,'
+      'interpolation'
+    )
+    top1, top5 = (
+      100 * found[f'{name}/{k}'] for k in ('accuracy', 'top5_accuracy')
+    )
+    assert row == rest | {
+      'model': run.name,
+      'top1': f'{top1:.3f}',
+      'top1_err': f'{100 - top1:.3f}',
+      'top5': f'{top5:.3f}',
+      'top5_err': f'{100 - top5:.3f}',
+      'param_count': f'{count / 1e6:.2f}',
+      'img_size': '8',
+    }
+  assert (tmp_path / 'named/results-test.csv').read_text().count('\nx,') == 1
+
+
+def test_table_shows_intervals_behind_their_values(run, tmp_path, capsys):
+  evals = _evals()
+  evals['test'] |= {'confidence': 'binomial'}
+  found = _evaluate(tmp_path, init_from={'path': str(run)}, evals=evals)
+  low, high = (found[f'test/accuracy_{end}'] for end in ('low', 'high'))
+  shown = capsys.readouterr().out
+  assert f'{found["test/accuracy"]:.4g} [{low:.4g}, {high:.4g}]' in shown
+  assert 'accuracy_low' not in shown and ' 768 ' in shown
+  recorded = read_records(tmp_path)[-1]
+  assert recorded['test/accuracy_low'] == low
+
+
+@pytest.mark.parametrize(
+  'init_from, name',
+  [
+    ({'path': 'gs://bucket/ViT-B_16.npz'}, 'ViT-B_16'),
+    ({'path': '/tmp/vit_base.orig/model.safetensors'}, 'vit_base.orig'),
+    ({'path': 'hf://timm/vit_base_patch16_224.x'}, 'vit_base_patch16_224.x'),
+    (None, 'object'),
+  ],
+)
+def test_name_of_the_model(init_from, name):
+  assert evaluate_lib._name(init_from, object()) == name
+
+
 def test_raw_parameters_are_others(run, tmp_path):
   raw = {'path': str(run), 'ema': False}
   found = _evaluate(tmp_path, init_from=raw, evals=_evals())
@@ -115,5 +181,11 @@ def test_other_classes_are_an_error(run, tmp_path):
     'target': 'vit_jax.data.glyphs.Glyphs',
     **{'image_size': 8, 'num_examples': 8},
   }
-  with pytest.raises(ConfigError, match=r'evals\.test has 480 classes'):
+  with pytest.raises(
+    ConfigError, match=r'evals\.test has 480 classes(?s:.*)test\.same_classes=F'
+  ):
+    _evaluate(tmp_path, init_from={'path': str(run)}, evals=other)
+  # That remedy is for as many classes only.
+  other['test']['same_classes'] = False
+  with pytest.raises(ValueError, match='data has 480 classes and the model 10'):
     _evaluate(tmp_path, init_from={'path': str(run)}, evals=other)

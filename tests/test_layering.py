@@ -23,8 +23,12 @@ PURE = ('models.posemb', 'models.variants')  # numpy only, or not even that
 FOLDERS = {  # folder: what it may import of ours
   'models': ('models.',),
   'objectives': (),
-  'evals': ('evals.', 'data.', 'sharding', 'tree', 'objectives.classification'),
+  'evals': (
+    *('evals.', 'data.', 'sharding', 'tree', 'terminal'),
+    'objectives.classification',
+  ),
   'analysis': (),
+  'reports': ('reports.', 'build', 'metrics', 'terminal'),
   'data': ('data.',),
   'weights': ('weights.', 'build', 'checkpoint', 'workdirs', 'tree'),
 }
@@ -44,7 +48,8 @@ MODULES = {
   # MFU needs the model's FLOPs.
   'train': (*TRAINING_STACK, 'analysis.flops'),
   'evaluate': TRAINING_STACK,
-  'study': (*TRAINING_STACK, 'curves'),
+  'study': (*TRAINING_STACK, 'study_runs', 'reports.results'),
+  'study_runs': ('build', 'metrics', 'terminal', 'weights.formats'),
   'transfer': ('build', 'tree', 'weights.formats', *PURE),
   'pretrained': ('build', 'transfer', 'tree', 'weights.'),
   'optim': ('build', 'tree'),
@@ -120,7 +125,7 @@ def test_who_imports_which_package():
   assert importers('ml_collections') <= {
     'vit_jax.build',
     'vit_jax.main',
-    'vit_jax.study',
+    'vit_jax.study_runs',
   }
   for path in in_folder('analysis'):
     used = {name.split('.')[0] for name in imports(path)}

@@ -78,6 +78,7 @@ def _run(config, workdir, *flags, env=()):
     ),
     ('config.modle = 1', [], r"no config key 'modle' \(did you mean 'model'"),
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
+    ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
   ],
 )
 def test_one_message(config, tmp_path, argument, flags, message):

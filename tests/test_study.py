@@ -1,4 +1,4 @@
-"""Studies: which runs are run, in which order, and the table they make."""
+"""Studies: which runs are run, in which order, on what they build."""
 
 import json
 
@@ -8,8 +8,7 @@ import pytest
 
 from vit_jax import study
 from vit_jax.build import ConfigError
-from vit_jax.metrics import Writer, read_records
-from vit_jax.study import tabulate
+from vit_jax.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
 
@@ -23,6 +22,8 @@ def fake_run(config, workdir):
   writer.write(1, {'test/accuracy': 0.0})
   writer.write(2, {'test/accuracy': config.value, 'test/loss': 1.0})
   writer.close()
+  if config.get('diverges'):
+    raise NonFiniteError('loss=nan in step 2')
 
 
 @pytest.fixture(autouse=True)
@@ -51,16 +52,22 @@ def make_config(tmp_path, **changes):
     'a_seed1': make_run(tmp_path, 'a_seed1', 0.75),
   }
   settings = {
-    'title': 'Accuracy',
     'runs': runs,
     'order': ('pretrain', 'b_seed0', 'a_seed1'),
-    'cells': (
-      cell('transfer', '5 shots', r'._seed\d'),
-      cell('pre-training', '5 shots', 'pretrain'),
-      cell('pre-training', 'all', 'pretrain'),
+    'report': (
+      table(
+        cell('transfer', '5 shots', r'._seed\d'),
+        cell('pre-training', '5 shots', 'pretrain'),
+        cell('pre-training', 'all', 'pretrain'),
+      ),
     ),
   }
   return ml_collections.ConfigDict(settings | changes)
+
+
+def table(*cells):
+  target = 'vit_jax.reports.table.Table'
+  return {'target': target, 'title': 'Accuracy', 'cells': cells}
 
 
 def cell(row, column, runs, metric='test/accuracy'):
@@ -71,24 +78,28 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   panels = [
     {'title': 't', 'ylabel': 'y', 'lines': {'a': ['.*', 'test/accuracy']}}
   ]
-  config = make_config(tmp_path, figure={'panels': panels})
-  table = study.study(config, str(tmp_path))
+  config = make_config(tmp_path)
+  curves = {'target': 'vit_jax.reports.curves.Curves', 'panels': panels}
+  config.report = (*config.report, curves)
+  made, nothing = study.study(config, str(tmp_path))
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']
-  assert list(table) == ['transfer', 'pre-training']
+  assert nothing is None
+  assert list(made) == ['transfer', 'pre-training']
   # The last record of each run: 0.25 and 0.75.
-  expected = {'mean': 0.5, 'std': 0.25, 'values': [0.25, 0.75]}
-  assert table['transfer'] == {'5 shots': expected}
-  assert json.loads((tmp_path / 'table.json').read_text()) == table
+  expected = {'mean': 0.5, 'std': 0.25, 'values': (0.25, 0.75)}
+  assert made['transfer'] == {'5 shots': expected}
+  read = json.loads((tmp_path / 'table.json').read_text())
+  assert read['transfer']['5 shots']['values'] == [0.25, 0.75]
   assert (tmp_path / 'table.md').read_text() == (
-    '# Accuracy\n\n'
-    '| | 5 shots | all |\n'
+    '# Accuracy (%)\n\n'
+    '|  | 5 shots | all |\n'
     '|---|---|---|\n'
-    '| transfer | 50.0 ± 25.0% |  |\n'
-    '| pre-training | 50.0% | 50.0% |\n'
+    '| transfer | 50.0 ± 25.0 |  |\n'
+    '| pre-training | 50.0 | 50.0 |\n'
   )
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
   shown = capsys.readouterr().out
-  assert '2/3 b_seed0' in shown and '50.0 ± 25.0%' in shown
+  assert '2/3 b_seed0' in shown and '50.0 ± 25.0' in shown
   assert f'Learning curves: {tmp_path}/curves.png' in shown
 
 
@@ -110,14 +121,87 @@ def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path):
 
 
 @pytest.mark.parametrize('number', [False, True])
-def test_only_does_one_and_the_last_reports(number, tmp_path, capsys):
+def test_a_member_does_one_run(number, tmp_path, capsys):
   order = ['pretrain', 'b_seed0', 'a_seed1']
-  for i in (2, 0, 1):
-    only = i if number else order[i]
-    table = study.study(make_config(tmp_path, only=only), tmp_path)
+  for i, done in ((2, 1), (0, 2), (1, 3)):
+    member = str(i) if number else order[i]
+    made = study.study(make_config(tmp_path), tmp_path, member=member)
     assert CALLS.pop() == order[i] and not CALLS
-    assert (table is not None) == (i == 1)
-  assert 'not done: pretrain, b_seed0' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert (f'{done} of 3 runs are done' in shown) == (done < 3)
+    if done == 1:  # the report is of what there is
+      assert made[0]['transfer']['5 shots']['values'] == (0.75,)
+      assert made[0]['pre-training'] == {}
+
+
+def test_a_member_whose_needs_are_not_done_is_an_error(tmp_path):
+  with pytest.raises(ConfigError, match=r'b_seed0 builds on .* done: pretrain'):
+    study.study(make_config(tmp_path), tmp_path, member='b_seed0')
+  assert CALLS == []
+
+
+def test_report_runs_nothing(tmp_path, capsys):
+  study.study(make_config(tmp_path), tmp_path, report=True)
+  assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
+
+
+def make_grid(tmp_path, **changes):
+  """Three rates on dev, and a final run that takes the best of them."""
+  runs = {
+    f'dev_{i}': make_run(
+      tmp_path, f'dev_{i}', value, schedule={'lr': i / 10, 'decay': 'cosine'}
+    )
+    for i, value in ((1, 0.5), (2, 0.7), (3, 0.7), (4, 0.9))
+  }
+  runs['dev_4']['diverges'] = True
+  best = {'runs': 'dev_.*', 'metric': 'test/accuracy', 'take': ('schedule.lr',)}
+  final = {'schedule': {'lr': 0.0, 'decay': 'linear'}, 'best_of': best}
+  runs['final'] = make_run(tmp_path, 'final', 0.8, **final)
+  settings = {'runs': runs, 'order': tuple(runs)}
+  settings['report'] = (table(cell('r', 'c', 'dev_.*|final')),)
+  return ml_collections.ConfigDict(settings | changes)
+
+
+def test_the_best_of_a_grid_is_taken(tmp_path, monkeypatch, capsys):
+  """The first of equals; one that diverged has lost, and is not repeated."""
+  seen = {}
+
+  def spy(config, workdir):
+    seen[config.name] = config.to_dict()
+    fake_run(config, workdir)
+
+  monkeypatch.setattr(study, 'locate', lambda path: spy)
+  (made,) = study.study(make_grid(tmp_path), tmp_path)
+  assert seen['final']['schedule'] == {'lr': 0.2, 'decay': 'linear'}
+  assert 'best_of' not in seen['final']
+  assert made['r']['c']['values'] == (0.5, 0.7, 0.7, 0.8)
+  shown = capsys.readouterr().out
+  assert 'schedule.lr=0.2 of dev_2' in shown and 'Diverged: dev_4' in shown
+  CALLS.clear()
+  study.study(make_grid(tmp_path), tmp_path)
+  assert CALLS == []
+
+
+def test_all_diverged_is_an_error(tmp_path):
+  config = make_grid(tmp_path)
+  for name in config.runs:
+    config.runs[name].diverges = True
+  with pytest.raises(ConfigError, match=r'All of dev_\.\* diverged'):
+    study.study(config, tmp_path)
+
+
+def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
+  """All of it at once, with the commands that prepare it."""
+  config = make_config(tmp_path)
+  for name, data in (('b_seed0', 'cifar10'), ('a_seed1', 'dtd')):
+    target = {'target': 'vit_jax.data.tfds.Tfds', 'name': data}
+    target |= {'split': 'train', 'data_dir': str(tmp_path)}
+    config.runs[name].evals = {'test': {'data': {'source': target}}}
+  with pytest.raises(ConfigError, match='lacks data') as info:
+    study.study(config, tmp_path)
+  assert CALLS == []
+  for data in ('cifar10', 'dtd'):
+    assert f"tfds.builder('{data}', data_dir='{tmp_path}'" in str(info.value)
 
 
 def test_workdir_is_filled_in(tmp_path, monkeypatch):
@@ -138,13 +222,14 @@ def test_workdir_is_filled_in(tmp_path, monkeypatch):
   ('changes', 'message'),
   [
     ({'order': ('pretrain',)}, r"order=.* must name each of \['a_seed1'"),
-    ({'only': 'pretrian'}, r"only='pretrian' is none of the runs.*1 b_seed0"),
-    ({'only': 3}, r'only=3 is none of the runs'),
+    ({'order': ('b_seed0', 'pretrain', 'a_seed1')}, 'b_seed0 builds on pretra'),
     (
-      {'cells': [cell('r', 'c', 'seed')]},
-      r"'seed' .* matches none of the runs",
+      {'report': [table(cell('r', 'c', 'seed'))]},
+      r"'seed' matches none of the runs",
     ),
-    ({'titel': 'x'}, r"'titel' \(did you mean 'title'"),
+    ({'report': [table({'row': 'r'})]}, 'lacks its column'),
+    ({'report': [{'target': 'vit_jax.reports.table.Tabel'}]}, 'mean .Table'),
+    ({'reprot': 'x'}, r"'reprot' \(did you mean 'report'"),
   ],
 )
 def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
@@ -153,13 +238,45 @@ def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
   assert CALLS == []
 
 
-def test_a_cell_without_a_value():
-  records = {'a': [{'step': 1, 'test/accuracy': 0.5}], 'b': []}
-  with pytest.raises(ConfigError, match=r'No run has a value for .*val/acc'):
-    tabulate([cell('r', 'c', '.*', 'val/accuracy')], records)
-  # Whole names count, and a metric may have several values in a run.
-  records['ab'] = [{'step': 1, 'k_seed0': 0.1, 'k_seed1': 0.3, 'k_seed12': 1}]
-  made = tabulate([cell('r', 'c', 'a.', r'k_seed\d')], records)
-  assert made['r']['c']['values'] == [0.1, 0.3]
-  assert made['r']['c']['mean'] == pytest.approx(0.2)
-  assert made['r']['c']['std'] == pytest.approx(0.1)
+def test_mistakes_of_best_of(tmp_path):
+  for key, value, message in (
+    ('runs', 'deev.*', "'deev.*' matches none of the runs"),
+    ('take', (), None),
+    ('metric', 'dev/loss', 'dev_1 has no metric .dev/loss.; it has test/acc'),
+  ):
+    config = make_grid(tmp_path / key)
+    config.runs.final.best_of[key] = value
+    if message is None:
+      del config.runs.final.best_of[key]
+      message = 'best_of must have runs, metric and take'
+    with pytest.raises(ConfigError, match=message):
+      study.study(config, tmp_path / key)
+
+
+@pytest.mark.parametrize('member', ['pretrian', '3'])
+def test_an_unknown_member(member, tmp_path):
+  with pytest.raises(ConfigError, match=f"'{member}' is none of.*1 b_seed0"):
+    study.study(make_config(tmp_path), tmp_path, member=member)
+
+
+def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):
+  for name in ('pretrain', 'b_seed0', 'a_seed1'):
+    (tmp_path / name / 'checkpoints' / '2').mkdir(parents=True)
+  study.study(make_config(tmp_path, discard='._seed.'), tmp_path)
+  assert (tmp_path / 'pretrain' / 'checkpoints' / '2').exists()
+  for name in ('b_seed0', 'a_seed1'):
+    assert not (tmp_path / name / 'checkpoints').exists()
+    assert (tmp_path / name / 'metrics.jsonl').exists()
+
+
+def test_weights_are_looked_for_before_the_first_run(tmp_path):
+  config = make_config(tmp_path)
+  config.runs.a_seed1.init_from = {'path': '/nowhere/no.npz'}
+  with pytest.raises(ConfigError, match=r'no\.npz'):
+    study.study(config, tmp_path)
+  config.runs.a_seed1.init_from.path = None
+  with pytest.raises(ConfigError, match=r'a_seed1 is to start .*a_seed1\.init'):
+    study.study(config, tmp_path)
+  config.runs.a_seed1.init_from.path = '{workdir}/pretrain'
+  study.study(config, tmp_path)
+  assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']

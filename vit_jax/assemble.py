@@ -110,7 +110,9 @@ def _check_class_names(name, class_names, evaluator):
     f'evals.{name} has {len(found)} classes, the training {len(class_names)}, '
     f'in another order or with other names (only here: {only_here}; missing: '
     f'{missing}), so that its labels would mean something else. For a folder, '
-    "set class_names in the evaluator's data.source."
+    "set class_names in the evaluator's data.source. If they are the same "
+    'classes in the same order, but called otherwise (ImageNet by WordNet ids '
+    f'here, in words there), set evals.{name}.same_classes=False.'
   )
 
 

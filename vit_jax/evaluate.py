@@ -5,14 +5,21 @@
     config.evals = dict(test=dict(target=..., data=...))
 
 Without init_from the model is a fresh one, which is the baseline that
-features of a trained one are to be compared with.
+features of a trained one are to be compared with. What gives top-1 and top-5
+accuracy is also written as results-EVALUATOR.csv, in timm's columns.
 """
 
 import contextlib
+import csv
+import functools
 import inspect
+import io
+import math
+import re
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from vit_jax import (
   assemble,
@@ -22,6 +29,7 @@ from vit_jax import (
   workdirs,
 )
 from vit_jax.build import ConfigError, Reader, call, instantiate, resolve
+from vit_jax.data import transforms as image_transforms
 from vit_jax.metrics import Writer
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import make
@@ -33,7 +41,8 @@ def evaluate(config, workdir):
   Keys of the config: evals; init_from (path of a run or of any weights file,
   what else `weights.formats.read` takes, and what `transfer.adapt` takes; the
   head is kept by default); model, preprocess and image_shape (H, W, C), which
-  by default are the weights' own; mesh; seed.
+  by default are the weights' own; name, of the model in results-*.csv, by
+  default what init_from.path ends with; mesh; seed.
   """
   config, given = Reader(config), config
   workdirs.prepare(workdir)
@@ -49,31 +58,31 @@ def evaluate(config, workdir):
     _no_duration,
     weights and weights.class_names,
   )
-  images = jnp.zeros((1, *image_shape))
-  rng = jax.random.key(config.get('seed', 0))
-  abstract_params = jax.eval_shape(model.init, rng, images)['params']
+  name = config.get('name') or _name(init_from, model)
+  init = functools.partial(
+    _init, model, image_shape, jax.random.key(config.get('seed', 0))
+  )
+  abstract_params = jax.eval_shape(init)
   for _, evaluator in evaluators.values():
     evaluator.check(abstract_params)
   config.check_all_read('evaluate')
   workdirs.record(workdir, given)
 
-  params, step = jax.jit(model.init)(rng, images)['params'], 0
   console = terminal.console()
-  if weights:
-    # Without a head of its own, the model takes the trunk only.
-    arguments = {'head': 'keep' if model.num_classes else 'reset'} | rest
-    params, report = transfer.fit(weights, params, model, **arguments)
-    step = weights.step
-    console.print(report, markup=False, highlight=False)
-  params = jax.device_put(params, sharding.replicated(mesh))
+  params, report = _params(init, model, weights, rest, mesh)
+  step = weights.step if weights else 0
+  console.print(report, markup=False, highlight=False)
 
   results = {}
-  for name, (_, evaluator) in evaluators.items():
-    for key, value in evaluator.run(params).items():
-      results[f'{name}/{key}'] = value
+  for key, (_, evaluator) in evaluators.items():
+    found = evaluator.run(params)
+    results |= {f'{key}/{metric}': value for metric, value in found.items()}
+    if {'accuracy', 'top5_accuracy'} <= found.keys() and _is_first_host():
+      row = _timm_row(name, found, params, evaluator, image_shape)
+      _write_csv(epath.Path(workdir) / f'results-{key}.csv', row)
   with contextlib.closing(Writer(workdir)) as writer:
     writer.write(step, results)
-  rows = [(name, f'{value:.4g}') for name, value in results.items()]
+  rows = _rows(results)
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   return results
 
@@ -115,3 +124,91 @@ def _model(config, weights):
   if weights and 'preprocess' not in config:
     preprocess = make(weights.preprocess)
   return model, image_shape, preprocess
+
+
+def _init(model, image_shape, rng):
+  return model.init(rng, jnp.zeros((1, *image_shape)))['params']
+
+
+def _params(init, model, weights, rest, mesh):
+  """(parameters on all devices, what became of the weights' in words)."""
+  abstract = jax.eval_shape(init)
+  shardings = jax.tree.map(lambda _: sharding.replicated(mesh), abstract)
+  # Without a head of its own, the model takes the trunk only.
+  rest = {'head': 'keep' if model.num_classes else 'reset'} | rest
+  if weights and rest['head'] == 'keep':  # nothing stays as initialised
+    params = sharding.annotate(abstract, shardings)
+  else:
+    params = jax.jit(init, out_shardings=shardings)()
+  if not weights:
+    return params, 'parameters as initialised'
+  return transfer.fit(weights, params, model, **rest)
+
+
+def _rows(results):
+  """Those of the table on the terminal; intervals stand behind their value."""
+  rows = []
+  for name, value in results.items():
+    low, high = (results.get(f'{name}_{end}') for end in ('low', 'high'))
+    interval = '' if low is None else f' [{low:.4g}, {high:.4g}]'
+    text = str(value) if isinstance(value, int) else f'{value:.4g}'
+    stem = re.sub('_(low|high)$', '', name)
+    if stem == name or stem not in results:
+      rows.append((name, text + interval))
+  return rows
+
+
+def _name(init_from, model):
+  """What a user calls the model: the run's folder, or the weights file."""
+  path = str((init_from or {}).get('path') or '')
+  parts = [part for part in path.split('/') if part]
+  if parts and parts[-1] == 'model.safetensors':
+    parts.pop()
+  if not parts:
+    return type(model).__name__
+  return re.sub(r'\.(npz|safetensors)$', '', parts[-1])
+
+
+def _timm_row(name, found, params, evaluator, image_shape):
+  """{column: text} as in the tables of results of timm's validate."""
+  top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  size, crop, interpolation = _view(
+    getattr(evaluator, 'transforms', ()), image_shape
+  )
+  return {
+    'model': name,
+    'top1': f'{top1:.3f}',
+    'top1_err': f'{100 - top1:.3f}',
+    'top5': f'{top5:.3f}',
+    'top5_err': f'{100 - top5:.3f}',
+    'param_count': f'{count / 1e6:.2f}',
+    'img_size': str(size[0]) if size[0] == size[1] else f'{size[0]}x{size[1]}',
+    'crop_pct': f'{crop:.3f}',
+    'interpolation': interpolation,
+  }
+
+
+def _view(transforms, image_shape):
+  """((height, width), share of it that a crop leaves, interpolation)."""
+  size, share, interpolation = tuple(image_shape[:2]), 1.0, ''
+  for t in transforms:
+    if isinstance(t, image_transforms.CentralCrop):
+      share, size = min(t.size) / min(size), t.size
+    elif isinstance(t, image_transforms.Resize):
+      share, size, interpolation = 1.0, t.size, t.interpolation
+    elif isinstance(t, image_transforms.ResizeSmall):
+      share, size, interpolation = 1.0, (t.size, t.size), t.interpolation
+  return size, share, interpolation
+
+
+def _write_csv(path, row):
+  text = io.StringIO()
+  writer = csv.DictWriter(text, row, lineterminator='\n')
+  writer.writeheader()
+  writer.writerow(row)
+  path.write_text(text.getvalue())
+
+
+def _is_first_host():
+  return not jax.process_index()

@@ -3,8 +3,10 @@
 The config's `run` names what is done with it: vit_jax.train.train,
 vit_jax.evaluate.evaluate or vit_jax.study.study. Any value in it can be
 changed from the command line: --config.seed=1. The same command again resumes.
+Of a study, --study_member=i does one run only, --study_report none.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -29,6 +31,14 @@ _DISTRIBUTED = flags.DEFINE_bool(
   'knows (TPU pods, Slurm, ...) need nothing else; elsewhere set '
   'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
 )
+_MEMBER = flags.DEFINE_string(
+  'study_member',
+  None,
+  'Of a study: name or number of the one run to do, for job arrays.',
+)
+_REPORT = flags.DEFINE_bool(
+  'study_report', False, 'Of a study: report what is done, and run nothing.'
+)
 
 
 def main(argv):
@@ -45,11 +55,26 @@ def main(argv):
     )
   try:
     config = _CONFIG.value
-    run = locate(config.run)
+    run = functools.partial(locate(config.run), **_study_flags(config.run))
   except OSError as error:
     sys.exit(f'\n{error}')  # no such file, and where it was looked for
   with terminal.one_message():
     run(config, _WORKDIR.value)
+
+
+def _study_flags(run):
+  """The arguments of a study that flags have given."""
+  given = {}
+  if _MEMBER.value is not None:
+    given['member'] = _MEMBER.value
+  if _REPORT.value:
+    given['report'] = True
+  if given and run != 'vit_jax.study.study':
+    sys.exit(
+      f'\n--study_member and --study_report are for studies; this config runs '
+      f'{run}. Leave them out.'
+    )
+  return given
 
 
 def _parse_flags(argv):

@@ -87,6 +87,7 @@ class Monitor:
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
     peak = peak_flops(jax.devices()[0].device_kind)
+    self._flops_per_step = flops_per_step
     self._peak_step_s = None  # seconds a step takes at peak FLOP/s
     if flops_per_step and peak:
       self._peak_step_s = flops_per_step / (peak * jax.device_count())
@@ -176,6 +177,8 @@ class Monitor:
     if step > self._clock_step:
       record |= self._rates(step)
     record['memory_gb'] = memory_gb()
+    if self._flops_per_step:  # of the training so far, as in table 6
+      record['exaflops'] = step * self._flops_per_step / 1e18
     if skipped:
       record['data_skipped'] = skipped
     self.write(step, record)

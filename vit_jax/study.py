@@ -1,179 +1,167 @@
-"""A study: named configs run in turn, and the table and figure they make.
+"""A study: named configs run in turn, and the reports made of them.
 
     config.run = 'vit_jax.study.study'
     config.runs.pretrain = (a config of its own, with its own `run`)
     config.order = ('pretrain', ...)
-    config.cells = (dict(row=, column=, runs=, metric=), ...)
+    config.report = (dict(target='vit_jax.reports.table.Table', cells=...),)
 
 Every run has its own directory, workdir/NAME, and is marked as done when it
-is; the same command again goes on where it stopped. '{workdir}' in any text of
-a run's config stands for the study's workdir, so that runs can build on one
-another. `config.only` names a single run (or gives its number), for jobs that
-each do one; the report is written by whichever finds all of them done.
+is; the same command again goes on where it stopped. Runs can build on one
+another: '{workdir}' in any text of a run's config stands for the study's
+workdir, and `best_of` takes values from the best of other runs:
+
+    config.runs.final.best_of = dict(
+        runs='dev_lr.*', metric='dev/accuracy', take=('schedule.lr',))
+
+What runs have in common can be set once, in `shared`, to which they refer
+(`config.shared.get_oneway_ref('weights')`); the study itself reads none of it.
+
+--study_member=NAME (or its number) does a single run, for job arrays;
+--study_report does none. Either way a report shows what is done so far.
 """
 
+import datetime
 import json
 import re
 import time
 
 import jax
-import ml_collections
-import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
-from vit_jax import curves, terminal, workdirs
-from vit_jax.build import (
-  ConfigError,
-  Reader,
-  call,
-  check_arguments,
-  locate,
-  resolve,
-)
-from vit_jax.metrics import read_records
-
-_DONE = 'done.json'
+from vit_jax import study_runs, terminal, workdirs
+from vit_jax.build import ConfigError, Reader, instantiate, locate
+from vit_jax.metrics import NonFiniteError
+from vit_jax.reports.results import Results
 
 
-def study(config, workdir):
-  """Runs what is not done yet; then writes and shows the report.
+def study(config, workdir, *, member=None, report=False):
+  """Runs what is not done yet, then reports. Returns what each report does.
 
-  Keys of the config: runs; order, their names in the order to run them (a
-  ConfigDict sorts its keys), by default that of the alphabet; only; title;
-  cells, the table: each cell shows the mean and standard deviation over all
-  values whose run and metric match its regular expressions; figure, arguments
-  of `curves.plot`.
+  A run that meets NaN is over too, as 'diverged': it is no candidate of
+  `best_of`, and fills no report. Any other error ends the study.
+
+  Args:
+    config: runs; order, their names in the order to run them (a ConfigDict
+      sorts its keys), by default that of the alphabet; report, a sequence of
+      targets called with `Results`; shared, values that runs refer to;
+      discard, a regular expression of runs whose checkpoints are not worth
+      their space and are removed once the run is done.
+    workdir: of the study.
+    member: name or number of the one run to do.
+    report: whether to report only.
+
+  Raises ConfigError before any run for a mistake in the reports or in
+  `best_of`, and for data or weights of any run that cannot be opened.
   """
   config, given = Reader(config), config
   workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
-  console = terminal.console()
-  runs = _runs(config.runs.read_all(), config.get('order'), workdir)
-  only = config.get('only')
-  cells = resolve(config.get('cells', ()))
-  figure = resolve(config.get('figure'))
-  title = config.get('title', 'Results')
+  runs = study_runs.ordered(
+    config.runs.read_all(), config.get('order'), workdir
+  )
+  reports = [instantiate(x) for x in config.get('report', ())]
+  shared = config.get('shared', Reader({})).read_all()
+  discard = config.get('discard', '')
   config.check_all_read('study')
-  _check_report(cells, figure, runs)
-  wanted = _wanted(runs, only)
+  for each in reports:
+    each.check(Results(runs, workdir, done=()))
+  needs = {n: study_runs.needs(n, runs, workdir) for n in runs}
+  wanted = [] if report else _wanted(runs, member)
+  if member is not None:
+    study_runs.check_ready(wanted[0], needs[wanted[0]], workdir)
+  open_runs = {
+    name: runs[name]
+    for name in wanted
+    if not study_runs.is_done(workdir / name)
+  }
+  study_runs.check_sources(open_runs)
+  study_runs.check_weights(open_runs, shared, workdir)
   workdirs.record(workdir, given)
   _cache_compilations(workdir)
 
-  for i, (name, run) in enumerate(runs.items()):
-    if name in wanted and not (workdir / name / _DONE).exists():
-      console.rule(f'{i + 1}/{len(runs)} {name}', align='left')
-      _run(run, workdir / name)
-  missing = [name for name in runs if not (workdir / name / _DONE).exists()]
-  if missing:
-    console.print(f'No report yet; not done: {", ".join(missing)}')
-    return None
-  records = {name: read_records(workdir / name) for name in runs}
-  made = tabulate(cells, records)
-  _write_report(made, title, workdir, console)
-  if figure:
-    path = workdir / 'curves.png'
-    call(curves.plot, figure, records, path)
-    console.print(f'Learning curves: {path}', soft_wrap=True)
+  progress = _Progress(runs, workdir)
+  for name in open_runs:
+    progress.announce(name)
+    _run(study_runs.with_best(runs[name], runs, workdir), workdir / name)
+    if re.fullmatch(discard, name) and jax.process_index() == 0:
+      (workdir / name / 'checkpoints').rmtree(missing_ok=True)
+    jax.clear_caches()  # a hundred runs' programs would fill the memory
+  return _report(reports, runs, workdir)
+
+
+def _report(reports, runs, workdir):
+  console = terminal.console()
+  done = [name for name in runs if study_runs.is_done(workdir / name)]
+  diverged = [
+    n for n in done if 'diverged' in study_runs.read_done(workdir / n)
+  ]
+  if missing := [name for name in runs if name not in done]:
+    shown = ', '.join(missing[:8]) + (', ...' if len(missing) > 8 else '')
+    console.print(
+      f'{len(done)} of {len(runs)} runs are done. Not yet: {shown}',
+      soft_wrap=True,
+    )
+  if diverged:
+    console.print(f'Diverged: {", ".join(diverged)}', soft_wrap=True)
+  results = Results(runs, workdir, [x for x in done if x not in diverged])
+  made = [each(results) for each in reports]
   console.print(
-    f'Table: {workdir / "table.md"}, and as data {workdir / "table.json"}\n'
-    f'Every run (config, metrics, TensorBoard, checkpoints): {workdir}/NAME',
+    f'Reports: {workdir}\nEvery run (config, metrics, TensorBoard, '
+    f'checkpoints): {workdir}/NAME',
     soft_wrap=True,
   )
   return made
 
 
-def _wanted(runs, only):
-  """Names of the runs to do here: all, or the one that `only` tells."""
-  if only is None:
+def _wanted(runs, member):
+  """Names of the runs to do here: all, or the one that `member` tells."""
+  if member is None:
     return list(runs)
-  found = [name for i, name in enumerate(runs) if str(only) in (name, str(i))]
+  found = [n for i, n in enumerate(runs) if str(member) in (n, str(i))]
   if not found:
     raise ConfigError(
-      f'only={only!r} is none of the runs, nor the number of one: '
+      f'study_member={member!r} is none of the runs, nor the number of one: '
       f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
     )
   return found
 
 
 def _run(config, workdir):
+  """Does it, and marks it as done: with its seconds, and if it diverged."""
   began = time.perf_counter()
-  locate(config.run)(config, str(workdir))
-  seconds = time.perf_counter() - began
+  outcome = {}
+  try:
+    locate(config.run)(config, str(workdir))
+  except NonFiniteError as error:
+    outcome['diverged'] = str(error)
+    terminal.console().print(f'Diverged: {error}', soft_wrap=True)
+  outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
-    done = json.dumps({'seconds': round(seconds, 1)})
-    (workdir / _DONE).write_text(done + '\n')
+    (workdir / study_runs.DONE).write_text(json.dumps(outcome) + '\n')
+  if jax.process_count() > 1:  # the others read it
+    multihost_utils.sync_global_devices(str(workdir))
 
 
-def tabulate(cells, records):
-  """{row: {column: {'mean', 'std', 'values'}}} of the runs' last records.
+class _Progress:
+  """How far the whole study is, and how long the rest may take."""
 
-  Args:
-    cells: dicts of row, column, and the regular expressions runs and metric;
-      mean and population standard deviation are over all that match both.
-    records: {run: list of records}.
+  def __init__(self, runs, workdir):
+    self._names, self._workdir = list(runs), workdir
 
-  Raises ConfigError for a cell that matches nothing.
-  """
-  table = {}
-  for cell in cells:
-    values = []
-    for name, of_run in records.items():
-      if re.fullmatch(cell['runs'], name):
-        last = {k: v for record in of_run for k, v in record.items()}
-        values += [
-          v for k, v in last.items() if re.fullmatch(cell['metric'], k)
-        ]
-    if not values:
-      raise ConfigError(f'No run has a value for {cell}.')
-    table.setdefault(cell['row'], {})[cell['column']] = {
-      'mean': float(np.mean(values)),
-      'std': float(np.std(values)),
-      'values': values,
-    }
-  return table
-
-
-def _runs(runs, order, workdir):
-  """{name: ConfigDict} in order, '{workdir}' filled in."""
-  order = order or tuple(runs)
-  if sorted(order) != sorted(runs):
-    raise ConfigError(f'order={order} must name each of {list(runs)} once.')
-  filled = {}
-  for name in order:
-    values = _fill(runs[name].to_dict(), str(workdir))
-    filled[name] = ml_collections.ConfigDict(values)
-  return filled
-
-
-def _fill(value, workdir):
-  if isinstance(value, str):
-    return value.replace('{workdir}', workdir)
-  if isinstance(value, dict):
-    return {k: _fill(v, workdir) for k, v in value.items()}
-  if isinstance(value, list | tuple):
-    return type(value)(_fill(v, workdir) for v in value)
-  return value
-
-
-def _check_report(cells, figure, runs):
-  """A mistake in the report is found before the first run starts."""
-  wanted = []
-  for cell in cells:
-    if sorted(cell) != ['column', 'metric', 'row', 'runs']:
-      raise ConfigError(
-        f'cells: {dict(cell)} must have row, column, runs and metric.'
-      )
-    wanted.append(cell['runs'])
-  if figure:
-    check_arguments(curves.plot, figure, num_args=2)
-    for panel in figure['panels']:
-      wanted += [of_runs for of_runs, _ in panel['lines'].values()]
-  for pattern in wanted:
-    if not any(re.fullmatch(pattern, name) for name in runs):
-      raise ConfigError(
-        f'{pattern!r} (in cells or figure) matches none of the runs: '
-        f'{", ".join(runs)}.'
-      )
+  def announce(self, name):
+    """A heading for the run that begins."""
+    number = self._names.index(name) + 1
+    text = f'{number}/{len(self._names)} {name}'
+    done = [n for n in self._names if study_runs.is_done(self._workdir / n)]
+    if done:
+      seconds = [
+        study_runs.read_done(self._workdir / n)['seconds'] for n in done
+      ]
+      left = sum(seconds) / len(done) * (len(self._names) - len(done))
+      left = datetime.timedelta(seconds=round(left))
+      text += f' | {len(done)} done | study eta {left}'
+    terminal.console().rule(text, align='left')
 
 
 def _cache_compilations(workdir):
@@ -181,27 +169,3 @@ def _cache_compilations(workdir):
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update('jax_compilation_cache_dir', str(workdir / 'xla_cache'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-
-
-def _write_report(table, title, workdir, console):
-  columns = list(dict.fromkeys(c for row in table.values() for c in row))
-  rows = [
-    [name, *(_show(row.get(column)) for column in columns)]
-    for name, row in table.items()
-  ]
-  console.print(terminal.table(title, ['', *columns], rows))
-  if jax.process_index():
-    return
-  lines = [f'# {title}', '', f'| | {" | ".join(columns)} |']
-  lines += ['|---' * (len(columns) + 1) + '|']
-  lines += [f'| {" | ".join(row)} |' for row in rows]
-  (workdir / 'table.md').write_text('\n'.join(lines) + '\n')
-  (workdir / 'table.json').write_text(json.dumps(table, indent=2) + '\n')
-
-
-def _show(cell):
-  if cell is None:
-    return ''
-  if len(cell['values']) == 1:
-    return f'{cell["mean"]:.1%}'
-  return f'{100 * cell["mean"]:.1f} ± {100 * cell["std"]:.1f}%'

@@ -66,7 +66,7 @@ class Terminal:
 
 def line(record):
   """One line of a record: known columns, then whatever else was measured."""
-  known = {name for name, _, _ in _COLUMNS} | {'eta_s'}
+  known = {name for name, _, _ in _COLUMNS} | {'eta_s', 'exaflops'}
   parts = [
     f'{heading} {form.format(record[name])}'
     for name, heading, form in _COLUMNS
@@ -125,19 +125,24 @@ def _ours(error):
   return name.startswith('vit_jax.')
 
 
-def track(items, total, *, unit, shown=False, after_s=2, every_s=60):
+def track(items, total, *, unit, shown=False, live=True, after_s=2, every_s=60):
   """Yields the items, and tells on stderr how far it is where it takes long.
 
-  A person gets a bar with the time left, a file gets a line now and then.
+  A person gets a bar with the time left, a file gets a line now and then; all
+  hosts but the first are silent.
 
   Args:
     items: iterable.
     total: number of them.
     unit: what they are, in the plural.
     shown: whether the items appear on the terminal anyway; no bar then.
+    live: False for lines on a terminal too, where another bar may be shown.
     after_s: of what is over by then nothing is shown.
     every_s: between lines.
   """
+  if jax.process_index():
+    yield from items
+    return
   err = rich.console.Console(stderr=True)
   bar = rich.progress.Progress(
     rich.progress.BarColumn(),
@@ -155,7 +160,7 @@ def track(items, total, *, unit, shown=False, after_s=2, every_s=60):
     for done, item in enumerate(items, 1):
       yield item
       now = time.monotonic()
-      if err.is_terminal:
+      if err.is_terminal and live:
         bar.update(task, completed=done)
         if now - start > after_s and not shown and not bar.live.is_started:
           bar.start()

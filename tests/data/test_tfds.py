@@ -1,5 +1,6 @@
 """TFDS sets that the test itself prepares, without TensorFlow."""
 
+import dataclasses
 import io
 import pickle
 import struct
@@ -20,6 +21,9 @@ _FEATURES = {
   'weights': tfds.features.Tensor(shape=(3,), dtype=np.float32),
   'count': np.int64,
   'tags': tfds.features.Sequence(np.int64),
+  'things': tfds.features.Sequence(
+    {'place': tfds.features.Tensor(shape=(2,), dtype=np.float32), 'n': np.int64}
+  ),
   'file_name': tfds.features.Text(),
 }
 
@@ -58,6 +62,7 @@ def _prepare(data_dir, file_format='array_record'):
             'weights': np.eye(3, dtype=np.float32)[value % 3],
             'count': value,
             'tags': [1] * (value % 4),
+            'things': [{'place': [i, 2], 'n': 5} for i in range(value % 4)],
             'file_name': f'{value}.png',
           },
         )
@@ -151,6 +156,110 @@ def test_other_labels(data_dir):
   np.testing.assert_array_equal(
     soft[0]['label'], np.eye(3)[_value(soft[0]) % 3]
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+  """A label: the length of a feature, as an int or as one-hot."""
+
+  num_classes: int = 4
+  vector: bool = False
+
+  def __call__(self, value):
+    if isinstance(value, dict):
+      assert value['place'].shape == (len(value['n']), 2)
+      assert value['place'].dtype == np.float32
+      value = value['n']
+    assert value.dtype == np.int64
+    label = len(value)
+    return np.eye(self.num_classes)[label] if self.vector else label
+
+
+@pytest.mark.parametrize('key', ['tags', 'things'])
+def test_label_fn(data_dir, key):
+  options = {'split': 'train', 'data_dir': data_dir, 'label_key': key}
+  source = Tfds('colours', **options, label_fn=Length())
+  expected = [value % 4 for value in _values(source)]
+  assert {0, 3} < set(expected)  # also of no element
+  assert [source[i]['label'] for i in range(20)] == expected
+  assert type(source[0]['label']) is int
+  assert source.num_classes == 4 and source.class_names is None
+  np.testing.assert_array_equal(source.labels(), expected)
+  assert source.labels().dtype == np.int32
+  copy = pickle.loads(pickle.dumps(source))
+  assert [copy[i]['label'] for i in range(20)] == expected
+  vectors = Tfds('colours', **options, label_fn=Length(vector=True)).labels()
+  np.testing.assert_array_equal(vectors, np.eye(4)[expected])
+  assert vectors.dtype == np.float32
+
+
+@pytest.mark.parametrize('key', ['label', 'count', 'weights'])
+@pytest.mark.parametrize('split', ['train', 'train[3:5]+test'])
+def test_labels_are_those_of_the_examples(data_dir, split, key):
+  source = Tfds('colours', split=split, data_dir=data_dir, label_key=key)
+  expected = np.stack([source[i]['label'] for i in range(len(source))])
+  labels = source.labels()
+  assert labels.dtype == (np.float32 if key == 'weights' else np.int32)
+  np.testing.assert_array_equal(labels, expected)
+
+
+def test_labels_read_in_blocks(data_dir, monkeypatch):
+  source = Tfds('colours', split='train', data_dir=data_dir)
+  whole = source.labels()
+  monkeypatch.setattr('vit_jax.data.tfds._READ_AHEAD', 7)
+  np.testing.assert_array_equal(source.labels(), whole)
+
+
+def test_a_label_fn_that_fails_later(data_dir):
+  train = Tfds('colours', split='train', data_dir=data_dir, label_key='count')
+  limit = int(train.labels()[0])
+
+  class Short:
+    num_classes = None
+
+    def __call__(self, value):
+      if value != limit:
+        raise ValueError('too long')
+      return value
+
+  source = Tfds(
+    'colours',
+    split='train',
+    data_dir=data_dir,
+    label_key='count',
+    label_fn=Short(),
+  )
+  with pytest.raises(
+    ValueError, match=r'cannot label colours train\[1\] \(.*png\): too long'
+  ):
+    source.labels()
+
+
+@pytest.mark.parametrize(
+  'label_fn, key, message',
+  [
+    (Length(), 'count', r"Length\(.*fails on the feature 'count' of colours"),
+    (Length(num_classes=0), 'tags', r'makes the label \d.*an int in \[0, 0\)'),
+    (len, 'tags', 'label_fn is <built-in .*callable that has num_classes'),
+    ({'target': 'x'}, 'tags', r'label_fn is \{.*give a callable'),
+    (Length(), 'y', r"no feature 'y' \(label_key\)"),
+  ],
+)
+def test_label_fn_errors(data_dir, label_fn, key, message):
+  with pytest.raises(ValueError, match=message):
+    Tfds(
+      'colours',
+      split='train',
+      data_dir=data_dir,
+      label_key=key,
+      label_fn=label_fn,
+    )
+
+
+def test_file_names(data_dir):
+  source = Tfds('colours', split='train', data_dir=data_dir)
+  names = [source.file_name(i) for i in range(20)]
+  assert names == [f'{value}.png' for value in _values(source)]
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,15 @@ class Source:
   class_names = None
 
   def __init__(self, labels=LABELS, num_classes=7, broken=()):
-    self.labels, self.num_classes, self.broken = labels, num_classes, broken
+    self._labels, self.num_classes, self.broken = labels, num_classes, broken
 
   def __len__(self):
-    return len(self.labels)
+    return len(self._labels)
 
   def __getitem__(self, i):
     if i in self.broken:
       raise ValueError('unreadable')
-    return {'image': IMAGES[i], 'label': self.labels[i]}
+    return {'image': IMAGES[i], 'label': self._labels[i]}
 
   def describe(self, i):
     return f'image {i}'
@@ -54,33 +54,53 @@ def mesh_of(num_devices):
   return jax.make_mesh((1,), ('data',), devices=devices, axis_types=auto)
 
 
-def evaluate(kernel=KERNEL, num_devices=8, batch_size=16, loss='softmax', **kw):
-  source = kw.pop('source', Source())
-  mesh = mesh_of(num_devices)
-  evaluator = Classification(
+SETTINGS = ('source', 'batch_size', 'on_error')
+
+
+def make(kernel=KERNEL, num_devices=8, **kw):
+  data = {'source': Source(), 'batch_size': 16}
+  data |= {name: kw.pop(name) for name in SETTINGS if name in kw}
+  return Classification(
     Linear(kernel.shape[1]),
     preprocess=scaled,
-    mesh=mesh,
-    data={'source': source, 'batch_size': batch_size, **kw},
-    loss=loss,
+    mesh=mesh_of(num_devices),
+    data=data,
+    **kw,
   )
+
+
+def evaluate(kernel=KERNEL, num_devices=8, **kw):
+  evaluator = make(kernel, num_devices, **kw)
+  mesh = mesh_of(num_devices)
   params = jax.device_put(kernel, sharding.replicated(mesh))
   return evaluator, evaluator.run(params)
 
 
+def logits_of(kernel=KERNEL):
+  return IMAGES.reshape(21, -1) / 255.0 @ kernel.astype(np.float64)
+
+
 def expected(rows, labels=LABELS, kernel=KERNEL, loss='softmax'):
-  logits = (IMAGES.reshape(21, -1) / 255.0 @ kernel.astype(np.float64))[rows]
-  labels = labels[rows]
+  logits, labels = logits_of(kernel)[rows], labels[rows]
   rank = (logits > logits[np.arange(len(rows)), labels][:, None]).sum(axis=1)
   target = np.eye(kernel.shape[1])[labels]
   if loss == 'softmax':
     losses = scipy.special.logsumexp(logits, axis=1) - (logits * target).sum(1)
+    sure = scipy.special.softmax(logits, axis=1).max(axis=1)
   else:
     losses = np.logaddexp(0, np.where(target == 1, -logits, logits)).sum(1)
+    sure = scipy.special.expit(logits).max(axis=1)
+  gaps = 0.0
+  for i in range(15):
+    inside = (sure > i / 15) & (sure <= (i + 1) / 15)
+    gaps += abs(np.sum((rank == 0)[inside]) - np.sum(sure[inside]))
+  recalls = [np.mean((rank == 0)[labels == c]) for c in np.unique(labels)]
   return {
     'num_examples': len(rows),
     'accuracy': (rank == 0).mean(),
     'top5_accuracy': (rank < 5).mean(),
+    'mean_per_class_accuracy': pytest.approx(np.mean(recalls), rel=1e-12),
+    'ece': pytest.approx(gaps / len(rows), rel=1e-6),
     'loss': pytest.approx(losses.mean(), rel=1e-6),
   }
 
@@ -114,17 +134,158 @@ def test_skipped_examples_do_not_count():
     evaluate(source=Source(broken=range(21)), on_error='skip')
 
 
-def test_several_right_labels():
-  """Any of them counts as a hit."""
+def _vectors():
   labels = np.zeros((21, 7), np.float32)
   labels[np.arange(21), LABELS] = labels[:, 2] = 1
+  return labels
+
+
+def test_several_right_labels():
+  """Any of them counts as a hit; the loss is that against the vector."""
+  labels, logits = _vectors(), logits_of()
   _, result = evaluate(source=Source(labels))
-  best = (IMAGES.reshape(21, -1) / 255.0 @ KERNEL).argmax(axis=1)
+  best = logits.argmax(axis=1)
   assert result['accuracy'] == np.mean((best == LABELS) | (best == 2))
+  losses = -np.sum(labels * scipy.special.log_softmax(logits, axis=1), axis=1)
+  assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
+  assert result['num_unlabelled'] == 0
+  assert 'mean_per_class_accuracy' not in result
+  with pytest.raises(ValueError, match=r'per_class=True.*these are vectors'):
+    make(source=Source(labels), per_class=True)
+
+
+def test_examples_without_any_label_never_count():
+  """As in ImageNet-ReaL: the result is that of the others alone."""
+  labels, rows = _vectors(), np.array([0, 7, 15, 16, 20])
+  labels[rows] = 0
+  _, result = evaluate(source=Source(labels), confidence='bootstrap')
+  others = Source(labels, broken=rows)
+  _, alone = evaluate(source=others, on_error='skip', confidence='bootstrap')
+  assert result.pop('num_unlabelled') == alone.pop('skipped') == 5
+  assert alone.pop('num_unlabelled') == 0
+  assert result == alone and result['num_examples'] == 16
+  with pytest.raises(ValueError, match=r'no example to count.* 21 had no lab'):
+    evaluate(source=Source(np.zeros((21, 7), np.float32)))
+
+
+@pytest.mark.parametrize('vectors', [False, True])
+def test_restricted_to_classes(vectors):
+  """The model of these classes alone gives the same."""
+  some = np.array([0, 2, 3, 4, 5, 6])
+  place = LABELS % 6
+  labels = some[place]
+  if vectors:
+    labels = np.eye(7, dtype=np.float32)[labels]
+    place = np.eye(6, dtype=np.float32)[place]
+  _, alone = evaluate(KERNEL[:, some], source=Source(place, 6))
+  for restrict in ('present', some.tolist(), tuple(some[::-1])):
+    _, result = evaluate(source=Source(labels), restrict=restrict)
+    assert result == alone
+  _, result = evaluate(source=Source(labels))
+  assert result['loss'] != alone['loss']
+  _, few = evaluate(source=Source(LABELS % 4), restrict='present')
+  assert 'top5_accuracy' not in few
+
+
+def test_accuracy_of_each_class():
+  labels = LABELS % 6  # the last class does not occur
+  source = Source(labels)
+  hit = logits_of().argmax(axis=1) == labels
+  wanted = {c: hit[labels == c].mean() for c in range(6)}
+  for names in (None, list('abcdefg'), list('abcdefa')):
+    source.class_names = names
+    _, result = evaluate(source=source, per_class=True)
+    found = {k: v for k, v in result.items() if k.startswith('class_accuracy')}
+    unique = names and len(set(names)) == 7
+    assert found == {
+      f'class_accuracy/{names[c] if unique else c}': x
+      for c, x in wanted.items()
+    }
+    mean = np.mean(list(wanted.values()))
+    assert result['mean_per_class_accuracy'] == pytest.approx(mean, rel=1e-12)
+
+
+def test_intervals():
+  _, plain = evaluate()
+  _, wilson = evaluate(confidence='binomial')
+  assert wilson.items() >= plain.items()
+  assert {k for k in wilson if k not in plain} == {
+    *('accuracy_low', 'accuracy_high'),
+    *('top5_accuracy_low', 'top5_accuracy_high'),
+  }
+  _, drawn = evaluate(confidence='bootstrap')
+  for name in ('accuracy', 'top5_accuracy'):
+    # Of 21 examples; the two methods agree roughly.
+    for end in ('low', 'high'):
+      assert drawn[f'{name}_{end}'] == pytest.approx(
+        wilson[f'{name}_{end}'], abs=0.1
+      )
+  for name in ('loss', 'accuracy'):
+    assert drawn[f'{name}_low'] < plain[name] < drawn[f'{name}_high']
+  assert drawn['ece_low'] < drawn['ece_high']
+
+
+def test_without_calibration():
+  _, plain = evaluate()
+  for bins in (None, 0):
+    _, result = evaluate(calibration_bins=bins)
+    assert result == {k: v for k, v in plain.items() if k != 'ece'}
+  assert evaluate(calibration_bins=3)[1]['ece'] != plain['ece']
+
+
+class Many:
+  """A source whose size nothing divides, and rough calibration."""
+
+  num_classes, class_names = 10, None
+
+  def __len__(self):
+    return 517
+
+  def __getitem__(self, i):
+    rng = np.random.default_rng(i)
+    image = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    return {'image': image, 'label': int(rng.integers(10))}
+
+  def describe(self, i):
+    return f'image {i}'
+
+
+def test_the_same_digits_on_any_devices_and_batches():
+  kernel = np.random.default_rng(1).normal(size=(192, 10)).astype(np.float32)
+  results = []
+  for num_devices, batch_size in ((1, 32), (8, 32), (8, 64), (1, 517)):
+    settings = {'source': Many(), 'batch_size': batch_size}
+    settings |= {'confidence': 'bootstrap', 'per_class': True}
+    results.append(evaluate(kernel / 10, num_devices, **settings)[1])
+  first = results[0]
+  assert first['num_examples'] == 517 and 0 < first['ece'] < 1
+  for result in results[1:]:
+    for name, value in result.items():
+      # Matrix products of other shapes may sum in another order.
+      tolerance = 1e-6 if name.startswith(('loss', 'ece')) else 0
+      assert value == pytest.approx(first[name], rel=tolerance, abs=0), name
+
+
+def test_classes_of_other_names():
+  """Same_classes=False: no names to compare, but as many classes there are."""
+  source = Source()
+  source.class_names = list('abcdefg')
+  assert make(source=source).class_names == source.class_names
+  assert make(source=source, same_classes=False).class_names is None
+  with pytest.raises(ValueError, match=r'data has 7 classes and the model 9'):
+    wide = np.concatenate([KERNEL, KERNEL[:, :2]], axis=1)
+    make(wide, source=source, same_classes=False)
 
 
 def test_mistakes():
   with pytest.raises(ConfigError, match=r'eval batch_size=12 is global and mu'):
-    evaluate(batch_size=12)
-  with pytest.raises(ValueError, match=r"loss='hinge' must be one of"):
-    evaluate(loss='hinge')
+    make(batch_size=12)
+  for wrong, message in (
+    ({'loss': 'hinge'}, r"loss='hinge' must be one of"),
+    ({'confidence': 0.95}, r"confidence=0.95 must be one of None, 'binomial'"),
+    ({'restrict': 'all'}, r"restrict='all' must be one of None, 'present'"),
+    ({'restrict': (3, 7)}, r'restrict=\(3, 7\): give the numbers.* 0 to 6'),
+    ({'restrict': (0, 1, 2)}, r'restrict leaves out classes \[3, 4, 5, 6\]'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      make(**wrong)

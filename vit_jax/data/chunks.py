@@ -109,7 +109,8 @@ class Chunks:
     if not mask.any():  # nothing but padding: its shape is the others'
       image, label, _ = self._examples.load(0, 0, replace=True)
       out.put(0, np.zeros_like(image), np.zeros_like(label))
-    return {**out.arrays, 'mask': mask, 'skipped': skipped}
+    index = np.array(positions, np.int32)
+    return {**out.arrays, 'mask': mask, 'index': index, 'skipped': skipped}
 
 
 class _Rows:

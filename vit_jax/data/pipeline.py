@@ -8,6 +8,7 @@ A source is any object with
   source.describe(i) -> what to show of example i in an error
   source.num_classes, source.class_names    (or None)
   source.channels   (1 or 3: what encoded images are decoded to; optional)
+  source.labels()   -> those of all examples, if that is cheap (optional)
 
 whose source[i] depends on i and its constructor's arguments only. Transforms
 are called as t(image, rng); see transforms.py.
@@ -22,6 +23,8 @@ contiguous share of it, so any number of processes sees the same global batch.
 import math
 import os
 import weakref
+
+import numpy as np
 
 from vit_jax.data import chunks
 from vit_jax.data.examples import Examples
@@ -81,9 +84,10 @@ def eval_batches(
   """Re-iterable over every example exactly once, over all processes together.
 
   Arguments as of `train_batches`. Batches carry 'mask' (bool), False on the
-  padding that fills up the last one and on skipped examples; every process
-  has the same number of batches, `len(batches)`. `.skipped` counts the
-  examples left out in the current pass.
+  padding that fills up the last one and on skipped examples, and 'index'
+  (int32), the number of each example in the source; every process has the
+  same number of batches, `len(batches)`. `.skipped` counts the examples left
+  out in the current pass.
   """
   examples = Examples(source, transforms, 0, on_error, num_classes)
   plan = chunks.Plan(
@@ -102,6 +106,17 @@ def first_example(source, transforms=()):
   examples = Examples(source, transforms, 0, 'skip', None)
   image, label, _ = examples.load(0, 0, replace=True)
   return {'image': image, 'label': label}
+
+
+def labels(source):
+  """int32 [n] or float32 [n, K] of all examples, without decoding images.
+
+  Sources that know them cheaply have a method `labels()`; others are read.
+  """
+  if callable(getattr(source, 'labels', None)):
+    return source.labels()
+  found = np.stack([source[i]['label'] for i in range(len(source))])
+  return found.astype(np.int32 if found.ndim == 1 else np.float32)
 
 
 class _Loader:

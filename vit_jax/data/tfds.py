@@ -1,10 +1,13 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
-import difflib
-import os
 import re
 
 import numpy as np
+
+from vit_jax.data import prepared
+
+_FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
+_READ_AHEAD = 64  # records that labels() holds at a time; they hold images
 
 
 class Tfds:
@@ -19,9 +22,16 @@ class Tfds:
   from a ClassLabel feature, and are None for other labels. `channels` (1 or 3)
   is what the image is decoded to, whatever the feature says.
 
+  With `label_fn` the label is label_fn(value of the feature `label_key`), of
+  any kind: a number, an array, text as bytes, for Sequence({...}) a dict of
+  arrays with an entry for each element. It returns an int or a float vector [K]
+  and has `num_classes`, maybe `class_names`: these are then the source's. It
+  travels to other processes, so make it a dataclass of a module.
+
   Raises:
     ValueError: unknown data set, split or key; not prepared, or prepared in
-      a format without random access: with the command that prepares it.
+      a format without random access: with the command that prepares it;
+      `label_fn` fails on the first example.
   """
 
   def __init__(
@@ -32,6 +42,7 @@ class Tfds:
     data_dir=None,
     image_key='image',
     label_key='label',
+    label_fn=None,
     channels=3,
   ):
     if name is None or split is None:
@@ -43,8 +54,14 @@ class Tfds:
     self.channels = channels
     self._name, self._split = name, split
     self._keys = (image_key, label_key)
-    self._directory = _directory(name, data_dir)
+    self._label_fn = label_fn
+    self._directory = prepared.directory(name, data_dir)
     self._open()
+    if label_fn is not None:
+      self._check_label_fn()
+      self.num_classes = label_fn.num_classes
+      self.class_names = getattr(label_fn, 'class_names', None)
+      return
     label = self._features[label_key]
     self.num_classes = getattr(label, 'num_classes', None)
     self.class_names = None
@@ -57,24 +74,47 @@ class Tfds:
   def __getitem__(self, index):
     image_key, label_key = self._keys
     example = self._parse(self._records[int(index)], self._keys)
-    image, label = example[image_key], example[label_key]
-    return {'image': image, 'label': label if np.ndim(label) else int(label)}
+    return {
+      'image': example[image_key],
+      'label': self._label(example[label_key]),
+    }
+
+  def labels(self):
+    """Labels of all examples: int32 [n], or float32 [n, K].
+
+    No image is decoded, but ArrayRecord has whole records only: the split is
+    read once from start to end.
+
+    Raises:
+      ValueError: `label_fn` fails, with the example.
+    """
+    found, key = [], self._keys[1]
+    for start in range(0, len(self), _READ_AHEAD):
+      block = range(start, min(start + _READ_AHEAD, len(self)))
+      for index, record in zip(block, self._records.__getitems__(block)):
+        value = self._parse(record, (key,))[key]
+        try:
+          found.append(self._label(value))
+        except Exception as error:  # label_fn is anyone's
+          raise ValueError(
+            f'cannot label {self.describe(index)}: {error}'
+          ) from error
+    found = np.array(found)
+    return found.astype(np.int32 if found.ndim == 1 else np.float32)
+
+  def file_name(self, index):
+    """The file's name that the data set keeps; None where it keeps none."""
+    key = self._name_key
+    if key is None:
+      return None
+    value = self._parse(self._records[int(index)], (key,))[key]
+    return value.decode(errors='replace')
 
   def describe(self, index):
     """Data set, split and index, with the file's name where there is one."""
-    import tensorflow_datasets as tfds
-
     where = f'{self._name} {self._split}[{int(index)}]'
-    keys = [
-      key
-      for key in self._features
-      if re.fullmatch(r'(image_?|file_?|)(name|path|id)|filename', key)
-      and isinstance(self._features[key], tfds.features.Text)
-    ]
-    if not keys:
-      return where
-    value = self._parse(self._records[int(index)], keys[:1])[keys[0]]
-    return f'{where} ({value.decode(errors="replace")})'
+    name = self.file_name(index)
+    return where if name is None else f'{where} ({name})'
 
   def __getstate__(self):
     state = dict(self.__dict__)
@@ -103,8 +143,51 @@ class Tfds:
         f'the feature {self._keys[0]!r} of {self._name} is no image; it has'
         f' {_listed(self._features)}. Choose another image_key.'
       )
-    _check_label(self._name, self._keys[1], self._features[self._keys[1]])
-    self._records = _records(builder, self._name, self._split)
+    if self._label_fn is None:
+      _check_label(self._name, self._keys[1], self._features[self._keys[1]])
+    names = (
+      key
+      for key, feature in self._features.items()
+      if isinstance(feature, tfds.features.Text) and _FILE_NAME.fullmatch(key)
+    )
+    self._name_key = next(names, None)
+    self._records = prepared.records(builder, self._name, self._split)
+
+  def _label(self, value):
+    if self._label_fn is not None:
+      feature = self._features[self._keys[1]]
+      value = self._label_fn(_arrays(feature, value))
+    return value if np.ndim(value) else int(value)
+
+  def _check_label_fn(self):
+    """Raises ValueError unless label_fn can label the first example."""
+    key, label_fn = self._keys[1], self._label_fn
+    if not (callable(label_fn) and hasattr(label_fn, 'num_classes')):
+      raise ValueError(
+        f'label_fn is {label_fn!r}; give a callable that has num_classes, such'
+        ' as vit_jax.data.vtab.ClevrCount().'
+      )
+    what = f'the feature {key!r} of {self._name}, {self._features[key]!r}'
+    value = self._parse(self._records[0], (key,))[key]
+    try:
+      label = self._label(value)
+    except Exception as error:  # it is anyone's
+      raise ValueError(
+        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} It has'
+        f' {_listed(self._features)}. Choose another label_key or label_fn.'
+      ) from error
+    size = label_fn.num_classes
+    if size is None:
+      return
+    if np.ndim(label):
+      good = np.shape(label) == (size,)
+    else:
+      good = 0 <= label < size
+    if not good:
+      raise ValueError(
+        f'{label_fn!r} makes the label {label!r} of {what}; expected an int in'
+        f' [0, {size}), or a vector of {size} weights.'
+      )
 
   def _parse(self, record, keys):
     """The features of these keys, images still encoded."""
@@ -125,6 +208,16 @@ class Tfds:
     return features.deserialize_example_np(record, decoders=skip)
 
 
+def _arrays(feature, value):
+  """`value` with arrays [n, ...] for the lists that TFDS makes of sequences."""
+  inner = getattr(feature, 'feature', feature)
+  if isinstance(value, dict):
+    return {k: _arrays(inner[k], v) for k, v in value.items()}
+  if isinstance(value, list) and None not in inner.shape:
+    return np.array(value, inner.np_dtype).reshape(len(value), *inner.shape)
+  return value
+
+
 def _check_label(name, key, feature):
   """Raises unless labels are single ints or vectors of fixed length."""
   shape = getattr(feature, 'shape', None)
@@ -136,99 +229,6 @@ def _check_label(name, key, feature):
       f'the feature {key!r} of {name} is {feature!r}; a label is one int, or a'
       ' vector with one weight for each class. Choose another label_key.'
     )
-
-
-def _directory(name, data_dir):
-  """The folder of the prepared data set `name`."""
-  import tensorflow_datasets as tfds
-
-  data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
-  try:
-    builder = tfds.builder(name, data_dir=data_dir)
-  except tfds.core.DatasetNotFoundError:
-    raise ValueError(_unknown(name, data_dir)) from None
-  except Exception as error:  # unknown versions and configs: several types
-    reason = str(error).strip().splitlines()[0]
-    raise ValueError(
-      f'TFDS cannot open {name!r} (data_dir={data_dir!r}): {reason}'
-    ) from error
-  if (builder.data_path / 'dataset_info.json').exists():
-    return str(builder.data_path)
-  parent, others = builder.data_path.parent, []
-  if parent.exists():
-    others = sorted(
-      x.name for x in parent.iterdir() if (x / 'dataset_info.json').exists()
-    )
-  hint = ''
-  if others:
-    hint = f' Prepared versions there: {others}; name one as NAME:VERSION.'
-  raise ValueError(
-    f'the TFDS data set {name!r} is not prepared: nothing in'
-    f' {builder.data_path}.{hint} Prepare it with\n'
-    f'  {_prepare_command(name, data_dir)}\n'
-    'The code of many sets needs TensorFlow for this step (pip install'
-    ' tensorflow, in another environment if you like); reading does not.'
-  )
-
-
-def _prepare_command(name, data_dir):
-  where = '' if data_dir is None else f", data_dir='{data_dir}'"
-  return (
-    'python -c "import tensorflow_datasets as tfds;'
-    f" tfds.builder('{name}'{where}, file_format='array_record')"
-    '.download_and_prepare()"'
-  )
-
-
-def _unknown(name, data_dir):
-  import tensorflow_datasets as tfds
-
-  known = tfds.list_builders(with_community_datasets=False)
-  folder = data_dir or tfds.core.constants.DATA_DIR
-  if os.path.isdir(folder):
-    known = known + [x for x in os.listdir(folder) if x != 'downloads']
-  stem = re.split('[/:]', name)[0]
-  home = os.path.join(folder, stem)
-  if os.path.isdir(home):
-    return (
-      f'no TFDS data set {name!r}: {home} holds {sorted(os.listdir(home))}; the'
-      ' name is NAME:VERSION or NAME/CONFIG:VERSION.'
-    )
-  close = difflib.get_close_matches(stem, known, n=3)
-  close = f' Did you mean {" or ".join(close)}?' if close else ''
-  return (
-    f'no TFDS data set {name!r}: neither its code in tensorflow_datasets nor'
-    f' a prepared one in {folder}.{close} For a set of your own give the'
-    ' data_dir that holds NAME/VERSION/dataset_info.json.'
-  )
-
-
-def _records(builder, name, split):
-  """Random access to the serialized examples of a split."""
-  import tensorflow_datasets as tfds
-
-  splits = {k: v.num_examples for k, v in builder.info.splits.items()}
-  try:
-    return builder.as_data_source(
-      split=split,
-      deserialize_method=tfds.core.decode.DeserializeMethod.RAW_BYTES,
-    )
-  except NotImplementedError:
-    path, kind = builder.data_path, builder.info.file_format.value
-    raise ValueError(
-      f'the TFDS data set {name!r} in {path} is prepared as {kind}, which has'
-      ' no random access. Convert it, keeping the old files, with\n'
-      f'  python -m vit_jax.tools.to_array_record {path}'
-    ) from None
-  except Exception as error:  # ValueError, and AssertionError of slices
-    reason = str(error).strip().splitlines()[0]
-    if 'length' in reason:  # what array_record says of no files
-      reason = 'it selects no examples.'
-    raise ValueError(
-      f'cannot take the split {split!r} of the TFDS data set {name!r}: {reason}'
-      f' Its splits and their sizes are {splits}; slices are written as'
-      " 'train[:99%]' or 'train[:800]+train[900:]'."
-    ) from error
 
 
 def _listed(features):

@@ -6,156 +6,175 @@ target vectors", which has a closed form. The paper leaves whitening, bias and
 strength open; the defaults here are big_vision's.
 """
 
-import jax
 import numpy as np
 
-from vit_jax import sharding
-from vit_jax.data import pipeline
-from vit_jax.evals.classification import batch_spec
+from vit_jax.evals import readout
 
 
 class FewShot:
   """Accuracy on a test split after k examples per class, mean over draws.
 
   Args:
-    model: a model with a method `features`.
-    preprocess: uint8 images -> float images.
-    mesh: of `sharding.make_mesh`.
-    train, test: arguments of `pipeline.eval_batches`, both with labels.
-    shots: numbers of examples per class; (1, 5, 10, 25) in big_vision.
+    shots: numbers of examples per class.
     seeds: each draws its own examples per class.
-    l2: strength of the regulariser; 2**10 in big_vision.
-    features: name of what `model.features` returns, or 'pixels' for the
-      flattened images (a baseline that needs no model).
+    l2: strength of the regulariser, big_vision's 2**10. Or several, of which
+      each draw takes the one that is best on its held-out shots (the largest
+      of equals): a fifth of the shots of each class, at least one; the
+      solution is then fitted to all of the shots.
+    whiten: by mean and standard deviation (+ 1e-5) of the examples fitted to.
+    bias: value of a constant feature, so large that its weight is hardly
+      penalised; None for no bias.
+    held_out_shots: chooses l2 on so many further examples of each class
+      instead, beyond the shots.
+
+  `val` is left alone.
   """
 
   def __init__(
     self,
-    model,
-    *,
-    preprocess,
-    mesh,
-    train,
-    test,
     shots=(1, 5, 10, 25),
     seeds=(0, 1, 2),
     l2=2.0**10,
-    features='pre_logits',
+    whiten=True,
+    bias=100.0,
+    held_out_shots=None,
   ):
-    self._mesh = mesh
-    self._shots, self._seeds, self._l2 = tuple(shots), tuple(seeds), l2
-    self._batches = []
-    self._batch_specs = [batch_spec(data) for data in (train, test)]
-    for data in (train, test):
-      sharding.check_batch_size(data['batch_size'], mesh, what='batch_size')
-      self._batches.append(
-        pipeline.eval_batches(
-          **data,
-          **sharding.this_process(),
+    self._shots, self._seeds = tuple(shots), tuple(seeds)
+    self._l2 = readout.sweep(l2, 'l2', least=0)
+    self._form = {'whiten': whiten, 'bias': bias}
+    self._further = held_out_shots or 0
+    if not self._seeds or not self._shots or min(self._shots) < 1:
+      raise ValueError(
+        f'shots={shots} and seeds={seeds}: give at least one of each; shots '
+        'count from 1.'
+      )
+    if held_out_shots is not None:
+      if held_out_shots < 1 or len(self._l2) == 1:
+        raise ValueError(
+          f'held_out_shots={held_out_shots} with l2={l2}: it is a number from '
+          '1 on, and serves to choose among several l2; else leave it out.'
         )
+    elif len(self._l2) > 1 and min(self._shots) == 1:
+      raise ValueError(
+        f'shots={shots} with l2={l2}: of 1 shot none can be held out to choose '
+        'l2 on. Give one l2, or held_out_shots, or no 1 in shots.'
       )
 
-    def extract(params, batch):
-      images = preprocess(batch['image'])
-      if features == 'pixels':
-        out = images
-      else:
-        out = model.apply({'params': params}, images, method='features')
-        if features not in out:
-          raise ValueError(
-            f'features={features!r}: this model has {sorted(out)} (and pixels).'
-          )
-        out = out[features]
-      out = out.reshape(len(out), -1).astype('float32')
-      return out, batch['label'], batch['mask']
+  def check(self, labels_train, labels_test, *, labels_val=None):
+    """Raises ValueError if a class has too few training examples."""
+    del labels_val
+    choose(labels_train, max(self._shots) + self._further, seed=0)
+    unknown = np.setdiff1d(labels_test, labels_train)
+    if len(unknown):
+      raise ValueError(
+        f'{len(unknown)} classes of test, such as {unknown[0]}, have no '
+        'training example; few-shot needs the same number of each.'
+      )
 
-    self._extract = jax.jit(extract, out_shardings=sharding.replicated(mesh))
+  def __call__(self, train, test, *, val=None, mesh=None):
+    """{'{k}shot': mean accuracy, '{k}shot_std', '{k}shot_seed{s}': each draw's.
 
-  def check(self, params):
-    """Raises the model's error if it cannot take these images; no compute."""
-    for spec in self._batch_specs:
-      jax.eval_shape(self._extract, params, spec)
-
-  def run(self, params):
-    """{'{k}shot': mean accuracy, '{k}shot_seed{s}': of each draw}."""
-    (x_train, y_train), (x_test, y_test) = (
-      self._collect(params, batches) for batches in self._batches
-    )
+    And '{k}shot_l2_seed{s}' where it is chosen. The standard deviation is the
+    population's. The same on every host: numpy in float64.
+    """
+    del val, mesh
     results = {}
     for shots in self._shots:
       accuracies = []
       for seed in self._seeds:
-        chosen = choose(y_train, shots, seed)
-        weights = solve(x_train[chosen], y_train[chosen], l2=self._l2)
-        accuracy = np.mean(predict(weights, x_test) == y_test)
-        accuracies.append(float(accuracy))
-        results[f'{shots}shot_seed{seed}'] = float(accuracy)
+        l2, solution = self._fit(train, shots, seed)
+        found = readout.accuracy(readout.predict(solution, test.x), test.y)
+        accuracies.append(found)
+        results[f'{shots}shot_seed{seed}'] = found
+        if len(self._l2) > 1:
+          results[f'{shots}shot_l2_seed{seed}'] = l2
       results[f'{shots}shot'] = float(np.mean(accuracies))
+      results[f'{shots}shot_std'] = float(np.std(accuracies))
     return results
 
-  def _collect(self, params, batches):
-    features, labels = [], []
-    for batch in batches:
-      out = self._extract(params, sharding.put_batch(batch, self._mesh))
-      x, y, mask = jax.device_get(out)
-      features.append(x[mask])
-      labels.append(y[mask])
-    return np.concatenate(features), np.concatenate(labels)
+  def _fit(self, train, shots, seed):
+    """(l2, solution) of a draw."""
+    drawn = choose(train.y, shots + self._further, seed)
+    drawn = drawn.reshape(-1, shots + self._further)
+    fit = train[drawn[:, :shots].ravel()]
+    if len(self._l2) == 1:
+      (l2,) = self._l2
+      return l2, solve(fit.x, fit.y, l2=l2, **self._form)
+    count = self._further or max(1, shots // 5)
+    kept = train[drawn[:, :-count].ravel()]
+    held = train[drawn[:, -count:].ravel()]
+    tried = solutions(kept.x, kept.y, **self._form)
+    _, l2 = max(
+      (readout.accuracy(readout.predict(tried(l2), held.x), held.y), l2)
+      for l2 in self._l2
+    )
+    return l2, solve(fit.x, fit.y, l2=l2, **self._form)
 
 
 def choose(labels, shots, seed):
-  """Indices of `shots` examples of each class, drawn by seed.
+  """Indices of `shots` examples of each class, class by class, drawn by seed.
 
-  Raises ValueError if a class has fewer, or labels are not classes.
+  Of one seed, fewer shots are the first of more. Raises ValueError if a class
+  has fewer.
   """
-  if labels.ndim != 1:
-    raise ValueError(
-      f'Few-shot needs one class per example; labels have shape {labels.shape}.'
-    )
   rng = np.random.default_rng(seed)
   chosen = []
   for label in np.unique(labels):
     (of_class,) = np.nonzero(labels == label)
     if len(of_class) < shots:
       raise ValueError(
-        f'{shots} shots: class {label} has {len(of_class)} training examples; '
-        'use fewer shots or a larger split.'
+        f'{shots} shots (held-out ones included): class {label} has '
+        f'{len(of_class)} training examples; use fewer or a larger split.'
       )
     chosen.append(rng.permutation(of_class)[:shots])
   return np.concatenate(chosen)
 
 
-BIAS = 100.0  # a constant feature so large that its weight is hardly penalised
-
-
-def solve(x, y, *, l2):
-  """Weights of min |X W - T|^2 + l2 |W|^2 on whitened features.
+def solve(x, y, *, l2, whiten=True, bias=100.0):
+  """Weights W of min |X W - T|^2 + l2 |W|^2.
 
   Args:
-    x: [n, D] features; each is whitened by its mean and std (+ 1e-5).
+    x: [n, D] features.
     y: int [n] labels; targets T are 1 for the label and -1 elsewhere.
-    l2: strength of the regulariser.
+    l2: strength of the regulariser, above 0.
+    whiten, bias: how X is made of x, see `FewShot`.
 
   Returns:
-    What `predict` takes. Solved in float64, in the smaller of the primal
-    (D x D) and dual (n x n) forms, which agree.
+    What `readout.predict` takes: 'kernel' [D, K] and 'bias' [K], of features
+    standardised by 'mean' and 'std'; 'classes' [K].
+  """
+  return solutions(x, y, whiten=whiten, bias=bias)(l2)
+
+
+def solutions(x, y, *, whiten=True, bias=100.0):
+  """l2 -> what `solve` returns, by a single eigendecomposition in float64.
+
+  It is that of the smaller of the matrices X^T X (primal) and X X^T (dual).
   """
   x = np.asarray(x, np.float64)
-  mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
-  x = np.concatenate([(x - mean) / std, np.full((len(x), 1), BIAS)], axis=1)
+  dim = x.shape[1]
+  mean, std = readout.moments(x) if whiten else (np.zeros(dim), np.ones(dim))
+  x = (x - mean) / std
+  if bias is not None:
+    x = np.concatenate([x, np.full((len(x), 1), bias)], axis=1)
   classes = np.unique(y)
-  targets = 2.0 * (y[:, None] == classes) - 1
-  n, dim = x.shape
-  if n >= dim:
-    weights = np.linalg.solve(x.T @ x + l2 * np.eye(dim), x.T @ targets)
-  else:
-    weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(n), targets)
-  return {'mean': mean, 'std': std, 'weights': weights, 'classes': classes}
+  targets = 2.0 * (np.asarray(y)[:, None] == classes) - 1
+  primal = len(x) >= x.shape[1]
+  values, basis = np.linalg.eigh(x.T @ x if primal else x @ x.T)
+  values = np.maximum(values, 0)[:, None]
+  # (X^T X + l2)^-1 X^T T = X^T (X X^T + l2)^-1 T
+  right = basis.T @ (x.T @ targets if primal else targets)
+  left = basis if primal else x.T @ basis
 
+  def solution(l2):
+    weights = left @ (right / (values + l2))
+    kernel, rest = np.split(weights, [dim])
+    return {
+      'kernel': kernel,
+      'bias': (bias * rest[0]) if len(rest) else np.zeros(len(classes)),
+      'mean': mean,
+      'std': std,
+      'classes': classes,
+    }
 
-def predict(solution, x):
-  """Labels [n] of features [n, D]."""
-  x = (np.asarray(x, np.float64) - solution['mean']) / solution['std']
-  weights = solution['weights']
-  scores = x @ weights[:-1] + BIAS * weights[-1]
-  return solution['classes'][np.argmax(scores, axis=1)]
+  return solution

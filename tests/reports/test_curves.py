@@ -3,7 +3,7 @@
 import numpy as np
 import PIL.Image
 
-from vit_jax import curves
+from vit_jax.reports import curves
 
 RECORDS = {
   'run_seed0': [

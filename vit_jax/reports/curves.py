@@ -1,28 +1,43 @@
 """Learning curves of several runs as one picture."""
 
-import io
+import dataclasses
 import re
 
 import numpy as np
 
+from vit_jax.reports import pictures
 
-def plot(records, path, *, panels):
-  """Writes a PNG with a panel per metric.
+
+@dataclasses.dataclass
+class Curves:
+  """A picture with a panel per metric, over the steps.
 
   Args:
-    records: {run: list of records, each with 'step'}.
-    path: epath of the PNG.
     panels: dicts of title, ylabel, and lines: {label: (runs, metric)}, both
       regular expressions. Several runs of one line are drawn as their mean
       and a band of one standard deviation. `log` for a logarithmic y axis.
+    name: of the PNG in the study's workdir.
   """
-  # The object interface: pyplot would look for a display.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(5.2 * len(panels), 3.8), layout='constrained')
-  FigureCanvasAgg(figure)
-  all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+  panels: tuple
+  name: str = 'curves'
+
+  def check(self, results):
+    """Raises ConfigError for a line that no run can fill."""
+    for panel in self.panels:
+      for runs, metric in panel['lines'].values():
+        results.check({'runs': runs, 'metric': metric})
+
+  def __call__(self, results):
+    """Writes NAME.png and says where."""
+    path = results.workdir / f'{self.name}.png'
+    plot(results.records, path, panels=self.panels)
+    pictures.tell('Learning curves', path)
+
+
+def plot(records, path, *, panels):
+  """Writes a PNG; records are {run: list of records, each with 'step'}."""
+  figure, all_axes = pictures.figure(len(panels))
   for panel, axes in zip(panels, all_axes):
     for label, (runs, metric) in panel['lines'].items():
       found = [
@@ -39,12 +54,8 @@ def plot(records, path, *, panels):
     axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
     if panel.get('log'):
       axes.set_yscale('log')
-    axes.grid(alpha=0.3)
-    axes.spines[['top', 'right']].set_visible(False)
     axes.legend(frameon=False)
-  png = io.BytesIO()
-  figure.savefig(png, dpi=130, format='png')
-  path.write_bytes(png.getvalue())
+  pictures.save(figure, path)
 
 
 def curve(records, metric):

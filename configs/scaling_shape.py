@@ -1,0 +1,120 @@
+"""Figure 8: which dimension of a ViT is worth its compute.
+
+    python -m vit_jax.main --config=configs/scaling_shape.py:name=my_set \
+        --workdir=DIR --config.shared.data_dir=TFDS_DIR
+
+ViTs that differ in one dimension, or in all of them, from one with 8 layers,
+width 1024, an MLP of 2048 and patches of 32 pixels are pre-trained by
+pretrain_jft.py; the figure is the accuracy of a 5-shot linear readout of
+ImageNet, with the spread of 3 draws, against compute relative to that base.
+
+Arguments (between commas):
+  depth, width, mlp, patch, all   any of the families below, of which `all` is
+                  one; the five of them, if none is given
+  name=jft        the TFDS data set of pre-training. JFT is not public, see
+                  pretrain_jft.py for what a set of your own must have
+  classes=18291   those of JFT; 0 for as many as the data set says it has
+  lr=6e-4         of all
+  epochs=7        of all
+  tiny            all of it in miniature, on the same data: widths a 32nd,
+                  depths an 8th
+
+For all runs at once: --config.shared.data_dir, and .label_key (of the data
+`name`), .num_workers, .accum_steps, .remat. --study_member=NAME does one run
+(`order` has the names), --study_report shows what there is.
+
+                     layers          width           MLP             patch
+    depth    2 4 8 16 32 64          1024            2048               32
+    width                 8     256 ... 2048         2048               32
+    mlp                   8          1024      512 ... 8192             32
+    patch                 8          1024            2048     56 32 16 8
+    all              4 8 16     512 1024 2048  1024 2048 4096     56 32 16
+
+Expected: the paper has no numbers, but says: depth helps most,
+visibly so up to 64 layers, though less and less after 16; width changes least;
+smaller patches help surprisingly, and have no more parameters; to scale all
+dimensions together is the safest.
+
+The base and the metric are the paper's. Not told there, and our choice:
+- the values: from memory, powers of 2 around the base, of which 64 layers are
+  sure. 64 pixels do not divide 224: 56 are the nearest that do.
+- heads: as many as have 64 dimensions, as in B and L (16 at the base).
+- data and duration: pretrain_jft.py's, 7 epochs. Rate: table 3's of L/32, which
+  has the base's width and patch. What diverges is not drawn; `lr` is for all.
+- compute is counted as in table 6, see scaling_compute.py.
+"""
+
+from configs import scaling
+
+BASE = {'depth': 8, 'width': 1024, 'mlp_dim': 2048, 'patch': 32}
+FAMILIES = {  # changes of the base
+  'depth': [{'depth': d} for d in (2, 4, 16, 32, 64)],
+  'width': [{'width': w} for w in (256, 512, 2048)],
+  'mlp': [{'mlp_dim': m} for m in (512, 1024, 4096, 8192)],
+  'patch': [{'patch': p} for p in (56, 16, 8)],
+  'all': [
+    {'depth': 4, 'width': 512, 'mlp_dim': 1024, 'patch': 56},
+    {'depth': 16, 'width': 2048, 'mlp_dim': 4096, 'patch': 16},
+  ],
+}
+LABELS = {
+  'depth': 'Depth',
+  'width': 'Width',
+  'mlp': 'Width MLP',
+  'patch': 'Patch size',
+  'all': 'All',
+}
+VARIANTS = ('', 'depth,lr=3e-4,epochs=14', 'tiny', 'patch,all,tiny')
+
+
+def get_config(argument=''):
+  args = scaling.parse(argument, tuple(FAMILIES), lr=6e-4, epochs=7.0)
+  values = scaling.shared()
+  runs = {'pretrain_base': _pretraining({}, args, values)}
+  lines = {}
+  for family in args.models:
+    points = [_point('base', args)]
+    for change in FAMILIES[family]:
+      name = f'{family}_{_value(family, change)}'
+      runs[f'pretrain_{name}'] = _pretraining(change, args, values)
+      points.append(_point(name, args))
+    lines[LABELS[family]] = points
+  panel = {
+    'title': 'Shape of a ViT',
+    'xlabel': 'relative compute',
+    'ylabel': 'ImageNet 5-shot accuracy (%)',
+    'relative_to': scaling.exaflops('base'),
+    'lines': lines,
+  }
+  title = 'Accuracy against compute, by dimension'
+  report = scaling.figure((panel,), title=title, name='figure_8')
+  return scaling.study(runs, (report,), values)
+
+
+def _value(family, change):
+  """What tells a member of a family: the first of what it changes."""
+  return next(iter(change.values()))
+
+
+def _point(name, args):
+  few_shot = scaling.few_shot(f'pretrain_{name}', args.tiny)
+  return {'x': scaling.exaflops(name), 'y': few_shot, 'name': name}
+
+
+def _pretraining(change, args, values):
+  """That of L/32, in another shape."""
+  shape = BASE | change
+  config = scaling.jft('L/32', args, values, epochs=args.epochs, lr=args.lr)
+  # Images and patches of `tiny` are 8 times smaller.
+  thinner, lower = (32, 8) if args.tiny else (1, 1)
+  width, patch = shape['width'] // thinner, shape['patch'] // lower
+  config.model.update(
+    width=width,
+    depth=max(1, shape['depth'] // lower),
+    mlp_dim=shape['mlp_dim'] // thinner,
+    num_heads=max(1, shape['width'] // 64 // lower),
+    patch_size=(patch, patch),
+    representation_size=width,
+  )
+  scaling.add_few_shot(config, values, args.tiny)
+  return config

@@ -1,0 +1,266 @@
+"""VTAB-1k's tasks on made-up TFDS data sets of the true sizes and features."""
+
+import pickle
+import sys
+
+import made_up
+import numpy as np
+import pytest
+
+from vit_jax import build
+from vit_jax.data import images, vtab
+from vit_jax.data.tfds import Tfds
+
+TASKS = list(vtab.TASKS)
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  path = tmp_path_factory.mktemp('vtab')
+  made_up.prepare_vtab(path)
+  return path
+
+
+def _source(data_dir, key, split):
+  settings = vtab.settings(key, split, data_dir=str(data_dir))
+  return build.instantiate(settings)
+
+
+def _distinct(key):
+  classes = {'caltech101': 103, 'cifar100': 101, 'flowers': 103, 'sun397': 397}
+  return classes.get(key, 97)
+
+
+def _shown(key, source, index):
+  """(number of the example in its split's cycle, place of the split)."""
+  image = images.decode(source[index]['image'], source.channels)
+  assert image.shape[-1] == 3
+  return made_up.number(image)
+
+
+# (index, place of the split in made_up.VTAB_SIZES) of the first example; where
+# there is no entry, of the second split and of the third.
+_VAL = {
+  'caltech101': (2754, 0),
+  'cifar100': (45000, 0),
+  'pets': (2944, 0),
+  'svhn': (65931, 0),
+  'eurosat': (16200, 0),
+  'resisc45': (18900, 0),
+  'clevr_count': (63000, 0),
+  'clevr_distance': (63000, 0),
+  'dsprites_location': (589824, 0),
+  'dsprites_orientation': (589824, 0),
+}
+_TEST = {
+  'eurosat': (21600, 0),
+  'resisc45': (25200, 0),
+  'clevr_count': (0, 1),
+  'clevr_distance': (0, 1),
+  'dsprites_location': (663552, 0),
+  'dsprites_orientation': (663552, 0),
+  'snorb_azimuth': (12150, 1),
+  'snorb_elevation': (12150, 1),
+  'caltech101': (0, 1),
+  'cifar100': (0, 1),
+  'pets': (0, 1),
+  'svhn': (0, 1),
+}
+
+
+@pytest.mark.parametrize('key', TASKS)
+def test_splits(data_dir, key):
+  task, distinct = vtab.TASKS[key], _distinct(key)
+  val = _VAL.get(key, (0, 1))
+  test = _TEST.get(key, (0, 2))
+  parts = {
+    'train800': [(0, 0, 800)],
+    'val200': [(*val, 200)],
+    'train800val200': [(0, 0, 800), (*val, 200)],
+    'test': [(*test, task.test_size)],
+  }
+  for split, pieces in parts.items():
+    source = _source(data_dir, key, split)
+    assert len(source) == sum(size for *_, size in pieces)
+    assert source.num_classes == task.num_classes
+    at = 0
+    for first, place, size in pieces:
+      for i in {0, 1, size // 2, size - 1}:
+        expected = ((first + i) % distinct, place)
+        assert _shown(key, source, at + i) == expected, (split, i)
+      at += size
+  assert 'tensorflow' not in sys.modules
+
+
+@pytest.mark.parametrize('key', TASKS)
+def test_labels(data_dir, key):
+  source = _source(data_dir, key, 'train800val200')
+  labels = source.labels()
+  assert labels.dtype == np.int32 and labels.shape == (1000,)
+  some = range(0, 1000, 7)
+  np.testing.assert_array_equal(
+    labels[some], [source[i]['label'] for i in some]
+  )
+  assert set(labels.tolist()) == set(range(source.num_classes))
+  if source.class_names is not None:
+    assert len(source.class_names) == source.num_classes
+
+
+def test_the_table():
+  groups = [task.group for task in vtab.TASKS.values()]
+  assert [groups.count(group) for group in vtab.GROUPS] == [7, 4, 8]
+  assert groups == sorted(groups)  # natural, specialized, structured
+  sizes = dict.fromkeys(vtab.GROUPS, 0)
+  for task in vtab.TASKS.values():
+    sizes[task.group] += task.test_size
+  assert list(sizes.values()) == [75_564, 87_138, 225_202]
+  for key, task in vtab.TASKS.items():
+    assert key == task.name and task.train == 'train[:800]'
+  assert len({task.tfds for task in vtab.TASKS.values()}) == 16
+  assert {t.tfds for t in vtab.TASKS.values()} == set(made_up.VTAB_SIZES)
+
+
+def test_sources_pickle(data_dir):
+  source = _source(data_dir, 'kitti', 'test')
+  copy = pickle.loads(pickle.dumps(source))
+  assert [copy[i]['label'] for i in range(50)] == source.labels()[:50].tolist()
+
+
+@pytest.mark.parametrize('count, label', [(3, 0), (4, 1), (9, 6), (10, 7)])
+def test_clevr_count(count, label):
+  assert vtab.ClevrCount()({'size': np.zeros(count, np.int64)}) == label
+
+
+@pytest.mark.parametrize(
+  'distances, label',
+  [
+    ([0.1], 0),
+    ([8.0], 0),  # equal to a threshold is not above it
+    ([np.nextafter(np.float32(8), np.float32(9))], 1),
+    ([8.5], 1),
+    ([8.6], 2),
+    ([9.0], 2),
+    ([9.25], 3),
+    ([9.5], 3),
+    ([9.75], 4),
+    ([10.0], 4),
+    ([10.1], 5),
+    ([100.0], 5),
+    ([50, 9.2, 70], 3),  # the nearest counts
+  ],
+)
+def test_clevr_distance(distances, label):
+  coords = np.zeros((len(distances), 3), np.float32)
+  coords[:, 0] = -5  # neither x nor y enters
+  coords[:, 2] = distances
+  assert vtab.ClevrDistance()({'pixel_coords': coords}) == label
+
+
+@pytest.mark.parametrize(
+  'types, depths, label',
+  [
+    ([], [], 3),
+    ([3, 4, 5, 6, 7], [1, 1, 1, 1, 1], 3),  # nothing that drives on roads
+    ([0], [8.0], 0),
+    ([1], [8.1], 1),
+    ([2], [20.0], 1),
+    ([2], [20.1], 2),
+    ([0], [900.0], 2),
+    ([0], [-1.0], 0),  # beside the camera
+    ([3, 0, 1], [2, 30, 15], 1),
+  ],
+)
+def test_kitti_distance(types, depths, label):
+  locations = np.zeros((len(types), 3), np.float32)
+  locations[:, 2] = depths
+  objects = {'type': np.array(types, np.int64), 'location': locations}
+  assert vtab.KittiDistance()(objects) == label
+
+
+def test_merged_labels():
+  location, orientation = vtab.Merged(values=32), vtab.Merged(values=40)
+  assert [location(i) for i in range(32)] == [i // 2 for i in range(32)]
+  expected = [int(np.floor(i / 2.5)) for i in range(40)]
+  assert [orientation(np.int64(i)) for i in range(40)] == expected
+  assert expected[:6] == [0, 0, 0, 1, 1, 2]
+  assert location.num_classes == orientation.num_classes == 16
+  with pytest.raises(ValueError, match=r'the label is 32; .* \[0, 32\)'):
+    location(32)
+
+
+def test_scale():
+  image = np.array([[[0], [1]]], np.uint8)
+  scaled = vtab.Scale(factor=255)(image, None)
+  assert scaled.dtype == np.uint8 and scaled.ravel().tolist() == [0, 255]
+  with pytest.raises(ValueError, match='the value 2, and 2 \\* 255 exceeds'):
+    vtab.Scale()(image * 2, None)
+  with pytest.raises(ValueError, match=r'factor is 0\.5; give an int'):
+    vtab.Scale(factor=0.5)
+
+
+def _kinds(key, **options):
+  """What the transforms of a task are, as (class, size or probability)."""
+  configs = vtab.transforms(key, **options)
+  transforms = [build.instantiate(config) for config in configs]
+  return [
+    (type(t).__name__, getattr(t, 'size', (None,))[0]) for t in transforms
+  ]
+
+
+def test_transforms():
+  crop = [('Resize', 448), ('RandomCrop', 384)]
+  plain, flip, scale = ('Resize', 384), ('FlipLR', None), ('Scale', None)
+  expected = {key: [*crop, flip] for key in TASKS}
+  expected['dsprites_orientation'] = [scale, *crop]
+  expected['snorb_azimuth'] = crop
+  for key in ('clevr_count', 'clevr_distance', 'dmlab', 'kitti'):
+    expected[key] = [plain, flip]
+  expected['dsprites_location'] = [scale, plain]
+  assert {key: _kinds(key, train=True) for key in TASKS} == expected
+  for key in TASKS:
+    first = [scale] if key.startswith('dsprites') else []
+    assert _kinds(key, train=False) == [*first, plain]
+  assert _kinds('pets', size=224, train=True)[:2] == [
+    ('Resize', 261),
+    ('RandomCrop', 224),
+  ]
+  assert _kinds('kitti', size=32, train=True)[0] == ('Resize', 32)
+
+
+def test_dsprites_images_are_black_and_white(data_dir):
+  source = _source(data_dir, 'dsprites_location', 'val200')
+  image = images.decode(source[1]['image'], source.channels)
+  for config in vtab.transforms('dsprites_location', size=64, train=True):
+    image = build.instantiate(config)(image, np.random.default_rng(0))
+  assert set(np.unique(image)) == {0, 255} and image.shape == (64, 64, 3)
+  count = (589825 % 97) * 3
+  assert np.sum(image == 255) == count
+
+
+def test_small_test_sets(tmp_path):
+  """What the tests of whole studies run on."""
+  made_up.prepare_vtab(tmp_path, test_size=9)
+  for key, task in vtab.TASKS.items():
+    size = 100 if task.tfds == 'smallnorb' else 9
+    assert len(_source(tmp_path, key, 'test')) == size
+    assert len(_source(tmp_path, key, 'train800val200')) == 1000
+
+
+def test_errors(tmp_path):
+  with pytest.raises(ValueError, match=r"no task 'pet'.*Did you mean 'pets'"):
+    vtab.settings('pet', 'test')
+  with pytest.raises(ValueError, match="no split 'val'; it has train800, val2"):
+    vtab.settings('pets', 'val')
+  with pytest.raises(ValueError, match="'resisc45' is not prepared") as info:
+    _source(tmp_path, 'resisc45', 'test')
+  assert 'to download by hand' in str(info.value)  # as TFDS itself says
+
+
+def test_label_rule_on_another_set(data_dir):
+  with pytest.raises(ValueError, match=r"ClevrCount\(\) fails on .*'label'"):
+    Tfds(
+      'oxford_iiit_pet',
+      split='train',
+      data_dir=data_dir,
+      label_fn=vtab.ClevrCount(),
+    )

@@ -1,0 +1,36 @@
+"""Features to read out, and meshes of one and of all devices."""
+
+import functools
+
+import jax
+import numpy as np
+
+from vit_jax import sharding
+from vit_jax.data.builtin import Digits
+from vit_jax.evals.readout import Split
+
+
+@functools.cache
+def digits(split):
+  """Pixels of the digits in [-1, 1]: 1,029 or 768 of 64 features."""
+  source = Digits(split=split)
+  examples = [source[i] for i in range(len(source))]
+  x = np.stack([e['image'].ravel() for e in examples]).astype(np.float32)
+  return Split(x / 127.5 - 1, np.array([e['label'] for e in examples]))
+
+
+def blobs(count, dim, num_classes, seed=0, spread=1.0):
+  """Overlapping classes around random centres; labels 7, 17, 27, ..."""
+  centres = np.random.default_rng(99).normal(size=(num_classes, dim))
+  rng = np.random.default_rng(seed)
+  y = np.arange(count) % num_classes
+  x = centres[y] + spread * rng.normal(size=(count, dim))
+  return Split(x.astype(np.float32), 10 * y + 7)
+
+
+def mesh_of(num_devices):
+  if num_devices == 8:
+    return sharding.make_mesh()
+  auto = (jax.sharding.AxisType.Auto,)
+  devices = jax.devices()[:1]
+  return jax.make_mesh((1,), ('data',), devices=devices, axis_types=auto)

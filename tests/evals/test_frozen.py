@@ -1,0 +1,286 @@
+"""Features are extracted once, exactly, and shared by all readouts."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import splits
+
+from vit_jax import sharding
+from vit_jax.build import ConfigError
+from vit_jax.evals import readout
+from vit_jax.evals.fewshot import FewShot
+from vit_jax.evals.frozen import Frozen
+from vit_jax.evals.knn import Knn
+from vit_jax.evals.linear_probe import LinearProbe
+from vit_jax.evals.logistic import Logistic
+
+
+class Source:
+  """Noisy images whose brightness in some pixels tells the class."""
+
+  num_classes, class_names = 3, None
+
+  def __init__(self, count, seed, labels=None):
+    rng = np.random.default_rng(seed)
+    self._labels = np.arange(count) % 3 if labels is None else labels
+    pattern = np.random.default_rng(99).normal(size=(3, 4, 4, 1))
+    noise = rng.normal(size=(count, 4, 4, 1))
+    images = 128 + 30 * pattern[np.arange(count) % 3] + 30 * noise
+    self.images = np.clip(images, 0, 255).astype(np.uint8)
+    self.reads = 0
+
+  def __len__(self):
+    return len(self._labels)
+
+  def __getitem__(self, i):
+    self.reads += 1
+    return {'image': self.images[i], 'label': self._labels[i]}
+
+  def labels(self):
+    return np.asarray(self._labels, np.int32)
+
+  def describe(self, i):
+    return f'image {i}'
+
+
+class Features:
+  num_classes = 5
+
+  def apply(self, variables, images, *, method):
+    assert method == 'features'
+    flat = images.reshape(len(images), -1)
+    x = flat @ variables['params']
+    return {'pre_logits': x, 'tokens': jnp.stack([x, 2 * x], axis=1)}
+
+
+class Spy:
+  """A readout that keeps what it is given."""
+
+  def check(self, labels_train, labels_test, *, labels_val=None):
+    self.labels = labels_train, labels_test, labels_val
+
+  def __call__(self, train, test, *, val=None, mesh):
+    self.splits = train, test, val
+    return {'count': float(len(test.y))}
+
+
+KERNEL = np.random.default_rng(2).normal(size=(16, 8)).astype(np.float32)
+
+
+def scaled(images):
+  return images.astype(jnp.float32) / 255
+
+
+def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
+  mesh = splits.mesh_of(num_devices)
+  data = data or {'made': {'train': Source(31, 0), 'test': Source(29, 1)}}
+  evaluator = Frozen(
+    Features(),
+    preprocess=scaled,
+    mesh=mesh,
+    data={
+      name: {
+        split: {'source': source, 'batch_size': batch_size}
+        for split, source in of_name.items()
+      }
+      for name, of_name in data.items()
+    },
+    readouts=readouts,
+    **kwargs,
+  )
+  return evaluator, jax.device_put(KERNEL, sharding.replicated(mesh))
+
+
+@pytest.mark.parametrize('num_devices', [1, 8])
+@pytest.mark.parametrize('features', ['pre_logits', 'tokens', 'pixels'])
+def test_readouts_get_the_features_in_order(num_devices, features):
+  spy, sources = Spy(), {'train': Source(31, 0), 'test': Source(29, 1)}
+  for batch_size in (8, 40):
+    evaluator, params = make(
+      {'spy': spy},
+      num_devices,
+      batch_size,
+      {'made': sources},
+      features=features,
+    )
+    with jax.transfer_guard('disallow'):
+      assert evaluator.run(params) == {'made/spy/count': 29.0}
+    for split, source in zip(spy.splits, sources.values()):
+      expected = source.images.reshape(len(source), -1) / np.float32(255)
+      if features != 'pixels':
+        expected = expected @ KERNEL
+      if features == 'tokens':
+        expected = np.concatenate([expected, 2 * expected], axis=1)
+      np.testing.assert_allclose(split.x, expected, rtol=1e-5, atol=1e-5)
+      np.testing.assert_array_equal(split.y, source.labels())
+      assert split.x.dtype == np.float32
+  assert spy.splits[2] is None
+
+
+def test_each_image_is_read_once_for_all_readouts():
+  data = {
+    'one': {'train': Source(31, 0), 'test': Source(29, 1)},
+    'two': {'train': Source(30, 2), 'val': Source(9, 3), 'test': Source(12, 4)},
+  }
+  spies = {'a': Spy(), 'b': Spy()}
+  evaluator, params = make(spies, data=data)
+  sources = [s for of_name in data.values() for s in of_name.values()]
+  opened = [source.reads for source in sources]
+  evaluator.check(params)
+  evaluator.check(params)
+  assert [source.reads for source in sources] == opened
+  np.testing.assert_array_equal(spies['a'].labels[2], np.arange(9) % 3)
+  found = evaluator.run(params)
+  read = [source.reads - before for source, before in zip(sources, opened)]
+  assert read == [31, 29, 30, 9, 12]
+  assert spies['a'].splits == spies['b'].splits
+  assert len(spies['a'].splits[2].y) == 9
+  assert found == {
+    'one/a/count': 29,
+    'one/b/count': 29,
+    'two/a/count': 12,
+    'two/b/count': 12,
+    'mean/a/count': 20.5,
+    'mean/b/count': 20.5,
+  }
+
+
+@pytest.mark.parametrize('num_devices', [1, 8])
+def test_all_readouts_under_the_guard_of_training(num_devices):
+  readouts = {
+    'fewshot': FewShot(shots=(2, 5)),
+    'knn': Knn(k=(1, 5), held_out=0.3),
+    'logistic': Logistic(C=(0.1, 1.0)),
+    'probe': LinearProbe(lr=(0.1, 0.01), epochs=20),
+  }
+  evaluator, params = make(readouts, num_devices)
+  evaluator.check(params)
+  with jax.transfer_guard('disallow'):
+    found = evaluator.run(params)
+    assert evaluator.run(params) == found  # any number of times
+  assert all(isinstance(value, float) for value in found.values())
+  for metric in ('fewshot/5shot', 'knn/chosen', 'logistic/accuracy'):
+    assert 0.5 < found[f'made/{metric}'] < 1
+
+
+TWO_PROCESSES = """
+import json, sys
+import jax
+count, index, port = (int(arg) for arg in sys.argv[1:])
+jax.config.update('jax_num_cpu_devices', 4 // count)
+if count > 1:
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.distributed.initialize(f'localhost:{port}', count, index)
+from vit_jax import sharding
+from vit_jax.data.builtin import Digits
+from vit_jax.evals import fewshot, frozen, knn, linear_probe, logistic
+evaluator = frozen.Frozen(
+  None,
+  preprocess=lambda x: x.astype('float32') / 255,
+  mesh=sharding.make_mesh(),
+  features='pixels',
+  data={'digits': {
+    split: {'source': Digits(split=split), 'batch_size': 100}
+    for split in ('train', 'test')
+  }},
+  readouts={
+    'fewshot': fewshot.FewShot(shots=(5,)),
+    'knn': knn.Knn(k=(5, 50), held_out=0.1),
+    'logistic': logistic.Logistic(C=(0.1, 1.0)),
+    'probe': linear_probe.LinearProbe(epochs=3),
+  },
+)
+with jax.transfer_guard('disallow'):
+  evaluator.check({})
+  print(json.dumps(evaluator.run({})))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_on_two_processes():
+  """Four devices each time; neither 1,029 nor 768 divides by the batch."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
+
+  def start(count, index):
+    command = [sys.executable, '-c', TWO_PROCESSES]
+    command += [str(number) for number in (count, index, port)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+  running = [start(1, 0), start(2, 0), start(2, 1)]
+  one, *two = (
+    json.loads(process.communicate(timeout=300)[0].splitlines()[-1])
+    for process in running
+  )
+  assert two == [one, one]
+  assert one['digits/logistic/accuracy'] > 0.9
+
+
+def test_an_unknown_feature_is_an_error_before_training():
+  evaluator, params = make({'spy': Spy()}, features='token')
+  with pytest.raises(
+    ValueError, match=r"'token'.*has \['pre_logits', 'tok.*\(a"
+  ):
+    evaluator.check(params)
+
+
+def test_errors_of_readouts_name_the_data():
+  evaluator, params = make({'few': FewShot(shots=(11,))})
+  with pytest.raises(ValueError, match=r'made/few: 11 shots .* class 1 has 10'):
+    evaluator.check(params)
+
+
+def test_labels_must_be_single_classes():
+  many = Source(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
+  data = {'made': {'train': many, 'test': Source(29, 1)}}
+  evaluator, params = make({'spy': Spy()}, data=data)
+  with pytest.raises(ValueError, match=r'made/train: .*one class per example'):
+    evaluator.check(params)
+
+
+def test_features_that_are_not_finite():
+  evaluator, params = make({'spy': Spy()})
+  with pytest.raises(ValueError, match=r'made/train: 31 of 248 feature values'):
+    evaluator.run(params.at[0, 0].set(jnp.nan))
+
+
+@pytest.mark.parametrize(
+  'data, readouts, message',
+  [
+    ({}, {'spy': Spy()}, r'needs data and readouts; it has data \[\]'),
+    ({'a': {'train': Source(9, 0)}}, {'s': Spy()}, r"data\.a has \['train'\]"),
+    ({'mean': {}}, {'s': Spy()}, r"'mean' cannot name data"),
+    ({'a': {}}, {'s/t': Spy()}, r"'s/t' cannot name data or a readout"),
+  ],
+)
+def test_wrong_settings(data, readouts, message):
+  data = {
+    name: {k: {'source': v, 'batch_size': 8} for k, v in of_name.items()}
+    for name, of_name in data.items()
+  }
+  mesh = sharding.make_mesh()
+  with pytest.raises(ValueError, match=message):
+    Frozen(
+      Features(), preprocess=scaled, mesh=mesh, data=data, readouts=readouts
+    )
+
+
+def test_a_batch_must_divide_over_the_devices():
+  with pytest.raises(ConfigError, match=r'made/train batch_size=12 is global'):
+    make({'spy': Spy()}, batch_size=12)
+
+
+def test_held_out_rows_are_stratified():
+  labels = np.repeat([5, 2, 9], [20, 3, 1])
+  kept, held = readout.hold_out(labels, 0.2, seed=0)
+  np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
+  np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
+  other = readout.hold_out(labels, 0.2, seed=1)[1]
+  assert list(other) != list(held)

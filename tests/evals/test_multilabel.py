@@ -1,0 +1,132 @@
+"""Against scikit-learn, on scores that numpy computes."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.special
+import sklearn.metrics
+
+from vit_jax import sharding
+from vit_jax.evals.multilabel import MultiLabel
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (37, 2, 2, 3), np.uint8)
+KERNEL = (RNG.normal(size=(12, 6)) / 2).astype(np.float32)
+LOGITS = IMAGES.reshape(37, -1) / 255.0 @ KERNEL.astype(np.float64)
+# Right but for some noise, so that some examples are right altogether.
+LABELS = (LOGITS + RNG.normal(size=(37, 6)) / 3 > 0.1).astype(np.float32)
+LABELS[10:16] = np.eye(6)
+LABELS[:, 2] = 0  # a class without examples
+LABELS[5] = 0  # an example without classes
+
+
+class Source:
+  num_classes, class_names = 6, list('abcdef')
+
+  def __init__(self, labels=LABELS, broken=()):
+    self._labels, self._broken = labels, broken
+
+  def __len__(self):
+    return len(self._labels)
+
+  def __getitem__(self, i):
+    if i in self._broken:
+      raise ValueError('unreadable')
+    return {'image': IMAGES[i % 37], 'label': self._labels[i]}
+
+  def describe(self, i):
+    return f'image {i}'
+
+
+class Linear:
+  num_classes = 6
+
+  def apply(self, variables, images):
+    return images.reshape(len(images), -1) @ variables['params']
+
+
+def evaluate(num_devices=8, source=None, on_error='raise', **kw):
+  auto = (jax.sharding.AxisType.Auto,)
+  devices = jax.devices()[:num_devices]
+  mesh = jax.make_mesh(
+    (num_devices,), ('data',), devices=devices, axis_types=auto
+  )
+  evaluator = MultiLabel(
+    Linear(),
+    preprocess=lambda x: x.astype('float32') / 255,
+    mesh=mesh,
+    data={
+      'source': source or Source(),
+      'batch_size': 16,
+      'on_error': on_error,
+    },
+    **kw,
+  )
+  params = jax.device_put(KERNEL, sharding.replicated(mesh))
+  evaluator.check(params)
+  return evaluator.run(params)
+
+
+def expected(rows=slice(None), threshold=0.5):
+  positive = LABELS[rows] > 0
+  scores = scipy.special.expit(LOGITS[rows])
+  predicted = scores >= threshold
+  have = positive.any(axis=0)
+  loss = np.logaddexp(0, LOGITS[rows]) - LOGITS[rows] * positive
+  f1 = {
+    f'f1_{name}': sklearn.metrics.f1_score(
+      positive, predicted, average=name, zero_division=0
+    )
+    for name in ('micro', 'macro')
+  }
+  values = f1 | {
+    'mAP': sklearn.metrics.average_precision_score(
+      positive[:, have], scores[:, have], average='macro'
+    ),
+    'hamming': sklearn.metrics.hamming_loss(positive, predicted),
+    'exact_match': sklearn.metrics.accuracy_score(positive, predicted),
+    'loss': loss.sum(axis=1).mean(),
+    'num_examples': len(positive),
+  }
+  return {k: pytest.approx(v, rel=1e-6) for k, v in values.items()}
+
+
+@pytest.mark.parametrize('num_devices', [1, 8])
+def test_is_that_of_scikit_learn(num_devices):
+  for threshold in (0.5, 0.7):
+    found = evaluate(num_devices, threshold=threshold)
+    assert found == expected(threshold=threshold)
+    assert 0 < found['exact_match'] < 1 and 0 < found['f1_macro'] < 1
+
+
+def test_skipped_examples_do_not_count():
+  rows = np.array([i for i in range(37) if i not in (0, 36)])
+  found = evaluate(source=Source(broken=(0, 36)), on_error='skip')
+  assert found == expected(rows) | {'skipped': 2}
+
+
+def test_precision_of_each_class():
+  found = evaluate(per_class=True)
+  each = {
+    f'average_precision/{name}': sklearn.metrics.average_precision_score(
+      LABELS[:, c], LOGITS[:, c]
+    )
+    for c, name in enumerate('abcdef')
+    if name != 'c'
+  }
+  assert found.items() >= {k: pytest.approx(v) for k, v in each.items()}.items()
+  assert 'average_precision/c' not in found
+  assert found['mAP'] == pytest.approx(np.mean(list(each.values())))
+
+
+def test_mistakes():
+  with pytest.raises(ValueError, match=r'label of an example is .*it needs ve'):
+    evaluate(source=Source(LABELS.argmax(axis=1)))
+  with pytest.raises(
+    ValueError, match=r'37 examples and 6 classes take 8.88e-'
+  ):
+    evaluate(max_gb=1e-7)
+  with pytest.raises(ValueError, match=r'threshold=1 must lie between 0 and 1'):
+    evaluate(threshold=1)
+  with pytest.raises(ValueError, match=r'None of 37 examples has a label'):
+    evaluate(source=Source(np.zeros_like(LABELS)))

@@ -1,0 +1,144 @@
+"""configs/evaluate_imagenet.py on made-up sets with the real ones' features.
+
+The model does not look at the images: its likeliest classes are always those
+of BEST, in this order, so that every accuracy can be counted by hand.
+"""
+
+import csv
+import importlib
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import evaluate as evaluate_lib
+from vit_jax import names, tree
+from vit_jax.build import ConfigError
+from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
+
+TESTS = pathlib.Path(__file__).parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS / 'data')]
+made_up = importlib.import_module('made_up')
+evaluate_imagenet = importlib.import_module('configs.evaluate_imagenet')
+
+BEST = (500, 3, 7, 8, 9, 10)
+# Labels are 0, 1, 2, ...; in imagenet2012_real none, [1], [2, 3], none, ...
+SETS = {
+  'imagenet2012': {'validation': 20},
+  'imagenet2012_real': {'validation': 20},
+  'imagenet_v2/matched-frequency': {'test': 19},
+  'imagenet_v2/topimages': {'test': 8},
+  'imagenet_a': {'test': 12},
+  'imagenet_r': {'test': 13},
+  'imagenet_sketch': {'test': 5},
+}
+# Evaluator: hits among the best, among the best five; examples.
+EXPECTED = {
+  'val': (0, 4, 20),
+  'real': (0, 3, 13),  # in [2, 3], [7], [8, 9] of 13 lists that are not empty
+  'v2': (0, 4, 19),
+  'a': (1, 5, 12),  # restricted to labels 0 to 11, of which 3 is the best
+  'r': (1, 5, 13),
+  'sketch': (0, 1, 5),
+}
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  path = tmp_path_factory.mktemp('tfds')
+  for name, sizes in SETS.items():
+    made_up.prepare(path, name, sizes)
+  return path
+
+
+def write_weights(path, num_classes):
+  """Of a tiny model, with names that are not those of the data."""
+  fields = {'num_classes': num_classes, 'depth': 1}
+  model = names.create('ViT-mu/4', **fields)
+  images = jax.ShapeDtypeStruct((1, 28, 28, 3), np.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  params = {
+    k: np.zeros(x.shape, x.dtype) for k, x in tree.flatten(shapes).items()
+  }
+  params['head/bias'][list(BEST)] = np.arange(len(BEST), 0, -1)
+  weights = Weights(
+    settings=names.settings('ViT-mu/4', **fields),
+    params=params,
+    image_shape=(28, 28, 3),
+    class_names=[f'animal {i}' for i in range(num_classes)],
+  )
+  formats.write(weights, path, 'npz')
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+  path = tmp_path_factory.mktemp('weights') / 'tiny.npz'
+  return write_weights(path, num_classes=1000)
+
+
+def run(argument, weights, data_dir, workdir):
+  config = evaluate_imagenet.get_config(argument)
+  config.init_from.path = weights
+  first = next(iter(config.evals))
+  config.evals[first].data.batch_size = 16  # of all, as is data_dir
+  config.evals[first].data.source.data_dir = str(data_dir)
+  return evaluate_lib.evaluate(config, workdir)
+
+
+@pytest.mark.parametrize(
+  'words',
+  [('val', 'real', 'a'), pytest.param((), marks=pytest.mark.slow)],
+)
+def test_counts_by_hand(words, weights, data_dir, tmp_path):
+  argument = ','.join((*words, 'size=28'))
+  result = run(argument, weights, data_dir, tmp_path)
+  for name in words or EXPECTED:
+    top1, top5, count = EXPECTED[name]
+    assert result[f'{name}/accuracy'] == top1 / count, name
+    assert result[f'{name}/top5_accuracy'] == top5 / count, name
+    assert result[f'{name}/num_examples'] == count, name
+    assert result[f'{name}/accuracy_high'] > top1 / count, name
+  assert result['real/num_unlabelled'] == 7
+  assert {k.split('/')[0] for k in result} == set(words or EXPECTED)
+  with open(tmp_path / 'results-a.csv') as file:
+    (row,) = csv.DictReader(file)
+  assert row['model'] == 'tiny' and row['top1'] == '8.333'
+  assert (row['img_size'], row['crop_pct']) == ('28', '0.875')
+  assert row['interpolation'] == 'area'
+
+
+def test_some_sets_and_settings(weights, data_dir, tmp_path):
+  argument = 'v2,topimages,size=32,resize,bootstrap'
+  result = run(argument, weights, data_dir, tmp_path)
+  assert {k.split('/')[0] for k in result} == {'v2'}
+  assert result['v2/num_examples'] == 8
+  assert result['v2/loss_low'] <= result['v2/loss'] <= result['v2/loss_high']
+  row = (tmp_path / 'results-v2.csv').read_text().splitlines()[1]
+  assert row.endswith(',32,1.000,bilinear')
+
+
+def test_another_number_of_classes_is_an_error(data_dir, tmp_path):
+  other = write_weights(tmp_path / 'other.npz', num_classes=1001)
+  with pytest.raises(ValueError, match='has 1000 classes and the model 1001'):
+    run('val,size=28', other, data_dir, tmp_path)
+
+
+def test_what_is_not_prepared_is_an_error_that_says_how(weights, tmp_path):
+  with pytest.raises(ValueError, match=r"'imagenet2012_real' is not prepared"):
+    run('real,size=28', weights, tmp_path, tmp_path / 'run')
+
+
+@pytest.mark.parametrize('argument', evaluate_imagenet.VARIANTS)
+def test_every_variant_loads_and_asks_for_weights(argument, tmp_path):
+  config = evaluate_imagenet.get_config(argument)
+  with pytest.raises(ConfigError, match=r'init_from\.path'):
+    evaluate_lib.evaluate(config, tmp_path)
+
+
+def test_a_wrong_argument_lists_what_is_allowed():
+  with pytest.raises(ValueError, match=r'(?s)take.*sketch.*topimages.*bootstr'):
+    evaluate_imagenet.get_config('imagenet_v2')

@@ -1,0 +1,186 @@
+"""The transfer to table 5's data sets as a study: its runs and its table."""
+
+import importlib
+import sys
+
+import pytest
+from test_configs import ROOT, load_config, load_module
+from test_study import clean_slate  # noqa: F401
+from test_vtab_study import write_weights
+
+from vit_jax import study
+from vit_jax.build import ConfigError
+from vit_jax.metrics import Writer, read_records
+
+sys.path.append(str(ROOT / 'tests' / 'data'))
+made_up = importlib.import_module('made_up')
+
+# Table 4.
+RATES = {
+  'imagenet': (0.003, 0.01, 0.03, 0.06),
+  'cifar10': (0.001, 0.003, 0.01, 0.03),
+  'cifar100': (0.001, 0.003, 0.01, 0.03),
+  'pets': (0.001, 0.003, 0.01, 0.03),
+  'flowers': (0.001, 0.003, 0.01, 0.03),
+}
+
+
+@pytest.fixture
+def fake_runs(monkeypatch):
+  """Runs that note their configs; the second of four rates is the best."""
+  seen = {}
+
+  def run(config, workdir):
+    name = workdir.rpartition('/')[2]
+    seen[name] = config.to_dict()
+    data = name.split('_')[0]
+    study.epath.Path(workdir).mkdir()
+    writer = Writer(workdir)
+    for evaluator in config.evals:
+      accuracy = 0.9 + 0.01 * config.seed
+      if evaluator == 'dev':
+        accuracy = float(config.schedule.lr == RATES[data][1])
+      accuracy += 0.01 * (evaluator == 'real')
+      writer.write(1, {f'{evaluator}/accuracy': accuracy})
+    writer.close()
+
+  monkeypatch.setattr(study, 'locate', lambda path: run)
+  monkeypatch.setattr(study.study_runs, 'check_sources', lambda *args: None)
+  monkeypatch.setattr(study.study_runs.formats, 'find', lambda path: None)
+  return seen
+
+
+def test_the_best_rate_is_rerun_and_stands_beside_the_published(
+  fake_runs, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setenv('COLUMNS', '80')
+  config = load_config('transfer', 'L/16,jft')
+  config.shared.weights = '/weights.npz'
+  made, _ = study.study(config, tmp_path)
+  assert len(fake_runs) == 5 * (4 + 3)
+  for data, rates in RATES.items():
+    grid = [x for n, x in fake_runs.items() if n.startswith(f'{data}_dev')]
+    assert tuple(x['schedule']['lr'] for x in grid) == rates
+    for x in grid:
+      assert x['data']['source']['split'].startswith('train[:')
+      assert list(x['evals']) == ['dev'] and x['seed'] == 0
+    for seed in (0, 1, 2):
+      final = fake_runs[f'{data}_final_seed{seed}']
+      assert final['schedule']['lr'] == rates[1] and final['seed'] == seed
+      assert final['data']['source']['split'] == 'train'
+      assert final['init_from']['path'] == '/weights.npz'
+  assert made['Flowers']['ours']['mean'] == pytest.approx(0.91)
+  assert made['Flowers']['ours']['values'] == pytest.approx((0.9, 0.91, 0.92))
+  assert made['ImageNet-ReaL']['ours']['mean'] == pytest.approx(0.92)
+  shown = capsys.readouterr().out
+  row = next(x for x in shown.splitlines() if 'CIFAR-100' in x)
+  cells = [x.strip() for x in row.strip('│ ').split('│')]
+  assert cells == ['CIFAR-100', '91.00 ± 0.82', '94.04', '93.90 ± 0.05']
+  row = next(x for x in shown.splitlines() if 'ImageNet-ReaL' in x)
+  assert '89.99' in row and '90.54 ± 0.03' in row
+  assert (tmp_path / 'curves.png').exists()
+
+
+def test_real_labels():
+  config = load_config('transfer', 'imagenet,seeds=1')
+  config.shared.data_dir = '/data'
+  run = config.runs.imagenet_final_seed0
+  source, test = run.evals.real.data.source, run.evals.test.data
+  assert (source.name, source.split) == ('imagenet2012_real', 'validation')
+  assert (source.label_key, source.data_dir) == ('real_label', '/data')
+  assert test.source.name == 'imagenet2012' and 'label_fn' not in test.source
+  assert run.evals.real.data.transforms == test.transforms
+  assert 'real' not in config.runs['imagenet_dev_lr3e-03'].evals
+
+
+@pytest.mark.parametrize(
+  'argument, columns',
+  [
+    ('B/16', {'table 5': 83.97}),
+    ('B/16,imagenet1k', {'table 5': 77.91}),
+    ('L/16,imagenet21k', {'table 5': 85.15, 'table 2': 85.30}),
+    ('R50+L/16,jft', {'table 6, 14 epochs': 87.12}),
+    ('R50x1,jft', {'table 6, 7 epochs': 77.54}),
+    ('S/16', {}),
+    ('H/14,imagenet1k', {}),
+  ],
+)
+def test_published_columns(argument, columns):
+  config = load_config('transfer', argument)
+  found = {
+    x['column']: x['value']
+    for x in config.report[0]['cells']
+    if x['row'] == 'ImageNet' and 'value' in x
+  }
+  first = {k: v[0] if isinstance(v, tuple) else v for k, v in found.items()}
+  assert first == pytest.approx({k: v / 100 for k, v in columns.items()})
+
+
+def test_tables_agree_where_they_repeat_each_other():
+  published = load_module('published')
+  for model, epochs in (('B/16', 7), ('B/32', 7), ('L/32', 7), ('L/16', 14)):
+    row = dict(published.TABLE_6[model, epochs])
+    row.pop('exaflops')
+    assert row == published.TABLE_5['jft', model]
+  for numbers in published.TABLE_5.values():
+    assert numbers['real'] > numbers['imagenet']
+    assert numbers['cifar10'] > numbers['cifar100']
+
+
+def test_bit_has_a_column_of_its_own(fake_runs, tmp_path):
+  config = load_config('transfer', 'R50x1,jft,flowers,pets,bit,seeds=2')
+  config.shared.weights = '/weights.npz'
+  made, _ = study.study(config, tmp_path)
+  assert len(fake_runs) == 2 * (4 + 2 + 2)
+  for data in ('flowers', 'pets'):
+    for seed in (0, 1):
+      run = fake_runs[f'{data}_bit_seed{seed}']
+      assert run['schedule']['decay'] == 'stair' and run['seed'] == seed
+      assert run['schedule']['lr'] == 0.003
+  assert made['Pets']['ours, BiT-HyperRule']['mean'] == pytest.approx(0.905)
+
+
+def test_polyak_is_for_imagenet_alone():
+  config = load_config('transfer', 'L/16,jft,imagenet,pets,polyak')
+  for name, run in config.runs.items():
+    is_imagenet = name.startswith('imagenet')
+    assert run.ema_decay == (0.9999 if is_imagenet else None)
+    size = 512 if is_imagenet else 384
+    assert run.data.transforms[0]['size'] == size
+
+
+def test_unprepared_data_is_found_at_once(tmp_path):
+  config = load_config('transfer', 'tiny')
+  config.shared.weights, config.shared.data_dir = 'x', str(tmp_path)
+  with pytest.raises(ConfigError) as info:
+    study.study(config, tmp_path / 'study')
+  text = str(info.value)
+  assert text.count('.download_and_prepare()"') == 6
+  for name in ('cifar10', 'oxford_iiit_pet', 'imagenet2012_real'):
+    assert f"tfds.builder('{name}', data_dir='{tmp_path}'" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('argument', ['pets', 'imagenet'])
+def test_tiny_study_runs(argument, tmp_path):
+  data_dir = tmp_path / 'data'
+  if argument == 'pets':
+    made_up.prepare(data_dir, 'oxford_iiit_pet', {'train': 100, 'test': 20})
+  else:
+    held_out = {'validation': 20}
+    made_up.prepare(data_dir, 'imagenet2012', {'train': 200} | held_out)
+    made_up.prepare(data_dir, 'imagenet2012_real', held_out)
+  config = load_config('transfer', f'{argument},size=224,tiny')
+  config.shared.weights = write_weights(tmp_path / 'tiny.npz')
+  config.shared.data_dir = str(data_dir)
+  config.shared.model.dtype = 'float32'
+  made, _ = study.study(config, tmp_path / 'study')
+  rows = {'pets': ['Pets'], 'imagenet': ['ImageNet', 'ImageNet-ReaL']}
+  assert list(made) == rows[argument]
+  for row in made.values():
+    assert len(row['ours']['values']) == 3
+  last = read_records(tmp_path / 'study' / f'{argument}_final_seed2')[-1]
+  assert last['test/num_examples'] == 20
+  if argument == 'imagenet':
+    counted = last['real/num_examples'] + last['real/num_unlabelled']
+    assert counted == 20
