@@ -121,6 +121,11 @@ def resize(size):
   return [_transform('Resize', size=size)]
 
 
+def central_crop(size):
+  """The middle of images that are large enough."""
+  return [_transform('CentralCrop', size=size)]
+
+
 def resize_crop(small_size, size):
   """big_vision's test images."""
   return [

@@ -50,13 +50,8 @@ gradients clipped at norm 1, and
 The text has .06 for ResNets and hybrids only, and tells that ResNets were also
 fine-tuned by BiT's recipe, of which the better result counts: `bit`.
 
-To choose as the paper does, try all of them on the dev split, take the one with
-the best dev/accuracy, and run that as 'final' with three seeds:
-
-    for lr in .001 .003 .01 .03; do
-      python -m vit_jax.main --config=configs/finetune.py:pets,B/16,dev,lr=$lr \
-          --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR/$lr
-    done
+To choose as the paper does, with all of them on the dev split and the best as
+'final' with three seeds, is one command: transfer.py.
 
 Expected: the tables in the docstrings of pretrain_*.py, with mean and standard
 deviation of three runs in table 2. From the released ImageNet-21k weights the

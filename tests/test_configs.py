@@ -60,7 +60,7 @@ def test_every_config_is_covered():
   """A new kind of config needs a test of its own, beside these."""
   assert set(FILES) == {
     *TRAINING,
-    *('evaluate', 'evaluate_imagenet', 'quickstart'),
+    *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
     *('scaling_embedded', 'transfer', 'vtab'),
   }

@@ -265,16 +265,30 @@ def test_evaluate_runs(pretrained, data_dir, tmp_path):
 
 def test_evaluate_runs_fewshot(pretrained, image_folder, tmp_path):
   """At another size than the run's: its positions are interpolated."""
-  config = load_config('evaluate', 'folder,fewshot,size=36')
+  config = load_config('evaluate', 'folder,fewshot,knn,size=36')
   for part, split in (('train', None), ('test', '[:20]')):
     source = config.evals.frozen.data.images[part].source
     source.path, source.split = str(image_folder), split
   config.init_from.path = str(pretrained('pretrain_imagenet'))
   result = evaluate_lib.evaluate(config, tmp_path)
   assert 0 <= result['frozen/images/fewshot/10shot'] <= 1
+  assert result['frozen/images/knn/chosen_k'] in (1, 5, 10, 20)
 
 
-@pytest.mark.parametrize('argument', load_module('evaluate').VARIANTS)
-def test_evaluate_loads_and_asks_for_a_checkpoint(argument, tmp_path):
+def test_fewshot_runs_on_several_data_sets(pretrained, data_dir, tmp_path):
+  config = load_config('fewshot', 'pets,cifar100,size=28')
+  config.evals.frozen.data.pets.test.source.data_dir = str(data_dir)  # all
+  config.evals.frozen.readouts.fewshot.shots = (1,)
+  config.init_from.path = str(pretrained('pretrain_imagenet'))
+  result = evaluate_lib.evaluate(config, tmp_path)
+  each = [result[f'frozen/{x}/fewshot/1shot'] for x in ('pets', 'cifar100')]
+  assert result['frozen/mean/fewshot/1shot'] == pytest.approx(np.mean(each))
+
+
+@pytest.mark.parametrize(
+  'name, argument',
+  [(x, v) for x in ('evaluate', 'fewshot') for v in load_module(x).VARIANTS],
+)
+def test_evaluations_load_and_ask_for_a_checkpoint(name, argument, tmp_path):
   with pytest.raises(ConfigError, match=r'init_from\.path'):
-    evaluate_lib.evaluate(load_config('evaluate', argument), tmp_path)
+    evaluate_lib.evaluate(load_config(name, argument), tmp_path)

@@ -121,7 +121,7 @@ def test_a_tiny_study_of_two_runs(data_dir, tmp_path):
   [
     ('scaling_compute', 'R50+B/32,seeds=1,tiny', 2),
     ('scaling_data', 'fig3,B/32,tiny', 3),
-    ('scaling_shape', 'patch,tiny', 5),
+    ('scaling_shape', 'patch,tiny', 4),
   ],
 )
 def test_tiny_studies_run(name, argument, points, data_dir, tmp_path):

@@ -8,7 +8,7 @@ import splits
 from sklearn.linear_model import Ridge
 
 from vit_jax.evals.fewshot import FewShot, choose, solve
-from vit_jax.evals.readout import predict
+from vit_jax.evals.readout import Split, predict
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = splits.digits('train'), splits.digits('test')
@@ -149,3 +149,26 @@ def test_errors():
     ValueError, match=r'1 classes of test, such as 3, have no'
   ):
     FewShot(shots=(5,)).check(labels, np.arange(4))
+
+
+def test_a_class_may_have_fewer():
+  labels = np.repeat([0, 1, 2], [1, 3, 9])
+  chosen = choose(labels, 5, 0, allow_fewer=True)
+  np.testing.assert_array_equal(np.bincount(labels[chosen]), [1, 3, 5])
+  with pytest.raises(ValueError, match=r'class 0 has 1 .*allow_fewer=True'):
+    FewShot(shots=(5,)).check(labels, labels)
+  # Held out are 0, 1 and 1 of the shots; 0, 0 and 2 further ones.
+  x = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
+  split = Split(x + labels[:, None].astype(np.float32), labels)
+  for further in (None, 2):
+    fewshot = FewShot(
+      shots=(5,),
+      l2=(1.0, 100.0),
+      held_out_shots=further,
+      allow_fewer=True,
+    )
+    fewshot.check(labels, labels)
+    assert 0 <= fewshot(split, split)['5shot'] <= 1
+  few = np.array([0, 1])
+  with pytest.raises(ValueError, match=r'more than 5 training examples'):
+    fewshot.check(few, few)

@@ -26,6 +26,8 @@ class FewShot:
       penalised; None for no bias.
     held_out_shots: chooses l2 on so many further examples of each class
       instead, beyond the shots.
+    allow_fewer: whether a class that has fewer examples gives what it has, as
+      in big_vision; else that is an error.
 
   `val` is left alone.
   """
@@ -38,7 +40,9 @@ class FewShot:
     whiten=True,
     bias=100.0,
     held_out_shots=None,
+    allow_fewer=False,
   ):
+    self._allow_fewer = allow_fewer
     self._shots, self._seeds = tuple(shots), tuple(seeds)
     self._l2 = readout.sweep(l2, 'l2', least=0)
     self._form = {'whiten': whiten, 'bias': bias}
@@ -63,7 +67,14 @@ class FewShot:
   def check(self, labels_train, labels_test, *, labels_val=None):
     """Raises ValueError if a class has too few training examples."""
     del labels_val
-    choose(labels_train, max(self._shots) + self._further, seed=0)
+    count = max(self._shots) + self._further
+    drawn = _draw(labels_train, count, 0, self._allow_fewer)
+    least = max(self._shots) if self._further else 1
+    if len(self._l2) > 1 and max(map(len, drawn)) <= least:
+      raise ValueError(
+        f'No class has more than {least} training examples: none is left to '
+        'choose l2 on. Use fewer shots, a larger split, or one l2.'
+      )
     unknown = np.setdiff1d(labels_test, labels_train)
     if len(unknown):
       raise ValueError(
@@ -94,15 +105,20 @@ class FewShot:
 
   def _fit(self, train, shots, seed):
     """(l2, solution) of a draw."""
-    drawn = choose(train.y, shots + self._further, seed)
-    drawn = drawn.reshape(-1, shots + self._further)
-    fit = train[drawn[:, :shots].ravel()]
+    drawn = _draw(train.y, shots + self._further, seed, self._allow_fewer)
+    fit = train[np.concatenate([rows[:shots] for rows in drawn])]
     if len(self._l2) == 1:
       (l2,) = self._l2
       return l2, solve(fit.x, fit.y, l2=l2, **self._form)
-    count = self._further or max(1, shots // 5)
-    kept = train[drawn[:, :-count].ravel()]
-    held = train[drawn[:, -count:].ravel()]
+    # Of a class that has but one example, that one is kept.
+    ends = [
+      shots
+      if self._further
+      else len(rows) - min(max(1, shots // 5), len(rows) - 1)
+      for rows in drawn
+    ]
+    kept = train[np.concatenate([r[:end] for r, end in zip(drawn, ends)])]
+    held = train[np.concatenate([r[end:] for r, end in zip(drawn, ends)])]
     tried = solutions(kept.x, kept.y, **self._form)
     _, l2 = max(
       (readout.accuracy(readout.predict(tried(l2), held.x), held.y), l2)
@@ -111,23 +127,29 @@ class FewShot:
     return l2, solve(fit.x, fit.y, l2=l2, **self._form)
 
 
-def choose(labels, shots, seed):
+def choose(labels, shots, seed, *, allow_fewer=False):
   """Indices of `shots` examples of each class, class by class, drawn by seed.
 
   Of one seed, fewer shots are the first of more. Raises ValueError if a class
-  has fewer.
+  has fewer, unless `allow_fewer`.
   """
+  return np.concatenate(_draw(labels, shots, seed, allow_fewer))
+
+
+def _draw(labels, shots, seed, allow_fewer):
+  """[indices of a class's examples] of all classes."""
   rng = np.random.default_rng(seed)
-  chosen = []
+  drawn = []
   for label in np.unique(labels):
     (of_class,) = np.nonzero(labels == label)
-    if len(of_class) < shots:
+    if len(of_class) < shots and not allow_fewer:
       raise ValueError(
         f'{shots} shots (held-out ones included): class {label} has '
-        f'{len(of_class)} training examples; use fewer or a larger split.'
+        f'{len(of_class)} training examples; use fewer or a larger split, or '
+        'allow_fewer=True to take what there is.'
       )
-    chosen.append(rng.permutation(of_class)[:shots])
-  return np.concatenate(chosen)
+    drawn.append(rng.permutation(of_class)[:shots])
+  return drawn
 
 
 def solve(x, y, *, l2, whiten=True, bias=100.0):
