@@ -189,6 +189,9 @@ def test_terminal_line():
     'data_wait': 0.05,
     'memory_gb': 1.26,
     'val/accuracy': 0.98765,
+    'val/ece': 0.1,
+    'few/5shot_seed0': 0.1,
+    'exaflops': 0.1,
     'eta_s': 3725.4,
   }
   assert terminal.line(record) == (

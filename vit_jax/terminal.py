@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import re
 import sys
 import time
 import traceback
@@ -22,6 +23,12 @@ _COLUMNS = (  # name in the record, heading, format
   ('data_wait', 'data wait', '{:.0%}'),
   ('memory_gb', 'mem', '{:.1f}GB'),
   ('data_skipped', 'skipped', '{:.0f}'),
+)
+
+
+# Details of evaluations, which metrics.jsonl and TensorBoard have.
+_DETAILS = re.compile(
+  r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 
 
@@ -65,7 +72,7 @@ class Terminal:
 
 
 def line(record):
-  """One line of a record: known columns, then whatever else was measured."""
+  """One line of a record: known columns, then most else that was measured."""
   known = {name for name, _, _ in _COLUMNS} | {'eta_s', 'exaflops'}
   parts = [
     f'{heading} {form.format(record[name])}'
@@ -75,7 +82,9 @@ def line(record):
   parts += [
     f'{name} {value:.4g}'
     for name, value in record.items()
-    if name not in known and not name.startswith('train/')
+    if name not in known
+    and not name.startswith('train/')
+    and not _DETAILS.fullmatch(name)
   ]
   if 'eta_s' in record:
     eta = datetime.timedelta(seconds=round(record['eta_s']))
