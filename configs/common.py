@@ -22,6 +22,22 @@ def training():
   )
 
 
+def evaluation(size):
+  """What every evaluation of weights has, at `size` pixels."""
+  return config_dict.ConfigDict(
+    {
+      'run': 'vit_jax.evaluate.evaluate',
+      'seed': 0,
+      'image_shape': (size, size, 3),
+      'init_from': {
+        'path': config_dict.placeholder(str),
+        'step': config_dict.placeholder(int),
+        'ema': 'auto',
+      },
+    }
+  )
+
+
 def model(name, **fields):
   """A model of that name, in bfloat16 on float32 parameters.
 

@@ -62,15 +62,7 @@ def get_config(argument=''):
     size=224,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
-  config = config_dict.ConfigDict()
-  config.run = 'vit_jax.evaluate.evaluate'
-  config.seed = 0
-  config.image_shape = (args.size, args.size, 3)
-  config.init_from = {
-    'path': config_dict.placeholder(str),
-    'step': config_dict.placeholder(int),
-    'ema': 'auto',
-  }
+  config = common.evaluation(args.size)
   config.evals = {}
   if args.accuracy or not readouts:
     config.evals.test = {

@@ -71,15 +71,8 @@ def get_config(argument=''):
     view=('resize_crop', 'resize'),
     intervals=('binomial', 'bootstrap', 'no_intervals'),
   )
-  config = config_dict.ConfigDict()
-  config.run = 'vit_jax.evaluate.evaluate'
+  config = common.evaluation(args.size)
   config.name = config_dict.placeholder(str)  # of the model in the CSV
-  config.image_shape = (args.size, args.size, 3)
-  config.init_from = {
-    'path': config_dict.placeholder(str),
-    'step': config_dict.placeholder(int),
-    'ema': 'auto',
-  }
   chosen = [name for name in SETS if getattr(args, name)] or list(SETS)
   shared = {
     'data_dir': config_dict.FieldReference(None, field_type=str),

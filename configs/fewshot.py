@@ -66,15 +66,7 @@ def get_config(argument=''):
   if args.sweep:
     fewshot['l2'] = tuple(2.0**power for power in range(-10, 20))
     fewshot['held_out_shots'] = 5
-  config = config_dict.ConfigDict()
-  config.run = 'vit_jax.evaluate.evaluate'
-  config.seed = 0
-  config.image_shape = (args.size, args.size, 3)
-  config.init_from = {
-    'path': config_dict.placeholder(str),
-    'step': config_dict.placeholder(int),
-    'ema': 'auto',
-  }
+  config = common.evaluation(args.size)
   data_dir = config_dict.placeholder(str)  # one for all: any flag sets it
   config.evals = {
     'frozen': {

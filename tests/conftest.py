@@ -2,6 +2,7 @@
 
 import jax
 import orbax.checkpoint as ocp
+import pytest
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -13,3 +14,16 @@ ocp.type_handlers.register_type_handler(
   ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
   override=True,
 )
+
+
+@pytest.fixture(autouse=True)
+def no_cache_is_left_behind():
+  """A study sets where compilations are kept, unless that is set."""
+  names = (
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+  )
+  before = {name: getattr(jax.config, name) for name in names}
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vit_jax import checkpoint, tree
-from vit_jax import evaluate as evaluate_lib
 from vit_jax.build import ConfigError
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
+from vit_jax.reports import timm_csv
 from vit_jax.train import train
 from vit_jax.weights import formats
 
@@ -128,7 +128,7 @@ def test_table_shows_intervals_behind_their_values(run, tmp_path, capsys):
   ],
 )
 def test_name_of_the_model(init_from, name):
-  assert evaluate_lib._name(init_from, object()) == name
+  assert timm_csv.name(init_from, object()) == name
 
 
 def test_raw_parameters_are_others(run, tmp_path):

@@ -28,7 +28,7 @@ FOLDERS = {  # folder: what it may import of ours
     'objectives.classification',
   ),
   'analysis': (),
-  'reports': ('reports.', 'build', 'metrics', 'terminal'),
+  'reports': ('reports.', 'build', 'data.transforms', 'metrics', 'terminal'),
   'data': ('data.',),
   'weights': ('weights.', 'build', 'checkpoint', 'workdirs', 'tree'),
 }
@@ -47,7 +47,7 @@ MODULES = {
   'main': ('build', 'train', 'evaluate', 'study', 'terminal'),
   # MFU needs the model's FLOPs.
   'train': (*TRAINING_STACK, 'analysis.flops'),
-  'evaluate': TRAINING_STACK,
+  'evaluate': (*TRAINING_STACK, 'reports.timm_csv'),
   'study': (*TRAINING_STACK, 'study_runs', 'reports.results'),
   'study_runs': ('build', 'metrics', 'terminal', 'weights.formats'),
   'transfer': ('build', 'tree', 'weights.formats', *PURE),

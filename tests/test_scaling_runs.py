@@ -5,25 +5,12 @@ The TFDS sets have the names and splits of the real ones, but noise for images.
 
 import json
 
-import jax
 import pytest
 from test_configs import load_config
 from test_configs_run import _prepare
 
 from vit_jax import study
 from vit_jax.metrics import read_records
-
-
-@pytest.fixture(autouse=True)
-def no_cache_is_left_behind():
-  names = (
-    'jax_compilation_cache_dir',
-    'jax_persistent_cache_min_compile_time_secs',
-  )
-  before = {name: getattr(jax.config, name) for name in names}
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
 
 
 def write(workdir, name, *records):

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import ml_collections
 import pytest
 
@@ -29,14 +28,6 @@ def fake_run(config, workdir):
 @pytest.fixture(autouse=True)
 def clean_slate():
   CALLS.clear()
-  names = (
-    'jax_compilation_cache_dir',
-    'jax_persistent_cache_min_compile_time_secs',
-  )
-  before = {name: getattr(jax.config, name) for name in names}
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
 
 
 def make_run(tmp_path, name, value, **more):

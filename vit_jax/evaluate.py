@@ -10,11 +10,8 @@ accuracy is also written as results-EVALUATOR.csv, in timm's columns.
 """
 
 import contextlib
-import csv
 import functools
 import inspect
-import io
-import math
 import re
 
 import jax
@@ -29,8 +26,8 @@ from vit_jax import (
   workdirs,
 )
 from vit_jax.build import ConfigError, Reader, call, instantiate, resolve
-from vit_jax.data import transforms as image_transforms
 from vit_jax.metrics import Writer
+from vit_jax.reports import timm_csv
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import make
 
@@ -58,7 +55,7 @@ def evaluate(config, workdir):
     _no_duration,
     weights and weights.class_names,
   )
-  name = config.get('name') or _name(init_from, model)
+  name = config.get('name') or timm_csv.name(init_from, model)
   init = functools.partial(
     _init, model, image_shape, jax.random.key(config.get('seed', 0))
   )
@@ -73,13 +70,13 @@ def evaluate(config, workdir):
   step = weights.step if weights else 0
   console.print(report, markup=False, highlight=False)
 
-  results = {}
+  results, is_first_host = {}, jax.process_index() == 0
   for key, (_, evaluator) in evaluators.items():
     found = evaluator.run(params)
     results |= {f'{key}/{metric}': value for metric, value in found.items()}
-    if {'accuracy', 'top5_accuracy'} <= found.keys() and _is_first_host():
-      row = _timm_row(name, found, params, evaluator, image_shape)
-      _write_csv(epath.Path(workdir) / f'results-{key}.csv', row)
+    if {'accuracy', 'top5_accuracy'} <= found.keys() and is_first_host:
+      row = timm_csv.row(name, found, params, evaluator, image_shape)
+      timm_csv.write(epath.Path(workdir) / f'results-{key}.csv', row)
   with contextlib.closing(Writer(workdir)) as writer:
     writer.write(step, results)
   rows = _rows(results)
@@ -156,59 +153,3 @@ def _rows(results):
     if stem == name or stem not in results:
       rows.append((name, text + interval))
   return rows
-
-
-def _name(init_from, model):
-  """What a user calls the model: the run's folder, or the weights file."""
-  path = str((init_from or {}).get('path') or '')
-  parts = [part for part in path.split('/') if part]
-  if parts and parts[-1] == 'model.safetensors':
-    parts.pop()
-  if not parts:
-    return type(model).__name__
-  return re.sub(r'\.(npz|safetensors)$', '', parts[-1])
-
-
-def _timm_row(name, found, params, evaluator, image_shape):
-  """{column: text} as in the tables of results of timm's validate."""
-  top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
-  count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-  size, crop, interpolation = _view(
-    getattr(evaluator, 'transforms', ()), image_shape
-  )
-  return {
-    'model': name,
-    'top1': f'{top1:.3f}',
-    'top1_err': f'{100 - top1:.3f}',
-    'top5': f'{top5:.3f}',
-    'top5_err': f'{100 - top5:.3f}',
-    'param_count': f'{count / 1e6:.2f}',
-    'img_size': str(size[0]) if size[0] == size[1] else f'{size[0]}x{size[1]}',
-    'crop_pct': f'{crop:.3f}',
-    'interpolation': interpolation,
-  }
-
-
-def _view(transforms, image_shape):
-  """((height, width), share of it that a crop leaves, interpolation)."""
-  size, share, interpolation = tuple(image_shape[:2]), 1.0, ''
-  for t in transforms:
-    if isinstance(t, image_transforms.CentralCrop):
-      share, size = min(t.size) / min(size), t.size
-    elif isinstance(t, image_transforms.Resize):
-      share, size, interpolation = 1.0, t.size, t.interpolation
-    elif isinstance(t, image_transforms.ResizeSmall):
-      share, size, interpolation = 1.0, (t.size, t.size), t.interpolation
-  return size, share, interpolation
-
-
-def _write_csv(path, row):
-  text = io.StringIO()
-  writer = csv.DictWriter(text, row, lineterminator='\n')
-  writer.writeheader()
-  writer.writerow(row)
-  path.write_text(text.getvalue())
-
-
-def _is_first_host():
-  return not jax.process_index()

@@ -1,0 +1,63 @@
+"""Results of an evaluation as a CSV with the columns of timm's validate."""
+
+import csv
+import io
+import math
+import re
+
+import jax
+
+from vit_jax.data import transforms as image_transforms
+
+
+def name(init_from, model):
+  """What a user calls the model: the run's folder, or the weights file."""
+  path = str((init_from or {}).get('path') or '')
+  parts = [part for part in path.split('/') if part]
+  if parts and parts[-1] == 'model.safetensors':
+    parts.pop()
+  if not parts:
+    return type(model).__name__
+  return re.sub(r'\.(npz|safetensors)$', '', parts[-1])
+
+
+def row(model_name, found, params, evaluator, image_shape):
+  """{column: text} as in the tables of results of timm's validate."""
+  top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  size, crop, interpolation = _view(
+    getattr(evaluator, 'transforms', ()), image_shape
+  )
+  return {
+    'model': model_name,
+    'top1': f'{top1:.3f}',
+    'top1_err': f'{100 - top1:.3f}',
+    'top5': f'{top5:.3f}',
+    'top5_err': f'{100 - top5:.3f}',
+    'param_count': f'{count / 1e6:.2f}',
+    'img_size': str(size[0]) if size[0] == size[1] else f'{size[0]}x{size[1]}',
+    'crop_pct': f'{crop:.3f}',
+    'interpolation': interpolation,
+  }
+
+
+def _view(transforms, image_shape):
+  """((height, width), share of it that a crop leaves, interpolation)."""
+  size, share, interpolation = tuple(image_shape[:2]), 1.0, ''
+  for t in transforms:
+    if isinstance(t, image_transforms.CentralCrop):
+      share, size = min(t.size) / min(size), t.size
+    elif isinstance(t, image_transforms.Resize):
+      share, size, interpolation = 1.0, t.size, t.interpolation
+    elif isinstance(t, image_transforms.ResizeSmall):
+      share, size, interpolation = 1.0, (t.size, t.size), t.interpolation
+  return size, share, interpolation
+
+
+def write(path, values):
+  """A CSV of one row, {column: text}."""
+  text = io.StringIO()
+  writer = csv.DictWriter(text, values, lineterminator='\n')
+  writer.writeheader()
+  writer.writerow(values)
+  path.write_text(text.getvalue())
