@@ -122,7 +122,7 @@ def _last_record(workdir):
 
 
 # What others of its kind show by default is left to the slow run.
-SLOW = ('pretrain_imagenet21k', 'pretrain_s16_better_plain')
+SLOW = ('pretrain_imagenet21k', 'pretrain_jft', 'pretrain_s16_better_plain')
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,7 @@ def test_finetuning_a_mixer(data_dir, tmp_path):
   assert state.params['head']['kernel'].shape[-1] == 37
 
 
+@pytest.mark.slow
 def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
   """As the docstring of its pre-training says, and on the dev split."""
   config = load_config('finetune', 'cifar10,S/16,dev,polyak,tiny')
