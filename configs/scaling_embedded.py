@@ -22,6 +22,25 @@ Arguments (between commas; the first of a list is the default):
 The models take about the same arithmetic per image (15 to 16 MFLOP forward at
 24 px) and have the same optimizer; of the rates 1e-3 and 3e-3 the second was
 better for the ViT and the ResNet, on held-out glyphs and on digits.
+
+Result (60 min on 2 CPU cores that did other work too; mean and standard
+deviation of 3 seeds; digits: 768 scans of other writers):
+
+                             480        1920        7680       30720       76800
+    digits, 10-shot
+      ViT             67.0 ± 2.8  70.8 ± 1.9  84.5 ± 0.8  84.6 ± 3.3  88.0 ± 1.2
+      ResNet          86.0 ± 0.7  88.6 ± 0.3  94.4 ± 0.8  95.8 ± 0.2  95.0 ± 0.2
+      hybrid          69.1 ± 4.5  70.0 ± 2.8  91.3 ± 0.9  92.1 ± 0.3  91.7 ± 0.6
+    held-out glyphs
+      ViT              0.9 ± 0.1   3.2 ± 0.1  20.3 ± 0.8  23.0 ± 4.2  26.4 ± 1.2
+      ResNet           3.2 ± 0.4   9.7 ± 0.3  43.9 ± 0.8  57.3 ± 0.5  58.7 ± 0.3
+      hybrid           2.0 ± 0.1   6.2 ± 1.4  43.5 ± 0.7  52.7 ± 1.3  53.7 ± 0.7
+
+As in the paper the ResNet is far ahead with few images, and the ViT gains more
+from many (21 points on digits, the hybrid 23, the ResNet 9). Not as there, the
+ResNet stays ahead: 1,200 steps are few for a ViT, we suppose, whose training
+loss is still the highest with 76,800 images. The hybrid is no better than the
+ViT with few images, and between the two with many.
 """
 
 import ml_collections
