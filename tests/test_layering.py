@@ -44,7 +44,7 @@ TRAINING_STACK += (  # the parts that train() was cut into
   'workdirs',
 )
 MODULES = {
-  'main': ('build', 'train', 'evaluate', 'study', 'terminal'),
+  'main': ('build', 'hosts', 'train', 'evaluate', 'study', 'terminal'),
   # MFU needs the model's FLOPs.
   'train': (*TRAINING_STACK, 'analysis.flops'),
   'evaluate': (*TRAINING_STACK, 'reports.timm_csv'),

@@ -5,6 +5,8 @@ import signal
 
 import jax
 
+from vit_jax import hosts
+
 
 class Stopped(SystemExit):
   """A run was told to stop, and has saved. Exit status: 128 + signal."""
@@ -17,7 +19,7 @@ class StopSignal:
   """Context that turns SIGTERM and SIGINT into a question to be asked.
 
   A second signal of the kind acts as ever. On several hosts all of them get
-  the same answer at the same step (SIGTERM only).
+  the same answer at the same step, whichever of them has the signal.
   """
 
   def __init__(self):
@@ -41,10 +43,10 @@ class StopSignal:
   def requested(self, step):
     """Whether to stop after this step."""
     if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      if multihost_utils.reached_preemption_sync_point(step):
-        self.number = signal.SIGTERM
+      stops = hosts.agree_to_stop(step, self.number is not None)
+      if stops and self.number is None:
+        self.number = signal.SIGTERM  # another host's
+      return stops
     return self.number is not None
 
   def message(self, step, total_steps, workdir):

@@ -11,11 +11,10 @@ import os
 import pathlib
 import sys
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vit_jax import terminal
+from vit_jax import hosts, terminal
 from vit_jax.build import locate
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -47,18 +46,13 @@ def main(argv):
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries tell too much
   if _DISTRIBUTED.value:
-    numbers = ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
-    num_processes, process_id = (os.environ.get(name) for name in numbers)
-    jax.distributed.initialize(
-      num_processes=None if num_processes is None else int(num_processes),
-      process_id=None if process_id is None else int(process_id),
-    )
+    hosts.initialize()
   try:
     config = _CONFIG.value
     run = functools.partial(locate(config.run), **_study_flags(config.run))
   except OSError as error:
     sys.exit(f'\n{error}')  # no such file, and where it was looked for
-  with terminal.one_message():
+  with hosts.failing_together(), terminal.one_message():
     run(config, _WORKDIR.value)
 
 
