@@ -71,18 +71,20 @@ def failing_together():
   except BaseException as error:
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
       raise  # a stop that all have agreed on
+    text = _tell(error)
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      # Perhaps that of a collective with a host that is gone: the watch is to
+      # say which.
+      time.sleep(SILENT_S + 3 * _POLL_S)
     over.set()
-    _fail(client, error)
+    _fail(client, text)
   finally:
     over.set()
     watch.join()
 
 
-def _fail(client, error):
-  """Tells the error here and to the others, and ends the process.
-
-  An ordinary exit would wait for the others, which wait for this one.
-  """
+def _tell(error):
+  """Prints the error, and returns it in short."""
   if isinstance(error, SystemExit):  # a message made for people
     text = error.code.strip()
     print(f'\n{text}', file=sys.stderr)
@@ -91,6 +93,14 @@ def _fail(client, error):
     traceback.print_exception(error)
   sys.stdout.flush()
   sys.stderr.flush()
+  return text
+
+
+def _fail(client, text):
+  """Tells the error to the others, and ends the process.
+
+  An ordinary exit would wait for the others, which wait for this one.
+  """
   process = distributed.global_state.process_id
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     client.key_value_set(_FAILED, f'{process} {text}')
