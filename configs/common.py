@@ -243,6 +243,26 @@ def pretraining(
   return config
 
 
+def split_over_devices(config, *, fsdp, tensor):
+  """Sets mesh and sharding, in place, where a model is too large for a device.
+
+  Args:
+    config: of a training run.
+    fsdp: whether parameters, optimizer state and average are split over all
+      devices; mesh.data=N makes N whole copies of them in place of one.
+    tensor: devices that share the heads and hidden units of each layer.
+  """
+  if not fsdp and tensor == 1:
+    return
+  split = 'fsdp' if fsdp else 'data'
+  config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {split: -1}
+  config.sharding = {
+    'target': 'vit_jax.recipes.fsdp',
+    'axis': 'fsdp',
+    'beside': {'target': 'vit_jax.recipes.tensor_parallel', 'axis': 'model'},
+  }
+
+
 def bit_sgd(config, *, milestones, lr=None):
   """BiT's optimizer and schedule of pre-training, in place.
 
@@ -301,6 +321,7 @@ def tiny(config):
   config.log_every_steps = 2
   config.checkpoint.every_steps = 4
   shorter = {'warmup_steps': 2, 'every_steps': 4, 'every_fraction': 0.5}
+  shorter['cooldown_steps'] = 1
   for durations in (config.schedule, *config.evals.values()):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]

@@ -6,6 +6,8 @@
 Arguments (between commas; the first of a list is the default):
   L/16, L/32, B/16, B/32   the model
   epochs=90   table 3 has 90, and for the two L also 30
+  fsdp        parameters, optimizer state and average split over all devices
+  tensor=1    devices that share the heads and hidden units of each layer
   tiny        seconds on a CPU, on the same data
 
 TFDS has no public ImageNet-21k. The names are those of big_vision's config: a
@@ -36,17 +38,26 @@ Not in the paper:
   (smaller side to 256 px, central 224): as big_vision.
 
 Where memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True. None of them changes what is computed.
+--config.model.scan=True, and the words fsdp and tensor=2. None
+of them changes what is computed.
 """
 
 from configs import arguments, common
 
 MODELS = ('L/16', 'L/32', 'B/16', 'B/32')
-VARIANTS = (*MODELS, 'L/16,epochs=30', 'L/32,epochs=30', 'B/16,tiny')
+VARIANTS = (
+  *MODELS,
+  'L/16,epochs=30',
+  'L/32,epochs=30',
+  'L/16,fsdp,tensor=2',
+  'B/16,tiny',
+)
 
 
 def get_config(argument=''):
-  args = arguments.parse(argument, model=MODELS, epochs=90.0, tiny=False)
+  args = arguments.parse(
+    argument, model=MODELS, epochs=90.0, fsdp=False, tensor=1, tiny=False
+  )
   source, held_out = common.imagenet21k(args.tiny)
   config = common.pretraining(
     args.model,
@@ -59,4 +70,5 @@ def get_config(argument=''):
     weight_decay=0.03,
     dropout=0.1,
   )
+  common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
   return common.tiny(config) if args.tiny else config

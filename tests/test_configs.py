@@ -116,6 +116,7 @@ def _trace(config):
     ema=bool(ema_decay),
   )
   state = jax.eval_shape(init, jax.random.key(config.get('seed', 0)))
+  sharding.infer(state, resolve(config.get('sharding', ())), mesh)
   step_fn = functools.partial(
     train_lib.train_step,
     loss_fn=loss_fn,
@@ -147,6 +148,7 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'G/14': (1_842_775_680, 1664),
   'R50+B/16': (98_659_112 - 769_000, 768),
   'R50+B/32': (110_945_832 - 769_000, 768),
   'R50+L/16': (316_483_624 - 1_025_000, 1024),
@@ -234,6 +236,13 @@ def _expected_count(name, argument):
   if name == 'pretrain_s16_better_plain':
     # Neither class token nor learned positions (197 of them).
     return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
+  if 'classes=29593' in words:
+    classes = 29_593
+  if model == 'G/14':
+    # MAP's query, attention, norm and MLP for the class token and its position.
+    d, m = 1664, 8192
+    extra = d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d - 2 * d
+    return _count(model, classes=classes) + extra
   return _count(model, classes=classes, hidden=True)
 
 

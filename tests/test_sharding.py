@@ -1,12 +1,17 @@
 """Meshes, path rules and batches over 8 fake devices."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding
-from vit_jax.build import ConfigError
+from vit_jax import recipes, sharding, tree
+from vit_jax.build import ConfigError, instantiate
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import VisionTransformer
 
 TREE = {
   'kernel': jax.ShapeDtypeStruct((6, 16), 'float32'),
@@ -28,6 +33,24 @@ def test_meshes():
   ):
     with pytest.raises(ConfigError, match='does not fit 8 devices'):
       sharding.make_mesh(**wrong)
+
+
+def test_devices_of_several_hosts_share_no_examples():
+  def devices(*shape, per_host=4):
+    hosts = np.arange(np.prod(shape)) // per_host
+    found = [types.SimpleNamespace(process_index=int(h)) for h in hosts]
+    return np.array(found).reshape(shape)
+
+  sharding.check_hosts(devices(8), ('data',))
+  sharding.check_hosts(devices(2, 4), ('data', 'model'))
+  sharding.check_hosts(devices(2, 2, 2), ('data', 'model', 'model_b'))
+  for shape, names in (
+    ((1, 8), ('data', 'model')),
+    ((4, 2), ('model', 'data')),
+    ((2, 2, 2), ('model_a', 'model_b', 'data')),
+  ):
+    with pytest.raises(ConfigError, match=r'are those of hosts \[0, 1\], and'):
+      sharding.check_hosts(devices(*shape), names)
 
 
 def test_the_first_matching_rule_shards():
@@ -85,3 +108,134 @@ def test_annotate_and_replicated():
   annotated = sharding.annotate(TREE, shardings)
   assert annotated['bias'].sharding.spec == P('data')
   assert sharding.replicated(mesh).is_fully_replicated
+
+
+def shapes(model, pixels=32):
+  images = jax.ShapeDtypeStruct((1, pixels, pixels, 3), 'float32')
+  return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
+def vit(scan=False):
+  return VisionTransformer(
+    width=64,
+    depth=4,
+    mlp_dim=256,
+    num_heads=4,
+    patch_size=8,
+    pooling='map',
+    num_classes=10,
+    scan=scan,
+  )
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_tensor_parallel_is_megatrons(scan):
+  mesh = sharding.make_mesh(data=4, model=2)
+  found = sharding.infer(shapes(vit(scan)), recipes.tensor_parallel(), mesh)
+  split = {
+    path: s.spec for path, s in tree.flatten(found).items() if any(s.spec)
+  }
+  inside = {
+    **{f'attn/{name}/kernel': (None, 'model') for name in ('query', 'key')},
+    **{f'attn/{name}/bias': ('model',) for name in ('query', 'key', 'value')},
+    'attn/value/kernel': (None, 'model'),
+    'attn/out/kernel': ('model',),
+    'mlp/fc1/kernel': (None, 'model'),
+    'mlp/fc1/bias': ('model',),
+    'mlp/fc2/kernel': ('model',),
+  }
+  expected = {f'map_head/{path}': P(*spec) for path, spec in inside.items()}
+  for layer in ['blocks'] if scan else [f'block_{i}' for i in range(4)]:
+    for path, spec in inside.items():
+      expected[f'{layer}/{path}'] = P(None, *spec) if scan else P(*spec)
+  assert split == expected
+
+
+@pytest.mark.parametrize('beside', [False, True])
+@pytest.mark.parametrize('scan', [False, True])
+def test_fsdp_takes_the_largest_dimension_left(scan, beside):
+  mesh = sharding.make_mesh(fsdp=4, model=2)
+  config = {'target': 'vit_jax.recipes.fsdp', 'min_elements': 1000}
+  if beside:
+    config['beside'] = {'target': 'vit_jax.recipes.tensor_parallel'}
+  found = sharding.infer(shapes(vit(scan)), instantiate(config), mesh)
+  found = {path: tuple(s.spec) for path, s in tree.flatten(found).items()}
+  layer, lead = ('blocks', (None,)) if scan else ('block_3', ())
+  model = 'model' if beside else None
+  assert found['embedding/kernel'] == (None, None, None, 'fsdp')
+  assert found['head/kernel'] == found['map_head/probe'] == ()  # 640, 64
+  query = found[f'{layer}/attn/query/kernel']  # [64, 4, 16]
+  assert query == (*lead, 'fsdp', *['model'] * beside)
+  out = found[f'{layer}/attn/out/kernel']  # [4, 16, 64]
+  assert out == (*lead, model, None, 'fsdp')
+  fc1, fc2 = (found[f'{layer}/mlp/{name}/kernel'] for name in ('fc1', 'fc2'))
+  if beside:
+    assert fc1 == (*lead, 'fsdp', 'model') and fc2 == (*lead, 'model', 'fsdp')
+  else:
+    assert fc1 == (*lead, None, 'fsdp') and fc2 == (*lead, 'fsdp')
+  assert found[f'{layer}/norm1/scale'] == ()  # 64 in each layer
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    ResNet(stages=(1, 1), width_factor=1, num_classes=10),
+    MlpMixer(
+      width=64,
+      depth=2,
+      tokens_mlp_dim=32,
+      channels_mlp_dim=256,
+      patch_size=8,
+      num_classes=10,
+    ),
+  ],
+)
+def test_recipes_hold_for_other_models(model):
+  mesh = sharding.make_mesh(fsdp=4, model=2)
+  rules = recipes.fsdp(min_elements=64, beside=recipes.tensor_parallel())
+  params = shapes(model)
+  whole = sum(x.size for x in jax.tree.leaves(params))
+  found = sharding.infer(params, rules, mesh)
+  held = jax.tree.map(
+    lambda x, s: np.prod(s.shard_shape(x.shape)), params, found
+  )
+  assert sum(jax.tree.leaves(held)) < whole / 3.8
+
+
+def test_what_fsdp_cannot_split_stays_whole():
+  state = {'count': jax.ShapeDtypeStruct((), 'int32')}
+  state |= {'odd': jax.ShapeDtypeStruct((999, 33), 'float32')}
+  mesh = sharding.make_mesh(fsdp=8)
+  found = sharding.infer(state, recipes.fsdp(min_elements=0), mesh)
+  assert all(s.is_fully_replicated for s in found.values())
+  assert sharding.infer(TREE, recipes.replicated(), mesh)
+
+
+def test_optimizer_state_of_another_shape():
+  """Adafactor keeps rows and columns under the parameter's name."""
+  mesh = sharding.make_mesh(data=4, model=2)
+  state = {'v_row': {'block_0': {'mlp': {'fc2': {'kernel': TREE['bias']}}}}}
+  found = sharding.infer(state, recipes.tensor_parallel(), mesh)
+  assert all(s.is_fully_replicated for s in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: recipes.fsdp('zero'), r"no mesh axis 'zero'.*or add it: mesh="),
+    (
+      lambda: recipes.tensor_parallel('tensor'),
+      r"axis='tensor'.*Call it 'model'",
+    ),
+    (
+      lambda: recipes.tensor_parallel(),
+      r'kernel of shape \(64, 4, 16\) cannot be split 8-fold along dimension 1'
+      r'.*mesh sizes that divide it',
+    ),
+  ],
+)
+def test_recipes_that_cannot_be_followed(make, message):
+  mesh = sharding.make_mesh(model=8)
+  kernel = {'kernel': jax.ShapeDtypeStruct((64, 4, 16), 'float32')}
+  with pytest.raises(ConfigError, match=message):
+    sharding.infer({'attn': {'query': kernel}}, make(), mesh)

@@ -42,7 +42,6 @@ SOURCE = {
   'learnable': True,
 }
 # Rules hold for parameters, EMA and the optimizer's state alike.
-FSDP = [('.*/mlp/.*/kernel', (None, 'data'))]
 TENSOR = [  # FSDP on one dimension; the heads or hidden units on another
   ('.*/(query|key|value)/kernel', ('data', 'model')),
   ('.*/fc1/kernel', ('data', 'model')),
@@ -144,7 +143,6 @@ def one_device_losses():
   ('mesh', 'rules', 'query_shards', 'fc1_shards'),
   [
     ({'data': 8}, [], (16, 2, 8), (16, 32)),
-    ({'data': 8}, FSDP, (16, 2, 8), (16, 4)),
     ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8), (4, 16)),
   ],
 )

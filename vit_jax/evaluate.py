@@ -39,7 +39,7 @@ def evaluate(config, workdir):
   what else `weights.formats.read` takes, and what `transfer.adapt` takes; the
   head is kept by default); model, preprocess and image_shape (H, W, C), which
   by default are the weights' own; name, of the model in results-*.csv, by
-  default what init_from.path ends with; mesh; seed.
+  default what init_from.path ends with; mesh; sharding; seed.
   """
   config, given = Reader(config), config
   workdirs.prepare(workdir)
@@ -60,19 +60,22 @@ def evaluate(config, workdir):
     _init, model, image_shape, jax.random.key(config.get('seed', 0))
   )
   abstract_params = jax.eval_shape(init)
+  rules = resolve(config.get('sharding', ()))
+  shardings = sharding.infer(abstract_params, rules, mesh)
   for _, evaluator in evaluators.values():
     evaluator.check(abstract_params)
   config.check_all_read('evaluate')
   workdirs.record(workdir, given)
 
   console = terminal.console()
-  params, report = _params(init, model, weights, rest, mesh)
+  params, report = _params(init, model, weights, rest, shardings)
   step = weights.step if weights else 0
   console.print(report, markup=False, highlight=False)
 
   results, is_first_host = {}, jax.process_index() == 0
   for key, (_, evaluator) in evaluators.items():
-    found = evaluator.run(params)
+    with jax.set_mesh(mesh):
+      found = evaluator.run(params)
     results |= {f'{key}/{metric}': value for metric, value in found.items()}
     if {'accuracy', 'top5_accuracy'} <= found.keys() and is_first_host:
       row = timm_csv.row(name, found, params, evaluator, image_shape)
@@ -127,14 +130,12 @@ def _init(model, image_shape, rng):
   return model.init(rng, jnp.zeros((1, *image_shape)))['params']
 
 
-def _params(init, model, weights, rest, mesh):
-  """(parameters on all devices, what became of the weights' in words)."""
-  abstract = jax.eval_shape(init)
-  shardings = jax.tree.map(lambda _: sharding.replicated(mesh), abstract)
+def _params(init, model, weights, rest, shardings):
+  """(parameters, what became of the weights' in words)."""
   # Without a head of its own, the model takes the trunk only.
   rest = {'head': 'keep' if model.num_classes else 'reset'} | rest
   if weights and rest['head'] == 'keep':  # nothing stays as initialised
-    params = sharding.annotate(abstract, shardings)
+    params = sharding.annotate(jax.eval_shape(init), shardings)
   else:
     params = jax.jit(init, out_shardings=shardings)()
   if not weights:

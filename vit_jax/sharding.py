@@ -1,9 +1,10 @@
 """Where arrays live: a mesh, path rules, and batches laid over it.
 
-The model and the train step know nothing of this file. With no rules at all
+The model and the train step know nothing of this file; of the mesh, a model
+knows which axes split the batch (models/mesh.py). With no rules at all
 every parameter is replicated and the batch is split over all devices, which is
 data parallelism; a rule such as ('.*/kernel', (None, 'data')) is all it takes
-to shard further.
+to shard further. recipes.py has ready ones.
 """
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax import tree
 from vit_jax.build import ConfigError
+from vit_jax.models.mesh import batch_axes, is_model_axis
 
 
 def make_mesh(**axis_sizes):
@@ -31,9 +33,36 @@ def make_mesh(**axis_sizes):
       f'mesh {axis_sizes} does not fit {devices} devices: the product of the '
       'sizes must be their number; one size may be -1.'
     )
-  return jax.make_mesh(
+  mesh = jax.make_mesh(
     tuple(sizes), tuple(axis_sizes), axis_types=(AxisType.Auto,) * len(sizes)
   )
+  check_hosts(mesh.devices, mesh.axis_names)
+  return mesh
+
+
+def check_hosts(devices, axis_names):
+  """Raises ConfigError if devices of several hosts share their examples.
+
+  Every host reads examples of its own; see `batch_sharding`.
+
+  Args:
+    devices: array with a dimension for each axis.
+    axis_names: of a mesh.
+  """
+  shared = [i for i, name in enumerate(axis_names) if is_model_axis(name)]
+  last = range(-len(shared), 0)
+  groups = np.moveaxis(devices, shared, last)
+  size = int(np.prod(groups.shape[groups.ndim - len(shared) :]))
+  for group in groups.reshape(-1, size):
+    hosts = {device.process_index for device in group}
+    if len(hosts) > 1:
+      sizes = dict(zip(axis_names, devices.shape, strict=True))
+      raise ConfigError(
+        f'mesh {sizes}: {size} devices along axes named model... work on the '
+        f'same examples, but are those of hosts {sorted(hosts)}, and each host '
+        'reads its own. Make these axes smaller, at most the devices of a '
+        'host, and the others larger.'
+      )
 
 
 def infer(abstract_tree, rules, mesh):
@@ -42,33 +71,54 @@ def infer(abstract_tree, rules, mesh):
   Args:
     abstract_tree: pytree of arrays or ShapeDtypeStructs.
     rules: ((path rule, spec), ...); spec is a sequence of axis names, tuples of
-      them, or None, one per leading array dimension. No match: replicated.
+      them, or None, one per leading array dimension; or a function of (path,
+      shape, mesh) that returns one. No match: replicated.
     mesh: of `make_mesh`.
 
   Raises:
     ConfigError: a spec names an unknown axis, or does not divide a shape.
   """
-  patterns = [pattern for pattern, _ in rules]
+  return tree.map_with_path(
+    lambda path, leaf: NamedSharding(
+      mesh, PartitionSpec(*find_spec(rules, path, leaf.shape, mesh))
+    ),
+    abstract_tree,
+  )
 
-  def leaf_sharding(path, leaf):
-    i = tree.first_match(patterns, path)
-    spec = () if i is None else tuple(rules[i][1])
-    for dim, axes in enumerate(spec):
-      for axis in [axes] if isinstance(axes, str) else axes or ():
-        if axis not in mesh.shape:
-          raise ConfigError(
-            f'sharding rule {rules[i]}: no mesh axis {axis!r}; there are '
-            f'{list(mesh.shape)}.'
-          )
-      size = _axis_size(mesh, axes)
-      if dim >= leaf.ndim or leaf.shape[dim] % size:
-        raise ConfigError(
-          f'sharding rule {rules[i]}: {path} of shape {tuple(leaf.shape)} '
-          f'cannot be split {size}-fold along dimension {dim}.'
-        )
-    return NamedSharding(mesh, PartitionSpec(*spec))
 
-  return tree.map_with_path(leaf_sharding, abstract_tree)
+def find_spec(rules, path, shape, mesh):
+  """The spec of one leaf, without trailing Nones; arguments as of `infer`."""
+  i = tree.first_match([pattern for pattern, _ in rules], path)
+  if i is None:
+    return ()
+  rule, spec = rules[i], rules[i][1]
+  spec = tuple(spec(path, shape, mesh) if callable(spec) else spec)
+  for dim, axes in enumerate(spec):
+    size = axis_size(mesh, axes, where=f'sharding rule {rule}')
+    if dim >= len(shape) or shape[dim] % size:
+      raise ConfigError(
+        f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
+        f'{size}-fold along dimension {dim}. Let another rule match it before, '
+        f'or set mesh sizes that divide it.'
+      )
+  while spec and spec[-1] is None:
+    spec = spec[:-1]
+  return spec
+
+
+def axis_size(mesh, axes, *, where='sharding'):
+  """How many ways an axis, or several together, split; 1 for None.
+
+  Raises ConfigError if the mesh has no such axis; `where` begins its text.
+  """
+  names = (axes,) if isinstance(axes, str) else axes or ()
+  for name in names:
+    if name not in mesh.shape:
+      raise ConfigError(
+        f'{where}: no mesh axis {name!r}; there are {list(mesh.shape)}. Use '
+        f'one of them, or add it: mesh={{..., {name!r}: SIZE}}.'
+      )
+  return int(np.prod([mesh.shape[name] for name in names]))
 
 
 def replicated(mesh):
@@ -81,8 +131,7 @@ def batch_sharding(mesh):
 
   Tensor-parallel devices work on the same examples; all others on their own.
   """
-  axes = tuple(a for a in mesh.axis_names if not a.startswith('model'))
-  return NamedSharding(mesh, PartitionSpec(axes))
+  return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
 
 
 def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
@@ -94,7 +143,7 @@ def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
     parts: micro-batches (accum_steps) that the batch is cut into.
     what: its name in the error.
   """
-  ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
+  ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if not isinstance(batch_size, int) or batch_size < 1:
     raise ConfigError(f'{what}={batch_size!r} must be an integer of 1 or more.')
   if batch_size % ways:
@@ -132,10 +181,3 @@ def put_batch(batch, mesh):
     return jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(sharding, x), batch
     )
-
-
-def _axis_size(mesh, axes):
-  if axes is None:
-    return 1
-  axes = (axes,) if isinstance(axes, str) else axes
-  return int(np.prod([mesh.shape[axis] for axis in axes]))

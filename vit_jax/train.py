@@ -160,8 +160,7 @@ def train(config, workdir):
     init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
   )
   seed = config.get('seed', 0)
-  rng = jax.random.key(seed)
-  abstract_state = jax.eval_shape(init, rng)
+  abstract_state = jax.eval_shape(init, jax.random.key(seed))
   rules = resolve(config.get('sharding', ()))
   shardings = sharding.infer(abstract_state, rules, mesh)
   step_fn = functools.partial(
@@ -200,7 +199,7 @@ def train(config, workdir):
     start, position = int(state.step), saved['position']
     origin = f'resumed at step {start} of {workdir}'
   else:
-    state = jax.jit(init, out_shardings=shardings)(rng)
+    state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
     if init_from is not None:
       state, origin = call(transfer.load_into, init_from, state, model)
   monitor = Monitor(
@@ -228,6 +227,7 @@ def train(config, workdir):
     contextlib.closing(checkpointer),
     contextlib.closing(batches),
     StopSignal() as stop,
+    jax.set_mesh(mesh),
     jax.transfer_guard('disallow'),
   ):
     for step in range(start + 1, total_steps + 1):

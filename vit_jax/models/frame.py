@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models.layers import INIT, Affine
+from vit_jax.models.mesh import keep_batch_split
 
 # Functions of jax.checkpoint_policies that are policies; the others make one.
 REMAT = (
@@ -145,6 +146,7 @@ def run_layers(
       rate = None if rates is None else rates[i]
       x, output = layer(name=f'block_{i}', **fields)(x, rate)
       outputs.append(output)
+  x = keep_batch_split(x)
   if not per_layer:
     return x, {}
   return x, {f'block_{i}': outputs[i] for i in range(depth)}

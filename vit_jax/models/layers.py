@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models.attention import attention
+from vit_jax.models.mesh import keep_batch_split
 
 # The initialisation of the whole model. Biases start at zero and LayerNorms
 # as the identity but where said. The paper leaves this open; these are the
@@ -186,6 +187,7 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x, skip_rate):
     """skip_rate: None, or this layer's share of examples to skip a branch."""
+    x = keep_batch_split(x)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     y = norm(name='norm1')(x)
     y = Attention(

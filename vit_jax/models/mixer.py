@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from vit_jax.models import frame
 from vit_jax.models.layers import GELU, LayerNorm, Mlp, skip_examples
+from vit_jax.models.mesh import keep_batch_split
 
 
 class MixerBlock(nn.Module):
@@ -28,6 +29,7 @@ class MixerBlock(nn.Module):
   @nn.compact
   def __call__(self, x, skip_rate):
     """skip_rate: None, or this layer's share of examples to skip a branch."""
+    x = keep_batch_split(x)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     mlp = functools.partial(
       Mlp, gelu=self.gelu, dtype=self.dtype, init='mixing'

@@ -25,6 +25,7 @@ from flax import linen as nn
 
 from vit_jax.models import frame
 from vit_jax.models.layers import INIT
+from vit_jax.models.mesh import keep_batch_split
 
 FORMS = ('preact', 'postact')
 ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
@@ -95,6 +96,7 @@ class Unit(nn.Module):
 
   @nn.compact
   def __call__(self, x):
+    x = keep_batch_split(x)
     outside = 4 * self.width
     project = x.shape[-1] != outside or self.stride > 1
     return (self._preact if self.form == 'preact' else self._postact)(
