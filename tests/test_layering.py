@@ -44,7 +44,10 @@ TRAINING_STACK += (  # the parts that train() was cut into
   'workdirs',
 )
 MODULES = {
-  'main': ('build', 'hosts', 'train', 'evaluate', 'study', 'terminal'),
+  'main': (
+    *('build', 'compilation_cache', 'hosts', 'terminal'),
+    *('train', 'evaluate', 'study'),
+  ),
   # MFU needs the model's FLOPs.
   'train': (*TRAINING_STACK, 'analysis.flops'),
   'evaluate': (*TRAINING_STACK, 'reports.timm_csv'),
@@ -56,6 +59,8 @@ MODULES = {
   'sharding': ('build', 'models.mesh', 'tree'),
   'recipes': ('build', 'models.mesh', 'sharding', 'tree'),
   'checkpoint': ('build', 'tree'),
+  'compilation_cache': (),
+  'hosts': ('build',),
   'metrics': ('terminal',),
   'names': ('build', 'terminal', *PURE),
   'schedules': ('build',),

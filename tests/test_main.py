@@ -79,6 +79,12 @@ def _run(config, workdir, *flags, env=()):
     ('config.modle = 1', [], r"no config key 'modle' \(did you mean 'model'"),
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
+    ('', ['--process_id=0'], r'--process_id without --distributed'),
+    (
+      '',
+      ['--distributed', '--num_processes=2'],
+      r'no cluster .* not given: --coordinator_address, --process_id\. Give',
+    ),
   ],
 )
 def test_one_message(config, tmp_path, argument, flags, message):

@@ -5,34 +5,159 @@ the hosts have to tell one another out of turn goes through that.
 """
 
 import contextlib
+import itertools
 import os
+import re
+import secrets
 import sys
 import threading
 import time
 import traceback
 
 import jax
+from etils import epath
 from jax._src import distributed  # where jax keeps the client of that store
 
+from vit_jax.build import ConfigError
+
+START_S = 300  # within which all hosts must have come
 SILENT_S = 30  # a host that is not heard of for so long is taken for dead
 _POLL_S = 2.0
 _STOP, _FAILED, _ALIVE = 'vit_jax/stop', 'vit_jax/failed', 'vit_jax/alive/'
 _LEFT = 'left'
+_checks = itertools.count()  # as many on each host
 
 
-def initialize():
+def initialize(coordinator_address=None, num_processes=None, process_id=None):
   """Joins the other hosts, which jax finds by itself on known clusters.
 
-  Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID tell.
+  Elsewhere the arguments tell, or else JAX_COORDINATOR_ADDRESS (HOST:PORT of
+  process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+  Raises ConfigError where that is too little, or makes no sense.
   """
-  numbers = ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
-  num_processes, process_id = (os.environ.get(name) for name in numbers)
-  jax.distributed.initialize(
-    num_processes=None if num_processes is None else int(num_processes),
-    process_id=None if process_id is None else int(process_id),
-    # jax's own watch ends a process without a message for people.
-    heartbeat_timeout_seconds=2 * SILENT_S,
-  )
+  given = {
+    'coordinator_address': coordinator_address,
+    'num_processes': num_processes,
+    'process_id': process_id,
+  }
+  for name, value in given.items():
+    if value is None:
+      given[name] = os.environ.get(f'JAX_{name.upper()}')
+  _check(given)
+  try:
+    with _impatience(given):
+      jax.distributed.initialize(
+        **given,
+        # jax's own watches end a process without a message for people.
+        initialization_timeout=2 * START_S,
+        heartbeat_timeout_seconds=2 * SILENT_S,
+      )
+  except ValueError as error:  # what is not given was not found
+    missing = ', '.join(f'--{k}' for k, v in given.items() if v is None)
+    raise ConfigError(
+      '--distributed, but this is no cluster that jax knows (TPU pod, GKE, '
+      f'Slurm, Open MPI), and not given: {missing}. Give every host '
+      '--coordinator_address=HOST:PORT (of process 0), --num_processes=N and '
+      '--process_id=0 to N-1; a single host needs no --distributed. '
+      f'(jax: {error})'
+    ) from error
+
+
+@contextlib.contextmanager
+def _impatience(given):
+  """Says that this host waits for others, and ends it after START_S."""
+  joined = threading.Event()
+
+  def watch():
+    if joined.wait(SILENT_S):
+      return
+    state = distributed.global_state
+    number, count, address = (
+      found if value is None else value
+      for value, found in (
+        (given['process_id'], state.process_id),
+        (given['num_processes'], state.num_processes),
+        (given['coordinator_address'], state.coordinator_address),
+      )
+    )
+    who = f'Host {number} of {count}'
+    where = f'{address}, where host 0 is to be'
+    print(f'{who} waits for the others at {where}.', file=sys.stderr)
+    if not joined.wait(START_S - SILENT_S):
+      print(
+        f'\n{who} has waited {START_S} s for the others at {where}, and ends. '
+        'Has every host been started, with numbers of its own, and can all '
+        'reach that address?',
+        file=sys.stderr,
+        flush=True,
+      )
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    joined.set()
+
+
+def _check(given):
+  """Makes numbers of texts; ConfigError where they cannot be right."""
+  for name in ('num_processes', 'process_id'):
+    try:
+      given[name] = None if given[name] is None else int(given[name])
+    except ValueError as error:
+      raise ConfigError(f'{name}={given[name]!r} is no number.') from error
+  address, count, number = given.values()
+  if address is not None and not re.fullmatch(r'.+:\d+', address):
+    raise ConfigError(
+      f'coordinator_address={address!r} must be HOST:PORT, a free port of '
+      'process 0.'
+    )
+  if None not in (count, number) and not 0 <= number < count:
+    raise ConfigError(
+      f'process_id={number} must be one of 0 to {count - 1}, as '
+      f'num_processes={count}.'
+    )
+
+
+def check_shared(folder):
+  """Raises ConfigError unless all hosts see the same files in the folder.
+
+  Without that a checkpoint, of which each host writes its part, is never
+  whole. To be called by all hosts.
+  """
+  client = distributed.global_state.client
+  if client is None or jax.process_count() == 1:
+    return
+  mark = epath.Path(folder) / '.first_host'
+  number = next(_checks)
+  key = f'vit_jax/shared/{number}'
+  if jax.process_index() == 0:
+    token = secrets.token_hex()
+    mark.write_text(token)
+    client.key_value_set(key, token)
+  else:
+    token = client.blocking_key_value_get(key, 1000 * START_S)
+    if not _appears(mark, token):
+      raise ConfigError(
+        f'--workdir={folder} is not one folder for all hosts: host '
+        f'{jax.process_index()} does not see what host 0 writes there. Choose '
+        'one that they share: gs://..., or on a network file system.'
+      )
+  client.wait_at_barrier(f'{key}/seen', 1000 * START_S)
+  if jax.process_index() == 0:
+    mark.unlink(missing_ok=True)
+
+
+def _appears(path, text):
+  """Whether the file has that text, soon: network file systems take a while."""
+  for _ in range(10):
+    with contextlib.suppress(OSError):
+      if path.read_text() == text:
+        return True
+    time.sleep(1)
+  return False
 
 
 def agree_to_stop(step, wanted):

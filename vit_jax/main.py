@@ -14,7 +14,7 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vit_jax import hosts, terminal
+from vit_jax import compilation_cache, hosts, terminal
 from vit_jax.build import locate
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -27,8 +27,18 @@ _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
   False,
   'Several hosts: every one of them runs this command. Clusters that jax '
-  'knows (TPU pods, Slurm, ...) need nothing else; elsewhere set '
-  'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
+  'knows (TPU pods, GKE, Slurm, Open MPI) need nothing else; elsewhere the '
+  'next three flags tell, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
+  'JAX_PROCESS_ID.',
+)
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator_address', None, 'With --distributed: HOST:PORT of process 0.'
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  'num_processes', None, 'With --distributed: how many processes there are.'
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  'process_id', None, 'With --distributed: number of this process, from 0.'
 )
 _MEMBER = flags.DEFINE_string(
   'study_member',
@@ -45,15 +55,28 @@ def main(argv):
     raise app.UsageError(f'Unknown arguments: {argv[1:]}')
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries tell too much
-  if _DISTRIBUTED.value:
-    hosts.initialize()
+  _join_other_hosts()
   try:
     config = _CONFIG.value
     run = functools.partial(locate(config.run), **_study_flags(config.run))
   except OSError as error:
     sys.exit(f'\n{error}')  # no such file, and where it was looked for
   with hosts.failing_together(), terminal.one_message():
+    compilation_cache.enable(_WORKDIR.value)
     run(config, _WORKDIR.value)
+
+
+def _join_other_hosts():
+  given = {
+    flag.name: flag.value
+    for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
+    if flag.value is not None
+  }
+  if _DISTRIBUTED.value:
+    with terminal.one_message():
+      hosts.initialize(**given)
+  elif given:
+    sys.exit(f'\n{" ".join(f"--{x}" for x in given)} without --distributed.')
 
 
 def _study_flags(run):

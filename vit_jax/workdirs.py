@@ -8,6 +8,7 @@ import sys
 import jax
 from etils import epath
 
+from vit_jax import hosts
 from vit_jax.build import ConfigError
 
 _PACKAGES = (
@@ -24,7 +25,7 @@ _PACKAGES = (
 
 
 def prepare(workdir):
-  """Creates workdir; ConfigError unless it can be written to."""
+  """Creates workdir; ConfigError unless all hosts can write to it."""
   path = epath.Path(workdir)
   probe = path / f'.write_test_{jax.process_index()}'
   try:
@@ -36,6 +37,7 @@ def prepare(workdir):
       f'--workdir={workdir} cannot be written to: {e}. Choose another, or '
       'get the permission.'
     ) from e
+  hosts.check_shared(path)
 
 
 def record(workdir, config):
