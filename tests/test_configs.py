@@ -17,7 +17,7 @@ from ml_collections import config_dict
 
 from vit_jax import assemble, sharding
 from vit_jax import train as train_lib
-from vit_jax.build import Reader, instantiate, resolve
+from vit_jax.build import Reader, resolve
 from vit_jax.data import pipeline, vtab
 from vit_jax.durations import to_steps
 
@@ -100,30 +100,20 @@ def _trace(config):
   steps_of = functools.partial(steps_of, total_steps=total_steps)
   model = assemble.model(config.model, data['source'])
   preprocess = assemble.preprocess(config)
-  loss_fn = instantiate(config.objective, model, preprocess=preprocess)
   lr_fn = assemble.schedule(config.schedule, steps_of)
-  make_tx = assemble.optimizer(config.optimizer, lr_fn)
   evaluators = assemble.evaluators(config, model, preprocess, mesh, steps_of)
   assert evaluators
   resolve(config.get('checkpoint')), resolve(config.get('init_from'))
   steps_of(config, 'log_every')
-  ema_decay = config.get('ema_decay')
-  init = functools.partial(
-    train_lib.init_state,
-    model=model,
-    images=jax.ShapeDtypeStruct((1, *spec), jnp.float32),
-    tx=make_tx,
-    ema=bool(ema_decay),
+  _, state, step_fn = train_lib.make_step(
+    config,
+    model,
+    jax.ShapeDtypeStruct((1, *spec), jnp.float32),
+    mesh,
+    preprocess=preprocess,
+    lr_fn=lr_fn,
   )
-  state = jax.eval_shape(init, jax.random.key(config.get('seed', 0)))
-  sharding.infer(state, resolve(config.get('sharding', ())), mesh)
-  step_fn = functools.partial(
-    train_lib.train_step,
-    loss_fn=loss_fn,
-    tx=make_tx(state.params),
-    accum_steps=config.get('accum_steps', 1),
-    ema_decay=ema_decay,
-  )
+  config.get('seed')
   config.check_all_read('train')
   size = data['batch_size']
   batch = {

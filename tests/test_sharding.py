@@ -24,6 +24,9 @@ def test_meshes():
   mesh = sharding.make_mesh(data=-1, model=2)
   assert dict(mesh.shape) == {'data': 4, 'model': 2}
   assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+  devices = jax.devices()[2:6]
+  mesh = sharding.make_mesh(devices, data=2, model=-1)
+  assert mesh.devices.tolist() == [devices[:2], devices[2:]]
   for wrong in (
     {'data': 4},
     {'data': 3, 'model': -1},

@@ -94,7 +94,7 @@ def _study_flags(run):
   return given
 
 
-def _parse_flags(argv):
+def parse_flags(argv):
   """absl's parser; what is wrong with a --config flag in one line."""
   for word in argv:
     if word.lstrip('-').startswith('config='):
@@ -128,4 +128,4 @@ def _use_huge_pages():
 if __name__ == '__main__':
   _use_huge_pages()
   flags.mark_flags_as_required(['config', 'workdir'])
-  app.run(main, flags_parser=_parse_flags)
+  app.run(main, flags_parser=parse_flags)

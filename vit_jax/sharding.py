@@ -9,33 +9,40 @@ to shard further. recipes.py has ready ones.
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
 from vit_jax.build import ConfigError
 from vit_jax.models.mesh import batch_axes, is_model_axis
 
 
-def make_mesh(**axis_sizes):
+def make_mesh(devices=None, /, **axis_sizes):
   """Mesh over all devices of all hosts; one axis may be -1 (what is left).
 
-  Without arguments: one axis, 'data'. Axes are of type Auto, so the compiler
+  Without sizes: one axis, 'data'. Axes are of type Auto, so the compiler
   propagates shardings; raises ConfigError if sizes do not make up the devices.
+
+  Args:
+    devices: others to lay it over; they may be described, and not there.
+    **axis_sizes: names and sizes of the axes.
   """
+  devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
-  devices = jax.device_count()
   sizes = list(axis_sizes.values())
   known = int(np.prod([s for s in sizes if s != -1]))
-  if sizes.count(-1) == 1 and known > 0 and devices % known == 0:
-    sizes[sizes.index(-1)] = devices // known
-  if int(np.prod(sizes)) != devices or min(sizes) < 1:
+  if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
+    sizes[sizes.index(-1)] = len(devices) // known
+  if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
     raise ConfigError(
-      f'mesh {axis_sizes} does not fit {devices} devices: the product of the '
-      'sizes must be their number; one size may be -1.'
+      f'mesh {axis_sizes} does not fit {len(devices)} devices: the product of '
+      'the sizes must be their number; one size may be -1.'
     )
-  mesh = jax.make_mesh(
-    tuple(sizes), tuple(axis_sizes), axis_types=(AxisType.Auto,) * len(sizes)
+  # jax.make_mesh refuses what divides an axis of a TPU torus: 2 x 32 on 4x4x4.
+  array = mesh_utils.create_device_mesh(
+    sizes, devices, allow_split_physical_axes=True
   )
+  mesh = Mesh(array, tuple(axis_sizes), (AxisType.Auto,) * len(sizes))
   check_hosts(mesh.devices, mesh.axis_names)
   return mesh
 

@@ -125,6 +125,45 @@ def init_state(rng, *, model, images, tx, ema=False):
   )
 
 
+def make_step(config, model, images, mesh, *, preprocess, lr_fn):
+  """What the config does to the model in a step, ready to be compiled.
+
+  Args:
+    config: Reader of a training's config.
+    model: Flax module.
+    images: ShapeDtypeStruct of a batch of float images.
+    mesh: of `sharding.make_mesh`; its devices need not be there.
+    preprocess: uint8 -> float images.
+    lr_fn: step -> learning rate.
+
+  Returns:
+    (init, abstract_state, step_fn): jitted, rng -> TrainState; its shapes, with
+    their shardings; jitted `train_step`, which gives up the state it is given.
+  """
+  loss_fn = instantiate(config.objective, model, preprocess=preprocess)
+  make_tx = assemble.optimizer(config.optimizer, lr_fn)
+  ema_decay = config.get('ema_decay')
+  init = functools.partial(
+    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
+  )
+  abstract_state = jax.eval_shape(init, jax.random.key(0))
+  rules = resolve(config.get('sharding', ()))
+  shardings = sharding.infer(abstract_state, rules, mesh)
+  step_fn = functools.partial(
+    train_step,
+    loss_fn=loss_fn,
+    tx=make_tx(abstract_state.params),
+    accum_steps=config.get('accum_steps', 1),
+    ema_decay=ema_decay,
+  )
+  outputs = (shardings, sharding.replicated(mesh))
+  return (
+    jax.jit(init, out_shardings=shardings),
+    sharding.annotate(abstract_state, shardings),
+    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+  )
+
+
 def train(config, workdir):
   """Trains as the config says, resuming what is in workdir. Returns the state.
 
@@ -150,28 +189,12 @@ def train(config, workdir):
   # 2. What is trained, and how.
   model = assemble.model(config.model, data['source'])
   preprocess = assemble.preprocess(config)
-  loss_fn = instantiate(config.objective, model, preprocess=preprocess)
   lr_fn = assemble.schedule(config.schedule, steps_of)
-  make_tx = assemble.optimizer(config.optimizer, lr_fn)
-  ema_decay = config.get('ema_decay')
 
   # 3. Shapes, then shardings, then memory.
-  init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
+  init, abstract_state, step_fn = make_step(
+    config, model, images, mesh, preprocess=preprocess, lr_fn=lr_fn
   )
-  seed = config.get('seed', 0)
-  abstract_state = jax.eval_shape(init, jax.random.key(seed))
-  rules = resolve(config.get('sharding', ()))
-  shardings = sharding.infer(abstract_state, rules, mesh)
-  step_fn = functools.partial(
-    train_step,
-    loss_fn=loss_fn,
-    tx=make_tx(abstract_state.params),
-    accum_steps=accum_steps,
-    ema_decay=ema_decay,
-  )
-  outputs = (shardings, sharding.replicated(mesh))
-  step_fn = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data['source'], 'class_names', None)
@@ -184,6 +207,7 @@ def train(config, workdir):
     config, workdir, steps_of, evaluators
   )
   log_every = steps_of(config, 'log_every', default=50)
+  seed = config.get('seed', 0)
   init_from = resolve(config.get('init_from'))
   if init_from and checkpointer.latest_step() is None:
     formats.find(init_from.get('path'), init_from.get('step'))
@@ -194,12 +218,11 @@ def train(config, workdir):
   # 5. Initialisation: workdir, then init_from, then scratch.
   start, position, origin = 0, 0, 'initialised from scratch'
   if checkpointer.latest_step() is not None:
-    abstract_state = sharding.annotate(abstract_state, shardings)
     state, saved = checkpointer.restore(abstract_state)
     start, position = int(state.step), saved['position']
     origin = f'resumed at step {start} of {workdir}'
   else:
-    state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+    state = init(jax.random.key(seed))
     if init_from is not None:
       state, origin = call(transfer.load_into, init_from, state, model)
   monitor = Monitor(

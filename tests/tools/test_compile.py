@@ -1,0 +1,391 @@
+"""Reports on train steps: what they count, and what they refuse."""
+
+import csv
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from vit_jax.build import ConfigError
+from vit_jax.tools import compile as compile_tool
+from vit_jax.tools import (
+  compile_costs,
+  compile_report,
+  compile_search,
+  compile_step,
+  compile_table,
+)
+from vit_jax.tools.compile_costs import costs
+
+ROOT = pathlib.Path(__file__).parents[2]
+HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
+
+LOOP = """\
+HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%product (x: bf16[8,4], stack: bf16[3,4,4], i: s32[]) -> bf16[8,4] {
+  %x = bf16[8,4]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %stack = bf16[3,4,4]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %slice = bf16[1,4,4]{2,1,0} dynamic-slice(%stack, %i, %zero, %zero), \
+dynamic_slice_sizes={1,4,4}
+  %w = bf16[4,4]{1,0} bitcast(%slice)
+  ROOT %out = bf16[8,4]{1,0} convolution(%x, %w), dim_labels=bf_io->bf, \
+backend_config={"window_config":{"estimated_cycles":"999"}}
+}
+
+%body (state: (s32[], bf16[8,4], bf16[3,4,4])) -> (s32[], bf16[8,4], \
+bf16[3,4,4]) {
+  %state = (s32[]{:T(128)}, bf16[8,4]{1,0}, /*index=2*/bf16[3,4,4]{2,1,0}) \
+parameter(0)
+  %i.1 = s32[] get-tuple-element(%state), index=0
+  %x.1 = bf16[8,4]{1,0} get-tuple-element(%state), index=1
+  %s.1 = bf16[3,4,4]{2,1,0} get-tuple-element(%state), index=2
+  %y = bf16[8,4]{1,0} fusion(%x.1, %s.1, %i.1), kind=kOutput, \
+calls=%product, metadata={op_name="jit(f)/transpose(jvp(M))/M.g/while/body/\
+block_3/fc1/dot_general"}, backend_config={"window_config":\
+{"estimated_cycles":"100","x":"1"}}
+  %total = bf16[8,4]{1,0} all-reduce(%y), channel_id=1, to_apply=%add
+  %one = s32[] constant(1)
+  %next = s32[] add(%i.1, %one)
+  ROOT %made = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) \
+tuple(%next, %total, %s.1)
+}
+
+%condition (state.2: (s32[], bf16[8,4], bf16[3,4,4])) -> pred[] {
+  %state.2 = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) parameter(0)
+  %bound = s32[]{:T(128)} constant(3)
+  %i.2 = s32[] get-tuple-element(%state.2), index=0
+  ROOT %less = pred[] compare(%i.2, %bound), direction=LT
+}
+
+ENTRY %main (p: (s32[], bf16[8,4], bf16[3,4,4]), q: f32[16]) -> f32[64] {
+  %p = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) parameter(0)
+  %q = f32[16]{0} parameter(1)
+  %loop = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) while(%p), \
+condition=%condition, body=%body
+  %start = (f32[16]{0}, f32[64]{0}) all-gather-start(%q), dimensions={0}
+  ROOT %all = f32[64]{0} all-gather-done(%start), \
+backend_config={"window_config":{"estimated_cycles":"7"}}
+}
+"""
+
+
+def test_loops_count_as_often_as_they_run():
+  found = costs(LOOP)
+  # The fusion's cycles thrice, and none of what is inside of it.
+  assert found.cycles == 3 * 100 + 7
+  assert found.operations[('block_*/fc1/dot_general (backward)', 'fusion')] == (
+    300
+  )
+  assert found.unknown_loops == 0
+  # Two rounds beyond the first.
+  assert found.repeated_flops == 2 * (2 * 8 * 4 * 4)
+  # x in and out of the fusion, one slice of the stack and not the stack, i;
+  # in and out of the all-reduce; the counter.
+  x, one_slice = 8 * 4 * 2, 4 * 4 * 2
+  assert found.repeated_bytes == 2 * (2 * x + one_slice + 4 + 2 * x + 3 * 4)
+
+
+def test_collectives_by_kind():
+  found = costs(LOOP).collectives
+  assert found == {'all-reduce': 3 * 8 * 4 * 2, 'all-gather': 64 * 4}
+
+
+def test_the_compilers_own_trip_count_comes_first():
+  text = LOOP.replace(
+    'body=%body', 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+  )
+  assert costs(text).cycles == 507
+
+
+def test_a_loop_without_a_bound_counts_once_and_is_told():
+  found = costs(LOOP.replace('direction=LT', 'direction=NE'))
+  assert (found.cycles, found.unknown_loops) == (107, 1)
+
+
+def test_the_dearest_branch_counts():
+  branch = """\
+%{0} (x{0}: f32[]) -> f32[] {{
+  %x{0} = f32[] parameter(0)
+  ROOT %y{0} = f32[] negate(%x{0}), backend_config={{"estimated_cycles":"{1}"}}
+}}
+"""
+  text = branch.format('left', 5) + branch.format('right', 11)
+  text += """\
+ENTRY %main (i: s32[], x: f32[]) -> f32[] {
+  %i = s32[] parameter(0)
+  %x = f32[] parameter(1)
+  ROOT %y = f32[] conditional(%i, %x, %x), branch_computations={%left, %right}
+}
+"""
+  assert costs(text).cycles == 11
+
+
+def test_text_that_is_no_hlo():
+  with pytest.raises(ValueError, match='ENTRY'):
+    costs('module @jit_f { }')
+
+
+@pytest.mark.parametrize(
+  ('window', 'pairs'),
+  [
+    ({'stride': 1, 'pad': 0, 'lhs_dilate': 1, 'rhs_dilate': 1}, 3 * 5),
+    # 'SAME': at either end one of three places is outside.
+    ({'stride': 1, 'pad': 1, 'lhs_dilate': 1, 'rhs_dilate': 1}, 3 * 7 - 2),
+    ({'stride': 1, 'pad': 0, 'lhs_dilate': 2, 'rhs_dilate': 1}, None),
+  ],
+)
+def test_products_of_a_convolution(window, pairs):
+  size, kernel = 7, 3
+  dilated = np.zeros((size - 1) * window['lhs_dilate'] + 1)
+  dilated[:: window['lhs_dilate']] = 1
+  padded = np.pad(dilated, window['pad'])
+  out = len(padded) - kernel + 1
+  counted = compile_costs._products(size, kernel, out, **window)
+  assert counted == sum(padded[o : o + kernel].sum() for o in range(out))
+  assert pairs in (None, counted)
+
+
+def test_a_scan_has_the_flops_of_its_rounds():
+  def fn(x, stack):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+  shapes = jnp.zeros((4, 8)), jnp.zeros((5, 8, 8))
+  compiled = jax.jit(fn).lower(*shapes).compile()
+  found = costs(compiled.as_text())
+  assert (found.repeated_flops, found.unknown_loops) == (4 * 2 * 4 * 8 * 8, 0)
+
+
+def make_config(**changes):
+  config = ml_collections.ConfigDict(
+    {
+      'run': 'vit_jax.train.train',
+      'total_epochs': 2.0,
+      'model': {
+        'target': 'vit_jax.models.vit.VisionTransformer',
+        **{'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2},
+        **{'patch_size': 4, 'dtype': 'bfloat16', 'remat': 'none'},
+        'num_classes': ml_collections.config_dict.placeholder(int),
+      },
+      'data': {
+        'source': {'target': 'no.such.Source'},
+        'transforms': (
+          {'target': 'no.such.Resize', 'size': 12},
+          {'target': 'no.such.Crop', 'size': (8, 12)},
+          {'target': 'no.such.Flip'},
+        ),
+        'batch_size': 16,
+      },
+      'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
+      'optimizer': {'target': 'vit_jax.optim.adam'},
+      'schedule': {'lr': 1e-3, 'decay': 'cosine', 'warmup_fraction': 0.1},
+    }
+  )
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def test_local_report(tmp_path):
+  config = make_config()
+  row = compile_step.measure(config, jax.devices(), num_classes=5)
+  assert row['mesh'] == f'data {jax.device_count()}'
+  assert row['image_shape'] == '8x12x3'
+  assert row['hbm_gib'] is row['fits'] is row['megacycles'] is None
+  assert 'step_ms' not in row
+  # Adam: parameters and two moments on each device, and a share of the batch.
+  batch = 16 / jax.device_count() * (8 * 12 * 3 + 4)
+  state = 3 * 4 * row['parameters']
+  assert row['arguments_gib'] * 2**30 == pytest.approx(state + batch, rel=0.05)
+  assert row['alias_gib'] * 2**30 == pytest.approx(state, rel=0.05)
+  assert row['total_gib'] >= row['arguments_gib'] + row['temporaries_gib']
+  gradients = 4 * row['parameters'] / 1e6
+  reduced = row['collectives_mb']['all-reduce']
+  assert reduced == pytest.approx(gradients, rel=0.05)
+  # By hand: 6 patches of 48 pixels and a class token; q, k, v, out and the MLP
+  # of 16 x 16; scores and sums over 7 x 7; a head; 3 x forward, 2 examples.
+  products = 6 * 48 * 16 + 7 * 6 * 16 * 16 + 2 * 7 * 7 * 16 + 16 * 5
+  per_device = 16 / jax.device_count() * 3 * 2 * products
+  assert row['model_tflop'] * 1e12 == per_device
+  assert row['compiler_tflop'] * 1e12 > 0.8 * per_device
+
+  compile_report.write_json(tmp_path / 'rows.json', [row])
+  compile_report.write_csv(tmp_path / 'rows.csv', [row])
+  assert json.loads((tmp_path / 'rows.json').read_text()) == [row]
+  with (tmp_path / 'rows.csv').open() as file:
+    (line,) = csv.DictReader(file)
+  assert float(line['all-reduce_mb']) == reduced
+  assert line['fits'] == ''
+
+
+@pytest.mark.parametrize(
+  ('changes', 'options', 'message'),
+  [
+    ({'run': 'vit_jax.study.study'}, {}, 'only vit_jax.train.train'),
+    ({}, {}, '--num_classes'),
+    ({'data.batch_size': 17}, {'num_classes': 5}, 'must divide by'),
+    ({'data.transforms': ()}, {'num_classes': 5}, '--image_size'),
+  ],
+)
+def test_what_cannot_be_compiled(changes, options, message):
+  config = make_config(**changes)
+  with pytest.raises(ConfigError, match=message):
+    compile_step.lower(config, jax.devices(), **options)
+
+
+@pytest.mark.parametrize(
+  ('text', 'shape'),
+  [(None, None), ('8', (8, 8, 3)), ('8x4', (8, 4, 3)), ('8x4x1', (8, 4, 1))],
+)
+def test_image_sizes(text, shape):
+  assert compile_tool.image_shape(text) == shape
+
+
+@pytest.mark.parametrize('text', ['', '8x', 'x', '0', '1x2x3x4', 'large'])
+def test_image_sizes_that_are_none(text):
+  with pytest.raises(ConfigError, match='HxWxC'):
+    compile_tool.image_shape(text)
+
+
+@pytest.mark.parametrize(
+  ('text', 'key', 'wanted', 'spare'),
+  [
+    (
+      'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G '
+      'of 15.75G hbm. Exceeded hbm capacity by 1.50G.',
+      *('total_gib', 17.25, -1.5),
+    ),
+    (  # to the temporaries come 2 GiB of arguments
+      'RESOURCE_EXHAUSTED: the total memory required for HLO temporaries '
+      '(512.0M) exceeds available HBM (256.0M). HLO module: m.',
+      *('temporaries_gib', 0.5, -2.25),
+    ),
+  ],
+)
+def test_what_the_compiler_says_when_memory_is_short(text, key, wanted, spare):
+  step = types.SimpleNamespace(
+    about={}, model_flops=8e12, devices=4, arguments=2 * 2**30
+  )
+  row = compile_report.too_large(step, text)
+  assert row['fits'] is False
+  assert (row[key], row['spare_gib']) == (wanted, spare)
+  assert (row['model_tflop'], row['arguments_gib']) == (2, 2)
+  shown = compile_report.markdown([row], ['fits'])
+  assert shown.splitlines()[2] == f'| NO, {-spare:.1f} too much |'
+
+
+@pytest.mark.parametrize('largest', [8, 64, 128, 4096])
+@pytest.mark.parametrize('cheapest', compile_search.POLICIES)
+def test_search(largest, cheapest):
+  order = compile_search.POLICIES
+  tried = []
+
+  def fits(size, remat):
+    tried.append((size, remat))
+    return size <= largest and order.index(remat) >= order.index(cheapest)
+
+  sizes = compile_search.batch_sizes(16, 1500)
+  assert sizes == [16, 32, 64, 128, 256, 512, 1024]
+  best = compile_search.search(fits, sizes)
+  assert best == (None if largest < 16 else (min(largest, 1024), cheapest))
+  assert len(tried) == len(set(tried)) <= 3 + 3
+
+
+def test_a_search_goes_on_where_it_was_stopped(tmp_path, capsys):
+  config, file, compiled = make_config(), tmp_path / 'rows.json', []
+
+  def compile_one(config):
+    if len(compiled) == 2:
+      raise KeyboardInterrupt
+    size, remat = config.data.batch_size, config.model.remat
+    compiled.append((size, remat))
+    fits, spare = size <= 16, 16.0 - size
+    about = {'batch_size': size, 'remat': remat, 'compile_s': 30.0}
+    return about | {'fits': fits, 'spare_gib': spare}
+
+  def search(about):
+    tries = compile_search.Tries(file, about, config, compile_one, 3)
+    return compile_search.search(tries.fits, [8, 16, 32])
+
+  with pytest.raises(KeyboardInterrupt):
+    search({'topology': 'v5e:2x2'})
+  assert compiled == [(16, 'full'), (32, 'full')]
+  shown = capsys.readouterr().out
+  assert 'batch 16, remat full: yes, 0.0 left' in shown
+  assert '32, remat full: NO, 16.0 too much (at most 3 to go, 0:01:30)' in shown
+  compiled.clear()
+  assert search({'topology': 'v5e:2x2'}) == (16, 'none')
+  assert compiled == [(16, 'none')]
+  compiled.clear()
+  with pytest.raises(KeyboardInterrupt):
+    search({'topology': 'v5e:4x4'})
+  assert compiled == [(16, 'full'), (32, 'full')]
+  assert config == make_config()
+
+
+def test_the_smallest_batch():
+  config = make_config(mesh={'data': -1, 'model': 2}, accum_steps=3)
+  assert compile_step.smallest_batch(config, [*jax.devices()]) == 12
+
+
+def test_the_committed_page_is_made_of_its_data():
+  page = ROOT / 'docs' / 'compile.md'
+  rows = json.loads(page.with_suffix('.json').read_text())
+  assert page.read_text() == compile_table.text(rows, page)
+  assert {'B/16', 'L/16'} <= {row['model'] for row in rows}
+
+
+def run(*args):
+  return subprocess.run(
+    [sys.executable, '-m', 'vit_jax.tools.compile', *args],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+
+
+CONFIG = '--config=configs/pretrain_imagenet.py:B/16,tiny'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HAS_LIBTPU, reason='libtpu is installed')
+def test_without_the_compiler():
+  done = run(CONFIG, '--topology=v5e:2x2')
+  assert done.returncode == 1
+  assert "pip install -e '.[tpu]'" in done.stderr
+  assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
+def test_tpu(tmp_path):
+  done = run(CONFIG, '--topology=v5e:99x99x99')
+  assert done.returncode == 1
+  assert 'v5e:16x16' in done.stderr and 'Traceback' not in done.stderr
+  file = tmp_path / 'row.json'
+  done = run(
+    *(CONFIG, '--topology=v5e:2x2', '--num_classes=10', f'--json={file}'),
+    '--config.model.scan=True',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'estimates' in done.stdout
+  (row,) = json.loads(file.read_text())
+  assert row['fits'] and row['devices'] == 4 and row['unknown_loops'] == 0
+  assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
+  assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
+  assert row['collectives_mb']['all-reduce'] > 0

@@ -1,0 +1,89 @@
+"""Reads the text of optimized HLO: computations, instructions, shapes."""
+
+import dataclasses
+import math
+import re
+
+_BITS = {'pred': 8, 's4': 4, 'u4': 4, 's2': 2, 'u2': 2, 'c64': 64, 'c128': 128}
+_ARRAY = re.compile(r'\b(pred|[sufc]\d+\w*|bf16)\[([\d,]*)\]')
+_HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
+_LINE = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """name = shape op(operands), rest; `text` is what stands between ()."""
+
+  name: str
+  shape: str
+  op: str
+  operands: tuple[str, ...]
+  text: str
+  rest: str
+  is_root: bool
+
+  def attribute(self, name):
+    """Name of the computation that `name=%...` refers to, or None."""
+    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)
+    return found and found[1]
+
+
+def parse(text):
+  """({computation: {instruction's name: Instruction}}, name of the entry)."""
+  computations, entry, current = {}, None, None
+  for line in text.splitlines():
+    if line.startswith('HloModule'):
+      continue
+    if not line.startswith(' ') and (header := _HEADER.match(line)):
+      current = computations.setdefault(header[2], {})
+      entry = header[2] if header[1] else entry
+    elif current is not None and (found := _LINE.match(line)):
+      instruction = _instruction(bool(found[1]), found[2], found[3])
+      current[instruction.name] = instruction
+  if entry is None:
+    raise ValueError('The text has no ENTRY computation; is it HLO?')
+  return computations, entry
+
+
+def num_bytes(shape):
+  """Bytes of an array's or a tuple's shape, as in 'f32[2,3]{1,0}'."""
+  return sum(
+    math.prod(dims) * _bits(dtype) // 8 for dtype, dims in arrays(shape)
+  )
+
+
+def _bits(dtype):
+  return _BITS.get(dtype) or int(re.search(r'\d+', dtype)[0])
+
+
+def arrays(shape):
+  """[(dtype, dims)] of all arrays in a shape."""
+  return [
+    (dtype, [int(d) for d in dims.split(',') if d])
+    for dtype, dims in _ARRAY.findall(shape)
+  ]
+
+
+def _instruction(is_root, name, text):
+  if text.startswith('('):
+    end = _closing(text, 0) + 1
+  else:
+    end = text.index(' ')
+  shape, text = text[:end], text[end:].lstrip()
+  begin = text.index('(')
+  end = _closing(text, begin)
+  inner = text[begin + 1 : end]
+  operands = tuple(re.findall(r'%([\w.\-]+)', inner))
+  return Instruction(
+    name, shape, text[:begin], operands, inner, text[end + 1 :], is_root
+  )
+
+
+def _closing(text, begin):
+  """Where the parenthesis that opens at `begin` closes."""
+  depth = 0
+  for i in range(begin, len(text)):
+    depth += (text[i] == '(') - (text[i] == ')')
+    if not depth:
+      return i
+  raise ValueError(f'Unbalanced parentheses in HLO: {text[begin:][:80]}')

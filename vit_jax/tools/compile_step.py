@@ -1,0 +1,235 @@
+"""A config's train step, lowered for devices that need not be there."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import os
+import time
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from vit_jax import assemble, sharding, train
+from vit_jax.analysis import flops
+from vit_jax.build import ConfigError, Reader, resolve
+from vit_jax.durations import to_steps
+from vit_jax.tools import compile_report
+
+EXAMPLES = ('v2:4x4', 'v3:4x8', 'v4:4x4x4', 'v5e:16x16', 'v5p:4x4x4')
+EXAMPLES += ('v6e:16x16', 'local')
+
+
+@dataclasses.dataclass
+class Step:
+  """A train step, lowered for some devices.
+
+  Attributes:
+    lowered: of jax.jit.
+    about: what it is, as the first columns of a row.
+    device: one of the devices.
+    devices: how many there are.
+    model_flops: 3 x forward, of the global batch.
+    arguments: bytes of state and batch on a device.
+  """
+
+  lowered: Any
+  about: dict
+  device: Any
+  devices: int
+  model_flops: int
+  arguments: int
+
+
+def measure(config, devices, **options):
+  """The row of a config's train step (see compile_report).
+
+  Args:
+    config: of a training.
+    devices: to compile for; they may be there, or described.
+    **options: of `lower`.
+
+  Raises:
+    ConfigError: the config is none of a training, or lacks something.
+  """
+  step = lower(config, devices, **options)
+  begin = time.perf_counter()
+  try:
+    compiled = step.lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    found = compile_report.too_large(step, error)
+  else:
+    found = compile_report.row(step, compiled)
+  return found | {'compile_s': time.perf_counter() - begin}
+
+
+def lower(config, devices, *, image_shape=None, num_classes=None):
+  """The Step of a config, made as train() does, but of shapes alone.
+
+  Args:
+    config: of a training.
+    devices: see `measure`.
+    image_shape: (H, W, C); by default the size of the last transform, RGB.
+    num_classes: of the data; needed where the config has None.
+  """
+  if config.get('run') != 'vit_jax.train.train':
+    raise ConfigError(
+      f'This config runs {config.get("run")}; only vit_jax.train.train has a '
+      'train step. Of a study, take the config of one training.'
+    )
+  image_shape = image_shape or find_image_shape(config)
+  config = Reader(config)
+  mesh = sharding.make_mesh(devices, **resolve(config.get('mesh', {})))
+  batch_size = config.data.batch_size
+  accum_steps = config.get('accum_steps', 1)
+  sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
+  model = _model(config, num_classes, devices[0])
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  _, state, step_fn = train.make_step(
+    config,
+    model,
+    images,
+    mesh,
+    preprocess=assemble.preprocess(config),
+    lr_fn=_schedule(config, batch_size),
+  )
+  batch = _batch(batch_size, image_shape, sharding.batch_sharding(mesh))
+  with jax.set_mesh(mesh):
+    lowered = step_fn.lower(state, batch)
+  return Step(
+    lowered,
+    _about(model, state, mesh, batch_size, accum_steps, image_shape),
+    devices[0],
+    len(devices),
+    3 * batch_size * flops.forward(model, images),
+    sum(_bytes_on_a_device(x) for x in jax.tree.leaves((state, batch))),
+  )
+
+
+def smallest_batch(config, devices):
+  """One example for each device and micro-batch."""
+  config = Reader(config)
+  mesh = sharding.make_mesh(devices, **resolve(config.get('mesh', {})))
+  (axes,) = sharding.batch_sharding(mesh).spec
+  return sharding.axis_size(mesh, axes) * config.get('accum_steps', 1)
+
+
+def find_image_shape(config):
+  """(H, W, 3), of the last transform that sets a size."""
+  for transform in reversed(config.data.get('transforms') or ()):
+    if (size := transform.get('size')) is not None:
+      height, width = (size, size) if isinstance(size, int) else size
+      return int(height), int(width), 3
+  raise ConfigError(
+    "No transform in data.transforms has a size, and the images' is not known. "
+    'Give it: --image_size=N, or HxWxC.'
+  )
+
+
+def find_devices(topology):
+  """Devices of a topology's name, described by the TPU compiler, or 'local'.
+
+  Raises:
+    ConfigError: no such topology, or no compiler.
+  """
+  if topology == 'local':
+    return jax.devices()
+  # No TPU is used: neither look for one, nor wait for who has one.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-1')
+  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+  # Of a v4, both cores of a chip are one device, as on Cloud TPUs.
+  options = {}
+  if topology.startswith('v4:'):
+    options['chip_config_name'] = 'megacore'
+  try:
+    return topologies.get_topology_desc(
+      platform='tpu', topology_name=topology, **options
+    ).devices
+  except (RuntimeError, ValueError) as error:
+    if 'lockfile' in str(error) or 'already in use' in str(error):
+      raise ConfigError(
+        'Another process uses libtpu, and only one can. Wait for it to end; '
+        'if there is none, remove /tmp/libtpu_lockfile.'
+      ) from error
+    if 'not installed' in str(error):
+      raise ConfigError(
+        f'--topology={topology} needs the TPU compiler, libtpu: '
+        "pip install -e '.[tpu]'"
+      ) from error
+    raise ConfigError(
+      f'--topology={topology} is none the TPU compiler knows '
+      f'({str(error).splitlines()[0]}). Examples: {", ".join(EXAMPLES)}.'
+    ) from error
+
+
+def versions(topology):
+  """{package: version} of what compiles."""
+  packages = ('jax',) if topology == 'local' else ('jax', 'libtpu')
+  return {name: importlib.metadata.version(name) for name in packages}
+
+
+def _model(config, num_classes, device):
+  """The model; `attention` is what 'auto' would be on the device."""
+  if config.model.get('num_classes') is None and num_classes is None:
+    raise ConfigError(
+      'The config leaves model.num_classes to the data, which is not opened '
+      'here. Give it: --num_classes=1000.'
+    )
+  model = assemble.model(
+    config.model, types.SimpleNamespace(num_classes=num_classes)
+  )
+  # 'auto' asks for the devices of this machine.
+  elsewhere = device.platform == 'tpu' and jax.default_backend() != 'tpu'
+  if elsewhere and getattr(model, 'attention', None) == 'auto':
+    implementation = 'einsum' if model.attention_dropout else 'xla'
+    model = model.clone(attention=implementation)
+  return model
+
+
+def _schedule(config, batch_size):
+  # How long a run is changes none of its steps: any number will do.
+  steps_of = functools.partial(
+    to_steps, batch_size=batch_size, num_examples=100_000 * batch_size
+  )
+  total_steps = steps_of(config, 'total', default=...)
+  steps_of = functools.partial(steps_of, total_steps=total_steps)
+  return assemble.schedule(config.schedule, steps_of)
+
+
+def _batch(batch_size, image_shape, split):
+  images, labels = (batch_size, *image_shape), (batch_size,)
+  return {
+    'image': jax.ShapeDtypeStruct(images, jnp.uint8, sharding=split),
+    'label': jax.ShapeDtypeStruct(labels, jnp.int32, sharding=split),
+  }
+
+
+def _bytes_on_a_device(x):
+  return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def _about(model, state, mesh, batch_size, accum_steps, image_shape):
+  device = mesh.devices.flat[0]
+  leaves = jax.tree.leaves(state.params)
+  return {
+    'device_kind': device.device_kind,
+    'devices': mesh.size,
+    'mesh': ', '.join(
+      f'{name} {size}' for name, size in mesh.shape.items() if size > 1
+    )
+    or '1 device',
+    'batch_size': batch_size,
+    'accum_steps': accum_steps,
+    'image_shape': 'x'.join(map(str, image_shape)),
+    'remat': getattr(model, 'remat', None),
+    'scan': getattr(model, 'scan', None),
+    'attention': getattr(model, 'attention', None),
+    'parameters': sum(leaf.size for leaf in leaves),
+  }
