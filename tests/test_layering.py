@@ -45,7 +45,7 @@ TRAINING_STACK += (  # the parts that train() was cut into
 )
 MODULES = {
   'main': (
-    *('build', 'compilation_cache', 'hosts', 'terminal'),
+    *('build', 'compilation_cache', 'environment', 'hosts', 'terminal'),
     *('train', 'evaluate', 'study'),
   ),
   # MFU needs the model's FLOPs.
@@ -65,6 +65,7 @@ MODULES = {
   'names': ('build', 'terminal', *PURE),
   'schedules': ('build',),
   'build': (),
+  'environment': (),
   'tree': (),
 }
 

@@ -14,7 +14,7 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vit_jax import compilation_cache, hosts, terminal
+from vit_jax import compilation_cache, environment, hosts, terminal
 from vit_jax.build import locate
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -113,19 +113,14 @@ def parse_flags(argv):
     )
 
 
-def _use_huge_pages():
-  """Starts the process anew with malloc on huge pages (Linux).
-
-  On a CPU, XLA allocates its temporaries afresh in every step; with pages of
-  4 KiB the faults take some 40% of a small ViT's training step. glibc reads
-  this setting at the start of a process only; users' own settings stand.
-  """
-  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
-    os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
+def _start_faster():
+  """Starts the process anew with environment.faster(), unless it has that."""
+  if settings := environment.faster():
+    os.environ.update(settings)
     os.execv(sys.executable, sys.orig_argv)
 
 
 if __name__ == '__main__':
-  _use_huge_pages()
+  _start_faster()
   flags.mark_flags_as_required(['config', 'workdir'])
   app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,273 @@
+"""The benchmark's arithmetic on given times, and a small run of each mode."""
+
+import csv
+import json
+import pathlib
+import statistics
+import sys
+
+import pytest
+
+from vit_jax import environment, names
+from vit_jax.tools import benchmark, benchmark_report
+from vit_jax.tools import benchmark_timing as timing
+
+TIMM_COLUMNS = (
+  'model,infer_samples_per_sec,infer_step_time,infer_batch_size,'
+  'infer_img_size,infer_gmacs,train_samples_per_sec,train_step_time,'
+  'train_batch_size,train_img_size,param_count'
+)
+OUR_COLUMNS = 'mfu mfu_measured hbm_peak compile_s device_kind n_devices '
+OUR_COLUMNS += 'precision attention remat'
+STARTED = {
+  'compile_s': 2.0,
+  'param_count': 5_000_000,
+  'forward_flops': 6e9,
+  'hbm_peak': 1.5,
+  'device_kind': 'H100',
+  'n_devices': 2,
+  'peak_flops': 1e12,
+}
+CASE = {'model': 'B/16', 'mode': 'train', 'batch_size': 10, 'image_size': 224}
+CASE |= {'precision': 'bfloat16', 'attention': 'auto', 'remat': 'none'}
+CASE |= {'scan': False}
+FAKE = """
+from vit_jax.tools import benchmark_workers
+class Fake:
+  def __init__(self, settings):
+    {start}
+    self.started = {started}
+    self._times = iter({times})
+  def round(self, steps):
+    print('a library prints on stdout')
+    return next(self._times) * steps
+  def ceiling(self):
+    return dict(flops=5e11)
+benchmark_workers.serve(Fake)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+  """Writes a worker that claims given times; its command."""
+
+  def write(name, times=(), *, start='pass', started=STARTED):
+    path = tmp_path / f'{name}.py'
+    text = FAKE.format(start=start, started=started, times=list(times))
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+  return write
+
+
+def test_median_and_spread():
+  assert timing.Spread.of([3.0, 1.0, 10.0]) == timing.Spread(3.0, 1.0, 10.0)
+  assert timing.Spread.of([4.0, 2.0]).median == 3.0
+
+
+@pytest.mark.parametrize(
+  ('steps', 'rounds', 'shares'),
+  [(30, 5, [6] * 5), (7, 3, [2] * 3), (2, 5, [1, 1]), (1, 1, [1])],
+)
+def test_rounds_are_equal(steps, rounds, shares):
+  assert timing.split(steps, rounds) == shares
+
+
+def test_workers_take_turns():
+  calls = []
+
+  def worker(name, seconds):
+    return lambda steps: calls.append((name, steps)) or seconds * steps
+
+  times = timing.in_turn([worker('a', 0.5), worker('b', 2.0)], [3, 3])
+  assert calls == [('a', 3), ('b', 3)] * 2
+  assert times == [[0.5, 0.5], [2.0, 2.0]]
+
+
+def test_ratio_is_of_neighbours():
+  # The machine was four times slower in the second round, for both.
+  assert timing.ratio([1, 4, 1], [2, 8, 3]) == timing.Spread(2, 2, 3)
+  assert timing.ratio_of_best([1, 4, 2], [9, 3, 8]) == 3
+
+
+def test_row_of_given_times():
+  found = {'started': STARTED, 'times': [0.2, 0.1, 0.4], 'ceiling': 5e11}
+  row = benchmark_report.row(CASE, found)
+  # 3 passes x 10 images x 6 GFLOP in 0.2 s on two devices: 0.45 TFLOP/s each.
+  expected = {
+    'train_samples_per_sec': 50,
+    'train_step_time': 200,
+    'step_time_min': 100,
+    'step_time_max': 400,
+    'mfu': 0.45,
+    'mfu_measured': 0.9,
+    'infer_gmacs': 3,
+    'param_count': 5,
+  }
+  assert {k: row[k] for k in expected} == pytest.approx(expected)
+  infer = benchmark_report.row(CASE | {'mode': 'infer'}, found)
+  assert infer['mfu'] == pytest.approx(0.15)
+  assert infer['infer_batch_size'] == 10
+  assert set(row) | set(infer) <= set(benchmark_report.COLUMNS)
+
+
+def test_columns_are_timms_and_ours():
+  assert ','.join(benchmark_report.COLUMNS).startswith(TIMM_COLUMNS)
+  assert set(OUR_COLUMNS.split()) < set(benchmark_report.COLUMNS)
+
+
+def test_peer_and_ours_are_paired(fake):
+  found = benchmark.measure(
+    CASE,
+    [2, 2, 2],
+    ours=fake('ours', [0.1, 0.4, 0.1]),
+    peer=fake('peer', [0.2, 0.6, 0.2], started={'notes': 'eager'}),
+    peer_name='other',
+  )
+  row = benchmark_report.row(CASE, found)
+  assert row['peer'] == 'other (eager)'
+  assert [row[k] for k in ('ratio', 'ratio_min', 'ratio_max')] == (
+    pytest.approx([2, 1.5, 2])
+  )
+  assert row['peer_samples_per_sec'] == pytest.approx(50)
+  assert row['mfu_measured'] == pytest.approx(1.8)
+  said = 'ours / theirs 2.000 (1.500 to 2.000), of the fastest rounds 2.000'
+  assert said in benchmark_report.line(row)
+
+
+@pytest.mark.parametrize(
+  ('start', 'message'),
+  [
+    ('raise RuntimeError("RESOURCE_EXHAUSTED: 9 GB")', 'out of memory: Runtim'),
+    ('raise MemoryError', 'out of memory: MemoryError'),
+    ('import os; os.kill(os.getpid(), 9)', 'out of memory: the process ended'),
+    ('import os; os._exit(3)', 'failed: the process ended with status 3'),
+    ('raise ValueError("no such thing")', 'failed: ValueError: no such thing'),
+  ],
+)
+def test_what_fails_is_a_row(fake, start, message, tmp_path):
+  found = benchmark.measure(CASE, [1], ours=fake('ours', start=start))
+  row = benchmark_report.row(CASE, found)
+  assert row['error'].startswith(message)
+  assert message in benchmark_report.line(row)
+  benchmark_report.write_csv(tmp_path / 'x.csv', [row])
+  with (tmp_path / 'x.csv').open() as file:
+    (read,) = csv.DictReader(file)
+  assert read['model'] == 'B/16' and read['train_samples_per_sec'] == ''
+  assert read['error'] == row['error']
+
+
+def test_a_peer_without_memory_leaves_ours(fake):
+  found = benchmark.measure(
+    CASE,
+    [1],
+    ours=fake('ours', [0.1]),
+    peer=fake('peer', start='raise RuntimeError("CUDA out of memory")'),
+    peer_name='timm',
+  )
+  row = benchmark_report.row(CASE, found)
+  assert row['train_samples_per_sec'] == pytest.approx(100)
+  assert row['error'].startswith('peer out of memory') and 'ratio' not in row
+
+
+@pytest.mark.parametrize('settings', ['own', 'ours'])
+def test_settings_of_the_peers_process(fake, monkeypatch, settings):
+  monkeypatch.setattr(environment, 'faster', lambda: {'FASTER': 'yes'})
+  theirs = {'notes': 'PLACE'}
+  peer = fake('peer', [0.2], started=theirs)
+  path = pathlib.Path(peer[1])
+  seen = "__import__('os').environ.get('FASTER', 'no')"
+  path.write_text(path.read_text().replace("'PLACE'", seen))
+  found = benchmark.measure(
+    CASE,
+    [1],
+    ours=fake('ours', [0.1]),
+    peer=peer,
+    peer_name='other',
+    peer_settings=settings,
+  )
+  row = benchmark_report.row(CASE, found)
+  assert row['peer'] == f'other ({"yes" if settings == "ours" else "no"})'
+  assert row['peer_settings'] == settings
+  assert f'{settings} settings' in benchmark_report.line(row)
+
+
+def test_first_batch_size_that_fits(fake, monkeypatch, capsys):
+  full = 'if settings["batch_size"] > 4: raise MemoryError'
+  command = fake('ours', [0.1], start=full)
+  monkeypatch.setattr(benchmark, 'ours_command', lambda: command)
+  arguments = ['--models=mu/16,Ti/16', '--steps=1', '--first_fit']
+  benchmark.main([*arguments, '--batch_sizes=16,4,2'])
+  lines = capsys.readouterr().out.splitlines()
+  tried = [line.split(' | ')[0] for line in lines if 'train, batch' in line]
+  assert tried == [
+    f'{model} train, batch {size}'
+    for model in ('mu/16', 'Ti/16')
+    for size in (16, 4)
+  ]
+
+
+def test_end_to_end(tmp_path, fake, capfd):
+  """All modes, real workers, a peer by path; in processes of their own."""
+  _, peer = fake('peer', [1.0] * 2, started={'compile_s': 1.0})
+  files = {'csv': tmp_path / 'b.csv', 'json': tmp_path / 'b.json'}
+  benchmark.main(
+    [
+      *('--models=mu/16', '--batch_sizes=4', '--mode=train,infer,input'),
+      *('--image_size=32', '--steps=4', '--rounds=2', '--warmup=1'),
+      *('--scan', f'--peer={peer}'),
+      *(f'--{name}={path}' for name, path in files.items()),
+    ]
+  )
+  with files['csv'].open() as file:
+    rows = {row['mode']: row for row in csv.DictReader(file)}
+  assert list(rows) == ['input', 'train', 'infer']
+  saved = json.loads(files['json'].read_text())['cases']
+  times = {case['case']['mode']: case['times'] for case in saved}
+  assert all(len(seconds) == 2 for seconds in times.values())
+  assert not any(row['error'] for row in rows.values())
+  count = names.count_parameters('mu/16', image_size=32)
+  for mode in ('train', 'infer'):
+    row = rows[mode]
+    speed, ms = (
+      float(row[f'{mode}_{k}']) for k in ('samples_per_sec', 'step_time')
+    )
+    assert speed == pytest.approx(4 / ms * 1e3, rel=1e-4)
+    low, high = float(row['step_time_min']), float(row['step_time_max'])
+    assert low <= ms <= high
+    assert float(row['param_count']) == pytest.approx(count / 1e6, rel=1e-4)
+    # The peer claims a second a step.
+    ratio = statistics.median(1 / t for t in times[mode])
+    assert float(row['ratio']) == pytest.approx(ratio, rel=1e-4)
+    assert 0 < float(row['mfu_measured']) < 1 and row['mfu'] == ''
+    assert row['precision'] == 'float32' and row['scan'] == 'True'
+  assert float(rows['input']['input_samples_per_sec']) > 0
+  # 4 patches and the class token, D = 32, M = 128, one layer, 1000 classes.
+  tokens, d, m = 5, 32, 128
+  macs = 4 * 768 * d + tokens * (4 * d * d + 2 * d * m) + 2 * tokens**2 * d
+  macs += 1000 * d
+  assert float(rows['train']['infer_gmacs']) == pytest.approx(macs / 1e9)
+  assert 'img/s' in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--models=Q/16'], 'no model named'),
+    (['--models=mu/16', '--peer=timm'], 'timm has no mu/16'),
+    (['--models=R50x1', '--peer=linen'], 'is a plain ViT, not R50x1'),
+    (['--peer=nowhere.py'], 'there is no nowhere.py'),
+  ],
+)
+def test_mistakes(arguments, message):
+  with pytest.raises(SystemExit, match=message):
+    benchmark.main(arguments)
+
+
+@pytest.mark.parametrize(
+  'argument', ['--mode=sing', '--batch_sizes=0', '--attention=x', '--remat=x']
+)
+def test_bad_arguments(argument, capsys):
+  with pytest.raises(SystemExit):
+    benchmark.main([argument])
+  assert argument.split('=')[0] in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""The benchmark's workers: ours, a plain Linen ViT's, timm's, the input's."""
+
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import names
+from vit_jax.build import ConfigError
+from vit_jax.tools import (
+  benchmark,
+  benchmark_input,
+  benchmark_ours,
+  benchmark_peers,
+)
+from vit_jax.tools import benchmark_workers as workers
+
+
+def test_ours_trains_on_all_devices():
+  settings = {'mode': 'train', 'batch_size': 8, 'image_size': 32, 'warmup': 1}
+  fields = benchmark.fields('mu/16', 'bfloat16', 'einsum', 'full', True)
+  found = benchmark_ours.make(settings | {'fields': fields})
+  assert found.round(2) > 0
+  assert found.started['n_devices'] == jax.device_count()
+  assert int(found._carry.step) == 3
+  with pytest.raises(ConfigError, match='must divide by'):
+    benchmark_ours.make(settings | {'fields': fields, 'batch_size': 3})
+
+
+def test_matrix_product_is_positive():
+  assert benchmark_ours.matrix_flops('bfloat16', side=64, repeats=2) > 0
+
+
+def test_models_by_name():
+  theirs = 'vit_huge_patch14_224'
+  assert benchmark_peers.timm_name(theirs) == theirs
+  assert benchmark_peers.timm_name('S/16') == 'vit_small_patch16_224'
+  assert benchmark_peers.timm_name('ViT-L/16') == 'vit_large_patch16_224'
+  assert (
+    benchmark_peers.timm_name('vit_huge_patch14_224') == 'vit_huge_patch14_224'
+  )
+  assert benchmark_peers.timm_name('G/14') == 'vit_gigantic_patch14_224'
+  assert benchmark_peers.timm_name('mu/16') is None
+
+
+def test_input_names_what_is_missing(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'grain', None)
+  monkeypatch.setitem(sys.modules, 'cv2', None)
+  with pytest.raises(ModuleNotFoundError, match='pip install opencv-python'):
+    benchmark_input.Input({'batch_size': 2, 'image_size': 32})
+
+
+def test_plain_linen_has_the_shape_of_ours():
+  """The yardstick's parameters are as many as our model's of that name."""
+  path = benchmark_peers.LINEN
+  spec = importlib.util.spec_from_file_location('plain', path)
+  plain = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(plain)
+  fields = names.settings('mu/16', num_classes=1000)
+  del fields['target']
+  images = jnp.zeros((1, 32, 32, 3))
+  shapes = jax.eval_shape(
+    plain.PlainViT(**fields).init, jax.random.key(0), images
+  )
+  # Ours keeps the class token's position apart, in the same N + 1 rows.
+  count = sum(x.size for x in jax.tree.leaves(shapes))
+  assert count == names.count_parameters('mu/16', image_size=32)
+
+
+def test_workers_import_without_data_packages():
+  """The box with the accelerator may have none of these."""
+  code = """
+import sys
+missing = {'grain', 'tensorflow_datasets', 'cv2', 'PIL', 'matplotlib'}
+missing |= {'tensorboardX', 'sklearn', 'scipy', 'flatbuffers'}
+class Missing:
+  def find_spec(self, name, path=None, target=None):
+    if name.split('.')[0] in missing:
+      raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+import vit_jax.tools.benchmark, vit_jax.tools.benchmark_ours
+for name in ('jax', 'vit_jax.names'):
+  del sys.modules[name]
+  sys.modules[name] = None
+import vit_jax.tools.benchmark_timm  # of an interpreter that has torch alone
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=workers.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.skipif(
+  not importlib.util.find_spec('timm'), reason='needs torch and timm'
+)
+@pytest.mark.parametrize('mode', ['train', 'infer'])
+def test_timm_worker(mode):
+  case = {
+    'mode': mode,
+    'precision': 'bfloat16',
+  }
+  case |= {'timm_name': 'vit_tiny_patch16_224'}
+  case |= {'image_size': 32, 'batch_size': 2, 'num_classes': 10}
+  command = benchmark_peers.command('timm', sys.executable)
+  with workers.Worker(command) as timm:
+    started = timm.ask('start', **case, compile='none', warmup=1)
+    assert started['notes'] == 'eager'
+    assert timm.ask('round', steps=1)['seconds'] > 0
+  expected = names.count_parameters('Ti/16', image_size=32, num_classes=10)
+  assert started['param_count'] == expected
