@@ -91,11 +91,12 @@ def test_two_processes_are_one(tmp_path):
   run('one_two', 1, half)
   one_two, _ = run('one_two', 2)
   assert len(one) == 6 and one[-1] < one[0]
+  # Measured, of losses and parameters: 2.4e-7 and 1.2e-7 at most.
   for losses in (both, two_one, one_two):
-    np.testing.assert_allclose(losses, one, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(losses, one, rtol=0, atol=1e-6)
   assert found['test/accuracy'] == expected['test/accuracy']
   assert found['test/num_examples'] == expected['test/num_examples']
-  assert abs(found['test/loss'] - expected['test/loss']) < 3e-6
+  assert abs(found['test/loss'] - expected['test/loss']) < 1e-6
   params, _ = checkpoint.load_params(tmp_path / 'one', ema=False)
   for name in ('both', 'two_one', 'one_two'):
     others, _ = checkpoint.load_params(tmp_path / name, ema=False)
