@@ -103,10 +103,3 @@ def test_two_processes_are_one(tmp_path):
     assert params.keys() == others.keys()
     for where, value in params.items():
       np.testing.assert_allclose(others[where], value, rtol=0, atol=1e-6)
-  print(
-    abs(both - one).max(),
-    abs(two_one - one).max(),
-    abs(one_two - one).max(),
-    max(abs(others[w] - v).max() for w, v in params.items()),
-    expected,
-  )
