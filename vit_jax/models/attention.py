@@ -6,7 +6,9 @@ Shapes: B batch, Q queries, N keys, h heads, d width of one head.
 import jax
 import jax.numpy as jnp
 
-IMPLEMENTATIONS = ('auto', 'xla', 'cudnn', 'einsum')
+from vit_jax.models import pallas_attention
+
+IMPLEMENTATIONS = ('auto', 'xla', 'cudnn', 'einsum', 'pallas')
 
 
 def attention(
@@ -27,7 +29,9 @@ def attention(
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' being the fused one of NVIDIA GPUs;
       'einsum' is written out here and the only one that can drop attention
-      weights. 'auto' takes the fastest that can do what is asked.
+      weights. 'pallas' is the kernel for TPUs in pallas_attention.py. 'auto'
+      takes the fastest that can do what is asked; not 'pallas', however, which
+      no TPU has run yet.
     dropout_rate: share of the attention weights to drop, each one separately.
     dropout_rng: key for it, needed when dropout_rate > 0.
 
@@ -64,6 +68,11 @@ def attention(
     raise ValueError(
       f"Attention 'cudnn' needs {obstacle}; use 'auto', 'xla' or 'einsum'."
     )
+  if implementation == 'pallas':
+    # One query, as in the MAP head, makes no matrix of scores to keep on chip.
+    if q.shape[1] > 1:
+      return pallas_attention.attend(q, k, v)
+    implementation = 'xla'
   return jax.nn.dot_product_attention(q, k, v, implementation=implementation)
 
 

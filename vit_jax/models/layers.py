@@ -72,7 +72,9 @@ class Affine(nn.Module):
     # 1.2 times as long for a training step of a small ViT.
     x = jnp.asarray(x, self.dtype).reshape(-1, matrix[0])
     x = x @ kernel.reshape(matrix).astype(self.dtype)
-    x = x + bias.reshape(1, -1).astype(self.dtype)
+    # In float32, for the gradient of the bias is then summed in float32: TPUs
+    # without bfloat16 arithmetic take several times as long for the other.
+    x = (x.astype(jnp.float32) + bias.reshape(1, -1)).astype(self.dtype)
     return x.reshape(*batch, *self.outputs)
 
 

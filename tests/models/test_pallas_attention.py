@@ -1,0 +1,169 @@
+"""The TPU kernel, interpreted: against the formula in float64, and on meshes.
+
+That a TPU would run it no test can show here; that its compiler's front end
+takes it, one does.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from vit_jax.models import pallas_attention
+from vit_jax.models.attention import attention
+
+SHAPES = {  # name: tokens, heads, width of a head
+  'one token': (1, 2, 64),
+  'few': (5, 3, 64),
+  'B/16': (197, 2, 64),
+  'heads across registers': (21, 3, 80),
+  'narrow heads': (9, 8, 32),
+}
+
+
+def draw(tokens, heads, width, dtype, batch=2):
+  """q, k, v and the gradient of the output."""
+  rng = np.random.default_rng(0)
+  shape = (4, batch, tokens, heads, width)
+  return jnp.asarray(1.5 * rng.standard_normal(shape), dtype)
+
+
+def formula(q, k, v, do):
+  """Output and gradients of q, k, v, in float64."""
+  q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
+  scale = q.shape[-1] ** -0.5
+  scores = np.einsum('bqhd,bnhd->bhqn', q, k) * scale
+  p = np.exp(scores - scores.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  dp = np.einsum('bqhd,bnhd->bhqn', do, v)
+  ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+  return (
+    np.einsum('bhqn,bnhd->bqhd', p, v),
+    np.einsum('bhqn,bnhd->bqhd', ds, k),
+    np.einsum('bhqn,bqhd->bnhd', ds, q),
+    np.einsum('bhqn,bqhd->bnhd', p, do),
+  )
+
+
+def output_and_gradients(q, k, v, do, implementation='pallas'):
+  def attend(*qkv):
+    if implementation == 'pallas':
+      return pallas_attention.attend(*qkv)
+    return attention(*qkv, implementation=implementation)
+
+  out, vjp = jax.vjp(attend, q, k, v)
+  return out, *vjp(do)
+
+
+@pytest.mark.parametrize('name', SHAPES)
+def test_equals_the_formula(name):
+  arrays = draw(*SHAPES[name], jnp.float32)
+  found = jax.jit(output_and_gradients)(*arrays)
+  for x, expected in zip(found, formula(*arrays), strict=True):
+    atol = 2e-6 * max(1, abs(expected).max())
+    np.testing.assert_allclose(x, expected, rtol=0, atol=atol)
+
+
+def test_bfloat16_is_as_near_the_formula_as_xla():
+  arrays = draw(*SHAPES['heads across registers'], jnp.bfloat16)
+  expected = formula(*arrays)
+
+  def errors(implementation):
+    fn = functools.partial(output_and_gradients, implementation=implementation)
+    found = jax.jit(fn)(*arrays)
+    assert {x.dtype for x in found} == {jnp.dtype(jnp.bfloat16)}
+    pairs = zip(found, expected, strict=True)
+    return [abs(np.asarray(x, np.float64) - y).mean() for x, y in pairs]
+
+  pairs = zip(errors('pallas'), errors('xla'), strict=True)
+  assert all(ours <= 1.1 * theirs for ours, theirs in pairs)
+
+
+def test_huge_scores_do_not_overflow():
+  arrays = draw(5, 2, 64, jnp.float32) * 100
+  found = pallas_attention.attend(*arrays[:3])
+  np.testing.assert_allclose(found, formula(*arrays)[0], rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+  'axes', [{'data': 8}, {'data': 2, 'fsdp': 2, 'model': 2}]
+)
+def test_examples_and_heads_are_split_over_a_mesh(axes):
+  mesh = jax.make_mesh(
+    tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes)
+  )
+  of_batch = tuple(name for name in axes if name != 'model')
+  of_heads = 'model' if 'model' in axes else None
+  sharding = NamedSharding(mesh, PartitionSpec(of_batch, None, of_heads))
+  arrays = draw(5, 4, 64, jnp.float32, batch=8)
+  with jax.set_mesh(mesh):
+    split = [jax.device_put(x, sharding) for x in arrays]
+    compiled = jax.jit(output_and_gradients).lower(*split).compile()
+    assert 'all-gather' not in compiled.as_text()
+    on_mesh = compiled(*split)
+  for x, expected in zip(on_mesh, formula(*arrays), strict=True):
+    assert x.sharding.is_equivalent_to(sharding, x.ndim)
+    np.testing.assert_allclose(x, expected, atol=1e-5)
+
+
+def test_what_does_not_divide_is_not_split():
+  mesh = jax.make_mesh(
+    (4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2
+  )
+  arrays = draw(5, 3, 64, jnp.float32, batch=1)
+  with jax.set_mesh(mesh):
+    found = jax.jit(pallas_attention.attend)(*arrays[:3])
+  np.testing.assert_allclose(found, formula(*arrays)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('tokens', 'heads', 'width', 'dtype'),
+  [
+    (197, 12, 64, jnp.bfloat16),  # B/16
+    (577, 16, 64, jnp.bfloat16),  # L/16 at 384 px
+    (257, 16, 80, jnp.bfloat16),  # H/14
+    (256, 16, 104, jnp.bfloat16),  # G/14
+  ],
+)
+def test_lowers_for_tpus(tokens, heads, width, dtype):
+  like = jax.ShapeDtypeStruct((2, tokens, heads, width), dtype)
+  traced = jax.jit(output_and_gradients).trace(*[like] * 4)
+  text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('@tpu_custom_call') == 2
+  # The scores, [.., tokens, tokens], are in no memory but the kernel's.
+  assert f'{tokens}x{tokens}x' not in text
+
+
+def test_one_query_is_left_to_xla():
+  q, k, v, _ = draw(5, 2, 8, jnp.float32)
+  out = attention(q[:, :1], k, v, implementation='pallas')
+  expected = attention(q[:, :1], k, v, implementation='xla')
+  np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda q, k, v: (q[:, :3], k, v), 'of one shape, got .2, 3, 2, 64.*5'),
+    (lambda q, k, v: (q, k, v.astype('float32')), 'one dtype, got bf.*float32'),
+    (lambda q, k, v: [x.astype('float16') for x in (q, k, v)], 'got float16'),
+    (
+      lambda q, k, v: [jnp.zeros((1, 1025, 2, 64), q.dtype)] * 3,
+      r'at most 14 MiB on chip .* got 26.4 MiB for 1025 tokens',
+    ),
+  ],
+)
+def test_errors(change, message):
+  qkv = draw(5, 2, 64, jnp.bfloat16)[:3]
+  with pytest.raises(ValueError, match=f"'pallas' needs .*{message}"):
+    attention(*change(*qkv), implementation='pallas')
+
+
+def test_weights_cannot_be_dropped():
+  qkv = draw(5, 2, 64, jnp.float32)[:3]
+  key = jax.random.key(0)
+  with pytest.raises(ValueError, match=r"'pallas' cannot drop .* use 'einsum'"):
+    attention(*qkv, implementation='pallas', dropout_rate=0.1, dropout_rng=key)

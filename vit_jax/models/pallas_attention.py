@@ -1,0 +1,270 @@
+"""Attention of short sequences as one TPU kernel, written in Pallas.
+
+    attend(q, k, v)
+
+The scores of a head never leave the chip: one program of the grid has all
+tokens of one example, for some or all of its heads. It takes queries, keys and
+values as the projections make them, [B, N, h * d], so that no head is moved.
+The backward pass computes the weights again from q, k and v, which is all that
+is saved.
+
+This has never run on a TPU. What is known of it is that interpret mode agrees
+with float64, that the TPU compiler takes it, and what its schedule says.
+
+Shapes: B examples, N tokens, h heads of width d, W lanes of a block.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.mesh import batch_axes, is_model_axis
+
+_LANES = 128  # of a vector register; matrix units have as many columns
+# What a program may hold on chip, and what the compiler lets it have.
+_BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """softmax(q kᵀ / √d) v, each [B, N, h, d], the softmax in float32.
+
+  Within `with jax.set_mesh(mesh)` examples are split over its axes for
+  batches, and heads over the others (mesh.py), where these divide. Without it,
+  the arrays must be on one device. On CPUs the kernels are interpreted, which
+  is slow and for tests.
+
+  Raises:
+    ValueError: the kernel cannot do this.
+  """
+  if reason := _obstacle(q, k, v):
+    raise ValueError(
+      f"Attention 'pallas' needs {reason}; use 'auto', 'xla' or 'einsum'."
+    )
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.axis_names:
+    return _attend_local(q, k, v)
+  of_batch = batch_axes(mesh)
+  of_heads = tuple(a for a in mesh.axis_names if is_model_axis(a))
+
+  def dividing(names, size):  # of one example, as at initialisation, none does
+    return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
+
+  spec = jax.sharding.PartitionSpec(
+    dividing(of_batch, q.shape[0]), None, dividing(of_heads, q.shape[2])
+  )
+  # Its check of what is replicated knows nothing of kernels.
+  return jax.shard_map(
+    _attend_local,
+    in_specs=(spec,) * 3,
+    out_specs=spec,
+    check_vma=False,
+  )(q, k, v)
+
+
+def _attend_local(q, k, v):
+  batch, tokens, heads, width = q.shape
+  flat = (x.reshape(batch, tokens, heads * width) for x in (q, k, v))
+  return _attend(width, *flat).reshape(q.shape)
+
+
+def _obstacle(q, k, v):
+  """What the kernel lacks here, in words; None when it can run."""
+  if jax.default_backend() == 'gpu':
+    return 'a TPU, got a GPU'
+  if not q.shape == k.shape == v.shape:
+    return (
+      'queries, keys and values of one shape, '
+      f'got {q.shape}, {k.shape} and {v.shape}'
+    )
+  if not q.dtype == k.dtype == v.dtype:
+    return f'one dtype, got {q.dtype}, {k.dtype} and {v.dtype}'
+  if q.dtype not in (jnp.bfloat16, jnp.float32):
+    return f'bfloat16 or float32, got {q.dtype}'
+  _, tokens, heads, width = q.shape
+  size = _held(tokens, _least(heads, width) * width, q.dtype)
+  if size > _BUDGET:
+    return (
+      f'at most {_BUDGET / 2**20:.0f} MiB on chip for a few heads of an '
+      f'example, got {size / 2**20:.1f} MiB for {tokens} tokens'
+    )
+  return None
+
+
+def _least(heads, width):
+  """Fewest heads that fill whole registers; all of them where none do."""
+  least = _LANES // math.gcd(width, _LANES)
+  return heads if heads % least else least
+
+
+def _per_program(tokens, heads, width, dtype):
+  """As many heads as fit: each program costs some cycles of its own."""
+  least = _least(heads, width)
+  sizes = [n for n in range(least, heads + 1, least) if heads % n == 0]
+  return max(
+    n for n in sizes if n == least or _held(tokens, n * width, dtype) <= _BUDGET
+  )
+
+
+def _held(tokens, lanes, dtype):
+  """Bytes on chip in the backward pass: 7 blocks, two each, and 5 scores."""
+  rows = -(-tokens // 16) * 16
+  lanes, columns = (-(-n // _LANES) * _LANES for n in (lanes, tokens))
+  return 14 * rows * lanes * jnp.dtype(dtype).itemsize + 20 * rows * columns
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(width, q, k, v):
+  return _call(_forward, width, (q, k, v), 1)[0]
+
+
+def _attend_forward(width, q, k, v):
+  return _attend(width, q, k, v), (q, k, v)
+
+
+def _attend_backward(width, saved, gradient):
+  return tuple(_call(_backward, width, (*saved, gradient), 3))
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(kernel, width, arrays, num_outputs):
+  """Runs a kernel over examples and groups of heads."""
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+
+  like = arrays[0]
+  batch, tokens, lanes = like.shape
+  heads = _per_program(tokens, lanes // width, width, like.dtype)
+  block = pl.BlockSpec(
+    (None, tokens, heads * width), lambda example, group: (example, 0, group)
+  )
+  call = functools.partial(
+    pl.pallas_call,
+    functools.partial(kernel, width),
+    grid=(batch, lanes // (heads * width)),
+    in_specs=[block] * len(arrays),
+    out_specs=[block] * num_outputs,
+    out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * num_outputs,
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=(4 if num_outputs == 1 else 10) * batch * tokens**2 * lanes,
+      transcendentals=batch * tokens**2 * lanes // width,
+      bytes_accessed=(len(arrays) + num_outputs) * like.size * like.itemsize,
+    ),
+    name=f'attention{kernel.__name__}',
+  )
+  return jax.lax.platform_dependent(
+    *arrays, tpu=call(), cpu=call(interpret=True)
+  )
+
+
+def _forward(width, q_ref, k_ref, v_ref, out_ref):
+  """Outputs of one example's heads, [N, W] each."""
+
+  def group(q, k, v):
+    parts = {}
+    for window, own in _heads(q.shape[-1], width):
+      scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
+      weights, total = _softmax(scores, width, axis=1)
+      out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
+      _collect(parts, window, out / total)
+    return (parts,)
+
+  _for_groups(group, width, (q_ref, k_ref, v_ref), (out_ref,))
+
+
+def _backward(width, q_ref, k_ref, v_ref, do_ref, dq_ref, dk_ref, dv_ref):
+  """Gradients of one example's heads, [N, W] each.
+
+  Scores are transposed, [keys, queries]: sums over keys are then sums of
+  registers, and of the three gradients only one needs a transposed operand.
+  """
+
+  def group(*blocks):
+    parts = {}, {}, {}
+    for window, own in _heads(blocks[0].shape[-1], width):
+      q, k, v, do = (x[:, window] for x in blocks)
+      k = _keep(k, own)
+      weights, total = _softmax(_dot(k, q, 1, 1), width, axis=0)
+      weights /= total
+      slopes = _dot(_keep(v, own), do, 1, 1)
+      mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
+      slopes = (weights * (slopes - mean)).astype(q.dtype)
+      scale = width**-0.5
+      _collect(parts[0], window, _dot(slopes, k, 0, 0) * scale)
+      _collect(parts[1], window, _dot(slopes, _keep(q, own), 1, 0) * scale)
+      weights = weights.astype(q.dtype)
+      _collect(parts[2], window, _dot(weights, _keep(do, own), 1, 0))
+    return parts
+
+  inputs = q_ref, k_ref, v_ref, do_ref
+  _for_groups(group, width, inputs, (dq_ref, dk_ref, dv_ref))
+
+
+def _for_groups(group, width, inputs, outputs):
+  """A loop over the fewest heads that fill registers, for a short program."""
+  from jax.experimental import pallas as pl
+
+  lanes = inputs[0].shape[-1]
+  heads = lanes // width
+  step = _least(heads, width)
+  while len(outputs) == 1 and step < 4 and heads % (2 * step) == 0:
+    step *= 2
+  step *= width
+
+  def body(i, carry):
+    begin = pl.multiple_of(i * step, step)
+    parts = group(*(ref[:, pl.ds(begin, step)] for ref in inputs))
+    for part, ref in zip(parts, outputs, strict=True):
+      for offset, x in part.items():
+        ref[:, pl.ds(begin + offset, x.shape[1])] = x.astype(ref.dtype)
+    return carry
+
+  jax.lax.fori_loop(0, lanes // step, body, 0)
+
+
+def _heads(lanes, width):
+  """Of each head, whole registers of lanes with it in them, and its own.
+
+  Products over the lanes of other heads, too, cost no more: the matrix units
+  take a register's worth of them at a time. So the others are set to 0 in one
+  of the factors, and none is moved.
+  """
+  for begin in range(0, lanes, width):
+    end = begin + width
+    first = begin // _LANES * _LANES
+    last = min(-(-end // _LANES) * _LANES, lanes)
+    yield slice(first, last), (begin - first, end - first)
+
+
+def _keep(x, own):
+  """x with 0 in place of the lanes of other heads."""
+  if own == (0, x.shape[1]):
+    return x
+  lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+  return jnp.where((lane >= own[0]) & (lane < own[1]), x, jnp.zeros_like(x))
+
+
+def _dot(a, b, a_dim, b_dim):
+  return jax.lax.dot_general(
+    a, b, (((a_dim,), (b_dim,)), ((), ())), preferred_element_type=jnp.float32
+  )
+
+
+def _softmax(scores, width, axis):
+  """exp(scores / √d), but for a factor, and its sum over an axis."""
+  scores -= jnp.max(scores, axis=axis, keepdims=True)
+  weights = jnp.exp2(scores * (math.log2(math.e) * width**-0.5))
+  return weights, jnp.sum(weights, axis=axis, keepdims=True)
+
+
+def _collect(parts, window, x):
+  """Adds what a head gives to each register's worth of lanes."""
+  for begin in range(window.start, window.stop, _LANES):
+    part = x[:, begin - window.start : begin - window.start + _LANES]
+    parts[begin] = parts[begin] + part if begin in parts else part
