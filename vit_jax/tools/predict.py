@@ -70,26 +70,38 @@ def predict(
   ):
     if value not in choices:
       raise ConfigError(f'{name}={value!r}; it can be {" or ".join(choices)}.')
-  if batch_size < 1:
-    raise ConfigError(f'batch_size={batch_size} must be at least 1.')
-  if weights.image_shape[2] not in (1, 3):
-    raise ConfigError(
-      f'The model takes {weights.image_shape[2]} channels; pictures have 1 or '
-      '3. Read the weights with another in_chans.'
-    )
-  transforms = [make(settings) for settings in weights.transforms]
+  loaded, shape = load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
   forward = _forward(model, make(weights.preprocess), layer, activation)
-  shape = (max(1, min(batch_size, len(paths))), *weights.image_shape)
   _check(forward, params, shape, layer)
+  return in_batches(forward, params, loaded, shape, on_error)
+
+
+def load(weights, paths, batch_size, num_workers):
+  """(pictures as the model takes them, the shape [B, H, W, C] of batches).
+
+  Nothing is read before the first is asked for; arguments as of `predict`.
+
+  Raises:
+    ConfigError: batch_size makes no sense, or the model takes no pictures.
+  """
+  if batch_size < 1:
+    raise ConfigError(f'batch_size={batch_size} must be at least 1.')
+  channels = weights.image_shape[2]
+  if channels not in (1, 3):
+    raise ConfigError(
+      f'The model takes {channels} channels; pictures have 1 or '
+      '3. Read the weights with another in_chans.'
+    )
+  size = max(1, min(batch_size, len(paths)))
   loaded = image_files.load(
     paths,
-    transforms,
-    channels=weights.image_shape[2],
+    [make(settings) for settings in weights.transforms],
+    channels=channels,
     num_workers=num_workers,
-    ahead=2 * shape[0],
+    ahead=2 * size,
   )
-  return _predict(forward, params, loaded, shape, on_error)
+  return loaded, (size, *weights.image_shape)
 
 
 def _forward(model, preprocess, layer, activation):
@@ -129,7 +141,16 @@ def _check(forward, params, shape, layer):
     )
 
 
-def _predict(forward, params, loaded, shape, on_error):
+def in_batches(forward, params, loaded, shape, on_error):
+  """Yields forward's results picture by picture, in order.
+
+  Args:
+    forward: (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
+    params: of it.
+    loaded: iterator of `image_files.load`.
+    shape: (B, H, W, C); B is rounded up to a multiple of the devices.
+    on_error: as of `predict`.
+  """
   mesh = sharding.make_mesh()
   ways = jax.device_count()
   size = -(-shape[0] // ways) * ways

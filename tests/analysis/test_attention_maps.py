@@ -1,0 +1,343 @@
+"""Known answers, and numpy written out in loops beside the functions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import tree
+from vit_jax.analysis import attention
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import VisionTransformer
+
+# Op by op, each would be compiled by itself.
+mean_distance = jax.jit(attention.mean_distance, static_argnames='prefix')
+rollout = jax.jit(attention.rollout, static_argnames=('heads', 'residual'))
+softmax_of = jax.jit(attention.weights)
+maps = jax.jit(attention.maps)
+
+SMALL = {'width': 16, 'depth': 3, 'mlp_dim': 24, 'num_heads': 2}
+SMALL |= {'patch_size': (2, 3), 'num_classes': 5}
+SHAPE = (2, 8, 9, 3)  # grid 4x3
+
+
+def qk(tokens=7, batch=2, heads=3, width=4, seed=0, scale=1.0):
+  rng = np.random.default_rng(seed)
+  shape = (2, batch, tokens, heads, width)
+  q, k = rng.normal(size=shape, scale=scale).astype(np.float32)
+  return jnp.asarray(q), jnp.asarray(k)
+
+
+def softmax(x):
+  e = np.exp(x - x.max(axis=-1, keepdims=True))
+  return e / e.sum(axis=-1, keepdims=True)
+
+
+def numpy_weights(q, k):
+  """[B, h, N, N], one image and head at a time."""
+  q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
+  return np.array(
+    [
+      [
+        softmax(q[b, :, h] @ k[b, :, h].T / np.sqrt(q.shape[-1]))
+        for h in range(q.shape[2])
+      ]
+      for b in range(len(q))
+    ]
+  )
+
+
+def record(model, variables, images):
+  """(features, intermediates)."""
+  apply = functools.partial(
+    model.apply, method='features', mutable=['intermediates']
+  )
+  found, recorded = jax.jit(apply)(variables, images)
+  return found, recorded['intermediates']
+
+
+def random_like(shapes, seed=0):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda s: jnp.asarray(rng.normal(size=s.shape, scale=0.4), jnp.float32),
+    shapes,
+  )
+
+
+def make(shape=SHAPE, **fields):
+  """(model, variables with random parameters, images)."""
+  model = VisionTransformer(**(SMALL | fields))
+  rng = np.random.default_rng(1)
+  images = rng.uniform(-1, 1, size=shape).astype(np.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  return model, random_like({'params': shapes['params']}), images
+
+
+def test_weights_are_the_softmax():
+  q, k = qk()
+  found = softmax_of(q, k)
+  np.testing.assert_allclose(found, numpy_weights(q, k), atol=1e-6)
+  half = softmax_of(q.astype('bfloat16'), k.astype('bfloat16'))
+  assert half.dtype == jnp.float32
+  np.testing.assert_allclose(half.sum(-1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize('fields', [{}, {'qk_norm': True, 'num_registers': 2}])
+def test_recorded_is_what_the_parameters_make_of_the_block_before(fields):
+  model, variables, images = make(**fields)
+  features, recorded = record(model, variables, images)
+  q, k = attention.recorded(recorded)
+  assert q.shape == k.shape == (3, 2, 13 + 2 * bool(fields), 2, 8)
+  params = jax.tree.map(np.asarray, variables['params'])
+  for i in (1, 2):
+    x = np.asarray(features[f'block_{i - 1}'], np.float64)
+    block = params[f'block_{i}']
+    y = numpy_norm(x, block['norm1'])
+    for found, name in ((q[i], 'query'), (k[i], 'key')):
+      kernel, bias = block['attn'][name]['kernel'], block['attn'][name]['bias']
+      wanted = np.einsum('bnd,dhe->bnhe', y, kernel) + bias
+      if fields:
+        wanted = numpy_norm(wanted, block['attn'][f'{name}_norm'])
+      np.testing.assert_allclose(found, wanted, atol=3e-5)
+
+
+def numpy_norm(x, params):
+  x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  return x * params['scale'] + params['bias']
+
+
+def test_weights_are_those_the_model_attends_with():
+  """Weighting the values by them gives the layer's output."""
+  model, variables, images = make(depth=1)
+  out, recorded = record(model, variables, images)
+  q, k = (x[0] for x in attention.recorded(recorded))
+  params = jax.tree.map(np.asarray, variables['params'])
+  block = params['block_0']
+  x = np.asarray(out['patches']).reshape(2, -1, 16)
+  x = x + params['pos_embedding'].reshape(1, -1, 16)
+  cls = np.broadcast_to(params['cls'] + params['cls_pos_embedding'], (2, 1, 16))
+  x = np.concatenate([cls, x], axis=1)
+  value = block['attn']['value']
+  v = numpy_norm(x, block['norm1'])
+  v = np.einsum('bnd,dhe->bnhe', v, value['kernel']) + value['bias']
+  y = np.einsum('bhqn,bnhe->bqhe', softmax_of(q, k), v)
+  last = block['attn']['out']
+  x = x + np.einsum('bqhe,hed->bqd', y, last['kernel']) + last['bias']
+  y = numpy_norm(x, block['norm2'])
+  y = y @ block['mlp']['fc1']['kernel'] + block['mlp']['fc1']['bias']
+  y = np.asarray(jax.nn.gelu(y, approximate=True))
+  x = x + y @ block['mlp']['fc2']['kernel'] + block['mlp']['fc2']['bias']
+  np.testing.assert_allclose(out['block_0'], x, atol=2e-4)
+
+
+def test_scanned_layers_are_the_unrolled_ones():
+  model, variables, images = make()
+  stacked = tree.stack_blocks(tree.flatten(variables['params']))
+  scanned = VisionTransformer(**SMALL, scan=True)
+  variables_too = {'params': tree.unflatten(stacked)}
+  found = attention.recorded(record(scanned, variables_too, images)[1])
+  wanted = attention.recorded(record(model, variables, images)[1])
+  for a, b in zip(found, wanted):
+    assert a.shape == b.shape == (3, 2, 13, 2, 8)
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_more_than_ten_layers_keep_their_order():
+  x = np.zeros((1, 2, 1, 1))
+  layers = {
+    f'block_{i}': {'attn': {'q': (x + i,), 'k': (x - i,)}} for i in range(12)
+  }
+  q, k = attention.recorded(dict(sorted(layers.items())))
+  np.testing.assert_array_equal(q[:, 0, 0, 0, 0], np.arange(12))
+  np.testing.assert_array_equal(k[:, 0, 0, 0, 0], -np.arange(12))
+
+
+def test_models_without_attention():
+  mixer = MlpMixer(8, 1, 8, 8, 4)
+  resnet = ResNet(stages=(1,), width_factor=1)
+  for model in (mixer, resnet):
+    images = jnp.zeros((1, 32, 32, 3))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    found = jax.eval_shape(
+      lambda v, m=model, x=images: m.apply(v, x, mutable=['intermediates'])[1],
+      shapes,
+    )
+    with pytest.raises(ValueError, match=r'No queries and keys.*no attention'):
+      attention.recorded(found.get('intermediates', {}))
+
+
+def numpy_rollout(weights, heads, residual):
+  """Products from the first layer on; weights [L, B, h, N, N]."""
+  out = []
+  for b in range(weights.shape[1]):
+    product = np.eye(weights.shape[-1])
+    for layer in weights[:, b]:
+      mixed = {'mean': np.mean, 'max': np.max, 'min': np.min}[heads](layer, 0)
+      mixed = mixed / mixed.sum(1, keepdims=True)
+      if residual == 'half':
+        mixed = 0.5 * mixed + 0.5 * np.eye(len(mixed))
+      product = mixed @ product
+    out.append(product)
+  return np.array(out)
+
+
+@pytest.mark.parametrize('heads', ['mean', 'max', 'min'])
+@pytest.mark.parametrize('residual', ['half', 'none'])
+def test_rollout(heads, residual):
+  layers = [qk(seed=i, scale=1.5) for i in range(4)]
+  q, k = (jnp.stack(x) for x in zip(*layers))
+  found = rollout(q, k, heads=heads, residual=residual)
+  wanted = numpy_rollout(
+    np.array([numpy_weights(*layer) for layer in layers]), heads, residual
+  )
+  np.testing.assert_allclose(found, wanted, atol=2e-6)
+  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+  if heads == 'mean':
+    start = attention.representation('token', 7, 1)
+    row = rollout(q, k, start, residual=residual)
+    np.testing.assert_allclose(row[:, 0], wanted[:, 0], atol=2e-6)
+
+
+def test_rollout_of_identity_attention_is_the_identity():
+  # Keys that are far apart, and queries the same: each token sees itself.
+  eye = jnp.eye(5).reshape(1, 1, 5, 1, 5)
+  q = 60 * jnp.broadcast_to(eye, (6, 2, 5, 3, 5))
+  for residual in attention.RESIDUALS:
+    found = rollout(q, q, residual=residual)
+    wanted = np.broadcast_to(np.eye(5), (2, 5, 5))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_rollout_where_heads_agree_on_nothing():
+  k = 60 * jnp.eye(5).reshape(1, 1, 5, 1, 5)
+  k = jnp.broadcast_to(k, (2, 1, 5, 2, 5))
+  q = jnp.stack([k[..., 0, :], jnp.roll(k[..., 0, :], 1, axis=2)], axis=3)
+  found = rollout(q, k, heads='min', residual='none')
+  np.testing.assert_array_equal(found[0], np.eye(5))
+
+
+def test_rollout_of_uniform_attention():
+  q = jnp.zeros((3, 1, 4, 2, 3))
+  plain = rollout(q, q, residual='none')
+  np.testing.assert_allclose(plain, np.full((1, 4, 4), 0.25), atol=1e-6)
+  # ((J + I) / 2)³ with J² = J: each layer halves what is still the identity.
+  wanted = np.eye(4) / 8 + 7 / 8 * np.full((4, 4), 0.25)
+  np.testing.assert_allclose(rollout(q, q)[0], wanted, atol=1e-6)
+
+
+def test_maps_are_rows_of_the_weights():
+  q, k = qk()
+  wanted = np.asarray(softmax_of(q, k))
+  start = attention.representation('token', 7, 3)
+  np.testing.assert_allclose(
+    maps(q, k, start)[:, :, 0], wanted[:, :, 0], atol=1e-6
+  )
+  start = attention.representation('gap', 7, 3)
+  np.testing.assert_allclose(
+    maps(q, k, start)[:, :, 0], wanted[:, :, 3:].mean(2), atol=1e-6
+  )
+
+
+def test_representation_of_a_map_head():
+  model, variables, images = make(pooling='map', num_registers=2)
+  _, recorded = record(model, variables, images)
+  found = np.asarray(attention.representation('map', 14, 2, recorded))
+  assert found.shape == (2, 1, 14)
+  np.testing.assert_array_equal(found[..., :2], 0)
+  head = recorded['map_head']['attn']
+  q, k = np.asarray(head['q'][0]), np.asarray(head['k'][0])
+  scores = np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(8)
+  np.testing.assert_allclose(found[..., 2:], softmax(scores).mean(1), atol=1e-6)
+  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+
+
+def loop_distance(weights, grid, cell):
+  """[h]: weights [h, P, P] of one image."""
+  at = [
+    (y * cell[0], x * cell[1]) for y in range(grid[0]) for x in range(grid[1])
+  ]
+  total = np.zeros(len(weights))
+  for i, (y, x) in enumerate(at):
+    for j, (v, u) in enumerate(at):
+      total += weights[:, i, j] * np.sqrt((y - v) ** 2 + (x - u) ** 2)
+  return total / len(at)
+
+
+@pytest.mark.parametrize('grid, cell', [((3, 3), (16, 16)), ((2, 5), (8, 14))])
+def test_distance(grid, cell):
+  patches = grid[0] * grid[1]
+  distances = attention.cell_distances(grid, cell)
+  uniform = jnp.zeros((1, patches, 2, 4))
+  found = mean_distance(uniform, uniform, distances)
+  wanted = loop_distance(
+    np.full((2, patches, patches), 1 / patches), grid, cell
+  )
+  np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+
+  q, k = qk(tokens=patches + 3)
+  weights = numpy_weights(q, k)[:, :, 3:, 3:]
+  zero = mean_distance(q, k, distances, prefix='zero')
+  left_out = mean_distance(q, k, distances)
+  for b in range(2):
+    wanted = loop_distance(weights[b], grid, cell)
+    np.testing.assert_allclose(zero[b], wanted, rtol=1e-5)
+    scaled = weights[b] / weights[b].sum(-1, keepdims=True)
+    wanted = loop_distance(scaled, grid, cell)
+    np.testing.assert_allclose(left_out[b], wanted, rtol=1e-5)
+
+
+def test_distance_where_all_attention_is_on_the_class_token():
+  """Nothing is left for the patches in float32; the mean is still a number."""
+  q = jnp.ones((1, 10, 1, 4)).at[:, 0].mul(1000)
+  distances = attention.cell_distances((3, 3), (1, 1))
+  found = mean_distance(q, q, distances)
+  np.testing.assert_allclose(found[0, 0], distances.mean(), rtol=1e-5)
+  assert mean_distance(q, q, distances, prefix='zero')[0, 0] == 0
+
+
+def test_errors():
+  q, k = qk()
+  distances = attention.cell_distances((3, 3), (1, 1))
+  with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches.*grid'):
+    mean_distance(q, k, distances)
+  with pytest.raises(ValueError, match="prefix='drop'; it can be left_out, z"):
+    mean_distance(q, k, distances, prefix='drop')
+  with pytest.raises(ValueError, match="heads='sum'; it can be mean, max, min"):
+    rollout(q[None], k[None], heads='sum')
+  with pytest.raises(ValueError, match="residual='no'; it can be half, none"):
+    rollout(q[None], k[None], residual='no')
+
+
+@pytest.mark.parametrize('what', ['maps', 'rollout', 'distance'])
+def test_one_layer_is_in_memory_at_a_time(what):
+  shape = (12, 2, 197, 4, 8)
+  distances = attention.cell_distances((14, 14), (16, 16))
+  start = attention.representation('token', 197, 1)
+  of_layer = {
+    'maps': lambda q, k: maps(q, k, start),
+    'distance': lambda q, k: mean_distance(q, k, distances),
+  }
+
+  def run(q, k):
+    if what == 'rollout':
+      return rollout(q, k, start)
+    return attention.per_layer(of_layer[what], q, k)
+
+  stacked = jax.ShapeDtypeStruct(shape, jnp.float32)
+  compiled = jax.jit(run).lower(stacked, stacked).compile()
+  one = 2 * 4 * 197 * 197 * 4  # bytes of [B, h, N, N]; all would be 12 of them
+  assert compiled.memory_analysis().temp_size_in_bytes < 4 * one
+
+
+def test_per_layer():
+  q, k = np.random.default_rng(0).normal(size=(2, 3, 2, 10, 2, 4))
+  distances = attention.cell_distances((3, 3), (2, 2))
+  found = attention.per_layer(lambda q, k: mean_distance(q, k, distances), q, k)
+  assert found.shape == (2, 3, 2)
+  for i in range(3):
+    wanted = mean_distance(q[i], k[i], distances)
+    np.testing.assert_allclose(found[:, i], wanted, rtol=1e-6)

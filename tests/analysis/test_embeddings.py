@@ -1,0 +1,86 @@
+"""Components with a known answer, and the cosines of sines."""
+
+import numpy as np
+import pytest
+
+from vit_jax.analysis import embeddings
+from vit_jax.models import posemb
+
+
+@pytest.mark.parametrize('channels', [1, 2, 3, 5])
+def test_filters_are_eigenvectors_of_the_covariance(channels):
+  rng = np.random.default_rng(0)
+  kernel = rng.normal(size=(3, 2, channels, 40)) * rng.uniform(
+    0.1, 2, size=(3, 2, channels, 1)
+  )
+  components, shares = embeddings.filters(kernel, 4)
+  assert components.shape == (4, 3, 2, channels)
+  values, vectors = np.linalg.eigh(np.cov(kernel.reshape(-1, 40)))
+  np.testing.assert_allclose(shares, values[::-1][:4] / values.sum(), rtol=1e-5)
+  for found, vector in zip(components.reshape(4, -1), vectors.T[::-1]):
+    np.testing.assert_allclose(abs(found @ vector), 1, atol=1e-5)
+    assert found[np.abs(found).argmax()] > 0
+
+
+def test_filters_that_are_planted():
+  rng = np.random.default_rng(1)
+  planted = np.linalg.qr(rng.normal(size=(48, 3)))[0].T  # 3 patches of 4x4x3
+  weights = rng.normal(size=(3, 500)) * np.array([[9], [3], [1]])
+  kernel = 7 + (planted.T @ weights).reshape(4, 4, 3, 500)
+  components, shares = embeddings.filters(kernel)
+  assert len(components) == 28
+  for i in range(3):
+    cosine = components[i].reshape(-1) @ planted[i]
+    assert abs(cosine) > 0.97
+  np.testing.assert_allclose(shares[3:], 0, atol=1e-6)
+
+
+def test_there_are_no_more_filters_than_there_can_be():
+  rng = np.random.default_rng(0)
+  assert len(embeddings.filters(rng.normal(size=(2, 2, 1, 50)))[0]) == 4
+  assert len(embeddings.filters(rng.normal(size=(4, 4, 3, 6)))[0]) == 5
+  with pytest.raises(ValueError, match=r'\(4, 6\) and count 28; expected'):
+    embeddings.filters(rng.normal(size=(4, 6)))
+
+
+def test_tiles():
+  rng = np.random.default_rng(0)
+  for channels, shape in [(1, (2, 3)), (3, (2, 3)), (4, (8, 3))]:
+    components = rng.normal(size=(5, 2, 3, channels))
+    found = embeddings.tiles(components)
+    assert found.shape == (5, *shape, 3)
+    assert found.min() >= 0 and found.max() <= 1
+    # One end is reached, and zero is grey.
+    at = np.maximum(found.max((1, 2, 3)), 1 - found.min((1, 2, 3)))
+    np.testing.assert_allclose(at, 1)
+  np.testing.assert_array_equal(embeddings.tiles(np.zeros((1, 2, 2, 3))), 0.5)
+  np.testing.assert_allclose(  # the last channel is the lowest picture
+    found[:, 6:, :, 0] - 0.5,
+    components[..., 3]
+    / (2 * np.abs(components).max((1, 2, 3), keepdims=True)[..., 0]),
+  )
+
+
+def test_similarity_of_sincos2d():
+  """cos a cos b + sin a sin b = cos(a - b): only the offset counts."""
+  width, grid = 32, (3, 5)
+  found = embeddings.position_similarity(posemb.sincos2d(grid, width))
+  assert found.shape == (3, 5, 3, 5)
+  omega = 10_000.0 ** -(np.arange(8) / 7)
+  for i, j, m, n in np.ndindex(*found.shape):
+    waves = np.cos((i - m) * omega).sum() + np.cos((j - n) * omega).sum()
+    np.testing.assert_allclose(found[i, j, m, n], waves / 16, atol=1e-6)
+
+
+def test_similarity_of_any_table():
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(1, 2, 3, 7))
+  table[0, 1, 1] = 0
+  found = embeddings.position_similarity(table)
+  a, b = table[0, 0, 2], table[0, 1, 0]
+  wanted = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+  np.testing.assert_allclose(found[0, 2, 1, 0], wanted, atol=1e-6)
+  np.testing.assert_array_equal(found[1, 1], 0)
+  np.testing.assert_allclose(found[0, 0, 0, 0], 1, atol=1e-6)
+  with pytest.raises(ValueError, match=r'\(10, 8\).*without the class'):
+    embeddings.position_similarity(np.zeros((10, 8)))

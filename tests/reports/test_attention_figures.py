@@ -1,0 +1,66 @@
+"""What is drawn over a picture is where the model looks."""
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from vit_jax.reports import attention, embeddings, pictures
+
+
+def test_overlay_is_bright_where_the_model_looks():
+  picture = np.full((40, 60, 3), 200, np.uint8)
+  weights = np.zeros((2, 3))
+  weights[0, 2] = 0.3
+  found = attention.overlay(picture, weights)
+  assert found.shape == (40, 60, 3) and found.dtype == np.uint8
+  np.testing.assert_array_equal(found[0, 59], 200)  # the middle and beyond
+  assert not found[30:].any() and not found[:, :30].any()
+  across = found[5, 30:50, 0].astype(int)  # from one middle to the next
+  assert np.all(np.diff(across) > 0)
+  uniform = attention.overlay(picture[..., :1], np.full((2, 3), 0.1))
+  np.testing.assert_array_equal(uniform, picture)
+  heat = attention.overlay(picture, weights, style='heat')
+  assert heat[0, 59].astype(int).sum() > heat[39, 0].astype(int).sum()
+  with pytest.raises(ValueError, match="style='glow'; it can be mask or heat"):
+    attention.overlay(picture, weights, style='glow')
+
+
+def test_mosaic_has_each_map_in_its_place():
+  values = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5) / 120
+  axes = pictures.canvas(3, 2).subplots()
+  shown = pictures.mosaic(axes, values, vmin=0, vmax=1, gap=0.2)
+  drawn = np.ma.filled(shown.get_array(), np.nan)
+  assert drawn.shape == (2 * 5 - 1, 3 * 6 - 1)
+  for i, j in np.ndindex(2, 3):
+    tile = drawn[i * 5 : i * 5 + 4, j * 6 : j * 6 + 5]
+    np.testing.assert_array_equal(tile, values[i, j])
+  assert np.isnan(drawn[4]).all() and np.isnan(drawn[:, 5]).all()
+  assert list(axes.get_xticks()) == [2, 8, 14]
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_sheet_has_the_pictures_side_by_side(channels, tmp_path):
+  picture = np.full((30, 30, channels), 255, np.uint8)
+  picture[..., 0] = 0
+  pairs = [(picture, np.full((30, 30, 3), 90, np.uint8))] * 3
+  attention.sheet(pairs, tmp_path / 'a.png', columns=2, names=['a', 'b', 'c'])
+  image = np.asarray(PIL.Image.open(tmp_path / 'a.png').convert('RGB'))
+  first = [0, 0, 0] if channels == 1 else [0, 255, 255]
+  shares = [(image == color).all(-1).mean() for color in (first, [90, 90, 90])]
+  assert shares[0] > 0.25  # three of four places, each of two halves
+  np.testing.assert_allclose(shares[0], shares[1], rtol=0.05)
+
+
+def test_figures_of_any_shape(tmp_path):
+  rng = np.random.default_rng(0)
+  picture = rng.integers(0, 256, (12, 20, 3), np.uint8)
+  maps = rng.uniform(size=(2, 3, 4, 6))
+  attention.maps(maps, picture, tmp_path / 'maps.png', title='a picture')
+  attention.distance(maps[..., 0, 0], tmp_path / 'distance.pdf', uniform=0.7)
+  similarity = rng.uniform(-1, 1, (2, 6, 2, 6))
+  embeddings.positions(similarity, tmp_path / 'positions.png')
+  embeddings.filters(rng.uniform(size=(9, 8, 4, 3)), tmp_path / 'filters.png')
+  assert (tmp_path / 'distance.pdf').read_bytes().startswith(b'%PDF')
+  for path in tmp_path.glob('*.png'):
+    with PIL.Image.open(path) as image:
+      assert np.asarray(image.convert('L')).std() > 5, path

@@ -1,0 +1,203 @@
+"""What attention looks at: maps, rollout and distances, of recorded q and k.
+
+    _, found = model.apply(variables, images, mutable=['intermediates'])
+    q, k = attention.recorded(found['intermediates'])
+    distances = attention.cell_distances(grid=(14, 14), cell_px=(16, 16))
+    attention.per_layer(  # [B, L, h], in pixels
+      lambda q, k: attention.mean_distance(q, k, distances), q, k
+    )
+
+Shapes: B examples, L layers, h heads of width d, Q queries, N tokens, of which
+the last P = gh * gw are patches row by row; the prefix before them are class
+token and registers. All softmaxes are float32. Under jit no more than the
+[B, h, N, N] of one layer is in memory at a time: the compiler would see layers
+as independent, and have all of them at once, were they not in a loop.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
+RESIDUALS = ('half', 'none')
+PREFIXES = ('left_out', 'zero')
+
+
+def recorded(intermediates):
+  """(q, k) of the encoder's layers, first to last: [L, B, N, h, d] each.
+
+  Args:
+    intermediates: the collection, as apply with mutable=['intermediates']
+      returns it; of layers one after the other, or looped over (scan=True).
+
+  Raises:
+    ValueError: there are none: a model without attention (Mixer, ResNet), or
+      nothing was recorded.
+  """
+  if 'blocks' in intermediates:
+    return _pair(intermediates['blocks'])
+  names = [name for name in intermediates if name.startswith('block_')]
+  names.sort(key=lambda name: int(name.removeprefix('block_')))
+  pairs = [_pair(intermediates[name]) for name in names] or [_pair({})]
+  return tuple(jnp.stack(of_all) for of_all in zip(*pairs))
+
+
+def _pair(layer):
+  found = layer.get('attn', {})
+  if 'q' not in found or 'k' not in found:
+    raise ValueError(
+      'No queries and keys were recorded. Either the model has no attention '
+      '(Mixers and ResNets have none: there are no attention maps of them), or '
+      "it was applied without mutable=['intermediates']."
+    )
+  return found['q'][0], found['k'][0]  # each call of a module appends its own
+
+
+def weights(q, k):
+  """softmax(q kᵀ / √d), as the model attends: [B, h, Q, N].
+
+  Args:
+    q: [B, Q, h, d].
+    k: [B, N, h, d].
+  """
+  scores = jnp.einsum(
+    'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
+  )
+  return jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
+
+
+def representation(pooling, num_tokens, prefix, intermediates=None):
+  """The tokens that make the image's representation, with weights: [., 1, N].
+
+  'token': the class token (paper, Figs. 6 and 14). Models without one are not
+  in the paper: for 'gap' and 'none' all patches alike, and for 'map' as
+  the probe attends to them, mean of its heads. Rows sum to one.
+
+  Args:
+    pooling: of the model.
+    num_tokens: N.
+    prefix: how many of them are no patches.
+    intermediates: for 'map'.
+
+  Returns:
+    float32 [1, 1, N], for 'map' [B, 1, N].
+  """
+  patches = num_tokens - prefix
+  if pooling == 'map':
+    patch_weights = weights(*_pair(intermediates['map_head'])).mean(axis=1)
+    return jnp.pad(patch_weights, ((0, 0), (0, 0), (prefix, 0)))
+  if pooling == 'token':
+    return jnp.zeros((1, 1, num_tokens)).at[0, 0, 0].set(1)
+  return jnp.zeros((1, 1, num_tokens)).at[0, 0, prefix:].set(1 / patches)
+
+
+def per_layer(fn, q, k):
+  """fn(q, k) of each layer, one after the other: [B, L, ...].
+
+  Args:
+    fn: ([B, N, h, d], [B, N, h, d]) -> [B, ...].
+    q, k: [L, B, N, h, d], of `recorded`.
+  """
+  found = jax.lax.map(lambda layer: fn(*layer), (q, k))
+  return jnp.swapaxes(found, 0, 1)
+
+
+def maps(q, k, start):
+  """Each head's attention from some tokens: [B, h, R, N], of one layer.
+
+  Args:
+    q, k: [B, N, h, d].
+    start: [B or 1, R, N], such as `representation`: R mixtures of queries,
+      weights that sum to one. The identity gives `weights`.
+  """
+  start = jnp.broadcast_to(start, (q.shape[0], *start.shape[1:]))
+  return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k))
+
+
+def rollout(q, k, start=None, *, heads='mean', residual='half'):
+  """How much each token of the input makes up tokens of the output.
+
+  The product A_L ... A_2 A_1 of all layers' attention (paper, Figs. 6 and 14).
+  What the paper leaves open is as proposed in "Quantifying attention flow in
+  transformers", which it cites, from memory of it: the skip connection counts
+  as much as attention, A = (A + I) / 2.
+
+  Args:
+    q, k: [L, B, N, h, d], of `recorded`.
+    start: [B or 1, R, N], which tokens (or mixtures) of the output; by default
+      all of them, R = N.
+    heads: how heads become one: 'mean' (paper), 'max', 'min'. Rows are scaled
+      to sum to one again after the latter two; where heads agree on nothing
+      at all ('min'), a token keeps to itself.
+    residual: 'half', as above, or 'none': the plain product.
+
+  Returns:
+    float32 [B, R, N]; rows sum to as much as those of start.
+  """
+  _check('heads', heads, HEADS)
+  _check('residual', residual, RESIDUALS)
+  batch, tokens = q.shape[1:3]
+  if start is None:
+    start = jnp.eye(tokens)[None]
+  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
+  alone = jnp.eye(tokens)[None]
+
+  def layer_before(out, layer):
+    mixed = HEADS[heads](weights(*layer), axis=1)
+    total = mixed.sum(axis=-1, keepdims=True)
+    mixed = jnp.where(total > 0, mixed / jnp.where(total > 0, total, 1), alone)
+    step = jnp.einsum('brq,bqn->brn', out, mixed)
+    return ((step + out) / 2 if residual == 'half' else step), None
+
+  # From the last layer back: a few rows times a matrix are less than matrices.
+  return jax.lax.scan(layer_before, start, (q, k), reverse=True)[0]
+
+
+def cell_distances(grid, cell_px):
+  """Distances in pixels between the centres of patches: float32 [P, P].
+
+  Args:
+    grid: (gh, gw).
+    cell_px: (height, width) of what a token stands for in the picture; of a
+      hybrid a cell of its feature map, in pixels of the picture.
+  """
+  at = np.mgrid[: grid[0], : grid[1]].reshape(2, -1)
+  at = at * np.asarray(cell_px, np.float64).reshape(2, 1)
+  return np.hypot(*(at[:, :, None] - at[:, None, :])).astype(np.float32)
+
+
+def mean_distance(q, k, distances, *, prefix='left_out'):
+  """Mean attention distance of each head (paper, Figs. 7 and 11): [B, h].
+
+  Of each patch's query: the distance to all patches, weighted by attention;
+  then the mean over queries, in the units of `distances`. The paper does not
+  say what becomes of the class token, which is nowhere in the picture.
+
+  Args:
+    q, k: [B, N, h, d], of one layer.
+    distances: [P, P], P <= N.
+    prefix: attention to the class token and registers: 'left_out', what goes
+      to the patches counts as the whole; 'zero', a distance of 0, so that a
+      head that looks at the class token comes out as near. As queries they do
+      not count either way.
+  """
+  _check('prefix', prefix, PREFIXES)
+  patches = len(distances)
+  if q.shape != k.shape or q.shape[1] < patches:
+    raise ValueError(
+      f'q is {q.shape} and k {k.shape}, with distances of {patches} patches; '
+      'expected [B, N, h, d] of at least as many tokens. Give cell_distances '
+      'the grid of these images.'
+    )
+  first = q.shape[1] - patches
+  if prefix == 'left_out':
+    # The softmax over patches alone is just that, with no division by zero.
+    to_patches = weights(q[:, first:], k[:, first:])
+  else:
+    to_patches = weights(q[:, first:], k)[..., first:]
+  return jnp.einsum('bhqk,qk->bh', to_patches, distances) / patches
+
+
+def _check(what, value, choices):
+  if value not in choices:
+    raise ValueError(f'{what}={value!r}; it can be {", ".join(choices)}.')

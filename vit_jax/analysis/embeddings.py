@@ -1,0 +1,89 @@
+"""What a model's embeddings have learned: filters and positions, as arrays."""
+
+import numpy as np
+
+
+def filters(kernel, count=28):
+  """Principal components of the patch embedding's filters (paper, Fig. 7 left).
+
+  A filter is a column of the kernel, a point in the space of patches; the mean
+  of all filters is taken off first. A component's sign means nothing: it is
+  chosen so that the largest entry is positive.
+
+  Args:
+    kernel: [ph, pw, C, D].
+    count: how many; the paper shows 28. There are no more than pixel values in
+      a patch, or than D - 1.
+
+  Returns:
+    (components [n, ph, pw, C] of length one, shares [n] of the variance),
+    n <= count, the largest first.
+
+  Raises:
+    ValueError: kernel has another rank, or count is below 1.
+  """
+  kernel = np.asarray(kernel, np.float64)
+  if kernel.ndim != 4 or count < 1:
+    raise ValueError(
+      f'Got a kernel of shape {kernel.shape} and count {count}; expected a '
+      'patch embedding [ph, pw, C, D] and a count from 1 up.'
+    )
+  points = kernel.reshape(-1, kernel.shape[-1]).T
+  points = points - points.mean(axis=0, keepdims=True)
+  _, singular, rows = np.linalg.svd(points, full_matrices=False)
+  variances = singular**2
+  count = min(count, len(points) - 1, rows.shape[1])
+  rows = rows[:count]
+  largest = np.abs(rows).argmax(axis=1)
+  rows = rows * np.sign(rows[np.arange(len(rows)), largest])[:, None]
+  shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
+  shape = kernel.shape[:-1]
+  return (
+    rows.reshape(-1, *shape).astype(np.float32),
+    shares.astype(np.float32),
+  )
+
+
+def tiles(components):
+  """Components as pictures in [0, 1], 0 as mid-grey: [n, H, W, 3].
+
+  Three channels are red, green and blue, one is grey; any other number are so
+  many grey pictures, one beneath the other (H = C * ph).
+
+  Args:
+    components: [n, ph, pw, C].
+  """
+  components = np.asarray(components)
+  n, ph, pw, channels = components.shape
+  largest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
+  scaled = 0.5 + components / (2 * np.maximum(largest, 1e-30))
+  if channels != 3:
+    scaled = np.moveaxis(scaled, 3, 1).reshape(n, channels * ph, pw, 1)
+  return np.broadcast_to(scaled, (*scaled.shape[:3], 3))
+
+
+def position_similarity(table):
+  """Cosine of every two position embeddings (paper, Figs. 7 and 10).
+
+  Args:
+    table: [gh, gw, D], without a row for the class token; or [1, gh, gw, D].
+
+  Returns:
+    float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of all similarities
+    to the patch in row i, column j. An embedding of zeros is similar to none.
+
+  Raises:
+    ValueError: another shape.
+  """
+  table = np.asarray(table, np.float64)
+  if table.ndim == 4 and table.shape[0] == 1:
+    table = table[0]
+  if table.ndim != 3:
+    raise ValueError(
+      f'Position embeddings of shape {table.shape}; expected a grid '
+      '[gh, gw, D] without the class token, or [1, gh, gw, D].'
+    )
+  norms = np.linalg.norm(table, axis=-1, keepdims=True)
+  unit = table / np.where(norms > 0, norms, 1)
+  cosines = np.einsum('ijd,mnd->ijmn', unit, unit, optimize=True)
+  return np.clip(cosines, -1, 1).astype(np.float32)

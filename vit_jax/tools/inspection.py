@@ -1,0 +1,181 @@
+"""What `inspect` shows, as numbers: of weights, and of pictures one by one."""
+
+import functools
+
+import jax
+import numpy as np
+
+from vit_jax import pretrained
+from vit_jax.analysis import attention, embeddings
+from vit_jax.build import ConfigError
+from vit_jax.models import posemb
+from vit_jax.models.variants import VIT
+from vit_jax.tools import predict
+from vit_jax.weights.bundle import make
+from vit_jax.weights.grids import stride
+
+OF_PICTURES = ('maps', 'rollout', 'distance')
+FIGURES = (*OF_PICTURES, 'filters', 'positions')
+
+
+def obstacles(weights):
+  """{figure: why there is none of these weights}, of those there cannot be."""
+  settings, found = weights.settings, {}
+  if settings['target'] != VIT:
+    why = 'the model has no attention (ResNets and Mixers have none)'
+    found |= dict.fromkeys(OF_PICTURES, why)
+    found['positions'] = 'the model has no position embeddings'
+  elif settings.get('posemb', 'learned') == 'none':
+    found['positions'] = "the model has no position embeddings (posemb='none')"
+  if 'resnet/root/conv/kernel' in weights.params:
+    found['filters'] = (
+      'the model sees no patches of pixels, but the feature map of a ResNet'
+    )
+  return found
+
+
+def geometry(weights):
+  """(grid (gh, gw), pixels (height, width) to a patch, tokens before them).
+
+  Of a hybrid, a patch is a cell of its feature map, in pixels of the picture.
+  """
+  cell = stride(weights.settings)
+  grid = tuple(s // c for s, c in zip(weights.image_shape, cell))
+  has_class_token = weights.settings.get('pooling', 'token') == 'token'
+  return grid, cell, has_class_token + weights.settings.get('num_registers', 0)
+
+
+def filters(weights, count=28):
+  """(components [n, ph, pw, C], shares [n]) of `embeddings.filters`."""
+  _check(weights, 'filters')
+  return embeddings.filters(weights.params['embedding/kernel'], count)
+
+
+def positions(weights):
+  """[gh, gw, gh, gw] of `embeddings.position_similarity`."""
+  _check(weights, 'positions')
+  table = weights.params.get('pos_embedding')
+  if table is None:
+    table = posemb.sincos2d(geometry(weights)[0], weights.settings['width'])
+  return embeddings.position_similarity(table)
+
+
+def look(
+  weights,
+  paths,
+  *,
+  figures=OF_PICTURES,
+  heads='mean',
+  residual='half',
+  prefix='left_out',
+  query=None,
+  batch_size=8,
+  num_workers=None,
+  on_error='raise',
+):
+  """Yields what a model's attention does with each picture, in order.
+
+  Args:
+    weights: Weights.
+    paths: of the pictures, see `image_files.find`.
+    figures: some of OF_PICTURES.
+    heads, residual: of `attention.rollout`.
+    prefix: of `attention.mean_distance`.
+    query: (row, column) of the patch whose attention is wanted in maps and
+      rollout; by default the image's representation, which is the class token
+      where there is one, see `attention.representation`.
+    batch_size, num_workers, on_error: as of `predict.predict`. Of a batch, the
+      attention of one layer is in memory at a time.
+
+  Returns:
+    iterator of dicts: 'path'; 'maps' [L, h, gh, gw] and 'maps_prefix'
+    [L, h, .], attention to patches and to class token and registers;
+    'rollout' [gh, gw] and 'rollout_prefix' [.]; 'distance' [L, h], in pixels.
+    float32. With on_error='skip', 'path' and 'error' of pictures that cannot
+    be read.
+
+  Raises:
+    ConfigError: the model has no attention, an argument makes no sense.
+  """
+  for figure in figures:
+    _check(weights, figure)
+  for what, value, choices in (
+    ('heads', heads, attention.HEADS),
+    ('residual', residual, attention.RESIDUALS),
+    ('prefix', prefix, attention.PREFIXES),
+    ('on_error', on_error, ('raise', 'skip')),
+  ):
+    if value not in choices:
+      raise ConfigError(f'{what}={value!r}; it can be {", ".join(choices)}.')
+  grid = geometry(weights)[0]
+  if query and not all(0 <= at < size for at, size in zip(query, grid)):
+    raise ConfigError(
+      f'query={query}, but the grid of patches is {grid[0]}x{grid[1]}; rows '
+      'and columns count from 0.'
+    )
+  loaded, shape = predict.load(weights, paths, batch_size, num_workers)
+  model, params = pretrained.build(weights)
+  rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
+  distance = functools.partial(attention.mean_distance, prefix=prefix)
+  forward = _forward(weights, model, figures, query, rollout, distance)
+  return predict.in_batches(forward, params, loaded, shape, on_error)
+
+
+def _forward(weights, model, figures, query, rollout, distance):
+  """(params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+  preprocess = make(weights.preprocess)
+  grid, cell, before = geometry(weights)
+  distances = attention.cell_distances(grid, cell)
+
+  def split(name, rows):
+    """[B, ..., N] of a representation, as patches and as what precedes them."""
+    patches = rows[..., before:].reshape(*rows.shape[:-1], *grid)
+    return {name: patches, f'{name}_prefix': rows[..., :before]}
+
+  def forward(params, images):
+    _, recorded = model.apply(
+      {'params': params},
+      preprocess(images),
+      method='features',
+      per_layer=False,
+      mutable=['intermediates'],
+    )
+    recorded = recorded['intermediates']
+    q, k = attention.recorded(recorded)
+    tokens = q.shape[2]
+    if query is None:
+      start = attention.representation(model.pooling, tokens, before, recorded)
+    else:
+      at = before + query[0] * grid[1] + query[1]
+      start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)
+    out = {}
+    if 'maps' in figures:
+      maps = attention.per_layer(
+        lambda q, k: attention.maps(q, k, start)[:, :, 0], q, k
+      )
+      out |= split('maps', maps)
+    if 'rollout' in figures:
+      out |= split('rollout', rollout(q, k, start)[:, 0])
+    if 'distance' in figures:
+      out['distance'] = attention.per_layer(
+        lambda q, k: distance(q, k, distances), q, k
+      )
+    return out
+
+  return forward
+
+
+def uniform_distance(weights):
+  """Mean attention distance, in pixels, of a head that looks everywhere."""
+  grid, cell, _ = geometry(weights)
+  return float(np.mean(attention.cell_distances(grid, cell)))
+
+
+def _check(weights, figure):
+  if figure not in FIGURES:
+    raise ConfigError(f'No figure {figure!r}; there are {", ".join(FIGURES)}.')
+  if why := obstacles(weights).get(figure):
+    raise ConfigError(
+      f'{weights.origin or "These weights"}: {figure} cannot be shown, {why}. '
+      'Leave it out, or take other weights.'
+    )
