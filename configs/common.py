@@ -60,6 +60,7 @@ def model(name, **fields):
       'dropout': 0.0,
       'stochastic_depth': 0.0,
       'scan': False,
+      'attention': 'auto',
     },
     'ResNet': {'form': 'preact'},
     'MlpMixer': {'stochastic_depth': 0.0, 'scan': False},
@@ -164,24 +165,24 @@ def _transform(name, **fields):
 
 
 def accuracy(config, split, transforms, *, loss='softmax', **every):
-  """An evaluator on another split of the training data.
+  """An evaluator on another split of the training data."""
+  return {
+    'target': 'vit_jax.evals.classification.Classification',
+    'loss': loss,
+    'data': held_out(config, split, transforms),
+    **every,
+  }
+
+
+def held_out(config, split, transforms):
+  """Another split of the training data, for an evaluator.
 
   All else that the command line sets in config.data.source holds for it too.
   """
   source = config.data.source
   source = {key: source.get_oneway_ref(key) for key in source}
-  return {
-    'target': 'vit_jax.evals.classification.Classification',
-    'loss': loss,
-    'data': {
-      'source': source | {'split': split},
-      'transforms': transforms,
-      'batch_size': config.data.batch_size,
-      'num_workers': 0,
-      'on_error': 'raise',
-    },
-    **every,
-  }
+  source['split'] = split
+  return data(source, transforms, batch_size=config.data.batch_size)
 
 
 def pretraining(
@@ -232,6 +233,7 @@ def pretraining(
     'b2': 0.999,
     'weight_decay': weight_decay,  # times the learning rate, as in AdamW
     'clip_norm': _maybe(float, clip_norm),
+    'mu_dtype': config_dict.placeholder(str),  # of the first moment
   }
   config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
   config.evals = {

@@ -62,7 +62,7 @@ def test_every_config_is_covered():
     *TRAINING,
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
-    *('scaling_embedded', 'transfer', 'vtab'),
+    *('scaling_embedded', 'transfer', 'vtab', 'masked_patches_embedded'),
   }
 
 
@@ -90,7 +90,7 @@ def replace_data(config):
 def _trace(config):
   """Shapes of the parameters after one step, built as train() builds it."""
   config = Reader(config)
-  data = resolve(config.data)
+  data = assemble.data(config.data)
   mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
   spec = pipeline.image_spec(data['source'], data.get('transforms', ()))
   steps_of = functools.partial(
@@ -212,6 +212,13 @@ def _expected_count(name, argument):
   }.get(name)
   if name == 'finetune':
     data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
+  if name == 'masked_patches':
+    patch = int(model.split('/')[1])
+    outputs = 16 * 512 if 'downsampled' in words else 512
+    if 'pixels' in words:
+      outputs = patch * patch * 3
+    mask = BARE[model][1]
+    return _count(model, classes=outputs) + mask
   classes = CLASSES['folder' if 'folder' in words else data]
   if re.match(r'R\d+x', model):
     return _count_resnet(model, classes=classes, postact='postact' in words)
@@ -516,6 +523,47 @@ def test_evaluators_follow_the_source():
   assert (source.name, source.data_dir) == ('my_set', '/data')
   assert source.label_key == 'kind'
   assert source.split != config.data.source.split
+
+
+def test_masked_patches():
+  """B.1.2."""
+  config = load_config('masked_patches')
+  assert config.total_steps == 1_000_000 and config.data.batch_size == 4096
+  adam, schedule = config.optimizer, config.schedule
+  assert adam.target.endswith('.adam') and (adam.b1, adam.b2) == (0.9, 0.999)
+  assert (schedule.lr, schedule.decay) == (2e-4, 'cosine')
+  assert schedule.warmup_steps == 10_000
+  assert config.model.patch_size == (16, 16) and config.model.width == 768
+  task = config.objective
+  assert (task.predict, task.ratio) == ('mean_colour', 0.5)
+  assert (task.mask_share, task.swap_share) == (0.8, 0.1)
+  for argument in load_module('masked_patches').VARIANTS:
+    config = load_config('masked_patches', argument)
+    for evaluator in config.evals.values():  # the same task, on other data
+      for key in ('predict', 'downsampled_to', 'ratio', 'mask_share'):
+        assert evaluator[key] == config.objective[key]
+      assert evaluator.data.source.split != config.data.source.split
+  with pytest.raises(ValueError, match=r"'folder' is for 'imagenet'"):
+    load_config('masked_patches', 'folder')
+
+
+@pytest.mark.parametrize(
+  'argument', load_module('masked_patches_embedded').VARIANTS
+)
+def test_masked_patches_embedded_traces(argument):
+  module = load_module('masked_patches_embedded')
+  config = module.get_config(argument)
+  for name in config.order[:3]:  # the others differ in seed and data
+    run = config.runs[name]
+    parts = [run, *run.evals.values()]
+    for part in parts:
+      if 'Fractals' in part.data.source.target:  # drawn when opened
+        source = {'image_size': 24, 'num_classes': 500, 'num_examples': 2}
+        source['target'] = 'vit_jax.data.builtin.Synthetic'
+        part.data.source = config_dict.ConfigDict(source | {'channels': 1})
+    _trace(run)
+  for word in filter(None, argument.split(',')):
+    assert word.split('=')[0] in module.__doc__
 
 
 def test_quickstart_traces():

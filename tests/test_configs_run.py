@@ -247,6 +247,39 @@ def test_a_key_that_nothing_reads_is_an_error(name, where, tmp_path):
     train_lib.train(config, tmp_path)
 
 
+@pytest.mark.parametrize(
+  ('argument', 'metrics'),
+  [
+    ('B/16,tiny', {'loss', 'accuracy'}),
+    pytest.param(
+      'B/16,downsampled,imagenet,tiny',
+      {'loss', 'accuracy'},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param('B/32,imagenet,pixels,tiny', {'loss'}, marks=pytest.mark.slow),
+  ],
+)
+def test_masked_patches_then_finetuning(
+  argument, metrics, data_dir, tmp_path, capsys
+):
+  config = load_config('masked_patches', argument)
+  config.data.source.data_dir = str(data_dir)
+  train_lib.train(config, tmp_path / 'masked')
+  record = _last_record(tmp_path / 'masked')
+  for name in metrics:
+    assert np.isfinite(record[f'train/{name}'])
+    assert np.isfinite(record[f'{next(iter(config.evals))}/{name}'])
+  assert ('train/accuracy' in record) == ('accuracy' in metrics)
+
+  config = load_config('finetune', f'cifar10,{argument.split(",")[0]},tiny')
+  config.init_from.path = str(tmp_path / 'masked')
+  config.data.source.data_dir = str(data_dir)
+  state = train_lib.train(config, tmp_path / 'cifar10')
+  assert 'mask' not in state.params and 'cls' in state.params
+  assert state.params['head']['kernel'].shape == (32, 10)
+  assert 'mask 1x1x32 dropped' in capsys.readouterr().out
+
+
 def test_finetuning_needs_a_checkpoint(tmp_path):
   config = replace_data(load_config('finetune', 'cifar10,tiny'))
   with pytest.raises(ConfigError, match=r'init_from\.path'):

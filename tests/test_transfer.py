@@ -54,6 +54,32 @@ def test_reset_replaces_the_whole_head():
   ]
 
 
+MASKED = {'pooling': 'none', 'class_token': True, 'mask_token': True}
+
+
+@pytest.mark.parametrize('head', ['reset', 'keep'])
+def test_the_mask_vector_goes_and_the_class_token_stays(head):
+  """From masked patch prediction to a classifier."""
+  loaded, fresh = flat_params(**MASKED), flat_params(seed=1)
+  out, report = transfer.adapt(loaded, fresh, head=head)
+  assert out.keys() == fresh.keys()
+  assert_taken(out, loaded, ['cls', 'cls_pos_embedding', 'norm/scale'])
+  assert '  mask 1x1x8 dropped' in str(report).split('\n')
+
+
+def test_the_mask_vector_starts_anew():
+  """From a classifier to masked patch prediction, and from that to itself."""
+  loaded, fresh = flat_params(), flat_params(seed=1, **MASKED)
+  out, report = transfer.adapt(loaded, fresh)
+  assert_taken(out, fresh, ['mask', 'head/kernel'])
+  assert '  mask 1x1x8 initialised anew' in str(report).split('\n')
+  loaded = flat_params(**MASKED)
+  out, report = transfer.adapt(loaded, fresh)
+  assert_taken(out, loaded, ['mask'])
+  with pytest.raises(ConfigError, match=r'(?s)Loaded.*\+ mask'):
+    transfer.adapt(flat_params(), fresh, head='keep')
+
+
 def test_keep_takes_the_head_over():
   loaded, fresh = flat_params(), flat_params(seed=1)
   out, report = transfer.adapt(loaded, fresh, head='keep')

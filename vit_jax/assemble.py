@@ -13,16 +13,23 @@ from vit_jax.build import (
   locate,
   resolve,
 )
+from vit_jax.data.unlabelled import Unlabelled
 from vit_jax.preprocess import Normalize
 
 _UNITS = ('_steps', '_epochs', '_examples', '_fraction')
 
 
 def data(config):
-  """Arguments of `pipeline.train_batches`: the source opened, and so on."""
+  """Arguments of `pipeline.train_batches`: the source opened, and so on.
+
+  With labels=False the source's labels and classes are forgotten.
+  """
   for key in ('source', 'batch_size'):
     getattr(config, key)  # raises a ConfigError where it is missing
-  return resolve(config)
+  found = resolve(config)
+  if not found.pop('labels', True):
+    found['source'] = Unlabelled(found['source'])
+  return found
 
 
 def model(config, source):

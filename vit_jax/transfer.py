@@ -19,6 +19,7 @@ from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
 POSITIONS = r'(?:.*/)?pos_embedding'
+MASK = 'mask'  # which only the pre-training of masked_patches.py uses
 # What the pixels of an image are first multiplied with: [ph, pw, C, D].
 PIXELS = ('resnet/root/conv/kernel', 'embedding/kernel')
 
@@ -114,16 +115,16 @@ def adapt(
       kernel's are summed to one, or repeated and scaled to more (as timm).
 
   Returns:
-    ({path: array}, Report). Scanned and unrolled layers are converted.
+    ({path: array}, Report). Scanned and unrolled layers are converted; a mask
+    vector is dropped where only the old model has one, and the fresh one stays
+    where only the new model has (head 'reset').
 
   Raises:
     ConfigError: anything left unmatched, all of it, as a diff.
   """
-  if head not in ('reset', 'keep'):
-    raise ConfigError(f"head={head!r} must be 'reset' or 'keep'.")
   report = Report()
   loaded = _as_laid_out(loaded, fresh, report)
-  anew = re.compile(head_rule if head == 'reset' else '(?!)')  # or nothing
+  anew = _initialised_anew(head, head_rule, loaded)
   ways = {
     'posemb_resize': posemb_resize,
     'patch_resize': patch_resize,
@@ -146,7 +147,7 @@ def adapt(
     else:
       unmatched[path] = value
   spare = {path: v for path, v in loaded.items() if path not in fresh}
-  dropped = {path: v for path, v in spare.items() if anew.fullmatch(path)}
+  dropped = {p: v for p, v in spare.items() if p == MASK or anew.fullmatch(p)}
   report.notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
@@ -159,6 +160,15 @@ def adapt(
       'if asked for, patches (patch_resize) and channels (adapt_channels).'
     )
   return out, report
+
+
+def _initialised_anew(head, head_rule, loaded):
+  """The path rule, compiled, of what is not taken over."""
+  if head not in ('reset', 'keep'):
+    raise ConfigError(f"head={head!r} must be 'reset' or 'keep'.")
+  if head == 'keep':
+    return re.compile('(?!)')  # nothing
+  return re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')
 
 
 def _as_laid_out(loaded, fresh, report):

@@ -242,6 +242,7 @@ def test_maps_are_rows_of_the_weights():
   )
 
 
+@pytest.mark.slow
 def test_representation_of_a_map_head():
   model, variables, images = make(pooling='map', num_registers=2)
   _, recorded = record(model, variables, images)

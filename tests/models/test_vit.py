@@ -515,6 +515,38 @@ def test_without_a_head_the_representation_comes_out():
 # Messages.
 
 
+@pytest.mark.parametrize('pooling', ['none', 'gap'])
+def test_a_class_token_that_pooling_does_not_read(pooling):
+  """It and the registers come first; the tokens are those that it pools."""
+  model = tiny(pooling=pooling, class_token=True, num_registers=2)
+  params = random_params(model)
+  variables = {'params': params}
+  out = jax.jit(functools.partial(model.apply, method='features'))
+  out = out(variables, IMAGES)
+  patches = out['tokens'][:, 3:]
+  expected = patches if pooling == 'none' else patches.mean(axis=1)
+  np.testing.assert_allclose(out['pooled'], expected, atol=1e-6)
+  token = tiny(num_registers=2).apply(
+    variables, IMAGES, method='features', per_layer=False
+  )
+  np.testing.assert_allclose(out['tokens'], token['tokens'], atol=1e-5)
+
+
+def test_patches_are_replaced_only_by_what_is_there():
+  sources = np.zeros((4, 12), np.int32)
+  for fields, wrong, message in (
+    ({}, sources, 'has no mask vector; give it mask_token=True'),
+    ({'mask_token': True}, sources[:, 1:], r'shape \(4, 11\); .* \(4, 12\)'),
+  ):
+    model = tiny(**fields)
+    with pytest.raises(ValueError, match=message):
+      jax.eval_shape(
+        functools.partial(model.apply, patch_sources=wrong),
+        {'params': random_params(model)},
+        IMAGES,
+      )
+
+
 @pytest.mark.parametrize(
   'fields, message',
   [
@@ -529,6 +561,7 @@ def test_without_a_head_the_representation_comes_out():
     ({'dropout': 1.0}, r'dropout is 1\.0; expected 0 <= dropout < 1'),
     ({'width': 18, 'posemb': 'sincos2d'}, 'width 18.*multiple of 4'),
     ({'norm_after_pooling': True}, "pooling 'token'; expected 'gap'"),
+    ({'class_token': False}, "pooling 'token' with class_token=False"),
     (
       {'resnet_stages': (1,), 'patch_size': 8},
       r'Feature maps \(images / 4\) of 2x3 .*patches of 8x8; .* is 32x32',

@@ -218,6 +218,7 @@ def test_command(npz, gallery, paths, tmp_path, capsys):
   assert not list(tmp_path.rglob('.*'))  # nothing half-written
 
 
+@pytest.mark.slow
 def test_another_size_as_pdf(npz, paths, tmp_path):
   status = call(
     *(f'--weights={npz}', f'--output={tmp_path}', '--image_size=16x12'),
@@ -256,6 +257,7 @@ def test_a_mixer_has_filters_alone(paths, tmp_path, capsys):
   assert 'cannot be drawn:\n  maps: the model has no attention' in status
 
 
+@pytest.mark.slow
 def test_unreadable_pictures(npz, paths, tmp_path, capsys):
   (tmp_path / 'bad.png').write_bytes(b'no picture')
   command = [

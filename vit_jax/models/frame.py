@@ -101,6 +101,40 @@ def embed_patches(
   return x.reshape(batch, -1, width), tuple(grid)
 
 
+def replace_patches(
+  patches: jax.Array, sources: jax.Array | None, mask: jax.Array | None
+) -> jax.Array:
+  """Puts other patches, or the mask vector, in the place of patches.
+
+  Args:
+    patches: [B, n, D].
+    sources: int32 [B, n], the patch that each becomes; below 0 for the mask
+      vector. None: each stays.
+    mask: [1, 1, D], or None for a model that has none.
+
+  Returns:
+    [B, n, D].
+
+  Raises:
+    ValueError: there are sources but no mask vector, or not one for each patch.
+  """
+  if sources is None:
+    return patches
+  if mask is None:
+    raise ValueError(
+      'The model got patch_sources but has no mask vector; give it '
+      'mask_token=True.'
+    )
+  if sources.shape != patches.shape[:2]:
+    raise ValueError(
+      f'patch_sources has shape {sources.shape}; these images have patches '
+      f'{patches.shape[:2]}, and each needs one.'
+    )
+  sources = sources[..., None]
+  moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
+  return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
+
+
 def run_layers(
   layer: Callable,
   x: jax.Array,

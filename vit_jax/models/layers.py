@@ -27,6 +27,7 @@ INIT = {
   'embedding': nn.initializers.lecun_normal(),  # E of equation 1
   'cls': nn.initializers.zeros,  # x_class of equation 1
   'registers': nn.initializers.normal(0.02),
+  'mask': nn.initializers.normal(0.02),  # appendix B.1.2; BERT's std
   'pos_embedding': nn.initializers.normal,  # E_pos; a field sets its std
   'attention': nn.initializers.xavier_uniform(),  # U_qkv, U_msa, appendix A
   'mlp': nn.initializers.xavier_uniform(),  # both layers of equation 3

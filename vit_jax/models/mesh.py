@@ -29,6 +29,7 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = batch_axes(mesh)
-  if not axes or x.shape[0] % math.prod(mesh.shape[a] for a in axes):
+  ways = math.prod(mesh.shape[a] for a in axes)
+  if ways == 1 or x.shape[0] % ways:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))

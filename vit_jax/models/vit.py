@@ -38,7 +38,11 @@ class VisionTransformer(nn.Module):
     num_classes: K; None or 0 for no head.
     pooling: 'token', the class token (paper); 'gap', the mean over patches;
       'map', one learned query that attends to the patches; 'none', each patch
-      gets its own logits. Only 'token' has a class token.
+      gets its own logits.
+    class_token: whether there is one; None: with pooling 'token' only. Other
+      poolings do not read it.
+    mask_token: whether there is a learned vector that patches can be replaced
+      by, see patch_sources below.
     representation_size: width of the tanh layer before the head, which the
       paper pre-trains with; None for no such layer.
     posemb: 'learned', 'sincos2d' (fixed) or 'none'. Registers have none.
@@ -75,6 +79,8 @@ class VisionTransformer(nn.Module):
   patch_size: int | tuple[int, int]
   num_classes: int | None = None
   pooling: str = 'token'
+  class_token: bool | None = None
+  mask_token: bool = False
   representation_size: int | None = None
   posemb: str = 'learned'
   posemb_init_std: float = 0.02
@@ -94,12 +100,21 @@ class VisionTransformer(nn.Module):
   norm_after_pooling: bool = False
   norm_eps: float = 1e-6
 
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+  def __call__(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    patch_sources: jax.Array | None = None,
+  ) -> jax.Array:
     """Logits, or the pooled representation when there is no head.
 
     Args:
       images: [B, H, W, C], in [-1, 1].
       train: turns dropout and stochastic depth on; they need an rng 'dropout'.
+      patch_sources: int32 [B, gh * gw]; the number of the patch whose embedding
+        stands in each one's place, before positions are added; below 0 for the
+        mask vector. None: each has its own.
 
     Returns:
       float32 [B, K]; pooling 'none': [B, gh * gw, K]. Without a head, what
@@ -108,12 +123,19 @@ class VisionTransformer(nn.Module):
     Raises:
       ValueError: patches do not tile the image, or a field makes no sense.
     """
-    out = self.features(images, train=train, per_layer=False)
+    out = self.features(
+      images, train=train, per_layer=False, patch_sources=patch_sources
+    )
     return out['logits'] if self.num_classes else out['pre_logits']
 
   @nn.compact
   def features(
-    self, images: jax.Array, *, train: bool = False, per_layer: bool = True
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    per_layer: bool = True,
+    patch_sources: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Everything on the way to the logits, by name.
 
@@ -121,7 +143,7 @@ class VisionTransformer(nn.Module):
 
     Returns:
       feature_map: [B, ., ., F], of the ResNet of a hybrid.
-      patches: [B, gh * gw, D], embedded patches before positions.
+      patches: [B, gh * gw, D], embedded patches before positions, each its own.
       block_0 ... block_{L-1}: [B, N, D], each layer's output (if per_layer).
       tokens: [B, N, D], after the final LayerNorm (if that precedes pooling),
         all N tokens.
@@ -142,7 +164,11 @@ class VisionTransformer(nn.Module):
     out['patches'], grid = frame.embed_patches(
       images, self.patch_size, self.width, self.dtype, reduction=reduction
     )
-    tokens = self._position(out['patches'], grid)
+    mask = None
+    if self.mask_token:
+      mask = self.param('mask', INIT['mask'], (1, 1, self.width))
+    tokens = frame.replace_patches(out['patches'], patch_sources, mask)
+    tokens = self._position(tokens, grid)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
     tokens, layers = self._encode(tokens, train, per_layer)
     norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
@@ -173,7 +199,7 @@ class VisionTransformer(nn.Module):
     elif self.posemb == 'sincos2d':
       x = x + posemb.sincos2d(grid, width).reshape(1, -1, width)
     prefix = []
-    if self.pooling == 'token':
+    if self.has_class_token:
       cls = self.param('cls', INIT['cls'], (1, 1, width))
       if self.posemb == 'learned':
         cls = cls + self.param('cls_pos_embedding', pos_init, (1, 1, width))
@@ -183,6 +209,12 @@ class VisionTransformer(nn.Module):
       prefix.append(self.param('registers', INIT['registers'], shape))
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
     return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
+
+  @property
+  def has_class_token(self) -> bool:
+    if self.class_token is None:
+      return self.pooling == 'token'
+    return self.class_token
 
   def _encode(self, x, train, per_layer):
     """Equations 2 and 3, L times; also each layer's output if per_layer."""
@@ -211,7 +243,8 @@ class VisionTransformer(nn.Module):
     """[B, N, D] -> [B, D]; pooling 'none': [B, gh * gw, D]."""
     if self.pooling == 'token':
       return tokens[:, 0]
-    patches = tokens[:, self.num_registers :]  # registers are never pooled
+    # Class token and registers are never pooled.
+    patches = tokens[:, self.num_registers + self.has_class_token :]
     if self.pooling == 'gap':
       return patches.mean(axis=1)
     if self.pooling == 'none':
@@ -239,6 +272,11 @@ class VisionTransformer(nn.Module):
       raise ValueError(
         f"norm_after_pooling with pooling {self.pooling!r}; expected 'gap'. "
         'Choose that, or leave norm_after_pooling out.'
+      )
+    if self.pooling == 'token' and not self.has_class_token:
+      raise ValueError(
+        "pooling 'token' with class_token=False; leave that out, or choose "
+        "pooling 'gap', 'map' or 'none'."
       )
     if self.width % self.num_heads:
       raise ValueError(

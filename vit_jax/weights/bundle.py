@@ -105,8 +105,8 @@ def infer(params: Mapping[str, np.ndarray], **given) -> dict[str, Any]:
 
   A file cannot tell these, which are by default: gelu 'tanh', norm_eps 1e-6,
   norm_after_pooling False; posemb 'sincos2d' where there is no table; pooling
-  'gap' where there is neither class token nor MAP head; a ResNet with a final
-  norm is 'preact'.
+  'gap' where there is neither class token nor MAP head; 'none' with a mask
+  vector; a ResNet with a final norm is 'preact'.
 
   Args:
     params: {path: array}, unrolled.
@@ -155,7 +155,10 @@ def _infer_vit(params, given):
     'layerscale_init': None,
     'qk_norm': 'block_0/attn/query_norm/scale' in params,
   }
-  if 'cls' in params:
+  if 'mask' in params:  # the pre-training of masked_patches.py
+    found |= {'mask_token': True, 'class_token': 'cls' in params}
+    found['pooling'] = 'none'
+  elif 'cls' in params:
     found['pooling'] = 'token'
   elif 'map_head/probe' in params:
     found['pooling'] = 'map'

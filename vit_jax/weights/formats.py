@@ -128,6 +128,13 @@ def write(weights, path, format, **options):
   """
   if format not in FORMATS:
     raise ConfigError(f'format={format!r}; there are {", ".join(FORMATS)}.')
+  if weights.settings.get('mask_token'):
+    raise ConfigError(
+      'No format but our own has a mask vector. Read the weights with '
+      "pooling='token', mask_token=False and num_classes=0 (convert: --set "
+      'pooling=token --set mask_token=false --num_classes=0), which leaves it '
+      'out.'
+    )
   path = epath.Path(path)
   out, files = FORMATS[format].write(weights, **options)
   if format in ('npz', 'big_vision'):
@@ -225,6 +232,8 @@ def _read_ours(directory, ema, options):
     use = {'image_shape': image_shape(params, settings, image_size=size)}
   else:
     settings, use = run['model'] | {'scan': False} | fields, _use(run)
+    if not settings.get('mask_token'):  # asked for without it
+      params.pop('mask', None)
   return Weights(
     settings=settings,
     params=params,

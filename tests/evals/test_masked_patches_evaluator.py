@@ -1,0 +1,83 @@
+"""Masked patch prediction on held-out images."""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import sharding
+from vit_jax.data import builtin
+from vit_jax.evals.masked_patches import MaskedPatches, keys_of
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives import patch_targets
+from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.preprocess import Normalize
+
+MODEL = VisionTransformer(
+  width=8,
+  depth=1,
+  mlp_dim=8,
+  num_heads=1,
+  patch_size=4,
+  num_classes=8,
+  pooling='none',
+  mask_token=True,
+)
+SOURCE = builtin.Synthetic(
+  image_size=8, num_classes=1000, num_examples=21, channels=1
+)
+
+
+class WithoutLabels:
+  """Nor a number of classes."""
+
+  def __len__(self):
+    return len(SOURCE)
+
+  def __getitem__(self, index):
+    return {'image': SOURCE[index]['image']}
+
+
+def evaluator(batch_size, source=SOURCE, **task):
+  return MaskedPatches(
+    MODEL,
+    preprocess=Normalize(),
+    mesh=sharding.make_mesh(),
+    data={'source': source, 'batch_size': batch_size},
+    **task,
+  )
+
+
+@pytest.fixture(scope='module')
+def params():
+  params = MODEL.init(jax.random.key(0), np.zeros((1, 8, 8, 1)))['params']
+  kernel = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+  params['head'] |= {'kernel': kernel}
+  return params
+
+
+def test_every_example_once_whatever_the_batches(params):
+  """Equal to each example on its own; 21 fill no batch of 8 or 16."""
+  prediction = Prediction(
+    MODEL, Normalize(), patch_targets.Colours(1), Corruption()
+  )
+  images = np.stack([SOURCE[i]['image'] for i in range(21)])
+  keys = keys_of(np.arange(21), 0)
+  expected = jax.jit(prediction)(params, images, keys)['metrics']
+  for batch_size, source in ((8, SOURCE), (16, WithoutLabels())):
+    found = evaluator(batch_size, source).run(params)
+    assert found['num_examples'] == 21 and 'skipped' not in found
+    for name in ('loss', 'accuracy'):
+      mean = float(expected[name].mean())
+      assert found[name] == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_seed_draws_anew(params):
+  one, same, other = (evaluator(24, seed=s).run(params) for s in (0, 0, 1))
+  assert one == same and one['loss'] != other['loss']
+
+
+def test_says_what_does_not_fit(params):
+  wrong = evaluator(8, predict='pixels')
+  with pytest.raises(ValueError, match='num_classes=8; to predict pixels'):
+    wrong.check(params)

@@ -1,0 +1,349 @@
+"""Masked patch prediction: what is corrupted and predicted, what learns."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import sharding, tree
+from vit_jax import train as train_lib
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives import patch_targets
+from vit_jax.objectives.masked_patches import (
+  Corruption,
+  Prediction,
+  masked_patches,
+)
+from vit_jax.preprocess import Normalize
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (8, 16, 24, 3), np.uint8)  # 2 x 3 patches of 8
+OUTPUTS = {'mean_colour': 512, 'downsampled': 4 * 512, 'pixels': 192}
+
+
+def make_model(**fields):
+  settings = {
+    **{'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2},
+    **{'patch_size': 8, 'pooling': 'none', 'num_classes': 512},
+    **{'class_token': True, 'mask_token': True},
+  }
+  return VisionTransformer(**settings | fields)
+
+
+@functools.cache
+def make_params(num_classes=512, **fields):
+  """Noisy, so that none is zero and every image matters."""
+  model = make_model(num_classes=num_classes, **fields)
+  images = jnp.zeros((1, 16, 24, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(1)
+  params = {
+    path: rng.normal(path.endswith('scale'), 0.2, x.shape).astype(np.float32)
+    for path, x in tree.flatten(shapes).items()
+  }
+  return tree.unflatten(params)
+
+
+def loss_of(model, params, rng=0, images=IMAGES, **task):
+  loss_fn = masked_patches(model, preprocess=Normalize(), **task)
+  return jax.jit(loss_fn)(params, {'image': images}, jax.random.key(rng))
+
+
+# What is corrupted.
+
+
+@pytest.mark.parametrize(
+  ('ratio', 'count'),
+  [(0.5, 98), pytest.param(0.15, 29, marks=pytest.mark.slow)],
+)
+def test_shares(ratio, count):
+  draw = functools.partial(Corruption(ratio).draw, num_patches=196)
+  keys = jax.random.split(jax.random.key(0), 2000)
+  corrupted, sources = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+  own = np.arange(196)
+  assert (corrupted.sum(axis=1) == count).all()
+  assert (sources == own)[~corrupted].all()
+  total = corrupted.sum()
+  # Three standard deviations of the smallest total, 58,000, are 0.005.
+  shares = [(sources == -1)[corrupted], (sources == own)[corrupted]]
+  assert [x.mean() for x in shares] == pytest.approx([0.8, 0.1], abs=0.005)
+  # Each patch as often; each other patch as often in its place.
+  assert corrupted.mean(axis=0) == pytest.approx(ratio, abs=0.05)
+  swapped = (sources >= 0) & (sources != own)
+  assert swapped.sum() / total == pytest.approx(0.1, abs=0.005)
+  steps = (sources - own)[swapped] % 196
+  assert steps.min() == 1 and steps.max() == 195
+  assert steps.mean() == pytest.approx(98, abs=3 * 56 / swapped.sum() ** 0.5)
+
+
+@pytest.mark.slow
+def test_other_shares():
+  keys = jax.random.split(jax.random.key(0), 200)
+  for shares in ((0.0, 1.0), (0.0, 0.0)):
+    draw = functools.partial(Corruption(0.5, *shares).draw, num_patches=4)
+    corrupted, sources = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+    masked = (sources == -1)[corrupted]
+    moved = (sources != np.arange(4))[corrupted] & ~masked
+    assert (masked.mean(), moved.mean()) == shares
+
+
+# Targets, against their definitions in numpy.
+
+
+def numpy_classes(image, patch, side):
+  """[n, side^2] by loops: rows of patches, rows of cells."""
+  found, cell = [], patch // side
+  for y in range(0, image.shape[0], patch):
+    for x in range(0, image.shape[1], patch):
+      for i in range(y, y + patch, cell):
+        for j in range(x, x + patch, cell):
+          mean = image[i : i + cell, j : j + cell].mean(axis=(0, 1))
+          bits = [f'{int(m):08b}'[:3] for m in mean]
+          found.append(int(''.join(bits), 2))
+  return np.array(found).reshape(-1, side**2)
+
+
+@pytest.mark.parametrize('side', [1, 2, 4])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_colours(side, channels):
+  images = IMAGES[..., :channels].copy()
+  images[0] = 32  # at the border of a level
+  images[1] = 31
+  images[2] = 255
+  target = patch_targets.Colours(side)
+  patches = patch_targets.cut(images, 8)
+  classes = target.classes(patches)
+  expected = np.stack([numpy_classes(x, 8, side) for x in images])
+  np.testing.assert_array_equal(classes, expected)
+  assert target.num_outputs((8, 8, channels)) == side**2 * 8**channels
+  truth = np.asarray(target.truth(patches))
+  means = np.asarray(patches).reshape(8, 6, side, 8 // side, side, -1, channels)
+  means = means.mean(axis=(3, 5))
+  cell = truth[:, :, :: 8 // side, :: 8 // side]
+  assert np.abs(cell - means).max() <= 16  # half a level
+
+
+@pytest.mark.parametrize('predict', OUTPUTS)
+def test_loss_and_accuracy(predict):
+  """Means over corrupted patches only, kept ones among them."""
+  outputs = OUTPUTS[predict]
+  model, params = make_model(num_classes=outputs), make_params(outputs)
+  target = patch_targets.make(predict, Normalize(), 2)
+  prediction = Prediction(model, Normalize(), target, Corruption())
+  keys = jax.random.split(jax.random.key(0), len(IMAGES))
+  found = jax.device_get(jax.jit(prediction)(params, IMAGES, keys))
+  assert (found['corrupted'].sum(axis=1) == 3).all()
+  losses, hits = [], []
+  for b, n in zip(*np.nonzero(found['corrupted'])):
+    z = found['outputs'][b, n].astype(np.float64)
+    y, x = divmod(n, 3)
+    patch = IMAGES[b, 8 * y : 8 * y + 8, 8 * x : 8 * x + 8]
+    if predict == 'pixels':
+      losses.append(np.mean((z - (patch.ravel() / 127.5 - 1)) ** 2))
+      continue
+    classes = numpy_classes(patch, 8, 2 if predict == 'downsampled' else 1)
+    for logits, k in zip(z.reshape(-1, 512), classes[0]):
+      losses.append(np.log(np.exp(logits).sum()) - logits[k])
+      hits.append(logits.argmax() == k)
+  metrics = found['metrics']
+  assert metrics['loss'].mean() == pytest.approx(np.mean(losses), rel=1e-5)
+  assert ('accuracy' in metrics) == bool(hits)
+  if hits:
+    assert metrics['accuracy'].mean() == pytest.approx(np.mean(hits))
+
+
+def test_pictures_undo_preprocessing():
+  patches = patch_targets.cut(IMAGES, 8)
+  target = patch_targets.Pixels(Normalize((1, 2, 3), (50, 60, 70)))
+  outputs = Normalize((1, 2, 3), (50, 60, 70))(patches).reshape(8, 6, -1)
+  np.testing.assert_array_equal(target.picture(outputs, (8, 8, 3)), patches)
+  np.testing.assert_array_equal(
+    patch_targets.join(patches, IMAGES.shape), IMAGES
+  )
+  colours = patch_targets.Colours(2)
+  logits = np.eye(512)[colours.classes(patches)].reshape(8, 6, -1)
+  np.testing.assert_array_equal(
+    colours.picture(logits, (8, 8, 3)), colours.truth(patches)
+  )
+
+
+# What learns, and from what.
+
+
+def test_the_model_replaces_patches():
+  """As moving the pixels does; positions stay. -1 is the mask vector."""
+  model, params = make_model(), make_params()
+  images = Normalize()(IMAGES)
+  sources = np.tile(np.arange(6), (8, 1))
+  sources[0] = [3, 1, 2, 5, 4, 4]
+  moved = np.array(images)
+  for n, source in enumerate(sources[0]):
+    (y, x), (v, u) = divmod(n, 3), divmod(source, 3)
+    moved[0, 8 * y : 8 * y + 8, 8 * x : 8 * x + 8] = images[
+      0, 8 * v : 8 * v + 8, 8 * u : 8 * u + 8
+    ]
+  apply = jax.jit(model.apply)
+  replaced = apply({'params': params}, images, patch_sources=sources)
+  np.testing.assert_allclose(
+    replaced, apply({'params': params}, moved), atol=1e-5
+  )
+  assert replaced.shape == (8, 6, 512)
+  # Nothing of a hidden patch is seen, however it looks.
+  sources[:, 2] = -1
+  other = np.array(images)
+  other[:, :8, 16:] = 0
+  one, two = (
+    apply({'params': params}, x, patch_sources=sources) for x in (images, other)
+  )
+  np.testing.assert_array_equal(one, two)
+
+
+def test_gradient_of_the_mask_vector():
+  """Only where something is masked; kept and swapped patches leave it be."""
+  model, params = make_model(), make_params()
+
+  def gradient(**task):
+    grads = jax.jit(jax.grad(lambda p: loss_of(model, p, **task)[0]))(params)
+    return float(jnp.abs(grads['mask']).max())
+
+  assert gradient() > 1e-6
+  assert gradient(mask_share=0.0, swap_share=0.5) == 0
+
+
+def test_uncorrupted_patches_take_no_part():
+  """The gradient at their outputs is zero; at each corrupted one it is not."""
+  model, params = make_model(), make_params()
+  target = patch_targets.Colours(1)
+  prediction = Prediction(model, Normalize(), target, Corruption())
+  keys = jax.random.split(jax.random.key(0), len(IMAGES))
+
+  class Shifted:  # the model, plus something to differentiate by
+    def __init__(self, shift):
+      self.shift = shift
+
+    def __getattr__(self, name):
+      return getattr(model, name)
+
+    def apply(self, *args, **kwargs):
+      return model.apply(*args, **kwargs) + self.shift
+
+  def loss(shift):
+    predict = Prediction(Shifted(shift), Normalize(), target, Corruption())
+    return predict(params, IMAGES, keys)['metrics']['loss'].mean()
+
+  gradient = jax.jit(jax.grad(loss))(jnp.zeros((8, 6, 512)))
+  moved = np.abs(gradient).max(axis=-1) > 0
+  np.testing.assert_array_equal(
+    moved, jax.jit(prediction)(params, IMAGES, keys)['corrupted']
+  )
+
+
+def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
+  model, params = make_model(), make_params()
+  loss_fn = jax.jit(masked_patches(model, preprocess=Normalize()))
+  batch = {'image': IMAGES}
+  one, two, same = (
+    loss_fn(params, batch, jax.random.key(i))[0] for i in (0, 1, 0)
+  )
+  assert one == same and one != two and one.shape == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'fields', [{'scan': True}, {'remat': 'full'}, {'scan': True, 'remat': 'dots'}]
+)
+def test_layouts_of_layers_agree(fields):
+  def loss_and_grad(fields):
+    params = make_params(depth=2)
+    if 'scan' in fields:
+      params = tree.unflatten(tree.stack_blocks(tree.flatten(params)))
+    model = make_model(depth=2, **fields)
+    fn = jax.value_and_grad(lambda p: loss_of(model, p)[0])
+    loss, grads = jax.jit(fn)(params)
+    return loss, grads['mask'], grads['embedding']['kernel']
+
+  for a, b in zip(loss_and_grad({}), loss_and_grad(fields)):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_bfloat16_is_close():
+  params = make_params()
+  exact, half = (
+    float(loss_of(make_model(dtype=dtype), params)[0])
+    for dtype in ('float32', 'bfloat16')
+  )
+  assert half == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('accum_steps', [2, 1])
+def test_one_step_on_eight_devices(accum_steps):
+  """The same as on one: what is drawn does not depend on where."""
+  images = np.concatenate([IMAGES, IMAGES[::-1]])
+  model, tx = make_model(), optax.sgd(0.1)
+  step = functools.partial(
+    train_lib.train_step,
+    loss_fn=masked_patches(model, preprocess=Normalize()),
+    tx=tx,
+    accum_steps=accum_steps,
+  )
+  params = make_params()
+  state = train_lib.TrainState(
+    jnp.int32(0), params, tx.init(params), jax.random.key(3)
+  )
+  alone, metrics = jax.jit(step)(state, {'image': images})
+  assert set(metrics) == {'loss', 'accuracy', 'grad_norm'}
+  mesh = sharding.make_mesh()
+  batch = sharding.put_batch({'image': images}, mesh)
+  with jax.set_mesh(mesh):
+    state = jax.device_put(state, sharding.replicated(mesh))
+    together, split_metrics = jax.jit(step)(state, batch)
+  np.testing.assert_allclose(split_metrics['loss'], metrics['loss'], rtol=1e-5)
+  np.testing.assert_allclose(
+    together.params['mask'], alone.params['mask'], atol=1e-6
+  )
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+  ('task', 'message'),
+  [
+    ({'ratio': 0.0}, r'ratio=0\.0 of the patches'),
+    ({'ratio': 1.1}, r'ratio=1\.1 of the patches'),
+    ({'mask_share': 0.9, 'swap_share': 0.2}, r'mask_share=0\.9 and swap'),
+    ({'swap_share': -0.1}, r'swap_share=-0\.1 must be 0 or more'),
+    ({'predict': 'colour'}, "predict='colour' must be one of mean_colour"),
+    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .* needs 192'),
+    (
+      {'predict': 'downsampled', 'downsampled_to': 3},
+      'Patches of 8x8 cannot be reduced to 3x3',
+    ),
+  ],
+)
+def test_tasks_that_make_no_sense(task, message):
+  with pytest.raises(ValueError, match=message):
+    loss_of(make_model(), make_params(), **task)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'mask_token': False}, 'mask_token=False, expected True'),
+    ({'pooling': 'token'}, "pooling='token', expected 'none'"),
+    ({'resnet_stages': (1,)}, 'nothing would be hidden'),
+  ],
+)
+def test_models_that_do_not_suit(fields, message):
+  with pytest.raises(ValueError, match=message):
+    masked_patches(make_model(**fields), preprocess=Normalize())
+
+
+def test_images_of_one_patch():
+  with pytest.raises(ValueError, match=r'have 1 patch; .* needs 2 or more'):
+    loss_of(make_model(), make_params(), images=IMAGES[:, :8, :8])

@@ -1,0 +1,118 @@
+"""The picture of masked patch prediction, and its numbers."""
+
+import ml_collections
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import pretrained, train
+from vit_jax.build import ConfigError
+from vit_jax.objectives import patch_targets
+from vit_jax.tools import masked_patches
+from vit_jax.weights import formats
+
+TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
+SOURCE = {
+  'target': 'vit_jax.data.builtin.Synthetic',
+  **{'image_size': (8, 12), 'num_classes': 9999, 'num_examples': 20},
+}
+MODEL = {
+  'target': 'vit_jax.models.vit.VisionTransformer',
+  **{'width': 8, 'depth': 1, 'mlp_dim': 8, 'num_heads': 2, 'patch_size': 4},
+  **{'pooling': 'none', 'class_token': True, 'mask_token': True},
+  'num_classes': 4 * 512,
+}
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run of two steps; its labels are more than the model has outputs."""
+  path = tmp_path_factory.mktemp('run')
+  config = {
+    'run': 'vit_jax.train.train',
+    'total_steps': 2,
+    'model': MODEL,
+    'data': {'source': SOURCE, 'batch_size': 8, 'labels': False},
+    'objective': {
+      'target': 'vit_jax.objectives.masked_patches.masked_patches',
+      **TASK,
+    },
+    'optimizer': {'target': 'vit_jax.optim.adam'},
+    'schedule': {'lr': 0.1},
+    'evals': {
+      'val': {
+        'target': 'vit_jax.evals.masked_patches.MaskedPatches',
+        'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
+        **TASK,
+      }
+    },
+  }
+  train.train(ml_collections.ConfigDict(config), path)
+  return path
+
+
+def run(workdir, output, *more):
+  arguments = [f'--workdir={workdir}', f'--output={output}', *more]
+  masked_patches.main([str(x) for x in arguments])
+  return dict(np.load(output.with_suffix('.npz')))
+
+
+def test_of_the_runs_own_data(workdir, tmp_path, capsys):
+  found = run(workdir, tmp_path / 'a.png', '--examples=3')
+  assert 'loss of 3 images' in capsys.readouterr().out
+  with Image.open(tmp_path / 'a.png') as picture:
+    assert picture.width > 400 and picture.height > 600
+  assert found['images'].shape == found['predicted'].shape == (3, 8, 12, 3)
+  corrupted = found['is_corrupted']
+  assert corrupted.shape == (3, 6) and (corrupted.sum(axis=1) == 4).all()
+  cut = {
+    name: np.asarray(patch_targets.cut(found[name], 4))
+    for name in ('images', 'corrupted', 'predicted', 'truth')
+  }
+  images = cut['images']
+  for b, n in np.ndindex(3, 6):
+    source = found['sources'][b, n]
+    expected = 128 if source < 0 else images[b, source]
+    assert (cut['corrupted'][b, n] == expected).all()
+    if not corrupted[b, n]:
+      for name in ('predicted', 'truth'):
+        assert (cut[name][b, n] == images[b, n]).all()
+  difference = cut['truth'] - images.astype(float)
+  # A cell's mean is within half a level of its colour.
+  means = difference.reshape(3, 6, 2, 2, 2, 2, 3).mean(axis=(3, 5))
+  assert np.abs(means).max() <= 16
+  assert (cut['predicted'] % 32 == 16)[corrupted].all()
+
+
+@pytest.mark.slow
+def test_of_pictures(workdir, tmp_path):
+  image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
+  Image.fromarray(image).save(tmp_path / 'x.png')
+  # The run has no transforms of its own, so that the default ones apply.
+  found = run(workdir, tmp_path / 'b.pdf', tmp_path / 'x.png', '--seed=1')
+  assert found['images'].shape == (1, 8, 12, 3)
+  assert (tmp_path / 'b.pdf').read_bytes().startswith(b'%PDF')
+  other = run(workdir, tmp_path / 'c.png', tmp_path / 'x.png', '--seed=2')
+  assert (found['sources'] != other['sources']).any()
+
+
+def test_errors(workdir, tmp_path):
+  for arguments, message in (
+    ([workdir, tmp_path / 'a.jpg'], r'must end with \.png or \.pdf'),
+    ([tmp_path, tmp_path / 'a.png'], r'no config\.json'),
+  ):
+    with pytest.raises(SystemExit, match=message):
+      run(*arguments)
+
+
+@pytest.mark.slow
+def test_weights_for_others(workdir, tmp_path):
+  """The mask vector is left out where the model is to have none."""
+  with pytest.raises(ConfigError, match='No format but our own has a mask'):
+    formats.write(formats.read(workdir), tmp_path / 'x.npz', 'npz')
+  model, params = pretrained.load(
+    workdir, pooling='token', mask_token=False, num_classes=7, report=None
+  )
+  assert 'mask' not in params
+  logits = model.apply({'params': params}, np.zeros((2, 8, 12, 3)))
+  assert logits.shape == (2, 7)
