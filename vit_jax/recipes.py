@@ -44,7 +44,8 @@ def fsdp(axis='fsdp', *, min_elements=2**14, beside=()):
   its dimensions (a width of 1664 cannot be split 256-fold).
 
   Args:
-    axis: a mesh axis, or several.
+    axis: a mesh axis, or several; where its name begins with 'fsdp', models
+      see to it that parameters are gathered and not the batch.
     min_elements: below this many (in one layer) an array is small.
     beside: further rules, as of `tensor_parallel`; their dimensions are left
       to them.

@@ -1,7 +1,7 @@
 """What a model knows of the mesh that it runs on (jax.set_mesh), if any.
 
 Axes whose names begin with 'model' share their examples; the batch is split
-over all others. Where the parameters are is none of a model's business.
+over all others, and parameters as well over those that begin with 'fsdp'.
 """
 
 import math
@@ -23,13 +23,17 @@ def is_model_axis(name: str) -> bool:
 def keep_batch_split(x: jax.Array) -> jax.Array:
   """x: [B, ...], each device keeping the examples that are its own.
 
-  Where parameters are split too, the compiler may otherwise choose to gather
-  the whole batch rather than the parameters of one layer: FSDP's opposite.
-  Without a mesh, or with a batch that its axes do not divide, nothing is asked.
+  Along axes named 'fsdp' parameters are split as well as the batch, and the
+  compiler may choose to gather the whole batch rather than the parameters of
+  one layer. On other meshes it has no such choice and is not told, for each
+  time costs a copy: 8% of B/16's step in the TPU compiler's estimate. Nor where
+  the axes do not divide B.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes = batch_axes(mesh)
-  ways = math.prod(mesh.shape[a] for a in axes)
-  if ways == 1 or x.shape[0] % ways:
+  sizes = {name: mesh.shape[name] for name in batch_axes(mesh)}
+  splits_parameters = any(
+    name.startswith('fsdp') and size > 1 for name, size in sizes.items()
+  )
+  if not splits_parameters or x.shape[0] % math.prod(sizes.values()):
     return x
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(tuple(sizes)))

@@ -43,7 +43,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
       f"Attention 'pallas' needs {reason}; use 'auto', 'xla' or 'einsum'."
     )
   mesh = jax.sharding.get_abstract_mesh()
-  if not mesh.axis_names:
+  if mesh.size <= 1:
     return _attend_local(q, k, v)
   of_batch = batch_axes(mesh)
   of_heads = tuple(a for a in mesh.axis_names if is_model_axis(a))
