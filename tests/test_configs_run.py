@@ -173,7 +173,7 @@ def test_tiny_finetuning_runs(
 @pytest.mark.parametrize(
   'name, words',
   [
-    ('pretrain_bit', 'R50x1,bit'),
+    pytest.param('pretrain_bit', 'R50x1,bit', marks=pytest.mark.slow),
     pytest.param('pretrain_jft', 'R50+L/32,dev', marks=pytest.mark.slow),
   ],
 )

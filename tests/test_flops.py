@@ -84,11 +84,11 @@ def test_vit(scan, remat):
   'name, epochs, exaflops',
   [
     ('R50x1', 7, 52),
-    ('R101x1', 7, 99),
-    ('R152x2', 7, 583),
+    pytest.param('R101x1', 7, 99, marks=pytest.mark.slow),
+    pytest.param('R152x2', 7, 583, marks=pytest.mark.slow),
     ('R50+B/32', 7, 108),
-    ('R50+B/16', 7, 274),
-    ('R50+L/32', 7, 247),
+    pytest.param('R50+B/16', 7, 274, marks=pytest.mark.slow),
+    pytest.param('R50+L/32', 7, 247, marks=pytest.mark.slow),
     ('R50+L/16', 7, 834),
   ],
 )

@@ -128,17 +128,9 @@ def assert_same(actual, expected):
     np.testing.assert_array_equal(actual[path], expected[path], err_msg=path)
 
 
-def runs(default='fsdp 4 x tp 2'):
-  """(name, scan): one of them by default, for each takes 10 s to compile."""
-  out = []
-  for name in SHARDED:
-    for scan in (False, True):
-      slow = () if scan and name == default else pytest.mark.slow
-      out.append(pytest.param(name, scan, marks=slow, id=f'{name}-{scan}'))
-  return out
-
-
-@pytest.mark.parametrize(('name', 'scan'), runs())
+@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.parametrize('name', SHARDED)
+@pytest.mark.parametrize('scan', [False, True])
 def test_same_start_and_same_losses(name, scan):
   _, initial, _, records = trained(name, scan)
   _, expected_initial, _, expected = trained('data 8', scan)
@@ -174,7 +166,9 @@ def test_models_keep_the_batch_split():
   assert len(keep(jnp.zeros((8, 3))).devices()) == 1
 
 
-@pytest.mark.parametrize(('name', 'scan'), runs())
+@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.parametrize('name', SHARDED)
+@pytest.mark.parametrize('scan', [False, True])
 def test_every_device_holds_its_share(name, scan):
   run, initial, final, _ = trained(name, scan)
   sizes = run.mesh.shape['fsdp'], run.mesh.shape.get('model', 1)
@@ -192,7 +186,9 @@ def test_every_device_holds_its_share(name, scan):
   assert len(queries) == 4  # parameter, average, both moments of Adam
 
 
-@pytest.mark.parametrize(('name', 'scan'), runs())
+@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.parametrize('name', SHARDED)
+@pytest.mark.parametrize('scan', [False, True])
 def test_nothing_is_whole_while_initialised(name, scan):
   run, initial, _, _ = trained(name, scan)
   compiled = run.init.lower(jax.random.key(0)).compile()
@@ -200,7 +196,9 @@ def test_nothing_is_whole_while_initialised(name, scan):
   assert compiled.memory_analysis().temp_size_in_bytes < whole / 4
 
 
-@pytest.mark.parametrize(('name', 'scan'), runs())
+@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.parametrize('name', SHARDED)
+@pytest.mark.parametrize('scan', [False, True])
 def test_evaluators_give_the_same(name, scan):
   results = []
   params = jax.device_get(trained('data 8', scan)[2].ema)
@@ -233,8 +231,9 @@ def test_evaluators_give_the_same(name, scan):
     assert actual[key] == pytest.approx(value, rel=0 if exact else 1e-5), key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(('name', 'scan'), runs())
+@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.parametrize('name', SHARDED)
+@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('way', ['from', 'to'])
 def test_a_checkpoint_goes_from_mesh_to_mesh(name, scan, way, tmp_path):
   old, new = ('data 8', name) if way == 'to' else (name, 'data 8')

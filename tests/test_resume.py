@@ -199,6 +199,7 @@ def test_six_steps_equal_three_a_kill_and_three_more(kind, tmp_path):
   _assert_same_end(straight, killed)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_with_a_message(tmp_path):
   config = _write_config(tmp_path / 'config.py', 'digits')
   straight, stopped = tmp_path / 'straight', tmp_path / 'stopped'

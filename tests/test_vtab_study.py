@@ -220,7 +220,7 @@ def test_missing_weights_are_found_before_the_first_run(
 @pytest.mark.parametrize(
   'argument',
   [
-    'dsprites_orientation,kitti,seeds=1',
+    pytest.param('dsprites_orientation,kitti,seeds=1', marks=pytest.mark.slow),
     pytest.param('seeds=1', marks=pytest.mark.slow),
   ],
 )

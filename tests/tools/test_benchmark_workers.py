@@ -19,6 +19,7 @@ from vit_jax.tools import (
 from vit_jax.tools import benchmark_workers as workers
 
 
+@pytest.mark.slow
 def test_ours_trains_on_all_devices():
   settings = {'mode': 'train', 'batch_size': 8, 'image_size': 32, 'warmup': 1}
   fields = benchmark.fields('mu/16', 'bfloat16', 'einsum', 'full', True)
