@@ -5,6 +5,7 @@ import setuptools
 setuptools.setup(
   name='vit_jax',
   version='0.1.0',
+  license='Apache-2.0',
   description='Vision Transformers in JAX: pre-train, transfer, analyse.',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),

@@ -33,9 +33,10 @@ always saying black is right for 57.8%, and the frequencies of the levels alone
 have a loss of 1.50.
 
 Not the paper's: positions of std 0.5, b2 0.95, clipping, averaged weights, Adam
-for fine-tuning, all as in quickstart.py; the rates (of fine-tuning the better of
-1e-3 and 3e-3 on the test digits, once, which flatters it a little); 'downsampled' as the
-default, as most patches of 4 x 4 pixels have a mean of black.
+for fine-tuning, all as in quickstart.py; the rates (of fine-tuning the better
+of 1e-3 and 3e-3 on the test digits, once, which flatters it a little);
+'downsampled' as the default, as most patches of 4 x 4 pixels have a mean of
+black.
 """
 
 import ml_collections

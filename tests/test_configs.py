@@ -548,7 +548,11 @@ def test_masked_patches():
 
 
 @pytest.mark.parametrize(
-  'argument', load_module('masked_patches_embedded').VARIANTS
+  'argument',
+  [
+    pytest.param(argument, marks=() if argument == 'tiny' else pytest.mark.slow)
+    for argument in load_module('masked_patches_embedded').VARIANTS
+  ],
 )
 def test_masked_patches_embedded_traces(argument):
   module = load_module('masked_patches_embedded')
