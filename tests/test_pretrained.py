@@ -226,6 +226,31 @@ def test_runs_of_ours_with_or_without_the_workdir(tmp_path):
   np.testing.assert_array_equal(averaged['cls'], raw['cls'] + 1)
 
 
+def test_runs_of_our_resnets(tmp_path):
+  """They have no `scan` that could be turned off."""
+  from vit_jax.checkpoint import Checkpointer
+  from vit_jax.train import TrainState
+
+  model = ResNet(stages=(1,), num_classes=5)
+  weights = _weights(model, (32, 32), {'stages': (1,), 'num_classes': 5})
+  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
+  state = TrainState(jnp.int32(1), params, (), jax.random.key(0))
+  checkpointer = Checkpointer(tmp_path)
+  checkpointer.save(1, state, {})
+  checkpointer.close()
+  about = {
+    'model': weights.settings,
+    'preprocess': {'target': 'vit_jax.preprocess.Normalize'},
+    'image_shape': [32, 32, 3],
+    'class_names': None,
+  }
+  (tmp_path / 'model.json').write_text(json.dumps(about))
+  loaded, found, _ = load(tmp_path)
+  assert type(loaded) is ResNet and tuple(loaded.stages) == (1,)
+  for path, value in weights.params.items():
+    np.testing.assert_array_equal(tree.flatten(found)[path], value)
+
+
 def test_a_size_or_grid_that_the_weights_say_themselves_is_an_error(
   file, tmp_path
 ):

@@ -106,7 +106,11 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
   'fields, prefix, query',
   [
     ({'num_registers': 2}, 3, None),
-    ({'pooling': 'gap', 'posemb': 'sincos2d', 'num_registers': 1}, 1, None),
+    (
+      {'pooling': 'gap', 'class_token': True, 'posemb': 'sincos2d'},
+      1,
+      None,
+    ),
     (HYBRID, 1, (1, 2)),
   ],
   ids=['registers', 'gap', 'hybrid'],

@@ -41,7 +41,9 @@ def geometry(weights):
   """
   cell = stride(weights.settings)
   grid = tuple(s // c for s, c in zip(weights.image_shape, cell))
-  has_class_token = weights.settings.get('pooling', 'token') == 'token'
+  has_class_token = weights.settings.get('class_token')
+  if has_class_token is None:
+    has_class_token = weights.settings.get('pooling', 'token') == 'token'
   return grid, cell, has_class_token + weights.settings.get('num_registers', 0)
 
 

@@ -231,7 +231,8 @@ def _read_ours(directory, ema, options):
     size = options.get('image_size')
     use = {'image_shape': image_shape(params, settings, image_size=size)}
   else:
-    settings, use = run['model'] | {'scan': False} | fields, _use(run)
+    unrolled = {'scan': False} if 'scan' in run['model'] else {}
+    settings, use = run['model'] | unrolled | fields, _use(run)
     if not settings.get('mask_token'):  # asked for without it
       params.pop('mask', None)
   return Weights(
