@@ -250,7 +250,7 @@ def test_a_key_that_nothing_reads_is_an_error(name, where, tmp_path):
 @pytest.mark.parametrize(
   ('argument', 'metrics'),
   [
-    ('B/16,tiny', {'loss', 'accuracy'}),
+    pytest.param('B/16,tiny', {'loss', 'accuracy'}, marks=pytest.mark.slow),
     pytest.param(
       'B/16,downsampled,imagenet,tiny',
       {'loss', 'accuracy'},

@@ -207,6 +207,7 @@ def test_first_batch_size_that_fits(fake, monkeypatch, capsys):
   ]
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path, fake, capfd):
   """All modes, real workers, a peer by path; in processes of their own."""
   _, peer = fake('peer', [1.0] * 2, started={'compile_s': 1.0})

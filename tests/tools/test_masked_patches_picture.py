@@ -11,6 +11,8 @@ from vit_jax.objectives import patch_targets
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
 
+pytestmark = pytest.mark.slow  # the fixture trains
+
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
   'target': 'vit_jax.data.builtin.Synthetic',
@@ -84,7 +86,6 @@ def test_of_the_runs_own_data(workdir, tmp_path, capsys):
   assert (cut['predicted'] % 32 == 16)[corrupted].all()
 
 
-@pytest.mark.slow
 def test_of_pictures(workdir, tmp_path):
   image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / 'x.png')
@@ -105,7 +106,6 @@ def test_errors(workdir, tmp_path):
       run(*arguments)
 
 
-@pytest.mark.slow
 def test_weights_for_others(workdir, tmp_path):
   """The mask vector is left out where the model is to have none."""
   with pytest.raises(ConfigError, match='No format but our own has a mask'):
