@@ -32,6 +32,7 @@ from vit_jax.data import image_files, pipeline
 from vit_jax.data.unlabelled import Unlabelled
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.reports import pictures
 from vit_jax.tools import arguments, outputs
 from vit_jax.weights.bundle import make
 
@@ -93,13 +94,9 @@ def _corrupted(patches, sources):
 
 def draw(found, patch_size, path):
   """Writes what `show` found as a picture: PNG, or PDF by the name's end."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   rows = ('images', 'corrupted', 'predicted', 'truth')
   count = len(found['images'])
-  figure = Figure(figsize=(1.5 * count + 0.4, 6.2), layout='constrained')
-  FigureCanvasAgg(figure)
+  figure = pictures.canvas(1.5 * count + 0.4, 6.2)
   all_axes = figure.subplots(len(rows), count, squeeze=False)
   for axes_of_row, name in zip(all_axes, rows):
     axes_of_row[0].set_ylabel('image' if name == 'images' else name)
@@ -194,10 +191,10 @@ def _images(args, config, weights):
     transforms = [make(settings) for settings in weights.transforms]
     channels = weights.image_shape[2]
     found = []
-    pictures = image_files.load(
+    loaded = image_files.load(
       paths, transforms, channels=channels, ahead=args.examples
     )
-    for _, image in pictures:
+    for _, image in loaded:
       if isinstance(image, ValueError):
         raise image
       found.append(image)
