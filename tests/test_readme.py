@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
+from absl import flags
 
 from vit_jax import build, names, tree
 from vit_jax.weights import bundle, formats
@@ -34,9 +35,10 @@ def _config(command):
 
 
 MAIN = [c for c in _commands() if 'vit_jax.main' in c]
+COMPILE = [c for c in _commands() if 'vit_jax.tools.compile' in c]
 
 
-@pytest.mark.parametrize('command', MAIN)
+@pytest.mark.parametrize('command', MAIN + COMPILE)
 def test_commands_load_a_config_that_has_what_they_set(command):
   config = _config(command)
   build.locate(config.run)
@@ -116,7 +118,16 @@ def test_python_examples_run(tmp_path):
   assert scope['params']['pos_embedding'].shape == (1, 24, 24, 32)
 
 
-@pytest.mark.parametrize('tool', ['convert', 'predict'])
+@pytest.mark.parametrize('command', COMPILE)
+def test_the_flags_of_compile_exist(command):
+  importlib.import_module('vit_jax.tools.compile')
+  names = [w.split('=')[0] for w in shlex.split(command) if w.startswith('--')]
+  assert {name.removeprefix('--') for name in names} <= set(flags.FLAGS)
+
+
+@pytest.mark.parametrize(
+  'tool', ['convert', 'predict', 'inspect', 'masked_patches', 'benchmark']
+)
 def test_tools_take_what_the_commands_give_them(tool):
   (command,) = [c for c in _commands() if f'vit_jax.tools.{tool}' in c]
   module = importlib.import_module(f'vit_jax.tools.{tool}')

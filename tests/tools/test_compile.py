@@ -117,6 +117,20 @@ def test_the_compilers_own_trip_count_comes_first():
 def test_a_loop_without_a_bound_counts_once_and_is_told():
   found = costs(LOOP.replace('direction=LT', 'direction=NE'))
   assert (found.cycles, found.unknown_loops) == (107, 1)
+  (told,) = compile_report.left_out({'unknown_loops': 1})
+  assert 'further rounds of 1 loops' in told
+
+
+def test_kernels_without_an_estimate_are_told():
+  kernel = '%k = f32[16]{0} custom-call(%q), custom_call_target='
+  added = f'  {kernel}"tpu_custom_call"\n  %start ='
+  found = costs(LOOP.replace('  %start =', added))
+  assert (found.cycles, found.uncounted_kernels) == (307, 1)
+  (told,) = compile_report.left_out({'uncounted_kernels': 1})
+  assert '1 runs of kernels' in told
+  other = added.replace('tpu_custom_call', 'ConcatBitcast')
+  assert costs(LOOP.replace('  %start =', other)).uncounted_kernels == 0
+  assert compile_report.left_out({'unknown_loops': 0}) == []
 
 
 def test_the_dearest_branch_counts():

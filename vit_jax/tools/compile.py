@@ -168,6 +168,8 @@ def _print(row):
       'chips ("+ links": that at the data sheet\'s rate, if none overlaps).',
       highlight=False,
     )
+  for sentence in compile_report.left_out(row):
+    console.print(sentence, style='bold')
   if ranked := row.get('operations', ())[: _OPERATIONS.value]:
     lines = [
       (f'{where}: {op}', f'{cycles / 1e6:,.2f}') for where, op, cycles in ranked

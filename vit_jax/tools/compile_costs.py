@@ -24,6 +24,7 @@ COLLECTIVES = (
   'collective-broadcast',
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -41,6 +42,7 @@ class Costs:
     repeated_bytes: the same of bytes read and written.
     unknown_loops: loops whose number of rounds could not be told; they count
       as one.
+    uncounted_kernels: runs of kernels of ours (Pallas) that have no estimate.
   """
 
   cycles: int = 0
@@ -53,6 +55,7 @@ class Costs:
   repeated_flops: int = 0
   repeated_bytes: int = 0
   unknown_loops: int = 0
+  uncounted_kernels: int = 0
 
 
 def costs(text):
@@ -84,6 +87,8 @@ def _visit(module, name, times, found, fused=False):
     if not fused and (cycles := _CYCLES.search(instruction.rest)):
       found.cycles += times * int(cycles[1])
       found.operations[where(instruction)] += times * int(cycles[1])
+    elif _KERNEL in instruction.rest:
+      found.uncounted_kernels += times
     if kind := _collective(instruction):
       payload = _payload(instruction, kind, computation)
       found.collectives[kind] += times * payload

@@ -79,6 +79,7 @@ def row(step, compiled):
     'collectives_mb': {k: v / 1e6 for k, v in costs.collectives.items()},
     'megacycles': costs.cycles / 1e6 or None,
     'unknown_loops': costs.unknown_loops,
+    'uncounted_kernels': costs.uncounted_kernels,
   }
   chip = CHIPS.get(step.device.device_kind)
   if chip and costs.cycles:
@@ -136,6 +137,22 @@ def hbm_gib(device):
   except jax.errors.JaxRuntimeError:  # a device that is described, not there
     limit = None
   return limit and limit / GIB
+
+
+def left_out(row):
+  """What a row's cycles lack, and times that follow from them: sentences."""
+  found = []
+  if count := row.get('uncounted_kernels'):
+    found.append(
+      f'NOT COUNTED: {count} runs of kernels of ours, of which the compiler '
+      'has no cycles. The step takes longer than is told here.'
+    )
+  if count := row.get('unknown_loops'):
+    found.append(
+      f'NOT COUNTED: further rounds of {count} loops, whose number could not '
+      'be told. FLOPs, bytes and time are more than is told here.'
+    )
+  return found
 
 
 def text(value, key=''):
