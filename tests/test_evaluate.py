@@ -6,9 +6,11 @@ import json
 import ml_collections
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from vit_jax import checkpoint, tree
 from vit_jax.build import ConfigError
+from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
 from vit_jax.reports import timm_csv
@@ -65,6 +67,27 @@ def test_equals_what_the_run_measured(run, tmp_path):
   for name, value in found.items():
     assert recorded[name] == pytest.approx(value, rel=1e-6), name
   assert read_records(tmp_path)[-1]['step'] == 3
+
+
+def test_parameters_are_split_as_the_config_says(run, tmp_path, monkeypatch):
+  seen = {}
+
+  def run_and_keep(self, params, run=Classification.run):
+    seen.update(tree.flatten(params))
+    return run(self, params)
+
+  monkeypatch.setattr(Classification, 'run', run_and_keep)
+  found = _evaluate(
+    tmp_path,
+    init_from={'path': str(run)},
+    evals=_evals(),
+    mesh={'fsdp': -1},
+    sharding={'target': 'vit_jax.recipes.fsdp', 'min_elements': 1},
+  )
+  assert seen['block_0/mlp/fc1/kernel'].sharding.spec == P('fsdp')
+  recorded = {k: v for r in read_records(run) for k, v in r.items()}
+  assert found['test/accuracy'] == recorded['test/accuracy']
+  assert found['test/loss'] == pytest.approx(recorded['test/loss'], rel=1e-6)
 
 
 def test_the_row_that_timm_would_write(run, tmp_path):

@@ -77,6 +77,17 @@ def test_vit(scan, remat):
   assert 3 * counted / 2 == pytest.approx(105.5e9, rel=2e-3)
 
 
+def test_a_kernel_of_ours_counts_as_what_it_stands_for():
+  fields = {'num_classes': 10, 'width': 128, 'depth': 1, 'mlp_dim': 128}
+  fields |= {'num_heads': 2, 'patch_size': 8}
+  images = spec(2, 32, 32, 3)
+  kernel, plain = (
+    flops.forward(VisionTransformer(**fields, attention=name), images)
+    for name in ('pallas', 'einsum')
+  )
+  assert kernel == plain == 2 * vit_flops(128, 1, 128, 17, 8 * 8 * 3, 10)
+
+
 # The paper's table 6 gives exaFLOPs of training on 303M images. These here are
 # recomputed from shapes, padding included, as the paper's ResNets seem to be
 # counted without it, 3% fewer.
