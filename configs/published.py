@@ -10,6 +10,9 @@ TABLE_2  {(pre-training, model): {data set: (mean, std of 3 runs)}}. Its numbers
          Polyak averaging. 'vtab' is the mean of the 19 tasks.
 TABLE_5  {(pre-training, model): {data set: value}}, at 384 pixels, without.
 TABLE_6  {(model, epochs on JFT): {data set: value, 'exaflops': value}}.
+TABLE_7  {(model, optimizer of pre-training): {data set: value}}, 7 epochs on
+         JFT. Adam's are table 6's.
+TABLE_8  {positions: {where: value}}: 5-shot linear on ImageNet, of B/16 on JFT.
 TABLE_9  {(pre-training, model): {task: value}}.
 
 Of H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
@@ -90,6 +93,24 @@ TABLE_6 = _named((*_DATA, 'exaflops'), {
   ('R50+L/16', 7): (86.60, 89.72, 99.18, 93.64, 97.03, 99.40, 859),
   ('R50+L/16', 14): (87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 })
+
+_FIVE = tuple(data for data in _DATA if data != 'real')
+TABLE_7 = {
+  (model, 'Adam'): {data: TABLE_6[model, 7][data] for data in _FIVE}
+  for model in ('R50x1', 'R152x2')
+} | _named(_FIVE, {
+  ('R50x1', 'SGD'): (78.24, 97.46, 85.17, 91.00, 92.06),
+  ('R152x2', 'SGD'): (84.37, 99.07, 91.06, 94.79, 99.32),
+})
+
+TABLE_8 = {
+  'none': {'stem': 61.382},
+  '1-D': {
+    'stem': 64.206, 'every layer': 63.964, 'every layer, shared': 64.292},
+  '2-D': {
+    'stem': 64.001, 'every layer': 64.046, 'every layer, shared': 64.022},
+  'relative': {'stem': 64.032},
+}
 
 TABLE_9 = _named(_TASKS, {
   ('jft', 'H/14'): (

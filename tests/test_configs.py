@@ -62,7 +62,8 @@ def test_every_config_is_covered():
     *TRAINING,
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
-    *('scaling_embedded', 'transfer', 'vtab', 'masked_patches_embedded'),
+    *('ablations', 'scaling_embedded', 'transfer', 'vtab'),
+    'masked_patches_embedded',
   }
 
 

@@ -143,7 +143,7 @@ def test_training_imports_without_data_packages():
   """An accelerator box may have neither grain, tfds nor an image decoder."""
   modules = ['train', 'optim', 'names']
   modules += ['objectives.classification', 'objectives.masked_patches']
-  modules += ['models.vit', 'models.resnet', 'models.mixer']
+  modules += ['models.vit', 'models.resnet', 'models.mixer', 'models.axial']
   code = f"""
 import sys
 missing = {{'grain', 'tensorflow_datasets', 'cv2', 'PIL', 'matplotlib'}}

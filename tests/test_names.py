@@ -29,7 +29,10 @@ def test_both_kinds_of_names_give_the_same_settings():
   theirs = [name for timm_names in listed.values() for name in timm_names]
   assert len(set(theirs)) == len(theirs)
   kinds = {names.settings(name)['target'] for name in listed}
-  assert kinds == {names.VIT, names.RESNET, names.MIXER}
+  assert kinds == {
+    *(names.VIT, names.RESNET, names.MIXER),
+    *(names.AXIAL_VIT, names.AXIAL_RESNET),
+  }
 
 
 def test_settings_are_fields_of_the_models():

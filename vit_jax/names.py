@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from vit_jax import terminal
 from vit_jax.build import ConfigError, instantiate
 from vit_jax.models import variants
-from vit_jax.models.variants import MIXER, RESNET, VIT
+from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, MIXER, RESNET, VIT
 
 _TIMM_SIZES = {
   'tiny': 'Ti',
@@ -69,6 +69,7 @@ _HYBRIDS = {
   'R50+ViT-L/16': (),
 }
 _BITS_IN_TIMM = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+_AXIAL = ('ViT-B/32', 'ViT-B/16', 'R50x1')
 _MIXERS = ('S/32', 'S/16', 'B/32', 'B/16', 'L/32', 'L/16', 'H/14')
 
 
@@ -76,7 +77,8 @@ def settings(name: str, **fields) -> dict[str, Any]:
   """{'target': ..., and its fields} of the model of that name.
 
   Ours: '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
-  'Mixer-SIZE/PATCH'. timm's, where SIZE is tiny, small, ..., less a '.tag':
+  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'. timm's, where
+  SIZE is tiny, small, ..., less a '.tag':
 
     vit_SIZE_patchP[_regR][_siglip][_gap][_224]
     deit_SIZE_patch16_224, deit3_SIZE_patchP_224, but not the distilled ones
@@ -132,6 +134,7 @@ def models() -> dict[str, tuple[str, ...]]:
     short = name.lower().replace('/', '')
     known = name[0] != 'H'
     out[f'Mixer-{name}'] = (f'mixer_{short}_224',) if known else ()
+  out |= {f'Axial-{name}': () for name in _AXIAL}
   return out
 
 
@@ -140,7 +143,7 @@ def count_parameters(
 ) -> int:
   """How many parameters the model has; nothing is computed or allocated."""
   fields = settings(name, num_classes=num_classes)
-  if fields['target'] != RESNET:
+  if 'stages' not in fields:
     fields['scan'] = True  # one layer is traced, not all
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
   init = instantiate(fields).init
@@ -149,6 +152,11 @@ def count_parameters(
 
 
 def _read(name):
+  if name.startswith('Axial-'):
+    name = name.removeprefix('Axial-')
+    if '/' in name and '+' not in name:
+      return {'target': AXIAL_VIT} | variants.variant(name)
+    return {'target': AXIAL_RESNET} | variants.resnet_variant(name)
   if name.startswith('Mixer-'):
     return {'target': MIXER} | variants.mixer_variant(name)
   if re.fullmatch(r'(BiT-)?R\d+x\d+', name):

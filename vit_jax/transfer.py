@@ -18,7 +18,8 @@ from vit_jax.models import posemb
 from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
-POSITIONS = r'(?:.*/)?pos_embedding'
+POSITIONS = r'(?:.*/)?pos_embedding(_[xy])?'
+OFFSETS = r'(?:.*/)?offset_embedding'  # of relative positions
 MASK = 'mask'  # which only the pre-training of masked_patches.py uses
 # What the pixels of an image are first multiplied with: [ph, pw, C, D].
 PIXELS = ('resnet/root/conv/kernel', 'embedding/kernel')
@@ -80,7 +81,10 @@ def fit(weights, params, model, **adapt_arguments):
 def _other_settings(settings, model):
   """What the file's model does with its parameters that this one does not."""
   notes = []
-  for name in ('gelu', 'norm_eps', 'norm_after_pooling', 'posemb', 'form'):
+  for name in (
+    *('gelu', 'norm_eps', 'norm_after_pooling', 'form'),
+    *('posemb', 'posemb_at', 'patch_stride'),
+  ):
     if hasattr(model, name):
       here, default = getattr(model, name), getattr(type(model), name)
       there = settings.get(name, default)  # what is not said is the default
@@ -188,6 +192,9 @@ def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
   if re.fullmatch(POSITIONS, path) and _same_but(old, new, (-3, -2)):
     changed = posemb.resize(changed, new.shape[-3:-1], posemb_resize)
     how = f' ({posemb_resize})'
+  elif re.fullmatch(OFFSETS, path) and _same_but(old, new, (-4, -3)):
+    rows, columns = new.shape[-4:-2]
+    changed = posemb.resize_offsets(changed, (rows // 2, columns))
   elif path in PIXELS and _same_but(old, new, (0, 1, 2)):
     if adapt_channels and old.shape[2] != new.shape[2]:
       changed = _to_channels(changed, new.shape[2])

@@ -89,7 +89,8 @@ def test_weights_are_the_softmax():
 def test_recorded_is_what_the_parameters_make_of_the_block_before(fields):
   model, variables, images = make(**fields)
   features, recorded = record(model, variables, images)
-  q, k = attention.recorded(recorded)
+  q, k, added = attention.recorded(recorded)
+  assert added is None
   assert q.shape == k.shape == (3, 2, 13 + 2 * bool(fields), 2, 8)
   params = jax.tree.map(np.asarray, variables['params'])
   for i in (1, 2):
@@ -114,7 +115,7 @@ def test_weights_are_those_the_model_attends_with():
   """Weighting the values by them gives the layer's output."""
   model, variables, images = make(depth=1)
   out, recorded = record(model, variables, images)
-  q, k = (x[0] for x in attention.recorded(recorded))
+  q, k = (x[0] for x in attention.recorded(recorded)[:2])
   params = jax.tree.map(np.asarray, variables['params'])
   block = params['block_0']
   x = np.asarray(out['patches']).reshape(2, -1, 16)
@@ -141,7 +142,8 @@ def test_scanned_layers_are_the_unrolled_ones():
   variables_too = {'params': tree.unflatten(stacked)}
   found = attention.recorded(record(scanned, variables_too, images)[1])
   wanted = attention.recorded(record(model, variables, images)[1])
-  for a, b in zip(found, wanted):
+  assert found[2] is wanted[2] is None
+  for a, b in zip(found[:2], wanted[:2]):
     assert a.shape == b.shape == (3, 2, 13, 2, 8)
     np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -151,7 +153,7 @@ def test_more_than_ten_layers_keep_their_order():
   layers = {
     f'block_{i}': {'attn': {'q': (x + i,), 'k': (x - i,)}} for i in range(12)
   }
-  q, k = attention.recorded(dict(sorted(layers.items())))
+  q, k, _ = attention.recorded(dict(sorted(layers.items())))
   np.testing.assert_array_equal(q[:, 0, 0, 0, 0], np.arange(12))
   np.testing.assert_array_equal(k[:, 0, 0, 0, 0], -np.arange(12))
 
@@ -198,7 +200,7 @@ def test_rollout(heads, residual):
   np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
   if heads == 'mean':
     start = attention.representation('token', 7, 1)
-    row = rollout(q, k, start, residual=residual)
+    row = rollout(q, k, start=start, residual=residual)
     np.testing.assert_allclose(row[:, 0], wanted[:, 0], atol=2e-6)
 
 
@@ -234,11 +236,11 @@ def test_maps_are_rows_of_the_weights():
   wanted = np.asarray(softmax_of(q, k))
   start = attention.representation('token', 7, 3)
   np.testing.assert_allclose(
-    maps(q, k, start)[:, :, 0], wanted[:, :, 0], atol=1e-6
+    maps(q, k, start=start)[:, :, 0], wanted[:, :, 0], atol=1e-6
   )
   start = attention.representation('gap', 7, 3)
   np.testing.assert_allclose(
-    maps(q, k, start)[:, :, 0], wanted[:, :, 3:].mean(2), atol=1e-6
+    maps(q, k, start=start)[:, :, 0], wanted[:, :, 3:].mean(2), atol=1e-6
   )
 
 
@@ -273,7 +275,7 @@ def test_distance(grid, cell):
   patches = grid[0] * grid[1]
   distances = attention.cell_distances(grid, cell)
   uniform = jnp.zeros((1, patches, 2, 4))
-  found = mean_distance(uniform, uniform, distances)
+  found = mean_distance(uniform, uniform, distances=distances)
   wanted = loop_distance(
     np.full((2, patches, patches), 1 / patches), grid, cell
   )
@@ -281,8 +283,8 @@ def test_distance(grid, cell):
 
   q, k = qk(tokens=patches + 3)
   weights = numpy_weights(q, k)[:, :, 3:, 3:]
-  zero = mean_distance(q, k, distances, prefix='zero')
-  left_out = mean_distance(q, k, distances)
+  zero = mean_distance(q, k, distances=distances, prefix='zero')
+  left_out = mean_distance(q, k, distances=distances)
   for b in range(2):
     wanted = loop_distance(weights[b], grid, cell)
     np.testing.assert_allclose(zero[b], wanted, rtol=1e-5)
@@ -295,18 +297,18 @@ def test_distance_where_all_attention_is_on_the_class_token():
   """Nothing is left for the patches in float32; the mean is still a number."""
   q = jnp.ones((1, 10, 1, 4)).at[:, 0].mul(1000)
   distances = attention.cell_distances((3, 3), (1, 1))
-  found = mean_distance(q, q, distances)
+  found = mean_distance(q, q, distances=distances)
   np.testing.assert_allclose(found[0, 0], distances.mean(), rtol=1e-5)
-  assert mean_distance(q, q, distances, prefix='zero')[0, 0] == 0
+  assert mean_distance(q, q, distances=distances, prefix='zero')[0, 0] == 0
 
 
 def test_errors():
   q, k = qk()
   distances = attention.cell_distances((3, 3), (1, 1))
   with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches.*grid'):
-    mean_distance(q, k, distances)
+    mean_distance(q, k, distances=distances)
   with pytest.raises(ValueError, match="prefix='drop'; it can be left_out, z"):
-    mean_distance(q, k, distances, prefix='drop')
+    mean_distance(q, k, distances=distances, prefix='drop')
   with pytest.raises(ValueError, match="heads='sum'; it can be mean, max, min"):
     rollout(q[None], k[None], heads='sum')
   with pytest.raises(ValueError, match="residual='no'; it can be half, none"):
@@ -319,13 +321,13 @@ def test_one_layer_is_in_memory_at_a_time(what):
   distances = attention.cell_distances((14, 14), (16, 16))
   start = attention.representation('token', 197, 1)
   of_layer = {
-    'maps': lambda q, k: maps(q, k, start),
-    'distance': lambda q, k: mean_distance(q, k, distances),
+    'maps': lambda q, k, _: maps(q, k, start=start),
+    'distance': lambda q, k, _: mean_distance(q, k, distances=distances),
   }
 
   def run(q, k):
     if what == 'rollout':
-      return rollout(q, k, start)
+      return rollout(q, k, start=start)
     return attention.per_layer(of_layer[what], q, k)
 
   stacked = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -337,8 +339,10 @@ def test_one_layer_is_in_memory_at_a_time(what):
 def test_per_layer():
   q, k = np.random.default_rng(0).normal(size=(2, 3, 2, 10, 2, 4))
   distances = attention.cell_distances((3, 3), (2, 2))
-  found = attention.per_layer(lambda q, k: mean_distance(q, k, distances), q, k)
+  found = attention.per_layer(
+    lambda q, k, _: mean_distance(q, k, distances=distances), q, k
+  )
   assert found.shape == (2, 3, 2)
   for i in range(3):
-    wanted = mean_distance(q[i], k[i], distances)
+    wanted = mean_distance(q[i], k[i], distances=distances)
     np.testing.assert_allclose(found[:, i], wanted, rtol=1e-6)

@@ -553,7 +553,7 @@ def test_patches_are_replaced_only_by_what_is_there():
     ({'patch_size': 5}, '8x12.*patches of 5x5.*nearest.* 10x10'),
     ({'patch_size': (16, 4)}, '8x12.*patches of 16x4.*nearest.* 16x12'),
     ({'pooling': 'mean'}, "pooling is 'mean'; choose one of token, gap"),
-    ({'posemb': 'rope'}, "posemb is 'rope'; choose one of learned, sincos2d"),
+    ({'posemb': 'rope'}, "posemb is 'rope'; choose one of learned, learned2d"),
     ({'gelu': 'erf'}, "gelu is 'erf'; choose one of tanh, exact"),
     ({'remat': 'all'}, "remat is 'all'; .*none, dots, full, .*_saveable"),
     ({'attention': 'flash'}, "'flash'; choose one of auto, xla"),

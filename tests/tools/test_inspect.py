@@ -78,7 +78,10 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
   for i in range(2):
     found = recorded[f'block_{i}']['attn']
     q, k = (np.asarray(found[name][0][index], np.float64) for name in 'qk')
-    scores = np.einsum('qhd,nhd->hqn', q, k) / np.sqrt(q.shape[-1])
+    scores = np.einsum('qhd,nhd->hqn', q, k)
+    if weights.settings.get('posemb') == 'relative':
+      scores += np.asarray(found['position_logits'][0][index])
+    scores = scores / np.sqrt(q.shape[-1])
     e = np.exp(scores - scores.max(-1, keepdims=True))
     layers.append(e / e.sum(-1, keepdims=True))
   attention = np.array(layers)
@@ -112,8 +115,9 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
       None,
     ),
     (HYBRID, 1, (1, 2)),
+    ({'posemb': 'relative'}, 1, None),
   ],
-  ids=['registers', 'gap', 'hybrid'],
+  ids=['registers', 'gap', 'hybrid', 'relative'],
 )
 def test_look(fields, prefix, query, paths):
   weights = make_weights(**fields)

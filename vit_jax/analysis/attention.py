@@ -1,10 +1,11 @@
 """What attention looks at: maps, rollout and distances, of recorded q and k.
 
     _, found = model.apply(variables, images, mutable=['intermediates'])
-    q, k = attention.recorded(found['intermediates'])
+    layers = attention.recorded(found['intermediates'])
     distances = attention.cell_distances(grid=(14, 14), cell_px=(16, 16))
     attention.per_layer(  # [B, L, h], in pixels
-      lambda q, k: attention.mean_distance(q, k, distances), q, k
+      lambda *layer: attention.mean_distance(*layer, distances=distances),
+      *layers,
     )
 
 Shapes: B examples, L layers, h heads of width d, Q queries, N tokens, of which
@@ -24,25 +25,30 @@ PREFIXES = ('left_out', 'zero')
 
 
 def recorded(intermediates):
-  """(q, k) of the encoder's layers, first to last: [L, B, N, h, d] each.
+  """Of the encoder's layers, first to last, what makes up their attention.
 
   Args:
     intermediates: the collection, as apply with mutable=['intermediates']
       returns it; of layers one after the other, or looped over (scan=True).
+
+  Returns:
+    (q, k, added): [L, B, N, h, d] each of queries and keys; and what relative
+    positions add to q kᵀ, [L, B, h, N, N], or None.
 
   Raises:
     ValueError: there are none: a model without attention (Mixer, ResNet), or
       nothing was recorded.
   """
   if 'blocks' in intermediates:
-    return _pair(intermediates['blocks'])
+    return _of_layer(intermediates['blocks'])
   names = [name for name in intermediates if name.startswith('block_')]
   names.sort(key=lambda name: int(name.removeprefix('block_')))
-  pairs = [_pair(intermediates[name]) for name in names] or [_pair({})]
-  return tuple(jnp.stack(of_all) for of_all in zip(*pairs))
+  layers = [_of_layer(intermediates[name]) for name in names]
+  layers = layers or [_of_layer({})]
+  return jax.tree.map(lambda *of_all: jnp.stack(of_all), *layers)
 
 
-def _pair(layer):
+def _of_layer(layer):
   found = layer.get('attn', {})
   if 'q' not in found or 'k' not in found:
     raise ValueError(
@@ -50,19 +56,23 @@ def _pair(layer):
       '(Mixers and ResNets have none: there are no attention maps of them), or '
       "it was applied without mutable=['intermediates']."
     )
-  return found['q'][0], found['k'][0]  # each call of a module appends its own
+  # Each call of a module appends its own.
+  return found['q'][0], found['k'][0], found.get('position_logits', (None,))[0]
 
 
-def weights(q, k):
-  """softmax(q kᵀ / √d), as the model attends: [B, h, Q, N].
+def weights(q, k, added=None):
+  """softmax((q kᵀ + added) / √d), as the model attends: [B, h, Q, N].
 
   Args:
     q: [B, Q, h, d].
     k: [B, N, h, d].
+    added: None, or [B, h, Q, N].
   """
   scores = jnp.einsum(
     'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
   )
+  if added is not None:
+    scores = scores + added
   return jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
 
 
@@ -84,37 +94,37 @@ def representation(pooling, num_tokens, prefix, intermediates=None):
   """
   patches = num_tokens - prefix
   if pooling == 'map':
-    patch_weights = weights(*_pair(intermediates['map_head'])).mean(axis=1)
+    patch_weights = weights(*_of_layer(intermediates['map_head'])).mean(axis=1)
     return jnp.pad(patch_weights, ((0, 0), (0, 0), (prefix, 0)))
   if pooling == 'token':
     return jnp.zeros((1, 1, num_tokens)).at[0, 0, 0].set(1)
   return jnp.zeros((1, 1, num_tokens)).at[0, 0, prefix:].set(1 / patches)
 
 
-def per_layer(fn, q, k):
-  """fn(q, k) of each layer, one after the other: [B, L, ...].
+def per_layer(fn, q, k, added=None):
+  """fn(q, k, added) of each layer, one after the other: [B, L, ...].
 
   Args:
-    fn: ([B, N, h, d], [B, N, h, d]) -> [B, ...].
-    q, k: [L, B, N, h, d], of `recorded`.
+    fn: ([B, N, h, d], [B, N, h, d], None or [B, h, N, N]) -> [B, ...].
+    q, k, added: of `recorded`.
   """
-  found = jax.lax.map(lambda layer: fn(*layer), (q, k))
+  found = jax.lax.map(lambda layer: fn(*layer), (q, k, added))
   return jnp.swapaxes(found, 0, 1)
 
 
-def maps(q, k, start):
+def maps(q, k, added=None, *, start):
   """Each head's attention from some tokens: [B, h, R, N], of one layer.
 
   Args:
-    q, k: [B, N, h, d].
+    q, k, added: of `weights`, with as many queries as keys.
     start: [B or 1, R, N], such as `representation`: R mixtures of queries,
       weights that sum to one. The identity gives `weights`.
   """
   start = jnp.broadcast_to(start, (q.shape[0], *start.shape[1:]))
-  return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k))
+  return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k, added))
 
 
-def rollout(q, k, start=None, *, heads='mean', residual='half'):
+def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
   """How much each token of the input makes up tokens of the output.
 
   The product A_L ... A_2 A_1 of all layers' attention (paper, Figs. 6 and 14).
@@ -123,7 +133,7 @@ def rollout(q, k, start=None, *, heads='mean', residual='half'):
   as much as attention, A = (A + I) / 2.
 
   Args:
-    q, k: [L, B, N, h, d], of `recorded`.
+    q, k, added: of `recorded`.
     start: [B or 1, R, N], which tokens (or mixtures) of the output; by default
       all of them, R = N.
     heads: how heads become one: 'mean' (paper), 'max', 'min'. Rows are scaled
@@ -150,7 +160,7 @@ def rollout(q, k, start=None, *, heads='mean', residual='half'):
     return ((step + out) / 2 if residual == 'half' else step), None
 
   # From the last layer back: a few rows times a matrix are less than matrices.
-  return jax.lax.scan(layer_before, start, (q, k), reverse=True)[0]
+  return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
 
 
 def cell_distances(grid, cell_px):
@@ -166,7 +176,7 @@ def cell_distances(grid, cell_px):
   return np.hypot(*(at[:, :, None] - at[:, None, :])).astype(np.float32)
 
 
-def mean_distance(q, k, distances, *, prefix='left_out'):
+def mean_distance(q, k, added=None, *, distances, prefix='left_out'):
   """Mean attention distance of each head (paper, Figs. 7 and 11): [B, h].
 
   Of each patch's query: the distance to all patches, weighted by attention;
@@ -174,7 +184,7 @@ def mean_distance(q, k, distances, *, prefix='left_out'):
   say what becomes of the class token, which is nowhere in the picture.
 
   Args:
-    q, k: [B, N, h, d], of one layer.
+    q, k, added: of `weights`, of one layer.
     distances: [P, P], P <= N.
     prefix: attention to the class token and registers: 'left_out', what goes
       to the patches counts as the whole; 'zero', a distance of 0, so that a
@@ -190,11 +200,14 @@ def mean_distance(q, k, distances, *, prefix='left_out'):
       'the grid of these images.'
     )
   first = q.shape[1] - patches
+  if added is not None:
+    added = added[:, :, first:]
   if prefix == 'left_out':
     # The softmax over patches alone is just that, with no division by zero.
-    to_patches = weights(q[:, first:], k[:, first:])
+    to_patches = added if added is None else added[..., first:]
+    to_patches = weights(q[:, first:], k[:, first:], to_patches)
   else:
-    to_patches = weights(q[:, first:], k)[..., first:]
+    to_patches = weights(q[:, first:], k, added)[..., first:]
   return jnp.einsum('bhqk,qk->bh', to_patches, distances) / patches
 
 

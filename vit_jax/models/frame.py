@@ -52,35 +52,60 @@ def check_rates(module: nn.Module, *fields: str) -> None:
 
 
 def patchify(
-  images: jax.Array, patch_size: int | tuple[int, int], *, reduction: int = 1
+  images: jax.Array,
+  patch_size: int | tuple[int, int],
+  *,
+  stride: int | tuple[int, int] | None = None,
+  reduction: int = 1,
 ) -> jax.Array:
   """Cuts images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C].
 
   Args:
     images: images; or feature maps of hybrids, if reduction > 1.
     patch_size: in pixels or cells of the feature map.
+    stride: from one patch to the next, in the same; patches overlap where it is
+      smaller than they are. None: their size.
     reduction: pixels to the side of a cell, for the error only.
 
   Raises:
-    ValueError: patches do not tile the images.
+    ValueError: patches do not tile the images, or the stride leaves gaps.
   """
-  if isinstance(patch_size, int):
-    patch_size = patch_size, patch_size
-  ph, pw = patch_size
-  batch, height, width, channels = images.shape
-  if height % ph or width % pw or not height * width:
-    near = [max(round(s / p), 1) * p for s, p in ((height, ph), (width, pw))]
+  patch, step = as_pair(patch_size), as_pair(stride or patch_size)
+  if not all(0 < s <= p for s, p in zip(step, patch)):
+    raise ValueError(
+      f'patch_stride is {step[0]}x{step[1]} for patches of {patch[0]}x'
+      f'{patch[1]}; expected 1 or more, and no more than a patch. Choose that, '
+      'or None for patches side by side.'
+    )
+  batch, *sides, channels = images.shape
+  if any(n < p or (n - p) % s for n, p, s in zip(sides, patch, step)):
+    near = [
+      max(round((n - p) / s), 0) * s + p for n, p, s in zip(sides, patch, step)
+    ]
     what = 'Images'
     if reduction > 1:
       what = f'Feature maps (images / {reduction})'
+    every = '' if step == patch else f' every {step[0]}x{step[1]}'
     raise ValueError(
-      f'{what} of {height}x{width} (height x width) cannot be cut into patches '
-      f'of {ph}x{pw}; the nearest image size that can is '
-      f'{near[0] * reduction}x{near[1] * reduction}. Resize or crop the images '
-      'to it, or choose another patch_size.'
+      f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
+      f'patches of {patch[0]}x{patch[1]}{every}; the nearest image size that '
+      f'can is {near[0] * reduction}x{near[1] * reduction}. Resize or crop the '
+      'images to it, or choose another patch_size.'
     )
-  x = images.reshape(batch, height // ph, ph, width // pw, pw, channels)
-  return x.swapaxes(2, 3)
+  if step == patch:
+    ph, pw = patch
+    x = images.reshape(batch, sides[0] // ph, ph, sides[1] // pw, pw, channels)
+    return x.swapaxes(2, 3)
+  rows, cols = (
+    jnp.arange(0, n - p + 1, s)[:, None] + jnp.arange(p)[None]
+    for n, p, s in zip(sides, patch, step)
+  )
+  return images[:, rows][:, :, :, cols].swapaxes(2, 3)
+
+
+def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
+  """(height, width) of what is given by one number, or by both."""
+  return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def embed_patches(
@@ -89,10 +114,11 @@ def embed_patches(
   width: int,
   dtype: Any,
   *,
+  stride: int | tuple[int, int] | None = None,
   reduction: int = 1,
 ) -> tuple[jax.Array, tuple[int, int]]:
   """[B, H, W, C] -> [B, gh * gw, D], and the grid (gh, gw)."""
-  x = patchify(images, patch_size, reduction=reduction)
+  x = patchify(images, patch_size, stride=stride, reduction=reduction)
   batch, *grid = x.shape[:3]
   # A convolution whose stride is its kernel size is one matrix product.
   x = Affine(
@@ -102,15 +128,15 @@ def embed_patches(
 
 
 def replace_patches(
-  patches: jax.Array, sources: jax.Array | None, mask: jax.Array | None
+  module: nn.Module, patches: jax.Array, sources: jax.Array | None
 ) -> jax.Array:
   """Puts other patches, or the mask vector, in the place of patches.
 
   Args:
+    module: gets the parameter 'mask' [1, 1, D] if its mask_token says so.
     patches: [B, n, D].
     sources: int32 [B, n], the patch that each becomes; below 0 for the mask
       vector. None: each stays.
-    mask: [1, 1, D], or None for a model that has none.
 
   Returns:
     [B, n, D].
@@ -118,9 +144,11 @@ def replace_patches(
   Raises:
     ValueError: there are sources but no mask vector, or not one for each patch.
   """
+  if module.mask_token:
+    mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
   if sources is None:
     return patches
-  if mask is None:
+  if not module.mask_token:
     raise ValueError(
       'The model got patch_sources but has no mask vector; give it '
       'mask_token=True.'
@@ -144,18 +172,21 @@ def run_layers(
   scan: bool,
   remat: str,
   per_layer: bool,
+  shared: tuple[jax.Array, ...] = (),
   **fields,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Layers one after the other, 'block_0' on; or looped over, as 'blocks'.
 
   Args:
-    layer: class of modules (x, skip rate or None) -> (x, x if per_layer).
+    layer: class of modules (x, skip rate or None, *shared) -> (x, x if
+      per_layer).
     x: [B, N, D].
     depth: number of layers.
     skip_rate: stochastic depth's, of the last layer.
     scan: compile one layer and loop over stacked parameters.
     remat: name in REMAT.
     per_layer: whether each layer's output is wanted.
+    shared: what all layers get besides.
     **fields: of each layer.
 
   Returns:
@@ -171,19 +202,40 @@ def run_layers(
       layer,
       variable_axes={'params': 0, 'intermediates': 0},
       split_rngs={'params': True, 'dropout': True},
+      in_axes=(0, *(nn.broadcast for _ in shared)),
       length=depth,
     )
-    x, outputs = layer(name='blocks', **fields)(x, rates)
+    x, outputs = layer(name='blocks', **fields)(x, rates, *shared)
   else:
     outputs = []
     for i in range(depth):
       rate = None if rates is None else rates[i]
-      x, output = layer(name=f'block_{i}', **fields)(x, rate)
+      x, output = layer(name=f'block_{i}', **fields)(x, rate, *shared)
       outputs.append(output)
   x = keep_batch_split(x)
   if not per_layer:
     return x, {}
   return x, {f'block_{i}': outputs[i] for i in range(depth)}
+
+
+def read_out(module: nn.Module, x: jax.Array) -> dict[str, jax.Array]:
+  """[..., D] -> 'pooled', 'pre_logits' and, where there are classes, 'logits'.
+
+  Args:
+    module: its fields say whether there is a tanh layer and a head.
+    x: of the pooling.
+  """
+  out = {'pooled': x}
+  if module.representation_size:
+    outputs, init = (module.representation_size,), INIT['pre_logits']
+    affine = Affine(
+      x.shape[-1:], outputs, init, dtype=module.dtype, name='pre_logits'
+    )
+    x = jnp.tanh(affine(x))
+  out['pre_logits'] = x
+  if module.num_classes:
+    out['logits'] = classify(x, module.num_classes, module.head_bias_init)
+  return out
 
 
 def classify(x: jax.Array, num_classes: int, bias: float) -> jax.Array:

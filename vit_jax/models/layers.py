@@ -89,7 +89,8 @@ class Attention(nn.Module):
   """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
 
   Queries and keys, as they enter the softmax but for the scale 1 / √d, are
-  recorded as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'.
+  recorded as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; with
+  relative positions what they add to q kᵀ, too: 'position_logits' [B, h, N, N].
   """
 
   num_heads: int
@@ -99,6 +100,7 @@ class Attention(nn.Module):
   dtype: Any = 'float32'
   train: bool = False
   norm_eps: float = 1e-6
+  positions: Any = None  # positions.Positions, of which 'relative' is heeded
 
   @nn.compact
   def __call__(self, queries, tokens):
@@ -113,6 +115,10 @@ class Attention(nn.Module):
       q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
     self.sow('intermediates', 'q', q)
     self.sow('intermediates', 'k', k)
+    position_logits = None
+    if self.positions is not None and self.positions.kind == 'relative':
+      position_logits = self.positions.logits(self, q)
+      self.sow('intermediates', 'position_logits', position_logits)
     drop = self.train and self.dropout > 0
     x = attention(
       q,
@@ -121,6 +127,7 @@ class Attention(nn.Module):
       implementation=self.implementation,
       dropout_rate=self.dropout if drop else 0.0,
       dropout_rng=self.make_rng('dropout') if drop else None,
+      position_logits=position_logits,
     )
     return affine(heads, (width,), name='out')(x)
 
@@ -186,11 +193,22 @@ class Block(nn.Module):
   norm_eps: float = 1e-6
   train: bool = False
   per_layer: bool = False
+  positions: Any = None  # positions.Positions, if the layer has its own
 
   @nn.compact
-  def __call__(self, x, skip_rate):
-    """skip_rate: None, or this layer's share of examples to skip a branch."""
+  def __call__(self, x, skip_rate, added=None):
+    """One layer.
+
+    Args:
+      x: [B, N, D].
+      skip_rate: None, or this layer's share of examples to skip a branch.
+      added: [1, N, D], positions that all layers add to what they get.
+    """
     x = keep_batch_split(x)
+    if self.positions is not None and self.positions.are_added:
+      added = self.positions.of_tokens(self, x.shape[-1])
+    if added is not None:
+      x = x + added.astype(x.dtype)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     y = norm(name='norm1')(x)
     y = Attention(
@@ -201,6 +219,7 @@ class Block(nn.Module):
       self.dtype,
       self.train,
       self.norm_eps,
+      self.positions,
       name='attn',
     )(y, y)
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)

@@ -70,6 +70,44 @@ def resize(
   return out.astype(table.dtype)
 
 
+def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Resizes the embeddings of relative positions to another grid of patches.
+
+  The paper does not say how. A difference of patch numbers is taken for so many
+  rows and, as few as can be, columns; both are measured in units of the grid's
+  last row and column, and embeddings between four known ones are interpolated.
+
+  Args:
+    table: [..., 2 gh, gw, h, d], as positions.py has it.
+    size: (height, width) of the new grid, in patches.
+
+  Returns:
+    [..., 2 height, width, h, d] in the dtype of the table.
+  """
+  *batch, rows, width, heads, dim = table.shape
+  old = table.reshape(*batch, rows * width, heads, dim).astype(np.float64)
+  offsets = np.arange(-size[0] * size[1], size[0] * size[1])
+  dy = np.round(offsets / size[1]) if size[0] > 1 else 0 * offsets
+  dx = offsets - dy * size[1]
+  dy = dy * (rows / 2 - 1) / max(size[0] - 1, 1)
+  dx = dx * (width - 1) / max(size[1] - 1, 1)
+  out = 0
+  for y, y_weight in _neighbours(dy):
+    for x, x_weight in _neighbours(dx):
+      cell = (rows // 2 + y) * width + x
+      found = old[..., np.clip(cell, 1, rows * width - 1), :, :]
+      out = out + (y_weight * x_weight)[:, None, None] * found
+  out = out.reshape(*batch, 2 * size[0], size[1], heads, dim)
+  return out.astype(table.dtype)
+
+
+def _neighbours(at):
+  """(whole numbers below, weights), (above, weights)."""
+  below = np.floor(at)
+  weight = at - below
+  return (below.astype(int), 1 - weight), (below.astype(int) + 1, weight)
+
+
 def resize_kernel(
   kernel: np.ndarray, size: tuple[int, int], method: str = 'bicubic_antialias'
 ) -> np.ndarray:

@@ -87,9 +87,15 @@ class Unit(nn.Module):
   stride: int
   form: str
   dtype: Any = 'float32'
+  middle: Any = StdConv  # what has the place of the 3x3 convolution
 
   def conv(self, name, features, size=1, stride=1):
     return StdConv(features, size, stride, self.form, self.dtype, name=name)
+
+  def conv2(self):
+    return self.middle(
+      self.width, 3, self.stride, self.form, self.dtype, name='conv2'
+    )
 
   def norm(self, name, **fields):
     return group_norm(self.form, self.dtype, name, **fields)
@@ -109,13 +115,13 @@ class Unit(nn.Module):
       x = self.conv('conv_proj', outside, stride=self.stride)(y)
     y = self.conv('conv1', self.width)(y)
     y = nn.relu(self.norm('norm2')(y))
-    y = self.conv('conv2', self.width, 3, self.stride)(y)
+    y = self.conv2()(y)
     y = nn.relu(self.norm('norm3')(y))
     return x + self.conv('conv3', outside)(y)
 
   def _postact(self, x, outside, project):
     y = nn.relu(self.norm('norm1')(self.conv('conv1', self.width)(x)))
-    y = self.conv('conv2', self.width, 3, self.stride)(y)
+    y = self.conv2()(y)
     y = nn.relu(self.norm('norm2')(y))
     y = self.conv('conv3', outside)(y)
     y = self.norm('norm3', scale_init=INIT['last_norm'])(y)
@@ -138,6 +144,7 @@ class Backbone(nn.Module):
   form: str = 'postact'
   dtype: Any = 'float32'
   remat: str = 'none'
+  middle: Any = StdConv
 
   @property
   def reduction(self) -> int:
@@ -166,6 +173,7 @@ class Backbone(nn.Module):
         self.form,
         self.dtype,
         self.remat,
+        self.middle,
         name=f'stage{i}',
       )
       out[f'stage{i}'] = x = stage(x)
@@ -199,6 +207,7 @@ class Stage(nn.Module):
   form: str
   dtype: Any = 'float32'
   remat: str = 'none'
+  middle: Any = StdConv
 
   @nn.compact
   def __call__(self, x):
@@ -207,7 +216,8 @@ class Stage(nn.Module):
       unit = nn.remat(unit, policy=frame.remat_policy(self.remat))
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
-      x = unit(self.width, stride, self.form, self.dtype, name=f'unit{i}')(x)
+      fields = self.width, stride, self.form, self.dtype, self.middle
+      x = unit(*fields, name=f'unit{i}')(x)
     return x
 
 
@@ -223,6 +233,8 @@ class ResNet(nn.Module):
     dtype: of the computation, 'float32' or 'bfloat16'.
     remat: what to recompute of a unit in the backward pass, as in
       VisionTransformer.
+    middle: class of modules with the fields of StdConv, which have the place of
+      the 3x3 convolutions; AxialResNet has another.
   """
 
   stages: tuple[int, ...] = (3, 4, 6, 3)
@@ -232,6 +244,7 @@ class ResNet(nn.Module):
   head_bias_init: float = 0.0
   dtype: Any = 'float32'
   remat: str = 'none'
+  middle: Any = StdConv
 
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Logits, or the pooled representation when there is no head.
@@ -269,6 +282,7 @@ class ResNet(nn.Module):
       self.form,
       self.dtype,
       self.remat,
+      self.middle,
       name='resnet',
     )(images)
     x = maps[f'stage{len(self.stages)}']

@@ -8,6 +8,8 @@ from typing import Any
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
 RESNET = 'vit_jax.models.resnet.ResNet'
+AXIAL_VIT = 'vit_jax.models.axial.AxialViT'
+AXIAL_RESNET = 'vit_jax.models.axial.AxialResNet'
 MIXER = 'vit_jax.models.mixer.MlpMixer'
 
 SIZES = {  # width D, depth L, mlp_dim M, num_heads h

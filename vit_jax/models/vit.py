@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import frame, posemb
-from vit_jax.models.layers import GELU, INIT, Affine, Block, LayerNorm, MapHead
+from vit_jax.models.layers import GELU, INIT, Block, LayerNorm, MapHead
+from vit_jax.models.positions import KINDS, PLACES, Positions
 from vit_jax.models.resnet import Backbone
 from vit_jax.models.variants import variant as variant
 
@@ -35,6 +36,8 @@ class VisionTransformer(nn.Module):
     num_heads: h; must divide the width.
     patch_size: side of a patch in pixels, or (ph, pw); of hybrids, in cells
       of the feature map.
+    patch_stride: from a patch to the next, in the same, one number or two;
+      below patch_size they overlap. None: side by side.
     num_classes: K; None or 0 for no head.
     pooling: 'token', the class token (paper); 'gap', the mean over patches;
       'map', one learned query that attends to the patches; 'none', each patch
@@ -45,7 +48,10 @@ class VisionTransformer(nn.Module):
       by, see patch_sources below.
     representation_size: width of the tanh layer before the head, which the
       paper pre-trains with; None for no such layer.
-    posemb: 'learned', 'sincos2d' (fixed) or 'none'. Registers have none.
+    posemb: 'learned' (the paper's), 'learned2d' or 'relative', see
+      positions.py; 'sincos2d' (fixed) or 'none'. Registers have none.
+    posemb_at: where learned ones are added (table 8): at the 'stem' (paper), in
+      all 'layers', each with its own table, or 'layers_shared', with one.
     posemb_init_std: of the learned ones; the paper's code has 0.02.
     dropout: after the positions, the attention output and both MLP layers.
     attention_dropout: of the attention weights.
@@ -99,6 +105,8 @@ class VisionTransformer(nn.Module):
   resnet_stages: tuple[int, ...] | None = None
   norm_after_pooling: bool = False
   norm_eps: float = 1e-6
+  posemb_at: str = 'stem'
+  patch_stride: int | tuple[int, int] | None = None
 
   def __call__(
     self,
@@ -162,47 +170,42 @@ class VisionTransformer(nn.Module):
       out['feature_map'] = backbone(images)[f'stage{len(self.resnet_stages)}']
       images, reduction = out['feature_map'], backbone.reduction
     out['patches'], grid = frame.embed_patches(
-      images, self.patch_size, self.width, self.dtype, reduction=reduction
+      images,
+      self.patch_size,
+      self.width,
+      self.dtype,
+      stride=self.patch_stride,
+      reduction=reduction,
     )
-    mask = None
-    if self.mask_token:
-      mask = self.param('mask', INIT['mask'], (1, 1, self.width))
-    tokens = frame.replace_patches(out['patches'], patch_sources, mask)
-    tokens = self._position(tokens, grid)
+    tokens = frame.replace_patches(self, out['patches'], patch_sources)
+    positions = Positions(
+      *(self.posemb, grid, self.posemb_init_std),
+      *(self.has_class_token, self.num_registers),
+    )
+    tokens = self._position(tokens, positions)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    tokens, layers = self._encode(tokens, train, per_layer)
+    tokens, layers = self._encode(tokens, positions, train, per_layer)
     norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
     out |= layers
     out['tokens'] = tokens if self.norm_after_pooling else norm(tokens)
     x = self._pool(out['tokens'])
-    out['pooled'] = x = norm(x) if self.norm_after_pooling else x
-    if self.representation_size:
-      outputs, init = (self.representation_size,), INIT['pre_logits']
-      x = Affine(
-        x.shape[-1:], outputs, init, dtype=self.dtype, name='pre_logits'
-      )(x)
-      x = jnp.tanh(x)
-    out['pre_logits'] = x
-    if self.num_classes:
-      out['logits'] = frame.classify(x, self.num_classes, self.head_bias_init)
-    return out
+    x = norm(x) if self.norm_after_pooling else x
+    return out | frame.read_out(self, x)
 
-  def _position(self, patches, grid):
+  def _position(self, patches, positions):
     """Equation 1: prepends the class token and adds positions, in float32."""
     batch, _, width = patches.shape
     x = patches.astype(jnp.float32)
-    pos_init = INIT['pos_embedding'](self.posemb_init_std)
-    if self.posemb == 'learned':
-      self._check_positions(grid)
-      table = self.param('pos_embedding', pos_init, (1, *grid, width))
-      x = x + table.reshape(1, -1, width)
+    are_added = positions.are_added and self.posemb_at == 'stem'
+    if are_added:
+      x = x + positions.of_patches(self, width)
     elif self.posemb == 'sincos2d':
-      x = x + posemb.sincos2d(grid, width).reshape(1, -1, width)
+      x = x + posemb.sincos2d(positions.grid, width).reshape(1, -1, width)
     prefix = []
     if self.has_class_token:
       cls = self.param('cls', INIT['cls'], (1, 1, width))
-      if self.posemb == 'learned':
-        cls = cls + self.param('cls_pos_embedding', pos_init, (1, 1, width))
+      if are_added:
+        cls = cls + positions.of_cls(self, width)
       prefix.append(cls)
     if self.num_registers:
       shape = (1, self.num_registers, width)
@@ -212,12 +215,15 @@ class VisionTransformer(nn.Module):
 
   @property
   def has_class_token(self) -> bool:
-    if self.class_token is None:
-      return self.pooling == 'token'
-    return self.class_token
+    default = self.pooling == 'token'
+    return default if self.class_token is None else self.class_token
 
-  def _encode(self, x, train, per_layer):
+  def _encode(self, x, positions, train, per_layer):
     """Equations 2 and 3, L times; also each layer's output if per_layer."""
+    shared = ()
+    if self.posemb_at == 'layers_shared':
+      shared = (positions.of_tokens(self, self.width),)
+    has_own = self.posemb == 'relative' or self.posemb_at == 'layers'
     return frame.run_layers(
       Block,
       x,
@@ -226,6 +232,8 @@ class VisionTransformer(nn.Module):
       scan=self.scan,
       remat=self.remat,
       per_layer=per_layer,
+      shared=shared,
+      positions=positions if has_own else None,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,
@@ -263,7 +271,8 @@ class VisionTransformer(nn.Module):
     frame.check_choices(
       self,
       pooling=('token', 'gap', 'map', 'none'),
-      posemb=('learned', 'sincos2d', 'none'),
+      posemb=(*KINDS, 'sincos2d', 'none'),
+      posemb_at=PLACES,
       gelu=tuple(GELU),
       remat=frame.REMAT,
     )
@@ -278,19 +287,14 @@ class VisionTransformer(nn.Module):
         "pooling 'token' with class_token=False; leave that out, or choose "
         "pooling 'gap', 'map' or 'none'."
       )
+    if self.posemb_at != 'stem' and not self.posemb.startswith('learned'):
+      raise ValueError(
+        f'posemb_at is {self.posemb_at!r} with posemb {self.posemb!r}; '
+        "expected 'stem', for only learned positions can be added elsewhere. "
+        "Choose 'learned' or 'learned2d', or leave posemb_at out."
+      )
     if self.width % self.num_heads:
       raise ValueError(
         f'width is {self.width} with {self.num_heads} heads; '
         'the number of heads must divide it.'
-      )
-
-  def _check_positions(self, grid):
-    if not self.has_variable('params', 'pos_embedding'):
-      return  # being initialised
-    table = self.get_variable('params', 'pos_embedding')
-    if table.shape[1:3] != grid:
-      raise ValueError(
-        f'The image has {grid[0]}x{grid[1]} patches but pos_embedding is a '
-        f'grid of {table.shape[1]}x{table.shape[2]}; resize it first with '
-        'vit_jax.models.posemb.resize.'
       )

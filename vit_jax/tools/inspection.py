@@ -9,10 +9,10 @@ from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.build import ConfigError
 from vit_jax.models import posemb
-from vit_jax.models.variants import VIT
+from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
 from vit_jax.tools import predict
 from vit_jax.weights.bundle import make
-from vit_jax.weights.grids import stride
+from vit_jax.weights.grids import grid_of, stride
 
 OF_PICTURES = ('maps', 'rollout', 'distance')
 FIGURES = (*OF_PICTURES, 'filters', 'positions')
@@ -21,12 +21,20 @@ FIGURES = (*OF_PICTURES, 'filters', 'positions')
 def obstacles(weights):
   """{figure: why there is none of these weights}, of those there cannot be."""
   settings, found = weights.settings, {}
-  if settings['target'] != VIT:
+  kind = settings.get('posemb', 'learned')
+  if settings['target'] in (AXIAL_VIT, AXIAL_RESNET):
+    why = 'its attention is of rows and of columns, not of the whole image'
+    found |= dict.fromkeys((*OF_PICTURES, 'positions'), why)
+  elif settings['target'] != VIT:
     why = 'the model has no attention (ResNets and Mixers have none)'
     found |= dict.fromkeys(OF_PICTURES, why)
     found['positions'] = 'the model has no position embeddings'
-  elif settings.get('posemb', 'learned') == 'none':
+  elif kind == 'none':
     found['positions'] = "the model has no position embeddings (posemb='none')"
+  elif kind == 'relative':
+    found['positions'] = 'positions are of pairs of patches (relative)'
+  elif settings.get('posemb_at') == 'layers':
+    found['positions'] = 'each layer has position embeddings of its own'
   if 'resnet/root/conv/kernel' in weights.params:
     found['filters'] = (
       'the model sees no patches of pixels, but the feature map of a ResNet'
@@ -40,7 +48,7 @@ def geometry(weights):
   Of a hybrid, a patch is a cell of its feature map, in pixels of the picture.
   """
   cell = stride(weights.settings)
-  grid = tuple(s // c for s, c in zip(weights.image_shape, cell))
+  grid = grid_of(weights.settings, weights.image_shape)
   has_class_token = weights.settings.get('class_token')
   if has_class_token is None:
     has_class_token = weights.settings.get('pooling', 'token') == 'token'
@@ -56,9 +64,15 @@ def filters(weights, count=28):
 def positions(weights):
   """[gh, gw, gh, gw] of `embeddings.position_similarity`."""
   _check(weights, 'positions')
+  grid = geometry(weights)[0]
   table = weights.params.get('pos_embedding')
-  if table is None:
-    table = posemb.sincos2d(geometry(weights)[0], weights.settings['width'])
+  if 'pos_embedding_x' in weights.params:
+    halves = (weights.params[f'pos_embedding_{axis}'] for axis in 'xy')
+    table = np.concatenate(
+      [np.broadcast_to(x, (1, *grid, x.shape[-1])) for x in halves], axis=-1
+    )
+  elif table is None:
+    table = posemb.sincos2d(grid, weights.settings['width'])
   return embeddings.position_similarity(table)
 
 
@@ -143,8 +157,8 @@ def _forward(weights, model, figures, query, rollout, distance):
       mutable=['intermediates'],
     )
     recorded = recorded['intermediates']
-    q, k = attention.recorded(recorded)
-    tokens = q.shape[2]
+    layers = attention.recorded(recorded)
+    tokens = layers[0].shape[2]
     if query is None:
       start = attention.representation(model.pooling, tokens, before, recorded)
     else:
@@ -153,14 +167,14 @@ def _forward(weights, model, figures, query, rollout, distance):
     out = {}
     if 'maps' in figures:
       maps = attention.per_layer(
-        lambda q, k: attention.maps(q, k, start)[:, :, 0], q, k
+        lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
       )
       out |= split('maps', maps)
     if 'rollout' in figures:
-      out |= split('rollout', rollout(q, k, start)[:, 0])
+      out |= split('rollout', rollout(*layers, start=start)[:, 0])
     if 'distance' in figures:
       out['distance'] = attention.per_layer(
-        lambda q, k: distance(q, k, distances), q, k
+        lambda *layer: distance(*layer, distances=distances), *layers
       )
     return out
 

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.build import ConfigError, instantiate
-from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
+from vit_jax.models.variants import (
+  AXIAL_RESNET,
+  AXIAL_VIT,
+  MIXER,
+  RESNET,
+  SIZES,
+  VIT,
+)
 
 NORMALIZE = 'vit_jax.preprocess.Normalize'
 TRANSFORMS = 'vit_jax.data.transforms.'
@@ -22,6 +29,8 @@ _TRUSTED = {
   VIT,
   RESNET,
   MIXER,
+  AXIAL_VIT,
+  AXIAL_RESNET,
   NORMALIZE,
   f'{TRANSFORMS}Resize',
   f'{TRANSFORMS}ResizeSmall',
@@ -104,9 +113,10 @@ def infer(params: Mapping[str, np.ndarray], **given) -> dict[str, Any]:
   """The settings of the model that parameters under our names belong to.
 
   A file cannot tell these, which are by default: gelu 'tanh', norm_eps 1e-6,
-  norm_after_pooling False; posemb 'sincos2d' where there is no table; pooling
-  'gap' where there is neither class token nor MAP head; 'none' with a mask
-  vector; a ResNet with a final norm is 'preact'.
+  norm_after_pooling False; posemb 'sincos2d' where there is no table; posemb_at
+  'stem' where there is one; patch_stride None; pooling 'gap' where there is
+  neither class token nor MAP head; 'none' with a mask vector; a ResNet with a
+  final norm is 'preact'.
 
   Args:
     params: {path: array}, unrolled.
@@ -164,10 +174,7 @@ def _infer_vit(params, given):
     found['pooling'] = 'map'
   else:
     found['pooling'] = 'none' if given.get('pooling') == 'none' else 'gap'
-  if 'pos_embedding' in params:
-    found['posemb'] = 'learned'
-  else:
-    found['posemb'] = 'none' if given.get('posemb') == 'none' else 'sincos2d'
+  found |= _infer_positions(params, given)
   if 'pre_logits/kernel' in params:
     found['representation_size'] = params['pre_logits/kernel'].shape[-1]
   if 'registers' in params:
@@ -178,6 +185,20 @@ def _infer_vit(params, given):
   if 'resnet/root/conv/kernel' in params:
     found['resnet_stages'] = stages(params)
   return found
+
+
+def _infer_positions(params, given):
+  if 'block_0/attn/offset_embedding' in params:
+    return {'posemb': 'relative'}
+  for name, kind in (
+    ('pos_embedding', 'learned'),
+    ('pos_embedding_x', 'learned2d'),
+  ):
+    if f'block_0/{name}' in params:
+      return {'posemb': kind, 'posemb_at': 'layers'}
+    if name in params:
+      return {'posemb': kind}
+  return {'posemb': 'none' if given.get('posemb') == 'none' else 'sincos2d'}
 
 
 def _infer_resnet(params):

@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax import checkpoint, tree, workdirs
 from vit_jax.build import ConfigError
-from vit_jax.models.variants import SIZES
+from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
 from vit_jax.weights import arrays, big_vision, huggingface, original, timm
 from vit_jax.weights.bundle import Weights, check_targets, infer
 from vit_jax.weights.grids import image_shape, pair, stride
@@ -30,6 +30,13 @@ FORMATS = {
   'hf': huggingface,
 }
 _SAFETENSORS = 'model.safetensors'
+_KNOWN_ELSEWHERE = {  # values of fields that others have, too
+  'target': (VIT, RESNET, MIXER),
+  'posemb': (None, 'learned', 'sincos2d', 'none'),
+  'posemb_at': (None, 'stem'),
+  'patch_stride': (None,),
+  'mask_token': (None, False),
+}
 # Fields of models that their parameters do not tell.
 _UNTOLD = ('gelu', 'norm_eps', 'norm_after_pooling', 'pooling', 'posemb')
 
@@ -128,13 +135,7 @@ def write(weights, path, format, **options):
   """
   if format not in FORMATS:
     raise ConfigError(f'format={format!r}; there are {", ".join(FORMATS)}.')
-  if weights.settings.get('mask_token'):
-    raise ConfigError(
-      'No format but our own has a mask vector. Read the weights with '
-      "pooling='token', mask_token=False and num_classes=0 (convert: --set "
-      'pooling=token --set mask_token=false --num_classes=0), which leaves it '
-      'out.'
-    )
+  _check_known_elsewhere(weights.settings, format)
   path = epath.Path(path)
   out, files = FORMATS[format].write(weights, **options)
   if format in ('npz', 'big_vision'):
@@ -152,6 +153,20 @@ def write(weights, path, format, **options):
     (folder / name).write_text(json.dumps(content, indent=2) + '\n')
     written.append(folder / name)
   return written
+
+
+def _check_known_elsewhere(settings, format):
+  """Raises ConfigError for what models here alone have."""
+  for name, known in _KNOWN_ELSEWHERE.items():
+    if settings.get(name) not in known:
+      remedy = 'Use the checkpoint of the run as it is.'
+      if name == 'mask_token':
+        remedy = 'Read it without (convert: --set pooling=token --set '
+        remedy += 'mask_token=false --num_classes=0).'
+      raise ConfigError(
+        f'{name} is {settings[name]!r}, which nothing but models here has: '
+        f'{format} cannot hold it. {remedy}'
+      )
 
 
 def _unusual(settings):
@@ -258,11 +273,9 @@ def _read_npz(module, found, sidecar, options):
 
 def _use(content):
   """The part of model.json, or of NAME.json, that is not the model."""
-  names = ('image_shape', 'preprocess', 'transforms', 'class_names')
-  found = {name: content.get(name) for name in (*names, 'activation')}
-  found = {name: value for name, value in found.items() if value is not None}
-  found['image_shape'] = tuple(map(int, content['image_shape']))
-  return found
+  names = 'preprocess', 'transforms', 'class_names', 'activation'
+  found = {k: content[k] for k in names if content.get(k) is not None}
+  return found | {'image_shape': tuple(map(int, content['image_shape']))}
 
 
 def _rest(weights, module, written):

@@ -13,12 +13,21 @@ IMAGE_SIZE = 224  # where neither the file nor the user says
 
 def stride(settings):
   """(rows, columns) of pixels to one token."""
-  ph, pw = pair(settings['patch_size'])
+  ph, pw = pair(settings.get('patch_stride') or settings['patch_size'])
   units = settings.get('resnet_stages')
   if units is None:
     return ph, pw
   factor = 4 * 2 ** max(len(units) - 1, 0)  # root 4; stages from 2 on double
   return ph * factor, pw * factor
+
+
+def grid_of(settings, image_shape):
+  """(gh, gw) of the patches of an image of that shape."""
+  steps = stride(settings)
+  last = stride(settings | {'patch_stride': None})  # which is seen whole
+  return tuple(
+    (n - end) // step + 1 for n, step, end in zip(image_shape, steps, last)
+  )
 
 
 def image_shape(params, settings, *, image_size=None, grid=None):
@@ -41,8 +50,10 @@ def image_shape(params, settings, *, image_size=None, grid=None):
     grid = square(tokens, grid, 'token_mixing')
   else:
     return (*pair(image_size or IMAGE_SIZE), channels)
-  rows, cols = stride(settings)
-  return grid[0] * rows, grid[1] * cols, channels
+  steps = stride(settings)
+  last = stride(settings | {'patch_stride': None})
+  sides = [(n - 1) * step + end for n, step, end in zip(grid, steps, last)]
+  return (*sides, channels)
 
 
 def positions(table, *, prefix, grid=None):

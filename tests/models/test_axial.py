@@ -1,0 +1,217 @@
+"""Axial attention: its contract, its cost, and its numbers by other means."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import (
+  IMAGES,
+  assert_trees_close,
+  compare_to_bfloat16,
+  logits_and_grads,
+  random_params,
+  stack_layers,
+)
+
+from vit_jax import names, transfer, tree
+from vit_jax.analysis import flops
+from vit_jax.models import axial
+from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
+from vit_jax.models.layers import Block, LayerNorm
+
+RNG = np.random.default_rng(0)
+
+
+def tiny(**fields):
+  defaults = {
+    'width': 16,
+    'depth': 2,
+    'mlp_dim': 24,
+    'num_heads': 2,
+    'patch_size': (4, 2),  # a grid of 2x6
+    'num_classes': 5,
+  }
+  return AxialViT(**(defaults | fields))
+
+
+def tiny_resnet(**fields):
+  return AxialResNet(**({'stages': (1, 1), 'num_classes': 5} | fields))
+
+
+def test_rows_then_columns():
+  """Each layer against Blocks on one line of one image at a time."""
+  model = tiny()
+  params = random_params(model)
+  out = model.apply({'params': params}, IMAGES, method='features')
+  x = out['patches'] + params['pos_embedding'].reshape(1, 12, 16)
+  x = np.asarray(x).reshape(4, 2, 6, 16)
+  block = Block(num_heads=2, mlp_dim=24)
+  apply = jax.jit(lambda variables, x: block.apply(variables, x, None)[0])
+
+  def run(name, line):
+    layer = params[f'block_{i}'][name]
+    return apply({'params': layer}, line[None])[0]
+
+  for i in range(2):
+    x = np.stack([[run('row', row) for row in image] for image in x])
+    x = np.stack(
+      [
+        np.stack([run('column', image[:, c]) for c in range(6)], axis=1)
+        for image in x
+      ]
+    )
+    expected = x.reshape(4, 12, 16)
+    np.testing.assert_allclose(out[f'block_{i}'], expected, atol=2e-5)
+  normed = LayerNorm().apply({'params': params['norm']}, expected)
+  np.testing.assert_allclose(out['pooled'], normed.mean(1), atol=2e-5)
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_lines(axis):
+  x = RNG.standard_normal((3, 2 * 4, 5))
+  lines = axial.to_lines(x, (2, 4), axis)
+  assert lines.shape == ((6, 4, 5) if axis else (12, 2, 5))
+  np.testing.assert_array_equal(axial.from_lines(lines, (2, 4), axis), x)
+  second = (
+    x.reshape(3, 2, 4, 5)[0, 1] if axis else x.reshape(3, 2, 4, 5)[0, :, 1]
+  )
+  np.testing.assert_array_equal(lines[1], second)
+
+
+def test_scan_is_the_loop():
+  model = tiny()
+  params = random_params(model)
+  scanned = model.clone(scan=True)
+  actual = jax.jit(scanned.apply)({'params': stack_layers(params)}, IMAGES)
+  expected = jax.jit(model.apply)({'params': params}, IMAGES)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'representation_size': 12},
+    {'pooling': 'map', 'posemb': 'learned2d'},
+    {'pooling': 'none', 'posemb': 'sincos2d'},
+  ],
+)
+def test_contract(fields):
+  model = tiny(**fields)
+  params = random_params(model)
+  expected, grads = logits_and_grads(model, params)
+  assert expected.shape == ((4, 12, 5) if 'none' in fields.values() else (4, 5))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+  scanned = model.clone(scan=True, remat='full')
+  actual, scanned_grads = logits_and_grads(scanned, stack_layers(params))
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
+  assert_trees_close(scanned_grads, stack_layers(grads), atol=1e-4, rtol=1e-3)
+  assert max(compare_to_bfloat16(model, params, (expected, grads))) < 0.1
+
+
+@pytest.mark.slow
+def test_dropout_acts_in_training_only():
+  model = tiny(dropout=0.5, depth=1)
+  variables = {'params': random_params(model)}
+  rngs = {'dropout': jax.random.key(0)}
+  apply = jax.jit(model.apply, static_argnames='train')
+  plain = apply(variables, IMAGES)
+  np.testing.assert_array_equal(apply(variables, IMAGES, rngs=rngs), plain)
+  dropped = apply(variables, IMAGES, train=True, rngs=rngs)
+  assert np.abs(dropped - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize('name, patch', [('B/32', 32), ('ViT-B/16', 16)])
+def test_axial_vit_costs_what_it_should(name, patch):
+  model = names.create(f'Axial-{name}', num_classes=1000)
+  side, d, m = 224 // patch, 768, 3072
+  n = side * side
+  block = 4 * d * d + 2 * d * m  # multiply-adds of a token
+  attention = 2 * n * side * d  # with the keys and values of one line
+  macs = n * 3 * patch**2 * d + 24 * (n * block + attention) + d * 1000
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  assert flops.forward(model, images) == 2 * macs
+  of_block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
+  count = 3 * patch**2 * d + d + n * d + 24 * of_block + 2 * d + (d + 1) * 1000
+  assert names.count_parameters(f'Axial-{name}') == count
+
+
+@pytest.mark.parametrize(
+  'stages', [(2, 1), pytest.param((3, 4, 6, 3), marks=pytest.mark.slow)]
+)
+def test_axial_resnet_costs_what_it_should(stages):
+  """As its plain one (an R50), but for what 3x3 convolutions cost there."""
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  models = [names.create(n, stages=stages) for n in ('Axial-R50x1', 'R50x1')]
+  found = [flops.forward(model, images) for model in models]
+  shapes = [jax.eval_shape(m.init, jax.random.key(0), images) for m in models]
+  counts = [sum(x.size for x in jax.tree.leaves(x)) for x in shapes]
+  more, params = 0, 0
+  for stage, units in enumerate(stages):
+    c, out_side = 64 * 2**stage, 56 // 2**stage
+    for unit in range(units):
+      side = 2 * out_side if stage and not unit else out_side
+      n = side * side
+      # Keys, offsets (2 for each place of a line) and values.
+      more += 2 * (4 * n * c * c + n * side * c * (1 + 2 + 1))
+      more -= 9 * out_side**2 * c * c
+      params += 2 * (4 * (c * c + c) + 2 * side * c) - 9 * c * c
+  assert found[0] - found[1] == 2 * more
+  assert counts[0] - counts[1] == params
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_axial_attention_is_of_lines(stride):
+  """A cell changes those of its row and, by these, all; not before them."""
+  layer = AxialAttention(16, 3, stride, 'preact')
+  x = RNG.standard_normal((1, 5, 7, 16)).astype('f')
+  params = random_params(layer, x)
+  out = layer.apply({'params': params}, x)
+  assert out.shape == ((1, 5, 7, 16) if stride == 1 else (1, 3, 4, 16))
+  for kernel in ('out', 'value'):  # columns become the identity of nothing
+    params['column'][kernel] = jax.tree.map(
+      np.zeros_like, params['column'][kernel]
+    )
+  params['column']['out']['bias'] += 1
+  np.testing.assert_allclose(layer.apply({'params': params}, x), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('form', ['preact', 'postact'])
+def test_axial_resnet_contract(form):
+  images = IMAGES.repeat(4, axis=1).repeat(4, axis=2)[:2]  # 32x48
+  model = tiny_resnet(form=form)
+  params = random_params(model, images)
+  expected, grads = logits_and_grads(model, params, images)
+  assert expected.shape == (2, 5) and np.isfinite(expected).all()
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+  conv2 = params['resnet']['stage2']['unit1']['conv2']
+  assert conv2['row']['offset_embedding'].shape == (2, 12, 8, 16)
+  assert conv2['column']['offset_embedding'].shape == (2, 8, 8, 16)
+  again, remat_grads = logits_and_grads(
+    model.clone(remat='full'), params, images
+  )
+  np.testing.assert_allclose(again, expected, rtol=1e-4)
+  for again, grad in zip(*map(jax.tree.leaves, (remat_grads, grads))):
+    assert np.linalg.norm(again - grad) <= 0.02 * np.linalg.norm(grad) + 1e-3
+
+
+def test_axial_resnet_at_another_size():
+  model = tiny_resnet(num_classes=None)
+  images = np.zeros((1, 32, 32, 3), 'f')
+  params = random_params(model, images)
+  larger = np.zeros((1, 48, 64, 3), 'f')
+  with pytest.raises(ValueError, match=r'offset_embedding .*resize_offsets'):
+    jax.eval_shape(model.apply, {'params': params}, larger)
+  fresh = jax.eval_shape(model.init, jax.random.key(0), larger)['params']
+  adapted, _ = transfer.adapt(tree.flatten(params), tree.flatten(fresh))
+  adapted = {'params': tree.unflatten(adapted)}
+  assert jax.eval_shape(model.apply, adapted, larger).shape == (1, 512)
+
+
+def test_what_makes_no_sense():
+  with pytest.raises(ValueError, match="pooling is 'token'; choose one of gap"):
+    jax.eval_shape(tiny(pooling='token').init, jax.random.key(0), IMAGES)
+  with pytest.raises(ValueError, match='8 heads got 12 channels'):
+    layer = AxialAttention(12, 3, 1, 'preact')
+    layer.init(jax.random.key(0), np.zeros((1, 4, 4, 12), 'f'))
