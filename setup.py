@@ -6,6 +6,8 @@ setuptools.setup(
   name='vit_jax',
   version='0.1.0',
   license='Apache-2.0',
+  # _OWNER_: the account that publishes it; the notebooks link there, too.
+  url='https://github.com/_OWNER_/vit_jax',
   description='Vision Transformers in JAX: pre-train, transfer, analyse.',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),

@@ -1,4 +1,4 @@
-"""The README says nothing that is not so."""
+"""The README and its pages say nothing that is not so."""
 
 import ast
 import importlib.util
@@ -15,13 +15,18 @@ from vit_jax.weights import bundle, formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text()
+TRAINING = (ROOT / 'docs/training.md').read_text()
+# docs/hosts.md and docs/compile.md have commands with gaps, and no configs.
+NAMES = ('training', 'evaluation', 'weights', 'inside')
+PAGES = [(ROOT / f'docs/{name}.md').read_text() for name in NAMES]
+TEXT = '\n'.join([README, *PAGES])
 
 
 def _commands():
-  blocks = re.findall(r'```bash\n(.*?)```', README, re.S)
-  blocks += re.findall(r'`(--config\.[^`]*)`', README)
+  blocks = re.findall(r'```bash\n(.*?)```', TEXT, re.S)
+  blocks += re.findall(r'`(--config\.[^`]*)`', TEXT)
   lines = [line for block in blocks for line in block.splitlines()]
-  return [line.split('&&')[-1].strip() for line in lines]
+  return sorted({line.split('&&')[-1].strip() for line in lines})
 
 
 def _config(command):
@@ -57,9 +62,9 @@ def test_there_are_commands():
 
 
 def test_paths_and_dotted_names_exist():
-  for path in set(re.findall(r'(?:configs|tests)/\w+\.py', README)):
+  for path in set(re.findall(r'(?:configs|tests)/\w+\.py', TEXT)):
     assert (ROOT / path).exists(), path
-  for name in set(re.findall(r'`(vit_jax(?:\.\w+)+)`', README)):
+  for name in set(re.findall(r'`(vit_jax(?:\.\w+)+)`', TEXT)):
     try:
       build.locate(name)
     except build.ConfigError:
@@ -88,7 +93,7 @@ def test_table_of_keys_is_what_train_reads():
     if is_key and node.value.id == 'config' and node.attr not in ('get', 'run'):
       read.add(node.attr)
   read -= {'check_all_read'}
-  table = README.split('## A training config')[1].split('Order of init')[0]
+  table = TRAINING.split('## A training config')[1].split('Order of init')[0]
   first_cells = re.findall(r'^\| (`[^|]*) \|', table, re.M)
   listed = {n for cell in first_cells for n in re.findall(r'`(\w+)', cell)}
   listed -= {'run', 'total_steps', 'log_every_'}
@@ -129,6 +134,14 @@ def test_the_flags_of_compile_exist(command):
   'tool', ['convert', 'predict', 'inspect', 'masked_patches', 'benchmark']
 )
 def test_tools_take_what_the_commands_give_them(tool):
-  (command,) = [c for c in _commands() if f'vit_jax.tools.{tool}' in c]
+  commands = [c for c in _commands() if f'vit_jax.tools.{tool}' in c]
   module = importlib.import_module(f'vit_jax.tools.{tool}')
-  module.parser().parse_args(shlex.split(command)[3:])
+  for command in commands:
+    module.parser().parse_args(shlex.split(command)[3:])
+  assert commands
+
+
+def test_links_lead_somewhere():
+  for page in (ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')):
+    for link in re.findall(r'\]\((?!http)([^)#]+)', page.read_text()):
+      assert (page.parent / link).exists(), (page.name, link)

@@ -94,7 +94,14 @@ def line(record):
 
 def console():
   """A console that speaks on the first host only."""
-  return rich.console.Console(quiet=jax.process_index() != 0)
+  return rich.console.Console(quiet=jax.process_index() != 0, **_plain())
+
+
+def _plain():
+  """In a notebook: plain lines, although its stdout says it is a terminal."""
+  if 'ipykernel' not in sys.modules:
+    return {}
+  return {'force_jupyter': False, 'force_terminal': False}
 
 
 def table(title, columns, rows):
@@ -152,7 +159,7 @@ def track(items, total, *, unit, shown=False, live=True, after_s=2, every_s=60):
   if jax.process_index():
     yield from items
     return
-  err = rich.console.Console(stderr=True)
+  err = rich.console.Console(stderr=True, **_plain())
   bar = rich.progress.Progress(
     rich.progress.BarColumn(),
     rich.progress.MofNCompleteColumn(),

@@ -1,0 +1,204 @@
+"""The notebooks are whole, small, and run: in tiny form, without a network."""
+
+import ast
+import importlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+
+from vit_jax import build, terminal
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDER = ROOT / 'notebooks'
+NAMES = (
+  'predict_and_look',
+  'finetune_your_folder',
+  'pretrain_and_transfer',
+  'read_a_scaling_study',
+  'tpu_pods',
+)
+MAX_BYTES = 200_000  # of an output
+SETUP = (ROOT / 'setup.py').read_text()
+VERSION = re.search(r"version='(.*)'", SETUP).group(1)
+URL = re.search(r"url='(.*)'", SETUP).group(1)
+
+
+def cells(name, kind):
+  notebook = json.loads((FOLDER / f'{name}.ipynb').read_text())
+  return [c for c in notebook['cells'] if c['cell_type'] == kind]
+
+
+def code(name):
+  return [''.join(cell['source']) for cell in cells(name, 'code')]
+
+
+def test_these_are_all_notebooks():
+  assert {path.stem for path in FOLDER.glob('*.ipynb')} == set(NAMES)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_format(name):
+  """What version 4.5 of the notebook format asks for."""
+  notebook = json.loads((FOLDER / f'{name}.ipynb').read_text())
+  assert (notebook['nbformat'], notebook['nbformat_minor']) == (4, 5)
+  assert notebook['metadata']['kernelspec']['name'] == 'python3'
+  ids = [cell['id'] for cell in notebook['cells']]
+  assert len(set(ids)) == len(ids)
+  for cell in notebook['cells']:
+    needed = {'cell_type', 'id', 'metadata', 'source'}
+    if cell['cell_type'] == 'code':
+      needed |= {'execution_count', 'outputs'}
+    else:
+      assert cell['cell_type'] == 'markdown'
+    assert set(cell) == needed
+    assert re.fullmatch('[a-zA-Z0-9_-]{1,64}', cell['id'])
+    assert isinstance(cell['source'], str | list)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_outputs_are_small_and_without_errors(name):
+  for cell in cells(name, 'code'):
+    for output in cell['outputs']:
+      assert output['output_type'] in (
+        'stream',
+        'display_data',
+        'execute_result',
+      )
+      assert output.get('name') != 'stderr', output
+      assert len(json.dumps(output)) < MAX_BYTES
+  counts = [cell['execution_count'] for cell in cells(name, 'code')]
+  assert counts == [*range(1, len(counts) + 1)]  # run once, from the top
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_no_path_of_a_machine_is_shown(name):
+  text = (FOLDER / f'{name}.ipynb').read_text()
+  assert not re.findall(r'/(?:home|root|Users|work)/[^"\s]*', text)
+  assert set(re.findall(r'/tmp/(\w+)', text)) <= {'vit_jax'}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_installs_a_release_and_links_to_it(name):
+  install = code(name)[0]
+  assert install == code(NAMES[0])[0]
+  assert install.startswith(f"RELEASE = 'v{VERSION}'")
+  assert f"url = '{URL}'" in install
+  project = URL.removeprefix('https://github.com/')
+  badge = f'/github/{project}/blob/v{VERSION}/notebooks/{name}.ipynb)'
+  assert badge in ''.join(cells(name, 'markdown')[0]['source'])
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_what_is_imported_exists(name):
+  """Names of ours, and the files that the text tells of."""
+  tree = ast.parse('\n'.join(code(name)))
+  found = 0
+  for node in ast.walk(tree):
+    if not isinstance(node, ast.ImportFrom):
+      continue
+    package = node.module.partition('.')[0]
+    for alias in node.names:
+      if package == 'vit_jax':
+        found += 1
+        _locate(f'{node.module}.{alias.name}')
+      elif package == 'configs':
+        assert (ROOT / 'configs' / f'{alias.name}.py').exists()
+  assert found
+  text = ''.join(''.join(cell['source']) for cell in cells(name, 'markdown'))
+  for path in re.findall(r'(?:configs|docs)/\w[\w/.]*\.\w+', text):
+    assert (ROOT / path).exists(), path
+  for module in re.findall(r'python -m (vit_jax[\w.]*\w)', text):
+    assert importlib.util.find_spec(module), module
+  for path in re.findall(r'\((\w+\.ipynb)\)', text):
+    assert (FOLDER / path).exists(), path
+
+
+def _locate(name):
+  try:
+    build.locate(name)
+  except build.ConfigError:
+    importlib.import_module(name)
+
+
+def test_progress_is_plain_lines_in_a_notebook(monkeypatch):
+  """Whose stdout says that it is a terminal: bars would fill the page."""
+  monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
+  monkeypatch.setenv('TERM', 'xterm')
+  assert terminal.console().is_terminal
+  monkeypatch.setitem(sys.modules, 'ipykernel', types.ModuleType('ipykernel'))
+  assert not terminal.console().is_terminal
+
+
+# In a process of its own, with a stand-in for what notebooks show pictures by.
+RUN = """
+import json, pathlib, sys, types
+import matplotlib
+matplotlib.use('Agg')
+shown = []
+def show(filename, **kwargs):
+  shown.append(pathlib.Path(filename).read_bytes())
+display = types.ModuleType('IPython.display')
+display.Image = show
+display.Markdown = lambda *text, filename=None: filename and show(filename)
+sys.modules['IPython.display'] = display
+scope = {'__name__': '__main__'}
+for cell in json.loads(pathlib.Path(sys.argv[1]).read_text())['cells']:
+  if cell['cell_type'] == 'code':
+    exec(compile(''.join(cell['source']), cell['id'], 'exec'), scope)
+from matplotlib import pyplot
+assert all(shown) and len(shown) + len(pyplot.get_fignums()) >= 2
+"""
+
+
+def execute(name, workdir, **settings):
+  """Runs the code cells in tiny form; they leave what they do in workdir."""
+  environ = os.environ | {
+    'VIT_JAX_TINY': '1',
+    'VIT_JAX_WORKDIR': str(workdir),
+    'PYTHONPATH': str(ROOT),
+    **{f'VIT_JAX_{key}': str(value) for key, value in settings.items()},
+  }
+  done = subprocess.run(
+    [sys.executable, '-c', RUN, str(FOLDER / f'{name}.ipynb')],
+    env=environ,
+    cwd=FOLDER,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+  return done.stdout
+
+
+@pytest.mark.slow
+def test_pretraining_fine_tuning_and_looking(tmp_path):
+  """Each notebook goes on from the weights of the one before."""
+  quick, tuned = tmp_path / 'quick', tmp_path / 'tuned'
+  execute('pretrain_and_transfer', quick)
+  assert 'fine-tuned at 32 px' in (quick / 'table.md').read_text()
+  text = execute(
+    'finetune_your_folder',
+    tuned,
+    WEIGHTS=quick / 'pretrain',
+    FOLDER=tmp_path / 'tiles',
+  )
+  assert 'pos_embedding 1x6x6x96 resized to 1x9x9x96' in text
+  execute('predict_and_look', tmp_path / 'figures', WEIGHTS=tuned)
+  assert (tmp_path / 'figures' / 'rollout.npz').exists()
+
+
+@pytest.mark.slow
+def test_scaling_study(tmp_path):
+  text = execute('read_a_scaling_study', tmp_path)
+  assert '1 of 6 runs are done' in text
+  assert len(json.loads((tmp_path / 'scaling.json').read_text())) == 2
+
+
+@pytest.mark.slow
+def test_tpu_pods(tmp_path):
+  execute('tpu_pods', tmp_path)
