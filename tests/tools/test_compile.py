@@ -403,3 +403,37 @@ def test_tpu(tmp_path):
   assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
   assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
   assert row['collectives_mb']['all-reduce'] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
+def test_the_compilers_own_printout_costs_the_same():
+  """Which is read where jaxlib cannot read what the compiler made."""
+  code = """
+import jax
+import jax.numpy as jnp
+from vit_jax.tools import compile_costs, compile_step
+
+class Refused:
+  def as_text(self):
+    raise jax.errors.JaxRuntimeError('no')
+
+def f(x, w):
+  return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].sum()
+
+(device, *_) = compile_step.find_devices('v5e:2x2')
+here = jax.sharding.SingleDeviceSharding(device)
+x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
+w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
+lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
+texts = [
+  compile_step.text(lowered, compiled)
+  for compiled in (lowered.compile(), Refused())
+]
+first, second = map(compile_costs.costs, texts)
+assert first.cycles > 0 and first == second, (first, second)
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr

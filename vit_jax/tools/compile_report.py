@@ -60,15 +60,16 @@ COLUMNS = {  # key of a row: heading
 }
 
 
-def row(step, compiled):
+def row(step, compiled, text):
   """A row of numbers.
 
   Args:
     step: Step of compile_step.py; its `about` begins the row.
     compiled: of its `lowered.compile()`.
+    text: its optimized HLO.
   """
   found = step.about | _memory(compiled, hbm_gib(step.device))
-  costs = compile_costs.costs(compiled.as_text())
+  costs = compile_costs.costs(text)
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + costs.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + costs.repeated_bytes

@@ -5,6 +5,8 @@ import functools
 import importlib.metadata
 import math
 import os
+import pathlib
+import tempfile
 import time
 import types
 from typing import Any
@@ -64,8 +66,25 @@ def measure(config, devices, **options):
       raise
     found = compile_report.too_large(step, error)
   else:
-    found = compile_report.row(step, compiled)
+    found = compile_report.row(step, compiled, text(step.lowered, compiled))
   return found | {'compile_s': time.perf_counter() - begin}
+
+
+def text(lowered, compiled):
+  """The optimized HLO as text.
+
+  jaxlib cannot read all that libtpu writes: not a copy that ends in a later
+  round of a loop than it began in (jaxlib 0.10.2, H/14 with fsdp on v6e). The
+  compiler's own printout has it, but must be asked for before it compiles.
+  """
+  try:
+    return compiled.as_text()
+  except jax.errors.JaxRuntimeError:
+    with tempfile.TemporaryDirectory() as folder:
+      options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}
+      lowered.compile(compiler_options=options)
+      (printout,) = pathlib.Path(folder).glob('*.after_codegen.txt')
+      return printout.read_text()
 
 
 def lower(config, devices, *, image_shape=None, num_classes=None):
