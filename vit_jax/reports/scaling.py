@@ -130,7 +130,17 @@ def _draw(panel, axes, rows):
           fontsize=7,
         )
   if panel.get('log_x', True):
+    from matplotlib import ticker
+
     axes.set_xscale('log')
+    # By default all minor ticks of a short axis have labels, which meet.
+    low, high = axes.get_xlim()
+    subs = (1, 2, 5) if high < 20 * low else (1,)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(
+      ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
+    )
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   if ticks := panel.get('ticks'):
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()
