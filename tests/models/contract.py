@@ -12,6 +12,16 @@ IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
 IMAGES = IMAGES.astype(np.float32)
 
 
+TINY_VIT = {  # fields of a ViT, or an axial one; a grid of 2x6 of IMAGES
+  'width': 16,
+  'depth': 2,
+  'mlp_dim': 24,
+  'num_heads': 2,
+  'patch_size': (4, 2),
+  'num_classes': 5,
+}
+
+
 def random_params(model, images=IMAGES, seed=0, scale=0.3):
   """Initial parameters plus noise, so that none is zero or without effect."""
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -40,6 +50,14 @@ def logits_and_grads(model, params, images=IMAGES, rngs=None):
 
   (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
   return logits, grads
+
+
+def assert_scan_is_the_loop(model):
+  params = random_params(model)
+  scanned = model.clone(scan=True)
+  actual = jax.jit(scanned.apply)({'params': stack_layers(params)}, IMAGES)
+  expected = jax.jit(model.apply)({'params': params}, IMAGES)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def assert_trees_close(actual, expected, **kwargs):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from contract import (
   IMAGES,
+  TINY_VIT,
+  assert_scan_is_the_loop,
   assert_trees_close,
   compare_to_bfloat16,
   logits_and_grads,
@@ -23,15 +25,7 @@ RNG = np.random.default_rng(0)
 
 
 def tiny(**fields):
-  defaults = {
-    'width': 16,
-    'depth': 2,
-    'mlp_dim': 24,
-    'num_heads': 2,
-    'patch_size': (4, 2),  # a grid of 2x6
-    'num_classes': 5,
-  }
-  return AxialViT(**(defaults | fields))
+  return AxialViT(**(TINY_VIT | fields))
 
 
 def tiny_resnet(**fields):
@@ -79,12 +73,7 @@ def test_lines(axis):
 
 
 def test_scan_is_the_loop():
-  model = tiny()
-  params = random_params(model)
-  scanned = model.clone(scan=True)
-  actual = jax.jit(scanned.apply)({'params': stack_layers(params)}, IMAGES)
-  expected = jax.jit(model.apply)({'params': params}, IMAGES)
-  np.testing.assert_allclose(actual, expected, atol=1e-5)
+  assert_scan_is_the_loop(tiny())
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from contract import (
   IMAGES,
+  TINY_VIT,
+  assert_scan_is_the_loop,
   assert_trees_close,
   compare_to_bfloat16,
   logits_and_grads,
@@ -32,15 +34,7 @@ ALL = [
 
 
 def tiny(**fields):
-  defaults = {
-    'width': 16,
-    'depth': 2,
-    'mlp_dim': 24,
-    'num_heads': 2,
-    'patch_size': (4, 2),
-    'num_classes': 5,
-  }
-  return VisionTransformer(**(defaults | fields))
+  return VisionTransformer(**(TINY_VIT | fields))
 
 
 def logits(model, params, images=IMAGES):
@@ -171,12 +165,7 @@ def test_relative_attention(has_cls, registers):
   'kind, place', [('relative', 'stem'), ('learned2d', 'layers_shared')]
 )
 def test_scan_is_the_loop(kind, place):
-  model = tiny(posemb=kind, posemb_at=place)
-  params = random_params(model)
-  scanned = model.clone(scan=True)
-  actual = jax.jit(scanned.apply)({'params': stack_layers(params)}, IMAGES)
-  expected = jax.jit(model.apply)({'params': params}, IMAGES)
-  np.testing.assert_allclose(actual, expected, atol=1e-5)
+  assert_scan_is_the_loop(tiny(posemb=kind, posemb_at=place))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from contract import (
   IMAGES,
+  TINY_VIT,
   assert_trees_close,
   compare_to_bfloat16,
   golden,
@@ -37,15 +38,7 @@ EVERYTHING = {  # each optional part at once
 
 
 def tiny(**fields):
-  defaults = {
-    'width': 16,
-    'depth': 2,
-    'mlp_dim': 24,
-    'num_heads': 2,
-    'patch_size': (4, 2),
-    'num_classes': 5,
-  }
-  return VisionTransformer(**(defaults | fields))
+  return VisionTransformer(**(TINY_VIT | fields))
 
 
 # Forward pass.
