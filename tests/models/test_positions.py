@@ -128,7 +128,9 @@ def test_shared_positions_are_the_same_in_every_layer(kind):
     np.testing.assert_array_equal(logits(shared, params), logits(stem, params))
 
 
-@pytest.mark.parametrize('has_cls, registers', [(False, 0), (True, 2)])
+@pytest.mark.parametrize(
+  'has_cls, registers', [(False, 0), (True, 0), (False, 1), (True, 2)]
+)
 def test_relative_attention(has_cls, registers):
   """Against loops over pairs of tokens."""
   prefix, width = has_cls + registers, 8
@@ -143,6 +145,7 @@ def test_relative_attention(has_cls, registers):
   recorded = recorded['intermediates']
   q, k = (np.asarray(recorded[name][0]) for name in 'qk')
   table = params['offset_embedding'].reshape(12, 2, 4)
+  number = [-1] * has_cls + [-2] * registers + [*range(6)]  # -2: nowhere
   out = 0
   for head in range(2):
     v = x @ params['value']['kernel'][:, head] + params['value']['bias'][head]
@@ -150,8 +153,9 @@ def test_relative_attention(has_cls, registers):
     for i in range(prefix + 6):
       for j in range(prefix + 6):
         key = k[:, j, head]
-        if min(i, j) >= prefix:
-          key = key + table[6 + j - i, head]
+        if min(number[i], number[j]) > -2:
+          difference = number[j] - number[i]
+          key = key + table[(6 + difference) % 12, head]
         weights[:, i, j] = np.exp((q[:, i, head] * key).sum(-1) / 2)
     weights /= weights.sum(-1, keepdims=True)
     out = out + weights @ v @ params['out']['kernel'][head]
@@ -258,9 +262,7 @@ def test_resizing_offsets():
   old = table((3, 5), 1 / 2, 1 / 4)
   random = RNG.standard_normal((2, 6, 5, 3, 4)).astype('f')
   same = posemb.resize_offsets(random, (3, 5))
-  np.testing.assert_array_equal(
-    same.reshape(2, -1)[:, 12:], random.reshape(2, -1)[:, 12:]
-  )
+  np.testing.assert_array_equal(same, random)
   new = posemb.resize_offsets(old, (7, 9))
   assert new.shape == (14, 9, 1, 2)
   expected = table((7, 9), 1 / 6, 1 / 8)

@@ -95,7 +95,9 @@ def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   for y, y_weight in _neighbours(dy):
     for x, x_weight in _neighbours(dx):
       cell = (rows // 2 + y) * width + x
-      found = old[..., np.clip(cell, 1, rows * width - 1), :, :]
+      # The first cell is of the class token alone, see positions.py.
+      cell = np.clip(cell, offsets > offsets[0], rows * width - 1)
+      found = old[..., cell, :, :]
       out = out + (y_weight * x_weight)[:, None, None] * found
   out = out.reshape(*batch, 2 * size[0], size[1], heads, dim)
   return out.astype(table.dtype)

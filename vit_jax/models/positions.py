@@ -13,6 +13,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from vit_jax.models.layers import INIT
@@ -79,14 +80,14 @@ class Positions:
     Patches are numbered row by row. Where one asks and another answers the
     difference of their numbers has an embedding, which the query is multiplied
     with as it is with the key. Not in the paper, and our choice: each layer and
-    each head has embeddings of its own; the class token and registers are
-    nowhere, so pairs with one of them get 0 (and the last layer's embeddings
-    are of no effect where the class token is all that is read); the sum is
-    scaled by 1 / √d.
+    each head has embeddings of its own; the class token comes first in the
+    sequence, so its number is -1; registers are nowhere, and pairs with one of
+    them get 0; the sum is scaled by 1 / √d.
 
-    Differences key - query are from 1 - gh * gw to gh * gw - 1. Their table is
-    [2 gh, gw, h, d], in which difference 0 is in row gh and column 0, so that
-    it tells the grid and can be resized; its first cell is never used.
+    The table is [2 gh, gw, h, d], in which difference key - query of 0 is in
+    row gh and column 0, so that it tells the grid and can be resized. Its first
+    cell is of -gh * gw, between the last patch and the class token, and of
+    gh * gw, too; without a class token it is never used.
 
     Args:
       module: of the attention, which gets the parameter 'offset_embedding'.
@@ -96,14 +97,20 @@ class Positions:
     heads = q.shape[2:]
     table = self._table(module, 'offset_embedding', (2 * gh, gw, *heads))
     table = table.reshape(-1, *heads).astype(q.dtype)
-    prefix = self.has_cls + self.num_registers
+    first, prefix = int(self.has_cls), self.has_cls + self.num_registers
+    q = jnp.concatenate([q[:, :first], q[:, prefix:]], axis=1)
     logits = jnp.einsum(
-      'bqhd,ohd->bhqo',
-      q[:, prefix:],
-      table,
-      preferred_element_type=jnp.float32,
+      'bqhd,ohd->bhqo', q, table, preferred_element_type=jnp.float32
     )
-    return jnp.pad(_by_key(logits), ((0, 0), (0, 0), (prefix, 0), (prefix, 0)))
+    if self.has_cls:  # two more differences, of which one is never asked for
+      ends = logits[..., :1]
+      logits = jnp.concatenate([ends, logits, ends], axis=-1)
+    logits = _by_key(logits)
+    if self.num_registers:
+      at = np.r_[:first, prefix : prefix + gh * gw]
+      zeros = jnp.zeros((*logits.shape[:2], at[-1] + 1, at[-1] + 1))
+      logits = zeros.at[..., at[:, None], at].set(logits)
+    return logits
 
   def _table(self, module, name, shape):
     """A parameter, if it is of this grid."""
