@@ -114,6 +114,12 @@ def test_the_compilers_own_trip_count_comes_first():
   assert costs(text).cycles == 507
 
 
+def test_a_loop_whose_counter_takes_larger_steps():
+  larger = LOOP.replace('%one = s32[] constant(1)', '%one = s32[] constant(2)')
+  assert larger != LOOP
+  assert costs(larger).cycles == 2 * 100 + 7  # rounds 0 and 2, of 3
+
+
 def test_a_loop_without_a_bound_counts_once_and_is_told():
   found = costs(LOOP.replace('direction=LT', 'direction=NE'))
   assert (found.cycles, found.unknown_loops) == (107, 1)

@@ -136,18 +136,50 @@ def _dearest(module, conditional):
 
 
 def _trips(module, loop):
-  """How often a loop runs: as the compiler knows it, or `i < constant`."""
+  """How often a loop runs: as the compiler knows it, or for i < constant.
+
+  i begins at 0. Its step need not be 1: of the loops that multiply what is
+  being gathered every other round is unrolled.
+  """
   if known := _TRIPS.search(loop.rest):
     return int(known[1])
   condition = module[loop.attribute('condition')]
-  (root,) = (i for i in condition.values() if i.is_root)
-  bounds = [i for i in condition.values() if i.op == 'constant']
-  bounds = [i for i in bounds if i.text.isdecimal()]
-  if root.op == 'fusion':
-    (root,) = (i for i in module[root.attribute('calls')].values() if i.is_root)
-  if root.op != 'compare' or 'direction=LT' not in root.rest:
+  compare = _root(condition)
+  bound = _constant(condition, compare.operands)
+  places = (condition[name].rest for name in compare.operands)
+  places = [re.search(r'index=(\d+)', rest) for rest in places]
+  counter = next((int(found[1]) for found in places if found), None)
+  if compare.op == 'fusion':
+    bound = bound or _constant(condition, condition)
+    compare = _root(module[compare.attribute('calls')])
+  if compare.op != 'compare' or 'direction=LT' not in compare.rest:
     return None
-  return int(bounds[0].text) if len(bounds) == 1 else None
+  step = _step(module, module[loop.attribute('body')], counter)
+  return math.ceil(bound / step) if bound and step else None
+
+
+def _step(module, body, counter):
+  """What a round adds to an element of its state, or None."""
+  result = _root(body)
+  if counter is None or result.op != 'tuple':
+    return None
+  update, computation = body[result.operands[counter]], body
+  if update.op == 'fusion':
+    computation = module[update.attribute('calls')]
+    update = _root(computation)
+  return _constant(computation, update.operands) if update.op == 'add' else None
+
+
+def _root(computation):
+  (root,) = (i for i in computation.values() if i.is_root)
+  return root
+
+
+def _constant(computation, names):
+  """The one whole number among them, or None."""
+  found = [computation[name] for name in names if name in computation]
+  found = [i.text for i in found if i.op == 'constant' and i.text.isdecimal()]
+  return int(found[0]) if len(found) == 1 else None
 
 
 def _collective(instruction):

@@ -71,6 +71,9 @@ and keeps all numbers in [{data}]({data}). Versions: {versions}.
 - MFU is 3 x forward over the data sheet's peak. `compiled TFLOP` is the
   compiler's own count, with what it recomputes.
 - `accessed` counts on-chip memory, too.
+- Parameters that `fsdp` splits are gathered as the compiler likes: by
+  all-gathers, all-reduces of parts in zeros, or collective-permutes beside the
+  products.
 - ViTs have `scan=True`, which compiles one layer for all of them; unrolled they
   compile longer and need fewer copies. ResNets are unrolled.
 - Where `remat=none` does not fit, the line after it has `full`.
