@@ -122,7 +122,8 @@ def _last_record(workdir):
 
 
 # What others of its kind show by default is left to the slow run.
-SLOW = ('pretrain_imagenet21k', 'pretrain_jft', 'pretrain_s16_better_plain')
+SLOW = ('pretrain_bit', 'pretrain_imagenet21k', 'pretrain_jft')
+SLOW += ('pretrain_s16_better_plain',)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,10 @@ def test_tiny_pretraining_runs(name, pretrained):
 
 
 def _tiny_finetunings():
-  """Those that differ from another in the name of the data only are slow."""
+  """All but that of a folder are slow: data sets have the same parts."""
   for name, argument in variants(tiny=True):
     if name == 'finetune':
-      slow = re.match('cifar|flowers|pets', argument)
+      slow = re.match('cifar|flowers|imagenet|pets', argument)
       marks = [pytest.mark.slow] if slow else []
       yield pytest.param(argument, marks=marks)
 

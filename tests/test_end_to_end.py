@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -22,6 +24,7 @@ def _run(workdir):
   )
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path):
   done = _run(tmp_path)
   assert done.returncode == 0, done.stderr

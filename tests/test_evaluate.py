@@ -174,6 +174,7 @@ def test_weights_of_any_format_give_what_the_run_measured(
     assert recorded[name] == pytest.approx(value, rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_training_starts_from_weights_of_any_format(run, tmp_path):
   formats.write(formats.read(run), tmp_path / 'x', 'timm')
   config = json.loads((run / 'config.json').read_text())

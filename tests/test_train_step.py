@@ -142,7 +142,7 @@ def one_device_losses():
 @pytest.mark.parametrize(
   ('mesh', 'rules', 'query_shards', 'fc1_shards'),
   [
-    ({'data': 8}, [], (16, 2, 8), (16, 32)),
+    pytest.param({'data': 8}, [], (16, 2, 8), (16, 32), marks=pytest.mark.slow),
     ({'data': 4, 'model': 2}, TENSOR, (4, 1, 8), (4, 16)),
   ],
 )
@@ -258,7 +258,9 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
 # What moves, and what is averaged.
 
 
-@pytest.mark.parametrize(('depth', 'scan'), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+  ('depth', 'scan'), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
 def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
   freeze = ['embedding/.*', 'pos_embedding']
 

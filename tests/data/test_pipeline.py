@@ -154,6 +154,7 @@ def test_start_need_not_be_a_multiple():
   np.testing.assert_array_equal(straight[17 : 17 + 60], shifted)
 
 
+@pytest.mark.slow
 def test_worker_processes_equal_threads():
   # 70 examples of a batch: three chunks, dealt to two processes in turn.
   options = {'batch_size': 70, 'seed': 3, 'on_error': 'skip'}

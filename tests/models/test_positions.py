@@ -281,7 +281,9 @@ def test_resizing_offsets():
 # Overlapping patches.
 
 
-@pytest.mark.parametrize('stride', [(4, 1), 2])
+@pytest.mark.parametrize(
+  'stride', [pytest.param((4, 1), marks=pytest.mark.slow), 2]
+)
 def test_overlapping_patches_are_a_strided_convolution(stride):
   model = tiny(patch_stride=stride, posemb='none')
   params = random_params(model)

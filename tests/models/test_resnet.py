@@ -146,6 +146,7 @@ def test_shapes_and_finite_gradients(form):
   assert unit['norm3']['scale'].shape == (512 if post else 128,)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_near_float32():
   model, params, *expected = computed('preact')
   error, grads_error = compare_to_bfloat16(model, params, expected, IMAGES)

@@ -226,7 +226,10 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters():
 # Initialisation.
 
 
-@pytest.mark.parametrize('scan, pooling', [(False, 'token'), (True, 'map')])
+@pytest.mark.parametrize(
+  'scan, pooling',
+  [(False, 'token'), pytest.param(True, 'map', marks=pytest.mark.slow)],
+)
 def test_initial_distributions(scan, pooling):
   width, heads, mlp = 64, 4, 128
   model = tiny(
@@ -306,11 +309,11 @@ def unrolled_everything():
 @pytest.mark.parametrize(
   'scan, remat',
   [
-    (True, 'none'),
+    pytest.param(True, 'none', marks=pytest.mark.slow),
     (False, 'full'),
     (False, 'dots'),
     (True, 'full'),
-    (True, 'dots_saveable'),
+    pytest.param(True, 'dots_saveable', marks=pytest.mark.slow),
   ],
 )
 def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
@@ -323,6 +326,7 @@ def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
   assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_remat_repeats_the_same_dropout():
   model = tiny(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.2)
   params = random_params(model)
@@ -336,7 +340,9 @@ def test_remat_repeats_the_same_dropout():
 @pytest.mark.parametrize(
   'field', ['dropout', 'attention_dropout', 'stochastic_depth']
 )
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(
+  'scan', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_dropout_acts_in_training_only(field, scan):
   model = tiny(scan=scan, **{field: 0.5})
   params = {'params': random_params(model)}
@@ -452,6 +458,7 @@ def test_queries_and_keys_are_recorded_when_asked_for(scan, remat):
     np.testing.assert_allclose(value, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_hybrids_keep_outputs_and_gradients():
   images = np.random.default_rng(1).uniform(-1, 1, (2, 12, 9, 3)).astype('f')
   model = tiny(patch_size=1, resnet_stages=(1,), depth=1)

@@ -249,6 +249,7 @@ np.savez('out.npz', *out)
 """
 
 
+@pytest.mark.slow
 def test_stablehlo_runs_without_us(tmp_path, logits):
   pytest.importorskip('flatbuffers')
   weights = make_weights()
