@@ -433,7 +433,7 @@ x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
 w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
 lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
 texts = [
-  compile_step.text(lowered, compiled)
+  compile_step.read(lowered, compiled)
   for compiled in (lowered.compile(), Refused())
 ]
 first, second = map(compile_costs.costs, texts)

@@ -200,14 +200,12 @@ def mean_distance(q, k, added=None, *, distances, prefix='left_out'):
       'the grid of these images.'
     )
   first = q.shape[1] - patches
+  # The softmax over patches alone is what is left out of the whole, scaled to
+  # sum to one, with no division by zero.
+  keys = first if prefix == 'left_out' else 0
   if added is not None:
-    added = added[:, :, first:]
-  if prefix == 'left_out':
-    # The softmax over patches alone is just that, with no division by zero.
-    to_patches = added if added is None else added[..., first:]
-    to_patches = weights(q[:, first:], k[:, first:], to_patches)
-  else:
-    to_patches = weights(q[:, first:], k, added)[..., first:]
+    added = added[:, :, first:, keys:]
+  to_patches = weights(q[:, first:], k[:, keys:], added)[..., first - keys :]
   return jnp.einsum('bhqk,qk->bh', to_patches, distances) / patches
 
 

@@ -60,8 +60,7 @@ class Positions:
       )
     x = self._table(module, 'pos_embedding_x', (1, 1, gw, width // 2))
     y = self._table(module, 'pos_embedding_y', (1, gh, 1, width // 2))
-    both = [jnp.broadcast_to(t, (1, gh, gw, width // 2)) for t in (x, y)]
-    return jnp.concatenate(both, axis=-1).reshape(1, -1, width)
+    return side_by_side(x, y).reshape(1, -1, width)
 
   def of_cls(self, module: nn.Module, width: int) -> jax.Array:
     """[1, 1, D]; with the patches' the N + 1 rows of equation 1."""
@@ -126,6 +125,17 @@ class Positions:
           f'vit_jax.models.posemb.resize{"_offsets" if relative else ""}.'
         )
     return module.param(name, INIT['pos_embedding'](self.init_std), shape)
+
+
+def side_by_side(x: jax.Array, y: jax.Array) -> jax.Array:
+  """The tables of 'learned2d', [1, 1, gw, D/2] and [1, gh, 1, D/2], as one.
+
+  Returns:
+    [1, gh, gw, D].
+  """
+  grid = jnp.broadcast_shapes(x.shape, y.shape)
+  both = [jnp.broadcast_to(table, grid) for table in (x, y)]
+  return jnp.concatenate(both, axis=-1)
 
 
 def _by_key(x):

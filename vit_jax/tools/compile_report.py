@@ -60,16 +60,16 @@ COLUMNS = {  # key of a row: heading
 }
 
 
-def row(step, compiled, text):
+def row(step, compiled, hlo):
   """A row of numbers.
 
   Args:
     step: Step of compile_step.py; its `about` begins the row.
     compiled: of its `lowered.compile()`.
-    text: its optimized HLO.
+    hlo: its text, optimized.
   """
   found = step.about | _memory(compiled, hbm_gib(step.device))
-  costs = compile_costs.costs(text)
+  costs = compile_costs.costs(hlo)
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + costs.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + costs.repeated_bytes

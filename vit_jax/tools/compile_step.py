@@ -66,11 +66,11 @@ def measure(config, devices, **options):
       raise
     found = compile_report.too_large(step, error)
   else:
-    found = compile_report.row(step, compiled, text(step.lowered, compiled))
+    found = compile_report.row(step, compiled, read(step.lowered, compiled))
   return found | {'compile_s': time.perf_counter() - begin}
 
 
-def text(lowered, compiled):
+def read(lowered, compiled):
   """The optimized HLO as text.
 
   jaxlib cannot read all that libtpu writes: not a copy that ends in a later

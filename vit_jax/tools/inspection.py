@@ -9,6 +9,7 @@ from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.build import ConfigError
 from vit_jax.models import posemb
+from vit_jax.models.positions import side_by_side
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
 from vit_jax.tools import predict
 from vit_jax.weights.bundle import make
@@ -49,10 +50,8 @@ def geometry(weights):
   """
   cell = stride(weights.settings)
   grid = grid_of(weights.settings, weights.image_shape)
-  has_class_token = weights.settings.get('class_token')
-  if has_class_token is None:
-    has_class_token = weights.settings.get('pooling', 'token') == 'token'
-  return grid, cell, has_class_token + weights.settings.get('num_registers', 0)
+  model = make(weights.settings)
+  return grid, cell, model.has_class_token + model.num_registers
 
 
 def filters(weights, count=28):
@@ -64,15 +63,12 @@ def filters(weights, count=28):
 def positions(weights):
   """[gh, gw, gh, gw] of `embeddings.position_similarity`."""
   _check(weights, 'positions')
-  grid = geometry(weights)[0]
   table = weights.params.get('pos_embedding')
   if 'pos_embedding_x' in weights.params:
     halves = (weights.params[f'pos_embedding_{axis}'] for axis in 'xy')
-    table = np.concatenate(
-      [np.broadcast_to(x, (1, *grid, x.shape[-1])) for x in halves], axis=-1
-    )
+    table = np.asarray(side_by_side(*halves))
   elif table is None:
-    table = posemb.sincos2d(grid, weights.settings['width'])
+    table = posemb.sincos2d(geometry(weights)[0], weights.settings['width'])
   return embeddings.position_similarity(table)
 
 
