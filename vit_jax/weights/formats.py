@@ -16,12 +16,19 @@ import json
 
 from etils import epath
 
-from vit_jax import checkpoint, tree, workdirs
+from vit_jax import checkpoint
 from vit_jax.build import ConfigError
 from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
-from vit_jax.weights import arrays, big_vision, huggingface, original, timm
-from vit_jax.weights.bundle import Weights, check_targets, infer
-from vit_jax.weights.grids import image_shape, pair, stride
+from vit_jax.weights import (
+  arrays,
+  big_vision,
+  huggingface,
+  original,
+  ours,
+  timm,
+)
+from vit_jax.weights.bundle import check_targets
+from vit_jax.weights.grids import pair, stride
 
 FORMATS = {
   'npz': original,
@@ -74,7 +81,7 @@ def read(path, *, step=None, ema='auto', **options):
   options = {k: v for k, v in options.items() if v is not None}
   directory, source = _locate(path, step)
   if directory is not None:
-    weights = _read_ours(directory, ema, options)
+    weights = ours.read(directory, ema, options)
   else:
     weights = _read_theirs(path, source, options)
   shape, asked = weights.image_shape, options.get('image_size')
@@ -233,32 +240,6 @@ def _stem(path):
   return path.rsplit('/', 1)[-1].rsplit('.', 1)[0]
 
 
-def _read_ours(directory, ema, options):
-  if 'grid' in options:
-    raise ConfigError(f'{directory} says its own grid; leave grid out.')
-  params, _ = checkpoint.load_params(directory, ema=ema)
-  if tree.is_stacked(params):
-    params = tree.unstack_blocks(params)
-  run = workdirs.description(directory, missing_ok=True)
-  fields = {k: v for k, v in options.items() if k != 'image_size'}
-  if run is None:  # the checkpoint alone, without its workdir
-    settings = infer(params, **fields)
-    size = options.get('image_size')
-    use = {'image_shape': image_shape(params, settings, image_size=size)}
-  else:
-    unrolled = {'scan': False} if 'scan' in run['model'] else {}
-    settings, use = run['model'] | unrolled | fields, _use(run)
-    if not settings.get('mask_token'):  # asked for without it
-      params.pop('mask', None)
-  return Weights(
-    settings=settings,
-    params=params,
-    origin=str(directory),
-    step=int(directory.name),
-    **use,
-  )
-
-
 def _read_npz(module, found, sidecar, options):
   """Reads an npz; what the user says counts before what NAME.json says."""
   if not isinstance(sidecar, dict) or 'image_shape' not in sidecar:
@@ -268,14 +249,7 @@ def _read_npz(module, found, sidecar, options):
   known['grid'] = sidecar.get('grid')
   check_targets([sidecar.get('preprocess'), sidecar.get('transforms')])
   weights = module.read(found, None, **known | options)
-  return dataclasses.replace(weights, **_use(sidecar))
-
-
-def _use(content):
-  """The part of model.json, or of NAME.json, that is not the model."""
-  names = 'preprocess', 'transforms', 'class_names', 'activation'
-  found = {k: content[k] for k in names if content.get(k) is not None}
-  return found | {'image_shape': tuple(map(int, content['image_shape']))}
+  return dataclasses.replace(weights, **ours.besides_model(sidecar))
 
 
 def _rest(weights, module, written):
