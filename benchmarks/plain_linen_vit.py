@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.tools import benchmark_workers
+from vit_jax.tools.benchmark import workers
 
 XAVIER = nn.initializers.xavier_uniform()
 
@@ -136,4 +136,4 @@ class Plain:
 
 
 if __name__ == '__main__':
-  benchmark_workers.serve(Plain)
+  workers.serve(Plain)

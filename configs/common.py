@@ -2,8 +2,7 @@
 
 from ml_collections import config_dict
 
-from vit_jax import names
-from vit_jax.models import variants
+from vit_jax.models import names, variants
 
 _TRANSFORMS = 'vit_jax.data.transforms'
 

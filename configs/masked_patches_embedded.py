@@ -90,7 +90,7 @@ def pretrain_config(args):
   px = quickstart.PRETRAIN_PX
   if args.data == 'fractals':
     source = {
-      'target': 'vit_jax.data.fractals.Fractals',
+      'target': 'vit_jax.data.embedded.fractals.Fractals',
       **{'image_size': px, 'num_classes': 20 if args.tiny else 500},
       'images_per_class': 8 if args.tiny else 60,
     }

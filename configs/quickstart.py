@@ -85,7 +85,10 @@ def model():
 
 
 def pretrain_config(tiny):
-  glyphs = {'target': 'vit_jax.data.glyphs.Glyphs', 'image_size': PRETRAIN_PX}
+  glyphs = {
+    'target': 'vit_jax.data.embedded.glyphs.Glyphs',
+    'image_size': PRETRAIN_PX,
+  }
   validation = {'seed': 1, 'num_examples': 96 if tiny else 1920}
   return {
     'run': 'vit_jax.train.train',
@@ -124,7 +127,7 @@ def digits(split, image_px, batch_size, transforms=(), **kwargs):
   resize = {'target': 'vit_jax.data.transforms.Resize', 'size': image_px}
   return {
     'source': {
-      'target': 'vit_jax.data.builtin.Digits',
+      'target': 'vit_jax.data.embedded.digits.Digits',
       'split': split,
       **kwargs,
     },

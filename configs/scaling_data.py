@@ -74,7 +74,7 @@ from configs import (
   scaling,
 )
 from configs.published import TABLE_5, fraction
-from vit_jax import names
+from vit_jax.models import names
 
 FIGURES = {
   'fig4': ('b/32', 'B/32', 'L/16', 'L/32', 'R50x1', 'R152x2'),

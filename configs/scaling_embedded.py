@@ -50,7 +50,7 @@ from configs import arguments
 VARIANTS = ('', 'fractals', 'seeds=2,steps=300', 'tiny', 'fractals,tiny')
 CLASSES = 480
 BATCH, IMAGE_PX = 64, 24
-DIGITS = 'vit_jax.data.builtin.Digits'
+DIGITS = 'vit_jax.data.embedded.digits.Digits'
 MODELS = {
   'ViT': {
     'target': 'vit_jax.models.vit.VisionTransformer',
@@ -149,11 +149,11 @@ def frozen():
 def source(args, size, seed):
   if args.data == 'glyphs':
     return {
-      'target': 'vit_jax.data.glyphs.Glyphs',
+      'target': 'vit_jax.data.embedded.glyphs.Glyphs',
       **{'image_size': IMAGE_PX, 'num_examples': size, 'seed': 1 + seed},
     }
   return {
-    'target': 'vit_jax.data.fractals.Fractals',
+    'target': 'vit_jax.data.embedded.fractals.Fractals',
     **{'image_size': IMAGE_PX, 'num_classes': CLASSES, 'seed': seed},
     'images_per_class': size // CLASSES,
   }

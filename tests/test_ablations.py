@@ -10,7 +10,7 @@ from test_configs import _count, _count_resnet, load_config, load_module
 from test_scaling_configs import count, difference, flat
 
 from vit_jax import study, study_runs
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.models import variants
 from vit_jax.reports.results import Results
 

@@ -7,7 +7,7 @@ import pytest
 from ml_collections import config_dict
 
 from vit_jax import build
-from vit_jax.build import ConfigError, Reader, call, instantiate, locate
+from vit_jax.config import ConfigError, Reader, call, instantiate, locate
 
 RESIZE = 'vit_jax.data.transforms.Resize'
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from vit_jax import checkpoint, sharding
-from vit_jax.build import ConfigError
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import ConfigError
 from vit_jax.train import TrainState
 
 

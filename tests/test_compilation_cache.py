@@ -118,7 +118,7 @@ CONFIG = """
 import ml_collections
 
 def get_config():
-  source = dict(target='vit_jax.data.builtin.Digits', split='train')
+  source = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
   return ml_collections.ConfigDict(dict(
     run='counted.train',
     total_steps=3,

@@ -17,7 +17,7 @@ from ml_collections import config_dict
 
 from vit_jax import assemble, sharding
 from vit_jax import train as train_lib
-from vit_jax.build import Reader, resolve
+from vit_jax.config import Reader, resolve
 from vit_jax.data import pipeline, vtab
 from vit_jax.durations import to_steps
 
@@ -78,7 +78,7 @@ def replace_data(config):
   """Noise of the right number of classes in place of data sets."""
   classes = CLASSES[config.data.source.get('name', 'folder')]
   source = {
-    'target': 'vit_jax.data.builtin.Synthetic',
+    'target': 'vit_jax.data.embedded.digits.Synthetic',
     'image_size': (30, 40),
     'num_classes': classes,
     'num_examples': 2,
@@ -564,7 +564,7 @@ def test_masked_patches_embedded_traces(argument):
     for part in parts:
       if 'Fractals' in part.data.source.target:  # drawn when opened
         source = {'image_size': 24, 'num_classes': 500, 'num_examples': 2}
-        source['target'] = 'vit_jax.data.builtin.Synthetic'
+        source['target'] = 'vit_jax.data.embedded.digits.Synthetic'
         part.data.source = config_dict.ConfigDict(source | {'channels': 1})
     _trace(run)
   for word in filter(None, argument.split(',')):

@@ -22,7 +22,7 @@ from test_configs import (
 
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import train as train_lib
-from vit_jax.build import ConfigError, resolve
+from vit_jax.config import ConfigError, resolve
 
 
 def _jpeg(seed):

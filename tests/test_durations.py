@@ -3,7 +3,7 @@
 import ml_collections
 import pytest
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.durations import to_steps
 
 IMAGENET = {'batch_size': 4096, 'num_examples': 1_281_167}

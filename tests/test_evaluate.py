@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import checkpoint, tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
@@ -17,7 +17,7 @@ from vit_jax.reports import timm_csv
 from vit_jax.train import train
 from vit_jax.weights import formats
 
-DATA = 'vit_jax.data.builtin.'
+DATA = 'vit_jax.data.embedded.digits.'
 
 
 def _evals(**differences):
@@ -202,7 +202,7 @@ def test_a_duration_is_an_error(run, tmp_path):
 def test_other_classes_are_an_error(run, tmp_path):
   other = _evals()
   other['test']['data']['source'] = {
-    'target': 'vit_jax.data.glyphs.Glyphs',
+    'target': 'vit_jax.data.embedded.glyphs.Glyphs',
     **{'image_size': 8, 'num_examples': 8},
   }
   with pytest.raises(

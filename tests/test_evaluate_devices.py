@@ -61,7 +61,7 @@ def images(tmp_path_factory):
   """168 real digits as files, and which of them are for what."""
   import cv2
 
-  from vit_jax.data.builtin import Digits
+  from vit_jax.data.embedded.digits import Digits
 
   path = tmp_path_factory.mktemp('digits')
   lines = ['path,label,split']

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from vit_jax import evaluate as evaluate_lib
-from vit_jax import names, tree
-from vit_jax.build import ConfigError
+from vit_jax import tree
+from vit_jax.config import ConfigError
+from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 

@@ -15,8 +15,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax import hosts, tree
-from vit_jax.build import ConfigError
+from vit_jax import distributed, tree
+from vit_jax.config import ConfigError
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,7 +28,7 @@ import ml_collections
 
 def get_config(argument='train'):
   split, _, steps = argument.partition(',')
-  source = dict(target='vit_jax.data.builtin.Digits', split=split)
+  source = dict(target='vit_jax.data.embedded.digits.Digits', split=split)
   config = ml_collections.ConfigDict(dict(
     run='vit_jax.train.train',
     total_steps=int(steps or 1_000_000),
@@ -232,7 +232,9 @@ def test_one_of_two_is_killed_and_both_resume_bit_for_bit(start, tmp_path):
     'train,12', 'train,12', workdirs=('straight', 'straight'), devices=2
   )
   assert processes[0].wait(timeout=60) == 1
-  message = f'Host 1 is silent since {hosts.SILENT_S} s: killed, or cut off.'
+  message = (
+    f'Host 1 is silent since {distributed.SILENT_S} s: killed, or cut off.'
+  )
   assert message in logs[0].read_text()
   for process in whole:
     assert process.wait(timeout=120) == 0
@@ -302,13 +304,13 @@ def test_workdirs_of_each_its_own(start, tmp_path):
 )
 def test_nonsense_is_one_error(given, message):
   with pytest.raises(ConfigError, match=message):
-    hosts.initialize(**given)
+    distributed.initialize(**given)
 
 
 def test_variables_must_be_numbers(monkeypatch):
   monkeypatch.setenv('JAX_NUM_PROCESSES', 'two')
   with pytest.raises(ConfigError, match="num_processes='two' is no number"):
-    hosts.initialize()
+    distributed.initialize()
 
 
 @pytest.mark.parametrize(
@@ -317,9 +319,9 @@ def test_variables_must_be_numbers(monkeypatch):
 def test_a_host_that_waits_in_vain_says_so(process_id):
   address = f'localhost:{free_port()}'
   code = f"""
-from vit_jax import hosts
-hosts.SILENT_S, hosts.START_S = 1, 2
-hosts.initialize({address!r}, 2, {process_id})
+from vit_jax import distributed
+distributed.SILENT_S, distributed.START_S = 1, 2
+distributed.initialize({address!r}, 2, {process_id})
 """
   done = subprocess.run(
     [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
@@ -331,5 +333,5 @@ hosts.initialize({address!r}, 2, {process_id})
 
 
 def test_one_process_needs_none_of_it():
-  with hosts.failing_together():
+  with distributed.failing_together():
     pass

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from vit_jax import workdirs
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.interrupt import Stopped, StopSignal
 
 

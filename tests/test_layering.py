@@ -130,7 +130,7 @@ def test_who_imports_which_package():
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {
-    'vit_jax.build',
+    'vit_jax.config',
     'vit_jax.main',
     'vit_jax.study_runs',
   }

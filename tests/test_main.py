@@ -15,7 +15,7 @@ CONFIG = """
 import ml_collections
 
 def get_config(argument=''):
-  source = dict(target='vit_jax.data.builtin.Digits', split='train')
+  source = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
   config = ml_collections.ConfigDict(dict(
     run='vit_jax.train.train',
     total_steps=4,

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import optim, recipes, sharding, tree
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.data import builtin, pipeline
+from vit_jax.data import pipeline
+from vit_jax.data.embedded import digits
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
@@ -62,7 +63,7 @@ def make_tx(params):
 
 
 def source(split_seed):
-  return builtin.Synthetic(
+  return digits.Synthetic(
     image_size=8,
     num_classes=8,
     num_examples=48,

@@ -16,7 +16,7 @@ CONFIG = """
 import ml_collections
 
 def get_config(argument=''):
-  source = {'target': 'vit_jax.data.builtin.Digits', 'split': 'train'}
+  source = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
   recipes = 'vit_jax.recipes.'
   config = ml_collections.ConfigDict({
     'run': 'vit_jax.train.train',

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from vit_jax import build, names
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer, variant

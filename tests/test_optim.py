@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from vit_jax import optim, tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.optim import make_optimizer
 from vit_jax.schedules import schedule
 

@@ -10,7 +10,7 @@ import pytest
 import scipy.ndimage
 
 from vit_jax import pretrained, tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import formats

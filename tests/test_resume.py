@@ -48,8 +48,9 @@ def get_config():
       target='vit_jax.evals.classification.Classification',
       every_steps=1,
       data=dict(
-        source=dict(target='vit_jax.data.builtin.Synthetic', image_size=8,
-                    num_classes=3, num_examples=1000, channels=CHANNELS),
+        source=dict(target='vit_jax.data.embedded.digits.Synthetic',
+                    image_size=8, num_classes=3,
+                    num_examples=1000, channels=CHANNELS),
         batch_size=8))),
     data=dict(
       source=SOURCE,
@@ -66,7 +67,7 @@ def get_config():
 def _source(kind, folder):
   """Config of a source of some 20 PNGs of 12x10, 3 classes; or of digits."""
   if kind == 'digits':
-    return {'target': 'vit_jax.data.builtin.Digits', 'split': 'train'}
+    return {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (20, 12, 10, 3), np.uint8)
   encoded = [cv2.imencode('.png', image)[1].tobytes() for image in images]

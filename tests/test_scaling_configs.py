@@ -10,7 +10,7 @@ from etils import epath
 from test_configs import _shorten, load_config, load_module
 
 from vit_jax import study_runs
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.reports.results import Results
 
 NAMES = ('scaling_compute', 'scaling_data', 'scaling_shape')

@@ -11,7 +11,7 @@ from test_configs import load_config, load_module
 
 from vit_jax import study
 from vit_jax.analysis import flops
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.reports.results import Results
 
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import recipes, sharding, tree
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer

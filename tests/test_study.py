@@ -6,7 +6,7 @@ import ml_collections
 import pytest
 
 from vit_jax import study
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []

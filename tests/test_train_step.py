@@ -18,7 +18,8 @@ import optax
 import pytest
 
 from vit_jax import optim, schedules, sharding, tree
-from vit_jax.data import builtin, pipeline
+from vit_jax.data import pipeline
+from vit_jax.data.embedded import digits
 from vit_jax.metrics import read_records
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
@@ -35,7 +36,7 @@ MODEL = {
   'patch_size': 4,
 }
 SOURCE = {
-  'target': 'vit_jax.data.builtin.Synthetic',
+  'target': 'vit_jax.data.embedded.digits.Synthetic',
   'image_size': 8,
   'num_classes': 4,
   'num_examples': 64,
@@ -54,7 +55,7 @@ def without_target(config, **changes):
 
 
 def make_batch(size=16, seed=0):
-  source = builtin.Synthetic(**without_target(SOURCE, seed=seed))
+  source = digits.Synthetic(**without_target(SOURCE, seed=seed))
   examples = [source[i] for i in range(size)]
   return {
     'image': np.stack([e['image'] for e in examples]),
@@ -128,7 +129,7 @@ def one_device_losses():
 
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
   step_fn = jax.jit(functools.partial(train_step, **arguments))
-  source = builtin.Synthetic(**without_target(SOURCE))
+  source = digits.Synthetic(**without_target(SOURCE))
   batches = pipeline.train_batches(source, batch_size=16, seed=3)
   losses = []
   for _ in range(5):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax import sharding, transfer, tree
-from vit_jax.build import ConfigError, call
+from vit_jax import sharding, tree
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import ConfigError, call
 from vit_jax.models import posemb
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.train import TrainState
+from vit_jax.weights import surgery as transfer
 
 SETTINGS = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2}
 MODEL = VisionTransformer(**SETTINGS, patch_size=4, num_classes=5)

@@ -9,7 +9,7 @@ from test_study import clean_slate  # noqa: F401
 from test_vtab_study import write_weights
 
 from vit_jax import study
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.metrics import Writer, read_records
 
 sys.path.append(str(ROOT / 'tests' / 'data'))

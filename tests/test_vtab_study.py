@@ -9,10 +9,11 @@ import pytest
 from test_configs import ROOT, load_config, load_module
 from test_study import clean_slate  # noqa: F401
 
-from vit_jax import names, study, tree
-from vit_jax.build import ConfigError
+from vit_jax import study, tree
+from vit_jax.config import ConfigError
 from vit_jax.data import vtab
 from vit_jax.metrics import Writer
+from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 

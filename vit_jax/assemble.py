@@ -5,7 +5,7 @@ and returns objects.
 """
 
 from vit_jax import checkpoint, optim, schedules
-from vit_jax.build import (
+from vit_jax.config import (
   ConfigError,
   Reader,
   call,

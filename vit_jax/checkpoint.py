@@ -21,7 +21,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 class Checkpointer:

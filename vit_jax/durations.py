@@ -1,6 +1,6 @@
 """One converter for every duration of a config."""
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 _UNITS = ('steps', 'epochs', 'examples', 'fraction')
 

@@ -22,13 +22,13 @@ from vit_jax import (
   assemble,
   sharding,
   terminal,
-  transfer,
   workdirs,
 )
-from vit_jax.build import ConfigError, Reader, call, instantiate, resolve
+from vit_jax.config import ConfigError, Reader, call, instantiate, resolve
 from vit_jax.metrics import Writer
 from vit_jax.reports import timm_csv
 from vit_jax.weights import formats
+from vit_jax.weights import surgery as transfer
 from vit_jax.weights.bundle import make
 
 

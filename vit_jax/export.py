@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import make
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')

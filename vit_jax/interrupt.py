@@ -5,7 +5,7 @@ import signal
 
 import jax
 
-from vit_jax import hosts
+from vit_jax import distributed
 
 
 class Stopped(SystemExit):
@@ -43,7 +43,7 @@ class StopSignal:
   def requested(self, step):
     """Whether to stop after this step."""
     if jax.process_count() > 1:
-      stops = hosts.agree_to_stop(step, self.number is not None)
+      stops = distributed.agree_to_stop(step, self.number is not None)
       if stops and self.number is None:
         self.number = signal.SIGTERM  # another host's
       return stops

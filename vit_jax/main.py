@@ -14,8 +14,8 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from vit_jax import compilation_cache, environment, hosts, terminal
-from vit_jax.build import locate
+from vit_jax import compilation_cache, distributed, environment, terminal
+from vit_jax.config import locate
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'File with get_config([argument]); FILE:ARGUMENT passes one.'
@@ -61,7 +61,7 @@ def main(argv):
     run = functools.partial(locate(config.run), **_study_flags(config.run))
   except OSError as error:
     sys.exit(f'\n{error}')  # no such file, and where it was looked for
-  with hosts.failing_together(), terminal.one_message():
+  with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
     run(config, _WORKDIR.value)
 
@@ -74,7 +74,7 @@ def _join_other_hosts():
   }
   if _DISTRIBUTED.value:
     with terminal.one_message():
-      hosts.initialize(**given)
+      distributed.initialize(**given)
   elif given:
     sys.exit(f'\n{" ".join(f"--{x}" for x in given)} without --distributed.')
 

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, call, check_arguments
+from vit_jax.config import ConfigError, call, check_arguments
 
 KERNELS = ('.*/kernel',)
 

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import transfer, tree
-from vit_jax.build import ConfigError
+from vit_jax import tree
+from vit_jax.config import ConfigError
 from vit_jax.weights import formats, grids, sizes
+from vit_jax.weights import surgery as transfer
 from vit_jax.weights.bundle import Weights, make
 
 

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from vit_jax import sharding, tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models.mesh import is_model_axis
 
 # Megatron's split: a layer's heads, or its hidden units, are shared out, so

@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 def schedule(

@@ -13,7 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models.mesh import batch_axes, is_model_axis
 
 

@@ -30,7 +30,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import study_runs, terminal, workdirs
-from vit_jax.build import ConfigError, Reader, instantiate, locate
+from vit_jax.config import ConfigError, Reader, instantiate, locate
 from vit_jax.metrics import NonFiniteError
 from vit_jax.reports.results import Results
 

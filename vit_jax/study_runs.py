@@ -6,7 +6,7 @@ import re
 import ml_collections
 
 from vit_jax import terminal
-from vit_jax.build import ConfigError, resolve
+from vit_jax.config import ConfigError, resolve
 from vit_jax.metrics import read_records
 from vit_jax.weights import formats
 

@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import assemble, sharding, transfer, workdirs
+from vit_jax import assemble, sharding, workdirs
 from vit_jax.analysis import flops
-from vit_jax.build import Reader, call, instantiate, resolve
+from vit_jax.config import Reader, call, instantiate, resolve
 from vit_jax.data import pipeline
 from vit_jax.durations import to_steps
 from vit_jax.interrupt import Stopped, StopSignal
 from vit_jax.metrics import Monitor
 from vit_jax.weights import formats
+from vit_jax.weights import surgery as transfer
 
 
 @functools.partial(

@@ -8,8 +8,8 @@ import sys
 import jax
 from etils import epath
 
-from vit_jax import hosts
-from vit_jax.build import ConfigError
+from vit_jax import distributed
+from vit_jax.config import ConfigError
 
 _PACKAGES = (
   'jax',
@@ -37,7 +37,7 @@ def prepare(workdir):
       f'--workdir={workdir} cannot be written to: {e}. Choose another, or '
       'get the permission.'
     ) from e
-  hosts.check_shared(path)
+  distributed.check_shared(path)
 
 
 def record(workdir, config):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from vit_jax.data import builtin
+from vit_jax.data.embedded import digits
 
 _HASH = """
 import hashlib
-from vit_jax.data import builtin
-s = builtin.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
-d = builtin.Digits(split='train', examples_per_class=2, seed=4)
+from vit_jax.data.embedded import digits
+s = digits.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
+d = digits.Digits(split='train', examples_per_class=2, seed=4)
 data = b''.join(x[i]['image'].tobytes() for x in (s, d) for i in range(9))
 print(hashlib.sha256(data).hexdigest())
 """
@@ -28,8 +28,8 @@ def _labels(source):
 
 
 def test_same_images_in_another_process():
-  s = builtin.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
-  d = builtin.Digits(split='train', examples_per_class=2, seed=4)
+  s = digits.Synthetic(image_size=9, num_classes=3, num_examples=9, seed=4)
+  d = digits.Digits(split='train', examples_per_class=2, seed=4)
   data = b''.join(x[i]['image'].tobytes() for x in (s, d) for i in range(9))
   other = subprocess.check_output([sys.executable, '-c', _HASH], text=True)
   assert other.strip() == hashlib.sha256(data).hexdigest()
@@ -37,7 +37,7 @@ def test_same_images_in_another_process():
 
 def test_digits_are_the_scans():
   data = datasets.load_digits()
-  train, test = builtin.Digits(split='train'), builtin.Digits(split='test')
+  train, test = digits.Digits(split='train'), digits.Digits(split='test')
   assert (len(train), len(test)) == (1029, 768)
   images = np.concatenate([_images(train), _images(test)])
   assert images.shape == (1797, 8, 8, 1) and images.dtype == np.uint8
@@ -56,20 +56,20 @@ def test_splits_share_no_writer():
   # Each writer copied the same list of digits: it starts where one begins.
   labels = ''.join(map(str, datasets.load_digits().target))
   start = labels[:36]
-  train = len(builtin.Digits(split='train'))
+  train = len(digits.Digits(split='train'))
   assert labels[train : train + 36] == start
 
 
 def test_digits_subsets():
-  full = builtin.Digits(split='train')
-  five = builtin.Digits(split='train', examples_per_class=5, seed=1)
+  full = digits.Digits(split='train')
+  five = digits.Digits(split='train', examples_per_class=5, seed=1)
   np.testing.assert_array_equal(np.bincount(_labels(five)), 5)
-  again = builtin.Digits(split='train', examples_per_class=5, seed=1)
+  again = digits.Digits(split='train', examples_per_class=5, seed=1)
   np.testing.assert_array_equal(_images(five), _images(again))
-  other = builtin.Digits(split='train', examples_per_class=5, seed=2)
+  other = digits.Digits(split='train', examples_per_class=5, seed=2)
   assert (_images(five) != _images(other)).any()
   rows = {(i.tobytes(), l) for i, l in zip(_images(full), _labels(full))}
-  ten = builtin.Digits(split='train', examples_per_class=10, seed=1)
+  ten = digits.Digits(split='train', examples_per_class=10, seed=1)
   tens = {i.tobytes() for i in _images(ten)}
   for image, label in zip(_images(five), _labels(five)):
     assert (image.tobytes(), label) in rows
@@ -77,34 +77,34 @@ def test_digits_subsets():
 
 
 def test_digits_can_be_written_into():
-  source = builtin.Digits(split='train')
+  source = digits.Digits(split='train')
   before = source[0]['image'].copy()
   source[0]['image'][:] = 7
   np.testing.assert_array_equal(source[0]['image'], before)
   np.testing.assert_array_equal(
-    builtin.Digits(split='train')[0]['image'], before
+    digits.Digits(split='train')[0]['image'], before
   )
 
 
 def test_digits_errors():
   with pytest.raises(ValueError, match="no split 'val'; there are train, test"):
-    builtin.Digits(split='val')
+    digits.Digits(split='val')
   with pytest.raises(ValueError, match='examples_per_class is 200'):
-    builtin.Digits(split='train', examples_per_class=200)
+    digits.Digits(split='train', examples_per_class=200)
   with pytest.raises(ValueError, match='examples_per_class is 0'):
-    builtin.Digits(split='train', examples_per_class=0)
+    digits.Digits(split='train', examples_per_class=0)
   with pytest.raises(IndexError, match='index 768'):
-    builtin.Digits(split='test')[768]
+    digits.Digits(split='test')[768]
 
 
 def test_digits_describe_the_row_of_the_set():
-  source = builtin.Digits(split='test')
+  source = digits.Digits(split='test')
   assert 'scan 1031' in source.describe(2)
   assert source.class_names[source[2]['label']] in '0123456789'
 
 
 def test_synthetic():
-  source = builtin.Synthetic(
+  source = digits.Synthetic(
     image_size=(6, 10), num_classes=4, num_examples=50, channels=2
   )
   images, labels = _images(source), _labels(source)
@@ -113,7 +113,7 @@ def test_synthetic():
   assert len({i.tobytes() for i in images}) == 50
   np.testing.assert_array_equal(images, _images(source))
   assert abs(images.mean() - 127.5) < 5
-  other = builtin.Synthetic(
+  other = digits.Synthetic(
     image_size=(6, 10), num_classes=4, num_examples=50, channels=2, seed=1
   )
   assert (images != _images(other)).any()
@@ -122,7 +122,7 @@ def test_synthetic():
 @pytest.mark.parametrize('learnable', [False, True])
 def test_synthetic_is_learnable_if_asked(learnable):
   train, test = (
-    builtin.Synthetic(
+    digits.Synthetic(
       image_size=12,
       num_classes=5,
       num_examples=100,
@@ -153,13 +153,13 @@ def test_synthetic_is_learnable_if_asked(learnable):
 def test_synthetic_errors(change, message):
   arguments = dict(image_size=4, num_classes=2, num_examples=3) | change
   with pytest.raises(ValueError, match=message):
-    builtin.Synthetic(**arguments)
+    digits.Synthetic(**arguments)
 
 
 def test_pickles():
   for source in (
-    builtin.Digits(split='train', examples_per_class=3),
-    builtin.Synthetic(image_size=4, num_classes=2, num_examples=3),
+    digits.Digits(split='train', examples_per_class=3),
+    digits.Synthetic(image_size=4, num_classes=2, num_examples=3),
   ):
     copy = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(_images(copy), _images(source))

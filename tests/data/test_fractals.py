@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from vit_jax.data import fractals, ifs
+from vit_jax.data.embedded import fractals, ifs
 
 _SMALL = dict(num_classes=4, images_per_class=3, image_size=16)
 _GENERATE = """
 import sys
-from vit_jax.data import fractals
+from vit_jax.data.embedded import fractals
 fractals._SHARD_BYTES = 1
 fractals.Fractals(num_classes={n}, images_per_class=30, image_size=32,
                   cache_dir=sys.argv[1], show_progress=False)

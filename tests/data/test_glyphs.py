@@ -8,12 +8,12 @@ import unicodedata
 import numpy as np
 import pytest
 
-from vit_jax.data import glyph_characters, glyphs
-from vit_jax.data.glyph_characters import CHARACTERS, FACES
+from vit_jax.data.embedded import glyph_characters, glyphs
+from vit_jax.data.embedded.glyph_characters import CHARACTERS, FACES
 
 _HASH = """
 import hashlib
-from vit_jax.data import glyphs
+from vit_jax.data.embedded import glyphs
 source = glyphs.Glyphs(seed=3)
 data = b''.join(source[i]['image'].tobytes() for i in range(0, 9000, 101))
 print(hashlib.sha256(data).hexdigest())

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.data.builtin import Digits
+from vit_jax.data.embedded.digits import Digits
 from vit_jax.evals.readout import Split
 
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 
 from vit_jax import sharding
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.evals.classification import Classification
 
 RNG = np.random.default_rng(0)

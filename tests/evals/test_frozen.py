@@ -12,7 +12,7 @@ import pytest
 import splits
 
 from vit_jax import sharding
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.evals import readout
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
@@ -178,7 +178,7 @@ if count > 1:
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.distributed.initialize(f'localhost:{port}', count, index)
 from vit_jax import sharding
-from vit_jax.data.builtin import Digits
+from vit_jax.data.embedded.digits import Digits
 from vit_jax.evals import fewshot, frozen, knn, linear_probe, logistic
 evaluator = frozen.Frozen(
   None,

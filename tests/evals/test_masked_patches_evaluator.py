@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax import sharding
-from vit_jax.data import builtin
+from vit_jax.data.embedded import digits
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
@@ -22,7 +22,7 @@ MODEL = VisionTransformer(
   pooling='none',
   mask_token=True,
 )
-SOURCE = builtin.Synthetic(
+SOURCE = digits.Synthetic(
   image_size=8, num_classes=1000, num_examples=21, channels=1
 )
 

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import optim, schedules
-from vit_jax.data import builtin, pipeline
+from vit_jax.data import pipeline
+from vit_jax.data.embedded import digits
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
@@ -42,7 +43,7 @@ def losses():
     **{'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2},
     **{'patch_size': 4, 'num_classes': 4, 'dropout': 0.1},
   )
-  source = builtin.Synthetic(
+  source = digits.Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True
   )
   rate = schedules.schedule(lr=0.01, total_steps=6, warmup_steps=2)

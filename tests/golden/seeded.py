@@ -104,7 +104,7 @@ def model_weights(bundle, settings, seed=0, **attributes):
   import jax
 
   from vit_jax import tree
-  from vit_jax.build import instantiate
+  from vit_jax.config import instantiate
 
   settings = dict(settings)
   image_shape = settings.pop('image_shape', (12, 8, 3))

@@ -15,11 +15,12 @@ from contract import (
   stack_layers,
 )
 
-from vit_jax import names, transfer, tree
+from vit_jax import tree
 from vit_jax.analysis import flops
-from vit_jax.models import axial
+from vit_jax.models import axial, names
 from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
 from vit_jax.models.layers import Block, LayerNorm
+from vit_jax.weights import surgery as transfer
 
 RNG = np.random.default_rng(0)
 

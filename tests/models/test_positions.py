@@ -15,11 +15,12 @@ from contract import (
   stack_layers,
 )
 
-from vit_jax import transfer, tree
+from vit_jax import tree
 from vit_jax.models import posemb
 from vit_jax.models.layers import Attention, Block
 from vit_jax.models.positions import Positions
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.weights import surgery as transfer
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from contract import (
 from flax import traverse_util
 
 from vit_jax import optim, tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models.resnet import ResNet, StdConv
 from vit_jax.models.variants import resnet_variant
 from vit_jax.models.vit import VisionTransformer

@@ -9,7 +9,7 @@ import seeded
 from live import trained
 
 from vit_jax import tree
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.weights import formats
 
 pytestmark = [

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from vit_jax import pretrained  # noqa: E402
-from vit_jax.data.builtin import Digits  # noqa: E402
+from vit_jax.data.embedded.digits import Digits  # noqa: E402
 from vit_jax.tools import convert  # noqa: E402
 from vit_jax.train import train  # noqa: E402
 from vit_jax.weights import formats  # noqa: E402
@@ -25,7 +25,7 @@ from vit_jax.weights.bundle import make  # noqa: E402
 def data(split):
   resize = {'target': 'vit_jax.data.transforms.Resize', 'size': 16}
   return {
-    'source': {'target': 'vit_jax.data.builtin.Digits', 'split': split},
+    'source': {'target': 'vit_jax.data.embedded.digits.Digits', 'split': split},
     'transforms': (resize,),
     'batch_size': 64,
   }

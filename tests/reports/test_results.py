@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.reports.results import Results
 
 RUNS = {

@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 from etils import epath
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.reports.results import Results
 from vit_jax.reports.scaling import Scaling
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from vit_jax import environment, names
-from vit_jax.tools import benchmark, benchmark_report
-from vit_jax.tools import benchmark_timing as timing
+from vit_jax.tools import benchmark
+from vit_jax.tools.benchmark import timing
 
 TIMM_COLUMNS = (
   'model,infer_samples_per_sec,infer_step_time,infer_batch_size,'
@@ -32,7 +32,7 @@ CASE = {'model': 'B/16', 'mode': 'train', 'batch_size': 10, 'image_size': 224}
 CASE |= {'precision': 'bfloat16', 'attention': 'auto', 'remat': 'none'}
 CASE |= {'scan': False}
 FAKE = """
-from vit_jax.tools import benchmark_workers
+from vit_jax.tools.benchmark import workers
 class Fake:
   def __init__(self, settings):
     {start}
@@ -43,7 +43,7 @@ class Fake:
     return next(self._times) * steps
   def ceiling(self):
     return dict(flops=5e11)
-benchmark_workers.serve(Fake)
+workers.serve(Fake)
 """
 
 
@@ -92,7 +92,7 @@ def test_ratio_is_of_neighbours():
 
 def test_row_of_given_times():
   found = {'started': STARTED, 'times': [0.2, 0.1, 0.4], 'ceiling': 5e11}
-  row = benchmark_report.row(CASE, found)
+  row = report.row(CASE, found)
   # 3 passes x 10 images x 6 GFLOP in 0.2 s on two devices: 0.45 TFLOP/s each.
   expected = {
     'train_samples_per_sec': 50,
@@ -105,15 +105,15 @@ def test_row_of_given_times():
     'param_count': 5,
   }
   assert {k: row[k] for k in expected} == pytest.approx(expected)
-  infer = benchmark_report.row(CASE | {'mode': 'infer'}, found)
+  infer = report.row(CASE | {'mode': 'infer'}, found)
   assert infer['mfu'] == pytest.approx(0.15)
   assert infer['infer_batch_size'] == 10
-  assert set(row) | set(infer) <= set(benchmark_report.COLUMNS)
+  assert set(row) | set(infer) <= set(report.COLUMNS)
 
 
 def test_columns_are_timms_and_ours():
-  assert ','.join(benchmark_report.COLUMNS).startswith(TIMM_COLUMNS)
-  assert set(OUR_COLUMNS.split()) < set(benchmark_report.COLUMNS)
+  assert ','.join(report.COLUMNS).startswith(TIMM_COLUMNS)
+  assert set(OUR_COLUMNS.split()) < set(report.COLUMNS)
 
 
 def test_peer_and_ours_are_paired(fake):
@@ -124,7 +124,7 @@ def test_peer_and_ours_are_paired(fake):
     peer=fake('peer', [0.2, 0.6, 0.2], started={'notes': 'eager'}),
     peer_name='other',
   )
-  row = benchmark_report.row(CASE, found)
+  row = report.row(CASE, found)
   assert row['peer'] == 'other (eager)'
   assert [row[k] for k in ('ratio', 'ratio_min', 'ratio_max')] == (
     pytest.approx([2, 1.5, 2])
@@ -132,7 +132,7 @@ def test_peer_and_ours_are_paired(fake):
   assert row['peer_samples_per_sec'] == pytest.approx(50)
   assert row['mfu_measured'] == pytest.approx(1.8)
   said = 'ours / theirs 2.000 (1.500 to 2.000), of the fastest rounds 2.000'
-  assert said in benchmark_report.line(row)
+  assert said in report.line(row)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_peer_and_ours_are_paired(fake):
 )
 def test_what_fails_is_a_row(fake, start, message, tmp_path):
   found = benchmark.measure(CASE, [1], ours=fake('ours', start=start))
-  row = benchmark_report.row(CASE, found)
+  row = report.row(CASE, found)
   assert row['error'].startswith(message)
-  assert message in benchmark_report.line(row)
-  benchmark_report.write_csv(tmp_path / 'x.csv', [row])
+  assert message in report.line(row)
+  report.write_csv(tmp_path / 'x.csv', [row])
   with (tmp_path / 'x.csv').open() as file:
     (read,) = csv.DictReader(file)
   assert read['model'] == 'B/16' and read['train_samples_per_sec'] == ''
@@ -165,7 +165,7 @@ def test_a_peer_without_memory_leaves_ours(fake):
     peer=fake('peer', start='raise RuntimeError("CUDA out of memory")'),
     peer_name='timm',
   )
-  row = benchmark_report.row(CASE, found)
+  row = report.row(CASE, found)
   assert row['train_samples_per_sec'] == pytest.approx(100)
   assert row['error'].startswith('peer out of memory') and 'ratio' not in row
 
@@ -186,10 +186,10 @@ def test_settings_of_the_peers_process(fake, monkeypatch, settings):
     peer_name='other',
     peer_settings=settings,
   )
-  row = benchmark_report.row(CASE, found)
+  row = report.row(CASE, found)
   assert row['peer'] == f'other ({"yes" if settings == "ours" else "no"})'
   assert row['peer_settings'] == settings
-  assert f'{settings} settings' in benchmark_report.line(row)
+  assert f'{settings} settings' in report.line(row)
 
 
 def test_first_batch_size_that_fits(fake, monkeypatch, capsys):

@@ -8,15 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax import names
-from vit_jax.build import ConfigError
-from vit_jax.tools import (
-  benchmark,
-  benchmark_input,
-  benchmark_ours,
-  benchmark_peers,
-)
-from vit_jax.tools import benchmark_workers as workers
+from vit_jax.config import ConfigError
+from vit_jax.models import names
+from vit_jax.tools.benchmark import __main__ as benchmark
+from vit_jax.tools.benchmark import ours as benchmark_ours
+from vit_jax.tools.benchmark import peers, workers
 
 
 @pytest.mark.slow
@@ -37,14 +33,12 @@ def test_matrix_product_is_positive():
 
 def test_models_by_name():
   theirs = 'vit_huge_patch14_224'
-  assert benchmark_peers.timm_name(theirs) == theirs
-  assert benchmark_peers.timm_name('S/16') == 'vit_small_patch16_224'
-  assert benchmark_peers.timm_name('ViT-L/16') == 'vit_large_patch16_224'
-  assert (
-    benchmark_peers.timm_name('vit_huge_patch14_224') == 'vit_huge_patch14_224'
-  )
-  assert benchmark_peers.timm_name('G/14') == 'vit_gigantic_patch14_224'
-  assert benchmark_peers.timm_name('mu/16') is None
+  assert peers.timm_name(theirs) == theirs
+  assert peers.timm_name('S/16') == 'vit_small_patch16_224'
+  assert peers.timm_name('ViT-L/16') == 'vit_large_patch16_224'
+  assert peers.timm_name('vit_huge_patch14_224') == 'vit_huge_patch14_224'
+  assert peers.timm_name('G/14') == 'vit_gigantic_patch14_224'
+  assert peers.timm_name('mu/16') is None
 
 
 def test_input_names_what_is_missing(monkeypatch):
@@ -53,12 +47,12 @@ def test_input_names_what_is_missing(monkeypatch):
   monkeypatch.setitem(sys.modules, 'cv2', None)
   message = 'not installed here: pip install (grain|opencv-python)'
   with pytest.raises(ModuleNotFoundError, match=message):
-    benchmark_input.Input({'batch_size': 2, 'image_size': 32})
+    input.Input({'batch_size': 2, 'image_size': 32})
 
 
 def test_plain_linen_has_the_shape_of_ours():
   """The yardstick's parameters are as many as our model's of that name."""
-  path = benchmark_peers.LINEN
+  path = peers.LINEN
   spec = importlib.util.spec_from_file_location('plain', path)
   plain = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(plain)
@@ -84,11 +78,11 @@ class Missing:
     if name.split('.')[0] in missing:
       raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Missing())
-import vit_jax.tools.benchmark, vit_jax.tools.benchmark_ours
-for name in ('jax', 'vit_jax.names'):
+import vit_jax.tools.benchmark.__main__, vit_jax.tools.benchmark.ours
+for name in ('jax', 'vit_jax.models.names'):
   del sys.modules[name]
   sys.modules[name] = None
-import vit_jax.tools.benchmark_timm  # of an interpreter that has torch alone
+import vit_jax.tools.benchmark.timm  # of an interpreter that has torch alone
 """
   done = subprocess.run(
     [sys.executable, '-c', code],
@@ -113,7 +107,7 @@ def test_timm_worker(mode):
   }
   case |= {'timm_name': 'vit_tiny_patch16_224'}
   case |= {'image_size': 32, 'batch_size': 2, 'num_classes': 10}
-  command = benchmark_peers.command('timm', sys.executable)
+  command = peers.command('timm', sys.executable)
   with workers.Worker(command) as timm:
     started = timm.ask('start', **case, compile='none', warmup=1)
     assert started['notes'] == 'eager'

@@ -14,16 +14,12 @@ import ml_collections
 import numpy as np
 import pytest
 
-from vit_jax.build import ConfigError
-from vit_jax.tools import compile as compile_tool
-from vit_jax.tools import (
-  compile_costs,
-  compile_report,
-  compile_search,
-  compile_step,
-  compile_table,
-)
-from vit_jax.tools.compile_costs import costs
+from vit_jax.config import ConfigError
+from vit_jax.tools.compile import __main__ as compile_tool
+from vit_jax.tools.compile import costs as compile_costs
+from vit_jax.tools.compile import report, search, table
+from vit_jax.tools.compile import step as compile_step
+from vit_jax.tools.compile.costs import costs
 
 ROOT = pathlib.Path(__file__).parents[2]
 HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
@@ -123,7 +119,7 @@ def test_a_loop_whose_counter_takes_larger_steps():
 def test_a_loop_without_a_bound_counts_once_and_is_told():
   found = costs(LOOP.replace('direction=LT', 'direction=NE'))
   assert (found.cycles, found.unknown_loops) == (107, 1)
-  (told,) = compile_report.left_out({'unknown_loops': 1})
+  (told,) = report.left_out({'unknown_loops': 1})
   assert 'further rounds of 1 loops' in told
 
 
@@ -132,11 +128,11 @@ def test_kernels_without_an_estimate_are_told():
   added = f'  {kernel}"tpu_custom_call"\n  %start ='
   found = costs(LOOP.replace('  %start =', added))
   assert (found.cycles, found.uncounted_kernels) == (307, 1)
-  (told,) = compile_report.left_out({'uncounted_kernels': 1})
+  (told,) = report.left_out({'uncounted_kernels': 1})
   assert '1 runs of kernels' in told
   other = added.replace('tpu_custom_call', 'ConcatBitcast')
   assert costs(LOOP.replace('  %start =', other)).uncounted_kernels == 0
-  assert compile_report.left_out({'unknown_loops': 0}) == []
+  assert report.left_out({'unknown_loops': 0}) == []
 
 
 def test_the_dearest_branch_counts():
@@ -244,8 +240,8 @@ def test_local_report(tmp_path):
   assert row['model_tflop'] * 1e12 == per_device
   assert row['compiler_tflop'] * 1e12 > 0.8 * per_device
 
-  compile_report.write_json(tmp_path / 'rows.json', [row])
-  compile_report.write_csv(tmp_path / 'rows.csv', [row])
+  report.write_json(tmp_path / 'rows.json', [row])
+  report.write_csv(tmp_path / 'rows.csv', [row])
   assert json.loads((tmp_path / 'rows.json').read_text()) == [row]
   with (tmp_path / 'rows.csv').open() as file:
     (line,) = csv.DictReader(file)
@@ -301,27 +297,27 @@ def test_what_the_compiler_says_when_memory_is_short(text, key, wanted, spare):
   step = types.SimpleNamespace(
     about={}, model_flops=8e12, devices=4, arguments=2 * 2**30
   )
-  row = compile_report.too_large(step, text)
+  row = report.too_large(step, text)
   assert row['fits'] is False
   assert (row[key], row['spare_gib']) == (wanted, spare)
   assert (row['model_tflop'], row['arguments_gib']) == (2, 2)
-  shown = compile_report.markdown([row], ['fits'])
+  shown = report.markdown([row], ['fits'])
   assert shown.splitlines()[2] == f'| NO, {-spare:.1f} too much |'
 
 
 @pytest.mark.parametrize('largest', [8, 64, 128, 4096])
-@pytest.mark.parametrize('cheapest', compile_search.POLICIES)
+@pytest.mark.parametrize('cheapest', search.POLICIES)
 def test_search(largest, cheapest):
-  order = compile_search.POLICIES
+  order = search.POLICIES
   tried = []
 
   def fits(size, remat):
     tried.append((size, remat))
     return size <= largest and order.index(remat) >= order.index(cheapest)
 
-  sizes = compile_search.batch_sizes(16, 1500)
+  sizes = search.batch_sizes(16, 1500)
   assert sizes == [16, 32, 64, 128, 256, 512, 1024]
-  best = compile_search.search(fits, sizes)
+  best = search.search(fits, sizes)
   assert best == (None if largest < 16 else (min(largest, 1024), cheapest))
   assert len(tried) == len(set(tried)) <= 3 + 3
 
@@ -339,8 +335,8 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path, capsys):
     return about | {'fits': fits, 'spare_gib': spare}
 
   def search(about):
-    tries = compile_search.Tries(file, about, config, compile_one, 3)
-    return compile_search.search(tries.fits, [8, 16, 32])
+    tries = search.Tries(file, about, config, compile_one, 3)
+    return search.search(tries.fits, [8, 16, 32])
 
   with pytest.raises(KeyboardInterrupt):
     search({'topology': 'v5e:2x2'})
@@ -366,7 +362,7 @@ def test_the_smallest_batch():
 def test_the_committed_page_is_made_of_its_data():
   page = ROOT / 'docs' / 'compile.md'
   rows = json.loads(page.with_suffix('.json').read_text())
-  assert page.read_text() == compile_table.text(rows, page)
+  assert page.read_text() == table.text(rows, page)
   assert {'B/16', 'L/16'} <= {row['model'] for row in rows}
 
 
@@ -418,7 +414,8 @@ def test_the_compilers_own_printout_costs_the_same():
   code = """
 import jax
 import jax.numpy as jnp
-from vit_jax.tools import compile_costs, compile_step
+from vit_jax.tools.compile import costs as compile_costs
+from vit_jax.tools.compile import step as compile_step
 
 class Refused:
   def as_text(self):
@@ -427,16 +424,16 @@ class Refused:
 def f(x, w):
   return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].sum()
 
-(device, *_) = compile_step.find_devices('v5e:2x2')
+(device, *_) = step.find_devices('v5e:2x2')
 here = jax.sharding.SingleDeviceSharding(device)
 x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
 w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
 lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
 texts = [
-  compile_step.read(lowered, compiled)
+  step.read(lowered, compiled)
   for compiled in (lowered.compile(), Refused())
 ]
-first, second = map(compile_costs.costs, texts)
+first, second = map(costs.costs, texts)
 assert first.cycles > 0 and first == second, (first, second)
 """
   done = subprocess.run(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vit_jax import export, pretrained, tree
-from vit_jax.build import ConfigError
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import ConfigError
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import convert
 from vit_jax.train import TrainState

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 from vit_jax.tools import inspect_figures, inspection
-from vit_jax.tools.inspect import main
+from vit_jax.tools.look import main
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 

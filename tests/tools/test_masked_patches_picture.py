@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import pretrained, train
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.objectives import patch_targets
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # the fixture trains
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
-  'target': 'vit_jax.data.builtin.Synthetic',
+  'target': 'vit_jax.data.embedded.digits.Synthetic',
   **{'image_size': (8, 12), 'num_classes': 9999, 'num_examples': 20},
 }
 MODEL = {

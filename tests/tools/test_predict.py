@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from vit_jax import terminal, tree
-from vit_jax.build import ConfigError
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import ConfigError
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import outputs
 from vit_jax.tools.predict import main, predict

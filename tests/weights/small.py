@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.weights.bundle import VIT, Weights
 
 

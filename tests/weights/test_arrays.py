@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import arrays
 
 FILE = {

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from vit_jax import names
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
+from vit_jax.models import names
 from vit_jax.weights import augreg
 from vit_jax.weights.augreg import Name
 

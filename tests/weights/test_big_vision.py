@@ -7,7 +7,7 @@ import released
 from released import equal, fill
 from small import logits, tiny
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import arrays, big_vision, original
 from vit_jax.weights.original import read as read_original
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import tiny
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import arrays, formats
 from vit_jax.weights import fetch as module
 from vit_jax.weights.fetch import fetch

@@ -6,7 +6,7 @@ import torch_files
 from small import tiny
 from torch_files import check_logits, check_row, equal, fill, seeded
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import bundle, huggingface
 from vit_jax.weights.bundle import VIT
 

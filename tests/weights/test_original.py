@@ -10,7 +10,7 @@ from released import equal, fill, hollow
 from small import logits, tiny
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 from vit_jax.weights import big_vision, original
 from vit_jax.weights.bundle import MIXER, RESNET
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import names, pretrained
-from vit_jax.build import ConfigError
+from vit_jax import pretrained
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import ConfigError
+from vit_jax.models import names
 from vit_jax.tools import inspection
 from vit_jax.train import TrainState
 from vit_jax.weights import bundle, formats, grids

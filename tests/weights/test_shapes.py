@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax import tree
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.models.variants import MIXER, RESNET, VIT
 from vit_jax.weights import bundle, shapes
 

@@ -12,7 +12,7 @@ from torch_files import (
   seeded,
 )
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import bundle, timm
 from vit_jax.weights.bundle import MIXER, RESNET, VIT
 

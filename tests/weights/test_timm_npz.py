@@ -12,7 +12,7 @@ import pytest
 import released
 
 from vit_jax import tree
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.weights import big_vision, original
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'timm_npz.npz'

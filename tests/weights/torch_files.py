@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 sys.path.insert(0, str(GOLDEN))

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.metrics import read_records
 
 

@@ -6,7 +6,7 @@ import json
 import jax
 
 from vit_jax import terminal
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import pathlib
 import re
 
 from vit_jax import pretrained
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax import terminal
 from vit_jax.analysis.embeddings import tiles
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools import inspection, outputs

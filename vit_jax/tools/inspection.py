@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models import posemb
 from vit_jax.models.positions import side_by_side
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT

@@ -27,7 +27,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import build, pretrained, terminal
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.data import image_files, pipeline
 from vit_jax.data.unlabelled import Unlabelled
 from vit_jax.objectives import patch_targets

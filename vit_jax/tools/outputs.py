@@ -15,7 +15,7 @@ import zipfile
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 def top(probabilities, k):

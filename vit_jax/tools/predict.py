@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained, sharding, terminal
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.tools import arguments, outputs
 from vit_jax.weights.bundle import make

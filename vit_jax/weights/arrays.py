@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.fetch import fetch
 from vit_jax.weights.index import read_json, shards
 

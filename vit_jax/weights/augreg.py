@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.fetch import fetch
 
 FOLDER = 'gs://vit_models/augreg'

@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids, linen
 from vit_jax.weights.bundle import MIXER, RESNET
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 from vit_jax.models.variants import (
   AXIAL_RESNET,
   AXIAL_VIT,

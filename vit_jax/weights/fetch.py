@@ -14,7 +14,7 @@ from collections.abc import Callable
 import fsspec
 import fsspec.callbacks
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.index import shards
 
 PACKAGES = {  # what fsspec needs for a protocol

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.models import posemb
 from vit_jax.weights.bundle import MIXER, RESNET
 

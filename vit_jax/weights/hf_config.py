@@ -5,7 +5,7 @@ is cut out if do_center_crop; then times rescale_factor, minus image_mean, over
 image_std. transformers antialiases, and so do the transforms read from it.
 """
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids, pictures
 from vit_jax.weights.bundle import VIT
 

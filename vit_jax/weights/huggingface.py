@@ -12,7 +12,7 @@ does not read it, and then it is left out.
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids, hf_config, pictures, torch_layout
 from vit_jax.weights.bundle import (
   Weights,

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 def read_json(path):

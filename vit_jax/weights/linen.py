@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids
 from vit_jax.weights.bundle import MIXER, Weights, fold_layerscale
 from vit_jax.weights.naming import Rule, rename

@@ -18,7 +18,7 @@ are read as they are.
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import bit, grids, linen
 from vit_jax.weights.bundle import MIXER, RESNET
 

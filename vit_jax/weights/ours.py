@@ -1,7 +1,7 @@
 """Checkpoints of runs of ours, and model.json beside them."""
 
 from vit_jax import checkpoint, tree, workdirs
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import Weights, infer
 from vit_jax.weights.grids import image_shape
 

@@ -5,7 +5,7 @@ Also: reading the JSON of others, in which nothing can be taken for granted.
 
 import math
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids
 from vit_jax.weights.bundle import NORMALIZE, TRANSFORMS
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import MIXER, RESNET, infer
 
 

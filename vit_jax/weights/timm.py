@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import grids, timm_config, torch_layout
 from vit_jax.weights.bundle import Weights, infer
 from vit_jax.weights.timm_layout import mixer_parts, resnet_parts, vit_parts

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from typing import Any
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.weights import pictures
 from vit_jax.weights.bundle import default_heads
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

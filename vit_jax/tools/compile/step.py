@@ -17,9 +17,9 @@ from jax.experimental import topologies
 
 from vit_jax import assemble, sharding, train
 from vit_jax.analysis import flops
-from vit_jax.build import ConfigError, Reader, resolve
+from vit_jax.config import ConfigError, Reader, resolve
 from vit_jax.durations import to_steps
-from vit_jax.tools import compile_report
+from vit_jax.tools.compile import report
 
 EXAMPLES = ('v2:4x4', 'v3:4x8', 'v4:4x4x4', 'v5e:16x16', 'v5p:4x4x4')
 EXAMPLES += ('v6e:16x16', 'local')
@@ -64,9 +64,9 @@ def measure(config, devices, **options):
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    found = compile_report.too_large(step, error)
+    found = report.too_large(step, error)
   else:
-    found = compile_report.row(step, compiled, read(step.lowered, compiled))
+    found = report.row(step, compiled, read(step.lowered, compiled))
   return found | {'compile_s': time.perf_counter() - begin}
 
 

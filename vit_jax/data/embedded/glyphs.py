@@ -1,7 +1,7 @@
 """Embedded glyphs: letters and symbols of free fonts, drawn as they are read.
 
 Made for pre-training without a download: the classes hold no digit and nothing
-that looks like one, yet the strokes look like the scans of `builtin.Digits`
+that looks like one, yet the strokes look like the scans of `digits.Digits`
 (thick, deformed, often at the resolution of 8x8 pixels).
 
 How an image comes about: each character is rendered once per face into a bank
@@ -15,8 +15,9 @@ import functools
 import cv2
 import numpy as np
 
-from vit_jax.data import arguments, glyph_characters
-from vit_jax.data.glyph_characters import CHARACTERS, FACES
+from vit_jax.data import arguments
+from vit_jax.data.embedded import glyph_characters
+from vit_jax.data.embedded.glyph_characters import CHARACTERS, FACES
 
 _BANK_PX = 64  # side of a distance field
 _GLYPH_PX = 44  # longer side of a glyph in it

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from vit_jax.tools import compile_report
+from vit_jax.tools.compile import report
 
 _JFT = 'configs/pretrain_jft.py'
 _SCAN = '--config.model.scan=True'
@@ -97,9 +97,9 @@ def write(page):
           arguments_of_row = (*arguments, f'--config.model.remat={remat}')
           row = {'model': model} | compile_one(topology, arguments_of_row)
           rows.append(row)
-          compile_report.write_json(data, rows)
+          report.write_json(data, rows)
           page.write_text(text(rows, page))
-          print(f'{compile_report.fits(row)} ({row["compile_s"]:.0f} s)')
+          print(f'{report.fits(row)} ({row["compile_s"]:.0f} s)')
         if row.get('fits'):
           break
   page.write_text(text(rows, page))  # its words may be newer than its rows
@@ -144,7 +144,7 @@ def text(rows, page):
       size = of_model[0]['parameters'] / 1e6
       sections.append(
         f'## {model}\n\n{size:,.1f}M parameters; `{" ".join(arguments)}`\n\n'
-        + compile_report.markdown(of_model, _COLUMNS)
+        + report.markdown(of_model, _COLUMNS)
       )
   slices = (f'`{name}`: {about}.' for name, about in SLICES.items())
   sections.append(' '.join(['Slices:', *slices]) + '\n')

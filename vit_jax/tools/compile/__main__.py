@@ -26,10 +26,10 @@ from absl import app, flags, logging
 
 from vit_jax import main as program
 from vit_jax import terminal
-from vit_jax.build import ConfigError
-from vit_jax.tools import compile_report, compile_table
-from vit_jax.tools.compile_search import Tries, batch_sizes, search
-from vit_jax.tools.compile_step import (
+from vit_jax.config import ConfigError
+from vit_jax.tools.compile import report, table
+from vit_jax.tools.compile.search import Tries, batch_sizes, search
+from vit_jax.tools.compile.step import (
   EXAMPLES,
   find_devices,
   measure,
@@ -82,7 +82,7 @@ def main(argv):
   logging.set_verbosity(logging.WARNING)  # libraries tell too much
   with terminal.one_message():
     if _TABLE.value:
-      compile_table.write(pathlib.Path(_TABLE.value))
+      table.write(pathlib.Path(_TABLE.value))
       return
     config = flags.FLAGS.config
     if config is None or _TOPOLOGY.value is None:
@@ -110,9 +110,9 @@ def _run(config, topology):
     rows = [about | compile_one(config)]
     _print(rows[0])
     if _JSON.value:
-      compile_report.write_json(pathlib.Path(_JSON.value), rows)
+      report.write_json(pathlib.Path(_JSON.value), rows)
   if _CSV.value:
-    compile_report.write_csv(pathlib.Path(_CSV.value), rows)
+    report.write_csv(pathlib.Path(_CSV.value), rows)
 
 
 def _search(config, devices, about, compile_one):
@@ -158,7 +158,7 @@ def _config_name():
 def _print(row):
   """One line for each number of a row."""
   console = terminal.console()
-  lines = zip(compile_report.COLUMNS.values(), compile_report.cells(row))
+  lines = zip(report.COLUMNS.values(), report.cells(row))
   title = f'Of one device, by the compiler ({row["device_kind"]})'
   console.print(terminal.table(title, ('', row['mesh']), lines))
   if row.get('step_ms'):
@@ -168,7 +168,7 @@ def _print(row):
       'chips ("+ links": that at the data sheet\'s rate, if none overlaps).',
       highlight=False,
     )
-  for sentence in compile_report.left_out(row):
+  for sentence in report.left_out(row):
     console.print(sentence, style='bold')
   if ranked := row.get('operations', ())[: _OPERATIONS.value]:
     lines = [

@@ -1,7 +1,7 @@
 r"""Looks inside a model: its attention to pictures, its filters and positions.
 
-  python -m vit_jax.tools.inspect --weights=WEIGHTS --output=DIR PICTURES ...
-  python -m vit_jax.tools.inspect --weights=WEIGHTS --output=DIR
+  python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR PICTURES ...
+  python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR
 
 WEIGHTS and PICTURES are as for predict; without pictures there are the figures
 of the weights alone. Each figure comes as a picture and as its numbers (npz):
@@ -26,7 +26,7 @@ import sys
 
 from vit_jax import terminal
 from vit_jax.analysis import attention
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
 from vit_jax.tools import arguments, inspection

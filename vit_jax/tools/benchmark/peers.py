@@ -3,12 +3,12 @@
 import os
 import sys
 
-from vit_jax import names
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
+from vit_jax.models import names
 from vit_jax.models.variants import VIT
-from vit_jax.tools import benchmark_workers
+from vit_jax.tools.benchmark import workers
 
-LINEN = benchmark_workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
+LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
 
 
 def timm_name(model):
@@ -25,7 +25,7 @@ def command(peer, python):
   if peer == 'none':
     return None
   if peer == 'timm':
-    return [python, '-m', 'vit_jax.tools.benchmark_timm']
+    return [python, '-m', 'vit_jax.tools.benchmark.timm']
   path = str(LINEN) if peer == 'linen' else peer
   if not os.path.exists(path):
     raise ConfigError(

@@ -12,7 +12,8 @@ import numpy as np
 from absl import logging
 from rich import console, progress
 
-from vit_jax.data import arguments, ifs
+from vit_jax.data import arguments
+from vit_jax.data.embedded import ifs
 
 try:
   import fcntl

@@ -1,4 +1,4 @@
-"""Models by name, ours and timm's; `python -m vit_jax.names` lists them.
+"""Models by name, ours and timm's; `python -m vit_jax.models.names` lists them.
 
     names.create('R50+ViT-B/16', num_classes=10)
     names.create('vit_base_patch16_224', num_classes=10)  # ViT-B/16
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import terminal
-from vit_jax.build import ConfigError, instantiate
+from vit_jax.config import ConfigError, instantiate
 from vit_jax.models import variants
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, MIXER, RESNET, VIT
 
@@ -104,7 +104,7 @@ def settings(name: str, **fields) -> dict[str, Any]:
     near = ', '.join(_near(str(name)))
     raise ConfigError(
       f'There is no model named {name!r}.{reason} Near it: {near}. '
-      '`python -m vit_jax.names` lists all.'
+      '`python -m vit_jax.models.names` lists all.'
     ) from None
 
 

@@ -16,9 +16,9 @@ import traceback
 
 import jax
 from etils import epath
-from jax._src import distributed  # where jax keeps the client of that store
+from jax._src import distributed as jax_distributed  # the store's client
 
-from vit_jax.build import ConfigError
+from vit_jax.config import ConfigError
 
 START_S = 300  # within which all hosts must have come
 SILENT_S = 30  # a host that is not heard of for so long is taken for dead
@@ -72,7 +72,7 @@ def _impatience(given):
   def watch():
     if joined.wait(SILENT_S):
       return
-    state = distributed.global_state
+    state = jax_distributed.global_state
     number, count, address = (
       found if value is None else value
       for value, found in (
@@ -127,7 +127,7 @@ def check_shared(folder):
   Without that a checkpoint, of which each host writes its part, is never
   whole. To be called by all hosts.
   """
-  client = distributed.global_state.client
+  client = jax_distributed.global_state.client
   if client is None or jax.process_count() == 1:
     return
   mark = epath.Path(folder) / '.first_host'
@@ -168,7 +168,7 @@ def agree_to_stop(step, wanted):
   another, as each fetches the metrics of the step before, to which all
   contribute. The first to name one is heard.
   """
-  client = distributed.global_state.client
+  client = jax_distributed.global_state.client
   if wanted:
     # It is taken if another host was faster.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -184,7 +184,7 @@ def failing_together():
   They tell the first line of its error, or that it is silent for SILENT_S,
   and exit with status 1.
   """
-  client = distributed.global_state.client
+  client = jax_distributed.global_state.client
   if client is None:
     yield
     return
@@ -226,7 +226,7 @@ def _fail(client, text):
 
   An ordinary exit would wait for the others, which wait for this one.
   """
-  process = distributed.global_state.process_id
+  process = jax_distributed.global_state.process_id
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     client.key_value_set(_FAILED, f'{process} {text}')
   if process == 0:
@@ -236,13 +236,17 @@ def _fail(client, text):
 
 def _watch(client, over):
   """Gives signs of life, and ends the process where another host fails."""
-  key, count, heard = f'{_ALIVE}{distributed.global_state.process_id}', 0, {}
+  key, count, heard = (
+    f'{_ALIVE}{jax_distributed.global_state.process_id}',
+    0,
+    {},
+  )
   while not over.wait(_POLL_S):
     try:
       client.key_value_set(key, str(count := count + 1), allow_overwrite=True)
       if (failed := _read(client, _FAILED)) is not None:
         process, _, text = failed.partition(' ')
-        if int(process) != distributed.global_state.process_id:
+        if int(process) != jax_distributed.global_state.process_id:
           _end(f'Host {process} has failed: {text.splitlines()[0]}')
       signs = client.key_value_dir_get(_ALIVE)
     except jax.errors.JaxRuntimeError:

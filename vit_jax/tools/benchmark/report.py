@@ -4,7 +4,7 @@ import csv
 import json
 import pathlib
 
-from vit_jax.tools import benchmark_timing as timing
+from vit_jax.tools.benchmark import timing
 
 COLUMNS = (  # those of timm's benchmark first, in its units: ms, G, millions
   'model',

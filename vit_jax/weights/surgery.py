@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.build import ConfigError, call
+from vit_jax.config import ConfigError, call
 from vit_jax.models import posemb
 from vit_jax.weights import formats
 

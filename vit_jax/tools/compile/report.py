@@ -12,7 +12,7 @@ import re
 import jax
 
 from vit_jax import metrics
-from vit_jax.tools import compile_costs
+from vit_jax.tools.compile import costs
 
 GIB = 2**30
 
@@ -64,28 +64,28 @@ def row(step, compiled, hlo):
   """A row of numbers.
 
   Args:
-    step: Step of compile_step.py; its `about` begins the row.
+    step: Step of step.py; its `about` begins the row.
     compiled: of its `lowered.compile()`.
     hlo: its text, optimized.
   """
   found = step.about | _memory(compiled, hbm_gib(step.device))
-  costs = compile_costs.costs(hlo)
+  counted = costs.costs(hlo)
   analysis = compiled.cost_analysis() or {}
-  flops = analysis.get('flops', 0) + costs.repeated_flops
-  accessed = analysis.get('bytes accessed', 0) + costs.repeated_bytes
+  flops = analysis.get('flops', 0) + counted.repeated_flops
+  accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
   found |= {
     'model_tflop': step.model_flops / step.devices / 1e12,
     'compiler_tflop': flops / 1e12 or None,
     'accessed_gb': accessed / 1e9 or None,
-    'collectives_mb': {k: v / 1e6 for k, v in costs.collectives.items()},
-    'megacycles': costs.cycles / 1e6 or None,
-    'unknown_loops': costs.unknown_loops,
-    'uncounted_kernels': costs.uncounted_kernels,
+    'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
+    'megacycles': counted.cycles / 1e6 or None,
+    'unknown_loops': counted.unknown_loops,
+    'uncounted_kernels': counted.uncounted_kernels,
   }
   chip = CHIPS.get(step.device.device_kind)
-  if chip and costs.cycles:
-    found |= _estimates(step, costs, chip)
-  ranked = costs.operations.most_common()
+  if chip and counted.cycles:
+    found |= _estimates(step, counted, chip)
+  ranked = counted.operations.most_common()
   found['operations'] = [[*name, cycles] for name, cycles in ranked]
   return found
 

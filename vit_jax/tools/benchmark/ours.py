@@ -15,10 +15,10 @@ import numpy as np
 
 from vit_jax import metrics, optim, sharding, train
 from vit_jax.analysis import flops
-from vit_jax.build import instantiate
+from vit_jax.config import instantiate
 from vit_jax.objectives import classification
 from vit_jax.preprocess import Normalize
-from vit_jax.tools import benchmark_workers
+from vit_jax.tools.benchmark import workers
 
 CLIP_NORM, WEIGHT_DECAY, LEARNING_RATE = 1.0, 0.1, 1e-4
 
@@ -176,10 +176,10 @@ def make(settings):
   """The worker that the settings' mode asks for."""
   if settings['mode'] != 'input':
     return Model(settings)
-  from vit_jax.tools import benchmark_input
+  from vit_jax.tools.benchmark import input
 
-  return benchmark_input.Input(settings)
+  return input.Input(settings)
 
 
 if __name__ == '__main__':
-  benchmark_workers.serve(make)
+  workers.serve(make)

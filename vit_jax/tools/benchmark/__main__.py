@@ -12,7 +12,7 @@ does a large matrix product, of which the MFU is told as well.
 
 --peer=timm needs torch and timm (--peer_python names an interpreter that has
 them); --peer=linen is benchmarks/plain_linen_vit.py; any other script that
-speaks the protocol of vit_jax/tools/benchmark_workers.py can be named by path.
+speaks the protocol of vit_jax/tools/benchmark/workers.py can be named by path.
 """
 
 import argparse
@@ -22,15 +22,10 @@ import os
 import platform
 import sys
 
-from vit_jax import environment, names, terminal
-from vit_jax.models import attention, frame
-from vit_jax.tools import (
-  arguments,
-  benchmark_peers,
-  benchmark_report,
-  benchmark_workers,
-)
-from vit_jax.tools import benchmark_timing as timing
+from vit_jax import environment, terminal
+from vit_jax.models import attention, frame, names
+from vit_jax.tools import arguments
+from vit_jax.tools.benchmark import peers, report, timing, workers
 
 MODES = ('train', 'infer', 'input')
 PRECISIONS = ('float32', 'bfloat16')
@@ -59,7 +54,7 @@ def cases(args):
         'scan': args.scan,
         'fields': fields(model, precision, attend, remat, args.scan),
         'num_classes': NUM_CLASSES,
-        'timm_name': benchmark_peers.timm_name(model),
+        'timm_name': peers.timm_name(model),
       }
       | shared
     )
@@ -84,7 +79,7 @@ def fields(model, precision, attend, remat, scan):
 
 def ours_command():
   """The command of the worker that runs this project's own step."""
-  return [sys.executable, '-m', 'vit_jax.tools.benchmark_ours']
+  return [sys.executable, '-m', 'vit_jax.tools.benchmark.ours']
 
 
 def measure(
@@ -97,7 +92,7 @@ def measure(
   peer_settings='own',
   **settings,
 ):
-  """What `benchmark_report.row` is made of.
+  """What `report.row` is made of.
 
   Args:
     case: of `cases`.
@@ -113,27 +108,27 @@ def measure(
       # Two share the device's memory: none takes most of it beforehand.
       env = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'} if peer else {}
       our_env = env | environment.faster()
-      mine = stack.enter_context(benchmark_workers.Worker(ours, our_env))
+      mine = stack.enter_context(workers.Worker(ours, our_env))
       found['started'] = mine.ask('start', **case, **settings)
-      workers = [_rounds_of(mine, found.setdefault('cpu_times', []))]
+      timed = [_rounds_of(mine, found.setdefault('cpu_times', []))]
       if peer and case['mode'] != 'input':
         found |= {'peer': peer_name, 'peer_settings': peer_settings}
         their_env = our_env if peer_settings == 'ours' else env
-        theirs = stack.enter_context(benchmark_workers.Worker(peer, their_env))
+        theirs = stack.enter_context(workers.Worker(peer, their_env))
         if started := _start_peer(theirs, found, case | settings):
           found['peer_started'] = started
           cpu = found.setdefault('peer_cpu_times', [])
-          workers.append(_rounds_of(theirs, cpu))
+          timed.append(_rounds_of(theirs, cpu))
       if case['mode'] != 'input':
         ceilings = []
-        workers.append(_ceilings_of(mine, ceilings))
-      times = timing.in_turn(workers, shares)
+        timed.append(_ceilings_of(mine, ceilings))
+      times = timing.in_turn(timed, shares)
       found['times'] = times[0]
       if 'peer_started' in found:
         found['peer_times'] = times[1]
       if case['mode'] != 'input':
         found['ceiling'] = max(ceilings, default=None)
-  except benchmark_workers.WorkerError as error:
+  except workers.WorkerError as error:
     what = {'oom': 'out of memory', 'failed': 'failed'}[error.kind]
     found['error'] = f'{what}: {error}'
   return found
@@ -155,7 +150,7 @@ def _ceilings_of(worker, ceilings):
 
   def run(steps):
     # Memory may not suffice for the matrices beside a model.
-    with contextlib.suppress(benchmark_workers.WorkerError):
+    with contextlib.suppress(workers.WorkerError):
       ceilings.append(worker.ask('ceiling')['flops'])
     return 0.0
 
@@ -166,7 +161,7 @@ def _start_peer(worker, found, settings):
   """The peer's first answer; None, and an error in found, if it cannot run."""
   try:
     started = worker.ask('start', **settings)
-  except benchmark_workers.WorkerError as error:
+  except workers.WorkerError as error:
     what = {'oom': 'out of memory', 'failed': 'failed'}[error.kind]
     found['error'] = f'peer {what}: {error}'
     return None
@@ -182,10 +177,10 @@ def main(argv=None):
 
 
 def _run(args):
-  peer = benchmark_peers.command(args.peer, args.peer_python)
+  peer = peers.command(args.peer, args.peer_python)
   rows, records, todo = [], [], cases(args)
   for case in todo:
-    benchmark_peers.check(args.peer, case)
+    peers.check(args.peer, case)
   fitted = []  # cases that ran, but for their batch size
   for case in todo:
     kind = case | {'batch_size': None}
@@ -201,16 +196,16 @@ def _run(args):
       warmup=args.warmup,
       compile=args.peer_compile,
     )
-    rows.append(benchmark_report.row(case, found))
-    print(benchmark_report.line(rows[-1]), flush=True)
+    rows.append(report.row(case, found))
+    print(report.line(rows[-1]), flush=True)
     if 'error' not in found:
       fitted.append(kind)
     records.append({'case': case, 'row': rows[-1]} | found)
     # After every case: what is cut off leaves what was done.
     if args.csv:
-      benchmark_report.write_csv(args.csv, rows)
+      report.write_csv(args.csv, rows)
     if args.json:
-      benchmark_report.write_json(args.json, about() | {'cases': records})
+      report.write_json(args.json, about() | {'cases': records})
 
 
 def about():

@@ -7,8 +7,8 @@ import pathlib
 import statistics
 
 from vit_jax import terminal
-from vit_jax.build import ConfigError
-from vit_jax.tools import compile_report
+from vit_jax.config import ConfigError
+from vit_jax.tools.compile import report
 
 # Cheapest in time first; other names in frame.REMAT mean one of these.
 POLICIES = ('none', 'dots_saveable', 'dots', 'full')
@@ -82,7 +82,7 @@ class Tries:
     if self._seconds:
       seconds = round(self._left * statistics.mean(self._seconds))
       left += f', {datetime.timedelta(seconds=seconds)}'
-    say(f'{compile_report.fits(self.last)} ({left})', highlight=False)
+    say(f'{report.fits(self.last)} ({left})', highlight=False)
     return self.last['fits']
 
   def _add(self, batch_size, remat):
@@ -96,5 +96,5 @@ class Tries:
     self._seconds.append(row['compile_s'])
     self.rows.append(row)
     if self._file:
-      compile_report.write_json(self._file, self.rows)
+      report.write_json(self._file, self.rows)
     return row

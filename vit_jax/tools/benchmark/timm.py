@@ -5,14 +5,14 @@ bfloat16 by autocast; timm's attention is PyTorch's scaled_dot_product_attention
 by default; fused AdamW and clipping by global norm. Nothing of ours is needed
 but `serve`, so any interpreter that has torch and timm can run it:
 
-  PEER_PYTHON -m vit_jax.tools.benchmark_timm
+  PEER_PYTHON -m vit_jax.tools.benchmark.timm
 """
 
 import contextlib
 import importlib
 import time
 
-from vit_jax.tools import benchmark_workers
+from vit_jax.tools.benchmark import workers
 
 CLIP_NORM, WEIGHT_DECAY, LEARNING_RATE = 1.0, 0.1, 1e-4
 
@@ -80,10 +80,10 @@ class Timm:
       try:
         self.round(1)
       except Exception as error:
-        if benchmark_workers.kind_of(error) == 'oom':
+        if workers.kind_of(error) == 'oom':
           raise
         self._forward = eager
-        reason = benchmark_workers.first_line(error)
+        reason = workers.first_line(error)
         self._notes = f'EAGER, torch.compile failed: {reason}'
         self.round(1)
     return time.perf_counter() - start
@@ -157,4 +157,4 @@ def import_timm():
 
 
 if __name__ == '__main__':
-  benchmark_workers.serve(Timm)
+  workers.serve(Timm)
