@@ -3,7 +3,6 @@
 import ml_collections
 import pytest
 
-from vit_jax.config import ConfigError
 from vit_jax.durations import to_steps
 
 IMAGENET = {'batch_size': 4096, 'num_examples': 1_281_167}
@@ -51,7 +50,7 @@ def test_units(config, expected):
   ],
 )
 def test_mistakes(config, kwargs, message):
-  with pytest.raises(ConfigError, match=message):
+  with pytest.raises(ValueError, match=message):
     steps(config, **kwargs)
 
 

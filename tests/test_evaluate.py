@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import checkpoint, tree
-from vit_jax.config import ConfigError
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
@@ -188,14 +187,14 @@ def test_training_starts_from_weights_of_any_format(run, tmp_path):
 
 
 def test_without_a_run_the_model_must_be_named(tmp_path):
-  with pytest.raises(ConfigError, match='without init_from'):
+  with pytest.raises(ValueError, match='without init_from'):
     _evaluate(tmp_path, evals=_evals())
 
 
 def test_a_duration_is_an_error(run, tmp_path):
   evals = _evals()
   evals['test']['every_steps'] = 3
-  with pytest.raises(ConfigError, match=r'every_steps.* mean nothing'):
+  with pytest.raises(ValueError, match=r'every_steps.* mean nothing'):
     _evaluate(tmp_path, init_from={'path': str(run)}, evals=evals)
 
 
@@ -206,7 +205,7 @@ def test_other_classes_are_an_error(run, tmp_path):
     **{'image_size': 8, 'num_examples': 8},
   }
   with pytest.raises(
-    ConfigError, match=r'evals\.test has 480 classes(?s:.*)test\.same_classes=F'
+    ValueError, match=r'evals\.test has 480 classes(?s:.*)test\.same_classes=F'
   ):
     _evaluate(tmp_path, init_from={'path': str(run)}, evals=other)
   # That remedy is for as many classes only.

@@ -15,7 +15,6 @@ import pytest
 
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import tree
-from vit_jax.config import ConfigError
 from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
@@ -136,7 +135,7 @@ def test_what_is_not_prepared_is_an_error_that_says_how(weights, tmp_path):
 @pytest.mark.parametrize('argument', evaluate_imagenet.VARIANTS)
 def test_every_variant_loads_and_asks_for_weights(argument, tmp_path):
   config = evaluate_imagenet.get_config(argument)
-  with pytest.raises(ConfigError, match=r'init_from\.path'):
+  with pytest.raises(ValueError, match=r'init_from\.path'):
     evaluate_lib.evaluate(config, tmp_path)
 
 

@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from vit_jax import workdirs
-from vit_jax.config import ConfigError
 from vit_jax.interrupt import Stopped, StopSignal
 
 
@@ -52,7 +51,7 @@ def test_prepare_on_what_cannot_be_written(tmp_path):
   (tmp_path / 'file').write_text('')
   for path in (tmp_path / 'file', tmp_path / 'file' / 'x', '/proc/vit_jax'):
     message = f'--workdir={path} cannot be written to: .*Choose another'
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
       workdirs.prepare(path)
   assert pathlib.Path(tmp_path / 'file').read_text() == ''
 
@@ -61,5 +60,5 @@ def test_description_is_found_from_a_checkpoint(tmp_path):
   (tmp_path / 'model.json').write_text('{"image_shape": [8, 8, 3]}')
   for path in (tmp_path, tmp_path / 'checkpoints' / '500'):
     assert workdirs.description(path) == {'image_shape': [8, 8, 3]}
-  with pytest.raises(ConfigError, match='is not the workdir of a training run'):
+  with pytest.raises(ValueError, match='is not the workdir of a training run'):
     workdirs.description(tmp_path / 'a' / 'b' / 'c' / 'd')

@@ -122,7 +122,7 @@ def test_what_is_imported_exists(name):
 def _locate(name):
   try:
     build.locate(name)
-  except build.ConfigError:
+  except build.ValueError:
     importlib.import_module(name)
 
 

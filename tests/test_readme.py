@@ -67,7 +67,7 @@ def test_paths_and_dotted_names_exist():
   for name in set(re.findall(r'`(vit_jax(?:\.\w+)+)`', TEXT)):
     try:
       build.locate(name)
-    except build.ConfigError:
+    except build.ValueError:
       importlib.import_module(name)
 
 

@@ -9,7 +9,6 @@ from test_study import clean_slate  # noqa: F401
 from test_vtab_study import write_weights
 
 from vit_jax import study
-from vit_jax.config import ConfigError
 from vit_jax.metrics import Writer, read_records
 
 sys.path.append(str(ROOT / 'tests' / 'data'))
@@ -152,7 +151,7 @@ def test_polyak_is_for_imagenet_alone():
 def test_unprepared_data_is_found_at_once(tmp_path):
   config = load_config('transfer', 'tiny')
   config.shared.weights, config.shared.data_dir = 'x', str(tmp_path)
-  with pytest.raises(ConfigError) as info:
+  with pytest.raises(ValueError) as info:
     study.study(config, tmp_path / 'study')
   text = str(info.value)
   assert text.count('.download_and_prepare()"') == 6

@@ -6,7 +6,6 @@ and returns objects.
 
 from vit_jax import checkpoint, optim, schedules
 from vit_jax.config import (
-  ConfigError,
   Reader,
   call,
   instantiate,
@@ -25,7 +24,7 @@ def data(config):
   With labels=False the source's labels and classes are forgotten.
   """
   for key in ('source', 'batch_size'):
-    getattr(config, key)  # raises a ConfigError where it is missing
+    getattr(config, key)  # raises a ValueError where it is missing
   found = resolve(config)
   if not found.pop('labels', True):
     found['source'] = Unlabelled(found['source'])
@@ -38,13 +37,13 @@ def model(config, source):
   found = getattr(source, 'num_classes', None)
   if settings.get('num_classes') is None:
     if found is None:
-      raise ConfigError(
+      raise ValueError(
         'model.num_classes is not set, and the training data does not say '
         'how many classes it has. Set it.'
       )
     settings['num_classes'] = found
   elif found is not None and settings['num_classes'] < found:
-    raise ConfigError(
+    raise ValueError(
       f'model.num_classes={settings["num_classes"]}, but the training data '
       f'has {found} classes. Set it to {found}, or to None.'
     )
@@ -75,7 +74,7 @@ def optimizer(config, lr_fn):
   """params -> optax transformation."""
   settings = resolve(config, descend=False)
   if 'target' not in settings:
-    raise ConfigError("config.optimizer needs a 'target': 'vit_jax.optim.adam'")
+    raise ValueError("config.optimizer needs a 'target': 'vit_jax.optim.adam'")
   rule = locate(settings.pop('target'))
 
   def make(params):
@@ -94,7 +93,7 @@ def evaluators(config, model, preprocess, mesh, steps_of, class_names=None):
     class_names: what the model's outputs mean, where that is known.
 
   Raises:
-    ConfigError: an evaluator's labels mean other classes.
+    ValueError: an evaluator's labels mean other classes.
   """
   made = {}
   for name, settings in config.get('evals', Reader({})).items():
@@ -113,7 +112,7 @@ def _check_class_names(name, class_names, evaluator):
     return
   only_here = sorted(set(found) - set(class_names))[:5]
   missing = sorted(set(class_names) - set(found))[:5]
-  raise ConfigError(
+  raise ValueError(
     f'evals.{name} has {len(found)} classes, the training {len(class_names)}, '
     f'in another order or with other names (only here: {only_here}; missing: '
     f'{missing}), so that its labels would mean something else. For a folder, '
@@ -132,7 +131,7 @@ def checkpointer(config, workdir, steps_of, evaluators):
   rest = _without_durations(rest, 'keep_every')
   total = steps_of({'total_fraction': 1.0}, 'total')
   if keep_every and keep_every % (every or total):
-    raise ConfigError(
+    raise ValueError(
       f'checkpoint: keep_every ({keep_every} steps) must be a multiple of '
       f'every ({every or total} steps), for only those are written.'
     )
@@ -148,13 +147,13 @@ def _check_best_metric(metric, every, evaluators):
   """The best checkpoint can only be told if each one has been evaluated."""
   name = metric.split('/')[0]
   if name not in evaluators:
-    raise ConfigError(
+    raise ValueError(
       f'checkpoint.best_metric={metric!r}: there is no evaluator {name!r} in '
       f"evals, which has {list(evaluators)}. Write 'EVALUATOR/METRIC'."
     )
   eval_every = evaluators[name][0]
   if not eval_every or every % eval_every:
-    raise ConfigError(
+    raise ValueError(
       f'checkpoint.best_metric={metric!r}: checkpoints are written every '
       f'{every} steps, but {name!r} is evaluated every {eval_every}. Let the '
       'second divide the first.'

@@ -21,7 +21,6 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import tree
-from vit_jax.config import ConfigError
 
 
 class Checkpointer:
@@ -47,9 +46,9 @@ class Checkpointer:
     keep_best=1,
   ):
     if keep_last < 1:
-      raise ConfigError(f'keep_last={keep_last} must be at least 1.')
+      raise ValueError(f'keep_last={keep_last} must be at least 1.')
     if best_mode not in ('max', 'min'):
-      raise ConfigError(f"best_mode={best_mode!r} must be 'max' or 'min'.")
+      raise ValueError(f"best_mode={best_mode!r} must be 'max' or 'min'.")
     self.best_metric = best_metric
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
@@ -88,14 +87,14 @@ class Checkpointer:
   def restore(self, abstract_state, step=None):
     """The state, laid out as abstract_state's shardings say, and data position.
 
-    Raises ConfigError with a diff where the checkpoint's leaves are others.
+    Raises ValueError with a diff where the checkpoint's leaves are others.
     """
     step = self.latest_step() if step is None else step
     items = _state_items(abstract_state)
     saved = self._manager.item_metadata(step)
     if (saved.get('ema') is None) != ('ema' not in items):
       has, keeps = ('an', 'none') if 'ema' not in items else ('no', 'one')
-      raise ConfigError(
+      raise ValueError(
         f"{self.directory / str(step)} has {has} 'ema'; this run keeps "
         f'{keeps}. {_OTHER_RUN}'
       )
@@ -103,7 +102,7 @@ class Checkpointer:
       want = tree.flatten(jax.tree.map(_as_stored, item))
       have = tree.flatten(_abstract(saved[name]))
       if lines := tree.diff(have, want):
-        raise ConfigError(
+        raise ValueError(
           f'{self.directory / str(step)} does not fit this config: {name!r} '
           f'has (-), the config wants (+):\n{lines}\n{_OTHER_RUN}'
         )
@@ -197,10 +196,10 @@ def find(path, step=None):
     step: which of them; the newest if None.
 
   Raises:
-    ConfigError: nothing there, with what was found instead.
+    ValueError: nothing there, with what was found instead.
   """
   if path is None:
-    raise ConfigError(
+    raise ValueError(
       'Which checkpoint? init_from.path is not set; give a workdir, or one '
       'checkpoint in it: --config.init_from.path=WORKDIR'
     )
@@ -214,13 +213,13 @@ def find(path, step=None):
     steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
   if not steps:
     seen = 'does not exist' if not path.exists() else 'holds none'
-    raise ConfigError(
+    raise ValueError(
       f'No checkpoint: {path} {seen}. Expected a workdir, or one checkpoint '
       'in it (WORKDIR/checkpoints/STEP); other weights are a file (.npz or '
       '.safetensors), or a folder with one.'
     )
   if step is not None and step not in steps:
-    raise ConfigError(f'{folder} has no step {step}; it has {steps}.')
+    raise ValueError(f'{folder} has no step {step}; it has {steps}.')
   return folder / str(steps[-1] if step is None else step)
 
 
@@ -239,7 +238,7 @@ def load_params(path, *, step=None, ema='auto'):
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
-    raise ConfigError(f'{directory} has no EMA of its parameters (ema=True).')
+    raise ValueError(f'{directory} has no EMA of its parameters (ema=True).')
   item = directory / ('ema' if ema and has_ema else 'params')
   handler = ocp.PyTreeCheckpointHandler()
   restore_args = jax.tree.map(

@@ -18,8 +18,6 @@ import jax
 from etils import epath
 from jax._src import distributed as jax_distributed  # the store's client
 
-from vit_jax.config import ConfigError
-
 START_S = 300  # within which all hosts must have come
 SILENT_S = 30  # a host that is not heard of for so long is taken for dead
 _POLL_S = 2.0
@@ -34,7 +32,7 @@ def initialize(coordinator_address=None, num_processes=None, process_id=None):
   Elsewhere the arguments tell, or else JAX_COORDINATOR_ADDRESS (HOST:PORT of
   process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
-  Raises ConfigError where that is too little, or makes no sense.
+  Raises ValueError where that is too little, or makes no sense.
   """
   given = {
     'coordinator_address': coordinator_address,
@@ -55,7 +53,7 @@ def initialize(coordinator_address=None, num_processes=None, process_id=None):
       )
   except ValueError as error:  # what is not given was not found
     missing = ', '.join(f'--{k}' for k, v in given.items() if v is None)
-    raise ConfigError(
+    raise ValueError(
       '--distributed, but this is no cluster that jax knows (TPU pod, GKE, '
       f'Slurm, Open MPI), and not given: {missing}. Give every host '
       '--coordinator_address=HOST:PORT (of process 0), --num_processes=N and '
@@ -102,27 +100,27 @@ def _impatience(given):
 
 
 def _check(given):
-  """Makes numbers of texts; ConfigError where they cannot be right."""
+  """Makes numbers of texts; ValueError where they cannot be right."""
   for name in ('num_processes', 'process_id'):
     try:
       given[name] = None if given[name] is None else int(given[name])
     except ValueError as error:
-      raise ConfigError(f'{name}={given[name]!r} is no number.') from error
+      raise ValueError(f'{name}={given[name]!r} is no number.') from error
   address, count, number = given.values()
   if address is not None and not re.fullmatch(r'.+:\d+', address):
-    raise ConfigError(
+    raise ValueError(
       f'coordinator_address={address!r} must be HOST:PORT, a free port of '
       'process 0.'
     )
   if None not in (count, number) and not 0 <= number < count:
-    raise ConfigError(
+    raise ValueError(
       f'process_id={number} must be one of 0 to {count - 1}, as '
       f'num_processes={count}.'
     )
 
 
 def check_shared(folder):
-  """Raises ConfigError unless all hosts see the same files in the folder.
+  """Raises ValueError unless all hosts see the same files in the folder.
 
   Without that a checkpoint, of which each host writes its part, is never
   whole. To be called by all hosts.
@@ -140,7 +138,7 @@ def check_shared(folder):
   else:
     token = client.blocking_key_value_get(key, 1000 * START_S)
     if not _appears(mark, token):
-      raise ConfigError(
+      raise ValueError(
         f'--workdir={folder} is not one folder for all hosts: host '
         f'{jax.process_index()} does not see what host 0 writes there. Choose '
         'one that they share: gs://..., or on a network file system.'

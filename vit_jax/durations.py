@@ -1,7 +1,5 @@
 """One converter for every duration of a config."""
 
-from vit_jax.config import ConfigError
-
 _UNITS = ('steps', 'epochs', 'examples', 'fraction')
 
 
@@ -27,21 +25,21 @@ def to_steps(
   keys = [f'{name}_{unit}' for unit in _UNITS]
   given = {k: config.get(k) for k in keys if config.get(k) is not None}
   if len(given) > 1:
-    raise ConfigError(f'One duration, {len(given)} times: {given}. Keep one.')
+    raise ValueError(f'One duration, {len(given)} times: {given}. Keep one.')
   if not given:
     if default is ...:
-      raise ConfigError(f'A duration is missing: set one of {keys}.')
+      raise ValueError(f'A duration is missing: set one of {keys}.')
     return default
   ((key, value),) = given.items()
   if not isinstance(value, int | float) or value < 0:
-    raise ConfigError(f'{key}={value!r} must be a number of 0 or more.')
+    raise ValueError(f'{key}={value!r} must be a number of 0 or more.')
   if key.endswith('_steps'):
     if value != int(value):
-      raise ConfigError(f'{key}={value} must be a whole number.')
+      raise ValueError(f'{key}={value} must be a whole number.')
     return int(value)
   if key.endswith('_epochs'):
     if num_examples is None:
-      raise ConfigError(
+      raise ValueError(
         f'{key}={value}: the size of the training set is not known; give '
         f'{name}_steps or {name}_examples instead.'
       )
@@ -50,9 +48,9 @@ def to_steps(
     steps = value / batch_size
   else:
     if total_steps is None:
-      raise ConfigError(f'{key}={value}: {name} cannot be a fraction.')
+      raise ValueError(f'{key}={value}: {name} cannot be a fraction.')
     if value > 1:
-      raise ConfigError(f'{key}={value} must be between 0 and 1.')
+      raise ValueError(f'{key}={value} must be between 0 and 1.')
     steps = value * total_steps
   # Rounded first: 0.29 * 100 is 28.999999999999996.
   return max(1, int(round(steps, 6))) if steps > 0 else 0

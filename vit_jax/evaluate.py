@@ -24,7 +24,7 @@ from vit_jax import (
   terminal,
   workdirs,
 )
-from vit_jax.config import ConfigError, Reader, call, instantiate, resolve
+from vit_jax.config import Reader, call, instantiate, resolve
 from vit_jax.metrics import Writer
 from vit_jax.reports import timm_csv
 from vit_jax.weights import formats
@@ -90,7 +90,7 @@ def evaluate(config, workdir):
 def _no_duration(settings, name, *, default):
   """In place of a training's `to_steps`: here every evaluator runs once."""
   if given := [k for k in settings if k.startswith(f'{name}_')]:
-    raise ConfigError(
+    raise ValueError(
       f'{given} mean nothing to evaluate, which runs each evaluator once; '
       'remove them.'
     )
@@ -110,11 +110,11 @@ def _weights(init_from):
 def _model(config, weights):
   """(model, image_shape, preprocess): the config's, or else the weights'.
 
-  Raises ConfigError where neither says.
+  Raises ValueError where neither says.
   """
   settings = resolve(config.get('model'), descend=False)
   if not weights and not (settings and 'image_shape' in config):
-    raise ConfigError(
+    raise ValueError(
       'evaluate: without init_from (weights to start from) the config must '
       'have model and image_shape=(H, W, C).'
     )

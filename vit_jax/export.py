@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
-from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import make
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -42,7 +41,7 @@ def stablehlo(weights, *, images='uint8', platforms=PLATFORMS):
     head. It computes in the dtype that the model has.
 
   Raises:
-    ConfigError: the package flatbuffers is missing; too many parameters.
+    ValueError: the package flatbuffers is missing; too many parameters.
   """
   _check(weights, images)
   model, params = pretrained.build(weights)
@@ -84,15 +83,15 @@ def _describe(aval):
 
 def _check(weights, images):
   if images not in INPUTS:
-    raise ConfigError(f'images={images!r}; it can be {" or ".join(INPUTS)}.')
+    raise ValueError(f'images={images!r}; it can be {" or ".join(INPUTS)}.')
   if importlib.util.find_spec('flatbuffers') is None:
-    raise ConfigError(
+    raise ValueError(
       'jax.export needs the package flatbuffers, which is not installed: '
       'pip install flatbuffers'
     )
   size = sum(np.asarray(x).nbytes for x in weights.params.values())
   if size > _LIMIT:
-    raise ConfigError(
+    raise ValueError(
       f'The parameters take {size / 1e9:.1f} GB; a file of jax.export holds '
       '2 GB at most. Convert to another format.'
     )

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.config import ConfigError, call, check_arguments
+from vit_jax.config import call, check_arguments
 
 KERNELS = ('.*/kernel',)
 
@@ -130,7 +130,7 @@ def make_optimizer(
     **rule_kwargs: passed to rule.
 
   Returns:
-    optax.GradientTransformation. Raises ConfigError where a path rule matches
+    optax.GradientTransformation. Raises ValueError where a path rule matches
     no parameter.
   """
   multiplied = [path_rule for path_rule, _ in lr_multipliers]
@@ -140,7 +140,7 @@ def make_optimizer(
     tree.check_rules_match(decay_mask, params, what='optimizer.decay_mask')
     rule_kwargs['mask'] = tree.mask(decay_mask, params)
   elif rule_kwargs.get('weight_decay') or tuple(decay_mask) != KERNELS:
-    raise ConfigError(
+    raise ValueError(
       f'{rule.__name__} takes no `mask`: decay_mask and weight_decay cannot be '
       'honoured together; choose another optimizer, or leave both unset.'
     )
@@ -193,7 +193,7 @@ def layer_multipliers(
     elif re.fullmatch(stacked, path):
       depth = max(depth, leaf.shape[0])
   if not depth:
-    raise ConfigError(
+    raise ValueError(
       f'layer_decay: no path matches block={block!r} or stacked={stacked!r}.'
     )
 

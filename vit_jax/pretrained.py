@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import ConfigError
 from vit_jax.weights import formats, grids, sizes
 from vit_jax.weights import surgery as transfer
 from vit_jax.weights.bundle import Weights, make
@@ -75,7 +74,7 @@ def load(
     and gives float32 logits [B, K]. params are on the default device.
 
   Raises:
-    ConfigError: no such file, no format that is read, a file that is broken or
+    ValueError: no such file, no format that is read, a file that is broken or
       a pickle, or parts of the model missing, too many or of another shape,
       all of them as a diff.
   """
@@ -123,7 +122,7 @@ def fit(
     (Weights, transfer.Report). Sizes in the transforms change in proportion.
 
   Raises:
-    ConfigError: the model cannot be used so.
+    ValueError: the model cannot be used so.
   """
   settings, old_shape = dict(weights.settings), weights.image_shape
   size = old_shape[:2] if image_size is None else grids.pair(image_size)
@@ -172,10 +171,8 @@ def _shapes(settings, image_shape):
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   try:
     shapes = jax.eval_shape(make(settings).init, jax.random.key(0), images)
-  except ConfigError:
-    raise
   except ValueError as e:  # of the model: patches that do not tile, ...
-    raise ConfigError(f'{e} (image_size={image_shape[:2]})') from e
+    raise ValueError(f'{e} (image_size={image_shape[:2]})') from e
   return tree.flatten(shapes['params'])
 
 

@@ -14,7 +14,6 @@ import math
 from typing import Any
 
 from vit_jax import sharding, tree
-from vit_jax.config import ConfigError
 from vit_jax.models.mesh import is_model_axis
 
 # Megatron's split: a layer's heads, or its hidden units, are shared out, so
@@ -60,10 +59,10 @@ def tensor_parallel(axis='model'):
     axis: a mesh axis, named 'model...': batches are not split over those.
 
   Raises:
-    ConfigError: an axis of another name.
+    ValueError: an axis of another name.
   """
   if not is_model_axis(axis):
-    raise ConfigError(
+    raise ValueError(
       f'tensor_parallel: axis={axis!r}, but batches are split over every axis '
       "whose name does not begin with 'model'. Call it 'model', in mesh too."
     )

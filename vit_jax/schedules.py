@@ -6,8 +6,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import ConfigError
-
 
 def schedule(
   *,
@@ -48,14 +46,14 @@ def schedule(
   """
   decays = ('constant', 'cosine', 'linear', 'rsqrt', 'stair')
   if decay not in decays:
-    raise ConfigError(f'decay={decay!r} must be one of {decays}.')
+    raise ValueError(f'decay={decay!r} must be one of {decays}.')
   if warmup_steps + cooldown_steps > total_steps:
-    raise ConfigError(
+    raise ValueError(
       f'warm-up ({warmup_steps}) and cooldown ({cooldown_steps}) are longer '
       f'than the {total_steps} steps of training. Shorten them, or train on.'
     )
   if end_lr and decay in ('constant', 'rsqrt', 'stair'):
-    raise ConfigError(f'end_lr={end_lr} means nothing to decay={decay!r}.')
+    raise ValueError(f'end_lr={end_lr} means nothing to decay={decay!r}.')
   stairs = _stair_steps(decay, milestones, stair_factor, total_steps)
 
   def at(step):
@@ -85,20 +83,20 @@ def _stair_steps(decay, milestones, factor, total_steps):
   milestones = tuple(milestones)
   if decay != 'stair':
     if milestones or factor != 0.1:
-      raise ConfigError(
+      raise ValueError(
         f'milestones={milestones} and stair_factor={factor} mean nothing to '
         f"decay={decay!r}. Leave them out, or set decay='stair'."
       )
   elif not milestones or any(
     low >= high for low, high in itertools.pairwise((0, *milestones, 1))
   ):
-    raise ConfigError(
+    raise ValueError(
       f"milestones={milestones} for decay='stair'; expected one or more "
       'fractions of the whole training, increasing, above 0 and below 1, such '
       'as (0.3, 0.6, 0.9).'
     )
   elif not 0 < factor < 1:
-    raise ConfigError(f'stair_factor={factor} must lie between 0 and 1.')
+    raise ValueError(f'stair_factor={factor} must lie between 0 and 1.')
   # Rounded first: 0.29 * 100 is 28.999999999999996.
   steps = [round(x * total_steps, 6) for x in milestones]
   return np.ceil(steps).astype(np.float32)

@@ -13,7 +13,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
-from vit_jax.config import ConfigError
 from vit_jax.models.mesh import batch_axes, is_model_axis
 
 
@@ -21,7 +20,7 @@ def make_mesh(devices=None, /, **axis_sizes):
   """Mesh over all devices of all hosts; one axis may be -1 (what is left).
 
   Without sizes: one axis, 'data'. Axes are of type Auto, so the compiler
-  propagates shardings; raises ConfigError if sizes do not make up the devices.
+  propagates shardings; raises ValueError if sizes do not make up the devices.
 
   Args:
     devices: others to lay it over; they may be described, and not there.
@@ -34,7 +33,7 @@ def make_mesh(devices=None, /, **axis_sizes):
   if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
     sizes[sizes.index(-1)] = len(devices) // known
   if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
-    raise ConfigError(
+    raise ValueError(
       f'mesh {axis_sizes} does not fit {len(devices)} devices: the product of '
       'the sizes must be their number; one size may be -1.'
     )
@@ -48,7 +47,7 @@ def make_mesh(devices=None, /, **axis_sizes):
 
 
 def check_hosts(devices, axis_names):
-  """Raises ConfigError if devices of several hosts share their examples.
+  """Raises ValueError if devices of several hosts share their examples.
 
   Every host reads examples of its own; see `batch_sharding`.
 
@@ -64,7 +63,7 @@ def check_hosts(devices, axis_names):
     hosts = {device.process_index for device in group}
     if len(hosts) > 1:
       sizes = dict(zip(axis_names, devices.shape, strict=True))
-      raise ConfigError(
+      raise ValueError(
         f'mesh {sizes}: {size} devices along axes named model... work on the '
         f'same examples, but are those of hosts {sorted(hosts)}, and each host '
         'reads its own. Make these axes smaller, at most the devices of a '
@@ -83,7 +82,7 @@ def infer(abstract_tree, rules, mesh):
     mesh: of `make_mesh`.
 
   Raises:
-    ConfigError: a spec names an unknown axis, or does not divide a shape.
+    ValueError: a spec names an unknown axis, or does not divide a shape.
   """
   return tree.map_with_path(
     lambda path, leaf: NamedSharding(
@@ -103,7 +102,7 @@ def find_spec(rules, path, shape, mesh):
   for dim, axes in enumerate(spec):
     size = axis_size(mesh, axes, where=f'sharding rule {rule}')
     if dim >= len(shape) or shape[dim] % size:
-      raise ConfigError(
+      raise ValueError(
         f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
         f'{size}-fold along dimension {dim}. Let another rule match it before, '
         f'or set mesh sizes that divide it.'
@@ -116,12 +115,12 @@ def find_spec(rules, path, shape, mesh):
 def axis_size(mesh, axes, *, where='sharding'):
   """How many ways an axis, or several together, split; 1 for None.
 
-  Raises ConfigError if the mesh has no such axis; `where` begins its text.
+  Raises ValueError if the mesh has no such axis; `where` begins its text.
   """
   names = (axes,) if isinstance(axes, str) else axes or ()
   for name in names:
     if name not in mesh.shape:
-      raise ConfigError(
+      raise ValueError(
         f'{where}: no mesh axis {name!r}; there are {list(mesh.shape)}. Use '
         f'one of them, or add it: mesh={{..., {name!r}: SIZE}}.'
       )
@@ -142,7 +141,7 @@ def batch_sharding(mesh):
 
 
 def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
-  """Raises ConfigError unless all devices get equal shares of equal parts.
+  """Raises ValueError unless all devices get equal shares of equal parts.
 
   Args:
     batch_size: global.
@@ -152,11 +151,11 @@ def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
   """
   ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if not isinstance(batch_size, int) or batch_size < 1:
-    raise ConfigError(f'{what}={batch_size!r} must be an integer of 1 or more.')
+    raise ValueError(f'{what}={batch_size!r} must be an integer of 1 or more.')
   if batch_size % ways:
     lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''
-    raise ConfigError(
+    raise ValueError(
       f'{what}={batch_size} is global and must divide by {ways}: it is split '
       f'over {ways // parts} devices{cut}. Nearest: {lower or ways}, '
       f'{lower + ways}.'

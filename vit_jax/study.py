@@ -30,7 +30,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import study_runs, terminal, workdirs
-from vit_jax.config import ConfigError, Reader, instantiate, locate
+from vit_jax.config import Reader, instantiate, locate
 from vit_jax.metrics import NonFiniteError
 from vit_jax.reports.results import Results
 
@@ -51,7 +51,7 @@ def study(config, workdir, *, member=None, report=False):
     member: name or number of the one run to do.
     report: whether to report only.
 
-  Raises ConfigError before any run for a mistake in the reports or in
+  Raises ValueError before any run for a mistake in the reports or in
   `best_of`, and for data or weights of any run that cannot be opened.
   """
   config, given = Reader(config), config
@@ -120,7 +120,7 @@ def _wanted(runs, member):
     return list(runs)
   found = [n for i, n in enumerate(runs) if str(member) in (n, str(i))]
   if not found:
-    raise ConfigError(
+    raise ValueError(
       f'study_member={member!r} is none of the runs, nor the number of one: '
       f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
     )

@@ -6,7 +6,7 @@ import re
 import ml_collections
 
 from vit_jax import terminal
-from vit_jax.config import ConfigError, resolve
+from vit_jax.config import resolve
 from vit_jax.metrics import read_records
 from vit_jax.weights import formats
 
@@ -27,7 +27,7 @@ def ordered(runs, order, workdir):
   """{name: ConfigDict} in order, '{workdir}' filled in."""
   order = order or tuple(runs)
   if sorted(order) != sorted(runs):
-    raise ConfigError(f'order={order} must name each of {list(runs)} once.')
+    raise ValueError(f'order={order} must name each of {list(runs)} once.')
   filled = {}
   for name in order:
     values = _map_text(
@@ -51,7 +51,7 @@ def _map_text(value, fn):
 def needs(name, runs, workdir):
   """Names of the runs that must be done before this one.
 
-  Raises ConfigError where that is itself, a later one, or none.
+  Raises ValueError where that is itself, a later one, or none.
   """
   found, config = [], runs[name]
   texts = []
@@ -62,20 +62,20 @@ def needs(name, runs, workdir):
       found.append(other)
   if best := config.get('best_of'):
     if sorted(best) != ['metric', 'runs', 'take']:
-      raise ConfigError(
+      raise ValueError(
         f'runs.{name}.best_of must have runs, metric and take; it has '
         f'{sorted(best)}.'
       )
     candidates = [x for x in runs if re.fullmatch(best.runs, x)]
     if not candidates:
-      raise ConfigError(
+      raise ValueError(
         f'runs.{name}.best_of: {best.runs!r} matches none of the runs: '
         f'{", ".join(runs)}.'
       )
     found += candidates
   earlier = list(runs)[: list(runs).index(name)]
   if late := [x for x in found if x not in earlier]:
-    raise ConfigError(
+    raise ValueError(
       f'runs.{name} builds on {", ".join(late)}, which must come before it in '
       'order.'
     )
@@ -83,9 +83,9 @@ def needs(name, runs, workdir):
 
 
 def check_ready(name, needed, workdir):
-  """Raises ConfigError unless the runs that this one needs are done."""
+  """Raises ValueError unless the runs that this one needs are done."""
   if missing := [x for x in needed if not is_done(workdir / x)]:
-    raise ConfigError(
+    raise ValueError(
       f'The study member {name} builds on runs that are not done: '
       f'{", ".join(missing)}. Do these first (--study_member=...), or run the '
       'study without --study_member.'
@@ -106,13 +106,13 @@ def with_best(config, runs, workdir):
       if 'diverged' in read_done(workdir / name):
         continue
       if best.metric not in last:
-        raise ConfigError(
+        raise ValueError(
           f'best_of: {name} has no metric {best.metric!r}; it has '
           f'{", ".join(k for k in last if "/" in k)}.'
         )
       scores[name] = last[best.metric]
   if not scores:
-    raise ConfigError(f'All of {best.runs} diverged: none to take values from.')
+    raise ValueError(f'All of {best.runs} diverged: none to take values from.')
   winner = max(scores, key=scores.get)
   taken = {}
   with config.unlocked():
@@ -132,7 +132,7 @@ def with_best(config, runs, workdir):
 
 
 def check_sources(runs):
-  """Opens the data of all these runs; ConfigError with all that is missing."""
+  """Opens the data of all these runs; ValueError with all that is missing."""
   seen, problems = set(), []
   for config in runs.values():
     for source in _sources(config.to_dict()):
@@ -147,11 +147,11 @@ def check_sources(runs):
           problems.append(str(error))
   if problems:
     text = '\n\n'.join(problems)
-    raise ConfigError(f'The study lacks data of its runs:\n\n{text}')
+    raise ValueError(f'The study lacks data of its runs:\n\n{text}')
 
 
 def check_weights(runs, shared, workdir):
-  """Raises ConfigError unless each run's init_from is there, or will be."""
+  """Raises ValueError unless each run's init_from is there, or will be."""
   paths = {}
   for name, config in runs.items():
     start = config.get('init_from', {})
@@ -161,7 +161,7 @@ def check_weights(runs, shared, workdir):
     if path is None:
       flag = f'runs.{name}.init_from.path'
       flag = 'shared.weights' if 'weights' in shared else flag
-      raise ConfigError(
+      raise ValueError(
         f'The run {name} is to start from weights (init_from), and none are '
         f'given: --config.{flag}=PATH'
       )

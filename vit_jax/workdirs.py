@@ -9,7 +9,6 @@ import jax
 from etils import epath
 
 from vit_jax import distributed
-from vit_jax.config import ConfigError
 
 _PACKAGES = (
   'jax',
@@ -25,7 +24,7 @@ _PACKAGES = (
 
 
 def prepare(workdir):
-  """Creates workdir; ConfigError unless all hosts can write to it."""
+  """Creates workdir; ValueError unless all hosts can write to it."""
   path = epath.Path(workdir)
   probe = path / f'.write_test_{jax.process_index()}'
   try:
@@ -33,7 +32,7 @@ def prepare(workdir):
     probe.write_text('')
     probe.unlink()
   except Exception as e:  # each file system has errors of its own
-    raise ConfigError(
+    raise ValueError(
       f'--workdir={workdir} cannot be written to: {e}. Choose another, or '
       'get the permission.'
     ) from e
@@ -85,7 +84,7 @@ def describe(workdir, config, model, image_shape, class_names):
 def description(path, *, missing_ok=False):
   """What `describe` saved, of a workdir or of a checkpoint in one.
 
-  Raises ConfigError if there is none, or returns None if that is missing_ok.
+  Raises ValueError if there is none, or returns None if that is missing_ok.
   """
   path = epath.Path(path)
   for folder in (path, path.parent, path.parent.parent):
@@ -93,7 +92,7 @@ def description(path, *, missing_ok=False):
       return json.loads(file.read_text())
   if missing_ok:
     return None
-  raise ConfigError(
+  raise ValueError(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
     'no model.json there.'
   )

@@ -7,7 +7,6 @@ import pytest
 import scipy.special
 
 from vit_jax import sharding
-from vit_jax.config import ConfigError
 from vit_jax.evals.classification import Classification
 
 RNG = np.random.default_rng(0)
@@ -278,7 +277,7 @@ def test_classes_of_other_names():
 
 
 def test_mistakes():
-  with pytest.raises(ConfigError, match=r'eval batch_size=12 is global and mu'):
+  with pytest.raises(ValueError, match=r'eval batch_size=12 is global and mu'):
     make(batch_size=12)
   for wrong, message in (
     ({'loss': 'hinge'}, r"loss='hinge' must be one of"),

@@ -12,7 +12,6 @@ import pytest
 import splits
 
 from vit_jax import sharding
-from vit_jax.config import ConfigError
 from vit_jax.evals import readout
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
@@ -273,7 +272,7 @@ def test_wrong_settings(data, readouts, message):
 
 
 def test_a_batch_must_divide_over_the_devices():
-  with pytest.raises(ConfigError, match=r'made/train batch_size=12 is global'):
+  with pytest.raises(ValueError, match=r'made/train batch_size=12 is global'):
     make({'spy': Spy()}, batch_size=12)
 
 

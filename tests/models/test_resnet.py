@@ -20,7 +20,6 @@ from contract import (
 from flax import traverse_util
 
 from vit_jax import optim, tree
-from vit_jax.config import ConfigError
 from vit_jax.models.resnet import ResNet, StdConv
 from vit_jax.models.variants import resnet_variant
 from vit_jax.models.vit import VisionTransformer
@@ -242,7 +241,7 @@ def test_optimizers_decay_the_kernels():
   decayed = {k for k, v in tree.flatten(updates).items() if np.any(v)}
   assert decayed == {k for k in tree.flatten(params) if k.endswith('kernel')}
   assert len(decayed) == 1 + 2 * 4 + 1
-  with pytest.raises(ConfigError, match='layer_decay: no path matches'):
+  with pytest.raises(ValueError, match='layer_decay: no path matches'):
     optim.make_optimizer(optim.sgd, params, 1.0, layer_decay={'rate': 0.5})
 
 

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from vit_jax import environment, names
-from vit_jax.tools import benchmark
-from vit_jax.tools.benchmark import timing
+from vit_jax import environment
+from vit_jax.models import names
+from vit_jax.tools.benchmark import __main__ as benchmark
+from vit_jax.tools.benchmark import report, timing
 
 TIMM_COLUMNS = (
   'model,infer_samples_per_sec,infer_step_time,infer_batch_size,'

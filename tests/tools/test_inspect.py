@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import tree
-from vit_jax.config import ConfigError, instantiate
+from vit_jax.config import instantiate
 from vit_jax.tools import inspect_figures, inspection
 from vit_jax.tools.look import main
 from vit_jax.weights import formats
@@ -151,7 +151,7 @@ def test_look_with_a_map_head_and_scan(paths):
 
 
 def test_query_that_is_no_patch(paths):
-  with pytest.raises(ConfigError, match=r'query=\(2, 0\).*2x3'):
+  with pytest.raises(ValueError, match=r'query=\(2, 0\).*2x3'):
     inspection.look(make_weights(), paths, query=(2, 0))
 
 
@@ -165,16 +165,16 @@ def test_query_that_is_no_patch(paths):
 )
 def test_models_without_attention(settings, figure, message, paths):
   weights = make_weights(settings, (32, 32, 3))
-  with pytest.raises(ConfigError, match=message):
+  with pytest.raises(ValueError, match=message):
     inspection.look(weights, paths, figures=[figure])
 
 
 def test_weights_that_lack_what_is_shown():
-  with pytest.raises(ConfigError, match=r'filters cannot.*feature map'):
+  with pytest.raises(ValueError, match=r'filters cannot.*feature map'):
     inspection.filters(make_weights(**HYBRID))
-  with pytest.raises(ConfigError, match=r"positions cannot.*posemb='none'"):
+  with pytest.raises(ValueError, match=r"positions cannot.*posemb='none'"):
     inspection.positions(make_weights(posemb='none'))
-  with pytest.raises(ConfigError, match=r'positions cannot be shown'):
+  with pytest.raises(ValueError, match=r'positions cannot be shown'):
     inspection.positions(make_weights(MIXER, (8, 8, 3)))
   assert len(inspection.filters(make_weights(MIXER, (8, 8, 3)), 5)[0]) == 5
 

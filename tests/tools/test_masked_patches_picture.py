@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from vit_jax import pretrained, train
-from vit_jax.config import ConfigError
 from vit_jax.objectives import patch_targets
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
@@ -109,7 +108,7 @@ def test_errors(workdir, tmp_path):
 def test_weights_for_others(workdir, tmp_path):
   """The mask vector is left out where the model is to have none."""
   message = r'mask_token is True.*npz cannot hold it.*--set pooling=token'
-  with pytest.raises(ConfigError, match=message):
+  with pytest.raises(ValueError, match=message):
     formats.write(formats.read(workdir), tmp_path / 'x.npz', 'npz')
   model, params = pretrained.load(
     workdir, pooling='token', mask_token=False, num_classes=7, report=None

@@ -10,7 +10,7 @@ from released import equal, fill, hollow
 from small import logits, tiny
 
 from vit_jax import tree
-from vit_jax.config import ConfigError, instantiate
+from vit_jax.config import instantiate
 from vit_jax.weights import big_vision, original
 from vit_jax.weights.bundle import MIXER, RESNET
 
@@ -101,7 +101,7 @@ def test_the_class_token_is_never_guessed(cls, rows, grid, patches):
   assert weights.params['pos_embedding'].shape == (1, *patches, 16)
   assert ('cls_pos_embedding' in weights.params) == cls
   if grid:
-    with pytest.raises(ConfigError, match='grid'):
+    with pytest.raises(ValueError, match='grid'):
       original.read(file)
 
 
@@ -301,7 +301,7 @@ def test_a_missing_layer_is_one_error_with_all_of_it():
   file['opt/target/extra/kernel'] = np.zeros(3, np.float32)
   name = 'opt/target/Transformer/encoder_norm/scale'
   file[name] = np.zeros(17, np.float32)
-  with pytest.raises(ConfigError) as e:
+  with pytest.raises(ValueError) as e:
     original.read(file)
   lines = [x for x in str(e.value).splitlines() if x[0] in '+-']
   layer = 'Transformer/encoderblock_0/MlpBlock_3/Dense_1'
@@ -325,7 +325,7 @@ def test_a_whole_layer_that_is_missing(kind, layer):
   if layer == 1:  # the last one: the model is a shallower one
     assert original.read(rest).settings['depth'] == 1
     return
-  with pytest.raises(ConfigError) as e:
+  with pytest.raises(ValueError) as e:
     original.read(rest)
   for name in lost:
     assert f'+ {name} {file[name].shape}' in str(e.value)
@@ -337,7 +337,7 @@ def test_every_array_is_needed(kind):
   file = hollow(KINDS[kind])
   for name in file:
     rest = {k: v for k, v in file.items() if k != name}
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValueError):
       original.read(rest)
 
 
@@ -346,11 +346,11 @@ def test_every_array_is_needed(kind):
 )
 def test_a_high_number_in_a_name_costs_nothing(name):
   file = hollow(KINDS['hybrid'])
-  with pytest.raises(ConfigError):
+  with pytest.raises(ValueError):
     original.read(file | {name: np.zeros(16, np.float32)})
   for block in (99, 9999, 999999999):
     unit = f'block{block}/unit1/conv1/kernel'
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValueError):
       original.read(file | {unit: np.zeros(16, np.float32)})
 
 
@@ -362,7 +362,7 @@ def test_every_shape_is_checked(kind):
     shape = array.shape
     for other in ((), (0,), (*shape, 2), (2, *shape), (*shape[:-1], 7)):
       wrong = np.broadcast_to(np.float32(0), other)
-      with pytest.raises(ConfigError):
+      with pytest.raises(ValueError):
         original.read(file | {name: wrong})
         pytest.fail(f'{name}: {other} in place of {shape}')
 
@@ -404,19 +404,19 @@ def test_what_the_format_lacks_is_written_so_that_nothing_changes(fields):
 def test_what_cannot_be_written_is_named_all_at_once():
   fields = {'num_registers': 2, 'qk_norm': True, 'pooling': 'map'}
   weights = tiny(**fields, norm_eps=1e-12)
-  with pytest.raises(ConfigError) as e:
+  with pytest.raises(ValueError) as e:
     original.write(weights)
   for word in ('registers', 'qk_norm', 'MAP', 'norm_eps 1e-12', 'timm'):
     assert word in str(e.value)
   weights = tiny(pooling='gap', norm_after_pooling=True)
-  with pytest.raises(ConfigError, match='norm_after_pooling'):
+  with pytest.raises(ValueError, match='norm_after_pooling'):
     original.write(weights)
-  with pytest.raises(ConfigError, match='pre_linen'):
+  with pytest.raises(ValueError, match='pre_linen'):
     original.write(tiny(), generation='newest')
 
 
 def test_what_the_file_says_cannot_be_said_otherwise():
   file = fill(KINDS['vit'])
   assert original.read(file, num_heads=4, gelu='exact').settings['gelu']
-  with pytest.raises(ConfigError, match='num_heads'):
+  with pytest.raises(ValueError, match='num_heads'):
     original.read(file, num_heads=2)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import terminal
-from vit_jax.config import ConfigError, instantiate
+from vit_jax.config import instantiate
 from vit_jax.models import variants
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, MIXER, RESNET, VIT
 
@@ -95,14 +95,14 @@ def settings(name: str, **fields) -> dict[str, Any]:
     **fields: of the model, beside or instead of those that the name implies.
 
   Raises:
-    ConfigError: no such name; it says which are near.
+    ValueError: no such name; it says which are near.
   """
   try:
     return _read(str(name)) | fields
   except ValueError as e:
     reason = f' {e}' if str(e) else ''
     near = ', '.join(_near(str(name)))
-    raise ConfigError(
+    raise ValueError(
       f'There is no model named {name!r}.{reason} Near it: {near}. '
       '`python -m vit_jax.models.names` lists all.'
     ) from None
@@ -208,7 +208,7 @@ def _timm_mixer(size, patch):
 
 
 def _distilled():
-  raise ConfigError(
+  raise ValueError(
     'Distilled DeiTs have a second class token and head, which no model here '
     'has.'
   )

@@ -23,7 +23,7 @@ class Curves:
   name: str = 'curves'
 
   def check(self, results):
-    """Raises ConfigError for a line that no run can fill."""
+    """Raises ValueError for a line that no run can fill."""
     for panel in self.panels:
       for runs, metric in panel['lines'].values():
         results.check({'runs': runs, 'metric': metric})

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.metrics import read_records
 
 
@@ -79,16 +78,16 @@ class Results:
     return Value(float(np.mean(means)), float(np.std(means)), tuple(means))
 
   def check(self, spec):
-    """Raises ConfigError for a spec that no run can ever fill."""
+    """Raises ValueError for a spec that no run can ever fill."""
     if sorted(spec) == ['value']:
       return
     if not {'runs', 'metric'} <= set(spec) <= {'runs', 'metric', 'best'}:
-      raise ConfigError(
+      raise ValueError(
         f'{dict(spec)} must have runs and metric (and may have best), or a '
         'value only.'
       )
     if not self.matching(spec['runs']):
-      raise ConfigError(
+      raise ValueError(
         f'{spec["runs"]!r} matches none of the runs: {", ".join(self.names)}.'
       )
 

@@ -34,7 +34,7 @@ class Scaling:
   name: str = 'scaling'
 
   def check(self, results):
-    """Raises ConfigError for a point that no run can fill."""
+    """Raises ValueError for a point that no run can fill."""
     for panel in self.panels:
       if 'relative_to' in panel:
         results.check(panel['relative_to'])

@@ -6,7 +6,6 @@ import json
 import jax
 
 from vit_jax import terminal
-from vit_jax.config import ConfigError
 
 
 @dataclasses.dataclass
@@ -26,11 +25,11 @@ class Table:
   name: str = 'table'
 
   def check(self, results):
-    """Raises ConfigError for a cell that no run can fill."""
+    """Raises ValueError for a cell that no run can fill."""
     for cell in self.cells:
       for key in ('row', 'column'):
         if key not in cell:
-          raise ConfigError(f'A cell lacks its {key}: {dict(cell)}.')
+          raise ValueError(f'A cell lacks its {key}: {dict(cell)}.')
       results.check(_spec(cell))
 
   def __call__(self, results):

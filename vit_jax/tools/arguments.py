@@ -7,7 +7,6 @@ import pathlib
 import re
 
 from vit_jax import pretrained
-from vit_jax.config import ConfigError
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -74,9 +73,9 @@ def _fields(assignments):
   for text in assignments:
     name, equals, value = text.partition('=')
     if not name.isidentifier() or not equals:
-      raise ConfigError(f'--set {text}: expected FIELD=VALUE.')
+      raise ValueError(f'--set {text}: expected FIELD=VALUE.')
     if name in fields:
-      raise ConfigError(f'--set {name} is given twice.')
+      raise ValueError(f'--set {name} is given twice.')
     with contextlib.suppress(ValueError):
       value = json.loads(value)
     fields[name] = tuple(value) if isinstance(value, list) else value
@@ -107,7 +106,7 @@ def names(path, weights):
   found = json.loads(text) if path.endswith('.json') else text.splitlines()
   classes = weights.settings.get('num_classes') or 0
   if not isinstance(found, list) or len(found) != classes:
-    raise ConfigError(
+    raise ValueError(
       f'{path} holds {len(found)} names; the model has {classes} classes.'
     )
   return [str(name) for name in found]

@@ -24,7 +24,6 @@ import numpy as np
 import rich.filesize
 
 from vit_jax import export, terminal
-from vit_jax.config import ConfigError
 from vit_jax.models.posemb import RESIZE_METHODS
 from vit_jax.tools import arguments
 from vit_jax.weights import formats
@@ -47,7 +46,7 @@ def save(weights, target, format, *, images='uint8', force=False):
     list of the files written.
 
   Raises:
-    ConfigError: a file is there already; the format cannot hold the model.
+    ValueError: a file is there already; the format cannot hold the model.
   """
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,11 +76,11 @@ def format_of(target, format=None):
   """(path to write to, format) of what the user named.
 
   Raises:
-    ConfigError: the ending tells no format, or another than `format`.
+    ValueError: the ending tells no format, or another than `format`.
   """
   path = pathlib.Path(target).expanduser()
   if '://' in str(target):
-    raise ConfigError(f'{target}: write to a local path, and copy it there.')
+    raise ValueError(f'{target}: write to a local path, and copy it there.')
   if path.name == 'model.safetensors':  # the name that both formats have
     path = path.parent
   is_folder = path.is_dir() or str(target).endswith('/')
@@ -90,14 +89,14 @@ def format_of(target, format=None):
     by_ending = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}
     format = by_ending.get(ending)
   if format is None or (ending in _ENDINGS.values()) != (format in _ENDINGS):
-    raise ConfigError(
+    raise ValueError(
       f'{target} does not tell a format'
       + (f' as {format!r} has it' if format else '')
       + '. Name NAME.npz (npz, big_vision), NAME.stablehlo, or a folder '
       '(timm, hf), and --format where that leaves two.'
     )
   if _ENDINGS.get(format, ending) != ending:
-    raise ConfigError(
+    raise ValueError(
       f'{target}: a file of format {format!r} ends in {_ENDINGS[format]}.'
     )
   return path, format
@@ -105,9 +104,7 @@ def format_of(target, format=None):
 
 def _check_free(paths):
   if there := [str(path) for path in paths if path.exists()]:
-    raise ConfigError(
-      f'{", ".join(there)} exists already; --force replaces it.'
-    )
+    raise ValueError(f'{", ".join(there)} exists already; --force replaces it.')
 
 
 def main(argv=None):

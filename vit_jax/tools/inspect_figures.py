@@ -8,7 +8,6 @@ import numpy as np
 
 from vit_jax import terminal
 from vit_jax.analysis.embeddings import tiles
-from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools import inspection, outputs
@@ -35,7 +34,7 @@ class Figures:
     try:
       self._output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-      raise ConfigError(f'{output} cannot be made a folder: {error}') from error
+      raise ValueError(f'{output} cannot be made a folder: {error}') from error
 
   def filters(self, count=28):
     components, shares = inspection.filters(self._weights, count)

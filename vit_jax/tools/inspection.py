@@ -7,7 +7,6 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
-from vit_jax.config import ConfigError
 from vit_jax.models import posemb
 from vit_jax.models.positions import side_by_side
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
@@ -107,7 +106,7 @@ def look(
     be read.
 
   Raises:
-    ConfigError: the model has no attention, an argument makes no sense.
+    ValueError: the model has no attention, an argument makes no sense.
   """
   for figure in figures:
     _check(weights, figure)
@@ -118,10 +117,10 @@ def look(
     ('on_error', on_error, ('raise', 'skip')),
   ):
     if value not in choices:
-      raise ConfigError(f'{what}={value!r}; it can be {", ".join(choices)}.')
+      raise ValueError(f'{what}={value!r}; it can be {", ".join(choices)}.')
   grid = geometry(weights)[0]
   if query and not all(0 <= at < size for at, size in zip(query, grid)):
-    raise ConfigError(
+    raise ValueError(
       f'query={query}, but the grid of patches is {grid[0]}x{grid[1]}; rows '
       'and columns count from 0.'
     )
@@ -185,9 +184,9 @@ def uniform_distance(weights):
 
 def _check(weights, figure):
   if figure not in FIGURES:
-    raise ConfigError(f'No figure {figure!r}; there are {", ".join(FIGURES)}.')
+    raise ValueError(f'No figure {figure!r}; there are {", ".join(FIGURES)}.')
   if why := obstacles(weights).get(figure):
-    raise ConfigError(
+    raise ValueError(
       f'{weights.origin or "These weights"}: {figure} cannot be shown, {why}. '
       'Leave it out, or take other weights.'
     )

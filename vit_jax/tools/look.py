@@ -26,7 +26,6 @@ import sys
 
 from vit_jax import terminal
 from vit_jax.analysis import attention
-from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
 from vit_jax.tools import arguments, inspection
@@ -187,7 +186,7 @@ def _chosen(asked, weights, paths):
   missing = [f for f in asked or inspection.FIGURES if f in obstacles]
   told = '\n'.join(f'  {f}: {obstacles[f]}' for f in missing)
   if missing and (asked or len(missing) == len(inspection.FIGURES)):
-    raise ConfigError(f'Of {weights.origin} cannot be drawn:\n{told}')
+    raise ValueError(f'Of {weights.origin} cannot be drawn:\n{told}')
   if missing:
     print(f'Left out:\n{told}', file=sys.stderr)
   return [f for f in asked or inspection.FIGURES if f not in obstacles]
@@ -204,7 +203,7 @@ def _collect(looks, total, num_maps):
       look = {k: v for k, v in look.items() if not k.startswith('maps')}
     found.append(look)
   if not found:
-    raise ConfigError('No picture could be read:\n' + '\n'.join(skipped))
+    raise ValueError('No picture could be read:\n' + '\n'.join(skipped))
   return found, skipped
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from etils import epath
 
 from vit_jax import build, pretrained, terminal
-from vit_jax.config import ConfigError
 from vit_jax.data import image_files, pipeline
 from vit_jax.data.unlabelled import Unlabelled
 from vit_jax.objectives import patch_targets
@@ -149,7 +148,7 @@ def parser():
 def _run(args):
   output = pathlib.Path(args.output)
   if output.suffix not in ('.png', '.pdf'):
-    raise ConfigError(f'--output={output} must end with .png or .pdf.')
+    raise ValueError(f'--output={output} must end with .png or .pdf.')
   outputs.check_folder(output)
   config = _config(args.workdir)
   weights = arguments.read(args.workdir, args)
@@ -171,14 +170,14 @@ def _run(args):
 
 
 def _config(workdir):
-  """The run's config; ConfigError unless it predicts masked patches."""
+  """The run's config; ValueError unless it predicts masked patches."""
   file = epath.Path(workdir) / 'config.json'
   if not file.exists():
-    raise ConfigError(f'{workdir} is not the workdir of a run: no config.json.')
+    raise ValueError(f'{workdir} is not the workdir of a run: no config.json.')
   config = json.loads(file.read_text())
   target = config.get('objective', {}).get('target', 'none')
   if not target.endswith(_OBJECTIVE):
-    raise ConfigError(
+    raise ValueError(
       f'{workdir} has the objective {target}; this shows runs of {_OBJECTIVE}.'
     )
   return config

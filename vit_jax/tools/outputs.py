@@ -15,8 +15,6 @@ import zipfile
 
 import numpy as np
 
-from vit_jax.config import ConfigError
-
 
 def top(probabilities, k):
   """Indices of the k largest of [K] (all if K < k), the largest first."""
@@ -74,7 +72,7 @@ def _ranked(results, names, top_k):
   for result in results:
     probabilities = result.get('probabilities')
     if probabilities is None or probabilities.ndim != 1:
-      raise ConfigError(
+      raise ValueError(
         'These weights predict nothing of a whole picture; leave out --format '
         'and --output to have the features alone.'
       )
@@ -88,12 +86,12 @@ def _ranked(results, names, top_k):
 
 
 def check_folder(path):
-  """ConfigError unless a file can be written at `path`; None is stdout."""
+  """ValueError unless a file can be written at `path`; None is stdout."""
   if path is None:
     return
   folder = pathlib.Path(path).expanduser().parent
   if not folder.is_dir() or not os.access(folder, os.W_OK):
-    raise ConfigError(
+    raise ValueError(
       f'{path} cannot be written: {folder} is no folder that you may write to.'
     )
 

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained, sharding, terminal
-from vit_jax.config import ConfigError
 from vit_jax.data import image_files
 from vit_jax.tools import arguments, outputs
 from vit_jax.weights.bundle import make
@@ -59,7 +58,7 @@ def predict(
     has a head; 'features' float32 [...], where a layer is given.
 
   Raises:
-    ConfigError: there is no such layer, nothing to predict, an argument makes
+    ValueError: there is no such layer, nothing to predict, an argument makes
       no sense.
     ValueError: a picture cannot be read, with its path.
   """
@@ -69,7 +68,7 @@ def predict(
     ('on_error', on_error, ('raise', 'skip')),
   ):
     if value not in choices:
-      raise ConfigError(f'{name}={value!r}; it can be {" or ".join(choices)}.')
+      raise ValueError(f'{name}={value!r}; it can be {" or ".join(choices)}.')
   loaded, shape = load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
   forward = _forward(model, make(weights.preprocess), layer, activation)
@@ -83,13 +82,13 @@ def load(weights, paths, batch_size, num_workers):
   Nothing is read before the first is asked for; arguments as of `predict`.
 
   Raises:
-    ConfigError: batch_size makes no sense, or the model takes no pictures.
+    ValueError: batch_size makes no sense, or the model takes no pictures.
   """
   if batch_size < 1:
-    raise ConfigError(f'batch_size={batch_size} must be at least 1.')
+    raise ValueError(f'batch_size={batch_size} must be at least 1.')
   channels = weights.image_shape[2]
   if channels not in (1, 3):
-    raise ConfigError(
+    raise ValueError(
       f'The model takes {channels} channels; pictures have 1 or '
       '3. Read the weights with another in_chans.'
     )
@@ -119,7 +118,7 @@ def _forward(model, preprocess, layer, activation):
       out['probabilities'] = _ACTIVATIONS[activation](found['logits'])
     if layer is not None:
       if layer not in found:
-        raise ConfigError(f'No layer {layer!r}; there are {", ".join(found)}.')
+        raise ValueError(f'No layer {layer!r}; there are {", ".join(found)}.')
       out['features'] = found[layer].astype(jnp.float32)
     return out
 
@@ -130,12 +129,12 @@ def _check(forward, params, shape, layer):
   images = jax.ShapeDtypeStruct(shape, jnp.uint8)
   out = jax.eval_shape(forward, params, images)
   if not out:
-    raise ConfigError(
+    raise ValueError(
       'These weights have no head, so there is nothing to predict; their '
       'features can be had (--features=FILE.npz; in Python, layer=).'
     )
   if layer is None and out['probabilities'].ndim != 2:
-    raise ConfigError(
+    raise ValueError(
       'This model has logits for each patch, not for the picture; its '
       'features can be had (--features=FILE.npz; in Python, layer=).'
     )
@@ -165,7 +164,7 @@ def in_batches(forward, params, loaded, shape, on_error):
           hint = "on_error='skip' goes on without such pictures."
           raise ValueError(f'{image} ({hint})') from image
       elif image.shape != shape[1:]:
-        raise ConfigError(
+        raise ValueError(
           f'{path} came out of the transforms as {image.shape}, and the model '
           f'takes {shape[1:]}. The transforms are those of the weights.'
         )

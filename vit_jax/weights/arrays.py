@@ -16,7 +16,6 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.config import ConfigError
 from vit_jax.weights.fetch import fetch
 from vit_jax.weights.index import read_json, shards
 
@@ -47,14 +46,14 @@ def kind(path):
   """'npz' or 'safetensors', by content; a safetensors index is the latter.
 
   Raises:
-    ConfigError: empty, a pickle (.pth, .bin, .pt, .pkl), or not known.
+    ValueError: empty, a pickle (.pth, .bin, .pt, .pkl), or not known.
   """
   path = pathlib.Path(path)
   if not path.is_file():
-    raise ConfigError(f'{path} is no file; read are {READABLE}.')
+    raise ValueError(f'{path} is no file; read are {READABLE}.')
   size = path.stat().st_size
   if not size:
-    raise ConfigError(f'{path} is empty: 0 bytes.')
+    raise ValueError(f'{path} is empty: 0 bytes.')
   with path.open('rb') as f:
     head = f.read(64)
     f.seek(max(size - len(_TENSORFLOW), 0))
@@ -71,11 +70,11 @@ def kind(path):
   else:
     found = (text for start, text in _KNOWN.items() if head.startswith(start))
     what = next(found, f'of a format not known here (it begins {head[:8]!r})')
-  raise ConfigError(f'{path} is {what}. Read are {READABLE}.')
+  raise ValueError(f'{path} is {what}. Read are {READABLE}.')
 
 
 def refuse_pickle(path, head):
-  """Raises ConfigError if a file, which begins with head, is a pickle."""
+  """Raises ValueError if a file, which begins with head, is a pickle."""
   if head[:4] == b'PK\x03\x04':  # torch.save writes a zip with a pickle in it
     try:
       with zipfile.ZipFile(path) as file:
@@ -86,7 +85,7 @@ def refuse_pickle(path, head):
     pickled = head[:1] == b'\x80' and head[1:2] in (b'\1\2\3\4\5')
     pickled = pickled and head[8:9] != b'{'
   if pickled:
-    raise ConfigError(
+    raise ValueError(
       f'{path} is a pickle (as torch.save writes .pth, .pt and .bin), which '
       'can execute anything when read, so none is read here. In torch, save '
       'the weights as safetensors: safetensors.torch.save_file('
@@ -101,7 +100,7 @@ def read_npz(path):
   stores) come as float32.
 
   Raises:
-    ConfigError: no zip, truncated or corrupt; a member that is no array, is
+    ValueError: no zip, truncated or corrupt; a member that is no array, is
       pickled, or whose header promises another number of bytes than it has.
   """
   arrays = {}
@@ -116,10 +115,10 @@ def read_npz(path):
             arrays[name] = _to_float32(_read_member(stream, member))
     except MemoryError:
       raise
-    except ConfigError as e:
-      raise ConfigError(f'{path}: {e}') from e
+    except ValueError as e:
+      raise ValueError(f'{path}: {e}') from e
     except Exception as e:  # whatever broken bytes make of zlib and numpy
-      raise ConfigError(
+      raise ValueError(
         f'{path} cannot be read as .npz: {e or type(e).__name__}. It is '
         'truncated or corrupt; copy or download it again.'
       ) from e
@@ -144,7 +143,7 @@ def read_safetensors(path):
   """{name: array} of a safetensors file, or of an index and its shards.
 
   Raises:
-    ConfigError: truncated or corrupt; a shard that is missing, lies elsewhere,
+    ValueError: truncated or corrupt; a shard that is missing, lies elsewhere,
       or does not hold what the index says.
   """
   path = pathlib.Path(path)
@@ -156,7 +155,7 @@ def read_safetensors(path):
     with safetensors.safe_open(path, framework='np') as file:
       return {n: _to_float32(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118
   except (safetensors.SafetensorError, ValueError, TypeError, OSError) as e:
-    raise ConfigError(
+    raise ValueError(
       f'{path} cannot be read as safetensors: {e}. It is truncated or corrupt; '
       'copy or download it again.'
     ) from e
@@ -179,11 +178,11 @@ def _read_shards(path):
   arrays = {}
   for shard, said in shards(path).items():
     if not (path.parent / shard).is_file():
-      raise ConfigError(f'{path} names {shard}, which is not beside it.')
+      raise ValueError(f'{path} names {shard}, which is not beside it.')
     found = read_safetensors(path.parent / shard)
     if said != found.keys():
       missing, more = sorted(said - found.keys()), sorted(found.keys() - said)
-      raise ConfigError(
+      raise ValueError(
         f'{path} and {shard} disagree: missing {missing}, too many {more}.'
       )
     arrays |= found
@@ -193,14 +192,14 @@ def _read_shards(path):
 def _check_members(members, size):
   names = [m.filename for m in members]
   if not members:
-    raise ConfigError('It holds no arrays.')
+    raise ValueError('It holds no arrays.')
   if no_array := [n for n in names if not n.endswith('.npy')]:
-    raise ConfigError(f'It holds {no_array[0]!r}, which is no array (.npy).')
+    raise ValueError(f'It holds {no_array[0]!r}, which is no array (.npy).')
   if len(set(names)) != len(names):
-    raise ConfigError('It has several arrays of one name.')
+    raise ValueError('It has several arrays of one name.')
   # An archive whose members overlap unpacks to far more than its own size.
   if sum(m.compress_size for m in members) > size:
-    raise ConfigError('Its members are longer than the file: truncated?')
+    raise ValueError('Its members are longer than the file: truncated?')
 
 
 def _read_member(stream, member):
@@ -212,10 +211,10 @@ def _read_member(stream, member):
     (2, 0): np.lib.format.read_array_header_2_0,
   }.get(version)
   if read is None:
-    raise ConfigError(f'{name} is of the unknown version {version} of .npy.')
+    raise ValueError(f'{name} is of the unknown version {version} of .npy.')
   shape, fortran, dtype = read(stream)
   if dtype.hasobject:
-    raise ConfigError(
+    raise ValueError(
       f'{name} is pickled (dtype object), which can execute anything when '
       'read. Store plain numbers in its place, or leave it out.'
     )
@@ -223,18 +222,18 @@ def _read_member(stream, member):
   # Deflate packs at most 1032 to 1.
   there = min(member.file_size - stream.tell(), 1100 * member.compress_size)
   if min(shape, default=0) < 0 or size > there:
-    raise ConfigError(
+    raise ValueError(
       f'{name} promises {shape} {dtype}, {size} bytes, but has {max(there, 0)}.'
     )
   data = np.empty(size, np.uint8)
   at = 0
   while block := stream.read(_BLOCK):  # to the end, where its CRC is checked
     if at + len(block) > size:
-      raise ConfigError(f'{name} has more than the {size} bytes it promises.')
+      raise ValueError(f'{name} has more than the {size} bytes it promises.')
     data[at : at + len(block)] = np.frombuffer(block, np.uint8)
     at += len(block)
   if at < size:
-    raise ConfigError(f'{name} has {at} bytes, not {size}: truncated.')
+    raise ValueError(f'{name} has {at} bytes, not {size}: truncated.')
   return data.view(dtype).reshape(shape, order='F' if fortran else 'C')
 
 
@@ -250,7 +249,7 @@ def _open(path):
   try:
     return pathlib.Path(path).open('rb')
   except OSError as e:
-    raise ConfigError(f'{path} cannot be opened: {e.strerror}.') from e
+    raise ValueError(f'{path} cannot be opened: {e.strerror}.') from e
 
 
 def _write(path, write):

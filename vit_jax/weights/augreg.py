@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.config import ConfigError
 from vit_jax.weights.fetch import fetch
 
 FOLDER = 'gs://vit_models/augreg'
@@ -85,12 +84,12 @@ def parse(name: str) -> Name:
   """What a file name tells; folders before it and .npz after it may be there.
 
   Raises:
-    ConfigError: it is not of that form.
+    ValueError: it is not of that form.
   """
   stem = name.rsplit('/', 1)[-1].removesuffix('.npz')
   found = _NAME.fullmatch(stem)
   if not found or found['model'] not in MODELS:
-    raise ConfigError(
+    raise ValueError(
       f'{name!r} is no file name of AugReg. Expected MODEL-DATASET-EPOCHSep-'
       'lr_X-aug_LABEL-wd_X-do_X-sd_X[--DATASET-steps_Nk-lr_X-res_N], as in '
       f"'B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'; MODEL is "
@@ -113,11 +112,11 @@ def file_name(name: Name) -> str:
   """The inverse of parse, with .npz.
 
   Raises:
-    ConfigError: AugReg has no such model.
+    ValueError: AugReg has no such model.
   """
   theirs = {ours: theirs for theirs, ours in MODELS.items()}
   if name.model not in theirs:
-    raise ConfigError(
+    raise ValueError(
       f'AugReg has no {name.model}; it has {", ".join(MODELS.values())}.'
     )
   text = (
@@ -144,19 +143,19 @@ def read_index(
   adapt_filename, adapt_ds, adapt_resolution, adapt_final_val.
 
   Raises:
-    ConfigError: it cannot be read, or lacks those.
+    ValueError: it cannot be read, or lacks those.
   """
   local = fetch(path)
   try:
     with local.open(encoding='utf-8', newline='') as f:
       records = list(csv.DictReader(f))
   except (ValueError, csv.Error) as e:  # ValueError: no UTF-8
-    raise ConfigError(f'{path} is no table (CSV): {e}') from e
+    raise ValueError(f'{path} is no table (CSV): {e}') from e
   needed = {'filename', 'ds', 'final_val', 'adapt_filename', 'adapt_ds'}
   needed |= {'adapt_resolution', 'adapt_final_val'}
   have = records[0].keys() if records else ()
   if missing := sorted(needed.difference(have)):
-    raise ConfigError(
+    raise ValueError(
       f"{path} lacks the columns {', '.join(missing)} of AugReg's index."
     )
   return records
@@ -182,7 +181,7 @@ def best(
     folder: where the files are.
 
   Raises:
-    ConfigError: there is none; says what there is.
+    ValueError: there is none; says what there is.
   """
   adapted = adapt_dataset is not None or resolution is not None
   wanted = {'dataset': dataset, 'model': model.replace('ViT-', '')}
@@ -208,7 +207,7 @@ def best(
       for field, values in there.items()
       if values
     )
-    raise ConfigError(f'AugReg has no file with {wanted}. There is {shown}.')
+    raise ValueError(f'AugReg has no file with {wanted}. There is {shown}.')
   name = max(found, key=lambda pair: pair[0])[1]
   return f'{folder}/{name.removesuffix(".npz")}.npz'
 

@@ -13,7 +13,6 @@ import re
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids, linen
 from vit_jax.weights.bundle import MIXER, RESNET
 
@@ -47,7 +46,7 @@ def write(weights, *, scan=False):
     scan: whether layers are stacked.
 
   Raises:
-    ConfigError: the format cannot hold the model.
+    ValueError: the format cannot hold the model.
   """
   settings = weights.settings
   resnet = settings['target'] == RESNET
@@ -55,7 +54,7 @@ def write(weights, *, scan=False):
     resnet and settings.get('form') == 'preact'
   ):
     what = 'a pre-activation ResNet' if resnet else 'a hybrid'
-    raise ConfigError(
+    raise ValueError(
       f"big_vision's .npz cannot hold {what}. Write it as the original .npz."
     )
   params = linen.writable(weights, "big_vision's", holds_map=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import ConfigError, instantiate
+from vit_jax.config import instantiate
 from vit_jax.models.variants import (
   AXIAL_RESNET,
   AXIAL_VIT,
@@ -84,14 +84,14 @@ def make(settings: Mapping[str, Any]):
 
 
 def check_targets(settings: Any) -> None:
-  """Raises ConfigError if a target in settings from a file is not trusted.
+  """Raises ValueError if a target in settings from a file is not trusted.
 
   A file from elsewhere must not choose what is run: it can name models,
   preprocessing and test-time transforms of ours, and nothing else.
   """
   for target in _targets(settings):
     if not isinstance(target, str) or target not in _TRUSTED:
-      raise ConfigError(
+      raise ValueError(
         f'The weights name {target!r}, which is none of '
         f'{", ".join(sorted(_TRUSTED))}; nothing else is taken from a file. '
         'If it is your own, name it in your config or call.'
@@ -123,7 +123,7 @@ def infer(params: Mapping[str, np.ndarray], **given) -> dict[str, Any]:
     **given: fields of the model. What the file tells too must be the same.
 
   Raises:
-    ConfigError: no model of ours has such parameters, or `given` differs.
+    ValueError: no model of ours has such parameters, or `given` differs.
   """
   if 'block_0/token_mixing/fc1/kernel' in params:
     found = _infer_mixer(params)
@@ -132,7 +132,7 @@ def infer(params: Mapping[str, np.ndarray], **given) -> dict[str, Any]:
   elif 'resnet/root/conv/kernel' in params:
     found = _infer_resnet(params)
   else:
-    raise ConfigError(
+    raise ValueError(
       'No model of ours has such parameters (neither a ViT, nor a hybrid, a '
       f'ResNet or a Mixer): {_some(params)}.'
     )
@@ -145,7 +145,7 @@ def infer(params: Mapping[str, np.ndarray], **given) -> dict[str, Any]:
   }
   if wrong:
     lines = '; '.join(f'{k}={v!r}, not {g!r}' for k, (g, v) in wrong.items())
-    raise ConfigError(
+    raise ValueError(
       f'The file says {lines} as was given. Leave out what the file says.'
     )
   return found | given
@@ -243,7 +243,7 @@ def default_heads(width):
   """Heads of a published ViT of that width; of another width / 64."""
   heads = _HEADS.get(width, max(width // 64, 1))
   if width % heads:
-    raise ConfigError(
+    raise ValueError(
       f'The file does not say how many heads its width of {width} has, and no '
       'published model is so wide. Give num_heads.'
     )

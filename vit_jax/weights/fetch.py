@@ -14,7 +14,6 @@ from collections.abc import Callable
 import fsspec
 import fsspec.callbacks
 
-from vit_jax.config import ConfigError
 from vit_jax.weights.index import shards
 
 PACKAGES = {  # what fsspec needs for a protocol
@@ -55,7 +54,7 @@ def fetch(
       a line on stderr after two seconds.
 
   Raises:
-    ConfigError: not there; the download fails, of which nothing is left; the
+    ValueError: not there; the download fails, of which nothing is left; the
       package for the protocol is not installed.
   """
   url = os.fspath(path)
@@ -70,7 +69,7 @@ def fetch(
   base, mark, query = url.partition('?')
   folder, name = base.rsplit('/', 1)
   if name in ('', '.', '..'):
-    raise ConfigError(f'{url} does not end in the name of a file.')
+    raise ValueError(f'{url} does not end in the name of a file.')
   key = hashlib.sha256((folder + mark + query).encode()).hexdigest()[:16]
   local = cache_dir.expanduser() / key / name
   if not _refresh(url, local, progress or _Progress(), missing_ok):
@@ -89,11 +88,11 @@ def _local(path, missing_ok):
     return None
   folder = path.parent
   if not folder.is_dir():
-    raise ConfigError(f'{path} does not exist, and neither does {folder}.')
+    raise ValueError(f'{path} does not exist, and neither does {folder}.')
   names = sorted(p.name for p in folder.iterdir())
   near = difflib.get_close_matches(path.name, names, n=5, cutoff=0.4)
   shown = ', '.join(near or names[:8]) or 'nothing'
-  raise ConfigError(f'{path} does not exist. In {folder} there is: {shown}.')
+  raise ValueError(f'{path} does not exist. In {folder} there is: {shown}.')
 
 
 def _refresh(url, local, progress, missing_ok):
@@ -102,7 +101,7 @@ def _refresh(url, local, progress, missing_ok):
   try:
     fs, remote = _file_system(url)
     info = fs.info(remote)
-  except ConfigError:
+  except ValueError:
     raise
   except Exception as e:  # every file system has errors of its own
     if _is_missing(e) and missing_ok:
@@ -110,9 +109,9 @@ def _refresh(url, local, progress, missing_ok):
     if not _is_missing(e) and local.exists():
       print(f'{url}: {_say(e)}; what the cache has is taken.', file=sys.stderr)
       return True
-    raise ConfigError(f'{url} cannot be read: {_say(e)}.{_hint(url)}') from e
+    raise ValueError(f'{url} cannot be read: {_say(e)}.{_hint(url)}') from e
   if info.get('type') == 'directory':
-    raise ConfigError(f'{url} is a folder; name a file in it.')
+    raise ValueError(f'{url} is a folder; name a file in it.')
   version = json.dumps(
     {k: str(v) for k, v in sorted(info.items()) if k.lower() in _VERSION}
   )
@@ -129,7 +128,7 @@ def _refresh(url, local, progress, missing_ok):
     part.replace(local)
     note.write_text(version)
   except Exception as e:
-    raise ConfigError(f'{url} could not be downloaded: {_say(e)}.') from e
+    raise ValueError(f'{url} could not be downloaded: {_say(e)}.') from e
   finally:
     part.unlink(missing_ok=True)
     if isinstance(progress, _Progress):
@@ -159,11 +158,11 @@ def _file_system(url):
     if protocol in ('gs', 'gcs'):  # public buckets are on the web as well
       return _file_system(_web_address(url))
     package = PACKAGES.get(protocol, str(e))
-    raise ConfigError(
+    raise ValueError(
       f'{url}: {protocol}:// needs a package: pip install {package}'
     ) from e
   except ValueError as e:
-    raise ConfigError(
+    raise ValueError(
       f'{url}: {protocol}:// is not known; there are {", ".join(PACKAGES)}.'
     ) from e
 

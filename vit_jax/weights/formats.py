@@ -17,7 +17,6 @@ import json
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.config import ConfigError
 from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
 from vit_jax.weights import (
   arrays,
@@ -54,7 +53,7 @@ def find(path, step=None):
   Remote files are fetched, and wait in the cache.
 
   Raises:
-    ConfigError: nothing there.
+    ValueError: nothing there.
   """
   _, source = _locate(path, step)
   if source is not None:
@@ -75,7 +74,7 @@ def read(path, *, step=None, ema='auto', **options):
     Weights.
 
   Raises:
-    ConfigError: nothing there; no format that is read; a part missing, too
+    ValueError: nothing there; no format that is read; a part missing, too
       many, or of another shape, all of it as a diff; a pickle.
   """
   options = {k: v for k, v in options.items() if v is not None}
@@ -86,7 +85,7 @@ def read(path, *, step=None, ema='auto', **options):
     weights = _read_theirs(path, source, options)
   shape, asked = weights.image_shape, options.get('image_size')
   if asked is not None and pair(asked) != tuple(shape[:2]):
-    raise ConfigError(
+    raise ValueError(
       f'image_size={asked}, but {path} is for images of {shape[0]}x{shape[1]}. '
       'Leave it out; another size is for `pretrained.load` to make, or for '
       "evaluate's image_shape."
@@ -99,7 +98,7 @@ def _locate(path, step):
   if path is None or _is_ours(path):
     return checkpoint.find(path, step), None
   if step is not None:
-    raise ConfigError(f'{path} is no run of ours; step={step} means nothing.')
+    raise ValueError(f'{path} is no run of ours; step={step} means nothing.')
   return None, _file(str(path))
 
 
@@ -110,7 +109,7 @@ def _read_theirs(path, source, options):
   name = next((n for n, m in FORMATS.items() if m.recognise(found.keys())), '')
   if not name:
     some = ', '.join(sorted(found)[:8]) + (', ...' if len(found) > 8 else '')
-    raise ConfigError(
+    raise ValueError(
       f'{path} holds the arrays {some}: no weights that are known here, which '
       f'are those of {", ".join(FORMATS)}.'
     )
@@ -121,8 +120,8 @@ def _read_theirs(path, source, options):
       weights = _read_npz(module, found, sidecar, options)
     else:
       weights = module.read(found, _config(name, source), **options)
-  except ConfigError as e:
-    raise ConfigError(f'{path}: {e}') from e
+  except ValueError as e:
+    raise ValueError(f'{path}: {e}') from e
   weights.origin = f'{weights.origin or name}, {path}'
   weights.notes += _unusual(weights.settings)
   return weights
@@ -138,10 +137,10 @@ def write(weights, path, format, **options):
     **options: of the format's own `write`.
 
   Raises:
-    ConfigError: the format cannot hold such a model.
+    ValueError: the format cannot hold such a model.
   """
   if format not in FORMATS:
-    raise ConfigError(f'format={format!r}; there are {", ".join(FORMATS)}.')
+    raise ValueError(f'format={format!r}; there are {", ".join(FORMATS)}.')
   _check_known_elsewhere(weights.settings, format)
   path = epath.Path(path)
   out, files = FORMATS[format].write(weights, **options)
@@ -163,14 +162,14 @@ def write(weights, path, format, **options):
 
 
 def _check_known_elsewhere(settings, format):
-  """Raises ConfigError for what models here alone have."""
+  """Raises ValueError for what models here alone have."""
   for name, known in _KNOWN_ELSEWHERE.items():
     if settings.get(name) not in known:
       remedy = 'Use the checkpoint of the run as it is.'
       if name == 'mask_token':
         remedy = 'Read it without (convert: --set pooling=token --set '
         remedy += 'mask_token=false --num_classes=0).'
-      raise ConfigError(
+      raise ValueError(
         f'{name} is {settings[name]!r}, which nothing but models here has: '
         f'{format} cannot hold it. {remedy}'
       )
@@ -213,7 +212,7 @@ def _file(path):
       return f'{path}/{name}'
   known = [n for n in names if n.endswith(('.safetensors', '.npz'))]
   if len(known) != 1:
-    raise ConfigError(
+    raise ValueError(
       f'{path} is no run of ours, and no folder with one weights file: it has '
       f'{", ".join(names) or "nothing"}. Expected {_SAFETENSORS}, or name the '
       'file.'

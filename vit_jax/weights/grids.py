@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.models import posemb
 from vit_jax.weights.bundle import MIXER, RESNET
 
@@ -89,7 +88,7 @@ def square(count, grid, what):
   side = math.isqrt(max(count, 0))
   grid = (side, side) if grid is None else pair(grid)
   if count < 1 or math.prod(grid) != count:
-    raise ConfigError(
+    raise ValueError(
       f'{what} has {count} patches, not a grid of {grid[0]}x{grid[1]}; give '
       'grid=(rows, columns) whose product is that.'
     )

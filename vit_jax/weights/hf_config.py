@@ -5,7 +5,6 @@ is cut out if do_center_crop; then times rescale_factor, minus image_mean, over
 image_std. transformers antialiases, and so do the transforms read from it.
 """
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids, pictures
 from vit_jax.weights.bundle import VIT
 
@@ -25,7 +24,7 @@ def fields(config):
   """Fields of the model that config.json tells and arrays do not."""
   eps = config.get('layer_norm_eps', 1e-12)
   if type(eps) not in (int, float) or not 0 <= eps < 1:
-    raise ConfigError(f'config.json: layer_norm_eps is {eps!r:.80}.')
+    raise ValueError(f'config.json: layer_norm_eps is {eps!r:.80}.')
   gelu = pictures.choose(_GELU, config.get('hidden_act', 'gelu'), 'hidden_act')
   return {'gelu': gelu, 'norm_eps': float(eps)}
 
@@ -41,7 +40,7 @@ def class_names(config, num_classes):
 
 
 def check(settings):
-  """Raises ConfigError unless transformers' ViT can be such a model."""
+  """Raises ValueError unless transformers' ViT can be such a model."""
   wrong = {
     'target': settings['target'] != VIT,
     'pooling': settings.get('pooling', 'token') != 'token',
@@ -53,7 +52,7 @@ def check(settings):
   }
   if found := [name for name, is_wrong in wrong.items() if is_wrong]:
     said = ', '.join(f'{name}={settings[name]!r}' for name in found)
-    raise ConfigError(
+    raise ValueError(
       f"transformers' ViT cannot have {said}: it is a ViT that pools its class "
       'token, without registers, and without a layer between the class token '
       'and a classifier. Write npz, big_vision or timm.'
@@ -113,7 +112,7 @@ def preprocess(config, image_shape, notes):
   image_size = tuple(image_shape[:2])
   code = config.get('resample', 2)
   if type(code) is not int or not 0 <= code < len(_RESAMPLE):
-    raise ConfigError(
+    raise ValueError(
       f'preprocessor_config.json: resample is {code!r}; there are 0 to 4: '
       f'{", ".join(_RESAMPLE)}.'
     )

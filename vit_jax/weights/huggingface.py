@@ -12,7 +12,6 @@ does not read it, and then it is left out.
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids, hf_config, pictures, torch_layout
 from vit_jax.weights.bundle import (
   Weights,
@@ -45,12 +44,12 @@ def read(
     **fields: of the model, before what the config says.
 
   Raises:
-    ConfigError: no model of ours has these arrays.
+    ValueError: no model of ours has these arrays.
   """
   config = {} if config is None else config
   kind = pictures.item(config, 'model_type', str)
   if kind not in (None, 'vit'):
-    raise ConfigError(
+    raise ValueError(
       f'config.json: the model_type is {kind!r}; of transformers, only '
       "'vit' is read."
     )
@@ -103,7 +102,7 @@ def write(weights):
   AutoImageProcessor; a ViTModel if there is no head.
 
   Raises:
-    ConfigError: transformers' ViT is no such model.
+    ValueError: transformers' ViT is no such model.
   """
   settings = weights.settings
   hf_config.check(settings)
@@ -161,7 +160,7 @@ def _skip(arrays, config):
   if 'classifier.weight' in arrays:
     skipped += ['pooler.dense.weight', 'pooler.dense.bias']
   elif 'pooler.dense.weight' in arrays and act != 'tanh':
-    raise ConfigError(f"config.json: pooler_act is {act!r}, ours is 'tanh'.")
+    raise ValueError(f"config.json: pooler_act is {act!r}, ours is 'tanh'.")
   for name in skipped:
     if arrays.pop(name, None) is not None:
       notes.append(f'- {name}, which the logits do not depend on')
@@ -184,7 +183,7 @@ def _heads(heads, width):
   if heads is None:
     return default_heads(width)
   if width % pictures.number(heads, 'num_attention_heads'):
-    raise ConfigError(f'{heads} heads do not divide the width {width}.')
+    raise ValueError(f'{heads} heads do not divide the width {width}.')
   return heads
 
 

@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids
 from vit_jax.weights.bundle import MIXER, Weights, fold_layerscale
 from vit_jax.weights.naming import Rule, rename
@@ -155,7 +154,7 @@ def read(arrays, positions, to_theirs, notes, *, origin, **options):
   # Fixed positions, which are in no table, came with big_vision's format.
   fixed = origin == BIG_VISION and not old and 'conv_root/kernel' not in arrays
   if is_transformer(arrays, '') and not tables and not fixed:
-    raise ConfigError(f'The file lacks its position table, {TABLE}.')
+    raise ValueError(f'The file lacks its position table, {TABLE}.')
   if tables and not mixer:
     params |= positions(rest.pop(tables[0]), 'cls' in arrays, grid)
   settings = settings_of(
@@ -176,7 +175,7 @@ def names_of(params, generation):
     to='theirs',
   )
   if rest:
-    raise ConfigError(f'The format has no place for {", ".join(sorted(rest))}.')
+    raise ValueError(f'The format has no place for {", ".join(sorted(rest))}.')
   return out
 
 
@@ -184,7 +183,7 @@ def writable(weights, format, *, holds_map=False):
   """Params in float32, LayerScale folded, of a model that a format can hold.
 
   Raises:
-    ConfigError: it cannot; names every reason.
+    ValueError: it cannot; names every reason.
   """
   settings = weights.settings
   problems = [
@@ -205,7 +204,7 @@ def writable(weights, format, *, holds_map=False):
     if problem
   ]
   if problems:
-    raise ConfigError(
+    raise ValueError(
       f'{format} .npz cannot hold {", ".join(problems)}. Write the weights as '
       'timm (config.json, model.safetensors) instead.'
     )
@@ -223,7 +222,7 @@ def writable(weights, format, *, holds_map=False):
 def check_table(table):
   """A position table [1, N, D] or [N, D] as [1, N, D]."""
   if table.ndim < 2 or math.prod(table.shape[:-2]) != 1:
-    raise ConfigError(
+    raise ValueError(
       f'The position table has shape {table.shape}; expected (1, N, D).'
     )
   return table.reshape(1, *table.shape[-2:])

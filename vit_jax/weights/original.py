@@ -18,7 +18,6 @@ are read as they are.
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import bit, grids, linen
 from vit_jax.weights.bundle import MIXER, RESNET
 
@@ -44,7 +43,7 @@ def read(arrays, config=None, **options):
       of the model that the file does not tell.
 
   Raises:
-    ConfigError: a part is missing, too many, or of another shape.
+    ValueError: a part is missing, too many, or of another shape.
   """
   del config
   notes = []
@@ -66,10 +65,10 @@ def write(weights, *, generation='pre_linen'):
       the only ones timm reads; or 'linen'. The authors' code reads both.
 
   Raises:
-    ConfigError: the format cannot hold the model.
+    ValueError: the format cannot hold the model.
   """
   if generation not in linen.GENERATIONS:
-    raise ConfigError(
+    raise ValueError(
       f'generation={generation!r}; there are {", ".join(linen.GENERATIONS)}.'
     )
   settings = weights.settings

@@ -1,7 +1,6 @@
 """Checkpoints of runs of ours, and model.json beside them."""
 
 from vit_jax import checkpoint, tree, workdirs
-from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import Weights, infer
 from vit_jax.weights.grids import image_shape
 
@@ -15,10 +14,10 @@ def read(directory, ema, options):
     options: of `formats.read`.
 
   Raises:
-    ConfigError: `grid`, which a run says itself, is among the options.
+    ValueError: `grid`, which a run says itself, is among the options.
   """
   if 'grid' in options:
-    raise ConfigError(f'{directory} says its own grid; leave grid out.')
+    raise ValueError(f'{directory} says its own grid; leave grid out.')
   params, _ = checkpoint.load_params(directory, ema=ema)
   if tree.is_stacked(params):
     params = tree.unstack_blocks(params)

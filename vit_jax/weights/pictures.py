@@ -5,7 +5,6 @@ Also: reading the JSON of others, in which nothing can be taken for granted.
 
 import math
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids
 from vit_jax.weights.bundle import NORMALIZE, TRANSFORMS
 
@@ -24,37 +23,37 @@ _METHODS = {
 
 
 def item(config, key, kind):
-  """config[key], or None; a ConfigError if it is of another kind."""
+  """config[key], or None; a ValueError if it is of another kind."""
   if not isinstance(config, dict):
-    raise ConfigError(f'The config is {config!r:.80}, not a JSON object.')
+    raise ValueError(f'The config is {config!r:.80}, not a JSON object.')
   value = config.get(key)
   if value is not None and not isinstance(value, kind):
-    raise ConfigError(
+    raise ValueError(
       f'The config has {key}={value!r:.80}, which should be a {kind.__name__}.'
     )
   return value
 
 
 def choose(table, name, what):
-  """table[name]; a ConfigError if there is no such name."""
+  """table[name]; a ValueError if there is no such name."""
   if not isinstance(name, str) or name not in table:
-    raise ConfigError(
+    raise ValueError(
       f'The config has {what}={name!r:.80}; there are {", ".join(table)} here.'
     )
   return table[name]
 
 
 def number(value, what):
-  """It, if it is a whole number that a size can be; else a ConfigError."""
+  """It, if it is a whole number that a size can be; else a ValueError."""
   if type(value) is not int or not 0 < value <= _LARGEST:
-    raise ConfigError(
+    raise ValueError(
       f'The config has {what}={value!r:.80}; expected 1 to {_LARGEST}.'
     )
   return value
 
 
 def sides(value, what):
-  """(height, width) of one number or of two; else a ConfigError."""
+  """(height, width) of one number or of two; else a ValueError."""
   two = isinstance(value, list | tuple) and len(value) == 2
   return tuple(number(v, what) for v in (value if two else (value, value)))
 
@@ -80,7 +79,7 @@ def names(value):
     return None
   if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
     return list(value)
-  raise ConfigError(f'The class names are {value!r:.80}, not a list of names.')
+  raise ValueError(f'The class names are {value!r:.80}, not a list of names.')
 
 
 def resize(size, method):
@@ -112,11 +111,11 @@ def normalize(mean, std, factor, channels):
   Where there are as many numbers as other channels, their average is taken.
   """
   if type(factor) not in (int, float) or not 0 < factor < math.inf:
-    raise ConfigError(f'The config has rescale_factor={factor!r:.80}.')
+    raise ValueError(f'The config has rescale_factor={factor!r:.80}.')
   found = {'target': NORMALIZE}
   for name, values in (('mean', mean), ('std', std)):
     if not _are_numbers(values) or (name == 'std' and 0 in values):
-      raise ConfigError(
+      raise ValueError(
         f'The config has {name}={values!r:.80}; expected numbers.'
       )
     if len(values) != channels:
@@ -130,10 +129,10 @@ def mean_std(preprocess, channels, factor):
   """Two lists, one number per channel: inverse of `normalize`.
 
   Raises:
-    ConfigError: the model's preprocessing is not of that kind.
+    ValueError: the model's preprocessing is not of that kind.
   """
   if preprocess['target'] != NORMALIZE:
-    raise ConfigError(
+    raise ValueError(
       f'The preprocessing is {preprocess["target"]}, and the format has a mean '
       'and a std only. Write npz or StableHLO.'
     )

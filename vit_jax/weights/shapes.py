@@ -5,7 +5,6 @@ import re
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import ConfigError
 from vit_jax.weights.bundle import MIXER, RESNET, infer
 
 
@@ -38,25 +37,23 @@ def settings_of(params, rest, arrays, to_theirs, **given):
     **given: see `bundle.infer`.
 
   Raises:
-    ConfigError: with all that is missing, too many or of another shape.
+    ValueError: with all that is missing, too many or of another shape.
   """
   for path in params:  # a number in a name must not cost memory
     if any(len(n) > 4 for n in re.findall(r'\d+', path)):
-      raise ConfigError(f'The file has a layer of a number too high: {path}.')
+      raise ValueError(f'The file has a layer of a number too high: {path}.')
   try:
     whole = _with_first_layer(params)
     settings = infer(whole, **given)
     want = expected(settings, whole)
-  except ConfigError:
-    raise
-  except (LookupError, ArithmeticError, ValueError) as e:
-    raise ConfigError(
+  except (LookupError, ArithmeticError) as e:
+    raise ValueError(
       f'No architecture can be read off the file ({e!r}). It has '
       f'{len(arrays)} arrays: {", ".join(sorted(arrays)[:8])}, ...'
     ) from e
   have = {path: array.shape for path, array in params.items()}
   if rest or have != {path: array.shape for path, array in want.items()}:
-    raise ConfigError(
+    raise ValueError(
       'The file is not one whole model. In the file (-), needed (+):\n'
       + tree.diff(arrays, to_theirs(want))
     )

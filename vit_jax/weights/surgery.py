@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import ConfigError, call
+from vit_jax.config import call
 from vit_jax.models import posemb
 from vit_jax.weights import formats
 
@@ -124,7 +124,7 @@ def adapt(
     where only the new model has (head 'reset').
 
   Raises:
-    ConfigError: anything left unmatched, all of it, as a diff.
+    ValueError: anything left unmatched, all of it, as a diff.
   """
   report = Report()
   loaded = _as_laid_out(loaded, fresh, report)
@@ -156,7 +156,7 @@ def adapt(
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
-    raise ConfigError(
+    raise ValueError(
       'The parameters do not fit this model. Loaded (-), needed (+):\n'
       f'{tree.diff(wrong, unmatched)}\n'
       'Give the model the settings it was trained with (size, patch, pooling, '
@@ -169,7 +169,7 @@ def adapt(
 def _initialised_anew(head, head_rule, loaded):
   """The path rule, compiled, of what is not taken over."""
   if head not in ('reset', 'keep'):
-    raise ConfigError(f"head={head!r} must be 'reset' or 'keep'.")
+    raise ValueError(f"head={head!r} must be 'reset' or 'keep'.")
   if head == 'keep':
     return re.compile('(?!)')  # nothing
   return re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')

@@ -13,7 +13,6 @@ import re
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids, timm_config, torch_layout
 from vit_jax.weights.bundle import Weights, infer
 from vit_jax.weights.timm_layout import mixer_parts, resnet_parts, vit_parts
@@ -57,7 +56,7 @@ def read(
     **fields: of the model, before what the config says: gelu, pooling, ....
 
   Raises:
-    ConfigError: no model of ours has these arrays.
+    ValueError: no model of ours has these arrays.
   """
   arrays = {k.removeprefix(_WRAPPER): np.asarray(v) for k, v in arrays.items()}
   config = timm_config.parse(config)
@@ -138,7 +137,7 @@ def _read_vit(arrays, config, num_heads, grid, fields):
     channels = shape_of(arrays, conv, 4)[1]
   heads = num_heads or _heads(arrays, config, width)
   if width % heads:
-    raise ConfigError(f'num_heads={heads} does not divide the width {width}.')
+    raise ValueError(f'num_heads={heads} does not divide the width {width}.')
   pooling = fields.get('pooling') or _pooling(arrays, config)
   table = arrays.get('pos_embed')
   parts = vit_parts(
@@ -166,7 +165,7 @@ def _read_vit(arrays, config, num_heads, grid, fields):
     # Of one token it is the same before pooling and after it.
     given['norm_after_pooling'] = True
     if pooling != 'gap':
-      raise ConfigError(f'The file has fc_norm, with pooling {pooling!r}.')
+      raise ValueError(f'The file has fc_norm, with pooling {pooling!r}.')
   if table is None:
     given['posemb'] = _fixed_positions(config, fields)
   notes += _place(params, pooling, config, grid, patch, units)
@@ -203,7 +202,7 @@ def _place(params, pooling, config, grid, patch, units):
   first = 0
   if pooling == 'token':
     if cls is None:
-      raise ConfigError("The file has no cls_token; pooling cannot be 'token'.")
+      raise ValueError("The file has no cls_token; pooling cannot be 'token'.")
     params['cls'], first = cls, 1
     if table is not None:
       row = rows[:, :1] if rows.shape[1] else np.zeros_like(cls)
@@ -221,7 +220,7 @@ def _place(params, pooling, config, grid, patch, units):
 def _fixed_positions(config, fields):
   """The posemb of a model without a table of positions."""
   if config.has_positions and 'posemb' not in fields:
-    raise ConfigError(
+    raise ValueError(
       'The file has no pos_embed, and nothing says that its model has none. '
       "If it has none, pass posemb='none'."
     )

@@ -12,7 +12,6 @@ import dataclasses
 import re
 from typing import Any
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import pictures
 from vit_jax.weights.bundle import default_heads
 
@@ -96,16 +95,16 @@ class TimmConfig:
     return pictures.number(heads, 'num_heads')
 
   def check(self):
-    """Raises ConfigError if arrays would not show that it is another model."""
+    """Raises ValueError if arrays would not show that it is another model."""
     for pattern, why in _OTHERS.items():
       if re.fullmatch(pattern, self.architecture):
-        raise ConfigError(
+        raise ValueError(
           f'config.json: the architecture {self.architecture} has {why}, which '
           'no model here has.'
         )
     for name, usual in _UNKNOWN_ARGS.items():
       if (value := self.args.get(name)) not in usual:
-        raise ConfigError(
+        raise ValueError(
           f'config.json: model_args has {name}={value!r}, which no model here '
           'can.'
         )
@@ -115,7 +114,7 @@ def parse(config):
   """TimmConfig of the content of config.json, or of None.
 
   Raises:
-    ConfigError: it is not of that form.
+    ValueError: it is not of that form.
   """
   if config is None:
     return TimmConfig()
@@ -149,7 +148,7 @@ def preprocess(config, image_shape):
   share = data.get('crop_pct') or 0.875
   method = data.get('interpolation') or 'bicubic'
   if type(share) not in (int, float) or not 0.1 <= share <= 1:
-    raise ConfigError(f'config.json: crop_pct is {share!r}, not 0.1 to 1.')
+    raise ValueError(f'config.json: crop_pct is {share!r}, not 0.1 to 1.')
   image_size = image_shape[:2]
   large = [int(side / share) for side in image_size]
   if mode == 'center' and large[0] == large[1]:

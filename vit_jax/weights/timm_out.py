@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 
-from vit_jax.config import ConfigError
 from vit_jax.weights import grids, timm_config, torch_layout
 from vit_jax.weights.bundle import MIXER, RESNET, depth
 from vit_jax.weights.timm_layout import mixer_parts, resnet_parts, vit_parts
@@ -59,12 +58,12 @@ def write(weights):
   the two.
 
   Raises:
-    ConfigError: timm has no such model.
+    ValueError: timm has no such model.
   """
   target = weights.settings['target']
   make = {RESNET: _resnet, MIXER: _mixer}.get(target, _vit)
   if (eps := weights.settings.get('norm_eps', 1e-6)) != 1e-6:
-    raise ConfigError(
+    raise ValueError(
       f'norm_eps is {eps}, and that of timm is 1e-06. Write hf or npz; or read '
       'the weights with norm_eps=1e-6, if that is near enough.'
     )
@@ -143,13 +142,13 @@ def _join_positions(weights, params, args):
 
 def _check_vit(settings):
   if settings.get('representation_size'):
-    raise ConfigError(
+    raise ValueError(
       'timm has no tanh layer between pooling and head (representation_size='
       f'{settings["representation_size"]}). Write npz; or train a head without '
       'it.'
     )
   if settings.get('pooling') == 'none':
-    raise ConfigError(
+    raise ValueError(
       "timm has no logits of single patches (pooling 'none'). Write npz or "
       'StableHLO.'
     )
@@ -160,7 +159,7 @@ def _vit_name(settings):
   if units is not None:
     if tuple(units) in _HYBRIDS:
       return _HYBRIDS[tuple(units)]
-    raise ConfigError(
+    raise ValueError(
       f'resnet_stages={tuple(units)}: timm has hybrids of '
       f'{", ".join(map(str, _HYBRIDS))} only. Write npz.'
     )
@@ -180,7 +179,7 @@ def _resnet(weights):
   name = _RESNETS.get((units, factor))
   if form != 'preact' or name is None:
     have = ', '.join(f'{s} x{f}' for s, f in _RESNETS)
-    raise ConfigError(
+    raise ValueError(
       f'timm has no {form!r} ResNet of the stages {units} x{factor}; it has '
       f"'preact' ones of {have}. Write npz."
     )
@@ -200,12 +199,12 @@ def _mixer(weights):
   name = _MIXERS.get((width, depth(params), patch))
   if name is None:
     have = ', '.join(f'{w}, {d}, {p}' for w, d, p in _MIXERS)
-    raise ConfigError(
+    raise ValueError(
       f'timm has no Mixer of the width, depth and patch {width}, '
       f'{depth(params)}, {patch}; it has {have}. Write npz.'
     )
   if settings.get('gelu', 'tanh') != 'exact':
-    raise ConfigError(
+    raise ValueError(
       "timm's Mixer has the exact GELU, this one gelu='tanh'. Write npz; or "
       "read the weights with gelu='exact', if that is near enough."
     )

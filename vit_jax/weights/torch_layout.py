@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +87,11 @@ def to_ours(arrays: Mapping[str, np.ndarray], parts, *, what, why=''):
     why: to add to the error, where what is the matter is known.
 
   Raises:
-    ConfigError: there are more arrays, fewer, or of other shapes.
+    ValueError: there are more arrays, fewer, or of other shapes.
   """
   expected = {p.theirs: np.broadcast_to(0.0, p.shape) for p in parts}
   if lines := tree.diff(arrays, expected):
-    raise ConfigError(
+    raise ValueError(
       f'The file does not hold {what}{": " if why else ""}{why}. In the file '
       f'(-), needed (+):\n{lines}'
     )
@@ -114,7 +113,7 @@ def to_theirs(params: Mapping[str, np.ndarray], parts):
   """{name: float32 array} of theirs; inverse of `to_ours`.
 
   Raises:
-    ConfigError: the parameters are not those that the parts name.
+    ValueError: the parameters are not those that the parts name.
   """
   check_all({part.ours for part in parts}, params)
   slots = {}
@@ -138,9 +137,9 @@ def _one_slot(part):
 
 
 def check_all(written, params):
-  """Raises ConfigError unless parameters of ours are all written."""
+  """Raises ValueError unless parameters of ours are all written."""
   if wrong := sorted(written ^ params.keys()):
-    raise ConfigError(
+    raise ValueError(
       'The parameters do not fit the settings of the model; one of the two '
       f'has, and the other has not: {", ".join(wrong[:8])}.'
     )
@@ -150,13 +149,13 @@ def shape_of(arrays, pattern, ndim):
   """Shape of the first array of so many axes, not empty, whose name matches.
 
   Raises:
-    ConfigError: there is none.
+    ValueError: there is none.
   """
   for name in sorted(arrays):
     shape = arrays[name].shape
     if re.fullmatch(pattern, name) and len(shape) == ndim and 0 not in shape:
       return shape
-  raise ConfigError(
+  raise ValueError(
     f'The file has no array whose name is like {pattern!r}, with {ndim} axes; '
     f'it has {", ".join(sorted(arrays)[:8])}, .... Is it whole?'
   )

@@ -65,7 +65,7 @@ def fields(model, precision, attend, remat, scan):
   """Fields of the model, with its target; those at their default are left out.
 
   Raises:
-    ConfigError: no such model.
+    ValueError: no such model.
   """
   given = {'dtype': precision, 'num_classes': NUM_CLASSES}
   if attend != 'auto':

@@ -3,7 +3,6 @@
 import os
 import sys
 
-from vit_jax.config import ConfigError
 from vit_jax.models import names
 from vit_jax.models.variants import VIT
 from vit_jax.tools.benchmark import workers
@@ -28,7 +27,7 @@ def command(peer, python):
     return [python, '-m', 'vit_jax.tools.benchmark.timm']
   path = str(LINEN) if peer == 'linen' else peer
   if not os.path.exists(path):
-    raise ConfigError(
+    raise ValueError(
       f'--peer={peer}: there is no {path}. It can be timm, linen (in a clone '
       'of the repository), none, or the path of a script.'
     )
@@ -36,15 +35,11 @@ def command(peer, python):
 
 
 def check(peer, case):
-  """Raises ConfigError if the peer has no model such as the case's."""
+  """Raises ValueError if the peer has no model such as the case's."""
   if case['mode'] == 'input':
     return
   model, target = case['model'], case['fields']['target']
   if peer == 'timm' and case['timm_name'] is None:
-    raise ConfigError(
-      f'timm has no {model}; leave it out, or use --peer=linen.'
-    )
+    raise ValueError(f'timm has no {model}; leave it out, or use --peer=linen.')
   if peer == 'linen' and (target != VIT or 'resnet_stages' in case['fields']):
-    raise ConfigError(
-      f'--peer=linen is a plain ViT, not {model}; leave it out.'
-    )
+    raise ValueError(f'--peer=linen is a plain ViT, not {model}; leave it out.')

@@ -26,7 +26,6 @@ from absl import app, flags, logging
 
 from vit_jax import main as program
 from vit_jax import terminal
-from vit_jax.config import ConfigError
 from vit_jax.tools.compile import report, table
 from vit_jax.tools.compile.search import Tries, batch_sizes, search
 from vit_jax.tools.compile.step import (
@@ -68,7 +67,7 @@ def image_shape(text):
     return None
   sides = [int(s) if s.isdecimal() else 0 for s in text.split('x')]
   if len(sides) > 3 or min(sides) < 1:
-    raise ConfigError(
+    raise ValueError(
       f'--image_size={text}: expected N, HxW or HxWxC, as in 224 or 224x192x1.'
     )
   if len(sides) == 1:
@@ -86,7 +85,7 @@ def main(argv):
       return
     config = flags.FLAGS.config
     if config is None or _TOPOLOGY.value is None:
-      raise ConfigError(
+      raise ValueError(
         'Give --config=FILE:ARGUMENT and --topology=v5e:16x16 (or another), '
         'or --table=FILE.'
       )
@@ -118,11 +117,11 @@ def _run(config, topology):
 def _search(config, devices, about, compile_one):
   """All rows, those of earlier searches in the same file included."""
   if 'remat' not in config.model:
-    raise ConfigError('--search: the model of this config has no remat.')
+    raise ValueError('--search: the model of this config has no remat.')
   smallest = smallest_batch(config, devices)
   sizes = batch_sizes(smallest, _MAX_BATCH.value)
   if not sizes:
-    raise ConfigError(
+    raise ValueError(
       f'--max_batch={_MAX_BATCH.value}: the smallest batch is {smallest}, one '
       'example for each device and micro-batch.'
     )
@@ -130,7 +129,7 @@ def _search(config, devices, about, compile_one):
   best = search(tries.fits, sizes)
   if best is None:
     _print(tries.last)
-    raise ConfigError(
+    raise ValueError(
       f'--search: nothing fits, not even a batch of {smallest} under remat '
       'full. Split parameters and optimizer state (config.mesh and .sharding), '
       'or take more devices.'

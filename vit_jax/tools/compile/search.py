@@ -7,7 +7,6 @@ import pathlib
 import statistics
 
 from vit_jax import terminal
-from vit_jax.config import ConfigError
 from vit_jax.tools.compile import report
 
 # Cheapest in time first; other names in frame.REMAT mean one of these.
@@ -90,7 +89,7 @@ class Tries:
     config.data.batch_size, config.model.remat = batch_size, remat
     row = self._about | self._compile(config)
     if row['fits'] is None:
-      raise ConfigError(
+      raise ValueError(
         f'--search: how much memory a {row["device_kind"]} has is not known.'
       )
     self._seconds.append(row['compile_s'])

@@ -17,7 +17,7 @@ from jax.experimental import topologies
 
 from vit_jax import assemble, sharding, train
 from vit_jax.analysis import flops
-from vit_jax.config import ConfigError, Reader, resolve
+from vit_jax.config import Reader, resolve
 from vit_jax.durations import to_steps
 from vit_jax.tools.compile import report
 
@@ -55,7 +55,7 @@ def measure(config, devices, **options):
     **options: of `lower`.
 
   Raises:
-    ConfigError: the config is none of a training, or lacks something.
+    ValueError: the config is none of a training, or lacks something.
   """
   step = lower(config, devices, **options)
   begin = time.perf_counter()
@@ -97,7 +97,7 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
     num_classes: of the data; needed where the config has None.
   """
   if config.get('run') != 'vit_jax.train.train':
-    raise ConfigError(
+    raise ValueError(
       f'This config runs {config.get("run")}; only vit_jax.train.train has a '
       'train step. Of a study, take the config of one training.'
     )
@@ -144,7 +144,7 @@ def find_image_shape(config):
     if (size := transform.get('size')) is not None:
       height, width = (size, size) if isinstance(size, int) else size
       return int(height), int(width), 3
-  raise ConfigError(
+  raise ValueError(
     "No transform in data.transforms has a size, and the images' is not known. "
     'Give it: --image_size=N, or HxWxC.'
   )
@@ -154,7 +154,7 @@ def find_devices(topology):
   """Devices of a topology's name, described by the TPU compiler, or 'local'.
 
   Raises:
-    ConfigError: no such topology, or no compiler.
+    ValueError: no such topology, or no compiler.
   """
   if topology == 'local':
     return jax.devices()
@@ -173,16 +173,16 @@ def find_devices(topology):
     ).devices
   except (RuntimeError, ValueError) as error:
     if 'lockfile' in str(error) or 'already in use' in str(error):
-      raise ConfigError(
+      raise ValueError(
         'Another process uses libtpu, and only one can. Wait for it to end; '
         'if there is none, remove /tmp/libtpu_lockfile.'
       ) from error
     if 'not installed' in str(error):
-      raise ConfigError(
+      raise ValueError(
         f'--topology={topology} needs the TPU compiler, libtpu: '
         "pip install -e '.[tpu]'"
       ) from error
-    raise ConfigError(
+    raise ValueError(
       f'--topology={topology} is none the TPU compiler knows '
       f'({str(error).splitlines()[0]}). Examples: {", ".join(EXAMPLES)}.'
     ) from error
@@ -197,7 +197,7 @@ def versions(topology):
 def _model(config, num_classes, device):
   """The model; `attention` is what 'auto' would be on the device."""
   if config.model.get('num_classes') is None and num_classes is None:
-    raise ConfigError(
+    raise ValueError(
       'The config leaves model.num_classes to the data, which is not opened '
       'here. Give it: --num_classes=1000.'
     )
