@@ -276,7 +276,7 @@ def find(path, step=None):
   """
   if path is None:
     raise ValueError(
-      'init_from.path is not set. Set it to a workdir, a checkpoint in it, or a '
+      'init_from.path is not set. Set it to a workdir, a checkpoint, or a '
       'weights file: --config.init_from.path=PATH'
     )
   path = epath.Path(path)
@@ -313,9 +313,7 @@ def load_params(path, *, step=None, ema='auto'):
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
-    raise ValueError(
-      f'{directory} has no EMA of the parameters. Leave out ema=True.'
-    )
+    raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
   handler = ocp.PyTreeCheckpointHandler()
   restore_args = jax.tree.map(

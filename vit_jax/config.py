@@ -4,13 +4,16 @@
 
 A `target` is the dotted path of a class or function; the keys next to it are
 its keyword arguments. There is no registry: whatever can be imported can be
-named, in this package or in another. Three rules turn a config into objects:
+named, in this package or in another. Four rules turn a config into objects:
 
 - Nested targets are called first. If required arguments are still missing,
   the result is a partial: the code that receives it supplies the rest, such as
   `objective(model, preprocess=...)`. So an objective can wrap an objective.
 - Annotations are the schema. A dict without a target becomes the dataclass
   that the parameter is annotated with (`checkpoint: Checkpoints`).
+- A dataclass may have one field with metadata {'rest': True}: then its own
+  fields and a target with its keywords stand in one flat dict, as in
+  `evals.test = dict(target=..., data=..., every_steps=1000)`.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
   units are those of durations.py.
 
@@ -117,7 +120,7 @@ def _child(node, key, what):
 
 def _set(node, key, value, text, what):
   if isinstance(node, ml_collections.ConfigDict):
-    if isinstance(value, int | float) and node.get_type(key, object) is str:
+    if key in node and node.get_type(key) is str and value is not None:
       value = text
     try:
       with node.unlocked():
@@ -174,15 +177,6 @@ def suggest(word, words):
   return f' (did you mean {near[0]!r}?)' if near else ''
 
 
-def rest(**kwargs):
-  """Return a dataclass field for the `target` of a flat dict.
-
-  Where a dataclass has one, {target: ..., and keys} is split: the keys that
-  the dataclass has are its own, and this field gets the target with the rest.
-  """
-  return dataclasses.field(metadata={'rest': True}, **kwargs)
-
-
 class Partial(functools.partial):
   """A target that still lacks required arguments; called when they are known.
 
@@ -217,19 +211,20 @@ class Call:
 
   def make(self, *args, **supplied):
     """Make all calls, innermost first, and return the result of this one."""
-    kwargs = {name: _make(value) for name, value in self.kwargs.items()}
+    kwargs = {name: make(value) for name, value in self.kwargs.items()}
     if _missing(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
 
 
-def _make(value):
+def make(value):
+  """Return the value with every Call in it made, innermost first."""
   if isinstance(value, Call):
     return value.make()
   if isinstance(value, dict):
-    return {k: _make(v) for k, v in value.items()}
+    return {k: make(v) for k, v in value.items()}
   if isinstance(value, list | tuple):
-    return type(value)(_make(v) for v in value)
+    return type(value)(make(v) for v in value)
   return value
 
 
@@ -302,7 +297,7 @@ def resolve(value):
   found = _plan(value, Any, '', problems)
   if problems:
     raise ConfigError('\n'.join(dict.fromkeys(problems)))
-  return _make(found)
+  return make(found)
 
 
 def check_filled(config):
@@ -408,9 +403,10 @@ def _plan_call(fn, values, where, problems, supplied=()):
       name = _stem(key)
       value = _duration(key, value, path, problems)
     elif key not in known and (key in supplied or not takes_any):
+      takes = [k for n in known for k in _keys(n, hints.get(n))]
       problems.append(
-        f'{path}: {_name(fn)} has no argument {key!r}{suggest(key, known)}. '
-        f'It takes: {", ".join(known)}.'
+        f'{path}: {_name(fn)} has no argument {key!r}{suggest(key, takes)}. '
+        f'It takes: {", ".join(takes)}.'
       )
       continue
     if name in kwargs:
@@ -432,6 +428,13 @@ def _duration(key, value, path, problems):
     return Duration(value, key.rpartition('_')[2])
   except ValueError as error:
     problems.append(f'{path}: {error}')
+
+
+def _keys(name, annotation):
+  """The keys by which a config sets a parameter."""
+  if _without_none(annotation) is Duration:
+    return [f'{name}_{unit}' for unit in UNITS]
+  return [name]
 
 
 def _stem(key):
@@ -615,33 +618,42 @@ def _with_tuples(value):
   return value
 
 
-def text(call, indent=''):
+def text(call, indent='', hidden=()):
   """Return the arguments of a Call as text, one line each.
 
   Arguments that the config does not set are shown with their default, marked
   by '# default'.
+
+  Args:
+    call: as `plan` returns it.
+    indent: of each line.
+    hidden: names of arguments that a config cannot set.
   """
   lines = []
-  parameters = _parameters(call.fn)
-  names = list(call.kwargs) + [
-    n
-    for n, p in parameters.items()
-    if n not in call.kwargs and p.default is not p.empty
-  ]
-  for name in names:
+  flat = dataclasses.is_dataclass(call.fn) and _rest_field(call.fn)
+  if flat:  # the target and its keywords stand next to the own fields
+    inner = call.kwargs[flat.name]
+    lines += [f'{indent}target: {_name(inner.fn)}', text(inner, indent)]
+  for name, parameter in _parameters(call.fn).items():
+    if name in hidden or (flat and name == flat.name):
+      continue
     if name in call.kwargs:
       lines += _value_lines(name, call.kwargs[name], indent)
-    else:
-      default = parameters[name].default
-      lines += _default_lines(name, default, indent)
-  return '\n'.join(lines)
+    elif parameter.default is not parameter.empty:
+      lines += _default_lines(name, parameter.default, indent)
+  rest = {k: v for k, v in call.kwargs.items() if k not in _parameters(call.fn)}
+  for name, value in rest.items():  # of **kwargs
+    lines += _value_lines(name, value, indent)
+  return '\n'.join(line for line in lines if line)
 
 
 def _value_lines(name, value, indent):
   if isinstance(value, Call):
-    head = f'{indent}{name}: {_name(value.fn)}'
-    inner = text(value, indent + '  ')
-    return [head, inner] if inner else [head]
+    head = f'{indent}{name}:'
+    flat = dataclasses.is_dataclass(value.fn) and _rest_field(value.fn)
+    if not flat:
+      head += f' {_name(value.fn)}'
+    return [head, text(value, indent + '  ')]
   if isinstance(value, Duration):
     return [f'{indent}{name}_{value.unit}: {value.value!r}']
   if isinstance(value, ml_collections.ConfigDict):
@@ -671,3 +683,8 @@ def _default_lines(name, default, indent):
     return lines
   lines = _value_lines(name, default, indent)
   return [f'{line}  # default' for line in lines]
+
+
+def instantiate(settings, *args, **kwargs):
+  """Return the object of a dict with a target, with more arguments."""
+  return resolve({**_as_dict(settings), **kwargs})

@@ -18,70 +18,14 @@ from etils import epath
 
 from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
-from vit_jax.durations import Duration
 from vit_jax.metrics import Writer
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import timm_csv
 from vit_jax.sharding import MeshSizes
+from vit_jax.train import open_evaluators
 from vit_jax.weights import surgery
+from vit_jax.weights.bundle import make
 from vit_jax.weights.surgery import InitFrom
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-  """An evaluator of a training run, and when it runs.
-
-  Attributes:
-    evaluator: function (model, preprocess=..., mesh=...) -> object with
-      run(params) -> {metric: number}. In a config, the `target`.
-    every: time between its runs; None for one at the end.
-  """
-
-  evaluator: Callable = dataclasses.field(metadata={'rest': True})
-  every: Duration | None = None
-
-
-def open_evaluators(
-  evals, model, *, preprocess, mesh, class_names, abstract_params
-):
-  """Return {name: evaluator}, with the data of each opened and checked.
-
-  Args:
-    evals: {name: function (model, preprocess=..., mesh=...) -> evaluator}.
-    model: Flax module.
-    preprocess: uint8 -> float images.
-    mesh: as returned by `sharding.make_mesh`.
-    class_names: of the model's outputs, or None if they are not known.
-    abstract_params: ShapeDtypeStructs of the parameters.
-
-  Raises:
-    ValueError: from an evaluator; or its labels have other class names.
-  """
-  made = {}
-  for name, factory in evals.items():
-    evaluator = factory(model, preprocess=preprocess, mesh=mesh)
-    _check_class_names(name, class_names, evaluator)
-    if check := getattr(evaluator, 'check', None):
-      check(abstract_params)
-    made[name] = evaluator
-  return made
-
-
-def _check_class_names(name, class_names, evaluator):
-  """Folders with different sub-folders number their classes differently."""
-  found = getattr(evaluator, 'class_names', None)
-  if not found or not class_names or list(found) == list(class_names):
-    return
-  only_here = sorted(set(found) - set(class_names))[:5]
-  missing = sorted(set(class_names) - set(found))[:5]
-  raise ValueError(
-    f'evals.{name} has {len(found)} classes and the model {len(class_names)}, '
-    f'with other names or in another order (only in evals.{name}: {only_here}; '
-    f'only in the model: {missing}), so its labels would mean other classes. '
-    "For a folder, set class_names in the evaluator's data.source. If they are "
-    'the same classes in the same order under other names (WordNet ids and '
-    f'words), set evals.{name}.same_classes=False.'
-  )
 
 
 def evaluate(
@@ -137,6 +81,8 @@ def evaluate(
   image_shape = tuple(image_shape or weights.image_shape)
   if preprocess is None:
     preprocess = weights.preprocess if weights else Normalize()
+  if isinstance(preprocess, dict):
+    preprocess = make(preprocess)
   init = functools.partial(_init, model, image_shape, jax.random.key(seed))
   abstract_params = jax.eval_shape(init)
   evaluators = open_evaluators(

@@ -41,9 +41,10 @@ _DRY_RUN = flags.DEFINE_bool(
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
   False,
-  'Several hosts, each of which runs this command. Clusters that JAX knows (TPU '
-  'pods, GKE, Slurm, Open MPI) need no more flags. Elsewhere set the next three '
-  'flags, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
+  'Several hosts, each of which runs this command. Clusters that JAX knows '
+  '(TPU pods, GKE, Slurm, Open MPI) need no more flags. Elsewhere set the '
+  'next three flags, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
+  'JAX_PROCESS_ID.',
 )
 _COORDINATOR = flags.DEFINE_string(
   'coordinator_address', None, 'With --distributed: HOST:PORT of process 0.'
@@ -75,7 +76,8 @@ def main(argv):
     resolved = load_config(_CONFIG.value)
     supplied = _supplied(resolved)
     if _PRINT_CONFIG.value:
-      print(config.text(config.plan_run(resolved, **supplied)[0]))
+      found, _ = config.plan_run(resolved, **supplied)
+      print(config.text(found, hidden=('record', *supplied)))
       return
     if not _WORKDIR.value:
       raise config.ConfigError('--workdir=DIR is missing, where results go.')

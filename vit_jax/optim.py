@@ -25,7 +25,6 @@ import numpy as np
 import optax
 
 from vit_jax import checks, tree
-from vit_jax.config import rest
 from vit_jax.durations import Duration
 
 KERNELS = ('.*/kernel',)
@@ -150,7 +149,8 @@ class Optimizer:
     layer_decay: layer-wise learning-rate decay, or None.
   """
 
-  rule: Callable = rest()
+  # In a config: the `target`, with all keys that are not fields below.
+  rule: Callable = dataclasses.field(metadata={'rest': True})
   clip_norm: float | None = None
   decay_mask: Sequence[str] = KERNELS
   freeze: Sequence[str] = ()
