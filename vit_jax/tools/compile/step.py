@@ -1,11 +1,13 @@
 """A config's train step, lowered for devices that need not be there."""
 
+import copy
 import dataclasses
 import functools
 import importlib.metadata
 import math
 import os
 import pathlib
+import re
 import tempfile
 import time
 import types
@@ -24,8 +26,15 @@ from vit_jax.step import make_step
 from vit_jax.tools.compile import report
 from vit_jax.train import with_num_classes
 
-EXAMPLES = ('v2:4x4', 'v3:4x8', 'v4:4x4x4', 'v5e:16x16', 'v5p:4x4x4')
-EXAMPLES += ('v6e:16x16', 'local')
+TOPOLOGIES = (  # examples
+  'v2:4x4',
+  'v3:4x8',
+  'v4:4x4x4',
+  'v5e:16x16',
+  'v5p:4x4x4',
+  'v6e:16x16',
+  'local',
+)
 
 
 @dataclasses.dataclass
@@ -49,19 +58,21 @@ class Step:
   arguments: int
 
 
-def measure(config, devices, **options):
-  """The row of a config's train step (see compile_report).
+def measure(config, devices, batch_size=None, remat=None, **options):
+  """Return the row of a config's train step; see report.py.
 
   Args:
     config: of a training.
-    devices: to compile for; they may be there, or described.
+    devices: to compile for, present or described.
+    batch_size, remat: instead of the config's.
     **options: of `lower`.
-
-  Raises:
-    ValueError: the config is none of a training, or lacks something.
   """
+  changes = {'data.batch_size': batch_size, 'model.remat': remat}
+  changes = {k: v for k, v in changes.items() if v is not None}
+  config = copy.deepcopy(config)
+  config.update_from_flattened_dict(changes)
   step = lower(config, devices, **options)
-  begin = time.perf_counter()
+  start = time.perf_counter()
   try:
     compiled = step.lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -69,16 +80,16 @@ def measure(config, devices, **options):
       raise
     found = report.too_large(step, error)
   else:
-    found = report.row(step, compiled, read(step.lowered, compiled))
-  return found | {'compile_s': time.perf_counter() - begin}
+    found = report.row(step, compiled, read_hlo(step.lowered, compiled))
+  return found | {'compile_s': time.perf_counter() - start}
 
 
-def read(lowered, compiled):
-  """The optimized HLO as text.
+def read_hlo(lowered, compiled):
+  """Return the optimized HLO as text.
 
-  jaxlib cannot read all that libtpu writes: not a copy that ends in a later
-  round of a loop than it began in (jaxlib 0.10.2, H/14 with fsdp on v6e). The
-  compiler's own printout has it, but must be asked for before it compiles.
+  jaxlib 0.10.2 cannot print some programs of libtpu: a copy that ends in a
+  later iteration of a loop than it starts in (H/14 with fsdp on v6e). The
+  compiler can write its own printout, if asked to when it compiles.
   """
   try:
     return compiled.as_text()
@@ -162,6 +173,19 @@ def _arguments(config):
   return configs.make(kwargs)
 
 
+def read_image_shape(text):
+  """Return (H, W, C) from 'N', 'HxW' or 'HxWxC', and None from None."""
+  if text is None:
+    return None
+  found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?', text)
+  if not found:
+    raise ValueError(
+      f'--image_size={text}: expected N, HxW or HxWxC, as in 224 or 224x192x1.'
+    )
+  height, width, channels = found.groups()
+  return int(height), int(width or height), int(channels or 3)
+
+
 def find_image_shape(config):
   """(H, W, 3), of the last transform that sets a size."""
   for transform in reversed(config.data.get('transforms') or ()):
@@ -208,7 +232,7 @@ def find_devices(topology):
       ) from error
     raise ValueError(
       f'--topology={topology} is none the TPU compiler knows '
-      f'({str(error).splitlines()[0]}). Examples: {", ".join(EXAMPLES)}.'
+      f'({str(error).splitlines()[0]}). Examples: {", ".join(TOPOLOGIES)}.'
     ) from error
 
 
