@@ -11,10 +11,9 @@ from vit_jax.data import transforms as image_transforms
 from vit_jax.files import write_atomically
 
 
-def name(init_from, model):
-  """Return a name for the model: that of the run's folder or weights file."""
-  path = str((init_from or {}).get('path') or '')
-  parts = [part for part in path.split('/') if part]
+def name(path, model):
+  """Return the name of the weights: their folder or file, or the class."""
+  parts = [part for part in str(path or '').split('/') if part]
   if parts and parts[-1] == 'model.safetensors':
     parts.pop()
   if not parts:
