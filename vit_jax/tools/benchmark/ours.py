@@ -13,8 +13,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from vit_jax import metrics, optim, sharding, train
+from vit_jax import metrics, optim, sharding, step
 from vit_jax.analysis import flops
 from vit_jax.models import names
 from vit_jax.objectives import classification
@@ -89,26 +90,21 @@ class Model:
 def training(model, images, mesh):
   """Return (state, jitted (state, batch) -> (state, metrics))."""
 
-  def make_tx(params):
-    return optim.make_optimizer(
-      optim.adam,
-      params,
-      LEARNING_RATE,
-      clip_norm=CLIP_NORM,
-      weight_decay=WEIGHT_DECAY,
-    )
-
+  rule = functools.partial(optax.adamw, weight_decay=WEIGHT_DECAY)
+  make_tx = functools.partial(
+    optim.Optimizer(rule, clip_norm=CLIP_NORM), learning_rate=LEARNING_RATE
+  )
   init = functools.partial(
-    train.init_state, model=model, images=images, tx=make_tx
+    step.init_state, model=model, images=images, tx=make_tx
   )
   replicated = sharding.replicated(mesh)
   state = jax.jit(init, out_shardings=replicated)(jax.random.key(0))
-  step = functools.partial(
-    train.train_step,
+  step_fn = functools.partial(
+    step.train_step,
     loss_fn=classification.softmax_xent(model, preprocess=Normalize()),
     tx=make_tx(state.params),
   )
-  return state, jax.jit(step, donate_argnums=0, out_shardings=replicated)
+  return state, jax.jit(step_fn, donate_argnums=0, out_shardings=replicated)
 
 
 def inference(model, images, mesh):
