@@ -79,8 +79,8 @@ class Real:
   def __init__(self, source, *, json):
     if json is None:
       raise ValueError(
-        'Real: the file is not set. Set it to the path of real.json, in a config'
-        ' with --config.evals.NAME.data.source.json=PATH.'
+        'Real: the file is not set. Set it to the path of real.json, in a'
+        ' config with --config.evals.NAME.data.source.json=PATH.'
       )
     self._source = source
     self._real = _read(str(json))
