@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
 import numpy as np
 import pytest
 from absl.testing import flagsaver
@@ -98,17 +99,19 @@ def call(config, workdir, *flags):
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
-    (
-      '',
-      ['--distributed', '--num_processes=2'],
-      r'--distributed .* missing: --coordinator_address, --process_id\.',
-    ),
   ],
 )
 def test_one_message(config, tmp_path, argument, flags, message):
   with pytest.raises(SystemExit) as stopped:
     call(f'{config}:{argument}', tmp_path, *flags)
   assert re.search(message, stopped.value.code)
+
+
+def test_no_cluster(config, tmp_path):
+  process = _run(config, tmp_path, '--distributed', '--num_processes=2')
+  _, error = process.communicate(timeout=120)
+  assert process.returncode == 1 and 'Traceback' not in error
+  assert 'missing: --coordinator_address, --process_id' in error
 
 
 def test_no_right_to_write(config):
