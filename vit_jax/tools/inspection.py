@@ -7,9 +7,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
-from vit_jax.models import posemb
-from vit_jax.models.positions import side_by_side
-from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
+from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT, VIT
 from vit_jax.tools import predict
 from vit_jax.weights.bundle import make
 from vit_jax.weights.grids import grid_of, stride
@@ -50,7 +48,7 @@ def geometry(weights):
   cell = stride(weights.settings)
   grid = grid_of(weights.settings, weights.image_shape)
   model = make(weights.settings)
-  return grid, cell, model.has_class_token + model.num_registers
+  return grid, cell, model.pooling.layout(grid).prefix
 
 
 def filters(weights, count=28):
@@ -62,12 +60,9 @@ def filters(weights, count=28):
 def positions(weights):
   """[gh, gw, gh, gw] of `embeddings.position_similarity`."""
   _check(weights, 'positions')
-  table = weights.params.get('pos_embedding')
-  if 'pos_embedding_x' in weights.params:
-    halves = (weights.params[f'pos_embedding_{axis}'] for axis in 'xy')
-    table = np.asarray(side_by_side(*halves))
-  elif table is None:
-    table = posemb.sincos2d(geometry(weights)[0], weights.settings['width'])
+  model = make(weights.settings)
+  grid = geometry(weights)[0]
+  table = model.posemb.table(weights.params, grid, model.width)
   return embeddings.position_similarity(table)
 
 
@@ -136,6 +131,7 @@ def _forward(weights, model, figures, query, rollout, distance):
   """(params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
   preprocess = make(weights.preprocess)
   grid, cell, before = geometry(weights)
+  layout = model.pooling.layout(grid)
   distances = attention.cell_distances(grid, cell)
 
   def split(name, rows):
@@ -155,7 +151,7 @@ def _forward(weights, model, figures, query, rollout, distance):
     layers = attention.recorded(recorded)
     tokens = layers[0].shape[2]
     if query is None:
-      start = attention.representation(model.pooling, tokens, before, recorded)
+      start = model.pooling.token_weights(layout, recorded)
     else:
       at = before + query[0] * grid[1] + query[1]
       start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)

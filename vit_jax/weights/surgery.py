@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.config import call
-from vit_jax.models import posemb
+from vit_jax.models import posemb, resample
 from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
@@ -190,7 +190,7 @@ def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
   """(old in the shape of new, what was done to it); None where it may not."""
   changed, how = np.asarray(old), ''
   if re.fullmatch(POSITIONS, path) and _same_but(old, new, (-3, -2)):
-    changed = posemb.resize(changed, new.shape[-3:-1], posemb_resize)
+    changed = resample.resize(changed, new.shape[-3:-1], posemb_resize)
     how = f' ({posemb_resize})'
   elif re.fullmatch(OFFSETS, path) and _same_but(old, new, (-4, -3)):
     rows, columns = new.shape[-4:-2]
@@ -200,7 +200,7 @@ def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
       changed = _to_channels(changed, new.shape[2])
       how = ' (channels adapted)'
     if patch_resize and old.shape[:2] != new.shape[:2]:
-      changed = posemb.resize_kernel(changed, new.shape[:2], patch_resize)
+      changed = resample.resize_kernel(changed, new.shape[:2], patch_resize)
       how += f' ({patch_resize})'
   note = f'  {path} {_shape(old)} resized to {_shape(new)}{how}'
   return (changed, note) if changed.shape == new.shape else None

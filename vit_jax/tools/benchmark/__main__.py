@@ -23,7 +23,7 @@ import platform
 import sys
 
 from vit_jax import environment, terminal
-from vit_jax.models import attention, frame, names
+from vit_jax.models import attention, common, names
 from vit_jax.tools import arguments
 from vit_jax.tools.benchmark import peers, report, timing, workers
 
@@ -245,7 +245,7 @@ def parser():
     default=['auto'],
     **lists,
   )
-  add('--remat', type=_list(of=frame.REMAT), default=['none'], **lists)
+  add('--remat', type=_list(of=common.REMAT), default=['none'], **lists)
   add('--scan', action='store_true', help='one layer, looped over')
   add('--image_size', type=count, default=224, metavar='N')
   add('--steps', type=count, default=30, metavar='N', help='timed (30)')

@@ -4,7 +4,7 @@ import os
 import sys
 
 from vit_jax.models import names
-from vit_jax.models.variants import VIT
+from vit_jax.models.names import VIT
 from vit_jax.tools.benchmark import workers
 
 LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'

@@ -9,7 +9,7 @@ import statistics
 from vit_jax import terminal
 from vit_jax.tools.compile import report
 
-# Cheapest in time first; other names in frame.REMAT mean one of these.
+# Cheapest in time first; other names in common.REMAT mean one of these.
 POLICIES = ('none', 'dots_saveable', 'dots', 'full')
 
 
