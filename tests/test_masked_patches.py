@@ -318,7 +318,7 @@ def test_one_step_on_eight_devices(accum_steps):
     ({'mask_share': 0.9, 'swap_share': 0.2}, r'mask_share=0\.9 and swap'),
     ({'swap_share': -0.1}, r'swap_share=-0\.1 must be 0 or more'),
     ({'predict': 'colour'}, "predict='colour' must be one of 'mean_colour'"),
-    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .* needs .*192'),
+    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .*=192'),
     (
       {'predict': 'downsampled', 'downsampled_to': 3},
       'Patches of 8x8 cannot be reduced to 3x3',

@@ -9,8 +9,9 @@ import pytest
 
 from vit_jax import tree
 from vit_jax.analysis import attention
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.common import BlockOptions, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 
@@ -31,6 +32,12 @@ def qk(tokens=7, batch=2, heads=3, width=4, seed=0, scale=1.0):
   shape = (2, batch, tokens, heads, width)
   q, k = rng.normal(size=shape, scale=scale).astype(np.float32)
   return jnp.asarray(q), jnp.asarray(k)
+
+
+EVERYTHING = {
+  'block': BlockOptions(qk_norm=True),
+  'pooling': ClassToken(num_registers=2),
+}
 
 
 def softmax(x):
