@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from vit_jax.data.unlabelled import Unlabelled
+from vit_jax.data.pipeline import Unlabelled
 from vit_jax.evals.collect import Collector
 from vit_jax.objectives.masked_patches import Prediction, Task
 

@@ -29,7 +29,7 @@ from etils import epath
 from vit_jax import pretrained, terminal
 from vit_jax.config import resolve
 from vit_jax.data import image_files, pipeline
-from vit_jax.data.unlabelled import Unlabelled
+from vit_jax.data.pipeline import Unlabelled
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
