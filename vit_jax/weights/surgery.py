@@ -53,7 +53,7 @@ class InitFrom:
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
       evaluation.
     head_rule: path rule of the parameters of the head.
-    posemb_resize: method that resizes position embeddings, see `resample.resize`.
+    posemb_resize: how position embeddings are resized, see `resample.resize`.
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
