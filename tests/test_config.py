@@ -144,6 +144,10 @@ def test_an_objective_wraps_an_objective():
     ),
     ({'total_epochs': 1}, r'total is set in two units|two units\. Keep one'),
     ({'total_steps': 1.5}, r'total_steps: steps=1.5 must be a whole number'),
+    (
+      {'part': {'every': 1}},
+      r'part\.every=1 has no unit\. Use one of every_st',
+    ),
     ({'scale': '2'}, r"scale='2' is text, not a number"),
     ({'fast': 'False'}, r"fast='False' is text"),
     (
