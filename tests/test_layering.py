@@ -123,7 +123,7 @@ def test_who_imports_which_package():
   assert importers('ml_collections') <= {
     'vit_jax.config',
     'vit_jax.main',
-    'vit_jax.study_runs',
+    'vit_jax.study',
   }
   for path in in_folder('analysis'):
     used = {name.split('.')[0] for name in imports(path)}
