@@ -429,6 +429,12 @@ def _plan_call(fn, values, where, problems, supplied=()):
     if name in kwargs:
       problems.append(f'{path}: {name} is set in two units. Keep one.')
       continue
+    if key == name and _is_duration(hints.get(name)) and value is not None:
+      problems.append(
+        f'{path}={value!r} has no unit. Use one of '
+        f'{", ".join(_keys(name, Duration))}.'
+      )
+      continue
     parameter = parameters.get(name)
     if parameter and isinstance(value, str) and _is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
@@ -449,9 +455,13 @@ def _duration(key, value, path, problems):
 
 def _keys(name, annotation):
   """The keys by which a config sets a parameter."""
-  if _without_none(annotation) is Duration:
+  if _is_duration(annotation):
     return [f'{name}_{unit}' for unit in UNITS]
   return [name]
+
+
+def _is_duration(annotation):
+  return _without_none(annotation) is Duration
 
 
 def _stem(key):
