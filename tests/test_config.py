@@ -14,6 +14,7 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.durations import Duration, steps
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
 
@@ -72,7 +73,7 @@ VIT_FIELDS = {
   'depth': 1,
   'mlp_dim': 8,
   'num_heads': 2,
-  'patch_size': 4,
+  'embedding': PatchEmbedding((4, 2)),
 }
 NUMBER = {'target': 'decimal.Decimal', 'value': '1.5'}
 MINIMAL = {'run': here('start'), 'number': NUMBER, 'total_steps': 3}
@@ -144,6 +145,10 @@ def test_an_objective_wraps_an_objective():
     ),
     ({'total_epochs': 1}, r'total is set in two units|two units\. Keep one'),
     ({'total_steps': 1.5}, r'total_steps: steps=1.5 must be a whole number'),
+    (
+      {'part': {'every': 1}},
+      r'part\.every=1 has no unit\. Use one of every_st',
+    ),
     ({'scale': '2'}, r"scale='2' is text, not a number"),
     ({'fast': 'False'}, r"fast='False' is text"),
     (

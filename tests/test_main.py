@@ -29,7 +29,8 @@ def get_config(argument=''):
     log_every_steps=1,
     data=dict(source=source, batch_size=8),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
-               depth=1, mlp_dim=32, num_heads=2, patch_size=4),
+               depth=1, mlp_dim=32, num_heads=2,
+               embedding=dict(patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
     optimizer=dict(target='vit_jax.optim.sgd'),
     schedule=dict(lr=0.01),
@@ -76,7 +77,7 @@ def call(config, workdir, *flags):
       r"no argument 'totl_steps' \(did you mean 'total_steps'",
     ),
     (
-      'config.model.patch_size = 3',
+      'config.model.embedding.patch_size = 3',
       [],
       r'8x8 .* patches of 3x3; the nearest image size that can is 9x9',
     ),
