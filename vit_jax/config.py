@@ -36,10 +36,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import ml_collections
-from ml_collections import config_dict
-
 from vit_jax.durations import UNITS, Duration
+
+try:
+  from ml_collections import ConfigDict
+  from ml_collections.config_dict import RequiredValueError
+except ModuleNotFoundError:  # config files need it; models by name do not
+
+  class ConfigDict(dict):
+    """Placeholder: without ml_collections there are no config files."""
+
+  RequiredValueError = KeyError
 
 # Classes that a file with weights may name. Nothing else is imported for it,
 # because whoever wrote the file must not choose what runs here.
@@ -111,15 +118,15 @@ def _child(node, key, what):
       raise ConfigError(f'{what}: {key!r} is not an index below {len(node)}.')
     return node[int(key)]
   if node.get(key) is None:
-    _set(node, key, ml_collections.ConfigDict(), '', what)
+    _set(node, key, ConfigDict(), '', what)
   child = node[key]
-  if not isinstance(child, Mapping | ml_collections.ConfigDict | list | tuple):
+  if not isinstance(child, Mapping | ConfigDict | list | tuple):
     raise ConfigError(f'{what}: {key} is {child!r}, which has no keys.')
   return child
 
 
 def _set(node, key, value, text, what):
-  if isinstance(node, ml_collections.ConfigDict):
+  if isinstance(node, ConfigDict):
     if key in node and node.get_type(key) is str and value is not None:
       value = text
     try:
@@ -302,13 +309,13 @@ def check_filled(config):
 
 
 def _unset(config, prefix):
-  if not isinstance(config, ml_collections.ConfigDict):
+  if not isinstance(config, ConfigDict):
     return []
   paths = []
   for key in config:
     try:
       paths += _unset(config[key], f'{prefix}{key}.')
-    except config_dict.RequiredValueError:
+    except RequiredValueError:
       paths.append(f'{prefix}{key}')
   return paths
 
@@ -320,10 +327,10 @@ def _as_dict(value):
 def _plan(value, annotation, where, problems):
   """A config value with a Call in the place of every target in it."""
   annotation = _without_none(annotation)
-  if annotation is ml_collections.ConfigDict:
+  if annotation is ConfigDict:
     return value  # such as the runs of a study, whose turn comes later
   origin = typing.get_origin(annotation) or annotation
-  if isinstance(value, Mapping | ml_collections.ConfigDict):
+  if isinstance(value, Mapping | ConfigDict):
     values = _as_dict(value)
     wants = dataclasses.is_dataclass(annotation)
     if wants and _rest_field(annotation):
@@ -659,7 +666,7 @@ def settings(value, where='config', note=''):
         yield from settings(parameter.default, path, '  # default')
   elif isinstance(value, Duration):
     yield f'{where}_{value.unit} = {value.value!r}{note}'
-  elif isinstance(value, Mapping | ml_collections.ConfigDict) and len(value):
+  elif isinstance(value, Mapping | ConfigDict) and len(value):
     for key in value:
       yield from settings(value[key], f'{where}.{key}', note)
   elif isinstance(value, list | tuple) and any(
