@@ -12,7 +12,8 @@ import pytest
 import splits
 
 from vit_jax import sharding
-from vit_jax.evals import readout
+from vit_jax.data.pipeline import Data
+from vit_jax.evals import frozen
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
@@ -85,8 +86,7 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
     mesh=mesh,
     data={
       name: {
-        split: {'source': source, 'batch_size': batch_size}
-        for split, source in of_name.items()
+        split: Data(source, batch_size) for split, source in of_name.items()
       }
       for name, of_name in data.items()
     },
@@ -178,6 +178,7 @@ if count > 1:
   jax.distributed.initialize(f'localhost:{port}', count, index)
 from vit_jax import sharding
 from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.pipeline import Data
 from vit_jax.evals import fewshot, frozen, knn, linear_probe, logistic
 evaluator = frozen.Frozen(
   None,
@@ -185,7 +186,7 @@ evaluator = frozen.Frozen(
   mesh=sharding.make_mesh(),
   features='pixels',
   data={'digits': {
-    split: {'source': Digits(split=split), 'batch_size': 100}
+    split: Data(Digits(split=split), 100)
     for split in ('train', 'test')
   }},
   readouts={
@@ -225,7 +226,7 @@ def test_the_same_on_two_processes():
 def test_an_unknown_feature_is_an_error_before_training():
   evaluator, params = make({'spy': Spy()}, features='token')
   with pytest.raises(
-    ValueError, match=r"'token'.*has \['pre_logits', 'tok.*\(a"
+    ValueError, match=r"'token' must be one of \['pre_logits', 'tok.*pixels"
   ):
     evaluator.check(params)
 
@@ -240,7 +241,9 @@ def test_labels_must_be_single_classes():
   many = Source(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
   data = {'made': {'train': many, 'test': Source(29, 1)}}
   evaluator, params = make({'spy': Spy()}, data=data)
-  with pytest.raises(ValueError, match=r'made/train: .*one class per example'):
+  with pytest.raises(
+    ValueError, match=r'made/train: .*one class number per ex'
+  ):
     evaluator.check(params)
 
 
@@ -253,15 +256,19 @@ def test_features_that_are_not_finite():
 @pytest.mark.parametrize(
   'data, readouts, message',
   [
-    ({}, {'spy': Spy()}, r'needs data and readouts; it has data \[\]'),
-    ({'a': {'train': Source(9, 0)}}, {'s': Spy()}, r"data\.a has \['train'\]"),
-    ({'mean': {}}, {'s': Spy()}, r"'mean' cannot name data"),
-    ({'a': {}}, {'s/t': Spy()}, r"'s/t' cannot name data or a readout"),
+    ({}, {'spy': Spy()}, r'needs at least .* but has data \[\]'),
+    (
+      {'a': {'train': Source(9, 0)}},
+      {'s': Spy()},
+      r"data\.a has splits \['train'\]",
+    ),
+    ({'mean': {}}, {'s': Spy()}, r"cannot be named 'mean'"),
+    ({'a': {}}, {'s/t': Spy()}, r"cannot be named 's/t'"),
   ],
 )
 def test_wrong_settings(data, readouts, message):
   data = {
-    name: {k: {'source': v, 'batch_size': 8} for k, v in of_name.items()}
+    name: {k: Data(v, 8) for k, v in of_name.items()}
     for name, of_name in data.items()
   }
   mesh = sharding.make_mesh()
@@ -278,8 +285,8 @@ def test_a_batch_must_divide_over_the_devices():
 
 def test_held_out_rows_are_stratified():
   labels = np.repeat([5, 2, 9], [20, 3, 1])
-  kept, held = readout.hold_out(labels, 0.2, seed=0)
+  kept, held = frozen.HeldOut(0.2, seed=0).rows(labels)
   np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
   np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
-  other = readout.hold_out(labels, 0.2, seed=1)[1]
+  other = frozen.HeldOut(0.2, seed=1).rows(labels)[1]
   assert list(other) != list(held)

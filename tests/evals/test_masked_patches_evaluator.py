@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax import sharding
 from vit_jax.data.embedded import digits
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
@@ -42,7 +43,7 @@ def evaluator(batch_size, source=SOURCE, **task):
     MODEL,
     preprocess=Normalize(),
     mesh=sharding.make_mesh(),
-    data={'source': source, 'batch_size': batch_size},
+    data=Data(source, batch_size),
     **task,
   )
 

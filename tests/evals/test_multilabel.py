@@ -7,6 +7,7 @@ import scipy.special
 import sklearn.metrics
 
 from vit_jax import sharding
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.multilabel import MultiLabel
 
 RNG = np.random.default_rng(0)
@@ -55,11 +56,7 @@ def evaluate(num_devices=8, source=None, on_error='raise', **kw):
     Linear(),
     preprocess=lambda x: x.astype('float32') / 255,
     mesh=mesh,
-    data={
-      'source': source or Source(),
-      'batch_size': 16,
-      'on_error': on_error,
-    },
+    data=Data(source or Source(), 16, on_error=on_error),
     **kw,
   )
   params = jax.device_put(KERNEL, sharding.replicated(mesh))
@@ -120,13 +117,15 @@ def test_precision_of_each_class():
 
 
 def test_mistakes():
-  with pytest.raises(ValueError, match=r'label of an example is .*it needs ve'):
+  with pytest.raises(
+    ValueError, match=r'label of an example is .*must be a ve'
+  ):
     evaluate(source=Source(LABELS.argmax(axis=1)))
   with pytest.raises(
     ValueError, match=r'37 examples and 6 classes take 8.88e-'
   ):
     evaluate(max_gb=1e-7)
-  with pytest.raises(ValueError, match=r'threshold=1 must lie between 0 and 1'):
+  with pytest.raises(ValueError, match=r'threshold=1 must be between 0 and 1'):
     evaluate(threshold=1)
-  with pytest.raises(ValueError, match=r'None of 37 examples has a label'):
+  with pytest.raises(ValueError, match=r'None of the 37 examples has a label'):
     evaluate(source=Source(np.zeros_like(LABELS)))
