@@ -119,13 +119,13 @@ def test_accuracies_of_each_draw():
 @pytest.mark.parametrize('further', [None, 6])
 def test_the_strength_is_chosen_on_held_out_shots(further):
   """As by trying each on its own, for shots of which 2 are held out, or 1."""
-  choices = tuple(2.0 ** np.arange(-4, 20, 4))
+  choices = tuple(2.0 ** np.arange(-4, 20, 6))
   read = FewShot(
-    shots=(10, 4), seeds=(0, 1, 2), l2=choices, held_out_shots=further
+    shots=(10, 4), seeds=(0, 1), l2=choices, held_out_shots=further
   )
   found = read(TRAIN, TEST)
   for shots, fifth in ((10, 2), (4, 1)):
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
       rows = choose(TRAIN.y, shots + (further or 0), seed)
       rows = rows.reshape(10, -1)
       held = rows[:, -(further or fifth) :].ravel()

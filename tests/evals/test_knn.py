@@ -120,13 +120,9 @@ def test_k_is_chosen_away_from_test():
 
 
 def test_errors():
-  with pytest.raises(
-    ValueError, match=r'k=200, but there are 30 training exam'
-  ):
+  with pytest.raises(ValueError, match=r'k=200, but there are 30 training'):
     Knn().check(np.arange(30) % 2, np.zeros(4))
-  with pytest.raises(
-    ValueError, match=r'k=30, but there are 26 .* not held out'
-  ):
+  with pytest.raises(ValueError, match=r'k=30, but .* 26 .* not held out'):
     Knn(k=(3, 30), held_out=0.1).check(np.arange(30) % 2, np.zeros(4))
   with pytest.raises(ValueError, match=r'k=\(0,\) must be integers'):
     Knn(k=(0,))

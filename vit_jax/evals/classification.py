@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.checks import one_of
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
-from vit_jax.evals.collect import Collector, as_data
+from vit_jax.evals.collect import Collector
 from vit_jax.objectives import classification
 
 LOSSES = {
@@ -68,7 +68,6 @@ class Classification:
   ):
     one_of('loss', loss, tuple(LOSSES))
     one_of('confidence', confidence, (None, 'binomial', 'bootstrap'))
-    data = as_data(data)
     self.transforms = data.transforms
     self.class_names = names_to_compare(data.source, model, same_classes)
     if per_class and np.ndim(pipeline.first_example(data.source)['label']):

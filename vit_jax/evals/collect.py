@@ -13,10 +13,6 @@ from vit_jax import sharding, terminal
 from vit_jax.data import pipeline
 
 
-def as_data(data):  # until train and evaluate pass Data objects
-  return data if isinstance(data, pipeline.Data) else pipeline.Data(**data)
-
-
 class Collector:
   """Apply fn to each example of a split exactly once, on all devices and hosts.
 

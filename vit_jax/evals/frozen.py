@@ -26,7 +26,7 @@ import numpy as np
 from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
-from vit_jax.evals.collect import Collector, as_data
+from vit_jax.evals.collect import Collector
 
 
 class Frozen:
@@ -56,10 +56,6 @@ class Frozen:
     features='pre_logits',
   ):
     _check_names(data, readouts)
-    data = {
-      name: {split: as_data(part) for split, part in splits.items()}
-      for name, splits in data.items()
-    }
 
     def extract(params, batch):
       images = preprocess(batch['image'])
@@ -312,12 +308,6 @@ def check_classes(labels):
     )
 
 
-def num_shards(mesh):
-  """Return the number of parts that batches are split into over the mesh."""
-  where = sharding.batch_sharding(mesh)
-  return mesh.size // where.shard_shape((mesh.size,))[0]
-
-
 def put_rows(x, mesh):
   """Return x as a global array whose rows are sharded as batches are.
 
@@ -325,8 +315,10 @@ def put_rows(x, mesh):
     x: numpy [N, ...], equal on all hosts; rows of zeros fill up the shards.
     mesh: from `sharding.make_mesh`.
   """
-  padding = [(0, -len(x) % num_shards(mesh))] + [(0, 0)] * (x.ndim - 1)
-  return _put(np.pad(x, padding), sharding.batch_sharding(mesh))
+  where = sharding.batch_sharding(mesh)
+  num_shards = mesh.size // where.shard_shape((mesh.size,))[0]
+  padding = [(0, -len(x) % num_shards)] + [(0, 0)] * (x.ndim - 1)
+  return _put(np.pad(x, padding), where)
 
 
 def put_whole(x, mesh):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.pipeline import Data
-from vit_jax.evals.collect import Collector, as_data
+from vit_jax.evals.collect import Collector
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Corruption, Prediction
 
@@ -45,7 +45,6 @@ class MaskedPatches:
     mask_share=0.8,
     swap_share=0.1,
   ):
-    data = as_data(data)
     prediction = Prediction(
       model,
       preprocess=preprocess,

@@ -8,7 +8,7 @@ import numpy as np
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import names_to_compare, unique_names
-from vit_jax.evals.collect import Collector, as_data
+from vit_jax.evals.collect import Collector
 from vit_jax.objectives import classification
 
 
@@ -51,7 +51,6 @@ class MultiLabel:
   ):
     if not 0 < threshold < 1:
       raise ValueError(f'threshold={threshold!r} must be between 0 and 1.')
-    data = as_data(data)
     _check_labels(data.source, max_gb)
     self.transforms = data.transforms
     self.class_names = names_to_compare(data.source, model, same_classes)
