@@ -8,9 +8,10 @@ from vit_jax import sharding
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.preprocess import Normalize
 
 MODEL = VisionTransformer(
@@ -18,10 +19,9 @@ MODEL = VisionTransformer(
   depth=1,
   mlp_dim=8,
   num_heads=1,
-  patch_size=4,
+  embedding=PatchEmbedding(4, mask_token=True),
+  pooling=NoPooling(),
   num_classes=8,
-  pooling='none',
-  mask_token=True,
 )
 SOURCE = digits.Synthetic(
   image_size=8, num_classes=1000, num_examples=21, channels=1
@@ -38,13 +38,13 @@ class WithoutLabels:
     return {'image': SOURCE[index]['image']}
 
 
-def evaluator(batch_size, source=SOURCE, **task):
+def evaluator(batch_size, source=SOURCE, **options):
   return MaskedPatches(
     MODEL,
     preprocess=Normalize(),
     mesh=sharding.make_mesh(),
     data=Data(source, batch_size),
-    **task,
+    **options,
   )
 
 
@@ -58,9 +58,7 @@ def params():
 
 def test_every_example_once_whatever_the_batches(params):
   """Equal to each example on its own; 21 fill no batch of 8 or 16."""
-  prediction = Prediction(
-    MODEL, Normalize(), patch_targets.Colours(1), Corruption()
-  )
+  prediction = Prediction(MODEL, Normalize())
   images = np.stack([SOURCE[i]['image'] for i in range(21)])
   keys = keys_of(np.arange(21), 0)
   expected = jax.jit(prediction)(params, images, keys)['metrics']
@@ -74,6 +72,6 @@ def test_every_example_once_whatever_the_batches(params):
 
 
 def test_says_what_does_not_fit(params):
-  wrong = evaluator(8, predict='pixels')
+  wrong = evaluator(8, task=Task(predict='pixels'))
   with pytest.raises(ValueError, match='num_classes=8; to predict pixels'):
     wrong.check(params)

@@ -7,8 +7,7 @@ import numpy as np
 
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.objectives.masked_patches import Prediction, Task
 
 
 class MaskedPatches:
@@ -24,8 +23,7 @@ class MaskedPatches:
     mesh: from `sharding.make_mesh`.
     data: the split; labels are ignored.
     seed: of the corruption.
-    predict, downsampled_to, ratio, mask_share, swap_share: as for the objective
-      in objectives/masked_patches.py.
+    task: that of the objective, see objectives/masked_patches.py.
 
   Attributes:
     transforms: of the data.
@@ -39,18 +37,9 @@ class MaskedPatches:
     mesh,
     data: Data,
     seed=0,
-    predict='mean_colour',
-    downsampled_to=4,
-    ratio=0.5,
-    mask_share=0.8,
-    swap_share=0.1,
+    task: Task = Task(),
   ):
-    prediction = Prediction(
-      model,
-      preprocess=preprocess,
-      target=patch_targets.make(predict, preprocess, downsampled_to),
-      corruption=Corruption(ratio, mask_share, swap_share),
-    )
+    prediction = Prediction(model, preprocess, task)
     self.transforms = data.transforms
 
     def per_example(params, batch):
