@@ -97,9 +97,8 @@ class Run:
 
   def train(self, state, start, stop):
     """The state after these steps, and their losses and gradient norms."""
-    batches = pipeline.train_batches(
-      source(0), batch_size=BATCH, start=start * BATCH
-    )
+    data = pipeline.Data(source(0), batch_size=BATCH)
+    batches = data.train_batches(start=start * BATCH)
     records = []
     for _ in range(start, stop):
       batch = sharding.put_batch(next(batches), self.mesh)

@@ -28,8 +28,8 @@ from etils import epath
 
 from vit_jax import pretrained, terminal
 from vit_jax.config import resolve
-from vit_jax.data import image_files, pipeline
-from vit_jax.data.pipeline import Unlabelled
+from vit_jax.data import image_files
+from vit_jax.data.pipeline import Data
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
@@ -194,12 +194,10 @@ def _images(args, config, weights):
     return np.stack(found)
   evaluators = config.get('evals') or {'training': config}
   data = resolve(next(iter(evaluators.values()))['data'])
-  batches = pipeline.eval_batches(
-    Unlabelled(data['source']),
-    data.get('transforms', ()),
-    batch_size=args.examples,
+  data = Data(
+    data['source'], args.examples, data.get('transforms', ()), labels=False
   )
-  batch = next(iter(batches))
+  batch = next(iter(data.eval_batches()))
   return batch['image'][batch['mask']]
 
 
