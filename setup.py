@@ -1,4 +1,4 @@
-"""Packaging of vit_jax; the settings of tools are in pyproject.toml."""
+"""Packaging of vit_jax. Tool settings are in pyproject.toml."""
 
 import setuptools
 
@@ -6,31 +6,31 @@ setuptools.setup(
   name='vit_jax',
   version='0.1.0',
   license='Apache-2.0',
-  # _OWNER_: the account that publishes it; the notebooks link there, too.
+  # _OWNER_: the account that publishes this code. The notebooks link to it.
   url='https://github.com/_OWNER_/vit_jax',
-  description='Vision Transformers in JAX: pre-train, transfer, analyse.',
+  description='Vision Transformers in JAX: pre-training, transfer, analysis.',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
   install_requires=[
     'absl-py',
-    'aiohttp',  # weights from http:// and https:// by fsspec
+    'aiohttp',  # fsspec uses it to read weights from http:// and https://
     'etils[epath]',
     'flax>=0.12',
-    'flatbuffers',  # of StableHLO files
+    'flatbuffers',  # StableHLO export
     'fsspec',
     'grain>=0.2.15',
     'jax>=0.10',
-    'matplotlib',  # figures, and the fonts that the glyphs are drawn from
+    'matplotlib',  # figures, and the fonts of the glyphs
     'ml-collections',
     'ml-dtypes',
     'numpy',
     'opencv-python-headless>=4.11',
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
-    'pillow',  # palette, CMYK and other images OpenCV does not decode
+    'pillow',  # decodes palette and CMYK images, which OpenCV does not
     'rich',
     'safetensors',
-    'scikit-learn',  # the embedded digits
+    'scikit-learn',  # embedded digits
     'scipy',
     'tensorboardX',
     'tensorflow-datasets>=4.9.8',

@@ -84,7 +84,7 @@ def test_what_cannot_be_written_to(chosen, monkeypatch, capsys):
   compilation_cache.enable('/workdir')
   assert folder() is None
   error = capsys.readouterr().err
-  assert error.startswith('What is compiled is not kept for the next start: ')
+  assert error.startswith('Compiled programs are not kept for the next start: ')
   assert '/proc/no_such_place' in error
 
 

@@ -1,4 +1,4 @@
-"""What is measured, when it is fetched, and what is written down."""
+"""Metrics: what is measured, when it is fetched, and what is written."""
 
 import json
 import struct
@@ -20,7 +20,7 @@ def make_monitor(workdir, **kwargs):
 
 
 class Spy:
-  """A scalar that notes in a list when it is brought to the host."""
+  """A scalar that records in a list when it is fetched to the host."""
 
   def __init__(self, name, value, fetched):
     self._name, self._value, self._fetched = name, value, fetched
@@ -28,6 +28,19 @@ class Spy:
   def __array__(self, *args, **kwargs):
     self._fetched.append(self._name)
     return np.float32(self._value)
+
+
+def test_the_first_step_is_timed_from_the_start(tmp_path, capsys, monkeypatch):
+  clock = types.SimpleNamespace(now=0.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+  monitor = make_monitor(tmp_path, log_every_steps=1)
+  monitor.step(1, {'loss': 1.0})
+  clock.now = 7.0
+  monitor.compiled(1)
+  monitor.close()
+  out = capsys.readouterr().out
+  assert 'first step, including compilation: 7.0 s' in out
 
 
 def test_a_step_is_fetched_only_after_the_next_is_dispatched(tmp_path):
@@ -53,10 +66,10 @@ def test_records_are_means_over_the_interval(tmp_path):
   monitor.flush()
   monitor.close()
   records = read_records(tmp_path)
-  # Every second step, and the last.
+  # Every second step, and the last one.
   assert [r['step'] for r in records] == [2, 4, 5]
   assert [r['train/loss'] for r in records] == [1.5, 3.5, 5.0]
-  # The update number n is made with the rate at n - 1.
+  # Update n uses the learning rate at n - 1.
   assert [r['train/lr'] for r in records] == [0.5, 1.5, 2.0]
   assert [r.get('data_skipped') for r in records] == [None, 1, 1]
   assert all(r['memory_gb'] > 0.01 and 'mfu' not in r for r in records)
@@ -102,7 +115,7 @@ def test_rates(tmp_path, monkeypatch):
 )
 def test_nan_stops_and_names_the_steps(losses, last_step, shown, tmp_path):
   monitor = make_monitor(tmp_path)
-  shown += r'; the last finite step was 2\. Earlier checkpoints are kept'
+  shown += r'\. The last finite step was 2\. Earlier checkpoints are kept'
   with pytest.raises(NonFiniteError, match=shown):
     for step, loss in enumerate(losses, 1):
       monitor.step(step, {'loss': jnp.float32(loss), 'accuracy': 0.5})
@@ -112,11 +125,11 @@ def test_nan_stops_and_names_the_steps(losses, last_step, shown, tmp_path):
   assert [r['train/loss'] for r in read_records(tmp_path)] == [1.5]
 
 
-def test_resuming_trims_what_the_lost_steps_wrote(tmp_path):
+def test_resuming_removes_records_of_lost_steps(tmp_path):
   monitor = make_monitor(tmp_path)
   for step in range(1, 8):
     monitor.step(step, {'loss': float(step)})
-  monitor.close()  # killed: steps 6 and 7 are logged or lost
+  monitor.close()  # killed: step 6 is logged, step 7 is lost
   assert [r['step'] for r in read_records(tmp_path)] == [2, 4, 6]
 
   monitor = make_monitor(tmp_path, start_step=4)
@@ -143,8 +156,8 @@ def test_a_writer_without_start_appends(tmp_path):
 
 
 def scalars(path):
-  """(step, tag, value) of a TensorBoard file: length, crc, event, crc, ..."""
-  data, found = path.read_bytes(), []
+  """Return [(step, tag, value)] of a TensorBoard file."""
+  data, found = path.read_bytes(), []  # length, crc, event, crc, ...
   while data:
     (length,) = struct.unpack('<Q', data[:8])
     event = event_pb2.Event.FromString(data[12 : 12 + length])
@@ -200,7 +213,7 @@ def test_terminal_line():
   )
 
 
-def test_terminal_in_a_file_has_lines_only(tmp_path, capsys):
+def test_output_to_a_file_is_plain_lines(tmp_path, capsys):
   monitor = make_monitor(tmp_path, total_steps=1000)
   monitor.step(2, {'loss': 0.5})
   monitor.flush()
@@ -211,7 +224,7 @@ def test_terminal_in_a_file_has_lines_only(tmp_path, capsys):
   assert second == '[brackets] are not markup'
 
 
-def test_terminal_shows_a_bar_to_a_person(capsys, monkeypatch):
+def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   monkeypatch.setenv('FORCE_COLOR', '1')
   shown = terminal.Terminal(3, 17)
   shown.advance(4)

@@ -1,4 +1,4 @@
-"""The notebooks are whole, small, and run: in tiny form, without a network."""
+"""Tests of the notebooks: format, imports, and a tiny run without a network."""
 
 import ast
 import importlib
@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from vit_jax import build, terminal
+from vit_jax import config, terminal
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / 'notebooks'
@@ -23,7 +23,7 @@ NAMES = (
   'read_a_scaling_study',
   'tpu_pods',
 )
-MAX_BYTES = 200_000  # of an output
+MAX_BYTES = 200_000  # per output
 SETUP = (ROOT / 'setup.py').read_text()
 VERSION = re.search(r"version='(.*)'", SETUP).group(1)
 URL = re.search(r"url='(.*)'", SETUP).group(1)
@@ -44,7 +44,7 @@ def test_these_are_all_notebooks():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_format(name):
-  """What version 4.5 of the notebook format asks for."""
+  """Check the fields that version 4.5 of the notebook format requires."""
   notebook = json.loads((FOLDER / f'{name}.ipynb').read_text())
   assert (notebook['nbformat'], notebook['nbformat_minor']) == (4, 5)
   assert notebook['metadata']['kernelspec']['name'] == 'python3'
@@ -73,7 +73,7 @@ def test_outputs_are_small_and_without_errors(name):
       assert output.get('name') != 'stderr', output
       assert len(json.dumps(output)) < MAX_BYTES
   counts = [cell['execution_count'] for cell in cells(name, 'code')]
-  assert counts == [*range(1, len(counts) + 1)]  # run once, from the top
+  assert counts == [*range(1, len(counts) + 1)]  # run once, in order
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -95,8 +95,8 @@ def test_installs_a_release_and_links_to_it(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_what_is_imported_exists(name):
-  """Names of ours, and the files that the text tells of."""
+def test_imports_and_mentioned_files_exist(name):
+  """Check imported names, and files and modules that the text mentions."""
   tree = ast.parse('\n'.join(code(name)))
   found = 0
   for node in ast.walk(tree):
@@ -121,13 +121,13 @@ def test_what_is_imported_exists(name):
 
 def _locate(name):
   try:
-    build.locate(name)
-  except build.ValueError:
+    config.locate(name)
+  except ValueError:
     importlib.import_module(name)
 
 
 def test_progress_is_plain_lines_in_a_notebook(monkeypatch):
-  """Whose stdout says that it is a terminal: bars would fill the page."""
+  """Notebooks report a terminal, but progress bars would fill the page."""
   monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
   monkeypatch.setenv('TERM', 'xterm')
   assert terminal.console().is_terminal
@@ -135,7 +135,7 @@ def test_progress_is_plain_lines_in_a_notebook(monkeypatch):
   assert not terminal.console().is_terminal
 
 
-# In a process of its own, with a stand-in for what notebooks show pictures by.
+# Runs in its own process, with a replacement for IPython's display functions.
 RUN = """
 import json, pathlib, sys, types
 import matplotlib
@@ -157,7 +157,7 @@ assert all(shown) and len(shown) + len(pyplot.get_fignums()) >= 2
 
 
 def execute(name, workdir, **settings):
-  """Runs the code cells in tiny form; they leave what they do in workdir."""
+  """Run the code cells in tiny form; they write to workdir. Return stdout."""
   environ = os.environ | {
     'VIT_JAX_TINY': '1',
     'VIT_JAX_WORKDIR': str(workdir),
@@ -177,7 +177,7 @@ def execute(name, workdir, **settings):
 
 @pytest.mark.slow
 def test_pretraining_fine_tuning_and_looking(tmp_path):
-  """Each notebook goes on from the weights of the one before."""
+  """Each notebook starts from the weights of the notebook before."""
   quick, tuned = tmp_path / 'quick', tmp_path / 'tuned'
   execute('pretrain_and_transfer', quick)
   assert 'fine-tuned at 32 px' in (quick / 'table.md').read_text()

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from vit_jax.schedules import schedule
 
 from vit_jax import optim, tree
 from vit_jax.optim import make_optimizer
-from vit_jax.schedules import schedule
 
 RNG = np.random.default_rng(0)
 

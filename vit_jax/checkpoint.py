@@ -1,15 +1,16 @@
-"""Checkpoints of everything a run is made of, and how parameters come to be.
+"""Asynchronous Orbax checkpoints of a training run.
 
-Order of initialisation of a run:
+A run is initialised from the first of these that exists:
 
-1. the newest checkpoint in its own workdir: the run goes on, bit for bit;
-2. `init_from`: parameters of another run, adapted (see `transfer.py`);
+1. the newest checkpoint in its own workdir, from which it resumes bit for bit;
+2. `init_from`: parameters of another run or of a weights file, adapted to the
+   model (weights/surgery.py);
 3. scratch.
 
-A checkpoint at step n is the state after n steps. It lies in
-workdir/checkpoints/n and has the items 'params', 'ema' (if kept), 'train'
-(step, optimizer state and rng) and 'data' (position in the training data), so
-that parameters can be read without knowing what trained them.
+A checkpoint at step n is the state after n steps. It is stored in
+workdir/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
+optimizer state and rng) and 'data' (position in the training data), so that
+parameters can be read without knowing what trained them.
 """
 
 import dataclasses
@@ -20,19 +21,92 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import tree
+from vit_jax import checks, tree
+from vit_jax.durations import Duration
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """When checkpoints are written and which of them are kept.
+
+  Attributes:
+    every: time between checkpoints; None for one at the end. A run that is
+      stopped also writes one.
+    keep_last: number of newest checkpoints to keep.
+    keep_every: checkpoints at multiples of this are kept for good.
+    best_metric: 'EVALUATOR/METRIC', by which the best checkpoint is kept.
+    best_mode: 'max' or 'min'.
+    keep_best: number of best checkpoints to keep.
+
+  Raises:
+    ValueError: values that make no sense.
+  """
+
+  every: Duration | None = None
+  keep_last: int = 1
+  keep_every: Duration | None = None
+  best_metric: str | None = None
+  best_mode: str = 'max'
+  keep_best: int = 1
+
+  def __post_init__(self):
+    if self.keep_last < 1:
+      raise ValueError(f'keep_last={self.keep_last} must be at least 1.')
+    checks.one_of('best_mode', self.best_mode, ('max', 'min'))
+
+  def open(self, workdir, timeline, eval_every):
+    """Return the Checkpointer of a run, and the steps between checkpoints.
+
+    Args:
+      workdir: of the run.
+      timeline: Timeline of the run.
+      eval_every: {name of each evaluator: steps between its runs, or None}.
+
+    Raises:
+      ValueError: a best_metric that not every checkpoint has, or a keep_every
+        that falls between two checkpoints.
+    """
+    every = timeline.steps(self.every) or timeline.total_steps
+    keep_every = timeline.steps(self.keep_every)
+    if keep_every and keep_every % every:
+      raise ValueError(
+        f'checkpoint: keep_every is {keep_every} steps, and checkpoints are '
+        f'written every {every} steps. Make keep_every a multiple of that.'
+      )
+    if self.best_metric:
+      self._check_best_metric(every, eval_every)
+    checkpointer = Checkpointer(
+      workdir,
+      keep_last=self.keep_last,
+      keep_every_steps=keep_every,
+      best_metric=self.best_metric,
+      best_mode=self.best_mode,
+      keep_best=self.keep_best,
+    )
+    return checkpointer, every
+
+  def _check_best_metric(self, every, eval_every):
+    name = self.best_metric.split('/')[0]
+    if name not in eval_every:
+      raise ValueError(
+        f'checkpoint.best_metric={self.best_metric!r}: there is no evaluator '
+        f'{name!r}; there are {list(eval_every)}. Use EVALUATOR/METRIC.'
+      )
+    if not eval_every[name] or every % eval_every[name]:
+      raise ValueError(
+        f'checkpoint.best_metric={self.best_metric!r}: checkpoints are written '
+        f'every {every} steps, but {name!r} runs every {eval_every[name]}. '
+        'Make the first a multiple of the second.'
+      )
 
 
 class Checkpointer:
-  """Asynchronous Orbax checkpoints in workdir/checkpoints.
+  """Checkpoints in workdir/checkpoints.
 
   Args:
-    workdir: local or any path epath understands (gs://...).
-    keep_last: number of newest checkpoints kept.
-    keep_every_steps: keep those whose step divides by this for good, or None.
-    best_metric: e.g. 'val/accuracy': keep the best checkpoint by it, or None.
-    best_mode: 'max' or 'min'.
-    keep_best: number of best checkpoints kept.
+    workdir: local, or any path that epath understands (gs://...).
+    keep_last, best_metric, best_mode, keep_best: see Checkpoints.
+    keep_every_steps: checkpoints whose step is a multiple are kept for good.
   """
 
   def __init__(
@@ -45,10 +119,6 @@ class Checkpointer:
     best_mode='max',
     keep_best=1,
   ):
-    if keep_last < 1:
-      raise ValueError(f'keep_last={keep_last} must be at least 1.')
-    if best_mode not in ('max', 'min'):
-      raise ValueError(f"best_mode={best_mode!r} must be 'max' or 'min'.")
     self.best_metric = best_metric
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
@@ -66,8 +136,8 @@ class Checkpointer:
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       options=ocp.CheckpointManagerOptions(
-        # What is kept is for the policies to say; but only with best_fn are
-        # metrics written beside the checkpoint, and known after a restart.
+        # The policies say what is kept, but only with best_fn does Orbax write
+        # the metrics that it needs to know the best after a restart.
         best_fn=best and best.get_metric_fn,
         best_mode=best_mode,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
@@ -81,30 +151,36 @@ class Checkpointer:
     )
 
   def latest_step(self):
-    """Step of the newest whole checkpoint, or None."""
+    """Return the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
   def restore(self, abstract_state, step=None):
-    """The state, laid out as abstract_state's shardings say, and data position.
+    """Return (state, position in the data) of a checkpoint.
 
-    Raises ValueError with a diff where the checkpoint's leaves are others.
+    Args:
+      abstract_state: TrainState of ShapeDtypeStructs with shardings, which need
+        not be those that the checkpoint was written with.
+      step: which checkpoint; None for the newest.
+
+    Raises:
+      ValueError: the checkpoint has other arrays; with a diff.
     """
     step = self.latest_step() if step is None else step
     items = _state_items(abstract_state)
     saved = self._manager.item_metadata(step)
     if (saved.get('ema') is None) != ('ema' not in items):
-      has, keeps = ('an', 'none') if 'ema' not in items else ('no', 'one')
+      has, needs = ('an', 'none') if 'ema' not in items else ('no', 'one')
       raise ValueError(
-        f"{self.directory / str(step)} has {has} 'ema'; this run keeps "
-        f'{keeps}. {_OTHER_RUN}'
+        f"{self.directory / str(step)} has {has} 'ema'; this run needs {needs} "
+        f'(ema_decay). {_OTHER_RUN}'
       )
     for name, item in items.items():
       want = tree.flatten(jax.tree.map(_as_stored, item))
       have = tree.flatten(_abstract(saved[name]))
       if lines := tree.diff(have, want):
         raise ValueError(
-          f'{self.directory / str(step)} does not fit this config: {name!r} '
-          f'has (-), the config wants (+):\n{lines}\n{_OTHER_RUN}'
+          f'{self.directory / str(step)} does not fit this run. In {name!r} of '
+          f'the checkpoint (-), in this run (+):\n{lines}\n{_OTHER_RUN}'
         )
     restored = self._manager.restore(
       step,
@@ -122,18 +198,18 @@ class Checkpointer:
     return state, restored['data']
 
   def save(self, step, state, data, metrics=None):
-    """Starts to write a checkpoint; training can go on at once.
+    """Start to write a checkpoint; training can continue at once.
 
     Args:
-      step: steps done.
+      step: number of steps done.
       state: TrainState.
-      data: what JSON can hold: the position in the training data.
-      metrics: of evaluations at this step; must have `best_metric` if set.
+      data: position in the training data, as JSON values.
+      metrics: evaluation results of this step; should have `best_metric`.
     """
     if step == self.latest_step():
       return
     if self.best_metric and self.best_metric not in (metrics or {}):
-      metrics = None  # kept by the other rules; cannot be the best
+      metrics = None  # kept by the other policies; cannot be the best
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -145,18 +221,18 @@ class Checkpointer:
     )
 
   def wait(self):
-    """Waits until everything is written."""
+    """Wait until everything is written."""
     self._manager.wait_until_finished()
 
   def close(self):
-    """Waits until everything is written, and lets go of the directory."""
+    """Wait until everything is written, and release the directory."""
     self.wait()
     self._manager.close()
 
 
 _OTHER_RUN = (
-  'Use the config the run was started with, or another workdir; to start '
-  'from its parameters, set init_from in a run of its own.'
+  'Use the config that the run was started with, or another workdir. To start '
+  'from its parameters only, set init_from in a new run.'
 )
 
 
@@ -175,33 +251,33 @@ def _state_items(state):
 
 
 def _as_stored(leaf):
-  """Keys are stored as the integers that they are made of."""
+  """Return the abstract array that Orbax stores: integers for keys."""
   if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     return jax.eval_shape(jax.random.key_data, leaf)
   return leaf
 
 
 def _abstract(metadata):
-  """Tree of ShapeDtypeStructs of an item's metadata."""
+  """Return a tree of ShapeDtypeStructs from the metadata of an item."""
   return jax.tree.map(
     lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), metadata.tree
   )
 
 
 def find(path, step=None):
-  """The directory of one checkpoint: of a workdir, or named itself.
+  """Return the directory of one checkpoint.
 
   Args:
     path: a workdir, its checkpoints folder, or one checkpoint (.../500).
-    step: which of them; the newest if None.
+    step: which checkpoint; None for the newest.
 
   Raises:
-    ValueError: nothing there, with what was found instead.
+    ValueError: there is none; with what was found instead.
   """
   if path is None:
     raise ValueError(
-      'Which checkpoint? init_from.path is not set; give a workdir, or one '
-      'checkpoint in it: --config.init_from.path=WORKDIR'
+      'init_from.path is not set. Set it to a workdir, a checkpoint, or a '
+      'weights file: --config.init_from.path=PATH'
     )
   path = epath.Path(path)
   if path.name.isdigit() and (path / 'params').exists():
@@ -209,14 +285,14 @@ def find(path, step=None):
   folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
   steps = []
   if folder.exists():
-    # A checkpoint gets its own name only when it is whole.
+    # A checkpoint gets its final name only when it is complete.
     steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
   if not steps:
-    seen = 'does not exist' if not path.exists() else 'holds none'
+    seen = 'does not exist' if not path.exists() else 'has none'
     raise ValueError(
-      f'No checkpoint: {path} {seen}. Expected a workdir, or one checkpoint '
-      'in it (WORKDIR/checkpoints/STEP); other weights are a file (.npz or '
-      '.safetensors), or a folder with one.'
+      f'No checkpoint: {path} {seen}. Expected a workdir, a checkpoint in it '
+      '(WORKDIR/checkpoints/STEP), a weights file (.npz or .safetensors), or a '
+      'folder with one.'
     )
   if step is not None and step not in steps:
     raise ValueError(f'{folder} has no step {step}; it has {steps}.')
@@ -224,13 +300,12 @@ def find(path, step=None):
 
 
 def load_params(path, *, step=None, ema='auto'):
-  """Parameters of one of our checkpoints as numpy, and where they lie.
+  """Return the parameters of a checkpoint as numpy arrays.
 
   Args:
-    path: see `find`.
-    step: see `find`.
-    ema: True for the averaged parameters, False for the raw ones, 'auto' for
-      the averaged ones where the run kept them.
+    path, step: see `find`.
+    ema: True for the EMA of the parameters, False for the parameters, 'auto'
+      for the EMA if the run kept one.
 
   Returns:
     ({path: np.ndarray}, directory of the checkpoint).
@@ -238,7 +313,7 @@ def load_params(path, *, step=None, ema='auto'):
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
-    raise ValueError(f'{directory} has no EMA of its parameters (ema=True).')
+    raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
   handler = ocp.PyTreeCheckpointHandler()
   restore_args = jax.tree.map(

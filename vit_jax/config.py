@@ -1,100 +1,308 @@
-"""From config to objects: a dotted path names the thing, the rest are keywords.
+"""From a config file to objects, and from objects to JSON.
 
     config.model = dict(target='vit_jax.models.vit.VisionTransformer', width=64)
-    model = instantiate(config.model, num_classes=10)
 
-There is no registry: whatever can be imported can be named, inside this
-repository or outside of it. A key that nothing takes is an error, so a typo
-never trains silently; `Reader` gives the same promise for keys that are read
-one by one.
+A `target` is the dotted path of a class or function; the keys next to it are
+its keyword arguments. There is no registry: whatever can be imported can be
+named, in this package or in another. Four rules turn a config into objects:
+
+- Nested targets are called first. If required arguments are still missing,
+  the result is a partial: the code that receives it supplies the rest, such as
+  `objective(model, preprocess=...)`. So an objective can wrap an objective.
+- Annotations are the schema. A dict without a target becomes the dataclass
+  that the parameter is annotated with (`checkpoint: Checkpoints`).
+- A dataclass may have one field with metadata {'rest': True}: then its own
+  fields and a target with its keywords stand in one flat dict, as in
+  `evals.test = dict(target=..., data=..., every_steps=1000)`.
+- `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
+  units are those of durations.py.
+
+All keys are checked before anything is called, so that a typo costs nothing.
 """
 
+import ast
+import collections.abc
+import dataclasses
 import difflib
-import importlib
+import functools
+import importlib.util
 import inspect
+import json
+import pathlib
+import pkgutil
+import sys
+import types
+import typing
 from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
+from ml_collections import config_dict
+
+from vit_jax.durations import UNITS, Duration
+
+# Classes that a file with weights may name. Nothing else is imported for it,
+# because whoever wrote the file must not choose what runs here.
+TRUSTED_MODULES = (
+  'vit_jax.models.',
+  'vit_jax.preprocess.',
+  'vit_jax.data.transforms.',
+)
+TRUSTED = ('vit_jax.data.vtab.Scale',)
 
 
 class ConfigError(ValueError):
-  """Something in a config cannot be honoured."""
+  """A config that cannot be used as it is."""
+
+
+def load(spec):
+  """Return the ConfigDict of 'FILE.py' or 'FILE.py:ARGUMENT'.
+
+  Args:
+    spec: a file with get_config(), or get_config(argument) for text after the
+      first colon.
+
+  Raises:
+    ConfigError: no such file, or no get_config in it.
+  """
+  file, colon, argument = str(spec).partition(':')
+  path = pathlib.Path(file).absolute()
+  if not path.is_file():
+    raise ConfigError(f'--config={spec}: {path} is not a file.')
+  # So that `from configs import common` works from any folder.
+  if str(path.parent.parent) not in sys.path:
+    sys.path.append(str(path.parent.parent))
+  module_spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not callable(getattr(module, 'get_config', None)):
+    raise ConfigError(
+      f'{path} is not a config: it has no function get_config([argument]).'
+    )
+  return module.get_config(argument) if colon else module.get_config()
+
+
+def override(config, assignments):
+  """Set values in a ConfigDict, in place.
+
+  Args:
+    config: ConfigDict.
+    assignments: texts 'a.b=VALUE'. A value is a Python literal or, if it is not
+      one, text. Keys that the config does not have are added; `a.0.b` reaches
+      into a list.
+
+  Raises:
+    ConfigError: an assignment that does not fit the value that it replaces.
+  """
+  for assignment in assignments:
+    path, equals, text = assignment.partition('=')
+    *parents, key = path.split('.')
+    node = config
+    for parent in parents:
+      node = _child(node, parent, f'--config.{path}')
+    value = _parse(text) if equals else True
+    _set(node, key, value, text, f'--config.{assignment}')
+
+
+def _child(node, key, what):
+  """The dict or list under a key; a new dict where there is none."""
+  if isinstance(node, list | tuple):
+    if not key.isdecimal() or int(key) >= len(node):
+      raise ConfigError(f'{what}: {key!r} is not an index below {len(node)}.')
+    return node[int(key)]
+  if node.get(key) is None:
+    _set(node, key, ml_collections.ConfigDict(), '', what)
+  child = node[key]
+  if not isinstance(child, Mapping | ml_collections.ConfigDict | list | tuple):
+    raise ConfigError(f'{what}: {key} is {child!r}, which has no keys.')
+  return child
+
+
+def _set(node, key, value, text, what):
+  if isinstance(node, ml_collections.ConfigDict):
+    if key in node and node.get_type(key) is str and value is not None:
+      value = text
+    try:
+      with node.unlocked():
+        node[key] = value
+    except (TypeError, ValueError) as error:
+      raise ConfigError(f'{what}: {error}') from error
+  elif isinstance(node, list):
+    node[int(key)] = value
+  elif isinstance(node, dict):
+    node[key] = value
+  else:
+    raise ConfigError(f'{what}: cannot set {key!r} of {node!r}.')
+
+
+def _parse(text):
+  if text in ('true', 'false'):
+    text = text.capitalize()
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
 
 
 def locate(dotted_path):
-  """The object that 'package.module.name' (or '...Class.method') names."""
-  parts = dotted_path.split('.') if isinstance(dotted_path, str) else []
-  for cut in range(len(parts) - 1, 0, -1):
-    module_name = '.'.join(parts[:cut])
-    try:
-      found = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-      # Only a missing piece of the path itself means "look one level up"; a
-      # module that exists and fails to import something must say so.
-      if e.name and (module_name + '.').startswith(e.name + '.'):
-        continue
-      raise
-    for name in parts[cut:]:
-      if not hasattr(found, name):
-        have = [n for n in dir(found) if not n.startswith('_')]
-        raise ConfigError(
-          f'{dotted_path!r}: {module_name} has no {name!r}'
-          f'{_suggest(name, have)}.'
-        )
-      found = getattr(found, name)
-    return found
-  raise ConfigError(
-    f'{dotted_path!r} cannot be imported. A target is a dotted path such as '
-    "'vit_jax.models.vit.VisionTransformer'; is its package installed?"
-  )
+  """Return the object that 'package.module.name' (or 'Class.method') names."""
+  if not isinstance(dotted_path, str) or '.' not in dotted_path:
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported. A target is a dotted path such as '
+      "'vit_jax.models.vit.VisionTransformer'."
+    )
+  try:
+    return pkgutil.resolve_name(dotted_path)
+  except ModuleNotFoundError as error:
+    if not (dotted_path + '.').startswith(f'{error.name}.'):
+      raise  # a module that exists and fails to import something says so
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported: there is no module '
+      f'{error.name!r}. Is its package installed?'
+    ) from error
+  except AttributeError as error:
+    module, name = error.obj, error.name
+    have = [n for n in dir(module) if not n.startswith('_')]
+    raise ConfigError(
+      f'{dotted_path!r}: {getattr(module, "__name__", module)} has no '
+      f'{name!r}{suggest(name, have)}.'
+    ) from error
+  except ValueError as error:
+    raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
 
 
-def instantiate(config, *args, **kwargs):
-  """Calls config.target(*args, **rest of config, **kwargs).
+def suggest(word, words):
+  """Return ' (did you mean ...?)' for the most similar word, or ''."""
+  near = difflib.get_close_matches(word, words, n=1)
+  return f' (did you mean {near[0]!r}?)' if near else ''
 
-  Values that have a target of their own are instantiated first, also within
-  lists and plain dicts.
+
+class Partial(functools.partial):
+  """A target that still lacks required arguments; called when they are known.
 
   Raises:
-    ConfigError: no target; a key that the target does not take, with the
-      nearest one that it does; an argument that is missing or given twice.
+    ConfigError: on a call that leaves some of them out, or sets one twice.
   """
-  values = resolve(config, descend=False)
-  if 'target' not in values:
-    raise ConfigError(f"A 'target' is missing from {dict(values)}.")
-  return call(locate(values.pop('target')), values, *args, **kwargs)
+
+  def __call__(self, /, *args, **kwargs):
+    if twice := sorted(self.keywords.keys() & kwargs.keys()):
+      raise ConfigError(
+        f'{_name(self.func)}: {", ".join(twice)} is set by the code that calls '
+        'it. Remove it from the config.'
+      )
+    if missing := _missing(self.func, self.keywords | kwargs, len(args)):
+      raise ConfigError(_lacks(self.func, missing))
+    return super().__call__(*args, **kwargs)
 
 
-def call(fn, config, *args, **kwargs):
-  """fn(*args, **config, **kwargs) with the checks of `instantiate`."""
-  given = {k: resolve(v) for k, v in resolve(config, descend=False).items()}
-  if twice := sorted(given.keys() & kwargs.keys()):
-    raise ConfigError(f'{_name(fn)}: {twice} cannot be set in the config here.')
-  check_arguments(fn, given | kwargs, num_args=len(args))
-  return fn(*args, **given, **kwargs)
+@dataclasses.dataclass
+class Call:
+  """A target with its arguments, checked but not yet called.
+
+  Attributes:
+    fn: what the target names.
+    kwargs: its arguments; calls within them are not made yet either.
+    where: dotted path in the config.
+  """
+
+  fn: Any
+  kwargs: dict[str, Any]
+  where: str = ''
+
+  def make(self, *args, **supplied):
+    """Make all calls, innermost first, and return the result of this one."""
+    kwargs = {name: make(value) for name, value in self.kwargs.items()}
+    if _missing(self.fn, kwargs | supplied, len(args)):
+      return Partial(self.fn, *args, **kwargs, **supplied)
+    return self.fn(*args, **kwargs, **supplied)
 
 
-def resolve(value, *, descend=True):
-  """Plain Python of a config value, every target within it instantiated."""
-  if isinstance(value, Reader):
-    value = value.read_all()
-  if isinstance(value, ml_collections.ConfigDict):
-    check_filled(value)
-    value = {key: value[key] for key in value}
-  if isinstance(value, Mapping):
-    if not descend:
-      return dict(value)
-    if 'target' in value:
-      return instantiate(value)
-    return {k: resolve(v) for k, v in value.items()}
+def make(value):
+  """Return the value with every Call in it made, innermost first."""
+  if isinstance(value, Call):
+    return value.make()
+  if isinstance(value, dict):
+    return {k: make(v) for k, v in value.items()}
   if isinstance(value, list | tuple):
-    return type(value)(resolve(v) for v in value)
+    return type(value)(make(v) for v in value)
   return value
 
 
-def check_filled(config, prefix=''):
-  """Raises ConfigError naming the required placeholders that are not set."""
-  if unset := _unset(config, prefix):
+def plan(config, fn=None, *, supplied=()):
+  """Return the Call that a config describes, with all of its keys checked.
+
+  Args:
+    config: the arguments of fn; or, without fn, a dict with a target.
+    fn: what the config's keys are arguments of.
+    supplied: names of arguments that the caller of the function sets.
+
+  Raises:
+    ConfigError: with all problems at once: values that the user has to set,
+      unknown keys (with a suggestion), missing arguments, targets that cannot
+      be imported.
+  """
+  check_filled(config)
+  problems = []
+  values = _as_dict(config)
+  if fn is None:
+    found = _plan(values, Any, '', problems)
+  else:
+    values.pop('run', None)
+    found = _plan_call(fn, values, '', problems, supplied)
+    if missing := _missing(fn, found.kwargs, 0, supplied):
+      problems.append(_lacks(fn, missing))
+  if problems:
+    raise ConfigError('\n'.join(dict.fromkeys(problems)))
+  return found
+
+
+def plan_run(config, **supplied):
+  """Return the Call of the function that config.run names, and what it gets.
+
+  Args:
+    config: ConfigDict with `run`.
+    **supplied: arguments that the config cannot set; those that the function
+      does not take are left out.
+
+  Returns:
+    (Call, dict of supplied arguments).
+  """
+  if not config.get('run'):
+    raise ConfigError(
+      "The config has no key 'run', the function to call with it, such as "
+      "'vit_jax.train.train'."
+    )
+  fn = locate(config.run)
+  taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
+  return plan(config, fn, supplied=('workdir', 'record', *taken)), taken
+
+
+def run(config, workdir, **supplied):
+  """Call the function that config.run names with the objects of the config.
+
+  Args:
+    config: ConfigDict.
+    workdir: the first argument of the function.
+    **supplied: more of its arguments, see `plan_run`.
+  """
+  record = json.loads(config.to_json_best_effort())
+  found, taken = plan_run(config, record=record, **supplied)
+  return found.make(workdir, **taken)
+
+
+def resolve(value):
+  """Return objects for a config value: every target in it is called."""
+  problems = []
+  check_filled(value)
+  found = _plan(value, Any, '', problems)
+  if problems:
+    raise ConfigError('\n'.join(dict.fromkeys(problems)))
+  return make(found)
+
+
+def check_filled(config):
+  """Raise ConfigError naming the required placeholders that are not set."""
+  if unset := _unset(config, ''):
     how = ' '.join(f'--config.{path}=...' for path in unset)
     raise ConfigError(
       f'The config leaves {", ".join(unset)} to be set by you: {how}'
@@ -102,55 +310,198 @@ def check_filled(config, prefix=''):
 
 
 def _unset(config, prefix):
+  if not isinstance(config, ml_collections.ConfigDict):
+    return []
   paths = []
   for key in config:
     try:
-      value = config[key]
-    except ml_collections.config_dict.RequiredValueError:
+      paths += _unset(config[key], f'{prefix}{key}.')
+    except config_dict.RequiredValueError:
       paths.append(f'{prefix}{key}')
-      continue
-    if isinstance(value, ml_collections.ConfigDict):
-      paths += _unset(value, f'{prefix}{key}.')
   return paths
 
 
-def check_arguments(fn, given, *, num_args=0, also=()):
-  """Raises ConfigError unless fn can be called with what is given.
+def _as_dict(value):
+  return {key: value[key] for key in value}
 
-  Args:
-    fn: function or class.
-    given: {keyword: value}; text for a number is an error here too.
-    num_args: how many positional arguments come before them.
-    also: further keywords that are honoured where this is called from.
-  """
-  if not callable(fn):
-    raise ConfigError(f'{fn!r} is no target: name a class or a function.')
-  try:
-    takes = list(inspect.signature(fn).parameters.values())
-  except ValueError:  # some built-ins have no signature
-    return
-  named = [
-    p.name for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-  ]
-  problems = []
-  if not any(p.kind == p.VAR_KEYWORD for p in takes):
-    known = [*named, *also]
-    for key in sorted(given.keys() - set(known)):
-      problems.append(f'no argument {key!r}{_suggest(key, known)}')
-  for p in takes[num_args:]:
-    required = p.default is p.empty and p.name in named
-    if required and p.name not in given:
-      problems.append(f'argument {p.name!r} is missing')
-  for p in takes:
-    value = given.get(p.name)
-    if isinstance(value, str) and _is_number(p):
-      problems.append(f'{p.name}={value!r} is text, not a number or bool')
-  if problems:
-    beside = f' Beside that: {", ".join(also)}.' if also else ''
-    raise ConfigError(
-      f'{_name(fn)}: {"; ".join(problems)}. '
-      f'It takes: {", ".join(named)}.{beside}'
+
+def _plan(value, annotation, where, problems):
+  """A config value with a Call in the place of every target in it."""
+  annotation = _without_none(annotation)
+  if annotation is ml_collections.ConfigDict:
+    return value  # such as the runs of a study, whose turn comes later
+  origin = typing.get_origin(annotation) or annotation
+  if isinstance(value, Mapping | ml_collections.ConfigDict):
+    values = _as_dict(value)
+    wants = dataclasses.is_dataclass(annotation)
+    if wants and _rest_field(annotation):
+      return _plan_flat(annotation, values, where, problems)
+    if 'target' in values:
+      return _plan_target(values, annotation, where, problems)
+    if wants:
+      found = _plan_call(annotation, values, where, problems)
+      if missing := _missing(annotation, found.kwargs, 0):
+        problems.append(f'{where}: {_lacks(annotation, missing)}')
+      return found
+    inner = Any
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+      inner = (*typing.get_args(annotation), Any, Any)[1]
+    return {
+      k: _plan(v, inner, _join(where, k), problems) for k, v in values.items()
+    }
+  if isinstance(value, list | tuple):
+    inner = next(iter(typing.get_args(annotation)), Any)
+    return type(value)(
+      _plan(v, inner, _join(where, i), problems) for i, v in enumerate(value)
     )
+  return value
+
+
+def _plan_target(values, annotation, where, problems):
+  try:
+    fn = locate(values.pop('target'))
+  except ConfigError as error:
+    problems.append(f'{where}.target: {error}' if where else str(error))
+    return None
+  if not callable(fn):
+    problems.append(f'{where}: {fn!r} is not a class or a function.')
+    return None
+  found = _plan_call(fn, values, where, problems)
+  missing = _missing(fn, found.kwargs, 0)
+  if missing and not _takes_partials(annotation):
+    problems.append(f'{where}: {_lacks(fn, missing)}')
+  return found
+
+
+def _plan_flat(cls, values, where, problems):
+  """The Call of a dataclass that has a `rest` field, from one flat dict."""
+  field, own = _rest_field(cls), {}
+  names = {f.name for f in dataclasses.fields(cls)} - {field.name}
+  for key in list(values):
+    if key in names or _stem(key) in names:
+      own[key] = values.pop(key)
+  if 'target' not in values:
+    problems.append(
+      f"{where} needs a 'target', the dotted path of a class or function"
+      f'{f"; it has {list(values)}" if values else ""}.'
+    )
+    return None
+  found = _plan_call(cls, own, where, problems)
+  found.kwargs[field.name] = _plan_target(
+    values, collections.abc.Callable, where, problems
+  )
+  return found
+
+
+def _plan_call(fn, values, where, problems, supplied=()):
+  parameters, hints = _parameters(fn), _hints(fn)
+  takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+  kwargs, known = {}, [n for n in parameters if n not in supplied]
+  for key, value in values.items():
+    name, path = key, _join(where, key)
+    if key not in known and _stem(key) in known:
+      name = _stem(key)
+      value = _duration(key, value, path, problems)
+    elif key not in known and (key in supplied or not takes_any):
+      takes = [k for n in known for k in _keys(n, hints.get(n))]
+      problems.append(
+        f'{path}: {_name(fn)} has no argument {key!r}{suggest(key, takes)}. '
+        f'It takes: {", ".join(takes)}.'
+      )
+      continue
+    if name in kwargs:
+      problems.append(f'{path}: {name} is set in two units. Keep one.')
+      continue
+    parameter = parameters.get(name)
+    if parameter and isinstance(value, str) and _is_number(parameter):
+      problems.append(f'{path}={value!r} is text, not a number or bool.')
+    if value is None and name != key:
+      continue  # a unit that is not used
+    kwargs[name] = _plan(value, hints.get(name, Any), path, problems)
+  return Call(fn, kwargs, where)
+
+
+def _duration(key, value, path, problems):
+  if value is None:
+    return None
+  try:
+    return Duration(value, key.rpartition('_')[2])
+  except ValueError as error:
+    problems.append(f'{path}: {error}')
+
+
+def _keys(name, annotation):
+  """The keys by which a config sets a parameter."""
+  if _without_none(annotation) is Duration:
+    return [f'{name}_{unit}' for unit in UNITS]
+  return [name]
+
+
+def _stem(key):
+  stem, _, unit = key.rpartition('_')
+  return stem if unit in UNITS else ''
+
+
+def _parameters(fn):
+  """{name: inspect.Parameter} without those that Flax adds to modules."""
+  try:
+    found = dict(inspect.signature(fn).parameters)
+  except ValueError:  # some built-ins have no signature
+    empty = inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD)
+    return {'kwargs': empty}
+  if hasattr(fn, 'clone') and 'parent' in found:
+    found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
+  positional = inspect.Parameter.VAR_POSITIONAL
+  return {k: v for k, v in found.items() if v.kind != positional}
+
+
+def _hints(fn):
+  try:
+    return typing.get_type_hints(fn.__init__ if inspect.isclass(fn) else fn)
+  except (NameError, TypeError, AttributeError):
+    return {}
+
+
+def _missing(fn, given, num_args, supplied=()):
+  """Names of required parameters of fn that are not given."""
+  parameters = list(_parameters(fn).values())[num_args:]
+  keywords = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+  )
+  return [
+    p.name
+    for p in parameters
+    if p.default is p.empty
+    and p.kind in keywords
+    and p.name not in given
+    and p.name not in supplied
+  ]
+
+
+def _lacks(fn, missing):
+  return (
+    f'{_name(fn)}: {", ".join(map(repr, missing))} '
+    f'{"is" if len(missing) == 1 else "are"} missing. '
+    f'It takes: {", ".join(_parameters(fn))}.'
+  )
+
+
+def _takes_partials(annotation):
+  origin = typing.get_origin(annotation) or annotation
+  return annotation is Any or origin is collections.abc.Callable
+
+
+def _without_none(annotation):
+  if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    inner = [a for a in typing.get_args(annotation) if a is not type(None)]
+    return inner[0] if len(inner) == 1 else Any
+  return annotation
+
+
+def _rest_field(cls):
+  fields = (f for f in dataclasses.fields(cls) if f.metadata.get('rest'))
+  return next(fields, None)
 
 
 def _is_number(parameter):
@@ -159,88 +510,181 @@ def _is_number(parameter):
   )
 
 
+def _join(where, key):
+  return f'{where}.{key}' if where else str(key)
+
+
 def _name(fn):
   return getattr(fn, '__module__', '') + '.' + getattr(fn, '__qualname__', '?')
 
 
-def _suggest(word, words):
-  near = difflib.get_close_matches(word, words, n=1)
-  return f' (did you mean {near[0]!r}?)' if near else ''
+def describe(value):
+  """Return JSON values from which `build` makes an equal object.
 
+  Args:
+    value: a dataclass, a Flax module, a partial, or what JSON can hold; lists,
+      tuples and dicts of these. Fields with their default value are left out.
 
-class Reader:
-  """Read-only view of a config that remembers which keys were read.
-
-  `train()` and its like read their config through it and call
-  `check_all_read` before any long work starts. Required placeholders that are
-  not set are a ConfigError at once.
+  Raises:
+    ValueError: something else, such as an array.
   """
-
-  def __init__(self, config, prefix=''):
-    check_filled(config, prefix)
-    self._config, self._prefix = config, prefix
-    self._read = {'run'}  # main has read it
-    self._children = {}
-
-  def __getattr__(self, key):
-    if key.startswith('_'):
-      raise AttributeError(key)
-    if key not in self:
-      raise ConfigError(
-        f"The config lacks '{self._prefix}{key}'"
-        f'{_suggest(key, list(self._config))}. '
-        f'It has: {", ".join(self._config)}.'
-      )
-    return self.get(key)
-
-  def get(self, key, default=None):
-    """The value of key (nested configs as Readers); default if absent."""
-    self._read.add(key)
-    value = self._config.get(key)
-    if value is None:
-      return default
-    if isinstance(value, ml_collections.ConfigDict):
-      prefix = f'{self._prefix}{key}.'
-      return self._children.setdefault(key, Reader(value, prefix))
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return {'target': _name(type(value)), **_changed_fields(value)}
+  if isinstance(value, functools.partial):
+    if value.args:
+      raise ValueError(f'{value!r} has positional arguments. Name them.')
+    settings = {k: describe(v) for k, v in value.keywords.items()}
+    return {'target': _name(value.func), **settings}
+  if isinstance(value, Mapping):
+    return {str(k): describe(v) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return [describe(v) for v in value]
+  if value is None or isinstance(value, bool | int | float | str):
     return value
+  if callable(getattr(value, 'item', None)) and not getattr(value, 'ndim', 0):
+    return value.item()
+  if inspect.isclass(value) or inspect.isfunction(value):
+    return {'target': _name(value)}
+  raise ValueError(
+    f'{value!r} cannot be described in JSON. Make it a dataclass whose fields '
+    'are numbers, texts, or dataclasses.'
+  )
 
-  def __contains__(self, key):
-    return self._config.get(key) is not None
 
-  def __iter__(self):
-    return iter(self._config)
+def _changed_fields(value):
+  settings = {}
+  for field in dataclasses.fields(value):
+    if not field.init or field.name in ('parent', 'name'):
+      continue
+    here, default = getattr(value, field.name), field.default
+    if field.default_factory is not dataclasses.MISSING:
+      default = field.default_factory()
+    if default is dataclasses.MISSING or here != default:
+      settings[field.name] = describe(here)
+  return settings
 
-  def items(self):
-    """(key, value) pairs, all of them read by this."""
-    return [(key, self.get(key)) for key in self._config]
 
-  def read_all(self):
-    """The whole config beneath, every key counted as read."""
-    self._read.update(self._config)
-    for child in self._children.values():
-      child.read_all()
-    return self._config
+def build(settings, *, trust=()):
+  """Return the object that settings from a file describe.
 
-  def unread(self, prefix=''):
-    """Paths 'a.b' of the keys that nothing has read."""
-    paths = []
-    for key in self._config:
-      child = self._children.get(key)
-      if key not in self._read:
-        paths.append(f'{prefix}{key}')
-      elif child is not None and not child.is_all_read():
-        paths.extend(child.unread(f'{prefix}{key}.'))
-    return paths
+  Args:
+    settings: as `describe` returns them.
+    trust: packages besides this one whose names the file may use.
 
-  def is_all_read(self):
-    return not self.unread()
-
-  def check_all_read(self, where):
-    """Raises ConfigError naming every key that nothing has read."""
-    if unread := self.unread():
-      known = sorted(self._read)
-      hints = [f'{k!r}{_suggest(k.split(".")[-1], known)}' for k in unread]
-      raise ConfigError(
-        f'{where} reads no config key {", ".join(hints)}. Remove or rename '
-        f'what is not meant; keys it knows here: {", ".join(known)}.'
+  Raises:
+    ValueError: a target that is not trusted, or settings that do not fit it.
+  """
+  for target in _targets(settings):
+    if not _is_trusted(target, trust):
+      package = str(target).split('.')[0]
+      raise ValueError(
+        f'The file names {target!r}, which is not in the list of what a file '
+        f'may name. If you trust that package, pass trust=({package!r},) or '
+        f'--trust={package}.'
       )
+  return resolve(_with_tuples(settings))
+
+
+def _is_trusted(target, trust):
+  if not isinstance(target, str):
+    return False
+  # One name in a module: no path through what the module itself imports.
+  parent, _, name = target.rpartition('.')
+  for module in TRUSTED_MODULES:
+    if target.startswith(module) and not name.startswith('_'):
+      found = locate(target)
+      is_class = inspect.isclass(found) and dataclasses.is_dataclass(found)
+      return is_class and found.__module__ == parent
+  return target in TRUSTED or any(target.startswith(f'{p}.') for p in trust)
+
+
+def _targets(value):
+  if isinstance(value, Mapping):
+    if 'target' in value:
+      yield value['target']
+    value = value.values()
+  elif not isinstance(value, list | tuple):
+    return
+  for item in value:
+    yield from _targets(item)
+
+
+def _with_tuples(value):
+  """JSON has no tuples; fields of modules must be hashable."""
+  if isinstance(value, Mapping):
+    return {k: _with_tuples(v) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return tuple(_with_tuples(v) for v in value)
+  return value
+
+
+def text(call, indent='', hidden=()):
+  """Return the arguments of a Call as text, one line each.
+
+  Arguments that the config does not set are shown with their default, marked
+  by '# default'.
+
+  Args:
+    call: as `plan` returns it.
+    indent: of each line.
+    hidden: names of arguments that a config cannot set.
+  """
+  lines = []
+  flat = dataclasses.is_dataclass(call.fn) and _rest_field(call.fn)
+  if flat:  # the target and its keywords stand next to the own fields
+    inner = call.kwargs[flat.name]
+    lines += [f'{indent}target: {_name(inner.fn)}', text(inner, indent)]
+  for name, parameter in _parameters(call.fn).items():
+    if name in hidden or (flat and name == flat.name):
+      continue
+    if name in call.kwargs:
+      lines += _value_lines(name, call.kwargs[name], indent)
+    elif parameter.default is not parameter.empty:
+      lines += _default_lines(name, parameter.default, indent)
+  rest = {k: v for k, v in call.kwargs.items() if k not in _parameters(call.fn)}
+  for name, value in rest.items():  # of **kwargs
+    lines += _value_lines(name, value, indent)
+  return '\n'.join(line for line in lines if line)
+
+
+def _value_lines(name, value, indent):
+  if isinstance(value, Call):
+    head = f'{indent}{name}:'
+    flat = dataclasses.is_dataclass(value.fn) and _rest_field(value.fn)
+    if not flat:
+      head += f' {_name(value.fn)}'
+    return [head, text(value, indent + '  ')]
+  if isinstance(value, Duration):
+    return [f'{indent}{name}_{value.unit}: {value.value!r}']
+  if isinstance(value, ml_collections.ConfigDict):
+    value = value.to_dict()
+  if isinstance(value, dict) and value:
+    lines = [f'{indent}{name}:']
+    for key, inner in value.items():
+      lines += _value_lines(key, inner, indent + '  ')
+    return lines
+  if isinstance(value, list | tuple) and any(
+    isinstance(v, Call | dict) for v in value
+  ):
+    lines = [f'{indent}{name}:']
+    for i, inner in enumerate(value):
+      lines += _value_lines(i, inner, indent + '  ')
+    return lines
+  return [f'{indent}{name}: {value!r}']
+
+
+def _default_lines(name, default, indent):
+  if dataclasses.is_dataclass(default) and not isinstance(default, Duration):
+    lines = [f'{indent}{name}: {_name(type(default))}  # default']
+    for field in dataclasses.fields(default):
+      if field.init and field.name not in ('parent', 'name'):
+        inner = getattr(default, field.name)
+        lines += _default_lines(field.name, inner, indent + '  ')
+    return lines
+  lines = _value_lines(name, default, indent)
+  return [f'{line}  # default' for line in lines]
+
+
+def instantiate(settings, *args, **kwargs):
+  """Return the object of a dict with a target, with more arguments."""
+  return resolve({**_as_dict(settings), **kwargs})

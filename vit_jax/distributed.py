@@ -1,7 +1,8 @@
-"""Several hosts as one run: started, stopped and failed together.
+"""Several hosts as one run: they start, stop and fail together.
 
-Beside its collectives jax keeps a small store of texts on the first host; what
-the hosts have to tell one another out of turn goes through that.
+`StopSignal` also serves a run on a single host. Messages between hosts go
+through the key-value store that jax keeps on host 0; everything else uses
+jax's public functions.
 """
 
 import contextlib
@@ -9,88 +10,108 @@ import itertools
 import os
 import re
 import secrets
+import signal
 import sys
 import threading
 import time
 import traceback
 
 import jax
+import numpy as np
 from etils import epath
-from jax._src import distributed as jax_distributed  # the store's client
+from jax.experimental import multihost_utils
 
-START_S = 300  # within which all hosts must have come
-SILENT_S = 30  # a host that is not heard of for so long is taken for dead
-_POLL_S = 2.0
-_STOP, _FAILED, _ALIVE = 'vit_jax/stop', 'vit_jax/failed', 'vit_jax/alive/'
-_LEFT = 'left'
-_checks = itertools.count()  # as many on each host
+START_S = 300  # Time for all hosts to join.
+SILENT_S = 30  # A host without a sign of life for this long counts as dead.
+POLL_S = 2.0  # Time between two looks into the store.
+
+# Folders of the store.
+_STOP, _FAILED, _ALIVE = (f'vit_jax/{x}' for x in ('stop', 'failed', 'alive'))
+_LEFT = 'left'  # The last sign of life of a host that ends normally.
 
 
 def initialize(coordinator_address=None, num_processes=None, process_id=None):
-  """Joins the other hosts, which jax finds by itself on known clusters.
+  """Join the other hosts of this run.
 
-  Elsewhere the arguments tell, or else JAX_COORDINATOR_ADDRESS (HOST:PORT of
-  process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+  On TPU pods, GKE, Slurm and Open MPI, jax finds them by itself. Elsewhere,
+  pass all arguments or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+  JAX_PROCESS_ID. The process ends if a host is missing after START_S.
 
-  Raises ValueError where that is too little, or makes no sense.
+  Args:
+    coordinator_address: HOST:PORT, where PORT is free on the host of process 0.
+    num_processes: number of processes.
+    process_id: number of this process, from 0.
+
+  Raises:
+    ValueError: an argument is missing or invalid.
   """
   given = {
     'coordinator_address': coordinator_address,
     'num_processes': num_processes,
     'process_id': process_id,
   }
-  for name, value in given.items():
-    if value is None:
+  for name in given:
+    if given[name] is None:
       given[name] = os.environ.get(f'JAX_{name.upper()}')
   _check(given)
   try:
-    with _impatience(given):
+    with _start_deadline(given):
       jax.distributed.initialize(
         **given,
-        # jax's own watches end a process without a message for people.
+        # jax's own deadlines abort the process with a C++ stack trace.
         initialization_timeout=2 * START_S,
         heartbeat_timeout_seconds=2 * SILENT_S,
       )
-  except ValueError as error:  # what is not given was not found
+  except ValueError as error:
     missing = ', '.join(f'--{k}' for k, v in given.items() if v is None)
     raise ValueError(
-      '--distributed, but this is no cluster that jax knows (TPU pod, GKE, '
-      f'Slurm, Open MPI), and not given: {missing}. Give every host '
+      '--distributed was given, but jax recognises no cluster here (TPU pod, '
+      f'GKE, Slurm, Open MPI), and these flags are missing: {missing}. Pass '
       '--coordinator_address=HOST:PORT (of process 0), --num_processes=N and '
-      '--process_id=0 to N-1; a single host needs no --distributed. '
-      f'(jax: {error})'
+      '--process_id=0 to N-1 to every process, or leave out --distributed for '
+      f'a single process. (jax: {error})'
     ) from error
 
 
+def _check(given):
+  """Convert numbers in `given` to int. Raise ValueError for invalid values."""
+  for name in ('num_processes', 'process_id'):
+    try:
+      given[name] = None if given[name] is None else int(given[name])
+    except ValueError as error:
+      raise ValueError(f'{name}={given[name]!r} must be an integer.') from error
+  address, count, number = given.values()
+  if address is not None and not re.fullmatch(r'.+:\d+', address):
+    raise ValueError(
+      f'coordinator_address={address!r} must be HOST:PORT, with a free port of '
+      'process 0.'
+    )
+  if None not in (count, number) and not 0 <= number < count:
+    raise ValueError(
+      f'process_id={number} must be one of 0 to {count - 1}, because '
+      f'num_processes={count}.'
+    )
+
+
 @contextlib.contextmanager
-def _impatience(given):
-  """Says that this host waits for others, and ends it after START_S."""
+def _start_deadline(given):
+  """Report that this host waits for others, and end it after START_S."""
   joined = threading.Event()
 
   def watch():
     if joined.wait(SILENT_S):
       return
-    state = jax_distributed.global_state
-    number, count, address = (
-      found if value is None else value
-      for value, found in (
-        (given['process_id'], state.process_id),
-        (given['num_processes'], state.num_processes),
-        (given['coordinator_address'], state.coordinator_address),
-      )
-    )
-    who = f'Host {number} of {count}'
-    where = f'{address}, where host 0 is to be'
-    print(f'{who} waits for the others at {where}.', file=sys.stderr)
+    job = _job()  # has what jax found by itself
+    me = {k: getattr(job, k) if v is None else v for k, v in given.items()}
+    who = 'Host {process_id} of {num_processes}'.format(**me)
+    where = f'the coordinator address {me["coordinator_address"]}'
+    print(f'{who} is waiting for the others at {where}.', file=sys.stderr)
     if not joined.wait(START_S - SILENT_S):
-      print(
-        f'\n{who} has waited {START_S} s for the others at {where}, and ends. '
-        'Has every host been started, with numbers of its own, and can all '
-        'reach that address?',
-        file=sys.stderr,
-        flush=True,
+      _end(
+        f'\n{who} has waited {START_S} s for the others at {where}. Check that '
+        'every host was started, each with its own process_id, and that all '
+        'can reach that address.\n'
       )
-      os._exit(1)
 
   threading.Thread(target=watch, daemon=True).start()
   try:
@@ -99,183 +120,212 @@ def _impatience(given):
     joined.set()
 
 
-def _check(given):
-  """Makes numbers of texts; ValueError where they cannot be right."""
-  for name in ('num_processes', 'process_id'):
-    try:
-      given[name] = None if given[name] is None else int(given[name])
-    except ValueError as error:
-      raise ValueError(f'{name}={given[name]!r} is no number.') from error
-  address, count, number = given.values()
-  if address is not None and not re.fullmatch(r'.+:\d+', address):
-    raise ValueError(
-      f'coordinator_address={address!r} must be HOST:PORT, a free port of '
-      'process 0.'
-    )
-  if None not in (count, number) and not 0 <= number < count:
-    raise ValueError(
-      f'process_id={number} must be one of 0 to {count - 1}, as '
-      f'num_processes={count}.'
-    )
-
-
 def check_shared(folder):
-  """Raises ValueError unless all hosts see the same files in the folder.
+  """Raise ValueError unless all hosts see the same files in the folder.
 
-  Without that a checkpoint, of which each host writes its part, is never
-  whole. To be called by all hosts.
+  Each host writes its part of a checkpoint, so in separate folders no
+  checkpoint would be complete. All hosts must call this function.
   """
-  client = jax_distributed.global_state.client
-  if client is None or jax.process_count() == 1:
+  if jax.process_count() == 1:
     return
   mark = epath.Path(folder) / '.first_host'
-  number = next(_checks)
-  key = f'vit_jax/shared/{number}'
+  token = secrets.token_hex()
   if jax.process_index() == 0:
-    token = secrets.token_hex()
     mark.write_text(token)
-    client.key_value_set(key, token)
-  else:
-    token = client.blocking_key_value_get(key, 1000 * START_S)
-    if not _appears(mark, token):
-      raise ValueError(
-        f'--workdir={folder} is not one folder for all hosts: host '
-        f'{jax.process_index()} does not see what host 0 writes there. Choose '
-        'one that they share: gs://..., or on a network file system.'
-      )
-  client.wait_at_barrier(f'{key}/seen', 1000 * START_S)
+  token = multihost_utils.broadcast_one_to_all(np.array([*token.encode()]))
+  token = bytes(token.tolist()).decode()
+  seen = multihost_utils.process_allgather(np.array(_appears(mark, token)))
   if jax.process_index() == 0:
     mark.unlink(missing_ok=True)
+  if not seen.all():
+    raise ValueError(
+      f'--workdir={folder} is not the same folder on all hosts: hosts '
+      f'{np.flatnonzero(~seen).tolist()} do not see what host 0 writes there. '
+      'Choose a folder that all hosts share: gs://... or a network file system.'
+    )
 
 
 def _appears(path, text):
-  """Whether the file has that text, soon: network file systems take a while."""
-  for _ in range(10):
+  """Return whether the file gets this text. Network file systems may lag."""
+  for _ in range(6):
     with contextlib.suppress(OSError):
       if path.read_text() == text:
         return True
-    time.sleep(1)
+    time.sleep(POLL_S)
   return False
 
 
-def agree_to_stop(step, wanted):
-  """Whether every host stops after this step, because one of them wants to.
+class Stopped(SystemExit):
+  """Exit of a run that a signal stopped, after saving. Status: 128 + signal."""
 
-  To be called after each step by all hosts. The one that wants to stop names a
-  step that no host can have reached: none is more than one step ahead of
-  another, as each fetches the metrics of the step before, to which all
-  contribute. The first to name one is heard.
+  def __init__(self, stop):
+    super().__init__(128 + stop.number)
+
+
+class StopSignal:
+  """Context manager that turns SIGTERM and SIGINT into a request to stop.
+
+  A second signal acts at once, as without this class. On several hosts, a
+  signal to any of them stops all of them after the same step.
+
+  jax's preemption point, which Orbax uses, would do this for SIGTERM only, and
+  would ignore a second signal.
   """
-  client = jax_distributed.global_state.client
+
+  def __init__(self):
+    self.number = None
+    self._previous = {}
+
+  def __enter__(self):
+    for number in (signal.SIGTERM, signal.SIGINT):
+      with contextlib.suppress(ValueError):  # not in the main thread
+        self._previous[number] = signal.signal(number, self._handle)
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _handle(self, number, _):
+    self.number = number
+    signal.signal(number, self._previous[number])
+
+  def requested(self, step):
+    """Return whether to stop after this step. All hosts ask after each step."""
+    if jax.process_count() > 1:
+      if not _agree_to_stop(step, self.number is not None):
+        return False
+      self.number = self.number or signal.SIGTERM  # that of another host
+    return self.number is not None
+
+  def message(self, step, total_steps, workdir):
+    return (
+      f'{signal.Signals(self.number).name}: saved step {step} of '
+      f'{total_steps} in {workdir}. Run the same command to resume.'
+    )
+
+
+def _agree_to_stop(step, wanted):
+  """Return whether all hosts stop after this step, because one wants to.
+
+  The first host that wants to stop names a step that no host can have reached:
+  no host is more than one step ahead of another, because each one fetches the
+  metrics of the step before, to which all hosts contribute.
+
+  An all-reduce per step would do without the store, but took 5 ms on loopback
+  where reading the store took 0.5 ms.
+  """
+  store = _job().client
   if wanted:
-    # It is taken if another host was faster.
+    # Fails if another host was first.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-      client.key_value_set(_STOP, str(step + 4))
-  named = _read(client, _STOP)
-  return named is not None and step >= int(named)
+      store.key_value_set(f'{_STOP}/step', str(step + 4))
+  named = [int(text) for _, text in store.key_value_dir_get(_STOP)]
+  return bool(named) and step >= named[0]
 
 
 @contextlib.contextmanager
 def failing_together():
-  """Within it, the end of one host ends the others: they would wait for ever.
+  """Context manager that ends all hosts when one fails or is killed.
 
-  They tell the first line of its error, or that it is silent for SILENT_S,
-  and exit with status 1.
+  The others would wait for it in a collective forever. Instead they print the
+  first line of its error, or that it is silent, and exit with status 1.
   """
-  client = jax_distributed.global_state.client
-  if client is None:
+  if not jax.distributed.is_initialized():
     yield
     return
-  over = threading.Event()
-  watch = threading.Thread(target=_watch, args=(client, over), daemon=True)
+  job, over = _job(), threading.Event()
+  watch = threading.Thread(target=_watch, args=(job, over), daemon=True)
   watch.start()
   try:
     yield
   except BaseException as error:
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
-      raise  # a stop that all have agreed on
-    text = _tell(error)
-    if isinstance(error, jax.errors.JaxRuntimeError):
-      # Perhaps that of a collective with a host that is gone: the watch is to
-      # say which.
-      time.sleep(SILENT_S + 3 * _POLL_S)
-    over.set()
-    _fail(client, text)
+      raise  # All hosts have agreed to stop.
+    _fail(job, over, error)
   finally:
     over.set()
     watch.join()
 
 
-def _tell(error):
-  """Prints the error, and returns it in short."""
-  if isinstance(error, SystemExit):  # a message made for people
+def _fail(job, over, error):
+  """Print the error, send its first line to the other hosts, and exit."""
+  if isinstance(error, SystemExit):  # a message for users
     text = error.code.strip()
-    print(f'\n{text}', file=sys.stderr)
+    print(f'\n{text}', file=sys.stderr, flush=True)
   else:
     text = f'{type(error).__name__}: {error}'
     traceback.print_exception(error)
-  sys.stdout.flush()
-  sys.stderr.flush()
-  return text
-
-
-def _fail(client, text):
-  """Tells the error to the others, and ends the process.
-
-  An ordinary exit would wait for the others, which wait for this one.
-  """
-  process = jax_distributed.global_state.process_id
+    sys.stderr.flush()
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    # Perhaps of a collective with a dead host. The watch then names that host.
+    time.sleep(SILENT_S + 3 * POLL_S)
+  over.set()
   with contextlib.suppress(jax.errors.JaxRuntimeError):
-    client.key_value_set(_FAILED, f'{process} {text}')
-  if process == 0:
-    time.sleep(3 * _POLL_S)  # the store ends with this host
-  os._exit(1)
+    key = f'{_FAILED}/{job.process_id}'
+    job.client.key_value_set(key, text.partition('\n')[0])
+  if job.process_id == 0:
+    time.sleep(3 * POLL_S)  # The store ends with this host.
+  _end('')
 
 
-def _watch(client, over):
-  """Gives signs of life, and ends the process where another host fails."""
-  key, count, heard = (
-    f'{_ALIVE}{jax_distributed.global_state.process_id}',
-    0,
-    {},
-  )
-  while not over.wait(_POLL_S):
+def _watch(job, over):
+  """Send signs of life, and end this process when another host is lost."""
+  store, me = job.client, str(job.process_id)
+  heard = {}  # host: (its last sign of life, when it was new)
+  for count in itertools.count():
+    if over.wait(POLL_S):
+      break
     try:
-      client.key_value_set(key, str(count := count + 1), allow_overwrite=True)
-      if (failed := _read(client, _FAILED)) is not None:
-        process, _, text = failed.partition(' ')
-        if int(process) != jax_distributed.global_state.process_id:
-          _end(f'Host {process} has failed: {text.splitlines()[0]}')
-      signs = client.key_value_dir_get(_ALIVE)
+      store.key_value_set(f'{_ALIVE}/{me}', str(count), allow_overwrite=True)
+      failed = _by_host(store, _FAILED)
+      alive = _by_host(store, _ALIVE)
     except jax.errors.JaxRuntimeError:
-      _end('The first host, where the others meet, is gone.')
-    for name, sign in signs:
-      if heard.get(name, ('', 0))[0] != sign:
-        heard[name] = (sign, time.monotonic())
-      elif sign != _LEFT and time.monotonic() - heard[name][1] > SILENT_S:
-        process = name.removeprefix(_ALIVE)
-        _end(
-          f'Host {process} is silent since {SILENT_S} s: killed, or cut off.'
+      _end_too('Host 0, which connects the hosts, is gone.')
+    for host, text in failed.items():
+      if host != me:
+        _end_too(f'Host {host} has failed: {text}')
+    now = time.monotonic()
+    for host, sign in alive.items():
+      if heard.get(host, (None, now))[0] != sign:
+        heard[host] = sign, now
+      elif sign != _LEFT and now - heard[host][1] > SILENT_S:
+        _end_too(
+          f'Host {host} has been silent for {SILENT_S} s. It was killed '
+          'or has lost its network.'
         )
   with contextlib.suppress(jax.errors.JaxRuntimeError):
-    client.key_value_set(key, _LEFT, allow_overwrite=True)
+    store.key_value_set(f'{_ALIVE}/{me}', _LEFT, allow_overwrite=True)
+
+
+def _by_host(store, folder):
+  """Return {number of a host: its text} of a folder of the store."""
+  entries = store.key_value_dir_get(folder)
+  return {key.rpartition('/')[-1]: text for key, text in entries}
+
+
+def _end_too(message):
+  _end(f'\n{message} This host ends too. Run the same command to resume.\n')
 
 
 def _end(message):
-  """At once, as the main thread waits in a collective."""
-  print(
-    f'\n{message} This host ends too; once all do, the same command resumes.',
-    file=sys.stderr,
-    flush=True,
-  )
-  os._exit(1)
-
-
-def _read(client, key):
-  """The text stored under key, or None."""
+  """Print the message and exit with status 1, without waiting for any host."""
   try:
-    return client.key_value_try_get(key)
-  except jax.errors.JaxRuntimeError as error:
-    if 'NOT_FOUND' not in str(error):
-      raise
-    return None
+    sys.stderr.write(message)
+    sys.stderr.flush()
+    sys.stdout.flush()
+  finally:
+    os._exit(1)
+
+
+def _job():
+  """Return jax's private state of the job: `client`, `process_id`, ...
+
+  This is the only private name of jax in vit_jax, used on several hosts only.
+  `client` is the key-value store, the one way to send text to a host whose
+  main thread waits in a collective. jax 0.10 has no public access to it; Orbax
+  reads the same name.
+  """
+  from jax._src import distributed
+
+  return distributed.global_state

@@ -1,56 +1,96 @@
-"""One converter for every duration of a config."""
+"""Durations of a training run: steps, epochs, examples or a fraction of it."""
 
-_UNITS = ('steps', 'epochs', 'examples', 'fraction')
+import dataclasses
+
+from vit_jax import checks
+
+UNITS = ('steps', 'epochs', 'examples', 'fraction')
 
 
-def to_steps(
-  config, name, *, batch_size, num_examples, total_steps=None, default=None
-):
-  """Training steps of a duration given in any unit.
+@dataclasses.dataclass(frozen=True)
+class Duration:
+  """A length of training.
 
-  `{name}_steps`, `{name}_epochs` (passes over the training set),
-  `{name}_examples` or `{name}_fraction` (of the total number of steps), of
-  which at most one may be set. Fractional results are rounded down, but what
-  is longer than nothing lasts at least one step.
+  Attributes:
+    value: 0 or more; whole for 'steps', at most 1 for 'fraction'.
+    unit: 'steps', 'epochs' (passes over the training set), 'examples', or
+      'fraction' (of all steps of the run).
 
-  Args:
-    config: anything with get(key).
-    name: e.g. 'total', 'warmup'.
-    batch_size: examples per step, over all devices and hosts.
-    num_examples: size of the training set, or None if it has no end.
-    total_steps: what a fraction refers to.
-    default: returned when no unit is set; an error is raised if it is ...
-      (Ellipsis), which says that the duration is required.
+  Raises:
+    ValueError: a value that the unit cannot have.
   """
-  keys = [f'{name}_{unit}' for unit in _UNITS]
-  given = {k: config.get(k) for k in keys if config.get(k) is not None}
-  if len(given) > 1:
-    raise ValueError(f'One duration, {len(given)} times: {given}. Keep one.')
-  if not given:
-    if default is ...:
-      raise ValueError(f'A duration is missing: set one of {keys}.')
-    return default
-  ((key, value),) = given.items()
-  if not isinstance(value, int | float) or value < 0:
-    raise ValueError(f'{key}={value!r} must be a number of 0 or more.')
-  if key.endswith('_steps'):
-    if value != int(value):
-      raise ValueError(f'{key}={value} must be a whole number.')
-    return int(value)
-  if key.endswith('_epochs'):
-    if num_examples is None:
-      raise ValueError(
-        f'{key}={value}: the size of the training set is not known; give '
-        f'{name}_steps or {name}_examples instead.'
-      )
-    steps = value * num_examples / batch_size
-  elif key.endswith('_examples'):
-    steps = value / batch_size
-  else:
-    if total_steps is None:
-      raise ValueError(f'{key}={value}: {name} cannot be a fraction.')
-    if value > 1:
-      raise ValueError(f'{key}={value} must be between 0 and 1.')
-    steps = value * total_steps
-  # Rounded first: 0.29 * 100 is 28.999999999999996.
-  return max(1, int(round(steps, 6))) if steps > 0 else 0
+
+  value: float
+  unit: str
+
+  def __post_init__(self):
+    checks.one_of('unit', self.unit, UNITS)
+    value, unit = self.value, self.unit
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < 0:
+      raise ValueError(f'{unit}={value!r} must be a number of 0 or more.')
+    if unit == 'steps' and value != int(value):
+      raise ValueError(f'{unit}={value} must be a whole number.')
+    if unit == 'fraction' and value > 1:
+      raise ValueError(f'{unit}={value} must be between 0 and 1.')
+
+
+def steps(value):
+  """Return a Duration of optimizer steps."""
+  return Duration(value, 'steps')
+
+
+def epochs(value):
+  """Return a Duration of passes over the training set."""
+  return Duration(value, 'epochs')
+
+
+def examples(value):
+  """Return a Duration of training examples."""
+  return Duration(value, 'examples')
+
+
+def fraction(value):
+  """Return a Duration that is a fraction of the whole run."""
+  return Duration(value, 'fraction')
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+  """Conversion of durations to steps of one run.
+
+  Attributes:
+    batch_size: global number of examples in a step.
+    num_examples: size of the training set.
+    total_steps: length of the run; needed for durations in 'fraction'.
+  """
+
+  batch_size: int
+  num_examples: int
+  total_steps: int | None = None
+
+  def steps(self, duration):
+    """Return the duration in whole steps; None for None.
+
+    Fractional results are rounded down, but a duration above 0 lasts at least
+    one step.
+
+    Raises:
+      ValueError: a fraction of a run whose length is not known.
+    """
+    if duration is None:
+      return None
+    value = duration.value
+    if duration.unit == 'fraction':
+      if self.total_steps is None:
+        raise ValueError(
+          f'The length of the run cannot be a fraction of itself ({value}). '
+          'Use steps, epochs or examples.'
+        )
+      value = value * self.total_steps
+    elif duration.unit == 'epochs':
+      value = value * self.num_examples / self.batch_size
+    elif duration.unit == 'examples':
+      value = value / self.batch_size
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    return max(1, int(round(value, 6))) if value > 0 else 0

@@ -1,7 +1,7 @@
-"""Variables of the environment that runs are faster with.
+"""Environment variables that make a process faster.
 
-Read when a process starts: they are for whoever starts one. Standard library
-only, as it comes before all else.
+They are read when a process starts. This module uses the standard library
+only, because it runs before everything else.
 """
 
 import os
@@ -9,11 +9,11 @@ import sys
 
 
 def faster():
-  """{variable: value} to start a process with; what users have set stands.
+  """Return {variable: value} to start a process with; users' settings win.
 
-  On a CPU, XLA allocates its temporaries afresh in every step; with pages of
-  4 KiB the faults take some 40% of a small ViT's training step. glibc (Linux)
-  has its malloc take huge pages where it is told to.
+  On a CPU, XLA allocates its temporaries again in every step. With pages of
+  4 KiB, page faults take about 40% of a training step of a small ViT. On Linux,
+  glibc's malloc uses huge pages if this variable asks for them.
   """
   if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
     return {}

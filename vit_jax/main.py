@@ -1,41 +1,56 @@
 """python -m vit_jax.main --config=configs/quickstart.py --workdir=DIR
 
-The config's `run` names what is done with it: vit_jax.train.train,
-vit_jax.evaluate.evaluate or vit_jax.study.study. Any value in it can be
-changed from the command line: --config.seed=1. The same command again resumes.
-Of a study, --study_member=i does one run only, --study_report none.
+The config's `run` names the function that is called: vit_jax.train.train,
+vit_jax.evaluate.evaluate or vit_jax.study.study. Every argument of everything
+that a config names can be set on the command line, whether or not the config
+file mentions it: --config.seed=1 --config.optimizer.layer_decay.rate=0.75. The
+same command resumes the run.
 """
 
-import functools
 import os
-import pathlib
 import sys
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
-from vit_jax import compilation_cache, distributed, environment, terminal
-from vit_jax.config import locate
+from vit_jax import (
+  compilation_cache,
+  config,
+  distributed,
+  environment,
+  terminal,
+)
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'File with get_config([argument]); FILE:ARGUMENT passes one.'
+_CONFIG = flags.DEFINE_string(
+  'config',
+  None,
+  'File with get_config([argument]); FILE:ARGUMENT passes an argument. '
+  '--config.KEY=VALUE changes a value.',
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Directory of the run; local or gs://...'
 )
+_PRINT_CONFIG = flags.DEFINE_bool(
+  'print_config', False, 'Print the resolved config, defaults included; stop.'
+)
+_DRY_RUN = flags.DEFINE_bool(
+  'dry_run',
+  False,
+  'Do everything up to the first step (open data, check shapes, sharding and '
+  'memory), print a summary; stop.',
+)
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
   False,
-  'Several hosts: every one of them runs this command. Clusters that jax '
-  'knows (TPU pods, GKE, Slurm, Open MPI) need nothing else; elsewhere the '
-  'next three flags tell, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
+  'Several hosts, each of which runs this command. Clusters that JAX knows '
+  '(TPU pods, GKE, Slurm, Open MPI) need no more flags. Elsewhere set the '
+  'next three flags, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
   'JAX_PROCESS_ID.',
 )
 _COORDINATOR = flags.DEFINE_string(
   'coordinator_address', None, 'With --distributed: HOST:PORT of process 0.'
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  'num_processes', None, 'With --distributed: how many processes there are.'
+  'num_processes', None, 'With --distributed: number of processes.'
 )
 _PROCESS_ID = flags.DEFINE_integer(
   'process_id', None, 'With --distributed: number of this process, from 0.'
@@ -43,27 +58,57 @@ _PROCESS_ID = flags.DEFINE_integer(
 _MEMBER = flags.DEFINE_string(
   'study_member',
   None,
-  'Of a study: name or number of the one run to do, for job arrays.',
+  'For a study: name or number of the only run to do, for job arrays.',
 )
 _REPORT = flags.DEFINE_bool(
-  'study_report', False, 'Of a study: report what is done, and run nothing.'
+  'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
+
+_assignments = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 
 
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'Unknown arguments: {argv[1:]}')
   if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # libraries tell too much
+    logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
+  with terminal.one_message():
+    resolved = load_config(_CONFIG.value)
+    supplied = _supplied(resolved)
+    if _PRINT_CONFIG.value:
+      found, _ = config.plan_run(resolved, **supplied)
+      print(config.text(found, hidden=('record', *supplied)))
+      return
+    if not _WORKDIR.value:
+      raise config.ConfigError('--workdir=DIR is missing, where results go.')
   _join_other_hosts()
-  try:
-    config = _CONFIG.value
-    run = functools.partial(locate(config.run), **_study_flags(config.run))
-  except OSError as error:
-    sys.exit(f'\n{error}')  # no such file, and where it was looked for
   with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
-    run(config, _WORKDIR.value)
+    config.run(resolved, _WORKDIR.value, **supplied)
+
+
+def load_config(spec):
+  """Return the ConfigDict of --config, with --config.KEY=VALUE applied."""
+  if not spec:
+    raise config.ConfigError('--config=FILE is missing; see configs/.')
+  found = config.load(spec)
+  config.override(found, _assignments)
+  return found
+
+
+def _supplied(resolved):
+  """Arguments that flags have given to the function that the config names."""
+  supplied = {'dry_run': _DRY_RUN.value}
+  if _MEMBER.value is not None:
+    supplied['member'] = _MEMBER.value
+  if _REPORT.value:
+    supplied['report_only'] = True
+  if len(supplied) > 1 and resolved.get('run') != 'vit_jax.study.study':
+    raise config.ConfigError(
+      '--study_member and --study_report are for studies; this config runs '
+      f'{resolved.get("run")}. Leave them out.'
+    )
+  return supplied
 
 
 def _join_other_hosts():
@@ -79,42 +124,28 @@ def _join_other_hosts():
     sys.exit(f'\n{" ".join(f"--{x}" for x in given)} without --distributed.')
 
 
-def _study_flags(run):
-  """The arguments of a study that flags have given."""
-  given = {}
-  if _MEMBER.value is not None:
-    given['member'] = _MEMBER.value
-  if _REPORT.value:
-    given['report'] = True
-  if given and run != 'vit_jax.study.study':
-    sys.exit(
-      f'\n--study_member and --study_report are for studies; this config runs '
-      f'{run}. Leave them out.'
-    )
-  return given
-
-
 def parse_flags(argv):
-  """absl's parser; what is wrong with a --config flag in one line."""
-  for word in argv:
-    if word.lstrip('-').startswith('config='):
-      # So that `from configs import common` works from any folder.
-      file = pathlib.Path(word.split('=', 1)[1].split(':')[0]).absolute()
-      sys.path.append(str(file.parent.parent))
-  try:
-    return app.parse_flags_with_usage(argv)
-  except AttributeError as error:
-    # ml_collections tells an unknown key by this, its text quoted twice.
-    text = str(error).replace('\\n', '. ').replace("\\'", '').strip("'")
-    given = [a for a in argv if a.startswith(('--config.', '-config.'))]
-    sys.exit(
-      f'\nUnknown key in {" ".join(given)}: {text} Only what the config file '
-      'sets can be changed from the command line.'
-    )
+  """Parse the flags by absl; keep --config.KEY=VALUE for `load_config`.
+
+  A flag without '=' takes the next word as its value, or True before another
+  flag.
+  """
+  rest, words = [], list(argv)
+  _assignments.clear()
+  while words:
+    word = words.pop(0)
+    name = word.lstrip('-')
+    if not word.startswith('-') or not name.startswith('config.'):
+      rest.append(word)
+      continue
+    if '=' not in name and words and not words[0].startswith('--'):
+      name = f'{name}={words.pop(0)}'
+    _assignments.append(name.removeprefix('config.'))
+  return app.parse_flags_with_usage(rest)
 
 
 def _start_faster():
-  """Starts the process anew with environment.faster(), unless it has that."""
+  """Restart the process with environment.faster(), unless it has that."""
   if settings := environment.faster():
     os.environ.update(settings)
     os.execv(sys.executable, sys.orig_argv)
@@ -122,5 +153,4 @@ def _start_faster():
 
 if __name__ == '__main__':
   _start_faster()
-  flags.mark_flags_as_required(['config', 'workdir'])
   app.run(main, flags_parser=parse_flags)

@@ -1,9 +1,9 @@
-"""Everything between the training loop and the eyes of its user.
+"""Metrics of a run: collected, checked, and written where users read them.
 
-A Monitor takes the metrics of each step without ever making the host wait for
-the step it has just dispatched: it fetches those of the step before. It stops
-the run at the first NaN or Inf, and at every log interval writes a record to
-metrics.jsonl, to TensorBoard, and to the terminal.
+Monitor never makes the host wait for the step that was just dispatched: it
+fetches the metrics of the step before. It stops the run at the first NaN or
+Inf. Once per log interval it writes a record to metrics.jsonl, to TensorBoard
+and to the terminal.
 """
 
 import collections
@@ -19,10 +19,12 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.files import write_atomically
 from vit_jax.terminal import Terminal
 
-# Dense bfloat16 FLOP/s of a device, by a piece of its device_kind: vendors'
-# data sheets, from memory. 'TPU v2' and 'v3' devices are cores, two to a chip.
+# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
+# the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
+# is a core; a chip has two.
 PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
@@ -46,29 +48,26 @@ PEAK_FLOPS = {
 
 
 class NonFiniteError(FloatingPointError):
-  """Training has met NaN or Inf."""
+  """A metric of a training step is NaN or Inf."""
 
 
 def peak_flops(device_kind):
-  """FLOP/s of a device in bfloat16, or None where it is not known."""
-  for name, flops in PEAK_FLOPS.items():
-    if name in device_kind:
-      return flops
-  return None
+  """Return a device's peak bfloat16 FLOP/s, or None if it is not known."""
+  return next((x for k, x in PEAK_FLOPS.items() if k in device_kind), None)
 
 
 class Monitor:
-  """Metrics of a run.
+  """Metrics of a training run.
 
   Args:
-    workdir: gets metrics.jsonl and TensorBoard's event file.
-    total_steps: of the training; for the ETA.
-    batch_size: global, for images per second.
+    workdir: directory for metrics.jsonl and TensorBoard's event file.
+    total_steps: length of the training, for the ETA.
+    batch_size: global batch size, for images per second.
     log_every_steps: length of a log interval.
-    flops_per_step: of model arithmetic (3 x forward), for the MFU; or None.
-    start_step: what a resumed run begins with; records of later steps, which
-      the lost part of the earlier run wrote, are removed.
-    learning_rate: step -> rate, to be logged; or None.
+    flops_per_step: FLOPs of the model (3 x forward), for the MFU; or None.
+    start_step: step from which the run resumes. Later records, which the
+      interrupted run wrote, are removed.
+    learning_rate: function of the step, to be logged; or None.
   """
 
   def __init__(
@@ -86,55 +85,51 @@ class Monitor:
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
-    peak = peak_flops(jax.devices()[0].device_kind)
     self._flops_per_step = flops_per_step
-    self._peak_step_s = None  # seconds a step takes at peak FLOP/s
-    if flops_per_step and peak:
-      self._peak_step_s = flops_per_step / (peak * jax.device_count())
     self.writer = Writer(workdir, start_step)
     self._terminal = Terminal(start_step, total_steps)
-    self._pending = None  # (step, metrics) dispatched, not yet fetched
+    self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
     self._sums = collections.defaultdict(float)
     self._logged = start_step
     self.restart_clock(start_step)
 
   def restart_clock(self, step):
-    """Rates are measured from here on: after compilation, and each log."""
+    """Measure rates from this step on."""
     self._clock_step, self._clock = step, time.perf_counter()
     self._waited = self._paused = 0.0
 
   @contextlib.contextmanager
   def waiting(self):
-    """Time spent in this context is time waiting for data."""
+    """Context manager that counts its time as waiting for data."""
     begin = time.perf_counter()
     yield
     self._waited += time.perf_counter() - begin
 
   @contextlib.contextmanager
   def pause(self):
-    """Time spent in this context (evaluation, saving) is not training time."""
+    """Context manager whose time (evaluation, saving) is not training time."""
     begin = time.perf_counter()
     yield
     self._paused += time.perf_counter() - begin
 
   def step(self, step, metrics, *, skipped=0):
-    """Takes the metrics of a dispatched step; handles those of the one before.
+    """Take the metrics of a dispatched step; log those of the step before.
 
     Args:
-      step: number of steps done once this one is.
+      step: number of steps, including this one.
       metrics: {name: scalar array}, still being computed.
-      skipped: unreadable examples that were replaced so far.
+      skipped: number of unreadable examples replaced so far.
     """
-    pending, self._pending = self._pending, (step, metrics, skipped)
-    self._finish(pending)
+    self._finish((step, metrics, skipped))
 
   def flush(self):
-    """Waits for the outstanding step and handles its metrics."""
-    pending, self._pending = self._pending, None
-    self._finish(pending)
+    """Wait for the last dispatched step and log its metrics."""
+    self._finish(None)
 
-  def _finish(self, pending):
+  def _finish(self, new):
+    """Log the pending step and make the new one pending."""
+    pending, self._pending = self._pending, new
     if pending is None:
       return
     step, metrics, skipped = pending
@@ -152,18 +147,18 @@ class Monitor:
       self._last_finite = step
       return
     steps = [step]
-    if self._pending is not None:  # one more was dispatched: does it show too?
-      later = jax.device_get(self._pending[1])
-      if not all(np.isfinite(v) for v in later.values()):
-        steps.append(self._pending[0])
+    if self._pending is not None:
+      later, metrics, _ = self._pending
+      if not all(np.isfinite(v) for v in jax.device_get(metrics).values()):
+        steps.append(later)
     self._pending = None
     self._terminal.close()
     shown = ', '.join(f'{k}={v}' for k, v in bad.items())
     raise NonFiniteError(
       f'{shown} in step {" and ".join(map(str, steps))} (of '
-      f'{self.total_steps}); the last finite step was {self._last_finite}. '
-      'Earlier checkpoints are kept, and none was written since. Try a lower '
-      'learning rate, a longer warm-up, or clip_norm; then run the same '
+      f'{self.total_steps}). The last finite step was {self._last_finite}. '
+      'Earlier checkpoints are kept; none was written after that step. Try a '
+      'lower learning rate, a longer warm-up, or clip_norm, and run the same '
       'command again.'
     )
 
@@ -171,13 +166,13 @@ class Monitor:
     averaged = step - self._logged
     record = {f'train/{k}': v / averaged for k, v in self._sums.items()}
     if self._learning_rate is not None:
-      # Of the last update, which was made with the count before it.
+      # The optimizer counts updates from 0.
       with jax.transfer_guard('allow'):
         record['train/lr'] = float(self._learning_rate(step - 1))
     if step > self._clock_step:
       record |= self._rates(step)
     record['memory_gb'] = memory_gb()
-    if self._flops_per_step:  # of the training so far, as in table 6
+    if self._flops_per_step:  # of the run so far, as in the paper's table 6
       record['exaflops'] = step * self._flops_per_step / 1e18
     if skipped:
       record['data_skipped'] = skipped
@@ -187,33 +182,36 @@ class Monitor:
     self.restart_clock(step)
 
   def _rates(self, step):
-    steps = step - self._clock_step
+    steps, devices = step - self._clock_step, jax.device_count()
     seconds = time.perf_counter() - self._clock - self._paused
     images_per_s = steps * self._batch_size / seconds
     rates = {
       'images_per_s': images_per_s,
-      'images_per_s_per_device': images_per_s / jax.device_count(),
+      'images_per_s_per_device': images_per_s / devices,
       'data_wait': min(1.0, self._waited / seconds),
       'eta_s': (self.total_steps - step) * seconds / steps,
     }
-    if self._peak_step_s:
-      rates['mfu'] = self._peak_step_s * steps / seconds
+    peak = peak_flops(jax.devices()[0].device_kind)
+    if self._flops_per_step and peak:
+      flops_per_s = steps * self._flops_per_step / seconds
+      rates['mfu'] = flops_per_s / (peak * devices)
     return rates
 
   def write(self, step, record):
-    """A record of the step to every writer and the terminal."""
+    """Write a record of the step to the files and the terminal."""
     self.writer.write(step, record)
     self._terminal.show(step, record)
 
   def compiled(self, step):
-    """Tells how long the first step took; rates are measured from here on."""
+    """Report how long the first step took, and measure rates from here on."""
+    begin = self._clock
     self.flush()
-    seconds = time.perf_counter() - self._clock
-    self.say(f'first step, compilation included: {seconds:.1f} s')
+    seconds = time.perf_counter() - begin
+    self.say(f'first step, including compilation: {seconds:.1f} s')
     self.restart_clock(step)
 
   def introduce(self, model, params, image_spec, mesh, origin):
-    """Says what is about to be trained, on what, and from where."""
+    """Print the model, the data, the devices and the origin of the weights."""
     num_params = sum(x.size for x in jax.tree.leaves(params))
     self.say(
       f'{type(model).__name__}, {num_params:,} parameters; batches of '
@@ -224,17 +222,22 @@ class Monitor:
     self.say(origin)
 
   def say(self, text):
-    """A line of the narrative, on the first host."""
+    """Print a line on the first host."""
     self._terminal.say(text)
 
   def close(self):
-    """Closes the writers; the outstanding step is dropped."""
+    """Close the files. A step that was not flushed is dropped."""
     self._terminal.close()
     self.writer.close()
 
 
 class Writer:
-  """Appends records to workdir/metrics.jsonl and to TensorBoard (host 0)."""
+  """Records in workdir/metrics.jsonl and TensorBoard; host 0 writes them.
+
+  Args:
+    workdir: directory of the run.
+    start_step: records of later steps are removed; None keeps all.
+  """
 
   def __init__(self, workdir, start_step=None):
     self._active = jax.process_index() == 0
@@ -244,28 +247,27 @@ class Writer:
 
     self._path = epath.Path(workdir) / 'metrics.jsonl'
     records = read_records(workdir)
+    purge = None
     if start_step is not None:
       records = [r for r in records if r['step'] <= start_step]
+      purge = start_step + 1
     self._lines = [json.dumps(r) for r in records]
     self._save()
-    purge = None if start_step is None else start_step + 1
     self._board = SummaryWriter(str(workdir), purge_step=purge)
 
   def write(self, step, record):
     if not self._active:
       return
-    self._lines.append(json.dumps({'step': step, 'time': _now(), **record}))
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    self._lines.append(json.dumps({'step': step, 'time': now, **record}))
     self._save()
     for name, value in record.items():
       self._board.add_scalar(name, value, step)
     self._board.flush()
 
   def _save(self):
-    # Whole, because object stores cannot append; and to another name first,
-    # so that a kill never leaves half a file.
-    partial = self._path.with_name('metrics.jsonl.part')
-    partial.write_text(''.join(line + '\n' for line in self._lines))
-    partial.replace(self._path)
+    # The whole file, because object stores cannot append.
+    write_atomically(self._path, ''.join(f'{x}\n' for x in self._lines))
 
   def close(self):
     if self._active:
@@ -273,7 +275,7 @@ class Writer:
 
 
 def read_records(workdir):
-  """The records of workdir/metrics.jsonl, oldest first; [] if there is none."""
+  """Return the records of workdir/metrics.jsonl, oldest first; [] if none."""
   path = epath.Path(workdir) / 'metrics.jsonl'
   if not path.exists():
     return []
@@ -281,14 +283,10 @@ def read_records(workdir):
 
 
 def memory_gb():
-  """Peak memory in GB: of the fullest device, or of this process on a CPU."""
+  """Return the peak memory in GB of the fullest device; on a CPU, of Python."""
   stats = [d.memory_stats() for d in jax.local_devices()]
   peaks = [s['peak_bytes_in_use'] for s in stats if s]
   if peaks:
     return max(peaks) / 1e9
-  unit = 1 if sys.platform == 'darwin' else 1024  # bytes there, KiB elsewhere
+  unit = 1 if sys.platform == 'darwin' else 1024  # getrusage: bytes or KiB
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-
-
-def _now():
-  return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')

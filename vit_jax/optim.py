@@ -1,57 +1,33 @@
-"""Optimizers, and rules over parameter paths.
+"""Optimizers, learning-rate schedules, and rules over parameter paths.
 
-`make_optimizer` wraps any optimizer in what the config asks for:
+`Optimizer` wraps any optimizer rule in what a training run adds to it:
 
     clip by global norm -> rule (Adam, SGD, ...) with decoupled decay
       -> learning-rate multipliers and layer decay;   frozen leaves apart
 
 A rule is a function `(learning_rate, *, mask, ...) -> GradientTransformation`:
-`adam` or `sgd` of this file, or any of optax by its dotted path.
+`optax.adamw`, `optax.lion`, `sgd` of this file, or your own. The paper's Adam
+(section 4.1) is `optax.adamw`, whose weight decay is multiplied by the learning
+rate. big_vision's `wd` is multiplied by the shape of the schedule only: its
+1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here (wd = weight_decay * lr).
 """
 
+import dataclasses
 import inspect
+import itertools
+import math
 import re
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import tree
-from vit_jax.config import call, check_arguments
+from vit_jax import checks, tree
+from vit_jax.durations import Duration
 
 KERNELS = ('.*/kernel',)
-
-
-def adam(
-  learning_rate,
-  *,
-  b1=0.9,
-  b2=0.999,
-  eps=1e-8,
-  weight_decay=0.0,
-  mask=None,
-  mu_dtype=None,
-):
-  """Adam with decoupled weight decay: p -= lr(t) * (adam(g) + decay * p).
-
-  The decay means what AdamW's and the paper's do (Table 3): it is multiplied by
-  the learning rate. big_vision's `wd` is not, but for the schedule's shape;
-  its 1e-4 at a peak rate of 1e-3 is 0.1 here (wd = weight_decay * peak lr).
-
-  Args:
-    learning_rate: float or schedule.
-    b1, b2: 0.9 and 0.999 in all pre-training of the paper (section 4.1).
-    eps: added to the root of the second moment.
-    weight_decay: decoupled; applied where mask is True.
-    mask: tree of bools, see `make_optimizer`.
-    mu_dtype: of the first moment; 'bfloat16' in "Better plain ViT baselines".
-  """
-  return optax.chain(
-    optax.scale_by_adam(b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
-    optax.add_decayed_weights(weight_decay, mask=mask),
-    optax.scale_by_learning_rate(learning_rate),
-  )
 
 
 def sgd(
@@ -68,12 +44,13 @@ def sgd(
   Args:
     learning_rate: float or schedule.
     momentum: 0.9 in the paper.
-    nesterov: off in the paper.
+    nesterov: False in the paper.
     accumulator_dtype: 'bfloat16' as in the paper's released code, or None for
-      the parameters' own.
-    weight_decay: coupled, i.e. added to the gradient (L2); BiT's upstream SGD
-      uses 1e-4, fine-tuning none.
-    mask: tree of bools, see `make_optimizer`.
+      the dtype of the parameters. `optax.sgd` stores the momentum in that dtype
+      too, but also multiplies in it: in bfloat16 a momentum of 0.9 is 0.898.
+    weight_decay: coupled, i.e. added to the gradient (L2). BiT pre-trains with
+      1e-4 and fine-tunes without.
+    mask: tree of bools, True where weight decay applies.
   """
   trace = optax.trace(momentum, nesterov)
   if accumulator_dtype is not None:
@@ -86,9 +63,7 @@ def sgd(
 
 
 def _stored_as(dtype, tx):
-  """tx whose state is kept in dtype between steps, computed in float32."""
-  # optax.trace can keep it so, but multiplies in that dtype, too, and in
-  # bfloat16 a momentum of 0.9 is 0.898.
+  """Keep the state of tx in a dtype between steps; compute in float32."""
 
   def init(params):
     return optax.tree.cast(tx.init(params), dtype)
@@ -101,137 +76,262 @@ def _stored_as(dtype, tx):
   return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(
-  rule,
-  params,
-  learning_rate,
-  *,
-  clip_norm=None,
-  decay_mask=KERNELS,
-  freeze=(),
-  lr_multipliers=(),
-  layer_decay=None,
-  **rule_kwargs,
-):
-  """The whole optimizer of a training run.
-
-  Args:
-    rule: function(learning_rate, **rule_kwargs); gets `mask` if it takes one.
-    params: parameters, real or abstract.
-    learning_rate: schedule.
-    clip_norm: global norm that gradients are clipped to; the paper's 1.0 is
-      for ImageNet pre-training and all fine-tuning. Frozen leaves don't count.
-    decay_mask: path rules of what decays; kernels only, as big_vision (the
-      paper does not say).
-    freeze: path rules of what is not trained; takes no optimizer memory.
-    lr_multipliers: ((path rule, factor), ...); the first match counts. The
-      factor scales the whole update, decoupled decay with it.
-    layer_decay: dict of arguments of `layer_multipliers`, or None.
-    **rule_kwargs: passed to rule.
-
-  Returns:
-    optax.GradientTransformation. Raises ValueError where a path rule matches
-    no parameter.
-  """
-  multiplied = [path_rule for path_rule, _ in lr_multipliers]
-  tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
-  tree.check_rules_match(freeze, params, what='optimizer.freeze')
-  if 'mask' in inspect.signature(rule).parameters:
-    tree.check_rules_match(decay_mask, params, what='optimizer.decay_mask')
-    rule_kwargs['mask'] = tree.mask(decay_mask, params)
-  elif rule_kwargs.get('weight_decay') or tuple(decay_mask) != KERNELS:
-    raise ValueError(
-      f'{rule.__name__} takes no `mask`: decay_mask and weight_decay cannot be '
-      'honoured together; choose another optimizer, or leave both unset.'
-    )
-  ours = ('clip_norm', 'decay_mask', 'freeze', 'lr_multipliers', 'layer_decay')
-  check_arguments(rule, rule_kwargs, num_args=1, also=ours)
-  parts = [rule(learning_rate, **rule_kwargs)]
-  if clip_norm is not None:
-    parts.insert(0, optax.clip_by_global_norm(clip_norm))
-  factors = _multipliers(params, lr_multipliers, layer_decay)
-  if factors is not None:
-    parts.append(_scale_by(factors))
-  tx = optax.chain(*parts)
-  if freeze:
-    frozen = tree.mask(freeze, params)
-    labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
-    tx = optax.partition({'trained': tx, 'frozen': optax.set_to_zero()}, labels)
-  return tx
-
-
-def layer_multipliers(
-  params,
-  *,
-  rate,
-  head=r'(norm|pre_logits|map_head|head)/.*',
-  block=r'(?:.*/)?block_(\d+)/.*',
-  stacked=r'(?:.*/)?blocks/.*',
-):
+@dataclasses.dataclass(frozen=True)
+class LayerDecay:
   """Layer-wise learning-rate decay: rate ** (distance to the head).
 
-  The head and final norm have factor 1, the last block `rate`, the first of L
-  blocks rate**L, and all that comes before it (patch, class and position
-  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory). Scanned
-  layers get a vector over their leading dimension, to the same effect.
+  The head and the final norm have factor 1, the last block `rate`, the first of
+  L blocks rate**L, and everything before it (patch, class and position
+  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory).
 
-  Args:
-    params: parameters, real or abstract.
+  Attributes:
     rate: e.g. 0.75.
-    head: path rule of what keeps the full rate.
-    block: path rule whose group is the layer's index, unrolled layout.
-    stacked: path rule of scanned layers.
-
-  Returns:
-    Tree of floats and, for scanned leaves, [L, 1, ...] arrays.
+    head: path rule of the parameters that keep the full rate.
+    block: path rule of unrolled layers; its group is the index of the layer.
+    stacked: path rule of scanned layers, which get one factor per layer.
   """
-  flat = tree.flatten(params)
-  depth = 0
-  for path, leaf in flat.items():
-    if found := re.fullmatch(block, path):
-      depth = max(depth, int(found.group(1)) + 1)
-    elif re.fullmatch(stacked, path):
-      depth = max(depth, leaf.shape[0])
-  if not depth:
-    raise ValueError(
-      f'layer_decay: no path matches block={block!r} or stacked={stacked!r}.'
-    )
 
-  def factor(path, leaf):
-    if re.fullmatch(head, path):
-      return 1.0
-    if found := re.fullmatch(block, path):
-      return rate ** (depth - int(found.group(1)))
-    if re.fullmatch(stacked, path):
-      powers = rate ** (depth - np.arange(depth, dtype=np.float32))
-      return powers.reshape((depth,) + (1,) * (leaf.ndim - 1))
-    return rate ** (depth + 1)
+  rate: float
+  head: str = r'(norm|pre_logits|map_head|head)/.*'
+  block: str = r'(?:.*/)?block_(\d+)/.*'
+  stacked: str = r'(?:.*/)?blocks/.*'
 
-  return tree.map_with_path(factor, params)
+  def factors(self, params):
+    """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
+
+    Args:
+      params: parameters, real or abstract.
+
+    Raises:
+      ValueError: no parameter belongs to a block.
+    """
+    depth = 0
+    for path, leaf in tree.flatten(params).items():
+      if found := re.fullmatch(self.block, path):
+        depth = max(depth, int(found.group(1)) + 1)
+      elif re.fullmatch(self.stacked, path):
+        depth = max(depth, leaf.shape[0])
+    if not depth:
+      raise ValueError(
+        f'layer_decay: no parameter path matches block={self.block!r} or '
+        f'stacked={self.stacked!r}. Set them to the paths of your model.'
+      )
+
+    def factor(path, leaf):
+      if re.fullmatch(self.head, path):
+        return 1.0
+      if found := re.fullmatch(self.block, path):
+        return self.rate ** (depth - int(found.group(1)))
+      if re.fullmatch(self.stacked, path):
+        powers = self.rate ** (depth - np.arange(depth, dtype=np.float32))
+        return powers.reshape((depth,) + (1,) * (leaf.ndim - 1))
+      return self.rate ** (depth + 1)
+
+    return tree.map_with_path(factor, params)
 
 
-def _multipliers(params, lr_multipliers, layer_decay):
-  """Tree of factors on the updates, or None where all are one."""
-  if not lr_multipliers and layer_decay is None:
-    return None
-  rules = [path_rule for path_rule, _ in lr_multipliers]
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """The whole optimizer of a training run.
 
-  def named(path, _):
-    i = tree.first_match(rules, path)
-    return 1.0 if i is None else lr_multipliers[i][1]
+  Attributes:
+    rule: function (learning_rate, **arguments) -> optax transformation. It gets
+      `mask` if it has such a parameter. In a config, the `target`.
+    clip_norm: global norm that gradients are clipped to, without those of
+      frozen parameters. The paper clips at 1.0 in ImageNet pre-training and in
+      all fine-tuning.
+    decay_mask: path rules of the parameters with weight decay; kernels only, as
+      in big_vision (the paper does not say).
+    freeze: path rules of parameters that are not trained. They take no
+      optimizer memory.
+    lr_multipliers: ((path rule, factor), ...); the first match counts. The
+      factor scales the whole update, including decoupled weight decay.
+    layer_decay: layer-wise learning-rate decay, or None.
+  """
 
-  factors = tree.map_with_path(named, params)
-  if layer_decay is not None:
-    by_layer = call(layer_multipliers, layer_decay, params)
-    factors = jax.tree.map(np.multiply, factors, by_layer)
-  return factors
+  # In a config: the `target`, with all keys that are not fields below.
+  rule: Callable = dataclasses.field(metadata={'rest': True})
+  clip_norm: float | None = None
+  decay_mask: Sequence[str] = KERNELS
+  freeze: Sequence[str] = ()
+  lr_multipliers: Sequence[tuple[str, float]] = ()
+  layer_decay: LayerDecay | None = None
+
+  def __call__(self, params, learning_rate):
+    """Return the optax.GradientTransformation for these parameters.
+
+    Args:
+      params: parameters, real or abstract.
+      learning_rate: float or schedule.
+
+    Raises:
+      ValueError: a path rule that matches no parameter, or weight decay with a
+        rule that cannot be masked.
+    """
+    multiplied = [path_rule for path_rule, _ in self.lr_multipliers]
+    tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
+    tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
+    parts = [self.rule(learning_rate, **self._mask(params))]
+    if self.clip_norm is not None:
+      parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
+    factors = self._factors(params)
+    if factors is not None:
+      parts.append(_scale_by(factors))
+    tx = optax.chain(*parts)
+    if self.freeze:
+      frozen = tree.mask(self.freeze, params)
+      labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
+      parts = {'trained': tx, 'frozen': optax.set_to_zero()}
+      tx = optax.partition(parts, labels)
+    return tx
+
+  def _mask(self, params):
+    if 'mask' in inspect.signature(self.rule).parameters:
+      what = 'optimizer.decay_mask'
+      tree.check_rules_match(self.decay_mask, params, what=what)
+      return {'mask': tree.mask(self.decay_mask, params)}
+    given = getattr(self.rule, 'keywords', {})
+    if given.get('weight_decay') or tuple(self.decay_mask) != KERNELS:
+      raise ValueError(
+        f'{self.rule} has no parameter `mask`, so decay_mask and weight_decay '
+        'cannot be used with it. Choose another optimizer, or leave both unset.'
+      )
+    return {}
+
+  def _factors(self, params):
+    """Tree of factors on the updates, or None if there are none."""
+    if not self.lr_multipliers and self.layer_decay is None:
+      return None
+    rules = [path_rule for path_rule, _ in self.lr_multipliers]
+
+    def named(path, _):
+      i = tree.first_match(rules, path)
+      return 1.0 if i is None else self.lr_multipliers[i][1]
+
+    factors = tree.map_with_path(named, params)
+    if self.layer_decay is not None:
+      by_layer = self.layer_decay.factors(params)
+      factors = jax.tree.map(np.multiply, factors, by_layer)
+    return factors
 
 
 def _scale_by(factors):
-  """Multiplies updates by a tree of constants; leaves masked out pass by."""
+  """Multiply updates by a tree of constants; masked leaves pass unchanged."""
   flat = tree.flatten(factors)
 
   def scale(path, update):
     return update * jnp.asarray(flat[path], update.dtype)
 
   return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
+
+
+DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
+
+  The decay runs from the end of warm-up to the end of training. Warm-up
+  multiplies it by min(1, step / warm-up steps), cooldown by min(1, steps left /
+  cooldown steps). The paper's released code and big_vision combine them in the
+  same way.
+
+  Attributes:
+    lr: peak learning rate.
+    decay: 'linear' or 'cosine' (to end_lr), 'constant', 'rsqrt':
+      lr / sqrt(1 + (step - warm-up steps) / timescale) ("Scaling ViT"), or
+      'step': times step_factor at each milestone, as in BiT.
+    warmup: 10,000 steps in every pre-training of the paper (Table 3).
+    cooldown: linear ramp to zero at the end; 50,000 steps in "Scaling ViT".
+    end_lr: final rate of 'linear' and 'cosine'. The paper's released code ends
+      'linear' at 1e-5, big_vision at 0.
+    timescale: of 'rsqrt', in steps.
+    milestones: of 'step': increasing fractions of the whole training, counted
+      from step 0 and not from the end of warm-up; (1/3, 2/3, 8/9) is epochs 30,
+      60 and 80 of 90.
+    step_factor: of 'step'.
+
+  Raises:
+    ValueError: values that make no sense, alone or together.
+  """
+
+  lr: float
+  decay: str = 'cosine'
+  warmup: Duration | None = None
+  cooldown: Duration | None = None
+  end_lr: float = 0.0
+  timescale: int = 10_000
+  milestones: Sequence[float] = ()
+  step_factor: float = 0.1
+
+  def __post_init__(self):
+    checks.one_of('decay', self.decay, DECAYS)
+    if self.end_lr and self.decay not in ('linear', 'cosine'):
+      raise ValueError(
+        f'end_lr={self.end_lr} has no meaning for decay={self.decay!r}. Leave '
+        'it out, or use linear or cosine decay.'
+      )
+    milestones = tuple(self.milestones)
+    if self.decay != 'step':
+      if milestones or self.step_factor != 0.1:
+        raise ValueError(
+          f'milestones={milestones} and step_factor={self.step_factor} have no '
+          f"meaning for decay={self.decay!r}. Leave them out, or use 'step'."
+        )
+    elif not milestones or any(
+      low >= high for low, high in itertools.pairwise((0, *milestones, 1))
+    ):
+      raise ValueError(
+        f"milestones={milestones} for decay='step'. Expected increasing "
+        'fractions of the whole training between 0 and 1, e.g. (0.3, 0.6, 0.9).'
+      )
+    elif not 0 < self.step_factor < 1:
+      raise ValueError(
+        f'step_factor={self.step_factor} must be between 0 and 1.'
+      )
+
+  def __call__(self, timeline):
+    """Return the function step -> float32 learning rate, which is traceable.
+
+    Args:
+      timeline: Timeline of the run.
+
+    Raises:
+      ValueError: warm-up and cooldown are longer than the run.
+    """
+    total_steps = timeline.total_steps
+    warmup_steps = timeline.steps(self.warmup) or 0
+    cooldown_steps = timeline.steps(self.cooldown) or 0
+    if warmup_steps + cooldown_steps > total_steps:
+      raise ValueError(
+        f'Warm-up ({warmup_steps} steps) and cooldown ({cooldown_steps}) are '
+        f'longer than the run ({total_steps} steps). Shorten them, or train '
+        'longer.'
+      )
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    milestones = [round(x * total_steps, 6) for x in self.milestones]
+    milestones = np.ceil(milestones).astype(np.float32)
+    lr, end_lr = self.lr, self.end_lr
+
+    def at(step):
+      step = jnp.asarray(step, jnp.float32)
+      since = jnp.maximum(0.0, step - warmup_steps)
+      done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
+      if self.decay == 'constant':
+        rate = jnp.float32(lr)
+      elif self.decay == 'linear':
+        rate = end_lr + (lr - end_lr) * (1 - done)
+      elif self.decay == 'cosine':
+        rate = end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
+      elif self.decay == 'rsqrt':
+        rate = lr / jnp.sqrt(1 + since / self.timescale)
+      else:
+        rate = lr * self.step_factor ** (step >= milestones).sum()
+      if warmup_steps:
+        rate *= jnp.minimum(1.0, step / warmup_steps)
+      if cooldown_steps:
+        rate *= jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
+      return rate
+
+    return at

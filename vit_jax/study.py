@@ -1,4 +1,4 @@
-"""A study: named configs run in turn, and the reports made of them.
+"""A study: runs with configs of their own, and reports about their results.
 
     config.run = 'vit_jax.study.study'
     config.runs.pretrain = (a config of its own, with its own `run`)
@@ -6,100 +6,343 @@
     config.report = (dict(target='vit_jax.reports.table.Table', cells=...),)
 
 Every run has its own directory, workdir/NAME, and is marked as done when it
-is; the same command again goes on where it stopped. Runs can build on one
-another: '{workdir}' in any text of a run's config stands for the study's
-workdir, and `best_of` takes values from the best of other runs:
+ends. The same command resumes the study. Runs can build on one another:
+'{workdir}' in any text of a run's config is replaced by the workdir of the
+study, and `best_of` takes values from the best of other runs:
 
     config.runs.final.best_of = dict(
         runs='dev_lr.*', metric='dev/accuracy', take=('schedule.lr',))
 
-What runs have in common can be set once, in `shared`, to which they refer
-(`config.shared.get_oneway_ref('weights')`); the study itself reads none of it.
-
---study_member=NAME (or its number) does a single run, for job arrays;
---study_report does none. Either way a report shows what is done so far.
+Values that runs have in common can be set once in `shared`, which they refer to
+by `config.shared.get_oneway_ref('weights')`.
 """
 
 import datetime
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+import ml_collections
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import study_runs, terminal, workdirs
-from vit_jax.config import Reader, instantiate, locate
-from vit_jax.metrics import NonFiniteError
+from vit_jax import config as configs
+from vit_jax import terminal, workdirs
+from vit_jax.config import ConfigError
+from vit_jax.files import write_atomically
+from vit_jax.metrics import NonFiniteError, read_records
 from vit_jax.reports.results import Results
+from vit_jax.weights import formats
+
+DONE = 'done.json'
 
 
-def study(config, workdir, *, member=None, report=False):
-  """Runs what is not done yet, then reports. Returns what each report does.
+def study(
+  workdir,
+  *,
+  runs: Mapping[str, ml_collections.ConfigDict],
+  order: Sequence[str] | None = None,
+  report: Sequence[Any] = (),
+  shared: ml_collections.ConfigDict | None = None,
+  discard: str = '',
+  member: str | int | None = None,
+  report_only: bool = False,
+  record: Mapping | None = None,
+  dry_run: bool = False,
+):
+  """Do the runs that are not done, then report.
 
-  A run that meets NaN is over too, as 'diverged': it is no candidate of
-  `best_of`, and fills no report. Any other error ends the study.
+  A run that meets NaN is done too, as 'diverged': `best_of` does not choose it
+  and reports leave it out. Any other error ends the study.
 
   Args:
-    config: runs; order, their names in the order to run them (a ConfigDict
-      sorts its keys), by default that of the alphabet; report, a sequence of
-      targets called with `Results`; shared, values that runs refer to;
-      discard, a regular expression of runs whose checkpoints are not worth
-      their space and are removed once the run is done.
     workdir: of the study.
-    member: name or number of the one run to do.
-    report: whether to report only.
+    runs: config of each run by name.
+    order: names of all runs in the order to do them, because a ConfigDict sorts
+      its keys; None: alphabetical.
+    report: objects with check(results) and __call__(results).
+    shared: values that runs refer to; the study does not read them.
+    discard: regular expression of the runs whose checkpoints are deleted once
+      the run is done.
+    member: name or number of the only run to do, for job arrays.
+    report_only: do no run.
+    record: JSON values saved as config.json, such as the resolved config.
+    dry_run: stop after all checks.
 
-  Raises ValueError before any run for a mistake in the reports or in
-  `best_of`, and for data or weights of any run that cannot be opened.
+  Returns:
+    What each report returns.
+
+  Raises:
+    ValueError: before any run, for a mistake in a config, a report or
+      `best_of`, and for data or weights that cannot be opened.
   """
-  config, given = Reader(config), config
   workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
-  runs = study_runs.ordered(
-    config.runs.read_all(), config.get('order'), workdir
-  )
-  reports = [instantiate(x) for x in config.get('report', ())]
-  shared = config.get('shared', Reader({})).read_all()
-  discard = config.get('discard', '')
-  config.check_all_read('study')
-  for each in reports:
+  runs = ordered(runs, order, workdir)
+  for each in report:
     each.check(Results(runs, workdir, done=()))
-  needs = {n: study_runs.needs(n, runs, workdir) for n in runs}
-  wanted = [] if report else _wanted(runs, member)
+  needs = {name: needed_by(name, runs, workdir) for name in runs}
+  wanted = [] if report_only else _wanted(runs, member)
   if member is not None:
-    study_runs.check_ready(wanted[0], needs[wanted[0]], workdir)
-  open_runs = {
-    name: runs[name]
-    for name in wanted
-    if not study_runs.is_done(workdir / name)
-  }
-  study_runs.check_sources(open_runs)
-  study_runs.check_weights(open_runs, shared, workdir)
-  workdirs.record(workdir, given)
-  _cache_compilations(workdir)
+    _check_ready(wanted[0], needs[wanted[0]], workdir)
+  todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
+  _check_configs(todo)
+  _check_sources(todo)
+  _check_weights(todo, shared or {}, workdir)
+  if dry_run:
+    terminal.console().print(f'Dry run: {len(todo)} runs would be done.')
+    return []
+  workdirs.record_config(workdir, record)
 
-  progress = _Progress(runs, workdir)
-  for name in open_runs:
-    progress.announce(name)
-    _run(study_runs.with_best(runs[name], runs, workdir), workdir / name)
+  for name in todo:
+    _announce(name, runs, workdir)
+    _run(with_best(runs[name], runs, workdir), workdir / name)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
-    jax.clear_caches()  # a hundred runs' programs would fill the memory
-  return _report(reports, runs, workdir)
+    jax.clear_caches()  # the programs of a hundred runs would fill the memory
+  return _report(report, runs, workdir)
+
+
+def ordered(runs, order, workdir):
+  """Return {name: ConfigDict} in order, with '{workdir}' replaced."""
+  order = order or tuple(runs)
+  if sorted(order) != sorted(runs):
+    raise ConfigError(
+      f'order={tuple(order)} must name each of {list(runs)} exactly once.'
+    )
+  filled = {}
+  for name in order:
+    values = _map_text(
+      runs[name].to_dict(), lambda x: x.replace('{workdir}', str(workdir))
+    )
+    filled[name] = ml_collections.ConfigDict(values)
+  return filled
+
+
+def _map_text(value, fn):
+  """Apply fn to every text in a config."""
+  if isinstance(value, str):
+    return fn(value)
+  if isinstance(value, dict):
+    return {k: _map_text(v, fn) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(_map_text(v, fn) for v in value)
+  return value
+
+
+def needed_by(name, runs, workdir):
+  """Return the names of the runs that must be done before this one.
+
+  Raises:
+    ConfigError: it needs itself, a later run, or `best_of` names no run.
+  """
+  found, config = [], runs[name]
+  texts = []
+  _map_text(config.to_dict(), texts.append)
+  for other in runs:
+    path = str(workdir / other)
+    if any(t == path or t.startswith(path + '/') for t in texts):
+      found.append(other)
+  if best := config.get('best_of'):
+    if sorted(best) != ['metric', 'runs', 'take']:
+      raise ConfigError(
+        f'runs.{name}.best_of has the keys {sorted(best)}. Expected runs, '
+        'metric and take.'
+      )
+    candidates = [x for x in runs if re.fullmatch(best.runs, x)]
+    if not candidates:
+      raise ConfigError(
+        f'runs.{name}.best_of: {best.runs!r} matches none of the runs '
+        f'{", ".join(runs)}.'
+      )
+    found += candidates
+  earlier = list(runs)[: list(runs).index(name)]
+  if late := [x for x in found if x not in earlier]:
+    raise ConfigError(
+      f'runs.{name} builds on {", ".join(late)}, which must come before it in '
+      '`order`.'
+    )
+  return found
+
+
+def with_best(config, runs, workdir):
+  """Return the config with the values that `best_of` takes.
+
+  Of several best runs the first counts.
+  """
+  config = config.copy_and_resolve_references()
+  best = config.get('best_of')
+  if not best:
+    return config
+  del config.best_of
+  scores = {}
+  for name in runs:
+    if not re.fullmatch(best.runs, name):
+      continue
+    if 'diverged' in read_done(workdir / name):
+      continue
+    last = {k: v for r in read_records(workdir / name) for k, v in r.items()}
+    if best.metric not in last:
+      raise ConfigError(
+        f'best_of: {name} has no metric {best.metric!r}; it has '
+        f'{", ".join(k for k in last if "/" in k)}.'
+      )
+    scores[name] = last[best.metric]
+  if not scores:
+    raise ConfigError(f'best_of: all runs {best.runs!r} diverged.')
+  winner = max(scores, key=scores.get)
+  taken = {}
+  with config.unlocked():
+    for path in best.take:
+      *parents, key = path.split('.')
+      source, target = runs[winner], config
+      for parent in parents:
+        source, target = source[parent], target[parent]
+      taken[path] = target[key] = source[key]
+  shown = ', '.join(f'{k}={v}' for k, v in taken.items())
+  terminal.console().print(
+    f'{shown} from {winner}, whose {best.metric} {scores[winner]:.4g} is the '
+    f'best of {len(scores)}',
+    soft_wrap=True,
+  )
+  return config
+
+
+def is_done(path):
+  """Return whether the run in this directory has ended."""
+  return (path / DONE).exists()
+
+
+def read_done(path):
+  """Return what is noted about a run that has ended: seconds, 'diverged'."""
+  return json.loads((path / DONE).read_text())
+
+
+def _wanted(runs, member):
+  """Names of the runs to do here: all, or the one that `member` names."""
+  if member is None:
+    return list(runs)
+  found = [n for i, n in enumerate(runs) if str(member) in (n, str(i))]
+  if not found:
+    raise ConfigError(
+      f'study_member={member!r} is neither the name nor the number of a run: '
+      f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
+    )
+  return found
+
+
+def _check_ready(name, needed, workdir):
+  if missing := [x for x in needed if not is_done(workdir / x)]:
+    raise ConfigError(
+      f'The study member {name} builds on runs that are not done: '
+      f'{", ".join(missing)}. Do these first (--study_member=...), or run the '
+      'study without --study_member.'
+    )
+
+
+def _check_configs(runs):
+  """Raise ConfigError for a mistake in the config of any run."""
+  for name, config in runs.items():
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+      config.pop('best_of', None)
+    try:
+      configs.plan_run(config)
+    except ConfigError as error:
+      raise ConfigError(f'runs.{name}: {error}') from error
+
+
+def _check_sources(runs):
+  """Open the data of all runs; ConfigError with everything that is missing."""
+  seen, problems = set(), []
+  for config in runs.values():
+    for source in _sources(config.to_dict()):
+      key = repr(source)
+      if key in seen:
+        continue
+      seen.add(key)
+      try:
+        configs.resolve(source)
+      except ValueError as error:
+        if str(error) not in problems:
+          problems.append(str(error))
+  if problems:
+    text = '\n\n'.join(problems)
+    raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
+
+
+def _sources(value):
+  """Yield every 'source' of a config, at any depth."""
+  if isinstance(value, dict):
+    for key, inner in value.items():
+      if key == 'source' and isinstance(inner, dict):
+        yield inner
+      else:
+        yield from _sources(inner)
+  elif isinstance(value, list | tuple):
+    for inner in value:
+      yield from _sources(inner)
+
+
+def _check_weights(runs, shared, workdir):
+  """Raise ConfigError unless init_from of each run exists, or will exist."""
+  paths = {}
+  for name, config in runs.items():
+    start = config.get('init_from') or {}
+    if 'path' in start:
+      paths.setdefault(start['path'], name)
+  for path, name in paths.items():
+    if path is None:
+      flag = f'runs.{name}.init_from.path'
+      flag = 'shared.weights' if 'weights' in shared else flag
+      raise ConfigError(
+        f'The run {name} starts from weights (init_from), which are not given. '
+        f'Set --config.{flag}=PATH.'
+      )
+    if not path.startswith(f'{workdir}/'):
+      formats.find(path)
+
+
+def _announce(name, runs, workdir):
+  """Print a heading for the next run, with an ETA of the study."""
+  number = list(runs).index(name) + 1
+  text = f'{number}/{len(runs)} {name}'
+  done = [n for n in runs if is_done(workdir / n)]
+  if done:
+    seconds = [read_done(workdir / n)['seconds'] for n in done]
+    left = sum(seconds) / len(done) * (len(runs) - len(done))
+    left = datetime.timedelta(seconds=round(left))
+    text += f' | {len(done)} done | study eta {left}'
+  terminal.console().rule(text, align='left')
+
+
+def _run(config, workdir):
+  """Do a run and mark it as done, with its seconds and whether it diverged."""
+  began = time.perf_counter()
+  outcome = {}
+  try:
+    configs.run(config, str(workdir))
+  except NonFiniteError as error:
+    outcome['diverged'] = str(error)
+    terminal.console().print(f'Diverged: {error}', soft_wrap=True)
+  outcome['seconds'] = round(time.perf_counter() - began, 1)
+  if jax.process_index() == 0:
+    write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
+  if jax.process_count() > 1:  # the other hosts read it
+    multihost_utils.sync_global_devices(str(workdir))
 
 
 def _report(reports, runs, workdir):
   console = terminal.console()
-  done = [name for name in runs if study_runs.is_done(workdir / name)]
-  diverged = [
-    n for n in done if 'diverged' in study_runs.read_done(workdir / n)
-  ]
+  done = [name for name in runs if is_done(workdir / name)]
+  diverged = [n for n in done if 'diverged' in read_done(workdir / n)]
   if missing := [name for name in runs if name not in done]:
     shown = ', '.join(missing[:8]) + (', ...' if len(missing) > 8 else '')
     console.print(
-      f'{len(done)} of {len(runs)} runs are done. Not yet: {shown}',
+      f'{len(done)} of {len(runs)} runs are done. Not done: {shown}',
       soft_wrap=True,
     )
   if diverged:
@@ -112,60 +355,3 @@ def _report(reports, runs, workdir):
     soft_wrap=True,
   )
   return made
-
-
-def _wanted(runs, member):
-  """Names of the runs to do here: all, or the one that `member` tells."""
-  if member is None:
-    return list(runs)
-  found = [n for i, n in enumerate(runs) if str(member) in (n, str(i))]
-  if not found:
-    raise ValueError(
-      f'study_member={member!r} is none of the runs, nor the number of one: '
-      f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
-    )
-  return found
-
-
-def _run(config, workdir):
-  """Does it, and marks it as done: with its seconds, and if it diverged."""
-  began = time.perf_counter()
-  outcome = {}
-  try:
-    locate(config.run)(config, str(workdir))
-  except NonFiniteError as error:
-    outcome['diverged'] = str(error)
-    terminal.console().print(f'Diverged: {error}', soft_wrap=True)
-  outcome['seconds'] = round(time.perf_counter() - began, 1)
-  if jax.process_index() == 0:
-    (workdir / study_runs.DONE).write_text(json.dumps(outcome) + '\n')
-  if jax.process_count() > 1:  # the others read it
-    multihost_utils.sync_global_devices(str(workdir))
-
-
-class _Progress:
-  """How far the whole study is, and how long the rest may take."""
-
-  def __init__(self, runs, workdir):
-    self._names, self._workdir = list(runs), workdir
-
-  def announce(self, name):
-    """A heading for the run that begins."""
-    number = self._names.index(name) + 1
-    text = f'{number}/{len(self._names)} {name}'
-    done = [n for n in self._names if study_runs.is_done(self._workdir / n)]
-    if done:
-      seconds = [
-        study_runs.read_done(self._workdir / n)['seconds'] for n in done
-      ]
-      left = sum(seconds) / len(done) * (len(self._names) - len(done))
-      left = datetime.timedelta(seconds=round(left))
-      text += f' | {len(done)} done | study eta {left}'
-    terminal.console().rule(text, align='left')
-
-
-def _cache_compilations(workdir):
-  """Runs that differ in their seed alone share one compilation."""
-  if jax.config.jax_compilation_cache_dir is None:
-    jax.config.update('jax_compilation_cache_dir', str(workdir / 'xla_cache'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)

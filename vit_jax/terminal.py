@@ -1,4 +1,4 @@
-"""Progress on the terminal: a live bar for a person, plain lines for a file."""
+"""Progress in the terminal: a live bar for people, plain lines for files."""
 
 import contextlib
 import datetime
@@ -13,42 +13,33 @@ import rich.console
 import rich.progress
 import rich.table
 
-_COLUMNS = (  # name in the record, heading, format
-  ('train/loss', 'loss', '{:.4g}'),
-  ('train/lr', 'lr', '{:.2e}'),
-  ('train/grad_norm', 'grad', '{:.3g}'),
-  ('images_per_s', 'img/s', '{:,.0f}'),
-  ('images_per_s_per_device', 'img/s/dev', '{:,.0f}'),
-  ('mfu', 'mfu', '{:.1%}'),
-  ('data_wait', 'data wait', '{:.0%}'),
-  ('memory_gb', 'mem', '{:.1f}GB'),
-  ('data_skipped', 'skipped', '{:.0f}'),
-)
-
-
-# Details of evaluations, which metrics.jsonl and TensorBoard have.
-_DETAILS = re.compile(
+_COLUMNS = {  # name in the record: heading, format
+  'train/loss': ('loss', '{:.4g}'),
+  'train/lr': ('lr', '{:.2e}'),
+  'train/grad_norm': ('grad', '{:.3g}'),
+  'images_per_s': ('img/s', '{:,.0f}'),
+  'images_per_s_per_device': ('img/s/dev', '{:,.0f}'),
+  'mfu': ('mfu', '{:.1%}'),
+  'data_wait': ('data wait', '{:.0%}'),
+  'memory_gb': ('mem', '{:.1f}GB'),
+  'data_skipped': ('skipped', '{:.0f}'),
+}
+# Left out: details that only metrics.jsonl and TensorBoard have.
+_HIDDEN = re.compile(
+  'eta_s|exaflops|train/.*|'
   r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 
 
 class Terminal:
-  """Shows how far a run is; silent on all hosts but the first."""
+  """Progress of a training run, shown on the first host only."""
 
   def __init__(self, start_step, total_steps):
     self._total = total_steps
     self._console = console()
     self._bar = None
     if self._console.is_terminal:
-      self._bar = rich.progress.Progress(
-        '{task.description}',
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        console=self._console,
-        transient=True,
-      )
+      self._bar = _bar(self._console)
       self._task = self._bar.add_task(
         'training', total=total_steps, completed=start_step
       )
@@ -72,40 +63,32 @@ class Terminal:
 
 
 def line(record):
-  """One line of a record: known columns, then most else that was measured."""
-  known = {name for name, _, _ in _COLUMNS} | {'eta_s', 'exaflops'}
+  """Return a record as one line: known columns, other metrics, the ETA."""
   parts = [
     f'{heading} {form.format(record[name])}'
-    for name, heading, form in _COLUMNS
+    for name, (heading, form) in _COLUMNS.items()
     if name in record
   ]
   parts += [
     f'{name} {value:.4g}'
     for name, value in record.items()
-    if name not in known
-    and not name.startswith('train/')
-    and not _DETAILS.fullmatch(name)
+    if name not in _COLUMNS and not _HIDDEN.fullmatch(name)
   ]
   if 'eta_s' in record:
-    eta = datetime.timedelta(seconds=round(record['eta_s']))
-    parts.append(f'eta {eta}')
+    parts.append(f'eta {_duration(record["eta_s"])}')
   return ' | '.join(parts)
 
 
-def console():
-  """A console that speaks on the first host only."""
-  return rich.console.Console(quiet=jax.process_index() != 0, **_plain())
-
-
-def _plain():
-  """In a notebook: plain lines, although its stdout says it is a terminal."""
-  if 'ipykernel' not in sys.modules:
-    return {}
-  return {'force_jupyter': False, 'force_terminal': False}
+def console(**kwargs):
+  """Return a rich console that prints on the first host only."""
+  if 'ipykernel' in sys.modules:
+    # A notebook's stdout claims to be a terminal, but bars would fill the page.
+    kwargs |= {'force_jupyter': False, 'force_terminal': False}
+  return rich.console.Console(quiet=jax.process_index() != 0, **kwargs)
 
 
 def table(title, columns, rows):
-  """A rich table; the first column is the rows' name."""
+  """Return a rich table whose first column holds the names of the rows."""
   made = rich.table.Table(title=title, title_justify='left')
   for i, column in enumerate(columns):
     made.add_column(column, justify='right' if i else 'left')
@@ -116,10 +99,11 @@ def table(title, columns, rows):
 
 @contextlib.contextmanager
 def one_message():
-  """Ends the process with the message alone of an error that our code raised.
+  """Context manager that prints only the message of an error of this project.
 
-  On stderr, with exit status 1; other errors keep their traceback. Where
-  whoever read stdout has gone, as `head` does, it ends without a word.
+  The message goes to stderr and the exit status is 1. Errors that other
+  packages raise keep their traceback. If the reader of stdout is gone, as with
+  `| head`, the process ends without a message.
   """
   try:
     yield
@@ -127,65 +111,72 @@ def one_message():
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
   except (ValueError, FloatingPointError) as error:
-    if not _ours(error):
+    if not _raised_by_vit_jax(error):
       raise
     sys.exit(f'\n{type(error).__name__}: {error}')
 
 
-def _ours(error):
-  """Whether our own code raised it: then the message says all there is."""
+def _raised_by_vit_jax(error):
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-  # A module that is run by `python -m` has its name in its spec only.
+  # The __name__ of a module run by `python -m` is '__main__'; its spec knows.
   spec = frame.f_globals.get('__spec__')
   name = spec.name if spec else frame.f_globals.get('__name__', '')
   return name.startswith('vit_jax.')
 
 
-def track(items, total, *, unit, shown=False, live=True, after_s=2, every_s=60):
-  """Yields the items, and tells on stderr how far it is where it takes long.
+def track(items, total, *, unit, shown=False, live=True, every_s=60):
+  """Yield the items, and report progress on stderr if they take long.
 
-  A person gets a bar with the time left, a file gets a line now and then; all
-  hosts but the first are silent.
+  A terminal shows a bar with the time left, a file gets a line from time to
+  time. Only the first host reports.
 
   Args:
     items: iterable.
-    total: number of them.
-    unit: what they are, in the plural.
-    shown: whether the items appear on the terminal anyway; no bar then.
-    live: False for lines on a terminal too, where another bar may be shown.
-    after_s: of what is over by then nothing is shown.
-    every_s: between lines.
+    total: number of items.
+    unit: what the items are, in the plural.
+    shown: whether the items are printed in the terminal anyway: no bar then.
+    live: whether to show a bar; False where another one may be shown.
+    every_s: seconds between lines.
   """
   if jax.process_index():
     yield from items
     return
-  err = rich.console.Console(stderr=True, **_plain())
-  bar = rich.progress.Progress(
-    rich.progress.BarColumn(),
-    rich.progress.MofNCompleteColumn(),
-    '{task.description}',
-    rich.progress.TimeElapsedColumn(),
-    rich.progress.TimeRemainingColumn(),
-    console=err,
-    transient=True,
-    redirect_stdout=False,  # stdout may be a file
-  )
+  err = console(stderr=True)
+  # redirect_stdout=False: stdout may be a file.
+  bar = _bar(err, redirect_stdout=False)
   task = bar.add_task(unit, total=total)
-  start = said = time.monotonic()
+  start = reported = time.monotonic()
   try:
     for done, item in enumerate(items, 1):
       yield item
       now = time.monotonic()
       if err.is_terminal and live:
         bar.update(task, completed=done)
-        if now - start > after_s and not shown and not bar.live.is_started:
+        if now - start > 2 and not shown and not bar.live.is_started:
           bar.start()
-      elif now - said > every_s:
-        said, rate = now, done / (now - start)
-        eta = datetime.timedelta(seconds=round((total - done) / rate))
+      elif now - reported > every_s:
+        reported, rate = now, done / (now - start)
+        eta = _duration((total - done) / rate)
         print(
           f'{done}/{total} {unit} | {rate:.3g}/s | eta {eta}', file=sys.stderr
         )
   finally:
     if bar.live.is_started:
       bar.stop()
+
+
+def _bar(on, **kwargs):
+  return rich.progress.Progress(
+    '{task.description}',
+    rich.progress.BarColumn(),
+    rich.progress.MofNCompleteColumn(),
+    rich.progress.TimeElapsedColumn(),
+    rich.progress.TimeRemainingColumn(),
+    console=on,
+    transient=True,
+    **kwargs,
+  )
+
+
+def _duration(seconds):
+  return datetime.timedelta(seconds=round(seconds))

@@ -1,220 +1,173 @@
-"""Training: a pure step, and the story around it.
+"""Training: the story of a run around the pure step of step.py.
 
-    train_step(state, batch) -> (state, metrics)
-
-Everything else here is setup, in the order in which it happens: workdir, data,
-model, optimizer, shapes, shardings, memory, initialisation; then the loop.
+Setup comes first, in the order in which it happens: workdir, data, model,
+optimizer, shapes, shardings, memory, initialisation; then the loop.
 """
 
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from vit_jax import assemble, sharding, workdirs
+from vit_jax import dry_runs, workdirs
 from vit_jax.analysis import flops
-from vit_jax.config import Reader, call, instantiate, resolve
+from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import pipeline
-from vit_jax.durations import to_steps
+from vit_jax.data.pipeline import Data
+from vit_jax.durations import Duration, Timeline, steps
 from vit_jax.interrupt import Stopped, StopSignal
 from vit_jax.metrics import Monitor
-from vit_jax.weights import formats
-from vit_jax.weights import surgery as transfer
-
-
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['step', 'params', 'opt_state', 'rng', 'ema'],
-  meta_fields=[],
+from vit_jax.optim import Optimizer, Schedule
+from vit_jax.preprocess import Normalize
+from vit_jax.sharding import (
+  MeshSizes,
+  check_batch_size,
+  put_batch,
+  this_process,
 )
-@dataclasses.dataclass
-class TrainState:
-  """All that changes in training; `ema` is None unless asked for."""
-
-  step: Any  # int32 scalar: updates done
-  params: Any
-  opt_state: Any
-  rng: Any  # typed key; each step folds its number into it
-  ema: Any = None
-
-  @property
-  def eval_params(self):
-    """What evaluators see: the average where one is kept."""
-    return self.params if self.ema is None else self.ema
+from vit_jax.step import TrainState as TrainState
+from vit_jax.step import init_state as init_state
+from vit_jax.step import make_step
+from vit_jax.step import train_step as train_step
+from vit_jax.weights import formats, surgery
+from vit_jax.weights.surgery import InitFrom
 
 
-def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
-  """One update: the whole of training, but for what surrounds it.
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """An evaluator of a training run, and when it runs.
+
+  Attributes:
+    evaluator: function (model, preprocess=..., mesh=...) -> object with
+      run(params) -> {metric: number}. In a config, the `target`.
+    every: time between its runs; None for one at the end.
+  """
+
+  evaluator: Callable = dataclasses.field(metadata={'rest': True})
+  every: Duration | None = None
+
+
+def train(
+  workdir,
+  *,
+  model: Any,
+  data: Data,
+  objective: Callable,
+  optimizer: Optimizer,
+  schedule: Schedule,
+  total: Duration,
+  evals: Mapping[str, Evaluation] | None = None,
+  checkpoint: Checkpoints = Checkpoints(),
+  init_from: InitFrom | None = None,
+  mesh: MeshSizes = MeshSizes(),
+  sharding: Any = None,
+  preprocess: Any = Normalize(),
+  accum_steps: int = 1,
+  ema_decay: float | None = None,
+  seed: int = 0,
+  log_every: Duration = steps(50),
+  record: Mapping | None = None,
+  dry_run: bool = False,
+):
+  """Train a model, resuming from the newest checkpoint in workdir.
 
   Args:
-    state: TrainState.
-    batch: tree of arrays [B, ...].
-    loss_fn: (params, batch, rng) -> (mean loss, metrics).
-    tx: optax transformation.
-    accum_steps: micro-batches the batch is worked off in, to save memory; the
-      gradient is that of the whole batch.
-    ema_decay: d of ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
+    workdir: directory of the run; local, or gs://...
+    model: Flax module whose call maps images [B, H, W, C] to logits [B, K]. A
+      num_classes of None is set to the number of classes of the data.
+    data: training images and batches.
+    objective: function (model, preprocess=...) -> LossFn.
+    optimizer: optimizer rule with clipping, decay mask, freezing.
+    schedule: learning rate: function of the Timeline -> (step -> rate).
+    total: length of training.
+    evals: evaluators by name, and when they run. All run at the end.
+    checkpoint: when checkpoints are written and which are kept.
+    init_from: weights to start from if workdir has no checkpoint; None: random.
+    mesh: sizes of the mesh axes 'data', 'fsdp' and 'model'.
+    sharding: rules, see sharding.infer; None: rules that follow from the mesh.
+    preprocess: uint8 images -> float images, on the device.
+    accum_steps: micro-batches per step, to save memory; same result.
+    ema_decay: decay of an EMA of the parameters, used by evaluators and saved;
+      the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
+    seed: of initialisation, data order, augmentation and dropout.
+    log_every: time between records in metrics.jsonl and on the terminal.
+    record: JSON values saved as config.json, such as the resolved config.
+    dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
-    (TrainState, {name: scalar}); 'grad_norm' is that of all gradients, before
-    clipping, frozen parameters included.
+    The final TrainState; None after a dry run.
+
+  Raises:
+    ValueError: anything that does not fit, before the first step.
+    metrics.NonFiniteError: the loss or the gradient is NaN or Inf.
+    distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
-  rng = jax.random.fold_in(state.rng, state.step)
-  grad_fn = jax.grad(loss_fn, has_aux=True)
-  grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
-  updates, opt_state = tx.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  ema = state.ema
-  if ema is not None:
-    ema = optax.incremental_update(params, ema, 1 - ema_decay)
-  metrics |= {'grad_norm': optax.tree.norm(grads)}
-  state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
-  return state, metrics
-
-
-def accumulate(grad_fn, accum_steps):
-  """grad_fn averaged over micro-batches, each with an rng of its own."""
-  if accum_steps == 1:
-    return grad_fn
-
-  def accumulated(params, batch, rng):
-    # Micro-batch m takes every accum_steps-th example, so that each device
-    # goes on working on the examples it has.
-    micro = jax.tree.map(
-      lambda x: x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1), batch
-    )
-    rngs = jax.random.split(rng, accum_steps)
-
-    def add(sums, micro_batch_and_rng):
-      out = grad_fn(params, *micro_batch_and_rng)
-      return jax.tree.map(jnp.add, sums, out), None
-
-    first = jax.tree.map(lambda x: x[0], (micro, rngs))
-    zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(grad_fn, params, *first),
-    )
-    sums, _ = jax.lax.scan(add, zeros, (micro, rngs))
-    return jax.tree.map(lambda x: x / accum_steps, sums)
-
-  return accumulated
-
-
-def init_state(rng, *, model, images, tx, ema=False):
-  """TrainState of a freshly initialised model.
-
-  Args:
-    rng: typed key.
-    model: Flax module.
-    images: ShapeDtypeStruct of a batch of float images.
-    tx: optimizer for given parameters: (params) -> optax transformation.
-    ema: whether to keep an average, which starts at the parameters.
-  """
-  init_rng, train_rng = jax.random.split(rng)
-  example = jnp.zeros(images.shape, images.dtype)
-  params = model.init(init_rng, example)['params']
-  return TrainState(
-    step=jnp.zeros((), jnp.int32),
-    params=params,
-    opt_state=tx(params).init(params),
-    rng=train_rng,
-    ema=jax.tree.map(jnp.copy, params) if ema else None,
-  )
-
-
-def make_step(config, model, images, mesh, *, preprocess, lr_fn):
-  """What the config does to the model in a step, ready to be compiled.
-
-  Args:
-    config: Reader of a training's config.
-    model: Flax module.
-    images: ShapeDtypeStruct of a batch of float images.
-    mesh: of `sharding.make_mesh`; its devices need not be there.
-    preprocess: uint8 -> float images.
-    lr_fn: step -> learning rate.
-
-  Returns:
-    (init, abstract_state, step_fn): jitted, rng -> TrainState; its shapes, with
-    their shardings; jitted `train_step`, which gives up the state it is given.
-  """
-  loss_fn = instantiate(config.objective, model, preprocess=preprocess)
-  make_tx = assemble.optimizer(config.optimizer, lr_fn)
-  ema_decay = config.get('ema_decay')
-  init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
-  )
-  abstract_state = jax.eval_shape(init, jax.random.key(0))
-  rules = resolve(config.get('sharding', ()))
-  shardings = sharding.infer(abstract_state, rules, mesh)
-  step_fn = functools.partial(
-    train_step,
-    loss_fn=loss_fn,
-    tx=make_tx(abstract_state.params),
-    accum_steps=config.get('accum_steps', 1),
-    ema_decay=ema_decay,
-  )
-  outputs = (shardings, sharding.replicated(mesh))
-  return (
-    jax.jit(init, out_shardings=shardings),
-    sharding.annotate(abstract_state, shardings),
-    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
-  )
-
-
-def train(config, workdir):
-  """Trains as the config says, resuming what is in workdir. Returns the state.
-
-  Initialisation: 1. the newest checkpoint in workdir; 2. config.init_from;
-  3. scratch. README, "A training config", lists the keys.
-  """
-  config, given = Reader(config), config
   workdirs.prepare(workdir)
 
-  # 1. Data first: nothing may start if it is not there.
-  data = assemble.data(config.data)
-  mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
-  batch_size, accum_steps = data['batch_size'], config.get('accum_steps', 1)
-  sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
-  image_spec = pipeline.image_spec(data['source'], data.get('transforms', ()))
-  images = jax.ShapeDtypeStruct((1, *image_spec), jnp.float32)
-  steps_of = functools.partial(
-    to_steps, batch_size=batch_size, num_examples=len(data['source'])
-  )
-  total_steps = steps_of(config, 'total', default=...)
-  steps_of = functools.partial(steps_of, total_steps=total_steps)
+  # 1. Data: its size gives the number of steps and classes.
+  mesh = mesh.make()
+  check_batch_size(data.batch_size, mesh, parts=accum_steps)
+  image_shape = pipeline.image_spec(data.source, data.transforms)
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  timeline = Timeline(data.batch_size, len(data.source))
+  timeline = dataclasses.replace(timeline, total_steps=timeline.steps(total))
+  total_steps = timeline.total_steps
 
   # 2. What is trained, and how.
-  model = assemble.model(config.model, data['source'])
-  preprocess = assemble.preprocess(config)
-  lr_fn = assemble.schedule(config.schedule, steps_of)
+  model = with_num_classes(model, data.source)
+  loss_fn = objective(model, preprocess=preprocess)
+  learning_rate = schedule(timeline)
 
   # 3. Shapes, then shardings, then memory.
   init, abstract_state, step_fn = make_step(
-    config, model, images, mesh, preprocess=preprocess, lr_fn=lr_fn
+    model,
+    images=images,
+    loss_fn=loss_fn,
+    make_tx=functools.partial(optimizer, learning_rate=learning_rate),
+    mesh=mesh,
+    rules=sharding,
+    accum_steps=accum_steps,
+    ema_decay=ema_decay,
   )
 
   # 4. Evaluators open their data now, not after a day of training.
-  class_names = getattr(data['source'], 'class_names', None)
-  evaluators = assemble.evaluators(
-    config, model, preprocess, mesh, steps_of, class_names
+  class_names = getattr(data.source, 'class_names', None)
+  evaluators = open_evaluators(
+    {name: each.evaluator for name, each in (evals or {}).items()},
+    model,
+    preprocess=preprocess,
+    mesh=mesh,
+    class_names=class_names,
+    abstract_params=abstract_state.params,
   )
-  for _, evaluator in evaluators.values():
-    evaluator.check(abstract_state.params)
-  checkpointer, save_every = assemble.checkpointer(
-    config, workdir, steps_of, evaluators
-  )
-  log_every = steps_of(config, 'log_every', default=50)
-  seed = config.get('seed', 0)
-  init_from = resolve(config.get('init_from'))
+  eval_every = {
+    name: timeline.steps(each.every) for name, each in (evals or {}).items()
+  }
+  checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
   if init_from and checkpointer.latest_step() is None:
-    formats.find(init_from.get('path'), init_from.get('step'))
-  config.check_all_read('train')
-  workdirs.record(workdir, given)
-  workdirs.describe(workdir, given, model, image_spec, class_names)
+    formats.find(init_from.path, init_from.step)
+  if dry_run:
+    dry_runs.report_training(
+      model, abstract_state, step_fn, data, image_shape, mesh, timeline
+    )
+    return None
+  workdirs.record_config(workdir, record)
+  workdirs.record_model(
+    workdir,
+    model=model,
+    preprocess=preprocess,
+    transforms=next(
+      filter(None, (getattr(e, 'transforms', ()) for e in evaluators.values())),
+      None,
+    ),
+    image_shape=image_shape,
+    class_names=class_names,
+    activation=getattr(loss_fn, 'activation', 'softmax'),
+  )
 
   # 5. Initialisation: workdir, then init_from, then scratch.
   start, position, origin = 0, 0, 'initialised from scratch'
@@ -224,27 +177,25 @@ def train(config, workdir):
     origin = f'resumed at step {start} of {workdir}'
   else:
     state = init(jax.random.key(seed))
-    if init_from is not None:
-      state, origin = call(transfer.load_into, init_from, state, model)
+    if init_from:
+      state, origin = surgery.load_into(state, model, init_from)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,
-    batch_size=batch_size,
-    log_every_steps=log_every,
-    flops_per_step=3 * batch_size * flops.forward(model, images),
+    batch_size=data.batch_size,
+    log_every_steps=timeline.steps(log_every),
+    flops_per_step=3 * data.batch_size * flops.forward(model, images),
     start_step=start,
-    learning_rate=lr_fn,
+    learning_rate=learning_rate,
   )
-  monitor.introduce(model, state.params, image_spec, mesh, origin)
+  monitor.introduce(model, state.params, image_shape, mesh, origin)
 
   # 6. The loop. Metrics lag one step, so the host never waits for the device.
-  batches = call(
-    pipeline.train_batches,
-    data,
+  batches = data.train_batches(
     seed=seed,
     start=position,
     num_classes=model.num_classes,
-    **sharding.this_process(),
+    **this_process(),
   )
   with (
     contextlib.closing(monitor),
@@ -256,19 +207,24 @@ def train(config, workdir):
   ):
     for step in range(start + 1, total_steps + 1):
       with monitor.waiting():
-        batch = sharding.put_batch(next(batches), mesh)
+        batch = put_batch(next(batches), mesh)
       state, metrics = step_fn(state, batch)
       monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
 
       last, stopping = step == total_steps, stop.requested(step)
-      record = run_due(evaluators, step, last, state.eval_params, monitor)
+      due = {
+        name: evaluator
+        for name, evaluator in evaluators.items()
+        if last or (eval_every[name] and step % eval_every[name] == 0)
+      }
+      results = run_evaluators(due, step, state.eval_params, monitor)
       if last or stopping or step % save_every == 0:
-        monitor.flush()  # raises where the state has met NaN: it is not saved
+        monitor.flush()  # raises if the state has met NaN: it is not saved
         with monitor.pause():
           position = {'position': batches.position}
-          checkpointer.save(step, state, position, metrics=record)
+          checkpointer.save(step, state, position, metrics=results)
       if stopping and not last:
         checkpointer.wait()
         monitor.say(stop.message(step, total_steps, workdir))
@@ -276,15 +232,83 @@ def train(config, workdir):
   return state
 
 
-def run_due(evaluators, step, last, params, monitor):
-  """Runs the evaluators whose turn it is; {'name/metric': value} of them."""
-  record = {}
-  for name, (every, evaluator) in evaluators.items():
-    if last or (every and step % every == 0):
-      monitor.flush()
-      with monitor.pause():
-        result = evaluator.run(params)
-      record |= {f'{name}/{key}': value for key, value in result.items()}
-  if record:
-    monitor.write(step, record)
-  return record
+def run_evaluators(evaluators, step, params, monitor):
+  """Run the evaluators, log and return {'NAME/METRIC': value}."""
+  results = {}
+  for name, evaluator in evaluators.items():
+    monitor.flush()
+    with monitor.pause():
+      found = evaluator.run(params)
+    results |= {f'{name}/{key}': value for key, value in found.items()}
+  if results:
+    monitor.write(step, results)
+  return results
+
+
+def open_evaluators(
+  evals, model, *, preprocess, mesh, class_names, abstract_params
+):
+  """Return {name: evaluator}, with the data of each opened and checked.
+
+  Args:
+    evals: {name: function (model, preprocess=..., mesh=...) -> evaluator}.
+    model: Flax module.
+    preprocess: uint8 -> float images.
+    mesh: as returned by `sharding.make_mesh`.
+    class_names: of the model's outputs, or None if they are not known.
+    abstract_params: ShapeDtypeStructs of the parameters.
+
+  Raises:
+    ValueError: from an evaluator; or its labels have other class names.
+  """
+  made = {}
+  for name, factory in evals.items():
+    evaluator = factory(model, preprocess=preprocess, mesh=mesh)
+    _check_class_names(name, class_names, evaluator)
+    if check := getattr(evaluator, 'check', None):
+      check(abstract_params)
+    made[name] = evaluator
+  return made
+
+
+def _check_class_names(name, class_names, evaluator):
+  """Folders with different sub-folders number their classes differently."""
+  found = getattr(evaluator, 'class_names', None)
+  if not found or not class_names or list(found) == list(class_names):
+    return
+  only_here = sorted(set(found) - set(class_names))[:5]
+  missing = sorted(set(class_names) - set(found))[:5]
+  raise ValueError(
+    f'evals.{name} has {len(found)} classes and the model {len(class_names)}, '
+    f'with other names or in another order (only in evals.{name}: {only_here}; '
+    f'only in the model: {missing}), so its labels would mean other classes. '
+    "For a folder, set class_names in the evaluator's data.source. If they are "
+    'the same classes in the same order under other names (WordNet ids and '
+    f'words), set evals.{name}.same_classes=False.'
+  )
+
+
+def with_num_classes(model, source):
+  """Return the model with the number of classes of the data where it has none.
+
+  Raises:
+    ValueError: neither of them has one, or the data has more classes.
+  """
+  found = getattr(source, 'num_classes', None)
+  is_partial = isinstance(model, functools.partial)
+  given = None if is_partial else getattr(model, 'num_classes', None)
+  if given is not None and found is not None and given < found:
+    raise ValueError(
+      f'model.num_classes={given}, but the training data has {found} classes. '
+      f'Set it to {found}, or to None.'
+    )
+  if given is not None:
+    return model
+  if found is None:
+    raise ValueError(
+      'model.num_classes is not set, and the training data does not say how '
+      'many classes it has. Set model.num_classes.'
+    )
+  if is_partial:
+    return model(num_classes=found)
+  return model.clone(num_classes=found)

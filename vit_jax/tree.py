@@ -1,4 +1,4 @@
-"""Paths through trees: one convention for every rule in this code base.
+"""Paths in pytrees: one convention for every rule in this code base.
 
 A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
 regular expression that must match the whole path (`re.fullmatch`). Decay,
@@ -19,18 +19,18 @@ _STACKED = re.compile(r'(.*/|)blocks/(.*)')
 
 
 def path_str(key_path):
-  """The path 'a/b/0/c' of a key path of `jax.tree_util`."""
+  """Return the path 'a/b/0/c' of a key path of `jax.tree_util`."""
   return jax.tree_util.keystr(key_path, simple=True, separator='/')
 
 
 def flatten(tree):
-  """{path: leaf} of any pytree, in the tree's order."""
+  """Return {path: leaf} of any pytree, in its order."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {path_str(key_path): leaf for key_path, leaf in leaves}
 
 
 def unflatten(flat):
-  """The nested dict of a {path: leaf}; inverse of `flatten` for dicts."""
+  """Return the nested dict of a {path: leaf}; inverse of `flatten`."""
   tree = {}
   for path, leaf in flat.items():
     *parents, last = path.split('/')
@@ -42,14 +42,14 @@ def unflatten(flat):
 
 
 def map_with_path(fn, tree, *rest):
-  """Applies fn(path, leaf, *other_leaves) to every leaf."""
+  """Apply fn(path, leaf, *other_leaves) to every leaf."""
   return jax.tree_util.tree_map_with_path(
     lambda key_path, *leaves: fn(path_str(key_path), *leaves), tree, *rest
   )
 
 
 def first_match(rules, path):
-  """Index of the first of the regular expressions matching path, or None."""
+  """Return the index of the first rule that matches the path, or None."""
   for i, rule in enumerate(rules):
     if re.fullmatch(rule, path):
       return i
@@ -57,7 +57,7 @@ def first_match(rules, path):
 
 
 def check_rules_match(rules, tree, *, what):
-  """Raises ValueError if a rule matches no path: it would do nothing."""
+  """Raise ValueError if a rule matches no path and so would do nothing."""
   paths = list(flatten(tree))
   idle = [r for r in rules if not any(re.fullmatch(r, p) for p in paths)]
   if idle:
@@ -69,14 +69,14 @@ def check_rules_match(rules, tree, *, what):
 
 
 def mask(rules, tree):
-  """Tree of bools: whether any of the rules matches the leaf's path."""
+  """Return a tree of bools: whether any rule matches the path of the leaf."""
   return map_with_path(
     lambda path, _: first_match(rules, path) is not None, tree
   )
 
 
 def diff(expected, actual):
-  """Lines '- path shape' (expected only), '+ path shape' (actual only).
+  """Return lines '- path shape' (expected) and '+ path shape' (actual).
 
   Args:
     expected: {path: array or ShapeDtypeStruct}.
@@ -95,9 +95,10 @@ def diff(expected, actual):
 
 
 def stack_blocks(flat):
-  """Turns 'block_i/x' entries of a {path: array} into one 'blocks/x' each.
+  """Stack the 'block_i/x' entries of a {path: array} to one 'blocks/x' each.
 
-  Raises ValueError if the layers are not 0..n-1, or differ in their leaves.
+  Raises:
+    ValueError: the layers are not 0..n-1, or have different leaves.
   """
   stacks, out = {}, {}
   for path, leaf in flat.items():
@@ -117,7 +118,7 @@ def stack_blocks(flat):
 
 
 def unstack_blocks(flat):
-  """Turns 'blocks/x' entries of a {path: array} into 'block_i/x' each."""
+  """Split the 'blocks/x' entries of a {path: array} to 'block_i/x' each."""
   out = {}
   for path, leaf in flat.items():
     if found := _STACKED.fullmatch(path):
@@ -130,5 +131,5 @@ def unstack_blocks(flat):
 
 
 def is_stacked(flat):
-  """Whether any path of a {path: leaf} is in the scanned layout."""
+  """Return whether any path of a {path: leaf} is in the scanned layout."""
   return any(_STACKED.fullmatch(path) for path in flat)

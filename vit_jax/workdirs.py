@@ -1,4 +1,9 @@
-"""A run's directory: made, checked, and told what is run in it."""
+"""The directory of a run: checked, created, and described by three files.
+
+config.json       the config that the run was started with
+environment.json  command line, package versions, devices
+model.json        what a checkpoint needs in order to be used by itself
+"""
 
 import importlib.metadata
 import json
@@ -8,7 +13,8 @@ import sys
 import jax
 from etils import epath
 
-from vit_jax import distributed
+from vit_jax import config, distributed
+from vit_jax.files import write_atomically
 
 _PACKAGES = (
   'jax',
@@ -24,28 +30,24 @@ _PACKAGES = (
 
 
 def prepare(workdir):
-  """Creates workdir; ValueError unless all hosts can write to it."""
+  """Create the directory; ValueError unless all hosts can write to it."""
   path = epath.Path(workdir)
   probe = path / f'.write_test_{jax.process_index()}'
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe.write_text('')
     probe.unlink()
-  except Exception as e:  # each file system has errors of its own
+  except Exception as e:  # each file system has its own errors
     raise ValueError(
-      f'--workdir={workdir} cannot be written to: {e}. Choose another, or '
-      'get the permission.'
+      f'--workdir={workdir} cannot be written to: {e}. Choose another '
+      'directory, or get permission to write to it.'
     ) from e
   distributed.check_shared(path)
 
 
-def record(workdir, config):
-  """Saves the resolved config, package versions and devices (first host)."""
-  if jax.process_index():
-    return
-  path = epath.Path(workdir)
-  text = config.to_json_best_effort(indent=2)
-  (path / 'config.json').write_text(text + '\n')
+def record_config(workdir, record):
+  """Save config.json and environment.json, on the first host."""
+  _write(workdir, 'config.json', record or {})
   environment = {
     'argv': sys.argv,
     'python': platform.python_version(),
@@ -54,37 +56,50 @@ def record(workdir, config):
     'devices': [str(d) for d in jax.devices()],
     'device_kind': jax.devices()[0].device_kind,
   }
-  text = json.dumps(environment, indent=2)
-  (path / 'environment.json').write_text(text + '\n')
+  _write(workdir, 'environment.json', environment)
 
 
-def describe(workdir, config, model, image_shape, class_names):
-  """Saves what a checkpoint needs in order to be used by itself.
+def record_model(
+  workdir,
+  *,
+  model,
+  preprocess,
+  transforms,
+  image_shape,
+  class_names,
+  activation,
+):
+  """Save model.json, on the first host.
 
-  model.json: the model's settings with the number of classes filled in, what
-  makes an image of a picture (the transforms of the first evaluator that has
-  any) and a float image of that, the shape [H, W, C] of the images, the
-  classes' names, and what makes probabilities of logits.
+  Args:
+    workdir: of the run.
+    model: Flax module, with its number of classes.
+    preprocess: uint8 -> float images.
+    transforms: sequence that makes an image for the model from a decoded one,
+      or None if it is not known.
+    image_shape: (H, W, C) of the training images.
+    class_names: of the outputs, or None.
+    activation: converts logits to probabilities, 'softmax' or 'sigmoid'.
+
+  Raises:
+    ValueError: a model, preprocess or transform that is not a dataclass.
   """
-  if jax.process_index():
-    return
-  settings = json.loads(config.to_json_best_effort())
   content = {
-    'model': settings['model'] | {'num_classes': model.num_classes},
-    'preprocess': settings.get('preprocess') or _PREPROCESS,
-    'transforms': _test_transforms(settings),
+    'model': config.describe(model),
+    'preprocess': config.describe(preprocess),
+    'transforms': None if not transforms else config.describe(transforms),
     'image_shape': list(image_shape),
     'class_names': None if class_names is None else list(class_names),
-    'activation': _activation(settings),
+    'activation': activation,
   }
-  text = json.dumps(content, indent=2)
-  (epath.Path(workdir) / 'model.json').write_text(text + '\n')
+  _write(workdir, 'model.json', content)
 
 
 def description(path, *, missing_ok=False):
-  """What `describe` saved, of a workdir or of a checkpoint in one.
+  """Return the content of model.json of a workdir, or of a checkpoint in it.
 
-  Raises ValueError if there is none, or returns None if that is missing_ok.
+  Raises:
+    ValueError: there is none; with missing_ok, None is returned instead.
   """
   path = epath.Path(path)
   for folder in (path, path.parent, path.parent.parent):
@@ -94,24 +109,14 @@ def description(path, *, missing_ok=False):
     return None
   raise ValueError(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
-    'no model.json there.'
+    'there is no model.json. Give a workdir or a weights file.'
   )
 
 
-def _test_transforms(settings):
-  """Those that the run is evaluated with; None if it is not."""
-  for evaluator in settings.get('evals', {}).values():
-    if found := evaluator.get('data', {}).get('transforms'):
-      return found
-  return None
-
-
-def _activation(settings):
-  sigmoid = settings['objective']['target'].endswith('sigmoid_xent')
-  return 'sigmoid' if sigmoid else 'softmax'
-
-
-_PREPROCESS = {'target': 'vit_jax.preprocess.Normalize'}
+def _write(workdir, name, content):
+  if jax.process_index() == 0:
+    text = json.dumps(content, indent=2) + '\n'
+    write_atomically(epath.Path(workdir) / name, text)
 
 
 def _version(package):

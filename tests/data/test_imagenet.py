@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import build
+from vit_jax import config as config_lib
 from vit_jax.data import imagenet, pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.data.tfds import Tfds
@@ -70,7 +70,7 @@ def test_wnids_number_a_folder_with_few_classes(tmp_path):
     'path': str(tmp_path),
     'class_names': {'target': 'vit_jax.data.imagenet.wnids'},
   }
-  source = build.instantiate(config)
+  source = config_lib.instantiate(config)
   assert [source[i]['label'] for i in range(2)] == [282, 999]
   assert source.num_classes == 1000
 
@@ -95,7 +95,7 @@ def test_tfds_and_file_agree(data_dir, real_json):
     label_key='real_label',
     label_fn=imagenet.RealLabels(),
   )
-  of_file = build.instantiate(
+  of_file = config_lib.instantiate(
     {
       'target': 'vit_jax.data.imagenet.Real',
       'json': str(real_json),

@@ -424,3 +424,41 @@ def test_data_imports_no_heavy_modules():
     [sys.executable, '-c', code], cwd=root, capture_output=True, text=True
   )
   assert out.stdout.strip() == '[]', out.stderr
+
+
+def test_data_makes_the_batches_of_the_functions():
+  source = Numbers(5)
+  data = pipeline.Data(source, batch_size=2, transforms=[Noise()])
+  batch = next(data.train_batches(seed=3, start=4))
+  expected = next(
+    pipeline.train_batches(source, [Noise()], batch_size=2, seed=3, start=4)
+  )
+  for key in ('image', 'label'):
+    np.testing.assert_array_equal(batch[key], expected[key])
+  local = [b['index'].tolist() for b in data.eval_batches(process_count=2)]
+  assert local == [[0], [2], [4]]
+
+
+def test_data_without_labels():
+  data = pipeline.Data(Numbers(5, num_classes=5), batch_size=2, labels=False)
+  assert data.source.num_classes is None
+  assert next(data.train_batches())['label'].tolist() == [0, 0]
+  again = dataclasses.replace(data, batch_size=4)
+  assert again.source is data.source
+
+
+@pytest.mark.parametrize(
+  'field',
+  [
+    {'batch_size': 0},
+    {'batch_size': 2.0},
+    {'batch_size': True},
+    {'batch_size': None},
+    {'num_workers': -1},
+    {'on_error': 'ignore'},
+  ],
+)
+def test_data_names_an_invalid_field(field):
+  (name,) = field
+  with pytest.raises(ValueError, match=f'{name}=.* must be'):
+    pipeline.Data(Numbers(5), **{'batch_size': 2, **field})

@@ -7,7 +7,7 @@ import made_up
 import numpy as np
 import pytest
 
-from vit_jax import build
+from vit_jax import config as config_lib
 from vit_jax.data import images, vtab
 from vit_jax.data.tfds import Tfds
 
@@ -23,7 +23,7 @@ def data_dir(tmp_path_factory):
 
 def _source(data_dir, key, split):
   settings = vtab.settings(key, split, data_dir=str(data_dir))
-  return build.instantiate(settings)
+  return config_lib.instantiate(settings)
 
 
 def _distinct(key):
@@ -201,7 +201,7 @@ def test_scale():
 def _kinds(key, **options):
   """What the transforms of a task are, as (class, size or probability)."""
   configs = vtab.transforms(key, **options)
-  transforms = [build.instantiate(config) for config in configs]
+  transforms = [config_lib.instantiate(config) for config in configs]
   return [
     (type(t).__name__, getattr(t, 'size', (None,))[0]) for t in transforms
   ]
@@ -231,7 +231,7 @@ def test_dsprites_images_are_black_and_white(data_dir):
   source = _source(data_dir, 'dsprites_location', 'val200')
   image = images.decode(source[1]['image'], source.channels)
   for config in vtab.transforms('dsprites_location', size=64, train=True):
-    image = build.instantiate(config)(image, np.random.default_rng(0))
+    image = config_lib.instantiate(config)(image, np.random.default_rng(0))
   assert set(np.unique(image)) == {0, 255} and image.shape == (64, 64, 3)
   count = (589825 % 97) * 3
   assert np.sum(image == 255) == count

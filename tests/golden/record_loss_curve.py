@@ -13,14 +13,16 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from vit_jax import optim, schedules
+from vit_jax import optim
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
+from vit_jax.durations import Timeline, steps
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
-from vit_jax.train import init_state, train_step
+from vit_jax.step import init_state, train_step
 
 PATH = pathlib.Path(__file__).with_name('loss_curve.json')
 
@@ -46,13 +48,11 @@ def losses():
   source = digits.Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True
   )
-  rate = schedules.schedule(lr=0.01, total_steps=6, warmup_steps=2)
-
-  def make_tx(params):
-    return optim.make_optimizer(
-      optim.adam, params, rate, clip_norm=1.0, weight_decay=0.1
-    )
-
+  rate = optim.Schedule(lr=0.01, warmup=steps(2))(Timeline(16, 64, 6))
+  adamw = functools.partial(optax.adamw, weight_decay=0.1)
+  make_tx = functools.partial(
+    optim.Optimizer(adamw, clip_norm=1.0), learning_rate=rate
+  )
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   init = functools.partial(
     init_state, model=model, images=images, tx=make_tx, ema=True

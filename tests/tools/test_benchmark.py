@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic on given times, and a small run of each mode."""
+"""The benchmark's arithmetic with given times, and a small run."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ import pytest
 from vit_jax import environment
 from vit_jax.models import names
 from vit_jax.tools.benchmark import __main__ as benchmark
-from vit_jax.tools.benchmark import report, timing
+from vit_jax.tools.benchmark import cases, report, rounds
 
 TIMM_COLUMNS = (
   'model,infer_samples_per_sec,infer_step_time,infer_batch_size,'
@@ -61,34 +61,32 @@ def fake(tmp_path):
   return write
 
 
-def test_median_and_spread():
-  assert timing.Spread.of([3.0, 1.0, 10.0]) == timing.Spread(3.0, 1.0, 10.0)
-  assert timing.Spread.of([4.0, 2.0]).median == 3.0
-
-
 @pytest.mark.parametrize(
-  ('steps', 'rounds', 'shares'),
+  ('steps', 'count', 'shares'),
   [(30, 5, [6] * 5), (7, 3, [2] * 3), (2, 5, [1, 1]), (1, 1, [1])],
 )
-def test_rounds_are_equal(steps, rounds, shares):
-  assert timing.split(steps, rounds) == shares
+def test_rounds_are_equal(steps, count, shares):
+  assert rounds.split(steps, count) == shares
 
 
 def test_workers_take_turns():
   calls = []
 
-  def worker(name, seconds):
-    return lambda steps: calls.append((name, steps)) or seconds * steps
+  def worker(name):
+    return lambda steps: calls.append((name, steps)) or name * steps
 
-  times = timing.in_turn([worker('a', 0.5), worker('b', 2.0)], [3, 3])
-  assert calls == [('a', 3), ('b', 3)] * 2
-  assert times == [[0.5, 0.5], [2.0, 2.0]]
+  results = rounds.in_turn([worker('a'), worker('b')], [3, 2])
+  assert calls == [('a', 3), ('b', 3), ('a', 2), ('b', 2)]
+  assert results == [['aaa', 'aa'], ['bbb', 'bb']]
 
 
-def test_ratio_is_of_neighbours():
+def test_ratio_is_that_of_neighbours():
   # The machine was four times slower in the second round, for both.
-  assert timing.ratio([1, 4, 1], [2, 8, 3]) == timing.Spread(2, 2, 3)
-  assert timing.ratio_of_best([1, 4, 2], [9, 3, 8]) == 3
+  started = {'started': STARTED, 'peer_started': {}}
+  found = {'times': [1, 4, 1], 'peer_times': [2, 8, 3]} | started
+  row = report.row(CASE, found)
+  keys = ('ratio', 'ratio_min', 'ratio_max', 'ratio_of_best')
+  assert [row[key] for key in keys] == [2, 2, 3, 2]
 
 
 def test_row_of_given_times():
@@ -118,7 +116,7 @@ def test_columns_are_timms_and_ours():
 
 
 def test_peer_and_ours_are_paired(fake):
-  found = benchmark.measure(
+  found = rounds.measure(
     CASE,
     [2, 2, 2],
     ours=fake('ours', [0.1, 0.4, 0.1]),
@@ -132,7 +130,7 @@ def test_peer_and_ours_are_paired(fake):
   )
   assert row['peer_samples_per_sec'] == pytest.approx(50)
   assert row['mfu_measured'] == pytest.approx(1.8)
-  said = 'ours / theirs 2.000 (1.500 to 2.000), of the fastest rounds 2.000'
+  said = 'ours / theirs 2.000 (1.500 to 2.000), fastest rounds 2.000'
   assert said in report.line(row)
 
 
@@ -147,7 +145,7 @@ def test_peer_and_ours_are_paired(fake):
   ],
 )
 def test_what_fails_is_a_row(fake, start, message, tmp_path):
-  found = benchmark.measure(CASE, [1], ours=fake('ours', start=start))
+  found = rounds.measure(CASE, [1], ours=fake('ours', start=start))
   row = report.row(CASE, found)
   assert row['error'].startswith(message)
   assert message in report.line(row)
@@ -159,7 +157,7 @@ def test_what_fails_is_a_row(fake, start, message, tmp_path):
 
 
 def test_a_peer_without_memory_leaves_ours(fake):
-  found = benchmark.measure(
+  found = rounds.measure(
     CASE,
     [1],
     ours=fake('ours', [0.1]),
@@ -179,7 +177,7 @@ def test_settings_of_the_peers_process(fake, monkeypatch, settings):
   path = pathlib.Path(peer[1])
   seen = "__import__('os').environ.get('FASTER', 'no')"
   path.write_text(path.read_text().replace("'PLACE'", seen))
-  found = benchmark.measure(
+  found = rounds.measure(
     CASE,
     [1],
     ours=fake('ours', [0.1]),
@@ -196,7 +194,7 @@ def test_settings_of_the_peers_process(fake, monkeypatch, settings):
 def test_first_batch_size_that_fits(fake, monkeypatch, capsys):
   full = 'if settings["batch_size"] > 4: raise MemoryError'
   command = fake('ours', [0.1], start=full)
-  monkeypatch.setattr(benchmark, 'ours_command', lambda: command)
+  monkeypatch.setattr(cases, 'our_command', lambda: command)
   arguments = ['--models=mu/16,Ti/16', '--steps=1', '--first_fit']
   benchmark.main([*arguments, '--batch_sizes=16,4,2'])
   lines = capsys.readouterr().out.splitlines()
@@ -210,46 +208,58 @@ def test_first_batch_size_that_fits(fake, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_end_to_end(tmp_path, fake, capfd):
-  """All modes, real workers, a peer by path; in processes of their own."""
+  """A real worker and a peer given by its path, in processes of their own."""
   _, peer = fake('peer', [1.0] * 2, started={'compile_s': 1.0})
   files = {'csv': tmp_path / 'b.csv', 'json': tmp_path / 'b.json'}
   benchmark.main(
     [
-      *('--models=mu/16', '--batch_sizes=4', '--mode=train,infer,input'),
-      *('--image_size=32', '--steps=4', '--rounds=2', '--warmup=1'),
-      *('--scan', f'--peer={peer}'),
+      '--models=mu/16',
+      '--mode=infer',
+      '--batch_sizes=4',
+      '--image_size=32',
+      '--steps=4',
+      '--rounds=2',
+      '--warmup=1',
+      '--scan',
+      f'--peer={peer}',
       *(f'--{name}={path}' for name, path in files.items()),
     ]
   )
   with files['csv'].open() as file:
-    rows = {row['mode']: row for row in csv.DictReader(file)}
-  assert list(rows) == ['input', 'train', 'infer']
-  saved = json.loads(files['json'].read_text())['cases']
-  times = {case['case']['mode']: case['times'] for case in saved}
-  assert all(len(seconds) == 2 for seconds in times.values())
-  assert not any(row['error'] for row in rows.values())
+    (row,) = csv.DictReader(file)
+  (saved,) = json.loads(files['json'].read_text())['cases']
+  assert len(saved['times']) == 2
+  assert not row['error'] and row['mode'] == 'infer'
+  speed = float(row['infer_samples_per_sec'])
+  ms, low, high = (
+    float(row[k]) for k in ('infer_step_time', 'step_time_min', 'step_time_max')
+  )
+  assert speed == pytest.approx(4 / ms * 1e3, rel=1e-4)
+  assert low <= ms <= high
   count = names.count_parameters('mu/16', image_size=32)
-  for mode in ('train', 'infer'):
-    row = rows[mode]
-    speed, ms = (
-      float(row[f'{mode}_{k}']) for k in ('samples_per_sec', 'step_time')
-    )
-    assert speed == pytest.approx(4 / ms * 1e3, rel=1e-4)
-    low, high = float(row['step_time_min']), float(row['step_time_max'])
-    assert low <= ms <= high
-    assert float(row['param_count']) == pytest.approx(count / 1e6, rel=1e-4)
-    # The peer claims a second a step.
-    ratio = statistics.median(1 / t for t in times[mode])
-    assert float(row['ratio']) == pytest.approx(ratio, rel=1e-4)
-    assert 0 < float(row['mfu_measured']) < 1 and row['mfu'] == ''
-    assert row['precision'] == 'float32' and row['scan'] == 'True'
-  assert float(rows['input']['input_samples_per_sec']) > 0
+  assert float(row['param_count']) == pytest.approx(count / 1e6, rel=1e-4)
   # 4 patches and the class token, D = 32, M = 128, one layer, 1000 classes.
   tokens, d, m = 5, 32, 128
   macs = 4 * 768 * d + tokens * (4 * d * d + 2 * d * m) + 2 * tokens**2 * d
   macs += 1000 * d
-  assert float(rows['train']['infer_gmacs']) == pytest.approx(macs / 1e9)
+  assert float(row['infer_gmacs']) == pytest.approx(macs / 1e9, rel=1e-4)
+  # The peer claims a second per step.
+  ratio = statistics.median(1 / t for t in saved['times'])
+  assert float(row['ratio']) == pytest.approx(ratio, rel=1e-4)
+  assert 0 < float(row['mfu_measured']) < 1 and row['mfu'] == ''
+  assert row['precision'] == 'float32' and row['scan'] == 'True'
   assert 'img/s' in capfd.readouterr().out
+
+
+def test_cases_are_all_combinations():
+  arguments = '--models=mu/16 --batch_sizes=1,2 --mode=train,input,infer '
+  arguments += '--precision=bfloat16 --remat=none,full --image_size=32'
+  found = cases.cases(benchmark.parser().parse_args(arguments.split()))
+  modes = [(case['mode'], case['batch_size']) for case in found]
+  assert modes[:2] == [('input', 1), ('input', 2)]
+  assert len(found) == 2 + 2 * 2 * 2
+  assert found[2]['fields'] == {'dtype': 'bfloat16', 'num_classes': 1000}
+  assert found[-1]['fields']['remat'] == 'full'
 
 
 @pytest.mark.parametrize(
@@ -258,7 +268,7 @@ def test_end_to_end(tmp_path, fake, capfd):
     (['--models=Q/16'], 'no model named'),
     (['--models=mu/16', '--peer=timm'], 'timm has no mu/16'),
     (['--models=R50x1', '--peer=linen'], 'is a plain ViT, not R50x1'),
-    (['--peer=nowhere.py'], 'there is no nowhere.py'),
+    (['--peer=nowhere.py'], 'nowhere.py does not exist'),
   ],
 )
 def test_mistakes(arguments, message):

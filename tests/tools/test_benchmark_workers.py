@@ -1,5 +1,6 @@
-"""The benchmark's workers: ours, a plain Linen ViT's, timm's, the input's."""
+"""The benchmark's workers: ours, plain Linen, timm, and the input."""
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -9,39 +10,46 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.models import names
-from vit_jax.tools.benchmark import __main__ as benchmark
-from vit_jax.tools.benchmark import ours as benchmark_ours
-from vit_jax.tools.benchmark import peers, workers
+from vit_jax.tools.benchmark import cases, input, ours, workers
+
+SETTINGS = {'model': 'mu/16', 'batch_size': 8, 'image_size': 32, 'warmup': 1}
 
 
 @pytest.mark.slow
 def test_ours_trains_on_all_devices():
-  settings = {'mode': 'train', 'batch_size': 8, 'image_size': 32, 'warmup': 1}
-  fields = benchmark.fields('mu/16', 'bfloat16', 'einsum', 'full', True)
-  found = benchmark_ours.make(settings | {'fields': fields})
+  fields = {'dtype': 'bfloat16', 'num_classes': 10}
+  settings = SETTINGS | {'mode': 'train', 'fields': fields}
+  found = ours.make(settings)
   assert found.round(2) > 0
   assert found.started['n_devices'] == jax.device_count()
   assert int(found._carry.step) == 3
   with pytest.raises(ValueError, match='must divide by'):
-    benchmark_ours.make(settings | {'fields': fields, 'batch_size': 3})
+    ours.make(settings | {'batch_size': 3})
+
+
+def test_input_makes_batches(monkeypatch):
+  monkeypatch.setattr(input, 'Jpegs', functools.partial(input.Jpegs, 4))
+  found = input.Input({'batch_size': 2, 'image_size': 32, 'warmup': 1})
+  assert found.round(1) > 0
+  assert 30e3 < found.started['jpeg_bytes'] < 150e3
 
 
 def test_matrix_product_is_positive():
-  assert benchmark_ours.matrix_flops('bfloat16', side=64, repeats=2) > 0
+  assert ours.matrix_flops('bfloat16', side=64, repeats=2) > 0
 
 
 def test_models_by_name():
   theirs = 'vit_huge_patch14_224'
-  assert peers.timm_name(theirs) == theirs
-  assert peers.timm_name('S/16') == 'vit_small_patch16_224'
-  assert peers.timm_name('ViT-L/16') == 'vit_large_patch16_224'
-  assert peers.timm_name('vit_huge_patch14_224') == 'vit_huge_patch14_224'
-  assert peers.timm_name('G/14') == 'vit_gigantic_patch14_224'
-  assert peers.timm_name('mu/16') is None
+  assert cases.timm_name(theirs) == theirs
+  assert cases.timm_name('S/16') == 'vit_small_patch16_224'
+  assert cases.timm_name('ViT-L/16') == 'vit_large_patch16_224'
+  assert cases.timm_name('G/14') == 'vit_gigantic_patch14_224'
+  assert cases.timm_name('mu/16') is None
 
 
 def test_input_names_what_is_missing(monkeypatch):
-  # Which of the two is met first depends on what has been imported before.
+  # Which of the two is imported first depends on what has been imported before.
+  monkeypatch.setattr(input, 'Jpegs', functools.partial(input.Jpegs, 1))
   monkeypatch.setitem(sys.modules, 'grain', None)
   monkeypatch.setitem(sys.modules, 'cv2', None)
   message = 'not installed here: pip install (grain|opencv-python)'
@@ -49,25 +57,20 @@ def test_input_names_what_is_missing(monkeypatch):
     input.Input({'batch_size': 2, 'image_size': 32})
 
 
-def test_plain_linen_has_the_shape_of_ours():
-  """The yardstick's parameters are as many as our model's of that name."""
-  path = peers.LINEN
-  spec = importlib.util.spec_from_file_location('plain', path)
+def test_plain_linen_has_as_many_parameters_as_ours():
+  spec = importlib.util.spec_from_file_location('plain', cases.LINEN)
   plain = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(plain)
-  fields = names.settings('mu/16', num_classes=1000)
-  del fields['target']
   images = jnp.zeros((1, 32, 32, 3))
-  shapes = jax.eval_shape(
-    plain.PlainViT(**fields).init, jax.random.key(0), images
-  )
-  # Ours keeps the class token's position apart, in the same N + 1 rows.
+  model = plain.create('mu/16', num_classes=1000)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  # Our model keeps the position of the class token in a table of its own.
   count = sum(x.size for x in jax.tree.leaves(shapes))
   assert count == names.count_parameters('mu/16', image_size=32)
 
 
 def test_workers_import_without_data_packages():
-  """The box with the accelerator may have none of these."""
+  """A machine with an accelerator may lack all of these."""
   code = """
 import sys
 missing = {'grain', 'tensorflow_datasets', 'cv2', 'PIL', 'matplotlib'}
@@ -81,7 +84,7 @@ import vit_jax.tools.benchmark.__main__, vit_jax.tools.benchmark.ours
 for name in ('jax', 'vit_jax.models.names'):
   del sys.modules[name]
   sys.modules[name] = None
-import vit_jax.tools.benchmark.timm  # of an interpreter that has torch alone
+import vit_jax.tools.benchmark.timm  # runs where only torch is installed
 """
   done = subprocess.run(
     [sys.executable, '-c', code],
@@ -100,13 +103,10 @@ import vit_jax.tools.benchmark.timm  # of an interpreter that has torch alone
 )
 @pytest.mark.parametrize('mode', ['train', 'infer'])
 def test_timm_worker(mode):
-  case = {
-    'mode': mode,
-    'precision': 'bfloat16',
-  }
-  case |= {'timm_name': 'vit_tiny_patch16_224'}
-  case |= {'image_size': 32, 'batch_size': 2, 'num_classes': 10}
-  command = peers.command('timm', sys.executable)
+  case = {'mode': mode, 'precision': 'bfloat16'}
+  case |= {'timm_name': 'vit_tiny_patch16_224', 'num_classes': 10}
+  case |= {'image_size': 32, 'batch_size': 2}
+  command = cases.peer_command('timm', sys.executable)
   with workers.Worker(command) as timm:
     started = timm.ask('start', **case, compile='none', warmup=1)
     assert started['notes'] == 'eager'

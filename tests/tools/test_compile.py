@@ -14,11 +14,8 @@ import ml_collections
 import numpy as np
 import pytest
 
-from vit_jax.tools.compile import __main__ as compile_tool
-from vit_jax.tools.compile import costs as compile_costs
-from vit_jax.tools.compile import report, search, table
-from vit_jax.tools.compile import step as compile_step
-from vit_jax.tools.compile.costs import costs
+from vit_jax.tools.compile import report, search, step, table
+from vit_jax.tools.compile.costs import costs, num_products
 
 ROOT = pathlib.Path(__file__).parents[2]
 HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
@@ -118,8 +115,8 @@ def test_a_loop_whose_counter_takes_larger_steps():
 def test_a_loop_without_a_bound_counts_once_and_is_told():
   found = costs(LOOP.replace('direction=LT', 'direction=NE'))
   assert (found.cycles, found.unknown_loops) == (107, 1)
-  (told,) = report.left_out({'unknown_loops': 1})
-  assert 'further rounds of 1 loops' in told
+  (told,) = report.warnings({'unknown_loops': 1})
+  assert 'first iteration of 1 loops' in told
 
 
 def test_kernels_without_an_estimate_are_told():
@@ -127,11 +124,11 @@ def test_kernels_without_an_estimate_are_told():
   added = f'  {kernel}"tpu_custom_call"\n  %start ='
   found = costs(LOOP.replace('  %start =', added))
   assert (found.cycles, found.uncounted_kernels) == (307, 1)
-  (told,) = report.left_out({'uncounted_kernels': 1})
-  assert '1 runs of kernels' in told
+  (told,) = report.warnings({'uncounted_kernels': 1})
+  assert '1 runs of Pallas kernels' in told
   other = added.replace('tpu_custom_call', 'ConcatBitcast')
   assert costs(LOOP.replace('  %start =', other)).uncounted_kernels == 0
-  assert report.left_out({'unknown_loops': 0}) == []
+  assert report.warnings({'unknown_loops': 0}) == []
 
 
 def test_the_dearest_branch_counts():
@@ -172,7 +169,7 @@ def test_products_of_a_convolution(window, pairs):
   dilated[:: window['lhs_dilate']] = 1
   padded = np.pad(dilated, window['pad'])
   out = len(padded) - kernel + 1
-  counted = compile_costs._products(size, kernel, out, **window)
+  counted = num_products(size, kernel, out, **window)
   assert counted == sum(padded[o : o + kernel].sum() for o in range(out))
   assert pairs in (None, counted)
 
@@ -218,7 +215,7 @@ def make_config(**changes):
 
 def test_local_report(tmp_path):
   config = make_config()
-  row = compile_step.measure(config, jax.devices(), num_classes=5)
+  row = step.measure(config, jax.devices(), num_classes=5)
   assert row['mesh'] == f'data {jax.device_count()}'
   assert row['image_shape'] == '8x12x3'
   assert row['hbm_gib'] is row['fits'] is row['megacycles'] is None
@@ -260,7 +257,7 @@ def test_local_report(tmp_path):
 def test_what_cannot_be_compiled(changes, options, message):
   config = make_config(**changes)
   with pytest.raises(ValueError, match=message):
-    compile_step.lower(config, jax.devices(), **options)
+    step.lower(config, jax.devices(), **options)
 
 
 @pytest.mark.parametrize(
@@ -268,13 +265,13 @@ def test_what_cannot_be_compiled(changes, options, message):
   [(None, None), ('8', (8, 8, 3)), ('8x4', (8, 4, 3)), ('8x4x1', (8, 4, 1))],
 )
 def test_image_sizes(text, shape):
-  assert compile_tool.image_shape(text) == shape
+  assert step.read_image_shape(text) == shape
 
 
 @pytest.mark.parametrize('text', ['', '8x', 'x', '0', '1x2x3x4', 'large'])
 def test_image_sizes_that_are_none(text):
   with pytest.raises(ValueError, match='HxWxC'):
-    compile_tool.image_shape(text)
+    step.read_image_shape(text)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +290,10 @@ def test_image_sizes_that_are_none(text):
   ],
 )
 def test_what_the_compiler_says_when_memory_is_short(text, key, wanted, spare):
-  step = types.SimpleNamespace(
+  lowered = types.SimpleNamespace(
     about={}, model_flops=8e12, devices=4, arguments=2 * 2**30
   )
-  row = report.too_large(step, text)
+  row = report.too_large(lowered, text)
   assert row['fits'] is False
   assert (row[key], row['spare_gib']) == (wanted, spare)
   assert (row['model_tflop'], row['arguments_gib']) == (2, 2)
@@ -321,41 +318,46 @@ def test_search(largest, cheapest):
   assert len(tried) == len(set(tried)) <= 3 + 3
 
 
-def test_a_search_goes_on_where_it_was_stopped(tmp_path, capsys):
-  config, file, compiled = make_config(), tmp_path / 'rows.json', []
+def test_a_search_continues_after_an_interruption(tmp_path, capsys):
+  compiled = []
 
-  def compile_one(config):
+  def compile_one(size, remat):
     if len(compiled) == 2:
       raise KeyboardInterrupt
-    size, remat = config.data.batch_size, config.model.remat
     compiled.append((size, remat))
-    fits, spare = size <= 16, 16.0 - size
     about = {'batch_size': size, 'remat': remat, 'compile_s': 30.0}
-    return about | {'fits': fits, 'spare_gib': spare}
+    return about | {'fits': size <= 16, 'spare_gib': 16.0 - size}
 
-  def search(about):
-    tries = search.Tries(file, about, config, compile_one, 3)
-    return search.search(tries.fits, [8, 16, 32])
+  def run(topology):
+    compiled.clear()
+    about, file = {'topology': topology}, tmp_path / 'rows.json'
+    return search.run(compile_one, about, 8, 32, file)
 
   with pytest.raises(KeyboardInterrupt):
-    search({'topology': 'v5e:2x2'})
+    run('v5e:2x2')
   assert compiled == [(16, 'full'), (32, 'full')]
   shown = capsys.readouterr().out
   assert 'batch 16, remat full: yes, 0.0 left' in shown
   assert '32, remat full: NO, 16.0 too much (at most 3 to go, 0:01:30)' in shown
-  compiled.clear()
-  assert search({'topology': 'v5e:2x2'}) == (16, 'none')
-  assert compiled == [(16, 'none')]
-  compiled.clear()
+  best, rows = run('v5e:2x2')
+  assert (best['batch_size'], best['remat']) == (16, 'none')
+  assert compiled == [(16, 'none')] and len(rows) == 3
+  assert 'data.batch_size=16 --config.model.remat=none' in (
+    capsys.readouterr().out
+  )
   with pytest.raises(KeyboardInterrupt):
-    search({'topology': 'v5e:4x4'})
+    run('v5e:4x4')
   assert compiled == [(16, 'full'), (32, 'full')]
-  assert config == make_config()
+
+
+def test_a_search_without_batch_sizes():
+  with pytest.raises(ValueError, match='the smallest batch is 8, one example'):
+    search.run(None, {}, 8, 7)
 
 
 def test_the_smallest_batch():
   config = make_config(mesh={'data': -1, 'model': 2}, accum_steps=3)
-  assert compile_step.smallest_batch(config, [*jax.devices()]) == 12
+  assert step.smallest_batch(config, [*jax.devices()]) == 12
 
 
 def test_the_committed_page_is_made_of_its_data():
@@ -413,8 +415,8 @@ def test_the_compilers_own_printout_costs_the_same():
   code = """
 import jax
 import jax.numpy as jnp
-from vit_jax.tools.compile import costs as compile_costs
-from vit_jax.tools.compile import step as compile_step
+from vit_jax.tools.compile import step
+from vit_jax.tools.compile.costs import costs
 
 class Refused:
   def as_text(self):
@@ -429,10 +431,10 @@ x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
 w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
 lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
 texts = [
-  step.read(lowered, compiled)
+  step.read_hlo(lowered, compiled)
   for compiled in (lowered.compile(), Refused())
 ]
-first, second = map(costs.costs, texts)
+first, second = map(costs, texts)
 assert first.cycles > 0 and first == second, (first, second)
 """
   done = subprocess.run(

@@ -20,14 +20,93 @@ restarts enter. Global batch b is a run of positions and each process takes its
 contiguous share of it, so any number of processes sees the same global batch.
 """
 
+import dataclasses
 import math
+import numbers
 import os
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from vit_jax.checks import one_of
 from vit_jax.data import chunks
 from vit_jax.data.examples import Examples
+from vit_jax.data.unlabelled import Unlabelled
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """A source and how to make batches from it.
+
+  Attributes:
+    source: see the module docstring.
+    batch_size: number of examples in a batch, over all processes.
+    transforms: functions t(image, rng), applied in order.
+    num_workers: number of reading processes; 0 reads on threads.
+    on_error: 'raise', or 'skip' to pass over unreadable examples.
+    labels: if False, `source` is wrapped in `Unlabelled`.
+
+  Raises:
+    ValueError: an argument has an invalid value.
+  """
+
+  source: Any
+  batch_size: int
+  transforms: Sequence = ()
+  num_workers: int = 0
+  on_error: str = 'raise'
+  labels: bool = True
+
+  def __post_init__(self):
+    for name, least in (('batch_size', 1), ('num_workers', 0)):
+      value = getattr(self, name)
+      is_int = isinstance(value, numbers.Integral)
+      if not is_int or isinstance(value, bool) or value < least:
+        raise ValueError(
+          f'{name}={value!r} must be an integer of at least {least}.'
+        )
+    one_of('on_error', self.on_error, ('raise', 'skip'))
+    object.__setattr__(self, 'transforms', tuple(self.transforms))
+    if not self.labels and not isinstance(self.source, Unlabelled):
+      object.__setattr__(self, 'source', Unlabelled(self.source))
+
+  def train_batches(
+    self,
+    *,
+    seed=0,
+    start=0,
+    process_index=0,
+    process_count=1,
+    num_classes=None,
+  ):
+    """Return the iterator of the function `train_batches`."""
+    return train_batches(
+      self.source,
+      self.transforms,
+      batch_size=self.batch_size,
+      seed=seed,
+      start=start,
+      process_index=process_index,
+      process_count=process_count,
+      num_workers=self.num_workers,
+      on_error=self.on_error,
+      num_classes=num_classes,
+    )
+
+  def eval_batches(self, *, process_index=0, process_count=1, num_classes=None):
+    """Return the iterable of the function `eval_batches`."""
+    return eval_batches(
+      self.source,
+      self.transforms,
+      batch_size=self.batch_size,
+      process_index=process_index,
+      process_count=process_count,
+      num_workers=self.num_workers,
+      on_error=self.on_error,
+      num_classes=num_classes,
+    )
 
 
 def train_batches(

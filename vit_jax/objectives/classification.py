@@ -1,8 +1,10 @@
-"""Supervised classification: factories that return a LossFn.
+"""Supervised classification: objectives, i.e. factories that return a LossFn.
 
-LossFn = (params, batch, rng) -> (loss, metrics), with a batch of
+LossFn = (params, batch, rng) -> (loss, metrics), for a batch of
 {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32 [B, K]}. The loss is
-the mean over the batch.
+the mean over the batch. `LossFn.activation` is the function that converts the
+logits to probabilities, 'softmax' or 'sigmoid'. An objective that wraps another
+one keeps it by `functools.wraps(loss_fn)`.
 """
 
 import jax
@@ -10,38 +12,42 @@ import jax.numpy as jnp
 
 
 def softmax_xent(model, *, preprocess, label_smoothing=0.0):
-  """Softmax cross-entropy, the paper's loss for fine-tuning.
+  """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
   Args:
     model: has apply({'params': p}, images, train=True, rngs=...) -> [B, K].
     preprocess: uint8 images -> float images.
-    label_smoothing: s of t * (1 - s) + s / K.
+    label_smoothing: s in targets * (1 - s) + s / K.
   """
-  return _loss_fn(model, preprocess, label_smoothing, softmax_loss)
+  loss_fn = _loss_fn(model, preprocess, label_smoothing, softmax_loss)
+  loss_fn.activation = 'softmax'
+  return loss_fn
 
 
 def sigmoid_xent(model, *, preprocess, label_smoothing=0.0):
-  """Sigmoid cross-entropy, summed over classes.
+  """Return the sigmoid cross-entropy, summed over classes.
 
-  The paper does not name its pre-training loss; the ViT configs of big_vision
+  The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
   """
-  return _loss_fn(model, preprocess, label_smoothing, sigmoid_loss)
+  loss_fn = _loss_fn(model, preprocess, label_smoothing, sigmoid_loss)
+  loss_fn.activation = 'sigmoid'
+  return loss_fn
 
 
 def softmax_loss(logits, targets):
-  """[B, K], [B, K] -> [B]."""
+  """Return the loss of each example: [B, K], [B, K] -> [B]."""
   return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 
 def sigmoid_loss(logits, targets):
-  """[B, K], [B, K] -> [B], summed over classes."""
+  """Return the loss of each example, summed over classes: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
   return -jnp.sum(targets * on + (1 - targets) * off, axis=-1)
 
 
 def soft_targets(labels, num_classes, label_smoothing=0.0):
-  """float32 [B, K] of labels int [B] or float [B, K]."""
+  """Return float32 targets [B, K] of labels int [B] or float [B, K]."""
   if jnp.issubdtype(labels.dtype, jnp.integer):
     labels = jax.nn.one_hot(labels, num_classes)
   return labels * (1 - label_smoothing) + label_smoothing / num_classes

@@ -10,10 +10,9 @@ import jax
 from vit_jax.data import transforms as image_transforms
 
 
-def name(init_from, model):
-  """What a user calls the model: the run's folder, or the weights file."""
-  path = str((init_from or {}).get('path') or '')
-  parts = [part for part in path.split('/') if part]
+def name(path, model):
+  """Return the name of the weights: their folder or file, or the class."""
+  parts = [part for part in str(path or '').split('/') if part]
   if parts and parts[-1] == 'model.safetensors':
     parts.pop()
   if not parts:

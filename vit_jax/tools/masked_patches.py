@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import build, pretrained, terminal
+from vit_jax import pretrained, terminal
+from vit_jax.config import resolve
 from vit_jax.data import image_files, pipeline
 from vit_jax.data.unlabelled import Unlabelled
 from vit_jax.objectives import patch_targets
@@ -199,7 +200,7 @@ def _images(args, config, weights):
       found.append(image)
     return np.stack(found)
   evaluators = config.get('evals') or {'training': config}
-  data = build.resolve(next(iter(evaluators.values()))['data'])
+  data = resolve(next(iter(evaluators.values()))['data'])
   batches = pipeline.eval_batches(
     Unlabelled(data['source']),
     data.get('transforms', ()),

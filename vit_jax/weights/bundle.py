@@ -77,6 +77,13 @@ class Weights:
       self.transforms = [{'target': f'{TRANSFORMS}Resize', 'size': size}]
 
 
+def _model_of(weights):
+  return make(weights.settings)
+
+
+Weights.model = property(_model_of)
+
+
 def make(settings: Mapping[str, Any]):
   """The object that settings read from a file describe; see check_targets."""
   check_targets(settings)

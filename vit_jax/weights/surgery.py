@@ -7,13 +7,14 @@ interpolated in 2-D to the new sequence length.
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import call
 from vit_jax.models import posemb
 from vit_jax.weights import formats
 
@@ -37,41 +38,86 @@ class Report:
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
-def load_into(
-  state, model, *, path, step=None, ema='auto', grid=None, **adapt_arguments
-):
-  """A fresh state with parameters of another run, or of a weights file.
+@dataclasses.dataclass(frozen=True)
+class InitFrom:
+  """Weights to start from, and how they are adapted to the model.
+
+  Attributes:
+    path: a workdir, a checkpoint, or weights of any format of formats.py.
+    step, ema: which checkpoint of a workdir, and whether its EMA; see
+      `checkpoint.load_params`.
+    grid: (rows, columns) of a position table that is not square.
+    options: more of what a file does not say, see `formats.read`.
+    trust: packages that the file may name classes of.
+    head: 'reset': the head stays as initialised (the paper's fine-tuning);
+      'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
+      evaluation.
+    head_rule: path rule of the parameters of the head.
+    posemb_resize: method that resizes position embeddings, see `posemb.resize`.
+    patch_resize: method that resizes patch kernels; None: they must fit.
+    adapt_channels: whether images may have another number of channels. Kernels
+      are summed to one channel, or repeated and scaled to more (as timm).
+  """
+
+  path: str | None = None
+  step: int | None = None
+  ema: Any = 'auto'
+  grid: tuple[int, int] | None = None
+  options: Mapping[str, Any] | None = None
+  trust: tuple[str, ...] = ()
+  head: str | None = None
+  head_rule: str = HEAD
+  posemb_resize: str = 'paper'
+  patch_resize: str | None = None
+  adapt_channels: bool = False
+
+
+def read(init_from):
+  """Return the Weights that an InitFrom names."""
+  return formats.read(
+    init_from.path,
+    step=init_from.step,
+    ema=init_from.ema,
+    grid=init_from.grid,
+    **(init_from.options or {}),
+  )
+
+
+def load_into(state, model, init_from):
+  """Return (state, report) with the parameters of other weights.
 
   Args:
     state: TrainState as initialised.
-    model: whose it is.
-    path, step, ema, grid: which weights, see `formats.read`.
-    **adapt_arguments: how they are made to fit, see `adapt`.
-
-  Returns:
-    (state, report); only params and ema differ from the given state.
+    model: of the state.
+    init_from: InitFrom.
   """
-  heads = getattr(model, 'num_heads', None)
-  weights = formats.read(path, step=step, ema=ema, grid=grid, num_heads=heads)
-  params, report = fit(weights, state.params, model, **adapt_arguments)
-  average = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  return dataclasses.replace(state, params=params, ema=average), report
+  options = dict(init_from.options or {})
+  options.setdefault('num_heads', getattr(model, 'num_heads', None))
+  init_from = dataclasses.replace(init_from, options=options)
+  params, report = fit(read(init_from), state.params, model, init_from)
+  ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+  return dataclasses.replace(state, params=params, ema=ema), report
 
 
-def fit(weights, params, model, **adapt_arguments):
-  """Weights in the shapes and shardings of fresh parameters.
+def fit(weights, params, model, init_from=InitFrom()):
+  """Return (params, report): weights in the shapes and shardings of others.
 
   Args:
-    weights: as read.
+    weights: Weights.
     params: of the model, as initialised.
-    model: what will use them.
-    **adapt_arguments: see `adapt`.
-
-  Returns:
-    (params, report as text).
+    model: that will use them.
+    init_from: how they are adapted.
   """
   fresh = tree.flatten(params)
-  adapted, report = call(adapt, adapt_arguments, weights.params, fresh)
+  adapted, report = adapt(
+    weights.params,
+    fresh,
+    head=init_from.head or 'reset',
+    head_rule=init_from.head_rule,
+    posemb_resize=init_from.posemb_resize,
+    patch_resize=init_from.patch_resize,
+    adapt_channels=init_from.adapt_channels,
+  )
   report.notes += weights.notes + _other_settings(weights.settings, model)
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)

@@ -1,12 +1,13 @@
-"""What was measured as rows: for the terminal, timm's CSV columns, and JSON."""
+"""Rows of a benchmark, for the terminal, CSV (timm's columns) and JSON."""
 
 import csv
+import io
 import json
-import pathlib
+import statistics
 
-from vit_jax.tools.benchmark import timing
+from vit_jax.files import write_atomically
 
-COLUMNS = (  # those of timm's benchmark first, in its units: ms, G, millions
+COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'model',
   'infer_samples_per_sec',
   'infer_step_time',
@@ -18,9 +19,9 @@ COLUMNS = (  # those of timm's benchmark first, in its units: ms, G, millions
   'train_batch_size',
   'train_img_size',
   'param_count',
-  'mfu',  # of the data sheet's dense bfloat16 FLOP/s, whatever the precision
+  'mfu',  # of the data sheet's dense bfloat16 peak, whatever the precision
   'mfu_measured',  # of a matrix product measured between the rounds
-  'hbm_peak',  # GB of the fullest device; on a CPU, of the process
+  'hbm_peak',  # GB of the device that uses most; on a CPU of the process
   'compile_s',
   'device_kind',
   'n_devices',
@@ -35,33 +36,32 @@ COLUMNS = (  # those of timm's benchmark first, in its units: ms, G, millions
   'input_samples_per_sec',
   'input_batch_size',
   'peer',
-  'peer_settings',  # of its process: its own, or ours (environment.py)
+  'peer_settings',
   'peer_samples_per_sec',
   'peer_step_time',
   'peer_hbm_peak',
-  'ratio',  # ours / peer's images per second, median over pairs of rounds
+  'ratio',  # our images per second / the peer's, median over pairs of rounds
   'ratio_min',
   'ratio_max',
-  'ratio_of_best',  # the same, of each one's fastest round
-  'ratio_of_cpu_time',  # of CPU seconds a step, for a CPU that others use, too
+  'ratio_of_best',  # the same from the fastest round of each
+  'ratio_of_cpu_time',  # from CPU seconds per step, for a CPU that is shared
   'error',
 )
 
 
 def row(case, found):
-  """{column: number or text} of a case; columns that say nothing are left out.
+  """Return {column: value} of a case, without columns that do not apply.
 
   Args:
-    case: 'model', 'mode', 'batch_size', 'image_size', 'precision', ... .
-    found: 'started', 'times' (seconds a step of each round), 'ceiling'
-      (FLOP/s); 'peer_started', 'peer_times' where there is a peer; 'error'.
+    case: of `cases.cases`.
+    found: of `rounds.measure`.
   """
   mode, started = case['mode'], found.get('started', {})
-  out = {'model': case['model'], 'mode': mode}
   if mode == 'input':
     out = {'mode': mode, 'input_batch_size': case['batch_size']}
   else:
-    out |= {k: case[k] for k in ('precision', 'attention', 'remat', 'scan')}
+    given = ('model', 'mode', 'precision', 'attention', 'remat', 'scan')
+    out = {name: case[name] for name in given}
     out[f'{mode}_batch_size'] = case['batch_size']
     out[f'{mode}_img_size'] = case['image_size']
   for name in ('compile_s', 'hbm_peak', 'device_kind', 'n_devices'):
@@ -74,27 +74,27 @@ def row(case, found):
     out |= _speed(case, found)
   if found.get('peer_times'):
     out |= _peer(case, found)
-  return out | {
-    name: found[name]
-    for name in ('peer', 'peer_settings', 'error')
-    if name in found
-  }
+  for name in ('peer', 'peer_settings', 'error'):
+    if name in found:
+      out[name] = found[name]
+  return out
 
 
 def _speed(case, found):
   mode, started = case['mode'], found['started']
-  step = timing.Spread.of(found['times'])
+  times = found['times']
+  step = statistics.median(times)
   out = {
-    f'{mode}_samples_per_sec': case['batch_size'] / step.median,
-    'step_time_min': 1e3 * step.min,
-    'step_time_max': 1e3 * step.max,
+    f'{mode}_samples_per_sec': case['batch_size'] / step,
+    'step_time_min': 1e3 * min(times),
+    'step_time_max': 1e3 * max(times),
   }
   if mode == 'input':
     return out
-  out[f'{mode}_step_time'] = 1e3 * step.median
+  out[f'{mode}_step_time'] = 1e3 * step
   passes = 3 if mode == 'train' else 1  # backward is twice the forward
   work = passes * case['batch_size'] * started['forward_flops']
-  per_device = work / step.median / started['n_devices']
+  per_device = work / step / started['n_devices']
   if started.get('peak_flops'):
     out['mfu'] = per_device / started['peak_flops']
   if found.get('ceiling'):
@@ -104,78 +104,77 @@ def _speed(case, found):
 
 
 def _peer(case, found):
-  step = timing.Spread.of(found['peer_times'])
-  ratio = timing.ratio(found['times'], found['peer_times'])
+  ours, theirs = found['times'], found['peer_times']
+  step = statistics.median(theirs)
+  ratios = _ratios(ours, theirs)
   out = {
-    'peer_samples_per_sec': case['batch_size'] / step.median,
-    'peer_step_time': 1e3 * step.median,
-    'ratio': ratio.median,
-    'ratio_min': ratio.min,
-    'ratio_max': ratio.max,
-    'ratio_of_best': timing.ratio_of_best(found['times'], found['peer_times']),
+    'peer_samples_per_sec': case['batch_size'] / step,
+    'peer_step_time': 1e3 * step,
+    'ratio': statistics.median(ratios),
+    'ratio_min': min(ratios),
+    'ratio_max': max(ratios),
+    # Other programs on the machine can only make a round slower.
+    'ratio_of_best': min(theirs) / min(ours),
   }
   if found['started']['device_kind'] == 'cpu':
-    cpu = timing.ratio(found['cpu_times'], found['peer_cpu_times'])
-    out['ratio_of_cpu_time'] = cpu.median
+    ratios = _ratios(found['cpu_times'], found['peer_cpu_times'])
+    out['ratio_of_cpu_time'] = statistics.median(ratios)
   if found['peer_started'].get('hbm_peak') is not None:
     out['peer_hbm_peak'] = found['peer_started']['hbm_peak']
   return out
 
 
+def _ratios(ours, theirs):
+  """Return our speed over theirs, of each pair of rounds."""
+  return [b / a for a, b in zip(ours, theirs)]
+
+
 def line(row):
-  """A row in a line or two for people."""
+  """Return a row as one to three lines of text."""
   mode = row['mode']
-  size = row.get(f'{mode}_batch_size')
-  parts = [f'{row.get("model", "JPEGs")} {mode}, batch {size}']
-  parts += [
-    str(row[k]) for k in ('precision', 'attention', 'remat') if k in row
-  ]
-  speed = row.get(f'{mode}_samples_per_sec')
-  if speed is not None:
-    parts.append(f'{speed:,.1f} img/s')
-  if f'{mode}_step_time' in row:
-    parts.append(
-      f'{row[f"{mode}_step_time"]:.1f} ms ({row["step_time_min"]:.1f} to '
-      f'{row["step_time_max"]:.1f})'
-    )
-  for name, heading, form in (
-    ('mfu', 'MFU', '{:.1%}'),
-    ('mfu_measured', 'of measured product', '{:.1%}'),
-    ('hbm_peak', 'memory', '{:.2f} GB'),
-    ('compile_s', 'compiled in', '{:.1f} s'),
+  batch = row.get(f'{mode}_batch_size')
+  parts = [f'{row.get("model", "JPEGs")} {mode}, batch {batch}']
+  settings = ('precision', 'attention', 'remat')
+  parts += [str(row[name]) for name in settings if name in row]
+  for name, shown in (
+    (f'{mode}_samples_per_sec', '{:,.1f} img/s'),
+    (
+      f'{mode}_step_time',
+      '{:.1f} ms ({step_time_min:.1f} to {step_time_max:.1f})',
+    ),
+    ('mfu', 'MFU {:.1%}'),
+    ('mfu_measured', 'of measured product {:.1%}'),
+    ('hbm_peak', 'memory {:.2f} GB'),
+    ('compile_s', 'compiled in {:.1f} s'),
   ):
     if name in row:
-      parts.append(f'{heading} {form.format(row[name])}')
+      parts.append(shown.format(row[name], **row))
   text = ' | '.join(parts)
   if 'ratio' in row:
     text += (
-      f'\n  {row["peer"]}, {row["peer_settings"]} settings: '
-      f'{row["peer_samples_per_sec"]:,.1f} img/s; ours / '
-      f'theirs {row["ratio"]:.3f} ({row["ratio_min"]:.3f} to '
-      f'{row["ratio_max"]:.3f}), of the fastest rounds '
-      f'{row["ratio_of_best"]:.3f}'
-    )
+      '\n  {peer}, {peer_settings} settings: {peer_samples_per_sec:,.1f} '
+      'img/s; ours / theirs {ratio:.3f} ({ratio_min:.3f} to {ratio_max:.3f}), '
+      'fastest rounds {ratio_of_best:.3f}'
+    ).format(**row)
   if 'ratio_of_cpu_time' in row:
-    text += f', of CPU time {row["ratio_of_cpu_time"]:.3f}'
+    text += f', CPU time {row["ratio_of_cpu_time"]:.3f}'
   if 'error' in row:
     text += f'\n  {row["error"]}'
   return text
 
 
 def write_csv(path, rows):
-  """All rows, with every column; what a row lacks is empty."""
-  with pathlib.Path(path).expanduser().open('w', newline='') as file:
-    writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-    writer.writeheader()
-    for row in rows:
-      writer.writerow({k: _text(v) for k, v in row.items()})
+  """Write all rows with every column; what a row lacks is empty."""
+  file = io.StringIO()
+  writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+  writer.writeheader()
+  for row in rows:
+    writer.writerow(
+      {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+    )
+  write_atomically(path, file.getvalue())
 
 
 def write_json(path, records):
-  """All that was measured: settings, rows, and the time of every round."""
-  text = json.dumps(records, indent=1)
-  pathlib.Path(path).expanduser().write_text(text + '\n')
-
-
-def _text(value):
-  return f'{value:.6g}' if isinstance(value, float) else value
+  """Write everything that was measured, the times of all rounds included."""
+  write_atomically(path, json.dumps(records, indent=1) + '\n')

@@ -1,15 +1,16 @@
-"""What is timed runs in a process of its own and is asked for single rounds.
+"""Worker processes, each of which runs one implementation round by round.
 
-A worker reads requests from stdin and answers on stdout, a line of JSON each:
+A worker reads requests from stdin and answers on stdout, with a line of JSON
+each:
 
   {"do": "start", **settings}     -> {"compile_s": ..., "param_count": ..., ...}
   {"do": "round", "steps": 6}     -> {"seconds": ..., "cpu_seconds": ...}
-  any other name its object has   -> what that method returns
+  {"do": NAME, ...}               -> what the method NAME of its object returns
 
-and {"error": "oom" or "failed", "message": ...} where that went wrong. So that
-ours and a peer, of other packages or of another interpreter, take turns on one
-device, each with its own memory, and what fails fails alone. A peer is a script
-that calls `serve`; nothing here is imported beyond the standard library.
+or {"error": "out of memory" or "failed", "message": ...}. So implementations
+with other packages, or in another interpreter, take turns on one device, each
+with its own memory, and fail alone. A peer is a script that calls `serve`; this
+module imports the standard library only.
 """
 
 import json
@@ -20,45 +21,36 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-_OUT_OF_MEMORY = ('RESOURCE_EXHAUSTED', 'out of memory', 'OutOfMemory')
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+OUT_OF_MEMORY = 'out of memory'
+_SIGNS = ('RESOURCE_EXHAUSTED', 'out of memory', 'OutOfMemory')
 
 
 class WorkerError(RuntimeError):
-  """A worker could not do what it was asked; `kind` is 'oom' or 'failed'."""
-
-  def __init__(self, kind, message):
-    super().__init__(message)
-    self.kind = kind
+  """A worker's error: 'out of memory: ...' or 'failed: ...'."""
 
 
 class Worker:
-  """The other end of `serve`; a context manager that ends the process.
+  """The client of a worker process; a context manager that ends the process.
 
   Args:
     command: of the process, a list.
-    env: variables beside those of this process; None takes one away.
+    env: environment variables to add to those of this process.
   """
 
   def __init__(self, command, env=None):
-    env = env or {}
-    path = os.pathsep.join(
-      p for p in (str(ROOT), os.environ.get('PYTHONPATH')) if p
-    )
+    path = [str(ROOT), os.environ.get('PYTHONPATH')]
+    env = {'PYTHONPATH': os.pathsep.join(filter(None, path))} | (env or {})
     self._process = subprocess.Popen(
       command,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      env={
-        name: value
-        for name, value in (os.environ | {'PYTHONPATH': path} | env).items()
-        if value is not None
-      },
+      env=os.environ | env,
     )
 
   def ask(self, do, **arguments):
-    """The answer, a dict. Raises WorkerError if there is none but an error."""
+    """Return the answer, a dict. Raise WorkerError if it is an error."""
     try:
       self._process.stdin.write(json.dumps({'do': do, **arguments}) + '\n')
       self._process.stdin.flush()
@@ -67,19 +59,19 @@ class Worker:
       line = ''
     if not line:
       code = self._process.wait()
-      # The kernel ends by SIGKILL the process that has taken all memory.
-      kind = 'oom' if code == -signal.SIGKILL else 'failed'
-      raise WorkerError(kind, f'the process ended with status {code}')
+      # Linux kills the process that uses most memory by SIGKILL.
+      kind = OUT_OF_MEMORY if code == -signal.SIGKILL else 'failed'
+      raise WorkerError(f'{kind}: the process ended with status {code}')
     answer = json.loads(line)
     if 'error' in answer:
-      raise WorkerError(answer['error'], answer['message'])
+      raise WorkerError(f'{answer["error"]}: {answer["message"]}')
     return answer
 
   def __enter__(self):
     return self
 
   def __exit__(self, *exception):
-    self._process.stdin.close()  # the end of its requests
+    self._process.stdin.close()  # tells the worker to end
     try:
       self._process.wait(timeout=30)
     except subprocess.TimeoutExpired:
@@ -89,13 +81,13 @@ class Worker:
 
 
 def serve(make):
-  """Answers requests on stdin until it ends.
+  """Answer requests on stdin until it is closed.
 
   Args:
     make: settings -> object with `started`, the answer to 'start', and a
-      method `round(steps) -> seconds`; methods of other names return a dict.
+      method `round(steps) -> seconds`. Its other methods return dicts.
   """
-  # Libraries may print; the answers have stdout for themselves.
+  # Libraries may print to stdout: send that to stderr.
   answers = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
   worker = None
@@ -117,19 +109,18 @@ def serve(make):
     try:
       answers.write(json.dumps(answer) + '\n')
       answers.flush()
-    except BrokenPipeError:  # whoever asked has gone
+    except BrokenPipeError:  # the client has ended
       os._exit(1)
 
 
 def kind_of(error):
-  """'oom' of an exception that tells of too little memory, else 'failed'."""
+  """Return 'out of memory' or 'failed'."""
   text = f'{type(error).__name__}: {error}'
-  found = isinstance(error, MemoryError)
-  found = found or any(sign in text for sign in _OUT_OF_MEMORY)
-  return 'oom' if found else 'failed'
+  found = isinstance(error, MemoryError) or any(s in text for s in _SIGNS)
+  return OUT_OF_MEMORY if found else 'failed'
 
 
 def first_line(error):
-  """An exception in one line of at most 300 characters."""
+  """Return an exception as one line of at most 300 characters."""
   text = f'{type(error).__name__}: {error}'.strip()
   return text.splitlines()[0][:300]

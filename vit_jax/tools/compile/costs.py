@@ -1,16 +1,18 @@
-"""What a compiled program costs, read off the text of its optimized HLO.
+"""Costs of a compiled program, read from the text of its optimized HLO.
 
     costs(jitted.lower(...).compile().as_text())
 
-The TPU compiler writes its own estimate, in cycles of the chip, beside most
-instructions; other compilers write none. Loops are counted as often as they
-run, which compilers' own sums (`cost_analysis`) do not do.
+The TPU compiler writes an estimate in clock cycles next to most instructions;
+other compilers write none. Loops count as often as they run, which XLA's own
+sums (`compiled.cost_analysis()`) do not do.
 """
 
 import collections
 import dataclasses
 import math
 import re
+
+import numpy as np
 
 from vit_jax.analysis.hlo import arrays, num_bytes, parse
 
@@ -26,23 +28,26 @@ COLLECTIVES = (
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# Parts of an instruction's name that do not say where in the model it is.
+_LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
+_FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'}
+_FREE |= {'while', 'conditional', 'call', 'after-all', 'partition-id'}
 
 
 @dataclasses.dataclass
 class Costs:
-  """Of one run of a program, on one device.
+  """Costs of one run of a program on one device.
 
   Attributes:
-    cycles: the compiler's estimates, summed; 0 where it makes none. Copies
-      that run beside the arithmetic, and collectives, have none.
-    operations: {(where in the model, op): cycles}.
-    collectives: {kind: bytes}, the larger of what goes in and what comes out.
-    repeated_flops: of the matrix products and convolutions in loops, those
-      after the first round: what `cost_analysis` leaves out.
-    repeated_bytes: the same of bytes read and written.
-    unknown_loops: loops whose number of rounds could not be told; they count
-      as one.
-    uncounted_kernels: runs of kernels of ours (Pallas) that have no estimate.
+    cycles: sum of the compiler's estimates; 0 if it makes none. Collectives
+      and asynchronous copies have no estimate.
+    operations: {(part of the model, op): cycles}.
+    collectives: {kind: bytes}, the larger of input and output.
+    repeated_flops: FLOPs of matrix products and convolutions in loops, from
+      the second iteration on, which `cost_analysis` leaves out.
+    repeated_bytes: bytes read and written in loops, in the same way.
+    unknown_loops: loops with an unknown number of iterations, counted as 1.
+    uncounted_kernels: runs of Pallas kernels, which have no estimate.
   """
 
   cycles: int = 0
@@ -59,67 +64,57 @@ class Costs:
 
 
 def costs(text):
-  """Costs of the text of an HLO module."""
-  computations, entry = parse(text)
+  """Return the Costs of an HLO module, given as text."""
+  module, entry = parse(text)
   found = Costs()
-  _visit(computations, entry, 1, found)
+  _visit(module, entry, 1, found)
   return found
 
 
 def _visit(module, name, times, found, fused=False):
-  """Adds what a computation costs that runs `times` times."""
+  """Add to `found` the costs of a computation that runs `times` times."""
   computation = module[name]
   for instruction in computation.values():
-    op = instruction.op
+    op, attribute = instruction.op, instruction.attribute
     if op == 'while':
-      body, trips = instruction.attribute('body'), _trips(module, instruction)
+      trips = _trips(module, instruction)
       found.unknown_loops += trips is None
-      _visit(module, body, times * (trips or 1), found)
+      _visit(module, attribute('body'), times * (trips or 1), found)
     elif op == 'conditional':
-      _visit(module, _dearest(module, instruction), times, found)
+      _visit(module, _dearest_branch(module, instruction), times, found)
     elif op in ('call', 'async-start'):
-      inner = instruction.attribute('to_apply') or instruction.attribute(
-        'calls'
-      )
+      inner = attribute('to_apply') or attribute('calls')
       _visit(module, inner, times, found, fused)
     elif op == 'fusion':
-      _visit(module, instruction.attribute('calls'), times, found, True)
+      _visit(module, attribute('calls'), times, found, fused=True)
+    # The estimate of a fusion includes the instructions inside it.
     if not fused and (cycles := _CYCLES.search(instruction.rest)):
       found.cycles += times * int(cycles[1])
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.rest:
       found.uncounted_kernels += times
-    if kind := _collective(instruction):
+    if (kind := op.removesuffix('-start')) in COLLECTIVES:
       payload = _payload(instruction, kind, computation)
       found.collectives[kind] += times * payload
     if times > 1:
       found.repeated_flops += (times - 1) * _flops(instruction, computation)
-      if not fused:
-        moved = _moved(module, instruction, computation)
-        found.repeated_bytes += (times - 1) * moved
+    if times > 1 and not fused:
+      moved = _bytes_moved(module, instruction, computation)
+      found.repeated_bytes += (times - 1) * moved
 
 
 def where(instruction):
-  """(part of the model, kind of operation) by the name that JAX gave it."""
+  """Return (part of the model, op), from the name that JAX gave it."""
   named = re.search(r'op_name="([^"]*)"', instruction.rest)
   path = named[1] if named else ''
-  backward = 'transpose(' in path
-  parts = [p for p in path.split('/') if '(' not in p]
-  parts = [re.sub(r'_\d+$', '_*', p) for p in parts if '.' not in p]
-  skipped = {
-    'while',
-    'body',
-    'closed_call',
-    'checkpoint',
-    'rematted_computation',
-  }
-  parts = [p for p in parts if p not in skipped]
-  label = '/'.join(parts) or 'other'
-  return f'{label}{" (backward)" if backward else ""}', instruction.op
+  parts = [p for p in path.split('/') if '(' not in p and '.' not in p]
+  parts = [re.sub(r'_\d+$', '_*', p) for p in parts if p not in _LOOPS]
+  backward = ' (backward)' if 'transpose(' in path else ''
+  return ('/'.join(parts) or 'other') + backward, instruction.op
 
 
-def _dearest(module, conditional):
-  """Of a conditional's branches, the one with the most cycles."""
+def _dearest_branch(module, conditional):
+  """Return the name of the branch with the most cycles."""
   listed = re.search(r'branch_computations=\{([^}]*)\}', conditional.rest)
   if listed:
     names = re.findall(r'[\w.\-]+', listed[1])
@@ -136,10 +131,11 @@ def _dearest(module, conditional):
 
 
 def _trips(module, loop):
-  """How often a loop runs: as the compiler knows it, or for i < constant.
+  """Return how often a loop runs, or None if that is not known.
 
-  i begins at 0. Its step need not be 1: of the loops that multiply what is
-  being gathered every other round is unrolled.
+  The compiler's own count comes first. Otherwise the loop must have the form
+  `i < constant`, i starting at 0. The step of i can be more than 1: loops that
+  overlap a gather with a product are unrolled twice.
   """
   if known := _TRIPS.search(loop.rest):
     return int(known[1])
@@ -159,7 +155,7 @@ def _trips(module, loop):
 
 
 def _step(module, body, counter):
-  """What a round adds to an element of its state, or None."""
+  """Return what an iteration adds to element `counter` of the loop's state."""
   result = _root(body)
   if counter is None or result.op != 'tuple':
     return None
@@ -176,46 +172,42 @@ def _root(computation):
 
 
 def _constant(computation, names):
-  """The one whole number among them, or None."""
+  """Return the only integer constant among `names`, or None."""
   found = [computation[name] for name in names if name in computation]
   found = [i.text for i in found if i.op == 'constant' and i.text.isdecimal()]
   return int(found[0]) if len(found) == 1 else None
 
 
-def _collective(instruction):
-  op = instruction.op.removesuffix('-start')
-  return op if op in COLLECTIVES else None
-
-
 def _payload(instruction, kind, computation):
-  given = _operand_bytes(instruction, computation)
-  made = num_bytes(instruction.shape)
+  """Return the bytes of a collective: the larger of input and output."""
+  read = _operand_bytes(instruction, computation)
+  written = num_bytes(instruction.shape)
   if instruction.op.endswith('-start') and kind != 'all-reduce':
-    made -= given  # the shape holds the operands, too
-  return max(given, made)
+    written -= read  # the shape contains the operands, too
+  return max(read, written)
 
 
 def _operand_bytes(instruction, computation):
   return sum(num_bytes(computation[o].shape) for o in instruction.operands)
 
 
-_FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'}
-_FREE |= {'while', 'conditional', 'call', 'after-all', 'partition-id'}
-
-
-def _moved(module, instruction, computation):
-  """Bytes that an instruction reads and writes; of slices, those alone."""
-  if instruction.op in _FREE or instruction.op.endswith('-done'):
+def _bytes_moved(module, instruction, computation):
+  """Return the bytes read and written; of a sliced array only the slice."""
+  op = instruction.op
+  if op in _FREE or op.endswith('-done'):
     return 0
-  if instruction.op == 'dynamic-slice':
+  if op == 'dynamic-slice':
     return 2 * num_bytes(instruction.shape)
-  if instruction.op == 'dynamic-update-slice':
+  if op == 'dynamic-update-slice':
     return 2 * num_bytes(computation[instruction.operands[1]].shape)
-  if instruction.op != 'fusion':
-    given = _operand_bytes(instruction, computation)
-    return given + num_bytes(instruction.shape)
+  if op != 'fusion':
+    read = _operand_bytes(instruction, computation)
+    return read + num_bytes(instruction.shape)
   inner = module[instruction.attribute('calls')]
-  return _fusion_reads(inner) + _fusion_writes(inner, instruction)
+  root, written = _root(inner), instruction.shape
+  if root.op == 'dynamic-update-slice':
+    written = inner[root.operands[1]].shape
+  return _fusion_reads(inner) + num_bytes(written)
 
 
 def _fusion_reads(inner):
@@ -224,24 +216,17 @@ def _fusion_reads(inner):
     if parameter.op != 'parameter':
       continue
     users = [i for i in inner.values() if parameter.name in i.operands]
-    first = all(u.operands[0] == parameter.name for u in users)
-    ops = {u.op for u in users} if first else set()
+    sliced = all(user.operands[0] == parameter.name for user in users)
+    ops = {user.op for user in users} if sliced else set()
     if ops == {'dynamic-slice'}:
-      total += sum(num_bytes(u.shape) for u in users)
+      total += sum(num_bytes(user.shape) for user in users)
     elif ops != {'dynamic-update-slice'}:
       total += num_bytes(parameter.shape)
   return total
 
 
-def _fusion_writes(inner, fusion):
-  (root,) = (i for i in inner.values() if i.is_root)
-  if root.op == 'dynamic-update-slice':
-    return num_bytes(inner[root.operands[1]].shape)
-  return num_bytes(fusion.shape)
-
-
 def _flops(instruction, computation):
-  """2 for each multiply-add of a matrix product or convolution."""
+  """Return 2 per multiply-add of a matrix product or convolution, else 0."""
   if instruction.op not in ('dot', 'convolution'):
     return 0
   ((_, out),) = arrays(instruction.shape)
@@ -254,35 +239,33 @@ def _flops(instruction, computation):
 
 
 def _convolution_flops(rest, lhs, rhs, out):
-  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', rest).groups()
+  of_lhs, of_rhs, of_out = re.search(
+    r'dim_labels=(\w+)_(\w+)->(\w+)', rest
+  ).groups()
   window = re.search(r'window=\{([^}]*)\}', rest)
-  fields = dict(f.split('=') for f in window[1].split()) if window else {}
-  total = 2 * out[labels[2].index('b')] * out[labels[2].index('f')]
-  total *= rhs[labels[1].index('i')]
-
-  def field(name, dim, default):
-    values = fields.get(name)
-    return values.split('x')[dim] if values else default
-
-  for dim in range(len(lhs) - 2):
-    total *= _products(
-      lhs[labels[0].index(str(dim))],
-      rhs[labels[1].index(str(dim))],
-      out[labels[2].index(str(dim))],
-      stride=int(field('stride', dim, 1)),
-      pad=int(field('pad', dim, '0_0').split('_')[0]),
-      lhs_dilate=int(field('lhs_dilate', dim, 1)),
-      rhs_dilate=int(field('rhs_dilate', dim, 1)),
+  window = dict(x.split('=') for x in window[1].split()) if window else {}
+  total = 2 * out[of_out.index('b')] * out[of_out.index('f')]
+  total *= rhs[of_rhs.index('i')]
+  for dim in map(str, range(len(lhs) - 2)):
+    settings = {
+      name: int(window[name].split('x')[int(dim)].split('_')[0])
+      for name in ('stride', 'pad', 'lhs_dilate', 'rhs_dilate')
+      if name in window
+    }
+    total *= num_products(
+      lhs[of_lhs.index(dim)],
+      rhs[of_rhs.index(dim)],
+      out[of_out.index(dim)],
+      **settings,
     )
   return total
 
 
-def _products(size, kernel, out, *, stride, pad, lhs_dilate, rhs_dilate):
-  """How many pairs of places, in output and kernel, meet an input."""
-  count = 0
-  for k in range(kernel):
-    for o in range(out):
-      place = o * stride + k * rhs_dilate - pad
-      inside = 0 <= place <= (size - 1) * lhs_dilate
-      count += inside and place % lhs_dilate == 0
-  return count
+def num_products(
+  size, kernel, out, *, stride=1, pad=0, lhs_dilate=1, rhs_dilate=1
+):
+  """Return how many (output, kernel) positions of one dim meet an input."""
+  o, k = np.ogrid[:out, :kernel]
+  place = o * stride + k * rhs_dilate - pad
+  inside = (place >= 0) & (place <= (size - 1) * lhs_dilate)
+  return int(np.count_nonzero(inside & (place % lhs_dilate == 0)))

@@ -1,34 +1,36 @@
-"""What a compiled train step needs and may reach on a chip, in numbers.
+"""Rows of numbers on a compiled train step, and how they are shown.
 
-Rows are flat dicts, one for a program: GiB and counts of one device (a chip; of
-TPU v2 and v3 a core, two to a chip). What the compiler does not tell is None.
+A row is a flat dict for one program. Its numbers are those of one device: a
+chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 """
 
 import csv
 import dataclasses
+import io
 import json
 import re
 
 import jax
 
-from vit_jax import metrics
-from vit_jax.tools.compile import costs
+from vit_jax import metrics, terminal
+from vit_jax.files import write_atomically
+from vit_jax.tools.compile.costs import costs
 
 GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A device: its memory, its clock, and what its links carry in all."""
+  """A kind of device: memory, clock, and bandwidth of all its links."""
 
   hbm_gib: float
   clock_ghz: float
   links_gb_s: float
 
 
-# By device_kind. Memory is what libtpu 0.0.51 says there is for programs; the
-# rest is of data sheets, from memory. Clocks are those at which the matrix
-# units make the peak FLOP/s, which are in metrics.py.
+# By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock
+# and links are from data sheets, quoted from memory; at this clock the matrix
+# units reach the peak FLOP/s that metrics.py has.
 CHIPS = {
   'TPU v2': Chip(7.48, 0.7, 124),
   'TPU v3': Chip(15.48, 0.94, 164),
@@ -61,18 +63,18 @@ COLUMNS = {  # key of a row: heading
 
 
 def row(step, compiled, hlo):
-  """A row of numbers.
+  """Return the row of a compiled step.
 
   Args:
-    step: Step of step.py; its `about` begins the row.
-    compiled: of its `lowered.compile()`.
-    hlo: its text, optimized.
+    step: Step of step.py; the row begins with its `about`.
+    compiled: `step.lowered.compile()`.
+    hlo: text of the optimized HLO.
   """
-  found = step.about | _memory(compiled, hbm_gib(step.device))
-  counted = costs.costs(hlo)
+  counted = costs(hlo)
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + counted.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
+  found = step.about | _memory(compiled, hbm_gib(step.device))
   found |= {
     'model_tflop': step.model_flops / step.devices / 1e12,
     'compiler_tflop': flops / 1e12 or None,
@@ -86,78 +88,103 @@ def row(step, compiled, hlo):
   if chip and counted.cycles:
     found |= _estimates(step, counted, chip)
   ranked = counted.operations.most_common()
-  found['operations'] = [[*name, cycles] for name, cycles in ranked]
-  return found
+  return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
 
 
-def _estimates(step, costs, chip):
-  """Times and rates that follow from the compiler's cycles."""
-  seconds = costs.cycles / chip.clock_ghz / 1e9
+def _estimates(step, counted, chip):
+  """Return times and rates that follow from the compiler's cycles."""
+  seconds = counted.cycles / chip.clock_ghz / 1e9
   peak = step.devices * metrics.peak_flops(step.device.device_kind)
+  sent = counted.collectives.total() + counted.collectives['all-reduce']
   return {
     'step_ms': seconds * 1e3,
-    'collectives_ms': _sent(costs.collectives) / chip.links_gb_s / 1e6,
+    # A device sends each byte at least once, of a sum twice.
+    'collectives_ms': sent / chip.links_gb_s / 1e6,
     'images_per_s': step.about['batch_size'] / seconds,
     'mfu': step.model_flops / seconds / peak,
   }
 
 
-def too_large(step, error):
-  """The row of a step for which the compiler ran out of memory.
+def _memory(compiled, hbm):
+  stats = compiled.memory_analysis()
+  if stats is None:
+    return {'fits': None}
+  parts = {
+    'arguments': stats.argument_size_in_bytes,
+    'output': stats.output_size_in_bytes,
+    'alias': stats.alias_size_in_bytes,
+    'temporaries': stats.temp_size_in_bytes,
+    'code': stats.generated_code_size_in_bytes,
+  }
+  # Outputs that reuse the memory of donated arguments are part of both.
+  parts['total'] = sum(parts.values()) - 2 * parts['alias']
+  found = {f'{name}_gib': size / GIB for name, size in parts.items()}
+  return found | _against(hbm, found['total_gib'])
 
-  Of the memory it wanted the compiler tells one sum: of temporaries or of all.
+
+def _against(hbm, wanted):
+  """Return whether the wanted GiB fit into a device, and what is left."""
+  spare = hbm and hbm - wanted
+  fits = None if spare is None else spare >= 0
+  return {'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
+
+
+def too_large(step, error):
+  """Return the row of a step for which the compiler ran out of memory.
+
+  The compiler's message has one number: the temporaries, or the total.
   """
-  size = r'([\d.]+)([KMGT])'
   found = step.about | {
     'fits': False,
     'arguments_gib': step.arguments / GIB,
     'model_tflop': step.model_flops / step.devices / 1e12,
   }
-  text = str(error)
+  text, size = str(error), r'([\d.]+)([KMGT])'
   match = re.search(rf'Used {size} of {size}', text)
   match = match or re.search(rf'\({size}\) exceeds [^(]*\({size}\)', text)
   if not match:
     return found | {'error': text.splitlines()[0][:300]}
-  wanted, available = (_gib(*match.groups()[i : i + 2]) for i in (0, 2))
+  number, unit, limit, limit_unit = match.groups()
+  wanted, limit = _gib(number, unit), _gib(limit, limit_unit)
   if 'temporaries' in text:
     found['temporaries_gib'] = wanted
     wanted += found['arguments_gib']
-  return found | {
-    'total_gib': wanted,
-    'hbm_gib': available,
-    'spare_gib': available - wanted,
-  }
+  return found | {'total_gib': wanted} | _against(limit, wanted)
+
+
+def _gib(number, unit):
+  return float(number) * 1024.0 ** ('KMGT'.index(unit) - 2)
 
 
 def hbm_gib(device):
-  """Memory of a device in GiB, or None where that is not known (a CPU)."""
+  """Return the memory of a device in GiB, None if it is not known (a CPU)."""
   if device.device_kind in CHIPS:
     return CHIPS[device.device_kind].hbm_gib
   try:
     limit = (device.memory_stats() or {}).get('bytes_limit')
-  except jax.errors.JaxRuntimeError:  # a device that is described, not there
+  except jax.errors.JaxRuntimeError:  # a described device, which is not there
     limit = None
   return limit and limit / GIB
 
 
-def left_out(row):
-  """What a row's cycles lack, and times that follow from them: sentences."""
+def warnings(row):
+  """Return sentences on what the numbers of a row do not include."""
   found = []
   if count := row.get('uncounted_kernels'):
     found.append(
-      f'NOT COUNTED: {count} runs of kernels of ours, of which the compiler '
-      'has no cycles. The step takes longer than is told here.'
+      f'NOT COUNTED: {count} runs of Pallas kernels, for which the compiler '
+      'has no estimate. The real step takes longer.'
     )
   if count := row.get('unknown_loops'):
     found.append(
-      f'NOT COUNTED: further rounds of {count} loops, whose number could not '
-      'be told. FLOPs, bytes and time are more than is told here.'
+      f'NOT COUNTED: all but the first iteration of {count} loops of unknown '
+      'length. FLOPs, bytes and step time are too low.'
     )
   return found
 
 
 def text(value, key=''):
-  """How a value of a row is shown."""
+  """Return a value of a row as it is shown."""
   if value is None or value == {}:
     return '-'
   if key == 'fits':
@@ -172,7 +199,7 @@ def text(value, key=''):
 
 
 def fits(row):
-  """'yes' or 'NO', and by how much."""
+  """Return 'yes' or 'NO', and by how much."""
   shown = text(row.get('fits'), 'fits')
   if (spare := row.get('spare_gib')) is not None:
     words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
@@ -180,69 +207,56 @@ def fits(row):
   return shown
 
 
-def cells(row):
-  """Texts of COLUMNS."""
-  shown = {key: text(row.get(key), key) for key in COLUMNS}
-  return list((shown | {'fits': fits(row)}).values())
+def show(row, operations=0):
+  """Print a line per column, and the operations with the most cycles."""
+  console = terminal.console()
+  lines = zip(COLUMNS.values(), cells(row))
+  title = f"One device, the compiler's numbers ({row['device_kind']})"
+  console.print(terminal.table(title, ('', row['mesh']), lines))
+  if row.get('step_ms'):
+    console.print(
+      "Step time, images/s and MFU are estimates, from the compiler's cycles, "
+      'without the time on links between chips. "+ links" is that time at the '
+      "data sheet's rate, if nothing overlaps.",
+      highlight=False,
+    )
+  for sentence in warnings(row):
+    console.print(sentence, style='bold')
+  if ranked := row.get('operations', ())[:operations]:
+    lines = [
+      (f'{where}: {op}', f'{cycles / 1e6:,.2f}') for where, op, cycles in ranked
+    ]
+    console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
+
+
+def cells(row, columns=COLUMNS):
+  """Return the texts of the columns, which are keys of COLUMNS."""
+  return [
+    fits(row) if key == 'fits' else text(row.get(key), key) for key in columns
+  ]
 
 
 def markdown(rows, columns):
-  """A table of some COLUMNS."""
-  picked = [list(COLUMNS).index(key) for key in columns]
+  """Return a Markdown table of the columns, which are keys of COLUMNS."""
   lines = [[COLUMNS[key] for key in columns], ['---'] * len(columns)]
-  for row in rows:
-    shown = cells(row)
-    lines.append([shown[i] for i in picked])
+  lines += [cells(row, columns) for row in rows]
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
 def write_json(path, rows):
-  path.write_text(json.dumps(rows, indent=2) + '\n')
+  write_atomically(path, json.dumps(rows, indent=2) + '\n')
 
 
 def write_csv(path, rows):
-  """One line for each row; bytes of collectives in a column for each kind."""
+  """Write a line per row, with a column per kind of collective."""
   flat = []
   for row in rows:
     kinds = row.get('collectives_mb') or {}
     plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
     flat.append(plain | {f'{k}_mb': v for k, v in kinds.items()})
-  names = list(dict.fromkeys(key for line in flat for key in line))
-  with path.open('w', newline='') as file:
-    writer = csv.DictWriter(file, names, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(flat)
-
-
-def _memory(compiled, hbm):
-  stats = compiled.memory_analysis()
-  if stats is None:
-    return {'fits': None}
-  parts = {
-    'arguments': stats.argument_size_in_bytes,
-    'output': stats.output_size_in_bytes,
-    'alias': stats.alias_size_in_bytes,
-    'temporaries': stats.temp_size_in_bytes,
-    'code': stats.generated_code_size_in_bytes,
-  }
-  # Outputs that take the place of donated arguments are counted in both.
-  parts['total'] = sum(parts.values()) - 2 * parts['alias']
-  found = {f'{name}_gib': size / GIB for name, size in parts.items()}
-  spare = hbm and hbm - found['total_gib']
-  return found | {
-    'hbm_gib': hbm,
-    'spare_gib': spare,
-    'fits': None if spare is None else spare >= 0,
-  }
-
-
-def _sent(collectives):
-  """Bytes that a device sends at least; a sum goes around twice."""
-  return sum(
-    size * (2 if kind == 'all-reduce' else 1)
-    for kind, size in collectives.items()
-  )
-
-
-def _gib(number, unit):
-  return float(number) * 1024.0 ** ('KMGT'.index(unit) - 2)
+  file = io.StringIO()
+  names = dict.fromkeys(key for line in flat for key in line)
+  writer = csv.DictWriter(file, names, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(flat)
+  write_atomically(path, file.getvalue())

@@ -1,6 +1,5 @@
-"""Finds the largest batch that fits, and the cheapest remat policy for it."""
+"""Search for the largest batch that fits, and the cheapest remat for it."""
 
-import copy
 import datetime
 import json
 import pathlib
@@ -9,19 +8,19 @@ import statistics
 from vit_jax import terminal
 from vit_jax.tools.compile import report
 
-# Cheapest in time first; other names in frame.REMAT mean one of these.
+# Least recomputation first. Other names of policies are aliases of these.
 POLICIES = ('none', 'dots_saveable', 'dots', 'full')
 
 
 def search(fits, sizes):
-  """(batch size, remat) of the best program that fits, or None.
+  """Return (batch size, remat) of the best program that fits, or None.
 
-  First the largest batch that fits under full rematerialisation, then the
-  cheapest policy under which it still does.
+  Find the largest batch that fits with full rematerialisation by bisection,
+  then the cheapest policy with which this batch still fits.
 
   Args:
-    fits: (batch size, remat) -> bool; it is asked as little as possible.
-    sizes: of batches, ascending.
+    fits: (batch size, remat) -> bool; it compiles, so it is called rarely.
+    sizes: batch sizes, ascending.
   """
   below, above = -1, len(sizes)
   while above - below > 1:
@@ -36,8 +35,40 @@ def search(fits, sizes):
   return size, next(r for r in POLICIES if r == 'full' or fits(size, r))
 
 
+def run(compile_one, about, smallest, largest, file=None):
+  """Search the batch sizes from `smallest` to `largest`, and print each trial.
+
+  Args:
+    compile_one: (batch size, remat) -> row.
+    about, file: see Trials.
+
+  Returns:
+    (the best row, all rows, those of earlier searches in `file` included).
+  """
+  sizes = batch_sizes(smallest, largest)
+  if not sizes:
+    raise ValueError(
+      f'--max_batch={largest}: the smallest batch is {smallest}, one example '
+      'per device and micro-batch.'
+    )
+  trials = Trials(compile_one, about, len(sizes), file)
+  best = search(trials.fits, sizes)
+  if best is None:
+    report.show(trials.last)
+    raise ValueError(
+      f'--search: nothing fits, not even batch {smallest} with remat=full. '
+      'Shard parameters and optimizer state (config.mesh and config.sharding), '
+      'or take more devices.'
+    )
+  terminal.console().print(
+    'Best: --config.data.batch_size={} --config.model.remat={}'.format(*best),
+    highlight=False,
+  )
+  return trials.find(*best), trials.rows
+
+
 def batch_sizes(smallest, largest):
-  """From `smallest` on, each twice the one before it."""
+  """Return smallest, 2 * smallest, 4 * smallest, ... up to `largest`."""
   sizes = []
   while smallest <= largest:
     sizes.append(smallest)
@@ -45,21 +76,20 @@ def batch_sizes(smallest, largest):
   return sizes
 
 
-class Tries:
-  """The programs of a search: compiles, keeps and tells of each.
+class Trials:
+  """Programs of a search, each compiled at most once.
 
   Args:
-    file: JSON to keep rows in, and to take those of an earlier search from; or
-      None.
-    about: what a row begins with, and is known by.
-    config: of the training.
-    compile_one: config -> row.
-    num_sizes: how many batch sizes are searched.
+    compile_one: (batch size, remat) -> row.
+    about: first columns of all rows, which identify the search in `file`.
+    num_sizes: number of batch sizes in the search.
+    file: JSON file that keeps the rows, and may have those of earlier
+      searches; None keeps none.
   """
 
-  def __init__(self, file, about, config, compile_one, num_sizes):
+  def __init__(self, compile_one, about, num_sizes, file=None):
+    self._compile, self._about = compile_one, about
     self._file = file and pathlib.Path(file)
-    self._about, self._config, self._compile = about, config, compile_one
     self._left = num_sizes.bit_length() + len(POLICIES) - 1
     self._seconds = []
     self.rows, self.last = [], None
@@ -67,12 +97,12 @@ class Tries:
       self.rows = json.loads(self._file.read_text())
 
   def find(self, batch_size, remat):
-    """The row, or None."""
+    """Return the row, or None."""
     wanted = self._about | {'batch_size': batch_size, 'remat': remat}
     return next((r for r in self.rows if wanted.items() <= r.items()), None)
 
   def fits(self, batch_size, remat):
-    """Whether it fits, by its row; compiles it if there is none."""
+    """Return whether the program fits; compile it if there is no row of it."""
     say = terminal.console().print
     say(f'batch {batch_size}, remat {remat}: ', end='', highlight=False)
     self.last = self.find(batch_size, remat) or self._add(batch_size, remat)
@@ -85,12 +115,11 @@ class Tries:
     return self.last['fits']
 
   def _add(self, batch_size, remat):
-    config = copy.deepcopy(self._config)
-    config.data.batch_size, config.model.remat = batch_size, remat
-    row = self._about | self._compile(config)
+    row = self._about | self._compile(batch_size, remat)
     if row['fits'] is None:
       raise ValueError(
-        f'--search: how much memory a {row["device_kind"]} has is not known.'
+        f'--search needs the memory size of a {row["device_kind"]}, which is '
+        'not known here. Search for a TPU topology.'
       )
     self._seconds.append(row['compile_s'])
     self.rows.append(row)

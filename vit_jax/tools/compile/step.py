@@ -1,11 +1,13 @@
 """A config's train step, lowered for devices that need not be there."""
 
+import copy
 import dataclasses
 import functools
 import importlib.metadata
 import math
 import os
 import pathlib
+import re
 import tempfile
 import time
 import types
@@ -15,14 +17,24 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from vit_jax import assemble, sharding, train
+from vit_jax import config as configs
+from vit_jax import sharding
 from vit_jax.analysis import flops
-from vit_jax.config import Reader, resolve
-from vit_jax.durations import to_steps
+from vit_jax.durations import Timeline
+from vit_jax.preprocess import Normalize
+from vit_jax.step import make_step
 from vit_jax.tools.compile import report
+from vit_jax.train import with_num_classes
 
-EXAMPLES = ('v2:4x4', 'v3:4x8', 'v4:4x4x4', 'v5e:16x16', 'v5p:4x4x4')
-EXAMPLES += ('v6e:16x16', 'local')
+TOPOLOGIES = (  # examples
+  'v2:4x4',
+  'v3:4x8',
+  'v4:4x4x4',
+  'v5e:16x16',
+  'v5p:4x4x4',
+  'v6e:16x16',
+  'local',
+)
 
 
 @dataclasses.dataclass
@@ -46,19 +58,21 @@ class Step:
   arguments: int
 
 
-def measure(config, devices, **options):
-  """The row of a config's train step (see compile_report).
+def measure(config, devices, batch_size=None, remat=None, **options):
+  """Return the row of a config's train step; see report.py.
 
   Args:
     config: of a training.
-    devices: to compile for; they may be there, or described.
+    devices: to compile for, present or described.
+    batch_size, remat: instead of the config's.
     **options: of `lower`.
-
-  Raises:
-    ValueError: the config is none of a training, or lacks something.
   """
+  changes = {'data.batch_size': batch_size, 'model.remat': remat}
+  changes = {k: v for k, v in changes.items() if v is not None}
+  config = copy.deepcopy(config)
+  config.update_from_flattened_dict(changes)
   step = lower(config, devices, **options)
-  begin = time.perf_counter()
+  start = time.perf_counter()
   try:
     compiled = step.lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -66,16 +80,16 @@ def measure(config, devices, **options):
       raise
     found = report.too_large(step, error)
   else:
-    found = report.row(step, compiled, read(step.lowered, compiled))
-  return found | {'compile_s': time.perf_counter() - begin}
+    found = report.row(step, compiled, read_hlo(step.lowered, compiled))
+  return found | {'compile_s': time.perf_counter() - start}
 
 
-def read(lowered, compiled):
-  """The optimized HLO as text.
+def read_hlo(lowered, compiled):
+  """Return the optimized HLO as text.
 
-  jaxlib cannot read all that libtpu writes: not a copy that ends in a later
-  round of a loop than it began in (jaxlib 0.10.2, H/14 with fsdp on v6e). The
-  compiler's own printout has it, but must be asked for before it compiles.
+  jaxlib 0.10.2 cannot print some programs of libtpu: a copy that ends in a
+  later iteration of a loop than it starts in (H/14 with fsdp on v6e). The
+  compiler can write its own printout, if asked to when it compiles.
   """
   try:
     return compiled.as_text()
@@ -102,20 +116,28 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
       'train step. Of a study, take the config of one training.'
     )
   image_shape = image_shape or find_image_shape(config)
-  config = Reader(config)
-  mesh = sharding.make_mesh(devices, **resolve(config.get('mesh', {})))
+  given = _arguments(config)
+  mesh = given.get('mesh', sharding.MeshSizes()).make(devices)
   batch_size = config.data.batch_size
-  accum_steps = config.get('accum_steps', 1)
+  accum_steps = given.get('accum_steps', 1)
   sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
-  model = _model(config, num_classes, devices[0])
+  model = _model(given['model'], num_classes, devices[0])
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  _, state, step_fn = train.make_step(
-    config,
+  # The length of a run changes none of its steps: any number will do.
+  timeline = Timeline(batch_size, 100_000 * batch_size)
+  total_steps = timeline.steps(given['total'])
+  timeline = dataclasses.replace(timeline, total_steps=total_steps)
+  learning_rate = given['schedule'](timeline)
+  preprocess = given.get('preprocess', Normalize())
+  _, state, step_fn = make_step(
     model,
-    images,
-    mesh,
-    preprocess=assemble.preprocess(config),
-    lr_fn=_schedule(config, batch_size),
+    images=images,
+    loss_fn=given['objective'](model, preprocess=preprocess),
+    make_tx=functools.partial(given['optimizer'], learning_rate=learning_rate),
+    mesh=mesh,
+    rules=given.get('sharding'),
+    accum_steps=accum_steps,
+    ema_decay=given.get('ema_decay'),
   )
   batch = _batch(batch_size, image_shape, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
@@ -132,10 +154,36 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
 
 def smallest_batch(config, devices):
   """One example for each device and micro-batch."""
-  config = Reader(config)
-  mesh = sharding.make_mesh(devices, **resolve(config.get('mesh', {})))
+  given = _arguments(config)
+  mesh = given.get('mesh', sharding.MeshSizes()).make(devices)
   (axes,) = sharding.batch_sharding(mesh).spec
-  return sharding.axis_size(mesh, axes) * config.get('accum_steps', 1)
+  return sharding.axis_size(mesh, axes) * given.get('accum_steps', 1)
+
+
+def _arguments(config):
+  """Arguments of train() that need no data: {name: object}."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.data.source = {'target': 'types.SimpleNamespace'}
+    config.evals, config.init_from = {}, None
+  call, _ = configs.plan_run(config)
+  names = ('model', 'objective', 'optimizer', 'schedule', 'total', 'mesh')
+  names += ('preprocess', 'sharding', 'accum_steps', 'ema_decay')
+  kwargs = {k: v for k, v in call.kwargs.items() if k in names}
+  return configs.make(kwargs)
+
+
+def read_image_shape(text):
+  """Return (H, W, C) from 'N', 'HxW' or 'HxWxC', and None from None."""
+  if text is None:
+    return None
+  found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?', text)
+  if not found:
+    raise ValueError(
+      f'--image_size={text}: expected N, HxW or HxWxC, as in 224 or 224x192x1.'
+    )
+  height, width, channels = found.groups()
+  return int(height), int(width or height), int(channels or 3)
 
 
 def find_image_shape(config):
@@ -184,7 +232,7 @@ def find_devices(topology):
       ) from error
     raise ValueError(
       f'--topology={topology} is none the TPU compiler knows '
-      f'({str(error).splitlines()[0]}). Examples: {", ".join(EXAMPLES)}.'
+      f'({str(error).splitlines()[0]}). Examples: {", ".join(TOPOLOGIES)}.'
     ) from error
 
 
@@ -194,32 +242,21 @@ def versions(topology):
   return {name: importlib.metadata.version(name) for name in packages}
 
 
-def _model(config, num_classes, device):
+def _model(model, num_classes, device):
   """The model; `attention` is what 'auto' would be on the device."""
-  if config.model.get('num_classes') is None and num_classes is None:
+  if getattr(model, 'num_classes', None) is None and num_classes is None:
     raise ValueError(
       'The config leaves model.num_classes to the data, which is not opened '
       'here. Give it: --num_classes=1000.'
     )
-  model = assemble.model(
-    config.model, types.SimpleNamespace(num_classes=num_classes)
-  )
+  source = types.SimpleNamespace(num_classes=num_classes)
+  model = with_num_classes(model, source)
   # 'auto' asks for the devices of this machine.
   elsewhere = device.platform == 'tpu' and jax.default_backend() != 'tpu'
   if elsewhere and getattr(model, 'attention', None) == 'auto':
     implementation = 'einsum' if model.attention_dropout else 'xla'
     model = model.clone(attention=implementation)
   return model
-
-
-def _schedule(config, batch_size):
-  # How long a run is changes none of its steps: any number will do.
-  steps_of = functools.partial(
-    to_steps, batch_size=batch_size, num_examples=100_000 * batch_size
-  )
-  total_steps = steps_of(config, 'total', default=...)
-  steps_of = functools.partial(steps_of, total_steps=total_steps)
-  return assemble.schedule(config.schedule, steps_of)
 
 
 def _batch(batch_size, image_shape, split):

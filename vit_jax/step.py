@@ -1,0 +1,162 @@
+"""One training step, pure: train_step(state, batch) -> (state, metrics).
+
+The model, the loss and the optimizer are objects that it is given. train.py
+has the story of a whole run around it.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import sharding
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['step', 'params', 'opt_state', 'rng', 'ema'],
+  meta_fields=[],
+)
+@dataclasses.dataclass
+class TrainState:
+  """Everything that changes in training; `ema` is None unless asked for."""
+
+  step: Any  # int32 scalar: number of updates done
+  params: Any
+  opt_state: Any
+  rng: Any  # typed key; each step folds its number into it
+  ema: Any = None
+
+  @property
+  def eval_params(self):
+    """Parameters that evaluators see: the EMA if there is one."""
+    return self.params if self.ema is None else self.ema
+
+
+def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
+  """Make one update: the whole of training, except what surrounds it.
+
+  Args:
+    state: TrainState.
+    batch: tree of arrays [B, ...].
+    loss_fn: (params, batch, rng) -> (mean loss, metrics).
+    tx: optax transformation.
+    accum_steps: number of micro-batches that the batch is processed in, to save
+      memory; the gradient is that of the whole batch.
+    ema_decay: d in ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
+
+  Returns:
+    (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
+    gradients before clipping, frozen parameters included.
+  """
+  rng = jax.random.fold_in(state.rng, state.step)
+  grad_fn = jax.grad(loss_fn, has_aux=True)
+  grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
+  updates, opt_state = tx.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  ema = state.ema
+  if ema is not None:
+    ema = optax.incremental_update(params, ema, 1 - ema_decay)
+  metrics |= {'grad_norm': optax.tree.norm(grads)}
+  state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
+  return state, metrics
+
+
+def accumulate(grad_fn, accum_steps):
+  """Return grad_fn averaged over micro-batches, each with its own rng."""
+  if accum_steps == 1:
+    return grad_fn
+
+  def accumulated(params, batch, rng):
+    # Micro-batch m takes every accum_steps-th example, so that each device
+    # keeps working on the examples that it has.
+    micro = jax.tree.map(
+      lambda x: x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+    rngs = jax.random.split(rng, accum_steps)
+
+    def add(sums, micro_batch_and_rng):
+      out = grad_fn(params, *micro_batch_and_rng)
+      return jax.tree.map(jnp.add, sums, out), None
+
+    first = jax.tree.map(lambda x: x[0], (micro, rngs))
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(grad_fn, params, *first),
+    )
+    sums, _ = jax.lax.scan(add, zeros, (micro, rngs))
+    return jax.tree.map(lambda x: x / accum_steps, sums)
+
+  return accumulated
+
+
+def init_state(rng, *, model, images, tx, ema=False):
+  """Return the TrainState of a freshly initialised model.
+
+  Args:
+    rng: typed key.
+    model: Flax module.
+    images: ShapeDtypeStruct of a batch of float images.
+    tx: function params -> optax transformation.
+    ema: whether to keep an EMA, which starts at the parameters.
+  """
+  init_rng, train_rng = jax.random.split(rng)
+  example = jnp.zeros(images.shape, images.dtype)
+  params = model.init(init_rng, example)['params']
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=tx(params).init(params),
+    rng=train_rng,
+    ema=jax.tree.map(jnp.copy, params) if ema else None,
+  )
+
+
+def make_step(
+  model,
+  *,
+  images,
+  loss_fn,
+  make_tx,
+  mesh,
+  rules=None,
+  accum_steps=1,
+  ema_decay=None,
+):
+  """Return the jitted initialisation and train step, and the state's shapes.
+
+  Args:
+    model: Flax module.
+    images: ShapeDtypeStruct of a batch of float images.
+    loss_fn: see `train_step`.
+    make_tx: function params -> optax transformation.
+    mesh: its devices may be described only, to compile for them.
+    rules: sharding rules; None for `sharding.rules_for(mesh)`.
+    accum_steps, ema_decay: see `train_step`.
+
+  Returns:
+    (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
+    shardings; and `train_step`, which donates the state that it is given.
+  """
+  init = functools.partial(
+    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
+  )
+  abstract_state = jax.eval_shape(init, jax.random.key(0))
+  rules = sharding.rules_for(mesh) if rules is None else rules
+  shardings = sharding.infer(abstract_state, rules, mesh)
+  step_fn = functools.partial(
+    train_step,
+    loss_fn=loss_fn,
+    tx=make_tx(abstract_state.params),
+    accum_steps=accum_steps,
+    ema_decay=ema_decay,
+  )
+  outputs = (shardings, sharding.replicated(mesh))
+  return (
+    jax.jit(init, out_shardings=shardings),
+    sharding.annotate(abstract_state, shardings),
+    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+  )

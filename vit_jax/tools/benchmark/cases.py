@@ -1,0 +1,90 @@
+"""Cases of a benchmark, and the implementations it compares with."""
+
+import itertools
+import os
+import sys
+
+from vit_jax.models import names
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.tools.benchmark import workers
+
+MODES = ('train', 'infer', 'input')
+PRECISIONS = ('float32', 'bfloat16')
+NUM_CLASSES = 1000
+LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
+
+
+def cases(args):
+  """Return every combination of the command line's lists, as dicts."""
+  shared = {'image_size': args.image_size, 'num_workers': args.num_workers}
+  out = []
+  if 'input' in args.mode:
+    for size in args.batch_sizes:
+      out.append(shared | {'mode': 'input', 'model': '', 'batch_size': size})
+  lists = {
+    'model': args.models,
+    'batch_size': args.batch_sizes,
+    'precision': args.precision,
+    'attention': args.attention,
+    'remat': args.remat,
+    'mode': [mode for mode in args.mode if mode != 'input'],
+  }
+  for values in itertools.product(*lists.values()):
+    case = shared | dict(zip(lists, values)) | {'scan': args.scan}
+    case['fields'] = fields(case)
+    case['num_classes'] = NUM_CLASSES
+    case['timm_name'] = timm_name(case['model'])
+    names.create(case['model'], **case['fields'])  # refuses what does not exist
+    out.append(case)
+  return out
+
+
+def fields(case):
+  """Return the fields of the model, for names.create; no defaults."""
+  given = {'dtype': case['precision'], 'num_classes': NUM_CLASSES}
+  defaults = {'attention': 'auto', 'remat': 'none', 'scan': False}
+  return given | {k: case[k] for k, v in defaults.items() if case[k] != v}
+
+
+def our_command():
+  """Return the command of the worker that runs this project's own step."""
+  return [sys.executable, '-m', 'vit_jax.tools.benchmark.ours']
+
+
+def peer_command(peer, python):
+  """Return the command of a peer's worker, None if there is no peer."""
+  if peer == 'none':
+    return None
+  if peer == 'timm':
+    return [python, '-m', 'vit_jax.tools.benchmark.timm']
+  path = str(LINEN) if peer == 'linen' else peer
+  if not os.path.exists(path):
+    raise ValueError(
+      f'--peer={peer}: {path} does not exist. Use timm, linen (in a clone of '
+      'the repository), none, or the path of a script.'
+    )
+  return [python if peer != 'linen' else sys.executable, path]
+
+
+def check_peer(peer, case):
+  """Raise ValueError if the peer does not have the model of the case."""
+  if case['mode'] == 'input':
+    return
+  name = case['model']
+  if peer == 'timm' and case['timm_name'] is None:
+    raise ValueError(f'timm has no {name}. Leave it out, or use --peer=linen.')
+  if peer == 'linen':
+    model = names.create(name)
+    if not isinstance(model, VisionTransformer) or '+' in name:
+      raise ValueError(
+        f'--peer=linen is a plain ViT, not {name}. Leave {name} out.'
+      )
+
+
+def timm_name(model):
+  """Return timm's name of a model, or None."""
+  known = names.models()
+  for ours in (model, f'ViT-{model}', f'BiT-{model}'):
+    if known.get(ours):
+      return known[ours][0]
+  return model if any(model in theirs for theirs in known.values()) else None
