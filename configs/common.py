@@ -13,11 +13,7 @@ def training():
   return ConfigDict(
     {
       'run': 'vit_jax.train.train',
-      'seed': 0,
-      'accum_steps': 1,  # micro-batches: same result, less memory
-      'ema_decay': placeholder(float),
-      'log_every_steps': 50,
-      'checkpoint': {'every_steps': 1000, 'keep_last': 1},
+      'checkpoint': {'every_steps': 1000},
     }
   )
 
@@ -27,13 +23,8 @@ def evaluation(size):
   return ConfigDict(
     {
       'run': 'vit_jax.evaluate.evaluate',
-      'seed': 0,
       'image_shape': (size, size, 3),
-      'init_from': {
-        'path': placeholder(str),
-        'step': placeholder(int),
-        'ema': 'auto',
-      },
+      'init_from': {'path': placeholder(str)},
     }
   )
 
@@ -82,27 +73,8 @@ def model(name, *, postact=False, **fields):
       "'postact' is a form of ResNets; hybrids and ViTs do not have it. "
       'Leave it out.'
     )
-  shared = {
-    'target': settings['target'],
-    'num_classes': placeholder(int),
-    'head_bias_init': 0.0,
-    'dtype': 'bfloat16',
-    'remat': 'none',
-  }
-  own = {
-    'VisionTransformer': {
-      'pooling': 'token',
-      'representation_size': placeholder(int),
-      'posemb': 'learned',
-      'dropout': 0.0,
-      'stochastic_depth': 0.0,
-      'scan': False,
-      'attention': 'auto',
-    },
-    'ResNet': {'form': 'postact' if postact else 'preact'},
-    'MlpMixer': {'stochastic_depth': 0.0, 'scan': False},
-  }[_family(settings)]
-  return shared | own | settings | fields
+  form = {'form': 'postact'} if postact else {}
+  return settings | {'dtype': 'bfloat16'} | form | fields
 
 
 def _family(settings):
@@ -118,8 +90,6 @@ def data(source, transforms, *, batch_size):
     'source': source,
     'transforms': [dict(x) for x in transforms],
     'batch_size': batch_size,
-    'num_workers': 0,
-    'on_error': 'raise',
   }
 
 
@@ -201,24 +171,16 @@ def random_crop(resize, load_size, size):
 # Objectives, optimizers, evaluators.
 
 
-def xent(activation, *, label_smoothing=0.0):
+def xent(activation, **fields):
   """Return the 'softmax' or 'sigmoid' cross-entropy."""
-  return {
-    'target': f'vit_jax.objectives.classification.{activation}_xent',
-    'label_smoothing': label_smoothing,
-  }
+  target = f'vit_jax.objectives.classification.{activation}_xent'
+  return {'target': target, **fields}
 
 
-def adam(*, weight_decay, clip_norm=None, **fields):
+def adam(*, weight_decay=0.0, b2=0.999, **fields):
   """Return the paper's Adam; the schedule multiplies the weight decay."""
-  return {
-    'target': 'vit_jax.optim.adam',
-    'b1': 0.9,
-    'b2': 0.999,
-    'weight_decay': weight_decay,
-    'clip_norm': placeholder(float) if clip_norm is None else clip_norm,
-    **fields,
-  }
+  settings = {'b1': 0.9, 'b2': b2, 'weight_decay': weight_decay}
+  return {'target': 'optax.adamw', **settings, **fields}
 
 
 def finetuning_sgd():
@@ -244,11 +206,10 @@ def set_bit_sgd(config, *, milestones, lr=None):
     'target': 'vit_jax.optim.sgd',
     'momentum': 0.9,
     'weight_decay': 1e-4,  # coupled: added to the gradient
-    'clip_norm': placeholder(float),
   }
   config.schedule = {
     'lr': lr or 0.03 * config.data.batch_size / 256,
-    'decay': 'stair',
+    'decay': 'step',
     'milestones': milestones,
     'warmup_steps': 5000,
   }
@@ -372,11 +333,7 @@ def pretraining(
     config.model.dropout = dropout
   config.data = data(source, inception_crop(224), batch_size=4096)
   config.objective = xent('sigmoid')
-  config.optimizer = adam(
-    weight_decay=weight_decay,
-    clip_norm=clip_norm,
-    mu_dtype=placeholder(str),  # of the first moment
-  )
+  config.optimizer = adam(weight_decay=weight_decay, clip_norm=clip_norm)
   config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
   config.evals = held_out_evals(
     config, held_out, resize_crop(256, 224), loss='sigmoid', every_steps=5000
@@ -398,11 +355,6 @@ def split_over_devices(config, *, fsdp, tensor):
     return
   rest = 'fsdp' if fsdp else 'data'
   config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {rest: -1}
-  config.sharding = {
-    'target': 'vit_jax.recipes.fsdp',
-    'axis': 'fsdp',
-    'beside': {'target': 'vit_jax.recipes.tensor_parallel', 'axis': 'model'},
-  }
 
 
 def tiny(config):
@@ -421,8 +373,7 @@ def tiny(config):
         each['size'] //= factor
   if 'total_epochs' in config:
     del config.total_epochs
-  config.total_steps = 4
-  config.log_every_steps = 2
+  config.update(total_steps=4, log_every_steps=2)
   config.checkpoint.every_steps = 4
   shorter = {
     'warmup_steps': 2,

@@ -54,13 +54,8 @@ def linear_on_digits(size, *, shots, seeds, features='pre_logits'):
 
 
 def adam():
-  """Return the optimizer of the pre-trainings; for few steps."""
-  return {
-    'target': 'vit_jax.optim.adam',
-    'b2': 0.95,
-    'weight_decay': 0.05,
-    'clip_norm': 1.0,
-  }
+  """Return the optimizer of the pre-trainings, for few steps."""
+  return common.adam(b2=0.95, weight_decay=0.05, clip_norm=1.0)
 
 
 def cosine(lr):

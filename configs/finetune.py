@@ -139,7 +139,7 @@ def get_config(argument=''):
   config = common.training()
   config.update(total)
   config.model = common.model(args.model, postact=args.postact)
-  config.init_from = {'path': common.placeholder(str), 'ema': 'auto'}
+  config.init_from = {'path': common.placeholder(str)}
   if args.polyak:
     config.ema_decay = 0.9999
   config.data = common.data(source, train_images, batch_size=512)
@@ -148,7 +148,7 @@ def get_config(argument=''):
   config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
   if args.bit:
     config.optimizer = {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
-    config.schedule.update(decay='stair', milestones=(0.3, 0.6, 0.9))
+    config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )

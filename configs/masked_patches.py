@@ -92,10 +92,8 @@ def get_config(argument=''):
     'predict': args.predict,
     'downsampled_to': 2 if args.tiny else 4,
     'ratio': args.ratio,
-    'mask_share': 0.8,
-    'swap_share': 0.1,
   }
-  config.optimizer = common.adam(weight_decay=0.0)
+  config.optimizer = common.adam()
   config.schedule = {'lr': 2e-4, 'decay': 'cosine', 'warmup_steps': 10_000}
   config.evals = {
     name: evaluator(

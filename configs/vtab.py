@@ -110,7 +110,7 @@ def finetuning(task, args, split, evaluator, lr, steps):
   config = common.training()
   config.total_steps = steps
   config.model = common.model(args.model, postact=args.postact)
-  config.init_from = {'path': common.placeholder(str), 'ema': 'auto'}
+  config.init_from = {'path': common.placeholder(str)}
   config.data = images(task, split, size, train=True)
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
