@@ -66,7 +66,7 @@ import types
 from configs import arguments, common, scaling, scaling_embedded
 from configs.published import TABLE_7, TABLE_8, fraction
 from configs.transfer import RATES, TITLES
-from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT
+from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT
 
 STUDIES = {  # title of the table
   'positions': 'Positions',
@@ -77,18 +77,14 @@ STUDIES = {  # title of the table
   'overlap': 'Overlapping patches',
   'shape': 'Shape of a ViT',
 }
-KINDS = {
-  'none': 'none',
-  '1-D': 'learned',
-  '2-D': 'learned2d',
-  'relative': 'relative',
+KINDS = {  # name of the run, class in models/posemb.py
+  'none': ('none', None),
+  '1-D': ('learned', 'Learned'),
+  '2-D': ('learned2d', 'Learned2d'),
+  'relative': ('relative', 'Relative'),
 }
-PLACES = {
-  'stem': 'stem',
-  'every layer': 'layers',
-  'every layer, shared': 'layers_shared',
-}
-_AXIAL_VIT = {'target': AXIAL_VIT, 'pooling': 'gap'}
+PLACES = {'every layer': 'layers', 'every layer, shared': 'layers_shared'}
+MEAN = common.pooling('Mean')
 
 
 def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
@@ -107,30 +103,31 @@ def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
 
 def _positions():
   for row, columns in TABLE_8.items():
+    name, kind = KINDS[row]
     for column in columns:
-      name = (
-        KINDS[row] if column == 'stem' else f'{KINDS[row]}_{PLACES[column]}'
-      )
-      fields = {'posemb': KINDS[row], 'posemb_at': PLACES[column]}
-      yield name, member(row=row, column=column, **fields)
+      posemb = common.posemb(kind) if kind else None
+      if column != 'stem':
+        posemb['at'] = PLACES[column]
+      run = name if column == 'stem' else f'{name}_{PLACES[column]}'
+      yield run, member(row=row, column=column, posemb=posemb)
 
 
 MEMBERS = {
   'positions': dict(_positions()),
   'pooling': {
     'token_8e-4': member(row='class token, 8e-4', lr=8e-4),
-    'gap_8e-4': member(row='mean, 8e-4', lr=8e-4, pooling='gap'),
-    'gap_3e-4': member(row='mean, 3e-4', lr=3e-4, pooling='gap'),
+    'gap_8e-4': member(row='mean, 8e-4', lr=8e-4, pooling=MEAN),
+    'gap_3e-4': member(row='mean, 3e-4', lr=3e-4, pooling=MEAN),
   },
   'head': {
     'mlp': member(row='MLP'),
-    'linear': member(row='linear', representation_size=None),
+    'linear': member(row='linear', head={'representation_size': None}),
   },
   'axial': {
     'B32': member('B/32', row='B/32'),
     'B16': member('B/16', row='B/16'),
-    'axial_B32': member('B/32', row='Axial-B/32', **_AXIAL_VIT),
-    'axial_B16': member('B/16', row='Axial-B/16', **_AXIAL_VIT),
+    'axial_B32': member('B/32', row='Axial-B/32', target=AXIAL_VIT),
+    'axial_B16': member('B/16', row='Axial-B/16', target=AXIAL_VIT),
     'R50x1': member('R50x1', row='R50x1'),
     'axial_R50x1': member('R50x1', row='Axial-R50x1', target=AXIAL_RESNET),
   },
@@ -141,14 +138,14 @@ MEMBERS = {
   },
   'overlap': {
     'stride_16': member(row='side by side'),
-    'stride_8': member(row='every half patch', patch_stride=8),
+    'stride_8': member(row='every half patch', embedding={'stride': 8}),
   },
   'shape': {  # relative to the embedded ViT
     'base': member(row='base'),
     'depth': member(row='depth x 2', depth=8),
     'width': member(row='width x 2', width=128, num_heads=8),
     'mlp': member(row='MLP x 2', mlp_dim=512),
-    'patch': member(row='patch x 3/4', patch_size=3),
+    'patch': member(row='patch x 3/4', embedding={'patch_size': 3}),
   },
 }
 
@@ -195,8 +192,8 @@ def get_config(argument=''):
 
 def _change(model, fields):
   """Change fields of the model, in place."""
-  if fields.get('target') == AXIAL_VIT and 'stochastic_depth' in model:
-    del model['stochastic_depth']  # is 0; axial ViTs do not have it
+  if 'posemb' in fields and fields['posemb'] is None:
+    model.posemb = None  # ConfigDict.update cannot replace a dict by None
   model.update(fields)
 
 
@@ -211,31 +208,31 @@ def _embedded(args, members):
       config = scaling_embedded.run_config(
         args, 'ViT' if is_vit else 'ResNet', size, seed
       )
-      _change(config['model'], _small(x, is_vit))
-      config['schedule']['lr'] *= (x.lr or 8e-4) / 8e-4
+      _shrink(config.model, x)
+      config.schedule.lr *= (x.lr or 8e-4) / 8e-4
       if 'sgd' in x.words:
-        config['optimizer'] = {
+        config.optimizer = {
           'target': 'vit_jax.optim.sgd',
           'momentum': 0.9,
           'weight_decay': 1e-4,
           'clip_norm': 1.0,
         }
-        config['schedule']['lr'] = 0.1
+        config.schedule.lr = 0.1
       runs[f'pretrain_{name}' + f'_seed{seed}' * (args.seeds > 1)] = config
   return common.study(runs, _reports(args, members))
 
 
-def _small(x, is_vit):
-  """Return the fields of a member, for models of scaling_embedded.py."""
-  if not is_vit:
-    return {'stages': (1, 1) if x.model == 'R50x1' else (2, 2)} | x.fields
-  patch = int(x.model.split('/')[1]) // 4
-  # Scanned layers compile faster.
-  own = {'representation_size': 64, 'patch_size': patch, 'scan': True}
-  own |= x.fields
-  if 'patch_stride' in own:
-    own['patch_stride'] //= 4
-  return own
+def _shrink(model, x):
+  """Make a model of scaling_embedded.py the member x."""
+  if 'stages' in model:
+    model.stages = (1, 1) if x.model == 'R50x1' else (2, 2)
+  else:
+    model.scan = True  # compiles faster
+    model.head = {'representation_size': model.width}
+    model.embedding.patch_size = int(x.model.split('/')[1]) // 4
+  _change(model, x.fields)
+  if 'stride' in model.get('embedding', {}):
+    model.embedding.stride //= 4
 
 
 def _reports(args, members):

@@ -2,7 +2,7 @@
 
 from ml_collections import config_dict
 
-from vit_jax.models import names, variants
+from vit_jax.models import names
 
 ConfigDict = config_dict.ConfigDict
 placeholder = config_dict.placeholder
@@ -75,6 +75,16 @@ def model(name, *, postact=False, **fields):
     )
   form = {'form': 'postact'} if postact else {}
   return settings | {'dtype': 'bfloat16'} | form | fields
+
+
+def pooling(name, **fields):
+  """Return a pooling of vit_jax/models/pooling.py."""
+  return {'target': f'vit_jax.models.pooling.{name}', **fields}
+
+
+def posemb(name, **fields):
+  """Return position embeddings of vit_jax/models/posemb.py."""
+  return {'target': f'vit_jax.models.posemb.{name}', **fields}
 
 
 def _family(settings):
@@ -240,20 +250,17 @@ def few_shot(shots, seeds=(0, 1, 2), **fields):
   return {'target': target, 'shots': shots, 'seeds': seeds, **fields}
 
 
-def held_out_evals(config, splits, transforms, *, loss='softmax', **every):
+def held_out_evals(config, splits, transforms, **fields):
   """Return evaluators on other splits of the training data.
 
   Args:
     config: a training run that has its data.
     splits: {evaluator: split}.
     transforms: of the test images.
-    loss: 'softmax' or 'sigmoid'.
-    **every: how often they run, e.g. every_steps=5000.
+    **fields: more arguments, such as every_steps=5000.
   """
   return {
-    name: classification(
-      held_out(config, split, transforms), loss=loss, **every
-    )
+    name: classification(held_out(config, split, transforms), **fields)
     for name, split in splits.items()
   }
 
@@ -325,11 +332,11 @@ def pretraining(
   """
   config = training()
   config.total_epochs = float(epochs)
-  config.model = model(name, postact=postact, head_bias_init=-10.0)
+  config.model = model(name, postact=postact, head={'bias_init': -10.0})
   if num_classes:
     config.model.num_classes = num_classes
   if _family(config.model) == 'VisionTransformer':
-    config.model.representation_size = config.model.width  # the tanh layer
+    config.model.head.representation_size = config.model.width  # tanh layer
     config.model.dropout = dropout
   config.data = data(source, inception_crop(224), batch_size=4096)
   config.objective = xent('sigmoid')
@@ -390,17 +397,18 @@ def tiny(config):
 def _shrink(model):
   """Make the model tiny; return by which factor images must shrink."""
   if _family(model) == 'ResNet':
-    model.update({'stages': (1, 1), 'width_factor': 1})
+    model.update(stages=(1, 1), width_factor=1)
     return 8
-  patch = model.patch_size[0]
+  patch = model.embedding.patch_size[0]
   factor = 7 if patch % 7 == 0 else 8
-  mu = variants.variant(f'mu/{max(1, patch // factor)}')
+  model.embedding.patch_size = (max(1, patch // factor),) * 2
+  if model.embedding.get('stages'):
+    model.embedding.stages = (1,)
+  model.update(width=32, depth=1)
   if _family(model) == 'MlpMixer':
-    del mu['num_heads'], mu['mlp_dim']
-    mu |= {'tokens_mlp_dim': 16, 'channels_mlp_dim': 128}
-  elif model.get('resnet_stages'):
-    mu['resnet_stages'] = (1,)
-  model.update(mu)
-  if model.get('representation_size'):
-    model.representation_size = model.width
+    model.update(tokens_mlp_dim=16, channels_mlp_dim=128)
+  else:
+    model.update(mlp_dim=128, num_heads=2)
+  if model.get('head', {}).get('representation_size'):
+    model.head.representation_size = model.width
   return factor

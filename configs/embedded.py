@@ -1,18 +1,27 @@
 """Parts that the studies on embedded data share; nothing is downloaded."""
 
 from configs import common
+from vit_jax.models import names
 
 _EMBEDDED = 'vit_jax.data.embedded'
 
 
-def vit(*, patch_size, **fields):
-  """Return a small ViT whose position embeddings suit a short training."""
+def vit(*, patch_size, stages=None, **fields):
+  """Return a small ViT; with `stages` of a ResNet a hybrid.
+
+  The paper initialises position embeddings with a std of 0.02, which suits long
+  training. With 0.5 positions matter from the first step, and a small budget
+  gives a much better model.
+  """
+  if stages is None:
+    embedding = {'target': names.PATCHES, 'patch_size': patch_size}
+  else:
+    embedding = {'target': names.HYBRID, 'stages': stages}
+    embedding['patch_size'] = patch_size
   return {
-    'target': 'vit_jax.models.vit.VisionTransformer',
-    'patch_size': patch_size,
-    # The paper's 0.02 suits long training. With 0.5 positions matter from the
-    # first step, and a small budget gives a much better model.
-    'posemb_init_std': 0.5,
+    'target': names.VIT,
+    'embedding': embedding,
+    'posemb': common.posemb('Learned', init_std=0.5),
     **fields,
   }
 

@@ -90,7 +90,8 @@ does not have. From the released code: the warm-up, 100 of 500 steps, else 500
 
 The head and its tanh layer are replaced by a zero-initialised head, and
 position embeddings are interpolated (section 3.2). A model pre-trained without
-a class token needs its settings here too: --config.model.pooling=gap and so on.
+a class token needs its settings here too, for example
+--config.model.pooling.target=vit_jax.models.pooling.Mean.
 """
 
 from configs import arguments, common

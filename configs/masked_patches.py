@@ -62,8 +62,6 @@ If memory is short: --config.accum_steps=8 --config.model.remat=full
 from configs import arguments, common
 
 MODELS = ('B/16', 'B/32', 'S/16', 'S/32', 'L/16', 'L/32')
-OBJECTIVE = 'vit_jax.objectives.masked_patches.masked_patches'
-EVALUATOR = 'vit_jax.evals.masked_patches.MaskedPatches'
 PREDICT = ('mean_colour', 'downsampled', 'pixels')
 
 
@@ -82,30 +80,17 @@ def get_config(argument=''):
   source, held_out = data(args)
   config = common.training()
   config.total_steps = args.steps
-  config.model = common.model(
-    args.model, pooling='none', class_token=True, mask_token=True
-  )
+  config.model = common.model(args.model)
   config.data = common.data(source, common.inception_crop(224), batch_size=4096)
-  config.data.labels = False
-  config.objective = {
-    'target': OBJECTIVE,
-    'predict': args.predict,
-    'downsampled_to': 2 if args.tiny else 4,
-    'ratio': args.ratio,
-  }
   config.optimizer = common.adam()
   config.schedule = {'lr': 2e-4, 'decay': 'cosine', 'warmup_steps': 10_000}
-  config.evals = {
-    name: evaluator(
-      config.objective,
-      common.held_out(config, split, common.resize_crop(256, 224)),
-      every_steps=5000,
-    )
-    for name, split in held_out.items()
-  }
+  config.evals = common.held_out_evals(
+    config, held_out, common.resize_crop(256, 224), every_steps=5000
+  )
   if args.tiny:
     common.tiny(config)
-  set_outputs(config)
+  size = 2 if args.tiny else 4
+  set_task(config, args.predict, ratio=args.ratio, downsampled_to=size)
   return config
 
 
@@ -120,18 +105,30 @@ def data(args):
   return source, {'val': f'train[:{held_out}]'}
 
 
-def evaluator(objective, data, **every):
-  """Return the evaluator of the objective on other data."""
-  task = {key: objective[key] for key in objective if key != 'target'}
-  return {'target': EVALUATOR, 'data': data, **task, **every}
+def set_task(config, predict, *, channels=3, **fields):
+  """Make a run and its evaluators predict masked patches.
 
-
-def set_outputs(config, channels=3):
-  """Set the number of outputs that the objective needs."""
-  task, patch = config.objective, config.model.patch_size
-  ph, pw = (patch, patch) if isinstance(patch, int) else patch
+  Args:
+    config: a training run, except its objective.
+    predict: one of PREDICT.
+    channels: of the images.
+    **fields: more fields of the task.
+  """
+  task = {'predict': predict, **fields}
+  config.objective = {
+    'target': 'vit_jax.objectives.masked_patches.masked_patches',
+    'task': task,
+  }
+  for evaluator in config.evals.values():
+    target = 'vit_jax.evals.masked_patches.MaskedPatches'
+    evaluator.update(target=target, task=task)
+  config.data.labels = False
+  config.model.pooling = common.pooling('NoPooling', class_token=True)
+  config.model.embedding.mask_token = True
+  patch = config.model.embedding.patch_size
+  height, width = (patch, patch) if isinstance(patch, int) else patch
   config.model.num_classes = {
     'mean_colour': 8**channels,
-    'downsampled': 8**channels * task.downsampled_to**2,
-    'pixels': ph * pw * channels,
-  }[task.predict]
+    'downsampled': 8**channels * fields['downsampled_to'] ** 2,
+    'pixels': height * width * channels,
+  }[predict]

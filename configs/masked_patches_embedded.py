@@ -86,16 +86,7 @@ def pretrain(args):
     )
     config.data.source = source
     config.evals.val.data.source = source | {'seed': 1}
-  config.model.update(pooling='none', class_token=True, mask_token=True)
-  config.data.labels = False
-  config.objective = {
-    'target': masked_patches.OBJECTIVE,
-    'predict': args.predict,
-    'downsampled_to': 4,
-    'ratio': args.ratio,
-  }
-  config.evals.val = masked_patches.evaluator(
-    config.objective, config.evals.val.data, every_fraction=0.25
+  masked_patches.set_task(
+    config, args.predict, channels=1, ratio=args.ratio, downsampled_to=4
   )
-  masked_patches.set_outputs(config, channels=1)
   return config

@@ -65,7 +65,7 @@ def get_config(argument=''):
       raise ValueError("'folder' is for 'imagenet'.")
     loss = 'sigmoid'
     source, held_out = common.imagenet21k(args.tiny)
-    config.model.update(num_classes=21_843, head_bias_init=-10.0)
+    config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.objective = common.xent(loss)
   common.set_bit_sgd(config, milestones=(30 / 90, 60 / 90, 80 / 90))

@@ -162,7 +162,7 @@ def scaling_vit(config):
   config.data.batch_size = 16_384
   for evaluator in config.evals.values():
     evaluator.data.batch_size = 4096
-  config.model.pooling = 'map'
-  config.model.representation_size = None
+  config.model.pooling = common.pooling('Map')
+  del config.model.head.representation_size
   config.optimizer.update(weight_decay=0.03, clip_norm=1.0, mu_dtype='bfloat16')
   config.schedule.update(decay='rsqrt', timescale=10_000, cooldown_steps=50_000)

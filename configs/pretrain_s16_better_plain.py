@@ -29,8 +29,9 @@ head as good: 76.7 against 76.5 with all augmentation), bfloat16 first moments,
 and decay for kernels only. Its decoupled decay of 1e-4, which is not multiplied
 by the learning rate, is 0.1 here.
 
-To fine-tune it: finetune.py:imagenet,S/16 with --config.model.pooling=gap
---config.model.posemb=sincos2d
+To fine-tune it: finetune.py:imagenet,S/16 with
+--config.model.pooling.target=vit_jax.models.pooling.Mean and
+--config.model.posemb.target=vit_jax.models.posemb.SinCos2d
 """
 
 from configs import arguments, common
@@ -41,7 +42,10 @@ def get_config(argument=''):
   config = common.training()
   config.total_epochs = args.epochs
   config.model = common.model(
-    'S/16', pooling='gap', posemb='sincos2d', representation_size=384
+    'S/16',
+    pooling=common.pooling('Mean'),
+    posemb=common.posemb('SinCos2d'),
+    head={'representation_size': 384},
   )
   source, held_out = common.imagenet(args.folder)
   config.data = common.data(source, common.inception_crop(224), batch_size=1024)

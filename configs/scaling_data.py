@@ -159,8 +159,8 @@ def _on_subset(model, count, args, values):
   base = {'b/32': 'B/32'}.get(model, model)
   config = scaling.jft(base, args, values)
   if base != model and not args.tiny:
-    half = names.settings('S/32')  # B/32 halved, except heads
-    config.model.update(half | {'representation_size': half['width']})
+    config.model.update(names.settings('S/32'))  # B/32 halved, except heads
+    config.model.head.representation_size = config.model.width
   held_out = _held_out(config)
   end = '' if count is None else held_out + count
   config.data.source.split = f'train[{held_out}:{end}]'

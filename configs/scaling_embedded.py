@@ -44,6 +44,7 @@ than the ViT with few images, and between the two with many.
 """
 
 from configs import arguments, common, embedded
+from vit_jax.models import names
 
 CLASSES = 480
 BATCH, IMAGE_PX = 64, 24
@@ -51,14 +52,14 @@ MODELS = {
   'ViT': embedded.vit(
     width=64, depth=4, mlp_dim=256, num_heads=4, patch_size=4
   ),
-  'ResNet': {'target': 'vit_jax.models.resnet.ResNet', 'stages': (1, 1)},
+  'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
   'hybrid': embedded.vit(
     width=64,
     depth=2,
     mlp_dim=256,
     num_heads=4,
     patch_size=1,
-    resnet_stages=(1,),
+    stages=(1,),
   ),
 }
 
@@ -98,18 +99,20 @@ def run_config(args, model, size, seed):
     evals['val'] = common.classification(
       {'source': held_out, 'batch_size': 128}
     )
-  return {
-    'run': 'vit_jax.train.train',
-    'seed': seed,
-    'total_steps': args.steps,
-    'log_every_fraction': 0.25,
-    'model': {**MODELS[model], 'num_classes': CLASSES},
-    'objective': common.xent('softmax', label_smoothing=0.1),
-    'optimizer': embedded.adam(),
-    'schedule': embedded.cosine(args.lr),
-    'data': {'source': source(args, size, seed), 'batch_size': batch_size},
-    'evals': evals,
-  }
+  return common.ConfigDict(
+    {
+      'run': 'vit_jax.train.train',
+      'seed': seed,
+      'total_steps': args.steps,
+      'log_every_fraction': 0.25,
+      'model': {**MODELS[model], 'num_classes': CLASSES},
+      'objective': common.xent('softmax', label_smoothing=0.1),
+      'optimizer': embedded.adam(),
+      'schedule': embedded.cosine(args.lr),
+      'data': {'source': source(args, size, seed), 'batch_size': batch_size},
+      'evals': evals,
+    }
+  )
 
 
 def source(args, size, seed):

@@ -110,8 +110,8 @@ def _pretraining(change, args, values):
     depth=max(1, shape['depth'] // lower),
     mlp_dim=shape['mlp_dim'] // thinner,
     num_heads=max(1, shape['width'] // 64 // lower),
-    patch_size=(patch, patch),
-    representation_size=width,
+    head={'representation_size': width},
+    embedding={'patch_size': (patch, patch)},
   )
   scaling.add_few_shot(config, values, args.tiny)
   return config

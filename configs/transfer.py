@@ -17,7 +17,7 @@ One command does all 35 runs; rerun it to continue. On a cluster,
     --config.shared.data_dir=PATH    of TFDS
     --config.shared.accum_steps=8    micro-batches, if memory is short
     --config.shared.num_workers=16   processes that decode images
-    --config.shared.model.dropout=.1, .pooling=gap and so on
+    --config.shared.model.dropout=.1 and any other field of the model
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, ...  the model of the weights, as in finetune.py

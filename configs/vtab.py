@@ -117,7 +117,7 @@ def finetuning(task, args, split, evaluator, lr, steps):
   warmup_steps = WARMUP_STEPS[steps]
   config.schedule = {'lr': lr, 'decay': 'cosine', 'warmup_steps': warmup_steps}
   test = images(task, held_out, size, train=False)
-  config.evals = {evaluator: common.classification(test, loss='softmax')}
+  config.evals = {evaluator: common.classification(test)}
   if args.tiny:
     common.tiny(config)
     source = config.evals[evaluator].data.source

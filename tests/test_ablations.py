@@ -20,7 +20,7 @@ from test_scaling_configs import count, difference, flat
 from vit_jax import config as configs
 from vit_jax import study
 from vit_jax.config import resolve
-from vit_jax.models import variants
+from vit_jax.models import names
 from vit_jax.reports.results import Results
 
 MODULE = load_module('ablations')
@@ -46,12 +46,12 @@ def test_runs_are_pretrain_jft_with_one_change(argument):
   """All with the same shared values; differences in `allowed` only."""
   study_name, *words = argument.split(',')
   allowed = {
-    'positions': {'posemb', 'posemb_at'},
-    'pooling': {'pooling', 'lr'},
-    'head': {'representation_size'},
-    'axial': {'target', 'pooling', 'stochastic_depth'},
+    'positions': {'model.posemb', 'model.posemb.target', 'model.posemb.at'},
+    'pooling': {'model.pooling.target', 'schedule.lr'},
+    'head': {'model.head.representation_size'},
+    'axial': {'model.target'},
     'optimizer': set(),
-    'overlap': {'patch_stride'},
+    'overlap': {'model.embedding.stride'},
   }[study_name]
   words = [x for x in words if not re.match('seeds|grid', x)]
   config = load_config('ablations', argument)
@@ -61,7 +61,7 @@ def test_runs_are_pretrain_jft_with_one_change(argument):
     of_model = ','.join([member.model, *member.words, *words])
     changed = difference(run, 'pretrain_jft', of_model)
     found = {
-      p.rpartition('.')[2]
+      p
       for p in changed
       if not p.startswith('evals.frozen') and not p.endswith('data_dir')
     }
@@ -103,16 +103,15 @@ def test_counts_by_hand(name, member, expected):
   run = load_config('ablations', f'{name},classes=10').runs[
     f'pretrain_{member}'
   ]
-  if 'scan' in run.model:
-    run.model.scan = True
   assert count(run) == expected
 
 
 def test_rates_of_figure_9():
   config = load_config('ablations', 'pooling')
   runs = [config.runs[name] for name in config.order]
-  found = [(run.model.get('pooling'), run.schedule.lr) for run in runs]
-  assert found == [(None, 8e-4), ('gap', 8e-4), ('gap', 3e-4)]
+  found = [('pooling' in run.model, run.schedule.lr) for run in runs]
+  assert found == [(False, 8e-4), (True, 8e-4), (True, 3e-4)]
+  assert runs[1].model.pooling.target.endswith('.Mean')
 
 
 def test_rules_of_table_7():
@@ -123,7 +122,7 @@ def test_rules_of_table_7():
       rule = name.rpartition('_')[2]
       rules = {'adam': 'optax.adamw', 'sgd': 'vit_jax.optim.sgd'}
       assert run.optimizer.target == rules[rule]
-      assert run.model.target == variants.RESNET and run.total_epochs == 7
+      assert run.model.target == names.RESNET and run.total_epochs == 7
     else:
       path = re.fullmatch(r'finetune_(\w+?)_[a-z0-9]+_seed\d', name)[1]
       assert run.init_from.path == f'{{workdir}}/pretrain_{path}'

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from config_variants import VARIANTS
 from PIL import Image
-from test_configs import CLASSES, TRAINING, load_config, replace_data
+from test_configs import (
+  CLASSES,
+  TRAINING,
+  load_config,
+  load_module,
+  replace_data,
+)
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
@@ -202,7 +208,15 @@ def test_finetuning_a_mixer(data_dir, tmp_path):
 def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
   """As in the docstring of its pre-training, and on the dev split."""
   config = load_config('finetune', 'cifar10,S/16,dev,polyak,size=224,tiny')
-  config.model.pooling, config.model.posemb = 'gap', 'sincos2d'
+  override = (
+    'model.pooling.target=vit_jax.models.pooling.Mean',
+    'model.posemb.target=vit_jax.models.posemb.SinCos2d',
+  )
+  for part in override:
+    assert (
+      f'--config.{part}' in load_module('pretrain_s16_better_plain').__doc__
+    )
+  configs.override(config, override)
   config.init_from.path = str(pretrained('pretrain_s16_better_plain'))
   config.data.source.data_dir = str(data_dir)
   state = configs.run(config, tmp_path)

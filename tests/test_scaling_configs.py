@@ -280,7 +280,7 @@ def test_shapes_of_figure_8():
       expected = count_vit(depth, width, mlp, patch, classes=10)
       assert count(run) == expected
     settings = run.model.depth, run.model.width, run.model.mlp_dim
-    assert (*settings, run.model.patch_size) == (
+    assert (*settings, run.model.embedding.patch_size) == (
       *(depth, width, mlp),
       (patch, patch),
     )
@@ -306,9 +306,10 @@ def test_vit_b_of_figure_4():
   )
   for name, factor in (('width', 2), ('mlp_dim', 2), ('depth', 1)):
     assert factor * half.model[name] == full.model[name]
-  assert half.model.patch_size == full.model.patch_size == (32, 32)
+  assert half.model.embedding == full.model.embedding
+  assert half.model.embedding.patch_size == (32, 32)
   changed = {p for p in flat(half) if flat(half)[p] != flat(full)[p]}
-  fields = ('width', 'mlp_dim', 'num_heads', 'representation_size')
+  fields = ('width', 'mlp_dim', 'num_heads', 'head.representation_size')
   assert changed == {f'model.{x}' for x in fields}
   half.model.num_classes = 10
   assert count(half) == count_vit(12, 384, 1536, 32, classes=10)

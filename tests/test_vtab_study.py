@@ -120,10 +120,12 @@ def test_the_protocol():
 
 def test_shared_values_reach_every_run():
   config = load_config('vtab', 'dtd,seeds=1,sweep')
-  config.shared.model.pooling, config.shared.num_workers = 'gap', 3
-  config.shared.accum_steps = 4
+  pooling = 'shared.model.pooling.target=vit_jax.models.pooling.Mean'
+  more = ('shared.num_workers=3', 'shared.accum_steps=4')
+  configs.override(config, (pooling, *more))
   for run in config.runs.values():
-    assert (run.model.pooling, run.accum_steps) == ('gap', 4)
+    assert run.model.pooling.target.endswith('.Mean')
+    assert run.accum_steps == 4
     (evaluator,) = run.evals.values()
     assert run.data.num_workers == evaluator.data.num_workers == 3
 

@@ -36,10 +36,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import ml_collections
-from ml_collections import config_dict
-
 from vit_jax.durations import UNITS, Duration
+
+try:
+  from ml_collections import ConfigDict
+  from ml_collections.config_dict import RequiredValueError
+except ModuleNotFoundError:  # config files need it; models by name do not
+
+  class ConfigDict(dict):
+    """Placeholder: without ml_collections there are no config files."""
+
+  RequiredValueError = KeyError
 
 # Classes that a file with weights may name. Nothing else is imported for it,
 # because whoever wrote the file must not choose what runs here.
@@ -111,15 +118,15 @@ def _child(node, key, what):
       raise ConfigError(f'{what}: {key!r} is not an index below {len(node)}.')
     return node[int(key)]
   if node.get(key) is None:
-    _set(node, key, ml_collections.ConfigDict(), '', what)
+    _set(node, key, ConfigDict(), '', what)
   child = node[key]
-  if not isinstance(child, Mapping | ml_collections.ConfigDict | list | tuple):
+  if not isinstance(child, Mapping | ConfigDict | list | tuple):
     raise ConfigError(f'{what}: {key} is {child!r}, which has no keys.')
   return child
 
 
 def _set(node, key, value, text, what):
-  if isinstance(node, ml_collections.ConfigDict):
+  if isinstance(node, ConfigDict):
     if key in node and node.get_type(key) is str and value is not None:
       value = text
     try:
@@ -249,8 +256,7 @@ def plan(config, fn=None, *, supplied=()):
   else:
     values.pop('run', None)
     found = _plan_call(fn, values, '', problems, supplied)
-    if missing := _missing(fn, found.kwargs, 0, supplied):
-      problems.append(_lacks(fn, missing))
+    _require_all(found, supplied, problems)
   if problems:
     raise ConfigError('\n'.join(dict.fromkeys(problems)))
   return found
@@ -285,6 +291,7 @@ def run(config, workdir, **supplied):
     workdir: the first argument of the function.
     **supplied: more of its arguments, see `plan_run`.
   """
+  check_filled(config)
   record = json.loads(config.to_json_best_effort())
   found, taken = plan_run(config, record=record, **supplied)
   return found.make(workdir, **taken)
@@ -310,13 +317,13 @@ def check_filled(config):
 
 
 def _unset(config, prefix):
-  if not isinstance(config, ml_collections.ConfigDict):
+  if not isinstance(config, ConfigDict):
     return []
   paths = []
   for key in config:
     try:
       paths += _unset(config[key], f'{prefix}{key}.')
-    except config_dict.RequiredValueError:
+    except RequiredValueError:
       paths.append(f'{prefix}{key}')
   return paths
 
@@ -328,10 +335,10 @@ def _as_dict(value):
 def _plan(value, annotation, where, problems):
   """A config value with a Call in the place of every target in it."""
   annotation = _without_none(annotation)
-  if annotation is ml_collections.ConfigDict:
+  if annotation is ConfigDict:
     return value  # such as the runs of a study, whose turn comes later
   origin = typing.get_origin(annotation) or annotation
-  if isinstance(value, Mapping | ml_collections.ConfigDict):
+  if isinstance(value, Mapping | ConfigDict):
     values = _as_dict(value)
     wants = dataclasses.is_dataclass(annotation)
     if wants and _rest_field(annotation):
@@ -340,8 +347,7 @@ def _plan(value, annotation, where, problems):
       return _plan_target(values, annotation, where, problems)
     if wants:
       found = _plan_call(annotation, values, where, problems)
-      if missing := _missing(annotation, found.kwargs, 0):
-        problems.append(f'{where}: {_lacks(annotation, missing)}')
+      _require_all(found, (), problems)
       return found
     inner = Any
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -367,10 +373,21 @@ def _plan_target(values, annotation, where, problems):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
   found = _plan_call(fn, values, where, problems)
-  missing = _missing(fn, found.kwargs, 0)
-  if missing and not _takes_partials(annotation):
-    problems.append(f'{where}: {_lacks(fn, missing)}')
+  if not _takes_partials(annotation):
+    _require_all(found, (), problems)
   return found
+
+
+def _require_all(call, supplied, problems):
+  """Add a problem if required arguments of a Call are missing.
+
+  A key that is misspelt is reported as unknown; that is enough.
+  """
+  if any(p.startswith(f'{call.where}.') for p in problems if call.where):
+    return
+  if missing := _missing(call.fn, call.kwargs, 0, supplied):
+    where = f'{call.where}: ' if call.where else ''
+    problems.append(f'{where}{_lacks(call.fn, missing)}')
 
 
 def _plan_flat(cls, values, where, problems):
@@ -412,6 +429,12 @@ def _plan_call(fn, values, where, problems, supplied=()):
     if name in kwargs:
       problems.append(f'{path}: {name} is set in two units. Keep one.')
       continue
+    if key == name and _is_duration(hints.get(name)) and value is not None:
+      problems.append(
+        f'{path}={value!r} has no unit. Use one of '
+        f'{", ".join(_keys(name, Duration))}.'
+      )
+      continue
     parameter = parameters.get(name)
     if parameter and isinstance(value, str) and _is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
@@ -432,9 +455,13 @@ def _duration(key, value, path, problems):
 
 def _keys(name, annotation):
   """The keys by which a config sets a parameter."""
-  if _without_none(annotation) is Duration:
+  if _is_duration(annotation):
     return [f'{name}_{unit}' for unit in UNITS]
   return [name]
+
+
+def _is_duration(annotation):
+  return _without_none(annotation) is Duration
 
 
 def _stem(key):
@@ -656,7 +683,7 @@ def _value_lines(name, value, indent):
     return [head, text(value, indent + '  ')]
   if isinstance(value, Duration):
     return [f'{indent}{name}_{value.unit}: {value.value!r}']
-  if isinstance(value, ml_collections.ConfigDict):
+  if isinstance(value, ConfigDict):
     value = value.to_dict()
   if isinstance(value, dict) and value:
     lines = [f'{indent}{name}:']

@@ -1,12 +1,15 @@
 """Transforms against numpy, Pillow and the formulas they implement."""
 
+import json
 import pickle
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax import config as config_lib
 from vit_jax.data import transforms as T
+from vit_jax.data.vtab import Scale
 
 
 def _image(height=30, width=40, channels=3):
@@ -162,22 +165,29 @@ def test_inception_crop_resizes_its_box():
   assert np.abs(out - expected).max() <= 1
 
 
-@pytest.mark.parametrize(
-  'transform',
-  [
-    T.InceptionCrop(8),
-    T.Resize(8),
-    T.Resize(8, 'bicubic', antialias=True),
-    T.ResizeSmall(8),
-    T.RandomCrop(8),
-    T.CentralCrop(8),
-    T.FlipLR(1.0),
-  ],
-)
+_ALL = [
+  T.InceptionCrop((8, 6), area=(0.2, 0.9), method='torch'),
+  T.Resize(8),
+  T.Resize(8, 'bicubic', antialias=True),
+  T.ResizeSmall(8),
+  T.RandomCrop(8),
+  T.CentralCrop(8),
+  T.FlipLR(1.0),
+  Scale(1),
+]
+
+
+@pytest.mark.parametrize('transform', _ALL)
 def test_one_channel_stays(transform):
   out = transform(_image(channels=1), _rng())
   assert out.ndim == 3 and out.shape[-1] == 1
+
+
+@pytest.mark.parametrize('transform', _ALL)
+def test_transforms_can_be_written_to_files(transform):
   assert pickle.loads(pickle.dumps(transform)) == transform
+  settings = json.loads(json.dumps(config_lib.describe(transform)))
+  assert config_lib.build(settings) == transform
 
 
 def test_tiny_images():
@@ -189,16 +199,25 @@ def test_tiny_images():
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: T.Resize(8, 'cubic'), "unknown interpolation 'cubic'; there are"),
-    (lambda: T.Resize(8, 'area', antialias=True), 'no antialiased form'),
-    (lambda: T.Resize(0), r'Resize: size is 0; give an int'),
-    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size is \(1, 2, 3\)'),
-    (lambda: T.RandomCrop(1.5), 'RandomCrop: size is 1.5'),
-    (lambda: T.ResizeSmall((8, 8)), 'ResizeSmall: size is'),
-    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area is'),
-    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio is'),
-    (lambda: T.InceptionCrop(8, method='x'), "it can be 'tf' or 'torch'"),
-    (lambda: T.FlipLR(2), 'FlipLR: probability is 2'),
+    (
+      lambda: T.Resize(8, 'cubic'),
+      "interpolation='cubic' must be",
+    ),
+    (
+      lambda: T.Resize(8, 'area', antialias=True),
+      "antialias=True, interpolation='area' must be",
+    ),
+    (lambda: T.Resize(0), 'Resize: size=0 must be an int or'),
+    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size=\(1, 2, 3\)'),
+    (lambda: T.RandomCrop(1.5), r'RandomCrop: size=1\.5'),
+    (lambda: T.ResizeSmall((8, 8)), r'size=\(8, 8\) must be an integer'),
+    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area='),
+    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio='),
+    (
+      lambda: T.InceptionCrop(8, method='x'),
+      "method='x' must be one of",
+    ),
+    (lambda: T.FlipLR(2), 'FlipLR: probability=2 must'),
   ],
 )
 def test_errors_at_construction(make, message):

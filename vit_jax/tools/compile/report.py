@@ -211,7 +211,7 @@ def show(row, operations=0):
   """Print a line per column, and the operations with the most cycles."""
   console = terminal.console()
   lines = zip(COLUMNS.values(), cells(row))
-  title = f"One device, the compiler's numbers ({row['device_kind']})"
+  title = f'Per device, by the compiler ({row["device_kind"]})'
   console.print(terminal.table(title, ('', row['mesh']), lines))
   if row.get('step_ms'):
     console.print(
@@ -241,6 +241,11 @@ def markdown(rows, columns):
   lines = [[COLUMNS[key] for key in columns], ['---'] * len(columns)]
   lines += [cells(row, columns) for row in rows]
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def find(rows, wanted):
+  """Return the first row with these items, or None."""
+  return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
 def write_json(path, rows):
