@@ -137,8 +137,9 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   """--print_config and --dry_run show them, and training uses them."""
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--print_config')
   shown = capsys.readouterr().out
-  assert '    rate: 0.75' in shown and 'total_steps: 2' in shown
-  assert 'seed: 0  # default' in shown
+  assert 'config.optimizer.layer_decay.rate = 0.75' in shown
+  assert 'config.total_steps = 2\n' in shown
+  assert 'config.seed = 0  # default' in shown
   assert not list(tmp_path.iterdir())
 
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--dry_run')
