@@ -1,4 +1,4 @@
-"""The scaling studies: what their runs and pictures are made of."""
+"""The scaling studies: their runs and figures."""
 
 import re
 
@@ -63,7 +63,7 @@ def run_name(model):
 
 
 def flat(config):
-  """{path: value}, references resolved."""
+  """Return {path: value}, with references resolved."""
   found = {}
 
   def walk(value, path):
@@ -81,8 +81,17 @@ def flat(config):
 
 
 def difference(run, name, argument):
-  """{path: value in the run} of all in which it is not that other config."""
-  run, other = flat(run), flat(load_config(name, argument))
+  """Return {path: value in the run} where it differs from another config."""
+  defaults = {'accum_steps': 1, 'num_workers': 0, 'remat': 'none', 'seed': 0}
+
+  def changed(config):
+    return {
+      path: value
+      for path, value in flat(config).items()
+      if defaults.get(path.rpartition('.')[2], ...) != value
+    }
+
+  run, other = changed(run), changed(load_config(name, argument))
   paths = run.keys() | other.keys()
   return {p: run.get(p) for p in paths if run.get(p) != other.get(p)}
 
@@ -170,7 +179,7 @@ def test_own_sizes():
   assert everything.total_steps == some.total_steps == 14 * 5_000_000 // 4096
   assert config.report[0]['panels'][0]['ticks'] == {500_000: '500k', 5e6: 'all'}
   for argument, message in (
-    ('sizes=9+1.5M', "'1.5M' is no size"),
+    ('sizes=9+1.5M', "'1.5M' is not a size"),
     ('fig3,b/32', 'fig3 does not have b/32. It has B/32'),
     ('B/16', 'fig4 does not have B/16'),
   ):

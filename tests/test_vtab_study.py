@@ -60,7 +60,7 @@ def fake_runs(monkeypatch):
     name = workdir.rpartition('/')[2]
     seen[name] = config.to_dict()
     (evaluator,) = config.evals
-    accuracy = len(name.split('_seed')[0]) / 100 + 0.1 * config.seed
+    accuracy = len(name.split('_seed')[0]) / 100 + 0.1 * config.get('seed', 0)
     if evaluator == 'val':
       lr, steps = config.schedule.lr, config.total_steps
       accuracy = (lr == 0.003) + 0.1 * (steps == 2500)
