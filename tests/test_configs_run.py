@@ -326,6 +326,12 @@ def test_fewshot_runs_on_several_data_sets(pretrained, data_dir, tmp_path):
   'name, argument',
   [(x, v) for x in ('evaluate', 'fewshot') for v in VARIANTS[x]],
 )
-def test_evaluations_load_and_ask_for_a_checkpoint(name, argument, tmp_path):
+def test_evaluations_have_no_unknown_keys(name, argument):
+  configs.plan_run(load_config(name, argument))
+
+
+def test_evaluation_needs_a_checkpoint(image_folder, tmp_path):
+  config = load_config('evaluate', 'folder,size=28')
+  config.evals.test.data.source.path = str(image_folder)
   with pytest.raises(ValueError, match=r'init_from\.path'):
-    configs.run(load_config(name, argument), tmp_path)
+    configs.run(config, tmp_path)
