@@ -1,13 +1,13 @@
 #!/bin/bash
-# A TPU slice from nothing to a running job, from a machine with gcloud:
+# Create a TPU slice and run a job on it, from a machine with gcloud:
 #
 #   export NAME=vit ZONE=us-west4-a TYPE=v5litepod-16 VERSION=v2-alpha-tpuv5-lite
 #   docs/jobs/tpu_vm.sh create        # 4 hosts with 4 chips each
-#   docs/jobs/tpu_vm.sh install       # what is committed here, on all hosts
+#   docs/jobs/tpu_vm.sh install       # the committed code, on all hosts
 #   docs/jobs/tpu_vm.sh start --config=configs/pretrain_imagenet21k.py:L/16 \
 #     --workdir=gs://BUCKET/l16
 #   docs/jobs/tpu_vm.sh log
-#   docs/jobs/tpu_vm.sh stop          # saves; `start` goes on from there
+#   docs/jobs/tpu_vm.sh stop          # saves; `start` resumes
 #   docs/jobs/tpu_vm.sh delete
 set -euo pipefail
 
@@ -18,7 +18,7 @@ tpu() {
   gcloud compute tpus tpu-vm "$@" --zone="$ZONE"
 }
 
-on() { # which worker, command
+on() { # worker, command
   tpu ssh "$NAME" --worker="$1" --command="$2"
 }
 
@@ -26,14 +26,14 @@ command=${1:?create, install, start, log, stop or delete}
 shift
 case $command in
   create)
-    # "$@": --spot, --network=..., --service-account=... that may write to
-    # the workdir's bucket.
+    # "$@": --spot, --network=..., or a --service-account=... that may write
+    # to the workdir's bucket.
     tpu create "$NAME" --accelerator-type="$TYPE" --version="$VERSION" "$@"
     ;;
   install)
     git archive --prefix=vit_jax/ --output=/tmp/vit_jax.tar.gz HEAD
     tpu scp /tmp/vit_jax.tar.gz "$NAME:" --worker=all
-    # The image's Python may be too old, so uv brings one.
+    # uv installs a Python, because the image's may be too old.
     on all 'set -e
       curl -LsSf https://astral.sh/uv/install.sh | sh
       tar xzf vit_jax.tar.gz && cd vit_jax
@@ -41,8 +41,8 @@ case $command in
       ~/.local/bin/uv pip install -e ".[tpu,gcs]"'
     ;;
   start)
-    # nohup: the job outlives the connection. Each host writes its own run.log;
-    # metrics are in that of host 0, errors in that of the host they befall.
+    # nohup: the job outlives the connection. Each host writes its own run.log.
+    # Host 0 logs metrics; each host logs its own errors.
     on all "cd vit_jax || exit; nohup .venv/bin/python -m vit_jax.main \
       --distributed $(printf '%q ' "$@") >> ~/run.log 2>&1 < /dev/null &"
     ;;
@@ -50,7 +50,7 @@ case $command in
     on 0 'tail -n 100 -f run.log'
     ;;
   stop)
-    # One is enough: all hosts save and stop after the same step.
+    # One signal is enough: all hosts save and stop after the same step.
     on 0 "pkill -TERM -f '[v]it_jax.main'"
     ;;
   delete)

@@ -253,7 +253,9 @@ def test_errors(tmp_path):
     vtab.settings('pets', 'val')
   with pytest.raises(ValueError, match="'resisc45' is not prepared") as info:
     _source(tmp_path, 'resisc45', 'test')
-  assert 'to download by hand' in str(info.value)  # as TFDS itself says
+  assert 'First download these files by hand' in str(
+    info.value
+  )  # as TFDS itself says
 
 
 def test_label_rule_on_another_set(data_dir):

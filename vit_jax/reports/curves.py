@@ -1,4 +1,4 @@
-"""Learning curves of several runs as one picture."""
+"""Learning curves of several runs in one figure."""
 
 import dataclasses
 import re
@@ -10,33 +10,33 @@ from vit_jax.reports import pictures
 
 @dataclasses.dataclass
 class Curves:
-  """A picture with a panel per metric, over the steps.
+  """A figure with one panel per metric, over training steps.
 
   Args:
-    panels: dicts of title, ylabel, and lines: {label: (runs, metric)}, both
-      regular expressions. Several runs of one line are drawn as their mean
-      and a band of one standard deviation. `log` for a logarithmic y axis.
-    name: of the PNG in the study's workdir.
+    panels: dicts of title, ylabel and lines: {label: (runs, metric)}, both
+      regular expressions. Several runs of a line are drawn as their mean and a
+      band of one standard deviation. `log=True` makes the y axis logarithmic.
+    name: of the file NAME.png in the study's workdir.
   """
 
   panels: tuple
   name: str = 'curves'
 
   def check(self, results):
-    """Raises ValueError for a line that no run can fill."""
+    """Raise ValueError for a line that matches no run."""
     for panel in self.panels:
       for runs, metric in panel['lines'].values():
         results.check({'runs': runs, 'metric': metric})
 
   def __call__(self, results):
-    """Writes NAME.png and says where."""
+    """Write NAME.png and print its path."""
     path = results.workdir / f'{self.name}.png'
     plot(results.records, path, panels=self.panels)
     pictures.tell('Learning curves', path)
 
 
 def plot(records, path, *, panels):
-  """Writes a PNG; records are {run: list of records, each with 'step'}."""
+  """Write the figure. `records` is {run: list of records with 'step'}."""
   figure, all_axes = pictures.figure(len(panels))
   for panel, axes in zip(panels, all_axes):
     for label, (runs, metric) in panel['lines'].items():
@@ -59,7 +59,7 @@ def plot(records, path, *, panels):
 
 
 def curve(records, metric):
-  """{step: value} of the records that have the metric (regular expression)."""
+  """Return {step: value} of the records with the metric, a regex."""
   return {
     record['step']: value
     for record in records
@@ -69,8 +69,8 @@ def curve(records, metric):
 
 
 def band(found):
-  """Steps that all curves share, and the mean and std there."""
-  steps = sorted(set.intersection(*(set(c) for c in found))) if found else []
+  """Return the steps that all curves share, and the mean and std there."""
+  steps = sorted(set.intersection(*map(set, found))) if found else []
   values = np.array([[c[step] for step in steps] for c in found])
   if not found:
     return np.array([]), np.array([]), np.array([])

@@ -1,4 +1,4 @@
-"""What the runs of a study have measured so far, and values made of it."""
+"""Metrics of the runs of a study, and the numbers that reports show."""
 
 import dataclasses
 import re
@@ -17,7 +17,7 @@ class Value:
   values: tuple[float, ...]
 
   def percent(self, digits=1):
-    """As '93.1 ± 0.4' of fractions; without '±' where there is one value."""
+    """Return fractions as '93.1 ± 0.4', or '93.1' for a single value."""
     text = f'{100 * self.mean:.{digits}f}'
     if len(self.values) > 1 or self.std:
       text += f' ± {100 * self.std:.{digits}f}'
@@ -25,12 +25,12 @@ class Value:
 
 
 class Results:
-  """The records of all runs of a study; of those not begun there are none.
+  """Records of all runs of a study; runs that are not done have none.
 
   Args:
     names: of the runs, in order.
     workdir: epath of the study; run NAME is in workdir/NAME.
-    done: names of those that are.
+    done: names of the runs that are done.
   """
 
   def __init__(self, names, workdir, done):
@@ -41,50 +41,49 @@ class Results:
     }
 
   def matching(self, pattern):
-    """Names of the runs that a regular expression matches whole."""
+    """Return the names of the runs that the regex matches in full."""
     return [name for name in self.names if re.fullmatch(pattern, name)]
 
   def find(self, spec):
-    """The Value that spec tells of; None where nothing is measured yet.
+    """Return the Value that `spec` describes, or None if it is not measured.
+
+    Each number found is one value of the sample. If a regex has a group called
+    `seed`, the numbers of one seed are averaged first, and a seed is left out
+    while one of its runs is missing.
 
     Args:
-      spec: {'value': x} or {'value': (mean, std)} for a number from elsewhere
-        (a published one); or {'runs', 'metric'}, regular expressions that match
-        whole names. The last record of a run counts; with {'best': METRIC} the
-        one in which METRIC is highest (early stopping).
-
-    Each value found is one of the sample, unless an expression has a group
-    called `seed`: then all values of a seed are averaged first, and a seed of
-    which a run is missing does not count.
+      spec: {'value': x} or {'value': (mean, std)} for a given number, such as a
+        published one. Or {'runs', 'metric'}: regexes that match full names. The
+        last record of a run counts, or with {'best': METRIC} the one with the
+        highest METRIC (early stopping).
     """
     if 'value' in spec:
       mean, *std = np.atleast_1d(spec['value']).tolist()
       return Value(mean, std[0] if std else 0.0, (mean,))
     groups, missing = {}, []
     for name in self.matching(spec['runs']):
-      seed = re.fullmatch(spec['runs'], name).groupdict().get('seed')
+      seed = _seed(spec['runs'], name)
       found = _measured(self.records[name], spec['metric'], spec.get('best'))
       if not found:
         missing.append(seed)
       for metric, value in found.items():
-        of_run = seed or _seed_of(spec['metric'], metric)
-        key = (name, metric) if of_run is None else of_run
-        groups.setdefault(key, []).append(value)
+        group = seed or _seed(spec['metric'], metric) or (name, metric)
+        groups.setdefault(group, []).append(value)
     if 'seed' in re.compile(spec['metric']).groupindex and missing:
-      return None  # each seed lacks that run
+      return None  # Every seed lacks that run.
     means = [float(np.mean(x)) for k, x in groups.items() if k not in missing]
     if not means:
       return None
     return Value(float(np.mean(means)), float(np.std(means)), tuple(means))
 
   def check(self, spec):
-    """Raises ValueError for a spec that no run can ever fill."""
+    """Raise ValueError for a spec that no run can fill."""
     if sorted(spec) == ['value']:
       return
     if not {'runs', 'metric'} <= set(spec) <= {'runs', 'metric', 'best'}:
       raise ValueError(
-        f'{dict(spec)} must have runs and metric (and may have best), or a '
-        'value only.'
+        f'{dict(spec)} must have runs and metric (and may have best), or only '
+        'a value.'
       )
     if not self.matching(spec['runs']):
       raise ValueError(
@@ -93,7 +92,7 @@ class Results:
 
 
 def _measured(records, metric, best=None):
-  """{name: value} of the metrics that match, as they were last."""
+  """Return {name: last value} of the metrics that match the regex."""
   if best is not None:
     scored = [r for r in records if best in r]
     records = [max(scored, key=lambda r: r[best])] if scored else []
@@ -101,5 +100,6 @@ def _measured(records, metric, best=None):
   return {k: v for k, v in last.items() if re.fullmatch(metric, k)}
 
 
-def _seed_of(pattern, metric):
-  return re.fullmatch(pattern, metric).groupdict().get('seed')
+def _seed(pattern, name):
+  """Return what the group `seed` of the regex matches, or None."""
+  return re.fullmatch(pattern, name).groupdict().get('seed')

@@ -1,32 +1,28 @@
-"""Accuracy against scale, as the paper draws it: figures 3, 4, 5 and 8."""
+"""Accuracy against scale, as in the paper's figures 3, 4, 5 and 8."""
 
 import dataclasses
-import json
 
-import jax
-
-from vit_jax import terminal
-from vit_jax.reports import pictures
-from vit_jax.reports.table import markdown
+from vit_jax.reports import pictures, table
 
 _MARKERS = 'os^Dv*'
-# Where names of points are, in points, line by line: neighbours' do not meet.
+# Offset and alignment of the names of points, per line, so that names of
+# neighbouring points do not overlap.
 _NAMES_AT = ((5, 3, 'left'), (5, -9, 'left'), (-5, 3, 'right'))
 
 
 @dataclasses.dataclass
 class Scaling:
-  """A picture of points (x, mean of y, bar of one std), and their table.
+  """A figure of points (x, mean of y, error bar of one std), and their table.
 
   Args:
-    panels: dicts of title, xlabel, ylabel and lines, {label: points}; each
-      point is a dict of x, a number or what `Results.find` takes; y, what it
-      takes; and if wished name, which is written beside the point. Further
-      keys: `log_x` (True by default); `joined`, whether a line joins the points
-      (True by default; False is the style of figure 5); `ticks`, {x: text};
-      `relative_to`, what `Results.find` takes, by whose mean x is divided.
+    panels: dicts of title, xlabel, ylabel and lines, {label: points}. A point
+      is a dict of x (a number or what `Results.find` takes), y (what
+      `Results.find` takes), and optionally the name written next to it. More
+      keys of a panel: `log_x` (default True); `joined`, whether a line joins
+      the points (default True; False is the style of figure 5); `ticks`,
+      {x: text}; `relative_to`, what `Results.find` takes: x is divided by it.
     title: of the table.
-    name: of the files, NAME.png, NAME.md and NAME.json, in the workdir.
+    name: of the files NAME.png, NAME.md and NAME.json in the workdir.
   """
 
   panels: tuple
@@ -34,18 +30,17 @@ class Scaling:
   name: str = 'scaling'
 
   def check(self, results):
-    """Raises ValueError for a point that no run can fill."""
+    """Raise ValueError for a point that no run can fill."""
     for panel in self.panels:
-      if 'relative_to' in panel:
-        results.check(panel['relative_to'])
+      specs = [panel['relative_to']] if 'relative_to' in panel else []
       for points in panel['lines'].values():
         for point in points:
-          results.check(point['y'])
-          if isinstance(point['x'], dict):
-            results.check(point['x'])
+          specs += [point[k] for k in 'xy' if isinstance(point[k], dict)]
+      for spec in specs:
+        results.check(spec)
 
   def __call__(self, results):
-    """Draws what is measured; [{'panel', 'line', 'name', 'x', 'y'...}]."""
+    """Draw what is measured. Return [{'panel', 'line', 'name', 'x', ...}]."""
     rows = [
       _row(panel, label, point, results)
       for panel in self.panels
@@ -53,38 +48,26 @@ class Scaling:
       for point in points
     ]
     rows = [row for row in rows if row]
-    self._show(rows)
-    made, all_axes = pictures.figure(len(self.panels))
+    figure, all_axes = pictures.figure(len(self.panels))
     for panel, axes in zip(self.panels, all_axes):
       _draw(panel, axes, [r for r in rows if r['panel'] == panel['title']])
     path = results.workdir / f'{self.name}.png'
-    pictures.save(made, path)
-    pictures.tell(self.title, path)
-    if jax.process_index() == 0:
-      text = markdown(self.title, *self._table(rows))
-      (results.workdir / f'{self.name}.md').write_text(text)
-      text = json.dumps(rows, indent=2) + '\n'
-      (results.workdir / f'{self.name}.json').write_text(text)
-    return rows
-
-  def _table(self, rows):
+    pictures.save(figure, path)
     columns = ['', 'model', 'x', 'accuracy (%)', 'runs']
-    return columns, [
+    lines = [
       [r['panel'], r['name'], f'{r["x"]:.6g}', r['text'], str(len(r['values']))]
       for r in rows
     ]
-
-  def _show(self, rows):
-    columns, lines = self._table(rows)
-    terminal.console().print(terminal.table(self.title, columns, lines))
+    table.publish(results.workdir, self.name, self.title, columns, lines, rows)
+    pictures.tell(self.title, path)
+    return rows
 
 
 def _row(panel, label, point, results):
-  """A point as data, or None where it is not measured yet."""
-  x, y = point['x'], results.find(point['y'])
+  """Return a point as a dict, or None if it is not measured yet."""
+  x, y, unit = point['x'], results.find(point['y']), 1.0
   if isinstance(x, dict):
     x = _mean(x, results)
-  unit = 1.0
   if 'relative_to' in panel:
     unit = _mean(panel['relative_to'], results)
   if None in (x, y, unit):
@@ -107,7 +90,8 @@ def _mean(spec, results):
 def _draw(panel, axes, rows):
   joined = panel.get('joined', True)
   for i, label in enumerate(panel['lines']):
-    of_line = sorted((r for r in rows if r['line'] == label), key=_x)
+    of_line = [r for r in rows if r['line'] == label]
+    of_line.sort(key=lambda r: r['x'])
     axes.errorbar(
       [r['x'] for r in of_line],
       [100 * r['mean'] for r in of_line],
@@ -133,7 +117,7 @@ def _draw(panel, axes, rows):
     from matplotlib import ticker
 
     axes.set_xscale('log')
-    # By default all minor ticks of a short axis have labels, which meet.
+    # By default, all minor ticks of a short axis have labels, which overlap.
     low, high = axes.get_xlim()
     subs = (1, 2, 5) if high < 20 * low else (1,)
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
@@ -146,7 +130,3 @@ def _draw(panel, axes, rows):
     axes.minorticks_off()
   axes.set(title=panel['title'], xlabel=panel['xlabel'], ylabel=panel['ylabel'])
   axes.legend(frameon=False, fontsize=8)
-
-
-def _x(row):
-  return row['x']

@@ -1,4 +1,4 @@
-"""A table of a study, on the terminal, as Markdown and as data."""
+"""A table of a study: in the terminal, as Markdown and as JSON."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import json
 import jax
 
 from vit_jax import terminal
+from vit_jax.files import write_atomically
 
 
 @dataclasses.dataclass
@@ -13,10 +14,10 @@ class Table:
   """Rows and columns of values, in percent.
 
   Args:
-    cells: dicts of row, column, and what `Results.find` takes.
+    cells: dicts of row, column, and the keys that `Results.find` takes.
     title: of the table.
-    digits: after the decimal point.
-    name: of the files, NAME.md and NAME.json, in the study's workdir.
+    digits: number of decimals.
+    name: of the files NAME.md and NAME.json in the study's workdir.
   """
 
   cells: tuple
@@ -25,7 +26,7 @@ class Table:
   name: str = 'table'
 
   def check(self, results):
-    """Raises ValueError for a cell that no run can fill."""
+    """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
       for key in ('row', 'column'):
         if key not in cell:
@@ -33,40 +34,44 @@ class Table:
       results.check(_spec(cell))
 
   def __call__(self, results):
-    """Shows and writes it; {row: {column: {'mean', 'std', 'values'}}}."""
-    found = {}
-    for cell in self.cells:
-      row = found.setdefault(cell['row'], {})
-      if (value := results.find(_spec(cell))) is not None:
-        row[cell['column']] = value
+    """Print and write it. Return {row: {column: {'mean', 'std', 'values'}}}."""
     columns = list(dict.fromkeys(cell['column'] for cell in self.cells))
-    rows = [
-      [name, *(self._show(row.get(column)) for column in columns)]
-      for name, row in found.items()
+    found = {cell['row']: {} for cell in self.cells}
+    for cell in self.cells:
+      if (value := results.find(_spec(cell))) is not None:
+        found[cell['row']][cell['column']] = value
+    texts = [
+      [row, *(v[c].percent(self.digits) if c in v else '' for c in columns)]
+      for row, v in found.items()
     ]
-    title = f'{self.title} (%)'
-    terminal.console().print(terminal.table(title, ['', *columns], rows))
     data = {
-      name: {column: dataclasses.asdict(x) for column, x in row.items()}
-      for name, row in found.items()
+      row: {column: dataclasses.asdict(x) for column, x in values.items()}
+      for row, values in found.items()
     }
-    if jax.process_index() == 0:
-      text = markdown(title, ['', *columns], rows)
-      (results.workdir / f'{self.name}.md').write_text(text)
-      text = json.dumps(data, indent=2) + '\n'
-      (results.workdir / f'{self.name}.json').write_text(text)
+    title = f'{self.title} (%)'
+    publish(results.workdir, self.name, title, ['', *columns], texts, data)
     return data
 
-  def _show(self, value):
-    return '' if value is None else value.percent(self.digits)
 
+def publish(workdir, name, title, columns, rows, data):
+  """Print a table; write it as NAME.md, and `data` as NAME.json (host 0).
 
-def markdown(title, columns, rows):
-  """A Markdown table; the first column is the rows' name."""
-  lines = [f'# {title}', '', f'| {" | ".join(columns)} |']
-  lines += ['|---' * len(columns) + '|']
-  lines += [f'| {" | ".join(row)} |' for row in rows]
-  return '\n'.join(lines) + '\n'
+  Args:
+    workdir: epath.
+    name: of the files.
+    title: of the table.
+    columns: headings; the first one is that of the rows' names.
+    rows: lists of texts.
+    data: JSON values.
+  """
+  terminal.console().print(terminal.table(title, columns, rows))
+  if jax.process_index() == 0:
+    lines = [f'# {title}', '', f'| {" | ".join(columns)} |']
+    lines += ['|---' * len(columns) + '|']
+    lines += [f'| {" | ".join(row)} |' for row in rows]
+    write_atomically(workdir / f'{name}.md', '\n'.join(lines) + '\n')
+    text = json.dumps(data, indent=2) + '\n'
+    write_atomically(workdir / f'{name}.json', text)
 
 
 def _spec(cell):

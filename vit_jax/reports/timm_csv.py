@@ -1,4 +1,4 @@
-"""Results of an evaluation as a CSV with the columns of timm's validate."""
+"""Results of an evaluation as CSV, with the columns of timm's validate.py."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ import re
 import jax
 
 from vit_jax.data import transforms as image_transforms
+from vit_jax.files import write_atomically
 
 
 def name(path, model):
@@ -21,7 +22,7 @@ def name(path, model):
 
 
 def row(model_name, found, params, evaluator, image_shape):
-  """{column: text} as in the tables of results of timm's validate."""
+  """Return {column: text} of one model, as timm's validate.py writes them."""
   top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   size, crop, interpolation = _view(
@@ -41,22 +42,22 @@ def row(model_name, found, params, evaluator, image_shape):
 
 
 def _view(transforms, image_shape):
-  """((height, width), share of it that a crop leaves, interpolation)."""
-  size, share, interpolation = tuple(image_shape[:2]), 1.0, ''
+  """Return (height, width), the fraction a crop keeps, and interpolation."""
+  size, kept, interpolation = tuple(image_shape[:2]), 1.0, ''
   for t in transforms:
     if isinstance(t, image_transforms.CentralCrop):
-      share, size = min(t.size) / min(size), t.size
+      kept, size = min(t.size) / min(size), t.size
     elif isinstance(t, image_transforms.Resize):
-      share, size, interpolation = 1.0, t.size, t.interpolation
+      kept, size, interpolation = 1.0, t.size, t.interpolation
     elif isinstance(t, image_transforms.ResizeSmall):
-      share, size, interpolation = 1.0, (t.size, t.size), t.interpolation
-  return size, share, interpolation
+      kept, size, interpolation = 1.0, (t.size, t.size), t.interpolation
+  return size, kept, interpolation
 
 
 def write(path, values):
-  """A CSV of one row, {column: text}."""
+  """Write a CSV file with one row, {column: text}."""
   text = io.StringIO()
   writer = csv.DictWriter(text, values, lineterminator='\n')
   writer.writeheader()
   writer.writerow(values)
-  path.write_text(text.getvalue())
+  write_atomically(path, text.getvalue())

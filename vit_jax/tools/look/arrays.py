@@ -1,4 +1,4 @@
-"""What `inspect` shows, as numbers: of weights, and of pictures one by one."""
+"""The numbers that the figures show, of weights and of images."""
 
 import functools
 
@@ -7,6 +7,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
+from vit_jax.checks import one_of
 from vit_jax.models import posemb
 from vit_jax.models.positions import side_by_side
 from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
@@ -14,53 +15,51 @@ from vit_jax.tools import predict
 from vit_jax.weights.bundle import make
 from vit_jax.weights.grids import grid_of, stride
 
-OF_PICTURES = ('maps', 'rollout', 'distance')
-FIGURES = (*OF_PICTURES, 'filters', 'positions')
+OF_IMAGES = ('maps', 'rollout', 'distance')
+FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
 def obstacles(weights):
-  """{figure: why there is none of these weights}, of those there cannot be."""
+  """Return {figure: reason} of the figures that cannot be drawn."""
   settings, found = weights.settings, {}
   kind = settings.get('posemb', 'learned')
   if settings['target'] in (AXIAL_VIT, AXIAL_RESNET):
-    why = 'its attention is of rows and of columns, not of the whole image'
-    found |= dict.fromkeys((*OF_PICTURES, 'positions'), why)
+    reason = 'attention is along rows and columns, not over the whole image'
+    found |= dict.fromkeys((*OF_IMAGES, 'positions'), reason)
   elif settings['target'] != VIT:
-    why = 'the model has no attention (ResNets and Mixers have none)'
-    found |= dict.fromkeys(OF_PICTURES, why)
+    reason = 'the model has no attention (ResNets and Mixers have none)'
+    found |= dict.fromkeys(OF_IMAGES, reason)
     found['positions'] = 'the model has no position embeddings'
   elif kind == 'none':
     found['positions'] = "the model has no position embeddings (posemb='none')"
   elif kind == 'relative':
-    found['positions'] = 'positions are of pairs of patches (relative)'
+    found['positions'] = 'positions are those of pairs of patches (relative)'
   elif settings.get('posemb_at') == 'layers':
     found['positions'] = 'each layer has position embeddings of its own'
   if 'resnet/root/conv/kernel' in weights.params:
-    found['filters'] = (
-      'the model sees no patches of pixels, but the feature map of a ResNet'
-    )
+    found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
   return found
 
 
 def geometry(weights):
-  """(grid (gh, gw), pixels (height, width) to a patch, tokens before them).
+  """Return (grid (gh, gw), patch (height, width), number of prefix tokens).
 
-  Of a hybrid, a patch is a cell of its feature map, in pixels of the picture.
+  The patch of a hybrid is a cell of its feature map, in pixels of the image.
   """
-  cell = stride(weights.settings)
   grid = grid_of(weights.settings, weights.image_shape)
   model = make(weights.settings)
-  return grid, cell, model.has_class_token + model.num_registers
+  prefix = model.has_class_token + model.num_registers
+  return grid, stride(weights.settings), prefix
 
 
 def filters(weights, count=28):
-  """(components [n, ph, pw, C], shares [n]) of `embeddings.filters`."""
+  """Return (components, shares) of `embeddings.filters`."""
   _check(weights, 'filters')
   return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
 def positions(weights):
-  """[gh, gw, gh, gw] of `embeddings.position_similarity`."""
+  """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
   table = weights.params.get('pos_embedding')
   if 'pos_embedding_x' in weights.params:
@@ -71,11 +70,17 @@ def positions(weights):
   return embeddings.position_similarity(table)
 
 
-def look(
+def uniform_distance(weights):
+  """Return the mean distance, in pixels, of a head with uniform attention."""
+  grid, cell, _ = geometry(weights)
+  return float(np.mean(attention.cell_distances(grid, cell)))
+
+
+def look_at(
   weights,
   paths,
   *,
-  figures=OF_PICTURES,
+  figures=OF_IMAGES,
   heads='mean',
   residual='half',
   prefix='left_out',
@@ -84,45 +89,39 @@ def look(
   num_workers=None,
   on_error='raise',
 ):
-  """Yields what a model's attention does with each picture, in order.
+  """Yield what a model attends to in each image, in order.
 
   Args:
     weights: Weights.
-    paths: of the pictures, see `image_files.find`.
-    figures: some of OF_PICTURES.
+    paths: of the images; see `image_files.find`.
+    figures: some of OF_IMAGES.
     heads, residual: of `attention.rollout`.
     prefix: of `attention.mean_distance`.
-    query: (row, column) of the patch whose attention is wanted in maps and
-      rollout; by default the image's representation, which is the class token
-      where there is one, see `attention.representation`.
-    batch_size, num_workers, on_error: as of `predict.predict`. Of a batch, the
-      attention of one layer is in memory at a time.
+    query: (row, column) of the patch whose attention maps and rollout show; by
+      default the tokens of `attention.representation`, such as the class token.
+    batch_size, num_workers, on_error: of `predict.predict`. The attention of
+      one layer for a batch must fit in memory.
 
   Returns:
-    iterator of dicts: 'path'; 'maps' [L, h, gh, gw] and 'maps_prefix'
-    [L, h, .], attention to patches and to class token and registers;
-    'rollout' [gh, gw] and 'rollout_prefix' [.]; 'distance' [L, h], in pixels.
-    float32. With on_error='skip', 'path' and 'error' of pictures that cannot
-    be read.
+    Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
+    'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
+    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels. An
+    image that is skipped has 'path' and 'error'.
 
   Raises:
-    ValueError: the model has no attention, an argument makes no sense.
+    ValueError: the model has no attention, or an argument is invalid.
   """
   for figure in figures:
     _check(weights, figure)
-  for what, value, choices in (
-    ('heads', heads, attention.HEADS),
-    ('residual', residual, attention.RESIDUALS),
-    ('prefix', prefix, attention.PREFIXES),
-    ('on_error', on_error, ('raise', 'skip')),
-  ):
-    if value not in choices:
-      raise ValueError(f'{what}={value!r}; it can be {", ".join(choices)}.')
+  one_of('heads', heads, attention.HEADS)
+  one_of('residual', residual, attention.RESIDUALS)
+  one_of('prefix', prefix, attention.PREFIXES)
+  one_of('on_error', on_error, ('raise', 'skip'))
   grid = geometry(weights)[0]
   if query and not all(0 <= at < size for at, size in zip(query, grid)):
     raise ValueError(
-      f'query={query}, but the grid of patches is {grid[0]}x{grid[1]}; rows '
-      'and columns count from 0.'
+      f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
+      'Rows and columns count from 0.'
     )
   loaded, shape = predict.load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
@@ -133,15 +132,15 @@ def look(
 
 
 def _forward(weights, model, figures, query, rollout, distance):
-  """(params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+  """Return (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
   preprocess = make(weights.preprocess)
-  grid, cell, before = geometry(weights)
+  grid, cell, num_prefix = geometry(weights)
   distances = attention.cell_distances(grid, cell)
 
   def split(name, rows):
-    """[B, ..., N] of a representation, as patches and as what precedes them."""
-    patches = rows[..., before:].reshape(*rows.shape[:-1], *grid)
-    return {name: patches, f'{name}_prefix': rows[..., :before]}
+    """Split [B, ..., N] into patches and the tokens before them."""
+    patches = rows[..., num_prefix:].reshape(*rows.shape[:-1], *grid)
+    return {name: patches, f'{name}_prefix': rows[..., :num_prefix]}
 
   def forward(params, images):
     _, recorded = model.apply(
@@ -155,9 +154,11 @@ def _forward(weights, model, figures, query, rollout, distance):
     layers = attention.recorded(recorded)
     tokens = layers[0].shape[2]
     if query is None:
-      start = attention.representation(model.pooling, tokens, before, recorded)
+      start = attention.representation(
+        model.pooling, tokens, num_prefix, recorded
+      )
     else:
-      at = before + query[0] * grid[1] + query[1]
+      at = num_prefix + query[0] * grid[1] + query[1]
       start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)
     out = {}
     if 'maps' in figures:
@@ -176,17 +177,10 @@ def _forward(weights, model, figures, query, rollout, distance):
   return forward
 
 
-def uniform_distance(weights):
-  """Mean attention distance, in pixels, of a head that looks everywhere."""
-  grid, cell, _ = geometry(weights)
-  return float(np.mean(attention.cell_distances(grid, cell)))
-
-
 def _check(weights, figure):
-  if figure not in FIGURES:
-    raise ValueError(f'No figure {figure!r}; there are {", ".join(FIGURES)}.')
-  if why := obstacles(weights).get(figure):
+  one_of('figure', figure, FIGURES)
+  if reason := obstacles(weights).get(figure):
     raise ValueError(
-      f'{weights.origin or "These weights"}: {figure} cannot be shown, {why}. '
-      'Leave it out, or take other weights.'
+      f'{weights.origin or "These weights"}: cannot draw {figure}: {reason}. '
+      'Leave it out, or use other weights.'
     )
