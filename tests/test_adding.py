@@ -4,22 +4,18 @@ The package `mine` has one of each part. Two models train with it: a module of
 its own, and a VisionTransformer with its position embedding and pooling.
 """
 
-import dataclasses
 import importlib
 import json
 import pathlib
 import sys
 
 import cv2
-import jax
 import numpy as np
 import pytest
 
 from vit_jax import config, metrics, pretrained, tree
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
-from vit_jax.weights import formats, keymap
-from vit_jax.weights.bundle import Weights
 
 README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
 
@@ -194,7 +190,7 @@ KEYS = [*linear('fc1', 'pixels'), *linear('fc2', 'head')]
 RULES = [('.*pixels/kernel', (None, 'fsdp')), ('.*head/kernel', ('fsdp',))]
 '''
 
-CONFIG = '''
+CONFIG = """
 import ml_collections
 
 def get_config(model):
@@ -243,7 +239,7 @@ def evaluation(path, data):
     'init_from': {'path': path, 'trust': ('mine',)},
     'evals': {'largest': {'target': 'mine.Largest', 'data': data}},
   })
-'''
+"""
 
 
 @pytest.fixture(scope='module')

@@ -122,9 +122,7 @@ def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
   package = types.ModuleType('my_package')
   package.objectives = types.ModuleType('my_package.objectives')
   monkeypatch.setitem(sys.modules, 'my_package', package)
-  monkeypatch.setitem(
-    sys.modules, 'my_package.objectives', package.objectives
-  )
+  monkeypatch.setitem(sys.modules, 'my_package.objectives', package.objectives)
   _run(wrapper, vars(package.objectives), {})
   scope = {'config': ml_collections.ConfigDict()}
   _run(wrapped, scope, {})
@@ -155,10 +153,9 @@ def test_flags_of_compile_exist(command):
 )
 def test_tools_accept_the_arguments_of_the_commands(tool):
   commands = _commands(f'vit_jax.tools.{tool}')
-  name = f'vit_jax.tools.{tool}'
-  if tool == 'benchmark':
-    name += '.__main__'
-  module = importlib.import_module(name)
+  module = importlib.import_module(f'vit_jax.tools.{tool}')
+  if not hasattr(module, 'parser'):
+    module = importlib.import_module(f'vit_jax.tools.{tool}.__main__')
   for command in commands:
     module.parser().parse_args(shlex.split(command)[3:])
   assert commands
