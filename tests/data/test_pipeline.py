@@ -232,7 +232,7 @@ def test_corrupt_image_is_named(folder):
   path = os.path.join(folder, 'a', '07.png')
   assert str(info.value) == (
     f'cannot read example 7 of Folder ({path}): cannot decode an image of 4'
-    " bytes that begin with b'junk': no image, or one cut off in its header."
+    " bytes that begin with b'junk': not an image, or truncated in its header."
     " (Repair or remove it, or set on_error='skip'.)"
   )
 

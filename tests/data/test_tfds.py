@@ -316,6 +316,6 @@ def test_conversion_errors(tmp_path):
     to_array_record.convert(tmp_path)
   cut = struct.pack('<Q', 100) + bytes(50)
   (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(cut)
-  with pytest.raises(ValueError, match='is cut off after byte 58'):
+  with pytest.raises(ValueError, match='is truncated after byte 58'):
     to_array_record.convert(tmp_path)
   assert not (tmp_path / 'x.array_record-00000-of-00001').exists()

@@ -8,9 +8,7 @@ import numpy as np
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
-from vit_jax.models import posemb
-from vit_jax.models.positions import side_by_side
-from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, VIT
+from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT, VIT
 from vit_jax.tools import predict
 from vit_jax.weights.bundle import make
 from vit_jax.weights.grids import grid_of, stride
@@ -48,8 +46,7 @@ def geometry(weights):
   """
   grid = grid_of(weights.settings, weights.image_shape)
   model = make(weights.settings)
-  prefix = model.has_class_token + model.num_registers
-  return grid, stride(weights.settings), prefix
+  return grid, stride(weights.settings), model.pooling.layout(grid).prefix
 
 
 def filters(weights, count=28):
@@ -61,12 +58,9 @@ def filters(weights, count=28):
 def positions(weights):
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
-  table = weights.params.get('pos_embedding')
-  if 'pos_embedding_x' in weights.params:
-    halves = (weights.params[f'pos_embedding_{axis}'] for axis in 'xy')
-    table = np.asarray(side_by_side(*halves))
-  elif table is None:
-    table = posemb.sincos2d(geometry(weights)[0], weights.settings['width'])
+  model = make(weights.settings)
+  grid = geometry(weights)[0]
+  table = model.posemb.table(weights.params, grid, model.width)
   return embeddings.position_similarity(table)
 
 
@@ -98,7 +92,7 @@ def look_at(
     heads, residual: of `attention.rollout`.
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
-      default the tokens of `attention.representation`, such as the class token.
+      default the tokens of `Pooling.token_weights`, such as the class token.
     batch_size, num_workers, on_error: of `predict.predict`. The attention of
       one layer for a batch must fit in memory.
 
@@ -136,6 +130,7 @@ def _forward(weights, model, figures, query, rollout, distance):
   preprocess = make(weights.preprocess)
   grid, cell, num_prefix = geometry(weights)
   distances = attention.cell_distances(grid, cell)
+  layout = model.pooling.layout(grid)
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
@@ -154,9 +149,7 @@ def _forward(weights, model, figures, query, rollout, distance):
     layers = attention.recorded(recorded)
     tokens = layers[0].shape[2]
     if query is None:
-      start = attention.representation(
-        model.pooling, tokens, num_prefix, recorded
-      )
+      start = model.pooling.token_weights(layout, recorded)
     else:
       at = num_prefix + query[0] * grid[1] + query[1]
       start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)

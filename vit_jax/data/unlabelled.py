@@ -1,1 +1,0 @@
-from vit_jax.data.pipeline import Unlabelled as Unlabelled
