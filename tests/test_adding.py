@@ -7,15 +7,18 @@ its own, and a VisionTransformer with its position embedding and pooling.
 import importlib
 import json
 import pathlib
+import re
 import sys
 
 import cv2
+import jax
 import numpy as np
 import pytest
 
 from vit_jax import config, metrics, pretrained, tree
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
+from vit_jax.weights import bundle, formats, keymap
 
 README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
 
@@ -200,7 +203,10 @@ def get_config(model):
       'sources': [{'target': 'mine.Squares', 'size': s} for s in (9, 10)],
     },
     'transforms': [
-      {'target': 'mine.Sometimes', 'transform': {'target': 'mine.Crop', 'size': 8}}
+      {
+        'target': 'mine.Sometimes',
+        'transform': {'target': 'mine.Crop', 'size': 8},
+      }
     ],
     'batch_size': 8,
   }
@@ -226,7 +232,10 @@ def get_config(model):
       'factor': 2.0,
       'objective': {'target': 'mine.brier'},
     },
-    'optimizer': {'target': 'mine.signs', 'optimizer': {'target': 'optax.adamw'}},
+    'optimizer': {
+      'target': 'mine.signs',
+      'optimizer': {'target': 'optax.adamw'},
+    },
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
     'log_every_steps': 1,
@@ -287,7 +296,7 @@ def test_train_with_every_part(run):
 
 def test_resume_and_shard(run, folder):
   """Resume on a mesh with two FSDP devices, with the package's rules."""
-  model, workdir, state = run
+  model, workdir, _ = run
   more = ['total_steps=3', 'mesh.fsdp=2']
   if model == 'net':
     rules = importlib.import_module('mine').RULES
@@ -358,17 +367,48 @@ def test_resize_position_embedding(run):
   model, workdir, _ = run
   if model == 'net':
     return
-  loaded, params = pretrained.load(
+  _, params = pretrained.load(
     workdir, trust=('mine',), image_size=16, report=None
   )
   assert params['rows'].shape == (4, 8)
 
 
-def test_weights_format():
-  """A key map reads the arrays of another program, and writes them."""
+def test_weights_format(folder):
+  """A key map reads and writes the arrays of another program."""
+  mine = importlib.import_module('mine')
+  rng = np.random.default_rng(0)
+  shapes = {'fc1.weight': (8, 192), 'fc1.bias': 8, 'fc2.weight': (2, 8)}
+  arrays = {
+    name: rng.random(shape, np.float32)
+    for name, shape in (shapes | {'fc2.bias': 2}).items()
+  }
+  model = mine.Net(width=8, num_classes=2)
+  params, found = keymap.to_ours(arrays, mine.KEYS)
+  params = keymap.fit(
+    params, found, bundle.shapes(model, (8, 8, 3)), arrays, mine.KEYS
+  )
+  weights = bundle.Weights(model=model, params=params, image_shape=(8, 8, 3))
+  formats.write(weights, folder / 'theirs.npz', 'vit_jax')
+  path = folder / 'theirs.npz'
+  _, loaded = pretrained.load(path, trust=('mine',), report=None)
+  written, rest = keymap.to_theirs(tree.flatten(loaded), mine.KEYS)
+  assert not rest
+  jax.tree.map(np.testing.assert_array_equal, written, arrays)
 
 
-def test_readme_has_a_row_for_each():
-  rows = README.split('## Adding to it')[1].split('##')[0]
-  found = [line.split('|')[1].strip() for line in rows.splitlines()[4:]]
-  del found
+def test_every_row_of_the_readme_is_tested():
+  table = README.split('## Adding to it')[1].split('\n## ')[0]
+  rows = re.findall(r'^\| ([a-z ]+) \|', table, re.M)
+  assert rows == [
+    'new',
+    'model',
+    'data set',
+    'transform',
+    'evaluator',
+    'objective',
+    'optimizer',
+    'position embedding',
+    'pooling',
+    'weights format',
+    'parallelism',
+  ]
