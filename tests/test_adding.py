@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.data.pipeline import Data
 from vit_jax.models import pooling, posemb
 from vit_jax.weights.keymap import linear
 
@@ -43,7 +44,7 @@ class Net(nn.Module):
 
   @nn.compact
   def __call__(self, images, *, train=False):
-    x = images.reshape(len(images), -1)
+    x = images.reshape(images.shape[0], -1)
     x = nn.relu(nn.Dense(self.width, name='pixels')(x))
     return nn.Dense(self.num_classes, name='head')(x)
 
@@ -115,7 +116,7 @@ class Sometimes:
 class Largest:
   """Evaluator: the largest logit."""
 
-  def __init__(self, model, *, preprocess, mesh, data):
+  def __init__(self, model, *, preprocess, mesh, data: Data):
     self.apply = jax.jit(
       lambda params, images: model.apply({'params': params}, preprocess(images))
     )
@@ -321,31 +322,40 @@ def test_evaluate(run, folder):
   assert results.keys() == {'largest/logit'}
 
 
-def test_tools_ask_for_trust(run, folder, capsys):
-  """The error names the flag that allows it."""
+def call(tool, *arguments):
+  """Run a command-line tool in this process; return its exit status."""
+  try:
+    tool.main([str(argument) for argument in arguments])
+  except SystemExit as end:
+    return end.code
+  return 0
+
+
+def test_tools_ask_for_trust(run, folder):
+  """The error names the flag that allows the package."""
   _, workdir, _ = run
-  with pytest.raises(SystemExit):
-    predict.main([f'--weights={workdir}', str(folder / 'dark.png')])
-  assert '--trust=mine' in capsys.readouterr().err
+  said = call(predict, f'--weights={workdir}', folder / 'dark.png')
+  assert '--trust=mine' in said
 
 
 def test_predict(run, folder, capsys):
   _, workdir, _ = run
-  given = [f'--weights={workdir}', '--trust=mine', '--format=csv']
-  predict.main([*given, str(folder / 'dark.png'), str(folder / 'light.png')])
-  out = capsys.readouterr().out
-  assert 'dark' in out and 'light' in out
+  images = folder / 'dark.png', folder / 'light.png'
+  given = f'--weights={workdir}', '--trust=mine', '--format=csv'
+  assert call(predict, *given, *images) == 0
+  rows = capsys.readouterr().out.splitlines()
+  assert len(rows) == 1 + 2 * 2  # a heading, two images, two classes
 
 
 def test_convert_and_export(run, folder):
-  model, workdir, state = run
-  path = folder / f'{model}.npz'
-  convert.main([str(workdir), str(path), '--trust=mine', '--format=vit_jax'])
-  _, params = pretrained.load(path, trust=('mine',), report=None)
-  loaded, trained = tree.flatten(params), tree.flatten(state.params)
-  assert loaded.keys() == trained.keys()
-  exported = folder / f'{model}.stablehlo'
-  convert.main([str(path), str(exported), '--trust=mine'])
+  model, workdir, _ = run
+  path, exported = folder / f'{model}.npz', folder / f'{model}.stablehlo'
+  given = workdir, path, '--trust=mine', '--format=vit_jax'
+  assert call(convert, *given) == 0
+  _, saved = pretrained.load(workdir, trust=('mine',), report=None)
+  _, converted = pretrained.load(path, trust=('mine',), report=None)
+  jax.tree.map(np.testing.assert_array_equal, saved, converted)
+  assert call(convert, path, exported, '--trust=mine') == 0
   assert exported.stat().st_size
 
 
@@ -353,13 +363,10 @@ def test_look(run, folder):
   """The figures of attention need a model with attention."""
   model, workdir, _ = run
   out = folder / f'look_{model}'
-  given = [f'--weights={workdir}', '--trust=mine', f'--output={out}']
-  if model == 'vit':
-    look.main([*given, '--figures=rollout', str(folder / 'dark.png')])
-    assert (out / 'rollout.png').exists()
-  else:
-    with pytest.raises(SystemExit):
-      look.main([*given, str(folder / 'dark.png')])
+  given = f'--weights={workdir}', '--trust=mine', f'--output={out}'
+  status = call(look, *given, '--figures=rollout', folder / 'dark.png')
+  assert (out / 'rollout.png').exists() == (model == 'vit')
+  assert status == 0 or 'cannot draw' in status
 
 
 def test_resize_position_embedding(run):
