@@ -18,8 +18,8 @@ from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
+from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.durations import Duration, Timeline, steps
-from vit_jax.interrupt import Stopped, StopSignal
 from vit_jax.metrics import Monitor
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
@@ -213,7 +213,7 @@ def train(
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == total_steps, stop.requested(step)
+      last, stopping = step == total_steps, stop.requested()
       due = {
         name: evaluator
         for name, evaluator in evaluators.items()
