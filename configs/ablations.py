@@ -54,7 +54,7 @@ and B/16 are better than their plain ones, and cost more. The paper has no
 numbers of either, and none of a linear head in pre-training.
 
 Not told there, and our choice: the embeddings of relative positions, and what a
-class token has of these and of 2-D ones (models/positions.py); all of the axial
+class token has of these and of 2-D ones (models/posemb.py); all of the axial
 models but their idea (models/axial.py), and that their rates are those of the
 plain ones; that figure 9 and `head` are of B/16.
 """
@@ -64,7 +64,7 @@ import types
 from configs import arguments, scaling, scaling_embedded
 from configs.published import TABLE_7, TABLE_8, fraction
 from configs.transfer import RATES, TITLES
-from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT
+from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT
 
 STUDIES = {  # title of the table
   'positions': 'Positions',

@@ -2,7 +2,7 @@
 
 from ml_collections import config_dict
 
-from vit_jax.models import names, variants
+from vit_jax.models import names
 
 _TRANSFORMS = 'vit_jax.data.transforms'
 
@@ -336,7 +336,8 @@ def _shrink(model):
     return 8
   patch = model.patch_size[0]
   factor = 7 if patch % 7 == 0 else 8
-  mu = variants.variant(f'mu/{max(1, patch // factor)}')
+  mu = names.settings(f'mu/{max(1, patch // factor)}')
+  del mu['target']
   if _family(model) == 'MlpMixer':
     del mu['num_heads'], mu['mlp_dim']
     mu |= {'tokens_mlp_dim': 16, 'channels_mlp_dim': 128}

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from vit_jax import checkpoint, sharding
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpoint import Checkpointer, Checkpoints
+from vit_jax.durations import Timeline, steps
 from vit_jax.train import TrainState
 
 
@@ -92,18 +93,18 @@ def test_keeps_last_and_every(tmp_path):
 def test_the_best_survives_a_restart(mode, tmp_path):
   sign = 1 if mode == 'max' else -1
   scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.3, 6: 0.8, 7: 0.2}
-  for steps in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
+  for process in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
     checkpointer = Checkpointer(
       tmp_path, best_metric='val/accuracy', best_mode=mode
     )
-    for step in steps:
+    for step in process:
       metrics = {'val/loss': 1.0}
       if scores[step] is not None:
         metrics['val/accuracy'] = sign * scores[step]
       state = make_state(step, ema=False)
       checkpointer.save(step, state, {}, metrics=metrics)
     checkpointer.close()
-    assert steps_in(tmp_path) == [2, steps[-1]]
+    assert steps_in(tmp_path) == [2, process[-1]]
 
 
 def test_several_best(tmp_path):
@@ -121,12 +122,13 @@ def test_several_best(tmp_path):
     (
       {},
       {'width': 4},
-      r'(?s)does not fit this config: \'params\' has \(-\), the config wants '
-      r'\(\+\):\n- cls \(1, 1, 8\)\n\+ cls \(1, 1, 4\)\n- head/kernel \(3, 8\)'
+      r'(?s)does not fit this run. In \'params\' of the checkpoint \(-\), in '
+      r'this run \(\+\):\n- cls \(1, 1, 8\)\n\+ cls \(1, 1, 4\)\n- head/kernel '
+      r'\(3, 8\)'
       r'\n\+ head/kernel \(3, 4\)\nUse the config.*another workdir',
     ),
-    ({'ema': False}, {}, r"has no 'ema'; this run keeps one"),
-    ({}, {'ema': False}, r"has an 'ema'; this run keeps none"),
+    ({'ema': False}, {}, r"has no 'ema'; this run needs one"),
+    ({}, {'ema': False}, r"has an 'ema'; this run needs none"),
   ],
 )
 def test_another_config_is_an_error(saved, wanted, message, tmp_path):
@@ -148,10 +150,30 @@ def test_another_optimizer_is_an_error(tmp_path):
 
 
 def test_mistakes(tmp_path):
-  with pytest.raises(ValueError, match='keep_last=0'):
-    Checkpointer(tmp_path, keep_last=0)
-  with pytest.raises(ValueError, match="best_mode='most'"):
-    Checkpointer(tmp_path, best_mode='most')
+  for fields, message in (
+    ({'keep_last': 0}, 'keep_last=0'),
+    ({'best_mode': 'most'}, "best_mode='most'"),
+    (
+      {'every': steps(3), 'keep_every': steps(4)},
+      'keep_every is 4 steps, .* every 3 steps',
+    ),
+    ({'best_metric': 'dev/accuracy'}, r"no evaluator 'dev'; .*\['test'\]"),
+    (
+      {'best_metric': 'test/accuracy', 'every': steps(3)},
+      "every 3 steps, but 'test' runs every 2",
+    ),
+  ):
+    with pytest.raises(ValueError, match=message):
+      Checkpoints(**fields).open(tmp_path, Timeline(1, 1, 10), {'test': 2})
+
+
+def test_when_checkpoints_are_written(tmp_path):
+  timeline = Timeline(1, 1, 10)
+  _, every = Checkpoints().open(tmp_path, timeline, {})
+  assert every == 10
+  checkpoints = Checkpoints(every=steps(4), best_metric='test/accuracy')
+  checkpointer, every = checkpoints.open(tmp_path, timeline, {'test': 2})
+  assert (every, checkpointer.best_metric) == (4, 'test/accuracy')
 
 
 def test_find_and_load_params(tmp_path, caplog):
@@ -171,7 +193,7 @@ def test_find_and_load_params(tmp_path, caplog):
   assert checkpoint.find(str(folder / '9')) == folder / '9'
   for path, step, message in (
     (tmp_path / 'nowhere', None, 'nowhere does not exist'),
-    (tmp_path, None, 'holds none'),
+    (tmp_path, None, 'has none'),
     (run, 4, r'has no step 4; it has \[9, 10\]'),
   ):
     with pytest.raises(ValueError, match=message):

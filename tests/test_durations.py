@@ -1,59 +1,55 @@
-"""Steps, epochs, examples and fractions all come out as steps."""
+"""Steps, epochs, examples and fractions are all converted to steps."""
 
-import ml_collections
 import pytest
 
-from vit_jax.durations import to_steps
+from vit_jax.durations import Duration, Timeline, epochs, fraction, steps
 
-IMAGENET = {'batch_size': 4096, 'num_examples': 1_281_167}
-
-
-def steps(config, **kwargs):
-  return to_steps(config, 'x', **({**IMAGENET, 'total_steps': 100} | kwargs))
+IMAGENET = Timeline(4096, 1_281_167, total_steps=100)
 
 
 @pytest.mark.parametrize(
-  ('config', 'expected'),
+  ('value', 'unit', 'expected'),
   [
-    ({'x_steps': 10_000}, 10_000),
-    ({'x_steps': 7.0}, 7),
-    ({'x_steps': 0}, 0),
-    ({'x_epochs': 300}, 93_835),  # 300 epochs of ImageNet: 93.8k
-    ({'x_epochs': 0.5}, 156),
-    ({'x_examples': 8192}, 2),
-    ({'x_examples': 8191}, 1),
-    ({'x_examples': 1}, 1),  # longer than nothing
-    ({'x_fraction': 0.1}, 10),
-    ({'x_fraction': 0.29}, 29),  # although 0.29 * 100 < 29 in floating point
-    ({'x_fraction': 0.001}, 1),
-    ({'x_fraction': 0.0}, 0),
-    ({'x_fraction': 1}, 100),
-    ({'x_steps': None, 'x_epochs': 300}, 93_835),
+    (10_000, 'steps', 10_000),
+    (7.0, 'steps', 7),
+    (0, 'steps', 0),
+    (300, 'epochs', 93_835),  # 300 epochs of ImageNet: 93.8k
+    (0.5, 'epochs', 156),
+    (8192, 'examples', 2),
+    (8191, 'examples', 1),
+    (1, 'examples', 1),  # a duration above 0 lasts at least one step
+    (0.1, 'fraction', 10),
+    (0.29, 'fraction', 29),  # although 0.29 * 100 < 29 in floating point
+    (0.001, 'fraction', 1),
+    (0.0, 'fraction', 0),
+    (1, 'fraction', 100),
   ],
 )
-def test_units(config, expected):
-  assert steps(config) == expected
-  assert steps(ml_collections.ConfigDict(config)) == expected
+def test_units(value, unit, expected):
+  assert IMAGENET.steps(Duration(value, unit)) == expected
 
 
 @pytest.mark.parametrize(
-  ('config', 'kwargs', 'message'),
+  ('value', 'unit', 'message'),
   [
-    ({'x_steps': 1, 'x_epochs': 2}, {}, 'One duration, 2 times'),
-    ({}, {'default': ...}, r"set one of \['x_steps', 'x_epochs'"),
-    ({'x_steps': 1.5}, {}, 'must be a whole number'),
-    ({'x_steps': -1}, {}, 'number of 0 or more'),
-    ({'x_epochs': '90'}, {}, "x_epochs='90' must be a number"),
-    ({'x_fraction': 1.1}, {}, 'between 0 and 1'),
-    ({'x_fraction': 0.5}, {'total_steps': None}, 'cannot be a fraction'),
-    ({'x_epochs': 1}, {'num_examples': None}, 'x_steps or x_examples instead'),
+    (1.5, 'steps', 'must be a whole number'),
+    (-1, 'steps', 'number of 0 or more'),
+    (True, 'steps', 'number of 0 or more'),
+    ('90', 'epochs', "epochs='90' must be a number"),
+    (1.1, 'fraction', 'between 0 and 1'),
+    (1, 'hours', "unit='hours' must be one of 'steps', 'epochs'"),
   ],
 )
-def test_mistakes(config, kwargs, message):
+def test_mistakes(value, unit, message):
   with pytest.raises(ValueError, match=message):
-    steps(config, **kwargs)
+    Duration(value, unit)
 
 
-def test_default():
-  assert steps({'y_steps': 3}, default=5) == 5
-  assert steps({}, default=None) is None
+def test_a_run_cannot_be_a_fraction_of_itself():
+  with pytest.raises(ValueError, match='cannot be a fraction of itself'):
+    Timeline(1, 1).steps(fraction(0.5))
+
+
+def test_no_duration():
+  assert IMAGENET.steps(None) is None
+  assert steps(3) == Duration(3, 'steps') != epochs(3)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.analysis import flops
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.variants import resnet_variant
-from vit_jax.models.vit import VisionTransformer, variant
+from vit_jax.models import names
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
 
 
 def spec(*shape):
@@ -68,9 +68,7 @@ def vit_flops(width, depth, mlp_dim, tokens, patch_values, num_classes):
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('remat', ['none', 'full'])
 def test_vit(scan, remat):
-  model = VisionTransformer(
-    **variant('B/16'), num_classes=1000, scan=scan, remat=remat
-  )
+  model = names.create('B/16', num_classes=1000, scan=scan, remat=remat)
   counted = flops.forward(model, spec(2, 224, 224, 3))
   assert counted == 2 * vit_flops(768, 12, 3072, 197, 16 * 16 * 3, 1000)
   # "B/16 at 224 is 105.5 GFLOP an image in training", three times forward.
@@ -79,7 +77,7 @@ def test_vit(scan, remat):
 
 def test_a_kernel_of_ours_counts_as_what_it_stands_for():
   fields = {'num_classes': 10, 'width': 128, 'depth': 1, 'mlp_dim': 128}
-  fields |= {'num_heads': 2, 'patch_size': 8}
+  fields |= {'num_heads': 2, 'embedding': PatchEmbedding(8)}
   images = spec(2, 32, 32, 3)
   kernel, plain = (
     flops.forward(VisionTransformer(**fields, attention=name), images)
@@ -104,10 +102,9 @@ def test_a_kernel_of_ours_counts_as_what_it_stands_for():
   ],
 )
 def test_convolutional_models(name, epochs, exaflops):
+  model = names.create(name, num_classes=1000)
   if '+' in name:
-    model = VisionTransformer(**variant(name), num_classes=1000, scan=True)
-  else:
-    model = ResNet(**resnet_variant(name), num_classes=1000)
+    model = model.clone(scan=True)
   counted = 3 * flops.forward(model, spec(1, 224, 224, 3))
   assert counted * epochs * 303e6 == pytest.approx(exaflops * 1e18, rel=0.01)
 
@@ -126,6 +123,6 @@ def test_convolutional_models(name, epochs, exaflops):
 )
 def test_vits_of_table_6(name, epochs, exaflops, rel):
   """As published: twice the multiply-adds, three times the forward pass."""
-  model = VisionTransformer(**variant(name), num_classes=1000, scan=True)
+  model = names.create(name, num_classes=1000, scan=True)
   counted = 3 * flops.forward(model, spec(1, 224, 224, 3))
   assert counted * epochs * 303e6 == pytest.approx(exaflops * 1e18, rel=rel)

@@ -29,7 +29,7 @@ FOLDERS = {  # folder: what it may import of ours
   ),
   'analysis': (),
   'reports': ('reports.', 'build', 'data.transforms', 'metrics', 'terminal'),
-  'data': ('data.',),
+  'data': ('checks', 'data.', 'files'),
   'weights': ('weights.', 'build', 'checkpoint', 'workdirs', 'tree'),
 }
 TRAINING_STACK = ('build', 'sharding', 'checkpoint', 'metrics', 'data.', 'tree')

@@ -1,5 +1,6 @@
 """The command line: errors are one message, before anything long starts."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,7 +8,13 @@ import socket
 import subprocess
 import sys
 
+import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
+import numpy as np
 import pytest
+from absl.testing import flagsaver
+
+from vit_jax import checkpoint, main
+from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -53,13 +60,20 @@ def _run(config, workdir, *flags, env=()):
   )
 
 
+def call(config, workdir, *flags):
+  """Run the command line in this process."""
+  words = ['main', f'--config={config}', f'--workdir={workdir}', *flags]
+  with flagsaver.flagsaver():
+    main.main(main.parse_flags(words))
+
+
 @pytest.mark.parametrize(
   'argument, flags, message',
   [
     (
       '',
       ['--config.totl_steps=3'],
-      r'Unknown key in --config.totl_steps=3: .*Did you mean "total_steps"',
+      r"no argument 'totl_steps' \(did you mean 'total_steps'",
     ),
     (
       'config.model.patch_size = 3',
@@ -76,23 +90,28 @@ def _run(config, workdir, *flags, env=()):
       [],
       r"'?weight_decays'?.*(weight_decay)",
     ),
-    ('config.modle = 1', [], r"no config key 'modle' \(did you mean 'model'"),
+    ('config.modle = 1', [], r"no argument 'modle' \(did you mean 'model'"),
+    (
+      '',
+      ['--config.optimizer.layer_decay.rte=0.5'],
+      r"optimizer\.layer_decay\.rte: .*no argument 'rte' \(did you mean 'rate'",
+    ),
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
-    (
-      '',
-      ['--distributed', '--num_processes=2'],
-      r'no cluster .* not given: --coordinator_address, --process_id\. Give',
-    ),
   ],
 )
 def test_one_message(config, tmp_path, argument, flags, message):
-  process = _run(f'{config}:{argument}', tmp_path, *flags)
+  with pytest.raises(SystemExit) as stopped:
+    call(f'{config}:{argument}', tmp_path, *flags)
+  assert re.search(message, stopped.value.code)
+
+
+def test_no_cluster(config, tmp_path):
+  process = _run(config, tmp_path, '--distributed', '--num_processes=2')
   _, error = process.communicate(timeout=120)
-  assert process.returncode == 1
-  assert re.search(message, error), error
-  assert 'Traceback' not in error
+  assert process.returncode == 1 and 'Traceback' not in error
+  assert 'missing: --coordinator_address, --process_id' in error
 
 
 def test_no_right_to_write(config):
@@ -103,14 +122,48 @@ def test_no_right_to_write(config):
   assert 'Traceback' not in error
 
 
+SETTINGS = [
+  '--config.optimizer.layer_decay.rate=0.75',
+  "--config.optimizer.freeze=('embedding/.*',)",
+  '--config.checkpoint.best_metric=test/accuracy',
+  '--config.checkpoint.every_steps=2',
+  '--config.mesh.fsdp=8',
+  '--config.total_steps=2',
+]
+
+
+def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
+  """--print_config and --dry_run show them, and training uses them."""
+  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--print_config')
+  shown = capsys.readouterr().out
+  assert '    rate: 0.75' in shown and 'total_steps: 2' in shown
+  assert 'seed: 0  # default' in shown
+  assert not list(tmp_path.iterdir())
+
+  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--dry_run')
+  shown = capsys.readouterr().out
+  assert 'data 1, fsdp 8' in shown and '7,594' in shown
+  assert not (tmp_path / 'config.json').exists()
+
+  call(f'{config}:{EVALS}', tmp_path, *SETTINGS)
+  saved = json.loads((tmp_path / 'config.json').read_text())
+  assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
+  assert checkpoint.find(tmp_path).name == '2'
+  params, _ = checkpoint.load_params(tmp_path)
+  assert params['embedding/kernel'].shape == (4, 4, 1, 32)
+
+
+EVALS = """config.evals = dict(test=dict(
+  target='vit_jax.evals.classification.Classification', every_steps=1,
+  data=dict(batch_size=64, source=dict(
+    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
+  '\n', ' '
+)
+
+
 @pytest.mark.slow
 def test_two_hosts_train_as_one(config, tmp_path):
   """Processes on loopback: the same losses and parameters as one alone."""
-  import numpy as np
-
-  from vit_jax import checkpoint
-  from vit_jax.metrics import read_records
-
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]

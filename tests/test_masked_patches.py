@@ -10,13 +10,12 @@ import pytest
 
 from vit_jax import sharding, tree
 from vit_jax import train as train_lib
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.pooling import ClassToken, NoPooling
+from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import (
-  Corruption,
-  Prediction,
-  masked_patches,
-)
+from vit_jax.objectives.masked_patches import Prediction, Task, masked_patches
 from vit_jax.preprocess import Normalize
 
 RNG = np.random.default_rng(0)
@@ -27,8 +26,9 @@ OUTPUTS = {'mean_colour': 512, 'downsampled': 4 * 512, 'pixels': 192}
 def make_model(**fields):
   settings = {
     **{'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2},
-    **{'patch_size': 8, 'pooling': 'none', 'num_classes': 512},
-    **{'class_token': True, 'mask_token': True},
+    'embedding': PatchEmbedding(8, mask_token=True),
+    'pooling': NoPooling(class_token=True),
+    'num_classes': 512,
   }
   return VisionTransformer(**settings | fields)
 
@@ -48,7 +48,7 @@ def make_params(num_classes=512, **fields):
 
 
 def loss_of(model, params, rng=0, images=IMAGES, **task):
-  loss_fn = masked_patches(model, preprocess=Normalize(), **task)
+  loss_fn = masked_patches(model, preprocess=Normalize(), task=Task(**task))
   return jax.jit(loss_fn)(params, {'image': images}, jax.random.key(rng))
 
 
@@ -60,7 +60,7 @@ def loss_of(model, params, rng=0, images=IMAGES, **task):
   [(0.5, 98), pytest.param(0.15, 29, marks=pytest.mark.slow)],
 )
 def test_shares(ratio, count):
-  draw = functools.partial(Corruption(ratio).draw, num_patches=196)
+  draw = functools.partial(Task(ratio=ratio).draw, num_patches=196)
   keys = jax.random.split(jax.random.key(0), 2000)
   corrupted, sources = jax.device_get(jax.jit(jax.vmap(draw))(keys))
   own = np.arange(196)
@@ -83,7 +83,8 @@ def test_shares(ratio, count):
 def test_other_shares():
   keys = jax.random.split(jax.random.key(0), 200)
   for shares in ((0.0, 1.0), (0.0, 0.0)):
-    draw = functools.partial(Corruption(0.5, *shares).draw, num_patches=4)
+    task = Task(mask_share=shares[0], swap_share=shares[1])
+    draw = functools.partial(task.draw, num_patches=4)
     corrupted, sources = jax.device_get(jax.jit(jax.vmap(draw))(keys))
     masked = (sources == -1)[corrupted]
     moved = (sources != np.arange(4))[corrupted] & ~masked
@@ -131,8 +132,7 @@ def test_loss_and_accuracy(predict):
   """Means over corrupted patches only, kept ones among them."""
   outputs = OUTPUTS[predict]
   model, params = make_model(num_classes=outputs), make_params(outputs)
-  target = patch_targets.make(predict, Normalize(), 2)
-  prediction = Prediction(model, Normalize(), target, Corruption())
+  prediction = Prediction(model, Normalize(), Task(predict, downsampled_to=2))
   keys = jax.random.split(jax.random.key(0), len(IMAGES))
   found = jax.device_get(jax.jit(prediction)(params, IMAGES, keys))
   assert (found['corrupted'].sum(axis=1) == 3).all()
@@ -216,8 +216,7 @@ def test_gradient_of_the_mask_vector():
 def test_uncorrupted_patches_take_no_part():
   """The gradient at their outputs is zero; at each corrupted one it is not."""
   model, params = make_model(), make_params()
-  target = patch_targets.Colours(1)
-  prediction = Prediction(model, Normalize(), target, Corruption())
+  prediction = Prediction(model, Normalize())
   keys = jax.random.split(jax.random.key(0), len(IMAGES))
 
   class Shifted:  # the model, plus something to differentiate by
@@ -231,7 +230,7 @@ def test_uncorrupted_patches_take_no_part():
       return model.apply(*args, **kwargs) + self.shift
 
   def loss(shift):
-    predict = Prediction(Shifted(shift), Normalize(), target, Corruption())
+    predict = Prediction(Shifted(shift), Normalize())
     return predict(params, IMAGES, keys)['metrics']['loss'].mean()
 
   gradient = jax.jit(jax.grad(loss))(jnp.zeros((8, 6, 512)))
@@ -314,12 +313,12 @@ def test_one_step_on_eight_devices(accum_steps):
 @pytest.mark.parametrize(
   ('task', 'message'),
   [
-    ({'ratio': 0.0}, r'ratio=0\.0 of the patches'),
-    ({'ratio': 1.1}, r'ratio=1\.1 of the patches'),
+    ({'ratio': 0.0}, r'ratio=0\.0 must be above 0'),
+    ({'ratio': 1.1}, r'ratio=1\.1 must be above 0'),
     ({'mask_share': 0.9, 'swap_share': 0.2}, r'mask_share=0\.9 and swap'),
     ({'swap_share': -0.1}, r'swap_share=-0\.1 must be 0 or more'),
-    ({'predict': 'colour'}, "predict='colour' must be one of mean_colour"),
-    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .* needs 192'),
+    ({'predict': 'colour'}, "predict='colour' must be one of 'mean_colour'"),
+    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .*=192'),
     (
       {'predict': 'downsampled', 'downsampled_to': 3},
       'Patches of 8x8 cannot be reduced to 3x3',
@@ -334,9 +333,16 @@ def test_tasks_that_make_no_sense(task, message):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'mask_token': False}, 'mask_token=False, expected True'),
-    ({'pooling': 'token'}, "pooling='token', expected 'none'"),
-    ({'resnet_stages': (1,)}, 'nothing would be hidden'),
+    ({'embedding': PatchEmbedding(8)}, 'expected mask_token=True'),
+    ({'pooling': ClassToken()}, 'pooling=ClassToken.*, expected NoPooling'),
+    (
+      {'embedding': Hybrid(2, mask_token=True, stages=(1,))},
+      'neighbours show what is masked',
+    ),
+    (
+      {'embedding': PatchEmbedding(8, 4, mask_token=True)},
+      'patches of pixels that do not overlap',
+    ),
   ],
 )
 def test_models_that_do_not_suit(fields, message):

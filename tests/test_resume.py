@@ -40,7 +40,7 @@ def get_config():
                stochastic_depth=0.2),
     objective=dict(
       target='vit_jax.objectives.classification.softmax_xent'),
-    optimizer=dict(target='vit_jax.optim.adam', weight_decay=0.1),
+    optimizer=dict(target='optax.adamw', weight_decay=0.1),
     schedule=dict(lr=1e-2, warmup_steps=2),
     checkpoint=dict(every_steps=3, keep_last=2),
     # Takes a while after each step, so that a kill comes before the last.

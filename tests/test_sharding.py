@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import recipes, sharding, tree
-from vit_jax.config import instantiate
+from vit_jax import sharding, tree
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -52,7 +51,7 @@ def test_devices_of_several_hosts_share_no_examples():
     ((4, 2), ('model', 'data')),
     ((2, 2, 2), ('model_a', 'model_b', 'data')),
   ):
-    with pytest.raises(ValueError, match=r'are those of hosts \[0, 1\], and'):
+    with pytest.raises(ValueError, match=r'belong to hosts \[0, 1\], and'):
       sharding.check_hosts(devices(*shape), names)
 
 
@@ -68,10 +67,13 @@ def test_the_first_matching_rule_shards():
 @pytest.mark.parametrize(
   ('rule', 'message'),
   [
-    (('kernel', ('fsdp',)), r"no mesh axis 'fsdp'; there are \['data', 'mod"),
+    (
+      ('kernel', ('fsdp',)),
+      r"no mesh axis 'fsdp'; the mesh has \['data', 'mod",
+    ),
     (
       ('kernel', ('data',)),
-      r'kernel of shape \(6, 16\) cannot be split 4-fold',
+      r'kernel of shape \(6, 16\) cannot be split 4 ways',
     ),
     (('bias', (None, 'model')), r'bias.*along dimension 1'),
   ],
@@ -95,7 +97,11 @@ def test_batch_size_is_checked():
   mesh = sharding.make_mesh(data=4, model=2)
   sharding.check_batch_size(8, mesh, parts=2)
   for size, parts, message in (
-    (9, 1, r'batch_size=9 is global and must divide by 4.*Nearest: 8, 12'),
+    (
+      9,
+      1,
+      r'batch_size=9 is global and must be a multiple of 4.*Nearest: 8, 12',
+    ),
     (3, 1, r'Nearest: 4, 4'),
     (12, 2, r'over 4 devices in 2 micro-batches\. Nearest: 8, 16'),
     (0, 1, 'integer of 1 or more'),
@@ -134,7 +140,7 @@ def vit(scan=False):
 @pytest.mark.parametrize('scan', [False, True])
 def test_tensor_parallel_is_megatrons(scan):
   mesh = sharding.make_mesh(data=4, model=2)
-  found = sharding.infer(shapes(vit(scan)), recipes.tensor_parallel(), mesh)
+  found = sharding.infer(shapes(vit(scan)), sharding.tensor_parallel(), mesh)
   split = {
     path: s.spec for path, s in tree.flatten(found).items() if any(s.spec)
   }
@@ -158,10 +164,9 @@ def test_tensor_parallel_is_megatrons(scan):
 @pytest.mark.parametrize('scan', [False, True])
 def test_fsdp_takes_the_largest_dimension_left(scan, beside):
   mesh = sharding.make_mesh(fsdp=4, model=2)
-  config = {'target': 'vit_jax.recipes.fsdp', 'min_elements': 1000}
-  if beside:
-    config['beside'] = {'target': 'vit_jax.recipes.tensor_parallel'}
-  found = sharding.infer(shapes(vit(scan)), instantiate(config), mesh)
+  others = sharding.tensor_parallel() if beside else ()
+  rules = sharding.fsdp(min_elements=1000, others=others)
+  found = sharding.infer(shapes(vit(scan)), rules, mesh)
   found = {path: tuple(s.spec) for path, s in tree.flatten(found).items()}
   layer, lead = ('blocks', (None,)) if scan else ('block_3', ())
   model = 'model' if beside else None
@@ -195,7 +200,7 @@ def test_fsdp_takes_the_largest_dimension_left(scan, beside):
 )
 def test_recipes_hold_for_other_models(model):
   mesh = sharding.make_mesh(fsdp=4, model=2)
-  rules = recipes.fsdp(min_elements=64, beside=recipes.tensor_parallel())
+  rules = sharding.fsdp(min_elements=64, others=sharding.tensor_parallel())
   params = shapes(model)
   whole = sum(x.size for x in jax.tree.leaves(params))
   found = sharding.infer(params, rules, mesh)
@@ -209,31 +214,34 @@ def test_what_fsdp_cannot_split_stays_whole():
   state = {'count': jax.ShapeDtypeStruct((), 'int32')}
   state |= {'odd': jax.ShapeDtypeStruct((999, 33), 'float32')}
   mesh = sharding.make_mesh(fsdp=8)
-  found = sharding.infer(state, recipes.fsdp(min_elements=0), mesh)
+  found = sharding.infer(state, sharding.fsdp(min_elements=0), mesh)
   assert all(s.is_fully_replicated for s in found.values())
-  assert sharding.infer(TREE, recipes.replicated(), mesh)
+  assert sharding.infer(TREE, [], mesh)
 
 
 def test_optimizer_state_of_another_shape():
   """Adafactor keeps rows and columns under the parameter's name."""
   mesh = sharding.make_mesh(data=4, model=2)
   state = {'v_row': {'block_0': {'mlp': {'fc2': {'kernel': TREE['bias']}}}}}
-  found = sharding.infer(state, recipes.tensor_parallel(), mesh)
+  found = sharding.infer(state, sharding.tensor_parallel(), mesh)
   assert all(s.is_fully_replicated for s in jax.tree.leaves(found))
 
 
 @pytest.mark.parametrize(
   ('make', 'message'),
   [
-    (lambda: recipes.fsdp('zero'), r"no mesh axis 'zero'.*or add it: mesh="),
     (
-      lambda: recipes.tensor_parallel('tensor'),
+      lambda: sharding.fsdp('zero'),
+      r"no mesh axis 'zero'.*or set --config.mesh.zero",
+    ),
+    (
+      lambda: sharding.tensor_parallel('tensor'),
       r"axis='tensor'.*Call it 'model'",
     ),
     (
-      lambda: recipes.tensor_parallel(),
-      r'kernel of shape \(64, 4, 16\) cannot be split 8-fold along dimension 1'
-      r'.*mesh sizes that divide it',
+      lambda: sharding.tensor_parallel(),
+      r'kernel of shape \(64, 4, 16\) cannot be split 8 ways along dimension 1'
+      r'.*mesh sizes that divide the dimension',
     ),
   ],
 )
@@ -242,3 +250,30 @@ def test_recipes_that_cannot_be_followed(make, message):
   kernel = {'kernel': jax.ShapeDtypeStruct((64, 4, 16), 'float32')}
   with pytest.raises(ValueError, match=message):
     sharding.infer({'attn': {'query': kernel}}, make(), mesh)
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'axes'),
+  [
+    ({}, {'data': 8}),
+    ({'fsdp': 8}, {'data': 1, 'fsdp': 8}),
+    ({'fsdp': -1, 'model': 2}, {'data': 1, 'fsdp': 4, 'model': 2}),
+    ({'data': 2, 'fsdp': -1}, {'data': 2, 'fsdp': 4}),
+    ({'model': 2}, {'data': 4, 'model': 2}),
+  ],
+)
+def test_sizes_of_the_mesh(sizes, axes):
+  assert dict(sharding.MeshSizes(**sizes).make().shape) == axes
+
+
+def test_the_mesh_says_how_parameters_are_split():
+  def specs(**sizes):
+    mesh = sharding.MeshSizes(**sizes).make()
+    found = sharding.infer(shapes(vit()), sharding.rules_for(mesh), mesh)
+    return {k: tuple(s.spec) for k, s in tree.flatten(found).items()}
+
+  name = 'block_0/mlp/fc1/kernel'
+  assert not any(specs().values())
+  assert specs(fsdp=8)[name] == (None, 'fsdp')
+  assert specs(model=2)[name] == (None, 'model')
+  assert specs(fsdp=4, model=2)[name] == ('fsdp', 'model')

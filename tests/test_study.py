@@ -5,23 +5,33 @@ import json
 import ml_collections
 import pytest
 
-from vit_jax import study
+from vit_jax import config as configs
 from vit_jax.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
+SEEN = {}
 
 
-def fake_run(config, workdir):
-  """Stands for train(): leaves two records of an accuracy."""
-  CALLS.append(config.name)
-  if config.get('fails'):
+def fake_run(
+  workdir, *, name, value, fails=False, diverges=False, record=None, **others
+):
+  """Stand in for train(): leave two records of an accuracy."""
+  CALLS.append(name)
+  SEEN[name] = {'workdir': workdir, 'record': record, **others}
+  if fails:
     raise RuntimeError('out of memory')
   writer = Writer(workdir)
   writer.write(1, {'test/accuracy': 0.0})
-  writer.write(2, {'test/accuracy': config.value, 'test/loss': 1.0})
+  writer.write(2, {'test/accuracy': value, 'test/loss': 1.0})
   writer.close()
-  if config.get('diverges'):
+  if diverges:
     raise NonFiniteError('loss=nan in step 2')
+
+
+def study(config, workdir, **supplied):
+  """Do a study from its config, as main does it."""
+  config = ml_collections.ConfigDict({**config, 'run': 'vit_jax.study.study'})
+  return configs.run(config, workdir, **supplied)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +81,7 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   config = make_config(tmp_path)
   curves = {'target': 'vit_jax.reports.curves.Curves', 'panels': panels}
   config.report = (*config.report, curves)
-  made, nothing = study.study(config, str(tmp_path))
+  made, nothing = study(config, str(tmp_path))
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']
   assert nothing is None
   assert list(made) == ['transfer', 'pre-training']
@@ -97,15 +107,15 @@ def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path):
   config = make_config(tmp_path)
   config.runs.b_seed0.fails = True
   with pytest.raises(RuntimeError, match='out of memory'):
-    study.study(config, tmp_path)
+    study(config, tmp_path)
   assert CALLS == ['pretrain', 'b_seed0']
   assert json.loads((tmp_path / 'pretrain' / 'done.json').read_text())
   CALLS.clear()
   del config.runs.b_seed0.fails
-  assert study.study(config, tmp_path) is not None
+  assert study(config, tmp_path) is not None
   assert CALLS == ['b_seed0', 'a_seed1']
   CALLS.clear()
-  assert study.study(config, tmp_path) is not None  # the report alone
+  assert study(config, tmp_path) is not None  # the report alone
   assert CALLS == []
   assert len(read_records(tmp_path / 'pretrain')) == 2
 
@@ -115,7 +125,7 @@ def test_a_member_does_one_run(number, tmp_path, capsys):
   order = ['pretrain', 'b_seed0', 'a_seed1']
   for i, done in ((2, 1), (0, 2), (1, 3)):
     member = str(i) if number else order[i]
-    made = study.study(make_config(tmp_path), tmp_path, member=member)
+    made = study(make_config(tmp_path), tmp_path, member=member)
     assert CALLS.pop() == order[i] and not CALLS
     shown = capsys.readouterr().out
     assert (f'{done} of 3 runs are done' in shown) == (done < 3)
@@ -126,12 +136,12 @@ def test_a_member_does_one_run(number, tmp_path, capsys):
 
 def test_a_member_whose_needs_are_not_done_is_an_error(tmp_path):
   with pytest.raises(ValueError, match=r'b_seed0 builds on .* done: pretrain'):
-    study.study(make_config(tmp_path), tmp_path, member='b_seed0')
+    study(make_config(tmp_path), tmp_path, member='b_seed0')
   assert CALLS == []
 
 
 def test_report_runs_nothing(tmp_path, capsys):
-  study.study(make_config(tmp_path), tmp_path, report=True)
+  study(make_config(tmp_path), tmp_path, report_only=True)
   assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
 
 
@@ -152,23 +162,16 @@ def make_grid(tmp_path, **changes):
   return ml_collections.ConfigDict(settings | changes)
 
 
-def test_the_best_of_a_grid_is_taken(tmp_path, monkeypatch, capsys):
+def test_the_best_of_a_grid_is_taken(tmp_path, capsys):
   """The first of equals; one that diverged has lost, and is not repeated."""
-  seen = {}
-
-  def spy(config, workdir):
-    seen[config.name] = config.to_dict()
-    fake_run(config, workdir)
-
-  monkeypatch.setattr(study, 'locate', lambda path: spy)
-  (made,) = study.study(make_grid(tmp_path), tmp_path)
-  assert seen['final']['schedule'] == {'lr': 0.2, 'decay': 'linear'}
-  assert 'best_of' not in seen['final']
+  (made,) = study(make_grid(tmp_path), tmp_path)
+  assert SEEN['final']['schedule'] == {'lr': 0.2, 'decay': 'linear'}
+  assert 'best_of' not in SEEN['final']['record']
   assert made['r']['c']['values'] == (0.5, 0.7, 0.7, 0.8)
   shown = capsys.readouterr().out
-  assert 'schedule.lr=0.2 of dev_2' in shown and 'Diverged: dev_4' in shown
+  assert 'schedule.lr=0.2 from dev_2' in shown and 'Diverged: dev_4' in shown
   CALLS.clear()
-  study.study(make_grid(tmp_path), tmp_path)
+  study(make_grid(tmp_path), tmp_path)
   assert CALLS == []
 
 
@@ -176,8 +179,8 @@ def test_all_diverged_is_an_error(tmp_path):
   config = make_grid(tmp_path)
   for name in config.runs:
     config.runs[name].diverges = True
-  with pytest.raises(ValueError, match=r'All of dev_\.\* diverged'):
-    study.study(config, tmp_path)
+  with pytest.raises(ValueError, match=r'all runs .dev_\.\*. diverged'):
+    study(config, tmp_path)
 
 
 def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
@@ -186,25 +189,19 @@ def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
   for name, data in (('b_seed0', 'cifar10'), ('a_seed1', 'dtd')):
     target = {'target': 'vit_jax.data.tfds.Tfds', 'name': data}
     target |= {'split': 'train', 'data_dir': str(tmp_path)}
-    config.runs[name].evals = {'test': {'data': {'source': target}}}
-  with pytest.raises(ValueError, match='lacks data') as info:
-    study.study(config, tmp_path)
+    config.runs[name].others = {'test': {'data': {'source': target}}}
+  with pytest.raises(ValueError, match='cannot be opened') as info:
+    study(config, tmp_path)
   assert CALLS == []
   for data in ('cifar10', 'dtd'):
     assert f"tfds.builder('{data}', data_dir='{tmp_path}'" in str(info.value)
 
 
-def test_workdir_is_filled_in(tmp_path, monkeypatch):
-  seen = {}
-
-  def spy(config, workdir):
-    seen[config.name] = (config.get('path'), workdir)
-    fake_run(config, workdir)
-
-  monkeypatch.setattr(study, 'locate', lambda path: spy)
+def test_workdir_is_filled_in(tmp_path):
   config = make_config(tmp_path)
-  study.study(config, tmp_path)
-  assert seen['b_seed0'] == (f'{tmp_path}/pretrain', f'{tmp_path}/b_seed0')
+  study(config, tmp_path)
+  assert SEEN['b_seed0']['path'] == f'{tmp_path}/pretrain'
+  assert SEEN['b_seed0']['workdir'] == f'{tmp_path}/b_seed0'
   assert config.runs.b_seed0.path == '{workdir}/pretrain'  # unharmed
 
 
@@ -224,7 +221,7 @@ def test_workdir_is_filled_in(tmp_path, monkeypatch):
 )
 def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    study.study(make_config(tmp_path, **changes), tmp_path)
+    study(make_config(tmp_path, **changes), tmp_path)
   assert CALLS == []
 
 
@@ -238,21 +235,21 @@ def test_mistakes_of_best_of(tmp_path):
     config.runs.final.best_of[key] = value
     if message is None:
       del config.runs.final.best_of[key]
-      message = 'best_of must have runs, metric and take'
+      message = r'best_of has the keys .* Expected runs, metric'
     with pytest.raises(ValueError, match=message):
-      study.study(config, tmp_path / key)
+      study(config, tmp_path / key)
 
 
 @pytest.mark.parametrize('member', ['pretrian', '3'])
 def test_an_unknown_member(member, tmp_path):
-  with pytest.raises(ValueError, match=f"'{member}' is none of.*1 b_seed0"):
-    study.study(make_config(tmp_path), tmp_path, member=member)
+  with pytest.raises(ValueError, match=f"'{member}' is neither .*1 b_seed0"):
+    study(make_config(tmp_path), tmp_path, member=member)
 
 
 def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):
   for name in ('pretrain', 'b_seed0', 'a_seed1'):
     (tmp_path / name / 'checkpoints' / '2').mkdir(parents=True)
-  study.study(make_config(tmp_path, discard='._seed.'), tmp_path)
+  study(make_config(tmp_path, discard='._seed.'), tmp_path)
   assert (tmp_path / 'pretrain' / 'checkpoints' / '2').exists()
   for name in ('b_seed0', 'a_seed1'):
     assert not (tmp_path / name / 'checkpoints').exists()
@@ -263,10 +260,10 @@ def test_weights_are_looked_for_before_the_first_run(tmp_path):
   config = make_config(tmp_path)
   config.runs.a_seed1.init_from = {'path': '/nowhere/no.npz'}
   with pytest.raises(ValueError, match=r'no\.npz'):
-    study.study(config, tmp_path)
+    study(config, tmp_path)
   config.runs.a_seed1.init_from.path = None
-  with pytest.raises(ValueError, match=r'a_seed1 is to start .*a_seed1\.init'):
-    study.study(config, tmp_path)
+  with pytest.raises(ValueError, match=r'a_seed1 starts .*a_seed1\.init'):
+    study(config, tmp_path)
   config.runs.a_seed1.init_from.path = '{workdir}/pretrain'
-  study.study(config, tmp_path)
+  study(config, tmp_path)
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']

@@ -17,14 +17,15 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim, schedules, sharding, tree
+from vit_jax import config, optim, sharding, tree
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
+from vit_jax.durations import Timeline, steps
 from vit_jax.metrics import read_records
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
-from vit_jax.train import TrainState, init_state, train, train_step
+from vit_jax.step import TrainState, init_state, train_step
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 MODEL = {
@@ -120,13 +121,12 @@ def test_loss_curve_is_the_recorded_one():
 @functools.cache
 def one_device_losses():
   """Five steps of `train`'s config below, on one device, by hand."""
-  rate = schedules.schedule(lr=0.01, total_steps=5, warmup_steps=1)
-
-  def make_tx(params):
-    return optim.make_optimizer(
-      optim.adam, params, rate, clip_norm=1.0, weight_decay=0.1
-    )
-
+  schedule = optim.Schedule(lr=0.01, warmup=steps(1))
+  adamw = functools.partial(optax.adamw, weight_decay=0.1)
+  make_tx = functools.partial(
+    optim.Optimizer(adamw, clip_norm=1.0),
+    learning_rate=schedule(Timeline(16, 64, total_steps=5)),
+  )
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
   step_fn = jax.jit(functools.partial(train_step, **arguments))
   source = digits.Synthetic(**without_target(SOURCE))
@@ -150,15 +150,16 @@ def one_device_losses():
 def test_losses_are_those_of_one_device(
   mesh, rules, query_shards, fc1_shards, tmp_path
 ):
-  config = ml_collections.ConfigDict(
+  settings = ml_collections.ConfigDict(
     {
+      'run': 'vit_jax.train.train',
       'seed': 3,
       'total_steps': 5,
       'log_every_steps': 1,
       'model': {**MODEL, 'num_classes': None, 'dropout': 0.2},
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
       'optimizer': {
-        'target': 'vit_jax.optim.adam',
+        'target': 'optax.adamw',
         'weight_decay': 0.1,
         'clip_norm': 1.0,
       },
@@ -168,7 +169,7 @@ def test_losses_are_those_of_one_device(
       'sharding': rules,
     }
   )
-  state = train(config, tmp_path)
+  state = config.run(settings, tmp_path)
   records = [r for r in read_records(tmp_path) if 'train/loss' in r]
   losses = [[r['train/loss'], r['train/grad_norm']] for r in records]
   expected = one_device_losses()
@@ -265,17 +266,13 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
 def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
   freeze = ['embedding/.*', 'pos_embedding']
 
-  def make_tx(params):
-    return optim.make_optimizer(
-      optim.adam,
-      params,
-      schedules.schedule(lr=0.01, total_steps=9, decay='constant'),
-      freeze=freeze,
-      clip_norm=1.0,
-      weight_decay=0.1,
-      layer_decay={'rate': 0.7},
-    )
-
+  optimizer = optim.Optimizer(
+    functools.partial(optax.adamw, weight_decay=0.1),
+    freeze=freeze,
+    clip_norm=1.0,
+    layer_decay=optim.LayerDecay(0.7),
+  )
+  make_tx = functools.partial(optimizer, learning_rate=0.01)
   state, arguments = setup(make_tx, depth=depth, scan=scan)
   state = dataclasses.replace(state, ema=state.params)
   step = functools.partial(train_step, ema_decay=0.9, **arguments)

@@ -249,8 +249,7 @@ def plan(config, fn=None, *, supplied=()):
   else:
     values.pop('run', None)
     found = _plan_call(fn, values, '', problems, supplied)
-    if missing := _missing(fn, found.kwargs, 0, supplied):
-      problems.append(_lacks(fn, missing))
+    _require_all(found, supplied, problems)
   if problems:
     raise ConfigError('\n'.join(dict.fromkeys(problems)))
   return found
@@ -285,6 +284,7 @@ def run(config, workdir, **supplied):
     workdir: the first argument of the function.
     **supplied: more of its arguments, see `plan_run`.
   """
+  check_filled(config)
   record = json.loads(config.to_json_best_effort())
   found, taken = plan_run(config, record=record, **supplied)
   return found.make(workdir, **taken)
@@ -340,8 +340,7 @@ def _plan(value, annotation, where, problems):
       return _plan_target(values, annotation, where, problems)
     if wants:
       found = _plan_call(annotation, values, where, problems)
-      if missing := _missing(annotation, found.kwargs, 0):
-        problems.append(f'{where}: {_lacks(annotation, missing)}')
+      _require_all(found, (), problems)
       return found
     inner = Any
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -367,10 +366,21 @@ def _plan_target(values, annotation, where, problems):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
   found = _plan_call(fn, values, where, problems)
-  missing = _missing(fn, found.kwargs, 0)
-  if missing and not _takes_partials(annotation):
-    problems.append(f'{where}: {_lacks(fn, missing)}')
+  if not _takes_partials(annotation):
+    _require_all(found, (), problems)
   return found
+
+
+def _require_all(call, supplied, problems):
+  """Add a problem if required arguments of a Call are missing.
+
+  A key that is misspelt is reported as unknown; that is enough.
+  """
+  if any(p.startswith(f'{call.where}.') for p in problems if call.where):
+    return
+  if missing := _missing(call.fn, call.kwargs, 0, supplied):
+    where = f'{call.where}: ' if call.where else ''
+    problems.append(f'{where}{_lacks(call.fn, missing)}')
 
 
 def _plan_flat(cls, values, where, problems):

@@ -64,7 +64,7 @@ _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
 
-_assignments = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
+assignments = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 
 
 def main(argv):
@@ -92,7 +92,7 @@ def load_config(spec):
   if not spec:
     raise config.ConfigError('--config=FILE is missing; see configs/.')
   found = config.load(spec)
-  config.override(found, _assignments)
+  config.override(found, assignments)
   return found
 
 
@@ -131,7 +131,7 @@ def parse_flags(argv):
   flag.
   """
   rest, words = [], list(argv)
-  _assignments.clear()
+  assignments.clear()
   while words:
     word = words.pop(0)
     name = word.lstrip('-')
@@ -140,7 +140,7 @@ def parse_flags(argv):
       continue
     if '=' not in name and words and not words[0].startswith('--'):
       name = f'{name}={words.pop(0)}'
-    _assignments.append(name.removeprefix('config.'))
+    assignments.append(name.removeprefix('config.'))
   return app.parse_flags_with_usage(rest)
 
 

@@ -186,15 +186,17 @@ class Optimizer:
     return tx
 
   def _mask(self, params):
-    if 'mask' in inspect.signature(self.rule).parameters:
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    if 'mask' in inspect.signature(rule).parameters:
       what = 'optimizer.decay_mask'
       tree.check_rules_match(self.decay_mask, params, what=what)
       return {'mask': tree.mask(self.decay_mask, params)}
     given = getattr(self.rule, 'keywords', {})
     if given.get('weight_decay') or tuple(self.decay_mask) != KERNELS:
       raise ValueError(
-        f'{self.rule} has no parameter `mask`, so decay_mask and weight_decay '
-        'cannot be used with it. Choose another optimizer, or leave both unset.'
+        f'{rule.__name__} has no parameter `mask`, so decay_mask and '
+        'weight_decay cannot be used with it. Choose another optimizer, or '
+        'leave both unset.'
       )
     return {}
 

@@ -247,8 +247,8 @@ def _check_configs(runs):
   """Raise ConfigError for a mistake in the config of any run."""
   for name, config in runs.items():
     config = config.copy_and_resolve_references()
-    with config.unlocked():
-      config.pop('best_of', None)
+    if 'best_of' in config:
+      del config.best_of
     try:
       configs.plan_run(config)
     except ConfigError as error:

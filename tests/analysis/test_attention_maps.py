@@ -9,7 +9,9 @@ import pytest
 
 from vit_jax import tree
 from vit_jax.analysis import attention
+from vit_jax.models.common import BlockOptions, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 
@@ -20,8 +22,9 @@ softmax_of = jax.jit(attention.weights)
 maps = jax.jit(attention.maps)
 
 SMALL = {'width': 16, 'depth': 3, 'mlp_dim': 24, 'num_heads': 2}
-SMALL |= {'patch_size': (2, 3), 'num_classes': 5}
+SMALL |= {'embedding': PatchEmbedding((2, 3)), 'num_classes': 5}
 SHAPE = (2, 8, 9, 3)  # grid 4x3
+FIRST = jnp.zeros((1, 1, 7)).at[..., 0].set(1)  # the first of 7 tokens
 
 
 def qk(tokens=7, batch=2, heads=3, width=4, seed=0, scale=1.0):
@@ -29,6 +32,12 @@ def qk(tokens=7, batch=2, heads=3, width=4, seed=0, scale=1.0):
   shape = (2, batch, tokens, heads, width)
   q, k = rng.normal(size=shape, scale=scale).astype(np.float32)
   return jnp.asarray(q), jnp.asarray(k)
+
+
+EVERYTHING = {
+  'block': BlockOptions(qk_norm=True),
+  'pooling': ClassToken(num_registers=2),
+}
 
 
 def softmax(x):
@@ -85,7 +94,7 @@ def test_weights_are_the_softmax():
   np.testing.assert_allclose(half.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize('fields', [{}, {'qk_norm': True, 'num_registers': 2}])
+@pytest.mark.parametrize('fields', [{}, EVERYTHING])
 def test_recorded_is_what_the_parameters_make_of_the_block_before(fields):
   model, variables, images = make(**fields)
   features, recorded = record(model, variables, images)
@@ -159,7 +168,7 @@ def test_more_than_ten_layers_keep_their_order():
 
 
 def test_models_without_attention():
-  mixer = MlpMixer(8, 1, 8, 8, 4)
+  mixer = MlpMixer(8, 1, 8, 8, PatchEmbedding(4))
   resnet = ResNet(stages=(1,), width_factor=1)
   for model in (mixer, resnet):
     images = jnp.zeros((1, 32, 32, 3))
@@ -199,7 +208,7 @@ def test_rollout(heads, residual):
   np.testing.assert_allclose(found, wanted, atol=2e-6)
   np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
   if heads == 'mean':
-    start = attention.representation('token', 7, 1)
+    start = FIRST
     row = rollout(q, k, start=start, residual=residual)
     np.testing.assert_allclose(row[:, 0], wanted[:, 0], atol=2e-6)
 
@@ -234,28 +243,14 @@ def test_rollout_of_uniform_attention():
 def test_maps_are_rows_of_the_weights():
   q, k = qk()
   wanted = np.asarray(softmax_of(q, k))
-  start = attention.representation('token', 7, 3)
+  start = FIRST
   np.testing.assert_allclose(
     maps(q, k, start=start)[:, :, 0], wanted[:, :, 0], atol=1e-6
   )
-  start = attention.representation('gap', 7, 3)
+  start = jnp.zeros((1, 1, 7)).at[..., 3:].set(1 / 4)
   np.testing.assert_allclose(
     maps(q, k, start=start)[:, :, 0], wanted[:, :, 3:].mean(2), atol=1e-6
   )
-
-
-@pytest.mark.slow
-def test_representation_of_a_map_head():
-  model, variables, images = make(pooling='map', num_registers=2)
-  _, recorded = record(model, variables, images)
-  found = np.asarray(attention.representation('map', 14, 2, recorded))
-  assert found.shape == (2, 1, 14)
-  np.testing.assert_array_equal(found[..., :2], 0)
-  head = recorded['map_head']['attn']
-  q, k = np.asarray(head['q'][0]), np.asarray(head['k'][0])
-  scores = np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(8)
-  np.testing.assert_allclose(found[..., 2:], softmax(scores).mean(1), atol=1e-6)
-  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
 
 
 def loop_distance(weights, grid, cell):
@@ -319,7 +314,7 @@ def test_errors():
 def test_one_layer_is_in_memory_at_a_time(what):
   shape = (12, 2, 197, 4, 8)
   distances = attention.cell_distances((14, 14), (16, 16))
-  start = attention.representation('token', 197, 1)
+  start = jnp.zeros((1, 1, 197)).at[..., 0].set(1)
   of_layer = {
     'maps': lambda q, k, _: maps(q, k, start=start),
     'distance': lambda q, k, _: mean_distance(q, k, distances=distances),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.analysis import embeddings
-from vit_jax.models import posemb
+from vit_jax.models.posemb import SinCos2d
 
 
 @pytest.mark.parametrize('channels', [1, 2, 3, 5])
@@ -64,7 +64,7 @@ def test_tiles():
 def test_similarity_of_sincos2d():
   """cos a cos b + sin a sin b = cos(a - b): only the offset counts."""
   width, grid = 32, (3, 5)
-  found = embeddings.position_similarity(posemb.sincos2d(grid, width))
+  found = embeddings.position_similarity(SinCos2d().table({}, grid, width))
   assert found.shape == (3, 5, 3, 5)
   omega = 10_000.0 ** -(np.arange(8) / 7)
   for i, j, m, n in np.ndindex(*found.shape):

@@ -1,9 +1,8 @@
 """TFDS data sets of the true sizes and features, filled with made-up images.
 
-`prepare` writes what download_and_prepare leaves on a disk, by the real
-feature specification of the installed package. Its examples are few and repeat:
-example i of a split is number i modulo the count of distinct ones, and its
-image shows the number, so that `number` reads back which example one has.
+`prepare` writes the files of download_and_prepare, with the features of the
+installed package. The examples repeat: example i of a split has the number
+i % distinct, and its image shows this number, which `number` reads.
 """
 
 import io
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
-# Which the packages' own code does not state; VTAB's slices rest on them.
+# VTAB's slices depend on these sizes; tensorflow_datasets does not state them.
 VTAB_SIZES = {
   'caltech101': {'train': 3059, 'test': 6084},
   'cifar100': {'train': 50000, 'test': 10000},
@@ -39,42 +38,25 @@ VTAB_SIZES = {
   'dsprites': {'train': 737280},
   'smallnorb': {'train': 24300, 'test': 24300},
 }
-# (split, first example) of the tests that are not the split 'test'.
-_TEST_STARTS = {
-  'eurosat/rgb': ('train', 21600),
-  'resisc45': ('train', 25200),
-  'clevr': ('validation', 0),
-  'dsprites': ('train', 663552),
-}
 
 
-def prepare_vtab(data_dir, *, test_size=None):
-  """Writes VTAB's 16 TFDS data sets, in 3 seconds and 100 MB.
-
-  With `test_size` all slices still hold but tests have so many images only; at
-  least 100 for smallnorb, whose first 200 of the same split are for validation.
-  """
+def prepare_vtab(data_dir):
+  """Write VTAB's 16 TFDS data sets, in 3 seconds and 100 MB."""
   for name, splits in VTAB_SIZES.items():
-    splits = dict(splits)
-    if test_size is not None:
-      split, start = _TEST_STARTS.get(name, ('test', 0))
-      splits[split] = start + test_size
-      if name == 'smallnorb':  # its test is the second half
-        splits[split] = 2 * max(test_size, 100)
     prepare(data_dir, name, splits)
 
 
 def prepare(data_dir, name, sizes, *, make_example=None, distinct=None):
-  """Writes a data set that looks like the real one, as ArrayRecord files.
+  """Write a data set that looks like the real one, as ArrayRecord files.
 
   Args:
     data_dir: TFDS's folder of data sets.
     name: of a builder that the TFDS package has, 'NAME/CONFIG' as needed.
     sizes: {split: number of examples}.
-    make_example: fn(number, split's place in `sizes`, features) -> dict of what
-      the features encode; `example` by default.
-    distinct: how many numbers there are before they repeat; by default the
-      least prime that gives each class an example, at least 97.
+    make_example: fn(number, split's place in `sizes`, features) -> dict of
+      values for the features; default: `example`.
+    distinct: number of different examples; default: the smallest prime that
+      is at least 97 and the number of classes.
 
   Returns:
     The directory of the version.
@@ -97,7 +79,7 @@ def prepare(data_dir, name, sizes, *, make_example=None, distinct=None):
       )
       for i in range(min(distinct, size))
     ]
-    block = distinct * 32  # small, for most are links to one another
+    block = distinct * 32  # small: most shards are links
     shards = [block] * (size // block) + [size % block] * (size % block > 0)
     infos.append(
       tfds.core.SplitInfo(
@@ -114,7 +96,7 @@ def prepare(data_dir, name, sizes, *, make_example=None, distinct=None):
 
 
 def example(number, place, features):
-  """An example of these features with this number, of the split at `place`."""
+  """Return example `number` of the split at `place`."""
   return {
     key: _value(key, number, place, feature)
     for key, feature in features.items()
@@ -122,7 +104,7 @@ def example(number, place, features):
 
 
 def number(image):
-  """(number, place of the split) that the decoded image [H, W, 3] shows."""
+  """Return the (number, place of the split) that an image [H, W, 3] shows."""
   if image.max() <= 1:  # dSprites
     return int(image[..., 0].sum()), 0
   first, second, third = (int(x) for x in image[0, 0])
@@ -132,7 +114,7 @@ def number(image):
 
 
 def distinct_of(features):
-  """The default of `prepare`'s distinct."""
+  """Return the default of `distinct` in `prepare`."""
   classes = [getattr(f, 'num_classes', None) or 0 for f in features.values()]
   least = max(97, *classes)
   while any(least % x == 0 for x in range(2, math.isqrt(least) + 1)):
@@ -141,7 +123,7 @@ def distinct_of(features):
 
 
 def _value(key, number, place, feature):
-  """Something that a feature of this name can encode."""
+  """Return a value that the feature can encode."""
   features = tfds.features
   if isinstance(feature, features.Image):
     return _png(number, place, feature.shape)
@@ -157,7 +139,7 @@ def _value(key, number, place, feature):
 
 
 def _sequence(number, place, feature):
-  """Up to 10 entries; objects with the distances that VTAB's tasks need."""
+  """Return up to 10 entries; objects have the distances VTAB's tasks need."""
   if not isinstance(feature, tfds.features.FeaturesDict):
     return [_value('', number + i, place, feature) for i in range(number % 3)]
   is_kitti = 'location' in feature
@@ -185,7 +167,7 @@ def _png(number, place, shape):
 
 
 def _write(paths, lengths, records):
-  """Writes shards that start with the first record; equal ones are links."""
+  """Write shards that start with the first record; equal ones are links."""
   written = {}
   for path, length in zip(paths, lengths):
     if length in written:

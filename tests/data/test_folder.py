@@ -130,7 +130,7 @@ def test_csv_with_ints(root, header):
   assert source.num_classes is None and source.class_names is None
   names = list('abcdef')
   assert Folder(root, csv='val/t.csv', class_names=names).num_classes == 6
-  with pytest.raises(ValueError, match=r'label 5; labels lie in \[0, 3\)'):
+  with pytest.raises(ValueError, match=r'label 5\. Labels must lie in'):
     Folder(root, csv='val/t.csv', class_names=list('abc'))
 
 
@@ -138,7 +138,7 @@ def test_csv_errors(root):
   with pytest.raises(ValueError, match=r'cannot read the table .*no\.csv'):
     Folder(root, csv='no.csv')
   (root / 't.csv').write_text('a.png\n')
-  with pytest.raises(ValueError, match=r"row 0 is \['a.png'\]; expected"):
+  with pytest.raises(ValueError, match=r"row 0 is \['a.png'\]. Expected"):
     Folder(root, csv='t.csv')
   (root / 't.csv').write_text('a.png,cat\n')
   with pytest.raises(ValueError, match='no column "split"'):
@@ -153,9 +153,9 @@ def test_csv_errors(root):
 
 
 def test_errors(root, tmp_path):
-  with pytest.raises(ValueError, match="no folder for the split 'test'; its"):
+  with pytest.raises(ValueError, match=r"no folder for the split 'test'\. Its"):
     Folder(root, split='test')
-  with pytest.raises(ValueError, match='look like splits; choose one'):
+  with pytest.raises(ValueError, match=r'look like splits. Choose one'):
     Folder(root)
   with pytest.raises(ValueError, match=r'cannot list the folder .*nowhere'):
     Folder(tmp_path / 'nowhere')
@@ -164,7 +164,7 @@ def test_errors(root, tmp_path):
   (tmp_path / 'empty' / 'a').mkdir(parents=True)
   (tmp_path / 'empty' / 'a' / 'x.txt').write_bytes(b'')
   with pytest.raises(
-    ValueError, match=r'no images in class sub-folders: 1 oth'
+    ValueError, match='no images in class sub-folders, but 1 oth'
   ):
     Folder(tmp_path / 'empty')
   with pytest.raises(ValueError, match='cannot be listed over http'):
@@ -186,7 +186,7 @@ def test_slices_part_the_files(root, base):
   assert parts[0] != everything[:3]  # not the first class only
   names = Folder(path, split=f'{base}[:1]').class_names
   assert names == ['10', '2', 'dog', 'kätzchen']
-  with pytest.raises(ValueError, match='selects no images'):
+  with pytest.raises(ValueError, match='contains no images'):
     Folder(path, split=f'{base}[:0]')
 
 

@@ -1,3 +1,5 @@
+"""Glyphs: which characters, how they are drawn, what the arguments do."""
+
 import concurrent.futures
 import hashlib
 import pickle
@@ -5,11 +7,12 @@ import subprocess
 import sys
 import unicodedata
 
+import glyph_selection
 import numpy as np
 import pytest
 
-from vit_jax.data.embedded import glyph_characters, glyphs
-from vit_jax.data.embedded.glyph_characters import CHARACTERS, FACES
+from vit_jax.data.embedded import glyphs
+from vit_jax.data.embedded.glyphs import CHARACTERS, FACES
 
 _HASH = """
 import hashlib
@@ -22,9 +25,9 @@ print(hashlib.sha256(data).hexdigest())
 
 @pytest.fixture(scope='module')
 def pictures():
-  fonts = [glyph_characters.font_of(face) for face in FACES]
+  fonts = [glyphs._font(face) for face in FACES]
   return {
-    c: glyph_characters.shape_pictures(c, fonts)
+    c: glyph_selection.shape_pictures(c, fonts)
     for c in CHARACTERS + '0123456789'
   }
 
@@ -50,7 +53,7 @@ def test_depends_on_seed_and_index_not_on_order_or_threads():
 def test_copies_by_pickle_are_the_same_and_small():
   source = glyphs.Glyphs(image_size=16, seed=2, channels=3)
   data = pickle.dumps(source)
-  assert len(data) < 10_000  # the bank stays behind
+  assert len(data) < 10_000  # no distance fields
   copy = pickle.loads(data)
   np.testing.assert_array_equal(copy[5]['image'], source[5]['image'])
 
@@ -67,10 +70,10 @@ def test_shape_and_type(image_size, channels):
 
 
 def test_labels_are_balanced_and_names_fit():
-  source = glyphs.Glyphs(num_examples=4 * len(CHARACTERS), image_size=8)
+  source = glyphs.Glyphs(num_examples=2 * len(CHARACTERS), image_size=8)
   labels = [source[i]['label'] for i in range(len(source))]
   counts = np.bincount(labels, minlength=source.num_classes)
-  np.testing.assert_array_equal(counts, 4)
+  np.testing.assert_array_equal(counts, 2)
   first = labels[: source.num_classes]
   assert sorted(first) == list(range(source.num_classes))
   assert first != sorted(first)
@@ -88,44 +91,50 @@ def test_no_character_is_a_number():
     name = unicodedata.name(character)
     assert not any(word in name for word in words), name
   numbers = '0٣²①½Ⅷ₅一⒈ƻ'
-  assert [c for c in numbers if not glyph_characters.is_number(c)] == []
+  assert [c for c in numbers if not glyph_selection.is_number(c)] == []
 
 
 def test_no_two_classes_look_the_same_and_none_like_a_digit(pictures):
   stack = np.stack([pictures[c] for c in CHARACTERS + '0123456789'])
+  # Sums over 4x4 pixels differ by no more than the pixels: a lower bound.
+  cells = stack.reshape(len(stack), len(FACES), 12, 4, 12, 4).sum((3, 5))
+  cells = cells.reshape(*stack.shape[:2], -1)
   for k, character in enumerate(CHARACTERS):
-    near = glyph_characters.nearness(stack[k + 1 :], stack[k])
+    bound = glyph_selection.nearness(cells[k + 1 :], cells[k])
+    others = np.flatnonzero(bound < 0.2) + k + 1
     # A little under the threshold: other FreeTypes place edges differently.
-    assert near.min() > 0.19, (character, near.argmin() + k + 1)
+    near = glyph_selection.nearness(stack[others], stack[k])
+    assert (near > 0.19).all(), (character, others)
 
 
 def test_look_alikes_are_recognised(pictures):
-  fonts = [glyph_characters.font_of(face) for face in FACES]
+  fonts = [glyphs._font(face) for face in FACES]
   for kept, dropped in (('0', 'O'), ('A', 'Α'), ('A', 'А'), ('M', 'М')):
-    picture = glyph_characters.shape_pictures(dropped, fonts)
-    near = glyph_characters.nearness(picture[None], pictures[kept])
+    picture = glyph_selection.shape_pictures(dropped, fonts)
+    near = glyph_selection.nearness(picture[None], pictures[kept])
     assert near[0] < 0.21, (kept, dropped)
     assert dropped not in CHARACTERS
-  far = glyph_characters.nearness(pictures['A'][None], pictures['R'])
+  far = glyph_selection.nearness(pictures['A'][None], pictures['R'])
   assert far[0] > 0.3
 
 
 def test_classes_can_be_told_apart():
   """Nearest class mean, far above chance on images it has not seen."""
   options = dict(low_resolution=0, noise=0, deformation=0.3)
-  train = glyphs.Glyphs(seed=0, **options)
-  test = glyphs.Glyphs(seed=1, **options)
-  k = train.num_classes
+  source = glyphs.Glyphs(seed=0, **options)
+  block = source.num_classes  # every block shows the classes in this order
+  k = 100
   means = np.zeros((k, 24 * 24))
-  for i in range(12 * k):
-    means[train[i]['label']] += train[i]['image'].ravel() / 12
+  for i in range(12):
+    for c in range(k):
+      means[c] += source[i * block + c]['image'].ravel() / 12
   means -= means.mean(1, keepdims=True)
   means /= np.linalg.norm(means, axis=1, keepdims=True)
   hits = [
-    (means @ test[i]['image'].ravel()).argmax() == test[i]['label']
-    for i in range(k)
+    (means @ source[12 * block + c]['image'].ravel()).argmax() == c
+    for c in range(k)
   ]
-  assert np.mean(hits) > 0.1  # chance: 0.002
+  assert np.mean(hits) > 0.3  # chance: 0.01
 
 
 def test_images_cover_the_look_of_the_digits():
@@ -137,7 +146,7 @@ def test_images_cover_the_look_of_the_digits():
   how = cv2.INTER_CUBIC
   digits = np.stack([cv2.resize(d, (24, 24), None, 0, 0, how) for d in digits])
   source = glyphs.Glyphs(noise=0)
-  images = np.stack([source[i]['image'] for i in range(1000)]) / 255
+  images = np.stack([source[i]['image'] for i in range(500)]) / 255
   ink = images.mean((1, 2, 3))
   low, high = np.quantile(digits.mean((1, 2)), [0.05, 0.95])
   assert np.quantile(ink, 0.75) > low and np.quantile(ink, 0.98) > high
@@ -161,13 +170,13 @@ def test_options_switch_things_off():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ({'image_size': 7}, 'image_size is 7; give 8 or more'),
-    ({'image_size': 24.0}, 'image_size is 24.0; give an integer'),
-    ({'num_examples': 0}, 'num_examples is 0'),
-    ({'seed': -1}, 'seed is -1'),
-    ({'channels': 4}, 'channels is 4; give 1'),
-    ({'low_resolution': 2}, 'it is a share'),
-    ({'noise': -1}, 'give 0 \\(off\\) or more'),
+    ({'image_size': 7}, 'image_size=7 must be an integer of at least 8'),
+    ({'image_size': 24.0}, 'image_size=24.0 must be an integer'),
+    ({'num_examples': 0}, 'num_examples=0 must be'),
+    ({'seed': -1}, 'seed=-1 must be'),
+    ({'channels': 4}, 'channels=4 must be one of 1, 3'),
+    ({'low_resolution': 2}, 'low_resolution=2 must be a fraction'),
+    ({'noise': -1}, 'noise=-1 must not be negative'),
   ],
 )
 def test_arguments_are_checked(arguments, message):
@@ -178,5 +187,5 @@ def test_arguments_are_checked(arguments, message):
 def test_index_out_of_range():
   source = glyphs.Glyphs(num_examples=10)
   for index in (-1, 10):
-    with pytest.raises(IndexError, match='source of 10 examples'):
+    with pytest.raises(IndexError, match=r'not in \[0, 10\)'):
       source[index]

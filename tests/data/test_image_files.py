@@ -47,9 +47,9 @@ def test_find(folder, patterns, found):
 @pytest.mark.parametrize(
   'pattern, message',
   [
-    ('*.gif', r'\*\.gif: no pictures there.*\.jpg, \.jpeg'),
+    ('*.gif', r'\*\.gif: no images found.*\.jpg, \.jpeg'),
     ('none.png', 'none.png does not exist'),
-    ('empty', 'empty: no pictures there'),
+    ('empty', 'empty: no images found'),
   ],
 )
 def test_nothing_found(folder, pattern, message):

@@ -70,7 +70,7 @@ def test_wnids_number_a_folder_with_few_classes(tmp_path):
     'path': str(tmp_path),
     'class_names': {'target': 'vit_jax.data.imagenet.wnids'},
   }
-  source = config_lib.instantiate(config)
+  source = config_lib.resolve(config)
   assert [source[i]['label'] for i in range(2)] == [282, 999]
   assert source.num_classes == 1000
 
@@ -82,7 +82,7 @@ def test_real_labels():
     assert label.dtype == np.float32
     np.testing.assert_array_equal(label, _multi_hot(ids))
   for ids in ([1000], [-1, 4]):
-    with pytest.raises(ValueError, match=r'class ids are \[.*in \[0, 1000\)'):
+    with pytest.raises(ValueError, match=r'class ids \[.*in \[0, 1000\)'):
       label_fn(np.array(ids))
 
 
@@ -95,7 +95,7 @@ def test_tfds_and_file_agree(data_dir, real_json):
     label_key='real_label',
     label_fn=imagenet.RealLabels(),
   )
-  of_file = config_lib.instantiate(
+  of_file = config_lib.resolve(
     {
       'target': 'vit_jax.data.imagenet.Real',
       'json': str(real_json),
@@ -152,12 +152,12 @@ def test_names_without_a_number(tmp_path, real_json, name):
 @pytest.mark.parametrize(
   'content, message',
   [
-    ('{"a": 1}', 'is a dict of 1; expected a list of 50000 lists'),
-    ('[[1], [2]]', 'is a list of 2; expected a list of 50000 lists'),
-    ('7', 'is a int; expected'),
+    ('{"a": 1}', r'is a dict of 1\. Expected a list of 50000 lists'),
+    ('[[1], [2]]', r'is a list of 2\. Expected a list of 50000 lists'),
+    ('7', r'is a int\. Expected'),
     ('[[1', 'cannot read .*JSONDecodeError'),
-    ([[1]] * 49_999 + [3], r'entry 49999 is 3; expected a list of class ids'),
-    ([[1000]] + [[1]] * 49_999, r'entry 0 is \[1000\]; expected .* 0 to 999'),
+    ([[1]] * 49_999 + [3], r'entry 49999 is 3\. Expected a list of class ids'),
+    ([[1000]] + [[1]] * 49_999, r'entry 0 is \[1000\]\. Expected .* 0 to 999'),
     ([[-1]] + [[1]] * 49_999, r'entry 0 is \[-1\]'),
     ([[0.5]] + [[1]] * 49_999, r'entry 0 is \[0.5\]'),
   ],
@@ -174,5 +174,5 @@ def test_absent_file(tmp_path):
   folder = _folder(tmp_path, [_NAME.format(1)])
   with pytest.raises(ValueError, match=r'cannot read .*reassessed-imagenet'):
     imagenet.Real(folder, json=tmp_path / 'nowhere.json')
-  with pytest.raises(ValueError, match=r'give the path of real\.json'):
+  with pytest.raises(ValueError, match=r'to the path of real\.json'):
     imagenet.Real(folder, json=None)

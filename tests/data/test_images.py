@@ -157,5 +157,5 @@ def test_no_image_is_an_error(data):
 
 
 def test_channels_are_checked():
-  with pytest.raises(ValueError, match='channels is 4'):
+  with pytest.raises(ValueError, match='channels=4 must be'):
     images.decode(b'', channels=4)

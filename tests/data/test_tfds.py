@@ -239,9 +239,13 @@ def test_a_label_fn_that_fails_later(data_dir):
   'label_fn, key, message',
   [
     (Length(), 'count', r"Length\(.*fails on the feature 'count' of colours"),
-    (Length(num_classes=0), 'tags', r'makes the label \d.*an int in \[0, 0\)'),
-    (len, 'tags', 'label_fn is <built-in .*callable that has num_classes'),
-    ({'target': 'x'}, 'tags', r'label_fn is \{.*give a callable'),
+    (
+      Length(num_classes=0),
+      'tags',
+      r'returns the label \d.* int in \[0, 0\)',
+    ),
+    (len, 'tags', 'label_fn=<built-in .*must be callable'),
+    ({'target': 'x'}, 'tags', r'label_fn=\{.*must be callable'),
     (Length(), 'y', r"no feature 'y' \(label_key\)"),
   ],
 )
@@ -266,16 +270,16 @@ def test_file_names(data_dir):
   'options, message',
   [
     ({'split': 'val'}, r"split 'val'.*'train': 20, 'test': 1"),
-    ({'split': 'train[:0]'}, 'it selects no examples'),
-    ({'split': 'train[99%:]'}, 'it selects no examples'),
-    ({'split': 'train[:'}, r"cannot take the split 'train\[:'"),
-    ({'label_key': 'y'}, r"no feature 'y' \(label_key\); it has .*count"),
-    ({'image_key': 'img'}, r"no feature 'img' \(image_key\); it has"),
-    ({'image_key': 'count'}, "feature 'count' of colours is no image"),
-    ({'label_key': 'tags'}, r"'tags' of colours is .*Choose another label_key"),
+    ({'split': 'train[:0]'}, 'it contains no examples'),
+    ({'split': 'train[99%:]'}, 'it contains no examples'),
+    ({'split': 'train[:'}, r"cannot read the split 'train\[:'"),
+    ({'label_key': 'y'}, r"no feature 'y' \(label_key\)\. It has .*count"),
+    ({'image_key': 'img'}, r"no feature 'img' \(image_key\)\. It has"),
+    ({'image_key': 'count'}, "feature 'count' of colours is not an image"),
+    ({'label_key': 'tags'}, r"'tags' of colours is .*Set label_key to another"),
     ({'label_key': 'file_name'}, r"'file_name' of colours is"),
     ({'name': 'color'}, "no TFDS data set 'color'.*Did you mean colours"),
-    ({'name': 'colours:3.0.0'}, r"holds \['1.2.0'\]; the name is NAME:VERS"),
+    ({'name': 'colours:3.0.0'}, r"contains \['1.2.0'\]. Use NAME:VERS"),
     ({'name': 'mnist:9.9.9'}, "TFDS cannot open 'mnist:9.9.9'"),
   ],
 )
@@ -312,6 +316,6 @@ def test_conversion_errors(tmp_path):
     to_array_record.convert(tmp_path)
   cut = struct.pack('<Q', 100) + bytes(50)
   (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(cut)
-  with pytest.raises(ValueError, match='is cut off after byte 58'):
+  with pytest.raises(ValueError, match='is truncated after byte 58'):
     to_array_record.convert(tmp_path)
   assert not (tmp_path / 'x.array_record-00000-of-00001').exists()

@@ -189,16 +189,25 @@ def test_tiny_images():
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: T.Resize(8, 'cubic'), "unknown interpolation 'cubic'; there are"),
-    (lambda: T.Resize(8, 'area', antialias=True), 'no antialiased form'),
-    (lambda: T.Resize(0), r'Resize: size is 0; give an int'),
-    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size is \(1, 2, 3\)'),
-    (lambda: T.RandomCrop(1.5), 'RandomCrop: size is 1.5'),
-    (lambda: T.ResizeSmall((8, 8)), 'ResizeSmall: size is'),
-    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area is'),
-    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio is'),
-    (lambda: T.InceptionCrop(8, method='x'), "it can be 'tf' or 'torch'"),
-    (lambda: T.FlipLR(2), 'FlipLR: probability is 2'),
+    (
+      lambda: T.Resize(8, 'cubic'),
+      "interpolation='cubic' must be",
+    ),
+    (
+      lambda: T.Resize(8, 'area', antialias=True),
+      "antialias=True, interpolation='area' must be",
+    ),
+    (lambda: T.Resize(0), 'Resize: size=0 must be an int or'),
+    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size=\(1, 2, 3\)'),
+    (lambda: T.RandomCrop(1.5), r'RandomCrop: size=1\.5'),
+    (lambda: T.ResizeSmall((8, 8)), r'size=\(8, 8\) must be an integer'),
+    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area='),
+    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio='),
+    (
+      lambda: T.InceptionCrop(8, method='x'),
+      "method='x' must be one of",
+    ),
+    (lambda: T.FlipLR(2), 'FlipLR: probability=2 must'),
   ],
 )
 def test_errors_at_construction(make, message):

@@ -23,7 +23,7 @@ def data_dir(tmp_path_factory):
 
 def _source(data_dir, key, split):
   settings = vtab.settings(key, split, data_dir=str(data_dir))
-  return config_lib.instantiate(settings)
+  return config_lib.resolve(settings)
 
 
 def _distinct(key):
@@ -184,7 +184,7 @@ def test_merged_labels():
   assert [orientation(np.int64(i)) for i in range(40)] == expected
   assert expected[:6] == [0, 0, 0, 1, 1, 2]
   assert location.num_classes == orientation.num_classes == 16
-  with pytest.raises(ValueError, match=r'the label is 32; .* \[0, 32\)'):
+  with pytest.raises(ValueError, match=r'label=32 must lie in \[0, 32\)'):
     location(32)
 
 
@@ -194,14 +194,14 @@ def test_scale():
   assert scaled.dtype == np.uint8 and scaled.ravel().tolist() == [0, 255]
   with pytest.raises(ValueError, match='the value 2, and 2 \\* 255 exceeds'):
     vtab.Scale()(image * 2, None)
-  with pytest.raises(ValueError, match=r'factor is 0\.5; give an int'):
+  with pytest.raises(ValueError, match=r'factor=0\.5 must be an integer'):
     vtab.Scale(factor=0.5)
 
 
 def _kinds(key, **options):
   """What the transforms of a task are, as (class, size or probability)."""
   configs = vtab.transforms(key, **options)
-  transforms = [config_lib.instantiate(config) for config in configs]
+  transforms = [config_lib.resolve(config) for config in configs]
   return [
     (type(t).__name__, getattr(t, 'size', (None,))[0]) for t in transforms
   ]
@@ -231,29 +231,22 @@ def test_dsprites_images_are_black_and_white(data_dir):
   source = _source(data_dir, 'dsprites_location', 'val200')
   image = images.decode(source[1]['image'], source.channels)
   for config in vtab.transforms('dsprites_location', size=64, train=True):
-    image = config_lib.instantiate(config)(image, np.random.default_rng(0))
+    image = config_lib.resolve(config)(image, np.random.default_rng(0))
   assert set(np.unique(image)) == {0, 255} and image.shape == (64, 64, 3)
   count = (589825 % 97) * 3
   assert np.sum(image == 255) == count
 
 
-def test_small_test_sets(tmp_path):
-  """What the tests of whole studies run on."""
-  made_up.prepare_vtab(tmp_path, test_size=9)
-  for key, task in vtab.TASKS.items():
-    size = 100 if task.tfds == 'smallnorb' else 9
-    assert len(_source(tmp_path, key, 'test')) == size
-    assert len(_source(tmp_path, key, 'train800val200')) == 1000
-
-
 def test_errors(tmp_path):
   with pytest.raises(ValueError, match=r"no task 'pet'.*Did you mean 'pets'"):
     vtab.settings('pet', 'test')
-  with pytest.raises(ValueError, match="no split 'val'; it has train800, val2"):
+  with pytest.raises(ValueError, match="split='val' must be one of 'train8"):
     vtab.settings('pets', 'val')
   with pytest.raises(ValueError, match="'resisc45' is not prepared") as info:
     _source(tmp_path, 'resisc45', 'test')
-  assert 'to download by hand' in str(info.value)  # as TFDS itself says
+  assert 'First download these files by hand' in str(
+    info.value
+  )  # as TFDS itself says
 
 
 def test_label_rule_on_another_set(data_dir):

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from vit_jax.models.common import PatchEmbedding
+
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))
 IMAGES = IMAGES.astype(np.float32)
@@ -17,14 +19,15 @@ TINY_VIT = {  # fields of a ViT, or an axial one; a grid of 2x6 of IMAGES
   'depth': 2,
   'mlp_dim': 24,
   'num_heads': 2,
-  'patch_size': (4, 2),
+  'embedding': PatchEmbedding((4, 2)),
   'num_classes': 5,
 }
 
 
 def random_params(model, images=IMAGES, seed=0, scale=0.3):
-  """Initial parameters plus noise, so that none is zero or without effect."""
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  """Return initial parameters plus noise, so that none is zero."""
+  args = images if isinstance(images, tuple) else (images,)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), *args)['params']
   rng = np.random.default_rng(seed)
   flat = traverse_util.flatten_dict(shapes, sep='/')
   flat = {

@@ -19,8 +19,9 @@ from contract import (
 )
 
 from vit_jax import tree
+from vit_jax.models import names
+from vit_jax.models.common import Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.variants import mixer_variant
 
 
 def tiny(**fields):
@@ -29,7 +30,7 @@ def tiny(**fields):
     'depth': 2,
     'tokens_mlp_dim': 10,
     'channels_mlp_dim': 24,
-    'patch_size': (4, 2),
+    'embedding': PatchEmbedding((4, 2)),
     'num_classes': 5,
   }
   return MlpMixer(**(defaults | fields))
@@ -44,7 +45,9 @@ def computed():
 
 def test_equals_timm():
   params, images, expected = golden('mixer')
-  model = MlpMixer(24, 2, 12, 48, 4, num_classes=5, gelu='exact')
+  model = MlpMixer(
+    24, 2, 12, 48, PatchEmbedding(4), num_classes=5, gelu='exact'
+  )
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
   actual = jax.jit(model.apply)({'params': params}, images)
@@ -62,20 +65,17 @@ def test_equals_timm():
     ('Mixer-B/32', 60_293_428),
     ('Mixer-B/16', 59_880_472),
     ('Mixer-L/32', 206_939_264),
-    ('L/16', 208_196_168),
+    ('Mixer-L/16', 208_196_168),
   ],
 )
 def test_parameter_count(name, count):
-  model = MlpMixer(**mixer_variant(name), num_classes=1000, scan=True)
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count
+  assert names.count_parameters(name) == count
 
 
 @pytest.mark.parametrize('name', ['Mixer-X/16', 'Mixer-B', 'Mixer-B/0'])
 def test_variant_lists_the_sizes(name):
   with pytest.raises(ValueError, match=f"'{name}'.*one of S, B, L, H"):
-    mixer_variant(name)
+    names.settings(name)
 
 
 def test_shapes_and_finite_gradients():
@@ -109,7 +109,7 @@ def test_bfloat16_computes_near_float32():
 
 
 def test_initial_distributions():
-  model = tiny(width=64, tokens_mlp_dim=48, head_bias_init=-6.9)
+  model = tiny(width=64, tokens_mlp_dim=48, head=Head(bias_init=-6.9))
   images = np.zeros((1, 64, 32, 3), np.float32)  # 256 patches
   params = jax.jit(model.init)(jax.random.key(0), images)['params']
   logits = model.apply({'params': params}, images)
@@ -168,10 +168,10 @@ def test_another_number_of_patches_is_an_error(scan):
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'patch_size': 5}, '8x12.*patches of 5x5.*nearest.* 10x10'),
-    ({'gelu': 'erf'}, "gelu is 'erf'; choose one of tanh, exact"),
-    ({'remat': 'all'}, "remat is 'all'; choose one of none"),
-    ({'stochastic_depth': 1.0}, 'expected 0 <= stochastic_depth < 1'),
+    ({'embedding': PatchEmbedding(5)}, '8x12.*of 5x5.*nearest.* 10x10'),
+    ({'gelu': 'erf'}, "gelu='erf' must be one of 'tanh', 'exact'"),
+    ({'remat': 'all'}, "remat='all' must be one of 'none'"),
+    ({'stochastic_depth': 1.0}, r'stochastic_depth=1.0 must be in \[0, 1\)'),
   ],
 )
 def test_senseless_fields_are_errors(fields, message):

@@ -1,24 +1,187 @@
-"""Position embeddings against the formula, scipy and torch."""
+"""Position embeddings: kinds and places (table 8), and one of our own."""
 
-import pathlib
-import subprocess
-import sys
+import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.ndimage
+from contract import (
+  IMAGES,
+  TINY_VIT,
+  assert_scan_is_the_loop,
+  assert_trees_close,
+  compare_to_bfloat16,
+  logits_and_grads,
+  random_params,
+  stack_layers,
+)
 
-from vit_jax.models import posemb
+from vit_jax import tree
+from vit_jax.models import common, posemb, resample
+from vit_jax.models.common import Attention, PatchEmbedding
+from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.posemb import (
+  Layout,
+  Learned,
+  Learned2d,
+  PositionEmbedding,
+  Relative,
+  SinCos2d,
+)
+from vit_jax.models.resnet import Hybrid
+from vit_jax.models.vit import Block, VisionTransformer
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'torch_resize.npz'
+GRID = 2, 6  # of IMAGES
+RNG = np.random.default_rng(0)
+ALL = [
+  Learned2d(),
+  Relative(),
+  Learned(at='layers'),
+  Learned2d(at='layers'),
+  Learned(at='layers_shared'),
+  Learned2d(at='layers_shared'),
+]
+REGISTER = ClassToken(num_registers=1)
+by_kind = pytest.mark.parametrize('kind', [Learned, Learned2d])
 
 
-def noise(*shape):
-  return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+def tiny(**fields):
+  return VisionTransformer(**(TINY_VIT | fields))
+
+
+def logits(model, params, images=IMAGES):
+  return model.apply({'params': params}, images)
+
+
+def shapes(model, images=IMAGES):
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  return {k: v.shape for k, v in tree.flatten(params).items()}
+
+
+@pytest.mark.parametrize('positions', ALL, ids=str)
+def test_parameters(positions):
+  """Those of a model without positions, and tables."""
+  model = tiny(posemb=positions, pooling=REGISTER)
+  plain = shapes(model.clone(posemb=None))
+  found = shapes(model)
+  own = {k: v for k, v in found.items() if k not in plain}
+  assert {k: found[k] for k in plain} == plain
+  if isinstance(positions, Relative):
+    name = 'attn/offset_embedding'
+    expected = {f'block_{i}/{name}': (4, 6, 2, 8) for i in range(2)}
+  else:
+    where = ('block_0/', 'block_1/') if positions.at == 'layers' else ('',)
+    tables = {'pos_embedding': (1, 2, 6, 16)}
+    if isinstance(positions, Learned2d):
+      tables = {'pos_embedding_x': (1, 1, 6, 8)}
+      tables['pos_embedding_y'] = 1, 2, 1, 8
+    tables['cls_pos_embedding'] = 1, 1, 16
+    expected = {f'{w}{k}': v for w in where for k, v in tables.items()}
+  assert own == expected
+
+
+def test_learned2d_is_a_grid_of_x_and_y():
+  model = tiny(posemb=Learned2d())
+  params = random_params(model)
+  same = dict(params)
+  x, y = same.pop('pos_embedding_x'), same.pop('pos_embedding_y')
+  same['pos_embedding'] = np.stack(
+    [
+      np.concatenate([x[0, 0, column], y[0, row, 0]])
+      for row in range(2)
+      for column in range(6)
+    ]
+  ).reshape(1, 2, 6, 16)
+  expected = logits(tiny(), same)
+  np.testing.assert_allclose(logits(model, params), expected, atol=1e-6)
+  table = model.posemb.table(params, GRID, 16)
+  np.testing.assert_array_equal(table, same['pos_embedding'][0])
+  found = Learned().table(same, GRID, 16)
+  np.testing.assert_array_equal(found, same['pos_embedding'][0])
+  assert Learned2d().table(same, GRID, 16) is None
+
+
+@by_kind
+def test_positions_of_every_layer(kind):
+  """Each layer adds its own to its input; registers have none."""
+  model = tiny(posemb=kind(at='layers'), pooling=REGISTER)
+  params = random_params(model)
+  apply = jax.jit(lambda p: model.apply(p, IMAGES, method='features'))
+  outputs = apply({'params': params})
+  prefix = np.concatenate([params['cls'], params['registers']], axis=1)
+  prefix = np.broadcast_to(prefix, (4, 2, 16))
+  x = jnp.concatenate([prefix, outputs['patches']], axis=1)
+  block = jax.jit(Block(num_heads=2, mlp_dim=24).apply)
+  for i in range(2):
+    layer = dict(params[f'block_{i}'])
+    rows = layer.pop('cls_pos_embedding'), np.zeros((1, 1, 16))
+    if kind is Learned:
+      table = layer.pop('pos_embedding')
+    else:
+      table_x, table_y = (layer.pop(f'pos_embedding_{a}') for a in 'xy')
+      table = np.concatenate(
+        [table_x + np.zeros((1, 2, 1, 1)), table_y + np.zeros((1, 1, 6, 1))], -1
+      )
+    added = np.concatenate([*rows, table.reshape(1, 12, 16)], axis=1)
+    x = block({'params': layer}, x + added.astype('f'))
+    np.testing.assert_allclose(outputs[f'block_{i}'], x, atol=2e-5)
+
+
+@by_kind
+def test_shared_positions_are_the_same_in_every_layer(kind):
+  shared = tiny(posemb=kind(at='layers_shared'), pooling=REGISTER)
+  own = tiny(posemb=kind(at='layers'), pooling=REGISTER)
+  params = random_params(shared)
+  spread = dict(params)
+  tables = {k: spread.pop(k) for k in params if 'pos_embedding' in k}
+  for i in range(2):
+    spread[f'block_{i}'] = spread[f'block_{i}'] | tables
+  expected = logits(own, spread)
+  np.testing.assert_allclose(logits(shared, params), expected, atol=1e-6)
+  # With one layer they are those of the stem.
+  stem = tiny(pooling=REGISTER, depth=1)
+  if kind is Learned:
+    params = random_params(stem)
+    one = logits(shared.clone(depth=1), params)
+    np.testing.assert_allclose(one, logits(stem, params), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'has_cls, registers', [(False, 0), (True, 0), (False, 1), (True, 2)]
+)
+def test_relative_attention(has_cls, registers):
+  """Against loops over pairs of tokens."""
+  layout = Layout((2, 3), has_cls, registers)
+  prefix, width = layout.prefix, 8
+  layer = Attention(num_heads=2, posemb=Relative(), layout=layout)
+  x = RNG.standard_normal((2, prefix + 6, width)).astype('f')
+  params = random_params(layer, (x, x))
+  params['offset_embedding'] = RNG.standard_normal((4, 3, 2, 4)).astype('f')
+  variables = {'params': params}
+  actual, recorded = layer.apply(variables, x, x, mutable=['intermediates'])
+  recorded = recorded['intermediates']
+  q, k = (np.asarray(recorded[name][0]) for name in 'qk')
+  table = params['offset_embedding'].reshape(12, 2, 4)
+  number = [-1] * has_cls + [-2] * registers + [*range(6)]  # -2: nowhere
+  out = 0
+  for head in range(2):
+    v = x @ params['value']['kernel'][:, head] + params['value']['bias'][head]
+    weights = np.zeros((2, prefix + 6, prefix + 6))
+    for i in range(prefix + 6):
+      for j in range(prefix + 6):
+        key = k[:, j, head]
+        if min(number[i], number[j]) > -2:
+          difference = number[j] - number[i]
+          key = key + table[(6 + difference) % 12, head]
+        weights[:, i, j] = np.exp((q[:, i, head] * key).sum(-1) / 2)
+    weights /= weights.sum(-1, keepdims=True)
+    out = out + weights @ v @ params['out']['kernel'][head]
+  np.testing.assert_allclose(actual, out + params['out']['bias'], atol=1e-5)
 
 
 def test_sincos2d_is_the_formula_cell_by_cell():
-  table = posemb.sincos2d((3, 5), 16)
+  table = SinCos2d().table({}, (3, 5), 16)
   assert table.shape == (3, 5, 16) and table.dtype == np.float32
   for row in range(3):
     for col in range(5):
@@ -33,87 +196,228 @@ def test_sincos2d_is_the_formula_cell_by_cell():
 
 
 @pytest.mark.parametrize('width', [4, 18])
-def test_sincos2d_names_the_width_it_cannot_do(width):
+def test_sincos2d_reports_an_invalid_width(width):
   with pytest.raises(ValueError, match=f'got width {width}.*multiple of 4'):
-    posemb.sincos2d((2, 2), width)
+    SinCos2d().table({}, (2, 2), width)
+
+
+# Contract.
 
 
 @pytest.mark.parametrize(
-  'old, new',
+  'positions', [Relative(), Learned2d(at='layers_shared')], ids=str
+)
+def test_scan_is_the_loop(positions):
+  assert_scan_is_the_loop(tiny(posemb=positions))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'positions, pooling',
   [
-    ((14, 14), (24, 24)),
-    ((16, 16), (37, 37)),
-    ((7, 7), (9, 5)),
-    ((24, 24), (14, 14)),
-    ((5, 7), (9, 4)),
-    ((4, 4), (1, 6)),
-    ((1, 3), (4, 3)),
-    ((7, 7), (7, 7)),
+    (Relative(), Mean(num_registers=1)),
+    (Learned(at='layers'), Map(num_registers=1)),
+    (Learned2d(at='layers_shared'), REGISTER),
   ],
 )
-def test_paper_resize_equals_scipy_zoom(old, new):
-  table = noise(*old, 6)
-  zoom = (new[0] / old[0], new[1] / old[1], 1)
-  expected = scipy.ndimage.zoom(table, zoom, order=1)
-  actual = posemb.resize(table, new)
-  assert actual.dtype == np.float32
-  np.testing.assert_allclose(actual, expected, atol=1e-6)
-
-
-def test_paper_resize_keeps_the_corners():
-  table = noise(1, 5, 6, 8)
-  resized = posemb.resize(table, (11, 9))
-  for corner in [(0, 0), (0, -1), (-1, 0), (-1, -1)]:
-    index = (slice(None), *corner)
-    np.testing.assert_allclose(resized[index], table[index], atol=1e-6)
-
-
-@pytest.mark.parametrize('method', ['bilinear', 'bicubic_antialias'])
-@pytest.mark.parametrize('case', ['up', 'down', 'mixed'])
-def test_resize_equals_torch(method, case):
-  golden = np.load(GOLDEN)
-  expected = golden[f'{case}/{method}']
-  actual = posemb.resize(golden[f'{case}/table'], expected.shape[1:3], method)
-  # float32 rounding of values up to about 3: 3e-7 measured.
-  np.testing.assert_allclose(actual, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize('method', posemb.RESIZE_METHODS)
-def test_resize_to_the_same_size_changes_nothing(method):
-  table = noise(2, 4, 5, 3)
-  np.testing.assert_array_equal(posemb.resize(table, (4, 5), method), table)
-
-
-def test_resize_says_what_it_cannot_do():
-  with pytest.raises(ValueError, match="'area'; choose one of paper"):
-    posemb.resize(noise(2, 2, 3), (4, 4), 'area')
-  with pytest.raises(ValueError, match=r'shape \(4, 3\).*\[..., gh, gw, D\]'):
-    posemb.resize(noise(4, 3), (4, 4))
-  with pytest.raises(ValueError, match='sizes of 1 or more'):
-    posemb.resize(noise(2, 2, 3), (0, 4))
-
-
-def test_posemb_needs_no_flax():
-  code = 'import sys, vit_jax.models.posemb; assert "flax" not in sys.modules'
-  subprocess.run([sys.executable, '-c', code], check=True)
-
-
-@pytest.mark.parametrize('name', ['grow', 'shrink', 'mixed'])
-def test_patch_kernels_are_resized_as_timm_does(name):
-  golden = np.load(GOLDEN.with_name('timm_patch_resize.npz'))
-  expected = golden[f'{name}/resized']
-  actual = posemb.resize_kernel(golden[f'{name}/kernel'], expected.shape[:2])
-  # timm computes in float32; measured: 5e-6.
+def test_scan_remat_bfloat16_and_gradients(positions, pooling):
+  model = tiny(posemb=positions, pooling=pooling)
+  params = random_params(model)
+  expected, grads = logits_and_grads(model, params)
+  for name, grad in tree.flatten(grads).items():
+    if not name.endswith('key/bias'):  # it changes no softmax
+      assert np.abs(grad).max() > 1e-6, name
+  scanned = model.clone(scan=True, remat='full')
+  actual, scanned_grads = logits_and_grads(scanned, stack_layers(params))
   np.testing.assert_allclose(actual, expected, atol=1e-5)
+  assert_trees_close(scanned_grads, stack_layers(grads), atol=1e-4, rtol=1e-3)
+  errors = compare_to_bfloat16(model, params, (expected, grads))
+  assert max(errors) < 0.1
 
 
-@pytest.mark.parametrize('method', posemb.RESIZE_METHODS)
-def test_larger_patches_get_the_embedding_of_the_smaller(method):
-  kernel, patches = noise(4, 3, 2, 6), noise(10, 4, 3, 2)
-  larger = posemb.resize(patches, (7, 5), method)
-  resized = posemb.resize_kernel(kernel, (7, 5), method)
+@pytest.mark.parametrize('positions', ALL[:4], ids=str)
+def test_hybrids_have_any_positions(positions):
+  hybrid = Hybrid(1, stages=(1,))
+  model = tiny(posemb=positions, embedding=hybrid, num_classes=None)
+  images = jax.ShapeDtypeStruct((2, 16, 24, 3), jnp.float32)
+  variables = jax.eval_shape(model.init, jax.random.key(0), images)
+  assert jax.eval_shape(model.apply, variables, images).shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'posemb': Learned2d(), 'width': 15, 'num_heads': 3}, 'is 15.*an even'),
+    (
+      {'posemb': Relative(), 'attention': 'xla'},
+      "'xla' is fused.*use 'einsum' or 'auto'",
+    ),
+  ],
+)
+def test_invalid_combinations(fields, message):
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
+
+
+def test_places_are_checked():
+  with pytest.raises(ValueError, match="at='everywhere' must be one of 'stem'"):
+    Learned(at='everywhere')
+
+
+# Resizing.
+
+
+def resized(model, params, images):
+  """Parameters for images of another size, each table by its own class."""
+  fresh = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  params, out = tree.flatten(params), {}
+  for path, want in tree.flatten(fresh).items():
+    out[path] = params[path]
+    if want.shape != params[path].shape:
+      out[path] = common.resize(model, path, params[path], want.shape)
+    assert out[path].shape == want.shape, path
+  return tree.unflatten(out)
+
+
+@pytest.mark.parametrize('positions', ALL, ids=str)
+def test_other_sizes_are_an_error_that_resizing_solves(positions):
+  model = tiny(posemb=positions)
+  params = random_params(model)
+  larger = np.zeros((1, 16, 16, 3), 'f')
+  with pytest.raises(ValueError, match=r'need a table .*embedding.* of .*x8'):
+    jax.eval_shape(model.apply, {'params': params}, larger)
+  for scan in (False, True):
+    other = model.clone(scan=scan)
+    params = stack_layers(params) if scan else params
+    found = {'params': resized(other, params, larger)}
+    assert jax.eval_shape(other.apply, found, larger).shape == (1, 5)
+
+
+def test_what_is_no_table_or_differs_otherwise_is_not_resized():
+  table = np.zeros((1, 2, 3, 8))
+  for name, shape in (
+    ('cls_pos_embedding', (1, 4, 4, 8)),
+    ('pos_embedding', (1, 4, 4, 16)),
+    ('pos_embedding', (4, 4, 8)),
+  ):
+    for positions in (*ALL, Learned(), SinCos2d(), PositionEmbedding()):
+      assert positions.resize(name, table, shape) is None
+
+
+def test_resizing_patches_and_channels():
+  kernel = RNG.standard_normal((4, 2, 3, 16)).astype('f')
+  patches = PatchEmbedding((4, 2))
+
+  def resize(shape, path='embedding/kernel', **options):
+    return patches.resize(path, kernel, shape, **options)
+
+  assert resize((2, 2, 3, 16)) is None
+  assert resize((4, 2, 1, 16), method='bilinear') is None
+  assert resize((4, 2, 3, 8), method='bilinear') is None
+  assert resize((2, 2, 3, 16), path='head/kernel', method='bilinear') is None
+  grey = resize((2, 2, 1, 16), method='bilinear', adapt_channels=True)
+  summed = resize((4, 2, 1, 16), adapt_channels=True)
+  np.testing.assert_allclose(summed, kernel.sum(2, keepdims=True), rtol=1e-6)
+  smaller = resample.resize_kernel(summed, (2, 2), 'bilinear')
+  np.testing.assert_allclose(grey, smaller, rtol=1e-6)
+  more = resize((4, 2, 5, 16), adapt_channels=True)
+  np.testing.assert_allclose(more[:, :, 4], kernel[:, :, 1] * 3 / 5, rtol=1e-6)
+
+
+def test_resizing_offsets():
+  """Tables of rows and columns, in units of the last ones."""
+
+  def table(grid, rows, columns):
+    offsets = np.arange(-grid[0] * grid[1], grid[0] * grid[1])
+    dy = np.round(offsets / grid[1])
+    dx = offsets - dy * grid[1]
+    cells = np.stack([dy * rows, dx * columns], -1)
+    return cells.reshape(2 * grid[0], grid[1], 1, 2)
+
+  old = table((3, 5), 1 / 2, 1 / 4)
+  random = RNG.standard_normal((2, 6, 5, 3, 4)).astype('f')
+  same = posemb.resize_offsets(random, (3, 5))
+  np.testing.assert_array_equal(same, random)
+  new = posemb.resize_offsets(old, (7, 9))
+  assert new.shape == (14, 9, 1, 2)
+  expected = table((7, 9), 1 / 6, 1 / 8)
+  # Towards the far ends there are no further embeddings, and columns wrap.
+  rows, columns = new.reshape(-1, 2).T
+  wanted_rows, wanted_columns = expected.reshape(-1, 2).T
+  inside = (np.abs(wanted_rows) < 0.9) & (np.abs(wanted_columns) < 0.5)
+  assert inside.sum() > 60
+  np.testing.assert_allclose(rows[inside], wanted_rows[inside], atol=1e-9)
+  np.testing.assert_allclose(columns[inside], wanted_columns[inside], atol=1e-9)
+  line = np.arange(-5.0, 5).reshape(2, 5, 1, 1)
+  new = posemb.resize_offsets(line, (1, 9)).ravel()
+  np.testing.assert_allclose(new[1:], np.linspace(-4, 4, 17))
+
+
+# Adding one: a class, and nothing else.
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary(PositionEmbedding):
+  """Rotation of queries and keys by their column, with learned frequencies."""
+
+  in_layers = True
+
+  def queries_and_keys(self, module, q, k, layout):
+    speed = module.param('speed', jax.nn.initializers.ones, (q.shape[-1] // 2,))
+    column = np.arange(layout.num_tokens) - layout.prefix
+    column = np.where(column < 0, 0, column % layout.grid[1])
+    angle = column[:, None, None] * speed.reshape(1, 1, -1)
+    turn = jnp.cos(angle)[None], jnp.sin(angle)[None]
+
+    def rotate(x):
+      a, b = jnp.split(x, 2, axis=-1)
+      cos, sin = turn
+      return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    return rotate(q), rotate(k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(PositionEmbedding):
+  """One learned embedding per row."""
+
+  def add_to_patches(self, module, x, grid):
+    rows = posemb.table_of_grid(
+      module, 'rows', (1, grid[0], 1, x.shape[-1]), (1, 2), init_std=1.0
+    )
+    x = x.reshape(x.shape[0], *grid, -1) + rows
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+  def resize(self, name, table, shape, method='paper'):
+    if name != 'rows' or not posemb.same_but(table, shape, (-3,)):
+      return None
+    return resample.resize(table, shape[-3:-1], method)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_position_embedding_of_our_own_in_the_layers(scan):
+  model = tiny(posemb=Rotary(), scan=scan)
+  params = random_params(model)
+  layers = ['blocks'] if scan else ['block_0', 'block_1']
+  assert all('speed' in params[name]['attn'] for name in layers)
+  out, grads = logits_and_grads(model, params)
+  for name in layers:
+    assert np.abs(grads[name]['attn']['speed']).max() > 1e-6
+  plain = tree.flatten(params)
+  plain = {k: v for k, v in plain.items() if not k.endswith('speed')}
+  plain = logits(model.clone(posemb=None), tree.unflatten(plain))
+  assert np.abs(out - plain).max() > 1e-3
+
+
+def test_a_position_embedding_of_our_own_at_the_stem_resizes_itself():
+  model = tiny(posemb=Rows())
+  params = random_params(model)
+  assert params['rows'].shape == (1, 2, 1, 16)
+  larger = np.zeros((1, 20, 12, 3), 'f')
+  with pytest.raises(ValueError, match=r'need a table rows of 5x1 .* of 2x1'):
+    jax.eval_shape(model.apply, {'params': params}, larger)
+  found = resized(model, params, larger)
+  assert logits(model, found, larger).shape == (1, 5)
   np.testing.assert_allclose(
-    np.einsum('bhwc,hwcd->bd', larger, resized),
-    np.einsum('bhwc,hwcd->bd', patches, kernel),
-    atol=2e-5,
+    found['rows'][:, 2], params['rows'].mean(1), atol=1e-6
   )

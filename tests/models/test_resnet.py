@@ -20,8 +20,10 @@ from contract import (
 from flax import traverse_util
 
 from vit_jax import optim, tree
-from vit_jax.models.resnet import ResNet, StdConv
-from vit_jax.models.variants import resnet_variant
+from vit_jax.models import names
+from vit_jax.models.common import Head
+from vit_jax.models.pooling import Mean
+from vit_jax.models.resnet import Hybrid, ResNet, StdConv
 from vit_jax.models.vit import VisionTransformer
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype('f')
@@ -64,19 +66,17 @@ def test_equals_timm():
   ],
 )
 def test_parameter_count(name, count):
-  model = ResNet(**resnet_variant(name), num_classes=1000)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
-  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count
+  assert names.count_parameters(name, image_size=32) == count
 
 
 def test_variant_reads_names():
-  assert resnet_variant('BiT-R200x3') == {
-    'stages': (3, 24, 36, 3),
-    'width_factor': 3,
-  }
-  for name in ('R51x1', 'R50', 'R50x0', 'R50x1.5', 'r50x1'):
-    with pytest.raises(ValueError, match=f"'{name}'.*26, 50, 101, 152, 200"):
-      resnet_variant(name)
+  model = names.create('BiT-R200x3')
+  assert (model.stages, model.width_factor) == ((3, 24, 36, 3), 3)
+  with pytest.raises(ValueError, match=r"'R51x1'.*26, 50, 101, 152, 200"):
+    names.create('R51x1')
+  for name in ('R50', 'R50x0', 'R50x1.5', 'r50x1'):
+    with pytest.raises(ValueError, match=f"'{name}'.*BiT-R50x1"):
+      names.create(name)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_remat_changes_no_output_and_no_gradient():
 
 @FORMS
 def test_initial_distributions(form):
-  model = tiny(form=form, head_bias_init=-6.9, stages=(1,))
+  model = tiny(form=form, head=Head(bias_init=-6.9), stages=(1,))
   params = jax.jit(model.init)(jax.random.key(0), IMAGES)['params']
   logits = model.apply({'params': params}, IMAGES)
   np.testing.assert_array_equal(logits, np.full((2, 5), -6.9, np.float32))
@@ -218,8 +218,8 @@ def test_width_factor_widens_everything():
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'form': 'v1'}, "form is 'v1'; choose one of preact, postact"),
-    ({'remat': 'all'}, "remat is 'all'; choose one of none"),
+    ({'form': 'v1'}, "form='v1' must be one of 'preact', 'postact'"),
+    ({'remat': 'all'}, "remat='all' must be one of 'none'"),
     ({'stages': (2, 0)}, r'stages: \(2, 0\); expected integers of 1'),
     ({'width_factor': 0.5}, r'width_factor: \(0.5,\); expected integers'),
   ],
@@ -247,7 +247,7 @@ def test_optimizers_decay_the_kernels():
 
 def test_layer_decay_takes_the_resnet_of_a_hybrid_as_what_precedes_layers():
   model = VisionTransformer(
-    16, 2, 24, 2, 1, num_classes=5, resnet_stages=(1,), pooling='gap'
+    16, 2, 24, 2, Hybrid(1, stages=(1,)), num_classes=5, pooling=Mean()
   )
   params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)['params']
   factors = tree.flatten(optim.layer_multipliers(params, rate=0.5))

@@ -27,13 +27,16 @@ from contract import (
 from flax import linen as nn
 from flax import traverse_util
 
+from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
+from vit_jax.models.posemb import Learned, SinCos2d
+from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 
 EVERYTHING = {  # each optional part at once
-  'representation_size': 20,
-  'layerscale_init': 0.5,
-  'num_registers': 2,
-  'qk_norm': True,
+  'head': Head(representation_size=20),
+  'pooling': ClassToken(num_registers=2),
+  'block': BlockOptions(layerscale_init=0.5, qk_norm=True),
 }
 
 
@@ -44,8 +47,9 @@ def tiny(**fields):
 # Forward pass.
 
 
-def reference(params, images, num_heads, patch, pooling='token', gelu='tanh'):
+def reference(params, images, model, patch):
   """The paper's equations 1 to 8 in numpy and float64, one image at a time."""
+  num_heads, gelu, pooling = model.num_heads, model.block.gelu, model.pooling
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   erf = np.vectorize(math.erf)
 
@@ -82,7 +86,7 @@ def reference(params, images, num_heads, patch, pooling='token', gelu='tanh'):
         tokens.append((pixels[..., None] * kernel).sum((0, 1, 2)))
     x = np.stack(tokens) + params['embedding']['bias']
     x = x + params['pos_embedding'].reshape(x.shape)
-    if pooling == 'token':
+    if pooling == ClassToken():
       cls = params['cls'] + params['cls_pos_embedding']
       x = np.concatenate([cls[0], x])
     for p in (v for k, v in sorted(params.items()) if k.startswith('block_')):
@@ -90,13 +94,13 @@ def reference(params, images, num_heads, patch, pooling='token', gelu='tanh'):
       x = x + attention(p['attn'], y, y)
       x = x + mlp(p['mlp'], norm(p['norm2'], x))
     x = norm(params['norm'], x)
-    if pooling == 'map':
+    if pooling == Map():
       p = params['map_head']
       x = attention(p['attn'], p['probe'][0], x)
       x = (x + mlp(p['mlp'], norm(p['norm'], x)))[0]
-    elif pooling == 'token':
+    elif pooling == ClassToken():
       x = x[0]
-    elif pooling == 'gap':
+    elif pooling == Mean():
       x = x.mean(0)
     if 'pre_logits' in params:
       p = params['pre_logits']
@@ -109,20 +113,19 @@ def reference(params, images, num_heads, patch, pooling='token', gelu='tanh'):
 @pytest.mark.parametrize(
   'fields',
   [
-    {'pooling': 'token'},
-    {'pooling': 'token', 'representation_size': 20},
-    {'pooling': 'gap', 'gelu': 'exact'},
-    {'pooling': 'map'},
-    {'pooling': 'none'},
+    {},
+    {'head': Head(representation_size=20)},
+    {'pooling': Mean(), 'block': BlockOptions(gelu='exact')},
+    {'pooling': Map()},
+    {'pooling': NoPooling()},
   ],
-  ids=lambda fields: '-'.join(map(str, fields.values())),
+  ids=('token', 'tanh', 'mean', 'map', 'none'),
 )
 def test_equals_the_paper_in_numpy(fields):
   model = tiny(**fields)
   params = random_params(model)
   actual = jax.jit(model.apply)({'params': params}, IMAGES)
-  fields = {k: v for k, v in fields.items() if k != 'representation_size'}
-  expected = reference(params, IMAGES, 2, (4, 2), **fields)
+  expected = reference(params, IMAGES, model, (4, 2))
   # Measured: at most 4e-7 of the largest logit.
   atol = 2e-6 * np.abs(expected).max()
   np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
@@ -132,14 +135,14 @@ def test_equals_the_paper_in_numpy(fields):
   'name, fields',
   [
     ('token', {}),
-    ('gap', {'pooling': 'gap'}),
-    ('map', {'pooling': 'map', 'gelu': 'tanh'}),
-    ('registers', {'pooling': 'gap', 'num_registers': 2}),
-    ('token_registers', {'num_registers': 2}),
-    ('layerscale_qk_norm', {'layerscale_init': 0.1, 'qk_norm': True}),
-    ('fc_norm', {'pooling': 'gap', 'norm_after_pooling': True}),
-    ('hybrid', {'resnet_stages': (1, 2), 'patch_size': 1}),
-    ('hybrid_root', {'resnet_stages': (), 'patch_size': 2}),
+    ('gap', {'pooling': Mean()}),
+    ('map', {'pooling': Map(), 'block': BlockOptions(gelu='tanh')}),
+    ('registers', {'pooling': Mean(num_registers=2)}),
+    ('token_registers', {'pooling': ClassToken(num_registers=2)}),
+    ('layerscale_qk_norm', {'block': BlockOptions(0.0, 0.1, True, 'exact')}),
+    ('fc_norm', {'pooling': Mean(norm_after=True)}),
+    ('hybrid', {'embedding': Hybrid(1, stages=(1, 2))}),
+    ('hybrid_root', {'embedding': Hybrid(2, stages=())}),
   ],
 )
 def test_equals_timm(name, fields):
@@ -150,7 +153,13 @@ def test_equals_timm(name, fields):
     mlp_dim=48,
     num_heads=3,
     num_classes=5,
-    **({'gelu': 'exact', 'patch_size': (4, 2)} | fields),
+    **(
+      {
+        'block': BlockOptions(gelu='exact'),
+        'embedding': PatchEmbedding((4, 2)),
+      }
+      | fields
+    ),
   )
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   if name.startswith('hybrid'):
@@ -165,18 +174,19 @@ def test_equals_timm(name, fields):
 @pytest.mark.parametrize(
   'pooling, posemb',
   [
-    ('token', 'learned'),
-    ('token', 'sincos2d'),
-    ('gap', 'sincos2d'),
-    ('map', 'none'),
-    ('none', 'learned'),
+    (ClassToken, Learned()),
+    (ClassToken, SinCos2d()),
+    (Mean, SinCos2d()),
+    (Map, None),
+    (NoPooling, Learned()),
   ],
 )
 def test_shapes_and_finite_gradients(pooling, posemb):
-  model = tiny(pooling=pooling, posemb=posemb, **EVERYTHING)
+  fields = {'pooling': pooling(num_registers=2), 'posemb': posemb}
+  model = tiny(**(EVERYTHING | fields))
   params = random_params(model)
   logits, grads = logits_and_grads(model, params)
-  patches = (4 * 3 // 2 * 2,) if pooling == 'none' else ()
+  patches = (4 * 3 // 2 * 2,) if pooling is NoPooling else ()
   assert logits.shape == (4, *patches, 5)
   assert logits.dtype == jnp.float32
   for name, grad in traverse_util.flatten_dict(grads, sep='/').items():
@@ -184,14 +194,14 @@ def test_shapes_and_finite_gradients(pooling, posemb):
     # A bias of the keys adds the same to every score of a query.
     assert np.abs(grad).max() > 1e-9 or re.search('key/bias', name), name
   names = set(params)
-  assert ('cls' in names) == (pooling == 'token')
-  assert ('pos_embedding' in names) == (posemb == 'learned')
-  both = pooling == 'token' and posemb == 'learned'
+  assert ('cls' in names) == (pooling is ClassToken)
+  assert ('pos_embedding' in names) == (posemb == Learned())
+  both = pooling is ClassToken and posemb == Learned()
   assert ('cls_pos_embedding' in names) == both
 
 
 def test_permuted_patches_and_positions_leave_the_class_token_alone():
-  model = tiny(patch_size=4)
+  model = tiny(embedding=PatchEmbedding(4))
   params = random_params(model)
   order = np.random.default_rng(1).permutation(6)
   patches = IMAGES.reshape(4, 2, 4, 3, 4, 3).swapaxes(2, 3).reshape(4, 6, -1)
@@ -228,7 +238,7 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters():
 
 @pytest.mark.parametrize(
   'scan, pooling',
-  [(False, 'token'), pytest.param(True, 'map', marks=pytest.mark.slow)],
+  [(False, ClassToken), pytest.param(True, Map, marks=pytest.mark.slow)],
 )
 def test_initial_distributions(scan, pooling):
   width, heads, mlp = 64, 4, 128
@@ -236,11 +246,11 @@ def test_initial_distributions(scan, pooling):
     width=width,
     num_heads=heads,
     mlp_dim=mlp,
-    patch_size=4,
+    embedding=PatchEmbedding(4),
     scan=scan,
-    pooling=pooling,
-    head_bias_init=-6.9,
-    **(EVERYTHING | {'representation_size': 96}),
+    pooling=pooling(num_registers=2),
+    head=Head(96, bias_init=-6.9),
+    block=EVERYTHING['block'],
   )
   images = np.zeros((1, 64, 64, 3), np.float32)
   params = jax.jit(model.init)(jax.random.key(0), images)['params']
@@ -328,7 +338,8 @@ def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
 
 @pytest.mark.slow
 def test_remat_repeats_the_same_dropout():
-  model = tiny(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.2)
+  options = BlockOptions(attention_dropout=0.2)
+  model = tiny(dropout=0.2, block=options, stochastic_depth=0.2)
   params = random_params(model)
   rngs = {'dropout': jax.random.key(3)}
   expected, expected_grads = logits_and_grads(model, params, rngs=rngs)
@@ -338,13 +349,18 @@ def test_remat_repeats_the_same_dropout():
 
 
 @pytest.mark.parametrize(
-  'field', ['dropout', 'attention_dropout', 'stochastic_depth']
+  'fields',
+  [
+    {'dropout': 0.5},
+    {'block': BlockOptions(attention_dropout=0.5)},
+    {'stochastic_depth': 0.5},
+  ],
 )
 @pytest.mark.parametrize(
   'scan', [False, pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_dropout_acts_in_training_only(field, scan):
-  model = tiny(scan=scan, **{field: 0.5})
+def test_dropout_acts_in_training_only(fields, scan):
+  model = tiny(scan=scan, **fields)
   params = {'params': random_params(model)}
   run = jax.jit(
     lambda seed: model.apply(
@@ -361,7 +377,7 @@ def test_dropout_acts_in_training_only(field, scan):
 
 def layers_that_add_one(scan, **fields):
   """What each layer adds to each token, when its MLP outputs 1s."""
-  fields = {'posemb': 'none', 'pooling': 'gap'} | fields
+  fields = {'posemb': None, 'pooling': Mean()} | fields
   model = tiny(depth=3, scan=scan, **fields)
   images = np.zeros((256, 8, 4, 3), np.float32)
   params = jax.tree.map(np.zeros_like, random_params(model, images))
@@ -461,7 +477,7 @@ def test_queries_and_keys_are_recorded_when_asked_for(scan, remat):
 @pytest.mark.slow
 def test_hybrids_keep_outputs_and_gradients():
   images = np.random.default_rng(1).uniform(-1, 1, (2, 12, 9, 3)).astype('f')
-  model = tiny(patch_size=1, resnet_stages=(1,), depth=1)
+  model = tiny(embedding=Hybrid(1, stages=(1,)), depth=1)
   params = random_params(model, images, scale=0.1)
   expected, expected_grads = logits_and_grads(model, params, images)
   for name, grad in traverse_util.flatten_dict(expected_grads, sep='/').items():
@@ -487,7 +503,7 @@ def test_every_layer_norm_has_the_epsilon(eps):
       found.append(context.module.epsilon)
     return call(*args, **kwargs)
 
-  model = tiny(pooling='map', norm_eps=eps, **EVERYTHING)
+  model = tiny(pooling=Map(), block=BlockOptions(qk_norm=True, norm_eps=eps))
   with nn.intercept_methods(watch):
     jax.eval_shape(model.init, jax.random.key(0), IMAGES)
   # Of each layer norm1, norm2, that of q, that of k; the final, MAP head's.
@@ -503,7 +519,7 @@ def test_logits_alone_stack_no_layers_in_a_scan():
 
 
 def test_without_a_head_the_representation_comes_out():
-  model = tiny(num_classes=None, representation_size=20)
+  model = tiny(num_classes=None, head=Head(representation_size=20))
   variables = {'params': random_params(model)}
   out = model.apply(variables, IMAGES, method='features')
   assert 'logits' not in out and 'head' not in variables['params']
@@ -515,30 +531,13 @@ def test_without_a_head_the_representation_comes_out():
 # Messages.
 
 
-@pytest.mark.parametrize('pooling', ['none', 'gap'])
-def test_a_class_token_that_pooling_does_not_read(pooling):
-  """It and the registers come first; the tokens are those that it pools."""
-  model = tiny(pooling=pooling, class_token=True, num_registers=2)
-  params = random_params(model)
-  variables = {'params': params}
-  out = jax.jit(functools.partial(model.apply, method='features'))
-  out = out(variables, IMAGES)
-  patches = out['tokens'][:, 3:]
-  expected = patches if pooling == 'none' else patches.mean(axis=1)
-  np.testing.assert_allclose(out['pooled'], expected, atol=1e-6)
-  token = tiny(num_registers=2).apply(
-    variables, IMAGES, method='features', per_layer=False
-  )
-  np.testing.assert_allclose(out['tokens'], token['tokens'], atol=1e-5)
-
-
 def test_patches_are_replaced_only_by_what_is_there():
   sources = np.zeros((4, 12), np.int32)
-  for fields, wrong, message in (
-    ({}, sources, 'has no mask vector; give it mask_token=True'),
-    ({'mask_token': True}, sources[:, 1:], r'shape \(4, 11\); .* \(4, 12\)'),
+  for has_token, wrong, message in (
+    (False, sources, 'has no mask vector.*mask_token=True'),
+    (True, sources[:, 1:], r'shape \(4, 11\); .* \(4, 12\)'),
   ):
-    model = tiny(**fields)
+    model = tiny(embedding=PatchEmbedding((4, 2), mask_token=has_token))
     with pytest.raises(ValueError, match=message):
       jax.eval_shape(
         functools.partial(model.apply, patch_sources=wrong),
@@ -550,23 +549,24 @@ def test_patches_are_replaced_only_by_what_is_there():
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'patch_size': 5}, '8x12.*patches of 5x5.*nearest.* 10x10'),
-    ({'patch_size': (16, 4)}, '8x12.*patches of 16x4.*nearest.* 16x12'),
-    ({'pooling': 'mean'}, "pooling is 'mean'; choose one of token, gap"),
-    ({'posemb': 'rope'}, "posemb is 'rope'; choose one of learned, learned2d"),
-    ({'gelu': 'erf'}, "gelu is 'erf'; choose one of tanh, exact"),
-    ({'remat': 'all'}, "remat is 'all'; .*none, dots, full, .*_saveable"),
-    ({'attention': 'flash'}, "'flash'; choose one of auto, xla"),
-    ({'num_heads': 3}, 'width is 16 with 3 heads'),
-    ({'dropout': 1.0}, r'dropout is 1\.0; expected 0 <= dropout < 1'),
-    ({'width': 18, 'posemb': 'sincos2d'}, 'width 18.*multiple of 4'),
-    ({'norm_after_pooling': True}, "pooling 'token'; expected 'gap'"),
-    ({'class_token': False}, "pooling 'token' with class_token=False"),
     (
-      {'resnet_stages': (1,), 'patch_size': 8},
+      {'embedding': PatchEmbedding(5)},
+      '8x12.*patches of 5x5.*nearest.* 10x10',
+    ),
+    (
+      {'embedding': PatchEmbedding((16, 4))},
+      '8x12.*patches of 16x4.*nearest.* 16x12',
+    ),
+    ({'remat': 'all'}, "remat='all' .*'none', 'dots', 'full', .*_saveable"),
+    ({'attention': 'flash'}, "'flash'; choose one of auto, xla"),
+    ({'num_heads': 3}, 'width=16 must be a multiple of num_heads=3'),
+    ({'dropout': 1.0}, r'dropout=1\.0 must be in \[0, 1\)'),
+    ({'width': 18, 'posemb': SinCos2d()}, 'width 18.*multiple of 4'),
+    (
+      {'embedding': Hybrid(8, stages=(1,))},
       r'Feature maps \(images / 4\) of 2x3 .*patches of 8x8; .* is 32x32',
     ),
-    ({'resnet_stages': (1, 0), 'patch_size': 1}, r'stages: \(1, 0\); expected'),
+    ({'embedding': Hybrid(1, stages=(1, 0))}, r'stages: \(1, 0\); expected'),
   ],
 )
 def test_senseless_fields_are_errors(fields, message):
@@ -577,6 +577,6 @@ def test_senseless_fields_are_errors(fields, message):
 def test_another_image_size_names_the_remedy():
   model = tiny()
   params = {'params': random_params(model)}
-  message = '4x6 patches but pos_embedding is a grid of 2x6; .*posemb.resize'
+  message = 'table pos_embedding of 4x6 but .* one of 2x6.*resize'
   with pytest.raises(ValueError, match=message):
     model.apply(params, np.zeros((1, 16, 12, 3), np.float32))

@@ -23,7 +23,7 @@ def test_ours_trains_on_all_devices():
   assert found.round(2) > 0
   assert found.started['n_devices'] == jax.device_count()
   assert int(found._carry.step) == 3
-  with pytest.raises(ValueError, match='must divide by'):
+  with pytest.raises(ValueError, match='must be a multiple of'):
     ours.make(settings | {'batch_size': 3})
 
 

@@ -14,6 +14,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from vit_jax import config as configs
 from vit_jax.tools.compile import report, search, step, table
 from vit_jax.tools.compile.costs import costs, num_products
 
@@ -196,20 +197,22 @@ def make_config(**changes):
         'num_classes': ml_collections.config_dict.placeholder(int),
       },
       'data': {
-        'source': {'target': 'no.such.Source'},
+        'source': {
+          'target': 'vit_jax.data.folder.Folder',
+          'path': '/does/not/exist',
+        },
         'transforms': (
-          {'target': 'no.such.Resize', 'size': 12},
-          {'target': 'no.such.Crop', 'size': (8, 12)},
-          {'target': 'no.such.Flip'},
+          {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 12},
+          {'target': 'vit_jax.data.transforms.CentralCrop', 'size': (8, 12)},
         ),
         'batch_size': 16,
       },
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
-      'optimizer': {'target': 'vit_jax.optim.adam'},
+      'optimizer': {'target': 'optax.adamw'},
       'schedule': {'lr': 1e-3, 'decay': 'cosine', 'warmup_fraction': 0.1},
     }
   )
-  config.update_from_flattened_dict(changes)
+  configs.override(config, [f'{k}={v}' for k, v in changes.items()])
   return config
 
 
@@ -250,8 +253,9 @@ def test_local_report(tmp_path):
   [
     ({'run': 'vit_jax.study.study'}, {}, 'only vit_jax.train.train'),
     ({}, {}, '--num_classes'),
-    ({'data.batch_size': 17}, {'num_classes': 5}, 'must divide by'),
+    ({'data.batch_size': 17}, {'num_classes': 5}, 'must be a multiple of'),
     ({'data.transforms': ()}, {'num_classes': 5}, '--image_size'),
+    ({'model.remart': 'full'}, {'num_classes': 5}, "did you mean 'remat'"),
   ],
 )
 def test_what_cannot_be_compiled(changes, options, message):
@@ -356,7 +360,7 @@ def test_a_search_without_batch_sizes():
 
 
 def test_the_smallest_batch():
-  config = make_config(mesh={'data': -1, 'model': 2}, accum_steps=3)
+  config = make_config(**{'mesh.model': 2}, accum_steps=3)
   assert step.smallest_batch(config, [*jax.devices()]) == 12
 
 

@@ -10,7 +10,7 @@ import pytest
 from vit_jax import pretrained
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.models import names
-from vit_jax.tools import inspection
+from vit_jax.tools.look import arrays
 from vit_jax.train import TrainState
 from vit_jax.weights import bundle, formats, grids
 
@@ -85,7 +85,7 @@ def test_what_inspect_shows_of_them():
     'shared': made_up(posemb_at='layers_shared'),
     'axial': made_up(name='Axial-B/16'),
   }
-  obstacles = {k: set(inspection.obstacles(v)) for k, v in shown.items()}
+  obstacles = {k: set(arrays.obstacles(v)) for k, v in shown.items()}
   pictures = {'maps', 'rollout', 'distance'}
   assert obstacles == {
     'all': set(),
@@ -95,8 +95,8 @@ def test_what_inspect_shows_of_them():
     'shared': set(),
     'axial': {*pictures, 'positions'},
   }
-  assert inspection.geometry(shown['overlap']) == ((27, 27), (8, 8), 1)
-  assert inspection.geometry(shown['all']) == ((14, 14), (16, 16), 1)
+  assert arrays.geometry(shown['overlap']) == ((27, 27), (8, 8), 1)
+  assert arrays.geometry(shown['all']) == ((14, 14), (16, 16), 1)
 
 
 def test_similarity_of_learned2d_positions():
@@ -111,7 +111,7 @@ def test_similarity_of_learned2d_positions():
   )
   grid /= np.linalg.norm(grid, axis=1, keepdims=True)
   weights = made_up(params, image=(32, 48, 3), posemb='learned2d')
-  found = inspection.positions(weights).reshape(6, 6)
+  found = arrays.positions(weights).reshape(6, 6)
   np.testing.assert_allclose(found, grid @ grid.T, atol=1e-6)
 
 

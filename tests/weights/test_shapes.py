@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from vit_jax.models.variants import MIXER, RESNET, VIT
 
 from vit_jax import tree
 from vit_jax.config import instantiate
-from vit_jax.models.variants import MIXER, RESNET, VIT
 from vit_jax.weights import bundle, shapes
 
 SMALL = {

@@ -76,31 +76,6 @@ def weights(q, k, added=None):
   return jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
 
 
-def representation(pooling, num_tokens, prefix, intermediates=None):
-  """The tokens that make the image's representation, with weights: [., 1, N].
-
-  'token': the class token (paper, Figs. 6 and 14). Models without one are not
-  in the paper: for 'gap' and 'none' all patches alike, and for 'map' as
-  the probe attends to them, mean of its heads. Rows sum to one.
-
-  Args:
-    pooling: of the model.
-    num_tokens: N.
-    prefix: how many of them are no patches.
-    intermediates: for 'map'.
-
-  Returns:
-    float32 [1, 1, N], for 'map' [B, 1, N].
-  """
-  patches = num_tokens - prefix
-  if pooling == 'map':
-    patch_weights = weights(*_of_layer(intermediates['map_head'])).mean(axis=1)
-    return jnp.pad(patch_weights, ((0, 0), (0, 0), (prefix, 0)))
-  if pooling == 'token':
-    return jnp.zeros((1, 1, num_tokens)).at[0, 0, 0].set(1)
-  return jnp.zeros((1, 1, num_tokens)).at[0, 0, prefix:].set(1 / patches)
-
-
 def per_layer(fn, q, k, added=None):
   """fn(q, k, added) of each layer, one after the other: [B, L, ...].
 

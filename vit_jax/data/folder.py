@@ -1,48 +1,54 @@
 """A folder of images, local or on any file system that fsspec reaches."""
 
+import csv as csv_lib
+import io
 import os
 import re
+import zlib
 
-import fsspec
 import numpy as np
 from absl import logging
 
-from vit_jax.data import table
+from vit_jax.data import image_files
 
 _SPLIT_NAMES = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
 _SPLIT_NAMES |= {'test', 'testing', 'eval'}
 
 
 class Folder:
-  """Images in class sub-folders, or named by a CSV; index-addressable.
+  """Images in class folders, or listed in a CSV file.
 
-  Layouts (endings jpg, jpeg, png, webp, bmp, in any case; hidden files are
-  passed over; other files are counted in `.ignored` and reported):
+  Layouts:
 
-    path/CLASS/**/IMAGE              Folder(path)
-    path/SPLIT/CLASS/**/IMAGE        Folder(path, split='train')
-    a table of path, label [, split] Folder(path, csv='labels.csv')
+    path/CLASS/**/IMAGE                 Folder(path)
+    path/SPLIT/CLASS/**/IMAGE           Folder(path, split='train')
+    a CSV of path, label and, if wanted, split   Folder(path, csv='labels.csv')
+
+  Images end in jpg, jpeg, png, webp or bmp, in lower or upper case. Hidden
+  files are left out. Other files are counted in `.ignored` and logged.
 
   Files are sorted by path. Classes are sorted by name (as text: '10' < '2')
-  over all splits, so that train and val agree; `class_names` fixes their order
-  instead. The CSV lies at `path`/`csv` and its paths are relative to itself. A
-  header is optional; with one, the columns 'path', 'label' and 'split' may
-  stand in any order. Labels are names, or ints: these index `class_names`, and
-  without `class_names` leave `num_classes` None.
+  over all splits, so that the splits agree, or have the order of `class_names`.
 
-  `path` is local or an URL of an fsspec file system: 'gs://' with gcsfs
-  installed, 's3://' with s3fs, 'memory://', and so on. An object store lists
-  some thousand files a request, so name more than a million by a CSV; http
-  cannot list at all and needs one.
+  source[i] is {'image': the bytes of the file, 'label': int}.
 
-  `split` takes a slice too: 'train[:90%]', or '[90%:]' where there are no
-  splits. It is a slice of the files in a fixed shuffled order, so that each
-  part has all classes; two slices at the same place never overlap.
-
-  source[i] is {'image': the encoded bytes, 'label': int}.
+  Args:
+    path: local, or a URL (see `image_files`). Object stores list some thousand
+      files per request, so use a CSV for more than a million. http cannot list
+      files and needs a CSV.
+    split: a split, a slice of one ('train[:90%]'), or, without splits, a slice
+      of all files ('[90%:]'). Slices are taken from the files in a fixed
+      shuffled order: each contains all classes, and adjacent slices do not
+      overlap.
+    csv: path of the CSV, relative to `path`. The paths in it are relative to
+      the CSV. The header is optional; with one, the columns 'path', 'label' and
+      'split' can have any order. Labels are names, or ints that index
+      `class_names`; ints without `class_names` leave `num_classes` None.
+    class_names: names of the classes in the order of their labels.
+    channels: 1 or 3, to which the images are decoded.
 
   Raises:
-    ValueError: nothing at `path`, an unknown split, no image, a bad table.
+    ValueError: nothing at `path`, an unknown split, no images, an invalid CSV.
   """
 
   def __init__(
@@ -50,29 +56,32 @@ class Folder:
   ):
     if path is None:
       raise ValueError(
-        'Folder: the path is not set. Give the folder of images, in a config '
-        'by --config.data.source.path=PATH (of an evaluator: '
-        '--config.evals.NAME.data.source.path).'
+        'Folder: the path is not set. Set it to the folder of images, in a'
+        ' config with --config.data.source.path=PATH (of an evaluator:'
+        ' --config.evals.NAME.data.source.path).'
       )
     self.channels = channels
     self.ignored = 0
     self._name = str(path)
     if csv is None and self._name.startswith(('http:', 'https:')):
       raise ValueError(
-        f'{self._name}: folders cannot be listed over http. Name the files in'
-        " a table of path,label and give Folder(..., csv='labels.csv')."
+        f'{self._name}: folders cannot be listed over http. List the files in a'
+        " CSV of path,label and pass csv='labels.csv'."
       )
-    self._fs, self._root = _file_system(self._name)
+    self._fs, self._root = image_files.file_system(self._name)
+    self._root = self._root.rstrip('/')
+    if self._fs is None:
+      self._root = os.path.abspath(self._root or '/')
     names = None if class_names is None else [str(x) for x in class_names]
     if csv is not None:
-      files, labels, names = self._from_csv(str(csv), split, names)
+      files, labels, names, bounds = self._from_csv(str(csv), split, names)
     else:
-      files, labels, names = self._from_folders(split, names)
-    if self._bounds is not None:
-      keep = table.select(files, self._bounds)
+      files, labels, names, bounds = self._from_folders(split, names)
+    if bounds is not None:
+      keep = _slice(files, bounds)
       files, labels = [files[i] for i in keep], [labels[i] for i in keep]
       if not keep:
-        raise ValueError(f'{self._name}: split {split!r} selects no images.')
+        raise ValueError(f'{self._name}: split {split!r} contains no images.')
     self._files = _Strings(files)
     self._labels = np.asarray(labels, np.int32)
     self.class_names = names
@@ -83,16 +92,15 @@ class Folder:
 
   def __getitem__(self, index):
     index = int(index)
-    path = self._path(index)
-    if self._fs is None:
-      with open(path, 'rb') as file:
-        data = file.read()
-    else:
-      data = self._fs.cat_file(path)
+    data = image_files.read(self._fs, self._path(index))
     return {'image': data, 'label': int(self._labels[index])}
 
+  def labels(self):
+    """Return the labels of all examples: int32 [n]."""
+    return self._labels.copy()
+
   def describe(self, index):
-    """The path of the file."""
+    """Return the path of the file."""
     path = self._path(int(index))
     return path if self._fs is None else self._fs.unstrip_protocol(path)
 
@@ -100,39 +108,37 @@ class Folder:
     return _join(self._base, self._files[index])
 
   def _from_folders(self, split, names):
-    """(relative paths, labels, class names) from the layout of folders."""
-    splits = self._directories('')
-    split, self._bounds = table.parse_split(split, splits)
+    """Return (relative paths, labels, class names, bounds of the slice)."""
+    folders = self._folders('')
+    split, bounds = _parse_split(split, folders)
     if split is None:
-      if splits and {x.lower() for x in splits} <= _SPLIT_NAMES:
+      if folders and {x.lower() for x in folders} <= _SPLIT_NAMES:
         raise ValueError(
-          f'{self._name} holds the folders {splits}, which look like splits;'
-          f' choose one, as in split={splits[0]!r}.'
+          f'{self._name} contains the folders {folders}, which look like'
+          f' splits. Choose one, e.g. split={folders[0]!r}.'
         )
-      found = splits
-      self._base = self._root
+      classes = folders
+    elif split in folders:
+      classes = sorted({x for one in folders for x in self._folders(one)})
     else:
-      if split not in splits:
-        raise ValueError(
-          f'{self._name} has no folder for the split {split!r}; its'
-          f' folders are {table.shorten(splits)}.'
-        )
-      found = {x for one in splits for x in self._directories(one)}
-      self._base = _join(self._root, split)
-    files = self._list(self._base)
-    names = sorted(found) if names is None else names
+      raise ValueError(
+        f'{self._name} has no folder for the split {split!r}. Its folders are'
+        f' {_shorten(folders)}.'
+      )
+    self._base = _join(self._root, split or '')
+    files = self._images()
+    names = classes if names is None else names
     label_of = {name: label for label, name in enumerate(names)}
     classes = [file.split('/', 1)[0] for file in files]
-    unknown = sorted(set(classes) - set(label_of))
-    if unknown:
+    if unknown := sorted(set(classes) - set(label_of)):
       raise ValueError(
         f'{self._base} has folders that class_names does not list:'
-        f' {table.shorten(unknown)}; class_names is {table.shorten(names)}.'
+        f' {_shorten(unknown)}. class_names is {_shorten(names)}.'
       )
-    return files, [label_of[x] for x in classes], names
+    return files, [label_of[x] for x in classes], names, bounds
 
-  def _directories(self, relative):
-    """Sorted names of the sub-folders, hidden ones left out."""
+  def _folders(self, relative):
+    """Return the sorted names of the visible sub-folders."""
     path = _join(self._root, relative)
     try:
       if self._fs is None:
@@ -145,105 +151,136 @@ class Folder:
     except Exception as error:  # each file system raises its own types
       raise ValueError(
         f'cannot list the folder {path}: {type(error).__name__}: {error}.'
-        ' Check the path and your rights to read it.'
+        ' Check the path and your permission to read it.'
       ) from error
     return sorted(x for x in names if not x.startswith('.'))
 
-  def _list(self, base):
-    """Sorted paths of the images below the sub-folders of `base`."""
-    found = walk(base) if self._fs is None else self._find(base)
-    images, others = [], []
-    for path in found:
-      is_image = path.lower().endswith(table.ENDINGS) and '/' in path
-      (images if is_image else others).append(path)
+  def _images(self):
+    """Return the sorted paths of the images below sub-folders of the base."""
+    found, others = [], []
+    for path in image_files.walk(self._fs, self._base):
+      is_image = image_files.is_image(path) and '/' in path
+      (found if is_image else others).append(path)
     self.ignored = len(others)
-    if not images:
+    if not found:
       raise ValueError(
-        f'{base} has no images in class sub-folders: {len(others)} other files'
-        f' there, {table.shorten(sorted(others))}. Expected {base}/CLASS/IMAGE'
-        f' with an ending of {", ".join(table.ENDINGS)}.'
+        f'{self._base} has no images in class sub-folders, but {len(others)}'
+        f' other files: {_shorten(sorted(others))}. Expected'
+        f' {self._base}/CLASS/IMAGE with an ending of'
+        f' {", ".join(image_files.ENDINGS)}.'
       )
     if others:
       logging.warning(
-        'Folder %s: %d images; ignored %d files that are no images or lie in'
-        ' no class folder, such as %s',
-        base,
-        len(images),
+        'Folder %s: %d images. Ignored %d files that are not images or not in'
+        ' a class folder, such as %s',
+        self._base,
+        len(found),
         len(others),
         min(others),
       )
-    return sorted(images)
-
-  def _find(self, base):
-    prefix = len(base.rstrip('/')) + 1
-    relative = (path[prefix:] for path in self._fs.find(base))
-    return [x for x in relative if not re.search(r'(^|/)\.', x)]
+    return sorted(found)
 
   def _from_csv(self, csv, split, names):
-    """(paths relative to the CSV's folder, labels, class names)."""
+    """Return (relative paths, labels, class names, bounds of the slice)."""
     path = _join(self._root, csv)
     self._base = path.rsplit('/', 1)[0] if '/' in path else '.'
     try:
-      if self._fs is None:
-        with open(path, 'rb') as file:
-          text = file.read().decode('utf-8-sig')
-      else:
-        text = self._fs.cat_file(path).decode('utf-8-sig')
+      text = image_files.read(self._fs, path).decode('utf-8-sig')
     except Exception as error:  # each file system raises its own types
       raise ValueError(
         f'cannot read the table {path}: {type(error).__name__}: {error}'
       ) from error
-    rows, columns = table.read_rows(path, text)
-    splits = []
-    if 'split' in columns:
-      at = columns.index('split')
-      splits = sorted({row[at] for row in rows})
-    split, self._bounds = table.parse_split(split, splits)
+    table = _read_table(path, text)
+    splits = sorted(set(table.get('split', ())))
+    split, bounds = _parse_split(split, splits)
+    if split is not None and not splits:
+      raise ValueError(
+        f'{path} has no column "split", but split={split!r} is set. Add the'
+        ' column with a header, or use one table for each split.'
+      )
+    if split is not None and split not in splits:
+      raise ValueError(f'{path} has no split {split!r}. It has {splits}.')
+    labels, names = _read_labels(path, table['label'], names)
+    files = table['path']
     if split is not None:
-      if 'split' not in columns:
-        raise ValueError(
-          f'{path} has no column "split", so split={split!r} cannot be chosen;'
-          ' add the column with a header, or use one table for each split.'
-        )
-      if split not in splits:
-        raise ValueError(f'{path} has no split {split!r}; there are {splits}.')
-    labels, names = table.read_labels(
-      path, [r[columns.index('label')] for r in rows], names
+      keep = [i for i, found in enumerate(table['split']) if found == split]
+      files, labels = [files[i] for i in keep], [labels[i] for i in keep]
+    return files, labels, names, bounds
+
+
+def _parse_split(split, names):
+  """Return ('train', (None, '90%')) for 'train[:90%]' unless it is a name."""
+  if split is None or split in names:
+    return split, None
+  match = re.fullmatch(r'([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]', split)
+  if not match:
+    return split, None
+  return match[1] or None, (match[2], match[3])
+
+
+def _slice(paths, bounds):
+  """Return the sorted indices of a slice of the paths in a shuffled order.
+
+  Sorted paths are sorted by class, so a slice of them would lack classes. The
+  shuffle is by checksum of the path, the same on every machine.
+  """
+  keys = [(zlib.crc32(path.encode(errors='replace')), path) for path in paths]
+  order = sorted(range(len(paths)), key=keys.__getitem__)
+
+  def index(text):
+    if text is None or not text.endswith('%'):
+      return None if text is None else int(text)
+    return round(len(paths) * int(text[:-1]) / 100)
+
+  return sorted(order[index(bounds[0]) : index(bounds[1])])
+
+
+def _read_table(path, text):
+  """Return the columns of a CSV: {'path': [...], 'label': [...], ...}."""
+  rows = [[x.strip() for x in row] for row in csv_lib.reader(io.StringIO(text))]
+  rows = [row for row in rows if any(row)]
+  if not rows:
+    raise ValueError(f'{path} is empty. Expected rows of path,label.')
+  columns = ['path', 'label']
+  header = [cell.lower() for cell in rows[0]]
+  if {'path', 'label'} <= set(header):
+    columns, rows = header, rows[1:]
+  elif not image_files.is_image(header[0]) and header[1:2] == ['label']:
+    rows = rows[1:]  # a header with another word for the path
+  short = [i for i, row in enumerate(rows) if len(row) < len(columns)]
+  if short or not rows:
+    what = f'row {short[0]} is {rows[short[0]]}' if short else 'no rows'
+    raise ValueError(f'{path}: {what}. Expected the columns {columns}.')
+  return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
+
+
+def _read_labels(path, cells, names):
+  """Return the labels as ints, and the class names or None."""
+  if all(re.fullmatch(r'-?\d+', cell) for cell in set(cells)) and (
+    names is None or not set(cells) <= set(names)
+  ):
+    labels = [int(cell) for cell in cells]
+    limit = None if names is None else len(names)
+    bad = [x for x in labels if x < 0 or (limit is not None and x >= limit)]
+    if bad:
+      raise ValueError(
+        f'{path} has the label {bad[0]}. Labels must lie in'
+        f' [0, {limit or "..."}).'
+      )
+    return labels, names
+  names = sorted(set(cells)) if names is None else names
+  label_of = {name: label for label, name in enumerate(names)}
+  if unknown := sorted(set(cells) - set(label_of)):
+    raise ValueError(
+      f'{path} has labels that class_names does not list:'
+      f' {_shorten(unknown)}. class_names is {_shorten(names)}.'
     )
-    keep = [
-      i for i, row in enumerate(rows) if split is None or row[at] == split
-    ]
-    at_path = columns.index('path')
-    return [rows[i][at_path] for i in keep], [labels[i] for i in keep], names
+  return [label_of[cell] for cell in cells], names
 
 
-def _file_system(path):
-  """(fsspec file system, root); None as the file system if it is local."""
-  if '://' not in path:
-    return None, os.path.abspath(os.path.expanduser(path))
-  try:
-    fs, root = fsspec.core.url_to_fs(path)
-  except (ImportError, ValueError) as error:
-    raise ValueError(f'cannot open {path}: {error}') from error
-  if 'file' in (fs.protocol if isinstance(fs.protocol, tuple) else ()):
-    return None, root
-  return fs, root.rstrip('/')
-
-
-def walk(base):
-  """Paths of all visible files below a local folder, relative to it."""
-  folders = ['']
-  while folders:
-    folder = folders.pop()
-    with os.scandir(os.path.join(base, folder)) as entries:
-      for entry in entries:
-        if entry.name.startswith('.'):
-          continue
-        path = f'{folder}/{entry.name}' if folder else entry.name
-        if entry.is_dir():
-          folders.append(path)
-        else:
-          yield path
+def _shorten(values, count=10):
+  more = f' and {len(values) - count} more' if len(values) > count else ''
+  return f'{values[:count]}{more}'
 
 
 def _join(base, relative):
@@ -253,7 +290,7 @@ def _join(base, relative):
 
 
 class _Strings:
-  """A list of strings in two arrays: 1.3M paths take 50 MB, not 130."""
+  """A list of strings in two arrays: 1.3M paths take 50 MB, not 130 MB."""
 
   def __init__(self, strings):
     encoded = [os.fsencode(x) for x in strings]
@@ -262,6 +299,6 @@ class _Strings:
 
   def __getitem__(self, index):
     if not 0 <= index < len(self._ends):
-      raise IndexError(f'index {index} of {len(self._ends)} files')
+      raise IndexError(f'index {index} is not in [0, {len(self._ends)}).')
     start = self._ends[index - 1] if index else 0
     return os.fsdecode(self._bytes[start : self._ends[index]])

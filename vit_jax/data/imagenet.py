@@ -1,4 +1,4 @@
-"""ImageNet's classes and its reassessed labels, "ReaL"."""
+"""The classes of ImageNet and its reassessed labels, ReaL."""
 
 import dataclasses
 import functools
@@ -8,6 +8,8 @@ import re
 import fsspec
 import numpy as np
 
+from vit_jax.data import pipeline
+
 NUM_CLASSES = 1000
 NUM_VALIDATION = 50_000
 
@@ -16,10 +18,10 @@ _NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
 
 @functools.cache
 def wnids():
-  """The 1000 WordNet ids ('n01440764', ...) by class, in ImageNet's order.
+  """Return the 1000 WordNet ids ('n01440764', ...) in the order of the classes.
 
-  They are the names of the folders that ImageNet unpacks to; as a Folder's
-  `class_names` they fix the labels where some folders are absent.
+  ImageNet's class folders have these names. As `class_names` of a Folder they
+  give the right labels even if some folders are absent.
   """
   import tensorflow_datasets as tfds
 
@@ -29,10 +31,10 @@ def wnids():
 
 @dataclasses.dataclass(frozen=True)
 class RealLabels:
-  """The label_fn of TFDS's imagenet2012_real, for its feature 'real_label'.
+  """Label function for the feature 'real_label' of TFDS's imagenet2012_real.
 
-  Class ids become 1 in a float32 vector [1000]. Images without any, which
-  ReaL leaves out, have zeros only.
+  It returns float32 [1000] with a 1 for each class of the image. Images without
+  a class, which ReaL leaves out of the accuracy, have only zeros.
   """
 
   num_classes: int = NUM_CLASSES
@@ -46,31 +48,30 @@ class RealLabels:
     label = np.zeros(self.num_classes, np.float32)
     if ids.size and not 0 <= ids.min() <= ids.max() < self.num_classes:
       raise ValueError(
-        f'the class ids are {ids.tolist()}; each lies in [0,'
-        f' {self.num_classes}).'
+        f'the class ids {ids.tolist()} must lie in [0, {self.num_classes}).'
       )
     label[ids] = 1
     return label
 
 
 class Real:
-  """A source of ImageNet's validation images with the labels of real.json.
+  """A source with ImageNet's validation images and the labels of real.json.
 
-  The published file has a list of class ids for each of the 50,000 images, the
-  one at i being of ILSVRC2012_val_{i + 1:08d}. Images are found by that name,
-  so the source may have them in any order, or some of them: TFDS's
-  'imagenet2012' (shuffled) and folders of the files as they are unpacked.
+  Entry i of the published file is the list of class ids of the image
+  ILSVRC2012_val_{i + 1:08d}. Images are identified by this name, so `source`
+  can have some of them, in any order: TFDS's 'imagenet2012' (shuffled), or a
+  folder of the original files.
 
-  source[i] is the original's with the label float32 [1000] of `RealLabels`.
+  The labels are those of `RealLabels`, float32 [1000].
 
   Args:
-    source: has the images; names come from source.file_name(i), else from
+    source: has the images, and their names in source.file_name(i) or
       source.describe(i).
     json: path or URL of real.json.
 
   Raises:
     ValueError: the file cannot be read, is not 50,000 lists, or has ids
-      beyond 0 to 999; a name has no number.
+      outside 0 to 999; the name of an image has no number.
   """
 
   num_classes = NUM_CLASSES
@@ -78,8 +79,8 @@ class Real:
   def __init__(self, source, *, json):
     if json is None:
       raise ValueError(
-        'Real: the file is not set; give the path of real.json, in a config by'
-        ' --config.evals.NAME.data.source.json=PATH.'
+        'Real: the file is not set. Set it to the path of real.json, in a'
+        ' config with --config.evals.NAME.data.source.json=PATH.'
       )
     self._source = source
     self._real = _read(str(json))
@@ -95,45 +96,45 @@ class Real:
     return {**self._source[index], 'label': self._label(index)}
 
   def labels(self):
-    """Labels of all examples, float32 [n, 1000]; no image is decoded."""
+    """Return the labels of all examples: float32 [n, 1000]."""
     return np.stack([self._label(i) for i in range(len(self))])
 
   def describe(self, index):
-    """What the source says."""
-    return self._source.describe(index)
+    """Return the description of the wrapped source."""
+    return pipeline.describe(self._source, index)
 
   def _label(self, index):
     name = None
     if hasattr(self._source, 'file_name'):
       name = self._source.file_name(index)
     if name is None:
-      name = self._source.describe(index)
+      name = self.describe(index)
     found = _NUMBER.findall(name)
     number = int(found[-1]) if found else 0
     if not 1 <= number <= NUM_VALIDATION:
       raise ValueError(
-        f'example {index} is {name!r}; real.json needs images by their names,'
-        f' ILSVRC2012_val_00000001 to ...{NUM_VALIDATION:08d}. Give the'
-        ' validation images of ImageNet 2012, under the names they come with.'
+        f'example {index} is {name!r}. real.json needs the names'
+        f' ILSVRC2012_val_00000001 to ...{NUM_VALIDATION:08d}. Use the'
+        ' validation images of ImageNet 2012 under their original names.'
       )
     return self._label_fn(self._real[number - 1])
 
 
 def _read(path):
-  """The lists of real.json, checked."""
+  """Read and check the lists of real.json."""
   try:
     with fsspec.open(path, 'rb') as file:
       real = json_lib.load(file)
   except Exception as error:  # each file system raises its own types
     raise ValueError(
-      f'cannot read {path}: {type(error).__name__}: {error}. It is the file'
-      ' real.json of github.com/google-research/reassessed-imagenet.'
+      f'cannot read {path}: {type(error).__name__}: {error}. Expected real.json'
+      ' of github.com/google-research/reassessed-imagenet.'
     ) from error
   if not isinstance(real, list) or len(real) != NUM_VALIDATION:
     what = type(real).__name__
     size = f' of {len(real)}' if isinstance(real, list | dict) else ''
     raise ValueError(
-      f'{path} is a {what}{size}; expected a list of {NUM_VALIDATION} lists,'
+      f'{path} is a {what}{size}. Expected a list of {NUM_VALIDATION} lists,'
       ' one for each validation image.'
     )
   for i, ids in enumerate(real):
@@ -142,7 +143,7 @@ def _read(path):
     )
     if not good:
       raise ValueError(
-        f'{path}: entry {i} is {ids!r}; expected a list of class ids from 0 to'
+        f'{path}: entry {i} is {ids!r}. Expected a list of class ids from 0 to'
         f' {NUM_CLASSES - 1}.'
       )
   return real

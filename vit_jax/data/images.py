@@ -1,8 +1,8 @@
-"""Image files to arrays: OpenCV for the common kinds, Pillow for the rest.
+"""Decoding of images: OpenCV for the common kinds, Pillow for the rest.
 
-OpenCV is the faster of the two and releases the GIL, so threads decode in
-parallel. Images with transparency, CMYK JPEGs and GIFs, which it gets wrong or
-not at all, go to Pillow; so does whatever OpenCV refuses.
+OpenCV is faster and releases the GIL, so threads decode in parallel. Pillow
+decodes images with transparency, CMYK JPEGs and GIFs, which OpenCV decodes
+incorrectly or not at all, and whatever else OpenCV refuses.
 """
 
 import functools
@@ -10,12 +10,14 @@ import io
 
 import numpy as np
 
+from vit_jax import checks
+
 _PNG = b'\x89PNG\r\n\x1a\n'
 
 
 @functools.cache
 def opencv():
-  """The cv2 module, with its own threads off: we parallelise over images."""
+  """Return the module cv2 without its own threads: images are the tasks."""
   import cv2
 
   cv2.setNumThreads(0)
@@ -23,18 +25,20 @@ def opencv():
 
 
 def decode(data, channels=3):
-  """Decodes one encoded image to uint8 [H, W, channels], in RGB order.
+  """Decode an image to uint8 [H, W, channels], in RGB order.
 
   The EXIF orientation is applied. Transparent pixels are composited on white,
-  as a browser would show them. Grey becomes three equal channels, or colour
-  becomes luma, as `channels` (1 or 3) says. 16-bit samples keep their upper
-  8 bits. ICC profiles are ignored; of an animation the first frame counts.
+  as in a browser. 16-bit samples keep their upper 8 bits. ICC profiles are
+  ignored. An animation returns its first frame.
+
+  Args:
+    data: bytes of the file.
+    channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
 
   Raises:
-    ValueError: the bytes are no image, corrupt, or cut off.
+    ValueError: the bytes are not an image, corrupt, or truncated.
   """
-  if channels not in (1, 3):
-    raise ValueError(f'channels is {channels!r}; it can be 1 or 3.')
+  checks.one_of('channels', channels, (1, 3))
   if not data:
     raise ValueError('cannot decode an image of 0 bytes: the file is empty.')
   data = bytes(data)
@@ -43,7 +47,7 @@ def decode(data, channels=3):
 
 
 def _with_opencv(data, channels):
-  """uint8 [H, W, channels], or None where OpenCV cannot decode the image."""
+  """Return uint8 [H, W, channels], or None if OpenCV cannot decode it."""
   cv2 = opencv()
   flag = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
   try:
@@ -73,7 +77,7 @@ def _with_pillow(data, channels):
   except Exception as error:  # Pillow's decoders raise many types
     reason = str(error)
     if isinstance(error, UnidentifiedImageError):
-      reason = 'no image, or one cut off in its header.'
+      reason = 'not an image, or truncated in its header.'
     raise ValueError(
       f'cannot decode an image of {len(data)} bytes that begin with'
       f' {data[:8]!r}: {reason}'
@@ -81,7 +85,7 @@ def _with_pillow(data, channels):
 
 
 def _is_for_pillow(data):
-  """Whether the header tells of transparency, CMYK, or a GIF."""
+  """Return whether the header says transparency, CMYK, or GIF."""
   if data[:2] == b'\xff\xd8':
     return _jpeg_components(data) == 4
   if data[:8] == _PNG and len(data) > 33:
@@ -98,7 +102,7 @@ def _is_for_pillow(data):
 
 
 def _jpeg_components(data):
-  """Number of colour components in the frame header; 0 where there is none."""
+  """Return the number of components in the frame header; 0 without one."""
   at = 2
   while at + 9 < len(data) and data[at] == 0xFF:
     marker = data[at + 1]

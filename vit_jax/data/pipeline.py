@@ -1,39 +1,55 @@
-"""Batches out of a source: exact, repeatable, on threads or processes (Grain).
+"""Batches of images and labels: exact, reproducible and resumable (Grain).
 
 A source is any object with
 
   len(source)
-  source[i] -> {'image': uint8 [H, W, C] or encoded bytes,
-                'label': int or float [K]}
-  source.describe(i) -> what to show of example i in an error
-  source.num_classes, source.class_names    (or None)
-  source.channels   (1 or 3: what encoded images are decoded to; optional)
-  source.labels()   -> those of all examples, if that is cheap (optional)
+  source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
+                       'label': int, or float [K]}
 
-whose source[i] depends on i and its constructor's arguments only. Transforms
-are called as t(image, rng); see transforms.py.
+where source[i] depends only on i and on the arguments of the constructor.
+Optional attributes of a source:
 
-Training runs through global positions p = 0, 1, 2, ... Epoch e = p // n visits
-the examples in an order drawn from (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i): neither workers, nor processes, nor
-restarts enter. Global batch b is a run of positions and each process takes its
-contiguous share of it, so any number of processes sees the same global batch.
+  source.num_classes  K; labels are checked against it
+  source.class_names  names of the K classes
+  source.channels     1 or 3: image files are decoded to so many (default: 3)
+  source.describe(i)  text that identifies example i in error messages
+  source.labels()     labels of all examples, if they are known without reading
+                      the images: int32 [n] or float32 [n, K]
+
+A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
+that draws its random numbers from `rng`, a numpy Generator. The transforms of
+this project are frozen dataclasses, so that they can be written to JSON.
+
+Sources can wrap sources and transforms can wrap transforms: the outer
+constructor takes the inner object as an argument, in Python as in a config
+(nested targets). `Unlabelled` is an example. With num_workers > 0 both must be
+picklable.
+
+Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
+examples in an order that depends on (seed, e), and example i of epoch e draws
+its augmentation from (seed, e, i). Threads, processes and restarts change
+neither. A global batch is a range of positions. Each process reads an equal,
+contiguous part of this range, so the global batch does not depend on the number
+of processes.
 """
 
 import dataclasses
+import functools
 import math
-import numbers
 import os
+import pickle
+import traceback
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.checks import one_of
-from vit_jax.data import chunks
-from vit_jax.data.examples import Examples
-from vit_jax.data.unlabelled import Unlabelled
+from vit_jax import checks
+from vit_jax.data import images
+
+_CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
+_TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +59,11 @@ class Data:
   Attributes:
     source: see the module docstring.
     batch_size: number of examples in a batch, over all processes.
-    transforms: functions t(image, rng), applied in order.
-    num_workers: number of reading processes; 0 reads on threads.
-    on_error: 'raise', or 'skip' to pass over unreadable examples.
+    transforms: functions t(image, rng), applied in this order.
+    num_workers: number of reading processes. 0 reads on threads, which suits
+      decoding; processes suit sources and transforms that hold the GIL.
+    on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
+      one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
 
   Raises:
@@ -60,14 +78,9 @@ class Data:
   labels: bool = True
 
   def __post_init__(self):
-    for name, least in (('batch_size', 1), ('num_workers', 0)):
-      value = getattr(self, name)
-      is_int = isinstance(value, numbers.Integral)
-      if not is_int or isinstance(value, bool) or value < least:
-        raise ValueError(
-          f'{name}={value!r} must be an integer of at least {least}.'
-        )
-    one_of('on_error', self.on_error, ('raise', 'skip'))
+    checks.integer('batch_size', self.batch_size, 1)
+    checks.integer('num_workers', self.num_workers, 0)
+    checks.one_of('on_error', self.on_error, ('raise', 'skip'))
     object.__setattr__(self, 'transforms', tuple(self.transforms))
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
@@ -81,31 +94,43 @@ class Data:
     process_count=1,
     num_classes=None,
   ):
-    """Return the iterator of the function `train_batches`."""
-    return train_batches(
-      self.source,
-      self.transforms,
-      batch_size=self.batch_size,
-      seed=seed,
-      start=start,
-      process_index=process_index,
-      process_count=process_count,
-      num_workers=self.num_workers,
-      on_error=self.on_error,
-      num_classes=num_classes,
+    """Return an endless iterator over training batches.
+
+    Args:
+      seed: of order and augmentation, 0 to 2**64 - 1.
+      start: global position of the first example. To resume, pass the
+        `.position` that the iterator had.
+      process_index: index of this process.
+      process_count: number of processes that read the data together.
+      num_classes: checked against the labels; default: the source's.
+
+    Returns:
+      Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
+      'label': int32 [...] or float32 [..., K]} with `.position`, `.skipped`
+      (number of unreadable examples so far) and `.close()`. It raises
+      ValueError for an unreadable example, a label out of range, and images
+      of different shapes.
+
+    Raises:
+      ValueError: an argument has an invalid value.
+    """
+    examples = _Examples(self, num_classes, seed)
+    return _Batches(
+      _Chunks(examples, process_index, process_count, start=start)
     )
 
   def eval_batches(self, *, process_index=0, process_count=1, num_classes=None):
-    """Return the iterable of the function `eval_batches`."""
-    return eval_batches(
-      self.source,
-      self.transforms,
-      batch_size=self.batch_size,
-      process_index=process_index,
-      process_count=process_count,
-      num_workers=self.num_workers,
-      on_error=self.on_error,
-      num_classes=num_classes,
+    """Return an iterable over all examples, each exactly once.
+
+    Args as in `train_batches`. The batches also contain 'mask' (bool), which is
+    False for the padding of the last batch and for skipped examples, and
+    'index' (int32), the index of each example in the source. All processes
+    have the same number of batches, `len(batches)`. `.skipped` is the number of
+    unreadable examples of the current pass.
+    """
+    examples = _Examples(self, num_classes)
+    return _EvalBatches(
+      _Chunks(examples, process_index, process_count, count=len(self.source))
     )
 
 
@@ -114,39 +139,13 @@ def train_batches(
   transforms=(),
   *,
   batch_size,
-  seed=0,
-  start=0,
-  process_index=0,
-  process_count=1,
   num_workers=0,
   on_error='raise',
-  num_classes=None,
+  **options,
 ):
-  """Endless iterator of training batches, from global position `start` on.
-
-  Args:
-    source: see the module; transforms: a sequence of t(image, rng).
-    batch_size: of all processes together.
-    seed: of order and augmentation, 0 to 2**64 - 1.
-    start: number of examples the whole job has consumed; `.position` of the
-      iterator when it was saved.
-    num_workers: 0 reads on threads of this process, which suits decoding;
-      else that many processes, for sources or transforms that hold the GIL.
-    on_error: 'raise', or 'skip': the next readable example by index stands in
-      for an unreadable one, and `.skipped` counts it.
-    num_classes: labels are checked against it; the source's by default.
-
-  Returns:
-    Iterator of {'image': uint8 [batch_size / process_count, H, W, C], 'label':
-    int32 [...] or float32 [..., K]}, with `.position`, `.skipped`, `.close()`.
-
-  Raises:
-    ValueError: a bad argument; from the iterator: an unreadable example, a
-      label out of range, images of unequal shapes.
-  """
-  examples = Examples(source, transforms, seed, on_error, num_classes)
-  plan = chunks.Plan(batch_size, process_index, process_count, start=start)
-  return _TrainIterator(_Loader(examples, plan, num_workers))
+  """Return `Data(source, ...).train_batches(**options)`."""
+  data = Data(source, batch_size, transforms, num_workers, on_error)
+  return data.train_batches(**options)
 
 
 def eval_batches(
@@ -154,112 +153,362 @@ def eval_batches(
   transforms=(),
   *,
   batch_size,
-  process_index=0,
-  process_count=1,
   num_workers=0,
   on_error='raise',
-  num_classes=None,
+  **options,
 ):
-  """Re-iterable over every example exactly once, over all processes together.
-
-  Arguments as of `train_batches`. Batches carry 'mask' (bool), False on the
-  padding that fills up the last one and on skipped examples, and 'index'
-  (int32), the number of each example in the source; every process has the
-  same number of batches, `len(batches)`. `.skipped` counts the examples left
-  out in the current pass.
-  """
-  examples = Examples(source, transforms, 0, on_error, num_classes)
-  plan = chunks.Plan(
-    batch_size, process_index, process_count, count=len(source)
-  )
-  return _EvalBatches(_Loader(examples, plan, num_workers))
+  """Return `Data(source, ...).eval_batches(**options)`."""
+  data = Data(source, batch_size, transforms, num_workers, on_error)
+  return data.eval_batches(**options)
 
 
 def image_spec(source, transforms=()):
-  """(H, W, C) of the transformed images, from the first readable example."""
+  """Return (H, W, C) of the transformed images."""
   return first_example(source, transforms)['image'].shape
 
 
 def first_example(source, transforms=()):
-  """{'image', 'label'} of the first readable example, transformed."""
-  examples = Examples(source, transforms, 0, 'skip', None)
+  """Return the first readable example, transformed: {'image', 'label'}."""
+  examples = _Examples(Data(source, 1, transforms, on_error='skip'))
   image, label, _ = examples.load(0, 0, replace=True)
   return {'image': image, 'label': label}
 
 
 def labels(source):
-  """int32 [n] or float32 [n, K] of all examples, without decoding images.
+  """Return the labels of all examples: int32 [n] or float32 [n, K].
 
-  Sources that know them cheaply have a method `labels()`; others are read.
+  Images are not decoded, but they are read if the source has no `labels()`.
   """
   if callable(getattr(source, 'labels', None)):
     return source.labels()
-  found = np.stack([source[i]['label'] for i in range(len(source))])
-  return found.astype(np.int32 if found.ndim == 1 else np.float32)
+  return stack_labels([source[i]['label'] for i in range(len(source))])
 
 
-class _Loader:
-  """Makes Grain iterators over the batches of a plan."""
+def stack_labels(values):
+  """Return labels as one array: int32 [n] or float32 [n, K]."""
+  values = np.array(values)
+  return values.astype(np.int32 if values.ndim == 1 else np.float32)
 
-  def __init__(self, examples, plan, num_workers):
-    if num_workers < 0:
-      raise ValueError(f'num_workers is {num_workers}; it is at least 0.')
-    self.plan, self._workers = plan, num_workers
-    self._chunks = chunks.Chunks(examples, plan)
 
-  def __iter__(self):
-    import grain
+class Unlabelled:
+  """A source whose examples all have the label 0, for label-free objectives.
 
-    per_batch = self.plan.chunks_per_batch
-    threads = min(16, 2 * (os.cpu_count() or 1))
-    if self._workers:
-      _parse_flags()
-      threads = max(1, threads // self._workers)
-    options = grain.ReadOptions(
-      num_threads=threads, prefetch_buffer_size=threads + per_batch
-    )
-    data = grain.MapDataset.source(self._chunks).to_iter_dataset(options)
-    if self._workers:
-      data = data.mp_prefetch(
-        grain.MultiprocessingOptions(
-          num_workers=self._workers,
-          per_worker_buffer_size=math.ceil(per_batch / self._workers) + 1,
-        )
+  It has no classes, so that no output of a model is named after one.
+
+  Args:
+    source: its examples need no 'label'.
+  """
+
+  num_classes = None
+  class_names = None
+
+  def __init__(self, source):
+    self.source = source
+    self.channels = getattr(source, 'channels', 3)
+
+  def __len__(self):
+    return len(self.source)
+
+  def __getitem__(self, index):
+    return {'image': self.source[index]['image'], 'label': 0}
+
+  def describe(self, index):
+    return describe(self.source, index)
+
+  def labels(self):
+    return np.zeros(len(self), np.int32)
+
+
+def describe(source, index):
+  """Return the source's own description of an example, or a default one."""
+  if callable(getattr(source, 'describe', None)):
+    return source.describe(index)
+  return f'index {index}'
+
+
+# One example: its place in the order, its bytes, its augmentation.
+
+
+class _Unreadable(ValueError):
+  """An example that cannot be read or decoded; `on_error` handles it."""
+
+
+class _Examples:
+  """Reads, checks and transforms single examples."""
+
+  def __init__(self, data, num_classes=None, seed=0):
+    self.source, self.data, self._seed = data.source, data, seed
+    self._name = type(self.source).__name__
+    if not 0 < len(self.source) <= 2**32:
+      raise ValueError(
+        f'the source {self._name} has {len(self.source)} examples. It must'
+        ' have 1 to 2**32.'
       )
-    data = data.batch(per_batch, batch_fn=chunks.assemble)
-    # Concatenates the next batch while the caller uses this one.
-    data = grain.experimental.ThreadPrefetchIterDataset(
-      data, prefetch_buffer_size=1
+    if not 0 <= seed < 2**64:
+      raise ValueError(f'seed={seed} must lie in [0, 2**64).')
+    if num_classes is None:
+      num_classes = getattr(self.source, 'num_classes', None)
+    self._num_classes = num_classes
+    self._channels = getattr(self.source, 'channels', 3)
+
+  def at(self, position):
+    """Return (epoch, index) of a global position of training."""
+    from grain.experimental import index_shuffle
+
+    count = len(self.source)
+    epoch, place = divmod(position, count)
+    key = _shuffle_seed(self._seed, epoch)
+    index = index_shuffle(place, max_index=count - 1, seed=key, rounds=4)
+    return epoch, index
+
+  def load(self, epoch, index, *, replace):
+    """Return (image, label, number of unreadable examples before it).
+
+    With `replace` and on_error='skip', the next readable example by index
+    replaces an unreadable one and is augmented with the same random numbers.
+    """
+    count, first_error = len(self.source), None
+    replace = replace and self.data.on_error == 'skip'
+    tries = min(_TRIES, count) if replace else 1
+    for skipped in range(tries):
+      actual = (index + skipped) % count
+      try:
+        image, label = self._read(actual)
+      except _Unreadable as error:
+        first_error = first_error or error
+        continue
+      return self._transform(image, epoch, index, actual), label, skipped
+    if not replace:
+      raise first_error
+    raise ValueError(
+      f'gave up after {tries} unreadable examples in a row. The first error:'
+      f' {first_error}'
     )
-    return iter(data)
+
+  def _read(self, index):
+    try:
+      example = self.source[index]
+      image = example['image']
+      if isinstance(image, bytes):
+        image = images.decode(image, self._channels)
+    except (OSError, ValueError) as error:
+      raise _Unreadable(
+        f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
+        " set on_error='skip'.)"
+      ) from error
+    if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
+      kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
+      raise ValueError(
+        f'the image of {self._where(index)} is {kind}. Expected uint8'
+        ' [H, W, C], or the bytes of an image file.'
+      )
+    return image, self._check_label(example['label'], index)
+
+  def _check_label(self, label, index):
+    limit = self._num_classes
+    if isinstance(label, (int, np.integer)):
+      if label < 0 or (limit is not None and label >= limit):
+        raise ValueError(
+          f'the label of {self._where(index)} is {label}, not in'
+          f' [0, {"..." if limit is None else limit}). Check'
+          f' num_classes={limit}, and whether this split has labels (-1 often'
+          ' means none).'
+        )
+      return label
+    label = np.asarray(label)
+    if label.ndim != 1 or label.dtype.kind not in 'fiub':
+      raise ValueError(
+        f'the label of {self._where(index)} is {label!r}. Expected an int, or a'
+        ' vector with one weight for each class.'
+      )
+    if limit is not None and len(label) != limit:
+      raise ValueError(
+        f'the label of {self._where(index)} has {len(label)} entries. Expected'
+        f' num_classes={limit}.'
+      )
+    return label.astype(np.float32)
+
+  def _transform(self, image, epoch, index, actual):
+    if not self.data.transforms:
+      return image
+    # A counter-based generator: (seed, epoch) is its key and `index` a word of
+    # its counter, so no two examples share a stream.
+    key = np.array([self._seed, epoch], np.uint64)
+    counter = np.array([0, 0, index, 0], np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    for transform in self.data.transforms:
+      try:
+        image = transform(image, rng)
+      except Exception as error:
+        error.add_note(f'In {transform} on {self._where(actual)}.')
+        if type(error) is not ValueError:
+          raise
+        raise ValueError(f'{error} ({self._where(actual)})') from error
+    return image
+
+  def _where(self, index):
+    try:
+      what = describe(self.source, index)
+    except Exception as error:  # the record itself may be broken
+      what = f'no description: {error}'
+    return f'example {index} of {self._name} ({what})'
 
 
-def _parse_flags():
-  """Grain's processes read absl flags, which a library use has not parsed."""
-  from absl import flags
+@functools.lru_cache(maxsize=16)
+def _shuffle_seed(seed, epoch):
+  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
+
+# Chunks of consecutive examples: the tasks of Grain's workers.
+
+
+class _Chunks:
+  """Data source for Grain: element k is chunk k of this process.
+
+  A chunk is a dict of arrays. If it fails, it is {'error': exception} instead:
+  returned errors arrive unchanged and in order from threads and processes.
+  """
+
+  def __init__(
+    self, examples, process_index, process_count, *, start=0, count=None
+  ):
+    batch_size = examples.data.batch_size
+    if batch_size % process_count:
+      raise ValueError(
+        f'batch_size={batch_size} must be a multiple of the number of'
+        f' processes, {process_count}.'
+      )
+    if not 0 <= process_index < process_count:
+      raise ValueError(
+        f'process_index={process_index} must lie in [0, {process_count}).'
+      )
+    checks.integer('start', start, 0)
+    self.data, self.start = examples.data, start
+    self._examples, self._count = examples, count
+    self._local_size = batch_size // process_count
+    self._offset = start + process_index * self._local_size
+    self.per_batch = math.ceil(self._local_size / _CHUNK)
+    self.num_batches = 2**40  # training does not end
+    if count is not None:
+      self.num_batches = math.ceil(count / batch_size)
+
+  def __len__(self):
+    return self.num_batches * self.per_batch
+
+  def __getitem__(self, chunk):
+    batch, part = divmod(int(chunk), self.per_batch)
+    first = self._offset + batch * self.data.batch_size
+    positions = range(first, first + self._local_size)
+    positions = positions[part * _CHUNK : (part + 1) * _CHUNK]
+    try:
+      if self._count is None:
+        return self._train(positions)
+      return self._evaluation(positions)
+    except Exception as error:
+      return {'error': _portable(error)}
+
+  def _train(self, positions):
+    rows = [
+      self._examples.load(*self._examples.at(p), replace=True)
+      for p in positions
+    ]
+    return _stack(rows, skipped=sum(skipped for _, _, skipped in rows))
+
+  def _evaluation(self, positions):
+    rows, skipped = [], 0
+    for index in positions:
+      row = None
+      if index < self._count:
+        try:
+          row = self._examples.load(0, index, replace=False)
+        except _Unreadable:
+          if self.data.on_error == 'raise':
+            raise
+          skipped += 1
+      rows.append(row)
+    mask = np.array([row is not None for row in rows])
+    # Padding is zero and has the shape of any other example.
+    like = next(filter(None, rows), None)
+    like = like or self._examples.load(0, 0, replace=True)
+    padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
+    return _stack(
+      [row or padding for row in rows],
+      mask=mask,
+      index=np.array(positions, np.int32),
+      skipped=skipped,
+    )
+
+
+def _stack(rows, **more):
+  images_, labels_, _ = zip(*rows)
+  _check_shapes(images_)
+  return {'image': np.stack(images_), 'label': stack_labels(labels_), **more}
+
+
+def _check_shapes(images_):
+  shapes = sorted({image.shape for image in images_})
+  if len(shapes) > 1:
+    raise ValueError(
+      f'images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
+      ' the transforms with one that gives all images the same shape, such as'
+      ' Resize, InceptionCrop or CentralCrop.'
+    )
+
+
+def _portable(error):
+  """Return the error with its traceback as a note, ready to be pickled."""
+  if isinstance(error, _Unreadable):  # the message is complete
+    return ValueError(str(error))
+  if isinstance(error, ValueError):
+    return error
+  try:
+    pickle.loads(pickle.dumps(error))
+  except Exception:  # an exception class with arguments of its own
+    error = RuntimeError(f'{type(error).__name__}: {error}')
+  error.add_note('In the data pipeline:\n' + traceback.format_exc())
+  return error
+
+
+def _assemble(chunks):
+  """Return the batch made of these chunks, or the first one with an error."""
+  for chunk in chunks:
+    if 'error' in chunk:
+      return chunk
+  skipped = sum(chunk.pop('skipped') for chunk in chunks)
+  if len(chunks) == 1:
+    return {**chunks[0], 'skipped': skipped}
+  try:
+    _check_shapes([chunk['image'][0] for chunk in chunks])
+  except ValueError as error:
+    return {'error': error}
+  batch = {
+    key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]
+  }
+  return {**batch, 'skipped': skipped}
+
+
+# Batches, in the process that uses them.
 
 
 class _Batches:
-  """Iterator over finished batches; raises what a chunk has returned."""
+  """Iterator over batches; raises the errors that chunks have returned."""
 
-  def __init__(self, loader):
-    self._held = [iter(loader)]
-    # Also at garbage collection, and at exit: Grain's own finalisers run when
-    # its modules are torn down already, so let go of it before that.
-    self._close_once = weakref.finalize(self, _close, self._held)
-    self.skipped = 0
+  def __init__(self, chunks):
+    self._batch_size = chunks.data.batch_size
+    self.position, self.skipped = chunks.start, 0
+    self._iterator = [_read_ahead(chunks)]
+    # Also closed at garbage collection and at exit: Grain's own finalizers run
+    # after parts of its modules are gone.
+    self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
   def __iter__(self):
     return self
 
   def __next__(self):
-    if not self._held:  # closed, or at the end
+    if not self._iterator:
       raise StopIteration
     try:
-      batch = next(self._held[0])
+      batch = next(self._iterator[0])
     except BaseException:
       self.close()
       raise
@@ -267,47 +516,70 @@ class _Batches:
       self.close()
       raise batch['error']
     self.skipped += batch.pop('skipped')
+    self.position += self._batch_size
     return batch
 
   def close(self):
-    """Stops threads and processes; the iterator is of no use afterwards."""
-    self._close_once()
+    """Stop all threads and processes. The iterator is then at its end."""
+    self._close()
 
 
-def _close(held):
+def _close_iterator(held):
   held.pop().close()
 
 
-class _TrainIterator(_Batches):
-  """Training batches; `.position` is what `start` takes to go on from here."""
-
-  def __init__(self, loader):
-    super().__init__(loader)
-    self._plan = loader.plan
-    self.position = loader.plan.start
-
-  def __next__(self):
-    batch = super().__next__()
-    self.position += self._plan.batch_size
-    return batch
-
-
 class _EvalBatches:
-  """Each iter() is one pass over the evaluation data."""
+  """Iterable over the evaluation batches; each iter() is a new pass."""
 
-  def __init__(self, loader):
-    self._loader = loader
+  def __init__(self, chunks):
+    self._chunks = chunks
     self.skipped = 0
 
   def __len__(self):
-    return self._loader.plan.num_batches
+    return self._chunks.num_batches
 
   def __iter__(self):
     self.skipped = 0
-    batches = _Batches(self._loader)
+    batches = _Batches(self._chunks)
     try:
       for batch in batches:
         self.skipped = batches.skipped
         yield batch
     finally:
       batches.close()
+
+
+def _read_ahead(chunks):
+  """Return a Grain iterator that reads chunks and assembles them to batches."""
+  import grain
+
+  num_workers = chunks.data.num_workers
+  threads = min(16, 2 * (os.cpu_count() or 1))
+  if num_workers:
+    threads = max(1, threads // num_workers)
+  options = grain.ReadOptions(
+    num_threads=threads, prefetch_buffer_size=threads + chunks.per_batch
+  )
+  dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
+  if num_workers:
+    _parse_flags()
+    dataset = dataset.mp_prefetch(
+      grain.MultiprocessingOptions(
+        num_workers=num_workers,
+        per_worker_buffer_size=math.ceil(chunks.per_batch / num_workers) + 1,
+      )
+    )
+  dataset = dataset.batch(chunks.per_batch, batch_fn=_assemble)
+  # Assembles the next batch while the caller uses this one.
+  dataset = grain.experimental.ThreadPrefetchIterDataset(
+    dataset, prefetch_buffer_size=1
+  )
+  return iter(dataset)
+
+
+def _parse_flags():
+  """Mark absl's flags as parsed: Grain's worker processes read them."""
+  from absl import flags
+
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()

@@ -1,37 +1,45 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
+import difflib
+import os
 import re
 
 import numpy as np
 
-from vit_jax.data import prepared
+from vit_jax.data import pipeline
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
-_READ_AHEAD = 64  # records that labels() holds at a time; they hold images
+_READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 
 
 class Tfds:
-  """A TFDS data set by name and split, images left encoded; index-addressable.
+  """A split of a TFDS data set; images stay encoded until they are needed.
 
-  `name` is TFDS's: 'cifar10', 'my_set/config:1.2.0'. `split` takes slices and
-  sums: 'train[:99%]', 'train[:800]+validation[:200]'. A prepared directory is
-  enough: the code that generated the set need not be importable.
+  A prepared directory is enough: the code that generated the data set need not
+  be importable. Only the features `image_key` and `label_key` are parsed.
 
-  source[i] is {'image': the encoded bytes, 'label': int or float [K]}. Only
-  `image_key` and `label_key` are parsed. `num_classes` and `class_names` come
-  from a ClassLabel feature, and are None for other labels. `channels` (1 or 3)
-  is what the image is decoded to, whatever the feature says.
+  source[i] is {'image': the encoded bytes, 'label': int or float [K]}.
+  `num_classes` and `class_names` come from `label_fn`, or from a ClassLabel
+  feature; they are None for other labels.
 
-  With `label_fn` the label is label_fn(value of the feature `label_key`), of
-  any kind: a number, an array, text as bytes, for Sequence({...}) a dict of
-  arrays with an entry for each element. It returns an int or a float vector [K]
-  and has `num_classes`, maybe `class_names`: these are then the source's. It
-  travels to other processes, so make it a dataclass of a module.
+  Args:
+    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'.
+    split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
+    data_dir: folder of the data sets; default: TFDS's own.
+    image_key: feature with the image.
+    label_key: feature with the label.
+    label_fn: computes the label from the value of the feature `label_key`,
+      which may be of any kind: a number, an array, text as bytes, or for
+      Sequence({...}) a dict of arrays with an entry for each element. It
+      returns an int or a float vector [K] and has the attribute `num_classes`,
+      and `class_names` if they are known. It must be picklable: use a dataclass
+      of a module.
+    channels: 1 or 3, to which the images are decoded.
 
   Raises:
-    ValueError: unknown data set, split or key; not prepared, or prepared in
-      a format without random access: with the command that prepares it;
-      `label_fn` fails on the first example.
+    ValueError: unknown data set, split or key; the data set is not prepared,
+      or in a format without random access (the error contains the command to
+      run); `label_fn` fails on the first example.
   """
 
   def __init__(
@@ -47,71 +55,63 @@ class Tfds:
   ):
     if name is None or split is None:
       raise ValueError(
-        f'Tfds: the name is {name!r} and the split {split!r}; give both, in a '
-        'config by --config.data.source.name=NAME and .split=SPLIT (of an '
-        'evaluator: --config.evals.NAME.data.source.name).'
+        f'Tfds: name={name!r} and split={split!r} must both be set, in a config'
+        ' with --config.data.source.name=NAME and .split=SPLIT (of an'
+        ' evaluator: --config.evals.NAME.data.source.name).'
       )
     self.channels = channels
     self._name, self._split = name, split
-    self._keys = (image_key, label_key)
+    self._image_key, self._label_key = image_key, label_key
     self._label_fn = label_fn
-    self._directory = prepared.directory(name, data_dir)
+    self._directory = _directory(name, data_dir)
     self._open()
     if label_fn is not None:
       self._check_label_fn()
-      self.num_classes = label_fn.num_classes
-      self.class_names = getattr(label_fn, 'class_names', None)
-      return
-    label = self._features[label_key]
-    self.num_classes = getattr(label, 'num_classes', None)
-    self.class_names = None
-    if self.num_classes is not None:
-      self.class_names = list(label.names)
+    known = self._features[label_key] if label_fn is None else label_fn
+    self.num_classes = getattr(known, 'num_classes', None)
+    self.class_names = getattr(known, 'class_names', None)
+    if label_fn is None and self.num_classes is not None:
+      self.class_names = list(known.names)
 
   def __len__(self):
     return len(self._records)
 
   def __getitem__(self, index):
-    image_key, label_key = self._keys
-    example = self._parse(self._records[int(index)], self._keys)
-    return {
-      'image': example[image_key],
-      'label': self._label(example[label_key]),
-    }
+    keys = (self._image_key, self._label_key)
+    image, value = self._parse(self._records[int(index)], keys)
+    return {'image': image, 'label': self._label(value)}
 
   def labels(self):
-    """Labels of all examples: int32 [n], or float32 [n, K].
+    """Return the labels of all examples: int32 [n], or float32 [n, K].
 
-    No image is decoded, but ArrayRecord has whole records only: the split is
-    read once from start to end.
+    Images are not decoded, but whole records are read.
 
     Raises:
-      ValueError: `label_fn` fails, with the example.
+      ValueError: `label_fn` fails; the error describes the example.
     """
-    found, key = [], self._keys[1]
+    found = []
     for start in range(0, len(self), _READ_AHEAD):
       block = range(start, min(start + _READ_AHEAD, len(self)))
       for index, record in zip(block, self._records.__getitems__(block)):
-        value = self._parse(record, (key,))[key]
+        (value,) = self._parse(record, (self._label_key,))
         try:
           found.append(self._label(value))
-        except Exception as error:  # label_fn is anyone's
+        except Exception as error:  # of any type, from label_fn
           raise ValueError(
             f'cannot label {self.describe(index)}: {error}'
           ) from error
-    found = np.array(found)
-    return found.astype(np.int32 if found.ndim == 1 else np.float32)
+    return pipeline.stack_labels(found)
 
   def file_name(self, index):
-    """The file's name that the data set keeps; None where it keeps none."""
-    key = self._name_key
-    if key is None:
+    """Return the name of the image's file, or None if there is none."""
+    if self._name_key is None:
       return None
-    value = self._parse(self._records[int(index)], (key,))[key]
+    record = self._records[int(index)]
+    (value,) = self._parse(record, (self._name_key,))
     return value.decode(errors='replace')
 
   def describe(self, index):
-    """Data set, split and index, with the file's name where there is one."""
+    """Return data set, split and index, and the file name if there is one."""
     where = f'{self._name} {self._split}[{int(index)}]'
     name = self.file_name(index)
     return where if name is None else f'{where} ({name})'
@@ -130,86 +130,80 @@ class Tfds:
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(self._directory)
-    self._features = builder.info.features
+    self._features = features = builder.info.features
     self._parsers = {}
-    for key, argument in zip(self._keys, ('image_key', 'label_key')):
-      if key not in self._features:
+    for argument in ('image_key', 'label_key'):
+      key = getattr(self, f'_{argument}')
+      if key not in features:
         raise ValueError(
-          f'{self._name} has no feature {key!r} ({argument}); it has'
-          f' {_listed(self._features)}.'
+          f'{self._name} has no feature {key!r} ({argument}). It has'
+          f' {_names(features)}.'
         )
-    if not isinstance(self._features[self._keys[0]], tfds.features.Image):
+    if not isinstance(features[self._image_key], tfds.features.Image):
       raise ValueError(
-        f'the feature {self._keys[0]!r} of {self._name} is no image; it has'
-        f' {_listed(self._features)}. Choose another image_key.'
+        f'the feature {self._image_key!r} of {self._name} is not an image. It'
+        f' has {_names(features)}. Set image_key to another feature.'
       )
     if self._label_fn is None:
-      _check_label(self._name, self._keys[1], self._features[self._keys[1]])
-    names = (
-      key
-      for key, feature in self._features.items()
-      if isinstance(feature, tfds.features.Text) and _FILE_NAME.fullmatch(key)
+      _check_label(self._name, self._label_key, features[self._label_key])
+    texts = (
+      k for k, v in features.items() if isinstance(v, tfds.features.Text)
     )
-    self._name_key = next(names, None)
-    self._records = prepared.records(builder, self._name, self._split)
+    self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
+    self._records = _records(builder, self._name, self._split)
+
+  def _parse(self, record, keys):
+    """Return the values of these features; images stay encoded."""
+    import tensorflow_datasets as tfds
+
+    if keys not in self._parsers:
+      features = {k: self._features[k] for k in keys}
+      skip = {
+        key: tfds.decode.SkipDecoding()
+        for key, feature in features.items()
+        if isinstance(feature, tfds.features.Image)
+      }
+      self._parsers[keys] = (tfds.features.FeaturesDict(features), skip or None)
+    features, skip = self._parsers[keys]
+    example = features.deserialize_example_np(record, decoders=skip)
+    return [example[key] for key in keys]
 
   def _label(self, value):
     if self._label_fn is not None:
-      feature = self._features[self._keys[1]]
-      value = self._label_fn(_arrays(feature, value))
+      value = self._label_fn(_arrays(self._features[self._label_key], value))
     return value if np.ndim(value) else int(value)
 
   def _check_label_fn(self):
-    """Raises ValueError unless label_fn can label the first example."""
-    key, label_fn = self._keys[1], self._label_fn
+    """Raise ValueError unless label_fn can label the first example."""
+    key, label_fn = self._label_key, self._label_fn
     if not (callable(label_fn) and hasattr(label_fn, 'num_classes')):
       raise ValueError(
-        f'label_fn is {label_fn!r}; give a callable that has num_classes, such'
-        ' as vit_jax.data.vtab.ClevrCount().'
+        f'label_fn={label_fn!r} must be callable and have the attribute'
+        ' num_classes, such as vit_jax.data.vtab.ClevrCount().'
       )
     what = f'the feature {key!r} of {self._name}, {self._features[key]!r}'
-    value = self._parse(self._records[0], (key,))[key]
+    (value,) = self._parse(self._records[0], (key,))
     try:
       label = self._label(value)
-    except Exception as error:  # it is anyone's
+    except Exception as error:  # of any type, from label_fn
       raise ValueError(
-        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} It has'
-        f' {_listed(self._features)}. Choose another label_key or label_fn.'
+        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} The'
+        f' features are {_names(self._features)}. Set label_key or label_fn'
+        ' to another one.'
       ) from error
     size = label_fn.num_classes
     if size is None:
       return
-    if np.ndim(label):
-      good = np.shape(label) == (size,)
-    else:
-      good = 0 <= label < size
-    if not good:
+    is_vector = np.shape(label) == (size,)
+    if not is_vector and (np.ndim(label) or not 0 <= label < size):
       raise ValueError(
-        f'{label_fn!r} makes the label {label!r} of {what}; expected an int in'
-        f' [0, {size}), or a vector of {size} weights.'
+        f'{label_fn!r} returns the label {label!r} for {what}. Expected an int'
+        f' in [0, {size}), or a vector of {size} weights.'
       )
-
-  def _parse(self, record, keys):
-    """The features of these keys, images still encoded."""
-    import tensorflow_datasets as tfds
-
-    keys = tuple(keys)
-    if keys not in self._parsers:
-      features = tfds.features.FeaturesDict(
-        {k: self._features[k] for k in keys}
-      )
-      skip = {
-        key: tfds.decode.SkipDecoding()
-        for key in keys
-        if isinstance(self._features[key], tfds.features.Image)
-      }
-      self._parsers[keys] = (features, skip or None)
-    features, skip = self._parsers[keys]
-    return features.deserialize_example_np(record, decoders=skip)
 
 
 def _arrays(feature, value):
-  """`value` with arrays [n, ...] for the lists that TFDS makes of sequences."""
+  """Return `value` with arrays [n, ...] in place of the lists of sequences."""
   inner = getattr(feature, 'feature', feature)
   if isinstance(value, dict):
     return {k: _arrays(inner[k], v) for k, v in value.items()}
@@ -219,17 +213,114 @@ def _arrays(feature, value):
 
 
 def _check_label(name, key, feature):
-  """Raises unless labels are single ints or vectors of fixed length."""
+  """Raise ValueError unless labels are single ints or fixed-length vectors."""
   shape = getattr(feature, 'shape', None)
   kind = np.dtype(feature.np_dtype).kind if isinstance(shape, tuple) else ''
   is_int = shape == () and kind in 'iub'
   is_vector = kind in 'iubf' and len(shape) == 1 and shape[0]
   if not (is_int or is_vector):
     raise ValueError(
-      f'the feature {key!r} of {name} is {feature!r}; a label is one int, or a'
-      ' vector with one weight for each class. Choose another label_key.'
+      f'the feature {key!r} of {name} is {feature!r}. A label is one int, or a'
+      ' vector with one weight for each class. Set label_key to another'
+      ' feature.'
     )
 
 
-def _listed(features):
+def _names(features):
   return ', '.join(f'{k} ({type(v).__name__})' for k, v in features.items())
+
+
+# Prepared data sets on disk.
+
+
+def _directory(name, data_dir):
+  """Return the folder of the prepared data set `name`."""
+  import tensorflow_datasets as tfds
+
+  data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+  except tfds.core.DatasetNotFoundError:
+    folder = data_dir or tfds.core.constants.DATA_DIR
+    raise ValueError(_unknown_name(name, folder)) from None
+  except Exception as error:  # of several types: unknown versions and configs
+    raise ValueError(
+      f'TFDS cannot open {name!r} (data_dir={data_dir!r}): {_reason(error)}'
+    ) from error
+  if (builder.data_path / 'dataset_info.json').exists():
+    return str(builder.data_path)
+  parent = builder.data_path.parent
+  versions = parent.glob('*/dataset_info.json') if parent.exists() else ()
+  versions = sorted(info.parent.name for info in versions)
+  hint = f' Prepared are the versions {versions}: use NAME:VERSION.'
+  where = '' if data_dir is None else f", data_dir='{data_dir}'"
+  message = (
+    f'the TFDS data set {name!r} is not prepared: {builder.data_path} has no'
+    f' dataset_info.json.{hint if versions else ""} Prepare it with\n'
+    '  python -c "import tensorflow_datasets as tfds;'
+    f" tfds.builder('{name}'{where}, file_format='array_record')"
+    '.download_and_prepare()"\n'
+    'Many data sets need TensorFlow for this step (pip install tensorflow, in'
+    ' another environment if you prefer). Reading does not.'
+  )
+  if manual := getattr(builder, 'MANUAL_DOWNLOAD_INSTRUCTIONS', None):
+    folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
+    message += (
+      f'\nFirst download these files by hand, to {folder}/downloads/manual:'
+      f' {" ".join(manual.split())}'
+    )
+  raise ValueError(message)
+
+
+def _unknown_name(name, folder):
+  import tensorflow_datasets as tfds
+
+  stem = re.split('[/:]', name)[0]
+  home = os.path.join(folder, stem)
+  if os.path.isdir(home):
+    return (
+      f'no TFDS data set {name!r}: {home} contains {sorted(os.listdir(home))}.'
+      ' Use NAME:VERSION or NAME/CONFIG:VERSION.'
+    )
+  known = tfds.list_builders(with_community_datasets=False)
+  if os.path.isdir(folder):
+    known = known + [x for x in os.listdir(folder) if x != 'downloads']
+  close = difflib.get_close_matches(stem, known, n=3)
+  close = f' Did you mean {" or ".join(close)}?' if close else ''
+  return (
+    f'no TFDS data set {name!r}: tensorflow_datasets has no code for it, and'
+    f' {folder} no prepared copy.{close} For your own data set, set data_dir to'
+    ' the folder that contains NAME/VERSION/dataset_info.json.'
+  )
+
+
+def _records(builder, name, split):
+  """Return random access to the serialized examples of a split."""
+  import tensorflow_datasets as tfds
+
+  try:
+    return builder.as_data_source(
+      split=split,
+      deserialize_method=tfds.core.decode.DeserializeMethod.RAW_BYTES,
+    )
+  except NotImplementedError:
+    path, kind = builder.data_path, builder.info.file_format.value
+    raise ValueError(
+      f'the TFDS data set {name!r} in {path} is prepared as {kind}, which has'
+      ' no random access. Convert it with the following command, which keeps'
+      f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'
+    ) from None
+  except Exception as error:  # ValueError, and AssertionError for slices
+    reason = _reason(error)
+    if 'length' in reason:  # array_record's error for zero files
+      reason = 'it contains no examples.'
+    sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
+    raise ValueError(
+      f'cannot read the split {split!r} of the TFDS data set {name!r}: {reason}'
+      f' The splits and their sizes are {sizes}. Slices look like'
+      " 'train[:99%]' or 'train[:800]+train[900:]'."
+    ) from error
+
+
+def _reason(error):
+  return str(error).strip().splitlines()[0]

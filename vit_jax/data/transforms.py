@@ -1,12 +1,12 @@
-"""Image transforms: called as t(image uint8 [H, W, C], rng), return the same.
+"""Image transforms: t(image uint8 [H, W, C], rng) -> uint8 [H, W, C].
 
-`size` is an int (square) or (height, width), in pixels. The generator is the
-example's own, so a transform may draw as much or as little as it likes.
+`size` is an int (square) or (height, width), in pixels. Each example has its
+own generator `rng`, so a transform may draw any number of random numbers.
 
 Interpolations, all with half-pixel centres: 'nearest', 'bilinear', 'bicubic',
 'area' (mean over the covered box when shrinking; bilinear when enlarging) and
-'lanczos'. None but 'area' low-pass filters before it shrinks, unless
-`antialias=True`, which stretches the kernel over the covered box as Pillow and
+'lanczos'. When shrinking, only 'area' filters out high frequencies, unless
+antialias=True, which stretches the kernel over the covered box as Pillow and
 the antialiased resizes of other frameworks do. The cubic kernel has a = -0.75
 without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 """
@@ -17,6 +17,7 @@ import numbers
 
 import numpy as np
 
+from vit_jax import checks
 from vit_jax.data import images
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
@@ -24,7 +25,7 @@ _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
 def resize(image, size, *, interpolation='bilinear', antialias=False):
-  """Resizes uint8 [H, W, C] to uint8 [size[0], size[1], C]."""
+  """Resize uint8 [H, W, C] to uint8 [size[0], size[1], C]."""
   height, width = size
   if image.shape[:2] == (height, width):
     return image
@@ -40,7 +41,7 @@ def resize(image, size, *, interpolation='bilinear', antialias=False):
   }[interpolation]
   shrinks = height <= image.shape[0] and width <= image.shape[1]
   if interpolation == 'area' and not shrinks:
-    code = cv2.INTER_LINEAR  # INTER_AREA itself would enlarge in blocks
+    code = cv2.INTER_LINEAR  # INTER_AREA would enlarge in blocks
   out = cv2.resize(image, (width, height), interpolation=code)
   return out.reshape(height, width, image.shape[2])  # cv2 drops a C of 1
 
@@ -62,7 +63,7 @@ def _resize_antialiased(image, height, width, interpolation):
 
 @dataclasses.dataclass(frozen=True)
 class Resize:
-  """Resizes to `size`; the aspect ratio is not kept."""
+  """Resize to `size`, without keeping the aspect ratio."""
 
   size: int | tuple[int, int]
   interpolation: str = 'bilinear'
@@ -79,18 +80,14 @@ class Resize:
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall:
-  """Resizes so that the smaller side is `size` pixels; keeps the aspect."""
+  """Resize the smaller side to `size` pixels, keeping the aspect ratio."""
 
   size: int
   interpolation: str = 'area'
   antialias: bool = False
 
   def __post_init__(self):
-    if not _is_count(self.size):
-      raise ValueError(
-        f'ResizeSmall: size is {self.size!r}; it is one int of at least 1, the'
-        ' length of the smaller side in pixels.'
-      )
+    checks.integer('size', self.size, 1)
     _check_interpolation(self.interpolation, self.antialias)
 
   def __call__(self, image, rng):
@@ -103,15 +100,19 @@ class ResizeSmall:
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop:
-  """A crop of random area, aspect ratio and place, resized to `size`.
+  """A crop of random area, aspect ratio and position, resized to `size`.
 
-  `area` bounds the crop's share of the image, `ratio` its width / height.
-  method='tf' follows TensorFlow's `sample_distorted_bounding_box`, which the
-  ViT papers' code calls: the ratio is uniform, then the *height* is uniform
-  among those which keep the area in bounds, so small crops are more frequent
-  than with method='torch', torchvision's `RandomResizedCrop`: area uniform and
-  log-ratio uniform. After 100 (torch: 10) misses the whole image is taken
-  (torch: its centre, at the nearest ratio in bounds).
+  Attributes:
+    size: of the result.
+    area: bounds of the crop's fraction of the image area.
+    ratio: bounds of the crop's width / height.
+    interpolation, antialias: of the resize; see the module docstring.
+    method: 'tf' follows TensorFlow's `sample_distorted_bounding_box`, as the
+      code of the ViT papers does: the ratio is uniform, then the *height* is
+      uniform among those that keep the area in bounds. Small crops are more
+      frequent than with 'torch', torchvision's `RandomResizedCrop`: uniform
+      area and log-ratio. After 100 (torch: 10) failed attempts the crop is the
+      whole image (torch: its centre, at the nearest ratio in bounds).
   """
 
   size: int | tuple[int, int]
@@ -129,13 +130,10 @@ class InceptionCrop:
       object.__setattr__(self, name, bounds)
       if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= top:
         raise ValueError(
-          f'InceptionCrop: {name} is {bounds}; give (lowest, highest) with'
+          f'InceptionCrop: {name}={bounds} must be (lowest, highest) with'
           f' 0 < lowest <= highest <= {top}.'
         )
-    if self.method not in ('tf', 'torch'):
-      raise ValueError(
-        f"InceptionCrop: method is {self.method!r}; it can be 'tf' or 'torch'."
-      )
+    checks.one_of('method', self.method, ('tf', 'torch'))
 
   def __call__(self, image, rng):
     y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
@@ -143,7 +141,7 @@ class InceptionCrop:
     return _resize_as(self, crop, self.size)
 
   def box(self, height, width, rng):
-    """The crop (y, x, height, width) of an image of that size, in pixels."""
+    """Return a random crop (y, x, height, width) of an image of this size."""
     sample = _box_tf if self.method == 'tf' else _box_torch
     return sample(height, width, self.area, self.ratio, rng)
 
@@ -159,7 +157,7 @@ def _box_tf(height, width, area, ratio, rng):
     shortest = min(round(math.sqrt(least / aspect)), tallest)
     h = shortest + int(rng.integers(tallest - shortest + 1))
     w = round(h * aspect)
-    # Rounding can miss the area by a hair: one pixel taller or shorter then.
+    # Rounding can miss the area narrowly: then one pixel taller or shorter.
     if h * w < least:
       h, w = h + 1, round((h + 1) * aspect)
     elif h * w > most:
@@ -186,7 +184,7 @@ def _box_torch(height, width, area, ratio, rng):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:
-  """A crop of `size` at a uniformly random place."""
+  """A crop of `size` at a uniformly random position."""
 
   size: int | tuple[int, int]
 
@@ -200,7 +198,7 @@ class RandomCrop:
 
 @dataclasses.dataclass(frozen=True)
 class CentralCrop:
-  """The crop of `size` at the centre (one pixel up, left if it is between)."""
+  """The crop of `size` at the centre, up and left of it by half a pixel."""
 
   size: int | tuple[int, int]
 
@@ -215,20 +213,20 @@ class CentralCrop:
 
 @dataclasses.dataclass(frozen=True)
 class FlipLR:
-  """Mirrors left and right with this probability."""
+  """Flip left and right with this probability."""
 
   probability: float = 0.5
 
   def __post_init__(self):
     if not 0 <= self.probability <= 1:
       raise ValueError(
-        f'FlipLR: probability is {self.probability!r}; it lies in [0, 1].'
+        f'FlipLR: probability={self.probability!r} must lie in [0, 1].'
       )
 
   def __call__(self, image, rng):
     if rng.random() >= self.probability:
       return image
-    # cv2.flip copies about ten times faster than numpy's negative stride.
+    # cv2.flip is about ten times faster than copying numpy's negative stride.
     image = np.ascontiguousarray(image)
     return images.opencv().flip(image, 1).reshape(image.shape)
 
@@ -243,12 +241,12 @@ def _resize_as(transform, image, size):
 
 
 def _room(transform, image):
-  """Rows and columns of the image beyond the crop; both at least 0."""
+  """Return by how many rows and columns the image exceeds the crop."""
   room = tuple(have - want for have, want in zip(image.shape, transform.size))
   if min(room) < 0:
     raise ValueError(
       f'{type(transform).__name__}{transform.size} is larger than the image'
-      f' {image.shape[:2]}; put a Resize or ResizeSmall before it.'
+      f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
     )
   return room
 
@@ -263,7 +261,7 @@ def _is_count(value):
 
 
 def _set_size(transform):
-  """Replaces an int by (int, int), and lists (of a config) by tuples."""
+  """Convert the size to a tuple (height, width)."""
   size = transform.size
   pair = (size, size) if isinstance(size, numbers.Integral) else size
   try:
@@ -272,19 +270,13 @@ def _set_size(transform):
     pair = ()
   if len(pair) != 2 or not all(map(_is_count, pair)):
     raise ValueError(
-      f'{type(transform).__name__}: size is {size!r}; give an int or (height,'
+      f'{type(transform).__name__}: size={size!r} must be an int or (height,'
       ' width), each at least 1 pixel.'
     )
   object.__setattr__(transform, 'size', pair)
 
 
 def _check_interpolation(name, antialias):
-  if name not in INTERPOLATIONS:
-    raise ValueError(
-      f'unknown interpolation {name!r}; there are {", ".join(INTERPOLATIONS)}.'
-    )
-  if antialias and name not in _ANTIALIASED:
-    raise ValueError(
-      f'interpolation {name!r} has no antialiased form; leave antialias False'
-      f' or use one of {", ".join(_ANTIALIASED)}.'
-    )
+  checks.one_of('interpolation', name, INTERPOLATIONS)
+  if antialias:
+    checks.one_of('with antialias=True, interpolation', name, _ANTIALIASED)

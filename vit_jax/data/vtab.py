@@ -1,24 +1,26 @@
-"""VTAB-1k: its 19 tasks, as data: where the images are, and what labels them.
+"""VTAB-1k: its 19 tasks, with their images, labels and transforms.
 
-`settings` gives a task's source for a config, `transforms` its preprocessing.
 The splits, label rules and preprocessing are those of the benchmark's public
-code (google-research/task_adaptation; preprocessing: the BiT and ViT papers).
-That code asks for major versions of the TFDS builders. Here they have names
-only, so that each installed TFDS reads what it prepares: its versions have the
-same examples in the same order, unless their notes say otherwise.
+code (google-research/task_adaptation) and of the BiT and ViT papers. That code
+requires major versions of the TFDS builders. The names here have no version, so
+that each installed TFDS reads what it prepares: all versions have the same
+examples in the same order, unless their notes say otherwise.
 """
 
 import dataclasses
 import difflib
+import functools
 
 import numpy as np
+
+from vit_jax import checks
 
 GROUPS = ('natural', 'specialized', 'structured')
 
 
 @dataclasses.dataclass(frozen=True)
 class ClevrCount:
-  """Number of objects, 3 to 10, less 3; of CLEVR's 'objects'."""
+  """Label function for CLEVR's 'objects': their number, 3 to 10, minus 3."""
 
   num_classes = 8
 
@@ -28,10 +30,10 @@ class ClevrCount:
 
 @dataclasses.dataclass(frozen=True)
 class ClevrDistance:
-  """Distance of the closest object, in 6 bins; of CLEVR's 'objects'.
+  """Label function for CLEVR's 'objects': the nearest distance, in 6 bins.
 
-  Class i has a distance in (t[i], t[i + 1]], t = 0, 8, 8.5, 9, 9.5, 10, 100; a
-  distance equal to a threshold thus falls below it.
+  Class i contains the distances in (t[i], t[i + 1]] with t = 0, 8, 8.5, 9, 9.5,
+  10, 100.
   """
 
   num_classes = 6
@@ -43,10 +45,10 @@ class ClevrDistance:
 
 @dataclasses.dataclass(frozen=True)
 class KittiDistance:
-  """Distance of the closest vehicle, in 4 bins; of KITTI's 'objects'.
+  """Label function for KITTI's 'objects': distance of the nearest vehicle.
 
-  Of cars, vans and trucks it is z in metres, in (-100, 8], (8, 20] or (20,
-  999]; class 3 is without any.
+  Vehicles are cars, vans and trucks; the distance is z in metres. Classes 0 to
+  2 are (-100, 8], (8, 20] and (20, 999]; class 3 has no vehicle.
   """
 
   num_classes = 4
@@ -60,10 +62,12 @@ class KittiDistance:
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-  """A label of `values` values as 16 classes of neighbours; of dSprites.
+  """Label function for dSprites: merges neighbouring labels into 16 classes.
 
-  The rule is floor(label / (values / 16)). With 40 values, 2.5 to a class,
-  classes have three and two values in turn.
+  Args:
+    values: number of labels in the data set. Class c consists of the labels l
+      with floor(l * 16 / values) = c: for 40 labels, 3 and 2 in turn.
+    num_classes: number of classes.
   """
 
   values: int
@@ -71,36 +75,34 @@ class Merged:
 
   def __call__(self, label):
     if not 0 <= label < self.values:
-      raise ValueError(
-        f'the label is {int(label)}; it lies in [0, {self.values}).'
-      )
+      raise ValueError(f'label={int(label)} must lie in [0, {self.values}).')
     return int(label) * self.num_classes // self.values
 
 
 def _bin(value, thresholds):
-  """The last i with thresholds[i] < value."""
+  """Return the last i with thresholds[i] < value."""
   return int(np.searchsorted(thresholds, value, side='left')) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """Pixel values times `factor`: dSprites' images are of 0 and 1."""
+  """Multiply pixel values by `factor`, for dSprites' images of 0 and 1."""
 
   factor: int = 255
 
   def __post_init__(self):
     if self.factor not in range(1, 256):
       raise ValueError(
-        f'Scale: factor is {self.factor!r}; give an int from 1 to 255.'
+        f'Scale: factor={self.factor!r} must be an integer from 1 to 255.'
       )
 
   def __call__(self, image, rng):
     del rng
     if (highest := int(image.max())) * self.factor > 255:
       raise ValueError(
-        f'Scale: the image has the value {highest}, and {highest} *'
-        f' {self.factor} exceeds 255. The files are not those of 0 and 1 that'
-        ' TFDS makes; leave Scale out of the transforms.'
+        f'Scale: the image contains the value {highest}, and {highest} *'
+        f' {self.factor} exceeds 255. Expected the images of 0 and 1 that TFDS'
+        ' makes. For other images remove Scale from the transforms.'
       )
     return image * np.uint8(self.factor)
 
@@ -110,15 +112,20 @@ class Task:
   """A task of VTAB-1k.
 
   Attributes:
-    name: its key in TASKS.
-    title: short, for the head of a column.
-    group: of GROUPS.
+    name: key of the task in TASKS.
+    title: short title for tables.
+    group: one of GROUPS.
     tfds: name of the TFDS builder.
-    num_classes: of its labels.
-    val, test, train: TFDS splits, of 200, `test_size` and 800 images.
-    label_key, label_fn: arguments of data.tfds.Tfds; label_fn as a config.
-    flip, crop: whether training images are mirrored, and cropped.
+    num_classes: number of classes.
+    val: TFDS split of the 200 validation images.
+    test: TFDS split of the test images.
+    test_size: number of test images.
+    label_key: TFDS feature with the label.
+    label_fn: None, or the label function, as a config.
+    flip: whether training images are flipped at random.
+    crop: whether training images are cropped at random.
     is_binary: whether pixels are stored as 0 and 1.
+    train: TFDS split of the 800 training images.
   """
 
   name: str
@@ -137,62 +144,42 @@ class Task:
   train: str = 'train[:800]'
 
 
-def _rule(name, **fields):
+def _config(name, **fields):
   return {'target': f'{__name__}.{name}', **fields}
-
-
-def _clevr(name, title, num_classes, rule):
-  return Task(
-    name,
-    title,
-    'structured',
-    'clevr',
-    num_classes,
-    'train[63000:63200]',
-    'validation',
-    15000,
-    label_key='objects',
-    label_fn=_rule(rule),
-    crop=False,
-  )
-
-
-def _dsprites(name, title, key, values, **fields):
-  return Task(
-    name,
-    title,
-    'structured',
-    'dsprites',
-    16,
-    'train[589824:590024]',
-    'train[663552:]',
-    73728,
-    label_key=key,
-    label_fn=_rule('Merged', values=values),
-    flip=False,
-    is_binary=True,
-    **fields,
-  )
-
-
-def _norb(name, title, key, num_classes, **fields):
-  return Task(
-    name,
-    title,
-    'structured',
-    'smallnorb',
-    num_classes,
-    'test[:200]',
-    'test[50%:]',
-    12150,
-    label_key=key,
-    **fields,
-  )
 
 
 _N, _S, _T = GROUPS
 _VAL = 'validation[:200]'
 _EYES = 'diabetic_retinopathy_detection/btgraham-300'
+_clevr = functools.partial(
+  Task,
+  group=_T,
+  tfds='clevr',
+  val='train[63000:63200]',
+  test='validation',
+  test_size=15000,
+  label_key='objects',
+  crop=False,
+)
+_dsprites = functools.partial(
+  Task,
+  group=_T,
+  tfds='dsprites',
+  num_classes=16,
+  val='train[589824:590024]',
+  test='train[663552:]',
+  test_size=73728,
+  flip=False,
+  is_binary=True,
+)
+_norb = functools.partial(
+  Task,
+  group=_T,
+  tfds='smallnorb',
+  val='test[:200]',
+  test='test[50%:]',
+  test_size=12150,
+)
 # fmt: off
 _TASKS = (  # in the order of table 9
   Task('caltech101', 'Caltech101', _N, 'caltech101', 102,  # one: backgrounds
@@ -213,29 +200,34 @@ _TASKS = (  # in the order of table 9
   Task('resisc45', 'Resisc45', _S, 'resisc45', 45,
        'train[18900:19100]', 'train[25200:]', 6300),
   Task('retinopathy', 'Retinopathy', _S, _EYES, 5, _VAL, 'test', 42670),
-  _clevr('clevr_count', 'Clevr-Count', 8, 'ClevrCount'),
-  _clevr('clevr_distance', 'Clevr-Dist', 6, 'ClevrDistance'),
+  _clevr('clevr_count', 'Clevr-Count', num_classes=8,
+         label_fn=_config('ClevrCount')),
+  _clevr('clevr_distance', 'Clevr-Dist', num_classes=6,
+         label_fn=_config('ClevrDistance')),
   Task('dmlab', 'DMLab', _T, 'dmlab', 6, _VAL, 'test', 22735, crop=False),
-  _dsprites('dsprites_location', 'dSpr-Loc', 'label_x_position', 32,
-            crop=False),
-  _dsprites('dsprites_orientation', 'dSpr-Ori', 'label_orientation', 40),
+  _dsprites('dsprites_location', 'dSpr-Loc', label_key='label_x_position',
+            label_fn=_config('Merged', values=32), crop=False),
+  _dsprites('dsprites_orientation', 'dSpr-Ori', label_key='label_orientation',
+            label_fn=_config('Merged', values=40)),
   Task('kitti', 'KITTI-Dist', _T, 'kitti', 4, _VAL, 'test', 711,
-       label_key='objects', label_fn=_rule('KittiDistance'), crop=False),
-  _norb('snorb_azimuth', 'sNORB-Azim', 'label_azimuth', 18, flip=False),
-  _norb('snorb_elevation', 'sNORB-Elev', 'label_elevation', 9),
+       label_key='objects', label_fn=_config('KittiDistance'), crop=False),
+  _norb('snorb_azimuth', 'sNORB-Azim', num_classes=18,
+        label_key='label_azimuth', flip=False),
+  _norb('snorb_elevation', 'sNORB-Elev', num_classes=9,
+        label_key='label_elevation'),
 )
 # fmt: on
 TASKS = {task.name: task for task in _TASKS}
 
 
 def settings(key, split, **fields):
-  """The config of a task's source: a plain dict for data.tfds.Tfds.
+  """Return the config of a task's source, a data.tfds.Tfds, as a dict.
 
   Args:
     key: of TASKS.
-    split: 'train800' to fit, 'val200' to choose by, 'train800val200' for the
-      final run, 'test'.
-    **fields: further arguments of Tfds, such as data_dir.
+    split: 'train800' to train, 'val200' to choose hyperparameters,
+      'train800val200' for the final training, 'test'.
+    **fields: more arguments of Tfds, such as data_dir.
   """
   task = _task(key)
   splits = {
@@ -244,10 +236,7 @@ def settings(key, split, **fields):
     'train800val200': f'{task.train}+{task.val}',
     'test': task.test,
   }
-  if split not in splits:
-    raise ValueError(
-      f'VTAB-1k has no split {split!r}; it has {", ".join(splits)}.'
-    )
+  checks.one_of('split', split, splits)
   rule = {} if task.label_fn is None else {'label_fn': dict(task.label_fn)}
   return {
     'target': 'vit_jax.data.tfds.Tfds',
@@ -261,14 +250,18 @@ def settings(key, split, **fields):
 
 
 def transforms(key, *, size=384, train):
-  """The configs of a task's transforms, to images of `size` by `size` pixels.
+  """Return the configs of a task's transforms, a list of dicts.
 
-  In training a crop out of 7/6 of the size (448 of 384), where the task allows
-  one, and a mirror image, where it does. In tests a plain resize.
+  Args:
+    key: of TASKS.
+    size: side of the transformed images in pixels.
+    train: if True, the images are cropped at random from 7/6 of the size (384
+      from 448) and flipped at random, where the task allows it. If False, they
+      are resized.
   """
   task = _task(key)
   common = 'vit_jax.data.transforms'
-  found = [_rule('Scale', factor=255)] if task.is_binary else []
+  found = [_config('Scale', factor=255)] if task.is_binary else []
   if train and task.crop:
     found.append({'target': f'{common}.Resize', 'size': round(size * 7 / 6)})
     found.append({'target': f'{common}.RandomCrop', 'size': size})
@@ -284,6 +277,6 @@ def _task(key):
     near = difflib.get_close_matches(str(key), TASKS, n=1)
     hint = f' Did you mean {near[0]!r}?' if near else ''
     raise ValueError(
-      f'VTAB-1k has no task {key!r}; it has {", ".join(TASKS)}.{hint}'
+      f'VTAB-1k has no task {key!r}.{hint} It has {", ".join(TASKS)}.'
     )
   return TASKS[key]

@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 
-from vit_jax.data.unlabelled import Unlabelled
+from vit_jax.data.pipeline import Unlabelled
 from vit_jax.evals.collect import Collector
-from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.objectives.masked_patches import Prediction, Task
 
 
 class MaskedPatches:
@@ -23,8 +22,7 @@ class MaskedPatches:
     data: arguments of `pipeline.eval_batches`; batch_size is global. Labels
       are not looked at.
     seed: of the corruption.
-    predict, downsampled_to, ratio, mask_share, swap_share: as of the objective,
-      objectives/masked_patches.py.
+    task: as of the objective, objectives/masked_patches.py.
 
   Attributes:
     transforms: of the data.
@@ -38,18 +36,9 @@ class MaskedPatches:
     mesh,
     data,
     seed=0,
-    predict='mean_colour',
-    downsampled_to=4,
-    ratio=0.5,
-    mask_share=0.8,
-    swap_share=0.1,
+    task: Task = Task(),
   ):
-    prediction = Prediction(
-      model,
-      preprocess=preprocess,
-      target=patch_targets.make(predict, preprocess, downsampled_to),
-      corruption=Corruption(ratio, mask_share, swap_share),
-    )
+    prediction = Prediction(model, preprocess, task)
     data = dict(data, source=Unlabelled(data['source']))
     data.pop('labels', None)
     self.transforms = tuple(data.get('transforms', ()))

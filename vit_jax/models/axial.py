@@ -1,32 +1,27 @@
 """Axial attention: along the rows, then along the columns (paper's appendix).
 
-Shapes as in vit.py. A token sees gw + gh others in two steps, not gh * gw in
-one.
+Shapes as in vit.py. A token attends to gw + gh others in two steps, instead of
+gh * gw in one.
 
-The paper tells no more than is said at the two models; what they leave open is
-our choice.
+The paper says no more than what stands in the docstrings of the two models; we
+chose the rest.
 """
 
+import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models import frame, posemb
-from vit_jax.models.layers import (
-  GELU,
-  Attention,
-  Block,
-  LayerNorm,
-  MapHead,
-)
-from vit_jax.models.positions import Positions
+from vit_jax.models.common import Attention
+from vit_jax.models.pooling import Mean, Pooling
+from vit_jax.models.posemb import Layout, Relative
 from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import Block, VisionTransformer
 
 
 def to_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
-  """Each row of a grid a sequence (axis 1), or each column (axis 0).
+  """Make each row of a grid a sequence (axis 1), or each column (axis 0).
 
   Args:
     x: [B, gh * gw, D], row by row.
@@ -43,137 +38,80 @@ def to_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
 
 
 def from_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
-  """The inverse of `to_lines`."""
+  """Invert `to_lines`."""
   if axis == 0:
     x = x.reshape(-1, grid[1], grid[0], x.shape[-1]).swapaxes(1, 2)
   return x.reshape(-1, grid[0] * grid[1], x.shape[-1])
 
 
-class AxialBlock(nn.Module):
-  """Two Blocks, of rows and of columns: [B, gh * gw, D] -> the same."""
-
-  grid: tuple[int, int]
-  block: dict[str, Any]
-  per_layer: bool = False
+class AxialBlock(Block):
+  """Two Blocks, for rows and for columns: [B, gh * gw, D] -> the same."""
 
   @nn.compact
-  def __call__(self, x, skip_rate):
-    """skip_rate: None; there is no stochastic depth here."""
+  def __call__(self, x, drop_rate=None, shared=None):
+    block = functools.partial(
+      Block,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      options=self.options,
+      dropout=self.dropout,
+      attention=self.attention,
+      dtype=self.dtype,
+      train=self.train,
+    )
     for axis, name in ((1, 'row'), (0, 'column')):
-      x = to_lines(x, self.grid, axis)
-      x, _ = Block(**self.block, name=name)(x, skip_rate)
-      x = from_lines(x, self.grid, axis)
-    return x, x if self.per_layer else None
+      lines = to_lines(x, self.layout.grid, axis)
+      lines = block(name=name)(lines, drop_rate)
+      x = from_lines(lines, self.layout.grid, axis)
+    return x
 
 
-class AxialViT(nn.Module):
-  """A ViT, each of whose layers is two: attention and MLP, in rows and columns.
+class AxialViT(VisionTransformer):
+  """A ViT with two layers, each attention and MLP, in place of each layer.
 
-  Its MLPs are twice as many, so it has more parameters and takes more compute
-  than the ViT of its name. It has no class token, which would be in no row.
+  The first attends along rows, the second along columns. There are twice as
+  many MLPs, so it has more parameters and takes more compute than the ViT of
+  the same size. It has no class token and no registers, which would be in no
+  row; and position embeddings that act in the layers cannot be used.
 
-  Attributes: those of VisionTransformer of the same names, but
-    pooling: 'gap', 'map' or 'none'.
-    posemb: 'learned', 'learned2d', 'sincos2d' or 'none', at the stem.
+  Attributes:
+    pooling: Mean, Map or NoPooling, without class token and registers.
+    others: see VisionTransformer.
   """
 
-  width: int
-  depth: int
-  mlp_dim: int
-  num_heads: int
-  patch_size: int | tuple[int, int]
-  num_classes: int | None = None
-  pooling: str = 'gap'
-  representation_size: int | None = None
-  posemb: str = 'learned'
-  posemb_init_std: float = 0.02
-  dropout: float = 0.0
-  head_bias_init: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  scan: bool = False
-  remat: str = 'none'
-  attention: str = 'auto'
+  pooling: Pooling = Mean()
 
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """As VisionTransformer."""
-    out = self.features(images, train=train, per_layer=False)
-    return out['logits'] if self.num_classes else out['pre_logits']
+  layer = AxialBlock
 
-  @nn.compact
-  def features(
-    self, images: jax.Array, *, train: bool = False, per_layer: bool = True
-  ) -> dict[str, jax.Array]:
-    """As VisionTransformer; the tokens are the gh * gw patches."""
-    frame.check_choices(
-      self,
-      pooling=('gap', 'map', 'none'),
-      posemb=('learned', 'learned2d', 'sincos2d', 'none'),
-      gelu=tuple(GELU),
-      remat=frame.REMAT,
-    )
-    frame.check_rates(self, 'dropout')
-    patches, grid = frame.embed_patches(
-      images, self.patch_size, self.width, self.dtype
-    )
-    x = nn.Dropout(self.dropout, deterministic=not train)(
-      self._position(patches, grid)
-    )
-    x, layers = self._encode(x, grid, train, per_layer)
-    tokens = x = LayerNorm(dtype=self.dtype, name='norm')(x)
-    out = {'patches': patches, **layers, 'tokens': tokens}
-    if self.pooling == 'gap':
-      x = x.mean(axis=1)
-    elif self.pooling == 'map':
-      fields = self.num_heads, self.mlp_dim, self.gelu, self.dtype
-      x = MapHead(*fields, self.attention, name='map_head')(x)
-    return out | frame.read_out(self, x)
-
-  def _position(self, patches, grid):
-    x = patches.astype(jnp.float32)
-    positions = Positions(self.posemb, grid, self.posemb_init_std)
-    if positions.are_added:
-      x = x + positions.of_patches(self, self.width)
-    elif self.posemb == 'sincos2d':
-      x = x + posemb.sincos2d(grid, self.width).reshape(1, -1, self.width)
-    return x.astype(self.dtype)
-
-  def _encode(self, x, grid, train, per_layer):
-    block = {
-      'num_heads': self.num_heads,
-      'mlp_dim': self.mlp_dim,
-      'dropout': self.dropout,
-      'gelu': self.gelu,
-      'dtype': self.dtype,
-      'attention': self.attention,
-      'train': train,
-    }
-    return frame.run_layers(
-      AxialBlock,
-      x,
-      depth=self.depth,
-      skip_rate=0.0,
-      scan=self.scan,
-      remat=self.remat,
-      per_layer=per_layer,
-      grid=grid,
-      block=block,
-    )
+  def _check(self):
+    super()._check()
+    if self.pooling.class_token or self.pooling.num_registers:
+      raise ValueError(
+        f'AxialViT cannot have a class token or registers, got {self.pooling}. '
+        'Use for example pooling=Mean().'
+      )
+    if self.posemb is not None and self.posemb.in_layers:
+      raise ValueError(
+        f'AxialViT cannot use positions in the layers, got {self.posemb}. '
+        "Use for example posemb=Learned(at='stem')."
+      )
 
 
 class AxialAttention(nn.Module):
-  """In a 3x3 convolution's place: [B, H, W, C] -> [B, H/s, W/s, features].
+  """Axial attention in place of a 3x3 convolution of a ResNet.
 
-  Attention with relative positions along the rows, then the columns, and the
-  mean of s x s cells where the convolution has stride s. 8 heads and that mean
-  are Axial-DeepLab's, from memory. Not its own: of its three relative terms
-  only the query's, as in table 8; and an output projection, as in a ViT.
+  [B, H, W, C] -> [B, H/s, W/s, features]: attention with relative positions
+  along the rows, then the columns, and the mean of s x s cells where the
+  convolution has stride s. 8 heads and that mean are as in Axial-DeepLab, from
+  memory of its paper. Unlike there, of its three relative terms only the
+  query's is used, as in table 8; and there is an output projection, as in a
+  ViT.
   """
 
   features: int
-  size: int  # of the convolution; of no meaning here
+  size: int  # of the convolution; not used
   stride: int
-  form: str  # the same
+  form: str  # not used
   dtype: Any = 'float32'
   num_heads: int = 8
 
@@ -190,8 +128,9 @@ class AxialAttention(nn.Module):
     for axis, name in ((1, 'row'), (0, 'column')):
       attention = Attention(
         self.num_heads,
+        posemb=Relative(),
+        layout=Layout((1, grid[axis])),
         dtype=self.dtype,
-        positions=Positions('relative', (1, grid[axis])),
         name=name,
       )
       x = to_lines(x, grid, axis)
@@ -206,8 +145,11 @@ class AxialAttention(nn.Module):
 class AxialResNet(ResNet):
   """A ResNet with axial attention in place of its 3x3 convolutions.
 
-  The paper's is an R50: stages (3, 4, 6, 3). Its positions are of one size of
-  feature maps; for images of another they are resized as a ViT's are.
+  The paper's is an R50: stages (3, 4, 6, 3). Its position embeddings belong to
+  one size of feature maps; for images of another size they are resized as in a
+  ViT.
   """
 
   middle: Any = AxialAttention
+
+  posemb = Relative()  # of the attention, for resizing

@@ -3,10 +3,10 @@
     names.create('R50+ViT-B/16', num_classes=10)
     names.create('vit_base_patch16_224', num_classes=10)  # ViT-B/16
 
-A name stands for a target and its fields, which a config can hold. timm's names
-are those of its families that a model here can be: plain and DeiT ViTs, the
-hybrids and BiT ResNets of the paper's authors, and Mixers. Their image size is
-not part of a model here, nor is what they were trained on (after the dot).
+A name stands for a target and its fields, which a config can hold. The names of
+timm are those of families that a model here can represent: plain and DeiT ViTs,
+the hybrids and BiT ResNets of the paper's authors, and Mixers. Image sizes in
+timm's names are ignored, and so are training sets (after the dot).
 """
 
 import difflib
@@ -16,13 +16,51 @@ import re
 import textwrap
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from vit_jax import terminal
 from vit_jax.config import instantiate
-from vit_jax.models import variants
-from vit_jax.models.variants import AXIAL_RESNET, AXIAL_VIT, MIXER, RESNET, VIT
+
+VIT = 'vit_jax.models.vit.VisionTransformer'
+RESNET = 'vit_jax.models.resnet.ResNet'
+AXIAL_VIT = 'vit_jax.models.axial.AxialViT'
+AXIAL_RESNET = 'vit_jax.models.axial.AxialResNet'
+MIXER = 'vit_jax.models.mixer.MlpMixer'
+PATCHES = 'vit_jax.models.common.PatchEmbedding'
+HYBRID = 'vit_jax.models.resnet.Hybrid'
+BLOCK = 'vit_jax.models.common.BlockOptions'
+POOLING = 'vit_jax.models.pooling'
+
+SIZES = {  # width D, depth L, mlp_dim M, num_heads h
+  'mu': (32, 1, 128, 2),
+  'Ti': (192, 12, 768, 3),
+  'S': (384, 12, 1536, 6),
+  'M': (512, 12, 2048, 8),
+  'B': (768, 12, 3072, 12),  # B, L and H are those of the paper's table 1
+  'L': (1024, 24, 4096, 16),
+  'So400m': (1152, 27, 4304, 16),
+  'H': (1280, 32, 5120, 16),
+  'g': (1408, 40, 6144, 16),
+  'g-opt': (1536, 40, 6144, 16),
+  'G': (1664, 48, 8192, 16),
+  'G-opt': (1536, 48, 8192, 16),
+  'e': (1792, 56, 15360, 16),
+}
+
+RESNET_STAGES = {  # depth: units in each stage
+  26: (2, 2, 2, 2),
+  50: (3, 4, 6, 3),
+  101: (3, 4, 23, 3),
+  152: (3, 8, 36, 3),
+  200: (3, 24, 36, 3),
+}
+
+# width, depth, tokens_mlp_dim, channels_mlp_dim. B and L are those of the
+# released code; S and H are from memory of the Mixer paper.
+MIXER_SIZES = {
+  'S': (512, 8, 256, 2048),
+  'B': (768, 12, 384, 3072),
+  'L': (1024, 24, 512, 4096),
+  'H': (1280, 32, 640, 5120),
+}
 
 _TIMM_SIZES = {
   'tiny': 'Ti',
@@ -35,10 +73,8 @@ _TIMM_SIZES = {
   'gigantic': 'G',
   'so400m': 'So400m',
 }
-_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
-_PIXELS = r'(?:_\d+)?'
 
-_VITS = {  # name of ours, less the prefix: those of timm, less 'patch'
+_VITS = {  # our name without prefix: names in timm without 'patch'
   'Ti/16': 'vit_tiny_16_224 vit_tiny_16_384 deit_tiny_16_224',
   'S/32': 'vit_small_32_224 vit_small_32_384',
   'S/16': 'vit_small_16_224 vit_small_16_384 deit_small_16_224',
@@ -74,28 +110,30 @@ _MIXERS = ('S/32', 'S/16', 'B/32', 'B/16', 'L/32', 'L/16', 'H/14')
 
 
 def settings(name: str, **fields) -> dict[str, Any]:
-  """{'target': ..., and its fields} of the model of that name.
+  """Return {'target': ..., and fields} of the model with that name.
 
-  Ours: '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
-  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'. timm's, where
-  SIZE is tiny, small, ..., less a '.tag':
+  Fields that are objects are dicts with a target, too. Our names are
+  '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
+  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'. The names of
+  timm, where SIZE is tiny, small, ..., without '.tag', are:
 
     vit_SIZE_patchP[_regR][_siglip][_gap][_224]
     deit_SIZE_patch16_224, deit3_SIZE_patchP_224, but not the distilled ones
     vit_SIZE_r50_s16_224 and the like, vit_SIZE_r_s16_p8_224
     resnetv2_50x1_bit and the like, mixer_b16_224 and the like
 
-  A model of the same shape comes out. Weights of timm's need gelu='exact', too,
-  unless they are converted from JAX's; `pretrained.load` sees to that. Where
-  timm's have fewer parameters, ours are zero to the same effect: the position
-  of the class token in deit3, biases of q, k and v in vit_medium_patch16_gap.
+  The model has the shape of timm's. Weights of timm also need
+  block.gelu='exact', unless they were converted from JAX; `pretrained.load`
+  sets it. Some models in timm have fewer parameters; ours are zero then, with
+  the same result: the position of the class token in deit3, and the biases of
+  q, k and v in vit_medium_patch16_gap.
 
   Args:
-    name: of ours or timm's.
-    **fields: of the model, beside or instead of those that the name implies.
+    name: one of ours or of timm's.
+    **fields: top-level fields of the model, added or replaced.
 
   Raises:
-    ValueError: no such name; it says which are near.
+    ValueError: there is no such name; the message lists similar ones.
   """
   try:
     return _read(str(name)) | fields
@@ -103,21 +141,21 @@ def settings(name: str, **fields) -> dict[str, Any]:
     reason = f' {e}' if str(e) else ''
     near = ', '.join(_near(str(name)))
     raise ValueError(
-      f'There is no model named {name!r}.{reason} Near it: {near}. '
+      f'There is no model named {name!r}.{reason} Similar names: {near}. '
       '`python -m vit_jax.models.names` lists all.'
     ) from None
 
 
 def create(name: str, **fields) -> Any:
-  """The model of that name; arguments and errors as of `settings`."""
+  """Return the model of that name; see `settings`."""
   return instantiate(settings(name, **fields))
 
 
 def models() -> dict[str, tuple[str, ...]]:
-  """{name of ours: names of timm's for the same model}, all there are.
+  """Return {our name: names in timm for the same model}.
 
-  Beside these, patches of any other size, ResNets of any other width and
-  hybrids of any other ResNet and size can be named.
+  Patches of any other size, ResNets of any other width, and hybrids of any
+  other ResNet and size have names as well.
   """
   out = {}
   for name, timm_names in _VITS.items():
@@ -125,7 +163,7 @@ def models() -> dict[str, tuple[str, ...]]:
       re.sub(r'_(\d+)_', r'_patch\1_', n) for n in timm_names.split()
     )
   out |= _HYBRIDS
-  for depth in variants.RESNET_STAGES:
+  for depth in RESNET_STAGES:
     for width in (1, 2, 3, 4):
       short = f'{depth}x{width}'
       known = short in _BITS_IN_TIMM
@@ -141,13 +179,14 @@ def models() -> dict[str, tuple[str, ...]]:
 def count_parameters(
   name: str, *, image_size: int = 224, num_classes: int = 1000
 ) -> int:
-  """How many parameters the model has; nothing is computed or allocated."""
-  fields = settings(name, num_classes=num_classes)
-  if 'stages' not in fields:
-    fields['scan'] = True  # one layer is traced, not all
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
-  init = instantiate(fields).init
-  shapes = jax.eval_shape(init, jax.random.key(0), images)
+  """Return the number of parameters; nothing is computed or allocated."""
+  import jax  # names are also read where no model is wanted
+
+  model = create(name, num_classes=num_classes)
+  if hasattr(model, 'scan'):
+    model = model.clone(scan=True)  # one layer is traced, not all
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), 'float32')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
@@ -155,14 +194,14 @@ def _read(name):
   if name.startswith('Axial-'):
     name = name.removeprefix('Axial-')
     if '/' in name and '+' not in name:
-      return {'target': AXIAL_VIT} | variants.variant(name)
-    return {'target': AXIAL_RESNET} | variants.resnet_variant(name)
+      return _vit(name) | {'target': AXIAL_VIT}
+    return _resnet(name) | {'target': AXIAL_RESNET}
   if name.startswith('Mixer-'):
-    return {'target': MIXER} | variants.mixer_variant(name)
+    return _mixer(name)
   if re.fullmatch(r'(BiT-)?R\d+x\d+', name):
-    return {'target': RESNET} | variants.resnet_variant(name)
+    return _resnet(name)
   if '/' in name:
-    return {'target': VIT} | variants.variant(name)
+    return _vit(name)
   name = name.split('.')[0]
   for pattern, read in _TIMM.items():
     if match := re.fullmatch(pattern, name):
@@ -170,41 +209,118 @@ def _read(name):
   raise ValueError
 
 
-def _timm_vit(family, size, patch, registers, siglip, gap):
-  out = {'target': VIT} | variants.variant(f'{_TIMM_SIZES[size]}/{patch}')
-  if family == 'deit3':
-    out['layerscale_init'] = 1e-6
+def _vit(name):
+  """Return settings for a name such as 'B/16', 'ViT-L/16x8' or 'R50+B/16'.
+
+  In the name of a ViT the suffix is the side of a patch, or height x width. In
+  the name of a hybrid it is the factor by which the image is reduced in all
+  (section 3.1). At /32 the stages of an R50 have 3, 4, 6, 3 units, and a cell
+  of the feature map is a patch; at /16 the units of stage 4 are in stage 3.
+  'R+Ti/16' is the root of a ResNet alone, and patches of 8x8 cells: despite its
+  name, the released code and weights reduce by 32, the root by 4.
+  """
+  match = re.fullmatch(
+    r'(?:R(\d*)\+)?(?:ViT-)?([\w-]+)/([1-9]\d*)(?:x([1-9]\d*))?', name
+  )
+  if not match or match[2] not in SIZES:
+    raise ValueError(
+      f'Unknown variant {name!r}; expected SIZE/PATCH or SIZE/HEIGHTxWIDTH, as '
+      f"in 'B/16' and 'B/16x8', where SIZE is one of {', '.join(SIZES)}; or a "
+      "hybrid such as 'R50+B/16'."
+    )
+  width, depth, mlp_dim, num_heads = SIZES[match[2]]
+  patch_size = int(match[3]), int(match[4] or match[3])
+  embedding = {'target': PATCHES, 'patch_size': patch_size}
+  if match[1] is not None:
+    embedding = _hybrid(name, resnet=match[1], reduction=(match[3], match[4]))
+  return {
+    'target': VIT,
+    'width': width,
+    'depth': depth,
+    'mlp_dim': mlp_dim,
+    'num_heads': num_heads,
+    'embedding': embedding,
+  }
+
+
+def _hybrid(name, resnet, reduction):
+  if not resnet and reduction == ('16', None):
+    return {'target': HYBRID, 'patch_size': (8, 8), 'stages': ()}
+  stages = resnet and RESNET_STAGES.get(int(resnet))
+  if not stages or reduction not in (('16', None), ('32', None)):
+    depths = ', '.join(f'R{depth}' for depth in RESNET_STAGES)
+    raise ValueError(
+      f'Unknown hybrid {name!r}; expected one of {depths}, and /16 or /32, as '
+      "in 'R50+B/16'; or 'R+SIZE/16' for a root alone."
+    )
+  if reduction[0] == '16':
+    stages = (*stages[:2], stages[2] + stages[3])
+  return {'target': HYBRID, 'patch_size': (1, 1), 'stages': stages}
+
+
+def _resnet(name):
+  """Return settings for a name such as 'R50x1' or 'BiT-R152x4'."""
+  match = re.fullmatch(r'(?:BiT-)?R(\d+)x([1-9]\d*)', name)
+  if not match or int(match[1]) not in RESNET_STAGES:
+    raise ValueError(
+      f'Unknown ResNet {name!r}; expected R, a depth, x and a width factor, as '
+      f"in 'R50x1', where the depth is one of "
+      f'{", ".join(map(str, RESNET_STAGES))}.'
+    )
+  stages = RESNET_STAGES[int(match[1])]
+  return {'target': RESNET, 'stages': stages, 'width_factor': int(match[2])}
+
+
+def _mixer(name):
+  """Return settings for a name such as 'Mixer-B/16'."""
+  match = re.fullmatch(r'Mixer-(\w+)/([1-9]\d*)', name)
+  if not match or match[1] not in MIXER_SIZES:
+    raise ValueError(
+      f'Unknown Mixer {name!r}; expected Mixer-SIZE/PATCH, as in '
+      f"'Mixer-B/16', where SIZE is one of {', '.join(MIXER_SIZES)}."
+    )
+  width, depth, tokens_mlp_dim, channels_mlp_dim = MIXER_SIZES[match[1]]
+  patch_size = int(match[2]), int(match[2])
+  return {
+    'target': MIXER,
+    'width': width,
+    'depth': depth,
+    'tokens_mlp_dim': tokens_mlp_dim,
+    'channels_mlp_dim': channels_mlp_dim,
+    'embedding': {'target': PATCHES, 'patch_size': patch_size},
+  }
+
+
+def _timm_vit(family, size, patch, registers=None, siglip=None, gap=None):
+  out = _vit(f'{_TIMM_SIZES[size]}/{patch}')
+  pooling = {}
   if registers:
-    out['num_registers'] = int(registers)
+    pooling = {'target': f'{POOLING}.ClassToken'}
+    pooling['num_registers'] = int(registers)
   if siglip:
-    out['pooling'] = 'map'
+    pooling['target'] = f'{POOLING}.Map'
   if gap:
-    out['pooling'] = 'gap'
-    if size == 'medium' and not siglip:
-      out['layerscale_init'] = 1e-5 if registers else 1e-6
+    pooling['target'] = f'{POOLING}.Mean'
     if registers:
-      out['norm_after_pooling'] = True
+      pooling['norm_after'] = True
     elif size == 'base' and not siglip:
       out['num_heads'] = 16  # as in timm, unlike every other ViT-B
-  return out
+  layerscale = None
+  if family == 'deit3':
+    layerscale = 1e-6
+  elif gap and size == 'medium' and not siglip:
+    layerscale = 1e-5 if registers else 1e-6
+  if layerscale:
+    out['block'] = {'target': BLOCK, 'layerscale_init': layerscale}
+  return out | ({'pooling': pooling} if pooling else {})
 
 
 def _timm_hybrid(size, resnet, reduction):
-  name = f'R{resnet}+{_TIMM_SIZES[size]}/{reduction}'
-  return {'target': VIT} | variants.variant(name)
-
-
-def _timm_root(size):
-  return _timm_hybrid(size, '', '16')
-
-
-def _timm_bit(resnet):
-  return {'target': RESNET} | variants.resnet_variant(f'R{resnet}')
+  return _vit(f'R{resnet}+{_TIMM_SIZES[size]}/{reduction}')
 
 
 def _timm_mixer(size, patch):
-  name = f'Mixer-{size.upper()}/{patch}'
-  return {'target': MIXER} | variants.mixer_variant(name)
+  return _mixer(f'Mixer-{size.upper()}/{patch}')
 
 
 def _distilled():
@@ -214,34 +330,36 @@ def _distilled():
   )
 
 
+_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
+_PIXELS = r'(?:_\d+)?'
 _TIMM = {
   rf'(?P<family>vit)_{_SIZE}_patch(?P<patch>\d+)(?:_reg(?P<registers>\d+))?'
   rf'(?P<siglip>_siglip)?(?P<gap>_gap)?{_PIXELS}': _timm_vit,
   rf'(?P<family>deit)_(?P<size>tiny|small|base)_patch(?P<patch>16){_PIXELS}': (
-    functools.partial(_timm_vit, registers=None, siglip=None, gap=None)
+    _timm_vit
   ),
   rf'(?P<family>deit3)_(?P<size>small|medium|base|large|huge)_patch'
-  rf'(?P<patch>\d+){_PIXELS}': (
-    functools.partial(_timm_vit, registers=None, siglip=None, gap=None)
-  ),
+  rf'(?P<patch>\d+){_PIXELS}': _timm_vit,
   rf'deit_\w+_distilled_patch\d+{_PIXELS}': _distilled,
   rf'vit_{_SIZE}_r(?P<resnet>\d+)_s(?P<reduction>\d+){_PIXELS}': _timm_hybrid,
-  rf'vit_{_SIZE}_r_s16_p8{_PIXELS}': _timm_root,
-  r'resnetv2_(?P<resnet>\d+x\d+)_bit': _timm_bit,
+  rf'vit_{_SIZE}_r_s16_p8{_PIXELS}': functools.partial(
+    _timm_hybrid, resnet='', reduction='16'
+  ),
+  r'resnetv2_(?P<name>\d+x\d+)_bit': lambda name: _resnet(f'R{name}'),
   rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _timm_mixer,
 }
 
 
 def _near(name):
   known = {}
-  for ours, theirs in models().items():
-    known |= {n.lower(): n for n in (ours, *theirs)}
+  for ours, in_timm in models().items():
+    known |= {n.lower(): n for n in (ours, *in_timm)}
   found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   return [known[n] for n in found]
 
 
 def main():
-  """Prints the table."""
+  """Print the table of all names."""
   print('name             parameters*  also (in timm)')
   for name, timm_names in models().items():
     line = f'{name:<14} {count_parameters(name):>13,}  '

@@ -1,91 +1,335 @@
-"""Position embeddings: the fixed 2-D sines, and resizing of learned grids.
+"""Position embeddings: one class each, which creates and resizes its tables.
 
-Arrays in, arrays out; a grid is [gh, gw, D], rows first. The kernels of patch
-embeddings are resized here, too, by the same weights.
+PositionEmbedding is the interface. A subclass, here or in your own package,
+overrides the methods it needs; nothing else has to change:
+
+  Learned    one embedding for each patch (the paper's 1-D), stored as a grid
+  Learned2d  one of width D / 2 for each column, one for each row, concatenated
+  SinCos2d   fixed sines and cosines
+  Relative   one for each difference of two patches' numbers (table 8)
+
+Shapes as in vit.py.
 """
 
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-RESIZE_METHODS = ('paper', 'bilinear', 'bicubic_antialias')
+from vit_jax.checks import one_of
+from vit_jax.models import resample
+
+PLACES = ('stem', 'layers', 'layers_shared')
 
 
-def sincos2d(
-  grid: tuple[int, int], width: int, *, temperature: float = 10_000.0
-) -> np.ndarray:
-  """Fixed sine and cosine position embeddings of a grid, one row per cell.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Order of the tokens: class token, registers, then the patches row by row.
 
-  With ω_i = temperature^(-i / (width/4 - 1)), i = 0 .. width/4 - 1, the cell
-  in row y and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain
-  ViT baselines for ImageNet-1k", section 2).
-
-  Returns:
-    float32 [gh, gw, width].
-
-  Raises:
-    ValueError: width is not a multiple of 4, or is below 8.
+  Attributes:
+    grid: (gh, gw) of the patches.
+    class_token: whether there is one.
+    num_registers: number of registers; they have no position.
   """
-  if width % 4 or width < 8:
-    raise ValueError(
-      f'sincos2d positions got width {width}, expected a multiple of 4 from 8 '
-      "up; use posemb='learned' or another width."
-    )
-  omega = temperature ** -(np.arange(width // 4) / (width // 4 - 1))
-  y, x = np.mgrid[: grid[0], : grid[1]]
-  x, y = x[..., None] * omega, y[..., None] * omega
-  waves = [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]
-  return np.concatenate(waves, axis=-1).astype(np.float32)
+
+  grid: tuple[int, int]
+  class_token: bool = False
+  num_registers: int = 0
+
+  @property
+  def prefix(self) -> int:
+    """Number of tokens before the patches."""
+    return self.class_token + self.num_registers
+
+  @property
+  def num_tokens(self) -> int:
+    return self.prefix + math.prod(self.grid)
 
 
-def resize(
-  table: np.ndarray, size: tuple[int, int], method: str = 'paper'
-) -> np.ndarray:
-  """Resizes a grid of embeddings to another grid (paper section 3.2).
+@dataclasses.dataclass(frozen=True)
+class PositionEmbedding:
+  """Interface of position embeddings. It does nothing: there are no positions.
 
-  'paper' is linear interpolation with the corners kept in place, as the
-  paper's released code does it. 'bilinear' and 'bicubic_antialias' take a cell
-  for an area with a centre (half-pixel), as image libraries do; PyTorch models
-  were mostly fine-tuned with one of these two. From 14x14 to 24x24 they differ
-  from 'paper' by 5% of the norm on smooth tables and 26% on noise.
-
-  Args:
-    table: [..., gh, gw, D].
-    size: (height, width) of the new grid, in cells.
-    method: one of RESIZE_METHODS.
-
-  Returns:
-    [..., height, width, D] in the dtype of the table; computed in float64.
+  Methods with the argument `module` create parameters in it, by module.param.
   """
-  _check_method(method)
-  table = np.asarray(table)
-  if table.ndim < 3 or min(size) < 1:
-    raise ValueError(
-      f'Cannot resize a table of shape {table.shape} to the grid {size}; '
-      'expected a table [..., gh, gw, D] and two sizes of 1 or more.'
+
+  in_layers = False  # whether any of the methods called by layers does anything
+
+  def add_to_patches(self, module, x, grid):
+    """Add positions to embedded patches, float32 [B, gh * gw, D]."""
+    del module, grid
+    return x
+
+  def add_to_class_token(self, module, cls):
+    """Add a position to the class token, [1, 1, D]."""
+    del module
+    return cls
+
+  def shared(self, module, layout, width):
+    """Return an array that each layer gets as `shared`, or None."""
+    del module, layout, width
+    return None
+
+  def add_to_layer(self, module, x, layout, shared):
+    """Add positions to the input of a layer, [B, N, D]."""
+    del module, layout, shared
+    return x
+
+  def queries_and_keys(self, module, q, k, layout):
+    """Change queries and keys of a layer, each [B, N, h, d]."""
+    del module, layout
+    return q, k
+
+  def logits(self, module, q, layout):
+    """Return what is added to q kᵀ, float32 [B, h, N, N], or None."""
+    del module, q, layout
+    return None
+
+  def resize(self, name, table, shape, method='paper'):
+    """Resize a parameter of this embedding to another grid of patches.
+
+    Args:
+      name: last part of the parameter's path.
+      table: array, with one more dimension in front if layers are stacked.
+      shape: wanted shape.
+      method: one of resample.METHODS.
+
+    Returns:
+      Array of the wanted shape; None if the parameter does not belong to this
+      embedding, or differs in more than the grid.
+    """
+    del name, table, shape, method
+    return None
+
+  def table(self, params, grid, width):
+    """Return the embeddings of all patches, [gh, gw, D], or None.
+
+    Args:
+      params: {path: array} of the model.
+      grid: (gh, gw), for embeddings that are computed.
+      width: D, likewise.
+    """
+    del params, grid, width
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned(PositionEmbedding):
+  """Learned embeddings, one for each patch and one for the class token.
+
+  Attributes:
+    init_std: standard deviation of the initial values; the paper's code has
+      0.02.
+    at: where embeddings are added (table 8): at the 'stem', that is, to the
+      embedded patches (the paper); to the input of each of the 'layers', each
+      with its own table; or 'layers_shared', with one table for all.
+  """
+
+  init_std: float = 0.02
+  at: str = 'stem'
+
+  tables = ('pos_embedding',)  # names of the parameters that are grids
+
+  def __post_init__(self):
+    one_of('at', self.at, PLACES)
+
+  @property
+  def in_layers(self):
+    return self.at != 'stem'
+
+  def add_to_patches(self, module, x, grid):
+    return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
+
+  def add_to_class_token(self, module, cls):
+    return cls if self.in_layers else cls + self._class_token(module, cls.shape)
+
+  def shared(self, module, layout, width):
+    if self.at == 'layers_shared':
+      return self._tokens(module, layout, width)
+    return None
+
+  def add_to_layer(self, module, x, layout, shared):
+    if self.at == 'layers':
+      shared = self._tokens(module, layout, x.shape[-1])
+    return x if shared is None else x + shared.astype(x.dtype)
+
+  def resize(self, name, table, shape, method='paper'):
+    if name not in self.tables or not same_but(table, shape, (-3, -2)):
+      return None
+    return resample.resize(table, shape[-3:-1], method)
+
+  def table(self, params, grid, width):
+    table = params.get('pos_embedding')
+    return None if table is None else np.asarray(table)[0]
+
+  def _patches(self, module, grid, width):
+    """Return [1, gh * gw, D]."""
+    table = table_of_grid(
+      module, 'pos_embedding', (1, *grid, width), (1, 2), self.init_std
     )
-  rows = _weights(table.shape[-3], size[0], method)
-  cols = _weights(table.shape[-2], size[1], method)
-  out = np.einsum(
-    'ih,jw,...hwd->...ijd', rows, cols, table.astype(np.float64), optimize=True
-  )
-  return out.astype(table.dtype)
+    return table.reshape(1, -1, width)
+
+  def _class_token(self, module, shape):
+    """Return [1, 1, D]; with the patches, the N + 1 rows of equation 1."""
+    init = jax.nn.initializers.normal(self.init_std)
+    return module.param('cls_pos_embedding', init, shape)
+
+  def _tokens(self, module, layout, width):
+    """Return [1, N, D], with zeros for registers."""
+    parts = []
+    if layout.class_token:
+      parts.append(self._class_token(module, (1, 1, width)))
+    parts.append(jnp.zeros((1, layout.num_registers, width)))
+    parts.append(self._patches(module, layout.grid, width))
+    return jnp.concatenate(parts, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned2d(Learned):
+  """Learned embeddings of columns (x) and rows (y), concatenated.
+
+  Attributes:
+    init_std, at: see Learned.
+  """
+
+  tables = 'pos_embedding_x', 'pos_embedding_y'
+
+  def table(self, params, grid, width):
+    if 'pos_embedding_x' not in params:
+      return None
+    x, y = params['pos_embedding_x'], params['pos_embedding_y']
+    return np.asarray(_concatenate(x, y))[0]
+
+  def _patches(self, module, grid, width):
+    if width % 2:
+      raise ValueError(
+        f'Learned2d halves the width, which is {width}; expected an even one. '
+        'Choose an even width, or Learned.'
+      )
+    (gh, gw), half, dims = grid, width // 2, (1, 2)
+    x, y = (
+      table_of_grid(module, f'pos_embedding_{axis}', shape, dims, self.init_std)
+      for axis, shape in (('x', (1, 1, gw, half)), ('y', (1, gh, 1, half)))
+    )
+    return _concatenate(x, y).reshape(1, -1, width)
+
+
+def _concatenate(x, y):
+  """[1, 1, gw, D/2], [1, gh, 1, D/2] -> [1, gh, gw, D]."""
+  grid = jnp.broadcast_shapes(x.shape, y.shape)
+  both = [jnp.broadcast_to(table, grid) for table in (x, y)]
+  return jnp.concatenate(both, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SinCos2d(PositionEmbedding):
+  """Fixed sine and cosine embeddings, added to the embedded patches.
+
+  With ω_i = temperature^(-i / (D/4 - 1)), i = 0 .. D/4 - 1, the patch in row y
+  and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain ViT
+  baselines for ImageNet-1k", section 2). The class token has no position.
+  """
+
+  temperature: float = 10_000.0
+
+  def add_to_patches(self, module, x, grid):
+    width = x.shape[-1]
+    return x + self.table({}, grid, width).reshape(1, -1, width)
+
+  def table(self, params, grid, width):
+    if width % 4 or width < 8:
+      raise ValueError(
+        f'SinCos2d got width {width}; expected a multiple of 4, at least 8. '
+        'Choose such a width, or Learned.'
+      )
+    omega = self.temperature ** -(np.arange(width // 4) / (width // 4 - 1))
+    y, x = np.mgrid[: grid[0], : grid[1]]
+    x, y = x[..., None] * omega, y[..., None] * omega
+    waves = [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]
+    return np.concatenate(waves, axis=-1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative(PositionEmbedding):
+  """Relative attention: learned embeddings of differences, in every layer.
+
+  Patches are numbered row by row. Each difference of a key's and a query's
+  number has an embedding, which the query is multiplied with as it is with the
+  key; the sum is scaled by 1 / √d. The paper leaves the rest open, and we chose
+  it: each layer and each head has its own embeddings; the class token comes
+  first in the sequence, so its number is -1; registers have no number, and
+  pairs with a register get 0.
+
+  The table is [2 gh, gw, h, d], in which difference key - query of 0 is in row
+  gh and column 0; so its shape gives the grid, and it can be resized. Its first
+  cell is for -gh * gw, from the last patch to the class token, and also for
+  gh * gw; without a class token it is not used.
+
+  Attributes:
+    init_std: standard deviation of the initial values.
+  """
+
+  init_std: float = 0.02
+  in_layers = True
+
+  def logits(self, module, q, layout):
+    gh, gw = layout.grid
+    heads = q.shape[2:]
+    table = table_of_grid(
+      module, 'offset_embedding', (2 * gh, gw, *heads), (0, 1), self.init_std
+    )
+    table = table.reshape(-1, *heads).astype(q.dtype)
+    first, prefix = int(layout.class_token), layout.prefix
+    q = jnp.concatenate([q[:, :first], q[:, prefix:]], axis=1)
+    logits = jnp.einsum(
+      'bqhd,ohd->bhqo', q, table, preferred_element_type=jnp.float32
+    )
+    if layout.class_token:  # two more differences, of which one does not occur
+      ends = logits[..., :1]
+      logits = jnp.concatenate([ends, logits, ends], axis=-1)
+    logits = _by_key(logits)
+    if layout.num_registers:
+      at = np.r_[:first, prefix : layout.num_tokens]
+      zeros = jnp.zeros((*logits.shape[:2], at[-1] + 1, at[-1] + 1))
+      logits = zeros.at[..., at[:, None], at].set(logits)
+    return logits
+
+  def resize(self, name, table, shape, method='paper'):
+    if name != 'offset_embedding' or not same_but(table, shape, (-4, -3)):
+      return None
+    return resize_offsets(table, (shape[-4] // 2, shape[-3]))
+
+
+def _by_key(x):
+  """[..., Q, 2 Q] by difference -> [..., Q, Q] by key.
+
+  Cell (i, j) is in column j - i + Q. If rows are one cell shorter and the first
+  Q cells of all are left out, it is in column j.
+  """
+  *batch, size, _ = x.shape
+  x = x.reshape(*batch, -1)[..., size:]
+  return x.reshape(*batch, size, 2 * size - 1)[..., :size]
 
 
 def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Resizes the embeddings of relative positions to another grid of patches.
+  """Resize the table of Relative to another grid of patches.
 
-  The paper does not say how. A difference of patch numbers is taken for so many
-  rows and, as few as can be, columns; both are measured in units of the grid's
-  last row and column, and embeddings between four known ones are interpolated.
+  The paper does not say how. A difference of patch numbers is taken as a number
+  of rows and the smallest possible number of columns. Both are measured in
+  units of the grid's last row and column, and embeddings are interpolated
+  between the four nearest.
 
   Args:
-    table: [..., 2 gh, gw, h, d], as positions.py has it.
+    table: [..., 2 gh, gw, h, d].
     size: (height, width) of the new grid, in patches.
 
   Returns:
     [..., 2 height, width, h, d] in the dtype of the table.
   """
   *batch, rows, width, heads, dim = table.shape
-  old = table.reshape(*batch, rows * width, heads, dim).astype(np.float64)
+  old = np.asarray(table, np.float64).reshape(*batch, rows * width, heads, dim)
   offsets = np.arange(-size[0] * size[1], size[0] * size[1])
   dy = np.round(offsets / size[1]) if size[0] > 1 else 0 * offsets
   dx = offsets - dy * size[1]
@@ -95,7 +339,7 @@ def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   for y, y_weight in _neighbours(dy):
     for x, x_weight in _neighbours(dx):
       cell = (rows // 2 + y) * width + x
-      # The first cell is of the class token alone, see positions.py.
+      # The first cell belongs to the class token alone, see Relative.
       cell = np.clip(cell, offsets > offsets[0], rows * width - 1)
       found = old[..., cell, :, :]
       out = out + (y_weight * x_weight)[:, None, None] * found
@@ -104,66 +348,42 @@ def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _neighbours(at):
-  """(whole numbers below, weights), (above, weights)."""
+  """Return (integers below, weights), (integers above, weights)."""
   below = np.floor(at)
   weight = at - below
   return (below.astype(int), 1 - weight), (below.astype(int) + 1, weight)
 
 
-def resize_kernel(
-  kernel: np.ndarray, size: tuple[int, int], method: str = 'bicubic_antialias'
-) -> np.ndarray:
-  """Resizes a patch embedding to patches of another size, by pseudo-inverse.
-
-  With B the matrix that resizes an old patch x to a new one, the new kernel is
-  pinv(Bᵀ) w, so that patches which are resized get, as nearly as can be, the
-  embedding they had: (B x)ᵀ pinv(Bᵀ) w = xᵀ w where patches grow ("FlexiViT").
-  The default method is timm's.
+def table_of_grid(module, name, shape, dims, init_std):
+  """Create a table, or return it if it is there and has this grid.
 
   Args:
-    kernel: [ph, pw, C, D].
-    size: (height, width) of the new patches, in pixels.
-    method: one of RESIZE_METHODS.
+    module: gets the parameter.
+    name: of the parameter.
+    shape: of the table.
+    dims: which two dimensions are the grid, for the message.
+    init_std: standard deviation of the initial values.
 
-  Returns:
-    [height, width, C, D] in the dtype of the kernel; computed in float64.
+  Raises:
+    ValueError: the table has another grid.
   """
-  _check_method(method)
-  # B resizes rows and columns apart, and so does its pseudo-inverse.
-  rows = np.linalg.pinv(_weights(kernel.shape[0], size[0], method).T)
-  cols = np.linalg.pinv(_weights(kernel.shape[1], size[1], method).T)
-  out = np.einsum(
-    'ih,jw,hwcd->ijcd', rows, cols, kernel.astype(np.float64), optimize=True
+  if module.has_variable('params', name):
+    found = module.get_variable('params', name).shape
+    if found != shape:
+      have, need = (f'{s[dims[0]]}x{s[dims[1]]}' for s in (found, shape))
+      raise ValueError(
+        f'The images need a table {name} of {need} but the parameters have one '
+        f'of {have}. Use images of the size that the model was trained at, or '
+        'resize the table with the `resize` method of its class.'
+      )
+  return module.param(name, jax.nn.initializers.normal(init_std), shape)
+
+
+def same_but(array, shape, dims) -> bool:
+  """Return whether an array has that shape except for these dimensions."""
+  if array.ndim != len(shape) or array.ndim < 4:
+    return False
+  free = {d % array.ndim for d in dims}
+  return all(
+    a == b for d, (a, b) in enumerate(zip(array.shape, shape)) if d not in free
   )
-  return out.astype(kernel.dtype)
-
-
-def _check_method(method):
-  if method not in RESIZE_METHODS:
-    raise ValueError(
-      f'Unknown resize method {method!r}; '
-      f'choose one of {", ".join(RESIZE_METHODS)}.'
-    )
-
-
-def _weights(old, new, method):
-  """[new, old] matrix that resamples one axis; each row sums to 1."""
-  if method == 'paper':
-    at = np.linspace(0, old - 1, new)
-  else:
-    at = (np.arange(new) + 0.5) * old / new - 0.5
-  if method == 'bicubic_antialias':
-    # A coarser grid averages over more cells: the kernel is stretched.
-    distance = np.abs(at[:, None] - np.arange(old)) / max(old / new, 1)
-    weights = _cubic(distance)
-  else:
-    at = np.clip(at, 0, old - 1)
-    weights = np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0)
-  return weights / weights.sum(axis=1, keepdims=True)
-
-
-def _cubic(x, a=-0.5):
-  """Keys' cubic kernel; a = -0.5 is what antialiasing resizers use."""
-  near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-  far = a * (x**3 - 5 * x**2 + 8 * x - 4)
-  return np.where(x < 1, near, np.where(x < 2, far, 0))

@@ -1,6 +1,6 @@
-"""ResNets with group norm and weight standardisation (BiT), and of hybrids.
+"""ResNets with group norm and weight standardisation: BiT, and of hybrids.
 
-Two forms are published, whose weights do not fit each other:
+Two forms are published, whose weights are not interchangeable:
 
                        'preact' (the BiT paper)     'postact' (hybrids)
   a unit               norm, relu, conv; 3 times    conv, norm, relu; 3 times,
@@ -8,7 +8,7 @@ Two forms are published, whose weights do not fit each other:
   norms besides        one before the head          one in the root, one in each
                                                     projection
   padding              symmetric; zeros before      SAME: on even sides nothing
-                       max-pooling                  before, one more behind
+                       max-pooling                  before, one more after
   GroupNorm epsilon    1e-5                         1e-6
   standardised kernel  (w - mean) / √(var + 1e-10)  (w - mean) / (std + 1e-5)
 
@@ -17,14 +17,16 @@ stride in the 3x3 convolution. Shapes: B examples, H x W pixels, C channels,
 F features after the last stage, K classes.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models import frame
-from vit_jax.models.layers import INIT
+from vit_jax.checks import one_of
+from vit_jax.models import common
+from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 
 FORMS = ('preact', 'postact')
@@ -34,8 +36,8 @@ ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
 class StdConv(nn.Module):
   """Convolution with a standardised kernel, without bias.
 
-  Kernels have mean 0 and variance 1 over [kh, kw, C] for each output, however
-  they are scaled. Standardised in float32, applied in dtype.
+  The kernel of each output is standardised to mean 0 and variance 1 over
+  [kh, kw, C], in float32. The convolution is computed in dtype.
   """
 
   features: int
@@ -55,7 +57,7 @@ class StdConv(nn.Module):
       kernel /= jnp.sqrt(variance + 1e-10)
       padding = [(self.size // 2, self.size // 2)] * 2
     else:
-      # The root of a variance of 0 has no finite gradient.
+      # The square root has no finite gradient at a variance of 0.
       kernel /= jnp.sqrt(jnp.maximum(variance, 1e-20)) + 1e-5
       padding = 'SAME'
     return jax.lax.conv_general_dilated(
@@ -68,7 +70,7 @@ class StdConv(nn.Module):
 
 
 def group_norm(form: str, dtype: Any, name: str, **fields) -> nn.GroupNorm:
-  """32 groups; statistics in float32."""
+  """Return a GroupNorm of 32 groups with statistics in float32."""
   epsilon = 1e-5 if form == 'preact' else 1e-6
   return nn.GroupNorm(
     32,
@@ -87,7 +89,7 @@ class Unit(nn.Module):
   stride: int
   form: str
   dtype: Any = 'float32'
-  middle: Any = StdConv  # what has the place of the 3x3 convolution
+  middle: Any = StdConv  # class in place of the 3x3 convolution
 
   def conv(self, name, features, size=1, stride=1):
     return StdConv(features, size, stride, self.form, self.dtype, name=name)
@@ -111,7 +113,7 @@ class Unit(nn.Module):
 
   def _preact(self, x, outside, project):
     y = nn.relu(self.norm('norm1')(x))
-    if project:  # of what is activated, not of x
+    if project:  # the activated input, not x itself
       x = self.conv('conv_proj', outside, stride=self.stride)(y)
     y = self.conv('conv1', self.width)(y)
     y = nn.relu(self.norm('norm2')(y))
@@ -134,9 +136,9 @@ class Unit(nn.Module):
 class Backbone(nn.Module):
   """Root and stages: [B, H, W, C] -> {'stage0': ..., 'stage1': ..., ...}.
 
-  'stage0' is the root's output, [B, H/4, W/4, 64 * width_factor]; stage s has
-  256 * 2**(s - 1) * width_factor channels, and from the second on half the
-  height and width of the one before.
+  'stage0' is the output of the root, [B, H/4, W/4, 64 * width_factor]. Stage s
+  has 256 * 2**(s - 1) * width_factor channels; from the second stage on, each
+  has half the height and width of the previous one.
   """
 
   stages: tuple[int, ...]
@@ -145,11 +147,6 @@ class Backbone(nn.Module):
   dtype: Any = 'float32'
   remat: str = 'none'
   middle: Any = StdConv
-
-  @property
-  def reduction(self) -> int:
-    """Pixels to the side of a cell of the last stage."""
-    return 4 * 2 ** max(len(self.stages) - 1, 0)
 
   @nn.compact
   def __call__(self, images):
@@ -168,12 +165,12 @@ class Backbone(nn.Module):
     for i, units in enumerate(self.stages, 1):
       stage = Stage(
         units,
-        width * 2 ** (i - 1),
-        1 if i == 1 else 2,
-        self.form,
-        self.dtype,
-        self.remat,
-        self.middle,
+        width=width * 2 ** (i - 1),
+        stride=1 if i == 1 else 2,
+        form=self.form,
+        dtype=self.dtype,
+        remat=self.remat,
+        middle=self.middle,
         name=f'stage{i}',
       )
       out[f'stage{i}'] = x = stage(x)
@@ -181,7 +178,7 @@ class Backbone(nn.Module):
 
 
 class Root(nn.Module):
-  """A convolution and max-pooling, both of stride 2: a quarter of each side."""
+  """A convolution and max-pooling, both of stride 2: [B, H/4, W/4, width]."""
 
   width: int
   form: str
@@ -193,13 +190,13 @@ class Root(nn.Module):
     if self.form == 'postact':
       x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
       return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
-    # Zeros, which can be the maximum, as in BiT's weights.
+    # BiT pads with zeros, which can be the maximum.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     return nn.max_pool(x, (3, 3), (2, 2), 'VALID')
 
 
 class Stage(nn.Module):
-  """Units of one width, 'unit1' on; the first has the stride."""
+  """Units 'unit1', 'unit2', ... of one width; the first has the stride."""
 
   units: int
   width: int
@@ -213,12 +210,50 @@ class Stage(nn.Module):
   def __call__(self, x):
     unit = Unit
     if self.remat != 'none':
-      unit = nn.remat(unit, policy=frame.remat_policy(self.remat))
+      unit = nn.remat(unit, policy=common.remat_policy(self.remat))
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
-      fields = self.width, stride, self.form, self.dtype, self.middle
-      x = unit(*fields, name=f'unit{i}')(x)
+      x = unit(
+        self.width,
+        stride,
+        form=self.form,
+        dtype=self.dtype,
+        middle=self.middle,
+        name=f'unit{i}',
+      )(x)
     return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid(PatchEmbedding):
+  """Patches of the feature map of a ResNet (section 3.1), for hybrids.
+
+  Attributes:
+    patch_size, stride: as in PatchEmbedding, in cells of the feature map.
+    mask_token: as in PatchEmbedding.
+    stages: units in each stage of the post-activation ResNet; (): its root
+      alone.
+  """
+
+  patch_size: int | tuple[int, int] = 1
+  stages: tuple[int, ...] = (3, 4, 6, 3)
+
+  def __post_init__(self):
+    super().__post_init__()
+    object.__setattr__(self, 'stages', tuple(self.stages))
+
+  @property
+  def reduction(self):
+    # The root reduces each side by 4, each stage but the first by 2.
+    return 4 * 2 ** max(len(self.stages) - 1, 0)
+
+  def __call__(self, module, images):
+    maps = Backbone(
+      self.stages, dtype=module.dtype, remat=module.remat, name='resnet'
+    )(images)
+    feature_map = maps[f'stage{len(self.stages)}']
+    out, grid = super().__call__(module, feature_map)
+    return {'feature_map': feature_map} | out, grid
 
 
 class ResNet(nn.Module):
@@ -228,36 +263,36 @@ class ResNet(nn.Module):
     stages: units in each stage; (3, 4, 6, 3) is an R50.
     width_factor: the x1, x2, ... in the name; an integer of 1 or more.
     form: 'preact' or 'postact', see above.
-    num_classes: K; None or 0 for no head.
-    head_bias_init: such as -10 for a sigmoid loss over many classes.
-    dtype: of the computation, 'float32' or 'bfloat16'.
+    head: common.Head.
+    num_classes: K; None or 0: no head.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'.
     remat: what to recompute of a unit in the backward pass, as in
       VisionTransformer.
-    middle: class of modules with the fields of StdConv, which have the place of
-      the 3x3 convolutions; AxialResNet has another.
+    middle: class in place of the 3x3 convolutions, with the fields of StdConv;
+      AxialResNet has another one.
   """
 
   stages: tuple[int, ...] = (3, 4, 6, 3)
   width_factor: int = 1
   form: str = 'preact'
+  head: Head = Head()
   num_classes: int | None = None
-  head_bias_init: float = 0.0
   dtype: Any = 'float32'
   remat: str = 'none'
   middle: Any = StdConv
 
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Logits, or the pooled representation when there is no head.
+    """Compute logits, or the pooled representation if there is no head.
 
     Args:
       images: [B, H, W, C], in [-1, 1].
-      train: taken as by other models; nothing here depends on it.
+      train: ignored; other models need it.
 
     Returns:
       float32 [B, K]; without a head [B, F] in dtype.
 
     Raises:
-      ValueError: a field makes no sense.
+      ValueError: a field is invalid.
     """
     out = self.features(images, train=train, per_layer=False)
     return out['logits'] if self.num_classes else out['pre_logits']
@@ -266,30 +301,28 @@ class ResNet(nn.Module):
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
-    """Everything on the way to the logits, by name.
+    """Compute all intermediate features and the logits, by name.
 
     Returns:
       root, stage1, stage2, ...: [B, ., ., .], feature maps (if per_layer).
-      pooled: [B, F], the mean of the last one, normalised first in 'preact'.
-      pre_logits: the same.
-      logits: float32 [B, K]. Not there without a head.
+      pooled: [B, F], mean of the last one, which 'preact' normalises first.
+      pre_logits: output of the head's tanh layer if there is one, else pooled.
+      logits: float32 [B, K]. Absent without a head.
     """
     del train
-    frame.check_choices(self, form=FORMS, remat=frame.REMAT)
+    one_of('form', self.form, FORMS)
+    one_of('remat', self.remat, common.REMAT)
     maps = Backbone(
       self.stages,
-      self.width_factor,
-      self.form,
-      self.dtype,
-      self.remat,
-      self.middle,
+      width_factor=self.width_factor,
+      form=self.form,
+      dtype=self.dtype,
+      remat=self.remat,
+      middle=self.middle,
       name='resnet',
     )(images)
     x = maps[f'stage{len(self.stages)}']
     if self.form == 'preact':
       x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
     out = {'root': maps.pop('stage0')} | maps if per_layer else {}
-    out['pooled'] = out['pre_logits'] = x = x.mean((1, 2))
-    if self.num_classes:
-      out['logits'] = frame.classify(x, self.num_classes, self.head_bias_init)
-    return out
+    return out | self.head(self, x.mean((1, 2)))

@@ -1,73 +1,85 @@
 """Masked patch prediction: the paper's self-supervision (4.6, B.1.2).
 
-Half of the patch embeddings of an image are corrupted: 80% of these become a
-learned mask vector, 10% the embedding of another patch, 10% stay. What each
-corrupted patch looked like is predicted from its own representation.
+Half of the patch embeddings of an image are corrupted: 80% of these are
+replaced by a learned mask vector, 10% by the embedding of another patch, 10%
+stay. The model predicts what each corrupted patch looked like from the output
+at its position.
 
 Shapes: B images, n patches of ph x pw pixels, C channels, K outputs a patch.
-What a target is, what is predicted of it and what that looks like as a picture
-is in patch_targets.py.
+patch_targets.py defines the targets and how they are drawn.
 
-Not in the paper: whether exactly half of an image's patches are corrupted or
-each with probability 1/2 (here the former: every image then weighs the same,
-on any number of devices and micro-batches); whether the other patch is of the
-same image (here it is); how the mask vector is initialised (layers.py).
+The paper leaves open whether exactly half of an image's patches are corrupted,
+or each with probability 1/2. Here it is exactly half, so that every image has
+the same weight on any number of devices and micro-batches. The other patch
+comes from the same image. The mask vector is initialised as in common.py.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.checks import one_of
+from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives import patch_targets
 
 
 @dataclasses.dataclass(frozen=True)
-class Corruption:
-  """What becomes of an image's patches.
+class Task:
+  """How patches are corrupted, and what is predicted.
 
   Attributes:
-    ratio: of n patches, round(ratio * n) are corrupted, at least 1.
-    mask_share: share of these that the mask vector replaces.
-    swap_share: share that another patch of the image replaces; the rest stay.
+    predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's
+      choice); 'downsampled', the same for each cell of the patch reduced to
+      4 x 4; 'pixels', the preprocessed patch itself, with squared error.
+    downsampled_to: cells on a side of a 'downsampled' patch.
+    ratio: round(ratio * n) of n patches are corrupted, at least 1.
+    mask_share: fraction of these that the mask vector replaces.
+    swap_share: fraction that another patch of the image replaces; the rest are
+      kept.
 
   Raises:
-    ValueError: shares that make no sense.
+    ValueError: an invalid value.
   """
 
+  predict: str = 'mean_colour'
+  downsampled_to: int = 4
   ratio: float = 0.5
   mask_share: float = 0.8
   swap_share: float = 0.1
 
   def __post_init__(self):
+    one_of('predict', self.predict, patch_targets.TARGETS)
     if not 0 < self.ratio <= 1:
       raise ValueError(
-        f'ratio={self.ratio} of the patches cannot be corrupted; give more '
-        'than 0 and at most 1 (the paper: 0.5, BERT: 0.15).'
+        f'ratio={self.ratio} must be above 0 and at most 1 (the paper: 0.5, '
+        'BERT: 0.15).'
       )
     shares = self.mask_share, self.swap_share
     if min(shares) < 0 or sum(shares) > 1 + 1e-6:
       raise ValueError(
-        f'mask_share={shares[0]} and swap_share={shares[1]} must be 0 or more, '
-        'and 1 or less together; the patches that remain are kept.'
+        f'mask_share={shares[0]} and swap_share={shares[1]} must be 0 or more '
+        'and at most 1 in total; the remaining patches are kept.'
       )
 
   def draw(self, rng, num_patches):
-    """Draws for one image.
+    """Draw what is corrupted in one image.
 
     Args:
       rng: key.
       num_patches: n.
 
     Returns:
-      (corrupted bool [n], sources int32 [n]): which patches take part in the
-      loss, and the number of the patch whose embedding stands in each one's
-      place, -1 for the mask vector.
+      (corrupted bool [n], sources int32 [n]): which patches count in the loss,
+      and the index of the patch whose embedding replaces each patch, -1 for the
+      mask vector.
     """
     if num_patches < 2:
       raise ValueError(
         f'The images have {num_patches} patch; masked patch prediction needs '
-        '2 or more. Make images larger or patches smaller.'
+        '2 or more. Use larger images or smaller patches.'
       )
     which, how, other = jax.random.split(rng, 3)
     count = max(1, round(self.ratio * num_patches))
@@ -76,53 +88,35 @@ class Corruption:
     draw = jax.random.uniform(how, (num_patches,))
     masked = corrupted & (draw < self.mask_share)
     swapped = corrupted & ~masked & (draw < self.mask_share + self.swap_share)
-    # 1 to n - 1 places on: never the patch itself.
+    # Another patch is 1 to n - 1 places further.
     step = jax.random.randint(other, (num_patches,), 1, num_patches)
     sources = jnp.where(swapped, (place + step) % num_patches, place)
     return corrupted, jnp.where(masked, -1, sources)
 
 
-def masked_patches(
-  model,
-  *,
-  preprocess,
-  predict='mean_colour',
-  downsampled_to=4,
-  ratio=0.5,
-  mask_share=0.8,
-  swap_share=0.1,
-):
-  """LossFn of masked patch prediction; labels in the batch are not looked at.
+def masked_patches(model, *, preprocess, task: Task = Task()):
+  """Return a LossFn of masked patch prediction; it ignores labels.
 
-  The loss is the mean over the corrupted patches, of which every image has as
-  many; those that were kept are among them.
+  The loss is the mean over the corrupted patches, including those that are
+  kept. Every image has the same number of them.
 
   Args:
-    model: VisionTransformer with pooling 'none', mask_token and as many
-      num_classes as the target needs; class_token for what is fine-tuned by it.
+    model: VisionTransformer with NoPooling, embedding.mask_token and the
+      num_classes that the target needs; with class_token if the model will be
+      fine-tuned with a class token.
     preprocess: uint8 images -> float images.
-    predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's
-      choice); 'downsampled', those of each cell of the patch reduced to 4 x 4;
-      'pixels', the preprocessed patch itself, in squared error.
-    downsampled_to: cells on a side of a 'downsampled' patch.
-    ratio, mask_share, swap_share: see Corruption.
+    task: see Task.
 
   Raises:
-    ValueError: an argument that makes no sense; when first called, a model or
-      images that do not suit.
+    ValueError: the model or, at the first call, the images are not suitable.
   """
-  prediction = Prediction(
-    model,
-    preprocess=preprocess,
-    target=patch_targets.make(predict, preprocess, downsampled_to),
-    corruption=Corruption(ratio, mask_share, swap_share),
-  )
+  prediction = Prediction(model, preprocess, task)
 
   def loss_fn(params, batch, rng):
     draw_rng, dropout_rng = jax.random.split(rng)
     keys = jax.random.split(draw_rng, len(batch['image']))
     found = prediction(params, batch['image'], keys, dropout_rng=dropout_rng)
-    # Each image has as many corrupted patches, so the mean of means is exact.
+    # Images have equally many corrupted patches: the mean of means is exact.
     metrics = {name: jnp.mean(x) for name, x in found['metrics'].items()}
     return metrics['loss'], metrics
 
@@ -131,61 +125,72 @@ def masked_patches(
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """Corrupts images and predicts their patches: what training, evaluation and
-  pictures share.
+  """Corruption and prediction, shared by training, evaluation and figures.
 
   Attributes:
-    model, preprocess: see masked_patches.
-    target: of patch_targets.
-    corruption: what is drawn.
+    model, preprocess, task: see masked_patches.
 
   Raises:
-    ValueError: the model cannot do it.
+    ValueError: the model is not suitable.
   """
 
-  model: object
-  preprocess: object
-  target: object
-  corruption: Corruption
+  model: Any
+  preprocess: Callable
+  task: Task = Task()
 
   def __post_init__(self):
-    model = self.model
-    wanted = {'pooling': 'none', 'mask_token': True, 'resnet_stages': None}
-    why = {
-      'pooling': 'every patch is predicted from its own representation',
-      'mask_token': 'masked patches are replaced by a learned vector',
-      'resnet_stages': 'the cells of a feature map have seen their neighbours, '
-      'so that nothing would be hidden',
-    }
-    for field, value in wanted.items():
-      found = getattr(model, field, None)
-      if found != value:
-        raise ValueError(
-          f'masked_patches: the model has {field}={found!r}, expected '
-          f'{value!r}: {why[field]}.'
-        )
+    embedding, pooling = self.model.embedding, self.model.pooling
+    if not isinstance(pooling, NoPooling):
+      raise ValueError(
+        f'masked_patches: the model has pooling={pooling}, expected NoPooling: '
+        'each patch is predicted from its own output.'
+      )
+    if not embedding.mask_token:
+      raise ValueError(
+        f'masked_patches: the model has embedding={embedding}, expected '
+        'mask_token=True: a learned vector replaces masked patches.'
+      )
+    if embedding.reduction > 1 or embedding.step != embedding.patch_size:
+      raise ValueError(
+        f'masked_patches: the model has embedding={embedding}, expected '
+        'patches of pixels that do not overlap: otherwise neighbours show what '
+        'is masked.'
+      )
+
+  @property
+  def target(self):
+    """What is predicted, see patch_targets.py."""
+    if self.task.predict == 'pixels':
+      return patch_targets.Pixels(self.preprocess)
+    one = self.task.predict == 'mean_colour'
+    return patch_targets.Colours(1 if one else self.task.downsampled_to)
 
   def __call__(self, params, images, keys, *, dropout_rng=None):
-    """Corrupts, predicts and compares.
+    """Corrupt images, predict their patches, and compare.
 
     Args:
       params: of the model.
       images: uint8 [B, H, W, C].
       keys: [B], one for each image.
-      dropout_rng: key, in training; None otherwise.
+      dropout_rng: key in training, else None.
 
     Returns:
-      metrics: {'loss', and of classes 'accuracy'}: [B], means over the
+      metrics: {'loss', and for classes 'accuracy'}: [B], means over the
         corrupted patches of each image.
-      corrupted: bool [B, n]; sources: int32 [B, n], see Corruption.draw.
+      corrupted: bool [B, n]; sources: int32 [B, n], see Task.draw.
       outputs: float32 [B, n, K].
     """
-    patches = patch_targets.cut(images, self.model.patch_size)
-    num_patches = patches.shape[1]
-    self._check_outputs(patches)
-    corrupted, sources = jax.vmap(self.corruption.draw, in_axes=(0, None))(
-      keys, num_patches
-    )
+    patches = patch_targets.cut(images, self.model.embedding.patch_size)
+    num_patches, shape = patches.shape[1], patches.shape[2:]
+    needed = self.target.num_outputs(shape)
+    if self.model.num_classes != needed:
+      raise ValueError(
+        f'The model has num_classes={self.model.num_classes}; to predict '
+        f'{self.target} of patches {shape} (height, width, channels) it needs '
+        f'num_classes={needed}.'
+      )
+    draw = jax.vmap(self.task.draw, in_axes=(0, None))
+    corrupted, sources = draw(keys, num_patches)
     outputs = self.model.apply(
       {'params': params},
       self.preprocess(images),
@@ -201,12 +206,3 @@ class Prediction:
       'sources': sources,
       'outputs': outputs,
     }
-
-  def _check_outputs(self, patches):
-    needed = self.target.num_outputs(patches.shape[2:])
-    if self.model.num_classes != needed:
-      raise ValueError(
-        f'The model has num_classes={self.model.num_classes}; to predict '
-        f'{self.target} of patches {patches.shape[2:]} (height, width, '
-        f'channels) it needs {needed}.'
-      )

@@ -1,9 +1,9 @@
-"""What is predicted of a masked patch (B.1.2), how well, and how it looks.
+"""Targets of masked patch prediction (B.1.2): their loss, and how to draw them.
 
-A target has num_outputs(patch shape), compare(outputs, patches), and for the
-eye picture(outputs, patch shape) and truth(patches), both uint8 as patches are.
-Patches are uint8 [B, n, ph, pw, C], rows of the grid one after the other, as
-the model embeds them; outputs float32 [B, n, K].
+A target has num_outputs(patch shape) and compare(outputs, patches); and, for
+figures, picture(outputs, patch shape) and truth(patches), both uint8 like
+patches. Patches are uint8 [B, n, ph, pw, C], row by row as the model embeds
+them; outputs are float32 [B, n, K].
 """
 
 import dataclasses
@@ -12,30 +12,21 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import frame
+from vit_jax.models.common import PatchEmbedding
 
 BITS = 3  # of each colour channel
 LEVELS = 2**BITS
 TARGETS = ('mean_colour', 'downsampled', 'pixels')
 
 
-def make(name, preprocess, downsampled_to=4):
-  """The target that `predict` names; see `masked_patches` for what they are."""
-  if name not in TARGETS:
-    raise ValueError(f'predict={name!r} must be one of {", ".join(TARGETS)}.')
-  if name == 'pixels':
-    return Pixels(preprocess)
-  return Colours(1 if name == 'mean_colour' else downsampled_to)
-
-
 def cut(images, patch_size):
-  """uint8 [B, H, W, C] -> [B, n, ph, pw, C]; n numbers the model's patches."""
-  patches = frame.patchify(images, patch_size)
+  """Cut images into patches: uint8 [B, H, W, C] -> [B, n, ph, pw, C]."""
+  patches = PatchEmbedding(patch_size).cut(images)
   return patches.reshape(len(images), -1, *patches.shape[3:])
 
 
 def join(patches, shape):
-  """[B, n, ph, pw, C] -> images of that shape, the inverse of `cut`."""
+  """Invert `cut`: [B, n, ph, pw, C] -> images of that shape."""
   batch, height, width, channels = shape
   ph, pw = patches.shape[2:4]
   grid = patches.reshape(batch, height // ph, width // pw, ph, pw, channels)
@@ -46,9 +37,9 @@ def join(patches, shape):
 class Colours:
   """Mean colours of side x side cells of a patch, with 3 bits a channel.
 
-  Each cell is one of 8^C classes (512 in colour, 8 in grey): the highest bits
-  of its channels' means, the first channel's at the top. K = side^2 * 8^C, the
-  classes of one cell after the other.
+  A cell has one of 8^C classes (512 in colour, 8 in grey): the highest 3 bits
+  of the mean of each channel, those of the first channel in front. K = side^2 *
+  8^C, the classes of one cell after the other.
   """
 
   side: int
@@ -57,28 +48,24 @@ class Colours:
     return f'{self.side}x{self.side} colours'
 
   def num_outputs(self, patch_shape):
-    """K.
-
-    Raises:
-      ValueError: cells do not tile the patch.
-    """
+    """Return K; ValueError if cells do not tile the patch."""
     ph, pw, channels = patch_shape
     if ph % self.side or pw % self.side:
       raise ValueError(
-        f'Patches of {ph}x{pw} cannot be reduced to {self.side}x{self.side}; '
-        'choose a downsampled_to that divides both sides.'
+        f'Patches of {ph}x{pw} cannot be reduced to {self.side}x{self.side}. '
+        'Use a downsampled_to that divides both sides.'
       )
     return self.side**2 * LEVELS**channels
 
   def classes(self, patches):
-    """int32 [B, n, side^2]."""
+    """Return the classes of cells, int32 [B, n, side^2]."""
     *batch, ph, pw, channels = patches.shape
     side = self.side
     cells = patches.astype(jnp.int32).reshape(
       *batch, side, ph // side, side, pw // side, channels
     )
     area = (ph // side) * (pw // side)
-    # In whole numbers, so that a mean at a border is never rounded across it.
+    # With integers, a mean at the border of two levels is never rounded up.
     levels = cells.sum(axis=(-4, -2)) // (area * 256 // LEVELS)
     powers = [LEVELS**i for i in reversed(range(channels))]
     powers = jnp.asarray(powers, jnp.int32).reshape(
@@ -87,7 +74,7 @@ class Colours:
     return (levels * powers).sum(axis=-1).reshape(*batch, side**2)
 
   def compare(self, outputs, patches):
-    """{'loss': cross-entropy, 'accuracy'}, [B, n], means over the cells."""
+    """Return {'loss': cross-entropy, 'accuracy'}, [B, n], means over cells."""
     classes = self.classes(patches)
     logits = outputs.reshape(*classes.shape, -1)
     log_p = jax.nn.log_softmax(logits)
@@ -99,12 +86,12 @@ class Colours:
     }
 
   def picture(self, outputs, patch_shape):
-    """uint8 [B, n, ph, pw, C]: the middle of each cell's likeliest colour."""
+    """Draw each cell in its likeliest colour: uint8 [B, n, ph, pw, C]."""
     logits = outputs.reshape(*outputs.shape[:2], self.side**2, -1)
     return self._paint(jnp.argmax(logits, axis=-1), patch_shape)
 
   def truth(self, patches):
-    """The same of the patches themselves."""
+    """Draw each cell in its true colour: uint8 [B, n, ph, pw, C]."""
     return self._paint(self.classes(patches), patches.shape[2:])
 
   def _paint(self, classes, patch_shape):
@@ -132,12 +119,12 @@ class Pixels:
     return ph * pw * channels
 
   def compare(self, outputs, patches):
-    """{'loss'}: [B, n], the mean over a patch's values."""
+    """Return {'loss': [B, n]}, the mean over the values of a patch."""
     values = self._preprocessed(patches).reshape(outputs.shape)
     return {'loss': jnp.mean((outputs - values) ** 2, axis=-1)}
 
   def picture(self, outputs, patch_shape):
-    """uint8 [B, n, ph, pw, C]: preprocessing undone, for it scales channels."""
+    """Undo preprocessing, which scales channels: uint8 [B, n, ph, pw, C]."""
     patches = outputs.reshape(*outputs.shape[:2], *patch_shape)
     ends = [jnp.full_like(patches, x, jnp.uint8) for x in (0, 255)]
     low, high = map(self._preprocessed, ends)
@@ -148,6 +135,6 @@ class Pixels:
     return patches
 
   def _preprocessed(self, patches):
-    """float32 of the same shape; preprocess takes [B, H, W, C]."""
+    """Preprocess patches, which takes [B, H, W, C]: float32, same shape."""
     flat = patches.reshape(-1, *patches.shape[2:])
     return self.preprocess(flat).reshape(patches.shape)

@@ -1,22 +1,22 @@
-"""Attention as pictures: maps, rollout beside the image, distance by depth."""
+"""Figures of attention: maps, rollout next to the image, distance by depth."""
 
 import math
 
 import numpy as np
 
+from vit_jax.checks import one_of
 from vit_jax.reports import pictures
 
 STYLES = ('mask', 'heat')
-# Between the pictures of a sheet, within pairs and from pair to pair; shares of
-# their height.
+# Gaps of a sheet, within pairs and between them, as fractions of the height.
 _INNER, _OUTER = 0.03, 0.12
 
 
 def maps(values, picture, path, *, title):
-  """The attention of each layer (rows) and head (columns), and the picture.
+  """Draw the attention of each layer (rows) and head (columns).
 
-  Each map is scaled to its own largest value: a layer spreads its attention
-  over all patches or over few, and either would be dark beside the other.
+  Each map is divided by its own maximum. Otherwise heads that attend to all
+  patches would be dark next to heads that attend to a few.
 
   Args:
     values: [L, h, gh, gw].
@@ -25,7 +25,7 @@ def maps(values, picture, path, *, title):
     title: of the figure.
   """
   depth, heads, gh, gw = values.shape
-  side = min(1.1, 14 / max(depth, heads))  # inches to a map
+  side = min(1.1, 14 / max(depth, heads))  # inches per map
   width = max(heads * side, 2.2) + 0.7
   height = depth * side * gh / gw
   above = min(2.0, 0.8 * width * picture.shape[0] / picture.shape[1])
@@ -36,7 +36,7 @@ def maps(values, picture, path, *, title):
   scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
   pictures.mosaic(below, values / scale, vmin=0, vmax=1)
   below.set(xlabel='Head', ylabel='Layer')
-  # Two dots to a patch, or more.
+  # At least two dots per patch.
   pictures.save(made, path, dpi=max(130, min(400, 2.2 * gw / side)), tight=True)
 
 
@@ -46,18 +46,17 @@ def _show(axes, picture):
 
 
 def overlay(picture, weights, *, style='mask'):
-  """A picture with attention over it: uint8 [H, W, 3].
+  """Return an image with attention drawn over it: uint8 [H, W, 3].
 
-  Weights are divided by their maximum and interpolated to the picture's size.
+  Weights are divided by their maximum and interpolated to the image's size.
 
   Args:
     picture: uint8 [H, W, C].
-    weights: [gh, gw], from 0 up.
-    style: 'mask', the picture is dark where the model does not look (the
-      paper's figures 6 and 14); 'heat', colours over the picture.
+    weights: [gh, gw], 0 or more.
+    style: 'mask', the image is dark where the model does not attend to it (the
+      paper's figures 6 and 14); 'heat', a heat map over the image.
   """
-  if style not in STYLES:
-    raise ValueError(f'style={style!r}; it can be {" or ".join(STYLES)}.')
+  one_of('style', style, STYLES)
   height, width = picture.shape[:2]
   picture = np.broadcast_to(picture, (height, width, 3)) / 255
   mask = _enlarge(_enlarge(weights, height).T, width).T
@@ -74,45 +73,45 @@ def overlay(picture, weights, *, style='mask'):
 
 
 def _enlarge(values, size):
-  """[n, m] -> [size, m], linear between the middles of the cells."""
+  """Interpolate [n, m] -> [size, m], linearly between the centres of cells."""
   cells = len(values)
   at = (np.arange(size) + 0.5) * cells / size - 0.5
   at = np.clip(at, 0, cells - 1)
   low = np.floor(at).astype(int)
-  share = (at - low)[:, None]
+  weight = (at - low)[:, None]
   high = np.minimum(low + 1, cells - 1)
-  return values[low] * (1 - share) + values[high] * share
+  return values[low] * (1 - weight) + values[high] * weight
 
 
 def sheet(pairs, path, *, names=None, columns=None):
-  """Pictures, each with its attention to the right of it (Figs. 6 and 14).
+  """Draw images, each with its attention on the right (Figs. 6 and 14).
 
   Args:
-    pairs: [(picture, overlay)], uint8 [H, W, C] of one size.
+    pairs: [(image, overlay)], uint8 [H, W, C] of one size.
     path: of the figure.
-    names: what to write beneath, or None.
-    columns: pairs to a row, by default `pairs_to_a_row`.
+    names: captions, or None.
+    columns: number of pairs in a row; None for `pairs_to_a_row`.
   """
   height, width = pairs[0][0].shape[:2]
   columns = columns or pairs_to_a_row(len(pairs), width / height)
   rows = math.ceil(len(pairs) / columns)
-  # Inches: of a picture, of a pair, from one pair to the next.
+  # In inches: an image; a pair; from one pair to the next.
   tall = min(2.6, 11 / (2 * columns * width / height))
-  wide = tall * width / height
   inner, outer = _INNER * tall, _OUTER * tall
-  across = 2 * wide + inner + outer
+  pair = 2 * tall * width / height + inner
+  across = pair + outer
   down = tall + (0.24 if names else inner)
-  above = 0.24
-  size = columns * across - outer + 0.1, rows * down + above
+  margin = 0.24
+  size = columns * across - outer + 0.1, rows * down + margin
   made = pictures.canvas(*size)
   made.set_layout_engine('none')
   gap = np.full((height, round(_INNER * height), 3), 255, np.uint8)
-  for i, (picture, drawn) in enumerate(pairs):
-    left, top = 0.05 + i % columns * across, above + i // columns * down
-    box = left, size[1] - top - tall, across - outer, tall
+  for i, (image, drawn) in enumerate(pairs):
+    left, top = 0.05 + i % columns * across, margin + i // columns * down
+    box = left, size[1] - top - tall, pair, tall
     axes = made.add_axes([x / size[j % 2] for j, x in enumerate(box)])
-    picture = np.broadcast_to(picture, drawn.shape)
-    axes.imshow(np.concatenate([picture, gap, drawn], axis=1), aspect='auto')
+    image = np.broadcast_to(image, drawn.shape)
+    axes.imshow(np.concatenate([image, gap, drawn], axis=1), aspect='auto')
     axes.set_axis_off()
     if i < columns:
       _write(axes, 0.25, 1, 3, 'Input', 'bottom', 9)
@@ -123,11 +122,11 @@ def sheet(pairs, path, *, names=None, columns=None):
 
 
 def pairs_to_a_row(count, aspect):
-  """So many that the sheet comes out about as wide as tall.
+  """Return the number of columns that makes a sheet about square.
 
   Args:
-    count: of pairs.
-    aspect: width / height of a picture.
+    count: number of pairs.
+    aspect: width / height of an image.
   """
   return max(1, min(count, round(math.sqrt(count / (2 * aspect)))))
 
@@ -146,12 +145,12 @@ def _write(axes, x, y, offset, text, side, size):
 
 
 def distance(values, path, *, uniform=None, title=''):
-  """Mean attention distance, a dot per head, over the layers (Figs. 7, 11).
+  """Draw mean attention distance, a dot per head, by layer (Figs. 7, 11).
 
   Args:
     values: [L, h], in pixels.
     path: of the figure.
-    uniform: distance of a head that looks everywhere alike, for a line.
+    uniform: distance of a head with uniform attention, drawn as a line.
     title: of the figure.
   """
   from matplotlib import colormaps

@@ -1,4 +1,4 @@
-"""Patch filters and position similarities as the paper's figure 7 has them."""
+"""Figures of patch filters and position similarities (paper, Fig. 7)."""
 
 import math
 
@@ -6,13 +6,13 @@ from vit_jax.reports import pictures
 
 
 def filters(tiles, path, *, title='', columns=7):
-  """Filters as tiles, the first at the top left (Fig. 7 left).
+  """Draw filters as tiles, the first at the top left (Fig. 7 left).
 
   Args:
     tiles: [n, H, W, 3] in [0, 1].
     path: of the figure.
     title: of the figure.
-    columns: tiles to a row.
+    columns: number of tiles in a row.
   """
   n, height, width, _ = tiles.shape
   columns = min(columns, n)
@@ -35,7 +35,7 @@ def filters(tiles, path, *, title='', columns=7):
 
 
 def positions(similarity, path, *, title='Position embedding similarity'):
-  """A map of similarities for each patch, where the patch is (Figs. 7, 10).
+  """Draw a map of similarities for each patch, at its place (Figs. 7, 10).
 
   Args:
     similarity: [gh, gw, gh, gw].
@@ -48,9 +48,9 @@ def positions(similarity, path, *, title='Position embedding similarity'):
   axes = made.subplots()
   shown = pictures.mosaic(axes, similarity, vmin=-1, vmax=1)
   axes.set(title=title, xlabel='Input patch column', ylabel='Input patch row')
-  beside = axes.inset_axes([1.03, 0, 0.035, 1])
-  bar = made.colorbar(shown, cax=beside, ticks=[-1, 0, 1])
+  right = axes.inset_axes([1.03, 0, 0.035, 1])
+  bar = made.colorbar(shown, cax=right, ticks=[-1, 0, 1])
   bar.set_label('Cosine similarity')
-  pictures.save(
-    made, path, dpi=max(150, min(400, 2.2 * gw * gw / width)), tight=True
-  )
+  # At least two dots per patch of a map.
+  dpi = max(150, min(400, 2.2 * gw * gw / width))
+  pictures.save(made, path, dpi=dpi, tight=True)

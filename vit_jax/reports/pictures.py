@@ -1,4 +1,4 @@
-"""What all pictures of the reports share."""
+"""What the figures of all reports share."""
 
 import io
 import math
@@ -7,21 +7,22 @@ import jax
 import numpy as np
 
 from vit_jax import terminal
+from vit_jax.files import write_atomically
 
 
 def figure(num_panels):
-  """(figure, its axes side by side)."""
+  """Return (figure, its axes side by side)."""
   made = canvas(5.2 * num_panels, 3.8)
-  all_axes = made.subplots(1, num_panels, squeeze=False)[0]
-  for axes in all_axes:
+  panels = made.subplots(1, num_panels, squeeze=False)[0]
+  for axes in panels:
     axes.grid(alpha=0.3)
     axes.spines[['top', 'right']].set_visible(False)
-  return made, all_axes
+  return made, panels
 
 
 def canvas(width, height):
-  """An empty figure, of so many inches."""
-  # The object interface: pyplot would look for a display.
+  """Return an empty figure of a size in inches."""
+  # Not pyplot, which would look for a display.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -31,28 +32,26 @@ def canvas(width, height):
 
 
 def mosaic(axes, values, *, vmin, vmax, gap=0.1):
-  """Draws maps [rows, columns, m, n] as tiles of one image, and numbers them.
+  """Draw maps as tiles of one image, with row and column numbers from 1.
 
-  One image, since L/16 has 384 maps and axes are slow. Tiles count from 1.
+  One image, because L/16 has 384 maps, and as many axes would be slow.
 
   Args:
     axes: to draw on.
     values: [rows, columns, m, n].
-    vmin, vmax: ends of the colours.
-    gap: between tiles, as share of their width.
+    vmin, vmax: ends of the colour scale.
+    gap: between tiles, as a fraction of their width.
 
   Returns:
-    what a colorbar needs.
+    The image, for a colorbar.
   """
   *counts, m, n = values.shape
   gap = max(1, round(gap * n))
-  space = ((0, 0), (0, 0), (0, gap), (0, gap))
-  wide = np.pad(values, space, constant_values=np.nan)  # NaN is left white
-  wide = wide.transpose(0, 2, 1, 3).reshape(
-    np.multiply(counts, (m + gap, n + gap))
-  )
-  shown = axes.imshow(
-    wide[:-gap, :-gap],
+  padding = ((0, 0), (0, 0), (0, gap), (0, gap))
+  tiles = np.pad(values, padding, constant_values=np.nan)  # NaN stays white
+  shape = np.multiply(counts, (m + gap, n + gap))
+  image = axes.imshow(
+    tiles.transpose(0, 2, 1, 3).reshape(shape)[:-gap, :-gap],
     cmap='viridis',
     vmin=vmin,
     vmax=vmax,
@@ -64,25 +63,25 @@ def mosaic(axes, values, *, vmin, vmax, gap=0.1):
     axis.set_ticks(middles, [str(i + 1) for i in numbers], fontsize=8)
     axis.set_tick_params(length=0)
   axes.spines[:].set_visible(False)
-  return shown
+  return image
 
 
 def save(made, path, *, dpi=130, tight=False):
-  """Writes the figure on the first host: a PNG, or what the ending says.
+  """Write a figure on the first host; the format follows from the file name.
 
   Args:
     made: figure.
-    path: of the file.
-    dpi: dots to an inch.
-    tight: cut the page to what is drawn, whatever size was asked for.
+    path: of the file, which ends with .png or .pdf.
+    dpi: dots per inch.
+    tight: crop the page to what is drawn.
   """
-  written = io.BytesIO()
+  file = io.BytesIO()
   box = 'tight' if tight else None
-  made.savefig(written, dpi=dpi, format=path.suffix[1:], bbox_inches=box)
+  made.savefig(file, dpi=dpi, format=path.suffix[1:], bbox_inches=box)
   if jax.process_index() == 0:
-    path.write_bytes(written.getvalue())
+    write_atomically(path, file.getvalue())
 
 
 def tell(what, path):
-  """Says where a picture is."""
+  """Print where a figure is."""
   terminal.console().print(f'{what}: {path}', soft_wrap=True)

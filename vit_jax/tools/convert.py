@@ -24,7 +24,7 @@ import numpy as np
 import rich.filesize
 
 from vit_jax import export, terminal
-from vit_jax.models.posemb import RESIZE_METHODS
+from vit_jax.models.resample import METHODS as RESIZE_METHODS
 from vit_jax.tools import arguments
 from vit_jax.weights import formats
 

@@ -29,9 +29,9 @@ from etils import epath
 from vit_jax import pretrained, terminal
 from vit_jax.config import resolve
 from vit_jax.data import image_files, pipeline
-from vit_jax.data.unlabelled import Unlabelled
+from vit_jax.data.pipeline import Unlabelled
 from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import Corruption, Prediction
+from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
 from vit_jax.tools import arguments, outputs
 from vit_jax.weights.bundle import make
@@ -58,16 +58,11 @@ def show(weights, task, images, *, seed=0):
   """
   model, params = pretrained.build(weights)
   preprocess = make(weights.preprocess)
-  task = dict(task)
-  target = patch_targets.make(
-    task.pop('predict', 'mean_colour'),
-    preprocess,
-    task.pop('downsampled_to', 4),
-  )
-  prediction = Prediction(model, preprocess, target, Corruption(**task))
+  prediction = Prediction(model, preprocess, Task(**task))
+  target = prediction.target
 
   def all_of_it(params, images):
-    patches = patch_targets.cut(images, model.patch_size)
+    patches = patch_targets.cut(images, model.embedding.patch_size)
     keys = jax.random.split(jax.random.key(seed), len(images))
     found = prediction(params, images, keys)
     shown = {

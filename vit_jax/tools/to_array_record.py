@@ -1,10 +1,10 @@
-r"""Converts a TFDS data set from TFRecord to ArrayRecord, without TensorFlow.
+"""Convert a TFDS data set from TFRecord to ArrayRecord, without TensorFlow.
 
-  python -m vit_jax.tools.to_array_record ~/tensorflow_datasets/mnist/3.0.1
+    python -m vit_jax.tools.to_array_record ~/tensorflow_datasets/mnist/3.0.1
 
-The new files, as large as the old, are written beside these, which are kept;
-TFDS and vit_jax then find both formats. Run again after an interruption: files
-that are complete are left alone.
+The new files are written next to the old ones, which are kept, and are as
+large. TFDS and vit_jax then find both formats. After an interruption, run the
+command again: it skips complete files.
 """
 
 import argparse
@@ -13,26 +13,28 @@ import json
 import pathlib
 import struct
 
+from vit_jax.files import write_atomically
+
 
 def main(argv=None):
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('directory', help='holds dataset_info.json')
+  parser.add_argument('directory', help='folder with dataset_info.json')
   parser.add_argument('--num_workers', type=int, default=4)
   args = parser.parse_args(argv)
   convert(args.directory, num_workers=args.num_workers)
 
 
 def convert(directory, *, num_workers=4):
-  """Writes an ArrayRecord file for each TFRecord file of the directory.
+  """Write an ArrayRecord file for each TFRecord file of the directory.
 
   Raises:
-    ValueError: no such files, or one that is cut off.
+    ValueError: there are no TFRecord files, or one is truncated.
   """
   directory = pathlib.Path(directory).expanduser()
   files = sorted(directory.glob('*.tfrecord-*'))
   if not files:
     raise ValueError(
-      f'{directory} has no files named *.tfrecord-*; give the folder of a'
+      f'{directory} has no files named *.tfrecord-*. Expected the folder of a'
       ' prepared TFDS data set, with its dataset_info.json.'
     )
   total = 0
@@ -43,24 +45,23 @@ def convert(directory, *, num_workers=4):
         f'\r{i} of {len(files)} files, {total} examples', end='', flush=True
       )
   print()
-  # This is how TFDS learns of a second format; written last, as it promises
-  # that all files are there.
+  # TFDS reads here which other formats exist. Written last, when all files do.
   info = directory / 'dataset_info.json'
   content = json.loads(info.read_text())
   formats = set(content.get('alternativeFileFormats', ()))
   content['alternativeFileFormats'] = sorted(formats | {'array_record'})
-  info.write_text(json.dumps(content, indent=2))
+  write_atomically(info, json.dumps(content, indent=2))
 
 
 def _convert_file(path):
-  """Number of records copied; 0 if the file was there already."""
+  """Copy the records; return their number, or 0 if the target exists."""
   from array_record.python.array_record_module import ArrayRecordWriter
 
   target = path.with_name(path.name.replace('.tfrecord-', '.array_record-'))
   if target.exists():
     return 0
   partial = target.with_name(target.name + '.partial')
-  # One record to a group, as TFDS writes them: reads are of single examples.
+  # One record per group, as TFDS writes them: single examples are read.
   writer = ArrayRecordWriter(str(partial), 'group_size:1')
   count = 0
   for record in records(path):
@@ -72,17 +73,17 @@ def _convert_file(path):
 
 
 def records(path):
-  """Yields the records of an uncompressed TFRecord file.
+  """Yield the records of an uncompressed TFRecord file.
 
-  Each is its length (uint64), a checksum of that (4 bytes), the data, and a
-  checksum of the data (4 bytes). Checksums are not verified.
+  A record is its length (uint64), a checksum of the length (4 bytes), the data
+  and a checksum of the data (4 bytes). Checksums are not verified.
   """
   with open(path, 'rb') as file:
     while header := file.read(12):
       length = struct.unpack('<Q', header[:8])[0] if len(header) == 12 else 0
       data = file.read(length + 4)
       if len(header) < 12 or len(data) < length + 4:
-        raise ValueError(f'{path} is cut off after byte {file.tell()}.')
+        raise ValueError(f'{path} is truncated after byte {file.tell()}.')
       yield data[:length]
 
 

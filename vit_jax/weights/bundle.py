@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import instantiate
-from vit_jax.models.variants import (
+from vit_jax.models.names import (
   AXIAL_RESNET,
   AXIAL_VIT,
   MIXER,

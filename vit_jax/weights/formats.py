@@ -17,7 +17,7 @@ import json
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.models.variants import MIXER, RESNET, SIZES, VIT
+from vit_jax.models.names import MIXER, RESNET, SIZES, VIT
 from vit_jax.weights import (
   arrays,
   big_vision,

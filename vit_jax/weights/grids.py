@@ -79,7 +79,8 @@ def position_rows(weights):
   rows, cols = stride(settings)
   grid = weights.image_shape[0] // rows, weights.image_shape[1] // cols
   if settings.get('posemb') == 'sincos2d':
-    return posemb.sincos2d(grid, width).reshape(1, -1, width)
+    table = posemb.SinCos2d().table({}, grid, width)
+    return table.reshape(1, -1, width)
   return np.zeros((1, math.prod(grid), width), np.float32)
 
 

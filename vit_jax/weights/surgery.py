@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.models import posemb
+from vit_jax.models import posemb, resample
 from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
@@ -53,7 +53,7 @@ class InitFrom:
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
       evaluation.
     head_rule: path rule of the parameters of the head.
-    posemb_resize: method that resizes position embeddings, see `posemb.resize`.
+    posemb_resize: how position embeddings are resized, see `resample.resize`.
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
@@ -158,9 +158,9 @@ def adapt(
       taken over, and must fit.
     head_rule: path rule of what belongs to the head.
     posemb_resize: how position grids of another size are interpolated, see
-      `posemb.resize`.
+      `resample.resize`.
     patch_resize: how patch kernels of another size are resized, see
-      `posemb.resize_kernel`; None: they must not be.
+      `resample.resize_kernel`; None: they must not be.
     adapt_channels: whether images may have another number of channels: the
       kernel's are summed to one, or repeated and scaled to more (as timm).
 
@@ -236,7 +236,7 @@ def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
   """(old in the shape of new, what was done to it); None where it may not."""
   changed, how = np.asarray(old), ''
   if re.fullmatch(POSITIONS, path) and _same_but(old, new, (-3, -2)):
-    changed = posemb.resize(changed, new.shape[-3:-1], posemb_resize)
+    changed = resample.resize(changed, new.shape[-3:-1], posemb_resize)
     how = f' ({posemb_resize})'
   elif re.fullmatch(OFFSETS, path) and _same_but(old, new, (-4, -3)):
     rows, columns = new.shape[-4:-2]
@@ -246,7 +246,7 @@ def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
       changed = _to_channels(changed, new.shape[2])
       how = ' (channels adapted)'
     if patch_resize and old.shape[:2] != new.shape[:2]:
-      changed = posemb.resize_kernel(changed, new.shape[:2], patch_resize)
+      changed = resample.resize_kernel(changed, new.shape[:2], patch_resize)
       how += f' ({patch_resize})'
   note = f'  {path} {_shape(old)} resized to {_shape(new)}{how}'
   return (changed, note) if changed.shape == new.shape else None

@@ -1,8 +1,20 @@
-"""Embedded fractals: FractalDB-like classes from a seed, cached on disk."""
+"""Embedded fractals: FractalDB-like classes drawn from a seed, cached on disk.
+
+A class is an iterated function system. The formulas follow FractalDB, with a
+contractive sampler of the maps. The images are the same on every machine, so no
+operation may round differently from one machine to another. This file uses only
+raw bits of PCG64, whose stream numpy guarantees; +, -, *, / and sqrt, which
+IEEE 754 rounds exactly, one numpy operation at a time in a fixed order (a
+matmul, an einsum or a float sum may fuse or reorder); and directions by
+rejection in the disk, not by sine and cosine.
+
+Legend: n maps, R weight rows, P points. A system is float64 [n, 6]:
+x' = a x + b y + e, y' = c x + d y + f.
+"""
 
 import contextlib
 import errno
-import glob
+import functools
 import os
 import pathlib
 import threading
@@ -12,46 +24,52 @@ import numpy as np
 from absl import logging
 from rich import console, progress
 
-from vit_jax.data import arguments
-from vit_jax.data.embedded import ifs
+from vit_jax import checks
+from vit_jax.files import write_atomically
 
 try:
   import fcntl
-except ImportError:  # no such locks on this system: see `_lock`
+except ImportError:  # no file locks on this system: see `_lock`
   fcntl = None
 
-_VERSION = 1  # part of the cache's name: raise it when a pixel changes
+NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
+NUM_FLIPS = 4
+_FACTORS = (0.2, 0.6, 1.4, 1.8)
+_BURN_IN = 20
+_STEPS = 64  # points of an orbit after the burn-in
+_MIN_FILL = 0.2
+_FILL_PX = 256
+_POINTS_PER_PX = 0.38  # FractalDB: 100,000 points at 512 x 512
+_CANVAS_PX = 256  # least side that an image is drawn at
+
+_VERSION = 1  # part of the cache's name: increase it when a pixel changes
 _SHARD_BYTES = 2**25
-_MAX_SHARDS = 256  # each holds a file open
+_MAX_SHARDS = 256  # each keeps a file open
 
 
 class Fractals:
   """Classes of 2-D iterated function systems: uint8 [size, size, channels].
 
-  Class k is the first system drawn from (seed, k) that fills 0.2 of the
-  picture; its images are FractalDB's weights x flips x patches and go on
-  beyond them: see `ifs.render_category`. Same pixels on every machine, and
-  image i of class k does not depend on how many of either there are. Example
-  i has label i % num_classes.
+  `render_category` describes the images of a class. Image i of class k depends
+  on (seed, k, i) only. Example i has the label i % num_classes.
 
-  The constructor draws what the cache lacks (with a progress bar) and then
-  only reads. Files of some 32 MB appear whole or not at all and end in a
-  checksum: an interrupted generation goes on where it was, several processes
-  may share a cache, and a damaged file is drawn anew, with a warning.
+  The constructor draws the images that the cache lacks, with a progress bar;
+  reading is then fast. Files of about 32 MB are written atomically, with a
+  checksum: an interrupted generation resumes, several processes can share a
+  cache, and a damaged file is drawn again, with a warning.
 
   Args:
-    num_classes: any number.
-    images_per_class: any number; 1,000 is FractalDB's grid.
+    num_classes: number of classes.
+    images_per_class: number of images per class; 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
-    seed: another seed is another set of classes.
-    channels: 1, or 3 equal ones. The cache keeps one.
-    cache_dir: where to keep the images, num_classes * images_per_class *
-      image_size^2 bytes; by default vit_jax/ in the user's cache folder
-      ($XDG_CACHE_HOME or ~/.cache).
+    seed: use another seed for other classes.
+    channels: 1, or 3 equal ones. The cache stores one.
+    cache_dir: folder of the cache, which takes num_classes * images_per_class *
+      image_size^2 bytes. Default: vit_jax/ in $XDG_CACHE_HOME or ~/.cache.
     show_progress: whether to show a progress bar while drawing.
 
   Raises:
-    PermissionError: the cache folder cannot be written and lacks images.
+    PermissionError: the cache lacks images and cannot be written.
   """
 
   class_names = None
@@ -67,12 +85,11 @@ class Fractals:
     cache_dir=None,
     show_progress=True,
   ):
-    arguments.check_int('num_classes', num_classes, 1)
-    arguments.check_int('images_per_class', images_per_class, 1)
-    arguments.check_int('image_size', image_size, 8)
-    arguments.check_int('seed', seed, 0)
-    if channels not in (1, 3):
-      raise ValueError(f'channels is {channels!r}; give 1 (grey) or 3.')
+    checks.integer('num_classes', num_classes, 1)
+    checks.integer('images_per_class', images_per_class, 1)
+    checks.integer('image_size', image_size, 8)
+    checks.integer('seed', seed, 0)
+    checks.one_of('channels', channels, (1, 3))
     self.num_classes = num_classes
     self.images_per_class = images_per_class
     self.image_size = image_size
@@ -81,7 +98,7 @@ class Fractals:
     if cache_dir is None:
       home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
       cache_dir = pathlib.Path(home).expanduser() / 'vit_jax'
-    # Whatever determines the files is in the folder's name.
+    # The folder's name contains all that determines the files.
     self.folder = pathlib.Path(cache_dir).expanduser() / (
       f'fractals{_VERSION}-seed{seed}-{num_classes}x{images_per_class}'
       f'-{image_size}px'
@@ -89,15 +106,14 @@ class Fractals:
     class_bytes = images_per_class * image_size * image_size
     shard_bytes = max(_SHARD_BYTES, num_classes * class_bytes // _MAX_SHARDS)
     self._classes_per_shard = max(1, shard_bytes // class_bytes)
-    self._open_shards = {}
-    self._thread_lock = threading.Lock()
+    self._open_shards, self._lock = {}, threading.Lock()
     self._prepare(show_progress)
 
   def __len__(self):
     return self.num_classes * self.images_per_class
 
   def __getitem__(self, index):
-    index = arguments.check_index(index, len(self))
+    index = checks.index(index, len(self))
     instance, label = divmod(index, self.num_classes)
     shard, row = divmod(label, self._classes_per_shard)
     image = np.array(self._shard(shard)[row, instance])[..., None]
@@ -106,20 +122,16 @@ class Fractals:
     return {'image': image, 'label': label}
 
   def describe(self, index):
-    """Class, image and the file that holds it."""
+    """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
     path = self._path(label // self._classes_per_shard)
     return f'fractal class {label}, image {instance} (in {path})'
 
   def __getstate__(self):
-    state = self.__dict__.copy()
-    del state['_open_shards'], state['_thread_lock']
-    return state
+    return self.__dict__ | {'_open_shards': {}, '_lock': None}
 
   def __setstate__(self, state):
-    self.__dict__.update(state)
-    self._open_shards = {}
-    self._thread_lock = threading.Lock()
+    self.__dict__.update(state, _lock=threading.Lock())
 
   def _path(self, shard):
     return self.folder / f'{shard:05d}.bin'
@@ -133,7 +145,7 @@ class Fractals:
     return (len(self._classes(shard)), self.images_per_class, size, size)
 
   def _has(self, shard):
-    """Whether the file is there in full size; its checksum is read later."""
+    """Return whether the file has its full size; checksums are read later."""
     try:
       size = self._path(shard).stat().st_size
     except FileNotFoundError:
@@ -141,7 +153,7 @@ class Fractals:
     return size == int(np.prod(self._shape(shard))) + 4
 
   def _prepare(self, show_progress):
-    """Draws the missing shards."""
+    """Draw the missing shards."""
     shards = -(-self.num_classes // self._classes_per_shard)
     missing = [s for s in range(shards) if not self._has(s)]
     if not missing:
@@ -156,73 +168,57 @@ class Fractals:
     )
     with bar:
       task = bar.add_task('', total=sum(len(self._classes(s)) for s in missing))
+      done = 0
       for shard in missing:
-        self._generate(shard, lambda: bar.advance(task), keep=self._has)
+        self._draw(shard, lambda: bar.advance(task), is_good=self._has)
+        done += len(self._classes(shard))
+        bar.update(task, completed=done)
 
-  def _generate(self, shard, advance=lambda: None, *, keep):
-    """Draws a shard unless `keep(shard)`, asked when nobody else writes it."""
+  def _draw(self, shard, advance=lambda: None, *, is_good):
+    """Draw a shard, unless another process has drawn a good one meanwhile."""
     path = self._path(shard)
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
-      with _lock(path.with_suffix('.lock')):
-        for leftover in glob.glob(glob.escape(str(path)) + '.*.tmp'):
-          os.unlink(leftover)  # of a process that was killed
-        if keep(shard):
-          for _ in self._classes(shard):
+      with _locked(path.with_suffix('.lock')):
+        for leftover in self.folder.glob(f'.{path.name}.*.part'):
+          leftover.unlink()  # of a process that was killed
+        if not is_good(shard):
+          images = np.empty(self._shape(shard), np.uint8)
+          for out, label in zip(images, self._classes(shard)):
+            out[:] = render_category(
+              self.seed, label, self.images_per_class, self.image_size
+            )
             advance()
-        else:
-          self._write(shard, advance)
+          checksum = zlib.crc32(images).to_bytes(4, 'little')
+          write_atomically(path, images.tobytes() + checksum)
     except OSError as e:
       if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         raise
       raise PermissionError(
-        f'Cannot write the fractals to {self.folder} ({e.strerror}); give'
-        ' cache_dir=, or set XDG_CACHE_HOME, to a folder that you may write.'
+        f'cannot write the fractals to {self.folder} ({e.strerror}). Set'
+        ' cache_dir, or XDG_CACHE_HOME, to a folder with write permission.'
       ) from e
 
-  def _write(self, shard, advance):
-    path = self._path(shard)
-    temporary = f'{path}.{os.getpid()}.tmp'
-    try:
-      checksum = 0
-      with open(temporary, 'wb') as f:
-        for label in self._classes(shard):
-          images = ifs.render_category(
-            self.seed, label, self.images_per_class, self.image_size
-          )
-          checksum = zlib.crc32(images, checksum)
-          f.write(images)
-          advance()
-        f.write(checksum.to_bytes(4, 'little'))
-        f.flush()
-        os.fsync(f.fileno())  # else a crash could leave the name, not the bytes
-      os.replace(temporary, path)
-    finally:
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-
   def _shard(self, shard):
-    """The images of a shard, mapped; its checksum is read the first time."""
-    images = self._open_shards.get(shard)
-    if images is None:
-      with self._thread_lock:
-        images = self._open_shards.get(shard)
-        if images is None:
-          images = self._read(shard)
-          if images is None:
-            logging.warning('%s is damaged: drawing it anew', self._path(shard))
-            self._generate(shard, keep=lambda s: self._read(s) is not None)
-            images = self._read(shard)
-          if images is None:
-            raise OSError(
-              f'{self._path(shard)} was drawn anew and still does not read'
-              ' back as written; look at the disk, or give another cache_dir.'
-            )
-          self._open_shards[shard] = images
+    """Return the mapped images of a shard, whose checksum is verified once."""
+    with self._lock:
+      images = self._open_shards.get(shard)
+      if images is None:
+        images = self._read(shard)
+      if images is None:
+        logging.warning('%s is damaged. Drawing it again.', self._path(shard))
+        self._draw(shard, is_good=lambda s: self._read(s) is not None)
+        images = self._read(shard)
+      if images is None:
+        raise OSError(
+          f'{self._path(shard)} was drawn again and still differs from what was'
+          ' written. Check the disk, or set another cache_dir.'
+        )
+      self._open_shards[shard] = images
     return images
 
   def _read(self, shard):
-    """The mapped images, or None if the file is missing or damaged."""
+    """Return the mapped images; None if the file is missing or damaged."""
     if not self._has(shard):
       return None
     data = np.memmap(self._path(shard), np.uint8, mode='r')
@@ -232,14 +228,207 @@ class Fractals:
 
 
 @contextlib.contextmanager
-def _lock(path):
-  """Lets one process at a time in; the system frees it when one is killed.
+def _locked(path):
+  """Admit one process at a time.
 
-  Only saves work: files are replaced whole, so a file system without locks
-  gets each shard drawn by several processes, equal and undamaged.
+  Locks only save work. On a file system without locks several processes draw
+  the same shard, with the same bytes.
   """
   with open(path, 'wb') as f:
     if fcntl is not None:
       with contextlib.suppress(OSError):
         fcntl.flock(f, fcntl.LOCK_EX)
     yield
+
+
+class _Stream:
+  """Uniform random numbers from raw bits, whose stream never changes."""
+
+  def __init__(self, *key):
+    self._bits = np.random.PCG64(np.random.SeedSequence(key))
+
+  def uniform(self, *shape):
+    """Return float64 numbers in [0, 1)."""
+    raw = self._bits.random_raw(int(np.prod(shape)))
+    return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+  def bits16(self, count):
+    """Return uint16 [count]."""
+    raw = self._bits.random_raw(-(-count // 4))
+    return raw.astype('<u8').view('<u2')[:count]
+
+  def directions(self, count):
+    """Return unit vectors of uniform direction: float64 [count], [count]."""
+    x, y = np.empty(0), np.empty(0)
+    while len(x) < count:
+      u, v = 2 * self.uniform(2, 2 * count) - 1
+      square = u * u + v * v
+      inside = (square <= 1) & (square > 1e-4)
+      norm = np.sqrt(square[inside])
+      x = np.concatenate([x, u[inside] / norm])
+      y = np.concatenate([y, v[inside] / norm])
+    return x[:count], y[:count]
+
+
+def sample_system(stream):
+  """Draw 2 to 7 contractive maps: (system [n, 6], probabilities [n]).
+
+  Each linear part is rotation . diag(+-s1, +-s2) . rotation with
+  s2 <= s1 <= 1, uniform under the condition that the sum of s1 + 2 s2 over the
+  maps is in [(5 + n) / 2, (6 + n) / 2] (Anderson & Farrell); translations are
+  uniform in (-1, 1). Probabilities are proportional to |det| = s1 s2.
+  """
+  n = 2 + int(6 * stream.uniform(1)[0])
+  while True:
+    s = stream.uniform(64, n, 2)
+    s1, s2 = s.max(axis=2), s.min(axis=2)
+    total = np.cumsum(s1 + 2 * s2, axis=1)[:, -1]
+    fits = np.flatnonzero((total >= (5 + n) / 2) & (total <= (6 + n) / 2))
+    if len(fits):
+      s1, s2 = s1[fits[0]], s2[fits[0]]
+      break
+  (c1, c2), (n1, n2) = (v.reshape(2, n) for v in stream.directions(2 * n))
+  sign1, sign2 = np.where(stream.uniform(2, n) < 0.5, -1.0, 1.0)
+  r1, r2 = s1 * sign1, s2 * sign2
+  a = c1 * r1 * c2 - n1 * r2 * n2
+  b = -(c1 * r1 * n2) - n1 * r2 * c2
+  c = n1 * r1 * c2 + c1 * r2 * n2
+  d = c1 * r2 * c2 - n1 * r1 * n2
+  e, f = 2 * stream.uniform(2, n) - 1
+  det = s1 * s2
+  return np.stack([a, b, c, d, e, f], axis=1), det / np.cumsum(det)[-1]
+
+
+@functools.lru_cache(maxsize=64)
+def category(seed, label):
+  """Return the system of a class: (system [n, 6], probabilities [n]).
+
+  It is the first system of the stream of (seed, label) whose points hit at
+  least 0.2 of the pixels (FractalDB's rule).
+  """
+  stream = _Stream(seed, label)
+  while True:
+    system, probabilities = sample_system(stream)
+    if fill(system, probabilities) >= _MIN_FILL:
+      return system, probabilities
+
+
+def fill(system, probabilities):
+  """Return the fraction of 256x256 pixels hit by 24,903 attractor points."""
+  num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
+  x, y = attractor(system[None], probabilities, num_points)
+  position = _positions(x, y, _FILL_PX)[0]
+  hit = np.zeros(_FILL_PX * _FILL_PX, bool)
+  hit[position] = True
+  return np.count_nonzero(hit) / hit.size
+
+
+def weighted(system, row):
+  """Return a system with one parameter of all its maps scaled.
+
+  Row 0 changes nothing; row 1 + 4 p + q multiplies parameter p (a to f) by
+  factor q. A map that would expand is divided by its spectral norm.
+  """
+  if row == 0:
+    return system
+  parameter, factor = divmod(row - 1, len(_FACTORS))
+  system = system.copy()
+  system[:, parameter] *= _FACTORS[factor]
+  a, b, c, d = system[:, :4].T
+  square = a * a + b * b + c * c + d * d
+  det = a * d - b * c
+  # The larger root of t^2 - square t + det^2, the squared singular values.
+  root = np.sqrt(np.maximum(square * square - 4 * (det * det), 0))
+  norm = np.sqrt((square + root) / 2)
+  system[:, :4] /= np.maximum(norm, 1)[:, None]
+  return system
+
+
+def attractor(systems, probabilities, num_points):
+  """Play the chaos game for R systems [R, n, 6]: x, y float64 [R, >= P].
+
+  Many short orbits in parallel, without their first 20 points. All systems use
+  the same sequence of random choices, as in FractalDB.
+  """
+  orbits = -(-num_points // _STEPS)
+  steps = _BURN_IN + _STEPS
+  # Probabilities become counts out of 2^16, so a choice is a table lookup.
+  bounds = np.rint(np.cumsum(probabilities) * 65536).astype(np.int64)
+  bounds[-1] = 65536
+  table = np.repeat(np.arange(len(bounds)), np.diff(bounds, prepend=0))
+  choices = table[_draws(orbits * steps)].reshape(steps, orbits)
+  parameters = np.ascontiguousarray(np.moveaxis(systems, 2, 0))
+  x = y = np.zeros((len(systems), orbits))
+  kept = np.empty((2, _STEPS, *x.shape))
+  for step, choice in enumerate(choices):
+    a, b, c, d, e, f = np.take(parameters, choice, axis=2)
+    x, y = a * x + b * y + e, c * x + d * y + f
+    if step >= _BURN_IN:
+      kept[:, step - _BURN_IN] = x, y
+  return np.moveaxis(kept, 1, 2).reshape(2, len(systems), -1)
+
+
+@functools.lru_cache(maxsize=4)
+def _draws(count):
+  return _Stream(100).bits16(count)
+
+
+def _positions(x, y, side):
+  """Return the pixel number of each point: int64 [R, P], row * side + column.
+
+  Each axis is stretched to the image without its border: 3 of 512 pixels as in
+  FractalDB, at least 1.
+  """
+  pad = max(1, side * 3 // 512)
+
+  def place(v):
+    low = v.min(axis=1, keepdims=True)
+    span = np.maximum(v.max(axis=1, keepdims=True) - low, 1e-12)
+    pixel = ((v - low) / span * (side - 2 * pad)).astype(np.int64)
+    return np.minimum(pixel, side - 2 * pad - 1) + pad
+
+  return place(y) * side + place(x)
+
+
+def render_category(seed, label, count, image_size):
+  """Return the first `count` images of a class: uint8 [count, size, size].
+
+  Image i has weight row i % 25, flip (i // 25) % 4 (none, vertical,
+  horizontal, both) and patch pattern i // 100: FractalDB's grid of 25 x 4 x
+  10, continued with more patterns. Each point is drawn as a random non-empty
+  3x3 patch, white (FractalDB: grey 127) on black. An image below 256 px is
+  drawn an integer factor larger and averaged, so that small images show the
+  texture in grey.
+  """
+  scale = max(1, -(-_CANVAS_PX // image_size))
+  side = scale * image_size
+  system, probabilities = category(seed, label)
+  rows = min(count, NUM_ROWS)
+  systems = np.stack([weighted(system, row) for row in range(rows)])
+  points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))
+  positions = _positions(*points, side)
+  images = np.empty((count, image_size, image_size), np.uint8)
+  per_pattern = NUM_ROWS * NUM_FLIPS
+  for first in range(0, count, per_pattern):
+    stream = _Stream(seed, label, first // per_pattern)
+    masks = 1 + stream.bits16(positions.shape[1]) % 511
+    for row in range(min(rows, count - first)):
+      image = _stamp(positions[row], masks, side)
+      # Exact: a mean over scale^2 pixels of 0 or 255, rounded down.
+      image = image.reshape(image_size, scale, image_size, scale)
+      image = image.sum(axis=(1, 3), dtype=np.int64) * 255 // scale**2
+      flips = (image, image[::-1], image[:, ::-1], image[::-1, ::-1])
+      for flip, flipped in enumerate(flips):
+        index = first + flip * NUM_ROWS + row
+        if index < count:
+          images[index] = flipped
+  return images
+
+
+def _stamp(positions, masks, side):
+  """Draw a 3x3 patch at each pixel number: uint8 [side, side], 0 or 1."""
+  canvas = np.zeros(side * side, np.uint8)
+  for bit in range(9):
+    offset = (bit // 3 - 1) * side + bit % 3 - 1
+    canvas[positions[masks & (1 << bit) != 0] + offset] = 1
+  return canvas.reshape(side, side)

@@ -1,51 +1,79 @@
-"""Embedded glyphs: letters and symbols of free fonts, drawn as they are read.
+"""Embedded glyphs: letters and symbols of free fonts, drawn when read.
 
-Made for pre-training without a download: the classes hold no digit and nothing
-that looks like one, yet the strokes look like the scans of `digits.Digits`
-(thick, deformed, often at the resolution of 8x8 pixels).
+Made for pretraining without a download. No class is a digit or looks like one,
+but the strokes resemble the scans of `digits.Digits` (thick, deformed, often at
+a resolution of 8x8 pixels).
 
-How an image comes about: each character is rendered once per face into a bank
-of signed distance fields. One `cv2.remap` samples a field through a random
-affine and elastic map at the image's own resolution; adding a number to the
-distances then sets the stroke, and the slope of the step sets the blur.
+Each character is rendered once per face into a bank of signed distance fields.
+To draw an image, `cv2.remap` samples a field through a random affine and
+elastic map at the resolution of the image. An offset to the distances sets the
+stroke width, and their slope sets the blur.
 """
 
 import functools
+import os
+import threading
 
 import cv2
+import matplotlib
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax.data import arguments
-from vit_jax.data.embedded import glyph_characters
-from vit_jax.data.embedded.glyph_characters import CHARACTERS, FACES
+from vit_jax import checks
 
+FACES = (
+  'DejaVuSans',
+  'DejaVuSans-Bold',
+  'DejaVuSans-Oblique',
+  'DejaVuSansMono',
+  'DejaVuSerif',
+  'DejaVuSerif-Bold',
+  'DejaVuSerif-Italic',
+  'STIXGeneral',
+  'STIXGeneralItalic',
+  'STIXGeneralBol',
+)
+
+# Letters, punctuation marks and symbols that all faces have, without numbers,
+# look-alikes of digits and look-alikes of earlier characters. Written out so
+# that labels do not depend on the versions of the fonts. How they were chosen:
+# tests/data/glyph_selection.py.
+CHARACTERS = (
+  '!"$%&\'()*+,./:;<=>?@ABCDEFGHIJKLMNPQRSTUVWXYZ[\\]^`abcdefghij'
+  'kmnpqrtuy{}~¡¢£¤¥§¨©ª«¬®°±´µ¶¸º»¿ÀÆÇÈÌÍÎÏÑÒ×ØÙÝÞßàãåæçèëìíîï'
+  'ðñòõ÷øùûüýþÿāĂĄąĆćĉċĎďđĕėĘęĜĝğġĢĤĥĨĩīĭĮįİĲĳĴĵĶķĸĹĺĻļľŀŁłńŅņŉ'
+  'ŊŋōőŒœŔŕŖŗřŚśŝŞşšŢţŤťŮůŲųŴŵŸŹźżƀƈƐƒƕƚƛƞƠơƪƫƭƯưƺƾǀǁǂǰǼǽǾǿȷɐɑɒ'
+  'ɔɕɖɗɘəɚɛɝɞɟɠɣɤɥɧɨɩɫɬɭɮɯɰɱɲɳɵɷɸɹɺɻɽɾɿʁʂʃʄʅʆʇʈʉʊʋʌʍʎʏʐʑʒʓʔʕʖʗʘ'
+  'ʚʛʝʞʟʠʣʤʥʦʧʨʱʷʻˁˆˇ˘˛˜˝ˠˣ΅ΆΈΉΊΌΎΏΐΓΔΘΞΣΦΨΩάέήίΰαβγδζικλνξπρςσ'
+  'τυφχψωϊϋύώϐϑϒϖϘϙϚϛϝϞϟϠϡϰϱϵ϶ЂЃЉЊЋЌЎЏДЖЙКЛУЧШЩЪЫЬЭЮЯбдзиймфцщю'
+  'ђѓљћќўџѢѣҐґẅỳ‛“”‟†‡…‰‹›€ℎ№™∂␣┌┐└┘├┤┬┴┼╒╓╕╖╘╙╛╜╞╟╡╢╤╥╦╧╨╩╪╫╬ﬁ'
+)
+
+_FONT_PX = 96  # size at which characters are rendered
 _BANK_PX = 64  # side of a distance field
 _GLYPH_PX = 44  # longer side of a glyph in it
 _REACH_PX = 12.0  # distances are clipped here: 127 steps of uint8
+_FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 
 
 class Glyphs:
   """Unlimited images of letters and symbols: bright strokes on black.
 
-  Image i is drawn from (seed, i) alone: face, size, aspect, slant, rotation,
-  shift, elastic deformation, stroke, blur or low resolution, contrast, noise.
-  Every `num_classes` consecutive images hold each class once, in an order that
-  the seed chooses. Pixels may differ between FreeType or OpenCV versions in
-  the last bits; labels do not.
-
-  713 letters, punctuation marks and symbols have a glyph in all ten `FACES`.
-  3 go because they are numbers in some sense (`is_number` of
-  `glyph_characters`), and those that look like a digit or like an earlier
-  character in most faces (`select_characters`, there): 480 classes remain.
+  Image i depends on (seed, i) only: face, size, aspect, slant, rotation, shift,
+  elastic deformation, stroke, blur or low resolution, contrast and noise. Each
+  block of `num_classes` consecutive images contains every class once, in an
+  order that depends on the seed. The last bits of pixels may differ between
+  versions of FreeType or OpenCV; labels do not.
 
   Args:
     image_size: side in pixels, at least 8.
-    num_examples: what `len` says. Any number: no image is stored.
-    seed: another seed is another set of images, e.g. for validation.
+    num_examples: length of the source; images are not stored.
+    seed: use another seed for other images, e.g. for validation.
     channels: 1, or 3 equal ones.
-    low_resolution: share of images that pass through 7 to 12 pixels a side.
-    deformation: factor on the elastic deformation; 0 turns it off.
-    noise: factor on the pixel noise; 0 turns it off.
+    low_resolution: fraction of images that are reduced to 7 to 12 pixels a side
+      and enlarged again.
+    deformation: factor of the elastic deformation; 0 disables it.
+    noise: factor of the pixel noise; 0 disables it.
   """
 
   num_classes = len(CHARACTERS)
@@ -61,19 +89,18 @@ class Glyphs:
     deformation=1.0,
     noise=1.0,
   ):
-    arguments.check_int('image_size', image_size, 8)
-    arguments.check_int('num_examples', num_examples, 1)
-    arguments.check_int('seed', seed, 0)
-    if channels not in (1, 3):
-      raise ValueError(f'channels is {channels!r}; give 1 (grey) or 3.')
+    checks.integer('image_size', image_size, 8)
+    checks.integer('num_examples', num_examples, 1)
+    checks.integer('seed', seed, 0)
+    checks.one_of('channels', channels, (1, 3))
     if not 0 <= low_resolution <= 1:
       raise ValueError(
-        f'low_resolution is {low_resolution}; it is a share, give 0 to 1.'
+        f'low_resolution={low_resolution} must be a fraction from 0 to 1.'
       )
     if deformation < 0 or noise < 0:
       raise ValueError(
-        f'deformation is {deformation} and noise {noise}; both are factors:'
-        ' give 0 (off) or more.'
+        f'deformation={deformation} and noise={noise} must not be negative.'
+        ' Use 0 to disable them.'
       )
     self.class_names = list(CHARACTERS)
     self.image_size = image_size
@@ -90,7 +117,7 @@ class Glyphs:
     return self.num_examples
 
   def __getitem__(self, index):
-    index = arguments.check_index(index, self.num_examples)
+    index = checks.index(index, self.num_examples)
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
     image = self._draw(label, rng)[..., None]
@@ -99,7 +126,7 @@ class Glyphs:
     return {'image': image, 'label': label}
 
   def describe(self, index):
-    """The character and the arguments that example `index` is drawn from."""
+    """Return the character, and the seed and index that determine the image."""
     label = self._labels[index % self.num_classes]
     return (
       f'glyph {CHARACTERS[label]!r} (class {label}, seed {self.seed},'
@@ -107,13 +134,12 @@ class Glyphs:
     )
 
   def _draw(self, label, rng):
-    """One image of a class: uint8 [image_size, image_size]."""
+    """Return an image of a class: uint8 [image_size, image_size]."""
     size = self.image_size
     u = rng.random(16).tolist()
     face = int(u[0] * len(FACES))
-    fields, half_strokes, extents = _bank()
-    field = fields[label, face]
-    maps, scale = _sample_map(u[1:8], extents[label, face], size)
+    field, half_stroke, extent = _distance_field(label, face)
+    maps, scale = _sample_map(u[1:8], extent, size)
     if self.deformation:
       # A 4x4 grid of shifts, in pixels of the bank, interpolated smoothly.
       bend = cv2.resize(
@@ -127,7 +153,7 @@ class Glyphs:
     ).astype(np.float32)
     low = u[9] < self.low_resolution
     # Stroke and blur in output pixels: level = clip(distance / blur + 1/2).
-    half = half_strokes[label, face] * scale
+    half = half_stroke * scale
     thicken = ((0.065 if low else 0.035) + 0.06 * u[10]) * size - half
     thicken = min(max(thicken, -0.4 * half), 0.8 * _REACH_PX * scale)
     blur = (0.04 if low else 0.04 + 0.08 * u[11] * u[11]) * size
@@ -145,9 +171,15 @@ class Glyphs:
 
 
 def _sample_map(u, extent, size):
-  """Where each pixel looks in the bank: float32 [size, size, 2], and px/px.
+  """Sample the map from pixels of the image to those of a distance field.
 
-  u: 7 uniform numbers; extent: width and height of the glyph in the bank.
+  Args:
+    u: 7 uniform random numbers.
+    extent: width and height of the glyph in the field, in pixels.
+    size: side of the image in pixels.
+
+  Returns:
+    float32 [size, size, 2], and the scale of the image relative to the field.
   """
   width, height = extent
   stretch = np.exp(0.7 * u[0] - 0.25)  # tall more often than wide
@@ -160,7 +192,7 @@ def _sample_map(u, extent, size):
   linear = np.array([[cos, sin], [-sin, cos]])
   linear = np.array([[1, slant], [0, 1]]) @ linear
   linear /= np.array([[scale_x], [scale_y]])
-  # The room that the glyph leaves bounds the shift; a little runs over.
+  # The shift keeps the glyph inside the image, up to a small margin.
   room = np.array([size - scale_x * width, size - scale_y * height])
   shift = (np.array(u[5:7]) - 0.5) * (np.maximum(room, 0) * 0.5 + 0.08 * size)
   base = (size - 1) / 2 + shift
@@ -170,9 +202,9 @@ def _sample_map(u, extent, size):
 
 
 def _through_low_resolution(image, u):
-  """Averages cells to 8x8, else 7 to 12 pixels a side, and interpolates back.
+  """Average to 7 to 12 pixels a side, mostly 8, and interpolate back.
 
-  The scans of the digits were made so: counts of ink over 4x4 cells, 0 to 16.
+  The scans of the digits count ink in 4x4 cells, 0 to 16, in the same way.
   """
   size = image.shape[0]
   small = 8 if u < 0.6 else 7 + int((u - 0.6) / 0.4 * 6)
@@ -189,30 +221,16 @@ def _grid(size):
   return np.stack([x, y], axis=-1).astype(np.float32)
 
 
-@functools.lru_cache(maxsize=1)
-def _bank():
-  """Distance fields of all classes and faces, made once a process.
+@functools.cache
+def _distance_field(label, face):
+  """Return the signed distance field of a class in a face.
 
-  Returns uint8 [K, faces, 64, 64] (128 at the outline, more inside), float
-  [K, faces] half widths of the strokes and float [K, faces, 2] (width, height)
-  of the glyphs, both in pixels of the bank.
+  Returns:
+    uint8 [64, 64], 128 at the outline and more inside; half of the stroke's
+    width; (width, height) of the glyph. Units are pixels of the field.
   """
-  shape = (len(CHARACTERS), len(FACES))
-  fields = np.empty((*shape, _BANK_PX, _BANK_PX), np.uint8)
-  half_strokes = np.empty(shape)
-  extents = np.empty((*shape, 2))
-  for f, face in enumerate(FACES):
-    font = glyph_characters.font_of(face)
-    for k, character in enumerate(CHARACTERS):
-      fields[k, f], half_strokes[k, f], extents[k, f] = _distance_field(
-        glyph_characters.render(character, font)
-      )
-  return fields, half_strokes, extents
-
-
-def _distance_field(mask):
-  """uint8 distance field, half stroke and (width, height) of a glyph."""
-  # At twice the size of the bank, for outlines between its pixels.
+  mask = _render(CHARACTERS[label], _font(FACES[face]))
+  # At twice the size of the field, for outlines between its pixels.
   ratio = 2 * _GLYPH_PX / max(mask.shape)
   height, width = (max(2, round(n * ratio)) for n in mask.shape)
   how = cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR
@@ -225,5 +243,32 @@ def _distance_field(mask):
   field = cv2.resize(field, (_BANK_PX, _BANK_PX), interpolation=cv2.INTER_AREA)
   levels = np.clip(field / (2 * _REACH_PX), -1, 1) * 127 + 128
   # Over a bar of half width h the distance to the outline is h/2 on average.
-  half_stroke = float(inside.sum() / max(int(ink.sum()), 1))
-  return np.rint(levels).astype(np.uint8), half_stroke, (width / 2, height / 2)
+  half_stroke = np.float64(inside.sum() / max(int(ink.sum()), 1))
+  extent = np.array([width / 2, height / 2])
+  return np.rint(levels).astype(np.uint8), half_stroke, extent
+
+
+@functools.cache
+def _font(face):
+  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
+  path = os.path.join(folder, f'{face}.ttf')
+  if not os.path.exists(path):
+    raise FileNotFoundError(
+      f'{path} does not exist: this installation of matplotlib has no fonts,'
+      ' which the glyphs are drawn from. Reinstall matplotlib with pip.'
+    )
+  return ImageFont.truetype(
+    path, _FONT_PX, layout_engine=ImageFont.Layout.BASIC
+  )
+
+
+def _render(character, font):
+  """Return the ink of a glyph, cropped to its bounding box: uint8 [h, w]."""
+  with _FONT_LOCK:
+    left, top, right, bottom = font.getbbox(character)
+    image = Image.new('L', (right - left + 2, bottom - top + 2))
+    ImageDraw.Draw(image).text((1 - left, 1 - top), character, 255, font=font)
+  mask = np.asarray(image)
+  ink = mask > 127
+  rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+  return mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]

@@ -21,7 +21,7 @@ import platform
 import sys
 
 from vit_jax import environment, terminal
-from vit_jax.models import attention, frame
+from vit_jax.models import attention, common
 from vit_jax.tools import arguments
 from vit_jax.tools.benchmark import cases, report, rounds
 
@@ -56,7 +56,7 @@ def parser():
   add_list('mode', 'train', choices=cases.MODES)
   add_list('precision', 'float32', choices=cases.PRECISIONS)
   add_list('attention', 'auto', choices=attention.IMPLEMENTATIONS)
-  add_list('remat', 'none', choices=frame.REMAT)
+  add_list('remat', 'none', choices=common.REMAT)
   parser.add_argument('--scan', action='store_true', help='scan over layers')
   parser.add_argument(
     '--first_fit',

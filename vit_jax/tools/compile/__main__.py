@@ -5,7 +5,7 @@ r"""Compile a config's train step for TPUs, or for the devices here, and report.
 
 No TPU is needed, only its compiler: pip install -e '.[tpu]'. No data is opened
 and nothing is executed. As with vit_jax.main, any value of the config can be
-changed: --config.data.batch_size=4096 --config.model.remat=full.
+set: --config.data.batch_size=4096 --config.model.remat=full.
 
 A topology is FAMILY:SHAPE, with the shape in chips: v2:4x4, v3:4x8, v4:2x2x2,
 v5e:16x16, v5p:4x4x4, v6e:16x16.
@@ -62,11 +62,11 @@ def main(argv):
       table.write(pathlib.Path(_TABLE.value))
     elif flags.FLAGS.config is None or _TOPOLOGY.value is None:
       raise ValueError(
-        'Give --config=FILE:ARGUMENT and --topology=v5e:16x16 (or another), '
+        'Use --config=FILE:ARGUMENT with --topology=v5e:16x16 (or another), '
         'or --table=FILE.'
       )
     else:
-      _run(flags.FLAGS.config, _TOPOLOGY.value)
+      _run(program.load_config(flags.FLAGS.config), _TOPOLOGY.value)
 
 
 def _run(config, topology):
@@ -83,8 +83,6 @@ def _run(config, topology):
     num_classes=_NUM_CLASSES.value,
   )
   if _SEARCH.value:
-    if 'remat' not in config.model:
-      raise ValueError('--search: the model of this config has no remat.')
     row, rows = search.run(
       measure,
       about,
@@ -104,13 +102,12 @@ def _run(config, topology):
 
 def _config_name():
   """Return the config file with its argument, and the changed values."""
-  flag = flags.FLAGS['config']
-  path, colon, argument = flag.config_filename.partition(':')
-  changes = flag.override_values | {
-    name: flags.FLAGS[name].value for name in ('image_size', 'num_classes')
-  }
-  changes = [f'{k}={v}' for k, v in changes.items() if v is not None]
-  return ' '.join([pathlib.Path(path).name + colon + argument, *changes])
+  path, colon, argument = flags.FLAGS.config.partition(':')
+  words = [pathlib.Path(path).name + colon + argument, *program.assignments]
+  for flag in (_IMAGE_SIZE, _NUM_CLASSES):
+    if flag.value is not None:
+      words.append(f'{flag.name}={flag.value}')
+  return ' '.join(words)
 
 
 if __name__ == '__main__':

@@ -211,7 +211,7 @@ def show(row, operations=0):
   """Print a line per column, and the operations with the most cycles."""
   console = terminal.console()
   lines = zip(COLUMNS.values(), cells(row))
-  title = f"One device, the compiler's numbers ({row['device_kind']})"
+  title = f'Per device, by the compiler ({row["device_kind"]})'
   console.print(terminal.table(title, ('', row['mesh']), lines))
   if row.get('step_ms'):
     console.print(

@@ -1,9 +1,10 @@
-"""A config's train step, lowered for devices that need not be there."""
+"""The train step of a config, lowered for devices that need not be there."""
 
 import copy
 import dataclasses
 import functools
 import importlib.metadata
+import inspect
 import math
 import os
 import pathlib
@@ -15,16 +16,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 
 from vit_jax import config as configs
 from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.durations import Timeline
-from vit_jax.preprocess import Normalize
 from vit_jax.step import make_step
 from vit_jax.tools.compile import report
-from vit_jax.train import with_num_classes
+from vit_jax.train import train, with_num_classes
 
 TOPOLOGIES = (  # examples
   'v2:4x4',
@@ -42,11 +43,11 @@ class Step:
   """A train step, lowered for some devices.
 
   Attributes:
-    lowered: of jax.jit.
-    about: what it is, as the first columns of a row.
+    lowered: jax.stages.Lowered.
+    about: first columns of its row.
     device: one of the devices.
-    devices: how many there are.
-    model_flops: 3 x forward, of the global batch.
+    devices: number of devices.
+    model_flops: FLOPs of 3 forward passes over the global batch.
     arguments: bytes of state and batch on a device.
   """
 
@@ -68,9 +69,10 @@ def measure(config, devices, batch_size=None, remat=None, **options):
     **options: of `lower`.
   """
   changes = {'data.batch_size': batch_size, 'model.remat': remat}
-  changes = {k: v for k, v in changes.items() if v is not None}
   config = copy.deepcopy(config)
-  config.update_from_flattened_dict(changes)
+  configs.override(
+    config, [f'{k}={v}' for k, v in changes.items() if v is not None]
+  )
   step = lower(config, devices, **options)
   start = time.perf_counter()
   try:
@@ -102,49 +104,62 @@ def read_hlo(lowered, compiled):
 
 
 def lower(config, devices, *, image_shape=None, num_classes=None):
-  """The Step of a config, made as train() does, but of shapes alone.
+  """Return the Step of a config, made as in train(), but only from shapes.
 
   Args:
     config: of a training.
-    devices: see `measure`.
-    image_shape: (H, W, C); by default the size of the last transform, RGB.
-    num_classes: of the data; needed where the config has None.
+    devices: to compile for, present or described.
+    image_shape: (H, W, C); None: what the transforms make of RGB images.
+    num_classes: of the data; needed if model.num_classes is None.
   """
-  if config.get('run') != 'vit_jax.train.train':
-    raise ValueError(
-      f'This config runs {config.get("run")}; only vit_jax.train.train has a '
-      'train step. Of a study, take the config of one training.'
-    )
-  image_shape = image_shape or find_image_shape(config)
-  given = _arguments(config)
-  mesh = given.get('mesh', sharding.MeshSizes()).make(devices)
-  batch_size = config.data.batch_size
-  accum_steps = given.get('accum_steps', 1)
-  sharding.check_batch_size(batch_size, mesh, parts=accum_steps)
-  model = _model(given['model'], num_classes, devices[0])
+  run = arguments(config)
+  batch_size = run.data['batch_size']
+  image_shape = image_shape or find_image_shape(run.data['transforms'])
+  mesh = run.mesh.make(devices)
+  sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
+  model = _model(run.model, num_classes, devices[0])
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  # The length of a run changes none of its steps: any number will do.
+  # The number of examples is not known, and changes no shape.
   timeline = Timeline(batch_size, 100_000 * batch_size)
-  total_steps = timeline.steps(given['total'])
+  total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
-  learning_rate = given['schedule'](timeline)
-  preprocess = given.get('preprocess', Normalize())
+  make_tx = functools.partial(
+    run.optimizer, learning_rate=run.schedule(timeline)
+  )
   _, state, step_fn = make_step(
     model,
     images=images,
-    loss_fn=given['objective'](model, preprocess=preprocess),
-    make_tx=functools.partial(given['optimizer'], learning_rate=learning_rate),
+    loss_fn=run.objective(model, preprocess=run.preprocess),
+    make_tx=make_tx,
     mesh=mesh,
-    rules=given.get('sharding'),
-    accum_steps=accum_steps,
-    ema_decay=given.get('ema_decay'),
+    rules=run.sharding,
+    accum_steps=run.accum_steps,
+    ema_decay=run.ema_decay,
   )
-  batch = _batch(batch_size, image_shape, sharding.batch_sharding(mesh))
+  batch = {
+    'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+  }
+  split = sharding.batch_sharding(mesh)
+  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
   with jax.set_mesh(mesh):
     lowered = step_fn.lower(state, batch)
+  axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
+  about = {
+    'device_kind': devices[0].device_kind,
+    'devices': mesh.size,
+    'mesh': ', '.join(axes) or '1 device',
+    'batch_size': batch_size,
+    'accum_steps': run.accum_steps,
+    'image_shape': 'x'.join(map(str, image_shape)),
+    'remat': getattr(model, 'remat', None),
+    'scan': getattr(model, 'scan', None),
+    'attention': getattr(model, 'attention', None),
+    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+  }
   return Step(
     lowered,
-    _about(model, state, mesh, batch_size, accum_steps, image_shape),
+    about,
     devices[0],
     len(devices),
     3 * batch_size * flops.forward(model, images),
@@ -152,25 +167,36 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
   )
 
 
+def arguments(config):
+  """Return the arguments of train() for a config, without opening data.
+
+  `data` is a dict of the arguments of Data, with the transforms made; what a
+  train step does not need (evals, checkpoint, init_from) is left at its
+  default.
+  """
+  if config.get('run') != 'vit_jax.train.train':
+    raise ValueError(
+      f'This config runs {config.get("run")}, and only vit_jax.train.train has '
+      'a train step. For a study, use the config of one training.'
+    )
+  plan, _ = configs.plan_run(config)
+  given = dict(plan.kwargs)
+  data = given.pop('data').kwargs
+  for name in ('evals', 'checkpoint', 'init_from'):
+    given.pop(name, None)
+  defaults = inspect.signature(train).parameters.values()
+  found = {p.name: p.default for p in defaults} | configs.make(given)
+  transforms = configs.make(data.get('transforms', ()))
+  found['data'] = data | {'transforms': transforms}
+  return types.SimpleNamespace(**found)
+
+
 def smallest_batch(config, devices):
-  """One example for each device and micro-batch."""
-  given = _arguments(config)
-  mesh = given.get('mesh', sharding.MeshSizes()).make(devices)
+  """Return the batch size of one example per device and micro-batch."""
+  run = arguments(config)
+  mesh = run.mesh.make(devices)
   (axes,) = sharding.batch_sharding(mesh).spec
-  return sharding.axis_size(mesh, axes) * given.get('accum_steps', 1)
-
-
-def _arguments(config):
-  """Arguments of train() that need no data: {name: object}."""
-  config = config.copy_and_resolve_references()
-  with config.unlocked():
-    config.data.source = {'target': 'types.SimpleNamespace'}
-    config.evals, config.init_from = {}, None
-  call, _ = configs.plan_run(config)
-  names = ('model', 'objective', 'optimizer', 'schedule', 'total', 'mesh')
-  names += ('preprocess', 'sharding', 'accum_steps', 'ema_decay')
-  kwargs = {k: v for k, v in call.kwargs.items() if k in names}
-  return configs.make(kwargs)
+  return sharding.axis_size(mesh, axes) * run.accum_steps
 
 
 def read_image_shape(text):
@@ -186,71 +212,81 @@ def read_image_shape(text):
   return int(height), int(width or height), int(channels or 3)
 
 
-def find_image_shape(config):
-  """(H, W, 3), of the last transform that sets a size."""
-  for transform in reversed(config.data.get('transforms') or ()):
-    if (size := transform.get('size')) is not None:
-      height, width = (size, size) if isinstance(size, int) else size
-      return int(height), int(width), 3
-  raise ValueError(
-    "No transform in data.transforms has a size, and the images' is not known. "
-    'Give it: --image_size=N, or HxWxC.'
-  )
+def find_image_shape(transforms):
+  """Return the shape (H, W, C) that the transforms give every RGB image."""
+  shapes = set()
+  for shape in ((768, 1024, 3), (1024, 768, 3)):
+    image = np.zeros(shape, np.uint8)
+    for transform in transforms:
+      image = transform(image, np.random.default_rng(0))
+    shapes.add(image.shape)
+  if len(shapes) > 1:
+    raise ValueError(
+      'The transforms do not determine the image size, and no data is opened. '
+      'Add --image_size=N, or HxWxC.'
+    )
+  return shapes.pop()
 
 
 def find_devices(topology):
-  """Devices of a topology's name, described by the TPU compiler, or 'local'.
+  """Return the devices of a topology, described by the TPU compiler.
+
+  Args:
+    topology: such as 'v5e:16x16'; or 'local', for the devices of this machine.
 
   Raises:
-    ValueError: no such topology, or no compiler.
+    ValueError: the compiler does not know the topology, or is not installed.
   """
   if topology == 'local':
     return jax.devices()
-  # No TPU is used: neither look for one, nor wait for who has one.
+  # No TPU is used: do not look for one, nor wait for a process that has one.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-1')
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
-  # Of a v4, both cores of a chip are one device, as on Cloud TPUs.
-  options = {}
-  if topology.startswith('v4:'):
-    options['chip_config_name'] = 'megacore'
+  # On Cloud TPUs, the two cores of a v4 chip are one device.
+  is_v4 = topology.startswith('v4:')
+  options = {'chip_config_name': 'megacore'} if is_v4 else {}
   try:
     return topologies.get_topology_desc(
       platform='tpu', topology_name=topology, **options
     ).devices
   except (RuntimeError, ValueError) as error:
-    if 'lockfile' in str(error) or 'already in use' in str(error):
-      raise ValueError(
+    text = str(error)
+    if 'lockfile' in text or 'already in use' in text:
+      message = (
         'Another process uses libtpu, and only one can. Wait for it to end; '
         'if there is none, remove /tmp/libtpu_lockfile.'
-      ) from error
-    if 'not installed' in str(error):
-      raise ValueError(
+      )
+    elif 'not installed' in text:
+      message = (
         f'--topology={topology} needs the TPU compiler, libtpu: '
         "pip install -e '.[tpu]'"
-      ) from error
-    raise ValueError(
-      f'--topology={topology} is none the TPU compiler knows '
-      f'({str(error).splitlines()[0]}). Examples: {", ".join(TOPOLOGIES)}.'
-    ) from error
+      )
+    else:
+      message = (
+        f'--topology={topology} is not known to the TPU compiler '
+        f'({text.splitlines()[0]}). Examples: {", ".join(TOPOLOGIES)}.'
+      )
+    raise ValueError(message) from error
 
 
 def versions(topology):
-  """{package: version} of what compiles."""
+  """Return {package: version} of the compiler's packages."""
   packages = ('jax',) if topology == 'local' else ('jax', 'libtpu')
   return {name: importlib.metadata.version(name) for name in packages}
 
 
 def _model(model, num_classes, device):
-  """The model; `attention` is what 'auto' would be on the device."""
-  if getattr(model, 'num_classes', None) is None and num_classes is None:
+  """Return the model with `num_classes`, and attention as on the device."""
+  if num_classes is None and getattr(model, 'num_classes', None) is None:
     raise ValueError(
-      'The config leaves model.num_classes to the data, which is not opened '
-      'here. Give it: --num_classes=1000.'
+      'The config leaves model.num_classes to the data, which is not opened. '
+      'Add --num_classes=N, such as 1000.'
     )
-  source = types.SimpleNamespace(num_classes=num_classes)
-  model = with_num_classes(model, source)
+  model = with_num_classes(
+    model, types.SimpleNamespace(num_classes=num_classes)
+  )
   # 'auto' asks for the devices of this machine.
   elsewhere = device.platform == 'tpu' and jax.default_backend() != 'tpu'
   if elsewhere and getattr(model, 'attention', None) == 'auto':
@@ -259,33 +295,5 @@ def _model(model, num_classes, device):
   return model
 
 
-def _batch(batch_size, image_shape, split):
-  images, labels = (batch_size, *image_shape), (batch_size,)
-  return {
-    'image': jax.ShapeDtypeStruct(images, jnp.uint8, sharding=split),
-    'label': jax.ShapeDtypeStruct(labels, jnp.int32, sharding=split),
-  }
-
-
 def _bytes_on_a_device(x):
   return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
-def _about(model, state, mesh, batch_size, accum_steps, image_shape):
-  device = mesh.devices.flat[0]
-  leaves = jax.tree.leaves(state.params)
-  return {
-    'device_kind': device.device_kind,
-    'devices': mesh.size,
-    'mesh': ', '.join(
-      f'{name} {size}' for name, size in mesh.shape.items() if size > 1
-    )
-    or '1 device',
-    'batch_size': batch_size,
-    'accum_steps': accum_steps,
-    'image_shape': 'x'.join(map(str, image_shape)),
-    'remat': getattr(model, 'remat', None),
-    'scan': getattr(model, 'scan', None),
-    'attention': getattr(model, 'attention', None),
-    'parameters': sum(leaf.size for leaf in leaves),
-  }

@@ -1,4 +1,4 @@
-"""The tool's numbers are those of numpy on the model's q and k, by file."""
+"""Numbers of the tool, compared with numpy on the model's q and k."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from PIL import Image
 
 from vit_jax import tree
 from vit_jax.config import instantiate
-from vit_jax.tools import inspect_figures, inspection
-from vit_jax.tools.look import main
+from vit_jax.tools.look import arrays, figures
+from vit_jax.tools.look.__main__ import main
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -108,21 +108,20 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
 @pytest.mark.parametrize(
   'fields, prefix, query',
   [
-    ({'num_registers': 2}, 3, None),
+    ({'num_registers': 2, 'posemb': 'relative'}, 3, None),
     (
       {'pooling': 'gap', 'class_token': True, 'posemb': 'sincos2d'},
       1,
       None,
     ),
-    (HYBRID, 1, (1, 2)),
-    ({'posemb': 'relative'}, 1, None),
+    pytest.param(HYBRID, 1, (1, 2), marks=pytest.mark.slow),
   ],
-  ids=['registers', 'gap', 'hybrid', 'relative'],
+  ids=['registers-relative', 'gap', 'hybrid-query'],
 )
 def test_look(fields, prefix, query, paths):
   weights = make_weights(**fields)
-  assert inspection.geometry(weights) == ((2, 3), (4, 4), prefix)
-  looks = list(inspection.look(weights, paths[:2], query=query))
+  assert arrays.geometry(weights) == ((2, 3), (4, 4), prefix)
+  looks = list(arrays.look_at(weights, paths[:2], query=query))
   assert [look['path'] for look in looks] == paths[:2]
   recorded = record(weights, paths[:2])
   for i, look in enumerate(looks):
@@ -142,7 +141,7 @@ def test_look_with_a_map_head_and_scan(paths):
   for scan in (False, True):
     weights = make_weights(pooling='map')
     weights.settings['scan'] = scan
-    (looks[scan],) = inspection.look(weights, paths[:1])
+    (looks[scan],) = arrays.look_at(weights, paths[:1])
   assert looks[True].keys() == looks[False].keys()
   for name, value in looks[True].items():
     if name != 'path':
@@ -152,31 +151,31 @@ def test_look_with_a_map_head_and_scan(paths):
 
 def test_query_that_is_no_patch(paths):
   with pytest.raises(ValueError, match=r'query=\(2, 0\).*2x3'):
-    inspection.look(make_weights(), paths, query=(2, 0))
+    arrays.look_at(make_weights(), paths, query=(2, 0))
 
 
 @pytest.mark.parametrize(
   'settings, figure, message',
   [
-    (MIXER, 'rollout', r'tiny: rollout cannot be shown, .*no attention'),
-    (RESNET, 'distance', r'distance cannot be shown, .*no attention'),
-    (MIXER, 'frames', r"No figure 'frames'; there are maps, rollout"),
+    (MIXER, 'rollout', r'tiny: cannot draw rollout: .*no attention'),
+    (RESNET, 'distance', r'cannot draw distance: .*no attention'),
+    (MIXER, 'frames', r"figure='frames' must be one of 'maps', 'rollout"),
   ],
 )
 def test_models_without_attention(settings, figure, message, paths):
   weights = make_weights(settings, (32, 32, 3))
   with pytest.raises(ValueError, match=message):
-    inspection.look(weights, paths, figures=[figure])
+    arrays.look_at(weights, paths, figures=[figure])
 
 
 def test_weights_that_lack_what_is_shown():
-  with pytest.raises(ValueError, match=r'filters cannot.*feature map'):
-    inspection.filters(make_weights(**HYBRID))
-  with pytest.raises(ValueError, match=r"positions cannot.*posemb='none'"):
-    inspection.positions(make_weights(posemb='none'))
-  with pytest.raises(ValueError, match=r'positions cannot be shown'):
-    inspection.positions(make_weights(MIXER, (8, 8, 3)))
-  assert len(inspection.filters(make_weights(MIXER, (8, 8, 3)), 5)[0]) == 5
+  with pytest.raises(ValueError, match=r'draw filters: .*feature maps'):
+    arrays.filters(make_weights(**HYBRID))
+  with pytest.raises(ValueError, match=r"draw positions: .*posemb='none'"):
+    arrays.positions(make_weights(posemb='none'))
+  with pytest.raises(ValueError, match=r'draw positions: .*no position'):
+    arrays.positions(make_weights(MIXER, (8, 8, 3)))
+  assert len(arrays.filters(make_weights(MIXER, (8, 8, 3)), 5)[0]) == 5
 
 
 def call(*args):
@@ -193,7 +192,15 @@ def npz(tmp_path_factory):
   return path
 
 
-def test_command(npz, gallery, paths, tmp_path, capsys):
+def test_command(npz, gallery, paths, tmp_path, capsys, monkeypatch):
+  looks, look_at = [], arrays.look_at
+
+  def record(*args, **options):
+    for look in look_at(*args, **options):
+      looks.append(look)
+      yield look
+
+  monkeypatch.setattr(arrays, 'look_at', record)
   status = call(
     *(f'--weights={npz}', f'--output={tmp_path}/out/new', gallery),
     *('--num_maps=1', '--per_sheet=2', '--as_seen'),
@@ -207,7 +214,7 @@ def test_command(npz, gallery, paths, tmp_path, capsys):
       assert min(image.size) > 100
       assert np.asarray(image.convert('L')).std() > 1
   saved = {n: np.load(tmp_path / 'out/new' / f'{n}.npz') for n in names}
-  looks = list(inspection.look(make_weights(), paths))
+  assert [look['path'] for look in looks] == paths
   wanted = np.stack([look['rollout'] for look in looks])
   np.testing.assert_allclose(saved['rollout']['rollout'], wanted[:2], atol=1e-6)
   np.testing.assert_allclose(
@@ -226,32 +233,19 @@ def test_command(npz, gallery, paths, tmp_path, capsys):
   assert not list(tmp_path.rglob('.*'))  # nothing half-written
 
 
-@pytest.mark.slow
-def test_another_size_as_pdf(npz, paths, tmp_path):
-  status = call(
-    *(f'--weights={npz}', f'--output={tmp_path}', '--image_size=16x12'),
-    *('--figures=rollout,positions', '--format=pdf', '--style=heat', paths[0]),
-  )
-  assert not status
-  assert (tmp_path / 'rollout.pdf').read_bytes().startswith(b'%PDF')
-  assert np.load(tmp_path / 'rollout.npz')['rollout'].shape == (1, 4, 3)
-  assert np.load(tmp_path / 'positions.npz')['similarity'].shape == (4, 3) * 2
-  assert {p.stem for p in tmp_path.iterdir()} == {'rollout', 'positions'}
-
-
 def test_without_pictures(npz, paths, tmp_path, capsys):
   assert not call(f'--weights={npz}', f'--output={tmp_path}')
   assert sorted(p.name for p in tmp_path.glob('*.png')) == [
     'filters.png',
     'positions.png',
   ]
-  assert 'Left out:\n  maps: there are no pictures' in capsys.readouterr().err
+  assert 'Not drawn:\n  maps: no images are given' in capsys.readouterr().err
   status = call(f'--weights={npz}', f'--output={tmp_path}', '--figures=maps')
-  assert 'maps: there are no pictures: name images' in status
+  assert 'maps: no images are given: add images' in status
   status = call(
     *(f'--weights={npz}', f'--output={tmp_path / "filters.png"}', paths[0])
   )
-  assert 'filters.png cannot be made a folder' in status
+  assert 'Cannot create the folder' in status
 
 
 def test_a_mixer_has_filters_alone(paths, tmp_path, capsys):
@@ -262,31 +256,43 @@ def test_a_mixer_has_filters_alone(paths, tmp_path, capsys):
   assert told.out.split() == [f'{tmp_path}/out/filters.png']
   assert 'rollout: the model has no attention' in told.err
   status = call(f'--weights={path}', '--output=o', '--figures=maps', paths[0])
-  assert 'cannot be drawn:\n  maps: the model has no attention' in status
+  assert 'cannot draw\n  maps: the model has no attention' in status
 
 
 @pytest.mark.slow
-def test_unreadable_pictures(npz, paths, tmp_path, capsys):
-  (tmp_path / 'bad.png').write_bytes(b'no picture')
+def test_unreadable_images_and_another_size(npz, paths, tmp_path, capsys):
+  bad = tmp_path / 'bad.png'
+  bad.write_bytes(b'no image')
   command = [
     f'--weights={npz}',
     f'--output={tmp_path}/out',
-    '--figures=distance',
+    '--image_size=16x12',
+    '--figures=rollout,positions',
+    '--format=pdf',
+    '--style=heat',
+    bad,
   ]
-  command += [tmp_path / 'bad.png', *paths]
-  assert 'bad.png: cannot decode' in call(*command)
-  assert call(*command, '--on_error=skip') == 1
+  assert 'bad.png: cannot decode' in call(*command, *paths)
+  assert call(*command, *paths, '--on_error=skip') == 1
   assert '1 of 4 skipped' in capsys.readouterr().err
-  assert len(np.load(tmp_path / 'out/distance.npz')['paths']) == 3
-  status = call(*command[:3], tmp_path / 'bad.png', '--on_error=skip')
-  assert 'No picture could be read' in status
+  out = tmp_path / 'out'
+  assert {p.stem for p in out.iterdir()} == {'rollout', 'positions'}
+  assert (out / 'rollout.pdf').read_bytes().startswith(b'%PDF')
+  saved = np.load(out / 'rollout.npz')
+  assert saved['rollout'].shape == (3, 4, 3) and len(saved['paths']) == 3
+  assert np.load(out / 'positions.npz')['similarity'].shape == (4, 3) * 2
+  status = call(*command, '--on_error=skip')
+  assert 'No image could be read' in status
 
 
 @pytest.mark.parametrize(
   'argument, message',
   [
-    ('--figures=maps,frames', "'frames' is none of maps, rollout, distance"),
-    ('--query=3', "'3'; expected ROW,COLUMN"),
+    (
+      '--figures=maps,frames',
+      "'frames' must be one of maps, rollout, distance",
+    ),
+    ('--query=3', "'3': expected ROW,COLUMN"),
     ('--num_maps=0', "'0' is no whole number"),
   ],
 )
@@ -297,7 +303,7 @@ def test_arguments(argument, message, capsys):
 
 def test_names_of_figures():
   paths = ['a/x.png', 'b/x.jpg', 'x-2.png', 'c/x.png', 'y.z.png']
-  names = inspect_figures._names(paths)
+  names = figures._names(paths)
   assert names == ['x', 'x-2', 'x-2-2', 'x-3', 'y.z']
 
 
@@ -309,13 +315,15 @@ def test_photographs(tmp_path):
   found = load_sample_images()
   for name, image in zip(('china', 'flower'), found.images):
     Image.fromarray(image).save(tmp_path / f'{name}.png')
+  rollout = np.random.default_rng(0).uniform(size=(2, 3))
+  looks = [
+    {'path': str(path), 'rollout': rollout, 'rollout_prefix': rollout[0]}
+    for path in sorted(tmp_path.iterdir())
+  ]
   weights = make_weights()
-  looks = list(
-    inspection.look(weights, [str(p) for p in sorted(tmp_path.iterdir())])
-  )
-  figures = inspect_figures.Figures(weights, tmp_path / 'out')
-  figures.rollout(looks)
-  (picture, _) = figures._pictures(looks, 200)
+  drawn = figures.Figures(weights, tmp_path / 'out')
+  drawn.rollout(looks)
+  (picture, _) = drawn._images(looks, 200)
   assert picture.shape == (200, 300, 3)
   ours = np.asarray(
     Image.fromarray(found.images[0]).resize((300, 200)), np.float32

@@ -1,0 +1,228 @@
+"""Names of models, ours and timm's, and the exact number of parameters.
+
+COUNTS, and the counts without class token, are asserted by the paper's released
+code too; the others follow from the shapes.
+"""
+
+import json
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.models import names
+from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.posemb import SinCos2d
+from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.models.vit import VisionTransformer
+
+SIZES = pathlib.Path(__file__).parents[1] / 'golden' / 'timm_sizes.json'
+SIZES = json.loads(SIZES.read_text())
+
+COUNTS = {  # 1,000 classes, 224 px, class token
+  'Ti/16': 5_717_416,
+  'S/32': 22_878_952,
+  'S/16': 22_050_664,
+  'B/32': 88_224_232,
+  'B/16': 86_567_656,
+  'B/8': 86_576_872,
+  'L/32': 306_535_400,
+  'L/16': 304_326_632,
+  'H/14': 632_045_800,
+  'R+Ti/16': 6_337_704,
+  'R26+S/32': 36_431_912,
+  'R26+B/32': 101_383_976,
+  'R50+B/16': 98_659_112,
+  'R50+L/32': 328_994_856,
+  'R50+B/32': 110_945_832,  # in the paper, not in the released code
+  'R50+L/16': 316_483_624,  # likewise
+}
+COUNTS_OF_HEADS = {
+  # bare, 1k + rep, 21k, 21k + rep, 10-way, 1k at 384 px (518 for /14)
+  'Ti/16': (5524416, 5754472, 9740115, 9777171, 5526346, 5790376),
+  'S/32': (22493952, 23026792, 30903507, 31051347, 22497802, 22915432),
+  'S/16': (21665664, 22198504, 30075219, 30223059, 21669514, 22196584),
+  'B/32': (87455232, 88814824, 104252499, 104843091, 87462922, 88297192),
+  'B/16': (85798656, 87158248, 102595923, 103186515, 85806346, 86859496),
+  'B/8': (85807872, 87167464, 102605139, 103195731, 85815562, 87744232),
+  'L/32': (305510400, 307585000, 327899475, 328949075, 305520650, 306632680),
+  'L/16': (303301632, 305376232, 325690707, 326740307, 303311882, 304715752),
+  'H/14': (630764800, 633685480, 658745683, 660385363, 630777610, 633470440),
+  'g/14': (1011202432, None, None, None, None, 1014178536),
+  'G/14': (1842775680, None, None, None, None, 1846292712),
+}
+
+
+def count(name, size=224, **fields):
+  # Scanned, as tracing one layer is faster than tracing 48.
+  model = names.create(name, **({'scan': True} | fields))
+  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize('name', COUNTS)
+def test_parameter_count(name):
+  assert names.count_parameters(name) == COUNTS[name]
+
+
+@pytest.mark.parametrize('name', COUNTS_OF_HEADS)
+def test_parameter_count_with_other_heads(name):
+  """The trunk is traced once; a head adds (D + 1) K, the tanh layer D^2 + D."""
+  width = names.settings(name)['width']
+  bare, *others = COUNTS_OF_HEADS[name]
+  assert count(name) == bare
+  tanh = width * width + width
+  heads = [(1000, tanh), (21_843, 0), (21_843, tanh), (10, 0)]
+  for (classes, extra), expected in zip(heads, others):
+    assert expected in (None, bare + (width + 1) * classes + extra)
+  large = 518 if name.endswith('/14') else 384
+  assert count(name, size=large, num_classes=1000) == others[-1]
+
+
+@pytest.mark.parametrize(
+  'name, fields, expected',
+  [
+    ('S/32', {'pooling': Mean()}, 22_878_184),
+    ('B/16', {'pooling': Mean()}, 86_566_120),
+    ('S/16', {'pooling': Mean(), 'posemb': SinCos2d()}, 21_974_632),
+    ('B/16', {'head': Head(representation_size=768)}, 87_158_248),
+    ('B/16', {'scan': False}, 86_567_656),
+  ],
+)
+def test_parameter_count_of_other_kinds(name, fields, expected):
+  assert count(name, num_classes=1000, **fields) == expected
+
+
+@pytest.mark.parametrize('name', SIZES)
+def test_models_are_as_large_as_those_of_timm(name):
+  side, expected, heads = SIZES[name]
+  fields = names.settings(name)
+  ours = names.count_parameters(name, image_size=side)
+  if name.startswith('deit3'):  # the class token has a position here
+    ours -= fields['width']
+  if name.startswith('vit_medium_patch16_gap'):  # and q, k and v have a bias
+    ours -= 3 * fields['depth'] * fields['width']
+  assert ours == expected
+  # With MAP pooling, timm's has as many heads as the blocks.
+  assert fields.get('num_heads') == heads
+
+
+def test_both_kinds_of_names_give_the_same_settings():
+  listed = names.models()
+  for ours, in_timm in listed.items():
+    settings = names.settings(ours)
+    for name in in_timm:
+      assert names.settings(name) == settings, name
+      assert names.settings(f'{name}.augreg_in21k_ft_in1k') == settings
+      assert name in SIZES
+    short = ours.removeprefix('BiT-').replace('ViT-', '')
+    assert names.settings(short) == settings
+  in_timm = [name for timm_names in listed.values() for name in timm_names]
+  assert len(set(in_timm)) == len(in_timm)
+  kinds = {names.settings(name)['target'] for name in listed}
+  assert kinds == {
+    *(names.VIT, names.RESNET, names.MIXER),
+    *(names.AXIAL_VIT, names.AXIAL_RESNET),
+  }
+
+
+def test_create_makes_the_model():
+  vit = names.create('vit_base_patch16_224', num_classes=10, posemb=None)
+  assert vit == VisionTransformer(
+    768, 12, 3072, 12, PatchEmbedding(16), posemb=None, num_classes=10
+  )
+  assert names.create('BiT-R101x3') == ResNet((3, 4, 23, 3), 3)
+  assert names.create('mixer_l32_224') == MlpMixer(
+    1024, 24, 512, 4096, PatchEmbedding(32)
+  )
+  with pytest.raises(ValueError, match="no argument 'classes'"):
+    names.create('B/16', classes=10)
+
+
+@pytest.mark.parametrize(
+  'name, embedding',
+  [
+    ('ViT-L/14', PatchEmbedding((14, 14))),
+    ('g-opt/16x8', PatchEmbedding((16, 8))),
+    ('R50+ViT-B/16', Hybrid(1, stages=(3, 4, 9))),
+    ('R50+B/32', Hybrid(1, stages=(3, 4, 6, 3))),
+    ('R200+L/16', Hybrid(1, stages=(3, 24, 39))),
+    ('R+Ti/16', Hybrid(8, stages=())),
+    ('vit_tiny_r_s16_p8_224', Hybrid(8, stages=())),
+    ('vit_large_r101_s16_224', Hybrid(1, stages=(3, 4, 26))),
+  ],
+)
+def test_patches_of_names(name, embedding):
+  assert names.create(name).embedding == embedding
+
+
+@pytest.mark.parametrize(
+  'name, fields',
+  [
+    (
+      'vit_base_patch16_reg4_gap_256',
+      {'pooling': Mean(num_registers=4, norm_after=True)},
+    ),
+    ('vit_base_patch16_gap_224', {'pooling': Mean(), 'num_heads': 16}),
+    ('vit_so400m_patch14_siglip_384', {'pooling': Map()}),
+    ('vit_so400m_patch14_siglip_gap_384', {'pooling': Mean()}),
+    ('vit_small_patch16_reg2', {'pooling': ClassToken(num_registers=2)}),
+    (
+      'deit3_large_patch16_384.fb_in22k',
+      {'block': BlockOptions(layerscale_init=1e-6)},
+    ),
+  ],
+)
+def test_parts_of_timm_names(name, fields):
+  size = re.search('base|so400m|small|large', name)[0]
+  size = {'base': 'B', 'so400m': 'So400m', 'small': 'S', 'large': 'L'}[size]
+  patch = re.search(r'patch(\d+)', name)[1]
+  assert names.create(name) == names.create(f'{size}/{patch}', **fields)
+
+
+@pytest.mark.parametrize(
+  'name, message',
+  [
+    ('vit_bse_patch16_224', 'Similar names: vit_base_patch16_224,'),
+    ('ViT-b/16', 'SIZE is one of mu, Ti, .* names: ViT-B/16,'),
+    ('R50+B/14', r'R26, R50, R101, R152, R200, and /16 .*: R50\+ViT-B/16'),
+    ('R50+B/16x8', 'one of R26'),
+    ('R51+B/16', 'one of R26'),
+    ('R+Ti/32', 'one of R26'),
+    ('R+Ti/16x8', 'one of R26'),
+    ('X/16', 'mu, Ti, S, M, .* G-opt, e'),
+    ('B/0', 'one of mu'),
+    ('B/16x', 'one of mu'),
+    ('B-16', 'no model named'),
+    ('B', 'no model named'),
+    ('BiT-R51x1', 'one of 26, 50, .* names: BiT-R50x1'),
+    ('Mixer-B16', 'SIZE is one of S, B, L, H. Similar names: Mixer-B/16'),
+    ('Mixer-X/16', 'SIZE is one of S, B, L, H'),
+    ('Mixer-B/0', 'SIZE is one of S, B, L, H'),
+    ('deit_base_distilled_patch16_224', 'second class token .* deit_base_'),
+    ('vit_base_patch16_clip_224', 'no model named .* names: vit_base'),
+    ('vit_base_patch16_224_miil', 'no model named'),
+    ('deit3_tiny_patch16_224', 'no model named'),
+    ('', "no model named ''"),
+  ],
+)
+def test_unknown_names_list_similar_ones(name, message):
+  with pytest.raises(ValueError, match=message):
+    names.settings(name)
+
+
+def test_the_table_has_every_model(capsys, monkeypatch):
+  few = {k: v for k, v in names.models().items() if 'Ti' in k or 'S/8' in k}
+  monkeypatch.setattr(names, 'models', lambda: few)
+  names.main()
+  lines = capsys.readouterr().out.splitlines()
+  assert 'ViT-Ti/16          5,717,416  vit_tiny_patch16_224' in lines[1]
+  assert lines[2].strip() == 'deit_tiny_patch16_224'
+  assert 'R+ViT-Ti/16        6,337,704  vit_tiny_r_s16_p8_224' in lines[4]
+  assert max(map(len, lines)) <= 80

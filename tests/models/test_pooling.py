@@ -1,0 +1,110 @@
+"""Poolings: which tokens they read, and one of our own."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from contract import IMAGES, TINY_VIT, random_params
+from jax import numpy as jnp
+
+from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling, Pooling
+from vit_jax.models.vit import VisionTransformer
+
+
+def tiny(**fields):
+  return VisionTransformer(**(TINY_VIT | fields))
+
+
+@functools.cache
+def features(pooling):
+  model = tiny(pooling=pooling)
+  variables = {'params': random_params(model)}
+
+  @jax.jit
+  def run(variables):
+    return model.apply(
+      variables, IMAGES, method='features', mutable=['intermediates']
+    )
+
+  out, recorded = run(variables)
+  return variables, out, recorded['intermediates']
+
+
+@pytest.mark.parametrize('kind', [NoPooling, Mean])
+def test_a_class_token_that_pooling_does_not_read(kind):
+  """It and the registers come first; the tokens are the same."""
+  pooling = kind(class_token=True, num_registers=2)
+  variables, out, _ = features(pooling)
+  patches = out['tokens'][:, 3:]
+  expected = patches if kind is NoPooling else patches.mean(axis=1)
+  np.testing.assert_allclose(out['pooled'], expected, atol=1e-6)
+  token = tiny(pooling=ClassToken(num_registers=2)).apply(
+    variables, IMAGES, method='features', per_layer=False
+  )
+  np.testing.assert_allclose(out['tokens'], token['tokens'], atol=1e-5)
+
+
+def test_layout():
+  layout = Mean(class_token=True, num_registers=2).layout((2, 6))
+  assert (layout.prefix, layout.num_tokens) == (3, 15)
+  assert ClassToken().layout((2, 6)).prefix == 1
+  assert Map().layout([2, 6]).prefix == 0
+
+
+@pytest.mark.parametrize(
+  'pooling',
+  [ClassToken(num_registers=2), Mean(num_registers=2), NoPooling(True)],
+  ids=str,
+)
+def test_weights_of_tokens_give_the_pooled_tokens(pooling):
+  _, out, recorded = features(pooling)
+  weights = pooling.token_weights(pooling.layout((2, 6)), recorded)
+  found = jnp.einsum(
+    'brn,bnd->brd', jnp.tile(weights, (4, 1, 1)), out['tokens']
+  )
+  expected = out['pooled']
+  if isinstance(pooling, NoPooling):
+    expected = expected.mean(axis=1)
+  np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
+
+
+def test_weights_of_tokens_of_a_learned_query():
+  pooling = Map(num_registers=2)
+  _, _, recorded = features(pooling)
+  found = np.asarray(pooling.token_weights(pooling.layout((2, 6)), recorded))
+  assert found.shape == (4, 1, 14)
+  np.testing.assert_array_equal(found[..., :2], 0)
+  head = recorded['map_head']['attn']
+  q, k = (np.asarray(head[name][0]) for name in 'qk')
+  weights = np.exp(np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(8))
+  weights /= weights.sum(-1, keepdims=True)
+  np.testing.assert_allclose(found[..., 2:], weights.mean(1), atol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Power(Pooling):
+  """Mean of powers of the patches, with a learned exponent."""
+
+  num_registers: int = 0
+  class_token = True  # which it does not read
+
+  def __call__(self, module, tokens, layout):
+    power = module.param('power', jax.nn.initializers.ones, ())
+    patches = jnp.abs(tokens[:, layout.prefix :]) + 1
+    return jnp.mean(patches**power, axis=1)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_pooling_of_our_own(scan):
+  """A class, and nothing else."""
+  model = tiny(pooling=Power(num_registers=1), scan=scan)
+  params = random_params(model)
+  assert {'power', 'cls', 'registers'} <= params.keys()
+  run = jax.jit(functools.partial(model.apply, method='features'))
+  out = run({'params': params}, IMAGES)
+  assert out['tokens'].shape == (4, 14, 16) and out['logits'].shape == (4, 5)
+  patches = np.abs(out['tokens'][:, 2:]) + 1
+  expected = (patches ** params['power']).mean(1)
+  np.testing.assert_allclose(out['pooled'], expected, rtol=1e-5)

@@ -1,0 +1,572 @@
+"""Building blocks that the models share, and how each parameter is initialised.
+
+Shapes as in vit.py: B examples, N tokens, D width, h heads of dimension
+d = D / h, M hidden width of an MLP. Parameters are float32; `dtype` is the
+dtype of matrix products. LayerNorm statistics, softmax and logits are always
+float32.
+
+The parts that a model is composed of (PatchEmbedding, Head, and those of
+posemb.py and pooling.py) are frozen dataclasses. They get the module that
+applies them as an argument and create their parameters in it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from vit_jax.checks import one_of
+from vit_jax.models import resample
+from vit_jax.models.attention import attention
+from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.posemb import Layout, PositionEmbedding
+
+# Initialisation of all models. Biases start at zero and norms as the identity
+# unless listed. The paper leaves this open; these are the distributions of its
+# released code. Fans are those of the matrix that is multiplied: an attention
+# kernel [D, h, d] counts as [D, D], the patch embedding [ph, pw, C, D] as
+# [ph * pw * C, D]. So does the fan-in of a convolution.
+INIT = {
+  'embedding': nn.initializers.lecun_normal(),  # E of equation 1
+  'cls': nn.initializers.zeros,  # x_class of equation 1
+  'registers': nn.initializers.normal(0.02),
+  'mask': nn.initializers.normal(0.02),  # appendix B.1.2; BERT's std
+  # Position embeddings: normal, with the init_std of posemb.py.
+  'attention': nn.initializers.xavier_uniform(),  # U_qkv, U_msa, appendix A
+  'mlp': nn.initializers.xavier_uniform(),  # both layers of equation 3
+  'mlp_bias': nn.initializers.normal(1e-6),
+  'mixing': nn.initializers.lecun_normal(),  # both layers of a Mixer's MLPs
+  'mixing_bias': nn.initializers.zeros,
+  'conv': nn.initializers.lecun_normal(),  # ResNets and hybrids
+  'last_norm': nn.initializers.zeros,  # scale of norm3 in the hybrids' units
+  'probe': nn.initializers.xavier_uniform(),  # the query of MAP pooling
+  'pre_logits': nn.initializers.lecun_normal(),  # tanh layer, section 3.1
+  'head': nn.initializers.zeros,  # section 3.2; Head sets its bias
+}
+
+GELU = {
+  'tanh': functools.partial(nn.gelu, approximate=True),
+  'exact': functools.partial(nn.gelu, approximate=False),
+}
+
+# Policies of jax.checkpoint_policies; its other functions return a policy.
+REMAT = (
+  'none',
+  'dots',
+  'full',
+  *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
+)
+
+
+def remat_policy(name: str) -> Callable:
+  """Return the jax.checkpoint policy for a name in REMAT except 'none'."""
+  aliases = {
+    'dots': 'dots_with_no_batch_dims_saveable',
+    'full': 'nothing_saveable',
+  }
+  return getattr(jax.checkpoint_policies, aliases.get(name, name))
+
+
+def check_rates(obj: Any, *fields: str) -> None:
+  """Raise ValueError unless 0 <= rate < 1 for the named attributes."""
+  for field in fields:
+    rate = getattr(obj, field)
+    if not 0 <= rate < 1:
+      raise ValueError(f'{field}={rate} must be in [0, 1).')
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOptions:
+  """Options of an encoder layer that the paper does not vary.
+
+  Attributes:
+    attention_dropout: dropout rate of the attention weights.
+    layerscale_init: initial scale of each residual branch; None: no LayerScale.
+    qk_norm: whether queries and keys are normalised per head (LayerNorm).
+    gelu: 'tanh' (the paper's code) or 'exact' (PyTorch models).
+    norm_eps: epsilon of every LayerNorm; 1e-6 in the paper's code.
+  """
+
+  attention_dropout: float = 0.0
+  layerscale_init: float | None = None
+  qk_norm: bool = False
+  gelu: str = 'tanh'
+  norm_eps: float = 1e-6
+
+  def __post_init__(self):
+    one_of('gelu', self.gelu, GELU)
+    check_rates(self, 'attention_dropout')
+
+
+class Affine(nn.Module):
+  """x W + b over the last dimensions: [..., *inputs] -> [..., *outputs].
+
+  The kernel is stored as [*inputs, *outputs], but initialised and multiplied as
+  the matrix [prod(inputs), prod(outputs)].
+  """
+
+  inputs: tuple[int, ...]
+  outputs: tuple[int, ...]
+  init: Callable
+  bias_init: Callable = nn.initializers.zeros
+  dtype: Any = 'float32'
+
+  @nn.compact
+  def __call__(self, x):
+    matrix = math.prod(self.inputs), math.prod(self.outputs)
+    kernel = self.param(
+      'kernel',
+      lambda rng: self.init(rng, matrix).reshape(*self.inputs, *self.outputs),
+    )
+    bias = self.param('bias', self.bias_init, self.outputs)
+    batch = x.shape[: x.ndim - len(self.inputs)]
+    # One large product: with batch and tokens apart, XLA's CPU back-end takes
+    # 1.2 times as long for a training step of a small ViT.
+    x = jnp.asarray(x, self.dtype).reshape(-1, matrix[0])
+    x = x @ kernel.reshape(matrix).astype(self.dtype)
+    # The bias is added in float32, so that its gradient is summed in float32:
+    # TPUs without bfloat16 arithmetic take several times as long otherwise.
+    x = (x.astype(jnp.float32) + bias.reshape(1, -1)).astype(self.dtype)
+    return x.reshape(*batch, *self.outputs)
+
+
+class LayerNorm(nn.LayerNorm):
+  """Flax's LayerNorm with the epsilon of the paper's code."""
+
+  epsilon: float = 1e-6
+
+
+class Attention(nn.Module):
+  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
+
+  Records queries and keys, as they enter the softmax except for the scale
+  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
+  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
+  """
+
+  num_heads: int
+  options: BlockOptions = BlockOptions()
+  posemb: PositionEmbedding = PositionEmbedding()
+  layout: Layout | None = None
+  implementation: str = 'auto'
+  dtype: Any = 'float32'
+  train: bool = False
+
+  @nn.compact
+  def __call__(self, queries, tokens):
+    width, options = tokens.shape[-1], self.options
+    heads = self.num_heads, width // self.num_heads
+    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
+    q = affine((width,), heads, name='query')(queries)
+    k = affine((width,), heads, name='key')(tokens)
+    v = affine((width,), heads, name='value')(tokens)
+    if options.qk_norm:
+      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
+      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
+    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
+    self.sow('intermediates', 'q', q)
+    self.sow('intermediates', 'k', k)
+    position_logits = self.posemb.logits(self, q, self.layout)
+    if position_logits is not None:
+      self.sow('intermediates', 'position_logits', position_logits)
+    drop = self.train and options.attention_dropout > 0
+    x = attention(
+      q,
+      k,
+      v,
+      implementation=self.implementation,
+      dropout_rate=options.attention_dropout if drop else 0.0,
+      dropout_rng=self.make_rng('dropout') if drop else None,
+      position_logits=position_logits,
+    )
+    return affine(heads, (width,), name='out')(x)
+
+
+class Mlp(nn.Module):
+  """Two layers with a GELU between them: [..., D] -> [..., D].
+
+  `init` is the key of the kernels' initialiser in INIT.
+  """
+
+  mlp_dim: int
+  dropout: float = 0.0
+  gelu: str = 'tanh'
+  dtype: Any = 'float32'
+  train: bool = False
+  init: str = 'mlp'
+
+  @nn.compact
+  def __call__(self, x):
+    width = (x.shape[-1],)
+    hidden = (self.mlp_dim,)
+    affine = functools.partial(
+      Affine,
+      init=INIT[self.init],
+      bias_init=INIT[f'{self.init}_bias'],
+      dtype=self.dtype,
+    )
+    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
+    x = affine(width, hidden, name='fc1')(x)
+    x = dropout(GELU[self.gelu](x))
+    return dropout(affine(hidden, width, name='fc2')(x))
+
+
+def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:
+  """Drop the output of a residual branch for some examples (AugReg).
+
+  Args:
+    module: whose rng 'dropout' is used.
+    y: [B, N, D], output of the branch.
+    rate: None, or the fraction of examples whose branch is dropped; the branch
+      of the others is scaled up.
+  """
+  if rate is None:
+    return y
+  keep = 1 - rate
+  kept = jax.random.bernoulli(
+    module.make_rng('dropout'), keep, (y.shape[0], 1, 1)
+  )
+  return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
+
+
+def run_layers(
+  layer: type[nn.Module],
+  x: jax.Array,
+  *,
+  depth: int,
+  stochastic_depth: float,
+  scan: bool,
+  remat: str,
+  per_layer: bool,
+  shared: jax.Array | None = None,
+  **fields,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Apply layers 'block_0', 'block_1', ...; or loop over one, 'blocks'.
+
+  Args:
+    layer: class of modules, called as layer(x, rate or None, shared) -> x.
+    x: [B, N, D].
+    depth: number of layers.
+    stochastic_depth: rate of drop_path in the last layer; grows linearly from 0
+      in the first layer.
+    scan: compile one layer and loop over stacked parameters.
+    remat: what to recompute in the backward pass, a name in REMAT.
+    per_layer: whether to return the output of each layer.
+    shared: argument of all layers.
+    **fields: of the layers.
+
+  Returns:
+    [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
+  """
+  rates = None
+  if stochastic_depth:
+    rates = jnp.linspace(0, stochastic_depth, depth)
+  if remat != 'none':
+    # Inside a scan nothing can be merged with the forward pass anyway.
+    layer = nn.remat(layer, policy=remat_policy(remat), prevent_cse=not scan)
+
+  def apply(block, x, rate, shared):
+    x = block(x, rate, shared)
+    return x, x if per_layer else None
+
+  if scan:
+    loop = nn.scan(
+      apply,
+      variable_axes={'params': 0, 'intermediates': 0},
+      split_rngs={'params': True, 'dropout': True},
+      in_axes=(0, nn.broadcast),
+      length=depth,
+    )
+    x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
+  else:
+    outputs = []
+    for i in range(depth):
+      rate = None if rates is None else rates[i]
+      block = layer(name=f'block_{i}', **fields)
+      x, output = apply(block, x, rate, shared)
+      outputs.append(output)
+  x = keep_batch_split(x)
+  if not per_layer:
+    return x, {}
+  return x, {f'block_{i}': outputs[i] for i in range(depth)}
+
+
+def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
+  """Return (height, width) of a size that is one number or two."""
+  return (size, size) if isinstance(size, int) else tuple(size)
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchEmbedding:
+  """Linear embedding of image patches (E of equation 1).
+
+  Attributes:
+    patch_size: side of a patch in pixels, or (height, width).
+    stride: pixels from one patch to the next, one number or two; patches
+      overlap if it is smaller than patch_size. None: patch_size.
+    mask_token: whether there is a learned vector that can replace patches, see
+      objectives/masked_patches.py.
+  """
+
+  patch_size: int | tuple[int, int]
+  stride: int | tuple[int, int] | None = None
+  mask_token: bool = False
+
+  reduction = 1  # pixels per side of a cell of what is cut into patches
+
+  def __post_init__(self):
+    size, stride = as_pair(self.patch_size), self.stride
+    object.__setattr__(self, 'patch_size', size)
+    if stride is not None:
+      object.__setattr__(self, 'stride', as_pair(stride))
+    if not all(0 < s <= p for s, p in zip(self.step, size)):
+      raise ValueError(
+        f'stride={stride} with patch_size={size} must be at least 1 and at '
+        'most patch_size. Use None for patches that do not overlap.'
+      )
+
+  @property
+  def step(self) -> tuple[int, int]:
+    """Cells from one patch to the next, (rows, columns)."""
+    return self.stride or self.patch_size
+
+  @property
+  def pixels_per_token(self) -> tuple[int, int]:
+    """Pixels from one patch to the next, (rows, columns)."""
+    return tuple(n * self.reduction for n in self.step)
+
+  def grid(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
+    sizes = (n * self.reduction for n in self.patch_size)
+    return tuple(
+      (n - size) // step + 1
+      for n, size, step in zip(image_shape, sizes, self.pixels_per_token)
+    )
+
+  def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return (H, W) of the smallest image with that grid of patches."""
+    sizes = (n * self.reduction for n in self.patch_size)
+    return tuple(
+      (n - 1) * step + size
+      for n, size, step in zip(grid, sizes, self.pixels_per_token)
+    )
+
+  def __call__(self, module, images):
+    """Embed the patches of images.
+
+    Args:
+      module: gets the parameters; its width and dtype are used.
+      images: [B, H, W, C].
+
+    Returns:
+      ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
+    """
+    x = self.cut(images)
+    batch, *grid = x.shape[:3]
+    # A convolution whose stride is its kernel size is one matrix product.
+    x = Affine(
+      x.shape[3:],
+      (module.width,),
+      INIT['embedding'],
+      dtype=module.dtype,
+      name='embedding',
+    )(x)
+    return {'patches': x.reshape(batch, -1, module.width)}, tuple(grid)
+
+  def cut(self, images: jax.Array) -> jax.Array:
+    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C].
+
+    Raises:
+      ValueError: patches do not tile the images.
+    """
+    patch, step = self.patch_size, self.step
+    batch, *sides, channels = images.shape
+    if any(n < p or (n - p) % s for n, p, s in zip(sides, patch, step)):
+      self._refuse(sides)
+    if step == patch:
+      ph, pw = patch
+      gh, gw = sides[0] // ph, sides[1] // pw
+      x = images.reshape(batch, gh, ph, gw, pw, channels)
+      return x.swapaxes(2, 3)
+    rows, cols = (
+      np.arange(0, n - p + 1, s)[:, None] + np.arange(p)[None]
+      for n, p, s in zip(sides, patch, step)
+    )
+    return images[:, rows][:, :, :, cols].swapaxes(2, 3)
+
+  def _refuse(self, sides):
+    (ph, pw), step, factor = self.patch_size, self.step, self.reduction
+    near = [
+      (max(round((n - p) / s), 0) * s + p) * factor
+      for n, p, s in zip(sides, self.patch_size, step)
+    ]
+    what = 'Images' if factor == 1 else f'Feature maps (images / {factor})'
+    every = '' if self.stride is None else f' every {step[0]}x{step[1]}'
+    raise ValueError(
+      f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
+      f'patches of {ph}x{pw}{every}; the nearest image size that can is '
+      f'{near[0]}x{near[1]}. Resize or crop the images to it, or use another '
+      'patch_size.'
+    )
+
+  def replace(self, module, patches, sources):
+    """Replace patches by other patches, or by the mask vector.
+
+    Args:
+      module: gets the parameter 'mask' [1, 1, D] if there is a mask token.
+      patches: [B, n, D].
+      sources: int32 [B, n], index of the patch that replaces each patch, or
+        below 0 for the mask vector. None: nothing is replaced.
+
+    Returns:
+      [B, n, D].
+
+    Raises:
+      ValueError: there are sources but no mask vector, or not one per patch.
+    """
+    if self.mask_token:
+      mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
+    if sources is None:
+      return patches
+    if not self.mask_token:
+      raise ValueError(
+        'The model got patch_sources but has no mask vector. Set '
+        'embedding.mask_token=True.'
+      )
+    if sources.shape != patches.shape[:2]:
+      raise ValueError(
+        f'patch_sources has shape {sources.shape}; expected one source for '
+        f'each patch, {patches.shape[:2]}.'
+      )
+    sources = sources[..., None]
+    moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
+    return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
+
+  def resize(self, path, kernel, shape, *, method=None, adapt_channels=False):
+    """Fit the kernel to patches of another size, or to other channels.
+
+    Args:
+      path: of a parameter of the model.
+      kernel: [ph, pw, C, D].
+      shape: wanted shape.
+      method: how patches are resized, see `resample.resize_kernel`; None: they
+        are not.
+      adapt_channels: whether the number of channels may change.
+
+    Returns:
+      Array of the wanted shape; None if the parameter is another one, or it may
+      not be changed to that shape.
+    """
+    if path != 'embedding/kernel' or kernel.shape[3:] != tuple(shape[3:]):
+      return None
+    if adapt_channels:
+      kernel = to_channels(kernel, shape[2])
+    if method and shape[:2] != kernel.shape[:2]:
+      kernel = resample.resize_kernel(kernel, shape[:2], method)
+    return kernel if kernel.shape == tuple(shape) else None
+
+
+def to_channels(kernel, channels):
+  """Convert a kernel [ph, pw, C, D] to another number of image channels.
+
+  Channels are summed to one, or repeated and scaled to more (as timm does).
+  """
+  old = kernel.shape[2]
+  if channels == old:
+    return kernel
+  if channels == 1:
+    return kernel.sum(axis=2, keepdims=True)
+  repeated = kernel[:, :, np.arange(channels) % old]
+  return repeated * np.asarray(old / channels, kernel.dtype)
+
+
+def resize(
+  model,
+  path,
+  array,
+  shape,
+  *,
+  posemb_resize='paper',
+  patch_resize=None,
+  adapt_channels=False,
+):
+  """Fit a parameter to other image sizes, patch sizes or channels.
+
+  Asks the model's position embedding (`model.posemb`) and patch embedding
+  (`model.embedding`), if it has them.
+
+  Args:
+    model: that the parameter is for.
+    path: of the parameter.
+    array: its value in a model that may differ in these.
+    shape: of the parameter in `model`.
+    posemb_resize: method for position embeddings, one of resample.METHODS.
+    patch_resize: method for patches; None: their size must not differ.
+    adapt_channels: whether the number of image channels may differ.
+
+  Returns:
+    Array of that shape; None if it cannot be resized to it.
+  """
+  array, shape = np.asarray(array), tuple(shape)
+  if posemb := getattr(model, 'posemb', None):
+    name = path.rsplit('/', 1)[-1]
+    out = posemb.resize(name, array, shape, posemb_resize)
+    if out is not None:
+      return out
+  if adapt_channels and path == 'resnet/root/conv/kernel':
+    out = to_channels(array, shape[2])
+    return out if out.shape == shape else None
+  if embedding := getattr(model, 'embedding', None):
+    options = {'method': patch_resize, 'adapt_channels': adapt_channels}
+    return embedding.resize(path, array, shape, **options)
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """Classification head: an optional tanh layer, and a linear layer.
+
+  Attributes:
+    representation_size: width of the tanh layer that the paper pre-trains with
+      (section 3.1); None: no such layer.
+    bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
+      many classes.
+  """
+
+  representation_size: int | None = None
+  bias_init: float = 0.0
+
+  def __call__(self, module, x):
+    """Compute logits of pooled features.
+
+    Args:
+      module: gets the parameters; its dtype and num_classes are used.
+      x: [..., D].
+
+    Returns:
+      {'pooled': x, 'pre_logits': output of the tanh layer or x,
+      'logits': float32 [..., K] unless num_classes is None or 0}.
+    """
+    out = {'pooled': x}
+    if self.representation_size:
+      outputs, init = (self.representation_size,), INIT['pre_logits']
+      affine = Affine(
+        x.shape[-1:], outputs, init, dtype=module.dtype, name='pre_logits'
+      )
+      x = jnp.tanh(affine(x))
+    out['pre_logits'] = x
+    if module.num_classes:
+      out['logits'] = Affine(
+        x.shape[-1:],
+        (module.num_classes,),
+        INIT['head'],
+        nn.initializers.constant(self.bias_init),
+        name='head',
+      )(x)
+    return out

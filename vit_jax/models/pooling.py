@@ -1,0 +1,177 @@
+"""Poolings: one class each, which also says what extra tokens there are.
+
+Pooling is the interface. A subclass, here or in your own package, is one class;
+nothing else has to change. Shapes as in vit.py.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from vit_jax.models.common import (
+  INIT,
+  Attention,
+  BlockOptions,
+  LayerNorm,
+  Mlp,
+)
+from vit_jax.models.posemb import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooling:
+  """Interface of poolings, and its defaults.
+
+  A subclass that lets users choose an attribute makes it a dataclass field.
+
+  Attributes:
+    class_token: whether a learned class token comes first in the sequence.
+    num_registers: number of learned tokens after it that pooling ignores.
+    norm_after: whether the final LayerNorm comes after pooling, not before it.
+  """
+
+  class_token = False
+  num_registers = 0
+  norm_after = False
+
+  def layout(self, grid):
+    """Return the Layout of tokens for patches of a grid (gh, gw)."""
+    return Layout(tuple(grid), self.class_token, self.num_registers)
+
+  def __call__(self, module, tokens, layout):
+    """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D].
+
+    Args:
+      module: the model, which gets the parameters.
+      tokens: [B, N, D], all of them.
+      layout: their Layout.
+    """
+    raise NotImplementedError
+
+  def token_weights(self, layout, intermediates):
+    """Return the weights of tokens in the representation, [B or 1, 1, N].
+
+    They sum to one. Attention rollout starts from them. The default is the
+    mean over patches.
+
+    Args:
+      layout: Layout of the tokens.
+      intermediates: what the model recorded.
+    """
+    del intermediates
+    weights = jnp.zeros((1, 1, layout.num_tokens))
+    patches = layout.num_tokens - layout.prefix
+    return weights.at[..., layout.prefix :].set(1 / patches)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassToken(Pooling):
+  """The class token, as in the paper.
+
+  Attributes:
+    num_registers: see Pooling.
+  """
+
+  num_registers: int = 0
+  class_token = True
+
+  def __call__(self, module, tokens, layout):
+    return tokens[:, 0]
+
+  def token_weights(self, layout, intermediates):
+    return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Pooling):
+  """Mean over the patches (figure 9).
+
+  Attributes:
+    class_token, num_registers: see Pooling.
+    norm_after: the final LayerNorm comes after the mean (timm's fc_norm).
+  """
+
+  class_token: bool = False
+  num_registers: int = 0
+  norm_after: bool = False
+
+  def __call__(self, module, tokens, layout):
+    return tokens[:, layout.prefix :].mean(axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPooling(Pooling):
+  """No pooling: each patch gets its own logits.
+
+  Attributes:
+    class_token, num_registers: see Pooling.
+  """
+
+  class_token: bool = False
+  num_registers: int = 0
+
+  def __call__(self, module, tokens, layout):
+    return tokens[:, layout.prefix :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Map(Pooling):
+  """One learned query that attends to the patches ("Scaling ViT").
+
+  Attributes:
+    class_token, num_registers: see Pooling.
+  """
+
+  class_token: bool = False
+  num_registers: int = 0
+
+  def __call__(self, module, tokens, layout):
+    return MapHead(
+      num_heads=module.num_heads,
+      mlp_dim=module.mlp_dim,
+      options=module.block,
+      dtype=module.dtype,
+      attention=module.attention,
+      name='map_head',
+    )(tokens[:, layout.prefix :])
+
+  def token_weights(self, layout, intermediates):
+    """Return the attention of the query, mean over heads."""
+    recorded = intermediates['map_head']['attn']
+    q, k = recorded['q'][0], recorded['k'][0]
+    scores = jnp.einsum(
+      'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
+    )
+    weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
+    pad = (0, 0), (0, 0), (layout.prefix, 0)
+    return jnp.pad(weights.mean(axis=1), pad)
+
+
+class MapHead(nn.Module):
+  """Attention of one learned query, and an MLP: [B, n, D] -> [B, D]."""
+
+  num_heads: int
+  mlp_dim: int
+  options: BlockOptions = BlockOptions()
+  dtype: Any = 'float32'
+  attention: str = 'auto'
+
+  @nn.compact
+  def __call__(self, tokens):
+    batch, _, width = tokens.shape
+    probe = self.param('probe', INIT['probe'], (1, 1, width))
+    probe = jnp.broadcast_to(probe, (batch, 1, width))
+    x = Attention(
+      self.num_heads,
+      implementation=self.attention,
+      dtype=self.dtype,
+      name='attn',
+    )(probe, tokens)
+    norm = LayerNorm(self.options.norm_eps, dtype=self.dtype, name='norm')
+    mlp = Mlp(
+      self.mlp_dim, gelu=self.options.gelu, dtype=self.dtype, name='mlp'
+    )
+    return (x + mlp(norm(x)))[:, 0]

@@ -1,0 +1,179 @@
+"""The numbers that the figures show, of weights and of images."""
+
+import functools
+
+import jax
+import numpy as np
+
+from vit_jax import pretrained
+from vit_jax.analysis import attention, embeddings
+from vit_jax.checks import one_of
+from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT, VIT
+from vit_jax.tools import predict
+from vit_jax.weights.bundle import make
+from vit_jax.weights.grids import grid_of, stride
+
+OF_IMAGES = ('maps', 'rollout', 'distance')
+FIGURES = (*OF_IMAGES, 'filters', 'positions')
+
+
+def obstacles(weights):
+  """Return {figure: reason} of the figures that cannot be drawn."""
+  settings, found = weights.settings, {}
+  kind = settings.get('posemb', 'learned')
+  if settings['target'] in (AXIAL_VIT, AXIAL_RESNET):
+    reason = 'attention is along rows and columns, not over the whole image'
+    found |= dict.fromkeys((*OF_IMAGES, 'positions'), reason)
+  elif settings['target'] != VIT:
+    reason = 'the model has no attention (ResNets and Mixers have none)'
+    found |= dict.fromkeys(OF_IMAGES, reason)
+    found['positions'] = 'the model has no position embeddings'
+  elif kind == 'none':
+    found['positions'] = "the model has no position embeddings (posemb='none')"
+  elif kind == 'relative':
+    found['positions'] = 'positions are those of pairs of patches (relative)'
+  elif settings.get('posemb_at') == 'layers':
+    found['positions'] = 'each layer has position embeddings of its own'
+  if 'resnet/root/conv/kernel' in weights.params:
+    found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
+  return found
+
+
+def geometry(weights):
+  """Return (grid (gh, gw), patch (height, width), number of prefix tokens).
+
+  The patch of a hybrid is a cell of its feature map, in pixels of the image.
+  """
+  grid = grid_of(weights.settings, weights.image_shape)
+  model = make(weights.settings)
+  return grid, stride(weights.settings), model.pooling.layout(grid).prefix
+
+
+def filters(weights, count=28):
+  """Return (components, shares) of `embeddings.filters`."""
+  _check(weights, 'filters')
+  return embeddings.filters(weights.params['embedding/kernel'], count)
+
+
+def positions(weights):
+  """Return the similarities [gh, gw, gh, gw] of position embeddings."""
+  _check(weights, 'positions')
+  model = make(weights.settings)
+  grid = geometry(weights)[0]
+  table = model.posemb.table(weights.params, grid, model.width)
+  return embeddings.position_similarity(table)
+
+
+def uniform_distance(weights):
+  """Return the mean distance, in pixels, of a head with uniform attention."""
+  grid, cell, _ = geometry(weights)
+  return float(np.mean(attention.cell_distances(grid, cell)))
+
+
+def look_at(
+  weights,
+  paths,
+  *,
+  figures=OF_IMAGES,
+  heads='mean',
+  residual='half',
+  prefix='left_out',
+  query=None,
+  batch_size=8,
+  num_workers=None,
+  on_error='raise',
+):
+  """Yield what a model attends to in each image, in order.
+
+  Args:
+    weights: Weights.
+    paths: of the images; see `image_files.find`.
+    figures: some of OF_IMAGES.
+    heads, residual: of `attention.rollout`.
+    prefix: of `attention.mean_distance`.
+    query: (row, column) of the patch whose attention maps and rollout show; by
+      default the tokens of `Pooling.token_weights`, such as the class token.
+    batch_size, num_workers, on_error: of `predict.predict`. The attention of
+      one layer for a batch must fit in memory.
+
+  Returns:
+    Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
+    'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
+    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels. An
+    image that is skipped has 'path' and 'error'.
+
+  Raises:
+    ValueError: the model has no attention, or an argument is invalid.
+  """
+  for figure in figures:
+    _check(weights, figure)
+  one_of('heads', heads, attention.HEADS)
+  one_of('residual', residual, attention.RESIDUALS)
+  one_of('prefix', prefix, attention.PREFIXES)
+  one_of('on_error', on_error, ('raise', 'skip'))
+  grid = geometry(weights)[0]
+  if query and not all(0 <= at < size for at, size in zip(query, grid)):
+    raise ValueError(
+      f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
+      'Rows and columns count from 0.'
+    )
+  loaded, shape = predict.load(weights, paths, batch_size, num_workers)
+  model, params = pretrained.build(weights)
+  rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
+  distance = functools.partial(attention.mean_distance, prefix=prefix)
+  forward = _forward(weights, model, figures, query, rollout, distance)
+  return predict.in_batches(forward, params, loaded, shape, on_error)
+
+
+def _forward(weights, model, figures, query, rollout, distance):
+  """Return (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+  preprocess = make(weights.preprocess)
+  grid, cell, num_prefix = geometry(weights)
+  distances = attention.cell_distances(grid, cell)
+  layout = model.pooling.layout(grid)
+
+  def split(name, rows):
+    """Split [B, ..., N] into patches and the tokens before them."""
+    patches = rows[..., num_prefix:].reshape(*rows.shape[:-1], *grid)
+    return {name: patches, f'{name}_prefix': rows[..., :num_prefix]}
+
+  def forward(params, images):
+    _, recorded = model.apply(
+      {'params': params},
+      preprocess(images),
+      method='features',
+      per_layer=False,
+      mutable=['intermediates'],
+    )
+    recorded = recorded['intermediates']
+    layers = attention.recorded(recorded)
+    tokens = layers[0].shape[2]
+    if query is None:
+      start = model.pooling.token_weights(layout, recorded)
+    else:
+      at = num_prefix + query[0] * grid[1] + query[1]
+      start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)
+    out = {}
+    if 'maps' in figures:
+      maps = attention.per_layer(
+        lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
+      )
+      out |= split('maps', maps)
+    if 'rollout' in figures:
+      out |= split('rollout', rollout(*layers, start=start)[:, 0])
+    if 'distance' in figures:
+      out['distance'] = attention.per_layer(
+        lambda *layer: distance(*layer, distances=distances), *layers
+      )
+    return out
+
+  return forward
+
+
+def _check(weights, figure):
+  one_of('figure', figure, FIGURES)
+  if reason := obstacles(weights).get(figure):
+    raise ValueError(
+      f'{weights.origin or "These weights"}: cannot draw {figure}: {reason}. '
+      'Leave it out, or use other weights.'
+    )

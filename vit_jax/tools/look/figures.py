@@ -1,0 +1,153 @@
+"""The figures of the tool, each with its numbers as .npz next to it."""
+
+import io
+import itertools
+import os
+import pathlib
+
+import numpy as np
+
+from vit_jax import terminal
+from vit_jax.analysis.embeddings import tiles
+from vit_jax.data import image_files
+from vit_jax.files import write_atomically
+from vit_jax.reports import attention, embeddings
+from vit_jax.tools.look import arrays
+from vit_jax.weights import sizes
+from vit_jax.weights.bundle import make
+
+_LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
+_FEW = 12
+
+
+class Figures:
+  """Draw figures into a folder, and print their paths.
+
+  Args:
+    weights: Weights.
+    output: folder; it is created if necessary.
+    format: 'png' or 'pdf'.
+  """
+
+  def __init__(self, weights, output, format='png'):
+    self._weights = weights
+    self._output = pathlib.Path(output).expanduser()
+    self._format = format
+    try:
+      self._output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise ValueError(f'Cannot create the folder {output}: {error}') from error
+
+  def filters(self, count=28):
+    components, shares = arrays.filters(self._weights, count)
+    kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
+    title = f'{kind} filters\n(first {len(shares)} principal components)'
+    path = self._save('filters', components=components, shares=shares)
+    embeddings.filters(tiles(components), path, title=title)
+    print(path, flush=True)
+
+  def positions(self):
+    similarity = arrays.positions(self._weights)
+    path = self._save('positions', similarity=similarity)
+    embeddings.positions(similarity, path)
+    print(path, flush=True)
+
+  def distance(self, looks):
+    """Draw the mean over `looks`, which are those of `arrays.look_at`."""
+    values = np.stack([look['distance'] for look in looks])
+    uniform = arrays.uniform_distance(self._weights)
+    path = self._save(
+      'distance',
+      distance=values.mean(0),
+      of_each_image=values,
+      uniform=uniform,
+      paths=_paths(looks),
+    )
+    attention.distance(values.mean(0), path, uniform=uniform)
+    print(path, flush=True)
+
+  def maps(self, looks, *, px=None):
+    """Draw a figure per image.
+
+    Args:
+      looks: of `arrays.look_at`.
+      px: smaller side of the images, at least.
+    """
+    names = _names([look['path'] for look in looks])
+    images = self._images(looks, px or _LARGE_PX)
+    for look, name, image in zip(looks, names, images):
+      path = self._save(
+        f'maps-{name}',
+        maps=look['maps'],
+        prefix=look['maps_prefix'],
+        path=look['path'],
+      )
+      attention.maps(look['maps'], image, path, title=name)
+      print(path, flush=True)
+
+  def rollout(self, looks, style='mask', per_sheet=50, *, px=None):
+    """Draw sheets of `per_sheet` images; other arguments as in `maps`."""
+    on_sheet = min(len(looks), per_sheet)
+    few = on_sheet <= _FEW
+    images = self._images(looks, px or (_LARGE_PX if few else _SMALL_PX))
+    height, width = self._weights.image_shape[:2]
+    columns = attention.pairs_to_a_row(on_sheet, width / height)
+    for start in range(0, len(looks), per_sheet):
+      sheet = looks[start : start + per_sheet]
+      number = start // per_sheet + 1
+      path = self._save(
+        'rollout' if number == 1 else f'rollout-{number}',
+        rollout=np.stack([look['rollout'] for look in sheet]),
+        prefix=np.stack([look['rollout_prefix'] for look in sheet]),
+        paths=_paths(sheet),
+      )
+      pairs = [
+        (image, attention.overlay(image, look['rollout'], style=style))
+        for look, image in zip(sheet, images)
+      ]
+      names = _names([look['path'] for look in sheet]) if few else None
+      attention.sheet(pairs, path, names=names, columns=columns)
+      print(path, flush=True)
+
+  def _save(self, name, **numbers):
+    """Write the numbers of a figure, and return the figure's path."""
+    file = io.BytesIO()
+    np.savez(file, **numbers)
+    write_atomically(self._output / f'{name}.npz', file.getvalue())
+    return self._output / f'{name}.{self._format}'
+
+  def _images(self, looks, px):
+    """Yield uint8 [H, W, C]: what the model saw of each image, but finer.
+
+    The transforms are the model's, for a multiple of its image size.
+    """
+    shape = self._weights.image_shape
+    factor = max(1, -(-px // min(shape[:2])))
+    finer = [side * factor for side in shape[:2]]
+    transforms = sizes.scale(self._weights.transforms, shape, finer)
+    loaded = image_files.load(
+      [look['path'] for look in looks],
+      [make(settings) for settings in transforms],
+      channels=shape[2],
+      ahead=8,
+    )
+    for _, image in terminal.track(loaded, len(looks), unit='images to draw'):
+      if isinstance(image, ValueError):
+        raise image
+      yield image
+
+
+def _paths(looks):
+  return np.array([look['path'] for look in looks], str)
+
+
+def _names(paths):
+  """Return the file names without ending; duplicates get a number."""
+  names = []
+  for path in paths:
+    stem = name = os.path.splitext(os.path.basename(path))[0]
+    numbers = itertools.count(2)
+    while name in names:
+      name = f'{stem}-{next(numbers)}'
+    names.append(name)
+  return names
