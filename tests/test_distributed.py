@@ -43,7 +43,8 @@ def get_config():
       transforms=[dict(target='vit_jax.data.transforms.InceptionCrop', size=8)],
       batch_size=8),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=16,
-               depth=1, mlp_dim=16, num_heads=2, patch_size=4, dropout=0.1),
+               depth=1, mlp_dim=16, num_heads=2, dropout=0.1, embedding=dict(
+                 target='vit_jax.models.common.PatchEmbedding', patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
     optimizer=dict(target='optax.adam'),
     schedule=dict(lr=0.01, decay='constant'),

@@ -8,7 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding, tree
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 
@@ -130,8 +132,8 @@ def vit(scan=False):
     depth=4,
     mlp_dim=256,
     num_heads=4,
-    patch_size=8,
-    pooling='map',
+    embedding=PatchEmbedding(8),
+    pooling=Map(),
     num_classes=10,
     scan=scan,
   )
@@ -193,7 +195,7 @@ def test_fsdp_takes_the_largest_dimension_left(scan, beside):
       depth=2,
       tokens_mlp_dim=32,
       channels_mlp_dim=256,
-      patch_size=8,
+      embedding=PatchEmbedding(8),
       num_classes=10,
     ),
   ],
