@@ -78,7 +78,7 @@ def create(name, num_classes, dtype='float32'):
     depth=ours.depth,
     mlp_dim=ours.mlp_dim,
     num_heads=ours.num_heads,
-    patch_size=tuple(np.broadcast_to(ours.patch_size, 2).tolist()),
+    patch_size=ours.embedding.patch_size,
     num_classes=num_classes,
     dtype=jnp.dtype(dtype),
   )

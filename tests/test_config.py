@@ -14,6 +14,7 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.durations import Duration, steps
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
 
@@ -50,6 +51,7 @@ def start(
   transforms: Sequence[Any] = (),
   objective: Callable | None = None,
   plain: Any = None,
+  preprocess: Any = Normalize(),
   scale: float = 1.0,
   fast: bool = False,
   record=None,
@@ -72,7 +74,7 @@ VIT_FIELDS = {
   'depth': 1,
   'mlp_dim': 8,
   'num_heads': 2,
-  'patch_size': 4,
+  'embedding': PatchEmbedding((4, 2)),
 }
 NUMBER = {'target': 'decimal.Decimal', 'value': '1.5'}
 MINIMAL = {'run': here('start'), 'number': NUMBER, 'total_steps': 3}
@@ -104,6 +106,12 @@ def test_annotations_are_the_schema():
   a, b = given['things'].values()
   assert a == Scheduled(decimal.Decimal('1.5'), steps(4))
   assert b.every is None
+
+
+def test_a_default_is_the_schema_too():
+  assert call(preprocess={'mean': 1.0})['preprocess'] == Normalize(mean=1.0)
+  with pytest.raises(ConfigError, match=r"preprocess\.men: .*mean 'mean'"):
+    call(preprocess={'men': 1.0})
 
 
 def test_what_lacks_arguments_becomes_a_partial():
@@ -144,6 +152,10 @@ def test_an_objective_wraps_an_objective():
     ),
     ({'total_epochs': 1}, r'total is set in two units|two units\. Keep one'),
     ({'total_steps': 1.5}, r'total_steps: steps=1.5 must be a whole number'),
+    (
+      {'part': {'every': 1}},
+      r'part\.every=1 has no unit\. Use one of every_st',
+    ),
     ({'scale': '2'}, r"scale='2' is text, not a number"),
     ({'fast': 'False'}, r"fast='False' is text"),
     (
@@ -285,18 +297,22 @@ def test_files(tmp_path):
     configs.load(path)
 
 
-def test_text_shows_defaults_and_what_is_set():
+def test_settings_are_what_is_set_and_the_defaults():
   found, _ = configs.plan_run(
     ml_collections.ConfigDict(
       MINIMAL | {'things': {'a': {**NUMBER, 'every_steps': 4}}}
     )
   )
-  lines = configs.text(found, hidden=('record',)).splitlines()
-  assert 'total_steps: 3' in lines
-  assert 'scale: 1.0  # default' in lines
-  assert '    target: decimal.Decimal' in lines
-  assert '    every_steps: 4' in lines
-  assert not any('record' in line for line in lines)
+  lines = list(configs.settings(found))
+  for line in (
+    'config.total_steps = 3',
+    'config.scale = 1.0  # default',
+    'config.part.size = 1  # default',
+    'config.things.a.target = decimal.Decimal',
+    "config.things.a.value = '1.5'",
+    'config.things.a.every_steps = 4',
+  ):
+    assert line in lines
 
 
 # Objects as JSON.

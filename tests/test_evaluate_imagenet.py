@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import evaluate as evaluate_lib
+from vit_jax import config as config_lib
 from vit_jax import tree
 from vit_jax.models import names
 from vit_jax.weights import formats
@@ -86,7 +86,7 @@ def run(argument, weights, data_dir, workdir):
   first = next(iter(config.evals))
   config.evals[first].data.batch_size = 16  # of all, as is data_dir
   config.evals[first].data.source.data_dir = str(data_dir)
-  return evaluate_lib.evaluate(config, workdir)
+  return config_lib.run(config, workdir)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,9 @@ def test_what_is_not_prepared_is_an_error_that_says_how(weights, tmp_path):
 
 
 @pytest.mark.parametrize('argument', evaluate_imagenet.VARIANTS)
-def test_every_variant_loads_and_asks_for_weights(argument, tmp_path):
-  config = evaluate_imagenet.get_config(argument)
-  with pytest.raises(ValueError, match=r'init_from\.path'):
-    evaluate_lib.evaluate(config, tmp_path)
+def test_every_variant_loads_and_asks_for_weights(argument, data_dir, tmp_path):
+  with pytest.raises(ValueError, match=r'init_from'):
+    run(argument, None, data_dir, tmp_path)
 
 
 def test_a_wrong_argument_lists_what_is_allowed():

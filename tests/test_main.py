@@ -29,7 +29,8 @@ def get_config(argument=''):
     log_every_steps=1,
     data=dict(source=source, batch_size=8),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
-               depth=1, mlp_dim=32, num_heads=2, patch_size=4),
+               depth=1, mlp_dim=32, num_heads=2,
+               embedding=dict(patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
     optimizer=dict(target='vit_jax.optim.sgd'),
     schedule=dict(lr=0.01),
@@ -76,7 +77,7 @@ def call(config, workdir, *flags):
       r"no argument 'totl_steps' \(did you mean 'total_steps'",
     ),
     (
-      'config.model.patch_size = 3',
+      'config.model.embedding.patch_size = 3',
       [],
       r'8x8 .* patches of 3x3; the nearest image size that can is 9x9',
     ),
@@ -136,8 +137,9 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   """--print_config and --dry_run show them, and training uses them."""
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--print_config')
   shown = capsys.readouterr().out
-  assert '    rate: 0.75' in shown and 'total_steps: 2' in shown
-  assert 'seed: 0  # default' in shown
+  assert 'config.optimizer.layer_decay.rate = 0.75' in shown
+  assert 'config.total_steps = 2\n' in shown
+  assert 'config.seed = 0  # default' in shown
   assert not list(tmp_path.iterdir())
 
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--dry_run')

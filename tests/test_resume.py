@@ -36,7 +36,8 @@ def get_config():
     accum_steps=2,
     ema_decay=0.9,
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
-               depth=2, mlp_dim=64, num_heads=2, patch_size=4, dropout=0.2,
+               depth=2, mlp_dim=64, num_heads=2,
+               embedding=dict(patch_size=4), dropout=0.2,
                stochastic_depth=0.2),
     objective=dict(
       target='vit_jax.objectives.classification.softmax_xent'),

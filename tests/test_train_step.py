@@ -22,6 +22,7 @@ from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
 from vit_jax.durations import Timeline, steps
 from vit_jax.metrics import read_records
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
@@ -34,7 +35,7 @@ MODEL = {
   'depth': 1,
   'mlp_dim': 32,
   'num_heads': 2,
-  'patch_size': 4,
+  'embedding': {'patch_size': 4},
 }
 SOURCE = {
   'target': 'vit_jax.data.embedded.digits.Synthetic',
@@ -52,7 +53,10 @@ TENSOR = [  # FSDP on one dimension; the heads or hidden units on another
 
 
 def without_target(config, **changes):
-  return {k: v for k, v in config.items() if k != 'target'} | changes
+  settings = {k: v for k, v in config.items() if k != 'target'} | changes
+  if 'embedding' in settings:
+    settings['embedding'] = PatchEmbedding(**settings['embedding'])
+  return settings
 
 
 def make_batch(size=16, seed=0):

@@ -10,7 +10,7 @@ named, in this package or in another. Four rules turn a config into objects:
   the result is a partial: the code that receives it supplies the rest, such as
   `objective(model, preprocess=...)`. So an objective can wrap an objective.
 - Annotations are the schema. A dict without a target becomes the dataclass
-  that the parameter is annotated with (`checkpoint: Checkpoints`).
+  that is the default of the parameter, or its annotation.
 - A dataclass may have one field with metadata {'rest': True}: then its own
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
@@ -36,10 +36,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import ml_collections
-from ml_collections import config_dict
-
 from vit_jax.durations import UNITS, Duration
+
+try:
+  from ml_collections import ConfigDict
+  from ml_collections.config_dict import RequiredValueError
+except ModuleNotFoundError:  # config files need it; models by name do not
+
+  class ConfigDict(dict):
+    """Placeholder: without ml_collections there are no config files."""
+
+  RequiredValueError = KeyError
 
 # Classes that a file with weights may name. Nothing else is imported for it,
 # because whoever wrote the file must not choose what runs here.
@@ -111,15 +118,15 @@ def _child(node, key, what):
       raise ConfigError(f'{what}: {key!r} is not an index below {len(node)}.')
     return node[int(key)]
   if node.get(key) is None:
-    _set(node, key, ml_collections.ConfigDict(), '', what)
+    _set(node, key, ConfigDict(), '', what)
   child = node[key]
-  if not isinstance(child, Mapping | ml_collections.ConfigDict | list | tuple):
+  if not isinstance(child, Mapping | ConfigDict | list | tuple):
     raise ConfigError(f'{what}: {key} is {child!r}, which has no keys.')
   return child
 
 
 def _set(node, key, value, text, what):
-  if isinstance(node, ml_collections.ConfigDict):
+  if isinstance(node, ConfigDict):
     if key in node and node.get_type(key) is str and value is not None:
       value = text
     try:
@@ -203,11 +210,13 @@ class Call:
     fn: what the target names.
     kwargs: its arguments; calls within them are not made yet either.
     where: dotted path in the config.
+    hidden: arguments that the config cannot set.
   """
 
   fn: Any
   kwargs: dict[str, Any]
   where: str = ''
+  hidden: tuple[str, ...] = ()
 
   def make(self, *args, **supplied):
     """Make all calls, innermost first, and return the result of this one."""
@@ -228,35 +237,8 @@ def make(value):
   return value
 
 
-def plan(config, fn=None, *, supplied=()):
-  """Return the Call that a config describes, with all of its keys checked.
-
-  Args:
-    config: the arguments of fn; or, without fn, a dict with a target.
-    fn: what the config's keys are arguments of.
-    supplied: names of arguments that the caller of the function sets.
-
-  Raises:
-    ConfigError: with all problems at once: values that the user has to set,
-      unknown keys (with a suggestion), missing arguments, targets that cannot
-      be imported.
-  """
-  check_filled(config)
-  problems = []
-  values = _as_dict(config)
-  if fn is None:
-    found = _plan(values, Any, '', problems)
-  else:
-    values.pop('run', None)
-    found = _plan_call(fn, values, '', problems, supplied)
-    _require_all(found, supplied, problems)
-  if problems:
-    raise ConfigError('\n'.join(dict.fromkeys(problems)))
-  return found
-
-
 def plan_run(config, **supplied):
-  """Return the Call of the function that config.run names, and what it gets.
+  """Return the Call of the function that config.run names, all keys checked.
 
   Args:
     config: ConfigDict with `run`.
@@ -265,15 +247,28 @@ def plan_run(config, **supplied):
 
   Returns:
     (Call, dict of supplied arguments).
+
+  Raises:
+    ConfigError: with all problems at once: values that the user has to set,
+      unknown keys (with a suggestion), missing arguments, targets that cannot
+      be imported.
   """
-  if not config.get('run'):
+  check_filled(config)
+  values = _as_dict(config)
+  fn = values.pop('run', None)
+  if not fn:
     raise ConfigError(
       "The config has no key 'run', the function to call with it, such as "
       "'vit_jax.train.train'."
     )
-  fn = locate(config.run)
+  fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
-  return plan(config, fn, supplied=('workdir', 'record', *taken)), taken
+  hidden = ('workdir', 'record', *taken)
+  problems = []
+  found = _plan_call(fn, values, '', problems, hidden)
+  _require_all(found, hidden, problems)
+  _raise_all(problems)
+  return found, taken
 
 
 def run(config, workdir, **supplied):
@@ -295,9 +290,13 @@ def resolve(value):
   problems = []
   check_filled(value)
   found = _plan(value, Any, '', problems)
+  _raise_all(problems)
+  return make(found)
+
+
+def _raise_all(problems):
   if problems:
     raise ConfigError('\n'.join(dict.fromkeys(problems)))
-  return make(found)
 
 
 def check_filled(config):
@@ -310,13 +309,13 @@ def check_filled(config):
 
 
 def _unset(config, prefix):
-  if not isinstance(config, ml_collections.ConfigDict):
+  if not isinstance(config, ConfigDict):
     return []
   paths = []
   for key in config:
     try:
       paths += _unset(config[key], f'{prefix}{key}.')
-    except config_dict.RequiredValueError:
+    except RequiredValueError:
       paths.append(f'{prefix}{key}')
   return paths
 
@@ -328,10 +327,10 @@ def _as_dict(value):
 def _plan(value, annotation, where, problems):
   """A config value with a Call in the place of every target in it."""
   annotation = _without_none(annotation)
-  if annotation is ml_collections.ConfigDict:
+  if annotation is ConfigDict:
     return value  # such as the runs of a study, whose turn comes later
   origin = typing.get_origin(annotation) or annotation
-  if isinstance(value, Mapping | ml_collections.ConfigDict):
+  if isinstance(value, Mapping | ConfigDict):
     values = _as_dict(value)
     wants = dataclasses.is_dataclass(annotation)
     if wants and _rest_field(annotation):
@@ -422,13 +421,22 @@ def _plan_call(fn, values, where, problems, supplied=()):
     if name in kwargs:
       problems.append(f'{path}: {name} is set in two units. Keep one.')
       continue
+    if key == name and _is_duration(hints.get(name)) and value is not None:
+      problems.append(
+        f'{path}={value!r} has no unit. Use one of '
+        f'{", ".join(_keys(name, Duration))}.'
+      )
+      continue
     parameter = parameters.get(name)
     if parameter and isinstance(value, str) and _is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
     if value is None and name != key:
       continue  # a unit that is not used
-    kwargs[name] = _plan(value, hints.get(name, Any), path, problems)
-  return Call(fn, kwargs, where)
+    annotation = hints.get(name, Any)
+    if parameter and dataclasses.is_dataclass(parameter.default):
+      annotation = type(parameter.default)  # its fields, without a target
+    kwargs[name] = _plan(value, annotation, path, problems)
+  return Call(fn, kwargs, where, tuple(supplied))
 
 
 def _duration(key, value, path, problems):
@@ -442,9 +450,13 @@ def _duration(key, value, path, problems):
 
 def _keys(name, annotation):
   """The keys by which a config sets a parameter."""
-  if _without_none(annotation) is Duration:
+  if _is_duration(annotation):
     return [f'{name}_{unit}' for unit in UNITS]
   return [name]
+
+
+def _is_duration(annotation):
+  return _without_none(annotation) is Duration
 
 
 def _stem(key):
@@ -628,71 +640,47 @@ def _with_tuples(value):
   return value
 
 
-def text(call, indent='', hidden=()):
-  """Return the arguments of a Call as text, one line each.
+def settings(value, where='config', note=''):
+  """Yield a line 'KEY = VALUE' for everything that can be set in a Call.
 
-  Arguments that the config does not set are shown with their default, marked
-  by '# default'.
+  Values that the config does not set are their defaults, and marked so.
 
   Args:
-    call: as `plan` returns it.
-    indent: of each line.
-    hidden: names of arguments that a config cannot set.
+    value: a Call, as `plan_run` returns it, or a value in one.
+    where: dotted path of the value.
+    note: appended to each line.
   """
-  lines = []
-  flat = dataclasses.is_dataclass(call.fn) and _rest_field(call.fn)
-  if flat:  # the target and its keywords stand next to the own fields
-    inner = call.kwargs[flat.name]
-    lines += [f'{indent}target: {_name(inner.fn)}', text(inner, indent)]
-  for name, parameter in _parameters(call.fn).items():
-    if name in hidden or (flat and name == flat.name):
-      continue
-    if name in call.kwargs:
-      lines += _value_lines(name, call.kwargs[name], indent)
-    elif parameter.default is not parameter.empty:
-      lines += _default_lines(name, parameter.default, indent)
-  rest = {k: v for k, v in call.kwargs.items() if k not in _parameters(call.fn)}
-  for name, value in rest.items():  # of **kwargs
-    lines += _value_lines(name, value, indent)
-  return '\n'.join(line for line in lines if line)
-
-
-def _value_lines(name, value, indent):
   if isinstance(value, Call):
-    head = f'{indent}{name}:'
     flat = dataclasses.is_dataclass(value.fn) and _rest_field(value.fn)
-    if not flat:
-      head += f' {_name(value.fn)}'
-    return [head, text(value, indent + '  ')]
-  if isinstance(value, Duration):
-    return [f'{indent}{name}_{value.unit}: {value.value!r}']
-  if isinstance(value, ml_collections.ConfigDict):
-    value = value.to_dict()
-  if isinstance(value, dict) and value:
-    lines = [f'{indent}{name}:']
-    for key, inner in value.items():
-      lines += _value_lines(key, inner, indent + '  ')
-    return lines
-  if isinstance(value, list | tuple) and any(
-    isinstance(v, Call | dict) for v in value
+    if flat:  # the target and its keywords stand next to the own fields
+      yield from settings(value.kwargs[flat.name], where, note)
+    else:
+      yield f'{where}.target = {_name(value.fn)}{note}'
+    for name, parameter in _parameters(value.fn).items():
+      path = f'{where}.{name}'
+      if name in value.kwargs and not (flat and name == flat.name):
+        yield from settings(value.kwargs[name], path, note)
+      elif parameter.default is not parameter.empty and (
+        name not in value.hidden
+      ):
+        yield from settings(parameter.default, path, '  # default')
+  elif isinstance(value, Duration):
+    yield f'{where}_{value.unit} = {value.value!r}{note}'
+  elif isinstance(value, Mapping | ConfigDict) and len(value):
+    for key in value:
+      yield from settings(value[key], f'{where}.{key}', note)
+  elif isinstance(value, list | tuple) and any(
+    isinstance(inner, Call | dict) for inner in value
   ):
-    lines = [f'{indent}{name}:']
-    for i, inner in enumerate(value):
-      lines += _value_lines(i, inner, indent + '  ')
-    return lines
-  return [f'{indent}{name}: {value!r}']
-
-
-def _default_lines(name, default, indent):
-  if dataclasses.is_dataclass(default) and not isinstance(default, Duration):
-    lines = [f'{indent}{name}: {_name(type(default))}  # default']
-    for field in dataclasses.fields(default):
+    for index, inner in enumerate(value):
+      yield from settings(inner, f'{where}.{index}', note)
+  elif dataclasses.is_dataclass(value):
+    for field in dataclasses.fields(value):
       if field.init and field.name not in ('parent', 'name'):
-        inner = getattr(default, field.name)
-        lines += _default_lines(field.name, inner, indent + '  ')
-    return lines
-  lines = _value_lines(name, default, indent)
-  return [f'{line}  # default' for line in lines]
+        inner = getattr(value, field.name)
+        yield from settings(inner, f'{where}.{field.name}', note)
+  else:
+    yield f'{where} = {value!r}{note}'
 
 
 def instantiate(settings, *args, **kwargs):

@@ -77,7 +77,7 @@ def main(argv):
     supplied = _supplied(resolved)
     if _PRINT_CONFIG.value:
       found, _ = config.plan_run(resolved, **supplied)
-      print(config.text(found, hidden=('record', *supplied)))
+      print(*config.settings(found), sep='\n')
       return
     if not _WORKDIR.value:
       raise config.ConfigError('--workdir=DIR is missing, where results go.')

@@ -1,12 +1,15 @@
 """Transforms against numpy, Pillow and the formulas they implement."""
 
+import json
 import pickle
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax import config as config_lib
 from vit_jax.data import transforms as T
+from vit_jax.data.vtab import Scale
 
 
 def _image(height=30, width=40, channels=3):
@@ -162,22 +165,29 @@ def test_inception_crop_resizes_its_box():
   assert np.abs(out - expected).max() <= 1
 
 
-@pytest.mark.parametrize(
-  'transform',
-  [
-    T.InceptionCrop(8),
-    T.Resize(8),
-    T.Resize(8, 'bicubic', antialias=True),
-    T.ResizeSmall(8),
-    T.RandomCrop(8),
-    T.CentralCrop(8),
-    T.FlipLR(1.0),
-  ],
-)
+_ALL = [
+  T.InceptionCrop((8, 6), area=(0.2, 0.9), method='torch'),
+  T.Resize(8),
+  T.Resize(8, 'bicubic', antialias=True),
+  T.ResizeSmall(8),
+  T.RandomCrop(8),
+  T.CentralCrop(8),
+  T.FlipLR(1.0),
+  Scale(1),
+]
+
+
+@pytest.mark.parametrize('transform', _ALL)
 def test_one_channel_stays(transform):
   out = transform(_image(channels=1), _rng())
   assert out.ndim == 3 and out.shape[-1] == 1
+
+
+@pytest.mark.parametrize('transform', _ALL)
+def test_transforms_can_be_written_to_files(transform):
   assert pickle.loads(pickle.dumps(transform)) == transform
+  settings = json.loads(json.dumps(config_lib.describe(transform)))
+  assert config_lib.build(settings) == transform
 
 
 def test_tiny_images():

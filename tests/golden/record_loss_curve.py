@@ -19,6 +19,7 @@ from vit_jax import optim
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
 from vit_jax.durations import Timeline, steps
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
@@ -43,7 +44,8 @@ def losses():
   """Loss and gradient norm of each of the six steps."""
   model = VisionTransformer(
     **{'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2},
-    **{'patch_size': 4, 'num_classes': 4, 'dropout': 0.1},
+    embedding=PatchEmbedding(4),
+    **{'num_classes': 4, 'dropout': 0.1},
   )
   source = digits.Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True

@@ -558,7 +558,7 @@ def test_patches_are_replaced_only_by_what_is_there():
       '8x12.*patches of 16x4.*nearest.* 16x12',
     ),
     ({'remat': 'all'}, "remat='all' .*'none', 'dots', 'full', .*_saveable"),
-    ({'attention': 'flash'}, "'flash'; choose one of auto, xla"),
+    ({'attention': 'flash'}, "'flash' must be one of 'auto', 'xla'"),
     ({'num_heads': 3}, 'width=16 must be a multiple of num_heads=3'),
     ({'dropout': 1.0}, r'dropout=1\.0 must be in \[0, 1\)'),
     ({'width': 18, 'posemb': SinCos2d()}, 'width 18.*multiple of 4'),

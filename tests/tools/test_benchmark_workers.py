@@ -74,7 +74,7 @@ def test_workers_import_without_data_packages():
   code = """
 import sys
 missing = {'grain', 'tensorflow_datasets', 'cv2', 'PIL', 'matplotlib'}
-missing |= {'tensorboardX', 'sklearn', 'scipy', 'flatbuffers'}
+missing |= {'ml_collections', 'tensorboardX', 'sklearn', 'scipy', 'flatbuffers'}
 class Missing:
   def find_spec(self, name, path=None, target=None):
     if name.split('.')[0] in missing:

@@ -109,38 +109,21 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A task of VTAB-1k.
+  """A task of VTAB-1k; `val`, `test` and `train` are TFDS splits."""
 
-  Attributes:
-    name: key of the task in TASKS.
-    title: short title for tables.
-    group: one of GROUPS.
-    tfds: name of the TFDS builder.
-    num_classes: number of classes.
-    val: TFDS split of the 200 validation images.
-    test: TFDS split of the test images.
-    test_size: number of test images.
-    label_key: TFDS feature with the label.
-    label_fn: None, or the label function, as a config.
-    flip: whether training images are flipped at random.
-    crop: whether training images are cropped at random.
-    is_binary: whether pixels are stored as 0 and 1.
-    train: TFDS split of the 800 training images.
-  """
-
-  name: str
-  title: str
-  group: str
-  tfds: str
+  name: str  # key in TASKS
+  title: str  # for tables
+  group: str  # of GROUPS
+  tfds: str  # name of the TFDS builder
   num_classes: int
-  val: str
+  val: str  # 200 images
   test: str
   test_size: int
-  label_key: str = 'label'
-  label_fn: dict | None = None
-  flip: bool = True
-  crop: bool = True
-  is_binary: bool = False
+  label_key: str = 'label'  # TFDS feature
+  label_fn: dict | None = None  # config of the label function
+  flip: bool = True  # whether training images are flipped at random
+  crop: bool = True  # whether training images are cropped at random
+  is_binary: bool = False  # whether pixels are stored as 0 and 1
   train: str = 'train[:800]'
 
 

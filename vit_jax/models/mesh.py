@@ -1,7 +1,8 @@
-"""What a model knows of the mesh that it runs on (jax.set_mesh), if any.
+"""What models read from the current mesh (jax.set_mesh), if there is one.
 
-Axes whose names begin with 'model' share their examples; the batch is split
-over all others, and parameters as well over those that begin with 'fsdp'.
+Devices along axes whose names begin with 'model' share their examples. The
+batch is sharded over all other axes, and parameters as well over those whose
+names begin with 'fsdp'.
 """
 
 import math
@@ -11,23 +12,33 @@ from jax.sharding import PartitionSpec
 
 
 def batch_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> tuple:
-  """Names of the axes that the batch is split over."""
+  """Return the names of the axes that the batch is sharded over."""
   return tuple(a for a in mesh.axis_names if not is_model_axis(a))
 
 
 def is_model_axis(name: str) -> bool:
-  """Whether devices along this axis work on the same examples."""
+  """Return whether devices along this axis work on the same examples."""
   return name.startswith('model')
 
 
-def keep_batch_split(x: jax.Array) -> jax.Array:
-  """x: [B, ...], each device keeping the examples that are its own.
+def platform() -> str:
+  """Return the platform that the program being traced is meant for.
 
-  Along axes named 'fsdp' parameters are split as well as the batch, and the
-  compiler may choose to gather the whole batch rather than the parameters of
-  one layer. On other meshes it has no such choice and is not told, for each
-  time costs a copy: 8% of B/16's step in the TPU compiler's estimate. Nor where
-  the axes do not divide B.
+  That of the mesh, whose devices may be those of another machine; without a
+  mesh, that of the default device: 'cpu', 'gpu' or 'tpu'.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
+
+
+def keep_batch_split(x: jax.Array) -> jax.Array:
+  """Return x, [B, ...], constrained to stay sharded over the batch.
+
+  Along 'fsdp' axes both parameters and batch are sharded, and the compiler may
+  choose to gather the whole batch instead of the parameters of one layer. On
+  other meshes it has no such choice, and there is no constraint, because each
+  one costs a copy: 8% of B/16's step in the TPU compiler's estimate. There is
+  none either if the axes do not divide B.
   """
   mesh = jax.sharding.get_abstract_mesh()
   sizes = {name: mesh.shape[name] for name in batch_axes(mesh)}

@@ -17,7 +17,7 @@ import textwrap
 from typing import Any
 
 from vit_jax import terminal
-from vit_jax.config import instantiate
+from vit_jax.config import resolve
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
 RESNET = 'vit_jax.models.resnet.ResNet'
@@ -148,7 +148,7 @@ def settings(name: str, **fields) -> dict[str, Any]:
 
 def create(name: str, **fields) -> Any:
   """Return the model of that name; see `settings`."""
-  return instantiate(settings(name, **fields))
+  return resolve(settings(name, **fields))
 
 
 def models() -> dict[str, tuple[str, ...]]:

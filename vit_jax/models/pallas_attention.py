@@ -2,16 +2,16 @@
 
     attend(q, k, v)
 
-The scores of a head never leave the chip: one program of the grid has all
-tokens of one example, for some or all of its heads. It takes queries, keys and
-values as the projections make them, [B, N, h * d], so that no head is moved.
-The backward pass computes the weights again from q, k and v, which is all that
-is saved.
+The scores of a head never leave the chip: one program of the grid processes all
+tokens of one example, for some or all of its heads. It reads queries, keys and
+values as the projections write them, [B, N, h * d], so that heads are not
+transposed. Only q, k and v are saved for the backward pass, which computes the
+attention weights again.
 
-This has never run on a TPU. What is known of it is that interpret mode agrees
-with float64, that the TPU compiler takes it, and what its schedule says.
+This kernel has never run on a TPU. We know that interpret mode agrees with
+float64, that the TPU compiler accepts it, and the cycles of its schedule.
 
-Shapes: B examples, N tokens, h heads of width d, W lanes of a block.
+Shapes: B examples, N tokens, h heads of dimension d, W lanes of a block.
 """
 
 import functools
@@ -20,27 +20,27 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.mesh import batch_axes, is_model_axis
+from vit_jax.models.mesh import batch_axes, is_model_axis, platform
 
 _LANES = 128  # of a vector register; matrix units have as many columns
-# What a program may hold on chip, and what the compiler lets it have.
+# Bytes on chip that a program may hold, and that the compiler allows.
 _BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """softmax(q kᵀ / √d) v, each [B, N, h, d], the softmax in float32.
+  """Compute softmax(q kᵀ / √d) v, each [B, N, h, d], with a float32 softmax.
 
-  Within `with jax.set_mesh(mesh)` examples are split over its axes for
-  batches, and heads over the others (mesh.py), where these divide. Without it,
-  the arrays must be on one device. On CPUs the kernels are interpreted, which
-  is slow and for tests.
+  Within `with jax.set_mesh(mesh)`, examples are sharded over the batch axes,
+  and heads over the others (mesh.py), if these divide them. Without a mesh, the
+  arrays must be on one device. On CPUs the kernels are interpreted, which is
+  slow and meant for tests.
 
   Raises:
-    ValueError: the kernel cannot do this.
+    ValueError: the kernel does not support the arguments.
   """
   if reason := _obstacle(q, k, v):
     raise ValueError(
-      f"Attention 'pallas' needs {reason}; use 'auto', 'xla' or 'einsum'."
+      f"attention='pallas' needs {reason}. Use 'auto', 'xla' or 'einsum'."
     )
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size <= 1:
@@ -48,13 +48,14 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   of_batch = batch_axes(mesh)
   of_heads = tuple(a for a in mesh.axis_names if is_model_axis(a))
 
-  def dividing(names, size):  # of one example, as at initialisation, none does
+  # A batch of one example, as at initialisation, is not sharded.
+  def dividing(names, size):
     return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
 
   spec = jax.sharding.PartitionSpec(
     dividing(of_batch, q.shape[0]), None, dividing(of_heads, q.shape[2])
   )
-  # Its check of what is replicated knows nothing of kernels.
+  # The check of replicated values (check_vma) does not support kernels.
   return jax.shard_map(
     _attend_local,
     in_specs=(spec,) * 3,
@@ -70,8 +71,8 @@ def _attend_local(q, k, v):
 
 
 def _obstacle(q, k, v):
-  """What the kernel lacks here, in words; None when it can run."""
-  if jax.default_backend() == 'gpu':
+  """Return what the kernel needs and lacks, or None if it can run."""
+  if platform() == 'gpu':
     return 'a TPU, got a GPU'
   if not q.shape == k.shape == v.shape:
     return (
@@ -93,13 +94,13 @@ def _obstacle(q, k, v):
 
 
 def _least(heads, width):
-  """Fewest heads that fill whole registers; all of them where none do."""
+  """Return the fewest heads that fill whole registers, else all heads."""
   least = _LANES // math.gcd(width, _LANES)
   return heads if heads % least else least
 
 
 def _per_program(tokens, heads, width, dtype):
-  """As many heads as fit: each program costs some cycles of its own."""
+  """Return as many heads as fit, because each program has an overhead."""
   least = _least(heads, width)
   sizes = [n for n in range(least, heads + 1, least) if heads % n == 0]
   return max(
@@ -108,7 +109,7 @@ def _per_program(tokens, heads, width, dtype):
 
 
 def _held(tokens, lanes, dtype):
-  """Bytes on chip in the backward pass: 7 blocks, two each, and 5 scores."""
+  """Return bytes on chip in the backward pass: 7 double blocks, 5 scores."""
   rows = -(-tokens // 16) * 16
   lanes, columns = (-(-n // _LANES) * _LANES for n in (lanes, tokens))
   return 14 * rows * lanes * jnp.dtype(dtype).itemsize + 20 * rows * columns
@@ -131,7 +132,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(kernel, width, arrays, num_outputs):
-  """Runs a kernel over examples and groups of heads."""
+  """Run a kernel over examples and groups of heads."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
@@ -164,7 +165,7 @@ def _call(kernel, width, arrays, num_outputs):
 
 
 def _forward(width, q_ref, k_ref, v_ref, out_ref):
-  """Outputs of one example's heads, [N, W] each."""
+  """Compute outputs of the heads of one example, [N, W] each."""
 
   def group(q, k, v):
     parts = {}
@@ -179,10 +180,10 @@ def _forward(width, q_ref, k_ref, v_ref, out_ref):
 
 
 def _backward(width, q_ref, k_ref, v_ref, do_ref, dq_ref, dk_ref, dv_ref):
-  """Gradients of one example's heads, [N, W] each.
+  """Compute gradients of the heads of one example, [N, W] each.
 
-  Scores are transposed, [keys, queries]: sums over keys are then sums of
-  registers, and of the three gradients only one needs a transposed operand.
+  Scores are transposed, [keys, queries]. Then sums over keys are sums of
+  registers, and only one of the three gradients needs a transposed operand.
   """
 
   def group(*blocks):
@@ -207,7 +208,7 @@ def _backward(width, q_ref, k_ref, v_ref, do_ref, dq_ref, dk_ref, dv_ref):
 
 
 def _for_groups(group, width, inputs, outputs):
-  """A loop over the fewest heads that fill registers, for a short program."""
+  """Loop over the fewest heads that fill registers, for a short program."""
   from jax.experimental import pallas as pl
 
   lanes = inputs[0].shape[-1]
@@ -229,11 +230,11 @@ def _for_groups(group, width, inputs, outputs):
 
 
 def _heads(lanes, width):
-  """Of each head, whole registers of lanes with it in them, and its own.
+  """Yield for each head the registers that contain it, and its own lanes.
 
-  Products over the lanes of other heads, too, cost no more: the matrix units
-  take a register's worth of them at a time. So the others are set to 0 in one
-  of the factors, and none is moved.
+  Products that include the lanes of other heads cost no more, because matrix
+  units take whole registers. So the other lanes are set to 0 in one of the
+  factors, and no lane is moved.
   """
   for begin in range(0, lanes, width):
     end = begin + width
@@ -243,7 +244,7 @@ def _heads(lanes, width):
 
 
 def _keep(x, own):
-  """x with 0 in place of the lanes of other heads."""
+  """Set the lanes of other heads to 0."""
   if own == (0, x.shape[1]):
     return x
   lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
@@ -257,14 +258,14 @@ def _dot(a, b, a_dim, b_dim):
 
 
 def _softmax(scores, width, axis):
-  """exp(scores / √d), but for a factor, and its sum over an axis."""
+  """Return exp(scores / √d) up to a factor, and its sum over an axis."""
   scores -= jnp.max(scores, axis=axis, keepdims=True)
   weights = jnp.exp2(scores * (math.log2(math.e) * width**-0.5))
   return weights, jnp.sum(weights, axis=axis, keepdims=True)
 
 
 def _collect(parts, window, x):
-  """Adds what a head gives to each register's worth of lanes."""
+  """Add the result of a head to each register of lanes."""
   for begin in range(window.start, window.stop, _LANES):
     part = x[:, begin - window.start : begin - window.start + _LANES]
     parts[begin] = parts[begin] + part if begin in parts else part

@@ -1,5 +1,6 @@
 """Sources without files: scikit-learn's scans of digits, and random images."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -11,6 +12,7 @@ from vit_jax import checks
 _FIRST_TEST_SCAN = 1029
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Digits:
   """The 1,797 handwritten digits that scikit-learn ships: uint8 [8, 8, 1].
 
@@ -18,25 +20,28 @@ class Digits:
   'train' is the first 1,029 scans (98 to 107 per class), 'test' the last 768.
   Both keep the order of the set.
 
-  Args:
+  Attributes:
     split: 'train' or 'test'.
     examples_per_class: number of scans of each class, chosen at random; None
       keeps all. For the same seed a smaller subset is part of a larger one.
     seed: of the choice.
   """
 
+  split: str
+  examples_per_class: int | None = None
+  seed: int = 0
+
   num_classes = 10
 
-  def __init__(self, *, split, examples_per_class=None, seed=0):
-    checks.one_of('split', split, ('train', 'test'))
+  def __post_init__(self):
+    checks.one_of('split', self.split, ('train', 'test'))
+    self.class_names = list('0123456789')
     images, labels = _scans()
     indices = np.arange(len(labels))
     is_train = indices < _FIRST_TEST_SCAN
-    indices = indices[is_train if split == 'train' else ~is_train]
-    if examples_per_class is not None:
-      indices = _subset(indices, labels, examples_per_class, seed)
-    self.class_names = list('0123456789')
-    self.split = split
+    indices = indices[is_train if self.split == 'train' else ~is_train]
+    if self.examples_per_class is not None:
+      indices = _subset(indices, labels, self.examples_per_class, self.seed)
     self._indices = indices
     self._images = images[indices]
     self._labels = labels[indices]
@@ -54,12 +59,13 @@ class Digits:
     return f'digits {self.split}, scan {self._indices[index]} of load_digits()'
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Synthetic:
   """Random uint8 images with labels, for benchmarks and tests.
 
   Image i is noise that depends on (seed, i). Its label is i % num_classes.
 
-  Args:
+  Attributes:
     image_size: side in pixels, or (height, width).
     num_classes: number of classes.
     num_examples: length of the source; images are not stored.
@@ -69,39 +75,27 @@ class Synthetic:
       that depends on the label only, so that a model can learn the label.
   """
 
-  class_names = None
+  image_size: int | tuple[int, int]
+  num_classes: int
+  num_examples: int
+  seed: int = 0
+  channels: int = 3
+  learnable: bool = False
 
-  def __init__(
-    self,
-    *,
-    image_size,
-    num_classes,
-    num_examples,
-    seed=0,
-    channels=3,
-    learnable=False,
-  ):
-    size = image_size
-    if isinstance(image_size, (int, np.integer)):
-      size = (image_size, image_size)
+  def __post_init__(self):
+    size = self.image_size
+    if isinstance(size, (int, np.integer)):
+      size = (size, size)
     if not isinstance(size, (tuple, list)) or len(size) != 2:
       raise ValueError(
-        f'image_size={image_size!r} must be an integer or (height, width).'
+        f'image_size={size!r} must be an integer or (height, width).'
       )
-    for name, value, least in (
-      ('image_size', size[0], 1),
-      ('image_size', size[1], 1),
-      ('num_classes', num_classes, 1),
-      ('num_examples', num_examples, 1),
-      ('seed', seed, 0),
-      ('channels', channels, 1),
-    ):
-      checks.integer(name, value, least)
-    self.shape = (*size, channels)
-    self.num_classes = num_classes
-    self.num_examples = num_examples
-    self.seed = seed
-    self.learnable = learnable
+    for side in size:
+      checks.integer('image_size', side, 1)
+    for name in ('num_classes', 'num_examples', 'channels'):
+      checks.integer(name, getattr(self, name), 1)
+    checks.integer('seed', self.seed, 0)
+    self.shape = (*size, self.channels)
 
   def __len__(self):
     return self.num_examples

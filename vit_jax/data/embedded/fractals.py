@@ -13,6 +13,7 @@ x' = a x + b y + e, y' = c x + d y + f.
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
@@ -47,6 +48,7 @@ _SHARD_BYTES = 2**25
 _MAX_SHARDS = 256  # each keeps a file open
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Fractals:
   """Classes of 2-D iterated function systems: uint8 [size, size, channels].
 
@@ -58,7 +60,7 @@ class Fractals:
   checksum: an interrupted generation resumes, several processes can share a
   cache, and a damaged file is drawn again, with a warning.
 
-  Args:
+  Attributes:
     num_classes: number of classes.
     images_per_class: number of images per class; 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
@@ -72,42 +74,35 @@ class Fractals:
     PermissionError: the cache lacks images and cannot be written.
   """
 
-  class_names = None
+  num_classes: int = 1000
+  images_per_class: int = 100
+  image_size: int = 32
+  seed: int = 0
+  channels: int = 1
+  cache_dir: str | os.PathLike | None = None
+  show_progress: bool = True
 
-  def __init__(
-    self,
-    *,
-    num_classes=1000,
-    images_per_class=100,
-    image_size=32,
-    seed=0,
-    channels=1,
-    cache_dir=None,
-    show_progress=True,
-  ):
-    checks.integer('num_classes', num_classes, 1)
-    checks.integer('images_per_class', images_per_class, 1)
-    checks.integer('image_size', image_size, 8)
-    checks.integer('seed', seed, 0)
-    checks.one_of('channels', channels, (1, 3))
-    self.num_classes = num_classes
-    self.images_per_class = images_per_class
-    self.image_size = image_size
-    self.seed = seed
-    self.channels = channels
+  def __post_init__(self):
+    checks.integer('num_classes', self.num_classes, 1)
+    checks.integer('images_per_class', self.images_per_class, 1)
+    checks.integer('image_size', self.image_size, 8)
+    checks.integer('seed', self.seed, 0)
+    checks.one_of('channels', self.channels, (1, 3))
+    cache_dir = self.cache_dir
     if cache_dir is None:
       home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-      cache_dir = pathlib.Path(home).expanduser() / 'vit_jax'
+      cache_dir = os.path.join(home, 'vit_jax')
     # The folder's name contains all that determines the files.
     self.folder = pathlib.Path(cache_dir).expanduser() / (
-      f'fractals{_VERSION}-seed{seed}-{num_classes}x{images_per_class}'
-      f'-{image_size}px'
+      f'fractals{_VERSION}-seed{self.seed}-{self.num_classes}x'
+      f'{self.images_per_class}-{self.image_size}px'
     )
-    class_bytes = images_per_class * image_size * image_size
-    shard_bytes = max(_SHARD_BYTES, num_classes * class_bytes // _MAX_SHARDS)
+    class_bytes = self.images_per_class * self.image_size**2
+    total_bytes = self.num_classes * class_bytes
+    shard_bytes = max(_SHARD_BYTES, total_bytes // _MAX_SHARDS)
     self._classes_per_shard = max(1, shard_bytes // class_bytes)
     self._open_shards, self._lock = {}, threading.Lock()
-    self._prepare(show_progress)
+    self._prepare()
 
   def __len__(self):
     return self.num_classes * self.images_per_class
@@ -152,7 +147,7 @@ class Fractals:
       return False
     return size == int(np.prod(self._shape(shard))) + 4
 
-  def _prepare(self, show_progress):
+  def _prepare(self):
     """Draw the missing shards."""
     shards = -(-self.num_classes // self._classes_per_shard)
     missing = [s for s in range(shards) if not self._has(s)]
@@ -164,17 +159,17 @@ class Fractals:
       progress.MofNCompleteColumn(),
       progress.TimeRemainingColumn(),
       console=console.Console(stderr=True),
-      disable=not show_progress,
+      disable=not self.show_progress,
     )
     with bar:
       task = bar.add_task('', total=sum(len(self._classes(s)) for s in missing))
       done = 0
       for shard in missing:
-        self._draw(shard, lambda: bar.advance(task), is_good=self._has)
+        self._draw(shard, lambda: bar.advance(task))
         done += len(self._classes(shard))
         bar.update(task, completed=done)
 
-  def _draw(self, shard, advance=lambda: None, *, is_good):
+  def _draw(self, shard, advance=lambda: None):
     """Draw a shard, unless another process has drawn a good one meanwhile."""
     path = self._path(shard)
     try:
@@ -182,7 +177,7 @@ class Fractals:
       with _locked(path.with_suffix('.lock')):
         for leftover in self.folder.glob(f'.{path.name}.*.part'):
           leftover.unlink()  # of a process that was killed
-        if not is_good(shard):
+        if self._read(shard) is None:
           images = np.empty(self._shape(shard), np.uint8)
           for out, label in zip(images, self._classes(shard)):
             out[:] = render_category(
@@ -207,7 +202,7 @@ class Fractals:
         images = self._read(shard)
       if images is None:
         logging.warning('%s is damaged. Drawing it again.', self._path(shard))
-        self._draw(shard, is_good=lambda s: self._read(s) is not None)
+        self._draw(shard)
         images = self._read(shard)
       if images is None:
         raise OSError(

@@ -10,6 +10,7 @@ elastic map at the resolution of the image. An offset to the distances sets the
 stroke width, and their slope sets the blur.
 """
 
+import dataclasses
 import functools
 import os
 import threading
@@ -56,6 +57,7 @@ _REACH_PX = 12.0  # distances are clipped here: 127 steps of uint8
 _FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Glyphs:
   """Unlimited images of letters and symbols: bright strokes on black.
 
@@ -65,7 +67,7 @@ class Glyphs:
   order that depends on the seed. The last bits of pixels may differ between
   versions of FreeType or OpenCV; labels do not.
 
-  Args:
+  Attributes:
     image_size: side in pixels, at least 8.
     num_examples: length of the source; images are not stored.
     seed: use another seed for other images, e.g. for validation.
@@ -76,41 +78,32 @@ class Glyphs:
     noise: factor of the pixel noise; 0 disables it.
   """
 
+  image_size: int = 24
+  num_examples: int = 2**20
+  seed: int = 0
+  channels: int = 1
+  low_resolution: float = 0.6
+  deformation: float = 1.0
+  noise: float = 1.0
+
   num_classes = len(CHARACTERS)
 
-  def __init__(
-    self,
-    *,
-    image_size=24,
-    num_examples=2**20,
-    seed=0,
-    channels=1,
-    low_resolution=0.6,
-    deformation=1.0,
-    noise=1.0,
-  ):
-    checks.integer('image_size', image_size, 8)
-    checks.integer('num_examples', num_examples, 1)
-    checks.integer('seed', seed, 0)
-    checks.one_of('channels', channels, (1, 3))
-    if not 0 <= low_resolution <= 1:
+  def __post_init__(self):
+    checks.integer('image_size', self.image_size, 8)
+    checks.integer('num_examples', self.num_examples, 1)
+    checks.integer('seed', self.seed, 0)
+    checks.one_of('channels', self.channels, (1, 3))
+    if not 0 <= self.low_resolution <= 1:
       raise ValueError(
-        f'low_resolution={low_resolution} must be a fraction from 0 to 1.'
+        f'low_resolution={self.low_resolution} must be a fraction from 0 to 1.'
       )
-    if deformation < 0 or noise < 0:
+    if self.deformation < 0 or self.noise < 0:
       raise ValueError(
-        f'deformation={deformation} and noise={noise} must not be negative.'
-        ' Use 0 to disable them.'
+        f'deformation={self.deformation} and noise={self.noise} must not be'
+        ' negative. Use 0 to disable them.'
       )
     self.class_names = list(CHARACTERS)
-    self.image_size = image_size
-    self.num_examples = num_examples
-    self.seed = seed
-    self.channels = channels
-    self.low_resolution = low_resolution
-    self.deformation = deformation
-    self.noise = noise
-    order = np.random.default_rng(seed).permutation(self.num_classes)
+    order = np.random.default_rng(self.seed).permutation(self.num_classes)
     self._labels = order.tolist()
 
   def __len__(self):

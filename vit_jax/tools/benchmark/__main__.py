@@ -22,7 +22,6 @@ import sys
 
 from vit_jax import environment, terminal
 from vit_jax.models import attention, common
-from vit_jax.tools import arguments
 from vit_jax.tools.benchmark import cases, report, rounds
 
 
@@ -49,10 +48,10 @@ def parser():
     add(name, default, ', '.join(choices or ()), type=read, metavar=metavar)
 
   def add_count(name, default, help):
-    add(name, default, help, type=arguments.count, metavar='N')
+    add(name, default, help, type=_count, metavar='N')
 
   add_list('models', 'B/16')
-  add_list('batch_sizes', '8', 'N,...', arguments.count)
+  add_list('batch_sizes', '8', 'N,...', _count)
   add_list('mode', 'train', choices=cases.MODES)
   add_list('precision', 'float32', choices=cases.PRECISIONS)
   add_list('attention', 'auto', choices=attention.IMPLEMENTATIONS)
@@ -82,6 +81,13 @@ def parser():
   add('csv', help='file for the rows', metavar='FILE')
   add('json', help='file for the rows and all rounds', metavar='FILE')
   return parser
+
+
+def _count(text):
+  """Return an int of 1 or more, for `type=`."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} must be a positive integer')
+  return int(text)
 
 
 def _list_reader(convert, choices):

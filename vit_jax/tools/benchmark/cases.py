@@ -75,7 +75,7 @@ def check_peer(peer, case):
     raise ValueError(f'timm has no {name}. Leave it out, or use --peer=linen.')
   if peer == 'linen':
     model = names.create(name)
-    if not isinstance(model, VisionTransformer) or '+' in name:
+    if type(model) is not VisionTransformer or model.embedding.reduction > 1:
       raise ValueError(
         f'--peer=linen is a plain ViT, not {name}. Leave {name} out.'
       )

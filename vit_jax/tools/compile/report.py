@@ -243,6 +243,11 @@ def markdown(rows, columns):
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
+def find(rows, wanted):
+  """Return the first row with these items, or None."""
+  return next((row for row in rows if wanted.items() <= row.items()), None)
+
+
 def write_json(path, rows):
   write_atomically(path, json.dumps(rows, indent=2) + '\n')
 

@@ -15,7 +15,7 @@ POLICIES = ('none', 'dots_saveable', 'dots', 'full')
 def search(fits, sizes):
   """Return (batch size, remat) of the best program that fits, or None.
 
-  Find the largest batch that fits with full rematerialisation by bisection,
+  Find the largest batch that fits with full rematerialization by bisection,
   then the cheapest policy with which this batch still fits.
 
   Args:
@@ -35,38 +35,6 @@ def search(fits, sizes):
   return size, next(r for r in POLICIES if r == 'full' or fits(size, r))
 
 
-def run(compile_one, about, smallest, largest, file=None):
-  """Search the batch sizes from `smallest` to `largest`, and print each trial.
-
-  Args:
-    compile_one: (batch size, remat) -> row.
-    about, file: see Trials.
-
-  Returns:
-    (the best row, all rows, those of earlier searches in `file` included).
-  """
-  sizes = batch_sizes(smallest, largest)
-  if not sizes:
-    raise ValueError(
-      f'--max_batch={largest}: the smallest batch is {smallest}, one example '
-      'per device and micro-batch.'
-    )
-  trials = Trials(compile_one, about, len(sizes), file)
-  best = search(trials.fits, sizes)
-  if best is None:
-    report.show(trials.last)
-    raise ValueError(
-      f'--search: nothing fits, not even batch {smallest} with remat=full. '
-      'Shard parameters and optimizer state (config.mesh and config.sharding), '
-      'or take more devices.'
-    )
-  terminal.console().print(
-    'Best: --config.data.batch_size={} --config.model.remat={}'.format(*best),
-    highlight=False,
-  )
-  return trials.find(*best), trials.rows
-
-
 def batch_sizes(smallest, largest):
   """Return smallest, 2 * smallest, 4 * smallest, ... up to `largest`."""
   sizes = []
@@ -76,53 +44,66 @@ def batch_sizes(smallest, largest):
   return sizes
 
 
-class Trials:
-  """Programs of a search, each compiled at most once.
+def run(compile_one, about, smallest, largest, file=None):
+  """Search the batch sizes from `smallest` to `largest`, and print each trial.
 
   Args:
     compile_one: (batch size, remat) -> row.
     about: first columns of all rows, which identify the search in `file`.
-    num_sizes: number of batch sizes in the search.
+    smallest, largest: batch sizes.
     file: JSON file that keeps the rows, and may have those of earlier
-      searches; None keeps none.
+      searches, which are not compiled again; None keeps none.
+
+  Returns:
+    (the best row, all rows).
   """
+  sizes = batch_sizes(smallest, largest)
+  if not sizes:
+    raise ValueError(
+      f'--max_batch={largest}: the smallest batch is {smallest}, one example '
+      'per device and micro-batch.'
+    )
+  file = file and pathlib.Path(file)
+  rows = json.loads(file.read_text()) if file and file.exists() else []
+  tried, seconds = {}, []  # rows of this search, and how long they took
+  at_most = len(sizes).bit_length() + len(POLICIES) - 1
 
-  def __init__(self, compile_one, about, num_sizes, file=None):
-    self._compile, self._about = compile_one, about
-    self._file = file and pathlib.Path(file)
-    self._left = num_sizes.bit_length() + len(POLICIES) - 1
-    self._seconds = []
-    self.rows, self.last = [], None
-    if self._file and self._file.exists():
-      self.rows = json.loads(self._file.read_text())
+  def fits(batch_size, remat):
+    case = {'batch_size': batch_size, 'remat': remat}
+    _say(f'batch {batch_size}, remat {remat}: ', end='')
+    row = report.find(rows, about | case)
+    if row is None:
+      row = about | compile_one(batch_size, remat)
+      if row['fits'] is None:
+        raise ValueError(
+          f'--search needs the memory size of a {row["device_kind"]}, which is '
+          'not known here. Search for a TPU topology.'
+        )
+      seconds.append(row['compile_s'])
+      rows.append(row)
+      if file:
+        report.write_json(file, rows)
+    tried[batch_size, remat] = row
+    left = at_most - len(tried)
+    text = f'at most {left} to go'
+    if seconds:
+      expected = round(left * statistics.mean(seconds))
+      text += f', {datetime.timedelta(seconds=expected)}'
+    _say(f'{report.fits(row)} ({text})')
+    return row['fits']
 
-  def find(self, batch_size, remat):
-    """Return the row, or None."""
-    wanted = self._about | {'batch_size': batch_size, 'remat': remat}
-    return next((r for r in self.rows if wanted.items() <= r.items()), None)
+  best = search(fits, sizes)
+  if best is None:
+    report.show(tried[smallest, 'full'])
+    raise ValueError(
+      f'--search: nothing fits, not even batch {smallest} with remat=full. '
+      'Shard parameters and optimizer state (--config.mesh.fsdp=-1), or take '
+      'more devices.'
+    )
+  size, remat = best
+  _say(f'Best: --config.data.batch_size={size} --config.model.remat={remat}')
+  return tried[best], rows
 
-  def fits(self, batch_size, remat):
-    """Return whether the program fits; compile it if there is no row of it."""
-    say = terminal.console().print
-    say(f'batch {batch_size}, remat {remat}: ', end='', highlight=False)
-    self.last = self.find(batch_size, remat) or self._add(batch_size, remat)
-    self._left -= 1
-    left = f'at most {self._left} to go'
-    if self._seconds:
-      seconds = round(self._left * statistics.mean(self._seconds))
-      left += f', {datetime.timedelta(seconds=seconds)}'
-    say(f'{report.fits(self.last)} ({left})', highlight=False)
-    return self.last['fits']
 
-  def _add(self, batch_size, remat):
-    row = self._about | self._compile(batch_size, remat)
-    if row['fits'] is None:
-      raise ValueError(
-        f'--search needs the memory size of a {row["device_kind"]}, which is '
-        'not known here. Search for a TPU topology.'
-      )
-    self._seconds.append(row['compile_s'])
-    self.rows.append(row)
-    if self._file:
-      report.write_json(self._file, self.rows)
-    return row
+def _say(text, end='\n'):
+  terminal.console().print(text, end=end, highlight=False)

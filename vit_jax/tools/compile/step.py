@@ -290,7 +290,7 @@ def _model(model, num_classes, device):
   # 'auto' asks for the devices of this machine.
   elsewhere = device.platform == 'tpu' and jax.default_backend() != 'tpu'
   if elsewhere and getattr(model, 'attention', None) == 'auto':
-    implementation = 'einsum' if model.attention_dropout else 'xla'
+    implementation = 'einsum' if model.block.attention_dropout else 'xla'
     model = model.clone(attention=implementation)
   return model
 

@@ -92,7 +92,8 @@ def write(page):
   for model, arguments in MODELS.items():
     for topology in SLICES:
       for remat in POLICIES:
-        row = find(rows, model, topology, remat)
+        line = {'model': model, 'topology': topology, 'remat': remat}
+        row = report.find(rows, line)
         if row is None:
           print(f'{model} on {topology}, remat={remat}: ', end='', flush=True)
           with_remat = [*arguments, f'--config.model.remat={remat}']
@@ -104,12 +105,6 @@ def write(page):
         if row.get('fits'):
           break
   write_atomically(page, text(rows, page))
-
-
-def find(rows, model, topology, remat):
-  """Return the row of a line, or None."""
-  wanted = {'model': model, 'topology': topology, 'remat': remat}
-  return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
 def compile_one(topology, arguments):
