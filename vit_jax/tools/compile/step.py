@@ -23,9 +23,8 @@ from vit_jax import config as configs
 from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.durations import Timeline
-from vit_jax.step import make_step
 from vit_jax.tools.compile import report
-from vit_jax.train import train, with_num_classes
+from vit_jax.train import make_step, train, with_num_classes
 
 TOPOLOGIES = (  # examples
   'v2:4x4',
