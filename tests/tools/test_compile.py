@@ -394,10 +394,16 @@ def test_command(monkeypatch, tmp_path, capsys):
     return about | {'batch_size': 16, 'fits': True, 'spare_gib': 1.5}
 
   monkeypatch.setattr(step, 'measure', measure)
-  monkeypatch.chdir(ROOT)
+  file = tmp_path / 'configs' / 'tiny.py'
+  file.parent.mkdir()
+  file.write_text("""
+from ml_collections import ConfigDict
+def get_config(name):
+  return ConfigDict({'model': {'name': name, 'depth': 2}})
+""")
   command = [
     'compile',
-    CONFIG,
+    f'--config={file}:B/16',
     '--topology=local',
     '--config.ema_decay=0.9',
     '--config.model.depth=1',
@@ -413,7 +419,7 @@ def test_command(monkeypatch, tmp_path, capsys):
   assert 'yes, 1.5 left' in shown and 'block_*/mlp: fusion' in shown
   (row,) = json.loads((tmp_path / 'row.json').read_text())
   changes = 'ema_decay=0.9 model.depth=1 image_size=8 num_classes=10'
-  assert row['config'] == f'pretrain_imagenet.py:B/16,tiny {changes}'
+  assert row['config'] == f'tiny.py:B/16 {changes}'
   assert 'batch_size' in (tmp_path / 'row.csv').read_text()
 
 
