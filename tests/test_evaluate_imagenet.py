@@ -65,7 +65,7 @@ def write_weights(path, num_classes):
   }
   params['head/bias'][list(BEST)] = np.arange(len(BEST), 0, -1)
   weights = Weights(
-    settings=names.settings('ViT-mu/4', **fields),
+    model=model,
     params=params,
     image_shape=(28, 28, 3),
     class_names=[f'animal {i}' for i in range(num_classes)],

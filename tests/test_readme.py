@@ -111,7 +111,7 @@ def test_python_examples_run(tmp_path):
   assert small != create
 
   weights = bundle.Weights(
-    settings=names.settings('ViT-mu/16', num_classes=1000),
+    model=names.create('ViT-mu/16', num_classes=1000),
     params={k: np.asarray(v) for k, v in tree.flatten(scope['params']).items()},
     image_shape=(224, 224, 3),
   )

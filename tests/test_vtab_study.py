@@ -36,7 +36,7 @@ def write_weights(path):
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   rng = np.random.default_rng(0)
   weights = Weights(
-    settings=names.settings('ViT-mu/2', num_classes=3),
+    model=model,
     params={
       name: 0.1 * rng.normal(size=x.shape).astype(x.dtype)
       for name, x in tree.flatten(shapes).items()

@@ -1,46 +1,41 @@
 """Numbers of the tool, compared with numpy on the model's q and k."""
 
+import pathlib
+import sys
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
 from vit_jax import tree
-from vit_jax.config import instantiate
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken
+from vit_jax.models.posemb import Relative
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.look import arrays, figures
 from vit_jax.tools.look.__main__ import main
-from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
+from vit_jax.weights import bundle, formats
 
-VIT = 'vit_jax.models.vit.VisionTransformer'
-SETTINGS = {'target': VIT, 'width': 16, 'depth': 2, 'mlp_dim': 16}
-SETTINGS |= {'num_heads': 2, 'patch_size': 4, 'num_classes': 6}
 SHAPE = (8, 12, 3)
+FIELDS = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+FIELDS |= {'patch_size': 4, 'num_classes': 6}
 HYBRID = {'patch_size': 1, 'resnet_stages': ()}  # a cell is 4 pixels
+MIXER = MlpMixer(
+  **{'width': 8, 'depth': 1, 'tokens_mlp_dim': 8, 'channels_mlp_dim': 8},
+  embedding=PatchEmbedding(4),
+)
+RESNET = ResNet(stages=(1,))
 
 
-def make_weights(settings=None, shape=SHAPE, **fields):
-  settings = (settings or SETTINGS) | fields
-  shapes = jax.eval_shape(
-    instantiate(settings).init, jax.random.key(0), jnp.zeros((1, *shape))
-  )
-  rng = np.random.default_rng(0)
-  return Weights(
-    settings=settings,
-    params={
-      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
-      for path, leaf in tree.flatten(shapes['params']).items()
-    },
-    image_shape=shape,
-    origin='tiny',
-  )
-
-
-MIXER = {'target': 'vit_jax.models.mixer.MlpMixer', 'width': 8, 'depth': 1}
-MIXER |= {'tokens_mlp_dim': 8, 'channels_mlp_dim': 8, 'patch_size': 4}
-RESNET = {'target': 'vit_jax.models.resnet.ResNet', 'stages': (1,)}
-RESNET |= {'width_factor': 1}
+def make_weights(model=None, shape=SHAPE, **fields):
+  model = model or bundle.from_fields(VisionTransformer, **FIELDS | fields)
+  return random_weights(model, shape, origin='tiny')
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +56,7 @@ def paths(gallery):
 
 def record(weights, paths):
   """The q and k of pictures, as the model records them."""
-  model = instantiate(weights.settings)
+  model = weights.model
   pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
   _, recorded = jax.jit(
     lambda v, x: model.apply(v, x, mutable=['intermediates'])
@@ -79,7 +74,7 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
     found = recorded[f'block_{i}']['attn']
     q, k = (np.asarray(found[name][0][index], np.float64) for name in 'qk')
     scores = np.einsum('qhd,nhd->hqn', q, k)
-    if weights.settings.get('posemb') == 'relative':
+    if isinstance(weights.model.posemb, Relative):
       scores += np.asarray(found['position_logits'][0][index])
     scores = scores / np.sqrt(q.shape[-1])
     e = np.exp(scores - scores.max(-1, keepdims=True))
@@ -89,7 +84,7 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
   start = np.zeros(tokens)
   if query is not None:
     start[prefix + query[0] * grid[1] + query[1]] = 1
-  elif weights.settings.get('pooling', 'token') == 'token':
+  elif isinstance(weights.model.pooling, ClassToken):
     start[0] = 1
   else:
     start[prefix:] = 1 / (tokens - prefix)
@@ -139,8 +134,7 @@ def test_look(fields, prefix, query, paths):
 def test_look_with_a_map_head_and_scan(paths):
   looks = {}
   for scan in (False, True):
-    weights = make_weights(pooling='map')
-    weights.settings['scan'] = scan
+    weights = make_weights(pooling='map', scan=scan)
     (looks[scan],) = arrays.look_at(weights, paths[:1])
   assert looks[True].keys() == looks[False].keys()
   for name, value in looks[True].items():
@@ -155,15 +149,15 @@ def test_query_that_is_no_patch(paths):
 
 
 @pytest.mark.parametrize(
-  'settings, figure, message',
+  'model, figure, message',
   [
     (MIXER, 'rollout', r'tiny: cannot draw rollout: .*no attention'),
     (RESNET, 'distance', r'cannot draw distance: .*no attention'),
     (MIXER, 'frames', r"figure='frames' must be one of 'maps', 'rollout"),
   ],
 )
-def test_models_without_attention(settings, figure, message, paths):
-  weights = make_weights(settings, (32, 32, 3))
+def test_models_without_attention(model, figure, message, paths):
+  weights = make_weights(model, (32, 32, 3) if model is RESNET else (8, 8, 3))
   with pytest.raises(ValueError, match=message):
     arrays.look_at(weights, paths, figures=[figure])
 
@@ -171,7 +165,7 @@ def test_models_without_attention(settings, figure, message, paths):
 def test_weights_that_lack_what_is_shown():
   with pytest.raises(ValueError, match=r'draw filters: .*feature maps'):
     arrays.filters(make_weights(**HYBRID))
-  with pytest.raises(ValueError, match=r"draw positions: .*posemb='none'"):
+  with pytest.raises(ValueError, match=r'draw positions: .*posemb=None'):
     arrays.positions(make_weights(posemb='none'))
   with pytest.raises(ValueError, match=r'draw positions: .*no position'):
     arrays.positions(make_weights(MIXER, (8, 8, 3)))
@@ -293,7 +287,7 @@ def test_unreadable_images_and_another_size(npz, paths, tmp_path, capsys):
       "'frames' must be one of maps, rollout, distance",
     ),
     ('--query=3', "'3': expected ROW,COLUMN"),
-    ('--num_maps=0', "'0' is no whole number"),
+    ('--num_maps=0', "'0' is not an integer"),
   ],
 )
 def test_arguments(argument, message, capsys):

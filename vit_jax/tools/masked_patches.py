@@ -34,7 +34,6 @@ from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
 from vit_jax.tools import arguments, outputs
-from vit_jax.weights.bundle import make
 
 _OBJECTIVE = 'objectives.masked_patches.masked_patches'
 _GREY = 128
@@ -57,7 +56,7 @@ def show(weights, task, images, *, seed=0):
     ValueError: no such model, or images that do not suit it.
   """
   model, params = pretrained.build(weights)
-  preprocess = make(weights.preprocess)
+  preprocess = weights.preprocess
   prediction = Prediction(model, preprocess, Task(**task))
   target = prediction.target
 
@@ -157,8 +156,7 @@ def _run(args):
     partial.open('wb') as file,
   ):
     np.savez_compressed(file, **found)
-  patch = weights.settings['patch_size']
-  draw(found, (patch, patch) if isinstance(patch, int) else patch, output)
+  draw(found, weights.model.embedding.patch_size, output)
   for name in ('loss', 'accuracy'):
     if name in found:
       print(f'{name} of {len(images)} images: {found[name].mean():.4f}')
@@ -183,7 +181,7 @@ def _images(args, config, weights):
   """uint8 [N, H, W, C]: pictures, or those the run was evaluated on."""
   if args.pictures:
     paths = image_files.find(args.pictures)[: args.examples]
-    transforms = [make(settings) for settings in weights.transforms]
+    transforms = weights.transforms
     channels = weights.image_shape[2]
     found = []
     loaded = image_files.load(

@@ -8,10 +8,10 @@ import numpy as np
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
-from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT, VIT
+from vit_jax.models.axial import AxialResNet, AxialViT
+from vit_jax.models.posemb import Relative
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import predict
-from vit_jax.weights.bundle import make
-from vit_jax.weights.grids import grid_of, stride
 
 OF_IMAGES = ('maps', 'rollout', 'distance')
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
@@ -19,23 +19,25 @@ FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 def obstacles(weights):
   """Return {figure: reason} of the figures that cannot be drawn."""
-  settings, found = weights.settings, {}
-  kind = settings.get('posemb', 'learned')
-  if settings['target'] in (AXIAL_VIT, AXIAL_RESNET):
+  model, found = weights.model, {}
+  posemb = getattr(model, 'posemb', None)
+  if isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
     found |= dict.fromkeys((*OF_IMAGES, 'positions'), reason)
-  elif settings['target'] != VIT:
+  elif not isinstance(model, VisionTransformer):
     reason = 'the model has no attention (ResNets and Mixers have none)'
     found |= dict.fromkeys(OF_IMAGES, reason)
     found['positions'] = 'the model has no position embeddings'
-  elif kind == 'none':
-    found['positions'] = "the model has no position embeddings (posemb='none')"
-  elif kind == 'relative':
+  elif posemb is None:
+    found['positions'] = 'the model has no position embeddings (posemb=None)'
+  elif isinstance(posemb, Relative):
     found['positions'] = 'positions are those of pairs of patches (relative)'
-  elif settings.get('posemb_at') == 'layers':
+  elif getattr(posemb, 'at', None) == 'layers':
     found['positions'] = 'each layer has position embeddings of its own'
   if 'resnet/root/conv/kernel' in weights.params:
     found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
+  elif 'embedding/kernel' not in weights.params:
+    found['filters'] = 'the model has no patch embedding (embedding/kernel)'
   return found
 
 
@@ -44,9 +46,13 @@ def geometry(weights):
 
   The patch of a hybrid is a cell of its feature map, in pixels of the image.
   """
-  grid = grid_of(weights.settings, weights.image_shape)
-  model = make(weights.settings)
-  return grid, stride(weights.settings), model.pooling.layout(grid).prefix
+  model = weights.model
+  grid = model.embedding.grid(weights.image_shape)
+  return (
+    grid,
+    model.embedding.pixels_per_token,
+    model.pooling.layout(grid).prefix,
+  )
 
 
 def filters(weights, count=28):
@@ -58,8 +64,7 @@ def filters(weights, count=28):
 def positions(weights):
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
-  model = make(weights.settings)
-  grid = geometry(weights)[0]
+  model, grid = weights.model, geometry(weights)[0]
   table = model.posemb.table(weights.params, grid, model.width)
   return embeddings.position_similarity(table)
 
@@ -127,7 +132,7 @@ def look_at(
 
 def _forward(weights, model, figures, query, rollout, distance):
   """Return (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
-  preprocess = make(weights.preprocess)
+  preprocess = weights.preprocess
   grid, cell, num_prefix = geometry(weights)
   distances = attention.cell_distances(grid, cell)
   layout = model.pooling.layout(grid)
