@@ -60,9 +60,9 @@ class Tfds:
 
     if self.name is None or self.split is None:
       raise ValueError(
-        f'Tfds: name={self.name!r} and split={self.split!r} must both be set,'
-        ' in a config with --config.data.source.name=NAME and .split=SPLIT (of'
-        ' an evaluator: --config.evals.NAME.data.source.name).'
+        f'Tfds: name={self.name!r} and split={self.split!r} must be set, in a'
+        ' config with --config.data.source.name or, of an evaluator,'
+        ' --config.evals.NAME.data.source.name; .split likewise.'
       )
     builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
     self._features, self._parsers = builder.info.features, {}
@@ -73,18 +73,15 @@ class Tfds:
         f'the feature {self.image_key!r} of {self.name} is not an image. It'
         f' has {self._listed()}. Set image_key to another feature.'
       )
-    texts = (
-      key
-      for key, feature in self._features.items()
-      if isinstance(feature, tfds.features.Text)
-    )
+    is_text = tfds.features.Text
+    texts = (k for k, v in self._features.items() if isinstance(v, is_text))
     self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
+    self._records = _records(builder, self.name, self.split)
     if self.label_fn is None:
       self._check_label(label)
-    self._records = _records(builder, self.name, self.split)
-    if self.label_fn is not None:
+    else:
       self._check_label_fn(label)
-    known = self.label_fn or label
+    known = label if self.label_fn is None else self.label_fn
     self.num_classes = getattr(known, 'num_classes', None)
     self.class_names = getattr(known, 'class_names', None)
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
@@ -94,23 +91,21 @@ class Tfds:
     return len(self._records)
 
   def __getitem__(self, index):
-    keys = (self.image_key, self.label_key)
-    image, value = self._parse(self._records[int(index)], keys)
+    record = self._records[int(index)]
+    image, value = self._parse(record, self.image_key, self.label_key)
     return {'image': image, 'label': self._label(value)}
 
   def labels(self):
     """Return the labels of all examples: int32 [n], or float32 [n, K].
 
-    Images are not decoded, but whole records are read.
-
-    Raises:
-      ValueError: `label_fn` fails; the error describes the example.
+    Images are not decoded, but whole records are read. Raises ValueError with
+    the description of the example if `label_fn` fails.
     """
     found = []
     for start in range(0, len(self), _READ_AHEAD):
       block = range(start, min(start + _READ_AHEAD, len(self)))
       for index, record in zip(block, self._records.__getitems__(block)):
-        (value,) = self._parse(record, (self.label_key,))
+        (value,) = self._parse(record, self.label_key)
         try:
           found.append(self._label(value))
         except Exception as error:  # of any type, from label_fn
@@ -123,7 +118,7 @@ class Tfds:
     if self._name_key is None:
       return None
     record = self._records[int(index)]
-    (value,) = self._parse(record, (self._name_key,))
+    (value,) = self._parse(record, self._name_key)
     return value.decode(errors='replace')
 
   def describe(self, index):
@@ -150,7 +145,7 @@ class Tfds:
       )
     return self._features[key]
 
-  def _parse(self, record, keys):
+  def _parse(self, record, *keys):
     """Return the values of these features; images stay encoded."""
     import tensorflow_datasets as tfds
 
@@ -190,14 +185,13 @@ class Tfds:
         ' num_classes, such as vit_jax.data.vtab.ClevrCount().'
       )
     what = f'the feature {self.label_key!r} of {self.name}, {feature!r}'
-    (value,) = self._parse(self._records[0], (self.label_key,))
+    (value,) = self._parse(self._records[0], self.label_key)
     try:
       label = self._label(value)
     except Exception as error:  # of any type, from label_fn
       raise ValueError(
-        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} The'
-        f' features are {self._listed()}. Set label_key or label_fn to another'
-        ' one.'
+        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} Set'
+        f' another label_fn, or label_key to one of {self._listed()}.'
       ) from error
     size = label_fn.num_classes
     if size is None or np.shape(label) == (size,):
@@ -297,9 +291,8 @@ def _records(builder, name, split):
       f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'
     ) from None
   except Exception as error:  # ValueError, and AssertionError for slices
-    reason = _reason(error)
-    if 'length' in reason:  # array_record's error for zero files
-      reason = 'it contains no examples.'
+    is_empty = 'length' in str(error)  # array_record's error for zero files
+    reason = 'it contains no examples.' if is_empty else _reason(error)
     sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
     raise ValueError(
       f'cannot read the split {split!r} of the TFDS data set {name!r}: {reason}'
