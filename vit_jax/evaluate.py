@@ -24,7 +24,6 @@ from vit_jax.reports import timm_csv
 from vit_jax.sharding import MeshSizes
 from vit_jax.train import open_evaluators
 from vit_jax.weights import surgery
-from vit_jax.weights.bundle import make
 from vit_jax.weights.surgery import InitFrom
 
 
@@ -81,8 +80,6 @@ def evaluate(
   image_shape = tuple(image_shape or weights.image_shape)
   if preprocess is None:
     preprocess = weights.preprocess if weights else Normalize()
-  if isinstance(preprocess, dict):
-    preprocess = make(preprocess)
   init = functools.partial(_init, model, image_shape, jax.random.key(seed))
   abstract_params = jax.eval_shape(init)
   evaluators = open_evaluators(

@@ -1,13 +1,12 @@
-"""Models as StableHLO: a file that runs without this code, or Python at all.
+"""Models as StableHLO: a file that runs without this code, or without Python.
 
-The file is what `jax.export` writes. Where JAX is installed it is run by
+The file is written by `jax.export`. Where JAX is installed, run it with
 
     run = jax.export.deserialize(open('model.stablehlo', 'rb').read()).call
     logits = run(images)
 
-and its `mlir_module_serialized` is the portable StableHLO that other runtimes
-take. Parameters are constants in it; writing takes some eight times their size
-of memory.
+Its `mlir_module_serialized` is the portable StableHLO for other runtimes.
+Parameters are constants in it; writing takes about eight times their memory.
 """
 
 import importlib.util
@@ -17,8 +16,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pretrained
-from vit_jax.weights.bundle import make
+from vit_jax import config, pretrained
+from vit_jax.checks import one_of
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 INPUTS = ('uint8', 'float')
@@ -26,32 +25,30 @@ _LIMIT = 2**31 - 2**24  # of a flatbuffer, less what is not parameters
 
 
 def stablehlo(weights, *, images='uint8', platforms=PLATFORMS):
-  """A model with its parameters and preprocessing as one function.
+  """Export a model with its parameters and preprocessing as one function.
 
   Args:
     weights: Weights.
-    images: what the function takes, of any batch size: 'uint8' pictures
-      [B, H, W, C] as they are decoded, resized to H x W; or 'float' ones, as
-      preprocessed.
+    images: input of the function, with any batch size: 'uint8', decoded images
+      [B, H, W, C] after the transforms; or 'float', after preprocessing too.
     platforms: that the function can run on.
 
   Returns:
-    (bytes of the file, what else is to be known in order to use it). The
-    function returns float32 logits [B, K], or features where the model has no
-    head. It computes in the dtype that the model has.
+    (bytes of the file, a dict that describes how to use it). The function
+    returns float32 logits [B, K], or features if the model has no head. It
+    computes in the model's dtype.
 
   Raises:
     ValueError: the package flatbuffers is missing; too many parameters.
   """
   _check(weights, images)
   model, params = pretrained.build(weights)
-  if hasattr(model, 'attention'):  # the fused kernels are of one platform
+  if hasattr(model, 'attention'):  # fused kernels run on one platform only
     model = model.clone(attention='einsum')
-  preprocess = make(weights.preprocess)
 
   def forward(batch):
     if images == 'uint8':
-      batch = preprocess(batch)
+      batch = weights.preprocess(batch)
     return model.apply({'params': params}, batch).astype(jnp.float32)
 
   (batch_size,) = jax.export.symbolic_shape('batch')
@@ -65,12 +62,12 @@ def stablehlo(weights, *, images='uint8', platforms=PLATFORMS):
     'input': _describe(exported.in_avals[0]),
     'output': _describe(exported.out_avals[0])
     | {'is': 'logits' if model.num_classes else 'features'},
-    'transforms': weights.transforms,
-    'preprocess': weights.preprocess,
+    'transforms': config.describe(weights.transforms),
+    'preprocess': config.describe(weights.preprocess),
     'preprocess_included': images == 'uint8',
     'activation': weights.activation,
     'class_names': weights.class_names,
-    'model': weights.settings,
+    'model': config.describe(weights.model),
     'origin': weights.origin,
   }
   return bytes(exported.serialize(vjp_order=0)), description
@@ -82,8 +79,7 @@ def _describe(aval):
 
 
 def _check(weights, images):
-  if images not in INPUTS:
-    raise ValueError(f'images={images!r}; it can be {" or ".join(INPUTS)}.')
+  one_of('images', images, INPUTS)
   if importlib.util.find_spec('flatbuffers') is None:
     raise ValueError(
       'jax.export needs the package flatbuffers, which is not installed: '
@@ -93,5 +89,5 @@ def _check(weights, images):
   if size > _LIMIT:
     raise ValueError(
       f'The parameters take {size / 1e9:.1f} GB; a file of jax.export holds '
-      '2 GB at most. Convert to another format.'
+      'at most 2 GB. Convert to another format.'
     )

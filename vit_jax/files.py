@@ -1,28 +1,36 @@
 """Files that are either whole or absent."""
 
+import contextlib
 import uuid
 
 from etils import epath
 
 
-def write_atomically(path, content):
-  """Write a file under a temporary name, then rename it.
+@contextlib.contextmanager
+def replacing(path):
+  """Yield a temporary path in the same folder; rename it to `path` at the end.
 
   A reader, or a run that is killed, never sees half of the file. Two processes
-  may write the same path: the last one wins.
+  may write the same path: the last one wins. If the body raises, the temporary
+  file is removed and `path` stays as it was.
 
   Args:
     path: local, or any path that epath understands (gs://...).
-    content: text or bytes.
   """
   path = epath.Path(path)
   partial = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')
   try:
-    if isinstance(content, bytes):
-      partial.write_bytes(content)
-    else:
-      partial.write_text(content)
+    yield partial
     partial.replace(path)
   except BaseException:
     partial.unlink(missing_ok=True)
     raise
+
+
+def write_atomically(path, content):
+  """Write text or bytes so that the file appears whole; see `replacing`."""
+  with replacing(path) as partial:
+    if isinstance(content, bytes):
+      partial.write_bytes(content)
+    else:
+      partial.write_text(content)

@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax import sharding
 from vit_jax.data.embedded.digits import Digits
-from vit_jax.evals.readout import Split
+from vit_jax.evals.frozen import Split
 
 
 @functools.cache

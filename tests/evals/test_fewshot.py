@@ -7,11 +7,15 @@ import scipy.linalg
 import splits
 from sklearn.linear_model import Ridge
 
-from vit_jax.evals.fewshot import FewShot, choose, solve
-from vit_jax.evals.readout import Split, predict
+from vit_jax.evals.fewshot import FewShot
+from vit_jax.evals.frozen import Split
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = splits.digits('train'), splits.digits('test')
+
+
+def choose(labels, shots, seed, **options):
+  return np.concatenate(FewShot(**options).draw(labels, shots, seed))
 
 
 def problem(n, dim, num_classes=4):
@@ -41,12 +45,13 @@ FORMS = ((True, 100.0), (False, 100.0), (True, None), (False, 3.0))
 )
 def test_the_solution_is_that_of_other_solvers(n, dim, l2, whiten, bias):
   x, y = problem(n, dim)
-  solution = solve(x, y, l2=l2, whiten=whiten, bias=bias)
+  fewshot = FewShot(whiten=whiten, bias=bias)
+  solution = fewshot.solver(Split(x, y))(l2)
   features = prepared(x, whiten=whiten, bias=bias)
   targets = np.where(y[:, None] == np.unique(y), 1.0, -1.0)
-  weights = solution['kernel']
+  weights = solution.kernel
   if bias is not None:
-    weights = np.vstack([weights, solution['bias'] / bias])
+    weights = np.vstack([weights, solution.bias / bias])
   # Least squares on the data extended by sqrt(l2) I: no normal equations.
   size = features.shape[1]
   extended = np.vstack([features, np.sqrt(l2) * np.eye(size)])
@@ -57,15 +62,16 @@ def test_the_solution_is_that_of_other_solvers(n, dim, l2, whiten, bias):
   ridge.fit(features, targets)
   np.testing.assert_allclose(weights, ridge.coef_.T, atol=1e-9)
   predicted = np.unique(y)[ridge.predict(features).argmax(axis=1)]
-  np.testing.assert_array_equal(predict(solution, x), predicted)
+  np.testing.assert_array_equal(solution.predict(x), predicted)
 
 
 def test_constant_features_do_no_harm():
   x, y = problem(40, 6)
   x[:, 3] = 2.0
-  with_it = predict(solve(x, y, l2=1.0), x)
+  solver = FewShot().solver
+  with_it = solver(Split(x, y))(1.0).predict(x)
   without = np.delete(x, 3, axis=1)
-  expected = predict(solve(without, y, l2=1.0), without)
+  expected = solver(Split(without, y))(1.0).predict(without)
   np.testing.assert_array_equal(with_it, expected)
 
 
@@ -113,13 +119,13 @@ def test_accuracies_of_each_draw():
 @pytest.mark.parametrize('further', [None, 6])
 def test_the_strength_is_chosen_on_held_out_shots(further):
   """As by trying each on its own, for shots of which 2 are held out, or 1."""
-  choices = tuple(2.0 ** np.arange(-4, 20, 4))
+  choices = tuple(2.0 ** np.arange(-4, 20, 6))
   read = FewShot(
-    shots=(10, 4), seeds=(0, 1, 2), l2=choices, held_out_shots=further
+    shots=(10, 4), seeds=(0, 1), l2=choices, held_out_shots=further
   )
   found = read(TRAIN, TEST)
   for shots, fifth in ((10, 2), (4, 1)):
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
       rows = choose(TRAIN.y, shots + (further or 0), seed)
       rows = rows.reshape(10, -1)
       held = rows[:, -(further or fifth) :].ravel()
@@ -132,14 +138,14 @@ def test_the_strength_is_chosen_on_held_out_shots(further):
 
 
 def test_errors():
-  with pytest.raises(ValueError, match=r'of 1 shot none .* or held_out_shots'):
+  with pytest.raises(ValueError, match=r'a single shot .* or held_out_shots'):
     FewShot(shots=(1, 5), l2=(1.0, 2.0))
   FewShot(shots=(1, 5), l2=(1.0, 2.0), held_out_shots=3)
   with pytest.raises(ValueError, match=r'held_out_shots=3 with l2=1024'):
     FewShot(held_out_shots=3)
   with pytest.raises(ValueError, match=r'l2=0 must be a number above 0'):
     FewShot(l2=0)
-  with pytest.raises(ValueError, match=r'shots count from 1'):
+  with pytest.raises(ValueError, match=r'shots must be at least 1'):
     FewShot(shots=(0,))
   labels = np.arange(30) % 3
   FewShot(shots=(10,)).check(labels, labels)

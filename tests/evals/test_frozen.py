@@ -1,10 +1,5 @@
 """Features are extracted once, exactly, and shared by all readouts."""
 
-import json
-import socket
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +7,12 @@ import pytest
 import splits
 
 from vit_jax import sharding
-from vit_jax.evals import readout
+from vit_jax.data.pipeline import Data
+from vit_jax.evals import frozen
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
 from vit_jax.evals.linear_probe import LinearProbe
-from vit_jax.evals.logistic import Logistic
 
 
 class Source:
@@ -85,8 +80,7 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
     mesh=mesh,
     data={
       name: {
-        split: {'source': source, 'batch_size': batch_size}
-        for split, source in of_name.items()
+        split: Data(source, batch_size) for split, source in of_name.items()
       }
       for name, of_name in data.items()
     },
@@ -96,9 +90,10 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
   return evaluator, jax.device_put(KERNEL, sharding.replicated(mesh))
 
 
-@pytest.mark.parametrize('num_devices', [1, 8])
-@pytest.mark.parametrize('features', ['pre_logits', 'tokens', 'pixels'])
-def test_readouts_get_the_features_in_order(num_devices, features):
+@pytest.mark.parametrize(
+  'features, num_devices', [('pre_logits', 8), ('tokens', 1), ('pixels', 8)]
+)
+def test_readouts_get_the_features_in_order(features, num_devices):
   spy, sources = Spy(), {'train': Source(31, 0), 'test': Source(29, 1)}
   for batch_size in (8, 40):
     evaluator, params = make(
@@ -150,82 +145,26 @@ def test_each_image_is_read_once_for_all_readouts():
   }
 
 
-@pytest.mark.parametrize('num_devices', [1, 8])
-def test_all_readouts_under_the_guard_of_training(num_devices):
+def test_all_readouts_under_the_guard_of_training():
   readouts = {
     'fewshot': FewShot(shots=(2, 5)),
     'knn': Knn(k=(1, 5), held_out=0.3),
-    'logistic': Logistic(C=(0.1, 1.0)),
     'probe': LinearProbe(lr=(0.1, 0.01), epochs=20),
   }
-  evaluator, params = make(readouts, num_devices)
+  evaluator, params = make(readouts)
   evaluator.check(params)
   with jax.transfer_guard('disallow'):
     found = evaluator.run(params)
     assert evaluator.run(params) == found  # any number of times
   assert all(isinstance(value, float) for value in found.values())
-  for metric in ('fewshot/5shot', 'knn/chosen', 'logistic/accuracy'):
+  for metric in ('fewshot/5shot', 'knn/chosen', 'probe/accuracy'):
     assert 0.5 < found[f'made/{metric}'] < 1
-
-
-TWO_PROCESSES = """
-import json, sys
-import jax
-count, index, port = (int(arg) for arg in sys.argv[1:])
-jax.config.update('jax_num_cpu_devices', 4 // count)
-if count > 1:
-  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  jax.distributed.initialize(f'localhost:{port}', count, index)
-from vit_jax import sharding
-from vit_jax.data.embedded.digits import Digits
-from vit_jax.evals import fewshot, frozen, knn, linear_probe, logistic
-evaluator = frozen.Frozen(
-  None,
-  preprocess=lambda x: x.astype('float32') / 255,
-  mesh=sharding.make_mesh(),
-  features='pixels',
-  data={'digits': {
-    split: {'source': Digits(split=split), 'batch_size': 100}
-    for split in ('train', 'test')
-  }},
-  readouts={
-    'fewshot': fewshot.FewShot(shots=(5,)),
-    'knn': knn.Knn(k=(5, 50), held_out=0.1),
-    'logistic': logistic.Logistic(C=(0.1, 1.0)),
-    'probe': linear_probe.LinearProbe(epochs=3),
-  },
-)
-with jax.transfer_guard('disallow'):
-  evaluator.check({})
-  print(json.dumps(evaluator.run({})))
-"""
-
-
-@pytest.mark.slow
-def test_the_same_on_two_processes():
-  """Four devices each time; neither 1,029 nor 768 divides by the batch."""
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    port = free.getsockname()[1]
-
-  def start(count, index):
-    command = [sys.executable, '-c', TWO_PROCESSES]
-    command += [str(number) for number in (count, index, port)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-  running = [start(1, 0), start(2, 0), start(2, 1)]
-  one, *two = (
-    json.loads(process.communicate(timeout=300)[0].splitlines()[-1])
-    for process in running
-  )
-  assert two == [one, one]
-  assert one['digits/logistic/accuracy'] > 0.9
 
 
 def test_an_unknown_feature_is_an_error_before_training():
   evaluator, params = make({'spy': Spy()}, features='token')
   with pytest.raises(
-    ValueError, match=r"'token'.*has \['pre_logits', 'tok.*\(a"
+    ValueError, match=r"'token' must be one of \['pre_logits', 'tok.*pixels"
   ):
     evaluator.check(params)
 
@@ -240,7 +179,7 @@ def test_labels_must_be_single_classes():
   many = Source(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
   data = {'made': {'train': many, 'test': Source(29, 1)}}
   evaluator, params = make({'spy': Spy()}, data=data)
-  with pytest.raises(ValueError, match=r'made/train: .*one class per example'):
+  with pytest.raises(ValueError, match=r'made/train: .*one class number'):
     evaluator.check(params)
 
 
@@ -253,15 +192,19 @@ def test_features_that_are_not_finite():
 @pytest.mark.parametrize(
   'data, readouts, message',
   [
-    ({}, {'spy': Spy()}, r'needs data and readouts; it has data \[\]'),
-    ({'a': {'train': Source(9, 0)}}, {'s': Spy()}, r"data\.a has \['train'\]"),
-    ({'mean': {}}, {'s': Spy()}, r"'mean' cannot name data"),
-    ({'a': {}}, {'s/t': Spy()}, r"'s/t' cannot name data or a readout"),
+    ({}, {'spy': Spy()}, r'needs at least .* but has data \[\]'),
+    (
+      {'a': {'train': Source(9, 0)}},
+      {'s': Spy()},
+      r"a has splits \['train'\]",
+    ),
+    ({'mean': {}}, {'s': Spy()}, r"cannot be named 'mean'"),
+    ({'a': {}}, {'s/t': Spy()}, r"cannot be named 's/t'"),
   ],
 )
 def test_wrong_settings(data, readouts, message):
   data = {
-    name: {k: {'source': v, 'batch_size': 8} for k, v in of_name.items()}
+    name: {k: Data(v, 8) for k, v in of_name.items()}
     for name, of_name in data.items()
   }
   mesh = sharding.make_mesh()
@@ -278,8 +221,32 @@ def test_a_batch_must_divide_over_the_devices():
 
 def test_held_out_rows_are_stratified():
   labels = np.repeat([5, 2, 9], [20, 3, 1])
-  kept, held = readout.hold_out(labels, 0.2, seed=0)
+  kept, held = frozen.HeldOut(0.2, seed=0).rows(labels)
   np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
   np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
-  other = readout.hold_out(labels, 0.2, seed=1)[1]
+  other = frozen.HeldOut(0.2, seed=1).rows(labels)[1]
   assert list(other) != list(held)
+
+
+@pytest.mark.parametrize('given_val', [True, False])
+def test_the_best_setting_is_chosen_on_val_or_on_held_out_examples(given_val):
+  x = np.zeros((24, 1), np.float32)
+  train = frozen.Split(x, np.repeat([0, 1], 12))
+  val = frozen.Split(x, 1 - train.y[::-1]) if given_val else None
+  seen = []
+
+  def fit(split, settings):
+    seen.append(split)
+    zeros, bias = np.zeros((1, 2)), np.eye(2)
+    return [
+      frozen.Linear(zeros, bias[i], np.arange(2), np.zeros(1), np.ones(1))
+      for i in settings
+    ]
+
+  held_out = frozen.HeldOut(0.25, seed=0)
+  # Both settings are right for half of the examples: the first is chosen.
+  assert held_out.best((1, 0), fit, train, val) == 1
+  assert len(seen[0].y) == (24 if given_val else 18)
+  ones = frozen.Split(x[:3], np.array([1, 1, 1]))
+  assert held_out.best((0, 1), fit, train, ones) == 1
+  assert held_out.best((7,), None, train, val) == 7

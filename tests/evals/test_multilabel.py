@@ -1,12 +1,15 @@
 """Against scikit-learn, on scores that numpy computes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 import sklearn.metrics
+import splits
 
 from vit_jax import sharding
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.multilabel import MultiLabel
 
 RNG = np.random.default_rng(0)
@@ -21,10 +24,11 @@ LABELS[5] = 0  # an example without classes
 
 
 class Source:
-  num_classes, class_names = 6, list('abcdef')
+  class_names = tuple('abcdef')
 
-  def __init__(self, labels=LABELS, broken=()):
+  def __init__(self, labels=LABELS, broken=(), num_classes=6):
     self._labels, self._broken = labels, broken
+    self.num_classes = num_classes
 
   def __len__(self):
     return len(self._labels)
@@ -39,27 +43,20 @@ class Source:
 
 
 class Linear:
-  num_classes = 6
+  def __init__(self, num_classes=6):
+    self.num_classes = num_classes
 
   def apply(self, variables, images):
     return images.reshape(len(images), -1) @ variables['params']
 
 
 def evaluate(num_devices=8, source=None, on_error='raise', **kw):
-  auto = (jax.sharding.AxisType.Auto,)
-  devices = jax.devices()[:num_devices]
-  mesh = jax.make_mesh(
-    (num_devices,), ('data',), devices=devices, axis_types=auto
-  )
+  mesh = splits.mesh_of(num_devices)
   evaluator = MultiLabel(
     Linear(),
     preprocess=lambda x: x.astype('float32') / 255,
     mesh=mesh,
-    data={
-      'source': source or Source(),
-      'batch_size': 16,
-      'on_error': on_error,
-    },
+    data=Data(source or Source(), 16, on_error=on_error),
     **kw,
   )
   params = jax.device_put(KERNEL, sharding.replicated(mesh))
@@ -99,6 +96,19 @@ def test_is_that_of_scikit_learn(num_devices):
     assert 0 < found['exact_match'] < 1 and 0 < found['f1_macro'] < 1
 
 
+def test_a_single_class():
+  labels = (LOGITS[:, :1] + LABELS[:, :1] > 0.3).astype(np.float32)
+  evaluator = MultiLabel(
+    Linear(1),
+    preprocess=lambda x: x.astype('float32') / 255,
+    mesh=splits.mesh_of(1),
+    data=Data(Source(labels, num_classes=1), 37),
+  )
+  found = evaluator.run(jnp.asarray(KERNEL[:, :1]))
+  score = sklearn.metrics.f1_score(labels[:, 0], LOGITS[:, 0] > 0)
+  assert found['f1_micro'] == found['f1_macro'] == pytest.approx(score)
+
+
 def test_skipped_examples_do_not_count():
   rows = np.array([i for i in range(37) if i not in (0, 36)])
   found = evaluate(source=Source(broken=(0, 36)), on_error='skip')
@@ -120,13 +130,13 @@ def test_precision_of_each_class():
 
 
 def test_mistakes():
-  with pytest.raises(ValueError, match=r'label of an example is .*it needs ve'):
+  with pytest.raises(ValueError, match=r'label of an .*must be a vector'):
     evaluate(source=Source(LABELS.argmax(axis=1)))
   with pytest.raises(
     ValueError, match=r'37 examples and 6 classes take 8.88e-'
   ):
     evaluate(max_gb=1e-7)
-  with pytest.raises(ValueError, match=r'threshold=1 must lie between 0 and 1'):
+  with pytest.raises(ValueError, match=r'threshold=1 must be between 0 and 1'):
     evaluate(threshold=1)
-  with pytest.raises(ValueError, match=r'None of 37 examples has a label'):
+  with pytest.raises(ValueError, match=r'None of the 37 examples has a label'):
     evaluate(source=Source(np.zeros_like(LABELS)))

@@ -17,7 +17,6 @@ from PIL import Image
 
 HERE = pathlib.Path(__file__).parent
 torch, transformers = seeded.import_torch('torch', 'transformers')
-from vit_jax.weights import bundle  # noqa: E402
 from vit_jax.weights import huggingface as ours  # noqa: E402
 
 SMALL = {
@@ -72,7 +71,6 @@ THEIRS = {  # name: class, its config, the image processor's, and arguments
   'no_pooler': (MODEL, {}, None, {'add_pooling_layer': False}),
 }
 VIT = {
-  'target': bundle.VIT,
   'width': 24,
   'depth': 1,
   'mlp_dim': 50,
@@ -144,7 +142,7 @@ def read_case(kind, fields, processor, **arguments):
 
 
 def write_case(settings):
-  weights = seeded.model_weights(bundle, settings)
+  weights = seeded.model_weights(settings)
   arrays, files = ours.write(weights)
   kind, arguments = CLASSIFIER, {}
   if not settings['num_classes']:

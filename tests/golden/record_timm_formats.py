@@ -30,7 +30,6 @@ torch, timm, hub, vision_transformer, hybrid, resnetv2, mixer, layers, data = (
     'timm.data',
   )
 )
-from vit_jax.weights import bundle  # noqa: E402
 from vit_jax.weights import timm as ours  # noqa: E402
 
 SMALL = {
@@ -64,7 +63,6 @@ THEIRS = {  # name: architecture, arguments
   'channels': (PLAIN, {'in_chans': 1, 'act_layer': 'gelu_tanh'}),
 }
 VIT = {
-  'target': bundle.VIT,
   'width': 24,
   'depth': 1,
   'mlp_dim': 50,
@@ -143,7 +141,7 @@ def read_cases():
 def write_cases():
   cases = {}
   for name, settings in OURS.items():
-    weights = seeded.model_weights(bundle, settings)
+    weights = seeded.model_weights(settings)
     arrays, files = ours.write(weights)
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)

@@ -31,7 +31,7 @@ sys.path += [str(HERE.parents[1]), str(HERE.parent / 'weights')]
 import released  # noqa: E402
 from record_timm import import_timm  # noqa: E402
 
-from vit_jax.weights import arrays, big_vision, original  # noqa: E402
+from vit_jax.weights import files, npz  # noqa: E402
 
 VIT = {'embed_dim': 16, 'depth': 2, 'num_heads': 4, 'mlp_ratio': 1.5}
 NO_CLS = {'class_token': False, 'fc_norm': False}
@@ -115,9 +115,11 @@ def model_of(name, size):
 def load(model, shapes, grid, options, path):
   """Reads and writes the file, and lets timm read that."""
   file = released.fill_moderately(shapes)
-  format = big_vision if big_vision.recognise(file.keys()) else original
-  written, _ = format.write(format.read(file, grid=grid), **options)
-  arrays.write_npz(path, written)
+  weights = npz.read(file, grid=grid)
+  is_big_vision = 'big_vision' in weights.origin
+  write = npz.write_big_vision if is_big_vision else npz.write
+  written, _ = write(weights, **options)
+  files.write_npz(path, written)
   before = {k: v.clone() for k, v in model.state_dict().items()}
   with torch.no_grad():
     model.load_pretrained(str(path))

@@ -93,44 +93,37 @@ def import_torch(*modules):
     torch.library.register_fake = register_fake
 
 
-def model_weights(bundle, settings, seed=0, **attributes):
-  """Weights of a model of ours, and of pictures that are cropped.
+def model_weights(fields, seed=0, **attributes):
+  """Return Weights of a small ViT, with transforms that crop images.
 
   Args:
-    bundle: the module vit_jax.weights.bundle.
-    settings: of the model; and the image_shape, (12, 8, 3) if not given.
+    fields: of the model, as in `bundle.from_fields`; and the image_shape,
+      (12, 8, 3) if not given.
+    seed: of the parameters.
     **attributes: of Weights.
   """
-  import jax
+  from vit_jax.data.transforms import CentralCrop, Resize
+  from vit_jax.models.vit import VisionTransformer
+  from vit_jax.preprocess import Normalize
+  from vit_jax.weights import bundle
 
-  from vit_jax import tree
-  from vit_jax.config import instantiate
-
-  settings = dict(settings)
-  image_shape = settings.pop('image_shape', (12, 8, 3))
-  net = instantiate(settings)
-  images = np.zeros((1, *image_shape), np.float32)
-  shapes = jax.eval_shape(net.init, jax.random.key(0), images)['params']
-  shapes = {path: x.shape for path, x in tree.flatten(shapes).items()}
-  number = settings.get('num_classes')
-  transforms = f'{bundle.TRANSFORMS}Resize', f'{bundle.TRANSFORMS}CentralCrop'
-  large = [round(side * 1.5) for side in image_shape[:2]]
-  resize = {'interpolation': 'bicubic', 'antialias': True, 'size': large}
+  fields = dict(fields)
+  image_shape = fields.pop('image_shape', (12, 8, 3))
+  model = bundle.from_fields(VisionTransformer, **fields)
+  shapes = bundle.shapes(model, image_shape).items()
+  number = model.num_classes
+  large = tuple(round(side * 1.5) for side in image_shape[:2])
   made = {
-    'preprocess': {
-      'target': bundle.NORMALIZE,
-      'mean': [123.675, 116.28, 103.53],
-      'std': [58.395, 57.12, 57.375],
-    },
-    'transforms': [
-      {'target': transforms[0]} | resize,
-      {'target': transforms[1], 'size': list(image_shape[:2])},
-    ],
+    'preprocess': Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    'transforms': (
+      Resize(large, interpolation='bicubic', antialias=True),
+      CentralCrop(image_shape[:2]),
+    ),
     'class_names': [f'class {i}' for i in range(number)] if number else None,
   }
   return bundle.Weights(
-    settings=settings,
-    params=weights(shapes, seed),
+    model=model,
+    params=weights({path: x.shape for path, x in shapes}, seed),
     image_shape=image_shape,
     **made | attributes,
   )

@@ -199,7 +199,7 @@ def test_axial_resnet_at_another_size():
   with pytest.raises(ValueError, match=r'offset_embedding .*resize'):
     jax.eval_shape(model.apply, {'params': params}, larger)
   fresh = jax.eval_shape(model.init, jax.random.key(0), larger)['params']
-  adapted, _ = transfer.adapt(tree.flatten(params), tree.flatten(fresh))
+  adapted, _ = transfer.adapt(tree.flatten(params), tree.flatten(fresh), model)
   adapted = {'params': tree.unflatten(adapted)}
   assert jax.eval_shape(model.apply, adapted, larger).shape == (1, 512)
 

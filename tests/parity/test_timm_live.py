@@ -9,7 +9,6 @@ import seeded
 from live import trained
 
 from vit_jax import tree
-from vit_jax.config import instantiate
 from vit_jax.weights import formats
 
 pytestmark = [
@@ -63,7 +62,7 @@ def test_logits_are_those_of_timm(what, tmp_path):
   with torch.no_grad():
     theirs = model(inputs).numpy()
   params = {'params': tree.unflatten(weights.params)}
-  ours = jax.jit(instantiate(weights.settings).apply)(params, images)
+  ours = jax.jit(weights.model.apply)(params, images)
   worst, spread, quotient = seeded.error(ours, theirs)
   print(f'\n| timm {what} | {worst:.1e} | {spread:.2f} | {quotient:.1e} |')
   assert quotient < 1e-4

@@ -14,12 +14,10 @@ import seeded  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from vit_jax import pretrained  # noqa: E402
+from vit_jax import config, pretrained  # noqa: E402
 from vit_jax.data.embedded.digits import Digits  # noqa: E402
 from vit_jax.tools import convert  # noqa: E402
-from vit_jax.train import train  # noqa: E402
 from vit_jax.weights import formats  # noqa: E402
-from vit_jax.weights.bundle import make  # noqa: E402
 
 
 def data(split):
@@ -31,9 +29,10 @@ def data(split):
   }
 
 
-def config():
+def get_config():
   return ConfigDict(
     {
+      'run': 'vit_jax.train.train',
       'total_steps': 150,
       'data': data('train'),
       'model': {
@@ -42,11 +41,14 @@ def config():
         'depth': 2,
         'mlp_dim': 96,
         'num_heads': 3,
-        'patch_size': 4,
+        'embedding': {
+          'target': 'vit_jax.models.common.PatchEmbedding',
+          'patch_size': 4,
+        },
         'scan': True,
       },
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
-      'optimizer': {'target': 'vit_jax.optim.adam'},
+      'optimizer': {'target': 'optax.adamw', 'weight_decay': 0.0},
       'schedule': {'lr': 3e-3, 'warmup_steps': 20},
       'ema_decay': 0.9,
       'evals': {
@@ -61,20 +63,19 @@ def config():
 
 def test_timm_says_the_same_of_every_test_digit(tmp_path):
   torch, timm, timm_data = seeded.import_torch('torch', 'timm', 'timm.data')
-  train(config(), str(tmp_path / 'run'))
+  config.run(get_config(), str(tmp_path / 'run'))
   convert.main([str(tmp_path / 'run'), str(tmp_path / 'out'), '--format=timm'])
 
   weights = formats.read(tmp_path / 'run')
   model, params = pretrained.build(weights)
-  transforms = [make(settings) for settings in weights.transforms]
   source, pictures = Digits(split='test'), []
   for i in range(len(source)):
     picture = source[i]['image']
-    for transform in transforms:
+    for transform in weights.transforms:
       picture = transform(picture, None)
     pictures.append(picture)
   labels = np.array([source[i]['label'] for i in range(len(source))])
-  images = np.asarray(make(weights.preprocess)(np.stack(pictures)))
+  images = np.asarray(weights.preprocess(np.stack(pictures)))
   ours = np.asarray(jax.jit(model.apply)({'params': params}, images))
   assert (ours.argmax(-1) == labels).mean() > 0.8  # it has learned something
 

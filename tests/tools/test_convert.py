@@ -1,6 +1,7 @@
 """What is written is what was read, and is whole or not there."""
 
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -10,45 +11,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import export, pretrained, tree
-from vit_jax.checkpoint import Checkpointer
-from vit_jax.models.vit import VisionTransformer
-from vit_jax.tools import convert
-from vit_jax.train import TrainState
-from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import logits as logits_of
+from small import random_weights
 
-SETTINGS = {'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
-SETTINGS |= {'patch_size': (4, 4), 'num_classes': 5}
+from vit_jax import config, export, tree
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.preprocess import Normalize
+from vit_jax.step import TrainState
+from vit_jax.tools import convert
+from vit_jax.weights import bundle, formats
+
+FIELDS = {'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
+FIELDS |= {'patch_size': (4, 4), 'num_classes': 5}
 SHAPE = (16, 16, 3)
 NAMES = ['cat', 'dog', 'owl', 'ant', 'bee']
-TRANSFORMS = [
-  {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 18},
-  {'target': 'vit_jax.data.transforms.CentralCrop', 'size': [16, 16]},
-]
-NORMALIZE = {
-  'target': 'vit_jax.preprocess.Normalize',
-  **{'mean': [100.0, 110.0, 120.0], 'std': [50.0, 60.0, 70.0]},
-}
-
-
+TRANSFORMS = ResizeSmall(18), CentralCrop((16, 16))
+NORMALIZE = Normalize((100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
 FLOATS = (PIXELS - np.float32([100, 110, 120])) / np.float32([50, 60, 70])
 
 
 def make_weights(**fields):
-  fields = SETTINGS | fields
-  model = VisionTransformer(**fields)
-  images = jnp.zeros((1, *SHAPE))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  return Weights(
-    settings={'target': 'vit_jax.models.vit.VisionTransformer', **fields},
-    params={
-      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
-      for path, leaf in tree.flatten(shapes).items()
-    },
-    image_shape=SHAPE,
+  return random_weights(
+    bundle.from_fields(VisionTransformer, **FIELDS | fields),
+    SHAPE,
     preprocess=NORMALIZE,
     transforms=TRANSFORMS,
     class_names=NAMES,
@@ -63,10 +52,8 @@ def weights():
 
 @pytest.fixture(scope='module')
 def logits(weights):
-  """What the model says to three pictures."""
-  params = {'params': tree.unflatten(weights.params)}
-  model = VisionTransformer(**SETTINGS)
-  return np.asarray(jax.jit(model.apply)(params, FLOATS))
+  """The model's logits of three images."""
+  return logits_of(weights, FLOATS)
 
 
 @pytest.fixture(scope='module')
@@ -85,10 +72,10 @@ def run(weights, tmp_path_factory):
   checkpointer.save(7, state, {'position': 0})
   checkpointer.close()
   content = {
-    'model': weights.settings | {'scan': True, 'patch_size': 4},
-    'preprocess': NORMALIZE,
+    'model': config.describe(bundle.replace(weights.model, scan=True)),
+    'preprocess': config.describe(NORMALIZE),
     'image_shape': SHAPE,
-    'transforms': TRANSFORMS,
+    'transforms': config.describe(TRANSFORMS),
     'class_names': NAMES,
     'activation': 'sigmoid',
   }
@@ -137,18 +124,14 @@ def test_a_run_goes_out_and_comes_back(
   assert_same(read.params, expected)
   assert read.class_names == NAMES
   assert read.image_shape == SHAPE
-  for setting in ('preprocess', 'transforms'):
-    assert _numbers(getattr(read, setting)) == pytest.approx(
-      _numbers(getattr(weights, setting))
-    )
-  # Beside the parameters: GELU, the epsilon of LayerNorms, the heads.
-  model, params = pretrained.build(read)
-  found = jax.jit(model.apply)({'params': params}, FLOATS)
-  np.testing.assert_allclose(found, logits, atol=2e-6)
-
-
-def _numbers(settings):
-  return [float(x) for x in re.findall(r'[\d.]*\d', json.dumps(settings))]
+  assert [type(t) for t in read.transforms] == [ResizeSmall, CentralCrop]
+  assert [t.size for t in read.transforms] == [18, (16, 16)]
+  for found, expected in (
+    (read.preprocess.mean, NORMALIZE.mean),
+    (read.preprocess.std, NORMALIZE.std),
+    (logits_of(read, FLOATS), logits),  # also: GELU, epsilons, heads
+  ):
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_what_is_told(run, tmp_path, capsys):
@@ -168,7 +151,7 @@ def test_what_is_told(run, tmp_path, capsys):
   assert read.image_shape == (32, 32, 3)
   assert read.class_names is None
   assert 'head/kernel' not in read.params
-  assert [t['size'] for t in read.transforms] == [36, [32, 32]]
+  assert [t.size for t in read.transforms] == [36, (32, 32)]
 
 
 def test_nothing_is_overwritten(run, tmp_path):
@@ -204,6 +187,7 @@ def test_nothing_is_left_of_what_fails(weights, tmp_path):
   [
     ('a/b.npz', None, 'npz'),
     ('b.npz', 'big_vision', 'big_vision'),
+    ('b.npz', 'vit_jax', 'vit_jax'),
     ('b.stablehlo', None, 'stablehlo'),
     ('b', None, 'timm'),
     ('b', 'hf', 'hf'),
@@ -256,7 +240,7 @@ def test_stablehlo_runs_without_us(tmp_path, logits):
     ('uint8', {}, PIXELS),
     ('float', {'scan': True, 'attention': 'cudnn'}, FLOATS),
   ):
-    weights.settings |= fields
+    weights.model = bundle.replace(weights.model, **fields)
     target = tmp_path / f'{kind}.stablehlo'
     files = convert.save(weights, target, 'stablehlo', images=kind)
     assert [f.name for f in files] == [target.name, f'{target.name}.json']
@@ -269,7 +253,7 @@ def test_stablehlo_runs_without_us(tmp_path, logits):
     assert told['output']['shape'] == ['batch', 5]
     assert told['platforms'] == ['cpu', 'cuda', 'tpu']
     assert told['class_names'] == NAMES
-    assert told['transforms'] == TRANSFORMS
+    assert told['transforms'] == config.describe(TRANSFORMS)
   done = subprocess.run(
     [sys.executable, '-c', RUN], cwd=tmp_path, capture_output=True, text=True
   )
@@ -283,10 +267,12 @@ def test_stablehlo_runs_without_us(tmp_path, logits):
 
 def test_stablehlo_errors(weights, monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: 'is there')
-  with pytest.raises(ValueError, match="'int8'; it can be uint8 or float"):
+  with pytest.raises(
+    ValueError, match="'int8' must be one of 'uint8', 'float'"
+  ):
     export.stablehlo(weights, images='int8')
   monkeypatch.setattr(export, '_LIMIT', 1000)
-  with pytest.raises(ValueError, match='2 GB at most'):
+  with pytest.raises(ValueError, match='at most 2 GB'):
     export.stablehlo(weights)
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(ValueError, match='pip install flatbuffers'):

@@ -1,46 +1,48 @@
 """Numbers of the tool, compared with numpy on the model's q and k."""
 
+import dataclasses
+import functools
+import pathlib
+import sys
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
 from vit_jax import tree
-from vit_jax.config import instantiate
+from vit_jax.models.axial import AxialViT
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
+from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.look import arrays, figures
 from vit_jax.tools.look.__main__ import main
 from vit_jax.weights import formats
-from vit_jax.weights.bundle import Weights
 
-VIT = 'vit_jax.models.vit.VisionTransformer'
-SETTINGS = {'target': VIT, 'width': 16, 'depth': 2, 'mlp_dim': 16}
-SETTINGS |= {'num_heads': 2, 'patch_size': 4, 'num_classes': 6}
+SIZES = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+VIT = functools.partial(
+  VisionTransformer, **SIZES, embedding=PatchEmbedding(4), num_classes=6
+)
 SHAPE = (8, 12, 3)
-HYBRID = {'patch_size': 1, 'resnet_stages': ()}  # a cell is 4 pixels
+ROOT = Hybrid(patch_size=1, stages=())  # a cell is 4 pixels
+MIXER = MlpMixer(
+  width=8,
+  depth=1,
+  tokens_mlp_dim=8,
+  channels_mlp_dim=8,
+  embedding=PatchEmbedding(4),
+)
+RESNET = ResNet(stages=(1,))
 
 
-def make_weights(settings=None, shape=SHAPE, **fields):
-  settings = (settings or SETTINGS) | fields
-  shapes = jax.eval_shape(
-    instantiate(settings).init, jax.random.key(0), jnp.zeros((1, *shape))
-  )
-  rng = np.random.default_rng(0)
-  return Weights(
-    settings=settings,
-    params={
-      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
-      for path, leaf in tree.flatten(shapes['params']).items()
-    },
-    image_shape=shape,
-    origin='tiny',
-  )
-
-
-MIXER = {'target': 'vit_jax.models.mixer.MlpMixer', 'width': 8, 'depth': 1}
-MIXER |= {'tokens_mlp_dim': 8, 'channels_mlp_dim': 8, 'patch_size': 4}
-RESNET = {'target': 'vit_jax.models.resnet.ResNet', 'stages': (1,)}
-RESNET |= {'width_factor': 1}
+def make_weights(model=VIT(), shape=SHAPE):
+  return random_weights(model, shape, origin='tiny')
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +63,7 @@ def paths(gallery):
 
 def record(weights, paths):
   """The q and k of pictures, as the model records them."""
-  model = instantiate(weights.settings)
+  model = weights.model
   pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
   _, recorded = jax.jit(
     lambda v, x: model.apply(v, x, mutable=['intermediates'])
@@ -79,7 +81,7 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
     found = recorded[f'block_{i}']['attn']
     q, k = (np.asarray(found[name][0][index], np.float64) for name in 'qk')
     scores = np.einsum('qhd,nhd->hqn', q, k)
-    if weights.settings.get('posemb') == 'relative':
+    if isinstance(weights.model.posemb, Relative):
       scores += np.asarray(found['position_logits'][0][index])
     scores = scores / np.sqrt(q.shape[-1])
     e = np.exp(scores - scores.max(-1, keepdims=True))
@@ -89,7 +91,7 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
   start = np.zeros(tokens)
   if query is not None:
     start[prefix + query[0] * grid[1] + query[1]] = 1
-  elif weights.settings.get('pooling', 'token') == 'token':
+  elif isinstance(weights.model.pooling, ClassToken):
     start[0] = 1
   else:
     start[prefix:] = 1 / (tokens - prefix)
@@ -106,21 +108,18 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
 
 
 @pytest.mark.parametrize(
-  'fields, prefix, query',
+  'model, prefix, query',
   [
-    ({'num_registers': 2, 'posemb': 'relative'}, 3, None),
-    (
-      {'pooling': 'gap', 'class_token': True, 'posemb': 'sincos2d'},
-      1,
-      None,
-    ),
-    pytest.param(HYBRID, 1, (1, 2), marks=pytest.mark.slow),
+    (VIT(posemb=Relative(), pooling=ClassToken(num_registers=2)), 3, None),
+    (VIT(posemb=SinCos2d(), pooling=Mean(class_token=True)), 1, None),
+    pytest.param(VIT(embedding=ROOT), 1, (1, 2), marks=pytest.mark.slow),
   ],
-  ids=['registers-relative', 'gap', 'hybrid-query'],
+  ids=['registers-relative', 'mean', 'hybrid-query'],
 )
-def test_look(fields, prefix, query, paths):
-  weights = make_weights(**fields)
-  assert arrays.geometry(weights) == ((2, 3), (4, 4), prefix)
+def test_look(model, prefix, query, paths):
+  weights = make_weights(model)
+  layout = arrays.layout(weights)
+  assert (layout.grid, layout.prefix) == ((2, 3), prefix)
   looks = list(arrays.look_at(weights, paths[:2], query=query))
   assert [look['path'] for look in looks] == paths[:2]
   recorded = record(weights, paths[:2])
@@ -139,8 +138,7 @@ def test_look(fields, prefix, query, paths):
 def test_look_with_a_map_head_and_scan(paths):
   looks = {}
   for scan in (False, True):
-    weights = make_weights(pooling='map')
-    weights.settings['scan'] = scan
+    weights = make_weights(VIT(pooling=Map(), scan=scan))
     (looks[scan],) = arrays.look_at(weights, paths[:1])
   assert looks[True].keys() == looks[False].keys()
   for name, value in looks[True].items():
@@ -155,27 +153,55 @@ def test_query_that_is_no_patch(paths):
 
 
 @pytest.mark.parametrize(
-  'settings, figure, message',
+  'model, figure, message',
   [
     (MIXER, 'rollout', r'tiny: cannot draw rollout: .*no attention'),
     (RESNET, 'distance', r'cannot draw distance: .*no attention'),
     (MIXER, 'frames', r"figure='frames' must be one of 'maps', 'rollout"),
   ],
 )
-def test_models_without_attention(settings, figure, message, paths):
-  weights = make_weights(settings, (32, 32, 3))
+def test_models_without_attention(model, figure, message, paths):
+  weights = make_weights(model, (32, 32, 3))
   with pytest.raises(ValueError, match=message):
     arrays.look_at(weights, paths, figures=[figure])
 
 
 def test_weights_that_lack_what_is_shown():
   with pytest.raises(ValueError, match=r'draw filters: .*feature maps'):
-    arrays.filters(make_weights(**HYBRID))
-  with pytest.raises(ValueError, match=r"draw positions: .*posemb='none'"):
-    arrays.positions(make_weights(posemb='none'))
+    arrays.filters(make_weights(VIT(embedding=ROOT)))
+  with pytest.raises(ValueError, match=r'draw positions: .*no position'):
+    arrays.positions(make_weights(VIT(posemb=None)))
   with pytest.raises(ValueError, match=r'draw positions: .*no position'):
     arrays.positions(make_weights(MIXER, (8, 8, 3)))
   assert len(arrays.filters(make_weights(MIXER, (8, 8, 3)), 5)[0]) == 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(PositionEmbedding):
+  """Position embeddings from outside the package."""
+
+  def table(self, params, grid, width):
+    return np.eye(grid[0] * grid[1], width).reshape(*grid, width)
+
+
+def test_positions_that_can_be_drawn():
+  similarity = arrays.positions(make_weights(VIT(posemb=Diagonal())))
+  np.testing.assert_array_equal(similarity.reshape(6, 6), np.eye(6))
+  axial = AxialViT(**SIZES, embedding=PatchEmbedding(4), num_classes=6)
+  obstacles = {
+    'layers': arrays.obstacles(make_weights(VIT(posemb=Learned(at='layers')))),
+    'shared': arrays.obstacles(
+      make_weights(VIT(posemb=Learned(at='layers_shared')))
+    ),
+    'relative': arrays.obstacles(make_weights(VIT(posemb=Relative()))),
+    'axial': arrays.obstacles(make_weights(axial)),
+  }
+  assert {name: list(found) for name, found in obstacles.items()} == {
+    'layers': ['positions'],
+    'shared': [],
+    'relative': ['positions'],
+    'axial': list(arrays.OF_IMAGES),
+  }
 
 
 def call(*args):
@@ -293,7 +319,7 @@ def test_unreadable_images_and_another_size(npz, paths, tmp_path, capsys):
       "'frames' must be one of maps, rollout, distance",
     ),
     ('--query=3', "'3': expected ROW,COLUMN"),
-    ('--num_maps=0', "'0' is no whole number"),
+    ('--num_maps=0', "'0' is not an integer"),
   ],
 )
 def test_arguments(argument, message, capsys):

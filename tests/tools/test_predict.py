@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import pathlib
 import subprocess
 import sys
 
@@ -13,39 +14,31 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import terminal, tree
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
+from vit_jax import config, pretrained, terminal, tree
 from vit_jax.checkpoint import Checkpointer
+from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.preprocess import Normalize
+from vit_jax.step import TrainState
 from vit_jax.tools import outputs
 from vit_jax.tools.predict import main, predict
-from vit_jax.train import TrainState
-from vit_jax.weights import sizes
-from vit_jax.weights.bundle import Weights
+from vit_jax.weights import bundle
 
-SETTINGS = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
-SETTINGS |= {'patch_size': 4, 'num_classes': 6}
+FIELDS = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+FIELDS |= {'patch_size': 4, 'num_classes': 6}
 SHAPE = (8, 12, 3)
 NAMES = ['cat', 'dog', 'owl', 'ant', 'bee', 'a, b']
-TRANSFORMS = [
-  {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 14},
-  {'target': 'vit_jax.data.transforms.CentralCrop', 'size': [8, 12]},
-]
-NORMALIZE = {'target': 'vit_jax.preprocess.Normalize', 'mean': 90.0}
+TRANSFORMS = ResizeSmall(14), CentralCrop((8, 12))
+NORMALIZE = Normalize(mean=90.0)
 
 
 def make_weights(**fields):
-  fields = SETTINGS | fields
-  shapes = jax.eval_shape(
-    VisionTransformer(**fields).init, jax.random.key(0), jnp.zeros((1, *SHAPE))
-  )
-  rng = np.random.default_rng(0)
-  return Weights(
-    settings={'target': 'vit_jax.models.vit.VisionTransformer', **fields},
-    params={
-      path: rng.normal(size=leaf.shape, scale=0.3).astype(np.float32)
-      for path, leaf in tree.flatten(shapes['params']).items()
-    },
-    image_shape=SHAPE,
+  return random_weights(
+    bundle.from_fields(VisionTransformer, **FIELDS | fields),
+    SHAPE,
     preprocess=NORMALIZE,
     transforms=TRANSFORMS,
     class_names=NAMES,
@@ -80,8 +73,8 @@ def crop(path):
 
 @pytest.fixture(scope='module')
 def expected(weights, paths):
-  """{path: {layer: what the model says to this picture}}."""
-  model = VisionTransformer(**SETTINGS)
+  """{path: {layer: output of the model for this image}}."""
+  model = weights.model
   params = {'params': tree.unflatten(weights.params)}
   features = jax.jit(lambda x: model.apply(params, x, method='features'))
   out = {}
@@ -149,8 +142,8 @@ def test_unreadable_pictures(weights, paths, expected, tmp_path):
     ({'num_classes': None}, {}, r'have no head.*--features'),
     ({'pooling': 'none'}, {}, r'logits for each patch.*--features'),
     ({}, {'layer': 'block_7'}, r"No layer 'block_7'; there are .*block_1"),
-    ({}, {'activation': 'relu'}, r"'relu'; it can be softmax or sigmoid"),
-    ({}, {'on_error': 'ask'}, r"'ask'; it can be raise or skip"),
+    ({}, {'activation': 'relu'}, r"'relu' must be one of 'softmax', 'sigmoid'"),
+    ({}, {'on_error': 'ask'}, r"'ask' must be one of 'raise', 'skip'"),
     ({}, {'batch_size': 0}, r'batch_size=0'),
   ],
 )
@@ -161,7 +154,7 @@ def test_errors_come_before_any_picture(fields, arguments, message):
 
 def test_features_alone_of_what_has_no_head(paths):
   results = predict(make_weights(num_classes=None), paths[:1], layer='pooled')
-  with pytest.raises(ValueError, match=r'leave out --format'):
+  with pytest.raises(ValueError, match=r'Leave out --format'):
     outputs.write_csv(io.StringIO(), results, None, 1)
 
 
@@ -170,13 +163,6 @@ def test_transforms_that_lead_elsewhere(weights, paths):
   other.transforms = TRANSFORMS[:1]
   with pytest.raises(ValueError, match=r'00\.png.*\(14, 16, 3\).*\(8, 12, 3'):
     list(predict(other, paths))
-
-
-def test_weights_cannot_name_other_code(paths):
-  other = make_weights()
-  other.preprocess = {'target': 'os.system', 'command': 'true'}
-  with pytest.raises(ValueError, match=r'os\.system'):
-    predict(other, paths)
 
 
 def test_top():
@@ -190,19 +176,17 @@ def test_top():
 @pytest.mark.parametrize(
   'old, new, before, after',
   [
-    ((224, 224), (384, 384), (256, 224), (439, [384, 384])),
-    ((224, 224), (112, 448), (256, 224), (512, [112, 448])),
-    ((8, 12), (8, 12), (9, [8, 12]), (9, [8, 12])),
-    ((8, 12), (24, 12), (13, [8, 12]), (26, [24, 12])),
+    ((224, 224), (384, 384), (256, 224), (439, (384, 384))),
+    ((224, 224), (112, 448), (256, 224), (512, (112, 448))),
+    ((8, 12), (8, 12), (9, (8, 12)), (9, (8, 12))),
+    ((8, 12), (24, 12), (13, (8, 12)), (26, (24, 12))),
   ],
 )
 def test_transforms_of_another_size(old, new, before, after):
-  small, crop = sizes.scale(
-    [t | {'size': s} for t, s in zip(TRANSFORMS, before)], old, new
-  )
-  assert (small['size'], crop['size']) == after
-  flip = {'target': 'vit_jax.data.transforms.FlipLR'}
-  assert sizes.scale([flip], old, new) == [flip]
+  transforms = ResizeSmall(before[0]), CentralCrop(before[1])
+  small, crop = pretrained.scale(transforms, old, new)
+  assert (small.size, crop.size) == after
+  assert pretrained.scale([FlipLR()], old, new) == (FlipLR(),)
 
 
 @pytest.fixture(scope='module')
@@ -222,10 +206,10 @@ def run(weights, tmp_path_factory):
   checkpointer.save(7, state, {'position': 0})
   checkpointer.close()
   content = {
-    'model': weights.settings | {'scan': True},
-    'preprocess': NORMALIZE,
+    'model': config.describe(bundle.replace(weights.model, scan=True)),
+    'preprocess': config.describe(NORMALIZE),
     'image_shape': SHAPE,
-    'transforms': TRANSFORMS,
+    'transforms': config.describe(TRANSFORMS),
     'class_names': NAMES,
   }
   (workdir / 'model.json').write_text(json.dumps(content))
@@ -300,7 +284,7 @@ def test_ema_and_names(run, paths, tmp_path, capsys):
     [paths[0], '1.', '50.00%', 'n0', '2.', '50.00%', 'n1']
   )
   names.write_text('["a"]')
-  assert 'holds 1 names; the model has 6' in call(
+  assert 'has 1 names; the model has 6' in call(
     *command, f'--class_names={names}'
   )
 

@@ -1,34 +1,65 @@
-"""A small ViT of ours with random weights, and what it says."""
+"""A small ViT with random weights, and its logits."""
+
+import functools
 
 import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import instantiate
-from vit_jax.weights.bundle import VIT, Weights
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.weights import bundle
+from vit_jax.weights.bundle import Weights
+
+FIELDS = {
+  **{'width': 16, 'depth': 1, 'mlp_dim': 24, 'num_heads': 4},
+  **{'patch_size': (4, 2), 'num_classes': 5},
+}
 
 
 def tiny(**fields):
-  """Weights of a ViT of ours with random parameters."""
-  settings = {
-    'target': VIT,
-    **{'width': 16, 'depth': 1, 'mlp_dim': 24, 'num_heads': 4},
-    **{'patch_size': (4, 2), 'num_classes': 5},
-    **fields,
-  }
-  model = instantiate(settings)
-  images = np.zeros((1, 12, 6, 3), np.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  """Weights of a ViT with random parameters, for images of 12x6 pixels."""
+  model = bundle.from_fields(VisionTransformer, **FIELDS | fields)
+  return random_weights(model, (12, 6, 3))
+
+
+def random_weights(model, image_shape, **attributes):
   rng = np.random.default_rng(0)
   params = {
     path: 0.3 * rng.standard_normal(leaf.shape, np.float32)
-    for path, leaf in tree.flatten(shapes).items()
+    for path, leaf in bundle.shapes(model, image_shape).items()
   }
-  return Weights(settings, params, (12, 6, 3))
+  return Weights(model, params, image_shape, **attributes)
 
 
-def logits(weights):
-  images = np.random.default_rng(1).standard_normal((2, *weights.image_shape))
-  apply = jax.jit(instantiate(weights.settings).apply)
+@functools.cache
+def _jitted(model):
+  # Little is computed, so most of the time would go into compilation.
+  options = {'xla_backend_optimization_level': 0}
+  return jax.jit(model.apply, compiler_options=options)
+
+
+def logits(weights, images=None):
+  if images is None:
+    rng = np.random.default_rng(1)
+    images = rng.standard_normal((2, *weights.image_shape), np.float32)
   variables = {'params': tree.unflatten(weights.params)}
-  return np.asarray(apply(variables, images))
+  return np.asarray(_jitted(weights.model)(variables, images))
+
+
+def fields(model, names):
+  """Return {short name: value} of a model, as `bundle.replace` takes them."""
+  found = {}
+  for name in names:
+    value = getattr(model, name, None)
+    if name in bundle._FIELDS and not hasattr(model, name):
+      part, field = bundle._FIELDS[name]
+      value = getattr(getattr(model, part), field)
+    for table in (bundle.POSEMBS, bundle.POOLINGS):
+      if name in ('posemb', 'pooling') and type(value) in table.values():
+        value = next(k for k, v in table.items() if v is type(value))
+    if name == 'posemb' and value is None:
+      value = 'none'
+    if name == 'resnet_stages':
+      value = getattr(model.embedding, 'stages', None)
+    found[name] = value
+  return found

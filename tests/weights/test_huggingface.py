@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 import torch_files
+from small import fields as fields_of
 from small import tiny
 from torch_files import check_logits, check_row, equal, fill, seeded
 
-from vit_jax.weights import bundle, huggingface
-from vit_jax.weights.bundle import VIT
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.weights import huggingface
 
 CASES = torch_files.load('formats_hf.json')
 READ, WRITTEN = CASES['read'], CASES['written']
 SMALL = {
-  **{'target': VIT, 'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
+  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
   **{'patch_size': (4, 2), 'num_classes': 5},
 }
 OURS = {  # as record_hf.py has them
@@ -59,8 +60,7 @@ def test_what_is_read_computes_what_transformers_does(name):
   ],
 )
 def test_the_architecture_is_read(name, fields):
-  settings = read(name).settings
-  assert fields == {key: settings[key] for key in fields}
+  assert fields_of(read(name).model, fields) == fields
 
 
 @pytest.mark.parametrize('name', ['classifier', 'pooler'])
@@ -95,19 +95,19 @@ def test_what_the_logits_do_not_depend_on_is_left_out():
 def test_without_a_config():
   file = fill(READ['classifier'])
   weights = huggingface.read(file, num_heads=3, grid=(3, 4))
-  assert weights.settings == read('classifier').settings
+  assert weights.model == read('classifier').model
   assert weights.class_names is None
   with pytest.raises(ValueError, match=r'12 patches.*grid='):
     huggingface.read(file, num_heads=3)
   weights = read('classifier', gelu='tanh', norm_eps=1e-6)
-  assert weights.settings['gelu'] == 'tanh'
-  assert weights.settings['norm_eps'] == 1e-6
+  assert weights.model.block.gelu == 'tanh'
+  assert weights.model.block.norm_eps == 1e-6
 
 
 @pytest.mark.parametrize('name', OURS)
 def test_what_is_written_is_what_transformers_loaded(name):
   """from_pretrained and AutoImageProcessor did, when it was recorded."""
-  weights = seeded.model_weights(bundle, OURS[name])
+  weights = seeded.model_weights(OURS[name])
   arrays, files = huggingface.write(weights)
   assert files == WRITTEN[name]['files']
   assert seeded.digest(arrays) == WRITTEN[name]['digest']
@@ -117,7 +117,7 @@ def test_what_is_written_is_what_transformers_loaded(name):
 
 @pytest.mark.parametrize('name', OURS)
 def test_writing_and_reading_gives_the_same(name):
-  weights = seeded.model_weights(bundle, OURS[name])
+  weights = seeded.model_weights(OURS[name])
   arrays, files = huggingface.write(weights)
   config = files['config.json']
   config['preprocessor_config'] = files['preprocessor_config.json']
@@ -127,13 +127,14 @@ def test_writing_and_reading_gives_the_same(name):
     assert ('LayerScale' in str(weights.notes)) == (name == 'layerscale')
   else:
     assert equal(again.params, weights.params)
-    for key in OURS[name]:
-      assert again.settings[key] == OURS[name][key], key
+    assert again.model == weights.model
   for key in ('image_shape', 'transforms', 'class_names', 'activation'):
     assert getattr(again, key) == getattr(weights, key)
   for key in ('mean', 'std'):
     np.testing.assert_allclose(
-      again.preprocess[key], weights.preprocess[key], rtol=1e-9
+      getattr(again.preprocess, key),
+      getattr(weights.preprocess, key),
+      rtol=1e-9,
     )
 
 
@@ -153,8 +154,8 @@ def test_use_travels():
   assert config['problem_type'] == 'multi_label_classification'
   assert config['id2label'] == READ['tanh']['config']['id2label']
   small, crop = read('square').transforms
-  assert small['target'].endswith('ResizeSmall') and small['size'] == 16
-  assert small['interpolation'] == 'bicubic' and crop['size'] == [12, 12]
+  assert small == ResizeSmall(16, interpolation='bicubic', antialias=True)
+  assert crop == CentralCrop((12, 12))
   config = READ['square']['config']
   processor = config['preprocessor_config']
   _, files = huggingface.write(read('square'))
@@ -170,14 +171,14 @@ def test_use_travels():
     assert ('makes another size' in str(weights.notes)) == note
   raw = {'do_rescale': False, 'do_normalize': False}
   weights = read('square', config | {'preprocessor_config': processor | raw})
-  assert weights.preprocess['mean'] == 0 and weights.preprocess['std'] == 1
+  assert weights.preprocess.mean == 0 and weights.preprocess.std == 1
 
 
 @pytest.mark.parametrize(
   'fields, said',
   [
-    ({'pooling': 'gap'}, "pooling='gap'"),
-    ({'pooling': 'map'}, "pooling='map'"),
+    ({'pooling': 'gap'}, r'pooling=Mean\('),
+    ({'pooling': 'map'}, r'pooling=Map\('),
     ({'num_registers': 2}, 'num_registers=2'),
     ({'qk_norm': True}, 'qk_norm=True'),
     ({'representation_size': 8}, 'representation_size=8'),
@@ -195,7 +196,7 @@ def test_what_transformers_cannot_have_is_not_written(fields, said):
     ({'model_type': ['vit']}, 'model_type'),
     ({'hidden_act': 'quick_gelu'}, 'quick_gelu'),
     ({'hidden_act': []}, 'hidden_act'),
-    ({'num_attention_heads': 5}, '5 heads'),
+    ({'num_attention_heads': 5}, 'multiple of num_heads'),
     ({'num_attention_heads': '3'}, 'num_attention_heads'),
     ({'layer_norm_eps': '1e-6'}, 'layer_norm_eps'),
     ({'id2label': {str(i): i for i in range(5)}}, 'class names'),
@@ -232,13 +233,15 @@ def test_a_broken_file_is_refused(name):
   'change, said',
   [
     ({'vit.embeddings.distillation_token': (1, 1, 24)}, 'distillation token'),
-    ({'vit.encoder.layer.0.lambda_1': (24,)}, 'no plain ViT'),
+    ({'vit.encoder.layer.0.lambda_1': (24,)}, 'not a plain ViT'),
   ],
 )
 def test_other_models_are_refused_with_the_reason(change, said):
   more = {k: np.zeros(shape) for k, shape in change.items()}
   with pytest.raises(ValueError, match=said):
-    huggingface.read(fill(READ['classifier']) | more, None, num_heads=3)
+    huggingface.read(
+      fill(READ['classifier']) | more, READ['classifier']['config']
+    )
 
 
 def test_all_that_is_missing_is_in_one_error():

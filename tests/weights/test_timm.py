@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch_files
+from small import fields as fields_of
 from torch_files import (
   BOUND,
   check_logits,
@@ -12,13 +13,17 @@ from torch_files import (
   seeded,
 )
 
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import Mean
+from vit_jax.models.posemb import Learned
+from vit_jax.models.resnet import ResNet
 from vit_jax.weights import bundle, timm
-from vit_jax.weights.bundle import MIXER, RESNET, VIT
 
 CASES = torch_files.load('formats_timm.json')
 READ, WRITTEN = CASES['read'], CASES['written']
 SMALL = {
-  **{'target': VIT, 'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
+  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
   **{'patch_size': (4, 2), 'num_classes': 5},
 }
 OURS = {  # as record_timm_formats.py has them
@@ -67,13 +72,15 @@ def test_what_is_read_computes_what_timm_does(name):
     ('no_positions', {'posemb': 'none', 'num_classes': None}),
     ('channels', {'gelu': 'tanh'}),
     ('hybrid', {'resnet_stages': (1, 1), 'patch_size': (1, 1)}),
-    ('bit', {'target': RESNET, 'stages': (1, 2), 'form': 'preact'}),
-    ('mixer', {'target': MIXER, 'gelu': 'exact', 'tokens_mlp_dim': 12}),
+    ('bit', {'kind': ResNet, 'stages': (1, 2), 'form': 'preact'}),
+    ('mixer', {'kind': MlpMixer, 'gelu': 'exact', 'tokens_mlp_dim': 12}),
   ],
 )
 def test_the_architecture_is_read(name, fields):
-  settings = read(name).settings
-  assert fields == {key: settings.get(key) for key in fields}
+  model = read(name).model
+  kind = fields.pop('kind', None)
+  assert kind in (None, type(model))
+  assert fields_of(model, fields) == fields
 
 
 def test_class_token_and_registers_land_where_they_belong():
@@ -102,23 +109,23 @@ def test_without_a_config():
   file, config = fill(READ['token']), READ['token']['config']
   weights = timm.read(file, num_heads=3, grid=(3, 4))
   assert equal(weights.params, read('token').params)
-  assert weights.settings == read('token').settings
+  assert weights.model == read('token').model
   with pytest.raises(ValueError, match=r'11 patches.*grid='):
     timm.read(file | {'pos_embed': file['pos_embed'][:, :12]}, num_heads=3)
   with pytest.raises(ValueError, match='num_heads'):
     timm.read(file, num_heads=5, grid=(3, 4))
   avg = timm.read(fill(READ['avg']), num_heads=3, grid=(3, 4))
-  assert avg.settings == read('avg').settings
+  assert avg.model == read('avg').model
   wrapped = {f'timm_model.{name}': array for name, array in file.items()}
   assert timm.recognise(wrapped)
   assert equal(timm.read(wrapped, config).params, weights.params)
 
 
 def test_fields_of_the_user_come_first():
-  assert read('token', gelu='tanh').settings['gelu'] == 'tanh'
-  assert read('token', norm_eps=1e-5).settings['norm_eps'] == 1e-5
+  assert read('token', gelu='tanh').model.block.gelu == 'tanh'
+  assert read('token', norm_eps=1e-5).model.block.norm_eps == 1e-5
   weights = read('token', pooling='gap')
-  assert weights.settings['num_registers'] == 1
+  assert weights.model.pooling == Mean(num_registers=1, norm_after=False)
 
 
 def test_queries_keys_and_values_may_be_without_bias():
@@ -134,7 +141,7 @@ def test_queries_keys_and_values_may_be_without_bias():
 @pytest.mark.parametrize('name', OURS)
 def test_what_is_written_is_what_timm_loaded(name):
   """timm.create_model('local-dir:...') loaded it when it was recorded."""
-  weights = seeded.model_weights(bundle, OURS[name])
+  weights = seeded.model_weights(OURS[name])
   arrays, files = timm.write(weights)
   assert files == {'config.json': WRITTEN[name]['config']}
   assert seeded.digest(arrays) == WRITTEN[name]['digest']
@@ -144,26 +151,25 @@ def test_what_is_written_is_what_timm_loaded(name):
 
 @pytest.mark.parametrize('name', OURS)
 def test_writing_and_reading_gives_the_same(name):
-  weights = seeded.model_weights(bundle, OURS[name])
+  weights = seeded.model_weights(OURS[name])
   arrays, files = timm.write(weights)
   again = timm.read(arrays, files['config.json'])
   expected = dict(weights.params)
   if OURS[name].get('posemb') == 'sincos2d':  # written as a table
-    assert again.settings['posemb'] == 'learned'
+    assert again.model.posemb == Learned()
     check_logits(again, WRITTEN[name])
     again.params.pop('pos_embedding')
     again.params.pop('cls_pos_embedding', None)
   else:
-    same = OURS[name].keys() - {'image_shape', 'layerscale_init'}
-    for key in same:
-      assert again.settings.get(key) == OURS[name][key], key
+    fields = (
+      {'layerscale_init': 1e-5} if 'layerscale_init' in OURS[name] else {}
+    )
+    assert again.model == bundle.replace(weights.model, **fields)
   assert equal(again.params, expected)
   for key in ('image_shape', 'transforms', 'class_names', 'activation'):
     assert getattr(again, key) == getattr(weights, key)
-  np.testing.assert_allclose(
-    again.preprocess['mean'], weights.preprocess['mean']
-  )
-  assert again.preprocess['std'] == weights.preprocess['std']
+  np.testing.assert_allclose(again.preprocess.mean, weights.preprocess.mean)
+  assert again.preprocess.std == weights.preprocess.std
 
 
 @pytest.mark.parametrize('name', ['token', 'siglip', 'deit3', 'no_positions'])
@@ -176,12 +182,12 @@ def test_reading_and_writing_gives_the_file_back(name):
 
 
 def test_use_travels():
-  weights = seeded.model_weights(bundle, SMALL, activation='sigmoid')
+  weights = seeded.model_weights(SMALL, activation='sigmoid')
   _, files = timm.write(weights)
   assert files['config.json']['activation'] == 'sigmoid'
   weights = read('token')
   assert weights.class_names == [f'class {i}' for i in range(5)]
-  assert weights.preprocess['mean'] == 127.5
+  assert weights.preprocess.mean == 127.5
   config = READ['token']['config']
   square = config | {
     'pretrained_cfg': config['pretrained_cfg']
@@ -192,8 +198,8 @@ def test_use_travels():
   table = np.zeros((1, 33, 24), np.float32)
   weights = timm.read(fill(READ['token']) | {'pos_embed': table}, square)
   small, crop = weights.transforms
-  assert small['target'].endswith('ResizeSmall') and small['size'] == 18
-  assert small['interpolation'] == 'lanczos' and crop['size'] == [16, 16]
+  assert small == ResizeSmall(18, interpolation='lanczos', antialias=True)
+  assert crop == CentralCrop((16, 16))
   assert weights.class_names is None
   _, files = timm.write(weights)
   theirs = files['config.json']['pretrained_cfg']
@@ -216,12 +222,12 @@ def test_use_travels():
         'patch_size': (1, 1),
         'image_shape': (32, 32, 3),
       },
-      'resnet_stages',
+      'stages',
     ),
   ],
 )
 def test_what_timm_cannot_have_is_not_written(fields, said):
-  weights = seeded.model_weights(bundle, SMALL | fields)
+  weights = seeded.model_weights(SMALL | fields)
   with pytest.raises(ValueError, match=rf'{said}.*npz'):
     timm.write(weights)
 
@@ -257,7 +263,7 @@ def test_other_models_are_refused_with_the_reason(more, said):
     ({'global_pool': 'avgmax'}, 'avgmax'),
     ({'model_args': {'act_layer': 'silu'}}, 'silu'),
     ({'model_args': {'pool_include_prefix': True}}, 'pool_include_prefix'),
-    ({'model_args': {'num_heads': 5}}, 'does not divide'),
+    ({'model_args': {'num_heads': 5}}, 'multiple of num_heads'),
     ({'model_args': 'os.system'}, 'model_args'),
     ({'label_names': [1, 2]}, 'class names'),
   ],

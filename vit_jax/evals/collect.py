@@ -1,9 +1,9 @@
-"""What a function says of every example of a split, exact over all hosts.
+"""Outputs of a jitted function for every example of a split.
 
-Evaluators let the devices reduce each example to a few numbers (is it a hit,
-its loss, its features), and every host gets all of these in the source's order.
-What is made of them is then computed in numpy, in float64, and does not depend
-on how many devices or hosts there were, nor on the batch size.
+Evaluators reduce each example to a few numbers on the devices: a hit, a loss,
+features. Every host then receives these numbers for all examples, in the order
+of the source, and computes the metrics in numpy and float64. So the metrics do
+not depend on the number of devices or hosts, nor on the batch size.
 """
 
 import jax
@@ -14,28 +14,26 @@ from vit_jax.data import pipeline
 
 
 class Collector:
-  """fn over each example of a split once, on all devices and hosts.
+  """Apply fn to each example of a split exactly once, on all devices and hosts.
 
   Args:
     fn: (params, batch) -> {name: [B, ...]}; batch has 'image' (uint8), 'label',
-      'mask' (False on padding) and 'index'. It is jitted.
-    data: arguments of `pipeline.eval_batches`; batch_size is global.
-    mesh: of `sharding.make_mesh`.
-    num_classes: labels are checked against it; the source's by default.
-    what: name of the data in errors and progress.
+      'mask' (False for padding) and 'index'. It is jitted.
+    data: a `pipeline.Data`.
+    mesh: from `sharding.make_mesh`.
+    num_classes: labels must be below it; defaults to that of the source.
+    what: name of the data in errors and progress reports.
 
-  Attributes:
-    source: of the data.
+  Raises:
+    ValueError: the batch size does not fit the mesh.
   """
 
   def __init__(self, fn, *, data, mesh, num_classes=None, what='eval'):
-    size = data['batch_size']
-    sharding.check_batch_size(size, mesh, what=f'{what} batch_size')
-    self.source = data['source']
-    self._mesh, self._what = mesh, what
+    sharding.check_batch_size(data.batch_size, mesh, what=f'{what} batch_size')
+    self._data, self._mesh, self._what = data, mesh, what
     self._spec = _batch_spec(data)
-    self._batches = pipeline.eval_batches(
-      **data, **sharding.this_process(), num_classes=num_classes
+    self._batches = data.eval_batches(
+      **sharding.this_process(), num_classes=num_classes
     )
 
     def with_label(params, batch):
@@ -44,18 +42,15 @@ class Collector:
 
     self._fn = jax.jit(with_label, out_shardings=sharding.replicated(mesh))
 
-  def labels(self):
-    """int32 [n] or float32 [n, K] of all examples; images are not decoded."""
-    return pipeline.labels(self.source)
-
   def check(self, params):
-    """Raises the model's error if it cannot take these images; no compute."""
+    """Raise the model's error if it does not accept the images. No compute."""
     jax.eval_shape(self._fn, params, self._spec)
 
   def __call__(self, params):
-    """{name: [N, ...]} of all readable examples, in the source's order.
+    """Return {name: [N, ...]} for all readable examples, in source order.
 
-    'label' and 'index' are among the names.
+    The names include 'label' and 'index'. Raises ValueError if no example can
+    be read.
     """
     unit = f'batches of {self._what}'
     batches = terminal.track(
@@ -64,14 +59,25 @@ class Collector:
     rows, pending = [], None
     for batch in batches:
       out = self._fn(params, sharding.put_batch(batch, self._mesh))
-      # One batch behind, so that the host never waits for an idle device.
+      # Fetch the previous batch, so that the device always has work queued.
       rows, pending = _fetch(rows, pending), out
     rows = _fetch(rows, pending)
     columns = {
       name: np.concatenate([row[name] for row in rows]) for name in rows[0]
     }
+    if not len(columns['index']):
+      raise ValueError(
+        f'{self._what}: none of the {len(self._data.source)} examples could be '
+        'read. Check the files of the source.'
+      )
     order = np.argsort(columns['index'], kind='stable')
     return {name: column[order] for name, column in columns.items()}
+
+  def counts(self, columns):
+    """Return {'num_examples', and 'skipped' if some could not be read}."""
+    count = len(columns['index'])
+    skipped = len(self._data.source) - count
+    return {'num_examples': count} | ({'skipped': skipped} if skipped else {})
 
 
 def _fetch(rows, out):
@@ -83,14 +89,15 @@ def _fetch(rows, out):
 
 
 def _batch_spec(data):
-  """ShapeDtypeStructs of the batches of eval_batches(**data)."""
-  size, transforms = data['batch_size'], data.get('transforms', ())
-  example = pipeline.first_example(data['source'], transforms)
-  label = np.asarray(example['label'])
-  kind = np.float32 if label.ndim else np.int32
+  """Return the ShapeDtypeStructs of the evaluation batches."""
+  example = pipeline.first_example(data.source, data.transforms)
+  image, label = example['image'], np.asarray(example['label'])
   return {
-    'image': jax.ShapeDtypeStruct((size, *example['image'].shape), np.uint8),
-    'label': jax.ShapeDtypeStruct((size, *label.shape), kind),
-    'mask': jax.ShapeDtypeStruct((size,), bool),
-    'index': jax.ShapeDtypeStruct((size,), np.int32),
+    name: jax.ShapeDtypeStruct((data.batch_size, *shape), dtype)
+    for name, shape, dtype in (
+      ('image', image.shape, np.uint8),
+      ('label', label.shape, np.float32 if label.ndim else np.int32),
+      ('mask', (), bool),
+      ('index', (), np.int32),
+    )
   }

@@ -1,4 +1,4 @@
-"""Readouts of frozen features: each data set is run through the model once.
+"""Frozen features and the readouts that are trained on them.
 
     config.evals.frozen = dict(
       target='vit_jax.evals.frozen.Frozen',
@@ -6,33 +6,54 @@
       readouts={'knn': dict(target='vit_jax.evals.knn.Knn')},
     )
 
-gives 'frozen/digits/knn/k10_t0.07' and so on.
+reports 'frozen/digits/knn/k10_t0.07' and so on. A readout is any object with
+
+    check(labels_train, labels_test, *, labels_val=None)
+    __call__(train, test, *, val=None, mesh) -> {metric: float}
+
+where labels are int [N] and train, test and val are Splits, equal on all hosts.
+`check` raises ValueError before any training if the readout cannot work. The
+classifier that is tested is always fitted to the whole of `train` and to
+nothing else; hyperparameters are never chosen on `test`.
 """
 
+import dataclasses
+from collections.abc import Mapping
+
+import jax
 import numpy as np
 
+from vit_jax import sharding
+from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.evals.readout import Split
 
 
 class Frozen:
-  """Extracts features, sharded over all devices, and hands them to readouts.
+  """Extract features on all devices, once per data set, for all readouts.
+
+  One data set at a time is held in memory, in float32, on every host.
 
   Args:
     model: has apply(..., method='features') -> {name: [B, ...]}.
     preprocess: uint8 images -> float images.
-    mesh: of `sharding.make_mesh`.
-    data: {name: {'train', 'test', and where wanted 'val': arguments of
-      `pipeline.eval_batches`}}; each example has one class.
-    readouts: {name: readout}, see `readout`.
-    features: name of what `model.features` returns, flattened to [B, D]; or
-      'pixels', the preprocessed images (a baseline that needs no model).
-
-  One data set's features at a time are held, in float32, on every host.
+    mesh: from `sharding.make_mesh`.
+    data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
+      numbers.
+    readouts: {name: readout}, see the module docstring.
+    features: name of an output of `model.features`, flattened to [B, D]; or
+      'pixels', the preprocessed images (a baseline without a model).
   """
 
   def __init__(
-    self, model, *, preprocess, mesh, data, readouts, features='pre_logits'
+    self,
+    model,
+    *,
+    preprocess,
+    mesh,
+    data: Mapping[str, Mapping[str, Data]],
+    readouts,
+    features='pre_logits',
   ):
     _check_names(data, readouts)
 
@@ -44,95 +65,102 @@ class Frozen:
         out = model.apply({'params': params}, images, method='features')
         if features not in out:
           raise ValueError(
-            f'features={features!r}: this model has {sorted(out)} (and pixels).'
+            f'features={features!r} must be one of {sorted(out)} (the outputs '
+            "of this model) or 'pixels'."
           )
         out = out[features]
       return {'x': out.reshape(len(out), -1).astype('float32')}
 
-    self._mesh, self._readouts = mesh, dict(readouts)
-    self._data = {
+    self._mesh, self._readouts, self._data = mesh, dict(readouts), data
+    self._collectors = {
       name: {
-        split: Collector(
-          extract, data=settings, mesh=mesh, what=f'{name}/{split}'
-        )
-        for split, settings in splits.items()
+        split: Collector(extract, data=part, mesh=mesh, what=f'{name}/{split}')
+        for split, part in splits.items()
       }
       for name, splits in data.items()
     }
     self._labels = None
 
   def check(self, params):
-    """Raises for images, features or labels that cannot work.
+    """Raise ValueError if images, features or labels cannot work.
 
-    Reads the labels of all splits, the first time; images are not decoded.
+    The first call reads the labels of all splits; images are not decoded.
     """
-    for splits in self._data.values():
+    for splits in self._collectors.values():
       for collector in splits.values():
         collector.check(params)
     if self._labels is None:
       self._labels = {
-        name: {split: _labels(c, name, split) for split, c in splits.items()}
-        for name, splits in self._data.items()
+        name: {s: _labels(part.source, f'{name}/{s}') for s, part in d.items()}
+        for name, d in self._data.items()
       }
     for name, labels in self._labels.items():
-      for readout, read in self._readouts.items():
+      for key, readout in self._readouts.items():
         try:
-          read.check(
+          readout.check(
             labels['train'], labels['test'], labels_val=labels.get('val')
           )
         except ValueError as error:
-          raise ValueError(f'{name}/{readout}: {error}') from error
+          raise ValueError(f'{name}/{key}: {error}') from error
 
   def run(self, params):
-    """{'{data}/{readout}/{metric}'}, and the means over several data sets.
+    """Return {'{data}/{readout}/{metric}': float}.
 
-    The latter are 'mean/{readout}/{metric}', of metrics that all of them have.
+    With several data sets also 'mean/{readout}/{metric}', the means of the
+    metrics that all data sets have.
     """
-    results = {}
-    for name, collectors in self._data.items():
+    found = {}
+    for name, collectors in self._collectors.items():
       splits = {
         split: _split(collector(params), f'{name}/{split}')
         for split, collector in collectors.items()
       }
-      results[name] = {
-        f'{readout}/{metric}': value
-        for readout, read in self._readouts.items()
-        for metric, value in read(**splits, mesh=self._mesh).items()
+      found[name] = {
+        f'{key}/{metric}': value
+        for key, readout in self._readouts.items()
+        for metric, value in readout(**splits, mesh=self._mesh).items()
       }
-    flat = {
+    if len(found) > 1:
+      shared = set.intersection(*(set(metrics) for metrics in found.values()))
+      means = {
+        metric: float(np.mean([metrics[metric] for metrics in found.values()]))
+        for metric in next(iter(found.values()))
+        if metric in shared
+      }
+      found['mean'] = means
+    return {
       f'{name}/{metric}': value
-      for name, found in results.items()
-      for metric, value in found.items()
+      for name, metrics in found.items()
+      for metric, value in metrics.items()
     }
-    return flat | (_means(list(results.values())) if len(results) > 1 else {})
 
 
 def _check_names(data, readouts):
   if not data or not readouts:
     raise ValueError(
-      f'Frozen needs data and readouts; it has data {list(data)} and readouts '
-      f'{list(readouts)}.'
+      'Frozen needs at least one data set and one readout, but has data '
+      f'{list(data)} and readouts {list(readouts)}.'
     )
   for name in (*data, *readouts):
     if '/' in name or name == 'mean':
       raise ValueError(
-        f"{name!r} cannot name data or a readout: metrics are 'data/readout/"
-        "metric', and 'mean' is the mean over data sets."
+        f'data and readouts cannot be named {name!r}: "/" separates the parts '
+        "of a metric's name, and 'mean' is the mean over data sets."
       )
   for name, splits in data.items():
     if not {'train', 'test'} <= set(splits) <= {'train', 'test', 'val'}:
       raise ValueError(
-        f'data.{name} has {sorted(splits)}; give train, test, and if you '
-        'want settings chosen on it, val.'
+        f'data.{name} has splits {sorted(splits)}. It needs train and test, '
+        'and may have val to choose hyperparameters on.'
       )
 
 
-def _labels(collector, name, split):
-  labels = collector.labels()
+def _labels(source, name):
+  labels = pipeline.labels(source)
   if labels.ndim != 1:
     raise ValueError(
-      f'{name}/{split}: readouts of frozen features need one class per '
-      f'example; labels have shape {labels.shape}.'
+      f'{name}: readouts need one class number per example, but the labels '
+      f'have shape {labels.shape}.'
     )
   return labels
 
@@ -142,12 +170,178 @@ def _split(columns, name):
   if not np.isfinite(x).all():
     raise ValueError(
       f'{name}: {np.sum(~np.isfinite(x))} of {x.size} feature values are NaN '
-      'or Inf, so nothing can be read out of them.'
+      'or infinite. Check the weights of the model.'
     )
   return Split(x, columns['label'])
 
 
-def _means(found):
-  first, *others = found
-  shared = [m for m in first if all(m in other for other in others)]
-  return {f'mean/{m}': float(np.mean([r[m] for r in found])) for m in shared}
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """Features x, float32 [N, D], and class numbers y, int [N], in numpy."""
+
+  x: np.ndarray
+  y: np.ndarray
+
+  def __getitem__(self, rows):
+    return Split(self.x[rows], self.y[rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+  """A linear classifier: the argmax of (x - mean) / std @ kernel + bias.
+
+  Attributes:
+    kernel: float64 [D, K].
+    bias: float64 [K].
+    classes: int [K], the class numbers in the training split.
+    mean, std: float64 [D].
+    converged: whether the solver reached its tolerance.
+  """
+
+  kernel: np.ndarray
+  bias: np.ndarray
+  classes: np.ndarray
+  mean: np.ndarray
+  std: np.ndarray
+  converged: bool = True
+
+  def predict(self, x):
+    """Return class numbers [N] for features x [N, D]."""
+    kernel = self.kernel / self.std[:, None]
+    bias = self.bias - self.mean @ kernel
+    best = [
+      np.argmax(rows.astype(np.float64) @ kernel + bias, axis=1)
+      for rows in np.split(x, range(8192, len(x), 8192))  # bounds memory
+    ]
+    return self.classes[np.concatenate(best)]
+
+  def accuracy(self, split):
+    """Return the fraction of correct predictions; -1 if weights diverged."""
+    if not (np.isfinite(self.kernel).all() and np.isfinite(self.bias).all()):
+      return -1.0
+    return float(np.mean(self.predict(split.x) == split.y))
+
+
+def moments(x):
+  """Return (mean, std + 1e-5), float64 [D], over the rows of x."""
+  mean = x.mean(axis=0, dtype=np.float64)
+  return mean, x.std(axis=0, dtype=np.float64) + 1e-5
+
+
+def standardise(x, mean, std):
+  """Return (x - mean) / std in float32."""
+  return ((x - mean.astype(np.float32)) / std.astype(np.float32)).astype('f4')
+
+
+def sweep(value, name, *, above=None):
+  """Return the values to try as a tuple of floats; `value` may be one number.
+
+  Raises ValueError if a value is not a number, or not greater than `above`.
+  """
+  values = tuple(value) if isinstance(value, list | tuple) else (value,)
+  for x in values:
+    number = isinstance(x, int | float) and not isinstance(x, bool)
+    if not number or (above is not None and not x > above):
+      bound = '' if above is None else f' above {above}'
+      raise ValueError(
+        f'{name}={value!r} must be a number{bound}, or several of them.'
+      )
+  if not values:
+    raise ValueError(f'{name} is empty; give at least one number.')
+  return tuple(float(x) for x in values)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+  """The examples to choose hyperparameters on where there is no val split.
+
+  Attributes:
+    fraction: of each class of the training split.
+    seed: of the random choice.
+  """
+
+  fraction: float
+  seed: int
+
+  def __post_init__(self):
+    if not isinstance(self.fraction, float) or not 0 < self.fraction < 1:
+      raise ValueError(
+        f'held_out={self.fraction!r} must be a fraction above 0 and below 1: '
+        'the part of train to choose hyperparameters on.'
+      )
+
+  def rows(self, labels):
+    """Return (kept, held), the sorted rows of a stratified split.
+
+    From each class round(fraction * n) rows are held out, at least one if the
+    class has two; at least one is kept. Raises ValueError if no class has two.
+    """
+    rng = np.random.default_rng(self.seed)
+    held = []
+    for label in np.unique(labels):
+      (rows,) = np.nonzero(labels == label)
+      count = max(1, round(self.fraction * len(rows)))
+      held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
+    held = np.sort(np.concatenate(held))
+    if not len(held):
+      raise ValueError(
+        f'No class of the {len(labels)} training examples has two examples, so '
+        'none can be held out to choose hyperparameters on. Add a val split, '
+        'or give one value.'
+      )
+    return np.setdiff1d(np.arange(len(labels)), held), held
+
+  def split(self, train, val):
+    """Return (Split to fit, Split to choose on); the latter is `val` if any."""
+    if val is not None:
+      return train, val
+    kept, held = self.rows(train.y)
+    return train[kept], train[held]
+
+  def check(self, settings, labels_train, labels_val):
+    """Raise ValueError if `best` cannot fit or choose among the settings."""
+    if len(np.unique(labels_train)) < 2:
+      raise ValueError(
+        f'The {len(labels_train)} training examples are all of one class. Use '
+        'a split with two or more classes.'
+      )
+    if len(settings) > 1 and labels_val is None:
+      self.rows(labels_train)
+
+  def best(self, settings, fit, train, val):
+    """Return the setting with the best accuracy, the first of equals.
+
+    Args:
+      settings: hyperparameters to try.
+      fit: function (Split, settings) -> [Linear].
+      train, val: Splits; val may be None.
+    """
+    if len(settings) == 1:
+      return settings[0]
+    part, held = self.split(train, val)
+    scores = [linear.accuracy(held) for linear in fit(part, settings)]
+    return settings[int(np.argmax(scores))]
+
+
+def put_rows(x, mesh):
+  """Return x as a global array whose rows are sharded as batches are.
+
+  Args:
+    x: numpy [N, ...], equal on all hosts; rows of zeros fill up the shards.
+    mesh: from `sharding.make_mesh`.
+  """
+  where = sharding.batch_sharding(mesh)
+  num_shards = mesh.size // where.shard_shape((mesh.size,))[0]
+  padding = [(0, -len(x) % num_shards)] + [(0, 0)] * (x.ndim - 1)
+  return _put(np.pad(x, padding), where)
+
+
+def put_whole(x, mesh):
+  """Return x (equal on all hosts) as a global array copied to every device."""
+  return _put(x, sharding.replicated(mesh))
+
+
+def _put(x, where):
+  # On several hosts jax reports an implicit transfer, although it is explicit.
+  with jax.transfer_guard_host_to_device('allow'):
+    return jax.make_array_from_callback(x.shape, where, lambda i: x[i])

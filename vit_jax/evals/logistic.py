@@ -1,167 +1,145 @@
-"""Multinomial logistic regression on frozen features, by L-BFGS.
+"""Multinomial logistic regression on frozen features.
 
 The linear probe of CLIP (Radford et al. 2021; from memory), which sweeps the
-strength of the penalty on a validation split. The objective is scikit-learn's.
+strength of the penalty on a validation split. The objective is that of
+scikit-learn, minimised by `optax.lbfgs` on the devices. The L-BFGS of
+scikit-learn takes 7 times as long on the same 2 CPU cores: 18.0 s of CPU time
+against 2.4 s (4.3 s with compilation) for 20,000 x 384 features, 100 classes,
+C=1 and tol=1e-7. Both are linear in examples, features and classes, so ImageNet
+with 768 features takes 1,280 times as long, and scikit-learn cannot share the
+work among accelerators or hosts.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from vit_jax import sharding
-from vit_jax.evals import lbfgs, readout
+from vit_jax.evals import frozen
 
 
+@dataclasses.dataclass(frozen=True)
 class Logistic:
   """Accuracy of argmin over W, b of |W|^2 / 2 + C * sum of cross-entropies.
 
-  Args:
-    C: weight of the data against the penalty, one or several. Of several, the
-      best on `val` is taken, or else on what is held out of train (the
-      smallest, that is most regularised, of equals); it is then fitted to the
-      whole of train.
-    held_out: fraction of each class of train for that.
-    seed: of what is held out.
-    standardise: whether features are brought to mean 0 and standard deviation
-      1 over the examples fitted to; CLIP does not.
-    max_iter: of L-BFGS, for each fit.
-    tol: it stops where no component of the gradient of the mean objective (the
-      above, divided by C n) is larger, for features divided by their root mean
-      square.
+  The bias b is not penalised.
 
-  The bias is not penalised. The gradient is computed in float32, sharded by
-  examples over all devices, and the rest in float64 on every host.
+  Attributes:
+    C: weight of the data relative to the penalty, one or several values. Of
+      several, the one with the best accuracy on `val`, or else on a held-out
+      part of train, is fitted to the whole of train (the smallest of equals).
+    held_out: fraction of each class of train to choose C on without `val`.
+    seed: of the held-out examples.
+    standardise: whether to scale each feature to mean 0 and standard deviation
+      1 over the training examples; CLIP does not.
+    max_iter: largest number of iterations of L-BFGS for each fit.
+    tol: stop when no component of the gradient of the mean objective (divided
+      by C n, for features divided by their root mean square) is larger.
   """
 
-  def __init__(
-    self,
-    C=1.0,
-    held_out=0.1,
-    seed=0,
-    standardise=False,
-    max_iter=1000,
-    tol=1e-7,
-  ):
-    self._C = sorted(readout.sweep(C, 'C', least=0))
-    readout.check_held_out(held_out)
-    self._held_out, self._seed = held_out, seed
-    self._standardise = standardise
-    self._options = {'max_iter': max_iter, 'tol': tol}
+  C: float | Sequence[float] = 1.0
+  held_out: float = 0.1
+  seed: int = 0
+  standardise: bool = False
+  max_iter: int = 1000
+  tol: float = 1e-7
+
+  def __post_init__(self):
+    strengths = frozen.sweep(self.C, 'C', above=0)
+    object.__setattr__(self, 'C', tuple(sorted(strengths)))
+    frozen.HeldOut(self.held_out, self.seed)
 
   def check(self, labels_train, labels_test, *, labels_val=None):
-    """Raises ValueError for a single class, or if none can be held out."""
+    """Raise ValueError for a single class, or if none can be held out."""
     del labels_test
-    readout.check_classes(labels_train)
-    if len(self._C) > 1 and labels_val is None:
-      readout.hold_out(labels_train, self._held_out, self._seed)
+    frozen.HeldOut(self.held_out, self.seed).check(
+      self.C, labels_train, labels_val
+    )
 
   def __call__(self, train, test, *, val=None, mesh):
-    """{'accuracy', 'C', 'converged': 1 or 0, of the solution tested}."""
-    C, start = self._C[0], None
-    if len(self._C) > 1:
-      parts = readout.for_choice(train, val, self._held_out, self._seed)
-      C, start = self._choose(*parts, mesh)
-    solution = self._solver(train, mesh)(C, start)
+    """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
+    fit = functools.partial(self.fit, mesh=mesh)
+    held_out = frozen.HeldOut(self.held_out, self.seed)
+    C = held_out.best(self.C, fit, train, val)
+    (solution,) = fit(train, [C])
     return {
-      'accuracy': readout.accuracy(readout.predict(solution, test.x), test.y),
-      'C': float(C),
-      'converged': float(solution['converged']),
+      'accuracy': solution.accuracy(test),
+      'C': C,
+      'converged': float(solution.converged),
     }
 
-  def _choose(self, train, held, mesh):
-    """(C, its solution) with the best accuracy on held."""
-    solve = self._solver(train, mesh)
-    best, solution = (-1.0, None, None), None
-    for C in self._C:  # each starts where the one before has ended
-      solution = solve(C, solution)
-      found = readout.accuracy(readout.predict(solution, held.x), held.y)
-      best = max(best, (found, C, solution), key=lambda x: x[0])
-    return best[1:]
+  def fit(self, train, strengths, mesh):
+    """Return a `frozen.Linear` for each C in `strengths`.
 
-  def _solver(self, train, mesh):
-    return solver(
-      train.x,
-      train.y,
-      mesh=mesh,
-      standardise=self._standardise,
-      **self._options,
-    )
+    The examples are sharded over the devices of the mesh. Each fit starts from
+    the solution of the one before.
+    """
+    count, dim = train.x.shape
+    mean, std = frozen.moments(train.x)
+    if not self.standardise:
+      # Centring changes nothing, because the bias is not penalised. A common
+      # scale gives `tol` a meaning; the penalty takes it into account.
+      std = np.full(dim, np.sqrt(np.mean(std**2)))
+    penalty = 1.0 if self.standardise else 1 / std[0] ** 2
+    classes, numbers = np.unique(train.y, return_inverse=True)
+    x = frozen.put_rows(frozen.standardise(train.x, mean, std), mesh)
+    y = frozen.put_rows(numbers.astype(np.int32), mesh)
+    put = functools.partial(frozen.put_whole, mesh=mesh)
+    params = np.zeros((dim, len(classes))), np.zeros((1, len(classes)))
+    params = jax.tree.map(lambda a: put(np.float32(a)), params)
+    options = [
+      put(a)
+      for a in (np.int32(count), np.int32(self.max_iter), np.float32(self.tol))
+    ]
+    solutions = []
+    for C in strengths:
+      l2 = put(np.float32(penalty / (C * count)))
+      params, converged = _minimise(params, x, y, l2, *options, mesh=mesh)
+      kernel, bias = (np.float64(a) for a in jax.device_get(params))
+      solutions.append(
+        frozen.Linear(kernel, bias[0], classes, mean, std, bool(converged))
+      )
+    return solutions
 
 
-def solver(x, y, *, mesh, standardise=False, max_iter=1000, tol=1e-7):
-  """(C, start=None) -> solution, for what `Logistic` minimises.
+@functools.partial(jax.jit, static_argnames='mesh')
+def _minimise(params, x, y, l2, n, max_iter, tol, *, mesh):
+  """Minimise mean cross-entropy of the first n rows + l2 / 2 |kernel|^2.
 
-  Args:
-    x: [n, D] features; y: int [n] labels. numpy, the same on every host.
-    mesh: of `sharding.make_mesh`.
-    standardise, max_iter, tol: see `Logistic`.
-
-  Returns:
-    A function; start is an earlier solution. A solution has 'kernel' [D, K]
-    and 'bias' [K] (float64, of features standardised by 'mean' and 'std', where
-    std is 1 unless `standardise`), 'classes', 'converged'.
+  Returns (kernel, bias), and whether no component of the gradient exceeds tol.
   """
-  mean, std = readout.moments(x)
-  if not standardise:
-    # Moved to mean 0 all the same: the bias, free of penalty, makes up for it.
-    std = np.ones_like(mean)
-  x = readout.standardised(x, mean, std)
-  count, dim = x.shape
-  classes, numbers = np.unique(y, return_inverse=True)
-  # The size of the first steps, and tol, are those of features of size 1.
-  unit = np.sqrt(np.mean(np.square(x), dtype=np.float64)) or 1.0
-  data = [readout.put_rows(a, mesh) for a in (x, numbers.astype(np.int32))]
-  shape = (dim + 1, len(classes))  # the bias is the last row
 
-  def gradient(flat, C):
-    """Of mean cross-entropy + |W|^2 / (2 C n), by W * unit and b, flattened."""
-    scaled = flat.reshape(shape)
-    weights = readout.put_whole(_times(scaled, 1 / unit), mesh)
-    total = jax.device_get(_gradient(weights, *data, n=count, mesh=mesh))
-    mean = _times(total, 1 / unit, np.float64) / count
-    mean[:-1] += scaled[:-1] / (C * count * unit**2)
-    return mean.ravel()
+  def loss(params):
+    kernel, bias = params
+    logits = jnp.matmul(x, kernel, precision='highest') + bias
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    mean = jnp.sum(jnp.where(jnp.arange(len(x)) < n, losses, 0.0)) / n
+    return mean + l2 / 2 * jnp.sum(kernel**2)
 
-  def solve(C, start=None):
-    scaled = np.zeros(shape)
-    if start is not None:
-      scaled = np.concatenate([start['kernel'] * unit, start['bias'][None]])
-    flat, _, converged = lbfgs.minimise(
-      functools.partial(gradient, C=C),
-      scaled.ravel(),
-      tol=tol,
-      max_iter=max_iter,
+  solver = optax.lbfgs()
+  value_and_grad = optax.value_and_grad_from_state(loss)
+
+  def step(carry):
+    i, params, state, _ = carry
+    value, grad = value_and_grad(params, state=state)
+    updates, state = solver.update(
+      grad, state, params, value=value, grad=grad, value_fn=loss
     )
-    weights = _times(flat.reshape(shape), 1 / unit, np.float64)
-    return {
-      'kernel': weights[:-1],
-      'bias': weights[-1],
-      'mean': mean,
-      'std': std,
-      'classes': classes,
-      'converged': converged,
-    }
+    params = optax.apply_updates(params, updates)
+    largest = optax.tree.norm(optax.tree.get(state, 'grad'), ord=jnp.inf)
+    return i + 1, params, state, largest
 
-  return solve
+  def unfinished(carry):
+    i, *_, largest = carry
+    return (i < max_iter) & (largest > tol)
 
-
-def _times(weights, factor, dtype=np.float32):
-  """All rows but the bias's times factor."""
-  return np.concatenate([weights[:-1] * factor, weights[-1:]]).astype(dtype)
-
-
-@functools.partial(jax.jit, static_argnames=('n', 'mesh'))
-def _gradient(weights, x, y, *, n, mesh):
-  """Gradient of the sum of the cross-entropies of the first n rows."""
-
-  def total(weights):
-    logits = jnp.matmul(x, weights[:-1], precision='highest') + weights[-1:]
-    of_label = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
-    losses = jax.nn.logsumexp(logits, axis=1) - of_label
-    return jnp.sum(jnp.where(jnp.arange(len(x)) < n, losses, 0.0))
-
+  start = (0, params, solver.init(params), jnp.inf)
+  _, params, _, largest = jax.lax.while_loop(unfinished, step, start)
   return jax.lax.with_sharding_constraint(
-    jax.grad(total)(weights), sharding.replicated(mesh)
+    (params, largest <= tol), sharding.replicated(mesh)
   )

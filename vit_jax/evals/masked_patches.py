@@ -1,9 +1,11 @@
-"""How well masked patches of held-out images are predicted, on any hosts."""
+"""Loss and accuracy of masked patch prediction on a whole split."""
+
+import dataclasses
 
 import jax
 import numpy as np
 
-from vit_jax.data.pipeline import Unlabelled
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 from vit_jax.objectives.masked_patches import Prediction, Task
 
@@ -11,18 +13,17 @@ from vit_jax.objectives.masked_patches import Prediction, Task
 class MaskedPatches:
   """Loss and accuracy over the corrupted patches of a split.
 
-  Every example counts once and is corrupted once, in a way that depends on
-  seed and its number in the source alone: the result is the same on any number
-  of devices and hosts, and comparable between steps and runs.
+  Every example counts once. Its corruption depends only on `seed` and on its
+  index in the source, so results are the same on any number of devices and
+  hosts, and comparable between steps and runs.
 
   Args:
-    model: as the objective asks for.
+    model: as the objective requires.
     preprocess: uint8 images -> float images.
-    mesh: of `sharding.make_mesh`.
-    data: arguments of `pipeline.eval_batches`; batch_size is global. Labels
-      are not looked at.
+    mesh: from `sharding.make_mesh`.
+    data: the split; labels are ignored.
     seed: of the corruption.
-    task: as of the objective, objectives/masked_patches.py.
+    task: that of the objective, see objectives/masked_patches.py.
 
   Attributes:
     transforms: of the data.
@@ -34,48 +35,40 @@ class MaskedPatches:
     *,
     preprocess,
     mesh,
-    data,
+    data: Data,
     seed=0,
     task: Task = Task(),
   ):
     prediction = Prediction(model, preprocess, task)
-    data = dict(data, source=Unlabelled(data['source']))
-    data.pop('labels', None)
-    self.transforms = tuple(data.get('transforms', ()))
+    self.transforms = data.transforms
 
-    def of_examples(params, batch):
+    def per_example(params, batch):
       keys = keys_of(batch['index'], seed)
       return prediction(params, batch['image'], keys)['metrics']
 
-    self._collect = Collector(of_examples, data=data, mesh=mesh)
+    data = dataclasses.replace(data, labels=False)
+    self._collect = Collector(per_example, data=data, mesh=mesh)
 
   def check(self, params):
-    """Raises the model's error if it cannot take these images; no compute."""
+    """Raise the model's error if it does not accept the images. No compute."""
     self._collect.check(params)
 
   def run(self, params):
-    """{name: float} of
+    """Return {metric: float}.
 
-    loss, accuracy (not of 'pixels'): means over the corrupted patches.
-    num_examples: that count; skipped: that could not be read, if any.
+    loss, accuracy (not for 'pixels'): means over the corrupted patches.
+    num_examples; skipped: number of unreadable examples, if any.
     """
     columns = self._collect(params)
-    count = len(columns['index'])
-    if not count:
-      raise ValueError(
-        f'None of the {len(self._collect.source)} examples could be read.'
-      )
-    results = {
+    means = {
       name: float(np.mean(columns[name], dtype=np.float64))
       for name in ('loss', 'accuracy')
       if name in columns
     }
-    if skipped := len(self._collect.source) - count:
-      results['skipped'] = skipped
-    return results | {'num_examples': count}
+    return means | self._collect.counts(columns)
 
 
 def keys_of(index, seed):
-  """Keys [B] of the corruption of examples, by their numbers int32 [B]."""
+  """Return random keys [B] for the corruption of the examples `index` [B]."""
   fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
   return fold(jax.random.key(seed), index)

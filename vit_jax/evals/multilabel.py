@@ -1,4 +1,4 @@
-"""Mean average precision and F1 where an example has any number of labels."""
+"""Average precision and F1 for examples with any number of labels."""
 
 import math
 
@@ -6,36 +6,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import pipeline
-from vit_jax.evals import statistics
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import names_to_compare, unique_names
 from vit_jax.evals.collect import Collector
 from vit_jax.objectives import classification
 
 
 class MultiLabel:
-  """Ranking and decisions of a sigmoid model over a whole split.
+  """Ranking and decision metrics of a sigmoid model on a whole split.
 
-  Every example counts once, those without any label, too. A class is predicted
-  where its probability, sigmoid(logit), is at least `threshold`.
+  Every example counts once, including examples without a label. A class is
+  predicted if its probability, sigmoid(logit), is at least `threshold`.
 
   Args:
-    model: has apply({'params': p}, images) -> logits [B, K].
+    model: has apply({'params': p}, images) -> logits [B, K], and num_classes.
     preprocess: uint8 images -> float images.
-    mesh: of `sharding.make_mesh`.
-    data: arguments of `pipeline.eval_batches`, with labels [K], above 0 for the
-      right classes; batch_size is global.
+    mesh: from `sharding.make_mesh`.
+    data: the split; labels are vectors [K], above 0 for each correct class.
     threshold: between 0 and 1.
-    per_class: whether to tell the average precision of each class, too.
+    per_class: whether to report the average precision of each class.
     same_classes: see `Classification`.
-    max_gb: every host keeps the scores of all examples, N * K * 4 bytes (about
-      three times that while they are put in order); more than this is refused.
+    max_gb: largest size of the scores of all examples (N * K * 4 bytes), which
+      every host keeps; sorting them takes about three times that.
 
   Attributes:
-    class_names: of the data where it says and they are to be compared, or None.
+    class_names: of the data, to compare with those of the training; or None.
     transforms: of the data.
 
   Raises:
-    ValueError: labels that are no vectors; too many scores.
+    ValueError: labels are not vectors, or the scores exceed `max_gb`.
   """
 
   def __init__(
@@ -44,23 +43,22 @@ class MultiLabel:
     *,
     preprocess,
     mesh,
-    data,
+    data: Data,
     threshold=0.5,
     per_class=False,
     same_classes=True,
     max_gb=8.0,
   ):
     if not 0 < threshold < 1:
-      raise ValueError(f'threshold={threshold!r} must lie between 0 and 1.')
-    source = data['source']
-    _check_labels(source, max_gb)
-    self.transforms = tuple(data.get('transforms', ()))
-    self.class_names = names_to_compare(source, model, same_classes)
-    self._names, self._per_class = unique_names(source), per_class
-    # Logits tell scores apart where float32 probabilities are all 1.
+      raise ValueError(f'threshold={threshold!r} must be between 0 and 1.')
+    _check_labels(data.source, max_gb)
+    self.transforms = data.transforms
+    self.class_names = names_to_compare(data.source, model, same_classes)
+    self._names, self._per_class = unique_names(data.source), per_class
+    # Compare logits: float32 rounds large probabilities to 1, which are ties.
     self._threshold = math.log(threshold / (1 - threshold))
 
-    def of_examples(params, batch):
+    def per_example(params, batch):
       logits = model.apply({'params': params}, preprocess(batch['image']))
       return {
         'label': batch['label'] > 0,
@@ -69,42 +67,52 @@ class MultiLabel:
       }
 
     self._collect = Collector(
-      of_examples, data=data, mesh=mesh, num_classes=model.num_classes
+      per_example, data=data, mesh=mesh, num_classes=model.num_classes
     )
 
   def check(self, params):
-    """Raises the model's error if it cannot take these images; no compute."""
+    """Raise the model's error if it does not accept the images. No compute."""
     self._collect.check(params)
 
   def run(self, params):
-    """{name: float} of
+    """Return {metric: float}.
 
-    mAP: mean average precision, over the classes that have an example.
-    f1_micro, f1_macro: see `statistics.f1`.
-    hamming: share of wrong decisions among all N * K.
-    exact_match: share of the examples whose decisions are all right.
+    mAP: mean average precision over the classes that occur.
+    f1_micro: F1 of all N * K decisions together; f1_macro: mean over classes,
+    where a class that neither occurs nor is predicted counts 0.
+    hamming: fraction of wrong decisions among all N * K.
+    exact_match: fraction of examples whose decisions are all correct.
     loss: sigmoid cross-entropy, summed over classes, mean over examples.
-    average_precision/CLASS: on demand; by number where names are not unique.
-    num_examples: that count; skipped: that could not be read, if any.
+    average_precision/CLASS: see `per_class`; by number if names are not unique.
+    num_examples; skipped: number of unreadable examples, if any.
     """
+    from sklearn import metrics  # takes a second
+
     columns = self._collect(params)
     scores, positive = columns['scores'], columns['label']
-    predicted = scores >= self._threshold
     each = {
-      int(c): statistics.average_precision(scores[:, c], positive[:, c])
-      for c in np.flatnonzero(positive.any(axis=0))
+      c: float(metrics.average_precision_score(positive[:, c], scores[:, c]))
+      for c in np.flatnonzero(positive.any(axis=0)).tolist()
     }
     if not each:
       raise ValueError(
-        f'None of {len(positive)} examples has a label, so that there is no '
-        'average precision. Take another split.'
+        f'None of the {len(positive)} examples has a label, so average '
+        'precision is undefined. Use another split.'
       )
+    predicted = scores >= self._threshold
     wrong = predicted != positive
-    f1 = statistics.f1(predicted, positive)
-    results = {
+    # scikit-learn takes one column for two classes, of which 1 is positive.
+    labels = [1] if positive.shape[1] == 1 else None
+    f1 = {
+      f'f1_{average}': float(
+        metrics.f1_score(
+          positive, predicted, labels=labels, average=average, zero_division=0
+        )
+      )
+      for average in ('micro', 'macro')
+    }
+    results = f1 | {
       'mAP': float(np.mean(list(each.values()))),
-      'f1_micro': f1['micro'],
-      'f1_macro': f1['macro'],
       'hamming': float(wrong.mean()),
       'exact_match': float(np.mean(~wrong.any(axis=1))),
       'loss': float(np.mean(columns['loss'], dtype=np.float64)),
@@ -113,17 +121,15 @@ class MultiLabel:
       for c, precision in each.items():
         name = self._names[c] if self._names else c
         results[f'average_precision/{name}'] = precision
-    if skipped := len(self._collect.source) - len(positive):
-      results['skipped'] = skipped
-    return results | {'num_examples': len(positive)}
+    return results | self._collect.counts(columns)
 
 
 def _check_labels(source, max_gb):
   label = np.asarray(pipeline.first_example(source)['label'])
   if label.ndim != 1:
     raise ValueError(
-      f'MultiLabel: the label of an example is {label!r}; it needs vectors '
-      'with an entry above 0 for each right class. For class numbers there is '
+      f'MultiLabel: the label of an example is {label!r}; it must be a vector '
+      'that is above 0 for each correct class. For class numbers use '
       'vit_jax.evals.classification.Classification.'
     )
   needed = len(source) * len(label) * 4 / 1e9
@@ -131,6 +137,6 @@ def _check_labels(source, max_gb):
     raise ValueError(
       f'MultiLabel: the scores of {len(source)} examples and {len(label)} '
       f'classes take {needed:.3g} GB on every host, more than max_gb={max_gb}. '
-      'Evaluate a part of the split, or raise max_gb: while they are put in '
-      'order they take three times that.'
+      'Evaluate a part of the split, or raise max_gb; sorting them takes three '
+      'times that.'
     )

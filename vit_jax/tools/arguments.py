@@ -1,4 +1,4 @@
-"""Command-line arguments that tools share: which weights, and how read."""
+"""Command-line arguments that tools share: which weights, and how to read."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ _EMA = {'auto': 'auto', 'on': True, 'off': False}
 
 
 def parser(doc, usage):
-  """An ArgumentParser with what `read` needs beside the path, and image_size.
+  """Return an ArgumentParser with --image_size and the arguments of `read`.
 
   Args:
     doc: of the tool's module.
@@ -28,47 +28,59 @@ def parser(doc, usage):
     '--image_size',
     type=size,
     metavar='N|HxW',
-    help="other than the weights'; positions are resized",
+    help='if not that of the weights; position embeddings are resized',
   )
   group = parser.add_argument_group('how the weights are read')
   group.add_argument(
     '--ema',
     choices=_EMA,
     default='auto',
-    help='of a run of ours: the averaged parameters (auto: where it has them)',
+    help='of a workdir: the EMA of the parameters (auto: if there is one)',
   )
   group.add_argument(
-    '--step', type=int, help='of a run of ours: which checkpoint (the newest)'
+    '--step', type=int, help='of a workdir: which checkpoint (the newest)'
+  )
+  group.add_argument(
+    '--trust',
+    metavar='PACKAGE',
+    action='append',
+    default=[],
+    help='package of your own whose models and transforms the weights may name'
+    '; may be repeated',
   )
   group.add_argument(
     '--set',
     metavar='FIELD=VALUE',
     action='append',
     default=[],
-    help='a field of the model, or num_heads or grid, that the file does not '
-    'tell; may be repeated: --set gelu=exact --set grid=[7,5]',
+    help='field of the model, or grid, that the file does not contain; may be '
+    'repeated: --set gelu=exact --set num_heads=6 --set grid=[7,5]',
   )
   return parser
 
 
 def read(path, args):
-  """The Weights at `path`, read as the arguments say."""
+  """Return the Weights at `path`, read as the arguments say."""
   return formats.read(
-    path, step=args.step, ema=_EMA[args.ema], **_fields(args.set)
+    path,
+    step=args.step,
+    ema=_EMA[args.ema],
+    trust=tuple(args.trust),
+    **_fields(args.set),
   )
 
 
 def fit(weights, **options):
-  """(Weights, report) of `pretrained.fit`; options of None are left out.
+  """Return (Weights, report) of `pretrained.fit`; options of None are left out.
 
-  Without any the weights stay as they are, and the report is None.
+  Without any, the weights stay as they are, and the report is None.
   """
   options = {k: v for k, v in options.items() if v is not None}
   return pretrained.fit(weights, **options) if options else (weights, None)
 
 
 def _fields(assignments):
-  """{field: value} of texts FIELD=VALUE; values are JSON, or text."""
+  """Return {field: value} of texts FIELD=VALUE; values are JSON, or text."""
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')
@@ -83,30 +95,30 @@ def _fields(assignments):
 
 
 def size(text):
-  """'224' as 224, '224x192' as (224, 192); for `type` of an argument."""
+  """Return 224 for '224', (224, 192) for '224x192'; for `type` of arguments."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
   if not found:
     raise argparse.ArgumentTypeError(
-      f'{text!r} is no size; expected N or HEIGHTxWIDTH, as in 224 or 224x192'
+      f'{text!r} is not a size; expected N or HEIGHTxWIDTH, as 224 or 224x192'
     )
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))
 
 
 def count(text):
-  """An int of 1 or more; for `type` of an argument."""
+  """Return an int of at least 1; for `type` of arguments."""
   if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is no whole number from 1 up')
+    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
   return int(text)
 
 
 def names(path, weights):
-  """Names of the classes: a JSON list, or the lines of any other file."""
+  """Return class names from a JSON list, or from the lines of another file."""
   text = pathlib.Path(path).expanduser().read_text()
   found = json.loads(text) if path.endswith('.json') else text.splitlines()
-  classes = weights.settings.get('num_classes') or 0
+  classes = weights.model.num_classes or 0
   if not isinstance(found, list) or len(found) != classes:
     raise ValueError(
-      f'{path} holds {len(found)} names; the model has {classes} classes.'
+      f'{path} has {len(found)} names; the model has {classes} classes.'
     )
   return [str(name) for name in found]

@@ -1,19 +1,19 @@
-r"""Weights of any known format, our own runs included, to another format.
+r"""Convert weights of any known format, workdirs included, to another format.
 
   python -m vit_jax.tools.convert FROM TO
 
-FROM is a run's workdir, a checkpoint in it, a file, a folder, or a URL (see
-vit_jax/weights/formats.py). TO says the format, and --format says it where two
-have the same ending:
+FROM is a workdir, a checkpoint in it, a file, a folder, or a URL (see
+vit_jax/weights/formats.py). TO determines the format; where two formats have
+the same ending, add --format:
 
-  NAME.npz         npz (the papers' authors), or --format=big_vision
+  NAME.npz         npz (the papers' authors), or --format=big_vision,
+                   or --format=vit_jax (any model, also your own)
   NAME.stablehlo   a function that runs without this code (vit_jax/export.py)
   FOLDER           timm (model.safetensors, config.json), or --format=hf
 
-Preprocessing and class names go along: beside an npz in NAME.json, beside a
-function in NAME.stablehlo.json. Files that are there are replaced by --force
-only. The exit status is 0; 1 where something is wrong; 2 where the arguments
-are.
+Preprocessing and class names are written as well: next to an npz in NAME.json,
+next to a function in NAME.stablehlo.json. Existing files are replaced only with
+--force. The exit status is 0; 1 after an error; 2 for wrong arguments.
 """
 
 import json
@@ -23,30 +23,29 @@ import tempfile
 import numpy as np
 import rich.filesize
 
-from vit_jax import export, terminal
-from vit_jax.models.resample import METHODS as RESIZE_METHODS
+from vit_jax import config, export, terminal
+from vit_jax.models.resample import METHODS
 from vit_jax.tools import arguments
 from vit_jax.weights import formats
 
 FORMATS = (*formats.FORMATS, 'stablehlo')
-_ENDINGS = {'npz': '.npz', 'big_vision': '.npz', 'stablehlo': '.stablehlo'}
 
 
 def save(weights, target, format, *, images='uint8', force=False):
-  """Writes weights; nothing is there under its name before all of it is.
+  """Write weights; each file appears under its name when all are complete.
 
   Args:
     weights: Weights.
-    target: path of the file or folder, see the top of this file.
+    target: path of the file or folder.
     format: one of FORMATS.
-    images: of 'stablehlo', see `export.stablehlo`.
+    images: for 'stablehlo', see `export.stablehlo`.
     force: whether files are replaced; others in a folder stay.
 
   Returns:
     list of the files written.
 
   Raises:
-    ValueError: a file is there already; the format cannot hold the model.
+    ValueError: a file exists already; the format cannot hold the model.
   """
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,31 +72,29 @@ def save(weights, target, format, *, images='uint8', force=False):
 
 
 def format_of(target, format=None):
-  """(path to write to, format) of what the user named.
+  """Return (path to write to, format) for the user's TO and --format.
 
   Raises:
-    ValueError: the ending tells no format, or another than `format`.
+    ValueError: the ending does not determine a format, or contradicts `format`.
   """
   path = pathlib.Path(target).expanduser()
   if '://' in str(target):
     raise ValueError(f'{target}: write to a local path, and copy it there.')
-  if path.name == 'model.safetensors':  # the name that both formats have
+  if path.name == 'model.safetensors':  # the file name in timm and hf
     path = path.parent
   is_folder = path.is_dir() or str(target).endswith('/')
   ending = '' if is_folder else path.suffix
   if format is None:
-    by_ending = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}
-    format = by_ending.get(ending)
-  if format is None or (ending in _ENDINGS.values()) != (format in _ENDINGS):
+    format = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}.get(ending)
+  wanted = dict.fromkeys(formats.NPZ_FORMATS, '.npz')
+  wanted = (wanted | {'stablehlo': '.stablehlo'}).get(format, '')
+  if format is None or (
+    (wanted or ending in ('.npz', '.stablehlo')) and (wanted != ending)
+  ):
     raise ValueError(
-      f'{target} does not tell a format'
-      + (f' as {format!r} has it' if format else '')
-      + '. Name NAME.npz (npz, big_vision), NAME.stablehlo, or a folder '
-      '(timm, hf), and --format where that leaves two.'
-    )
-  if _ENDINGS.get(format, ending) != ending:
-    raise ValueError(
-      f'{target}: a file of format {format!r} ends in {_ENDINGS[format]}.'
+      f'{target} does not fit a format{f" {format!r}" if format else ""}. Use '
+      'NAME.npz (vit_jax, npz, big_vision), NAME.stablehlo, or a folder (timm, '
+      'hf), and --format if several remain.'
     )
   return path, format
 
@@ -118,31 +115,31 @@ def parser():
   add = parser.add_argument
   add('source', metavar='FROM', help='workdir, file, folder or URL')
   add('target', metavar='TO', help='file or folder')
-  add('--format', choices=FORMATS, help='(as TO says)')
-  add('--force', action='store_true', help='replace files that are there')
-  add('--posemb_resize', choices=RESIZE_METHODS, help='how they are (paper)')
+  add('--format', choices=FORMATS, help='(determined by TO)')
+  add('--force', action='store_true', help='replace existing files')
+  add('--posemb_resize', choices=METHODS, help='for --image_size (paper)')
   add(
     '--patch_size',
     type=arguments.size,
     metavar='N|HxW',
-    help="other than the weights'; their kernel is resized",
+    help='if not that of the weights; the patch kernel is resized',
   )
   add(
     '--patch_resize',
-    choices=RESIZE_METHODS,
-    help='how it is (bicubic_antialias)',
+    choices=METHODS,
+    help='for --patch_size (bicubic_antialias)',
   )
   add(
     '--num_classes',
     type=int,
     metavar='N',
-    help='0 leaves the head out; other than 0: a new head, of zeros',
+    help='0 leaves the head out; any other number: a new head of zeros',
   )
   add(
     '--input',
     choices=export.INPUTS,
     default='uint8',
-    help='stablehlo: of pixels 0..255 (default), or already normalised',
+    help='stablehlo: pixels 0..255 (default), or preprocessed images',
   )
   return parser
 
@@ -174,18 +171,25 @@ def _run(args):
 
 
 def describe(weights):
-  """One line: class, fields, parameters, images and classes."""
-  settings = dict(weights.settings)
-  name = settings.pop('target').rsplit('.', 1)[-1]
-  classes = settings.pop('num_classes', None)
-  fields = [f'{k}={v}' for k, v in settings.items() if v not in (None, False)]
+  """Return one line: the model, number of parameters, images and classes."""
+  settings = config.describe(weights.model)
+  text = _text({k: v for k, v in settings.items() if k != 'num_classes'})
   count = sum(np.size(x) for x in weights.params.values())
   shape = 'x'.join(map(str, weights.image_shape))
+  classes = weights.model.num_classes
   return (
-    f'{name}({", ".join(fields)}): {count:,} parameters, images {shape}, '
+    f'{text}: {count:,} parameters, images {shape}, '
     + (f'{classes} classes' if classes else 'no head')
     + (' with names' if weights.class_names else '')
   )
+
+
+def _text(value):
+  """Return {'target': 'a.B', 'c': 1} as B(c=1)."""
+  if not isinstance(value, dict) or 'target' not in value:
+    return str(value)
+  fields = (f'{k}={_text(v)}' for k, v in value.items() if k != 'target')
+  return f'{value["target"].rsplit(".", 1)[-1]}({", ".join(fields)})'
 
 
 def _show(say, what, text):

@@ -1,6 +1,6 @@
-"""How predictions are written: as a table, CSV or JSON, and features as npz.
+"""Writers of predictions (table, CSV, JSON) and of features (npz).
 
-Each writer takes results one at a time and keeps none of them.
+Each writer takes an iterator of results and keeps none of them in memory.
 """
 
 import contextlib
@@ -15,16 +15,18 @@ import zipfile
 
 import numpy as np
 
+from vit_jax.files import replacing
+
 
 def top(probabilities, k):
-  """Indices of the k largest of [K] (all if K < k), the largest first."""
+  """Return the indices of the k largest of [K], in descending order."""
   k = min(k, len(probabilities))
   best = np.argpartition(-probabilities, k - 1)[:k]
   return best[np.lexsort((best, -probabilities[best]))]
 
 
 def write_table(file, results, names, top_k):
-  """For people: 'path', and below it a line a class; top_k=1: a line each."""
+  """Write each path with its classes below it; for top_k=1 in one line."""
   width = min(max(map(len, names or ['class 0000'])), 40)
   for i, (path, rows) in enumerate(_ranked(results, names, top_k)):
     if top_k == 1:
@@ -39,7 +41,7 @@ def write_table(file, results, names, top_k):
 
 
 def write_csv(file, results, names, top_k):
-  """One row to each path and rank, beneath a header."""
+  """Write a header, and one row per path and rank."""
   writer = csv.writer(file, lineterminator='\n')
   writer.writerow(['path', 'rank', 'class_id', 'class_name', 'probability'])
   for path, rows in _ranked(results, names, top_k):
@@ -48,7 +50,7 @@ def write_csv(file, results, names, top_k):
 
 
 def write_json(file, results, names, top_k):
-  """A list, an item a line; class_name is null where there are no names."""
+  """Write a list with one item per line; class_name is null without names."""
   file.write('[')
   for i, (path, rows) in enumerate(_ranked(results, names, top_k)):
     predictions = [
@@ -68,13 +70,13 @@ FORMATS = {'table': write_table, 'csv': write_csv, 'json': write_json}
 
 
 def _ranked(results, names, top_k):
-  """(path, [(class_id, name or None, probability), ...]) of each result."""
+  """Yield (path, [(class_id, name or None, probability), ...])."""
   for result in results:
     probabilities = result.get('probabilities')
     if probabilities is None or probabilities.ndim != 1:
       raise ValueError(
-        'These weights predict nothing of a whole picture; leave out --format '
-        'and --output to have the features alone.'
+        'The weights have no image-level head. Leave out --format and --output '
+        'to write only features.'
       )
     yield (
       result['path'],
@@ -86,28 +88,29 @@ def _ranked(results, names, top_k):
 
 
 def check_folder(path):
-  """ValueError unless a file can be written at `path`; None is stdout."""
+  """Raise ValueError unless `path` can be written; None is stdout."""
   if path is None:
     return
   folder = pathlib.Path(path).expanduser().parent
   if not folder.is_dir() or not os.access(folder, os.W_OK):
     raise ValueError(
-      f'{path} cannot be written: {folder} is no folder that you may write to.'
+      f'{path} cannot be written: {folder} is not a folder that you may write '
+      'to.'
     )
 
 
 @contextlib.contextmanager
 def opened(path):
-  """stdout if path is None, else a text file that is there once it is whole."""
+  """Yield stdout if path is None, else a text file, renamed when complete."""
   if path is None:
-    # A name that is no text in the terminal's encoding is shown as escapes.
+    # Names that the terminal's encoding cannot show are escaped.
     if hasattr(sys.stdout, 'reconfigure'):
       sys.stdout.reconfigure(errors='backslashreplace')
     yield sys.stdout
     sys.stdout.flush()
     return
   with (
-    replacing(path) as partial,
+    replacing(pathlib.Path(path).expanduser()) as partial,
     open(
       partial, 'w', encoding='utf-8', errors='backslashreplace', newline=''
     ) as file,
@@ -115,27 +118,15 @@ def opened(path):
     yield file
 
 
-@contextlib.contextmanager
-def replacing(path):
-  """Path of a file beside `path`, which takes its place at the end."""
-  path = pathlib.Path(path).expanduser()
-  partial = path.with_name(f'.{path.name}.partial')
-  try:
-    yield partial
-    partial.replace(path)
-  finally:
-    partial.unlink(missing_ok=True)
-
-
 def save_features(results, path):
-  """Passes results on, and their features to an npz when they are at an end.
+  """Yield the results, and write their features to an npz at the end.
 
-  Arrays 'paths' [N] and 'features' float32 [N, ...]. Features wait in a
-  temporary file beside it, not in memory.
+  It has the arrays 'paths' [N] and 'features' float32 [N, ...]. Features are
+  kept in a temporary file in the same folder, not in memory.
   """
   paths, shape = [], ()
   with (
-    replacing(path) as partial,
+    replacing(pathlib.Path(path).expanduser()) as partial,
     tempfile.TemporaryFile(dir=partial.parent) as rows,
   ):
     for result in results:

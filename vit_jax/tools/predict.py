@@ -1,15 +1,16 @@
-r"""Classes of pictures, with probabilities, by weights of any known format.
+r"""Classify images with weights of any known format.
 
   python -m vit_jax.tools.predict --weights=WEIGHTS IMAGE|FOLDER|GLOB ...
   python -m vit_jax.tools.predict --weights=WEIGHTS --features=F.npz FOLDER
 
-WEIGHTS is a run's workdir, a file or a folder (see vit_jax/weights/formats.py).
-Folders are searched at any depth. Pictures are prepared as is stored with the
-weights. --features writes the arrays 'paths' [N] and 'features' [N, ...].
+WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py).
+Folders of images are searched recursively. Images are preprocessed as stored
+with the weights. --features writes the arrays 'paths' [N] and 'features'
+[N, ...].
 
-Results go to stdout, everything else to stderr. The exit status is 0; 1 where
-something is wrong, or pictures were skipped (--on_error=skip; they are listed
-at the end); 2 where the arguments are.
+Results go to stdout, everything else to stderr. The exit status is 0; 1 after
+an error, or if images were skipped (--on_error=skip; they are listed at the
+end); 2 for wrong arguments.
 """
 
 import itertools
@@ -20,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained, sharding, terminal
+from vit_jax.checks import one_of
 from vit_jax.data import image_files
 from vit_jax.tools import arguments, outputs
-from vit_jax.weights.bundle import make
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
 
@@ -37,65 +38,61 @@ def predict(
   num_workers=None,
   on_error='raise',
 ):
-  """Yields what a model says to each picture, in order.
+  """Yield the model's output for each image, in order.
 
-  All devices of this host work on a batch; meanwhile the next pictures are
-  decoded. A batch that is not full is padded, so that one program does.
+  A batch is computed on all devices of this host while the next images are
+  decoded. Batches that are not full are padded, so one program is compiled.
 
   Args:
     weights: Weights.
-    paths: of the pictures, see `image_files.find`.
-    layer: whose activations are wanted too, a name that the model's
-      `features` has: 'pre_logits', 'pooled', 'tokens', 'block_0', ... .
-    activation: 'softmax' or 'sigmoid'; by default what the weights say.
+    paths: of the images, see `image_files.find`.
+    layer: a name in the model's `features` whose activations are returned too:
+      'pre_logits', 'pooled', 'tokens', 'block_0', ... .
+    activation: 'softmax' or 'sigmoid'; by default that of the weights.
     batch_size: rounded up to a multiple of the number of devices.
-    num_workers: threads that decode; by default one for each core, up to 16.
-    on_error: of a picture that cannot be read: 'raise', or 'skip': it yields
-      'path' and 'error' alone.
+    num_workers: number of decoding threads; by default one per core, up to 16.
+    on_error: for images that cannot be read: 'raise', or 'skip' to yield only
+      'path' and 'error'.
 
   Returns:
-    iterator of dicts: 'path'; 'probabilities' float32 [K], where the model
-    has a head; 'features' float32 [...], where a layer is given.
+    iterator of dicts: 'path'; 'probabilities' float32 [K] if the model has a
+    head; 'features' float32 [...] if a layer is given.
 
   Raises:
-    ValueError: there is no such layer, nothing to predict, an argument makes
-      no sense.
-    ValueError: a picture cannot be read, with its path.
+    ValueError: there is no such layer, nothing to predict, an argument is
+      invalid, or an image cannot be read.
   """
   activation = activation or weights.activation
-  for name, value, choices in (
-    ('activation', activation, _ACTIVATIONS),
-    ('on_error', on_error, ('raise', 'skip')),
-  ):
-    if value not in choices:
-      raise ValueError(f'{name}={value!r}; it can be {" or ".join(choices)}.')
+  one_of('activation', activation, _ACTIVATIONS)
+  one_of('on_error', on_error, ('raise', 'skip'))
   loaded, shape = load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
-  forward = _forward(model, make(weights.preprocess), layer, activation)
+  forward = _forward(model, weights.preprocess, layer, activation)
   _check(forward, params, shape, layer)
   return in_batches(forward, params, loaded, shape, on_error)
 
 
 def load(weights, paths, batch_size, num_workers):
-  """(pictures as the model takes them, the shape [B, H, W, C] of batches).
+  """Return (iterator over transformed images, shape [B, H, W, C] of batches).
 
-  Nothing is read before the first is asked for; arguments as of `predict`.
+  Nothing is read before the first image is requested. Arguments as of
+  `predict`.
 
   Raises:
-    ValueError: batch_size makes no sense, or the model takes no pictures.
+    ValueError: batch_size is invalid, or the model does not take such images.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size={batch_size} must be at least 1.')
   channels = weights.image_shape[2]
   if channels not in (1, 3):
     raise ValueError(
-      f'The model takes {channels} channels; pictures have 1 or '
-      '3. Read the weights with another in_chans.'
+      f'The model takes {channels} channels; image files have 1 or 3. Read the '
+      'weights with another in_chans.'
     )
   size = max(1, min(batch_size, len(paths)))
   loaded = image_files.load(
     paths,
-    [make(settings) for settings in weights.transforms],
+    weights.transforms,
     channels=channels,
     num_workers=num_workers,
     ahead=2 * size,
@@ -104,16 +101,20 @@ def load(weights, paths, batch_size, num_workers):
 
 
 def _forward(model, preprocess, layer, activation):
-  """(params, uint8 [B, H, W, C]) -> {name: [B, ...]}, all that there is."""
+  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+  has_features = hasattr(model, 'features')
+  if layer is not None and not has_features:
+    raise ValueError(f'{type(model).__name__} has no method `features`.')
 
   def forward(params, images):
-    found = model.apply(
-      {'params': params},
-      preprocess(images),
-      method='features',
-      per_layer=str(layer).startswith('block_'),
-    )
-    out = {}
+    images, out = preprocess(images), {}
+    if has_features:
+      per_layer = {'per_layer': str(layer).startswith('block_')}
+      found = model.apply(
+        {'params': params}, images, method='features', **per_layer
+      )
+    else:  # a model of your own needs no more than logits
+      found = {'logits': model.apply({'params': params}, images)}
     if 'logits' in found:
       out['probabilities'] = _ACTIVATIONS[activation](found['logits'])
     if layer is not None:
@@ -130,24 +131,24 @@ def _check(forward, params, shape, layer):
   out = jax.eval_shape(forward, params, images)
   if not out:
     raise ValueError(
-      'These weights have no head, so there is nothing to predict; their '
-      'features can be had (--features=FILE.npz; in Python, layer=).'
+      'The weights have no head, so there is nothing to predict. Use '
+      '--features=FILE.npz (in Python, layer=) for their features.'
     )
   if layer is None and out['probabilities'].ndim != 2:
     raise ValueError(
-      'This model has logits for each patch, not for the picture; its '
-      'features can be had (--features=FILE.npz; in Python, layer=).'
+      'The model has logits for each patch, not for the whole image. Use '
+      '--features=FILE.npz (in Python, layer=) for its features.'
     )
 
 
 def in_batches(forward, params, loaded, shape, on_error):
-  """Yields forward's results picture by picture, in order.
+  """Yield the results of `forward` for each image, in order.
 
   Args:
     forward: (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
     params: of it.
     loaded: iterator of `image_files.load`.
-    shape: (B, H, W, C); B is rounded up to a multiple of the devices.
+    shape: (B, H, W, C); B is rounded up to a multiple of the device count.
     on_error: as of `predict`.
   """
   mesh = sharding.make_mesh()
@@ -161,17 +162,17 @@ def in_batches(forward, params, loaded, shape, on_error):
     for i, (path, image) in enumerate(group):
       if isinstance(image, ValueError):
         if on_error == 'raise':
-          hint = "on_error='skip' goes on without such pictures."
+          hint = "on_error='skip' continues without such images."
           raise ValueError(f'{image} ({hint})') from image
       elif image.shape != shape[1:]:
         raise ValueError(
-          f'{path} came out of the transforms as {image.shape}, and the model '
-          f'takes {shape[1:]}. The transforms are those of the weights.'
+          f'{path} has the shape {image.shape} after the transforms of the '
+          f'weights; the model takes {shape[1:]}.'
         )
       else:
         images[i] = image
     out = forward(params, sharding.put_batch(images, mesh))
-    if waiting:  # the device is busy with this batch when the last is handed on
+    if waiting:  # the device computes this batch while the last is yielded
       yield from _results(*waiting)
     waiting = group, out
   if waiting:
@@ -194,50 +195,50 @@ def main(argv=None):
 
 
 def parser():
-  parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS PICTURES ...')
+  parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS IMAGES ...')
   add = parser.add_argument
-  add('pictures', nargs='+', help='images, folders, globs; local or gs://...')
+  add('pictures', nargs='+', help='images, folders or globs; local or gs://...')
   add('--weights', required=True, help='workdir, file or folder')
-  add('--activation', choices=_ACTIVATIONS, help='(as the weights say)')
+  add('--activation', choices=_ACTIVATIONS, help='(that of the weights)')
   add('--batch_size', type=arguments.count, default=32, metavar='N')
   add(
     '--num_workers',
     type=arguments.count,
     metavar='N',
-    help='threads that decode (one for each core, at most 16)',
+    help='decoding threads (one per core, at most 16)',
   )
   add(
     '--on_error',
     choices=('raise', 'skip'),
     default='raise',
-    help='of pictures that cannot be read',
+    help='for images that cannot be read',
   )
   _add_writing(parser)
   return parser
 
 
 def _add_writing(parser):
-  add = parser.add_argument_group('what is written').add_argument
+  add = parser.add_argument_group('output').add_argument
   add('--top_k', type=arguments.count, default=5, metavar='N', help='(5)')
   add('--format', choices=outputs.FORMATS, help='of the predictions (table)')
-  add('--output', metavar='FILE', help='for the predictions, not stdout')
-  add('--class_names', metavar='FILE', help='a name a line, or a JSON list')
+  add('--output', metavar='FILE', help='for the predictions, instead of stdout')
+  add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(
     '--features',
     metavar='FILE.npz',
-    help='for features, in place of predictions; with --format or --output '
-    'these are written too',
+    help='write features instead of predictions; with --format or --output, '
+    'write both',
   )
   add(
     '--layer',
     default='pre_logits',
-    help='of the features: pre_logits (what the head reads; default), pooled, '
+    help='for --features: pre_logits (input of the head; default), pooled, '
     'tokens, block_0, block_1, ...',
   )
 
 
 def _run(args):
-  """Exit status."""
+  """Return the exit status."""
   for path in (args.output, args.features):
     outputs.check_folder(path)
   paths = image_files.find(args.pictures)
@@ -259,7 +260,7 @@ def _run(args):
   )
   wanted = not args.features or args.format or args.output
   shown = wanted and not args.output and sys.stdout.isatty()
-  results = terminal.track(results, len(paths), unit='pictures', shown=shown)
+  results = terminal.track(results, len(paths), unit='images', shown=shown)
   skipped = []
   results = _without(results, skipped)
   if args.features:
@@ -278,7 +279,7 @@ def _run(args):
 
 
 def _without(results, skipped):
-  """The results without errors, which are appended to `skipped`."""
+  """Yield the results without errors; append those to `skipped`."""
   for result in results:
     if 'error' in result:
       skipped.append(result['error'])

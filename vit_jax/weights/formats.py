@@ -1,193 +1,112 @@
-"""Weights files of every kind that is read or written, behind two functions.
+"""Weights of all formats, behind two functions: `read` and `write`.
 
-  ours         a workdir, or WORKDIR/checkpoints/STEP
+  a workdir, or WORKDIR/checkpoints/STEP, with model.json    (read only)
+  vit_jax      NAME.npz and NAME.json: any model, also your own
   npz          NAME.npz as the paper's authors publish them, and NAME.json
   big_vision   NAME.npz of big_vision, and NAME.json
   timm         a folder: config.json, model.safetensors
   hf           a folder: these and preprocessor_config.json (transformers)
 
-NAME.json is ours, and need not be there: it holds what an npz cannot. Which
-format a file has is seen in the names of its arrays. Nothing in any of them is
-executed: no pickle, and no name in a file is imported but those in `bundle`.
+NAME.json is ours. With the format vit_jax it describes the model, as model.json
+does; with npz and big_vision it holds what these cannot, and may be missing.
+The format is recognised by the names of the arrays. Nothing in a file is
+executed: pickles are refused, and a file may only name the classes that
+`config.build` trusts.
 """
 
-import dataclasses
 import json
 
 from etils import epath
 
-from vit_jax import checkpoint
-from vit_jax.models.names import MIXER, RESNET, SIZES, VIT
-from vit_jax.weights import (
-  arrays,
-  big_vision,
-  huggingface,
-  original,
-  ours,
-  timm,
-)
-from vit_jax.weights.bundle import check_targets
-from vit_jax.weights.grids import pair, stride
+from vit_jax import checkpoint, config, tree, workdirs
+from vit_jax.files import write_atomically
+from vit_jax.models.common import as_pair
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.names import SIZES
+from vit_jax.models.pooling import NoPooling
+from vit_jax.models.posemb import Learned, SinCos2d
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.weights import bundle, files, huggingface, image_configs, npz, timm
+from vit_jax.weights.bundle import Weights
 
-FORMATS = {
-  'npz': original,
-  'big_vision': big_vision,
-  'timm': timm,
-  'hf': huggingface,
+_READERS = {'npz': npz, 'timm': timm, 'hf': huggingface}
+_WRITERS = {
+  'vit_jax': lambda weights: (weights.params, {}),
+  'npz': npz.write,
+  'big_vision': npz.write_big_vision,
+  'timm': timm.write,
+  'hf': huggingface.write,
 }
+FORMATS = tuple(_WRITERS)
+NPZ_FORMATS = ('vit_jax', 'npz', 'big_vision')
 _SAFETENSORS = 'model.safetensors'
-_KNOWN_ELSEWHERE = {  # values of fields that others have, too
-  'target': (VIT, RESNET, MIXER),
-  'posemb': (None, 'learned', 'sincos2d', 'none'),
-  'posemb_at': (None, 'stem'),
-  'patch_stride': (None,),
-  'mask_token': (None, False),
-}
-# Fields of models that their parameters do not tell.
-_UNTOLD = ('gelu', 'norm_eps', 'norm_after_pooling', 'pooling', 'posemb')
+# Short names (see `bundle.replace`) that NAME.json of an npz may have.
+_SIDECAR_FIELDS = (
+  'gelu',
+  'norm_eps',
+  'norm_after_pooling',
+  'pooling',
+  'posemb',
+)
 
 
 def find(path, step=None):
-  """Makes sure that there are weights, before any long work; see `read`.
+  """Check that there are weights, before any long work; see `read`.
 
-  Remote files are fetched, and wait in the cache.
+  Remote files are downloaded to the cache.
 
   Raises:
-    ValueError: nothing there.
+    ValueError: there are none.
   """
   _, source = _locate(path, step)
   if source is not None:
-    arrays.fetch(source)
+    files.fetch(source)
 
 
-def read(path, *, step=None, ema='auto', **options):
-  """Reads weights of any format that the table above has.
+def read(path, *, step=None, ema='auto', trust=(), **options):
+  """Return Weights of any format in the table above.
 
   Args:
     path: file or folder; local, gs://, s3://, http(s):// or hf://USER/MODEL.
-    step, ema: of a run of ours, see `checkpoint.load_params`.
-    **options: for what a file does not tell: num_heads; grid=(rows, columns)
-      of a position table that is no square; image_size; and fields of the
-      model such as gelu, norm_eps, or dtype.
-
-  Returns:
-    Weights.
+    step, ema: of a workdir, see `checkpoint.load_params`.
+    trust: packages whose classes the file may name, for models and transforms
+      of your own: ('my_package',).
+    **options: for what a file does not contain: grid=(rows, columns) of a
+      position table that is not a square; image_size; and fields of the model
+      as in `bundle.replace`, such as num_heads, gelu or dtype.
 
   Raises:
-    ValueError: nothing there; no format that is read; a part missing, too
-      many, or of another shape, all of it as a diff; a pickle.
+    ValueError: there is nothing; the format is unknown; the file is a pickle;
+      arrays are missing, unexpected or of another shape (lists all).
   """
   options = {k: v for k, v in options.items() if v is not None}
   directory, source = _locate(path, step)
   if directory is not None:
-    weights = ours.read(directory, ema, options)
+    weights = _read_checkpoint(directory, ema, trust, options)
   else:
-    weights = _read_theirs(path, source, options)
+    weights = _read_file(path, source, trust, options)
   shape, asked = weights.image_shape, options.get('image_size')
-  if asked is not None and pair(asked) != tuple(shape[:2]):
+  if asked is not None and as_pair(asked) != tuple(shape[:2]):
     raise ValueError(
       f'image_size={asked}, but {path} is for images of {shape[0]}x{shape[1]}. '
-      'Leave it out; another size is for `pretrained.load` to make, or for '
-      "evaluate's image_shape."
+      'Leave it out here; `pretrained.load` and image_shape of evaluate adapt '
+      'weights to another size.'
     )
   return weights
 
 
 def _locate(path, step):
-  """(directory of a checkpoint of ours, None), or (None, file of theirs)."""
-  if path is None or _is_ours(path):
+  """Return (directory of a checkpoint, None), or (None, path of a file)."""
+  if path is None or _is_workdir(path):
     return checkpoint.find(path, step), None
   if step is not None:
-    raise ValueError(f'{path} is no run of ours; step={step} means nothing.')
+    raise ValueError(f'{path} is not a workdir; leave out step={step}.')
   return None, _file(str(path))
 
 
-def _read_theirs(path, source, options):
-  file = arrays.fetch(source)
-  is_npz = arrays.kind(file) == 'npz'
-  found = arrays.read_npz(file) if is_npz else arrays.read_safetensors(file)
-  name = next((n for n, m in FORMATS.items() if m.recognise(found.keys())), '')
-  if not name:
-    some = ', '.join(sorted(found)[:8]) + (', ...' if len(found) > 8 else '')
-    raise ValueError(
-      f'{path} holds the arrays {some}: no weights that are known here, which '
-      f'are those of {", ".join(FORMATS)}.'
-    )
-  module = FORMATS[name]
-  try:
-    if is_npz:
-      sidecar = _sibling(source, _stem(source) + '.json')
-      weights = _read_npz(module, found, sidecar, options)
-    else:
-      weights = module.read(found, _config(name, source), **options)
-  except ValueError as e:
-    raise ValueError(f'{path}: {e}') from e
-  weights.origin = f'{weights.origin or name}, {path}'
-  weights.notes += _unusual(weights.settings)
-  return weights
-
-
-def write(weights, path, format, **options):
-  """Writes weights; returns the paths of the files written.
-
-  Args:
-    weights: Weights.
-    path: of the file (npz, big_vision) or the folder (timm, hf).
-    format: a key of FORMATS.
-    **options: of the format's own `write`.
-
-  Raises:
-    ValueError: the format cannot hold such a model.
-  """
-  if format not in FORMATS:
-    raise ValueError(f'format={format!r}; there are {", ".join(FORMATS)}.')
-  _check_known_elsewhere(weights.settings, format)
-  path = epath.Path(path)
-  out, files = FORMATS[format].write(weights, **options)
-  if format in ('npz', 'big_vision'):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays.write_npz(path, out)
-    files = {
-      path.with_suffix('.json').name: _rest(weights, FORMATS[format], out)
-    }
-    folder, written = path.parent, [path]
-  else:
-    path.mkdir(parents=True, exist_ok=True)
-    folder, written = path, [path / _SAFETENSORS]
-    arrays.write_safetensors(written[0], out, {'format': 'pt'})
-  for name, content in files.items():
-    (folder / name).write_text(json.dumps(content, indent=2) + '\n')
-    written.append(folder / name)
-  return written
-
-
-def _check_known_elsewhere(settings, format):
-  """Raises ValueError for what models here alone have."""
-  for name, known in _KNOWN_ELSEWHERE.items():
-    if settings.get(name) not in known:
-      remedy = 'Use the checkpoint of the run as it is.'
-      if name == 'mask_token':
-        remedy = 'Read it without (convert: --set pooling=token --set '
-        remedy += 'mask_token=false --num_classes=0).'
-      raise ValueError(
-        f'{name} is {settings[name]!r}, which nothing but models here has: '
-        f'{format} cannot hold it. {remedy}'
-      )
-
-
-def _unusual(settings):
-  """A note where the last layers of a published size may be missing."""
-  keys = ('width', 'mlp_dim', 'num_heads')
-  for name, (width, depth, mlp_dim, num_heads) in SIZES.items():
-    same = [settings.get(key) for key in keys] == [width, mlp_dim, num_heads]
-    if same and settings['depth'] < depth:
-      have = settings['depth']
-      return [f'  {have} layers are all there are; ViT-{name} has {depth}']
-  return []
-
-
-def _is_ours(path):
-  """Whether this is to be taken for a workdir, or a checkpoint in one."""
+def _is_workdir(path):
+  """Return whether this is, or must be meant as, a workdir or a checkpoint."""
   if str(path).startswith(('http://', 'https://', 'hf://')):
     return False
   path = epath.Path(path)
@@ -200,10 +119,10 @@ def _is_ours(path):
 
 
 def _file(path):
-  """The file with the arrays: the path itself, or one in the folder."""
+  """Return the file with the arrays: the path itself, or one in the folder."""
   if path.startswith('hf://'):
-    folder = path.count('/') < 4  # hf://USER/MODEL
-    return f'{path}/{_SAFETENSORS}' if folder else path
+    is_model = path.count('/') < 4  # hf://USER/MODEL
+    return f'{path}/{_SAFETENSORS}' if is_model else path
   if path.startswith(('http://', 'https://')) or not epath.Path(path).is_dir():
     return path
   names = sorted(child.name for child in epath.Path(path).iterdir())
@@ -213,61 +132,218 @@ def _file(path):
   known = [n for n in names if n.endswith(('.safetensors', '.npz'))]
   if len(known) != 1:
     raise ValueError(
-      f'{path} is no run of ours, and no folder with one weights file: it has '
+      f'{path} is neither a workdir nor a folder with one weights file: it has '
       f'{", ".join(names) or "nothing"}. Expected {_SAFETENSORS}, or name the '
       'file.'
     )
   return f'{path}/{known[0]}'
 
 
-def _config(format, source):
-  """config.json, and in it HF's preprocessor_config.json; None without it."""
-  config = _sibling(source, 'config.json')
-  if format == 'hf' and (more := _sibling(source, 'preprocessor_config.json')):
-    config = (config or {}) | {'preprocessor_config': more}
-  return config
+def _read_checkpoint(directory, ema, trust, options):
+  """Return Weights of WORKDIR/checkpoints/STEP; the workdir may be gone."""
+  if 'grid' in options:
+    raise ValueError(f'{directory} says its own grid; leave grid out.')
+  params, _ = checkpoint.load_params(directory.absolute(), ema=ema)
+  content = workdirs.description(directory, missing_ok=True)
+  if content is not None:
+    weights = _described(content, params, trust, options)
+  else:
+    size = options.pop('image_size', None)
+    params = tree.unstack_blocks(params)
+    model = bundle.infer(params, **options)
+    shape = bundle.infer_image_shape(model, params, image_size=size)
+    weights = Weights(model, params, shape)
+  weights.origin, weights.step = str(directory), int(directory.name)
+  return weights
+
+
+def _described(content, params, trust, options):
+  """Return Weights of parameters and the content of model.json."""
+  fields = {
+    k: v for k, v in options.items() if k not in ('image_size', 'num_heads')
+  }
+  model = bundle.build_model(content.get('model'), trust)
+  if isinstance(model, bundle.MODELS):
+    params = tree.unstack_blocks(params)
+    fields = {'scan': False} | fields if hasattr(model, 'scan') else fields
+  model = bundle.replace(model, **fields)
+  if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
+    params = {k: v for k, v in params.items() if k != 'mask'}
+  use = _use(content, trust)
+  shapes = bundle.shapes(model, use['image_shape'])
+  if lines := tree.diff(params, shapes):
+    raise ValueError(
+      'The parameters are not those of the model that is described next to '
+      f'them. Parameters (-), model (+):\n{lines}'
+    )
+  return Weights(model, params, **use)
+
+
+def _use(content, trust):
+  """Return arguments of Weights other than the model from our JSON."""
+  shape = content.get('image_shape')
+  if not isinstance(shape, list | tuple) or len(shape) != 3:
+    raise ValueError(f'image_shape={shape!r:.80}; expected [H, W, C].')
+  found = {
+    'image_shape': tuple(image_configs.size(n, 'image_shape') for n in shape),
+    'class_names': image_configs.class_names(content.get('class_names')),
+    'activation': image_configs.activation(content.get('activation')),
+  }
+  for name in ('preprocess', 'transforms'):
+    if (settings := content.get(name)) is not None:
+      found[name] = built = config.build(settings, trust=trust)
+      for part in built if isinstance(built, list | tuple) else [built]:
+        if not callable(bundle.check_whole(part)):
+          raise ValueError(f'{name}={settings!r:.80} is not a function.')
+  if 'transforms' in found:
+    found['transforms'] = tuple(found['transforms'])
+  return found
+
+
+def _read_file(path, source, trust, options):
+  file = files.fetch(source)
+  is_npz = files.kind(file) == 'npz'
+  found = files.read_npz(file) if is_npz else files.read_safetensors(file)
+  name = source.rsplit('/', 1)[-1].rsplit('.', 1)[0]
+  sidecar = _sibling(source, f'{name}.json') if is_npz else None
+  if sidecar is not None and 'image_shape' not in sidecar:
+    sidecar = None  # it is not ours
+  try:
+    if sidecar and 'target' in (sidecar.get('model') or {}):
+      weights = _described(sidecar, found, trust, options)
+      weights.origin = 'vit_jax'
+    else:
+      weights = _read_others(found, source, sidecar, trust, options)
+  except ValueError as e:
+    raise ValueError(f'{path}: {e}') from e
+  weights.origin = f'{weights.origin}, {path}'
+  weights.notes += _unusual(weights.model)
+  return weights
+
+
+def _read_others(found, source, sidecar, trust, options):
+  name = next((n for n, m in _READERS.items() if m.recognise(found)), None)
+  if name is None:
+    some = ', '.join(sorted(found)[:8]) + (', ...' if len(found) > 8 else '')
+    raise ValueError(
+      f'The file has the arrays {some}. This is none of the known formats: '
+      f'{", ".join(FORMATS)}.'
+    )
+  if sidecar:
+    told = sidecar.get('model') or {}
+    known = {k: told[k] for k in _SIDECAR_FIELDS if k in told}
+    use = _use(sidecar, trust)
+    options = known | {'grid': sidecar.get('grid')} | options
+    weights = _READERS[name].read(found, **options)
+    for key, value in use.items():
+      setattr(weights, key, value)
+    return weights
+  settings = _sibling(source, 'config.json') if name != 'npz' else None
+  if name == 'hf' and (more := _sibling(source, 'preprocessor_config.json')):
+    settings = (settings or {}) | {'preprocessor_config': more}
+  return _READERS[name].read(found, settings, **options)
 
 
 def _sibling(path, name):
-  """The JSON in the file of that name beside another; None if there is none."""
+  """Return the JSON in another file of the folder; None if there is none."""
   folder = path.rsplit('/', 1)[0] if '/' in path else '.'
-  file = arrays.fetch(f'{folder}/{name}', missing_ok=True)
-  return None if file is None else arrays.read_json(file)
+  file = files.fetch(f'{folder}/{name}', missing_ok=True)
+  return None if file is None else files.read_json(file)
 
 
-def _stem(path):
-  return path.rsplit('/', 1)[-1].rsplit('.', 1)[0]
+def _unusual(model):
+  """Return a note if the last layers of a published size may be missing."""
+  for name, (width, depth, mlp_dim, num_heads) in SIZES.items():
+    keys = ('width', 'mlp_dim', 'num_heads')
+    same = [getattr(model, k, None) for k in keys] == [
+      width,
+      mlp_dim,
+      num_heads,
+    ]
+    if same and model.depth < depth:
+      return [f'  the model has {model.depth} layers; ViT-{name} has {depth}']
+  return []
 
 
-def _read_npz(module, found, sidecar, options):
-  """Reads an npz; what the user says counts before what NAME.json says."""
-  if not isinstance(sidecar, dict) or 'image_shape' not in sidecar:
-    return module.read(found, None, **options)  # not one of ours
-  told = sidecar.get('model', {})
-  known = {name: told[name] for name in _UNTOLD if name in told}
-  known['grid'] = sidecar.get('grid')
-  check_targets([sidecar.get('preprocess'), sidecar.get('transforms')])
-  weights = module.read(found, None, **known | options)
-  return dataclasses.replace(weights, **ours.besides_model(sidecar))
+def write(weights, path, format, **options):
+  """Write weights; return the paths of the files.
+
+  Args:
+    weights: Weights.
+    path: of the file (vit_jax, npz, big_vision) or the folder (timm, hf).
+    format: one of FORMATS.
+    **options: of the format's own writer.
+
+  Raises:
+    ValueError: the format cannot hold such a model.
+  """
+  if format not in FORMATS:
+    raise ValueError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
+  if format != 'vit_jax':
+    _check_portable(weights.model, format)
+  arrays, texts = _WRITERS[format](weights, **options)
+  path = epath.Path(path)
+  if format in NPZ_FORMATS:
+    folder, file = path.parent, path
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_npz(file, arrays)
+    texts = {path.with_suffix('.json').name: _sidecar(weights, format, arrays)}
+  else:
+    folder, file = path, path / _SAFETENSORS
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_safetensors(file, arrays, {'format': 'pt'})
+  for name, content in texts.items():
+    write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
+  return [file, *(folder / name for name in texts)]
 
 
-def _rest(weights, module, written):
-  """The content of NAME.json: what the arrays do not tell."""
-  shape, grid = weights.image_shape, None
-  if 'patch_size' in weights.settings:
-    grid = [s // n for s, n in zip(shape, stride(weights.settings))]
-  told = module.read(written, None, grid=grid).settings
-  settings = weights.settings
-  return {
-    'model': {
-      name: settings[name]
-      for name in _UNTOLD
-      if name in settings and settings[name] != told.get(name)
-    },
-    'grid': grid,
-    'image_shape': list(shape),
-    'preprocess': weights.preprocess,
-    'transforms': weights.transforms,
+def _check_portable(model, format):
+  """Raise ValueError for what only models of this project have."""
+  problems = []
+  if type(model) not in (VisionTransformer, ResNet, MlpMixer):
+    problems.append(f'the model {type(model).__name__}')
+  posemb = getattr(model, 'posemb', None)
+  if posemb is not None and (
+    type(posemb) not in (Learned, SinCos2d) or posemb.in_layers
+  ):
+    problems.append(f'posemb={posemb}')
+  embedding = getattr(model, 'embedding', None)
+  if getattr(embedding, 'stride', None):
+    problems.append(f'stride={embedding.stride}')
+  remedy = 'Use --format=vit_jax instead'
+  if getattr(embedding, 'mask_token', False):
+    problems.append('mask_token=True')
+    remedy += (
+      ', or read the weights without (convert: --set pooling=token --set '
+      'mask_token=false --num_classes=0)'
+    )
+  if problems:
+    raise ValueError(
+      f'{format} cannot hold {", ".join(problems)}: only models of this '
+      f'project have it. {remedy}.'
+    )
+
+
+def _sidecar(weights, format, arrays):
+  """Return the content of NAME.json."""
+  model = weights.model
+  content = {
+    'image_shape': list(weights.image_shape),
+    'preprocess': config.describe(weights.preprocess),
+    'transforms': config.describe(list(weights.transforms)),
     'class_names': weights.class_names,
     'activation': weights.activation,
   }
+  if format == 'vit_jax':
+    return {'model': config.describe(model)} | content
+  grid = None
+  if hasattr(model, 'embedding'):
+    grid = list(model.embedding.grid(weights.image_shape))
+  told = npz.read(arrays, grid=grid).model
+  fields, gelu = {}, getattr(getattr(model, 'block', model), 'gelu', None)
+  if gelu != getattr(getattr(told, 'block', told), 'gelu', None):
+    fields['gelu'] = gelu
+  pooling = getattr(model, 'pooling', None)
+  if isinstance(pooling, NoPooling):
+    fields['pooling'] = 'none'
+  return {'model': fields, 'grid': grid} | content

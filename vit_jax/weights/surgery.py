@@ -1,8 +1,8 @@
-"""Fits the parameters of one model to another: the paper's fine-tuning surgery.
+"""Fitting the parameters of one model to another: the paper's fine-tuning.
 
-Section 3.2: both layers of the pre-training head go, a zero-initialised D x K
-layer takes their place, and the pre-trained position embeddings are
-interpolated in 2-D to the new sequence length.
+Section 3.2: both layers of the pre-training head are removed, a
+zero-initialised D x K layer replaces them, and the pre-trained position
+embeddings are interpolated in 2-D to the new sequence length.
 """
 
 import dataclasses
@@ -15,26 +15,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.models import posemb, resample
+from vit_jax.checks import one_of
+from vit_jax.models import common
 from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
-POSITIONS = r'(?:.*/)?pos_embedding(_[xy])?'
-OFFSETS = r'(?:.*/)?offset_embedding'  # of relative positions
-MASK = 'mask'  # which only the pre-training of masked_patches.py uses
-# What the pixels of an image are first multiplied with: [ph, pw, C, D].
-PIXELS = ('resnet/root/conv/kernel', 'embedding/kernel')
+MASK = 'mask'  # used by the pre-training of masked_patches.py only
+# Fields that change what a model does with its parameters.
+_BEHAVIOUR = (
+  'embedding',
+  'posemb',
+  'pooling',
+  'block',
+  'form',
+  'gelu',
+  'norm_eps',
+)
+
+# Fields of their parts that do not, or whose arrays are reported anyway.
+_NOT_SHOWN = (
+  *('init_std', 'layerscale_init', 'attention_dropout'),
+  *('patch_size', 'mask_token'),
+)
 
 
 @dataclasses.dataclass
 class Report:
-  """What became of each parameter that was not simply taken over."""
+  """How each parameter was adapted, except those loaded unchanged."""
 
   loaded: int = 0
   notes: list[str] = dataclasses.field(default_factory=list)
 
   def __str__(self):
-    notes = self.notes or ['everything taken over as it was']
+    notes = self.notes or ['everything unchanged']
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
@@ -53,7 +66,7 @@ class InitFrom:
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
       evaluation.
     head_rule: path rule of the parameters of the head.
-    posemb_resize: how position embeddings are resized, see `resample.resize`.
+    posemb_resize: method that resizes position embeddings, see `posemb.resize`.
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
@@ -78,6 +91,7 @@ def read(init_from):
     init_from.path,
     step=init_from.step,
     ema=init_from.ema,
+    trust=init_from.trust,
     grid=init_from.grid,
     **(init_from.options or {}),
   )
@@ -108,40 +122,46 @@ def fit(weights, params, model, init_from=InitFrom()):
     model: that will use them.
     init_from: how they are adapted.
   """
-  fresh = tree.flatten(params)
   adapted, report = adapt(
     weights.params,
-    fresh,
+    tree.flatten(params),
+    model,
     head=init_from.head or 'reset',
     head_rule=init_from.head_rule,
     posemb_resize=init_from.posemb_resize,
     patch_resize=init_from.patch_resize,
     adapt_channels=init_from.adapt_channels,
   )
-  report.notes += weights.notes + _other_settings(weights.settings, model)
+  report.notes += weights.notes + _differences(model, weights.model)
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
   return params, f'parameters of {weights.origin}: {report}'
 
 
-def _other_settings(settings, model):
-  """What the file's model does with its parameters that this one does not."""
+def _differences(model, other):
+  """Return a note for each part that two models use parameters differently."""
   notes = []
-  for name in (
-    *('gelu', 'norm_eps', 'norm_after_pooling', 'form'),
-    *('posemb', 'posemb_at', 'patch_stride'),
-  ):
-    if hasattr(model, name):
-      here, default = getattr(model, name), getattr(type(model), name)
-      there = settings.get(name, default)  # what is not said is the default
-      if here != there:
-        notes.append(f'  {name}={here!r} here, {there!r} in the file')
+  for name in _BEHAVIOUR:
+    here, there = getattr(model, name, None), getattr(other, name, None)
+    if here == there:
+      continue
+    if type(here) is type(there) and dataclasses.is_dataclass(here):
+      notes += [
+        f'  {f.name}={getattr(here, f.name)!r} here, '
+        f'{getattr(there, f.name)!r} in the file'
+        for f in dataclasses.fields(here)
+        if getattr(here, f.name) != getattr(there, f.name)
+        and f.name not in _NOT_SHOWN
+      ]
+    else:
+      notes.append(f'  {name}={here!r} here, {there!r} in the file')
   return notes
 
 
 def adapt(
   loaded,
   fresh,
+  model,
   *,
   head='reset',
   head_rule=HEAD,
@@ -149,55 +169,54 @@ def adapt(
   patch_resize=None,
   adapt_channels=False,
 ):
-  """Parameters of a new model from those of another.
+  """Return (parameters of a model made from those of another, Report).
+
+  Scanned and unrolled layers are converted. A mask vector is dropped if only
+  the old model has one, and stays as initialised if only the new model has
+  (head 'reset').
 
   Args:
     loaded: {path: array} of the old model.
-    fresh: {path: array} of the new one as initialised.
-    head: 'reset': the head is the fresh one (the paper's way); 'keep': it is
-      taken over, and must fit.
-    head_rule: path rule of what belongs to the head.
-    posemb_resize: how position grids of another size are interpolated, see
-      `resample.resize`.
-    patch_resize: how patch kernels of another size are resized, see
-      `resample.resize_kernel`; None: they must not be.
-    adapt_channels: whether images may have another number of channels: the
-      kernel's are summed to one, or repeated and scaled to more (as timm).
-
-  Returns:
-    ({path: array}, Report). Scanned and unrolled layers are converted; a mask
-    vector is dropped where only the old model has one, and the fresh one stays
-    where only the new model has (head 'reset').
+    fresh: {path: array} of the new model as initialised.
+    model: the new model.
+    head, head_rule, posemb_resize, patch_resize, adapt_channels: see InitFrom.
 
   Raises:
-    ValueError: anything left unmatched, all of it, as a diff.
+    ValueError: parameters that do not match; lists all, as a diff.
   """
+  one_of('head', head, ('reset', 'keep'))
   report = Report()
-  loaded = _as_laid_out(loaded, fresh, report)
-  anew = _initialised_anew(head, head_rule, loaded)
-  ways = {
-    'posemb_resize': posemb_resize,
-    'patch_resize': patch_resize,
-    'adapt_channels': adapt_channels,
-  }
+  loaded = _with_layout(loaded, fresh, report)
+  reset = re.compile('(?!)')  # matches nothing
+  if head == 'reset':
+    reset = re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')
   out, unmatched = {}, {}
   for path, value in fresh.items():
     old = loaded.get(path)
-    if anew.fullmatch(path):
+    if reset.fullmatch(path):
       out[path] = value
-      report.notes.append(f'  {path} {_shape(value)} initialised anew')
-    elif old is not None and old.shape == value.shape:
+      report.notes.append(f'  {path} {_shape(value)} newly initialised')
+      continue
+    if old is not None and old.shape != value.shape:
+      old = common.resize(
+        model,
+        path,
+        old,
+        value.shape,
+        posemb_resize=posemb_resize,
+        patch_resize=patch_resize,
+        adapt_channels=adapt_channels,
+      )
+      if old is not None:
+        how = posemb_resize if 'pos_embedding' in path else patch_resize
+        report.notes.append(_resized(path, loaded[path], value, how))
+    if old is None:
+      unmatched[path] = value
+    else:
       out[path] = np.asarray(old, value.dtype)
       report.loaded += 1
-    elif old is not None and (found := _change(path, old, value, **ways)):
-      changed, note = found
-      out[path] = np.asarray(changed, value.dtype)
-      report.loaded += 1
-      report.notes.append(note)
-    else:
-      unmatched[path] = value
   spare = {path: v for path, v in loaded.items() if path not in fresh}
-  dropped = {p: v for p, v in spare.items() if p == MASK or anew.fullmatch(p)}
+  dropped = {p: v for p, v in spare.items() if p == MASK or reset.fullmatch(p)}
   report.notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
@@ -205,24 +224,15 @@ def adapt(
     raise ValueError(
       'The parameters do not fit this model. Loaded (-), needed (+):\n'
       f'{tree.diff(wrong, unmatched)}\n'
-      'Give the model the settings it was trained with (size, patch, pooling, '
-      "...); only the head (head='reset') and position grids may differ, and, "
-      'if asked for, patches (patch_resize) and channels (adapt_channels).'
+      'Give the model the fields it was trained with (size, patches, pooling, '
+      "...). Only the head (head='reset') and position grids may differ; with "
+      'patch_resize also patches, and with adapt_channels also channels.'
     )
   return out, report
 
 
-def _initialised_anew(head, head_rule, loaded):
-  """The path rule, compiled, of what is not taken over."""
-  if head not in ('reset', 'keep'):
-    raise ValueError(f"head={head!r} must be 'reset' or 'keep'.")
-  if head == 'keep':
-    return re.compile('(?!)')  # nothing
-  return re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')
-
-
-def _as_laid_out(loaded, fresh, report):
-  """The loaded layers stacked or not, as the fresh ones are."""
+def _with_layout(loaded, fresh, report):
+  """Return the loaded layers stacked or not, as the fresh ones are."""
   if tree.is_stacked(fresh) and not tree.is_stacked(loaded):
     report.notes.append('  layers stacked, as this model scans over them')
     return tree.stack_blocks(loaded)
@@ -232,45 +242,14 @@ def _as_laid_out(loaded, fresh, report):
   return loaded
 
 
-def _change(path, old, new, *, posemb_resize, patch_resize, adapt_channels):
-  """(old in the shape of new, what was done to it); None where it may not."""
-  changed, how = np.asarray(old), ''
-  if re.fullmatch(POSITIONS, path) and _same_but(old, new, (-3, -2)):
-    changed = resample.resize(changed, new.shape[-3:-1], posemb_resize)
-    how = f' ({posemb_resize})'
-  elif re.fullmatch(OFFSETS, path) and _same_but(old, new, (-4, -3)):
-    rows, columns = new.shape[-4:-2]
-    changed = posemb.resize_offsets(changed, (rows // 2, columns))
-  elif path in PIXELS and _same_but(old, new, (0, 1, 2)):
-    if adapt_channels and old.shape[2] != new.shape[2]:
-      changed = _to_channels(changed, new.shape[2])
-      how = ' (channels adapted)'
-    if patch_resize and old.shape[:2] != new.shape[:2]:
-      changed = resample.resize_kernel(changed, new.shape[:2], patch_resize)
-      how += f' ({patch_resize})'
-  note = f'  {path} {_shape(old)} resized to {_shape(new)}{how}'
-  return (changed, note) if changed.shape == new.shape else None
-
-
-def _same_but(old, new, dims):
-  """Whether two arrays differ in these dimensions only."""
-  if old.ndim != new.ndim or old.ndim < 4:
-    return False
-  free = {d % old.ndim for d in dims}
-  return all(
-    a == b
-    for d, (a, b) in enumerate(zip(old.shape, new.shape))
-    if d not in free
-  )
-
-
-def _to_channels(kernel, channels):
-  """[ph, pw, C, D] -> [ph, pw, channels, D]."""
-  old = kernel.shape[2]
-  if channels == 1:
-    return kernel.sum(axis=2, keepdims=True)
-  repeated = kernel[:, :, np.arange(channels) % old]
-  return repeated * np.asarray(old / channels, kernel.dtype)
+def _resized(path, old, new, how):
+  """Return a line of the report."""
+  line = f'  {path} {_shape(old)} resized to {_shape(new)}'
+  if path.endswith('/kernel'):
+    if old.shape[2] != new.shape[2]:
+      line += ' (channels adapted)'
+    how = how if old.shape[:2] != new.shape[:2] else None
+  return line + (f' ({how})' if how else '')
 
 
 def _shape(array):

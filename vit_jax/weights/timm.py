@@ -1,27 +1,105 @@
 """timm: model.safetensors and config.json, read and written.
 
-What of timm has a counterpart: VisionTransformer (DeiT, DeiT III, SigLIP's
-image side, DINOv2 but for SwiGLU), its hybrids, BiT and the Mixer. A class
-token that is not pooled becomes our first register, for that is all it is.
+Supported: VisionTransformer (DeiT, DeiT III, SigLIP's image tower, DINOv2
+except with SwiGLU), its hybrids, BiT and MLP-Mixers. A class token that is not
+pooled is read as our first register, which is equivalent.
 
-Without config.json these are taken as given: exact GELU, heads of 64 but in
-published widths (`bundle.default_heads`), a class token is pooled unless there
-is `fc_norm`. timm's LayerNorms have an epsilon of 1e-6, as ours by default.
+    {'architecture': 'vit_base_patch16_224', 'num_classes': 1000,
+     'global_pool': 'token', 'model_args': {...}, 'label_names': [...],
+     'pretrained_cfg': {'input_size': [3, 224, 224], 'mean': [...], ...}}
+
+is config.json. Older files have the content of pretrained_cfg at the top and no
+model_args. We also write 'activation', which timm ignores. Without config.json:
+exact GELU, heads as in `bundle.infer`, and the class token is pooled unless
+there is `fc_norm`. timm's LayerNorms have an epsilon of 1e-6, as ours.
 """
 
+import dataclasses
+import math
 import re
+from typing import Any
 
 import numpy as np
 
-from vit_jax.weights import grids, timm_config, torch_layout
-from vit_jax.weights.bundle import Weights, infer
-from vit_jax.weights.timm_layout import mixer_parts, resnet_parts, vit_parts
-from vit_jax.weights.timm_out import write as write
-from vit_jax.weights.torch_layout import count, shape_of
+from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
+from vit_jax.models.common import as_pair
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
+from vit_jax.models.resnet import ResNet
+from vit_jax.weights import bundle, image_configs, keymap
+from vit_jax.weights.bundle import Weights
+from vit_jax.weights.keymap import Key, conv, linear, norm
 
 _WRAPPER = 'timm_model.'  # of the class in transformers that wraps them
 
-# Why a timm model has no counterpart here, by what its arrays are called.
+
+def _vit_keys(last_norm='norm', root_only=False):
+  backbone = 'patch_embed.backbone'
+  return [
+    Key('cls_token', 'cls'),
+    Key('reg_token', 'registers'),
+    Key('pos_embed', 'pos_embedding'),
+    *conv('patch_embed.proj', 'embedding'),
+    *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
+    *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
+    *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', merge_inputs=True),
+    *norm('blocks.{i}.attn.q_norm', 'block_{i}/attn/query_norm'),
+    *norm('blocks.{i}.attn.k_norm', 'block_{i}/attn/key_norm'),
+    *linear('blocks.{i}.mlp.fc{n}', 'block_{i}/mlp/fc{n}'),
+    Key('blocks.{i}.ls{n}.gamma', 'block_{i}/ls{n}'),
+    *norm(last_norm, 'norm'),
+    Key('attn_pool.latent', 'map_head/probe'),
+    *linear('attn_pool.q', 'map_head/attn/query'),
+    *linear('attn_pool.kv', 'map_head/attn/key|value'),
+    *linear('attn_pool.proj', 'map_head/attn/out', merge_inputs=True),
+    *norm('attn_pool.norm', 'map_head/norm'),
+    *linear('attn_pool.mlp.fc{n}', 'map_head/mlp/fc{n}'),
+    *linear('pre_logits.fc', 'pre_logits'),
+    *linear('head', 'head'),
+    *_backbone_keys(
+      f'{backbone}.' if root_only else f'{backbone}.stem.', f'{backbone}.'
+    ),
+  ]
+
+
+def _backbone_keys(stem, prefix=''):
+  unit = f'{prefix}stages.{{s}}.blocks.{{u}}'
+  ours = 'resnet/stage{s+1}/unit{u+1}'
+  return [
+    *conv(f'{stem}conv', 'resnet/root/conv'),
+    *norm(f'{stem}norm', 'resnet/root/norm'),
+    *conv(f'{unit}.conv{{n}}', f'{ours}/conv{{n}}'),
+    *norm(f'{unit}.norm{{n}}', f'{ours}/norm{{n}}'),
+    *conv(f'{unit}.downsample.conv', f'{ours}/conv_proj'),
+    *norm(f'{unit}.downsample.norm', f'{ours}/norm_proj'),
+  ]
+
+
+_RESNET_KEYS = [
+  *_backbone_keys('stem.'),
+  *norm('norm', 'norm'),
+  Key(  # a convolution of 1x1
+    'head.fc.weight',
+    'head/kernel',
+    lambda x: x[:, :, 0, 0].T if x.shape[2:] == (1, 1) else x,
+    lambda x: x.T[:, :, None, None],
+    ndim=4,
+  ),
+  Key('head.fc.bias', 'head/bias'),
+]
+_MIXER_KEYS = [
+  *conv('stem.proj', 'embedding'),
+  *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
+  *linear('blocks.{i}.mlp_tokens.fc{n}', 'block_{i}/token_mixing/fc{n}'),
+  *linear('blocks.{i}.mlp_channels.fc{n}', 'block_{i}/channel_mixing/fc{n}'),
+  *norm('norm', 'norm'),
+  *linear('head', 'head'),
+]
+_FIRST_CONVS = (
+  *('patch_embed.backbone.stem.conv', 'patch_embed.backbone.conv'),
+  *('patch_embed.proj', 'stem.conv', 'stem.proj'),
+)
+# Why a timm model has no counterpart here, by the names of its arrays.
 _REASONS = {
   r'dist_token|head_dist\..*': 'it has a distillation token (DeiT distilled)',
   r'norm_pre\..*': 'it has a norm before the layers (CLIP)',
@@ -31,12 +109,41 @@ _REASONS = {
   r'.*\.(attns|ffns|in_proj)\..*': 'its branches are in parallel',
   r'.*\.running_(mean|var)': 'it has batch norm',
   r'stem\.conv1\..*|patch_embed\.backbone\.(conv1|0)\..*': 'its stem is deep',
-  r'.*\.(q_bias|v_bias)|.*\.q_proj\..*': 'its attention is of another form',
+  r'.*\.(q_bias|v_bias)|.*\.q_proj\..*': 'its attention has another form',
+}
+# Models with other heads than all other models of the same width.
+_HEADS = {
+  'vit_base_patch16_gap_224': 16,
+  'test_vit': 2,
+  'test_vit2': 2,
+  'test_vit3': 3,
+  'test_vit4': 3,
+}
+# Architectures with the tanh form of the GELU; all others have the exact one.
+_TANH = re.compile(
+  r'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
+  r'vit_large_patch16_siglip_(gap_)?512'
+)
+_GELU = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+# Architectures whose arrays have the usual names, but which compute otherwise.
+_OTHERS = {
+  r'vit_.*_rpn_.*': 'norms after the branches',
+  r'.*quickgelu.*': 'the activation QuickGELU',
+  r'test_vit3': 'pooling over the class token and registers too',
+}
+_POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+# Arguments that change the computation but not the arrays: supported values.
+_KNOWN_ARGS = {
+  'pool_include_prefix': (False, None),
+  'norm_layer': (None, 'layernorm'),
+  'scale_attn_norm': (False, None),
+  'scale_mlp_norm': (False, None),
+  'dynamic_img_pad': (False, None),
 }
 
 
 def recognise(names):
-  """Whether arrays of these names are a model of timm's."""
+  """Return whether arrays of these names are a timm model."""
   names = {name.removeprefix(_WRAPPER) for name in names}
   firsts = 'patch_embed.proj.weight', 'stem.proj.weight', 'stem.conv.weight'
   return any(name in names for name in firsts) and any(
@@ -44,230 +151,487 @@ def recognise(names):
   )
 
 
-def read(
-  arrays, config=None, *, num_heads=None, grid=None, image_size=None, **fields
-):
-  """Weights of timm's arrays.
+def read(arrays, config=None, *, grid=None, image_size=None, **fields):
+  """Return Weights of timm's arrays.
 
   Args:
     arrays: {name: array}.
     config: content of config.json, or None.
-    num_heads, grid, image_size: see `formats.read`.
-    **fields: of the model, before what the config says: gelu, pooling, ....
+    grid, image_size: see `formats.read`.
+    **fields: of the model, which override the config: gelu, pooling, ....
 
   Raises:
     ValueError: no model of ours has these arrays.
   """
   arrays = {k.removeprefix(_WRAPPER): np.asarray(v) for k, v in arrays.items()}
-  config = timm_config.parse(config)
-  config.check()
-  notes = []
+  config, notes, last_norm = _Config.parse(config), [], 'norm'
   if 'stem.proj.weight' in arrays:
-    params, given = _read_mixer(arrays), {'gelu': config.gelu}
+    keys, fields = _MIXER_KEYS, {'gelu': config.gelu} | fields
   elif 'patch_embed.proj.weight' in arrays:
-    params, given, notes = _read_vit(arrays, config, num_heads, grid, fields)
+    last_norm = 'fc_norm' if 'fc_norm.weight' in arrays else 'norm'
+    keys = _vit_keys(last_norm, 'patch_embed.backbone.conv.weight' in arrays)
+    arrays = _add_biases(arrays, notes)
   else:
-    params, given = _read_resnet(arrays), {}
-  settings = infer(params, **given | fields)
-  shape = grids.image_shape(
-    params, settings, image_size=image_size or config.image_size, grid=grid
-  )
-  preprocess, transforms, more = timm_config.preprocess(config, shape)
-  known = {'preprocess': preprocess} if preprocess else {}
-  return Weights(
-    settings=settings,
-    params=params,
-    image_shape=shape,
-    transforms=transforms,
-    class_names=config.class_names,
-    activation=config.activation,
-    origin=f'timm {config.architecture}'.strip(),
-    notes=notes + more,
-    **known,
-  )
-
-
-def _read(arrays, parts, what):
-  why = {
+    keys = _RESNET_KEYS
+  params, names = keymap.to_ours(arrays, keys)
+  if 'patch_embed.proj.weight' in arrays:
+    fields = _vit_fields(params, config, last_norm) | fields
+    model = _place_tokens(params, fields, last_norm, config, grid, notes)
+  else:
+    model = bundle.infer(params, **fields)
+  why = '; '.join(
     reason
     for pattern, reason in _REASONS.items()
     if any(re.fullmatch(pattern, name) for name in arrays)
+  )
+  params, shape = bundle.finish(
+    model,
+    params,
+    names,
+    arrays,
+    keys,
+    image_size=image_size or config.image_size,
+    grid=grid,
+    hint=why and f': {why}',
+  )
+  return Weights(
+    model=model,
+    params=params,
+    image_shape=shape,
+    class_names=config.class_names,
+    activation=config.activation,
+    origin=f'timm {config.architecture}'.strip(),
+    **config.preprocess(shape, notes),
+    notes=notes,
+  )
+
+
+def _add_biases(arrays, notes):
+  """Return the arrays with zero biases of qkv, if no layer has any."""
+  weights = {k: v for k, v in arrays.items() if k.endswith('.qkv.weight')}
+  biases = {
+    k.replace('weight', 'bias'): np.zeros(v.shape[:1])
+    for k, v in weights.items()
   }
-  return torch_layout.to_ours(
-    arrays, parts, what=what, why='; '.join(sorted(why))
-  )
+  if not biases or biases.keys() & arrays.keys():
+    return arrays
+  notes.append('  biases of queries, keys and values are zero: there are none')
+  return arrays | biases
 
 
-def _read_mixer(arrays):
-  width, channels, *patch = shape_of(arrays, r'stem\.proj\.weight', 4)
-  fc1 = r'blocks\.\d+\.mlp_{}\.fc1\.weight'
-  tokens_mlp_dim, tokens = shape_of(arrays, fc1.format('tokens'), 2)
-  parts = mixer_parts(
-    width=width,
-    depth=count(arrays, r'blocks\.(\d+)\.'),
-    tokens=tokens,
-    tokens_mlp_dim=tokens_mlp_dim,
-    channels_mlp_dim=shape_of(arrays, fc1.format('channels'), 2)[0],
-    patch_size=tuple(patch),
-    channels=channels,
-    num_classes=_rows(arrays, 'head.weight'),
-  )
-  return _read(arrays, parts, 'an MlpMixer')
+def _vit_fields(params, config, last_norm):
+  """Return fields of a ViT that the config says, or else the arrays."""
+  pooling = config.pooling
+  if 'map_head/probe' in params:
+    pooling = 'map'
+  elif not pooling:
+    pooling = 'token' if 'cls' in params and last_norm == 'norm' else 'gap'
+  fields = {'gelu': config.gelu, 'pooling': pooling}
+  if config.heads:
+    fields['num_heads'] = config.heads
+  if 'pos_embedding' not in params and config.args.get(
+    'pos_embed', 'learn'
+  ) in ('none', '', None):
+    fields['posemb'] = 'none'
+  return fields
 
 
-def _read_resnet(arrays):
-  width, channels, *_ = shape_of(arrays, r'stem\.conv\.weight', 4)
-  parts = resnet_parts(
-    units=_units(arrays, ''),
-    width=width,
-    channels=channels,
-    form='preact' if 'norm.weight' in arrays else 'postact',
-    num_classes=_rows(arrays, 'head.fc.weight'),
-  )
-  return _read(arrays, parts, 'a ResNet')
+def _place_tokens(params, fields, last_norm, config, grid, notes):
+  """Give positions, and the tokens before the patches, our form.
 
-
-def _read_vit(arrays, config, num_heads, grid, fields):
-  width, _, *patch = shape_of(arrays, r'patch_embed\.proj\.weight', 4)
-  stem = 'patch_embed.backbone.'
-  units, channels = None, arrays['patch_embed.proj.weight'].shape[1]
-  if any(name.startswith(stem) for name in arrays):
-    units = _units(arrays, stem)
-    conv = rf'{re.escape(stem)}(stem\.)?conv\.weight'
-    channels = shape_of(arrays, conv, 4)[1]
-  heads = num_heads or _heads(arrays, config, width)
-  if width % heads:
-    raise ValueError(f'num_heads={heads} does not divide the width {width}.')
-  pooling = fields.get('pooling') or _pooling(arrays, config)
-  table = arrays.get('pos_embed')
-  parts = vit_parts(
-    width=width,
-    depth=count(arrays, r'blocks\.(\d+)\.'),
-    mlp_dim=shape_of(arrays, r'blocks\.\d+\.mlp\.fc1\.weight', 2)[0],
-    num_heads=heads,
-    patch_size=tuple(patch),
-    channels=channels,
-    num_classes=_rows(arrays, 'head.weight'),
-    resnet_stages=units,
-    class_token='cls_token' in arrays,
-    registers=_rows(arrays, 'reg_token', 1) or 0,
-    positions=None if table is None else _rows(arrays, 'pos_embed', 1),
-    layerscale='blocks.0.ls1.gamma' in arrays,
-    qk_norm='blocks.0.attn.q_norm.weight' in arrays,
-    map_head=pooling == 'map',
-    norm_name='fc_norm' if 'fc_norm.weight' in arrays else 'norm',
-    representation_size=_rows(arrays, 'pre_logits.fc.weight'),
-  )
-  arrays, notes = _with_biases(arrays, parts)
-  params = _read(arrays, parts, f'a VisionTransformer with {heads} heads')
-  given = {'gelu': config.gelu}
-  if 'fc_norm.weight' in arrays and pooling != 'token':
-    # Of one token it is the same before pooling and after it.
-    given['norm_after_pooling'] = True
+  Returns:
+    the model; params are changed.
+  """
+  pooling = fields['pooling']
+  if last_norm == 'fc_norm' and pooling != 'token':
+    # For a single token, the norm before and after pooling are the same.
     if pooling != 'gap':
       raise ValueError(f'The file has fc_norm, with pooling {pooling!r}.')
-  if table is None:
-    given['posemb'] = _fixed_positions(config, fields)
-  notes += _place(params, pooling, config, grid, patch, units)
-  return params, given, notes
-
-
-def _with_biases(arrays, parts):
-  """(arrays, notes): zero biases of qkv, where no layer has any."""
-  biases = [p for p in parts if p.theirs.endswith('.qkv.bias')]
-  if any(p.theirs in arrays for p in biases):
-    return arrays, []
-  zeros = {p.theirs: np.zeros(p.shape) for p in biases}
-  note = '  biases of queries, keys and values are zero: there are none'
-  return arrays | zeros, [note]
-
-
-def _place(params, pooling, config, grid, patch, units):
-  """Gives positions and tokens that precede the patches our form."""
-  notes = []
-  cls, registers = params.pop('cls', None), params.pop('registers', None)
-  prefix = [p for p in (cls, registers) if p is not None]
-  table = params.pop('pos_embedding', None)
-  if prefix:
-    prefix = np.concatenate(prefix, axis=1)
-  if table is not None:
-    stride = grids.stride({'patch_size': patch, 'resnet_stages': units})
-    length = prefix.shape[1] if len(prefix) else 0
-    size = _grid(table.shape[1], length, config, grid, stride)
-    rows, params['pos_embedding'] = grids.positions(
-      table, prefix=table.shape[1] - size[0] * size[1], grid=size
-    )
-  else:
-    rows = np.zeros((1, 0, 0), np.float32)
-  first = 0
-  if pooling == 'token':
-    if cls is None:
-      raise ValueError("The file has no cls_token; pooling cannot be 'token'.")
-    params['cls'], first = cls, 1
-    if table is not None:
-      row = rows[:, :1] if rows.shape[1] else np.zeros_like(cls)
-      params['cls_pos_embedding'] = row
-  if len(prefix) and prefix.shape[1] > first:
-    params['registers'] = prefix[:, first:]
-    if rows[:, first:].any():
-      params['registers'] = prefix[:, first:] + rows[:, first:]
-      notes.append('  positions of registers added to them, as ours have none')
-    if cls is not None and first == 0:
-      notes.append('  the class token, which is not pooled, is register 0')
-  return notes
-
-
-def _fixed_positions(config, fields):
-  """The posemb of a model without a table of positions."""
-  if config.has_positions and 'posemb' not in fields:
+    fields = {'norm_after_pooling': True} | fields
+  if 'pos_embedding' not in params and 'posemb' not in fields:
     raise ValueError(
       'The file has no pos_embed, and nothing says that its model has none. '
       "If it has none, pass posemb='none'."
     )
-  return 'none'
-
-
-def _grid(count, prefix, config, grid, stride):
-  """(rows, columns) of a position table with and without the prefix's rows."""
-  if config.image_size and not grid:
-    grid = tuple(s // t for s, t in zip(config.image_size, stride))
-    if grid[0] * grid[1] not in (count, count - prefix):
-      grid = None  # of another size than the config says
-  if grid:
-    return grids.pair(grid)
-  embeds_prefix = not config.args.get('no_embed_class', False)
-  for patches in (count - prefix, count)[:: 1 if embeds_prefix else -1]:
-    if patches > 0 and int(patches**0.5 + 0.5) ** 2 == patches:
-      return grids.square(patches, None, 'pos_embed')
-  return grids.square(count - prefix, None, 'pos_embed')
-
-
-def _heads(arrays, config, width):
-  norm = arrays.get('blocks.0.attn.q_norm.weight')
-  if norm is not None and norm.size and width % norm.size == 0:
-    return width // norm.size
-  return config.heads(width)
-
-
-def _pooling(arrays, config):
-  if 'attn_pool.latent' in arrays:
-    return 'map'
-  if config.pooling:
-    return config.pooling
-  if 'cls_token' in arrays and 'fc_norm.weight' not in arrays:
-    return 'token'
-  return 'gap'
-
-
-def _units(arrays, prefix):
-  """Units in each stage of a ResNet."""
-  prefix = rf'{re.escape(prefix)}stages\.'
-  return tuple(
-    count(arrays, rf'{prefix}{stage}\.blocks\.(\d+)\.')
-    for stage in range(count(arrays, rf'{prefix}(\d+)\.'))
+  tokens = [params.pop(name, None) for name in ('cls', 'registers')]
+  has_cls = tokens[0] is not None
+  tokens = [x for x in tokens if x is not None]
+  if any(x.ndim != 3 or x.shape[0] != 1 for x in tokens):
+    raise ValueError('cls_token and reg_token must have the shape (1, n, D).')
+  prefix = np.concatenate(tokens, axis=1) if tokens else np.zeros((1, 0, 0))
+  first = int(pooling == 'token')
+  if first:
+    if not has_cls:
+      raise ValueError("The file has no cls_token; pooling cannot be 'token'.")
+    params['cls'] = prefix[:, :1]
+  elif has_cls:
+    notes.append('  the class token, which is not pooled, is register 0')
+  if prefix.shape[1] > first:
+    params['registers'] = prefix[:, first:]
+  model = bundle.infer(params, **fields)
+  if 'pos_embedding' not in params:
+    return model
+  table = params['pos_embedding']
+  count = table.shape[-2] if table.ndim > 1 else 0
+  grid = _grid(count, prefix.shape[1], config, grid, model.embedding)
+  rows, params['pos_embedding'] = bundle.split_table(
+    table, prefix=count - math.prod(grid), grid=grid
   )
+  if rows.shape[1] not in (0, prefix.shape[1]):
+    raise ValueError(
+      f'pos_embed has {rows.shape[1]} rows before those of the patches, and '
+      f'there are {prefix.shape[1]} tokens.'
+    )
+  if first:
+    no_row = np.zeros_like(params['cls'])
+    params['cls_pos_embedding'] = rows[:, :1] if rows.shape[1] else no_row
+  if rows[:, first:].any():
+    params['registers'] = params['registers'] + rows[:, first:]
+    notes.append('  positions of registers added to them: ours have none')
+  return model
 
 
-def _rows(arrays, name, axis=0):
-  array = arrays.get(name)
-  return None if array is None or array.ndim <= axis else array.shape[axis]
+def _grid(count, prefix, config, grid, embedding):
+  """Return (rows, columns) of a table with or without the prefix's rows."""
+  if config.image_size and not grid:
+    grid = embedding.grid(config.image_size)
+    if math.prod(grid) not in (count, count - prefix):
+      grid = None  # the table is of another size than the config says
+  if grid:
+    return as_pair(grid)
+  has_prefix = not config.args.get('no_embed_class', False)
+  for patches in (count - prefix, count)[:: 1 if has_prefix else -1]:
+    if patches > 0 and math.isqrt(patches) ** 2 == patches:
+      return bundle.square(patches, None, 'pos_embed')
+  return bundle.square(count - prefix, None, 'pos_embed')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+  """Checked content of config.json; None or empty where it says nothing."""
+
+  architecture: str = ''
+  args: dict[str, Any] = dataclasses.field(default_factory=dict)
+  data: dict[str, Any] = dataclasses.field(default_factory=dict)
+  class_names: list[str] | None = None
+  activation: str = 'softmax'
+
+  @classmethod
+  def parse(cls, config):
+    """Check the content of config.json.
+
+    Raises:
+      ValueError: it has another form, or the model computes differently.
+    """
+    if config is None:
+      return cls()
+    data = image_configs.item(config, 'pretrained_cfg', dict) or config
+    data = dict(data)
+    for name in ('global_pool', 'num_classes'):
+      if config.get(name) is not None:
+        data[name] = config[name]
+    names = config.get('label_names') or data.get('label_names')
+    made = cls(
+      architecture=image_configs.item(config, 'architecture', str) or '',
+      args=image_configs.item(config, 'model_args', dict) or {},
+      data=data,
+      class_names=image_configs.class_names(names or config.get('labels')),
+      activation=image_configs.activation(config.get('activation')),
+    )
+    for pattern, why in _OTHERS.items():
+      if re.fullmatch(pattern, made.architecture):
+        raise ValueError(
+          f'config.json: the architecture {made.architecture} has {why}, which '
+          'no model here has.'
+        )
+    for name, known in _KNOWN_ARGS.items():
+      if (value := made.args.get(name)) not in known:
+        raise ValueError(
+          f'config.json: model_args has {name}={value!r}, which no model here '
+          'supports.'
+        )
+    return made
+
+  @property
+  def image_size(self):
+    size = self.args.get('img_size') or self.data.get('input_size')
+    if size is None:
+      return None
+    if isinstance(size, list | tuple):
+      size = size[-2:]  # of what may be (channels, height, width)
+    return image_configs.sides(size, 'input_size')
+
+  @property
+  def gelu(self):
+    name = self.args.get('act_layer')
+    if name is None:
+      return 'tanh' if _TANH.fullmatch(self.architecture) else 'exact'
+    return image_configs.choose(_GELU, name, 'act_layer')
+
+  @property
+  def pooling(self):
+    name = self.args.get('global_pool', self.data.get('global_pool'))
+    if name is None:
+      return None
+    return image_configs.choose(_POOLING, name, 'global_pool')
+
+  @property
+  def heads(self):
+    heads = self.args.get('num_heads', _HEADS.get(self.architecture))
+    return None if heads is None else image_configs.size(heads, 'num_heads')
+
+  def preprocess(self, image_shape, notes):
+    """Return arguments of Weights for timm's evaluation of images.
+
+    crop_mode 'center' resizes the shorter side to the image size / crop_pct
+    and crops the centre, 'squash' resizes both sides. timm antialiases.
+    """
+    data = self.data
+    if not data:
+      return {}
+    mode = data.get('crop_mode') or 'center'
+    fraction = data.get('crop_pct') or 0.875
+    method = image_configs.interpolation(data.get('interpolation') or 'bicubic')
+    if type(fraction) not in (int, float) or not 0.1 <= fraction <= 1:
+      raise ValueError(f'config.json: crop_pct={fraction!r} is not 0.1 to 1.')
+    size = tuple(image_shape[:2])
+    large = tuple(int(side / fraction) for side in size)
+    if mode == 'center' and large[0] == large[1]:
+      resize = ResizeSmall(large[0], **method)
+    else:
+      resize = Resize(large, **method)
+      if mode != 'squash':
+        notes.append(
+          f'  images are resized to {large} without keeping the aspect ratio; '
+          f'timm has crop_mode {mode!r}'
+        )
+    crops = fraction < 1 or isinstance(resize, ResizeSmall)
+    preprocess = image_configs.normalize(
+      data.get('mean', (0.485, 0.456, 0.406)),
+      data.get('std', (0.229, 0.224, 0.225)),
+      1 / 255,
+      image_shape[2],
+    )
+    transforms = (resize, CentralCrop(size)) if crops else (resize,)
+    return {'preprocess': preprocess, 'transforms': transforms}
+
+
+# The timm architectures that a written config.json names; model_args has
+# whatever differs.
+_VITS = {  # (width, patch)
+  (192, 16): 'vit_tiny_patch16_224',
+  (384, 8): 'vit_small_patch8_224',
+  (384, 16): 'vit_small_patch16_224',
+  (384, 32): 'vit_small_patch32_224',
+  (768, 8): 'vit_base_patch8_224',
+  (768, 16): 'vit_base_patch16_224',
+  (768, 32): 'vit_base_patch32_224',
+  (1024, 14): 'vit_large_patch14_224',
+  (1024, 16): 'vit_large_patch16_224',
+  (1024, 32): 'vit_large_patch32_224',
+  (1280, 14): 'vit_huge_patch14_224',
+  (1408, 14): 'vit_giant_patch14_224',
+  (1664, 14): 'vit_gigantic_patch14_224',
+}
+_HYBRIDS = {  # stages
+  (): 'vit_tiny_r_s16_p8_224',
+  (2, 2, 2, 2): 'vit_small_r26_s32_224',
+  (3, 4, 9): 'vit_base_r50_s16_224',
+  (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+_RESNETS = {  # stages and width factor
+  ((3, 4, 6, 3), 1): 'resnetv2_50x1_bit',
+  ((3, 4, 6, 3), 3): 'resnetv2_50x3_bit',
+  ((3, 4, 23, 3), 1): 'resnetv2_101x1_bit',
+  ((3, 4, 23, 3), 3): 'resnetv2_101x3_bit',
+  ((3, 8, 36, 3), 2): 'resnetv2_152x2_bit',
+  ((3, 8, 36, 3), 4): 'resnetv2_152x4_bit',
+}
+_MIXERS = {  # width, depth, patch
+  (512, 8, 16): 'mixer_s16_224',
+  (512, 8, 32): 'mixer_s32_224',
+  (768, 12, 16): 'mixer_b16_224',
+  (768, 12, 32): 'mixer_b32_224',
+  (1024, 24, 16): 'mixer_l16_224',
+  (1024, 24, 32): 'mixer_l32_224',
+}
+
+
+def write(weights):
+  """Return (arrays, {'config.json': content}) that timm loads.
+
+  timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with
+  the two, and computes the same.
+
+  Raises:
+    ValueError: timm has no such model.
+  """
+  model, params = weights.model, dict(weights.params)
+  if isinstance(model, ResNet):
+    name, args, keys = *_resnet(model), _RESNET_KEYS
+  elif isinstance(model, MlpMixer):
+    name, args, keys = *_mixer(weights), _MIXER_KEYS
+  else:
+    name, args = _vit(weights, params)
+    root_only = getattr(model.embedding, 'stages', None) == ()
+    keys = _vit_keys('fc_norm' if args['fc_norm'] else 'norm', root_only)
+  arrays, rest = keymap.to_theirs(params, keys)
+  if rest:
+    raise ValueError(f'timm has no name for {", ".join(sorted(rest))}.')
+  arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
+  return arrays, {'config.json': _make_config(weights, name, args, arrays)}
+
+
+def _vit(weights, params):
+  """Return (architecture, model_args); params get timm's position table."""
+  model = weights.model
+  pooling, block = model.pooling, model.block
+  if model.head.representation_size:
+    raise ValueError(
+      'timm has no tanh layer between pooling and head (representation_size='
+      f'{model.head.representation_size}). Use --format=npz, or train a head '
+      'without it.'
+    )
+  if isinstance(pooling, NoPooling):
+    raise ValueError(
+      'timm has no logits of single patches (NoPooling). Use --format=npz or '
+      '--format=stablehlo instead.'
+    )
+  _check_eps(block.norm_eps)
+  pools = {ClassToken: 'token', Mean: 'avg', Map: 'map'}
+  args = {
+    'img_size': list(weights.image_shape[:2]),
+    'patch_size': _patch(model),
+    'embed_dim': model.width,
+    'depth': model.depth,
+    'num_heads': model.num_heads,
+    'mlp_ratio': _ratio(model.mlp_dim, model.width),
+    'class_token': pooling.class_token,
+    'global_pool': pools[type(pooling)],
+    'fc_norm': pooling.norm_after,
+    'reg_tokens': pooling.num_registers,
+    'qk_norm': block.qk_norm,
+  }
+  if block.layerscale_init is not None:
+    args['init_values'] = block.layerscale_init
+  if block.gelu == 'tanh':
+    args['act_layer'] = 'gelu_tanh'
+  args['no_embed_class'] = True
+  if model.posemb is None:
+    args['pos_embed'] = 'none'
+  else:
+    params['pos_embedding'] = rows = bundle.patch_positions(weights)
+    if (cls := params.pop('cls_pos_embedding', None)) is not None:
+      shape = 1, pooling.num_registers, model.width
+      table = [cls, np.zeros(shape, np.float32), rows]
+      params['pos_embedding'] = np.concatenate(table, axis=1)
+      args['no_embed_class'] = False
+  stages = getattr(model.embedding, 'stages', None)
+  if stages is not None:
+    if stages not in _HYBRIDS:
+      raise ValueError(
+        f'stages={stages}: timm has hybrids of '
+        f'{", ".join(map(str, _HYBRIDS))} only. Use --format=npz instead.'
+      )
+    return _HYBRIDS[stages], args
+
+  def distance(key):
+    side = max(model.embedding.patch_size)
+    return abs(math.log(key[0] / model.width)), abs(key[1] - side)
+
+  return _VITS[min(_VITS, key=distance)], args
+
+
+def _resnet(model):
+  name = _RESNETS.get((model.stages, model.width_factor))
+  if model.form != 'preact' or name is None:
+    have = ', '.join(f'{s} x{f}' for s, f in _RESNETS)
+    raise ValueError(
+      f'timm has no {model.form!r} ResNet of the stages {model.stages} '
+      f"x{model.width_factor}; it has 'preact' ones of {have}. Use "
+      '--format=npz instead.'
+    )
+  return name, {}
+
+
+def _mixer(weights):
+  model = weights.model
+  key = model.width, model.depth, _patch(model)
+  if (name := _MIXERS.get(key)) is None:
+    have = ', '.join(f'{w}, {d}, {p}' for w, d, p in _MIXERS)
+    raise ValueError(
+      f'timm has no Mixer of the width, depth and patch {key}; it has {have}. '
+      'Use --format=npz instead.'
+    )
+  if model.gelu != 'exact':
+    raise ValueError(
+      "timm's Mixer has the exact GELU, this one gelu='tanh'. Use --format=npz,"
+      " or read the weights with gelu='exact' if that is near enough."
+    )
+  _check_eps(model.norm_eps)
+  hidden = model.tokens_mlp_dim, model.channels_mlp_dim
+  ratios = [_ratio(h, model.width) for h in hidden]
+  return name, {'img_size': list(weights.image_shape[:2]), 'mlp_ratio': ratios}
+
+
+def _check_eps(eps):
+  if eps != 1e-6:
+    raise ValueError(
+      f'norm_eps is {eps}, and 1e-06 in timm. Use --format=hf or npz, or read '
+      'the weights with norm_eps=1e-6 if that is near enough.'
+    )
+
+
+def _patch(model):
+  height, width = model.embedding.patch_size
+  return height if height == width else [height, width]
+
+
+def _ratio(hidden, width):
+  """Return the number for which timm computes int(width * ratio) = hidden."""
+  ratio = hidden / width
+  return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+
+
+def _make_config(weights, architecture, args, arrays):
+  """Return the content of config.json; the inverse of _Config."""
+  height, width, channels = weights.image_shape
+  num_classes = weights.model.num_classes or 0
+  mean, std = image_configs.mean_and_std(weights.preprocess, channels, 1 / 255)
+  large, keeps_aspect, method = image_configs.describe(weights)
+  first_conv = next(name for name in _FIRST_CONVS if f'{name}.weight' in arrays)
+  config = {
+    'architecture': architecture,
+    'num_classes': num_classes,
+    'global_pool': args.get('global_pool', 'avg'),
+    'model_args': {'in_chans': channels} | args | {'num_classes': num_classes},
+    'pretrained_cfg': {
+      'custom_load': False,
+      'input_size': [channels, height, width],
+      'fixed_input_size': 'img_size' in args,
+      'interpolation': method,
+      'crop_pct': _fraction(large, (height, width)),
+      'crop_mode': 'center' if keeps_aspect else 'squash',
+      'mean': mean,
+      'std': std,
+      'num_classes': num_classes,
+      'pool_size': None,
+      'first_conv': first_conv,
+      'classifier': 'head.fc' if 'stem.conv.weight' in arrays else 'head',
+    },
+  }
+  if weights.class_names:
+    config['label_names'] = list(weights.class_names)
+  if weights.activation != 'softmax':
+    config['activation'] = weights.activation
+  return config
+
+
+def _fraction(large, size):
+  """Return crop_pct such that int(size / crop_pct) is `large`."""
+  fraction = min(s / l for s, l in zip(size, large))
+  while fraction > 0 and any(
+    int(s / fraction) < l for s, l in zip(size, large)
+  ):
+    fraction *= 1 - 1e-9  # it was rounded up
+  return min(fraction, 1.0)

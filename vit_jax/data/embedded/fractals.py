@@ -165,11 +165,11 @@ class Fractals:
       task = bar.add_task('', total=sum(len(self._classes(s)) for s in missing))
       done = 0
       for shard in missing:
-        self._draw(shard, lambda: bar.advance(task), is_good=self._has)
+        self._draw(shard, lambda: bar.advance(task))
         done += len(self._classes(shard))
         bar.update(task, completed=done)
 
-  def _draw(self, shard, advance=lambda: None, *, is_good):
+  def _draw(self, shard, advance=lambda: None):
     """Draw a shard, unless another process has drawn a good one meanwhile."""
     path = self._path(shard)
     try:
@@ -177,7 +177,7 @@ class Fractals:
       with _locked(path.with_suffix('.lock')):
         for leftover in self.folder.glob(f'.{path.name}.*.part'):
           leftover.unlink()  # of a process that was killed
-        if not is_good(shard):
+        if self._read(shard) is None:
           images = np.empty(self._shape(shard), np.uint8)
           for out, label in zip(images, self._classes(shard)):
             out[:] = render_category(
@@ -202,7 +202,7 @@ class Fractals:
         images = self._read(shard)
       if images is None:
         logging.warning('%s is damaged. Drawing it again.', self._path(shard))
-        self._draw(shard, is_good=lambda s: self._read(s) is not None)
+        self._draw(shard)
         images = self._read(shard)
       if images is None:
         raise OSError(

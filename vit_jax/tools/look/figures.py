@@ -7,14 +7,12 @@ import pathlib
 
 import numpy as np
 
-from vit_jax import terminal
+from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
 from vit_jax.files import write_atomically
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools.look import arrays
-from vit_jax.weights import sizes
-from vit_jax.weights.bundle import make
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
 _FEW = 12
@@ -124,10 +122,9 @@ class Figures:
     shape = self._weights.image_shape
     factor = max(1, -(-px // min(shape[:2])))
     finer = [side * factor for side in shape[:2]]
-    transforms = sizes.scale(self._weights.transforms, shape, finer)
     loaded = image_files.load(
       [look['path'] for look in looks],
-      [make(settings) for settings in transforms],
+      pretrained.scale(self._weights.transforms, shape, finer),
       channels=shape[2],
       ahead=8,
     )
