@@ -80,8 +80,7 @@ def test_weights_of_tokens_of_a_learned_query():
 class Power(Pooling):
   """Mean of powers of the patches, with a learned exponent."""
 
-  num_registers: int = 0
-  class_token = True  # which it does not read
+  class_token: bool = True  # which it does not read
 
   def __call__(self, module, tokens, layout):
     power = module.param('power', jax.nn.initializers.ones, ())

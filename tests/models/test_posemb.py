@@ -247,7 +247,7 @@ def test_hybrids_have_any_positions(positions):
     ({'posemb': Learned2d(), 'width': 15, 'num_heads': 3}, 'is 15.*an even'),
     (
       {'posemb': Relative(), 'attention': 'xla'},
-      "'xla' is fused.*use 'einsum' or 'auto'",
+      "'xla' is fused.*Use 'einsum' or 'auto'",
     ),
   ],
 )

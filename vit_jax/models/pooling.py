@@ -25,6 +25,8 @@ from vit_jax.models.posemb import Layout
 class Pooling:
   """Interface of poolings.
 
+  A subclass changes a default with `class_token: bool = True`.
+
   Attributes:
     class_token: whether a learned class token comes first in the sequence.
     num_registers: number of learned tokens after it that pooling ignores.
