@@ -215,7 +215,7 @@ def train(
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == total_steps, stop.requested(step)
+      last, stopping = step == total_steps, stop.requested()
       due = {
         name: evaluator
         for name, evaluator in evaluators.items()
