@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from config_variants import VARIANTS
 
 from vit_jax import config as config_lib
 from vit_jax import tree
@@ -137,7 +138,7 @@ def test_what_is_not_prepared_is_an_error_that_says_how(weights, tmp_path):
     run('real,size=28', weights, tmp_path, tmp_path / 'run')
 
 
-@pytest.mark.parametrize('argument', evaluate_imagenet.VARIANTS)
+@pytest.mark.parametrize('argument', VARIANTS['evaluate_imagenet'])
 def test_every_variant_loads_and_asks_for_weights(argument, data_dir, tmp_path):
   with pytest.raises(ValueError, match=r'init_from'):
     run(argument, None, data_dir, tmp_path)
