@@ -22,16 +22,7 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import common
-from vit_jax.models.common import (
-  INIT,
-  Attention,
-  BlockOptions,
-  Head,
-  LayerNorm,
-  Mlp,
-  PatchEmbedding,
-  drop_path,
-)
+from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
@@ -60,11 +51,12 @@ class Block(nn.Module):
       shared: what the position embedding shares among layers, or None.
     """
     options = self.options
-    norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
+    eps = options.norm_eps
+    norm = functools.partial(common.LayerNorm, eps, dtype=self.dtype)
     x = keep_batch_split(x)
     x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = norm(name='norm1')(x)
-    y = Attention(
+    y = common.Attention(
       num_heads=self.num_heads,
       options=options,
       posemb=self.posemb,
@@ -77,7 +69,7 @@ class Block(nn.Module):
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
     y = norm(name='norm2')(x)
-    y = Mlp(
+    y = common.Mlp(
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,
       gelu=options.gelu,
@@ -93,7 +85,7 @@ class Block(nn.Module):
       init = nn.initializers.constant(self.options.layerscale_init)
       scale = self.param(name, init, y.shape[-1:])
       y = y * scale.reshape(1, 1, -1).astype(y.dtype)
-    return drop_path(self, y, drop_rate)
+    return common.drop_path(self, y, drop_rate)
 
 
 class VisionTransformer(common.Classifier):
@@ -177,11 +169,10 @@ class VisionTransformer(common.Classifier):
     self._check()
     out, grid = self.embedding(self, images)
     patches = self.embedding.replace(self, out['patches'], patch_sources)
-    pooling = self.pooling
+    posemb, pooling = self.posemb or PositionEmbedding(), self.pooling
     layout = pooling.layout(grid)
-    tokens = self._assemble(patches, layout)
+    tokens = self._assemble(patches, layout, posemb)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    posemb = self.posemb or PositionEmbedding()
     tokens, layers = common.run_layers(
       self.layer,
       tokens,
@@ -201,26 +192,25 @@ class VisionTransformer(common.Classifier):
       dtype=self.dtype,
       train=train,
     )
-    norm = LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
+    norm = common.LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
     out |= layers
     out['tokens'] = tokens if pooling.norm_after else norm(tokens)
     x = pooling(self, out['tokens'], layout)
     x = norm(x) if pooling.norm_after else x
     return out | self.head(self, x)
 
-  def _assemble(self, patches, layout):
+  def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
     batch, _, width = patches.shape
-    posemb = self.posemb or PositionEmbedding()
     x = patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = []
     if layout.class_token:
-      cls = self.param('cls', INIT['cls'], (1, 1, width))
+      cls = self.param('cls', common.INIT['cls'], (1, 1, width))
       prefix.append(posemb.add_to_class_token(self, cls))
     if layout.num_registers:
       shape = (1, layout.num_registers, width)
-      prefix.append(self.param('registers', INIT['registers'], shape))
+      prefix.append(self.param('registers', common.INIT['registers'], shape))
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
     return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
 
