@@ -1,67 +1,53 @@
-"""The paper's ablations: what a part of a model, or of its training, is worth.
+"""The paper's ablations of parts of a model and of its training.
 
     python -m vit_jax.main --config=configs/ablations.py:positions,name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR
     python -m vit_jax.main --config=configs/ablations.py:positions,embedded \
         --workdir=DIR
 
-Models that differ in one thing are pre-trained by pretrain_jft.py, and read out
-on ImageNet by 5-shot linear regression, with the spread of 3 draws. The second
-command asks the same of data that needs no download. --study_member=NAME does
-one run (`order` has the names), --study_report shows what there is.
+Models that differ in one property are pre-trained by pretrain_jft.py and
+evaluated on ImageNet by 5-shot linear regression, with the spread of 3 draws.
+The second command does the same with data that needs no download. scaling.py
+says how to do single runs, and how to set values for all runs at once (not with
+`embedded`).
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   positions  table 8: none, 1-D, 2-D, relative; at the stem, at every layer
   pooling    figure 9: class token against mean, at their learning rates
   head       an MLP (one tanh layer) against a linear head
-  axial      figure 13: axial ViTs and an axial ResNet, against their plain ones
-  optimizer  table 7: ResNets by Adam and by SGD, fine-tuned on five data sets
-  overlap    patches side by side against a stride of half a patch (ours)
-  shape      figure 8 in small, with `embedded` only; else see scaling_shape.py
-  name=jft        the TFDS data set of pre-training. JFT is not public, see
-                  pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
-  epochs=7        of all (table 3's of these models)
-  seeds=1    of `optimizer`: fine-tunings; of `embedded`: runs of each model
-  grid       of `optimizer`: each fine-tuning's rate is the best of table 4's
-  embedded   glyphs for JFT and digits (10-shot) for ImageNet; models of width
-             64 on 24 px, see scaling_embedded.py
-  steps=1200 of `embedded`
-  tiny       `embedded` in a minute or so: 8 steps, which show that it runs
+  axial      figure 13: axial ViTs and an axial ResNet against the plain models
+  optimizer  table 7: ResNets with Adam and SGD, fine-tuned on five data sets
+  overlap    adjacent patches against a stride of half a patch (not the paper's)
+  shape      figure 8 in miniature, only with `embedded`; else scaling_shape.py
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
+  epochs=7        of all runs (table 3 has 7 for these models)
+  seeds=1    with `optimizer`: fine-tunings; with `embedded`: runs of each model
+  grid       with `optimizer`: choose each fine-tuning's rate among table 4's
+  embedded   glyphs instead of JFT and digits (10-shot) instead of ImageNet;
+             models of width 64 on 24 px, see scaling_embedded.py
+  steps=1200 with `embedded`
+  tiny       `embedded` in about a minute: 8 steps, to check that it runs
 
-For all runs at once, unless embedded: --config.shared.data_dir, and .label_key
-(of the data `name`), .num_workers, .accum_steps, .remat.
+Expected: the published numbers that the tables show (TABLE_8, TABLE_7 in
+published.py). Table 8: 61.4% without positions, 64.0 to 64.3% with any kind.
+Table 7: Adam has the higher average of five data sets, by 0.5 (R50x1) and 0.3
+points (R152x2).
 
-Expected (table 8), ImageNet 5-shot in %, B/16:
+Figure 9: both poolings work equally well, each with its own rate; 8e-4 for the
+class token, and 8e-4 and 3e-4 for the mean, are from memory. Figure 13: axial
+B/32 and B/16 are better than plain ones, and cost more. The paper has no
+numbers for these figures, nor for a linear head in pre-training.
 
-                     stem   every layer   every layer, shared
-    none           61.382             -                     -
-    1-D            64.206        63.964                64.292
-    2-D            64.001        64.046                64.022
-    relative       64.032             -                     -
-
-Table 7, top-1 in % after fine-tuning; the average is ours:
-
-                 ImageNet  CIFAR-10  CIFAR-100   Pets  Flowers  average
-    R50x1, Adam     77.54     97.67      86.07  91.11    94.26    89.33
-    R50x1, SGD      78.24     97.46      85.17  91.00    92.06    88.79
-    R152x2, Adam    84.97     99.06      92.05  95.37    98.62    94.01
-    R152x2, SGD     84.37     99.07      91.06  94.79    99.32    93.72
-
-Figure 9: both poolings work as well, each with a rate of its own; 8e-4 for the
-class token, 8e-4 and 3e-4 for the mean are from memory. Figure 13: axial B/32
-and B/16 are better than their plain ones, and cost more. The paper has no
-numbers of either, and none of a linear head in pre-training.
-
-Not told there, and our choice: the embeddings of relative positions, and what a
-class token has of these and of 2-D ones (models/posemb.py); all of the axial
-models but their idea (models/axial.py), and that their rates are those of the
-plain ones; that figure 9 and `head` are of B/16.
+The paper does not state the following, which are our choice: the embeddings of
+relative positions, and how a class token takes part in them and in 2-D ones
+(models/posemb.py); everything about the axial models except their idea
+(models/axial.py), and that their rates are those of the plain models; that
+figure 9 and `head` use B/16.
 """
 
 import types
 
-from configs import arguments, scaling, scaling_embedded
+from configs import arguments, common, scaling, scaling_embedded
 from configs.published import TABLE_7, TABLE_8, fraction
 from configs.transfer import RATES, TITLES
 from vit_jax.models.names import AXIAL_RESNET, AXIAL_VIT
@@ -75,60 +61,57 @@ STUDIES = {  # title of the table
   'overlap': 'Overlapping patches',
   'shape': 'Shape of a ViT',
 }
-VARIANTS = (
-  *(name for name in STUDIES if name != 'shape'),
-  'positions,name=my_set,classes=0,epochs=3',
-  'optimizer,seeds=2,grid',
-  *(f'{name},tiny' for name in STUDIES),
-  'positions,embedded,steps=300,seeds=3',
-)
-KINDS = {'none': 'none', '1-D': 'learned', '2-D': 'learned2d'}
-KINDS |= {'relative': 'relative'}
-PLACES = {'stem': 'stem', 'every layer': 'layers'}
-PLACES |= {'every layer, shared': 'layers_shared'}
-_AXIAL_VIT = {'target': AXIAL_VIT, 'pooling': 'gap'}
+KINDS = {  # name of the run, class in models/posemb.py
+  'none': ('none', None),
+  '1-D': ('learned', 'Learned'),
+  '2-D': ('learned2d', 'Learned2d'),
+  'relative': ('relative', 'Relative'),
+}
+PLACES = {'every layer': 'layers', 'every layer, shared': 'layers_shared'}
+MEAN = common.pooling('Mean')
 
 
 def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
-  """One model of a study.
+  """Return one model of a study.
 
   Args:
-    model: which is changed; a name of pretrain_jft.py.
-    row, column: where its result stands in the table. Without a column that
-      has all there is, one beside the other.
-    lr: in place of table 3's; with `embedded` a rate in proportion.
-    words: further arguments of pretrain_jft.py.
-    **fields: of the model, in place of its own.
+    model: name in pretrain_jft.py of the model that is changed.
+    row, column: position of its result in the table. Without a column the table
+      has all its results, in columns of their own.
+    lr: replaces table 3's; `embedded` scales its own rate in proportion.
+    words: more arguments of pretrain_jft.py.
+    **fields: fields of the model that are changed.
   """
   return types.SimpleNamespace(**locals())
 
 
 def _positions():
   for row, columns in TABLE_8.items():
+    name, kind = KINDS[row]
     for column in columns:
-      name = (
-        KINDS[row] if column == 'stem' else f'{KINDS[row]}_{PLACES[column]}'
-      )
-      fields = {'posemb': KINDS[row], 'posemb_at': PLACES[column]}
-      yield name, member(row=row, column=column, **fields)
+      posemb = common.posemb(kind) if kind else None
+      if column != 'stem':
+        posemb['at'] = PLACES[column]
+      run = name if column == 'stem' else f'{name}_{PLACES[column]}'
+      yield run, member(row=row, column=column, posemb=posemb)
 
 
 MEMBERS = {
   'positions': dict(_positions()),
   'pooling': {
     'token_8e-4': member(row='class token, 8e-4', lr=8e-4),
-    'gap_8e-4': member(row='mean, 8e-4', lr=8e-4, pooling='gap'),
-    'gap_3e-4': member(row='mean, 3e-4', lr=3e-4, pooling='gap'),
+    'gap_8e-4': member(row='mean, 8e-4', lr=8e-4, pooling=MEAN),
+    'gap_3e-4': member(row='mean, 3e-4', lr=3e-4, pooling=MEAN),
   },
   'head': {
     'mlp': member(row='MLP'),
-    'linear': member(row='linear', representation_size=None),
+    'linear': member(row='linear', head={'representation_size': None}),
   },
   'axial': {
     'B32': member('B/32', row='B/32'),
     'B16': member('B/16', row='B/16'),
-    'axial_B32': member('B/32', row='Axial-B/32', **_AXIAL_VIT),
-    'axial_B16': member('B/16', row='Axial-B/16', **_AXIAL_VIT),
+    'axial_B32': member('B/32', row='Axial-B/32', target=AXIAL_VIT),
+    'axial_B16': member('B/16', row='Axial-B/16', target=AXIAL_VIT),
     'R50x1': member('R50x1', row='R50x1'),
     'axial_R50x1': member('R50x1', row='Axial-R50x1', target=AXIAL_RESNET),
   },
@@ -139,14 +122,14 @@ MEMBERS = {
   },
   'overlap': {
     'stride_16': member(row='side by side'),
-    'stride_8': member(row='every half patch', patch_stride=8),
+    'stride_8': member(row='every half patch', embedding={'stride': 8}),
   },
-  'shape': {  # 2 and 4 times, or 3 px for 4, of what is embedded
+  'shape': {  # relative to the embedded ViT
     'base': member(row='base'),
     'depth': member(row='depth x 2', depth=8),
     'width': member(row='width x 2', width=128, num_heads=8),
     'mlp': member(row='MLP x 2', mlp_dim=512),
-    'patch': member(row='patch x 3/4', patch_size=3),
+    'patch': member(row='patch x 3/4', embedding={'patch_size': 3}),
   },
 }
 
@@ -166,14 +149,14 @@ def get_config(argument=''):
   )
   if args.tiny:
     args.embedded, args.seeds, args.steps = True, 1, 8
-  args.real = False  # `add_finetuning` asks
+  args.real = False  # for add_finetuning
   members = MEMBERS[args.study]
   if args.embedded:
     return _embedded(args, members)
   if args.study == 'shape':
     raise ValueError(
-      "'shape' is here with 'embedded' or 'tiny' only; for the paper's figure "
-      '8 use configs/scaling_shape.py.'
+      "'shape' needs 'embedded' or 'tiny'. For the paper's figure 8 use "
+      'configs/scaling_shape.py.'
     )
   values = scaling.shared()
   runs = {}
@@ -188,21 +171,19 @@ def get_config(argument=''):
       for data in RATES:
         words = data, x.model
         scaling.add_finetuning(runs, values, *words, path=name, args=args)
-  return scaling.study(runs, _reports(args, members), values)
+  return common.study(runs, _reports(args, members), shared=values)
 
 
 def _change(model, fields):
-  """Makes it another, in place."""
-  if fields.get('target') == AXIAL_VIT and 'stochastic_depth' in model:
-    del model['stochastic_depth']  # which it has not, and here is 0
+  """Change fields of the model, in place."""
+  if 'posemb' in fields and fields['posemb'] is None:
+    model.posemb = None  # ConfigDict.update cannot replace a dict by None
   model.update(fields)
 
 
-# The same on glyphs and digits.
-
-
 def _embedded(args, members):
-  size = scaling_embedded.BATCH * args.steps  # none is seen twice
+  """Return the same study on glyphs and digits."""
+  size = scaling_embedded.BATCH * args.steps  # no image is seen twice
   args = types.SimpleNamespace(**vars(args), data='glyphs', lr=3e-3)
   runs = {}
   for seed in range(args.seeds):
@@ -211,35 +192,31 @@ def _embedded(args, members):
       config = scaling_embedded.run_config(
         args, 'ViT' if is_vit else 'ResNet', size, seed
       )
-      _change(config['model'], _small(x, is_vit))
-      config['schedule']['lr'] *= (x.lr or 8e-4) / 8e-4
+      _shrink(config.model, x)
+      config.schedule.lr *= (x.lr or 8e-4) / 8e-4
       if 'sgd' in x.words:
-        config['optimizer'] = {
+        config.optimizer = {
           'target': 'vit_jax.optim.sgd',
           'momentum': 0.9,
           'weight_decay': 1e-4,
           'clip_norm': 1.0,
         }
-        config['schedule']['lr'] = 0.1
+        config.schedule.lr = 0.1
       runs[f'pretrain_{name}' + f'_seed{seed}' * (args.seeds > 1)] = config
-  values = {}  # nothing is shared
-  return scaling.study(runs, _reports(args, members), values)
+  return common.study(runs, _reports(args, members))
 
 
-def _small(x, is_vit):
-  """The fields of a member, for models of scaling_embedded.py."""
-  if not is_vit:
-    return {'stages': (1, 1) if x.model == 'R50x1' else (2, 2)} | x.fields
-  patch = int(x.model.split('/')[1]) // 4
-  # Scanned layers compile sooner.
-  own = {'representation_size': 64, 'patch_size': patch, 'scan': True}
-  own |= x.fields
-  if 'patch_stride' in own:
-    own['patch_stride'] //= 4
-  return own
-
-
-# What is reported.
+def _shrink(model, x):
+  """Make a model of scaling_embedded.py the member x."""
+  if 'stages' in model:
+    model.stages = (1, 1) if x.model == 'R50x1' else (2, 2)
+  else:
+    model.scan = True  # compiles faster
+    model.head = {'representation_size': model.width}
+    model.embedding.patch_size = int(x.model.split('/')[1]) // 4
+  _change(model, x.fields)
+  if 'stride' in model.get('embedding', {}):
+    model.embedding.stride //= 4
 
 
 def _reports(args, members):
@@ -253,16 +230,11 @@ def _reports(args, members):
     if not args.embedded:
       cells += _published(args.study, x)
   metric = f', {_few_shot_title(args)}' if args.study == 'positions' else ''
-  table = {
-    'target': 'vit_jax.reports.table.Table',
-    'cells': tuple(cells),
-    'title': STUDIES[args.study] + metric,
-    'digits': 2,
-    'name': args.study,
-  }
-  return (
-    (table, _figure_13(args, members)) if args.study == 'axial' else (table,)
-  )
+  title = STUDIES[args.study] + metric
+  reports = [common.table(cells, title=title, digits=2, name=args.study)]
+  if args.study == 'axial':
+    reports.append(_figure_13(args, members))
+  return reports
 
 
 def _few_shot_title(args):
@@ -270,7 +242,7 @@ def _few_shot_title(args):
 
 
 def _results(args, name):
-  """{column: what a report takes}."""
+  """Return {column: what a report takes}."""
   runs = f'pretrain_{name}' + r'_seed\d+' * (args.embedded and args.seeds > 1)
   held_out = {'runs': runs, 'metric': 'val/accuracy'}
   if args.embedded:
@@ -285,7 +257,7 @@ def _results(args, name):
 
 
 def _published(study, x):
-  """Cells of the row below it."""
+  """Yield the published numbers, the cells of the next row."""
   row, found = f'{x.row} paper', {}
   if study == 'positions':
     found = {x.column: TABLE_8[x.row][x.column]}
@@ -298,7 +270,7 @@ def _published(study, x):
 
 
 def _figure_13(args, members):
-  """Accuracy against compute: its left panel."""
+  """Return its left panel, accuracy against compute."""
   lines = {}
   for name, x in members.items():
     found = _results(args, name)[_few_shot_title(args)]
@@ -313,4 +285,4 @@ def _figure_13(args, members):
     'ylabel': f'{_few_shot_title(args)} (%)',
     'lines': lines,
   }
-  return scaling.figure((panel,), title='Figure 13', name='figure_13')
+  return common.figure((panel,), title='Figure 13', name='figure_13')

@@ -1,24 +1,20 @@
-"""The argument of a config: what follows `FILE.py:` on the command line.
-
-It is words between commas: `L/16,epochs=30,tiny`.
-"""
+"""Parser of a config's argument: the words after `FILE.py:`, e.g. L/16,tiny."""
 
 import types
 
 
 def parse(argument, **options):
-  """The values of a config's options, as attributes.
+  """Return the values of a config's options, as attributes.
 
   Args:
-    argument: the words; '' for the defaults.
-    **options: name and default of each. A tuple of words takes one of them,
-      given by itself (the first is the default); False is a switch, given by
-      its name; a str or a number takes name=value; the type float takes
-      name=NUMBER and is None by default.
+    argument: words separated by commas; '' for the defaults.
+    **options: {name: default}. A tuple of words takes one of them (the first is
+      the default); False is a switch that its name turns on; a str or a number
+      takes name=VALUE; the type float takes name=NUMBER and defaults to None.
 
   Raises:
-    ValueError: a word that is none of these, or a second value for the same
-      option; lists what is allowed.
+    ValueError: an unknown word or two values of one option; the message lists
+      what is allowed.
   """
   values = {name: _default(option) for name, option in options.items()}
   given = {}
@@ -26,10 +22,20 @@ def parse(argument, **options):
     name, value = _interpret(word, options)
     if name in given:
       raise ValueError(
-        f'{given[name]!r} and {word!r} both set {name!r}; keep one.'
+        f'{given[name]!r} and {word!r} both set {name!r}. Keep one of them.'
       )
     given[name], values[name] = word, value
   return types.SimpleNamespace(**values)
+
+
+def switches(words):
+  """Return options for `parse` that the words turn on."""
+  return dict.fromkeys(words, False)
+
+
+def chosen(args, words):
+  """Return the words whose switches are on; all words if none is."""
+  return tuple(x for x in words if getattr(args, x)) or tuple(words)
 
 
 def _default(option):
@@ -39,7 +45,7 @@ def _default(option):
 
 
 def _interpret(word, options):
-  """(name, value) of one word."""
+  """Return (name, value) of one word."""
   name, is_assignment, text = word.partition('=')
   if not is_assignment:
     for option_name, option in options.items():
@@ -56,8 +62,8 @@ def _interpret(word, options):
       pass
   allowed = [_describe(*item) for item in options.items()]
   raise ValueError(
-    f'The config does not take the argument {word!r}. It takes, with commas '
-    f'between them:\n  ' + '\n  '.join(allowed)
+    f'The config does not take the argument {word!r}. It takes the following, '
+    'separated by commas:\n  ' + '\n  '.join(allowed)
   )
 
 

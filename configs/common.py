@@ -1,125 +1,125 @@
-"""The parts that the configs of this folder share."""
+"""Parts that the configs of this folder share."""
 
 from ml_collections import config_dict
 
 from vit_jax.models import names
 
-_TRANSFORMS = 'vit_jax.data.transforms'
+ConfigDict = config_dict.ConfigDict
+placeholder = config_dict.placeholder
 
 
 def training():
-  """What every training run has. What is None here is off."""
-  return config_dict.ConfigDict(
-    {
-      'run': 'vit_jax.train.train',
-      'seed': 0,
-      'accum_steps': 1,  # more of them, less memory; the result is the same
-      'ema_decay': config_dict.placeholder(float),
-      'log_every_steps': 50,
-      'checkpoint': {'every_steps': 1000, 'keep_last': 1},
-    }
-  )
+  """Return the keys of every training run."""
+  checkpoint = {'every_steps': 1000}
+  return ConfigDict({'run': 'vit_jax.train.train', 'checkpoint': checkpoint})
 
 
 def evaluation(size):
-  """What every evaluation of weights has, at `size` pixels."""
-  return config_dict.ConfigDict(
-    {
-      'run': 'vit_jax.evaluate.evaluate',
-      'seed': 0,
-      'image_shape': (size, size, 3),
-      'init_from': {
-        'path': config_dict.placeholder(str),
-        'step': config_dict.placeholder(int),
-        'ema': 'auto',
-      },
-    }
-  )
+  """Return the keys of every evaluation of weights, at `size` pixels."""
+  init_from = {'path': placeholder(str)}
+  fields = {'image_shape': (size, size, 3), 'init_from': init_from}
+  return ConfigDict({'run': 'vit_jax.evaluate.evaluate', **fields})
 
 
-def model(name, **fields):
-  """A model of that name, in bfloat16 on float32 parameters.
+def study(runs, reports, **fields):
+  """Return a study of the runs {name: config}, in this order."""
+  fields |= {'runs': runs, 'order': tuple(runs), 'report': tuple(reports)}
+  return ConfigDict({'run': 'vit_jax.study.study', **fields})
 
-  Its number of classes is the training data's unless `fields` has it. A ResNet
-  is of BiT's form, 'preact', unless `fields` says 'postact'.
+
+def shared(**more):
+  """Return what the command line sets once for all runs of a study.
+
+  For example --config.shared.data_dir=PATH. `follow` makes a run use it.
+  """
+  values = {'data_dir': placeholder(str), 'num_workers': 0, 'accum_steps': 1}
+  return ConfigDict(values | more)
+
+
+def follow(config, values):
+  """Make a run whose data are all from TFDS use `shared` values; return it."""
+  config.accum_steps = values.get_oneway_ref('accum_steps')
+  for part in (config, *config.evals.values()):
+    part.data.source.data_dir = values.get_oneway_ref('data_dir')
+    part.data.num_workers = values.get_oneway_ref('num_workers')
+  return config
+
+
+def model(name, *, postact=False, **fields):
+  """Return the model of this name, computing in bfloat16.
+
+  Parameters are float32. `num_classes` comes from the training data unless
+  `fields` has it. A ResNet has BiT's form or, with `postact`, the form of the
+  ViT paper's released code.
   """
   settings = names.settings(name)
-  shared = {
-    'target': settings['target'],
-    'num_classes': config_dict.placeholder(int),
-    'head_bias_init': 0.0,
-    'dtype': 'bfloat16',
-    'remat': 'none',
-  }
-  own = {
-    'VisionTransformer': {
-      'pooling': 'token',
-      'representation_size': config_dict.placeholder(int),
-      'posemb': 'learned',
-      'dropout': 0.0,
-      'stochastic_depth': 0.0,
-      'scan': False,
-      'attention': 'auto',
-    },
-    'ResNet': {'form': 'preact'},
-    'MlpMixer': {'stochastic_depth': 0.0, 'scan': False},
-  }[_family(settings)]
-  return shared | own | settings | fields
+  if postact and _family(settings) != 'ResNet':
+    raise ValueError(
+      "'postact' is a form of ResNets; hybrids and ViTs do not have it. "
+      'Leave it out.'
+    )
+  form = {'form': 'postact'} if postact else {}
+  return settings | {'dtype': 'bfloat16'} | form | fields
+
+
+def pooling(name, **fields):
+  """Return a pooling of vit_jax/models/pooling.py."""
+  return {'target': f'vit_jax.models.pooling.{name}', **fields}
+
+
+def posemb(name, **fields):
+  """Return position embeddings of vit_jax/models/posemb.py."""
+  return {'target': f'vit_jax.models.posemb.{name}', **fields}
 
 
 def _family(settings):
   return settings['target'].rpartition('.')[2]
 
 
-def set_form(config, postact):
-  """Makes the model a ResNet of the released code's form, if so wished."""
-  if postact and 'form' not in config.model:
-    raise ValueError(
-      "'postact' is a form of ResNets; the ResNet of a hybrid has no other. "
-      'Leave it out.'
-    )
-  if postact:
-    config.model.form = 'postact'
+# Data.
 
 
-def tfds(name, split):
-  """A TFDS data set; data_dir None is TFDS's own, ~/tensorflow_datasets."""
+def data(source, transforms, *, batch_size):
+  """Return the data of a run or an evaluator; `batch_size` is global."""
+  transforms = [dict(x) for x in transforms]
+  return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
+
+
+def tfds(name, split, **fields):
+  """Return a TFDS source; data_dir=None is ~/tensorflow_datasets."""
   return {
     'target': 'vit_jax.data.tfds.Tfds',
     'name': name,
     'split': split,
-    'data_dir': config_dict.placeholder(str),
+    'data_dir': placeholder(str),
     'image_key': 'image',
     'label_key': 'label',
+    **fields,
   }
 
 
 def folder(split):
-  """A folder of images, whose path the command line gives."""
+  """Return a folder of images; the user sets its path."""
   return {
     'target': 'vit_jax.data.folder.Folder',
-    'path': config_dict.placeholder(str),
+    'path': placeholder(str),
     'split': split,
-    'csv': config_dict.placeholder(str),
+    'csv': placeholder(str),
   }
 
 
 def imagenet(from_folder):
-  """99% of the training images; of a folder, whose splits are train and val."""
-  split = 'train[:99%]'
-  return folder(split) if from_folder else tfds('imagenet2012', split)
+  """Return (source, {evaluator: split}): 99% of train; the rest is 'minival'.
 
-
-def imagenet_held_out(from_folder):
-  """{evaluator: split} to go with it."""
-  return {
-    'minival': 'train[99%:]',
-    'val': 'val' if from_folder else 'validation',
-  }
+  A folder has the splits train and val.
+  """
+  train, val = 'train[:99%]', 'val' if from_folder else 'validation'
+  source = folder(train) if from_folder else tfds('imagenet2012', train)
+  return source, {'minival': 'train[99%:]', 'val': val}
 
 
 def imagenet21k(tiny):
-  """(source, {evaluator: split}), as in big_vision's config for it."""
+  """Return (source, {evaluator: split}), the splits of big_vision's config."""
   held_out = 32 if tiny else 51_200
   return tfds('imagenet21k', f'full[{held_out}:]'), {
     'val': f'full[{held_out // 2}:{held_out}]',
@@ -127,61 +127,158 @@ def imagenet21k(tiny):
   }
 
 
+def transform(name, **fields):
+  """Return a transform of vit_jax/data/transforms.py."""
+  return {'target': f'vit_jax.data.transforms.{name}', **fields}
+
+
 def inception_crop(size):
-  """The training images of the paper's released code and of big_vision."""
-  return [_transform('InceptionCrop', size=size), _transform('FlipLR')]
+  """Return the training crop of the paper's released code and big_vision."""
+  return [transform('InceptionCrop', size=size), transform('FlipLR')]
 
 
 def resize(size):
-  """The test images of the paper's released code: no crop, aspect not kept."""
-  return [_transform('Resize', size=size)]
+  """Return the test transform of the paper's released code.
+
+  It resizes to `size` x `size` without keeping the aspect ratio.
+  """
+  return [transform('Resize', size=size)]
 
 
-def central_crop(size):
-  """The middle of images that are large enough."""
-  return [_transform('CentralCrop', size=size)]
+def resize_crop(small_size, size, resize='ResizeSmall'):
+  """Return a resize and a central crop; by default big_vision's for tests."""
+  crop = transform('CentralCrop', size=size)
+  return [transform(resize, size=small_size), crop]
 
 
-def resize_crop(small_size, size):
-  """big_vision's test images."""
+def random_crop(resize, load_size, size):
+  """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
   return [
-    _transform('ResizeSmall', size=small_size),
-    _transform('CentralCrop', size=size),
+    transform(resize, size=load_size),
+    transform('RandomCrop', size=size),
+    transform('FlipLR'),
   ]
 
 
-def random_crop(resize_name, load_size, size):
-  """BiT's training images; resize_name is 'Resize' or 'ResizeSmall'."""
-  return [
-    _transform(resize_name, size=load_size),
-    _transform('RandomCrop', size=size),
-    _transform('FlipLR'),
-  ]
+# Objectives, optimizers, evaluators.
 
 
-def _transform(name, **fields):
-  return {'target': f'{_TRANSFORMS}.{name}', **fields}
+def xent(activation, **fields):
+  """Return the 'softmax' or 'sigmoid' cross-entropy."""
+  target = f'vit_jax.objectives.classification.{activation}_xent'
+  return {'target': target, **fields}
 
 
-def accuracy(config, split, transforms, *, loss='softmax', **every):
-  """An evaluator on another split of the training data."""
+def adam(*, weight_decay=0.0, b2=0.999, **fields):
+  """Return the paper's Adam; the schedule multiplies the weight decay."""
+  settings = {'b1': 0.9, 'b2': b2, 'weight_decay': weight_decay}
+  return {'target': 'optax.adamw', **settings, **fields}
+
+
+def finetuning_sgd():
+  """Return the optimizer of the paper's fine-tuning (table 4)."""
   return {
-    'target': 'vit_jax.evals.classification.Classification',
-    'loss': loss,
-    'data': held_out(config, split, transforms),
-    **every,
+    'target': 'vit_jax.optim.sgd',
+    'momentum': 0.9,
+    'accumulator_dtype': 'bfloat16',
+    'clip_norm': 1.0,
+  }
+
+
+def set_bit_sgd(config, *, milestones, lr=None):
+  """Set the optimizer and schedule of BiT's pre-training.
+
+  Args:
+    config: a training run that has its data.
+    milestones: fractions of the run after which the learning rate falls to a
+      tenth.
+    lr: learning rate; None is 0.03 per 256 images of a batch.
+  """
+  config.optimizer = {
+    'target': 'vit_jax.optim.sgd',
+    'momentum': 0.9,
+    'weight_decay': 1e-4,  # coupled: added to the gradient
+  }
+  config.schedule = {
+    'lr': lr or 0.03 * config.data.batch_size / 256,
+    'decay': 'step',
+    'milestones': milestones,
+    'warmup_steps': 5000,
+  }
+
+
+def classification(data, **fields):
+  """Return an evaluator of the model's own predictions."""
+  target = 'vit_jax.evals.classification.Classification'
+  return {'target': target, 'data': data, **fields}
+
+
+def frozen(data, readouts, **fields):
+  """Return an evaluator of frozen features.
+
+  Args:
+    data: {data set: {'train': data, 'test': data}}.
+    readouts: {name: readout}.
+    **fields: more arguments of Frozen.
+  """
+  target = 'vit_jax.evals.frozen.Frozen'
+  settings = {'features': 'pre_logits', 'data': data, 'readouts': readouts}
+  return {'target': target, **settings, **fields}
+
+
+def few_shot(shots, seeds=(0, 1, 2), **fields):
+  """Return the paper's few-shot readout; each seed draws other examples."""
+  target = 'vit_jax.evals.fewshot.FewShot'
+  return {'target': target, 'shots': shots, 'seeds': seeds, **fields}
+
+
+def held_out_evals(config, splits, transforms, **fields):
+  """Return evaluators on other splits of the training data.
+
+  Args:
+    config: a training run that has its data.
+    splits: {evaluator: split}.
+    transforms: of the test images.
+    **fields: more arguments, such as every_steps=5000.
+  """
+  return {
+    name: classification(held_out(config, split, transforms), **fields)
+    for name, split in splits.items()
   }
 
 
 def held_out(config, split, transforms):
-  """Another split of the training data, for an evaluator.
+  """Return the data of another split of the training data.
 
-  All else that the command line sets in config.data.source holds for it too.
+  Changes of config.data.source, e.g. on the command line, apply to it too.
   """
   source = config.data.source
   source = {key: source.get_oneway_ref(key) for key in source}
   source['split'] = split
   return data(source, transforms, batch_size=config.data.batch_size)
+
+
+# Reports of studies.
+
+
+def table(cells, **fields):
+  """Return a table; see vit_jax/reports/table.py for cells and fields."""
+  target = 'vit_jax.reports.table.Table'
+  return {'target': target, 'cells': tuple(cells), **fields}
+
+
+def curves(panels):
+  """Return learning curves; see vit_jax/reports/curves.py for panels."""
+  return {'target': 'vit_jax.reports.curves.Curves', 'panels': tuple(panels)}
+
+
+def figure(panels, **fields):
+  """Return a scaling figure; see vit_jax/reports/scaling.py for panels."""
+  target = 'vit_jax.reports.scaling.Scaling'
+  return {'target': target, 'panels': tuple(panels), **fields}
+
+
+# Whole recipes.
 
 
 def pretraining(
@@ -196,133 +293,77 @@ def pretraining(
   dropout,
   clip_norm=None,
   num_classes=None,
+  postact=False,
 ):
-  """A row of the paper's table 3; the arguments are its columns.
+  """Return a row of the paper's table 3; the arguments are its columns.
 
-  ViTs and hybrids have a tanh layer in their heads, ResNets have none.
+  The head of ViTs and hybrids has a tanh layer, that of ResNets has none.
 
-  Not in the paper are loss and head bias (here those of scenic's ViT baselines
-  and big_vision's ImageNet-21k config), that only kernels decay (big_vision),
-  and the crop (AugReg's, for the same team's ViTs).
+  Not in the paper: the loss and head bias (here those of scenic's ViT baselines
+  and of big_vision's ImageNet-21k config), weight decay for kernels only
+  (big_vision), and the crop (AugReg's, for ViTs of the same team).
 
-  Args:
-    name: of the model.
-    source: of the training images.
-    held_out: {name of evaluator: split}.
-    epochs, lr, decay, weight_decay, dropout: as in table 3.
-    clip_norm: which the paper has for ImageNet only.
-    num_classes: the data's if None.
+  Its clip_norm is for ImageNet only. `held_out` is {evaluator: split}, and
+  num_classes=None that of the data.
   """
   config = training()
   config.total_epochs = float(epochs)
-  config.model = model(
-    name, num_classes=_maybe(int, num_classes), head_bias_init=-10.0
-  )
+  config.model = model(name, postact=postact, head={'bias_init': -10.0})
+  if num_classes:
+    config.model.num_classes = num_classes
   if _family(config.model) == 'VisionTransformer':
-    config.model.representation_size = config.model.width  # the tanh layer
+    config.model.head.representation_size = config.model.width  # tanh layer
     config.model.dropout = dropout
   config.data = data(source, inception_crop(224), batch_size=4096)
-  config.objective = {
-    'target': 'vit_jax.objectives.classification.sigmoid_xent',
-    'label_smoothing': 0.0,
-  }
-  config.optimizer = {
-    'target': 'vit_jax.optim.adam',
-    'b1': 0.9,
-    'b2': 0.999,
-    'weight_decay': weight_decay,  # times the learning rate, as in AdamW
-    'clip_norm': _maybe(float, clip_norm),
-    'mu_dtype': config_dict.placeholder(str),  # of the first moment
-  }
+  config.objective = xent('sigmoid')
+  config.optimizer = adam(weight_decay=weight_decay, clip_norm=clip_norm)
   config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
-  config.evals = {
-    key: accuracy(
-      config, split, resize_crop(256, 224), loss='sigmoid', every_steps=5000
-    )
-    for key, split in held_out.items()
-  }
+  config.evals = held_out_evals(
+    config, held_out, resize_crop(256, 224), loss='sigmoid', every_steps=5000
+  )
   return config
 
 
 def split_over_devices(config, *, fsdp, tensor):
-  """Sets mesh and sharding, in place, where a model is too large for a device.
+  """Shard a model that is too large for one device.
 
   Args:
-    config: of a training run.
-    fsdp: whether parameters, optimizer state and average are split over all
-      devices; mesh.data=N makes N whole copies of them in place of one.
-    tensor: devices that share the heads and hidden units of each layer.
+    config: a training run.
+    fsdp: whether parameters, optimizer state and EMA are sharded over all
+      devices; mesh.data=N keeps N complete copies of them instead of one.
+    tensor: number of devices that share the heads and hidden units of each
+      layer.
   """
   if not fsdp and tensor == 1:
     return
-  split = 'fsdp' if fsdp else 'data'
-  config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {split: -1}
-  config.sharding = {
-    'target': 'vit_jax.recipes.fsdp',
-    'axis': 'fsdp',
-    'beside': {'target': 'vit_jax.recipes.tensor_parallel', 'axis': 'model'},
-  }
-
-
-def bit_sgd(config, *, milestones, lr=None):
-  """BiT's optimizer and schedule of pre-training, in place.
-
-  Args:
-    config: with its data.
-    milestones: where the rate falls to a tenth, in fractions of the run.
-    lr: 0.03 for each 256 images of a batch, if None.
-  """
-  config.optimizer = {
-    'target': 'vit_jax.optim.sgd',
-    'momentum': 0.9,
-    'weight_decay': 1e-4,  # coupled: it is added to the gradient
-    'clip_norm': config_dict.placeholder(float),
-  }
-  config.schedule = {
-    'lr': lr or 0.03 * config.data.batch_size / 256,
-    'decay': 'stair',
-    'milestones': milestones,
-    'warmup_steps': 5000,
-  }
-
-
-def data(source, transforms, *, batch_size):
-  """The training data; batch_size is that of all devices together."""
-  return {
-    'source': source,
-    'transforms': transforms,
-    'batch_size': batch_size,
-    'num_workers': 0,
-    'on_error': 'raise',
-  }
-
-
-def _maybe(kind, value):
-  """The value; if None, a place where the command line may put one."""
-  return config_dict.placeholder(kind) if value is None else value
+  rest = 'fsdp' if fsdp else 'data'
+  config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {rest: -1}
 
 
 def tiny(config):
-  """Shrinks a run to seconds on a CPU: to try out data, and for tests.
+  """Shrink a run to seconds on a CPU, to try out data and for tests.
 
-  Everything stays in place, but the model is of the size 'mu', patches and
-  images are 8 times smaller (so the grid of tokens is the same; 7 times where
-  the patch is 14), batches have 16 images, and there are 4 steps. ResNets keep
-  one unit in each of two stages, hybrids in the first.
+  All parts stay, but the model has the size 'mu', patches and images are 8
+  times smaller (7 times for patches of 14), so that the number of tokens stays
+  the same, batches have 16 images, and there are 4 steps. ResNets keep one unit
+  in each of two stages, hybrids keep one unit in the first stage.
   """
   factor = _shrink(config.model)
   for part in (config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
-    for transform in part.transforms:
-      if 'size' in transform:
-        transform['size'] //= factor
+    for each in part.transforms:
+      if 'size' in each:
+        each['size'] //= factor
   if 'total_epochs' in config:
     del config.total_epochs
-  config.total_steps = 4
-  config.log_every_steps = 2
+  config.update(total_steps=4, log_every_steps=2)
   config.checkpoint.every_steps = 4
-  shorter = {'warmup_steps': 2, 'every_steps': 4, 'every_fraction': 0.5}
-  shorter['cooldown_steps'] = 1
+  shorter = {
+    'warmup_steps': 2,
+    'cooldown_steps': 1,
+    'every_steps': 4,
+    'every_fraction': 0.5,
+  }
   for durations in (config.schedule, *config.evals.values()):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]
@@ -330,20 +371,20 @@ def tiny(config):
 
 
 def _shrink(model):
-  """Makes the model tiny, in place; by what its images must be smaller."""
+  """Make the model tiny; return by which factor images must shrink."""
   if _family(model) == 'ResNet':
-    model.update({'stages': (1, 1), 'width_factor': 1})
+    model.update(stages=(1, 1), width_factor=1)
     return 8
-  patch = model.patch_size[0]
+  patch = model.embedding.patch_size[0]
   factor = 7 if patch % 7 == 0 else 8
-  mu = names.settings(f'mu/{max(1, patch // factor)}')
-  del mu['target']
+  model.embedding.patch_size = (max(1, patch // factor),) * 2
+  if model.embedding.get('stages'):
+    model.embedding.stages = (1,)
+  model.update(width=32, depth=1)
   if _family(model) == 'MlpMixer':
-    del mu['num_heads'], mu['mlp_dim']
-    mu |= {'tokens_mlp_dim': 16, 'channels_mlp_dim': 128}
-  elif model.get('resnet_stages'):
-    mu['resnet_stages'] = (1,)
-  model.update(mu)
-  if model.get('representation_size'):
-    model.representation_size = model.width
+    model.update(tokens_mlp_dim=16, channels_mlp_dim=128)
+  else:
+    model.update(mlp_dim=128, num_heads=2)
+  if model.get('head', {}).get('representation_size'):
+    model.head.representation_size = model.width
   return factor

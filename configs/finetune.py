@@ -3,7 +3,7 @@
     python -m vit_jax.main --config=configs/finetune.py:cifar100,B/16 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
 
-or from published weights, of any format that vit_jax/weights reads:
+or from published weights, in any format that vit_jax/weights reads:
 
         --config.init_from.path=gs://vit_models/imagenet21k/ViT-B_16.npz
 
@@ -13,27 +13,25 @@ On your own images, in PATH/CLASS/*.jpg (or png, webp, bmp):
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR \
         --config.data.source.path=PATH
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   imagenet, cifar10, cifar100, pets, flowers   the data sets of table 4
   folder     your own: 90% of the images to train, 10% to test. For sub-folders
              PATH/train and PATH/val add --config.data.source.split=train
              --config.evals.test.data.source.split=val
-  B/16, B/32, L/16, L/32, H/14, S/16, S/32, Ti/16   the model that init_from has
-  R50+B/16, R50+B/32, R50+L/16, R50+L/32, R26+S/32, R26+B/32, R+Ti/16   hybrids
-  R50x1, R50x2, R50x3, R101x1, R101x3, R152x1, R152x2, R152x4, R200x3   ResNets
-             of BiT's form; `postact`: of the released code's
-  Mixer-B/16, Mixer-B/32, Mixer-L/16   these cannot change the size of images
-  final, dev   'final' trains on the entire train set and tests on the test set,
-             'dev' holds out the part of train that chooses the learning rate
-             (1% ImageNet, 2% CIFAR, 10% others) and never sees the test set
+  B/16, ...  the model of init_from, one of MODELS below: a ViT, a hybrid, a
+             ResNet (in BiT's form; with `postact` in the form of the released
+             code), or a Mixer, which cannot change the image size
+  final, dev   'final' trains on the entire train set and tests on the test set;
+             'dev' holds out the part of train that selects the learning rate
+             (1% ImageNet, 2% CIFAR, 10% others) and never reads the test set
   lr=RATE    the defaults are below
   size=384   pixels; 518 for H/14 (384 does not divide into its patches); 224
-             for Mixers, as the released code
-  polyak     average the weights with 0.9999, and for L/16 size=512: the
+             for Mixers, as in the released code
+  polyak     EMA of the parameters with decay 0.9999, and for L/16 size=512: the
              ImageNet numbers of table 2
   inception, resize, resize_small   how images are cropped, see below
-  bit        BiT-HyperRule in place of table 4, see below
-  epochs=100   of folder only; the data sets of the paper count steps
+  bit        BiT-HyperRule instead of table 4, see below
+  epochs=100   for folder only; the paper's data sets have a number of steps
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
@@ -47,15 +45,15 @@ gradients clipped at norm 1, and
     flowers     500   .001 .003 .01 .03       .003  AugReg's best for a B/32
     folder            (not in the paper)      .01   the one that VTAB has
 
-The text has .06 for ResNets and hybrids only, and tells that ResNets were also
-fine-tuned by BiT's recipe, of which the better result counts: `bit`.
+The text has .06 for ResNets and hybrids only. It says that ResNets were also
+fine-tuned with BiT's recipe (`bit`), and that the better result counts.
 
-To choose as the paper does, with all of them on the dev split and the best as
-'final' with three seeds, is one command: transfer.py.
+To choose the rate as the paper does (all of them on the dev split, the best as
+'final' with three seeds), use transfer.py; it is one command.
 
-Expected: the tables in the docstrings of pretrain_*.py, with mean and standard
-deviation of three runs in table 2. From the released ImageNet-21k weights the
-authors' own code later gave, without and with dropout 0.1
+Expected: the tables in the docstrings of pretrain_*.py; table 2 has mean and
+standard deviation of three runs. From the released ImageNet-21k weights the
+authors' own code later gave the following, without and with dropout 0.1
 (--config.model.dropout=0.1), at 384 px:
 
                  CIFAR-10         CIFAR-100        ImageNet
@@ -66,34 +64,33 @@ authors' own code later gave, without and with dropout 0.1
     L/32      99.06 / 99.09    93.29 / 93.34    81.89 / 81.13
 
 Not in the paper:
-- warm-up: 500 steps in the released code, 100 for pets and flowers in
+- warm-up: 500 steps as in the released code, 100 for pets and flowers as in
   big_vision. Softmax loss and a bfloat16 momentum: both code bases.
-- crops. 'inception' is the released code: inception crop and flip; test images
-  resized to size x size, aspect not kept, no crop. 'resize' is BiT's recipe as
-  in big_vision: resize to 448 x 448, random 384 crop, flip; 'resize_small' the
-  same with the smaller side at 448; in both the test images have their smaller
-  side at 448 and the central 384 cut out. (At other sizes 7/6 of it; 256 for
-  224, as AugReg.)
+- crops. 'inception' is the released code's: inception crop and flip; test
+  images are resized to size x size, without keeping the aspect ratio or
+  cropping. 'resize' is BiT's recipe as in big_vision: resize to 448 x 448,
+  random 384 crop, flip. 'resize_small' is the same with the smaller side at
+  448. For both the smaller side of the test images is resized to 448, and the
+  central 384 are cropped. (Other sizes: 7/6 of it; 256 for 224, as AugReg.)
 - dropout: 0. Table 4 has none; the released L/16 and H/14 configs keep 0.1.
-- flowers trains on the split 'train', 1,020 images, as big_vision does.
-- Polyak averaging is in neither code base; here it runs from the first step.
+- flowers trains on the split 'train', 1,020 images, as in big_vision.
+- Polyak averaging is in neither code base; here it starts at the first step.
 
 `bit` is BiT-HyperRule: SGD with momentum 0.9, batch 512, no weight decay, rate
 .003, which falls to a tenth at 30, 60 and 90% of the steps; 448 px and a random
-384 crop with flip, for CIFAR 160 and 128; test images resized to the latter, no
-crop. Its steps, 500 for fewer than 20k images, 10k for fewer than 500k, and
-20k, are those above; a folder has 500 unless there is epochs=. LEFT OUT:
-mixup(0.1) for data sets of 20k images and more, which this version does not
-have. Of the released code is the warm-up, 100 steps of 500, else 500 (5% of
-epochs=). That code also has 512 and 480 px (size=480 here) for 448 and 384, and
-falls at 200, 300 and 400 of 500 steps.
+384 crop with flip, for CIFAR 160 and 128; test images are resized to 384 (CIFAR
+128), without a crop. Its steps, 500 for fewer than 20k images, 10k for fewer
+than 500k, and 20k, are those above; a folder has 500 unless epochs= is given.
+LEFT OUT: mixup(0.1) for data sets of 20k images and more, which this version
+does not have. From the released code: the warm-up, 100 of 500 steps, else 500
+(5% with epochs=). That code also has 512 and 480 px (here size=480) for 448 and
+384, and its rate falls at 200, 300 and 400 of 500 steps.
 
-The head is dropped with its tanh layer, a zero-initialised one is put on, and
-positions are interpolated (section 3.2). A model pre-trained without a class
-token needs its settings here too: --config.model.pooling=gap and so on.
+The head and its tanh layer are replaced by a zero-initialised head, and
+position embeddings are interpolated (section 3.2). A model pre-trained without
+a class token needs its settings here too, for example
+--config.model.pooling.target=vit_jax.models.pooling.Mean.
 """
-
-from ml_collections import config_dict
 
 from configs import arguments, common
 
@@ -103,48 +100,18 @@ TABLE_4 = {  # TFDS name, steps, % of train held out in dev, test split, ...
   'cifar100': ('cifar100', 10_000, 2, 'test', 0.03, 500),
   'pets': ('oxford_iiit_pet', 500, 10, 'test', 0.003, 100),
   'flowers': ('oxford_flowers102', 500, 10, 'test', 0.003, 100),
-}  # ... and, not of table 4: default learning rate, warm-up steps
+}  # ... and, not from table 4: default learning rate, warm-up steps
+# fmt: off
 MODELS = (
-  *('B/16', 'B/32', 'L/16', 'L/32', 'H/14', 'S/16', 'S/32', 'Ti/16'),
-  *('R50+B/16', 'R50+B/32', 'R50+L/16', 'R50+L/32'),
-  *('R26+S/32', 'R26+B/32', 'R+Ti/16'),
-  *('R50x1', 'R50x2', 'R50x3', 'R101x1', 'R101x3'),
-  *('R152x1', 'R152x2', 'R152x4', 'R200x3'),
-  *('Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16'),
+  'B/16', 'B/32', 'L/16', 'L/32', 'H/14', 'S/16', 'S/32', 'Ti/16',
+  'R50+B/16', 'R50+B/32', 'R50+L/16', 'R50+L/32',
+  'R26+S/32', 'R26+B/32', 'R+Ti/16',
+  'R50x1', 'R50x2', 'R50x3', 'R101x1', 'R101x3',
+  'R152x1', 'R152x2', 'R152x4', 'R200x3',
+  'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16',
 )
+# fmt: on
 CROPS = ('inception', 'resize', 'resize_small')
-VARIANTS = (
-  'imagenet',
-  'imagenet,L/16,polyak',
-  'imagenet,H/14,polyak',
-  'imagenet,dev,lr=.06',
-  'cifar10,B/32',
-  'cifar100,L/32,resize',
-  'pets,dev,resize_small',
-  'flowers,S/16,size=224,resize',
-  'folder,Ti/16,epochs=20',
-  'folder,S/32',
-  'imagenet,R50+B/16,lr=.06',
-  'imagenet,R50+B/32',
-  'pets,R50+L/16',
-  'cifar100,R50+L/32',
-  'flowers,R26+S/32,size=224',
-  'cifar10,R26+B/32',
-  'cifar10,R+Ti/16',
-  'imagenet,R50x1,bit',
-  'imagenet,R152x2,bit,postact,size=480',
-  'cifar100,R101x3,bit,dev',
-  'pets,R50x3',
-  'folder,R101x1,bit',
-  'folder,R50x2,bit,epochs=20',
-  'imagenet,R152x1,bit',
-  'imagenet,R152x4,polyak',
-  'cifar10,R200x3',
-  'cifar10,Mixer-B/16',
-  'imagenet,Mixer-B/32',
-  'flowers,Mixer-L/16',
-  *(f'{name},tiny' for name in (*TABLE_4, 'folder')),
-)
 
 
 def get_config(argument=''):
@@ -164,40 +131,33 @@ def get_config(argument=''):
   )
   words = {word.strip() for word in argument.split(',')}
   if args.bit and (given := words & {*CROPS}):
-    raise ValueError(f"'bit' has crops of its own; leave out {given.pop()!r}.")
+    raise ValueError(f"'bit' has its own crops; leave out {given.pop()!r}.")
   make = own_folder if args.data == 'folder' else table_4
   source, held_out, lr, warmup, total = make(args)
   train_images, test_images = transforms(args)
   config = common.training()
   config.update(total)
-  config.model = common.model(args.model)
-  common.set_form(config, args.postact)
-  config.init_from = {'path': config_dict.placeholder(str), 'ema': 'auto'}
+  config.model = common.model(args.model, postact=args.postact)
+  config.init_from = {'path': common.placeholder(str)}
   if args.polyak:
     config.ema_decay = 0.9999
   config.data = common.data(source, train_images, batch_size=512)
-  config.objective = {
-    'target': 'vit_jax.objectives.classification.softmax_xent',
-    'label_smoothing': 0.0,
-  }
-  config.optimizer = {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
+  config.objective = common.xent('softmax')
+  config.optimizer = common.finetuning_sgd()
   config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
   if args.bit:
-    config.schedule.decay = 'stair'
-    config.schedule.milestones = (0.3, 0.6, 0.9)
-  else:
-    config.optimizer.update(accumulator_dtype='bfloat16', clip_norm=1.0)
-  config.evals = {
-    name: common.accuracy(config, split, test_images, every_fraction=0.1)
-    for name, split in held_out.items()
-  }
+    config.optimizer = {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
+    config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
+  config.evals = common.held_out_evals(
+    config, held_out, test_images, every_fraction=0.1
+  )
   return common.tiny(config) if args.tiny else config
 
 
 def table_4(args):
-  """(source, {evaluator: split}, learning rate, warm-up, duration)."""
+  """Return (source, {evaluator: split}, rate, warm-up, duration)."""
   if args.epochs:
-    raise ValueError("epochs= is for 'folder'; table 4 counts steps.")
+    raise ValueError("epochs= is for 'folder'; table 4 states steps.")
   name, steps, dev, test, lr, warmup_steps = TABLE_4[args.data]
   train, held_out = 'train', {'test': test}
   if args.mode == 'dev':
@@ -210,9 +170,9 @@ def table_4(args):
 
 
 def own_folder(args):
-  """The same for a folder of the user's."""
+  """Return what `table_4` returns, for a folder of the user's."""
   if args.mode == 'dev':
-    raise ValueError("'dev' means nothing to 'folder', which has no test set.")
+    raise ValueError("'folder' has no test set, so 'dev' has no meaning.")
   lr, warmup = 0.01, {'warmup_fraction': 0.1}
   total = {'total_epochs': args.epochs or 100.0}
   if args.bit:
@@ -223,7 +183,7 @@ def own_folder(args):
 
 
 def size(args):
-  """Pixels, where the argument does not say."""
+  """Return the default image size."""
   if args.model == 'H/14':
     return 518
   if args.model.startswith('Mixer'):
@@ -234,7 +194,7 @@ def size(args):
 
 
 def transforms(args):
-  """(of training, of test) images."""
+  """Return the transforms of training and of test images."""
   crop = args.size or size(args)
   if args.bit:
     load = {128: 160, 480: 512}.get(crop, crop * 7 // 6)

@@ -3,15 +3,15 @@
     python -m vit_jax.main --config=configs/masked_patches.py:B/16,name=my_set \
         --workdir=DIR --config.data.source.data_dir=TFDS_DIR
 
-JFT is not public; this is the config for a large TFDS set of your own, which
-needs a split 'train' (its first 50,000 images are kept for validation; that
-choice is ours) and an 'image'. Labels are not looked at. On ImageNet alone:
+JFT is not public; this is the config for a large TFDS set of your own. It needs
+a split 'train' (its first 50,000 images are kept for validation; that choice is
+ours) and an 'image'. Labels are not used. On ImageNet alone:
 
     python -m vit_jax.main --config=configs/masked_patches.py:B/16,imagenet \
         --workdir=DIR
 
-Then fine-tune as from any other pre-training: the trunk and the class token are
-taken over, head and mask vector are not.
+Then fine-tune as from any other pre-training. The head and the mask vector are
+dropped; everything else, including the class token, is kept.
 
     python -m vit_jax.main --config=configs/finetune.py:imagenet,B/16 \
         --config.init_from.path=DIR --workdir=DIR_imagenet
@@ -20,63 +20,49 @@ To see what is predicted:
 
     python -m vit_jax.tools.masked_patches --workdir=DIR --output=patches.png
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, S/16, S/32, L/16, L/32   the model; the paper has B/16 only
   mean_colour   what is predicted of a patch: its mean, with 3 bits a channel,
                 512 classes
-  downsampled   those of each pixel of the patch reduced to 4 x 4
-  pixels        all of it, in squared error
-  ratio=0.5     share of the patches that is corrupted
+  downsampled   the same for each pixel of the patch downsampled to 4 x 4
+  pixels        all pixels, with squared error
+  ratio=0.5     fraction of the patches that is corrupted
   name=jft      the TFDS data set
-  imagenet      in place of it
+  imagenet      ImageNet instead
   folder        ImageNet from PATH/train/CLASS and PATH/val/CLASS, not TFDS:
                 --config.data.source.path=PATH
   steps=1000000
   tiny          seconds on a CPU, on the same data
 
 Expected: 79.9% on ImageNet after fine-tuning, 2 points above training from
-scratch and 4 below supervised pre-training (on JFT), by mean_colour, which the
-paper chose; pixels did slightly worse, and so did ratio=0.15, BERT's. After
-100k steps there is little gain, and pre-training on ImageNet gains about as
-much; how many steps that was is not told.
+scratch and 4 below supervised pre-training (on JFT), with mean_colour, which
+the paper chose. pixels gave slightly less, and so did ratio=0.15, BERT's. After
+100k steps there is little gain. Pre-training on ImageNet gains about as much;
+the paper does not state its number of steps.
 
-Appendix B.1.2: of half of the patch embeddings 80% are replaced by a learned
-vector, 10% by another patch's, 10% stay; each of them is predicted from its own
-representation. Adam, batch 4096, rate 2e-4, 10k steps of warm-up, cosine decay,
-1M steps (14 epochs of JFT).
+Appendix B.1.2: half of the patches are corrupted. Of their embeddings 80% are
+replaced by a learned vector, 10% by another patch's, and 10% stay; each patch
+is predicted from its own representation. Adam, batch 4096, rate 2e-4, 10k steps
+of warm-up, cosine decay, 1M steps (14 epochs of JFT).
 
 Not in the paper:
-- weight decay, here none; dropout, none; clipping, none.
+- weight decay, dropout and clipping; here none of them.
 - inception crop and flip; test images (smaller side to 256 px, central 224):
   as in this folder's other pre-trainings.
-- whether there is a class token. There is, for fine-tuning reads it; no loss
-  does, so that it learns only as what patches attend to.
-- that exactly half of each image is corrupted, the other patch is of the same
-  image, and the mask vector starts from a normal distribution of std 0.02.
+- whether there is a class token. Here there is, because fine-tuning reads it.
+  No loss reads it, so it learns only because patches attend to it.
+- that exactly half of each image is corrupted, that the other patch is from the
+  same image, and that the mask vector is initialised with a normal distribution
+  of std 0.02.
 
-Where memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True. masked_patches_embedded.py needs no data and minutes.
+If memory is short: --config.accum_steps=8 --config.model.remat=full
+--config.model.scan=True. masked_patches_embedded.py needs no data, and minutes.
 """
 
-from ml_collections import config_dict
-
-from configs import arguments, common
+from configs import arguments, common, pretrain_jft
 
 MODELS = ('B/16', 'B/32', 'S/16', 'S/32', 'L/16', 'L/32')
-OBJECTIVE = 'vit_jax.objectives.masked_patches.masked_patches'
-EVALUATOR = 'vit_jax.evals.masked_patches.MaskedPatches'
 PREDICT = ('mean_colour', 'downsampled', 'pixels')
-VARIANTS = (
-  *MODELS,
-  'B/16,downsampled',
-  'B/16,pixels,ratio=0.15',
-  'B/16,name=my_set,steps=100000',
-  'B/16,imagenet',
-  'B/16,imagenet,folder',
-  'B/16,tiny',
-  'B/16,imagenet,downsampled,tiny',
-  'B/32,imagenet,pixels,tiny',
-)
 
 
 def get_config(argument=''):
@@ -94,65 +80,55 @@ def get_config(argument=''):
   source, held_out = data(args)
   config = common.training()
   config.total_steps = args.steps
-  config.model = common.model(
-    args.model, pooling='none', class_token=True, mask_token=True
-  )
+  config.model = common.model(args.model)
   config.data = common.data(source, common.inception_crop(224), batch_size=4096)
-  config.data.labels = False
-  config.objective = {
-    'target': OBJECTIVE,
-    'predict': args.predict,
-    'downsampled_to': 2 if args.tiny else 4,
-    'ratio': args.ratio,
-    'mask_share': 0.8,
-    'swap_share': 0.1,
-  }
-  config.optimizer = {
-    'target': 'vit_jax.optim.adam',
-    'b1': 0.9,
-    'b2': 0.999,
-    'weight_decay': 0.0,
-    'clip_norm': config_dict.placeholder(float),
-  }
+  config.optimizer = common.adam()
   config.schedule = {'lr': 2e-4, 'decay': 'cosine', 'warmup_steps': 10_000}
-  config.evals = {
-    name: evaluator(
-      config.objective,
-      common.held_out(config, split, common.resize_crop(256, 224)),
-      every_steps=5000,
-    )
-    for name, split in held_out.items()
-  }
+  config.evals = common.held_out_evals(
+    config, held_out, common.resize_crop(256, 224), every_steps=5000
+  )
   if args.tiny:
     common.tiny(config)
-  set_outputs(config)
+  size = 2 if args.tiny else 4
+  set_task(config, args.predict, ratio=args.ratio, downsampled_to=size)
   return config
 
 
 def data(args):
-  """(source, {evaluator: split})."""
+  """Return (source, {evaluator: split})."""
   if args.imagenet:
-    splits = common.imagenet_held_out(args.folder)
-    return common.imagenet(args.folder), splits
+    return common.imagenet(args.folder)
   if args.folder:
-    raise ValueError("'folder' is for 'imagenet'; add that word.")
-  held_out = 16 if args.tiny else 50_000
+    raise ValueError("'folder' is for 'imagenet'; add 'imagenet'.")
+  held_out = pretrain_jft.held_out(args.tiny)
   source = common.tfds(args.name, f'train[{held_out}:]')
   return source, {'val': f'train[:{held_out}]'}
 
 
-def evaluator(objective, data, **every):
-  """Of the same task as the objective, on other data."""
-  task = {key: objective[key] for key in objective if key != 'target'}
-  return {'target': EVALUATOR, 'data': data, **task, **every}
+def set_task(config, predict, *, channels=3, **fields):
+  """Make a run and its evaluators predict masked patches.
 
-
-def set_outputs(config, channels=3):
-  """Gives the model as many outputs as its task needs, in place."""
-  task, patch = config.objective, config.model.patch_size
-  ph, pw = (patch, patch) if isinstance(patch, int) else patch
+  Args:
+    config: a training run, except its objective.
+    predict: one of PREDICT.
+    channels: of the images.
+    **fields: more fields of the task.
+  """
+  task = {'predict': predict, **fields}
+  config.objective = {
+    'target': 'vit_jax.objectives.masked_patches.masked_patches',
+    'task': task,
+  }
+  for evaluator in config.evals.values():
+    target = 'vit_jax.evals.masked_patches.MaskedPatches'
+    evaluator.update(target=target, task=task)
+  config.data.labels = False
+  config.model.pooling = common.pooling('NoPooling', class_token=True)
+  config.model.embedding.mask_token = True
+  patch = config.model.embedding.patch_size
+  height, width = (patch, patch) if isinstance(patch, int) else patch
   config.model.num_classes = {
     'mean_colour': 8**channels,
-    'downsampled': 8**channels * task.downsampled_to**2,
-    'pixels': ph * pw * channels,
-  }[task.predict]
+    'downsampled': 8**channels * fields['downsampled_to'] ** 2,
+    'pixels': height * width * channels,
+  }[predict]

@@ -3,54 +3,45 @@
     python -m vit_jax.main --config=configs/pretrain_bit.py:imagenet21k,R50x1 \
         --workdir=DIR
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data: BiT-S, BiT-M. TFDS has no public
            imagenet21k; see pretrain_imagenet21k.py for what it must be
   R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model
-  postact  the form of big_vision's and of this paper's released code, in place
+  postact  the form of big_vision and of the ViT paper's released code instead
            of BiT's
   epochs=90
   folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
            PATH/val/CLASS: --config.data.source.path=PATH
   tiny     seconds on a CPU, on the same data
 
-Expected: top-1 in % after fine-tuning the released BiT-M as finetune.py's `bit`
-(with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), by the README of
-the released code. The paper has no number from before fine-tuning.
+Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's
+`bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), according to
+the README of the released code. The paper has no number before fine-tuning.
 
               ImageNet   CIFAR-10   CIFAR-100
     R50x1        80.68       97.3        86.4
     R152x2       85.15       98.5        91.2
     R101x3           -       98.4        91.2
 
-"Big Transfer" (2020): SGD, momentum 0.9, batch 4096, learning rate
-0.03 for each 256 images (0.48), weight decay 1e-4, 5k steps of warm-up, 90
-epochs with a tenth of the rate from epochs 30, 60 and 80 on, 224 px.
+"Big Transfer" (2020): SGD, momentum 0.9, batch 4096, learning rate 0.03 per 256
+images (0.48), weight decay 1e-4, 5k steps of warm-up, 90 epochs; the rate falls
+to a tenth at epochs 30, 60 and 80; 224 px.
 
-Not in the paper, but of big_vision's configs for the same models, bit_i1k and
+Not in the paper, but from big_vision's configs for the same models, bit_i1k and
 bit_i21k:
 - loss: softmax; for ImageNet-21k sigmoid, with a head bias of -10.
 - weight decay for kernels only; inception crop and flip; the splits; test
-  images with the smaller side at 256 px, of which the central 224.
-Those configs change the recipe where this one does not: a cosine, gradients
-clipped at norm 1 (--config.optimizer.clip_norm=1.0), and for ImageNet a rate of
-0.1 for 256 images and 1k steps of warm-up.
+  images (smaller side to 256 px, central 224).
+Those configs also differ from the recipe, which this one does not: they have a
+cosine schedule, clip gradients at norm 1 (--config.optimizer.clip_norm=1.0),
+and have for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
 
-Where memory is short: --config.accum_steps=8 --config.model.remat=full.
+If memory is short: --config.accum_steps=8 --config.model.remat=full.
 """
 
 from configs import arguments, common
 
 MODELS = ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
-VARIANTS = (
-  *(f'imagenet,{model}' for model in MODELS),
-  'imagenet21k,R50x1',
-  'imagenet21k,R152x4',
-  'imagenet,R50x1,postact',
-  'imagenet,R50x1,folder,epochs=30',
-  'imagenet,R50x1,tiny',
-  'imagenet21k,R152x2,tiny',
-)
 
 
 def get_config(argument=''):
@@ -65,30 +56,21 @@ def get_config(argument=''):
   )
   config = common.training()
   config.total_epochs = args.epochs
+  config.model = common.model(args.model, postact=args.postact)
   if args.data == 'imagenet':
-    source = common.imagenet(args.folder)
-    held_out = common.imagenet_held_out(args.folder)
-    loss, model = 'softmax', common.model(args.model)
+    loss = 'softmax'
+    source, held_out = common.imagenet(args.folder)
   else:
     if args.folder:
       raise ValueError("'folder' is for 'imagenet'.")
+    loss = 'sigmoid'
     source, held_out = common.imagenet21k(args.tiny)
-    loss, model = (
-      'sigmoid',
-      common.model(args.model, num_classes=21_843, head_bias_init=-10.0),
-    )
-  config.model = model
-  common.set_form(config, args.postact)
+    config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   config.data = common.data(source, common.inception_crop(224), batch_size=4096)
-  config.objective = {
-    'target': f'vit_jax.objectives.classification.{loss}_xent',
-    'label_smoothing': 0.0,
-  }
-  common.bit_sgd(config, milestones=(30 / 90, 60 / 90, 80 / 90))
-  config.evals = {
-    name: common.accuracy(
-      config, split, common.resize_crop(256, 224), loss=loss, every_steps=5000
-    )
-    for name, split in held_out.items()
-  }
+  config.objective = common.xent(loss)
+  common.set_bit_sgd(config, milestones=(30 / 90, 60 / 90, 80 / 90))
+  test_images = common.resize_crop(256, 224)
+  config.evals = common.held_out_evals(
+    config, held_out, test_images, loss=loss, every_steps=5000
+  )
   return common.tiny(config) if args.tiny else config

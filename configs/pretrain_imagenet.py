@@ -3,15 +3,15 @@
     python -m vit_jax.main --config=configs/pretrain_imagenet.py:B/16 \
         --workdir=DIR
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, L/16, L/32, H/14   the model; the row is for "all ViT"
   epochs=300
-  folder   images in PATH/train/CLASS and PATH/val/CLASS, not TFDS's
-           imagenet2012: --config.data.source.path=PATH
+  folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
+           PATH/val/CLASS: --config.data.source.path=PATH
   tiny     seconds on a CPU, on the same data
 
 Expected (table 5): top-1 in % after fine-tuning at 384 px with finetune.py; the
-paper does not say what it is before.
+paper does not state it before fine-tuning.
 
            ImageNet   ReaL   CIFAR-10   CIFAR-100   Flowers    Pets
     B/16      77.91  83.57      98.13       87.13     89.49   93.81
@@ -24,32 +24,32 @@ Table 3 and section 4.1: Adam, batch 4096, 300 epochs, learning rate 3e-3 with
 gradients clipped at norm 1, a head with a tanh layer.
 
 Not in the paper:
-- loss and head bias: sigmoid, -10, those of scenic's re-implementation (90
-  epochs: 73.7 for B/16). big_vision's bias is -6.9 for 1000 classes.
-- weight decay is decoupled and for kernels only: as in big_vision.
-- inception crop and flip: AugReg says so of its own ViTs; that the paper's have
-  the same is from memory. The paper's label smoothing is not known: 0 here.
-- the split: 99% of train, as big_vision; the rest is 'minival'. Test images:
-  smaller side to 256 px, central 224, as big_vision.
+- loss and head bias: sigmoid, -10, as in scenic's re-implementation (90 epochs:
+  73.7 for B/16). big_vision's bias is -6.9 for 1000 classes.
+- weight decay is decoupled and for kernels only, as in big_vision.
+- inception crop and flip: AugReg states them for its own ViTs; that the paper
+  has the same is from memory. The paper's label smoothing is unknown; here 0.
+- the split: 99% of train, as in big_vision; the rest is 'minival'. Test images:
+  smaller side to 256 px, central 224, as in big_vision.
 
-Where memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True. None of them changes what is computed.
+If memory is short: --config.accum_steps=8 --config.model.remat=full
+--config.model.scan=True. None of them changes the result.
 """
 
 from configs import arguments, common
 
 MODELS = ('B/16', 'B/32', 'L/16', 'L/32', 'H/14')
-VARIANTS = (*MODELS, 'B/16,epochs=90', 'B/16,folder', 'B/16,tiny')
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument, model=MODELS, epochs=300.0, folder=False, tiny=False
   )
+  source, held_out = common.imagenet(args.folder)
   config = common.pretraining(
     args.model,
-    source=common.imagenet(args.folder),
-    held_out=common.imagenet_held_out(args.folder),
+    source=source,
+    held_out=held_out,
     epochs=args.epochs,
     lr=3e-3,
     decay='cosine',

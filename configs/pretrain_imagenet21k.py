@@ -3,20 +3,20 @@
     python -m vit_jax.main --config=configs/pretrain_imagenet21k.py:L/16 \
         --workdir=DIR
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   L/16, L/32, B/16, B/32   the model
   epochs=90   table 3 has 90, and for the two L also 30
-  fsdp        parameters, optimizer state and average split over all devices
+  fsdp        shard parameters, optimizer state and EMA over all devices
   tensor=1    devices that share the heads and hidden units of each layer
   tiny        seconds on a CPU, on the same data
 
-TFDS has no public ImageNet-21k. The names are those of big_vision's config: a
-set 'imagenet21k' of your making (--config.data.source.name=NAME for another)
-with one split, 'full', and 'image' and 'label' below 21,843.
+TFDS has no public ImageNet-21k. Prepare a set yourself, named as in
+big_vision's config: 'imagenet21k' (--config.data.source.name=NAME for another)
+with one split, 'full', an 'image' and a 'label' below 21,843.
 
 Expected (table 5): top-1 in % after fine-tuning at 384 px with finetune.py; the
-paper does not say what it is before, nor after how many epochs the L are shown.
-The last line is table 2: ImageNet at 512 px with Polyak averaging.
+paper does not state it before fine-tuning, nor how many epochs the L have. The
+last line is table 2: ImageNet at 512 px with Polyak averaging.
 
            ImageNet   ReaL   CIFAR-10   CIFAR-100   Flowers    Pets
     B/16      83.97  88.35      98.95       91.67     99.38   94.43
@@ -27,31 +27,22 @@ The last line is table 2: ImageNet at 512 px with Polyak averaging.
 
 Table 3 and section 4.1: Adam, batch 4096, learning rate 1e-3 with 10k steps of
 warm-up and linear decay, weight decay 0.03, dropout 0.1, 224 px, a head with a
-tanh layer; no clipping is told of but for ImageNet.
+tanh layer; the paper mentions gradient clipping only for ImageNet.
 
 Not in the paper:
-- loss and head bias: sigmoid, -10, as big_vision's config for this data.
-- weight decay is decoupled and for kernels only: as in big_vision.
-- inception crop and flip: AugReg says so of its own ViTs; that the paper's have
-  the same is from memory.
+- weight decay, crop and flip: see pretrain_imagenet.py.
+- loss and head bias: sigmoid, -10, as in big_vision's config for this data.
 - the split, 51,200 images kept for validation and test, and the test images
-  (smaller side to 256 px, central 224): as big_vision.
+  (smaller side to 256 px, central 224): as in big_vision.
 
-Where memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True, and the words fsdp and tensor=2. None
-of them changes what is computed.
+If memory is short: --config.accum_steps=8 --config.model.remat=full
+--config.model.scan=True, and the words fsdp and tensor=2. None of them changes
+the result.
 """
 
 from configs import arguments, common
 
 MODELS = ('L/16', 'L/32', 'B/16', 'B/32')
-VARIANTS = (
-  *MODELS,
-  'L/16,epochs=30',
-  'L/32,epochs=30',
-  'L/16,fsdp,tensor=2',
-  'B/16,tiny',
-)
 
 
 def get_config(argument=''):

@@ -5,30 +5,30 @@
 
 JFT is not public; this is the config for a large TFDS set of your own. It needs
 a split 'train' (its first 50,000 images are kept for validation; that choice is
-ours), an 'image', and a 'label': an int, or, as JFT has 1.26 labels an image, a
-vector with one weight for each class. --config.data.source.label_key=KEY names
-another feature.
+ours), an 'image', and a 'label' (--config.data.source.label_key=KEY for another
+feature). The label is an int or, since JFT has 1.26 labels per image, a vector
+with one weight for each class.
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   L/16, L/32, B/16, B/32, H/14   the model
-  G/14            that of "Scaling ViT", see below
+  G/14            the model of "Scaling ViT", see below
   R50+B/16, R50+B/32, R50+L/16, R50+L/32   hybrids
   R50x1, R50x2, R101x1, R152x1, R152x2, R200x3   BiT's ResNets
-  postact         the released code's form of a ResNet in place of BiT's
-  sgd             for a ResNet: table 7's SGD in place of Adam
+  postact         a ResNet in the form of the released code instead of BiT's
+  sgd             for a ResNet: table 7's SGD instead of Adam
   name=jft        the TFDS data set
   classes=18291   those of JFT; 0 for as many as the data set says it has
   epochs=EPOCHS   table 3: 7, H/14 14, and L/16 and R50+L/16 both 7 and 14 (the
                   default). R152x2 has 7, and 14 too in table 6; R200x3 14
-  lr=RATE         in place of table 3's; R200x3 needs one, for it is not there
-  fsdp            parameters, optimizer state and average split over all devices
+  lr=RATE         instead of table 3's, which has none for R200x3
+  fsdp            shard parameters, optimizer state and EMA over all devices
   tensor=1        devices that share the heads and hidden units of each layer
   tiny            seconds on a CPU, on the same data
 
-Expected (table 6; L/16's 14 epochs and all other ViTs also table 5): top-1 in %
-after fine-tuning at 384 px with finetune.py; the paper does not say what it is
-before. The two lines below H/14 are table 2: ImageNet at 512 px (L/16) and 518
-px (H/14) with Polyak averaging.
+Expected (table 6; ViTs also table 5, L/16 with 14 epochs): top-1 in % after
+fine-tuning at 384 px with finetune.py; the paper does not state it before
+fine-tuning. The two lines below H/14 are table 2: ImageNet at 512 px (L/16) and
+518 px (H/14) with Polyak averaging.
 
                        ImageNet   ReaL   CIFAR-10   CIFAR-100   Flowers    Pets
     B/32,  7 epochs       80.73  86.27      98.61       90.49     99.27   93.40
@@ -55,37 +55,34 @@ px (H/14) with Polyak averaging.
     R152x2,  7, sgd       84.37      -      99.07       91.06     99.32   94.79
 
 Table 3 and section 4.1: Adam, batch 4096, 10k steps of warm-up and linear
-decay, weight decay 0.1, no dropout, 224 px, a head with a tanh layer (but for
-ResNets); no clipping is told of but for ImageNet. 7 epochs of 303M images are
-518k steps.
+decay, weight decay 0.1, no dropout, 224 px, a head with a tanh layer (ResNets:
+without); the paper mentions gradient clipping only for ImageNet. 7 epochs of
+303M images are 518k steps.
 
 Not in the paper:
-- loss and head bias: sigmoid, -10, those of scenic's ViT baselines and of
+- weight decay, crop and flip, test images: see pretrain_imagenet.py.
+- loss and head bias: sigmoid, -10, as in scenic's ViT baselines and
   big_vision's ImageNet-21k config.
-- weight decay is decoupled and for kernels only: as in big_vision.
-- inception crop and flip: AugReg says so of its own ViTs; that the paper's have
-  the same is from memory. Test images (smaller side to 256 px, central 224):
-  as big_vision.
-- that ResNets have no tanh layer: it is a part of ViTs in all released code.
-- the SGD of table 7 but for its name. `sgd` is BiT's for all its data: rate
-  0.03 for 256 images (0.48), momentum 0.9, weight decay 1e-4, not decoupled, 5k
-  steps of warm-up. BiT trains 40 epochs on JFT, with a tenth of the rate from
-  epochs 10, 23, 30 and 37 on; the same fractions of 7 epochs are our choice.
+- that ResNets have no tanh layer: it is part of ViTs in all released code.
+- the SGD of table 7, except its name. `sgd` is BiT's for all its data: rate
+  0.03 per 256 images (0.48), momentum 0.9, weight decay 1e-4, not decoupled, 5k
+  steps of warm-up. BiT trains 40 epochs on JFT, and its rate falls to a tenth
+  at epochs 10, 23, 30 and 37; the same fractions of 7 epochs are our choice.
 
-G/14 is not in the paper. What is known of its training on JFT-3B ("Scaling
-ViT", by big_vision's train_vit_g.py) and here: rate 8e-4, batch 16,384, 1M
-steps, warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping
-at 1, weight decay 0.03, MAP pooling without a tanh layer, sigmoid, head bias
--10. Not here: its Adafactor (Adam in its place, first moment in bfloat16), the
-head's weight decay (100 times the body's), and JFT-3B: say name= and classes=
-(29593). Not known to us: its augmentation and split. It reaches 90.45% on
-ImageNet, fine-tuned at 518 px.
+G/14 is not in the paper. Its training on JFT-3B ("Scaling ViT", according to
+big_vision's train_vit_g.py), and here: rate 8e-4, batch 16,384, 1M steps,
+warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping at 1,
+weight decay 0.03, MAP pooling without a tanh layer, sigmoid, head bias -10.
+Different here: Adam with the first moment in bfloat16 instead of its Adafactor,
+the head's weight decay (there 100 times the body's), and the data; for JFT-3B
+set name= and classes= (29593). Unknown to us: its augmentation and split. It
+reaches 90.45% on ImageNet, fine-tuned at 518 px.
 
-Where memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True (which ResNets do not have), and the words fsdp and
-tensor=2. None of them changes what is computed. With fsdp, --config.mesh.data=4
-makes four copies of the whole, each split over a quarter of the devices: a
-model should not be split more often than its width divides (G/14: 128).
+If memory is short: --config.accum_steps=8 --config.model.remat=full
+--config.model.scan=True (ResNets do not have it), and the words fsdp and
+tensor=2. None of them changes the result. With fsdp, --config.mesh.data=4 keeps
+four complete copies, each sharded over a quarter of the devices: the number of
+shards should divide the model's width (G/14: 128 shards).
 """
 
 from configs import arguments, common
@@ -109,24 +106,6 @@ TABLE_3 = {  # learning rate, epochs
   'G/14': (8e-4, None),  # "Scaling ViT": 1M steps
 }
 BIT_L_MILESTONES = tuple(epoch / 40 for epoch in (10, 23, 30, 37))
-VARIANTS = (
-  *(model for model, (lr, _) in TABLE_3.items() if lr),
-  'R200x3,lr=5e-4',
-  'L/16,epochs=7',
-  'R152x2,epochs=14',
-  'R50x1,sgd',
-  'R152x2,sgd,postact',
-  'B/16,name=my_set,classes=0',
-  'H/14,fsdp',
-  'H/14,fsdp,tensor=2',
-  'L/16,tensor=2',
-  'G/14,fsdp,classes=29593',
-  'G/14,epochs=3,fsdp,tensor=2',
-  'B/16,tiny',
-  'G/14,fsdp,tensor=2,tiny',
-  'R50+L/32,tiny',
-  'R101x1,sgd,tiny',
-)
 
 
 def get_config(argument=''):
@@ -149,23 +128,23 @@ def get_config(argument=''):
       f'The paper does not state the learning rate of {args.model}. Give one, '
       'lr=RATE; table 3 has 1e-3 for R50x2 and 6e-4 for R152x2.'
     )
-  held_out = 16 if args.tiny else 50_000
+  first = held_out(args.tiny)
   config = common.pretraining(
     args.model,
-    source=common.tfds(args.name, f'train[{held_out}:]'),
+    source=common.tfds(args.name, f'train[{first}:]'),
     num_classes=args.classes or None,
-    held_out={'val': f'train[:{held_out}]'},
+    held_out={'val': f'train[:{first}]'},
     epochs=args.epochs or epochs or 0,
     lr=args.lr or lr,
     decay='linear',
     weight_decay=0.1,
     dropout=0.0,
+    postact=args.postact,
   )
-  common.set_form(config, args.postact)
   if args.sgd:
     if 'x' not in args.model:
       raise ValueError(f"'sgd' is for ResNets (table 7), not for {args.model}.")
-    common.bit_sgd(config, milestones=BIT_L_MILESTONES, lr=args.lr)
+    common.set_bit_sgd(config, milestones=BIT_L_MILESTONES, lr=args.lr)
   if args.model == 'G/14':
     scaling_vit(config)
   if not config.total_epochs:
@@ -175,19 +154,17 @@ def get_config(argument=''):
   return common.tiny(config) if args.tiny else config
 
 
+def held_out(tiny):
+  """Return the number of validation images, which come first."""
+  return 16 if tiny else 50_000
+
+
 def scaling_vit(config):
-  """What "Scaling ViT" does otherwise, in place."""
+  """Change what "Scaling ViT" does differently."""
   config.data.batch_size = 16_384
   for evaluator in config.evals.values():
     evaluator.data.batch_size = 4096
-  config.model.pooling = 'map'
-  config.model.representation_size = None
-  adam = config.optimizer
-  adam.weight_decay, adam.clip_norm, adam.mu_dtype = 0.03, 1.0, 'bfloat16'
-  config.schedule.update(
-    {
-      'decay': 'rsqrt',
-      'timescale': 10_000,
-      'cooldown_steps': 50_000,
-    }
-  )
+  config.model.pooling = common.pooling('Map')
+  del config.model.head.representation_size
+  config.optimizer.update(weight_decay=0.03, clip_norm=1.0, mu_dtype='bfloat16')
+  config.schedule.update(decay='rsqrt', timescale=10_000, cooldown_steps=50_000)

@@ -1,33 +1,28 @@
-"""Numbers of the ViT paper (arXiv 2010.11929), to stand beside ours.
+"""Published numbers of the ViT paper (arXiv 2010.11929), to compare with.
 
-All in percent, as they are printed. The keys of data sets are those of
-transfer.py ('real' is ImageNet-ReaL) and, in table 9, the tasks of VTAB-1k in
-vit_jax/data/vtab.py; those of the data of pre-training are imagenet1k,
-imagenet21k and jft.
+All are in percent, as printed. Data sets have the names of transfer.py ('real'
+is ImageNet-ReaL) and, in table 9, of the tasks in vit_jax/data/vtab.py.
+Pre-training data are imagenet1k, imagenet21k and jft.
 
-TABLE_2  {(pre-training, model): {data set: (mean, std of 3 runs)}}. Its numbers
-         for ImageNet and ReaL are at 512 (L/16) or 518 pixels (H/14), with
-         Polyak averaging. 'vtab' is the mean of the 19 tasks.
-TABLE_5  {(pre-training, model): {data set: value}}, at 384 pixels, without.
+TABLE_2  {(pre-training, model): {data set: (mean, std of 3 runs)}}. ImageNet
+         and ReaL are at 512 (L/16) or 518 pixels (H/14), with Polyak averaging.
+         'vtab' is the mean of the 19 tasks.
+TABLE_5  {(pre-training, model): {data set: value}}, at 384 pixels, without
+         Polyak averaging.
 TABLE_6  {(model, epochs on JFT): {data set: value, 'exaflops': value}}.
 TABLE_7  {(model, optimizer of pre-training): {data set: value}}, 7 epochs on
-         JFT. Adam's are table 6's.
-TABLE_8  {positions: {where: value}}: 5-shot linear on ImageNet, of B/16 on JFT.
+         JFT. Adam's rows are table 6's.
+TABLE_8  {positions: {where: value}}: 5-shot linear on ImageNet, B/16 on JFT.
 TABLE_9  {(pre-training, model): {task: value}}.
 
-Of H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
+For H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
 for CIFAR-100, Pets and Flowers. The 859 exaFLOPs of R50+L/16 do not fit those
 of its other row, 1668 / 2.
 """
 
+from vit_jax.data import vtab
+
 _DATA = ('imagenet', 'real', 'cifar10', 'cifar100', 'pets', 'flowers')
-_TASKS = (
-  *('caltech101', 'cifar100', 'dtd', 'flowers', 'pets', 'sun397', 'svhn'),
-  *('camelyon', 'eurosat', 'resisc45', 'retinopathy'),
-  *('clevr_count', 'clevr_distance', 'dmlab'),
-  *('dsprites_location', 'dsprites_orientation', 'kitti'),
-  *('snorb_azimuth', 'snorb_elevation'),
-)
 
 
 def _named(columns, rows):
@@ -37,7 +32,7 @@ def _named(columns, rows):
 
 
 def fraction(percent):
-  """As reports take a published value: of 1, and so its std if it has one."""
+  """Return a value, or (value, std), divided by 100 for reports."""
   if isinstance(percent, tuple):
     return tuple(x / 100 for x in percent)
   return percent / 100
@@ -112,7 +107,7 @@ TABLE_8 = {
   'relative': {'stem': 64.032},
 }
 
-TABLE_9 = _named(_TASKS, {
+TABLE_9 = _named(vtab.TASKS, {
   ('jft', 'H/14'): (
     95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9, 83.3, 96.7, 91.4, 76.6,
     91.7, 63.8, 53.1, 79.4, 63.3, 84.5, 33.2, 51.2),

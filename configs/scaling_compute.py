@@ -5,84 +5,52 @@
 
 One study: each model is pre-trained by pretrain_jft.py, and fine-tuned by
 finetune.py on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers. 17 pre-trainings
-and 85 fine-tunings are much for one machine: --study_member=NAME does one run
-(`order` has the names), --study_report shows what there is.
+and 85 fine-tunings are a lot for one machine; scaling.py says how to do single
+runs, and how to set values for all runs at once.
 
-Arguments (between commas):
+Arguments (separated by commas):
   B/32, B/16, L/32, L/16, H/14, R50x1, R50x2, R101x1, R152x1, R152x2, R200x3,
   R50+B/32, R50+B/16, R50+L/32, R50+L/16   any of them; all, if none is given
-  r200_lr=RATE    of R200x3, which the paper does not state: without one this
-                  row of the table is left out
-  name=jft        the TFDS data set of pre-training. JFT is not public, see
-                  pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
-  seeds=1         fine-tunings of each kind; more of them give error bars
-  grid            each fine-tuning's rate is the best of table 4's on the dev
-                  split (4 more runs for each); else finetune.py's default
-  real            ImageNet is tested on its ReaL labels, too: table 6's column
+  r200_lr=RATE    of R200x3. The paper does not state it; without it the study
+                  leaves this model out
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
+  seeds=1         fine-tunings of each kind; more give error bars
+  grid            choose each fine-tuning's rate among table 4's on the dev
+                  split (4 more runs each) instead of finetune.py's default
+  real            test ImageNet on its ReaL labels too, as in table 6
   tiny            all of it in miniature, on the same data
 
-For all runs at once: --config.shared.data_dir, and .label_key (of the data of
-pre-training), .num_workers, .accum_steps, .remat. For one:
---config.runs.pretrain_H14_14ep.accum_steps=16.
+To set a value of one run: --config.runs.pretrain_H14_14ep.accum_steps=16.
 
-It leaves figure_5.png (.md, .json), what is measured; figure_5_paper.png, the
-published numbers drawn alike; and table_6.md, both, line by line. Panels, axes
-and lines are the paper's: the average of the five data sets, and ImageNet,
+Reports: figure_5.png (.md, .json) shows the results; figure_5_paper.png the
+published numbers, drawn in the same way; table_6.md both, line by line. Panels,
+axes and lines are the paper's: the average of the five data sets, and ImageNet,
 against exaFLOPs of pre-training on a log axis.
 
-exaFLOPs are counted as in table 6: three times the forward pass, a multiply-add
-is two, images x epochs. Ours of the ViTs are within 0.3% of the printed ones
-(B/32: 2.0% above), those of ResNets some 3% above, as if there the products
-with zeros of padding did not count. The epochs are table 6's on any data, so
-that x is what your data cost.
+exaFLOPs are counted as in table 6: three times the forward pass, two for each
+multiply-add, images x epochs. Our counts of ViTs are within 0.3% of the printed
+ones (B/32: 2.0% above), those of ResNets about 3% above, as if the paper did
+not count the products with zeros of the padding. The epochs are table 6's on
+any data, so that the x axis shows the compute on your data.
 
-Expected (table 6), top-1 in %; the average is ours:
+Expected: TABLE_6 in configs/published.py, which the reports show; with ReaL it
+is also in the docstring of pretrain_jft.py. According to the paper's text a ViT
+needs 2 to 4 times less compute than a ResNet for the same average. (The 859
+exaFLOPs that table 6 has for R50+L/16, 7 epochs, do not fit 1668 / 2.)
 
-                ImageNet  CIFAR-10  CIFAR-100   Pets  Flowers  average  exaFLOPs
-    B/32,      7   80.73     98.61      90.49  93.40    99.27    92.50        55
-    B/16,      7   84.15     99.00      91.87  95.80    99.56    94.08       224
-    L/32,      7   84.37     99.19      92.52  95.83    99.45    94.27       196
-    L/16,      7   86.30     99.38      93.46  96.81    99.66    95.12       783
-    L/16,     14   87.12     99.38      94.04  97.11    99.56    95.44      1567
-    H/14,     14   88.08     99.50      94.71  97.11    99.71    95.82      4262
-    R50x1,     7   77.54     97.67      86.07  91.11    94.26    89.33        50
-    R50x2,     7   82.12     98.29      89.20  93.43    97.02    92.01       199
-    R101x1,    7   80.67     98.48      89.17  94.08    95.95    91.67        96
-    R152x1,    7   81.88     98.82      90.22  94.17    96.94    92.41       141
-    R152x2,    7   84.97     99.06      92.05  95.37    98.62    94.01       563
-    R152x2,   14   85.56     99.24      91.92  95.75    98.75    94.24      1126
-    R200x3,   14   87.22     99.34      93.53  96.32    99.04    95.09      3306
-    R50+B/32,  7   84.90     99.01      92.24  95.75    99.46    94.27       106
-    R50+B/16,  7   85.58     99.14      92.63  96.65    99.40    94.68       274
-    R50+L/32,  7   85.68     99.24      92.93  96.97    99.43    94.85       246
-    R50+L/16,  7   86.60     99.18      93.64  97.03    99.40    95.17       859
-    R50+L/16, 14   87.12     99.31      93.89  97.36    99.11    95.36      1668
-
-(859 does not fit 1668 / 2.) By the paper's text a ViT needs 2 to 4 times less
-compute than a ResNet for the same average.
-
-Not as in the paper, beside what pretrain_jft.py and finetune.py list: of a
-ResNet's two fine-tunings, this one and BiT's, it reports the better; here all
-models are fine-tuned alike (finetune.py's `bit` is the other). Without `grid` a
-rate is not chosen at all.
+Different from the paper, in addition to what pretrain_jft.py and finetune.py
+list: the paper fine-tunes a ResNet in two ways, this one and BiT's, and reports
+the better; here all models are fine-tuned in the same way (finetune.py's `bit`
+is the other). Without `grid` the learning rate is not chosen at all.
 """
 
-from configs import scaling
+from configs import common, scaling
 from configs.published import TABLE_6, fraction
 from configs.transfer import RATES, TITLES
 
 DATA = tuple(RATES)
 AVERAGE = 'Average of 5'
 COMPUTE = 'pre-training compute (exaFLOPs)'
-VARIANTS = (
-  '',
-  'r200_lr=5e-4,seeds=3',
-  'B/32,R50x1,R50+B/32,grid,real',
-  'name=my_set,classes=0,L/16,H/14',
-  'tiny',
-  'B/32,R50x1,tiny',
-)
 
 
 def get_config(argument=''):
@@ -101,11 +69,29 @@ def get_config(argument=''):
     )
     for data in DATA:
       scaling.add_finetuning(runs, values, data, model, path=path, args=args)
-  return scaling.study(runs, _report(rows, args.real), values)
+  reports = (
+    common.figure(
+      _panels(rows, _measured),
+      title='Accuracy against compute',
+      name='figure_5',
+    ),
+    common.figure(
+      _panels(TABLE_6, _published),
+      title='Accuracy against compute, as published',
+      name='figure_5_paper',
+    ),
+    common.table(
+      _cells(rows, args.real),
+      title='Model, epochs; fine-tuned at 384 px',
+      digits=2,
+      name='table_6',
+    ),
+  )
+  return common.study(runs, reports, shared=values)
 
 
 def _rows(args):
-  """The (model, epochs) of table 6 that are wanted and known."""
+  """Yield the chosen (model, epochs) of table 6 whose rate is known."""
   if args.R200x3 and args.r200_lr is None:
     raise ValueError(
       'The paper does not state the learning rate of R200x3. Give one, '
@@ -120,28 +106,6 @@ def _path(model, epochs):
   return f'{scaling.run_name(model)}_{epochs}ep'
 
 
-def _report(rows, real):
-  return (
-    scaling.figure(
-      _panels(rows, _measured),
-      title='Accuracy against compute',
-      name='figure_5',
-    ),
-    scaling.figure(
-      _panels(TABLE_6, _published),
-      title='Accuracy against compute, as published',
-      name='figure_5_paper',
-    ),
-    {
-      'target': 'vit_jax.reports.table.Table',
-      'cells': tuple(_cells(rows, real)),
-      'title': 'Model, epochs; fine-tuned at 384 px',
-      'digits': 2,
-      'name': 'table_6',
-    },
-  )
-
-
 def _measured(model, epochs, *data):
   path = _path(model, epochs)
   return {'x': scaling.exaflops(path), 'y': scaling.finetuned(path, *data)}
@@ -154,7 +118,7 @@ def _published(model, epochs, *data):
 
 
 def _panels(rows, point_of):
-  """Those of figure 5; point_of(model, epochs, *data) -> x and y."""
+  """Return figure 5's panels; point_of(model, epochs, *data) is {x, y}."""
   panels = []
   for title, data in ((AVERAGE, DATA), (TITLES['imagenet'], ('imagenet',))):
     lines = {}
@@ -175,7 +139,7 @@ def _panels(rows, point_of):
 
 
 def _cells(rows, real):
-  """Table 6, with a line for ours and one for the paper's numbers."""
+  """Yield table 6, with a row of results and one of published numbers."""
   columns = {TITLES[data]: (data,) for data in DATA} | {'Average': DATA}
   for model, epochs in rows:
     for of, point_of in (('', _measured), (' paper', _published)):

@@ -3,77 +3,69 @@
     python -m vit_jax.main --config=configs/scaling_data.py:name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR
 
-Arguments (between commas; the first of a list is the default):
+Arguments (separated by commas; the first of a list is the default):
   fig4, fig3   which of the figures, see below
   b/32, B/32, L/16, L/32, R50x1, R152x2   of fig4, and
   B/32, B/16, L/32, L/16, H/14, R50x1, R152x2   of fig3: any of them; all, if
                 none is given
-  name=jft      the TFDS data set of pre-training. JFT is not public, see
-                pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
-  images=303000000   its size, of fig4: with the epochs how long it trains, and
-                the last x
-  epochs=7      of fig4: passes over that many images
-  sizes=9M+30M+90M+all   of fig4's subsets; k is a thousand
-  i21k=imagenet21k   fig3's TFDS data set of ImageNet-21k, which is not public
-                either, see pretrain_imagenet21k.py
-  seeds=1       of fig3: fine-tunings of each kind
-  grid          of fig3: their rate is the best of table 4's on the dev split
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
+  images=303000000   fig4: size of the data set; with `epochs` it determines the
+                number of steps, and it is the last x
+  epochs=7      fig4: passes over that many images
+  sizes=9M+30M+90M+all   fig4: subsets; k is a thousand
+  i21k=imagenet21k   fig3: the TFDS data set of ImageNet-21k, which is not
+                public either, see pretrain_imagenet21k.py
+  seeds=1       fig3: fine-tunings of each kind
+  grid          fig3: choose their rate among table 4's on the dev split
   tiny          all of it in miniature, on the same data: subsets have 9, 30 and
                 90 images
 
-For all runs at once: --config.shared.data_dir, and .label_key (of the data
-`name`), .num_workers, .accum_steps, .remat. --study_member=NAME does one run
-(`order` has the names), --study_report shows what there is.
+scaling.py says how to set values for all runs, and how to do single runs.
 
-`fig4`: few-shot accuracy on ImageNet against random subsets of JFT. The models
-are pre-trained with pretrain_jft.py's settings, the same for all sizes, and
-with nothing added to regularise. Every 5000 steps both the accuracy on 50,000
-images kept for validation and that of the 5-shot linear readout are measured;
-the figure shows the latter where the former was best, the paper's early
-stopping, with the spread of 3 draws of the shots. The paper has a picture only;
-by its text, from memory, B/32 is far below R50x1 on 9M images and above it from
-90M on, and so L/16 with R152x2. Left open there, and our choice:
-- how long: for each size as many steps as 7 epochs of all images are: the same
-  hyper-parameters, and what early stopping is for. (7 epochs of 9M images would
-  be 15k steps, 10k of them warm-up.)
-- which images: the first of TFDS's order, which is random, so that a subset
-  holds the smaller ones. (A set prepared with disable_shuffling is not random.)
-- that "best validation accuracy" is of the pre-training's own labels.
-- ViT-b, "all hidden dimensions halved": 6 heads. Its rate is B/32's.
-- ridge strength and images of the few-shot readout: big_vision's.
+`fig4`: few-shot accuracy on ImageNet against the size of random subsets of JFT.
+The models are pre-trained with pretrain_jft.py's settings, the same for all
+sizes, without additional regularisation. Every 5000 steps the accuracy on
+50,000 held-out images and the accuracy of the 5-shot linear readout are
+measured. The figure shows the second where the first was best (the paper's
+early stopping), with the spread of 3 draws of the shots. The paper has no
+numbers; according to its text, from memory, B/32 is far below R50x1 on 9M
+images and above it from 90M on, and L/16 relates to R152x2 in the same way. The
+paper leaves the following open; these are our choices:
+- duration: for each size as many steps as 7 epochs of all images have. The
+  hyper-parameters are then the same, and early stopping has a purpose. (7
+  epochs of 9M images would be 15k steps, 10k of them warm-up.)
+- images: the first in TFDS's order, which is random, so that a subset contains
+  the smaller ones. (A set prepared with disable_shuffling is not random.)
+- "best validation accuracy" refers to the labels of the pre-training.
+- ViT-b, "all hidden dimensions halved", has 6 heads and B/32's rate.
+- ridge strength and images of the few-shot readout are big_vision's.
 
 `fig3`: ImageNet accuracy after pre-training on ImageNet, ImageNet-21k and JFT.
-ViTs by pretrain_imagenet.py, pretrain_imagenet21k.py and pretrain_jft.py, each
-with its row of table 3 (the smaller the data the more regularised), fine-tuned
-by finetune.py. H/14 is on JFT only, for table 3 has it nowhere else but among
-"all ViT" of ImageNet. BiT's ResNets by pretrain_bit.py, and on JFT by table 7's
-SGD, fine-tuned by finetune.py's `bit`; the paper draws the region between a
-small and a large one, here the two are lines.
+ViTs are pre-trained by pretrain_imagenet.py, pretrain_imagenet21k.py and
+pretrain_jft.py, each with its row of table 3 (the less data, the more
+regularisation), and fine-tuned by finetune.py. H/14 is pre-trained on JFT only,
+because table 3 lists it elsewhere only as part of "all ViT" of ImageNet. BiT's
+ResNets are pre-trained by pretrain_bit.py, on JFT by table 7's SGD, and
+fine-tuned by finetune.py's `bit`. The paper draws the region between a small
+and a large ResNet; here the two are lines.
 
-Expected of fig3 (table 5, of ResNets table 7), which figure_3_paper.png draws:
-
-              ImageNet   ImageNet-21k   JFT-300M
-    B/32         73.38          81.28      80.73
-    B/16         77.91          83.97      84.15
-    L/32         71.16          80.99      84.37
-    L/16         76.53          85.15      87.12
-    H/14             -          85.13      88.04
-    R50x1            -              -      78.24
-    R152x2           -              -      84.37
-
-The label smoothing with which the paper regularises on small data is not known.
+Expected for fig3: TABLE_5 (ResNets: TABLE_7) in configs/published.py, which
+figure_3_paper.png draws: from 73.38% for B/32 on ImageNet to 88.04% for H/14 on
+JFT. The paper regularises on small data with label smoothing of an unknown
+value.
 """
 
 import re
 
 from configs import (
+  common,
   pretrain_bit,
   pretrain_imagenet,
   pretrain_imagenet21k,
+  pretrain_jft,
   scaling,
 )
-from configs.published import TABLE_5, fraction
+from configs.published import TABLE_5, TABLE_7, fraction
 from vit_jax.models import names
 
 FIGURES = {
@@ -88,16 +80,6 @@ IMAGES = {  # data of fig3, in the names of published.py
   'imagenet21k': (14_200_000, 'ImageNet-21k'),
   'jft': (303_000_000, 'JFT-300M'),
 }
-TABLE_7_SGD = {'R50x1': 78.24, 'R152x2': 84.37}
-VARIANTS = (
-  '',
-  'name=my_set,classes=0,images=5000000,sizes=500k+1M+all,B/32,R50x1',
-  'fig3',
-  'fig3,B/16,H/14,R50x1,seeds=3,grid',
-  'tiny',
-  'B/32,sizes=9M+all,tiny',
-  'fig3,tiny',
-)
 
 
 def get_config(argument=''):
@@ -124,7 +106,7 @@ def get_config(argument=''):
 
 
 def figure_4(models, args):
-  """Subsets of one data set, few-shot."""
+  """Return few-shot accuracy against subsets of one data set."""
   values, runs, lines = scaling.shared(), {}, {}
   sizes = _sizes(args)
   for model in models:
@@ -143,19 +125,18 @@ def figure_4(models, args):
     'lines': lines,
   }
   title = 'Few-shot accuracy against the size of the data'
-  report = scaling.figure((panel,), title=title, name='figure_4')
-  return scaling.study(runs, (report,), values)
+  report = common.figure((panel,), title=title, name='figure_4')
+  return common.study(runs, (report,), shared=values)
 
 
 def _sizes(args):
-  """{as written: number of images, None for all}."""
+  """Return {size as written: number of images, None for all}."""
   sizes = {}
   for size in args.sizes.split('+'):
     match = re.fullmatch(r'([1-9]\d*)([kM]?)', size)
     if not match and size != 'all':
       raise ValueError(
-        f'sizes={args.sizes}: {size!r} is no size; write such as 500k, 9M or '
-        'all, with + between them.'
+        f'sizes={args.sizes}: {size!r} is not a size. Write e.g. 500k+9M+all.'
       )
     unit = UNITS[match[2]] if match and not args.tiny else 1
     sizes[size] = int(match[1]) * unit if match else None
@@ -163,13 +144,13 @@ def _sizes(args):
 
 
 def _on_subset(model, count, args, values):
-  """Pre-training on the first images, for as long as on all of them."""
+  """Return the pre-training on the first images, with the steps of all."""
   base = {'b/32': 'B/32'}.get(model, model)
   config = scaling.jft(base, args, values)
   if base != model and not args.tiny:
-    half = names.settings('S/32')  # but for the heads it is B/32, halved
-    config.model.update(half | {'representation_size': half['width']})
-  held_out = _held_out(config)
+    config.model.update(names.settings('S/32'))  # B/32 halved, except heads
+    config.model.head.representation_size = config.model.width
+  held_out = pretrain_jft.held_out(args.tiny)
   end = '' if count is None else held_out + count
   config.data.source.split = f'train[{held_out}:{end}]'
   if not args.tiny:
@@ -180,13 +161,8 @@ def _on_subset(model, count, args, values):
   return config
 
 
-def _held_out(config):
-  """How many images validation has: the first."""
-  return int(re.fullmatch(r'train\[(\d+):\]', config.data.source.split)[1])
-
-
 def figure_3(models, args):
-  """Three data sets, fine-tuned on ImageNet."""
+  """Return ImageNet accuracy after pre-training on three data sets."""
   values, runs = scaling.shared(), {}
   measured, published = {}, {}
   for model in models:
@@ -207,36 +183,36 @@ def figure_3(models, args):
     ]
   title = 'ImageNet accuracy against the data of pre-training'
   report = (
-    scaling.figure((_panel(measured),), title=title, name='figure_3'),
-    scaling.figure(
+    common.figure((_panel(measured),), title=title, name='figure_3'),
+    common.figure(
       (_panel(published),),
       title=f'{title}, as published',
       name='figure_3_paper',
     ),
   )
-  return scaling.study(runs, report, values)
+  return common.study(runs, report, shared=values)
 
 
 def _pretraining(model, data, args, values):
-  tiny = ['tiny'] * args.tiny
+  argument = model + ',tiny' * args.tiny
   if data == 'jft':
     sgd = ['sgd'] if model in RESNETS else []
     return scaling.jft(model, args, values, words=sgd)
   if model in RESNETS:
-    words = [{'imagenet1k': 'imagenet'}.get(data, data), model, *tiny]
-    config = pretrain_bit.get_config(','.join(words))
+    name = {'imagenet1k': 'imagenet'}.get(data, data)
+    config = pretrain_bit.get_config(f'{name},{argument}')
   elif data == 'imagenet1k':
-    config = pretrain_imagenet.get_config(','.join([model, *tiny]))
+    config = pretrain_imagenet.get_config(argument)
   else:
-    config = pretrain_imagenet21k.get_config(','.join([model, *tiny]))
+    config = pretrain_imagenet21k.get_config(argument)
   if data == 'imagenet21k':
     config.data.source.name = args.i21k
-  return scaling.link(config, values)
+  return scaling.follow(config, values)
 
 
 def _published(model, data):
   if model in RESNETS:
-    return TABLE_7_SGD[model] if data == 'jft' else None
+    return TABLE_7[model, 'SGD']['imagenet'] if data == 'jft' else None
   return TABLE_5.get((data, model), {}).get('imagenet')
 
 
@@ -255,5 +231,5 @@ def _label(model):
 
 
 def _name(model):
-  # A file system may not tell b32 from B32.
+  # Some file systems do not distinguish b32 from B32.
   return 'half_B32' if model == 'b/32' else scaling.run_name(model)

@@ -3,25 +3,22 @@
     python -m vit_jax.main --config=configs/scaling_shape.py:name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR
 
-ViTs that differ in one dimension, or in all of them, from one with 8 layers,
-width 1024, an MLP of 2048 and patches of 32 pixels are pre-trained by
-pretrain_jft.py; the figure is the accuracy of a 5-shot linear readout of
-ImageNet, with the spread of 3 draws, against compute relative to that base.
+The base is a ViT with 8 layers, width 1024, an MLP of 2048 and patches of 32
+pixels. ViTs that differ from it in one dimension, or in all of them, are
+pre-trained by pretrain_jft.py. The figure shows the accuracy of a 5-shot linear
+readout of ImageNet, with the spread of 3 draws, against compute relative to the
+base.
 
-Arguments (between commas):
-  depth, width, mlp, patch, all   any of the families below, of which `all` is
-                  one; the five of them, if none is given
-  name=jft        the TFDS data set of pre-training. JFT is not public, see
-                  pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
-  lr=6e-4         of all
-  epochs=7        of all
+Arguments (separated by commas):
+  depth, width, mlp, patch, all   any of the families below; all five if none is
+                  given (`all` is one of them: it scales all dimensions)
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
+  lr=6e-4         of all runs
+  epochs=7        of all runs
   tiny            all of it in miniature, on the same data: widths a 32nd,
                   depths an 8th
 
-For all runs at once: --config.shared.data_dir, and .label_key (of the data
-`name`), .num_workers, .accum_steps, .remat. --study_member=NAME does one run
-(`order` has the names), --study_report shows what there is.
+scaling.py says how to set values for all runs, and how to do single runs.
 
                      layers          width           MLP             patch
     depth    2 4 8 16 32 64          1024            2048               32
@@ -30,21 +27,23 @@ For all runs at once: --config.shared.data_dir, and .label_key (of the data
     patch                 8          1024            2048     56 32 16 8
     all              4 8 16     512 1024 2048  1024 2048 4096     56 32 16
 
-Expected: the paper has no numbers, but says: depth helps most,
-visibly so up to 64 layers, though less and less after 16; width changes least;
-smaller patches help surprisingly, and have no more parameters; to scale all
-dimensions together is the safest.
+Expected: the paper has no numbers. It says that depth helps most, visibly up to
+64 layers, but less and less after 16; that width changes least; that smaller
+patches help surprisingly much, although they add no parameters; and that
+scaling all dimensions together is the safest.
 
-The base and the metric are the paper's. Not told there, and our choice:
-- the values: from memory, powers of 2 around the base, of which 64 layers are
-  sure. 64 pixels do not divide 224: 56 are the nearest that do.
-- heads: as many as have 64 dimensions, as in B and L (16 at the base).
-- data and duration: pretrain_jft.py's, 7 epochs. Rate: table 3's of L/32, which
-  has the base's width and patch. What diverges is not drawn; `lr` is for all.
+The base and the metric are the paper's. It does not state the following, which
+are our choice:
+- the values: from memory, powers of 2 around the base; only the 64 layers are
+  certain. 64 pixels do not divide 224; 56 are the nearest that do.
+- heads: of 64 dimensions each, as in B and L (16 heads at the base).
+- data and duration: pretrain_jft.py's, 7 epochs. Rate: table 3's for L/32,
+  which has the base's width and patch. Runs that diverge are not drawn; `lr`
+  changes the rate of all.
 - compute is counted as in table 6, see scaling_compute.py.
 """
 
-from configs import scaling
+from configs import common, scaling
 
 BASE = {'depth': 8, 'width': 1024, 'mlp_dim': 2048, 'patch': 32}
 FAMILIES = {  # changes of the base
@@ -64,7 +63,6 @@ LABELS = {
   'patch': 'Patch size',
   'all': 'All',
 }
-VARIANTS = ('', 'depth,lr=3e-4,epochs=14', 'tiny', 'patch,all,tiny')
 
 
 def get_config(argument=''):
@@ -75,7 +73,7 @@ def get_config(argument=''):
   for family in args.models:
     points = [_point('base', args)]
     for change in FAMILIES[family]:
-      name = f'{family}_{_value(family, change)}'
+      name = f'{family}_{next(iter(change.values()))}'
       runs[f'pretrain_{name}'] = _pretraining(change, args, values)
       points.append(_point(name, args))
     lines[LABELS[family]] = points
@@ -87,13 +85,8 @@ def get_config(argument=''):
     'lines': lines,
   }
   title = 'Accuracy against compute, by dimension'
-  report = scaling.figure((panel,), title=title, name='figure_8')
-  return scaling.study(runs, (report,), values)
-
-
-def _value(family, change):
-  """What tells a member of a family: the first of what it changes."""
-  return next(iter(change.values()))
+  report = common.figure((panel,), title=title, name='figure_8')
+  return common.study(runs, (report,), shared=values)
 
 
 def _point(name, args):
@@ -102,7 +95,7 @@ def _point(name, args):
 
 
 def _pretraining(change, args, values):
-  """That of L/32, in another shape."""
+  """Return the pre-training of L/32 with another shape."""
   shape = BASE | change
   config = scaling.jft('L/32', args, values, epochs=args.epochs, lr=args.lr)
   # Images and patches of `tiny` are 8 times smaller.
@@ -113,8 +106,8 @@ def _pretraining(change, args, values):
     depth=max(1, shape['depth'] // lower),
     mlp_dim=shape['mlp_dim'] // thinner,
     num_heads=max(1, shape['width'] // 64 // lower),
-    patch_size=(patch, patch),
-    representation_size=width,
+    head={'representation_size': width},
+    embedding={'patch_size': (patch, patch)},
   )
   scaling.add_few_shot(config, values, args.tiny)
   return config

@@ -4,52 +4,45 @@
         --config.shared.weights=gs://vit_models/imagenet21k/ViT-L_16.npz \
         --workdir=DIR
 
-For each data set all learning rates of table 4 are tried on the dev split; the
-one with the best dev/accuracy is used to train on the entire train set, with
+For each data set all learning rates of table 4 are tried on the dev split. The
+rate with the best dev/accuracy is used to train on the entire train set, with
 three seeds, and to test on the test set (appendix B.1.1). The result is a table
-of mean and standard deviation beside the published numbers, and a picture of
-the accuracies during the runs. ImageNet is tested on its ReaL labels, too.
+of mean and standard deviation next to the published numbers, and a figure of
+the accuracies during the runs. ImageNet is tested on its ReaL labels too.
 
-One command does all 35 runs, and goes on where it was stopped; on a cluster,
---study_member=0, 1, ... does one. What they have in common is set once:
+One command does all 35 runs; rerun it to continue. On a cluster,
+--study_member=0, 1, ... does one of them. Their common settings:
 
-    --config.shared.weights=PATH     of any format that vit_jax/weights reads
+    --config.shared.weights=PATH     in any format that vit_jax/weights reads
     --config.shared.data_dir=PATH    of TFDS
-    --config.shared.accum_steps=8    micro-batches, where memory is short
+    --config.shared.accum_steps=8    micro-batches, if memory is short
     --config.shared.num_workers=16   processes that decode images
-    --config.shared.model.dropout=.1, .pooling=gap and so on
+    --config.shared.model.dropout=.1 and any other field of the model
 
-Arguments (between commas; the first of a list is the default):
-  B/16, ...  the model that the weights are of, as in finetune.py
-  imagenet21k, jft, imagenet1k   what it was pre-trained on: chooses the
-             published numbers, of table 5, or 6 for what 5 does not have
+Arguments (separated by commas; the first of a list is the default):
+  B/16, ...  the model of the weights, as in finetune.py
+  imagenet21k, jft, imagenet1k   its pre-training data; selects the published
+             numbers: table 5, or table 6 for models that table 5 lacks
   imagenet, cifar10, cifar100, pets, flowers   only these; all by default
   seeds=3    of the final runs
   bit        also three final runs by BiT-HyperRule for each data set, in a
-             column of their own: of ResNets the paper reports the better
+             separate column: for ResNets the paper reports the better of both
   polyak, size=384, inception, resize, resize_small, postact   as in
-             finetune.py; polyak is for ImageNet alone, as in table 2
+             finetune.py; polyak applies to ImageNet only, as in table 2
   tiny       seconds for each run, for weights of a tiny run
 
-Expected: the table's own columns. Those of table 2 have other settings for
+Expected: the published columns of the table. Table 2 has other settings for
 ImageNet: 512 (L/16) or 518 pixels (H/14), and `polyak`.
 
-Runs of the grid keep no checkpoint, the others theirs with the momentum: 0.5 GB
-for a B/16, 1.8 GB for an L/16. What is not in the paper is told in finetune.py.
+Runs of the grid keep no checkpoint. The others keep one, with the momentum: 0.5
+GB for a B/16, 1.8 GB for an L/16. See finetune.py for what is not in the paper.
 """
 
-import ml_collections
-from ml_collections import config_dict
+from configs import arguments, common, finetune, published
 
-from configs import arguments, finetune, published
-
-RATES = {  # table 4
-  'imagenet': (0.003, 0.01, 0.03, 0.06),
-  'cifar10': (0.001, 0.003, 0.01, 0.03),
-  'cifar100': (0.001, 0.003, 0.01, 0.03),
-  'pets': (0.001, 0.003, 0.01, 0.03),
-  'flowers': (0.001, 0.003, 0.01, 0.03),
-}
+OTHERS = ('cifar10', 'cifar100', 'pets', 'flowers')
+RATES = {'imagenet': (0.003, 0.01, 0.03, 0.06)}  # table 4
+RATES |= dict.fromkeys(OTHERS, (0.001, 0.003, 0.01, 0.03))
 TITLES = {
   'imagenet': 'ImageNet',
   'real': 'ImageNet-ReaL',
@@ -59,15 +52,6 @@ TITLES = {
   'flowers': 'Flowers',
 }
 PRETRAINED = ('imagenet21k', 'jft', 'imagenet1k')
-VARIANTS = (
-  '',
-  'imagenet,L/16,jft,polyak',
-  'H/14,cifar10,pets,seeds=1',
-  'R50x1,jft,flowers,bit',
-  'R50+B/16,jft,imagenet,size=224,resize',
-  'tiny',
-  'R50x1,pets,bit,tiny',
-)
 
 
 def get_config(argument=''):
@@ -75,7 +59,7 @@ def get_config(argument=''):
     argument,
     model=finetune.MODELS,
     pretrained=PRETRAINED,
-    **{data: False for data in RATES},
+    **arguments.switches(RATES),
     seeds=3,
     bit=False,
     polyak=False,
@@ -84,62 +68,47 @@ def get_config(argument=''):
     postact=False,
     tiny=False,
   )
-  chosen = [x for x in RATES if getattr(args, x)] or list(RATES)
+  chosen = arguments.chosen(args, RATES)
   runs = {}
   for data in chosen:
     runs |= grid(data, args) | finals(data, args)
-  table = {
-    'target': 'vit_jax.reports.table.Table',
-    'title': f'{args.model}{spread(args)}',
-    'cells': cells(chosen, args),
-    'digits': 2,
-  }
-  curves = {
-    'target': 'vit_jax.reports.curves.Curves',
-    'panels': tuple(panel(data, args) for data in chosen),
-  }
+  title = f'{args.model}{spread(args)}'
+  table = common.table(cells(chosen, args), title=title, digits=2)
+  curves = common.curves(panel(data, args) for data in chosen)
   return study(runs, (table, curves), discard='.*_dev_.*')
 
 
 def spread(args):
-  """What the numbers are, to end a title with."""
+  """Return the end of a title, which says what the numbers are."""
   return f': mean and std of {args.seeds} runs' if args.seeds > 1 else ''
 
 
 def study(runs, report, *, discard):
-  """A study of runs that start from the same weights, with the same model.
+  """Return a study of runs that start from the same weights and model.
 
   Args:
     runs: {name: training config}, in order.
     report: targets.
-    discard: the runs whose checkpoints are removed when they are done.
+    discard: regular expression of the runs whose checkpoints are removed when
+      they are done.
   """
-  config = ml_collections.ConfigDict()
-  config.run = 'vit_jax.study.study'
-  config.shared = {
-    'weights': config_dict.placeholder(str),
-    'data_dir': config_dict.placeholder(str),
-    'accum_steps': 1,
-    'num_workers': 0,
-    'model': next(iter(runs.values())).model,
-  }
-  refer = config.shared.get_oneway_ref
+  model = next(iter(runs.values())).model
+  shared = common.shared(weights=common.placeholder(str), model=model)
   for run in runs.values():
-    run.model = config.shared.model  # one and the same
-    run.init_from.path = refer('weights')
-    run.accum_steps = refer('accum_steps')
-    for part in (run, *run.evals.values()):
-      part.data.num_workers = refer('num_workers')
-      part.data.source.data_dir = refer('data_dir')
-  config.runs = runs
-  config.order = tuple(runs)
-  config.report = report
-  config.discard = discard
-  return config
+    run.model = shared.model  # the same object in all runs
+    run.init_from.path = shared.get_oneway_ref('weights')
+    common.follow(run, shared)
+  return common.study(runs, report, shared=shared, discard=discard)
+
+
+def best_of(runs, evaluator, *more):
+  """Return `best_of` that takes the learning rate, and `more`, of a grid."""
+  take = ('schedule.lr', *more)
+  return {'runs': runs, 'metric': f'{evaluator}/accuracy', 'take': take}
 
 
 def grid(data, args):
-  """{name: config} of all learning rates, on the dev split."""
+  """Return {name: config} of all learning rates, on the dev split."""
   return {
     f'{data}_dev_lr{rate:.0e}': _finetuning(data, args, 'dev', f'lr={rate}')
     for rate in RATES[data]
@@ -147,12 +116,8 @@ def grid(data, args):
 
 
 def finals(data, args):
-  """{name: config} of the best rate and of `bit`, on the entire train set."""
-  best = {
-    'runs': rf'{data}_dev_lr.*',
-    'metric': 'dev/accuracy',
-    'take': ('schedule.lr',),
-  }
+  """Return {name: config} of the best rate, and of `bit`, on all of train."""
+  best = best_of(rf'{data}_dev_lr.*', 'dev')
   runs = {}
   for seed in range(args.seeds):
     runs[f'{data}_final_seed{seed}'] = _finetuning(data, args, 'final')
@@ -179,7 +144,7 @@ def _finetuning(data, args, *words):
 
 
 def real(run):
-  """The evaluator `test` at its end, on ImageNet's ReaL labels."""
+  """Return the evaluator `test` on ImageNet's ReaL labels, at the end only."""
   evaluator = run.evals.test.copy_and_resolve_references()
   del evaluator.every_fraction
   evaluator.data.source.update(
@@ -191,7 +156,7 @@ def real(run):
 
 
 def cells(chosen, args):
-  """Of the table: a row for each data set, the published numbers beside."""
+  """Return the cells: a row per data set, published numbers as columns."""
   found = []
   for row, data, metric in _rows(chosen):
     columns = {'ours': f'{data}_final_seed.*'}
@@ -207,7 +172,7 @@ def cells(chosen, args):
 
 
 def _rows(chosen):
-  """(key of the published number, data set, evaluator) of each."""
+  """Yield (key of the published number, data set, evaluator)."""
   for data in chosen:
     yield data, data, 'test'
     if data == 'imagenet':
@@ -215,7 +180,7 @@ def _rows(chosen):
 
 
 def _published(args):
-  """(column, {data set: percent}) of each table with this model."""
+  """Yield (column, {data set: percent}) of each table with this model."""
   key = (args.pretrained, args.model)
   if key in published.TABLE_5:
     yield 'table 5', published.TABLE_5[key]
@@ -229,7 +194,7 @@ def _published(args):
 
 
 def panel(data, args):
-  """Of the picture: every rate on the dev split, the best on the test set."""
+  """Return a panel: all rates on the dev split, the best on the test set."""
   lines = {
     f'dev, lr {rate}': (rf'{data}_dev_lr{rate:.0e}', 'dev/accuracy')
     for rate in RATES[data]

@@ -1,4 +1,4 @@
-"""Compiled programs are kept: where, when not, and bit for bit."""
+"""The compilation cache: its folder, its size, and equal bits from it."""
 
 import os
 import pathlib
@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
-from vit_jax import compilation_cache
+from vit_jax import checkpoint, compilation_cache
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -16,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-  """A cache folder of the user's, with nothing set."""
+  """Return a cache folder of the user, with nothing set."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'home'))
   monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
   jax.config.update('jax_compilation_cache_dir', None)
@@ -50,7 +51,7 @@ def test_several_hosts_share_one_in_the_workdir(tmp_path, monkeypatch):
   assert folder().startswith(str(tmp_path / 'run' / 'xla_cache'))
 
 
-def test_an_own_folder(home, tmp_path, monkeypatch):
+def test_a_folder_of_the_users_choice(home, tmp_path, monkeypatch):
   name = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
   monkeypatch.setenv(name, '7')
   before = jax.config.jax_persistent_cache_min_compile_time_secs
@@ -77,7 +78,7 @@ def test_off(home):
 
 
 @pytest.mark.parametrize('chosen', [True, False])
-def test_what_cannot_be_written_to(chosen, monkeypatch, capsys):
+def test_a_folder_that_is_not_writable(chosen, monkeypatch, capsys):
   if chosen:
     jax.config.update('jax_compilation_cache_dir', '/proc/no_such_place')
   monkeypatch.setenv('XDG_CACHE_HOME', '/proc/no_such_place')
@@ -88,7 +89,7 @@ def test_what_cannot_be_written_to(chosen, monkeypatch, capsys):
   assert '/proc/no_such_place' in error
 
 
-def test_the_longest_unused_make_room(tmp_path):
+def test_the_least_recently_used_make_room(tmp_path):
   for i, age in enumerate((30, 10, 20, 40)):
     path = tmp_path / f'jit_{i}-cache'
     path.write_bytes(b'x' * 100)
@@ -100,15 +101,16 @@ def test_the_longest_unused_make_room(tmp_path):
 
 COUNTED = """
 import collections
-import os
+import functools
 import jax
+from vit_jax import train as training
 
 EVENTS = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: EVENTS.update([name]))
 
-def train(config, workdir):
-  from vit_jax.train import train
-  train(config, workdir)
+@functools.wraps(training.train)
+def train(workdir, **kwargs):
+  training.train(workdir, **kwargs)
   names = ('cache_misses', 'cache_hits')
   found = [EVENTS[f'/jax/compilation_cache/{name}'] for name in names]
   print('MISSES %d HITS %d' % tuple(found))
@@ -123,12 +125,12 @@ def get_config():
     run='counted.train',
     total_steps=3,
     log_every_steps=1,
-    ema_decay=0.9,
     data=dict(source=source, batch_size=8),
-    model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
-               depth=1, mlp_dim=32, num_heads=2, patch_size=4, dropout=0.1),
+    model=dict(target='vit_jax.models.vit.VisionTransformer', width=16,
+               depth=1, mlp_dim=16, num_heads=2, dropout=0.1, embedding=dict(
+                 target='vit_jax.models.common.PatchEmbedding', patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
-    optimizer=dict(target='vit_jax.optim.adam'),
+    optimizer=dict(target='optax.adam'),
     schedule=dict(lr=0.01),
   ))
 """
@@ -138,28 +140,23 @@ def get_config():
 def test_a_second_start_compiles_nothing_and_gives_the_same_bits(
   home, tmp_path
 ):
-  import numpy as np
-
-  from vit_jax import checkpoint
-
   (tmp_path / 'counted.py').write_text(COUNTED)
   (tmp_path / 'config.py').write_text(CONFIG)
 
-  def start(name, **environment):
-    command = [sys.executable, '-m', 'vit_jax.main']
-    command += [
-      f'--config={tmp_path}/config.py',
-      f'--workdir={tmp_path / name}',
-    ]
-    environment |= {
-      'JAX_PLATFORMS': 'cpu',
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'PYTHONPATH': str(tmp_path),
-    }
+  def start(name):
     done = subprocess.run(
-      command,
+      [
+        *(sys.executable, '-m', 'vit_jax.main'),
+        f'--config={tmp_path}/config.py',
+        f'--workdir={tmp_path / name}',
+      ],
       cwd=ROOT,
-      env=os.environ | environment,
+      env=os.environ
+      | {
+        'JAX_PLATFORMS': 'cpu',
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+        'PYTHONPATH': str(tmp_path),
+      },
       capture_output=True,
       text=True,
     )
@@ -167,18 +164,13 @@ def test_a_second_start_compiles_nothing_and_gives_the_same_bits(
     assert not done.stderr
     counts = done.stdout.splitlines()[-1].split()
     losses = [r['train/loss'] for r in read_records(tmp_path / name)]
-    params = checkpoint.load_params(tmp_path / name, ema=False)[0]
+    params = checkpoint.load_params(tmp_path / name)[0]
     return int(counts[1]), int(counts[3]), losses, params
 
-  off = start('off', JAX_COMPILATION_CACHE_DIR='')
-  assert off[:2] == (0, 0)
-  assert not list(home.rglob('*-cache'))
-  first = start('first')
-  assert first[0] > 5 and first[1] == 0
-  assert len(list(home.rglob('*-cache'))) == first[0]
-  second = start('second')
-  assert second[:2] == (0, first[0])
-  for other in (first, second):
-    assert other[2] == off[2]
-    for path, value in off[3].items():
-      np.testing.assert_array_equal(value, other[3][path], err_msg=path)
+  misses, hits, losses, params = start('first')
+  assert misses > 5 and hits == 0
+  assert len(list(home.rglob('*-cache'))) == misses
+  again = start('second')
+  assert again[:3] == (0, misses, losses)
+  for path, value in params.items():
+    np.testing.assert_array_equal(value, again[3][path], err_msg=path)

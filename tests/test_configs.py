@@ -1,11 +1,11 @@
-"""Every file in configs/, in every variant that it lists.
+"""Every file in configs/, with every argument of config_variants.py.
 
-Here they are loaded and traced, in shapes only, and their values compared with
-the paper's tables; in test_configs_run.py tiny ones really run.
+Here the configs are loaded and traced, in shapes only, and their values are
+compared with the paper's tables. test_configs_run.py runs tiny ones.
 """
 
-import functools
 import importlib
+import json
 import pathlib
 import re
 import sys
@@ -13,20 +13,16 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from ml_collections import config_dict
+from config_variants import VARIANTS
+from ml_collections import ConfigDict
 
-from vit_jax import assemble, sharding
+from vit_jax import config as configs
+from vit_jax import dry_runs, optim
 from vit_jax import train as train_lib
-from vit_jax.config import Reader, resolve
-from vit_jax.data import pipeline, vtab
-from vit_jax.durations import to_steps
+from vit_jax.data import vtab
+from vit_jax.durations import Timeline, epochs
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = [
-  path.stem
-  for path in sorted((ROOT / 'configs').glob('*.py'))
-  if 'def get_config(' in path.read_text()
-]
 CLASSES = {
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
@@ -41,7 +37,7 @@ CLASSES = {
 
 
 def load_module(name):
-  # Where users start: configs are imported from the root of the repository.
+  # Users start in the root of the repository and import configs from there.
   if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
   return importlib.import_module(f'configs.{name}')
@@ -52,13 +48,19 @@ def load_config(name, argument=''):
 
 
 TRAINING = [
-  name for name in FILES if load_config(name).run == 'vit_jax.train.train'
+  name for name in VARIANTS if load_config(name).run == 'vit_jax.train.train'
 ]
 
 
 def test_every_config_is_covered():
-  """A new kind of config needs a test of its own, beside these."""
-  assert set(FILES) == {
+  """Every file has variants, and every kind of config has a test."""
+  files = {
+    path.stem
+    for path in (ROOT / 'configs').glob('*.py')
+    if 'def get_config(' in path.read_text()
+  }
+  assert files == set(VARIANTS)
+  assert files == {
     *TRAINING,
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
@@ -69,63 +71,97 @@ def test_every_config_is_covered():
 
 def variants(tiny):
   for name in TRAINING:
-    for argument in load_module(name).VARIANTS:
+    for argument in VARIANTS[name]:
       if argument.endswith('tiny') == tiny:
         yield name, argument
 
 
-def replace_data(config):
-  """Noise of the right number of classes in place of data sets."""
-  classes = CLASSES[config.data.source.get('name', 'folder')]
+def replace_data(config, **fields):
+  """Replace the data by noise with the right number of classes."""
   source = {
     'target': 'vit_jax.data.embedded.digits.Synthetic',
     'image_size': (30, 40),
-    'num_classes': classes,
-    'num_examples': 2,
+    'num_classes': CLASSES[config.data.source.get('name', 'folder')],
+    'num_examples': 1_000_000_000,
+    **fields,
   }
-  for part in (config, *config.evals.values()):
-    part.data.source = config_dict.ConfigDict(source)
+  config.data.source = ConfigDict(source)
+  for evaluator in config.evals.values():
+    evaluator.data.source = ConfigDict(source | {'num_examples': 2})
   return config
 
 
-def _trace(config):
-  """Shapes of the parameters after one step, built as train() builds it."""
-  config = Reader(config)
-  data = assemble.data(config.data)
-  mesh = sharding.make_mesh(**resolve(config.get('mesh', {})))
-  spec = pipeline.image_spec(data['source'], data.get('transforms', ()))
-  steps_of = functools.partial(
-    to_steps, batch_size=data['batch_size'], num_examples=1_000_000_000
-  )
-  total_steps = steps_of(config, 'total', default=...)
-  steps_of = functools.partial(steps_of, total_steps=total_steps)
-  model = assemble.model(config.model, data['source'])
-  preprocess = assemble.preprocess(config)
-  lr_fn = assemble.schedule(config.schedule, steps_of)
-  evaluators = assemble.evaluators(config, model, preprocess, mesh, steps_of)
-  assert evaluators
-  resolve(config.get('checkpoint')), resolve(config.get('init_from'))
-  steps_of(config, 'log_every')
-  _, state, step_fn = train_lib.make_step(
-    config,
-    model,
-    jax.ShapeDtypeStruct((1, *spec), jnp.float32),
-    mesh,
-    preprocess=preprocess,
-    lr_fn=lr_fn,
-  )
-  config.get('seed')
-  config.check_all_read('train')
-  size = data['batch_size']
-  batch = {
-    'image': jax.ShapeDtypeStruct((size, *spec), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((size,), jnp.int32),
-  }
-  after, metrics = jax.eval_shape(step_fn, state, batch)
-  assert metrics['loss'].shape == () and metrics['loss'].dtype == jnp.float32
-  shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (state, after))
-  assert shapes[0] == shapes[1]
-  return after.params
+def assert_documented(module, argument, *more):
+  text = module.__doc__ + ''.join(x.__doc__ for x in more)
+  models = load_module('finetune').MODELS
+  for word in filter(None, argument.split(',')):
+    assert word in models or word.split('=')[0] in text
+
+
+_traced = set()  # models, and everything else
+_params = {}  # of runs that have been initialised
+
+
+@pytest.fixture
+def trace(monkeypatch, tmp_path):
+  """A function that initialises a run in shapes, and returns its parameters.
+
+  It also traces the evaluators and the train step, unless both the model and
+  everything else were traced before, except for sizes and other numbers.
+  """
+  made = {}
+
+  def report(model, state, step_fn, data, image_shape, mesh, timeline):
+    del model, mesh, timeline
+    made['params'] = state.params
+    if made['is_known']:
+      return
+    batch = {
+      'image': jax.ShapeDtypeStruct((data.batch_size, *image_shape), jnp.uint8),
+      'label': jax.ShapeDtypeStruct((data.batch_size,), jnp.int32),
+    }
+    after, metrics = jax.eval_shape(step_fn, state, batch)
+    assert metrics['loss'].shape == () and metrics['loss'].dtype == jnp.float32
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (state, after))
+    assert shapes[0] == shapes[1]
+
+  monkeypatch.setattr(dry_runs, 'report_training', report)
+  # The weights of init_from are not there.
+  monkeypatch.setattr(train_lib.formats, 'find', lambda *args: None)
+
+  def trace(config):
+    kinds = _kinds(config)
+    made['is_known'] = kinds <= _traced
+    _traced.update(kinds)
+    config.data.batch_size -= config.data.batch_size % 8  # devices
+    configs.plan_run(config)  # every key of every evaluator
+    if made['is_known']:
+      config.evals = {}
+    same = json.loads(config.to_json_best_effort())
+    for key in ('schedule', 'total_epochs', 'total_steps'):
+      same.pop(key, None)
+    if str(same) not in _params:
+      configs.run(config, tmp_path, dry_run=True)
+      _params[str(same)] = made['params']
+    return _params[str(same)]
+
+  return trace
+
+
+def _kinds(config):
+  """Return texts for the model of a run, and for the rest, without numbers."""
+  config = json.loads(config.to_json_best_effort())
+
+  def names_only(value):
+    if isinstance(value, dict):
+      return {k: names_only(v) for k, v in sorted(value.items())}
+    return value if isinstance(value, str | bool) else None
+
+  parts = ('objective', 'optimizer', 'schedule', 'mesh')
+  rest = [names_only(config.get(part)) for part in parts]
+  rest += [x['target'] for x in config['evals'].values()]
+  rest += [config.get('mesh'), 'ema_decay' in config]
+  return {str(names_only(config['model'])), str(rest)}
 
 
 # Parameters of the bare backbones at 224 px, class token included, and width;
@@ -245,30 +281,28 @@ def _expected_count(name, argument):
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))
-def test_initialises_and_steps_in_shapes(name, argument):
+def test_initialises_and_steps_in_shapes(name, argument, trace):
   config = replace_data(load_config(name, argument))
   left_out = _shorten(config.model)
-  params = _trace(config)
+  params = trace(config)
   count = sum(x.size for x in jax.tree.leaves(params))
   assert count + left_out == _expected_count(name, argument)
 
 
 def _shorten(model):
-  """Leaves out most units of a ResNet, in place; returns their parameters.
+  """Leave out most units of a ResNet, in place; return their parameters.
 
-  Layers of the others are scanned: one is traced in place of up to 32.
+  The layers of other models are scanned: one is traced instead of up to 48.
   """
-  if 'scan' in model:
+  if 'depth' in model:
     model.scan = True
-  key = 'stages' if 'stages' in model else 'resnet_stages'
-  if not model.get(key):
-    return 0
-  kept = (2,) + (1,) * (len(model[key]) - 1)
+  resnet = model if 'stages' in model else model.embedding
   left_out = 0
-  for stage, (units, keep) in enumerate(zip(model[key], kept)):
+  for stage, units in enumerate(resnet.get('stages', ())):
     width = 64 * model.get('width_factor', 1) * 2**stage
-    left_out += (units - keep) * (17 * width**2 + 12 * width)
-  model[key] = kept
+    left_out += (units - 1) * (17 * width**2 + 12 * width)
+  if left_out:
+    resnet.stages = (1,) * len(resnet.stages)
   return left_out
 
 
@@ -303,6 +337,12 @@ TABLE_3 = """
 """
 
 
+def timeline(config, num_examples):
+  of_data = Timeline(config.data.batch_size, int(num_examples))
+  total_steps = of_data.steps(epochs(config.total_epochs))
+  return Timeline(config.data.batch_size, int(num_examples), total_steps)
+
+
 @pytest.mark.parametrize('row', TABLE_3.strip().splitlines())
 def test_table_3(row):
   data, argument, *cells, decay, wd, dropout, clip, ksteps, images = row.split()
@@ -312,17 +352,12 @@ def test_table_3(row):
   assert config.schedule.warmup_steps == 10_000
   assert config.data.batch_size == 4096
   adam = config.optimizer
-  assert adam.target.endswith('.adam') and (adam.b1, adam.b2) == (0.9, 0.999)
+  assert adam.target == 'optax.adamw' and (adam.b1, adam.b2) == (0.9, 0.999)
   assert adam.weight_decay == float(wd)
   assert config.model.get('dropout', 0.0) == float(dropout)
   assert str(adam.clip_norm) == clip
-  assert config.model.get('pooling', 'token') == 'token'
-  steps = to_steps(
-    config,
-    'total',
-    batch_size=config.data.batch_size,
-    num_examples=float(images) * 1e6,
-  )
+  assert 'pooling' not in config.model
+  steps = timeline(config, float(images) * 1e6).total_steps
   assert steps / 1000 == pytest.approx(float(ksteps), abs=0.06)
 
 
@@ -351,7 +386,7 @@ def test_table_4(row):
   assert sgd.target.endswith('.sgd') and 'weight_decay' not in sgd
   assert (sgd.momentum, sgd.clip_norm) == (0.9, 1.0)
   assert config.data.transforms[0]['size'] == 384
-  assert config.ema_decay is None
+  assert 'ema_decay' not in config
   dev = load_config('finetune', f'{data},dev,lr=.001,L/16,polyak')
   assert dev.data.source.split == f'train[:{percent}%]'
   assert list(dev.evals) == ['dev']
@@ -369,19 +404,18 @@ def test_rates_that_the_paper_does_not_state():
 
 
 def _rates(config, num_examples, epochs):
-  """Learning rates in the middle of these epochs."""
-  steps_of = functools.partial(
-    to_steps, batch_size=config.data.batch_size, num_examples=num_examples
-  )
-  steps_of = functools.partial(steps_of, total_steps=steps_of(config, 'total'))
-  rate = assemble.schedule(Reader(config).schedule, steps_of)
+  """Return the learning rates in the middle of these epochs."""
+  schedule = dict(config.schedule)
+  warmup = configs.Duration(schedule.pop('warmup_steps'), 'steps')
+  schedule = optim.Schedule(**schedule, warmup=warmup)
+  rate = schedule(timeline(config, num_examples))
   steps = [int((e + 0.5) * num_examples / 4096) for e in epochs]
   return [float(rate(step)) for step in steps]
 
 
 def _check_bit_sgd(config):
   sgd = config.optimizer
-  assert sgd.target.endswith('.sgd') and sgd.clip_norm is None
+  assert sgd.target.endswith('.sgd') and 'clip_norm' not in sgd
   assert (sgd.momentum, sgd.weight_decay) == (0.9, 1e-4)
   assert config.data.batch_size == 4096
   assert config.schedule.warmup_steps == 5000
@@ -411,8 +445,11 @@ def test_bit(data):
   assert rates == pytest.approx([0.48 * 0.1**n for n in levels])
   loss, bias = ('sigmoid', -10) if data == 'imagenet21k' else ('softmax', 0)
   assert config.objective.target.endswith(f'.{loss}_xent')
-  assert {x.loss for x in config.evals.values()} == {loss}
-  assert (config.model.head_bias_init, config.model.form) == (bias, 'preact')
+  assert {x.get('loss', 'softmax') for x in config.evals.values()} == {loss}
+  assert config.model.get('head', {}).get('bias_init', 0) == bias
+  assert 'form' not in config.model
+  postact = load_config('pretrain_bit', f'{data},R101x1,postact')
+  assert postact.model.form == 'postact'
 
 
 # BiT-HyperRule: steps, of which warm-up; resize, crop.
@@ -433,7 +470,7 @@ def test_bit_hyper_rule(row):
   config = load_config('finetune', f'{data},R50x1,bit')
   schedule, sgd = config.schedule, config.optimizer
   assert (config.total_steps, schedule.warmup_steps) == (steps, warmup)
-  assert (schedule.lr, schedule.decay) == (0.003, 'stair')
+  assert (schedule.lr, schedule.decay) == (0.003, 'step')
   assert schedule.milestones == (0.3, 0.6, 0.9)
   assert sgd.to_dict() == {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
   assert config.data.batch_size == 512
@@ -451,21 +488,20 @@ def test_bit_hyper_rule(row):
 
 
 def test_left_out_of_bit():
-  assert 'LEFT OUT:\nmixup' in load_module('finetune').__doc__
+  assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
 
 
 def test_better_plain_vit():
   config = load_config('pretrain_s16_better_plain')
   model, adam = config.model, config.optimizer
-  assert (model.pooling, model.posemb) == ('gap', 'sincos2d')
-  assert (model.dropout, model.stochastic_depth) == (0.0, 0.0)
+  assert model.pooling.target.endswith('.Mean')
+  assert model.posemb.target.endswith('.SinCos2d')
+  assert 'dropout' not in model and 'stochastic_depth' not in model
   assert config.total_epochs == 90 and config.data.batch_size == 1024
   assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
   assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
   assert 'RandAugment' in load_module('pretrain_s16_better_plain').__doc__
-  steps = to_steps(
-    config, 'total', batch_size=1024, num_examples=1_281_167 * 99 // 100
-  )
+  steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
 
 
@@ -511,10 +547,8 @@ def test_arguments_that_contradict(name, argument, message):
 
 @pytest.mark.parametrize('name', TRAINING)
 def test_documents_every_word_of_its_arguments(name):
-  module = load_module(name)
-  for argument in module.VARIANTS:
-    for word in filter(None, argument.split(',')):
-      assert word.split('=')[0] in module.__doc__
+  for argument in VARIANTS[name]:
+    assert_documented(load_module(name), argument)
 
 
 def test_evaluators_follow_the_source():
@@ -531,58 +565,42 @@ def test_masked_patches():
   config = load_config('masked_patches')
   assert config.total_steps == 1_000_000 and config.data.batch_size == 4096
   adam, schedule = config.optimizer, config.schedule
-  assert adam.target.endswith('.adam') and (adam.b1, adam.b2) == (0.9, 0.999)
+  assert adam.target == 'optax.adamw' and (adam.b1, adam.b2) == (0.9, 0.999)
+  assert adam.weight_decay == 0
   assert (schedule.lr, schedule.decay) == (2e-4, 'cosine')
   assert schedule.warmup_steps == 10_000
-  assert config.model.patch_size == (16, 16) and config.model.width == 768
-  task = config.objective
+  assert config.model.embedding.patch_size == (16, 16)
+  assert config.model.width == 768
+  task = config.objective.task
   assert (task.predict, task.ratio) == ('mean_colour', 0.5)
-  assert (task.mask_share, task.swap_share) == (0.8, 0.1)
-  for argument in load_module('masked_patches').VARIANTS:
+  for argument in VARIANTS['masked_patches']:
     config = load_config('masked_patches', argument)
     for evaluator in config.evals.values():  # the same task, on other data
-      for key in ('predict', 'downsampled_to', 'ratio', 'mask_share'):
-        assert evaluator[key] == config.objective[key]
+      assert evaluator.task == config.objective.task
       assert evaluator.data.source.split != config.data.source.split
   with pytest.raises(ValueError, match=r"'folder' is for 'imagenet'"):
     load_config('masked_patches', 'folder')
 
 
-@pytest.mark.parametrize(
-  'argument',
-  [
-    pytest.param(argument, marks=() if argument == 'tiny' else pytest.mark.slow)
-    for argument in load_module('masked_patches_embedded').VARIANTS
-  ],
-)
-def test_masked_patches_embedded_traces(argument):
+@pytest.mark.parametrize('argument', VARIANTS['masked_patches_embedded'])
+def test_masked_patches_embedded_traces(argument, trace):
   module = load_module('masked_patches_embedded')
   config = module.get_config(argument)
   for name in config.order[:3]:  # the others differ in seed and data
     run = config.runs[name]
-    parts = [run, *run.evals.values()]
-    for part in parts:
+    for part in (run, *run.evals.values()):
       if 'Fractals' in part.data.source.target:  # drawn when opened
-        source = {'image_size': 24, 'num_classes': 500, 'num_examples': 2}
-        source['target'] = 'vit_jax.data.embedded.digits.Synthetic'
-        part.data.source = config_dict.ConfigDict(source | {'channels': 1})
-    _trace(run)
-  for word in filter(None, argument.split(',')):
-    assert word.split('=')[0] in module.__doc__
+        replace_data(run, image_size=24, num_classes=500, channels=1)
+    _shorten(run.model)
+    trace(run)
+  assert_documented(module, argument)
 
 
-def test_quickstart_traces():
-  """Each of its runs that trains; those alike but for seed and data once."""
-  seen = set()
-  for config in load_config('quickstart').runs.values():
-    if config.run != 'vit_jax.train.train':
-      continue
-    parts = [config.get(k) for k in ('model', 'optimizer', 'schedule')]
-    key = str([*parts, config.data.get('transforms'), config.get('ema_decay')])
-    if key not in seen:
-      _trace(config)
-    seen.add(key)
-  assert len(seen) >= 2
+def test_quickstart_traces(trace):
+  runs = load_config('quickstart').runs
+  for name in ('pretrain', 'scratch_5shot_seed0', 'finetune_5shot_seed0'):
+    _shorten(runs[name].model)
+    trace(runs[name])  # the others differ in seed and data
 
 
 @pytest.mark.parametrize(
@@ -590,11 +608,11 @@ def test_quickstart_traces():
   [
     (name, argument)
     for name in ('transfer', 'vtab')
-    for argument in load_module(name).VARIANTS
+    for argument in VARIANTS[name]
     if not argument.endswith('tiny')
   ],
 )
-def test_transfer_studies_trace(name, argument, monkeypatch):
+def test_transfer_studies_trace(name, argument, monkeypatch, trace):
   """Each kind of their runs: those that differ in more than data and rate."""
   for task in vtab.TASKS.values():
     monkeypatch.setitem(CLASSES, task.tfds, task.num_classes)
@@ -603,19 +621,16 @@ def test_transfer_studies_trace(name, argument, monkeypatch):
   seen = set()
   for run in config.runs.values():
     run = run.copy_and_resolve_references()
-    parts = (run.data, *(x.data for x in run.evals.values()))
-    for part in parts:  # of noise that is not 0 and 1
-      part.transforms = [
-        x for x in part.transforms if not x['target'].endswith('.Scale')
+    for part in (run, *run.evals.values()):  # the noise is not 0 and 1
+      part.data.transforms = [
+        x for x in part.data.transforms if not x['target'].endswith('.Scale')
       ]
     key = str([list(run.evals), run.data.transforms, run.schedule.decay])
     if key in seen:
       continue
     seen.add(key)
-    _shorten(replace_data(run).model)
-    if 'best_of' in run:  # which is the study's
+    _shorten(replace_data(run, num_classes=5).model)
+    if 'best_of' in run:  # the study's
       del run.best_of
-    _trace(run)
-  documented = load_module(name).__doc__ + load_module('finetune').__doc__
-  for word in filter(None, argument.split(',')):
-    assert word.split('=')[0] in documented
+    trace(run)
+  assert_documented(load_module(name), argument, load_module('finetune'))

@@ -1,15 +1,16 @@
-"""Tiny variants of the configs really run.
+"""Tiny variants of the configs run.
 
-The TFDS sets have the names and splits of the real ones, but noise for images.
+The TFDS sets have the names and splits of the real ones, with noise as images.
 """
 
 import functools
 import io
 import json
-import re
 
+import jax
 import numpy as np
 import pytest
+from config_variants import VARIANTS
 from PIL import Image
 from test_configs import (
   CLASSES,
@@ -17,12 +18,18 @@ from test_configs import (
   load_config,
   load_module,
   replace_data,
-  variants,
 )
 
-from vit_jax import evaluate as evaluate_lib
-from vit_jax import train as train_lib
+from vit_jax import config as configs
 from vit_jax.config import resolve
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_fast():
+  """Programs run a few times here, so compiling them well does not pay."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 def _jpeg(seed):
@@ -35,7 +42,7 @@ def _jpeg(seed):
 
 
 def _prepare(data_dir, name, version, sizes):
-  """A TFDS set of that name, in ArrayRecord files: {split: size}."""
+  """Write a TFDS set of this name, in ArrayRecord files: {split: size}."""
   import tensorflow_datasets as tfds
 
   def examples(size):
@@ -69,8 +76,11 @@ def _prepare(data_dir, name, version, sizes):
 
 @pytest.fixture(scope='module')
 def data_dir(tmp_path_factory):
-  """TFDS sets of all names in the configs; versions are those TFDS has."""
-  path = tmp_path_factory.mktemp('tfds')
+  """TFDS sets of all names in the configs, with TFDS's versions."""
+  return prepare_all(tmp_path_factory.mktemp('tfds'))
+
+
+def prepare_all(path):
   train_and_test = {'train': 100, 'test': 20}
   _prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 20})
   _prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
@@ -94,7 +104,7 @@ def image_folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def pretrained(data_dir, tmp_path_factory):
-  """{file: workdir} of each pre-training, run on first use."""
+  """Function from a file to the workdir of its run, which it does once."""
   models = {
     'pretrain_bit': 'R50x1,',
     'pretrain_jft': 'R50+L/32,',
@@ -106,7 +116,7 @@ def pretrained(data_dir, tmp_path_factory):
     config = load_config(name, f'{models.get(name, "B/16,")}tiny')
     config.data.source.data_dir = str(data_dir)
     workdir = tmp_path_factory.mktemp(name)
-    state = train_lib.train(config, workdir)
+    state = configs.run(config, workdir)
     assert int(state.step) == 4
     return workdir
 
@@ -121,15 +131,10 @@ def _last_record(workdir):
   return record
 
 
-# What others of its kind show by default is left to the slow run.
-SLOW = ('pretrain_bit', 'pretrain_imagenet21k', 'pretrain_jft')
-SLOW += ('pretrain_s16_better_plain',)
-
-
 @pytest.mark.parametrize(
   'name',
   [
-    pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x
+    x if x == 'pretrain_imagenet' else pytest.param(x, marks=pytest.mark.slow)
     for x in TRAINING
     if 'pretrain' in x
   ],
@@ -143,16 +148,11 @@ def test_tiny_pretraining_runs(name, pretrained):
     assert 0 <= record[f'{evaluator}/accuracy'] <= 1
 
 
-def _tiny_finetunings():
-  """All but that of a folder are slow: data sets have the same parts."""
-  for name, argument in variants(tiny=True):
-    if name == 'finetune':
-      slow = re.match('cifar|flowers|imagenet|pets', argument)
-      marks = [pytest.mark.slow] if slow else []
-      yield pytest.param(argument, marks=marks)
-
-
-@pytest.mark.parametrize('argument', list(_tiny_finetunings()))
+@pytest.mark.parametrize(
+  'argument',
+  # Data sets have the same parts, so one is enough.
+  ['folder,tiny', pytest.param('cifar10,tiny', marks=pytest.mark.slow)],
+)
 def test_tiny_finetuning_runs(
   argument, pretrained, data_dir, image_folder, tmp_path, capsys
 ):
@@ -162,7 +162,7 @@ def test_tiny_finetuning_runs(
     config.data.source.path = str(image_folder)
   else:
     config.data.source.data_dir = str(data_dir)
-  state = train_lib.train(config, tmp_path)
+  state = configs.run(config, tmp_path)
   classes = CLASSES[config.data.source.get('name', 'folder')]
   assert state.params['head']['kernel'].shape == (32, classes)
   assert state.params['pos_embedding'].shape == (1, 24, 24, 32)
@@ -181,10 +181,10 @@ def test_tiny_finetuning_runs(
 def test_finetuning_resnets_and_hybrids(
   name, words, pretrained, data_dir, tmp_path
 ):
-  config = load_config('finetune', f'cifar10,{words},tiny')
+  config = load_config('finetune', f'cifar10,{words},size=224,tiny')
   config.init_from.path = str(pretrained(name))
   config.data.source.data_dir = str(data_dir)
-  state = train_lib.train(config, tmp_path)
+  state = configs.run(config, tmp_path)
   assert state.params['head']['kernel'].shape[-1] == 10
   (evaluator,) = config.evals
   assert 0 <= _last_record(tmp_path)[f'{evaluator}/accuracy'] <= 1
@@ -200,31 +200,40 @@ def test_finetuning_a_mixer(data_dir, tmp_path):
       del config.init_from
     else:
       config.init_from.path = str(init_from)
-    state = train_lib.train(config, tmp_path / data)
+    state = configs.run(config, tmp_path / data)
   assert state.params['head']['kernel'].shape[-1] == 37
 
 
 @pytest.mark.slow
 def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
-  """As the docstring of its pre-training says, and on the dev split."""
-  config = load_config('finetune', 'cifar10,S/16,dev,polyak,tiny')
-  config.model.pooling, config.model.posemb = 'gap', 'sincos2d'
+  """As in the docstring of its pre-training, and on the dev split."""
+  config = load_config('finetune', 'cifar10,S/16,dev,polyak,size=224,tiny')
+  override = (
+    'model.pooling.target=vit_jax.models.pooling.Mean',
+    'model.posemb.target=vit_jax.models.posemb.SinCos2d',
+  )
+  for part in override:
+    assert (
+      f'--config.{part}' in load_module('pretrain_s16_better_plain').__doc__
+    )
+  configs.override(config, override)
   config.init_from.path = str(pretrained('pretrain_s16_better_plain'))
   config.data.source.data_dir = str(data_dir)
-  state = train_lib.train(config, tmp_path)
+  state = configs.run(config, tmp_path)
   assert state.ema is not None
   assert _last_record(tmp_path)['dev/num_examples'] == 2
 
 
 @pytest.mark.parametrize('mode', ['final', 'dev'])
-@pytest.mark.parametrize('data', ['cifar10', 'cifar100', 'flowers', 'pets'])
+@pytest.mark.parametrize(
+  'data', ['cifar10', 'cifar100', 'flowers', 'pets', 'imagenet']
+)
 def test_finetuning_opens_its_data(data, mode, data_dir):
   config = load_config('finetune', f'{data},{mode},tiny')
   config.data.source.data_dir = str(data_dir)
   ((evaluator, evaluation),) = config.evals.items()
-  train = resolve(config.data)['source']
-  test = resolve(evaluation.data)['source']
-  held_out = 2 if 'cifar' in data else 10
+  train, test = resolve(config.data.source), resolve(evaluation.data.source)
+  held_out = {'c': 2, 'i': 1}.get(data[0], 10)
   if mode == 'dev':
     assert (len(train), len(test)) == (100 - held_out, held_out)
   else:
@@ -236,28 +245,20 @@ def test_finetuning_opens_its_data(data, mode, data_dir):
   [(name, where) for name in TRAINING for where in ('', 'model', 'optimizer')]
   + [('finetune', 'data'), ('finetune', 'schedule')],
 )
-def test_a_key_that_nothing_reads_is_an_error(name, where, tmp_path):
-  module = load_module(name)
-  argument = next(x for x in module.VARIANTS if x.endswith('tiny'))
-  config = replace_data(load_config(name, argument))
-  if 'init_from' in config:
-    del config.init_from  # from scratch will do
+def test_an_unknown_key_is_an_error(name, where):
+  config = load_config(name, next(x for x in VARIANTS[name] if 'tiny' in x))
   part = config[where] if where else config
   part.wieght_decay = 0.1
-  with pytest.raises(ValueError, match='wieght_decay'):
-    train_lib.train(config, tmp_path)
+  with pytest.raises(configs.ConfigError, match='wieght_decay'):
+    configs.plan_run(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('argument', 'metrics'),
   [
-    pytest.param('B/16,tiny', {'loss', 'accuracy'}, marks=pytest.mark.slow),
-    pytest.param(
-      'B/16,downsampled,imagenet,tiny',
-      {'loss', 'accuracy'},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param('B/32,imagenet,pixels,tiny', {'loss'}, marks=pytest.mark.slow),
+    ('B/16,downsampled,imagenet,tiny', {'loss', 'accuracy'}),
+    ('B/32,imagenet,pixels,tiny', {'loss'}),
   ],
 )
 def test_masked_patches_then_finetuning(
@@ -265,17 +266,18 @@ def test_masked_patches_then_finetuning(
 ):
   config = load_config('masked_patches', argument)
   config.data.source.data_dir = str(data_dir)
-  train_lib.train(config, tmp_path / 'masked')
+  configs.run(config, tmp_path / 'masked')
   record = _last_record(tmp_path / 'masked')
   for name in metrics:
     assert np.isfinite(record[f'train/{name}'])
     assert np.isfinite(record[f'{next(iter(config.evals))}/{name}'])
   assert ('train/accuracy' in record) == ('accuracy' in metrics)
 
-  config = load_config('finetune', f'cifar10,{argument.split(",")[0]},tiny')
+  model = argument.split(',')[0]
+  config = load_config('finetune', f'cifar10,{model},size=224,tiny')
   config.init_from.path = str(tmp_path / 'masked')
   config.data.source.data_dir = str(data_dir)
-  state = train_lib.train(config, tmp_path / 'cifar10')
+  state = configs.run(config, tmp_path / 'cifar10')
   assert 'mask' not in state.params and 'cls' in state.params
   assert state.params['head']['kernel'].shape == (32, 10)
   assert 'mask 1x1x32 dropped' in capsys.readouterr().out
@@ -284,7 +286,7 @@ def test_masked_patches_then_finetuning(
 def test_finetuning_needs_a_checkpoint(tmp_path):
   config = replace_data(load_config('finetune', 'cifar10,tiny'))
   with pytest.raises(ValueError, match=r'init_from\.path'):
-    train_lib.train(config, tmp_path)
+    configs.run(config, tmp_path)
 
 
 def test_evaluate_runs(pretrained, data_dir, tmp_path):
@@ -294,7 +296,7 @@ def test_evaluate_runs(pretrained, data_dir, tmp_path):
   source.data_dir, source.name = str(data_dir), 'imagenet2012'
   source.split = 'validation'
   accuracy.init_from.path = str(pretrained('pretrain_imagenet'))
-  result = evaluate_lib.evaluate(accuracy, tmp_path / 'accuracy')
+  result = configs.run(accuracy, tmp_path / 'accuracy')
   assert result['test/num_examples'] == 20
 
 
@@ -305,7 +307,7 @@ def test_evaluate_runs_fewshot(pretrained, image_folder, tmp_path):
     source = config.evals.frozen.data.images[part].source
     source.path, source.split = str(image_folder), split
   config.init_from.path = str(pretrained('pretrain_imagenet'))
-  result = evaluate_lib.evaluate(config, tmp_path)
+  result = configs.run(config, tmp_path)
   assert 0 <= result['frozen/images/fewshot/10shot'] <= 1
   assert result['frozen/images/knn/chosen_k'] in (1, 5, 10, 20)
 
@@ -315,15 +317,21 @@ def test_fewshot_runs_on_several_data_sets(pretrained, data_dir, tmp_path):
   config.evals.frozen.data.pets.test.source.data_dir = str(data_dir)  # all
   config.evals.frozen.readouts.fewshot.shots = (1,)
   config.init_from.path = str(pretrained('pretrain_imagenet'))
-  result = evaluate_lib.evaluate(config, tmp_path)
+  result = configs.run(config, tmp_path)
   each = [result[f'frozen/{x}/fewshot/1shot'] for x in ('pets', 'cifar100')]
   assert result['frozen/mean/fewshot/1shot'] == pytest.approx(np.mean(each))
 
 
 @pytest.mark.parametrize(
   'name, argument',
-  [(x, v) for x in ('evaluate', 'fewshot') for v in load_module(x).VARIANTS],
+  [(x, v) for x in ('evaluate', 'fewshot') for v in VARIANTS[x]],
 )
-def test_evaluations_load_and_ask_for_a_checkpoint(name, argument, tmp_path):
+def test_evaluations_have_no_unknown_keys(name, argument):
+  configs.plan_run(load_config(name, argument))
+
+
+def test_evaluation_needs_a_checkpoint(image_folder, tmp_path):
+  config = load_config('evaluate', 'folder,size=28')
+  config.evals.test.data.source.path = str(image_folder)
   with pytest.raises(ValueError, match=r'init_from\.path'):
-    evaluate_lib.evaluate(load_config(name, argument), tmp_path)
+    configs.run(config, tmp_path)

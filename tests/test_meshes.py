@@ -1,7 +1,7 @@
-"""The same run on any mesh: ready recipes, layouts, evaluations, checkpoints.
+"""The same run on any mesh: losses, layouts, evaluations, checkpoints.
 
-Float32 sums are taken in another order on each mesh, so losses are compared to
-a tolerance; initial parameters and checkpoints are compared bit by bit.
+Each mesh adds float32 numbers in another order, so losses are compared with a
+tolerance. Initial parameters and checkpoints are compared bit by bit.
 """
 
 import functools
@@ -10,75 +10,71 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import optim, recipes, sharding, tree
+from vit_jax import sharding, tree
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
+from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.optim import Optimizer
 from vit_jax.preprocess import Normalize
-from vit_jax.train import init_state, train_step
+from vit_jax.step import init_state, train_step
 
-TENSOR = recipes.tensor_parallel()
+TENSOR = sharding.tensor_parallel()
 MESHES = {  # name: axis sizes, rules
-  'data 8': ({'data': 8}, recipes.replicated()),
-  'fsdp 8': ({'fsdp': 8}, recipes.fsdp(min_elements=64)),
+  'data 8': ({'data': 8}, []),
+  'fsdp 8': ({'fsdp': 8}, sharding.fsdp(min_elements=64)),
   'fsdp 4 x tp 2': (
     {'fsdp': 4, 'model': 2},
-    recipes.fsdp(min_elements=64, beside=TENSOR),
+    sharding.fsdp(min_elements=64, others=TENSOR),
   ),
   'data 2 x fsdp 2 x tp 2': (
     {'data': 2, 'fsdp': 2, 'model': 2},
-    recipes.fsdp(min_elements=64, beside=TENSOR),
+    sharding.fsdp(min_elements=64, others=TENSOR),
   ),
 }
 SHARDED = list(MESHES)[1:]
+CASES = [(name, True) for name in SHARDED] + [(SHARDED[-1], False)]
 BATCH = 16
 
 
-def make_model(scan=False):
-  return VisionTransformer(
-    width=16,
-    depth=2 if scan else 1,
-    mlp_dim=32,
-    num_heads=2,
-    patch_size=4,
-    num_classes=8,
-    dropout=0.1,
-    scan=scan,
-  )
-
-
 def make_tx(params):
-  return optim.make_optimizer(
-    optim.adam, params, lambda step: 0.01, clip_norm=1.0, weight_decay=0.1
-  )
+  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  return Optimizer(rule, clip_norm=1.0)(params, learning_rate=0.01)
 
 
-def source(split_seed):
-  return digits.Synthetic(
-    image_size=8,
-    num_classes=8,
-    num_examples=48,
-    learnable=True,
-    seed=split_seed,
+def data(seed):
+  source = digits.Synthetic(
+    image_size=8, num_classes=8, num_examples=48, learnable=True, seed=seed
   )
+  return Data(source, BATCH)
 
 
 class Run:
-  """What train() makes of one mesh, and its parts."""
+  """What train() makes for one mesh, and its parts."""
 
-  def __init__(self, name, scan, model=None):
+  def __init__(self, name, scan):
     axes, rules = MESHES[name]
     self.mesh = sharding.make_mesh(**axes)
-    self.model = model or make_model(scan)
+    self.model = VisionTransformer(
+      width=16,
+      depth=2 if scan else 1,
+      mlp_dim=32,
+      num_heads=2,
+      embedding=PatchEmbedding(4),
+      num_classes=8,
+      dropout=0.1,
+      scan=scan,
+    )
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
     init = functools.partial(
       init_state, model=self.model, images=images, tx=make_tx, ema=True
@@ -96,10 +92,8 @@ class Run:
     self.step = jax.jit(step, out_shardings=outputs)
 
   def train(self, state, start, stop):
-    """The state after these steps, and their losses and gradient norms."""
-    batches = pipeline.train_batches(
-      source(0), batch_size=BATCH, start=start * BATCH
-    )
+    """Return the state after these steps, their losses and gradient norms."""
+    batches = data(0).train_batches(start=start * BATCH)
     records = []
     for _ in range(start, stop):
       batch = sharding.put_batch(next(batches), self.mesh)
@@ -112,7 +106,7 @@ class Run:
 
 @functools.cache
 def trained(name, scan):
-  """(Run, initial state, final state, [5, 2] losses and gradient norms)."""
+  """Return (Run, initial state, final state, [5, 2] losses and norms)."""
   run = Run(name, scan)
   initial = run.init(jax.random.key(0))
   return run, initial, *run.train(initial, 0, 5)
@@ -129,9 +123,8 @@ def assert_same(actual, expected):
     np.testing.assert_array_equal(actual[path], expected[path], err_msg=path)
 
 
-@pytest.mark.slow  # each mesh takes 10 s to compile
-@pytest.mark.parametrize('name', SHARDED)
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'scan'), CASES)
 def test_same_start_and_same_losses(name, scan):
   _, initial, _, records = trained(name, scan)
   _, expected_initial, _, expected = trained('data 8', scan)
@@ -144,7 +137,7 @@ def test_same_start_and_same_losses(name, scan):
 
 
 def expected_bytes(path, array, fsdp, model):
-  """By hand: what a device holds of an array."""
+  """Return the bytes of an array that a device holds, computed by hand."""
   in_layers = '/blocks/' in path
   shape = array.shape[in_layers:]
   if model > 1 and re.search('(query|key|value|out)/kernel|fc./kernel', path):
@@ -167,10 +160,9 @@ def test_models_keep_the_batch_split():
   assert len(keep(jnp.zeros((8, 3))).devices()) == 1
 
 
-@pytest.mark.slow  # each mesh takes 10 s to compile
-@pytest.mark.parametrize('name', SHARDED)
-@pytest.mark.parametrize('scan', [False, True])
-def test_every_device_holds_its_share(name, scan):
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'scan'), CASES)
+def test_every_device_holds_its_part(name, scan):
   run, initial, final, _ = trained(name, scan)
   sizes = run.mesh.shape['fsdp'], run.mesh.shape.get('model', 1)
   for state in (initial, final):
@@ -187,56 +179,55 @@ def test_every_device_holds_its_share(name, scan):
   assert len(queries) == 4  # parameter, average, both moments of Adam
 
 
-@pytest.mark.slow  # each mesh takes 10 s to compile
-@pytest.mark.parametrize('name', SHARDED)
-@pytest.mark.parametrize('scan', [False, True])
-def test_nothing_is_whole_while_initialised(name, scan):
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'scan'), CASES)
+def test_no_device_holds_everything_while_initialising(name, scan):
   run, initial, _, _ = trained(name, scan)
   compiled = run.init.lower(jax.random.key(0)).compile()
   whole = sum(x.nbytes for x in arrays(initial).values())
   assert compiled.memory_analysis().temp_size_in_bytes < whole / 4
 
 
-@pytest.mark.slow  # each mesh takes 10 s to compile
+@functools.cache
+def evaluated(name):
+  """Return what the evaluators find in the parameters of mesh 'data 8'."""
+  params = jax.device_get(trained('data 8', True)[2].ema)
+  run = trained(name, True)[0]
+  shared = {'preprocess': Normalize(), 'mesh': run.mesh}
+  train, test = data(1), data(2)
+  evaluators = [
+    Classification(run.model, data=test, **shared),
+    Frozen(
+      run.model,
+      data={'made': {'train': train, 'test': test}},
+      readouts={'few': FewShot(shots=(2,))},
+      **shared,
+    ),
+  ]
+  placed = jax.device_put(params, run.shardings.ema)
+  found = {}
+  for evaluator in evaluators:
+    with jax.set_mesh(run.mesh):
+      found |= evaluator.run(placed)
+  return found
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SHARDED)
-@pytest.mark.parametrize('scan', [False, True])
-def test_evaluators_give_the_same(name, scan):
-  results = []
-  params = jax.device_get(trained('data 8', scan)[2].ema)
-  for mesh_name in ('data 8', name):
-    run = trained(mesh_name, scan)[0]
-    shared = {'preprocess': Normalize(), 'mesh': run.mesh}
-    train, test = (
-      {'source': source(seed), 'batch_size': BATCH} for seed in (1, 2)
-    )
-    evaluators = [
-      Classification(run.model, data=test, **shared),
-      Frozen(
-        run.model,
-        data={'made': {'train': train, 'test': test}},
-        readouts={'few': FewShot(shots=(2,))},
-        **shared,
-      ),
-    ]
-    placed = jax.device_put(params, run.shardings.ema)
-    found = {}
-    for evaluator in evaluators:
-      with jax.set_mesh(run.mesh):
-        found |= evaluator.run(placed)
-    results.append(found)
-  expected, actual = results
+def test_evaluators_give_the_same(name):
+  expected, actual = evaluated('data 8'), evaluated(name)
   assert actual.keys() == expected.keys() and len(actual) > 4
   for key, value in expected.items():
-    # What counts examples is the same to the last bit.
+    # Results that count examples are equal to the last bit.
     exact = not key.rsplit('/')[-1].startswith(('loss', 'ece'))
     assert actual[key] == pytest.approx(value, rel=0 if exact else 1e-5), key
 
 
-@pytest.mark.slow  # each mesh takes 10 s to compile
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SHARDED)
-@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('way', ['from', 'to'])
-def test_a_checkpoint_goes_from_mesh_to_mesh(name, scan, way, tmp_path):
+def test_a_checkpoint_is_resumed_on_another_mesh(name, way, tmp_path):
+  scan = True
   old, new = ('data 8', name) if way == 'to' else (name, 'data 8')
   run, state = trained(old, scan)[0], trained(old, scan)[2]
   checkpointer = Checkpointer(tmp_path)
@@ -244,8 +235,8 @@ def test_a_checkpoint_goes_from_mesh_to_mesh(name, scan, way, tmp_path):
   checkpointer.close()
   run = trained(new, scan)[0]
   wanted = sharding.annotate(run.abstract, run.shardings)
-  restored, data = Checkpointer(tmp_path).restore(wanted)
-  assert data == {'position': 5 * BATCH}
+  restored, position = Checkpointer(tmp_path).restore(wanted)
+  assert position == {'position': 5 * BATCH}
   assert_same(*((x.params, x.opt_state, x.ema) for x in (restored, state)))
   assert_same(*(jax.random.key_data(x.rng) for x in (restored, state)))
   assert int(restored.step) == 5
@@ -258,7 +249,7 @@ def test_a_checkpoint_goes_from_mesh_to_mesh(name, scan, way, tmp_path):
       restored,
     )
   )
-  # It goes on as it would have gone on where it was.
-  _, went_on = trained(old, scan)[0].train(state, 5, 7)
-  _, goes_on = run.train(restored, data['position'] // BATCH, 7)
-  np.testing.assert_allclose(goes_on, went_on, rtol=0, atol=1e-5)
+  # It continues as it would have on the old mesh.
+  _, expected = trained(old, scan)[0].train(state, 5, 7)
+  _, actual = run.train(restored, position['position'] // BATCH, 7)
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)

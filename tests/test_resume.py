@@ -5,23 +5,30 @@ checkpoint of step three and started again by the same command. Dropout is on,
 examples are augmented, and the optimizer has a state.
 """
 
+import contextlib
 import io
+import json
 import os
 import pathlib
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import cv2
+import jax
+import ml_collections
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, config, sharding
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
+GOLDEN = ROOT / 'tests' / 'golden'
 
 CONFIG = """
 import ml_collections
@@ -217,3 +224,50 @@ def test_sigterm_saves_and_exits_with_a_message(tmp_path):
   Run(config, stopped).finish()
   Run(config, straight).finish()
   _assert_same_end(straight, stopped)
+
+
+def test_a_run_of_the_code_before_the_redesign_resumes(tmp_path):
+  """Its checkpoint at step 3, with today's names of the same objects."""
+  old = GOLDEN / 'old_run'
+  shutil.copytree(old, tmp_path / 'run')
+  saved = json.loads((old / 'config.json').read_text())
+  settings = ml_collections.ConfigDict(saved)
+  model = settings.model
+  settings.model = {
+    'target': model.target,
+    **{k: model[k] for k in ('width', 'depth', 'mlp_dim', 'num_heads')},
+    'dropout': model.dropout,
+    'embedding': {'patch_size': model.patch_size},
+    'posemb': {'init_std': model.posemb_init_std},
+  }
+  settings.optimizer.target = 'optax.adamw'
+  for data in (settings.data, settings.evals.test.data):
+    data.source.target = 'vit_jax.data.embedded.digits.Digits'
+  settings.mesh = {'data': 1}
+  with one_device():
+    config.run(settings, tmp_path / 'run')
+  losses = [
+    [r['train/loss'], r['train/grad_norm']]
+    for r in read_records(tmp_path / 'run')
+    if 'train/loss' in r and r['step'] > 3
+  ]
+  recorded = json.loads((old / 'losses.json').read_text())
+  module = runpy.run_path(str(GOLDEN / 'record_loss_curve.py'))
+  if recorded['build'] == module['build_id']():
+    assert losses == recorded['loss_and_grad_norm']
+  else:
+    expected = recorded['loss_and_grad_norm']
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+@contextlib.contextmanager
+def one_device():
+  """Let meshes have the first device only, as the old run had."""
+  make = sharding.make_mesh
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      sharding,
+      'make_mesh',
+      lambda devices=None, /, **sizes: make(jax.devices()[:1], **sizes),
+    )
+    yield

@@ -6,12 +6,14 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from config_variants import VARIANTS
 from etils import epath
 from test_configs import load_config, load_module
+from test_configs_run import compile_fast  # noqa: F401
 
-from vit_jax import study
+from vit_jax import config as configs
 from vit_jax.analysis import flops
-from vit_jax.config import instantiate
+from vit_jax.config import resolve
 from vit_jax.reports.results import Results
 
 
@@ -39,18 +41,18 @@ def test_runs_differ_in_model_images_and_seed_only():
 def test_models_cost_the_same():
   images = jax.ShapeDtypeStruct((1, 24, 24, 1), jnp.float32)
   found = [
-    flops.forward(instantiate({**settings, 'num_classes': 480}), images)
+    flops.forward(resolve({**settings, 'num_classes': 480}), images)
     for settings in load_module('scaling_embedded').MODELS.values()
   ]
   assert max(found) / min(found) < 1.06
 
 
-@pytest.mark.parametrize('argument', load_module('scaling_embedded').VARIANTS)
+@pytest.mark.parametrize('argument', VARIANTS['scaling_embedded'])
 def test_reports_can_be_filled(argument, tmp_path):
   config = load_config('scaling_embedded', argument)
   results = Results(config.order, epath.Path(tmp_path), done=())
   for report in config.report:
-    report = instantiate(report)
+    report = resolve(report)
     report.check(results)
     points = [
       len(points)
@@ -62,9 +64,9 @@ def test_reports_can_be_filled(argument, tmp_path):
 
 
 @pytest.mark.slow
-def test_tiny_study(tmp_path):
+def test_tiny_study(compile_fast, tmp_path):  # noqa: F811
   config = load_config('scaling_embedded', 'tiny')
-  (rows,) = study.study(config, tmp_path)
+  (rows,) = configs.run(config, tmp_path)
   assert len(rows) == 2 * 2 * 3
   for row in rows:
     assert 0 <= row['mean'] <= 1

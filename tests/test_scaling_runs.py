@@ -1,15 +1,15 @@
-"""The scaling studies' reports of what runs leave, and tiny ones that run.
+"""Reports of the scaling studies from what runs leave, and tiny studies.
 
-The TFDS sets have the names and splits of the real ones, but noise for images.
+The TFDS sets have the names and splits of the real ones, with noise as images.
 """
 
 import json
 
 import pytest
 from test_configs import load_config
-from test_configs_run import _prepare
+from test_configs_run import compile_fast, prepare_all  # noqa: F401
 
-from vit_jax import study
+from vit_jax import config as configs
 from vit_jax.metrics import read_records
 
 
@@ -32,7 +32,7 @@ def test_report_of_table_6(tmp_path):
           continue  # not done
         run = f'finetune_{model}_7ep_{name}_seed{seed}'
         write(tmp_path, run, {'test/accuracy': 0.5 + 0.1 * i + 0.02 * seed})
-  measured, published, table = study.study(config, tmp_path, report=True)
+  measured, published, table = configs.run(config, tmp_path, report_only=True)
   means = {
     (r['panel'], r['line']): (r['x'], r['mean'], r['std'], len(r['values']))
     for r in measured
@@ -57,7 +57,7 @@ def test_report_of_figure_4_stops_early(tmp_path):
   for size, best in (('9M', 0.6), ('all', 0.3)):
     first, last = {'val/accuracy': best} | shots, {'val/accuracy': 0.5} | later
     write(tmp_path, f'pretrain_B32_{size}', first, last)
-  (rows,) = study.study(config, tmp_path, report=True)
+  (rows,) = configs.run(config, tmp_path, report_only=True)
   assert {r['x']: r['mean'] for r in rows} == pytest.approx(
     {9e6: 0.1, 303e6: 0.6}
   )
@@ -68,30 +68,20 @@ def test_report_of_figure_8_is_relative(tmp_path):
   for name, exaflops in (('base', 2.0), ('patch_16', 8.0)):
     accuracy = {f'frozen/imagenet/fewshot/5shot_seed{i}': 0.5 for i in range(3)}
     write(tmp_path, f'pretrain_{name}', {'exaflops': exaflops}, accuracy)
-  (rows,) = study.study(config, tmp_path, report=True)
+  (rows,) = configs.run(config, tmp_path, report_only=True)
   assert {r['name']: r['x'] for r in rows} == {'base': 1.0, 'patch_16': 4.0}
 
 
 @pytest.fixture(scope='module')
 def data_dir(tmp_path_factory):
-  """TFDS sets with the names and splits of the real ones, of noise."""
-  path = tmp_path_factory.mktemp('tfds')
-  train_and_test = {'train': 80, 'test': 16}
-  _prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 16})
-  _prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
-  _prepare(path, 'jft', '1.0.0', {'train': 120})
-  _prepare(path, 'cifar10', '3.0.2', train_and_test)
-  _prepare(path, 'cifar100', '3.0.2', train_and_test)
-  _prepare(path, 'oxford_iiit_pet', '4.0.0', train_and_test)
-  _prepare(path, 'oxford_flowers102', '2.1.1', train_and_test)
-  return path
+  return prepare_all(tmp_path_factory.mktemp('tfds'))
 
 
 @pytest.mark.slow
 def test_a_tiny_study_of_two_runs(data_dir, tmp_path):
   config = load_config('scaling_data', 'B/32,sizes=9M+all,tiny')
   config.shared.data_dir = str(data_dir)
-  (rows,) = study.study(config, tmp_path)
+  (rows,) = configs.run(config, tmp_path)
   assert [(r['line'], r['x']) for r in rows] == [
     ('ViT-B/32', 9),
     ('ViT-B/32', 303e6),
@@ -108,12 +98,12 @@ def test_a_tiny_study_of_two_runs(data_dir, tmp_path):
   [
     ('scaling_compute', 'R50+B/32,seeds=1,tiny', 2),
     ('scaling_data', 'fig3,B/32,tiny', 3),
-    ('scaling_shape', 'patch,tiny', 4),
+    ('scaling_shape', 'all,tiny', 3),
   ],
 )
 def test_tiny_studies_run(name, argument, points, data_dir, tmp_path):
   config = load_config(name, argument)
   config.shared.data_dir = str(data_dir)
-  rows, *_ = study.study(config, tmp_path)
+  rows, *_ = configs.run(config, tmp_path)
   assert len(rows) == points
   assert all(r['x'] > 0 and 0 <= r['mean'] <= 1 for r in rows)

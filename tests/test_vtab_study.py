@@ -1,4 +1,4 @@
-"""VTAB-1k as a study: what is run, its table, and the numbers beside it."""
+"""VTAB-1k as a study: its runs, its table, and the published numbers."""
 
 import re
 import sys
@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 from test_configs import ROOT, load_config, load_module
-from test_study import clean_slate  # noqa: F401
+from test_configs_run import compile_fast  # noqa: F401
 
+from vit_jax import config as configs
 from vit_jax import study, tree
 from vit_jax.data import vtab
-from vit_jax.metrics import Writer
+from vit_jax.metrics import Writer, read_records
 from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
@@ -30,7 +31,7 @@ MEANS = {
 
 
 def write_weights(path):
-  """A tiny model's, for images of 28 pixels; nothing has been trained."""
+  """Write weights of an untrained tiny model for images of 28 pixels."""
   model = names.create('ViT-mu/2', num_classes=3)
   images = jax.ShapeDtypeStruct((1, 28, 28, 3), np.float32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -47,16 +48,19 @@ def write_weights(path):
   return str(path)
 
 
+run = configs.run  # also when `fake_runs` has replaced it
+
+
 @pytest.fixture
 def fake_runs(monkeypatch):
-  """No run does anything but note its config, and leave an accuracy."""
+  """Replace runs: they only record their config and an accuracy."""
   seen = {}
 
-  def run(config, workdir):
+  def fake(config, workdir):
     name = workdir.rpartition('/')[2]
     seen[name] = config.to_dict()
     (evaluator,) = config.evals
-    accuracy = len(name.split('_seed')[0]) / 100 + 0.1 * config.seed
+    accuracy = len(name.split('_seed')[0]) / 100 + 0.1 * config.get('seed', 0)
     if evaluator == 'val':
       lr, steps = config.schedule.lr, config.total_steps
       accuracy = (lr == 0.003) + 0.1 * (steps == 2500)
@@ -65,9 +69,9 @@ def fake_runs(monkeypatch):
     writer.write(1, {f'{evaluator}/accuracy': accuracy})
     writer.close()
 
-  monkeypatch.setattr(study, 'locate', lambda path: run)
-  monkeypatch.setattr(study.study_runs, 'check_sources', lambda *args: None)
-  monkeypatch.setattr(study.study_runs.formats, 'find', lambda path: None)
+  monkeypatch.setattr(configs, 'run', fake)
+  monkeypatch.setattr(study, '_check_sources', lambda *args: None)
+  monkeypatch.setattr(study.formats, 'find', lambda path: None)
   return seen
 
 
@@ -114,12 +118,14 @@ def test_the_protocol():
       assert run.init_from.path == 'weights.npz'
 
 
-def test_what_is_shared_reaches_every_run():
+def test_shared_values_reach_every_run():
   config = load_config('vtab', 'dtd,seeds=1,sweep')
-  config.shared.model.pooling, config.shared.num_workers = 'gap', 3
-  config.shared.accum_steps = 4
+  pooling = 'shared.model.pooling.target=vit_jax.models.pooling.Mean'
+  more = ('shared.num_workers=3', 'shared.accum_steps=4')
+  configs.override(config, (pooling, *more))
   for run in config.runs.values():
-    assert (run.model.pooling, run.accum_steps) == ('gap', 4)
+    assert run.model.pooling.target.endswith('.Mean')
+    assert run.accum_steps == 4
     (evaluator,) = run.evals.values()
     assert run.data.num_workers == evaluator.data.num_workers == 3
 
@@ -128,7 +134,7 @@ def test_the_full_table(fake_runs, tmp_path, capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', '80')
   config = load_config('vtab', 'L/16')
   config.shared.weights = 'weights.npz'
-  (made,) = study.study(config, tmp_path)
+  (made,) = run(config, tmp_path)
   assert len(fake_runs) == 57 and len(made) == 23
   ours = {task: len(task) / 100 + 0.1 for task in vtab.TASKS}
   for task, mean in ours.items():
@@ -156,7 +162,7 @@ def test_the_full_table(fake_runs, tmp_path, capsys, monkeypatch):
 def test_sweep_takes_the_best_setting_of_each_task(fake_runs, tmp_path):
   config = load_config('vtab', 'clevr_count,dtd,seeds=2,sweep')
   config.shared.weights = 'weights.npz'
-  study.study(config, tmp_path)
+  run(config, tmp_path)
   for task in ('clevr_count', 'dtd'):
     tried = {
       (x['schedule']['lr'], x['total_steps'], x['schedule']['warmup_steps'])
@@ -196,7 +202,7 @@ def test_unprepared_data_is_found_at_once_with_all_commands(tmp_path):
   config = load_config('vtab', 'tiny')
   config.shared.weights, config.shared.data_dir = 'x', str(tmp_path / 'none')
   with pytest.raises(ValueError) as info:
-    study.study(config, tmp_path / 'study')
+    run(config, tmp_path / 'study')
   found = re.findall(r"tfds\.builder\('([^']*)'", str(info.value))
   assert len(found) == 16  # each once: three have two tasks
   assert set(found) == {task.tfds for task in vtab.TASKS.values()}
@@ -208,39 +214,31 @@ def test_unprepared_data_is_found_at_once_with_all_commands(tmp_path):
 def test_missing_weights_are_found_before_the_first_run(
   path, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(study.study_runs, 'check_sources', lambda *args: None)
+  monkeypatch.setattr(study, '_check_sources', lambda *args: None)
   config = load_config('vtab', 'tiny')
   config.shared.weights = path
   message = r'config\.shared\.weights=PATH' if path is None else '/nowhere'
   with pytest.raises(ValueError, match=message):
-    study.study(config, tmp_path)
+    run(config, tmp_path)
   assert not list(tmp_path.glob('*_seed0'))
 
 
-@pytest.mark.parametrize(
-  'argument',
-  [
-    pytest.param('dsprites_orientation,kitti,seeds=1', marks=pytest.mark.slow),
-    pytest.param('seeds=1', marks=pytest.mark.slow),
-  ],
-)
-def test_tiny_study_runs(argument, tmp_path):
-  """On data of the true sizes and features; all tasks take a minute or two."""
-  config = load_config('vtab', f'{argument},size=224,tiny')
+@pytest.mark.slow
+def test_tiny_study_runs(compile_fast, tmp_path):  # noqa: F811
+  """On data with the sizes and features of all tasks."""
+  config = load_config('vtab', 'seeds=1,size=224,tiny')
   used = {run.data.source.name for run in config.runs.values()}
   for name in used:
     made_up.prepare(tmp_path / 'data', name, made_up.VTAB_SIZES[name])
   config.shared.weights = write_weights(tmp_path / 'tiny.npz')
   config.shared.data_dir = str(tmp_path / 'data')
   config.shared.model.dtype = 'float32'
-  (made,) = study.study(config, tmp_path / 'study')
+  (made,) = run(config, tmp_path / 'study')
   jax.clear_caches()
   tasks = [name.removesuffix('_seed0') for name in config.order]
   for task in tasks:
     assert 0 <= made[vtab.TASKS[task].title]['ours']['mean'] <= 1
-    records = study.study_runs.read_records(
-      tmp_path / 'study' / f'{task}_seed0'
-    )
+    records = read_records(tmp_path / 'study' / f'{task}_seed0')
     few = 243 if 'snorb' in task else 20
     assert records[-1]['test/num_examples'] == few
   mean = np.mean([made[vtab.TASKS[x].title]['ours']['mean'] for x in tasks])

@@ -681,8 +681,3 @@ def settings(value, where='config', note=''):
         yield from settings(inner, f'{where}.{field.name}', note)
   else:
     yield f'{where} = {value!r}{note}'
-
-
-def instantiate(settings, *args, **kwargs):
-  """Return the object of a dict with a target, with more arguments."""
-  return resolve({**_as_dict(settings), **kwargs})

@@ -1,15 +1,11 @@
-"""Optimizers, learning-rate schedules, and rules over parameter paths.
+"""Optimizers and learning-rate schedules.
 
-`Optimizer` wraps any optimizer rule in what a training run adds to it:
-
-    clip by global norm -> rule (Adam, SGD, ...) with decoupled decay
-      -> learning-rate multipliers and layer decay;   frozen leaves apart
-
-A rule is a function `(learning_rate, *, mask, ...) -> GradientTransformation`:
-`optax.adamw`, `optax.lion`, `sgd` of this file, or your own. The paper's Adam
-(section 4.1) is `optax.adamw`, whose weight decay is multiplied by the learning
-rate. big_vision's `wd` is multiplied by the shape of the schedule only: its
-1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here (wd = weight_decay * lr).
+An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
+transformation: `optax.adamw`, `optax.lion`, `sgd` of this file, or your own.
+`Optimizer` adds clipping, decay masks, frozen parameters and more. The paper's
+Adam (section 4.1) is `optax.adamw`, whose weight decay is multiplied by the
+learning rate. big_vision's `wd` is multiplied by the shape of the schedule
+only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
 """
 
 import dataclasses
@@ -45,9 +41,9 @@ def sgd(
     learning_rate: float or schedule.
     momentum: 0.9 in the paper.
     nesterov: False in the paper.
-    accumulator_dtype: 'bfloat16' as in the paper's released code, or None for
-      the dtype of the parameters. `optax.sgd` stores the momentum in that dtype
-      too, but also multiplies in it: in bfloat16 a momentum of 0.9 is 0.898.
+    accumulator_dtype: 'bfloat16' as in the paper's released code; None: that of
+      the parameters. `optax.sgd` would also multiply in that dtype, and in
+      bfloat16 a momentum of 0.9 is 0.898.
     weight_decay: coupled, i.e. added to the gradient (L2). BiT pre-trains with
       1e-4 and fine-tunes without.
     mask: tree of bools, True where weight decay applies.
@@ -86,9 +82,8 @@ class LayerDecay:
 
   Attributes:
     rate: e.g. 0.75.
-    head: path rule of the parameters that keep the full rate.
-    block: path rule of unrolled layers; its group is the index of the layer.
-    stacked: path rule of scanned layers, which get one factor per layer.
+    head, block, stacked: path rules of the parameters with factor 1, of
+      unrolled layers (the group is the index), and of scanned layers.
   """
 
   rate: float
@@ -98,9 +93,6 @@ class LayerDecay:
 
   def factors(self, params):
     """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
-
-    Args:
-      params: parameters, real or abstract.
 
     Raises:
       ValueError: no parameter belongs to a block.
@@ -132,24 +124,21 @@ class LayerDecay:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """The whole optimizer of a training run.
+  """The optimizer of a training run.
 
   Attributes:
-    rule: function (learning_rate, **arguments) -> optax transformation. It gets
-      `mask` if it has such a parameter. In a config, the `target`.
-    clip_norm: global norm that gradients are clipped to, without those of
-      frozen parameters. The paper clips at 1.0 in ImageNet pre-training and in
-      all fine-tuning.
+    rule: see the module. In a config, the `target` and the keys that are not
+      attributes here. It gets `mask` if it has such a parameter.
+    clip_norm: global norm that gradients are clipped to, frozen parameters not
+      counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
     decay_mask: path rules of the parameters with weight decay; kernels only, as
       in big_vision (the paper does not say).
-    freeze: path rules of parameters that are not trained. They take no
-      optimizer memory.
+    freeze: path rules of parameters that are not trained and take no memory.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
     layer_decay: layer-wise learning-rate decay, or None.
   """
 
-  # In a config: the `target`, with all keys that are not fields below.
   rule: Callable = dataclasses.field(metadata={'rest': True})
   clip_norm: float | None = None
   decay_mask: Sequence[str] = KERNELS
@@ -158,11 +147,7 @@ class Optimizer:
   layer_decay: LayerDecay | None = None
 
   def __call__(self, params, learning_rate):
-    """Return the optax.GradientTransformation for these parameters.
-
-    Args:
-      params: parameters, real or abstract.
-      learning_rate: float or schedule.
+    """Return the optax transformation for parameters, real or abstract.
 
     Raises:
       ValueError: a path rule that matches no parameter, or weight decay with a
@@ -234,10 +219,9 @@ DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
 class Schedule:
   """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
 
-  The decay runs from the end of warm-up to the end of training. Warm-up
-  multiplies it by min(1, step / warm-up steps), cooldown by min(1, steps left /
-  cooldown steps). The paper's released code and big_vision combine them in the
-  same way.
+  The decay runs from the end of warm-up to the end of training; warm-up
+  multiplies it by min(1, step / warm-up steps), as in the paper's released code
+  and big_vision.
 
   Attributes:
     lr: peak learning rate.
@@ -249,9 +233,8 @@ class Schedule:
     end_lr: final rate of 'linear' and 'cosine'. The paper's released code ends
       'linear' at 1e-5, big_vision at 0.
     timescale: of 'rsqrt', in steps.
-    milestones: of 'step': increasing fractions of the whole training, counted
-      from step 0 and not from the end of warm-up; (1/3, 2/3, 8/9) is epochs 30,
-      60 and 80 of 90.
+    milestones: of 'step': increasing fractions of the whole training, warm-up
+      included; (1/3, 2/3, 8/9) is epochs 30, 60 and 80 of 90.
     step_factor: of 'step'.
 
   Raises:
@@ -294,13 +277,10 @@ class Schedule:
       )
 
   def __call__(self, timeline):
-    """Return the function step -> float32 learning rate, which is traceable.
-
-    Args:
-      timeline: Timeline of the run.
+    """Return the traceable function step -> float32 learning rate.
 
     Raises:
-      ValueError: warm-up and cooldown are longer than the run.
+      ValueError: warm-up and cooldown are longer than the Timeline of the run.
     """
     total_steps = timeline.total_steps
     warmup_steps = timeline.steps(self.warmup) or 0

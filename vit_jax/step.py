@@ -1,7 +1,6 @@
-"""One training step, pure: train_step(state, batch) -> (state, metrics).
+"""One training step: a pure train_step(state, batch) -> (state, metrics).
 
-The model, the loss and the optimizer are objects that it is given. train.py
-has the story of a whole run around it.
+The loss and the optimizer are arguments. train.py tells the rest of a run.
 """
 
 import dataclasses
@@ -11,8 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-
-from vit_jax import sharding
 
 
 @functools.partial(
@@ -112,51 +109,4 @@ def init_state(rng, *, model, images, tx, ema=False):
     opt_state=tx(params).init(params),
     rng=train_rng,
     ema=jax.tree.map(jnp.copy, params) if ema else None,
-  )
-
-
-def make_step(
-  model,
-  *,
-  images,
-  loss_fn,
-  make_tx,
-  mesh,
-  rules=None,
-  accum_steps=1,
-  ema_decay=None,
-):
-  """Return the jitted initialisation and train step, and the state's shapes.
-
-  Args:
-    model: Flax module.
-    images: ShapeDtypeStruct of a batch of float images.
-    loss_fn: see `train_step`.
-    make_tx: function params -> optax transformation.
-    mesh: its devices may be described only, to compile for them.
-    rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, ema_decay: see `train_step`.
-
-  Returns:
-    (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
-    shardings; and `train_step`, which donates the state that it is given.
-  """
-  init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
-  )
-  abstract_state = jax.eval_shape(init, jax.random.key(0))
-  rules = sharding.rules_for(mesh) if rules is None else rules
-  shardings = sharding.infer(abstract_state, rules, mesh)
-  step_fn = functools.partial(
-    train_step,
-    loss_fn=loss_fn,
-    tx=make_tx(abstract_state.params),
-    accum_steps=accum_steps,
-    ema_decay=ema_decay,
-  )
-  outputs = (shardings, sharding.replicated(mesh))
-  return (
-    jax.jit(init, out_shardings=shardings),
-    sharding.annotate(abstract_state, shardings),
-    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
   )

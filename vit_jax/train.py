@@ -25,14 +25,16 @@ from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
 from vit_jax.sharding import (
   MeshSizes,
+  annotate,
   check_batch_size,
+  infer,
   put_batch,
+  replicated,
+  rules_for,
   this_process,
 )
 from vit_jax.step import TrainState as TrainState
-from vit_jax.step import init_state as init_state
-from vit_jax.step import make_step
-from vit_jax.step import train_step as train_step
+from vit_jax.step import init_state, train_step
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 
@@ -213,7 +215,7 @@ def train(
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == total_steps, stop.requested(step)
+      last, stopping = step == total_steps, stop.requested()
       due = {
         name: evaluator
         for name, evaluator in evaluators.items()
@@ -243,6 +245,53 @@ def run_evaluators(evaluators, step, params, monitor):
   if results:
     monitor.write(step, results)
   return results
+
+
+def make_step(
+  model,
+  *,
+  images,
+  loss_fn,
+  make_tx,
+  mesh,
+  rules=None,
+  accum_steps=1,
+  ema_decay=None,
+):
+  """Return the jitted initialisation and train step, and the state's shapes.
+
+  Args:
+    model: Flax module.
+    images: ShapeDtypeStruct of a batch of float images.
+    loss_fn: see `train_step`.
+    make_tx: function params -> optax transformation.
+    mesh: its devices may be described only, to compile for them.
+    rules: sharding rules; None for `sharding.rules_for(mesh)`.
+    accum_steps, ema_decay: see `train_step`.
+
+  Returns:
+    (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
+    shardings; and `train_step`, which donates the state that it is given.
+  """
+  init = functools.partial(
+    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
+  )
+  abstract_state = jax.eval_shape(init, jax.random.key(0))
+  rules = rules_for(mesh) if rules is None else rules
+  shardings = infer(abstract_state, rules, mesh)
+  step_fn = functools.partial(
+    train_step,
+    loss_fn=loss_fn,
+    tx=make_tx(abstract_state.params),
+    accum_steps=accum_steps,
+    ema_decay=ema_decay,
+  )
+  outputs = (shardings, replicated(mesh))
+  return (
+    jax.jit(init, out_shardings=shardings),
+    annotate(abstract_state, shardings),
+    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+  )
 
 
 def open_evaluators(

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+from absl.testing import flagsaver
 
 from vit_jax import config as configs
+from vit_jax import main as program
+from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import report, search, step, table
 from vit_jax.tools.compile.costs import costs, num_products
 
@@ -183,6 +187,14 @@ def test_a_scan_has_the_flops_of_its_rounds():
   compiled = jax.jit(fn).lower(*shapes).compile()
   found = costs(compiled.as_text())
   assert (found.repeated_flops, found.unknown_loops) == (4 * 2 * 4 * 8 * 8, 0)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 def make_config(**changes):
@@ -378,22 +390,54 @@ def test_the_committed_page_is_made_of_its_data():
   assert {'B/16', 'L/16'} <= {row['model'] for row in rows}
 
 
-def run(*args):
-  return subprocess.run(
-    [sys.executable, '-m', 'vit_jax.tools.compile', *args],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-
-
 CONFIG = '--config=configs/pretrain_imagenet.py:B/16,tiny'
+
+
+def test_command(monkeypatch, tmp_path, capsys):
+  def measure(config, devices, **options):
+    assert config.ema_decay == 0.9 and config.model.depth == 1
+    assert options == {'image_shape': (8, 8, 3), 'num_classes': 10}
+    operations = [['block_*/mlp', 'fusion', 2_000_000]]
+    about = {'mesh': '1 device', 'device_kind': 'cpu', 'operations': operations}
+    return about | {'batch_size': 16, 'fits': True, 'spare_gib': 1.5}
+
+  monkeypatch.setattr(step, 'measure', measure)
+  file = tmp_path / 'configs' / 'tiny.py'
+  file.parent.mkdir()
+  file.write_text("""
+from ml_collections import ConfigDict
+def get_config(name):
+  return ConfigDict({'model': {'name': name, 'depth': 2}})
+""")
+  command = [
+    'compile',
+    f'--config={file}:B/16',
+    '--topology=local',
+    '--config.ema_decay=0.9',
+    '--config.model.depth=1',
+    '--image_size=8',
+    '--num_classes=10',
+    '--operations=1',
+    f'--json={tmp_path}/row.json',
+    f'--csv={tmp_path}/row.csv',
+  ]
+  with flagsaver.flagsaver():
+    command_line.main(program.parse_flags(command))
+  shown = capsys.readouterr().out
+  assert 'yes, 1.5 left' in shown and 'block_*/mlp: fusion' in shown
+  (row,) = json.loads((tmp_path / 'row.json').read_text())
+  changes = 'ema_decay=0.9 model.depth=1 image_size=8 num_classes=10'
+  assert row['config'] == f'tiny.py:B/16 {changes}'
+  assert 'batch_size' in (tmp_path / 'row.csv').read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_LIBTPU, reason='libtpu is installed')
 def test_without_the_compiler():
-  done = run(CONFIG, '--topology=v5e:2x2')
+  command = [sys.executable, '-m', 'vit_jax.tools.compile', CONFIG]
+  done = subprocess.run(
+    [*command, '--topology=v5e:2x2'], cwd=ROOT, capture_output=True, text=True
+  )
   assert done.returncode == 1
   assert "pip install -e '.[tpu]'" in done.stderr
   assert 'Traceback' not in done.stderr
@@ -401,34 +445,21 @@ def test_without_the_compiler():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
-def test_tpu(tmp_path):
-  done = run(CONFIG, '--topology=v5e:99x99x99')
-  assert done.returncode == 1
-  assert 'v5e:16x16' in done.stderr and 'Traceback' not in done.stderr
-  file = tmp_path / 'row.json'
-  done = run(
-    *(CONFIG, '--topology=v5e:2x2', '--num_classes=10', f'--json={file}'),
-    '--config.model.scan=True',
-  )
-  assert done.returncode == 0, done.stderr
-  assert 'estimates' in done.stdout
-  (row,) = json.loads(file.read_text())
-  assert row['fits'] and row['devices'] == 4 and row['unknown_loops'] == 0
-  assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
-  assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
-  assert row['collectives_mb']['all-reduce'] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
-def test_the_compilers_own_printout_costs_the_same():
-  """Which is read where jaxlib cannot read what the compiler made."""
+def test_tpu():
+  """In a process of its own: only one can use libtpu."""
   code = """
 import jax
 import jax.numpy as jnp
+import pytest
+from vit_jax import config
 from vit_jax.tools.compile import step
 from vit_jax.tools.compile.costs import costs
 
+with pytest.raises(ValueError, match='v5e:16x16'):
+  step.find_devices('v5e:99x99x99')
+devices = step.find_devices('v5e:2x2')
+
+# The compiler's own printout, for programs that jaxlib cannot print.
 class Refused:
   def as_text(self):
     raise jax.errors.JaxRuntimeError('no')
@@ -436,19 +467,28 @@ class Refused:
 def f(x, w):
   return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].sum()
 
-(device, *_) = step.find_devices('v5e:2x2')
-here = jax.sharding.SingleDeviceSharding(device)
+here = jax.sharding.SingleDeviceSharding(devices[0])
 x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
 w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
 lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
-texts = [
-  step.read_hlo(lowered, compiled)
-  for compiled in (lowered.compile(), Refused())
-]
+compiled = lowered.compile()
+texts = [step.read_hlo(lowered, c) for c in (compiled, Refused())]
 first, second = map(costs, texts)
 assert first.cycles > 0 and first == second, (first, second)
+
+training = config.load('configs/pretrain_imagenet.py:B/16,tiny')
+config.override(training, ['model.scan=True'])
+row = step.measure(training, devices, num_classes=10)
+assert row['fits'] and row['devices'] == 4 and row['unknown_loops'] == 0
+assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
+assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
+assert row['collectives_mb']['all-reduce'] > 0
 """
   done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
   )
   assert done.returncode == 0, done.stderr

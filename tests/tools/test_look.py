@@ -1,5 +1,7 @@
 """Numbers of the tool, compared with numpy on the model's q and k."""
 
+import dataclasses
+import functools
 import pathlib
 import sys
 
@@ -12,30 +14,43 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
 from vit_jax import tree
+from vit_jax.models.axial import AxialViT
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken
-from vit_jax.models.posemb import Relative
-from vit_jax.models.resnet import ResNet
+from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
+from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.look import arrays, figures
 from vit_jax.tools.look.__main__ import main
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import formats
 
+SIZES = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+VIT = functools.partial(
+  VisionTransformer, **SIZES, embedding=PatchEmbedding(4), num_classes=6
+)
 SHAPE = (8, 12, 3)
-FIELDS = {'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
-FIELDS |= {'patch_size': 4, 'num_classes': 6}
-HYBRID = {'patch_size': 1, 'resnet_stages': ()}  # a cell is 4 pixels
+ROOT = Hybrid(patch_size=1, stages=())  # a cell is 4 pixels
 MIXER = MlpMixer(
-  **{'width': 8, 'depth': 1, 'tokens_mlp_dim': 8, 'channels_mlp_dim': 8},
+  width=8,
+  depth=1,
+  tokens_mlp_dim=8,
+  channels_mlp_dim=8,
   embedding=PatchEmbedding(4),
 )
 RESNET = ResNet(stages=(1,))
 
 
-def make_weights(model=None, shape=SHAPE, **fields):
-  model = model or bundle.from_fields(VisionTransformer, **FIELDS | fields)
+def make_weights(model=VIT(), shape=SHAPE):
   return random_weights(model, shape, origin='tiny')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.fixture(scope='module')
@@ -101,21 +116,23 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
 
 
 @pytest.mark.parametrize(
-  'fields, prefix, query',
+  'model, prefix, query',
   [
-    ({'num_registers': 2, 'posemb': 'relative'}, 3, None),
-    (
-      {'pooling': 'gap', 'class_token': True, 'posemb': 'sincos2d'},
+    (VIT(posemb=Relative(), pooling=ClassToken(num_registers=2)), 3, None),
+    pytest.param(
+      VIT(posemb=SinCos2d(), pooling=Mean(class_token=True)),
       1,
       None,
+      marks=pytest.mark.slow,
     ),
-    pytest.param(HYBRID, 1, (1, 2), marks=pytest.mark.slow),
+    pytest.param(VIT(embedding=ROOT), 1, (1, 2), marks=pytest.mark.slow),
   ],
-  ids=['registers-relative', 'gap', 'hybrid-query'],
+  ids=['registers-relative', 'mean', 'hybrid-query'],
 )
-def test_look(fields, prefix, query, paths):
-  weights = make_weights(**fields)
-  assert arrays.geometry(weights) == ((2, 3), (4, 4), prefix)
+def test_look(model, prefix, query, paths):
+  weights = make_weights(model)
+  layout = arrays.layout(weights)
+  assert (layout.grid, layout.prefix) == ((2, 3), prefix)
   looks = list(arrays.look_at(weights, paths[:2], query=query))
   assert [look['path'] for look in looks] == paths[:2]
   recorded = record(weights, paths[:2])
@@ -134,7 +151,7 @@ def test_look(fields, prefix, query, paths):
 def test_look_with_a_map_head_and_scan(paths):
   looks = {}
   for scan in (False, True):
-    weights = make_weights(pooling='map', scan=scan)
+    weights = make_weights(VIT(pooling=Map(), scan=scan))
     (looks[scan],) = arrays.look_at(weights, paths[:1])
   assert looks[True].keys() == looks[False].keys()
   for name, value in looks[True].items():
@@ -157,19 +174,47 @@ def test_query_that_is_no_patch(paths):
   ],
 )
 def test_models_without_attention(model, figure, message, paths):
-  weights = make_weights(model, (32, 32, 3) if model is RESNET else (8, 8, 3))
+  weights = make_weights(model, (32, 32, 3))
   with pytest.raises(ValueError, match=message):
     arrays.look_at(weights, paths, figures=[figure])
 
 
 def test_weights_that_lack_what_is_shown():
   with pytest.raises(ValueError, match=r'draw filters: .*feature maps'):
-    arrays.filters(make_weights(**HYBRID))
-  with pytest.raises(ValueError, match=r'draw positions: .*posemb=None'):
-    arrays.positions(make_weights(posemb='none'))
+    arrays.filters(make_weights(VIT(embedding=ROOT)))
+  with pytest.raises(ValueError, match=r'draw positions: .*no position'):
+    arrays.positions(make_weights(VIT(posemb=None)))
   with pytest.raises(ValueError, match=r'draw positions: .*no position'):
     arrays.positions(make_weights(MIXER, (8, 8, 3)))
   assert len(arrays.filters(make_weights(MIXER, (8, 8, 3)), 5)[0]) == 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(PositionEmbedding):
+  """Position embeddings from outside the package."""
+
+  def table(self, params, grid, width):
+    return np.eye(grid[0] * grid[1], width).reshape(*grid, width)
+
+
+def test_positions_that_can_be_drawn():
+  similarity = arrays.positions(make_weights(VIT(posemb=Diagonal())))
+  np.testing.assert_array_equal(similarity.reshape(6, 6), np.eye(6))
+  axial = AxialViT(**SIZES, embedding=PatchEmbedding(4), num_classes=6)
+  obstacles = {
+    'layers': arrays.obstacles(make_weights(VIT(posemb=Learned(at='layers')))),
+    'shared': arrays.obstacles(
+      make_weights(VIT(posemb=Learned(at='layers_shared')))
+    ),
+    'relative': arrays.obstacles(make_weights(VIT(posemb=Relative()))),
+    'axial': arrays.obstacles(make_weights(axial)),
+  }
+  assert {name: list(found) for name, found in obstacles.items()} == {
+    'layers': ['positions'],
+    'shared': [],
+    'relative': ['positions'],
+    'axial': list(arrays.OF_IMAGES),
+  }
 
 
 def call(*args):

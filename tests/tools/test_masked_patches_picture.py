@@ -1,54 +1,87 @@
 """The picture of masked patch prediction, and its numbers."""
 
-import ml_collections
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import pretrained, train
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
+from vit_jax import pretrained, tree, workdirs
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
+from vit_jax.step import TrainState
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
 
-pytestmark = pytest.mark.slow  # the fixture trains
+pytestmark = pytest.mark.slow
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
   'target': 'vit_jax.data.embedded.digits.Synthetic',
-  **{'image_size': (8, 12), 'num_classes': 9999, 'num_examples': 20},
+  'image_size': (8, 12),
+  'num_classes': 9999,  # more than the model has outputs
+  'num_examples': 20,
 }
-MODEL = {
-  'target': 'vit_jax.models.vit.VisionTransformer',
-  **{'width': 8, 'depth': 1, 'mlp_dim': 8, 'num_heads': 2, 'patch_size': 4},
-  **{'pooling': 'none', 'class_token': True, 'mask_token': True},
-  'num_classes': 4 * 512,
-}
+MODEL = VisionTransformer(
+  width=8,
+  depth=1,
+  mlp_dim=8,
+  num_heads=2,
+  embedding=PatchEmbedding(4, mask_token=True),
+  pooling=NoPooling(class_token=True),
+  num_classes=4 * 512,
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """A run of two steps; its labels are more than the model has outputs."""
+  """The workdir of a run, without the run."""
   path = tmp_path_factory.mktemp('run')
-  config = {
-    'run': 'vit_jax.train.train',
-    'total_steps': 2,
-    'model': MODEL,
-    'data': {'source': SOURCE, 'batch_size': 8, 'labels': False},
-    'objective': {
-      'target': 'vit_jax.objectives.masked_patches.masked_patches',
-      **TASK,
-    },
-    'optimizer': {'target': 'vit_jax.optim.adam'},
-    'schedule': {'lr': 0.1},
-    'evals': {
-      'val': {
-        'target': 'vit_jax.evals.masked_patches.MaskedPatches',
-        'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
-        **TASK,
-      }
-    },
+  weights = random_weights(MODEL, (8, 12, 3))
+  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
+  checkpointer = Checkpointer(path)
+  state = TrainState(jnp.int32(1), params, (), jax.random.key(0))
+  checkpointer.save(1, state, {})
+  checkpointer.close()
+  workdirs.record_model(
+    path,
+    model=MODEL,
+    preprocess=weights.preprocess,
+    transforms=None,
+    image_shape=weights.image_shape,
+    class_names=None,
+    activation='softmax',
+  )
+  evaluator = {
+    'target': 'vit_jax.evals.masked_patches.MaskedPatches',
+    'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
+    'task': TASK,
   }
-  train.train(ml_collections.ConfigDict(config), path)
+  objective = 'vit_jax.objectives.masked_patches.masked_patches'
+  config = {
+    'objective': {'target': objective, 'task': TASK},
+    'data': {'source': SOURCE, 'batch_size': 8, 'labels': False},
+    'evals': {'val': evaluator},
+  }
+  (path / 'config.json').write_text(json.dumps(config))
   return path
 
 
@@ -58,7 +91,7 @@ def run(workdir, output, *more):
   return dict(np.load(output.with_suffix('.npz')))
 
 
-def test_of_the_runs_own_data(workdir, tmp_path, capsys):
+def test_images_of_the_run(workdir, tmp_path, capsys):
   found = run(workdir, tmp_path / 'a.png', '--examples=3')
   assert 'loss of 3 images' in capsys.readouterr().out
   with Image.open(tmp_path / 'a.png') as picture:
@@ -85,7 +118,7 @@ def test_of_the_runs_own_data(workdir, tmp_path, capsys):
   assert (cut['predicted'] % 32 == 16)[corrupted].all()
 
 
-def test_of_pictures(workdir, tmp_path):
+def test_other_images(workdir, tmp_path):
   image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / 'x.png')
   # The run has no transforms of its own, so that the default ones apply.
@@ -107,7 +140,7 @@ def test_errors(workdir, tmp_path):
 
 def test_weights_for_others(workdir, tmp_path):
   """The mask vector is left out where the model is to have none."""
-  message = r'mask_token is True.*npz cannot hold it.*--set pooling=token'
+  message = r'npz cannot hold mask_token=True.*--set pooling=token'
   with pytest.raises(ValueError, match=message):
     formats.write(formats.read(workdir), tmp_path / 'x.npz', 'npz')
   model, params = pretrained.load(

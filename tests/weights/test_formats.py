@@ -313,29 +313,6 @@ def made_up(params=None, *, name='B/16', image=(224, 224, 3), **fields):
   return bundle.Weights(model, params or {'embedding/kernel': 0}, image)
 
 
-def test_what_can_be_drawn_of_them():
-  shown = {
-    'all': made_up(),
-    'overlap': made_up(patch_stride=8),
-    'relative': made_up(posemb='relative'),
-    'layers': made_up(posemb_at='layers'),
-    'shared': made_up(posemb_at='layers_shared'),
-    'axial': made_up(name='Axial-B/16'),
-  }
-  obstacles = {k: set(look.obstacles(v)) for k, v in shown.items()}
-  images = {'maps', 'rollout', 'distance'}
-  assert obstacles == {
-    'all': set(),
-    'overlap': set(),
-    'relative': {'positions'},
-    'layers': {'positions'},
-    'shared': set(),
-    'axial': {*images, 'positions'},
-  }
-  assert look.geometry(shown['overlap']) == ((27, 27), (8, 8), 1)
-  assert look.geometry(shown['all']) == ((14, 14), (16, 16), 1)
-
-
 def test_similarity_of_learned2d_positions():
   rng = np.random.default_rng(0)
   x, y = rng.standard_normal((2, 3, 4)).astype('f')

@@ -23,9 +23,8 @@ from vit_jax import config as configs
 from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.durations import Timeline
-from vit_jax.step import make_step
 from vit_jax.tools.compile import report
-from vit_jax.train import train, with_num_classes
+from vit_jax.train import make_step, train, with_num_classes
 
 TOPOLOGIES = (  # examples
   'v2:4x4',
@@ -117,7 +116,13 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
   image_shape = image_shape or find_image_shape(run.data['transforms'])
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
-  model = _model(run.model, num_classes, devices[0])
+  if num_classes is None and getattr(run.model, 'num_classes', None) is None:
+    raise ValueError(
+      'The config leaves model.num_classes to the data, which is not opened. '
+      'Add --num_classes=N, such as 1000.'
+    )
+  classes = types.SimpleNamespace(num_classes=num_classes)
+  model = with_num_classes(run.model, classes)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   # The number of examples is not known, and changes no shape.
   timeline = Timeline(batch_size, 100_000 * batch_size)
@@ -275,24 +280,6 @@ def versions(topology):
   """Return {package: version} of the compiler's packages."""
   packages = ('jax',) if topology == 'local' else ('jax', 'libtpu')
   return {name: importlib.metadata.version(name) for name in packages}
-
-
-def _model(model, num_classes, device):
-  """Return the model with `num_classes`, and attention as on the device."""
-  if num_classes is None and getattr(model, 'num_classes', None) is None:
-    raise ValueError(
-      'The config leaves model.num_classes to the data, which is not opened. '
-      'Add --num_classes=N, such as 1000.'
-    )
-  model = with_num_classes(
-    model, types.SimpleNamespace(num_classes=num_classes)
-  )
-  # 'auto' asks for the devices of this machine.
-  elsewhere = device.platform == 'tpu' and jax.default_backend() != 'tpu'
-  if elsewhere and getattr(model, 'attention', None) == 'auto':
-    implementation = 'einsum' if model.block.attention_dropout else 'xla'
-    model = model.clone(attention=implementation)
-  return model
 
 
 def _bytes_on_a_device(x):

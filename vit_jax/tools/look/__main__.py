@@ -94,9 +94,13 @@ def parser():
     action='store_true',
     help="draw images at the model's size, not at a finer one",
   )
-  add('--num_maps', type=count, default=4, metavar='N', help='images (4)')
-  add('--per_sheet', type=count, default=50, metavar='N', help='images (50)')
-  add('--num_filters', type=count, default=28, metavar='N', help='(28)')
+  for name, default, what in (
+    ('--num_maps', 4, 'images with attention maps'),
+    ('--per_sheet', 50, 'images on a sheet of rollout'),
+    ('--num_filters', 28, 'principal components'),
+  ):
+    help = f'{what} ({default})'
+    add(name, type=count, default=default, metavar='N', help=help)
   return parser
 
 

@@ -9,8 +9,6 @@ from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.posemb import Relative
-from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import predict
 
 OF_IMAGES = ('maps', 'rollout', 'distance')
@@ -18,41 +16,34 @@ FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
 def obstacles(weights):
-  """Return {figure: reason} of the figures that cannot be drawn."""
+  """Return {figure: reason} of the figures that cannot be drawn.
+
+  Any model with the attributes `embedding`, `posemb` and `pooling` of
+  VisionTransformer, whose blocks record queries and keys, has all figures.
+  """
   model, found = weights.model, {}
-  posemb = getattr(model, 'posemb', None)
+  embedding = getattr(model, 'embedding', None)
   if isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
-    found |= dict.fromkeys((*OF_IMAGES, 'positions'), reason)
-  elif not isinstance(model, VisionTransformer):
+    found |= dict.fromkeys(OF_IMAGES, reason)
+  elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
     found |= dict.fromkeys(OF_IMAGES, reason)
+  if getattr(model, 'posemb', None) is None:
     found['positions'] = 'the model has no position embeddings'
-  elif posemb is None:
-    found['positions'] = 'the model has no position embeddings (posemb=None)'
-  elif isinstance(posemb, Relative):
-    found['positions'] = 'positions are those of pairs of patches (relative)'
-  elif getattr(posemb, 'at', None) == 'layers':
-    found['positions'] = 'each layer has position embeddings of its own'
-  if 'resnet/root/conv/kernel' in weights.params:
-    found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
-  elif 'embedding/kernel' not in weights.params:
+  elif _positions(weights) is None:
+    found['positions'] = 'they are relative, or each layer has its own'
+  if 'embedding/kernel' not in weights.params:
     found['filters'] = 'the model has no patch embedding (embedding/kernel)'
+  elif embedding.reduction > 1:
+    found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
   return found
 
 
-def geometry(weights):
-  """Return (grid (gh, gw), patch (height, width), number of prefix tokens).
-
-  The patch of a hybrid is a cell of its feature map, in pixels of the image.
-  """
+def layout(weights):
+  """Return the Layout of the tokens for images of the weights' size."""
   model = weights.model
-  grid = model.embedding.grid(weights.image_shape)
-  return (
-    grid,
-    model.embedding.pixels_per_token,
-    model.pooling.layout(grid).prefix,
-  )
+  return model.pooling.layout(model.embedding.grid(weights.image_shape))
 
 
 def filters(weights, count=28):
@@ -64,15 +55,27 @@ def filters(weights, count=28):
 def positions(weights):
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
-  model, grid = weights.model, geometry(weights)[0]
-  table = model.posemb.table(weights.params, grid, model.width)
-  return embeddings.position_similarity(table)
+  return embeddings.position_similarity(_positions(weights))
+
+
+def _positions(weights):
+  model = weights.model
+  grid = model.embedding.grid(weights.image_shape)
+  return model.posemb.table(weights.params, grid, model.width)
+
+
+def cell_distances(weights):
+  """Return the distances [P, P] between patches, in pixels.
+
+  The patch of a hybrid is a cell of its feature map.
+  """
+  pixels = weights.model.embedding.pixels_per_token
+  return attention.cell_distances(layout(weights).grid, pixels)
 
 
 def uniform_distance(weights):
   """Return the mean distance, in pixels, of a head with uniform attention."""
-  grid, cell, _ = geometry(weights)
-  return float(np.mean(attention.cell_distances(grid, cell)))
+  return float(np.mean(cell_distances(weights)))
 
 
 def look_at(
@@ -116,7 +119,7 @@ def look_at(
   one_of('residual', residual, attention.RESIDUALS)
   one_of('prefix', prefix, attention.PREFIXES)
   one_of('on_error', on_error, ('raise', 'skip'))
-  grid = geometry(weights)[0]
+  grid = layout(weights).grid
   if query and not all(0 <= at < size for at, size in zip(query, grid)):
     raise ValueError(
       f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
@@ -132,15 +135,14 @@ def look_at(
 
 def _forward(weights, model, figures, query, rollout, distance):
   """Return (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
-  preprocess = weights.preprocess
-  grid, cell, num_prefix = geometry(weights)
-  distances = attention.cell_distances(grid, cell)
-  layout = model.pooling.layout(grid)
+  preprocess, tokens = weights.preprocess, layout(weights)
+  distances = cell_distances(weights)
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
-    patches = rows[..., num_prefix:].reshape(*rows.shape[:-1], *grid)
-    return {name: patches, f'{name}_prefix': rows[..., :num_prefix]}
+    patches = rows[..., tokens.prefix :]
+    patches = patches.reshape(*rows.shape[:-1], *tokens.grid)
+    return {name: patches, f'{name}_prefix': rows[..., : tokens.prefix]}
 
   def forward(params, images):
     _, recorded = model.apply(
@@ -152,12 +154,11 @@ def _forward(weights, model, figures, query, rollout, distance):
     )
     recorded = recorded['intermediates']
     layers = attention.recorded(recorded)
-    tokens = layers[0].shape[2]
     if query is None:
-      start = model.pooling.token_weights(layout, recorded)
+      start = model.pooling.token_weights(tokens, recorded)
     else:
-      at = num_prefix + query[0] * grid[1] + query[1]
-      start = jax.nn.one_hot(at, tokens).reshape(1, 1, tokens)
+      at = tokens.prefix + query[0] * tokens.grid[1] + query[1]
+      start = jax.nn.one_hot(at, tokens.num_tokens)[None, None]
     out = {}
     if 'maps' in figures:
       maps = attention.per_layer(

@@ -122,10 +122,9 @@ class Figures:
     shape = self._weights.image_shape
     factor = max(1, -(-px // min(shape[:2])))
     finer = [side * factor for side in shape[:2]]
-    transforms = pretrained.scale(self._weights.transforms, shape, finer)
     loaded = image_files.load(
       [look['path'] for look in looks],
-      transforms,
+      pretrained.scale(self._weights.transforms, shape, finer),
       channels=shape[2],
       ahead=8,
     )

@@ -1,0 +1,87 @@
+"""Arguments with which the tests load each config; 'default' is none."""
+
+_ARGUMENTS = {
+  'ablations': """
+    positions pooling head axial optimizer overlap
+    positions,name=my_set,classes=0,epochs=3 optimizer,seeds=2,grid
+    positions,tiny pooling,tiny head,tiny axial,tiny optimizer,tiny
+    overlap,tiny shape,tiny positions,embedded,steps=300,seeds=3
+  """,
+  'evaluate': """
+    folder tfds folder,fewshot tfds,fewshot,size=384
+    tfds,accuracy,knn,logistic,probe
+  """,
+  'evaluate_imagenet': """
+    default val,real,size=384,resize v2,topimages a,r,bootstrap
+  """,
+  'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic,probe',
+  'finetune': """
+    imagenet imagenet,L/16,polyak imagenet,H/14,polyak imagenet,dev,lr=.06
+    cifar10,B/32 cifar100,L/32,resize pets,dev,resize_small
+    flowers,S/16,size=224,resize folder,Ti/16,epochs=20 folder,S/32
+    imagenet,R50+B/16,lr=.06 imagenet,R50+B/32 pets,R50+L/16 cifar100,R50+L/32
+    flowers,R26+S/32,size=224 cifar10,R26+B/32 cifar10,R+Ti/16
+    imagenet,R50x1,bit imagenet,R152x2,bit,postact,size=480
+    cifar100,R101x3,bit,dev pets,R50x3 folder,R101x1,bit
+    folder,R50x2,bit,epochs=20 imagenet,R152x1,bit imagenet,R152x4,polyak
+    cifar10,R200x3 cifar10,Mixer-B/16 imagenet,Mixer-B/32 flowers,Mixer-L/16
+    imagenet,tiny cifar10,tiny cifar100,tiny pets,tiny flowers,tiny folder,tiny
+  """,
+  'masked_patches': """
+    B/16 B/32 S/16 S/32 L/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
+    B/16,name=my_set,steps=100000 B/16,imagenet B/16,imagenet,folder B/16,tiny
+    B/16,imagenet,downsampled,tiny B/32,imagenet,pixels,tiny
+  """,
+  'masked_patches_embedded': """
+    default mean_colour,ratio=0.15 fractals,pixels tiny
+    fractals,mean_colour,steps=6,tiny
+  """,
+  'pretrain_bit': """
+    imagenet,R50x1 imagenet,R50x3 imagenet,R101x1 imagenet,R101x3
+    imagenet,R152x2 imagenet,R152x4 imagenet21k,R50x1 imagenet21k,R152x4
+    imagenet,R50x1,postact imagenet,R50x1,folder,epochs=30 imagenet,R50x1,tiny
+    imagenet21k,R152x2,tiny
+  """,
+  'pretrain_imagenet': """
+    B/16 B/32 L/16 L/32 H/14 B/16,epochs=90 B/16,folder B/16,tiny
+  """,
+  'pretrain_imagenet21k': """
+    L/16 L/32 B/16 B/32 L/16,epochs=30 L/32,epochs=30 L/16,fsdp,tensor=2
+    B/16,tiny
+  """,
+  'pretrain_jft': """
+    L/16 L/32 B/16 B/32 H/14 R50+B/16 R50+B/32 R50+L/16 R50+L/32 R50x1 R50x2
+    R101x1 R152x1 R152x2 G/14 R200x3,lr=5e-4 L/16,epochs=7 R152x2,epochs=14
+    R50x1,sgd R152x2,sgd,postact B/16,name=my_set,classes=0 H/14,fsdp
+    H/14,fsdp,tensor=2 L/16,tensor=2 G/14,fsdp,classes=29593
+    G/14,epochs=3,fsdp,tensor=2 B/16,tiny G/14,fsdp,tensor=2,tiny R50+L/32,tiny
+    R101x1,sgd,tiny
+  """,
+  'pretrain_s16_better_plain': 'default epochs=150 epochs=300 folder tiny',
+  'quickstart': 'default tiny',
+  'scaling_compute': """
+    default r200_lr=5e-4,seeds=3 B/32,R50x1,R50+B/32,grid,real
+    name=my_set,classes=0,L/16,H/14 tiny B/32,R50x1,tiny
+  """,
+  'scaling_data': """
+    default name=my_set,classes=0,images=5000000,sizes=500k+1M+all,B/32,R50x1
+    fig3 fig3,B/16,H/14,R50x1,seeds=3,grid tiny B/32,sizes=9M+all,tiny
+    fig3,tiny
+  """,
+  'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
+  'scaling_shape': 'default depth,lr=3e-4,epochs=14 tiny patch,all,tiny',
+  'transfer': """
+    default imagenet,L/16,jft,polyak H/14,cifar10,pets,seeds=1
+    R50x1,jft,flowers,bit R50+B/16,jft,imagenet,size=224,resize tiny
+    R50x1,pets,bit,tiny
+  """,
+  'vtab': """
+    default L/16,sweep,seeds=1 H/14,natural,kitti
+    R50x1,specialized,size=224,postact Mixer-B/16,structured tiny
+    seeds=1,sweep,dtd,clevr_count,tiny
+  """,
+}
+VARIANTS = {
+  name: tuple(x.replace('default', '') for x in text.split())
+  for name, text in _ARGUMENTS.items()
+}

@@ -1,0 +1,421 @@
+"""Each row of "Adding to it" in the README, done from a package outside.
+
+The package `mine` has one of each part. Two models train with it: a module of
+its own, and a VisionTransformer with its position embedding and pooling.
+"""
+
+import importlib
+import json
+import pathlib
+import re
+import sys
+
+import cv2
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import config, metrics, pretrained, tree
+from vit_jax.tools import convert, predict
+from vit_jax.tools.look import __main__ as look
+from vit_jax.weights import bundle, formats, keymap
+
+README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
+
+MINE = '''
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax.data.pipeline import Data
+from vit_jax.models import pooling, posemb
+from vit_jax.weights.keymap import linear
+
+class Net(nn.Module):
+  """Model: a linear map of the pixels and a head."""
+
+  width: int
+  num_classes: int | None = None
+
+  @nn.compact
+  def __call__(self, images, *, train=False):
+    x = images.reshape(images.shape[0], -1)
+    x = nn.relu(nn.Dense(self.width, name='pixels')(x))
+    return nn.Dense(self.num_classes, name='head')(x)
+
+class Squares:
+  """Data set: dark and light squares."""
+
+  num_classes = 2
+  class_names = ('dark', 'light')
+
+  def __init__(self, size=8):
+    self.size = size
+
+  def __len__(self):
+    return 16
+
+  def __getitem__(self, i):
+    image = np.full((self.size, self.size, 3), 50 + 100 * (i % 2) + i)
+    return {'image': image.astype(np.uint8), 'label': i % 2}
+
+  def describe(self, i):
+    return f'square {i}'
+
+class Join:
+  """Data set that wraps data sets."""
+
+  num_classes = 2
+  class_names = ('dark', 'light')
+
+  def __init__(self, sources):
+    self.sources = sources
+
+  def __len__(self):
+    return sum(map(len, self.sources))
+
+  def _find(self, i):
+    for source in self.sources:
+      if i < len(source):
+        return source, i
+      i -= len(source)
+
+  def __getitem__(self, i):
+    source, i = self._find(i)
+    return source[i]
+
+  def describe(self, i):
+    source, i = self._find(i)
+    return source.describe(i)
+
+@dataclasses.dataclass(frozen=True)
+class Crop:
+  """Transform: the upper left corner."""
+
+  size: int
+
+  def __call__(self, image, rng):
+    return image[: self.size, : self.size]
+
+@dataclasses.dataclass(frozen=True)
+class Sometimes:
+  """Transform that wraps a transform."""
+
+  transform: object
+  probability: float = 1.0
+
+  def __call__(self, image, rng):
+    apply = rng.random() < self.probability
+    return self.transform(image, rng) if apply else image
+
+class Largest:
+  """Evaluator: the largest logit."""
+
+  def __init__(self, model, *, preprocess, mesh, data: Data):
+    self.apply = jax.jit(
+      lambda params, images: model.apply({'params': params}, preprocess(images))
+    )
+    self.data = data
+
+  def run(self, params):
+    largest = -np.inf
+    with jax.transfer_guard('allow'):
+      for batch in self.data.eval_batches():
+        logits = self.apply(params, batch['image'])
+        largest = max(largest, float(logits.max()))
+    return {'logit': largest}
+
+def scaled(model, *, preprocess, objective, factor):
+  """Objective that wraps an objective."""
+  inner = objective(model, preprocess=preprocess)
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    loss, metrics = inner(params, batch, rng)
+    return factor * loss, metrics | {'scaled': factor * loss}
+
+  return loss_fn
+
+def brier(model, *, preprocess):
+  """Objective: squared error of the probabilities."""
+
+  def loss_fn(params, batch, rng):
+    images = preprocess(batch['image'])
+    rngs = {'dropout': rng}
+    logits = model.apply({'params': params}, images, train=True, rngs=rngs)
+    targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
+    loss = jnp.square(jax.nn.softmax(logits) - targets).sum(-1).mean()
+    return loss, {'loss': loss}
+
+  return loss_fn
+
+def signs(learning_rate, *, optimizer, mask=None):
+  """Optimizer that wraps an optimizer: the signs of its updates."""
+  inner = optimizer(1.0, mask=mask)
+  return optax.chain(
+    inner,
+    optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates)),
+    optax.scale_by_schedule(learning_rate),
+  )
+
+@dataclasses.dataclass(frozen=True)
+class Rows(posemb.PositionEmbedding):
+  """Position embedding: one vector for each row of patches."""
+
+  std: float = 0.02
+
+  def add_to_patches(self, module, x, grid):
+    init = jax.nn.initializers.normal(self.std)
+    table = module.param('rows', init, (grid[0], x.shape[-1]))
+    return x + jnp.repeat(table, grid[1], axis=0)[None]
+
+  def resize(self, name, table, shape, method='paper'):
+    if name != 'rows':
+      return None
+    at = np.arange(shape[0]) * len(table) // shape[0]
+    return np.asarray(table)[at]
+
+@dataclasses.dataclass(frozen=True)
+class Max(pooling.Pooling):
+  """Pooling: the maximum over the patches."""
+
+  def __call__(self, module, tokens, layout):
+    return tokens.max(axis=1)
+
+# Weights format: one key map.
+KEYS = [*linear('fc1', 'pixels'), *linear('fc2', 'head')]
+
+# Parallelism: rules that shard hidden units.
+RULES = [('.*pixels/kernel', (None, 'fsdp')), ('.*head/kernel', ('fsdp',))]
+'''
+
+CONFIG = """
+import ml_collections
+
+def get_config(model):
+  data = {
+    'source': {
+      'target': 'mine.Join',
+      'sources': [{'target': 'mine.Squares', 'size': s} for s in (9, 10)],
+    },
+    'transforms': [
+      {
+        'target': 'mine.Sometimes',
+        'transform': {'target': 'mine.Crop', 'size': 8},
+      }
+    ],
+    'batch_size': 8,
+  }
+  vit = {
+    'target': 'vit_jax.models.vit.VisionTransformer',
+    'width': 8,
+    'depth': 1,
+    'mlp_dim': 8,
+    'num_heads': 1,
+    'embedding': {
+      'target': 'vit_jax.models.common.PatchEmbedding',
+      'patch_size': 4,
+    },
+    'posemb': {'target': 'mine.Rows', 'std': 0.1},
+    'pooling': {'target': 'mine.Max'},
+  }
+  return ml_collections.ConfigDict({
+    'run': 'vit_jax.train.train',
+    'model': {'vit': vit, 'net': {'target': 'mine.Net', 'width': 8}}[model],
+    'data': data,
+    'objective': {
+      'target': 'mine.scaled',
+      'factor': 2.0,
+      'objective': {'target': 'mine.brier'},
+    },
+    'optimizer': {
+      'target': 'mine.signs',
+      'optimizer': {'target': 'optax.adamw'},
+    },
+    'schedule': {'lr': 0.01, 'decay': 'constant'},
+    'total_steps': 2,
+    'log_every_steps': 1,
+    'evals': {'largest': {'target': 'mine.Largest', 'data': data}},
+  })
+
+def evaluation(path, data):
+  return ml_collections.ConfigDict({
+    'run': 'vit_jax.evaluate.evaluate',
+    'init_from': {'path': path, 'trust': ('mine',)},
+    'evals': {'largest': {'target': 'mine.Largest', 'data': data}},
+  })
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """The package `mine`, configs, and images."""
+  folder = tmp_path_factory.mktemp('adding')
+  (folder / 'mine.py').write_text(MINE)
+  (folder / 'my_config.py').write_text(CONFIG)
+  for i, name in enumerate(('dark', 'light')):
+    image = np.full((8, 8, 3), 50 + 100 * i, np.uint8)
+    cv2.imwrite(str(folder / f'{name}.png'), image)
+  sys.path.insert(0, str(folder))
+  yield folder
+  sys.path.remove(str(folder))
+  for name in ('mine', 'my_config'):
+    sys.modules.pop(name, None)
+
+
+def train(folder, model, workdir, *assignments):
+  """Run the config as vit_jax.main does; return the final state."""
+  loaded = config.load(f'{folder}/my_config.py:{model}')
+  config.override(loaded, assignments)
+  return config.run(loaded, str(workdir))
+
+
+@pytest.fixture(scope='module', params=['net', 'vit'])
+def run(request, folder):
+  """(model, workdir, state) of a finished run."""
+  workdir = folder / request.param
+  return request.param, workdir, train(folder, request.param, workdir)
+
+
+def test_train_with_every_part(run):
+  model, workdir, state = run
+  records = metrics.read_records(workdir)
+  (last,) = [r for r in records if 'largest/logit' in r]
+  assert last['step'] == 2
+  losses = [r for r in records if 'train/loss' in r]
+  for record in losses:
+    scaled = 2 * record['train/loss']
+    np.testing.assert_allclose(record['train/scaled'], scaled, rtol=1e-6)
+  paths = tree.flatten(state.params)
+  assert ('rows' if model == 'vit' else 'pixels/kernel') in paths
+
+
+def test_resume_and_shard(run, folder):
+  """Resume on a mesh with two FSDP devices, with the package's rules."""
+  model, workdir, _ = run
+  more = ['total_steps=3', 'mesh.fsdp=2']
+  if model == 'net':
+    rules = importlib.import_module('mine').RULES
+    more.append(f'sharding={rules}')
+  resumed = train(folder, model, workdir, *more)
+  assert resumed.step == 3
+  (parameter,) = [
+    value
+    for path, value in tree.flatten(resumed.params).items()
+    if path in ('pixels/kernel', 'embedding/kernel')
+  ]
+  assert parameter.sharding.is_fully_replicated == (model == 'vit')
+
+
+def test_evaluate(run, folder):
+  _, workdir, _ = run
+  mine = importlib.import_module('my_config')
+  data = json.loads((workdir / 'config.json').read_text())['data']
+  results = config.run(
+    mine.evaluation(str(workdir), data), str(folder / 'evaluation')
+  )
+  assert results.keys() == {'largest/logit'}
+
+
+def call(tool, *arguments):
+  """Run a command-line tool in this process; return its exit status."""
+  try:
+    tool.main([str(argument) for argument in arguments])
+  except SystemExit as end:
+    return end.code
+  return 0
+
+
+def test_tools_ask_for_trust(run, folder):
+  """The error names the flag that allows the package."""
+  _, workdir, _ = run
+  said = call(predict, f'--weights={workdir}', folder / 'dark.png')
+  assert '--trust=mine' in said
+
+
+def test_predict(run, folder, capsys):
+  _, workdir, _ = run
+  images = folder / 'dark.png', folder / 'light.png'
+  given = f'--weights={workdir}', '--trust=mine', '--format=csv'
+  assert call(predict, *given, *images) == 0
+  rows = capsys.readouterr().out.splitlines()
+  assert len(rows) == 1 + 2 * 2  # a heading, two images, two classes
+
+
+def test_convert_and_export(run, folder):
+  model, workdir, _ = run
+  path, exported = folder / f'{model}.npz', folder / f'{model}.stablehlo'
+  given = workdir, path, '--trust=mine', '--format=vit_jax'
+  assert call(convert, *given) == 0
+  _, saved = pretrained.load(workdir, trust=('mine',), report=None)
+  _, converted = pretrained.load(path, trust=('mine',), report=None)
+  jax.tree.map(np.testing.assert_array_equal, saved, converted)
+  assert call(convert, path, exported, '--trust=mine') == 0
+  assert exported.stat().st_size
+
+
+def test_look(run, folder):
+  """The figures of attention need a model with attention."""
+  model, workdir, _ = run
+  out = folder / f'look_{model}'
+  given = f'--weights={workdir}', '--trust=mine', f'--output={out}'
+  status = call(look, *given, '--figures=rollout', folder / 'dark.png')
+  assert (out / 'rollout.png').exists() == (model == 'vit')
+  assert status == 0 or 'cannot draw' in status
+
+
+def test_resize_position_embedding(run):
+  """The embedding resizes itself when the image size changes."""
+  model, workdir, _ = run
+  if model == 'net':
+    return
+  _, params = pretrained.load(
+    workdir, trust=('mine',), image_size=16, report=None
+  )
+  assert params['rows'].shape == (4, 8)
+
+
+def test_weights_format(folder):
+  """A key map reads and writes the arrays of another program."""
+  mine = importlib.import_module('mine')
+  rng = np.random.default_rng(0)
+  shapes = {'fc1.weight': (8, 192), 'fc1.bias': 8, 'fc2.weight': (2, 8)}
+  arrays = {
+    name: rng.random(shape, np.float32)
+    for name, shape in (shapes | {'fc2.bias': 2}).items()
+  }
+  model = mine.Net(width=8, num_classes=2)
+  params, found = keymap.to_ours(arrays, mine.KEYS)
+  params = keymap.fit(
+    params, found, bundle.shapes(model, (8, 8, 3)), arrays, mine.KEYS
+  )
+  weights = bundle.Weights(model=model, params=params, image_shape=(8, 8, 3))
+  formats.write(weights, folder / 'theirs.npz', 'vit_jax')
+  path = folder / 'theirs.npz'
+  _, loaded = pretrained.load(path, trust=('mine',), report=None)
+  written, rest = keymap.to_theirs(tree.flatten(loaded), mine.KEYS)
+  assert not rest
+  jax.tree.map(np.testing.assert_array_equal, written, arrays)
+
+
+def test_every_row_of_the_readme_is_tested():
+  table = README.split('## Adding to it')[1].split('\n## ')[0]
+  rows = re.findall(r'^\| ([a-z ]+) \|', table, re.M)
+  assert rows == [
+    'new',
+    'model',
+    'data set',
+    'transform',
+    'evaluator',
+    'objective',
+    'optimizer',
+    'position embedding',
+    'pooling',
+    'weights format',
+    'parallelism',
+  ]
