@@ -10,36 +10,21 @@ placeholder = config_dict.placeholder
 
 def training():
   """Return the keys of every training run."""
-  return ConfigDict(
-    {
-      'run': 'vit_jax.train.train',
-      'checkpoint': {'every_steps': 1000},
-    }
-  )
+  checkpoint = {'every_steps': 1000}
+  return ConfigDict({'run': 'vit_jax.train.train', 'checkpoint': checkpoint})
 
 
 def evaluation(size):
   """Return the keys of every evaluation of weights, at `size` pixels."""
-  return ConfigDict(
-    {
-      'run': 'vit_jax.evaluate.evaluate',
-      'image_shape': (size, size, 3),
-      'init_from': {'path': placeholder(str)},
-    }
-  )
+  init_from = {'path': placeholder(str)}
+  fields = {'image_shape': (size, size, 3), 'init_from': init_from}
+  return ConfigDict({'run': 'vit_jax.evaluate.evaluate', **fields})
 
 
 def study(runs, reports, **fields):
   """Return a study of the runs {name: config}, in this order."""
-  return ConfigDict(
-    {
-      'run': 'vit_jax.study.study',
-      'runs': runs,
-      'order': tuple(runs),
-      'report': tuple(reports),
-      **fields,
-    }
-  )
+  fields |= {'runs': runs, 'order': tuple(runs), 'report': tuple(reports)}
+  return ConfigDict({'run': 'vit_jax.study.study', **fields})
 
 
 def shared(**more):
@@ -96,11 +81,8 @@ def _family(settings):
 
 def data(source, transforms, *, batch_size):
   """Return the data of a run or an evaluator; `batch_size` is global."""
-  return {
-    'source': source,
-    'transforms': [dict(x) for x in transforms],
-    'batch_size': batch_size,
-  }
+  transforms = [dict(x) for x in transforms]
+  return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 
 def tfds(name, split, **fields):
@@ -321,14 +303,8 @@ def pretraining(
   and of big_vision's ImageNet-21k config), weight decay for kernels only
   (big_vision), and the crop (AugReg's, for ViTs of the same team).
 
-  Args:
-    name: of the model.
-    source: of the training images.
-    held_out: {evaluator: split}.
-    epochs, lr, decay, weight_decay, dropout: as in table 3.
-    clip_norm: the paper states it for ImageNet only.
-    num_classes: None is that of the data.
-    postact: form of a ResNet, see `model`.
+  Its clip_norm is for ImageNet only. `held_out` is {evaluator: split}, and
+  num_classes=None that of the data.
   """
   config = training()
   config.total_epochs = float(epochs)

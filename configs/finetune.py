@@ -18,11 +18,9 @@ Arguments (separated by commas; the first of a list is the default):
   folder     your own: 90% of the images to train, 10% to test. For sub-folders
              PATH/train and PATH/val add --config.data.source.split=train
              --config.evals.test.data.source.split=val
-  B/16, B/32, L/16, L/32, H/14, S/16, S/32, Ti/16   the model of init_from
-  R50+B/16, R50+B/32, R50+L/16, R50+L/32, R26+S/32, R26+B/32, R+Ti/16   hybrids
-  R50x1, R50x2, R50x3, R101x1, R101x3, R152x1, R152x2, R152x4, R200x3   ResNets
-             in BiT's form; with `postact` in the form of the released code
-  Mixer-B/16, Mixer-B/32, Mixer-L/16   they cannot change the image size
+  B/16, ...  the model of init_from, one of MODELS below: a ViT, a hybrid, a
+             ResNet (in BiT's form; with `postact` in the form of the released
+             code), or a Mixer, which cannot change the image size
   final, dev   'final' trains on the entire train set and tests on the test set;
              'dev' holds out the part of train that selects the learning rate
              (1% ImageNet, 2% CIFAR, 10% others) and never reads the test set

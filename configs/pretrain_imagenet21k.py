@@ -30,10 +30,8 @@ warm-up and linear decay, weight decay 0.03, dropout 0.1, 224 px, a head with a
 tanh layer; the paper mentions gradient clipping only for ImageNet.
 
 Not in the paper:
+- weight decay, crop and flip: see pretrain_imagenet.py.
 - loss and head bias: sigmoid, -10, as in big_vision's config for this data.
-- weight decay is decoupled and for kernels only, as in big_vision.
-- inception crop and flip: AugReg states them for its own ViTs; that the paper
-  has the same is from memory.
 - the split, 51,200 images kept for validation and test, and the test images
   (smaller side to 256 px, central 224): as in big_vision.
 

@@ -60,12 +60,9 @@ without); the paper mentions gradient clipping only for ImageNet. 7 epochs of
 303M images are 518k steps.
 
 Not in the paper:
+- weight decay, crop and flip, test images: see pretrain_imagenet.py.
 - loss and head bias: sigmoid, -10, as in scenic's ViT baselines and
   big_vision's ImageNet-21k config.
-- weight decay is decoupled and for kernels only, as in big_vision.
-- inception crop and flip: AugReg states them for its own ViTs; that the paper
-  has the same is from memory. Test images (smaller side to 256 px, central
-  224): as in big_vision.
 - that ResNets have no tanh layer: it is part of ViTs in all released code.
 - the SGD of table 7, except its name. `sgd` is BiT's for all its data: rate
   0.03 per 256 images (0.48), momentum 0.9, weight decay 1e-4, not decoupled, 5k
@@ -131,12 +128,12 @@ def get_config(argument=''):
       f'The paper does not state the learning rate of {args.model}. Give one, '
       'lr=RATE; table 3 has 1e-3 for R50x2 and 6e-4 for R152x2.'
     )
-  held_out = 16 if args.tiny else 50_000
+  first = held_out(args.tiny)
   config = common.pretraining(
     args.model,
-    source=common.tfds(args.name, f'train[{held_out}:]'),
+    source=common.tfds(args.name, f'train[{first}:]'),
     num_classes=args.classes or None,
-    held_out={'val': f'train[:{held_out}]'},
+    held_out={'val': f'train[:{first}]'},
     epochs=args.epochs or epochs or 0,
     lr=args.lr or lr,
     decay='linear',
@@ -155,6 +152,11 @@ def get_config(argument=''):
     config.total_steps = 1_000_000
   common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
   return common.tiny(config) if args.tiny else config
+
+
+def held_out(tiny):
+  """Return the number of validation images, which come first."""
+  return 16 if tiny else 50_000
 
 
 def scaling_vit(config):

@@ -86,14 +86,9 @@ def linear(features, init_from):
 
 def train_on_digits(shots, seed, init_from, tiny):
   """Training from scratch needs more steps and a higher learning rate."""
-  train = embedded.digits(
-    'train',
-    FINETUNE_PX + 4,
-    crop=FINETUNE_PX,
-    batch_size=16 if tiny else 50,
-    examples_per_class=shots,
-    seed=seed,
-  )
+  few = {'examples_per_class': shots, 'seed': seed}
+  few['batch_size'] = 16 if tiny else 50
+  train = embedded.digits('train', FINETUNE_PX + 4, crop=FINETUNE_PX, **few)
   test = embedded.digits('test', FINETUNE_PX)
   return {
     'run': 'vit_jax.train.train',

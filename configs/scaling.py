@@ -1,4 +1,14 @@
-"""Parts that the scaling studies, scaling_*.py, and ablations.py share."""
+"""Parts that the scaling studies, scaling_*.py, and ablations.py share.
+
+These studies take the arguments
+  name=jft        the TFDS data set of pre-training. JFT is not public, see
+                  pretrain_jft.py for what a set of your own must have
+  classes=18291   those of JFT; 0 for as many as the data set says it has
+
+and what is set for all runs at once: --config.shared.data_dir, .label_key (of
+the data set `name`), .num_workers, .accum_steps and .remat. --study_member=NAME
+does one run (`order` has the names), --study_report reports what is done.
+"""
 
 import re
 

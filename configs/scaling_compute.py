@@ -5,26 +5,22 @@
 
 One study: each model is pre-trained by pretrain_jft.py, and fine-tuned by
 finetune.py on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers. 17 pre-trainings
-and 85 fine-tunings are a lot for one machine: --study_member=NAME does one run
-(`order` has the names), --study_report reports what is done.
+and 85 fine-tunings are a lot for one machine; scaling.py says how to do single
+runs, and how to set values for all runs at once.
 
 Arguments (separated by commas):
   B/32, B/16, L/32, L/16, H/14, R50x1, R50x2, R101x1, R152x1, R152x2, R200x3,
   R50+B/32, R50+B/16, R50+L/32, R50+L/16   any of them; all, if none is given
   r200_lr=RATE    of R200x3. The paper does not state it; without it the study
                   leaves this model out
-  name=jft        the TFDS data set of pre-training. JFT is not public, see
-                  pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
   seeds=1         fine-tunings of each kind; more give error bars
   grid            choose each fine-tuning's rate among table 4's on the dev
                   split (4 more runs each) instead of finetune.py's default
   real            test ImageNet on its ReaL labels too, as in table 6
   tiny            all of it in miniature, on the same data
 
-For all runs at once: --config.shared.data_dir, .label_key (of the pre-training
-data), .num_workers, .accum_steps and .remat. For one run:
---config.runs.pretrain_H14_14ep.accum_steps=16.
+To set a value of one run: --config.runs.pretrain_H14_14ep.accum_steps=16.
 
 Reports: figure_5.png (.md, .json) shows the results; figure_5_paper.png the
 published numbers, drawn in the same way; table_6.md both, line by line. Panels,

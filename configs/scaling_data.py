@@ -8,9 +8,7 @@ Arguments (separated by commas; the first of a list is the default):
   b/32, B/32, L/16, L/32, R50x1, R152x2   of fig4, and
   B/32, B/16, L/32, L/16, H/14, R50x1, R152x2   of fig3: any of them; all, if
                 none is given
-  name=jft      the TFDS data set of pre-training. JFT is not public, see
-                pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
   images=303000000   fig4: size of the data set; with `epochs` it determines the
                 number of steps, and it is the last x
   epochs=7      fig4: passes over that many images
@@ -22,9 +20,7 @@ Arguments (separated by commas; the first of a list is the default):
   tiny          all of it in miniature, on the same data: subsets have 9, 30 and
                 90 images
 
-For all runs at once: --config.shared.data_dir, .label_key (of the data `name`),
-.num_workers, .accum_steps and .remat. --study_member=NAME does one run (`order`
-has the names), --study_report reports what is done.
+scaling.py says how to set values for all runs, and how to do single runs.
 
 `fig4`: few-shot accuracy on ImageNet against the size of random subsets of JFT.
 The models are pre-trained with pretrain_jft.py's settings, the same for all
@@ -53,18 +49,10 @@ ResNets are pre-trained by pretrain_bit.py, on JFT by table 7's SGD, and
 fine-tuned by finetune.py's `bit`. The paper draws the region between a small
 and a large ResNet; here the two are lines.
 
-Expected for fig3 (table 5; ResNets: table 7), as figure_3_paper.png draws it:
-
-              ImageNet   ImageNet-21k   JFT-300M
-    B/32         73.38          81.28      80.73
-    B/16         77.91          83.97      84.15
-    L/32         71.16          80.99      84.37
-    L/16         76.53          85.15      87.12
-    H/14             -          85.13      88.04
-    R50x1            -              -      78.24
-    R152x2           -              -      84.37
-
-The paper regularises on small data with label smoothing of an unknown value.
+Expected for fig3: TABLE_5 (ResNets: TABLE_7) in configs/published.py, which
+figure_3_paper.png draws: from 73.38% for B/32 on ImageNet to 88.04% for H/14 on
+JFT. The paper regularises on small data with label smoothing of an unknown
+value.
 """
 
 import re
@@ -74,6 +62,7 @@ from configs import (
   pretrain_bit,
   pretrain_imagenet,
   pretrain_imagenet21k,
+  pretrain_jft,
   scaling,
 )
 from configs.published import TABLE_5, TABLE_7, fraction
@@ -161,7 +150,7 @@ def _on_subset(model, count, args, values):
   if base != model and not args.tiny:
     config.model.update(names.settings('S/32'))  # B/32 halved, except heads
     config.model.head.representation_size = config.model.width
-  held_out = _held_out(config)
+  held_out = pretrain_jft.held_out(args.tiny)
   end = '' if count is None else held_out + count
   config.data.source.split = f'train[{held_out}:{end}]'
   if not args.tiny:
@@ -170,11 +159,6 @@ def _on_subset(model, count, args, values):
     config.total_steps = int(num_examples / config.data.batch_size)
   scaling.add_few_shot(config, values, args.tiny)
   return config
-
-
-def _held_out(config):
-  """Return the number of validation images, which come first."""
-  return int(re.fullmatch(r'train\[(\d+):\]', config.data.source.split)[1])
 
 
 def figure_3(models, args):

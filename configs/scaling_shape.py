@@ -12,17 +12,13 @@ base.
 Arguments (separated by commas):
   depth, width, mlp, patch, all   any of the families below; all five if none is
                   given (`all` is one of them: it scales all dimensions)
-  name=jft        the TFDS data set of pre-training. JFT is not public, see
-                  pretrain_jft.py for what a set of your own must have
-  classes=18291   those of JFT; 0 for as many as the data set says it has
+  name=jft, classes=18291   the data set of pre-training, see scaling.py
   lr=6e-4         of all runs
   epochs=7        of all runs
   tiny            all of it in miniature, on the same data: widths a 32nd,
                   depths an 8th
 
-For all runs at once: --config.shared.data_dir, .label_key (of the data `name`),
-.num_workers, .accum_steps and .remat. --study_member=NAME does one run (`order`
-has the names), --study_report reports what is done.
+scaling.py says how to set values for all runs, and how to do single runs.
 
                      layers          width           MLP             patch
     depth    2 4 8 16 32 64          1024            2048               32

@@ -40,13 +40,9 @@ GB for a B/16, 1.8 GB for an L/16. See finetune.py for what is not in the paper.
 
 from configs import arguments, common, finetune, published
 
-RATES = {  # table 4
-  'imagenet': (0.003, 0.01, 0.03, 0.06),
-  'cifar10': (0.001, 0.003, 0.01, 0.03),
-  'cifar100': (0.001, 0.003, 0.01, 0.03),
-  'pets': (0.001, 0.003, 0.01, 0.03),
-  'flowers': (0.001, 0.003, 0.01, 0.03),
-}
+OTHERS = ('cifar10', 'cifar100', 'pets', 'flowers')
+RATES = {'imagenet': (0.003, 0.01, 0.03, 0.06)}  # table 4
+RATES |= dict.fromkeys(OTHERS, (0.001, 0.003, 0.01, 0.03))
 TITLES = {
   'imagenet': 'ImageNet',
   'real': 'ImageNet-ReaL',

@@ -28,7 +28,7 @@ from vit_jax.train import Evaluation, train
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom
 
-MODEL = names.create('ViT-mu/4', num_classes=10, depth=2, scan=True)
+MODEL = names.create('ViT-mu/4', num_classes=10)
 TEST = Data(Digits(split='test'), 128)
 
 

@@ -42,13 +42,13 @@ def get_config():
       },
       'frozen': {
         'target': 'vit_jax.evals.frozen.Frozen',
+        'features': 'pixels',
         'data': {'digits': {'train': data('train'), 'test': data('test')}},
         'readouts': {
           'fewshot': {'target': readouts + 'fewshot.FewShot', 'shots': (3,)},
-          'knn': {'target': readouts + 'knn.Knn', 'k': (1, 7),
-                  'held_out': 0.1},
+          'knn': {'target': readouts + 'knn.Knn', 'k': (1, 7)},
           'logistic': {'target': readouts + 'logistic.Logistic',
-                       'tol': 1e-3},
+                       'tol': 1e-2},
           'probe': {'target': readouts + 'linear_probe.LinearProbe',
                     'lr': (0.1,), 'epochs': 3},
         },

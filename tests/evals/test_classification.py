@@ -174,7 +174,7 @@ def test_restricted_to_classes(vectors):
     labels = np.eye(7, dtype=np.float32)[labels]
     place = np.eye(6, dtype=np.float32)[place]
   _, alone = evaluate(KERNEL[:, some], source=Source(place, 6))
-  for restrict in ('present', tuple(some[::-1])):
+  for restrict in ('present',) if vectors else (tuple(some[::-1]),):
     _, result = evaluate(source=Source(labels), restrict=restrict)
     assert result == alone
   _, result = evaluate(source=Source(labels))
@@ -223,9 +223,8 @@ def test_intervals():
 
 def test_without_calibration():
   _, plain = evaluate()
-  for bins in (None, 0):
-    _, result = evaluate(calibration_bins=bins)
-    assert result == {k: v for k, v in plain.items() if k != 'ece'}
+  _, result = evaluate(calibration_bins=0)
+  assert result == {k: v for k, v in plain.items() if k != 'ece'}
   assert evaluate(calibration_bins=3)[1]['ece'] != plain['ece']
 
 

@@ -13,7 +13,6 @@ from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
 from vit_jax.evals.linear_probe import LinearProbe
-from vit_jax.evals.logistic import Logistic
 
 
 class Source:
@@ -150,7 +149,6 @@ def test_all_readouts_under_the_guard_of_training():
   readouts = {
     'fewshot': FewShot(shots=(2, 5)),
     'knn': Knn(k=(1, 5), held_out=0.3),
-    'logistic': Logistic(),
     'probe': LinearProbe(lr=(0.1, 0.01), epochs=20),
   }
   evaluator, params = make(readouts)
@@ -159,7 +157,7 @@ def test_all_readouts_under_the_guard_of_training():
     found = evaluator.run(params)
     assert evaluator.run(params) == found  # any number of times
   assert all(isinstance(value, float) for value in found.values())
-  for metric in ('fewshot/5shot', 'knn/chosen', 'logistic/accuracy'):
+  for metric in ('fewshot/5shot', 'knn/chosen', 'probe/accuracy'):
     assert 0.5 < found[f'made/{metric}'] < 1
 
 
@@ -228,3 +226,27 @@ def test_held_out_rows_are_stratified():
   np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
   other = frozen.HeldOut(0.2, seed=1).rows(labels)[1]
   assert list(other) != list(held)
+
+
+@pytest.mark.parametrize('given_val', [True, False])
+def test_the_best_setting_is_chosen_on_val_or_on_held_out_examples(given_val):
+  x = np.zeros((24, 1), np.float32)
+  train = frozen.Split(x, np.repeat([0, 1], 12))
+  val = frozen.Split(x, 1 - train.y[::-1]) if given_val else None
+  seen = []
+
+  def fit(split, settings):
+    seen.append(split)
+    zeros, bias = np.zeros((1, 2)), np.eye(2)
+    return [
+      frozen.Linear(zeros, bias[i], np.arange(2), np.zeros(1), np.ones(1))
+      for i in settings
+    ]
+
+  held_out = frozen.HeldOut(0.25, seed=0)
+  # Both settings are right for half of the examples: the first is chosen.
+  assert held_out.best((1, 0), fit, train, val) == 1
+  assert len(seen[0].y) == (24 if given_val else 18)
+  ones = frozen.Split(x[:3], np.array([1, 1, 1]))
+  assert held_out.best((0, 1), fit, train, ones) == 1
+  assert held_out.best((7,), None, train, val) == 7

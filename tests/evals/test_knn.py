@@ -10,7 +10,7 @@ from vit_jax.evals import frozen, knn
 from vit_jax.evals.frozen import Split
 from vit_jax.evals.knn import Knn
 
-TRAIN, TEST = splits.digits('train'), splits.digits('test')
+TRAIN, TEST = splits.digits('train'), splits.digits('test')[:300]
 
 
 def reference(train, test, k, temperature, metric='cosine'):
@@ -55,8 +55,9 @@ def tied(count, seed):
   return Split(x, rng.integers(0, 3, count))
 
 
-@pytest.mark.parametrize('metric', knn.METRICS)
-@pytest.mark.parametrize('num_devices', [1, 8])
+@pytest.mark.parametrize(
+  'num_devices, metric', [(1, 'euclidean'), (8, 'euclidean'), (8, 'cosine')]
+)
 def test_ties_are_those_of_a_stable_sort(num_devices, metric):
   # More than a block of rows on several devices, and of queries; odd numbers.
   train, test = tied(2501, seed=0), tied(259, seed=1)
@@ -74,15 +75,6 @@ def test_ties_are_those_of_a_stable_sort(num_devices, metric):
   found = found(train, test, mesh=mesh)
   for k in (4, 33):
     assert found[f'k{k}_majority'] == reference(train, test, k, None, metric)
-
-
-def test_neighbours_do_not_depend_on_the_devices():
-  x = np.random.default_rng(0).normal(size=(3000, 37)).astype(np.float32)
-  one, eight = (
-    knn.neighbours(x, x[:300] + 1, 20, mesh=splits.mesh_of(n)) for n in (1, 8)
-  )
-  np.testing.assert_allclose(one[0], eight[0], rtol=1e-6)
-  np.testing.assert_array_equal(one[1], eight[1])
 
 
 def test_axes_of_any_mesh():

@@ -189,6 +189,14 @@ def test_a_scan_has_the_flops_of_its_rounds():
   assert (found.repeated_flops, found.unknown_loops) == (4 * 2 * 4 * 8 * 8, 0)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
 def make_config(**changes):
   config = ml_collections.ConfigDict(
     {

@@ -6,7 +6,6 @@ installed, 's3://' with s3fs, 'memory://', and so on.
 
 import collections
 import concurrent.futures
-import functools
 import glob
 import os
 import re
@@ -50,23 +49,20 @@ def walk(fs, folder):
 
   Hidden files and folders are left out. The order is not defined.
   """
+
+  def fail(error):
+    raise error
+
+  folder = folder.rstrip('/') or '/'
+  start = len(folder) + (folder != '/')
   if fs is not None:
-    start = len(folder.rstrip('/')) + 1
     found = (path[start:] for path in fs.find(folder))
     yield from (path for path in found if not re.search(r'(^|/)\.', path))
     return
-  folders = ['']
-  while folders:
-    relative = folders.pop()
-    with os.scandir(os.path.join(folder, relative)) as entries:
-      for entry in entries:
-        if entry.name.startswith('.'):
-          continue
-        path = f'{relative}/{entry.name}' if relative else entry.name
-        if entry.is_dir():
-          folders.append(path)
-        else:
-          yield path
+  for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+    folders[:] = (name for name in folders if name[0] != '.')
+    names = (name for name in names if name[0] != '.')
+    yield from (os.path.join(parent, name)[start:] for name in names)
 
 
 def find(patterns):
@@ -95,8 +91,7 @@ def find(patterns):
         f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
       )
     for path in here:
-      identity = path if fs is not None else os.path.abspath(path)
-      found.setdefault(identity, path)
+      found.setdefault(os.path.abspath(path) if fs is None else path, path)
   return sorted(found.values())
 
 
@@ -149,17 +144,16 @@ def load(paths, transforms, *, channels=3, num_workers=None, ahead=64):
     ahead: number of images that are loaded in advance.
   """
   num_workers = num_workers or min(16, os.cpu_count() or 1)
-  one = functools.partial(_load, transforms=transforms, channels=channels)
   pending = collections.deque()
   pool = concurrent.futures.ThreadPoolExecutor(num_workers)
   try:
     for path in paths:
-      pending.append((path, pool.submit(one, path)))
+      future = pool.submit(_load, path, transforms, channels)
+      pending.append((path, future))
       if len(pending) > ahead:
         path, future = pending.popleft()
         yield path, future.result()
-    while pending:
-      path, future = pending.popleft()
+    for path, future in pending:
       yield path, future.result()
   finally:
     pool.shutdown(cancel_futures=True)
@@ -169,7 +163,7 @@ def _load(path, transforms, channels):
   try:
     data = read(*file_system(path))
   except Exception as error:  # each file system raises its own types
-    return _named(path, f'cannot be read: {error}', error)
+    return ValueError(f'{path}: cannot be read: {error}')
   try:
     image = images.decode(data, channels)
     rng = np.random.default_rng(0)
@@ -177,10 +171,4 @@ def _load(path, transforms, channels):
       image = transform(image, rng)
     return image
   except ValueError as error:
-    return _named(path, error, error)
-
-
-def _named(path, message, cause):
-  error = ValueError(f'{path}: {message}')
-  error.__cause__ = cause
-  return error
+    return ValueError(f'{path}: {error}')

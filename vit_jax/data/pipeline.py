@@ -86,13 +86,7 @@ class Data:
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
   def train_batches(
-    self,
-    *,
-    seed=0,
-    start=0,
-    process_index=0,
-    process_count=1,
-    num_classes=None,
+    self, *, seed=0, start=0, process_index=0, process_count=1, num_classes=None
   ):
     """Return an endless iterator over training batches.
 
@@ -108,16 +102,14 @@ class Data:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
       'label': int32 [...] or float32 [..., K]} with `.position`, `.skipped`
       (number of unreadable examples so far) and `.close()`. It raises
-      ValueError for an unreadable example, a label out of range, and images
-      of different shapes.
+      ValueError for unreadable examples, wrong labels and unequal shapes.
 
     Raises:
       ValueError: an argument has an invalid value.
     """
     examples = _Examples(self, num_classes, seed)
-    return _Batches(
-      _Chunks(examples, process_index, process_count, start=start)
-    )
+    chunks = _Chunks(examples, process_index, process_count, start=start)
+    return _Batches(chunks)
 
   def eval_batches(self, *, process_index=0, process_count=1, num_classes=None):
     """Return an iterable over all examples, each exactly once.
@@ -128,38 +120,9 @@ class Data:
     have the same number of batches, `len(batches)`. `.skipped` is the number of
     unreadable examples of the current pass.
     """
-    examples = _Examples(self, num_classes)
-    return _EvalBatches(
-      _Chunks(examples, process_index, process_count, count=len(self.source))
-    )
-
-
-def train_batches(
-  source,
-  transforms=(),
-  *,
-  batch_size,
-  num_workers=0,
-  on_error='raise',
-  **options,
-):
-  """Return `Data(source, ...).train_batches(**options)`."""
-  data = Data(source, batch_size, transforms, num_workers, on_error)
-  return data.train_batches(**options)
-
-
-def eval_batches(
-  source,
-  transforms=(),
-  *,
-  batch_size,
-  num_workers=0,
-  on_error='raise',
-  **options,
-):
-  """Return `Data(source, ...).eval_batches(**options)`."""
-  data = Data(source, batch_size, transforms, num_workers, on_error)
-  return data.eval_batches(**options)
+    examples, count = _Examples(self, num_classes), len(self.source)
+    chunks = _Chunks(examples, process_index, process_count, count=count)
+    return _EvalBatches(chunks)
 
 
 def image_spec(source, transforms=()):
@@ -249,17 +212,15 @@ class _Examples:
     if num_classes is None:
       num_classes = getattr(self.source, 'num_classes', None)
     self._num_classes = num_classes
-    self._channels = getattr(self.source, 'channels', 3)
 
   def at(self, position):
     """Return (epoch, index) of a global position of training."""
     from grain.experimental import index_shuffle
 
-    count = len(self.source)
-    epoch, place = divmod(position, count)
+    last = len(self.source) - 1
+    epoch, place = divmod(position, last + 1)
     key = _shuffle_seed(self._seed, epoch)
-    index = index_shuffle(place, max_index=count - 1, seed=key, rounds=4)
-    return epoch, index
+    return epoch, index_shuffle(place, max_index=last, seed=key, rounds=4)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -275,11 +236,11 @@ class _Examples:
       try:
         image, label = self._read(actual)
       except _Unreadable as error:
+        if not replace:
+          raise
         first_error = first_error or error
-        continue
-      return self._transform(image, epoch, index, actual), label, skipped
-    if not replace:
-      raise first_error
+      else:
+        return self._transform(image, epoch, index, actual), label, skipped
     raise ValueError(
       f'gave up after {tries} unreadable examples in a row. The first error:'
       f' {first_error}'
@@ -290,7 +251,7 @@ class _Examples:
       example = self.source[index]
       image = example['image']
       if isinstance(image, bytes):
-        image = images.decode(image, self._channels)
+        image = images.decode(image, getattr(self.source, 'channels', 3))
     except (OSError, ValueError) as error:
       raise _Unreadable(
         f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
@@ -307,26 +268,22 @@ class _Examples:
   def _check_label(self, label, index):
     limit = self._num_classes
     if isinstance(label, (int, np.integer)):
-      if label < 0 or (limit is not None and label >= limit):
-        raise ValueError(
-          f'the label of {self._where(index)} is {label}, not in'
-          f' [0, {"..." if limit is None else limit}). Check'
-          f' num_classes={limit}, and whether this split has labels (-1 often'
-          ' means none).'
-        )
-      return label
+      if label >= 0 and (limit is None or label < limit):
+        return label
+      raise ValueError(
+        f'the label of {self._where(index)} is {label}, not in'
+        f' [0, {"..." if limit is None else limit}). Check num_classes={limit},'
+        ' and whether this split has labels (-1 often means none).'
+      )
     label = np.asarray(label)
-    if label.ndim != 1 or label.dtype.kind not in 'fiub':
-      raise ValueError(
-        f'the label of {self._where(index)} is {label!r}. Expected an int, or a'
-        ' vector with one weight for each class.'
-      )
-    if limit is not None and len(label) != limit:
-      raise ValueError(
-        f'the label of {self._where(index)} has {len(label)} entries. Expected'
-        f' num_classes={limit}.'
-      )
-    return label.astype(np.float32)
+    is_vector = label.ndim == 1 and label.dtype.kind in 'fiub'
+    if is_vector and limit in (None, len(label)):
+      return label.astype(np.float32)
+    raise ValueError(
+      f'the label of {self._where(index)} is {label.dtype} {label.shape}.'
+      ' Expected an int, or a vector with one weight for each class,'
+      f' num_classes={limit}.'
+    )
 
   def _transform(self, image, epoch, index, actual):
     if not self.data.transforms:
@@ -408,35 +365,32 @@ class _Chunks:
       return {'error': _portable(error)}
 
   def _train(self, positions):
-    rows = [
-      self._examples.load(*self._examples.at(p), replace=True)
-      for p in positions
-    ]
+    load, at = self._examples.load, self._examples.at
+    rows = [load(*at(p), replace=True) for p in positions]
     return _stack(rows, skipped=sum(skipped for _, _, skipped in rows))
 
   def _evaluation(self, positions):
-    rows, skipped = [], 0
-    for index in positions:
-      row = None
-      if index < self._count:
-        try:
-          row = self._examples.load(0, index, replace=False)
-        except _Unreadable:
-          if self.data.on_error == 'raise':
-            raise
-          skipped += 1
-      rows.append(row)
+    rows = [self._evaluation_row(index) for index in positions]
     mask = np.array([row is not None for row in rows])
     # Padding is zero and has the shape of any other example.
     like = next(filter(None, rows), None)
     like = like or self._examples.load(0, 0, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
-    return _stack(
-      [row or padding for row in rows],
-      mask=mask,
-      index=np.array(positions, np.int32),
-      skipped=skipped,
-    )
+    index = np.array(positions, np.int32)
+    skipped = int(np.sum(~mask & (index < self._count)))
+    rows = [row or padding for row in rows]
+    return _stack(rows, mask=mask, index=index, skipped=skipped)
+
+  def _evaluation_row(self, index):
+    """Return the loaded example; None for padding and skipped examples."""
+    if index >= self._count:
+      return None
+    try:
+      return self._examples.load(0, index, replace=False)
+    except _Unreadable:
+      if self.data.on_error == 'raise':
+        raise
+      return None
 
 
 def _stack(rows, **more):
@@ -470,17 +424,14 @@ def _portable(error):
 
 
 def _assemble(chunks):
-  """Return the batch made of these chunks, or the first one with an error."""
+  """Return the batch made of these chunks; raise the first error in them."""
   for chunk in chunks:
     if 'error' in chunk:
-      return chunk
+      raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
   if len(chunks) == 1:
     return {**chunks[0], 'skipped': skipped}
-  try:
-    _check_shapes([chunk['image'][0] for chunk in chunks])
-  except ValueError as error:
-    return {'error': error}
+  _check_shapes([chunk['image'][0] for chunk in chunks])
   batch = {
     key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]
   }
@@ -491,14 +442,14 @@ def _assemble(chunks):
 
 
 class _Batches:
-  """Iterator over batches; raises the errors that chunks have returned."""
+  """Iterator over batches."""
 
   def __init__(self, chunks):
     self._batch_size = chunks.data.batch_size
     self.position, self.skipped = chunks.start, 0
     self._iterator = [_read_ahead(chunks)]
-    # Also closed at garbage collection and at exit: Grain's own finalizers run
-    # after parts of its modules are gone.
+    # Also closed and released at garbage collection and at exit: Grain's own
+    # finalizers run after parts of its modules are gone.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
   def __iter__(self):
@@ -512,9 +463,6 @@ class _Batches:
     except BaseException:
       self.close()
       raise
-    if 'error' in batch:
-      self.close()
-      raise batch['error']
     self.skipped += batch.pop('skipped')
     self.position += self._batch_size
     return batch
@@ -562,7 +510,10 @@ def _read_ahead(chunks):
   )
   dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
   if num_workers:
-    _parse_flags()
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():  # Grain's worker processes read them
+      flags.FLAGS.mark_as_parsed()
     dataset = dataset.mp_prefetch(
       grain.MultiprocessingOptions(
         num_workers=num_workers,
@@ -575,11 +526,3 @@ def _read_ahead(chunks):
     dataset, prefetch_buffer_size=1
   )
   return iter(dataset)
-
-
-def _parse_flags():
-  """Mark absl's flags as parsed: Grain's worker processes read them."""
-  from absl import flags
-
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()

@@ -13,7 +13,6 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 
 import dataclasses
 import math
-import numbers
 
 import numpy as np
 
@@ -24,7 +23,7 @@ INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
-def resize(image, size, *, interpolation='bilinear', antialias=False):
+def resize(image, size, interpolation='bilinear', antialias=False):
   """Resize uint8 [H, W, C] to uint8 [size[0], size[1], C]."""
   height, width = size
   if image.shape[:2] == (height, width):
@@ -49,14 +48,10 @@ def resize(image, size, *, interpolation='bilinear', antialias=False):
 def _resize_antialiased(image, height, width, interpolation):
   from PIL import Image
 
-  kind = getattr(Image.Resampling, interpolation.upper())
-  channels = image.shape[2]
-  if channels == 3:
-    out = Image.fromarray(image).resize((width, height), kind)
-    return np.array(out)
+  kind = Image.Resampling[interpolation.upper()]
   planes = [
-    np.array(Image.fromarray(image[..., c]).resize((width, height), kind))
-    for c in range(channels)
+    Image.fromarray(plane).resize((width, height), kind)
+    for plane in np.moveaxis(image, -1, 0)
   ]
   return np.stack(planes, axis=-1)
 
@@ -75,7 +70,7 @@ class Resize:
 
   def __call__(self, image, rng):
     del rng
-    return _resize_as(self, image, self.size)
+    return resize(image, self.size, self.interpolation, self.antialias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +90,7 @@ class ResizeSmall:
     height, width = image.shape[:2]
     factor = self.size / min(height, width)
     size = (round(height * factor), round(width * factor))
-    return _resize_as(self, image, size)
+    return resize(image, size, self.interpolation, self.antialias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +131,8 @@ class InceptionCrop:
     checks.one_of('method', self.method, ('tf', 'torch'))
 
   def __call__(self, image, rng):
-    y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
-    crop = image[y : y + height, x : x + width]
-    return _resize_as(self, crop, self.size)
+    crop = _crop(image, *self.box(*image.shape[:2], rng))
+    return resize(crop, self.size, self.interpolation, self.antialias)
 
   def box(self, height, width, rng):
     """Return a random crop (y, x, height, width) of an image of this size."""
@@ -192,8 +186,9 @@ class RandomCrop:
     _set_size(self)
 
   def __call__(self, image, rng):
-    y, x = _room(self, image)
-    return _crop(self, image, rng.integers(y + 1), rng.integers(x + 1))
+    y, x = _room(image, self)
+    y, x = rng.integers(y + 1), rng.integers(x + 1)
+    return _crop(image, y, x, *self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,8 +202,8 @@ class CentralCrop:
 
   def __call__(self, image, rng):
     del rng
-    y, x = _room(self, image)
-    return _crop(self, image, y // 2, x // 2)
+    y, x = _room(image, self)
+    return _crop(image, y // 2, x // 2, *self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,16 +226,7 @@ class FlipLR:
     return images.opencv().flip(image, 1).reshape(image.shape)
 
 
-def _resize_as(transform, image, size):
-  return resize(
-    image,
-    size,
-    interpolation=transform.interpolation,
-    antialias=transform.antialias,
-  )
-
-
-def _room(transform, image):
+def _room(image, transform):
   """Return by how many rows and columns the image exceeds the crop."""
   room = tuple(have - want for have, want in zip(image.shape, transform.size))
   if min(room) < 0:
@@ -251,29 +237,14 @@ def _room(transform, image):
   return room
 
 
-def _crop(transform, image, y, x):
-  height, width = transform.size
+def _crop(image, y, x, height, width):
   return image[y : y + height, x : x + width]
-
-
-def _is_count(value):
-  return isinstance(value, numbers.Integral) and value >= 1
 
 
 def _set_size(transform):
   """Convert the size to a tuple (height, width)."""
-  size = transform.size
-  pair = (size, size) if isinstance(size, numbers.Integral) else size
-  try:
-    pair = tuple(pair)
-  except TypeError:
-    pair = ()
-  if len(pair) != 2 or not all(map(_is_count, pair)):
-    raise ValueError(
-      f'{type(transform).__name__}: size={size!r} must be an int or (height,'
-      ' width), each at least 1 pixel.'
-    )
-  object.__setattr__(transform, 'size', pair)
+  name = f'{type(transform).__name__}: size'
+  object.__setattr__(transform, 'size', images.size(name, transform.size))
 
 
 def _check_interpolation(name, antialias):

@@ -298,14 +298,29 @@ class HeldOut:
     kept, held = self.rows(train.y)
     return train[kept], train[held]
 
+  def check(self, settings, labels_train, labels_val):
+    """Raise ValueError if `best` cannot fit or choose among the settings."""
+    if len(np.unique(labels_train)) < 2:
+      raise ValueError(
+        f'The {len(labels_train)} training examples are all of one class. Use '
+        'a split with two or more classes.'
+      )
+    if len(settings) > 1 and labels_val is None:
+      self.rows(labels_train)
 
-def check_classes(labels):
-  """Raise ValueError unless the training labels have at least two classes."""
-  if len(np.unique(labels)) < 2:
-    raise ValueError(
-      f'The {len(labels)} training examples are all of one class. Use a split '
-      'with two or more classes.'
-    )
+  def best(self, settings, fit, train, val):
+    """Return the setting with the best accuracy, the first of equals.
+
+    Args:
+      settings: hyperparameters to try.
+      fit: function (Split, settings) -> [Linear].
+      train, val: Splits; val may be None.
+    """
+    if len(settings) == 1:
+      return settings[0]
+    part, held = self.split(train, val)
+    scores = [linear.accuracy(held) for linear in fit(part, settings)]
+    return settings[int(np.argmax(scores))]
 
 
 def put_rows(x, mesh):

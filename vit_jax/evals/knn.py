@@ -161,29 +161,36 @@ def neighbours(train, queries, k, *, metric='cosine', mesh):
   """
   if metric == 'cosine':
     train, queries = _unit(train), _unit(queries)
-  x = frozen.put_rows(train, mesh)
-  found = []
-  for i in range(0, len(queries), _QUERIES):
-    batch = queries[i : i + _QUERIES]
-    batch = np.pad(batch, ((0, _QUERIES - len(batch)), (0, 0)))
-    batch = frozen.put_whole(batch, mesh)
-    found.append(_search(x, batch, n=len(train), k=k, metric=metric, mesh=mesh))
-    if len(found) > 1:  # fetch one batch behind: the device always has work
-      found[-2] = jax.device_get(found[-2])
-  found[-1] = jax.device_get(found[-1])
-  similar, rows = (np.concatenate(part)[: len(queries)] for part in zip(*found))
-  return similar, rows
+  padding = ((0, -len(queries) % _QUERIES), (0, 0))
+  batches = np.pad(queries, padding).reshape(-1, _QUERIES, queries.shape[1])
+  found = _search(
+    frozen.put_rows(train, mesh),
+    frozen.put_whole(batches, mesh),
+    n=len(train),
+    k=k,
+    metric=metric,
+    mesh=mesh,
+  )
+  return [x.reshape(-1, k)[: len(queries)] for x in jax.device_get(found)]
 
 
 @functools.partial(jax.jit, static_argnames=('n', 'k', 'metric', 'mesh'))
 def _search(x, queries, *, n, k, metric, mesh):
-  """Find the nearest of the first n rows of x [N, D] to queries [Q, D].
+  """Find the nearest of the first n rows of x [N, D] to queries [B, Q, D].
 
   Each device searches its own rows; then the best of all devices are merged. Of
   equal similarities `top_k` returns the first, which is the lowest row.
   """
+  (axes,) = sharding.batch_sharding(mesh).spec
+  rows, columns = PartitionSpec(axes), PartitionSpec(None, axes)
 
-  def nearest(x, row, queries):
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(rows, rows, PartitionSpec()),
+    out_specs=columns,
+  )
+  def on_each_device(x, row, queries):
     score = jnp.matmul(queries, x.T, precision='highest')
     if metric == 'euclidean':
       score = 2 * score - jnp.sum(queries**2, axis=1, keepdims=True)
@@ -193,17 +200,13 @@ def _search(x, queries, *, n, k, metric, mesh):
     score, at = jax.lax.top_k(score, min(k, len(x)))
     return score, row[at]
 
-  (axes,) = sharding.batch_sharding(mesh).spec
-  rows, columns = PartitionSpec(axes), PartitionSpec(None, axes)
-  score, index = jax.shard_map(
-    nearest,
-    mesh=mesh,
-    in_specs=(rows, rows, PartitionSpec()),
-    out_specs=columns,
-  )(x, jnp.arange(len(x)), queries)
-  score, at = jax.lax.top_k(score, k)
+  def nearest(queries):
+    score, row = on_each_device(x, jnp.arange(len(x)), queries)
+    score, at = jax.lax.top_k(score, k)
+    return score, jnp.take_along_axis(row, at, axis=1)
+
   return jax.lax.with_sharding_constraint(
-    (score, jnp.take_along_axis(index, at, axis=1)), sharding.replicated(mesh)
+    jax.lax.map(nearest, queries), sharding.replicated(mesh)
   )
 
 

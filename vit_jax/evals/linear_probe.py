@@ -68,20 +68,16 @@ class LinearProbe:
   def check(self, labels_train, labels_test, *, labels_val=None):
     """Raise ValueError for a single class, or if none can be held out."""
     del labels_test
-    frozen.check_classes(labels_train)
-    if len(self._grid()) > 1 and labels_val is None:
-      frozen.HeldOut(self.held_out, self.seed).rows(labels_train)
+    frozen.HeldOut(self.held_out, self.seed).check(
+      self._grid(), labels_train, labels_val
+    )
 
   def __call__(self, train, test, *, val=None, mesh):
     """Return {'accuracy', 'lr', 'weight_decay'}."""
-    grid = self._grid()
-    best = grid[0]
-    if len(grid) > 1:
-      held_out = frozen.HeldOut(self.held_out, self.seed)
-      part, held = held_out.split(train, val)
-      scores = [s.accuracy(held) for s in self.fit(part, grid, mesh)]
-      best = grid[int(np.argmax(scores))]
-    (solution,) = self.fit(train, [best], mesh)
+    fit = functools.partial(self.fit, mesh=mesh)
+    held_out = frozen.HeldOut(self.held_out, self.seed)
+    best = held_out.best(self._grid(), fit, train, val)
+    (solution,) = fit(train, [best])
     accuracy = solution.accuracy(test)
     if accuracy < 0:
       raise ValueError(

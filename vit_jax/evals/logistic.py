@@ -57,19 +57,16 @@ class Logistic:
   def check(self, labels_train, labels_test, *, labels_val=None):
     """Raise ValueError for a single class, or if none can be held out."""
     del labels_test
-    frozen.check_classes(labels_train)
-    if len(self.C) > 1 and labels_val is None:
-      frozen.HeldOut(self.held_out, self.seed).rows(labels_train)
+    frozen.HeldOut(self.held_out, self.seed).check(
+      self.C, labels_train, labels_val
+    )
 
   def __call__(self, train, test, *, val=None, mesh):
     """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
-    C = self.C[0]
-    if len(self.C) > 1:
-      held_out = frozen.HeldOut(self.held_out, self.seed)
-      part, held = held_out.split(train, val)
-      scores = [s.accuracy(held) for s in self.fit(part, self.C, mesh)]
-      C = self.C[int(np.argmax(scores))]
-    (solution,) = self.fit(train, [C], mesh)
+    fit = functools.partial(self.fit, mesh=mesh)
+    held_out = frozen.HeldOut(self.held_out, self.seed)
+    C = held_out.best(self.C, fit, train, val)
+    (solution,) = fit(train, [C])
     return {
       'accuracy': solution.accuracy(test),
       'C': C,
