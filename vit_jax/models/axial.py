@@ -72,11 +72,7 @@ class AxialViT(VisionTransformer):
   The first attends along rows, the second along columns. There are twice as
   many MLPs, so it has more parameters and takes more compute than the ViT of
   the same size. It has no class token and no registers, which would be in no
-  row; and position embeddings that act in the layers cannot be used.
-
-  Attributes:
-    pooling: Mean, Map or NoPooling, without class token and registers.
-    others: see VisionTransformer.
+  row, and no position embeddings in its layers.
   """
 
   pooling: Pooling = Mean()

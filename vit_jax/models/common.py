@@ -55,22 +55,47 @@ GELU = {
   'exact': functools.partial(nn.gelu, approximate=False),
 }
 
-# Policies of jax.checkpoint_policies; its other functions return a policy.
+_POLICIES = {
+  'dots': 'dots_with_no_batch_dims_saveable',
+  'full': 'nothing_saveable',
+}
+# The other functions of jax.checkpoint_policies return a policy.
 REMAT = (
   'none',
-  'dots',
-  'full',
+  *_POLICIES,
   *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
 )
 
 
-def remat_policy(name: str) -> Callable:
-  """Return the jax.checkpoint policy for a name in REMAT except 'none'."""
-  aliases = {
-    'dots': 'dots_with_no_batch_dims_saveable',
-    'full': 'nothing_saveable',
-  }
-  return getattr(jax.checkpoint_policies, aliases.get(name, name))
+def remat(module: type[nn.Module], name: str, **options) -> type[nn.Module]:
+  """Return a module class with the rematerialisation of that name in REMAT."""
+  if name == 'none':
+    return module
+  policy = getattr(jax.checkpoint_policies, _POLICIES.get(name, name))
+  return nn.remat(module, policy=policy, **options)
+
+
+class Classifier(nn.Module):
+  """Base class of the models, which define `features` and `num_classes`."""
+
+  def __call__(self, images: jax.Array, *, train: bool = False, **options):
+    """Compute logits, or the pooled representation if there is no head.
+
+    Args:
+      images: [B, H, W, C], in [-1, 1].
+      train: whether dropout and stochastic depth act; they need an rng
+        'dropout'.
+      **options: other arguments of features().
+
+    Returns:
+      float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
+      'pre_logits' of features(), in dtype.
+
+    Raises:
+      ValueError: the images do not fit the model, or a field is invalid.
+    """
+    out = self.features(images, train=train, per_layer=False, **options)
+    return out['logits'] if self.num_classes else out['pre_logits']
 
 
 def check_rates(obj: Any, *fields: str) -> None:
@@ -242,7 +267,7 @@ def run_layers(
   depth: int,
   stochastic_depth: float,
   scan: bool,
-  remat: str,
+  remat_policy: str,
   per_layer: bool,
   shared: jax.Array | None = None,
   **fields,
@@ -256,7 +281,7 @@ def run_layers(
     stochastic_depth: rate of drop_path in the last layer; grows linearly from 0
       in the first layer.
     scan: compile one layer and loop over stacked parameters.
-    remat: what to recompute in the backward pass, a name in REMAT.
+    remat_policy: what to recompute in the backward pass, a name in REMAT.
     per_layer: whether to return the output of each layer.
     shared: argument of all layers.
     **fields: of the layers.
@@ -267,9 +292,8 @@ def run_layers(
   rates = None
   if stochastic_depth:
     rates = jnp.linspace(0, stochastic_depth, depth)
-  if remat != 'none':
-    # Inside a scan nothing can be merged with the forward pass anyway.
-    layer = nn.remat(layer, policy=remat_policy(remat), prevent_cse=not scan)
+  # Inside a scan nothing can be merged with the forward pass anyway.
+  layer = remat(layer, remat_policy, prevent_cse=not scan)
 
   def apply(block, x, rate, shared):
     x = block(x, rate, shared)
@@ -343,19 +367,13 @@ class PatchEmbedding:
 
   def grid(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
-    sizes = (n * self.reduction for n in self.patch_size)
-    return tuple(
-      (n - size) // step + 1
-      for n, size, step in zip(image_shape, sizes, self.pixels_per_token)
-    )
+    sides = zip(image_shape, self.patch_size, self.step)
+    return tuple((n // self.reduction - p) // s + 1 for n, p, s in sides)
 
   def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
     """Return (H, W) of the smallest image with that grid of patches."""
-    sizes = (n * self.reduction for n in self.patch_size)
-    return tuple(
-      (n - 1) * step + size
-      for n, size, step in zip(grid, sizes, self.pixels_per_token)
-    )
+    sides = zip(grid, self.patch_size, self.step)
+    return tuple(((n - 1) * s + p) * self.reduction for n, p, s in sides)
 
   def __call__(self, module, images):
     """Embed the patches of images.
@@ -385,35 +403,31 @@ class PatchEmbedding:
     Raises:
       ValueError: patches do not tile the images.
     """
-    patch, step = self.patch_size, self.step
+    size, step = self.patch_size, self.step
     batch, *sides, channels = images.shape
-    if any(n < p or (n - p) % s for n, p, s in zip(sides, patch, step)):
-      self._refuse(sides)
-    if step == patch:
-      ph, pw = patch
-      gh, gw = sides[0] // ph, sides[1] // pw
-      x = images.reshape(batch, gh, ph, gw, pw, channels)
+    if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
+      nearest = self.image_size(
+        max(round((n - p) / s), 0) + 1 for n, p, s in zip(sides, size, step)
+      )
+      what = 'Images'
+      if self.reduction > 1:
+        what = f'Feature maps (images / {self.reduction})'
+      every = '' if step == size else f' every {step[0]}x{step[1]}'
+      raise ValueError(
+        f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
+        f'patches of {size[0]}x{size[1]}{every}; the nearest image size that '
+        f'can is {nearest[0]}x{nearest[1]}. Resize or crop the images to it, '
+        'or use another patch_size.'
+      )
+    if step == size:
+      gh, gw = self.grid([n * self.reduction for n in sides])
+      x = images.reshape(batch, gh, size[0], gw, size[1], channels)
       return x.swapaxes(2, 3)
     rows, cols = (
       np.arange(0, n - p + 1, s)[:, None] + np.arange(p)[None]
-      for n, p, s in zip(sides, patch, step)
+      for n, p, s in zip(sides, size, step)
     )
     return images[:, rows][:, :, :, cols].swapaxes(2, 3)
-
-  def _refuse(self, sides):
-    (ph, pw), step, factor = self.patch_size, self.step, self.reduction
-    near = [
-      (max(round((n - p) / s), 0) * s + p) * factor
-      for n, p, s in zip(sides, self.patch_size, step)
-    ]
-    what = 'Images' if factor == 1 else f'Feature maps (images / {factor})'
-    every = '' if self.stride is None else f' every {step[0]}x{step[1]}'
-    raise ValueError(
-      f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
-      f'patches of {ph}x{pw}{every}; the nearest image size that can is '
-      f'{near[0]}x{near[1]}. Resize or crop the images to it, or use another '
-      'patch_size.'
-    )
 
   def replace(self, module, patches, sources):
     """Replace patches by other patches, or by the mask vector.
@@ -449,41 +463,31 @@ class PatchEmbedding:
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
 
   def resize(self, path, kernel, shape, *, method=None, adapt_channels=False):
-    """Fit the kernel to patches of another size, or to other channels.
+    """Fit the kernel that pixels are multiplied with to another shape.
 
     Args:
-      path: of a parameter of the model.
+      path: of a parameter of the model; other parameters are not resized.
       kernel: [ph, pw, C, D].
       shape: wanted shape.
       method: how patches are resized, see `resample.resize_kernel`; None: they
         are not.
-      adapt_channels: whether the number of channels may change.
+      adapt_channels: whether channels may be summed to one, or repeated and
+        scaled to more (as timm does).
 
     Returns:
-      Array of the wanted shape; None if the parameter is another one, or it may
-      not be changed to that shape.
+      Array of the wanted shape; None if it may not be changed to it.
     """
-    if path != 'embedding/kernel' or kernel.shape[3:] != tuple(shape[3:]):
+    if path not in ('embedding/kernel', 'resnet/root/conv/kernel'):
       return None
-    if adapt_channels:
-      kernel = to_channels(kernel, shape[2])
+    old, new = kernel.shape[2], shape[2]
+    if adapt_channels and new == 1:
+      kernel = kernel.sum(axis=2, keepdims=True)
+    elif adapt_channels and new != old:
+      kernel = kernel[:, :, np.arange(new) % old]
+      kernel = kernel * np.asarray(old / new, kernel.dtype)
     if method and shape[:2] != kernel.shape[:2]:
       kernel = resample.resize_kernel(kernel, shape[:2], method)
     return kernel if kernel.shape == tuple(shape) else None
-
-
-def to_channels(kernel, channels):
-  """Convert a kernel [ph, pw, C, D] to another number of image channels.
-
-  Channels are summed to one, or repeated and scaled to more (as timm does).
-  """
-  old = kernel.shape[2]
-  if channels == old:
-    return kernel
-  if channels == 1:
-    return kernel.sum(axis=2, keepdims=True)
-  repeated = kernel[:, :, np.arange(channels) % old]
-  return repeated * np.asarray(old / channels, kernel.dtype)
 
 
 def resize(
@@ -498,14 +502,14 @@ def resize(
 ):
   """Fit a parameter to other image sizes, patch sizes or channels.
 
-  Asks the model's position embedding (`model.posemb`) and patch embedding
-  (`model.embedding`), if it has them.
+  Asks the position embedding and the patch embedding of the model, its
+  attributes `posemb` and `embedding`.
 
   Args:
     model: that the parameter is for.
     path: of the parameter.
-    array: its value in a model that may differ in these.
-    shape: of the parameter in `model`.
+    array: its value in another model.
+    shape: of the parameter in this model.
     posemb_resize: method for position embeddings, one of resample.METHODS.
     patch_resize: method for patches; None: their size must not differ.
     adapt_channels: whether the number of image channels may differ.
@@ -514,18 +518,13 @@ def resize(
     Array of that shape; None if it cannot be resized to it.
   """
   array, shape = np.asarray(array), tuple(shape)
-  if posemb := getattr(model, 'posemb', None):
-    name = path.rsplit('/', 1)[-1]
-    out = posemb.resize(name, array, shape, posemb_resize)
-    if out is not None:
-      return out
-  if adapt_channels and path == 'resnet/root/conv/kernel':
-    out = to_channels(array, shape[2])
-    return out if out.shape == shape else None
-  if embedding := getattr(model, 'embedding', None):
-    options = {'method': patch_resize, 'adapt_channels': adapt_channels}
-    return embedding.resize(path, array, shape, **options)
-  return None
+  posemb = getattr(model, 'posemb', None) or PositionEmbedding()
+  out = posemb.resize(path.rsplit('/', 1)[-1], array, shape, posemb_resize)
+  if out is not None or array.ndim != len(shape):
+    return out
+  embedding = getattr(model, 'embedding', None) or PatchEmbedding(1)
+  options = {'method': patch_resize, 'adapt_channels': adapt_channels}
+  return embedding.resize(path, array, shape, **options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Block(nn.Module):
     return drop_path(self, y, drop_rate)
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(common.Classifier):
   """Images to logits.
 
   Attributes:
@@ -144,35 +144,6 @@ class VisionTransformer(nn.Module):
 
   layer = Block  # class of the layers
 
-  def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    patch_sources: jax.Array | None = None,
-  ) -> jax.Array:
-    """Compute logits, or the pooled representation if there is no head.
-
-    Args:
-      images: [B, H, W, C], in [-1, 1].
-      train: whether dropout and stochastic depth act; they need an rng
-        'dropout'.
-      patch_sources: int32 [B, gh * gw], index of the patch whose embedding
-        replaces each patch before positions are added, or below 0 for the mask
-        vector. None: nothing is replaced.
-
-    Returns:
-      float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
-      'pre_logits' of features(), in dtype.
-
-    Raises:
-      ValueError: patches do not tile the image, or a field is invalid.
-    """
-    out = self.features(
-      images, train=train, per_layer=False, patch_sources=patch_sources
-    )
-    return out['logits'] if self.num_classes else out['pre_logits']
-
   @nn.compact
   def features(
     self,
@@ -186,10 +157,17 @@ class VisionTransformer(nn.Module):
 
     Called as model.apply(variables, images, method='features').
 
+    Args:
+      images, train: see Classifier.
+      per_layer: whether to return the output of each layer.
+      patch_sources: int32 [B, gh * gw], index of the patch whose embedding
+        replaces each patch before positions are added, or below 0 for the mask
+        vector. None: nothing is replaced.
+
     Returns:
       feature_map: [B, ., ., F], output of the ResNet of a hybrid.
       patches: [B, gh * gw, D], embedded patches before any is replaced.
-      block_0 ... block_{L-1}: [B, N, D], output of each layer (if per_layer).
+      block_0 ... block_{L-1}: [B, N, D], output of each layer.
       tokens: [B, N, D], all tokens after the final LayerNorm (before it, if
         pooling.norm_after).
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
@@ -210,7 +188,7 @@ class VisionTransformer(nn.Module):
       depth=self.depth,
       stochastic_depth=self.stochastic_depth if train else 0.0,
       scan=self.scan,
-      remat=self.remat,
+      remat_policy=self.remat,
       per_layer=per_layer,
       shared=posemb.shared(self, layout, self.width),
       num_heads=self.num_heads,
