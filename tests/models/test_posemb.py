@@ -20,7 +20,7 @@ from contract import (
 
 from vit_jax import tree
 from vit_jax.models import posemb, resample
-from vit_jax.models.common import Attention, PatchEmbedding
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import (
   Layout,
@@ -31,7 +31,7 @@ from vit_jax.models.posemb import (
   SinCos2d,
 )
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import Block, VisionTransformer
+from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)

@@ -23,9 +23,7 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import resample
-from vit_jax.models.attention import attention
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.models.posemb import Layout, PositionEmbedding
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -162,81 +160,6 @@ class LayerNorm(nn.LayerNorm):
   """Flax's LayerNorm with the epsilon of the paper's code."""
 
   epsilon: float = 1e-6
-
-
-class Attention(nn.Module):
-  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
-
-  Records queries and keys, as they enter the softmax except for the scale
-  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
-  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
-  """
-
-  num_heads: int
-  options: BlockOptions = BlockOptions()
-  posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout | None = None
-  implementation: str = 'auto'
-  dtype: Any = 'float32'
-  train: bool = False
-
-  @nn.compact
-  def __call__(self, queries, tokens):
-    width, options = tokens.shape[-1], self.options
-    heads = self.num_heads, width // self.num_heads
-    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
-    q = affine((width,), heads, name='query')(queries)
-    k = affine((width,), heads, name='key')(tokens)
-    v = affine((width,), heads, name='value')(tokens)
-    if options.qk_norm:
-      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
-    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
-    self.sow('intermediates', 'q', q)
-    self.sow('intermediates', 'k', k)
-    position_logits = self.posemb.logits(self, q, self.layout)
-    if position_logits is not None:
-      self.sow('intermediates', 'position_logits', position_logits)
-    drop = self.train and options.attention_dropout > 0
-    x = attention(
-      q,
-      k,
-      v,
-      implementation=self.implementation,
-      dropout_rate=options.attention_dropout if drop else 0.0,
-      dropout_rng=self.make_rng('dropout') if drop else None,
-      position_logits=position_logits,
-    )
-    return affine(heads, (width,), name='out')(x)
-
-
-class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D].
-
-  `init` is the key of the kernels' initialiser in INIT.
-  """
-
-  mlp_dim: int
-  dropout: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  train: bool = False
-  init: str = 'mlp'
-
-  @nn.compact
-  def __call__(self, x):
-    width = (x.shape[-1],)
-    hidden = (self.mlp_dim,)
-    affine = functools.partial(
-      Affine,
-      init=INIT[self.init],
-      bias_init=INIT[f'{self.init}_bias'],
-      dtype=self.dtype,
-    )
-    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
-    x = affine(width, hidden, name='fc1')(x)
-    x = dropout(GELU[self.gelu](x))
-    return dropout(affine(hidden, width, name='fc2')(x))
 
 
 def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:

@@ -22,10 +22,95 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import common
-from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.attention import attention
+from vit_jax.models.common import (
+  GELU,
+  INIT,
+  Affine,
+  BlockOptions,
+  Head,
+  LayerNorm,
+  PatchEmbedding,
+  drop_path,
+)
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
+
+
+class Attention(nn.Module):
+  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
+
+  Records queries and keys, as they enter the softmax except for the scale
+  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
+  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
+  """
+
+  num_heads: int
+  options: BlockOptions = BlockOptions()
+  posemb: PositionEmbedding = PositionEmbedding()
+  layout: Layout | None = None
+  implementation: str = 'auto'
+  dtype: Any = 'float32'
+  train: bool = False
+
+  @nn.compact
+  def __call__(self, queries, tokens):
+    width, options = tokens.shape[-1], self.options
+    heads = self.num_heads, width // self.num_heads
+    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
+    q = affine((width,), heads, name='query')(queries)
+    k = affine((width,), heads, name='key')(tokens)
+    v = affine((width,), heads, name='value')(tokens)
+    if options.qk_norm:
+      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
+      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
+    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
+    self.sow('intermediates', 'q', q)
+    self.sow('intermediates', 'k', k)
+    position_logits = self.posemb.logits(self, q, self.layout)
+    if position_logits is not None:
+      self.sow('intermediates', 'position_logits', position_logits)
+    drop = self.train and options.attention_dropout > 0
+    x = attention(
+      q,
+      k,
+      v,
+      implementation=self.implementation,
+      dropout_rate=options.attention_dropout if drop else 0.0,
+      dropout_rng=self.make_rng('dropout') if drop else None,
+      position_logits=position_logits,
+    )
+    return affine(heads, (width,), name='out')(x)
+
+
+class Mlp(nn.Module):
+  """Two layers with a GELU between them: [..., D] -> [..., D].
+
+  `init` is the key of the kernels' initialiser in INIT.
+  """
+
+  mlp_dim: int
+  dropout: float = 0.0
+  gelu: str = 'tanh'
+  dtype: Any = 'float32'
+  train: bool = False
+  init: str = 'mlp'
+
+  @nn.compact
+  def __call__(self, x):
+    width = (x.shape[-1],)
+    hidden = (self.mlp_dim,)
+    affine = functools.partial(
+      Affine,
+      init=INIT[self.init],
+      bias_init=INIT[f'{self.init}_bias'],
+      dtype=self.dtype,
+    )
+    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
+    x = affine(width, hidden, name='fc1')(x)
+    x = dropout(GELU[self.gelu](x))
+    return dropout(affine(hidden, width, name='fc2')(x))
 
 
 class Block(nn.Module):
@@ -51,12 +136,11 @@ class Block(nn.Module):
       shared: what the position embedding shares among layers, or None.
     """
     options = self.options
-    eps = options.norm_eps
-    norm = functools.partial(common.LayerNorm, eps, dtype=self.dtype)
+    norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
     x = keep_batch_split(x)
     x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = norm(name='norm1')(x)
-    y = common.Attention(
+    y = Attention(
       num_heads=self.num_heads,
       options=options,
       posemb=self.posemb,
@@ -69,7 +153,7 @@ class Block(nn.Module):
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
     y = norm(name='norm2')(x)
-    y = common.Mlp(
+    y = Mlp(
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,
       gelu=options.gelu,
@@ -85,7 +169,7 @@ class Block(nn.Module):
       init = nn.initializers.constant(self.options.layerscale_init)
       scale = self.param(name, init, y.shape[-1:])
       y = y * scale.reshape(1, 1, -1).astype(y.dtype)
-    return common.drop_path(self, y, drop_rate)
+    return drop_path(self, y, drop_rate)
 
 
 class VisionTransformer(common.Classifier):
@@ -192,7 +276,7 @@ class VisionTransformer(common.Classifier):
       dtype=self.dtype,
       train=train,
     )
-    norm = common.LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
+    norm = LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
     out |= layers
     out['tokens'] = tokens if pooling.norm_after else norm(tokens)
     x = pooling(self, out['tokens'], layout)
@@ -206,11 +290,11 @@ class VisionTransformer(common.Classifier):
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = []
     if layout.class_token:
-      cls = self.param('cls', common.INIT['cls'], (1, 1, width))
+      cls = self.param('cls', INIT['cls'], (1, 1, width))
       prefix.append(posemb.add_to_class_token(self, cls))
     if layout.num_registers:
       shape = (1, layout.num_registers, width)
-      prefix.append(self.param('registers', common.INIT['registers'], shape))
+      prefix.append(self.param('registers', INIT['registers'], shape))
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
     return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
 
