@@ -27,7 +27,6 @@ from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
-from vit_jax.weights import keymap
 
 IMAGE_SIZE = 224  # if neither the file nor the user says
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
@@ -264,13 +263,13 @@ def finish(
 
   Args:
     model: as `infer` returns it.
-    params, names, arrays, keys, hint: see `keymap.fit`.
+    params, names, arrays, keys, hint: see `KeyMap.fit`.
     image_size, grid: see `infer_image_shape`.
   """
   with _readable(params):
     shape = infer_image_shape(model, params, image_size=image_size, grid=grid)
     made = shapes(model, shape)
-  return keymap.fit(params, names, made, arrays, keys, hint=hint), shape
+  return keys.fit(params, names, made, arrays, hint=hint), shape
 
 
 @contextlib.contextmanager

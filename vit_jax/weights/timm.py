@@ -15,6 +15,7 @@ there is `fc_norm`. timm's LayerNorms have an epsilon of 1e-6, as ours.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -26,16 +27,17 @@ from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.resnet import ResNet
-from vit_jax.weights import bundle, image_configs, keymap
+from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import Key, conv, linear, norm
+from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
 _WRAPPER = 'timm_model.'  # of the class in transformers that wraps them
 
 
+@functools.cache
 def _vit_keys(last_norm='norm', root_only=False):
   backbone = 'patch_embed.backbone'
-  return [
+  return KeyMap(
     Key('cls_token', 'cls'),
     Key('reg_token', 'registers'),
     Key('pos_embed', 'pos_embedding'),
@@ -59,7 +61,7 @@ def _vit_keys(last_norm='norm', root_only=False):
     *_backbone_keys(
       f'{backbone}.' if root_only else f'{backbone}.stem.', f'{backbone}.'
     ),
-  ]
+  )
 
 
 def _backbone_keys(stem, prefix=''):
@@ -75,7 +77,7 @@ def _backbone_keys(stem, prefix=''):
   ]
 
 
-_RESNET_KEYS = [
+_RESNET_KEYS = KeyMap(
   *_backbone_keys('stem.'),
   *norm('norm', 'norm'),
   Key(  # a convolution of 1x1
@@ -86,15 +88,15 @@ _RESNET_KEYS = [
     ndim=4,
   ),
   Key('head.fc.bias', 'head/bias'),
-]
-_MIXER_KEYS = [
+)
+_MIXER_KEYS = KeyMap(
   *conv('stem.proj', 'embedding'),
   *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
   *linear('blocks.{i}.mlp_tokens.fc{n}', 'block_{i}/token_mixing/fc{n}'),
   *linear('blocks.{i}.mlp_channels.fc{n}', 'block_{i}/channel_mixing/fc{n}'),
   *norm('norm', 'norm'),
   *linear('head', 'head'),
-]
+)
 _FIRST_CONVS = (
   *('patch_embed.backbone.stem.conv', 'patch_embed.backbone.conv'),
   *('patch_embed.proj', 'stem.conv', 'stem.proj'),
@@ -173,7 +175,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     arrays = _add_biases(arrays, notes)
   else:
     keys = _RESNET_KEYS
-  params, names = keymap.to_ours(arrays, keys)
+  params, names = keys.to_ours(arrays)
   if 'patch_embed.proj.weight' in arrays:
     fields = _vit_fields(params, config, last_norm) | fields
     model = _place_tokens(params, fields, last_norm, config, grid, notes)
@@ -475,9 +477,7 @@ def write(weights):
     name, args = _vit(weights, params)
     root_only = getattr(model.embedding, 'stages', None) == ()
     keys = _vit_keys('fc_norm' if args['fc_norm'] else 'norm', root_only)
-  arrays, rest = keymap.to_theirs(params, keys)
-  if rest:
-    raise ValueError(f'timm has no name for {", ".join(sorted(rest))}.')
+  arrays = keys.to_theirs(params)
   arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
   return arrays, {'config.json': _make_config(weights, name, args, arrays)}
 
