@@ -68,8 +68,7 @@ class Real:
     json: path or URL of real.json.
 
   Raises:
-    ValueError: the file cannot be read, is not 50,000 lists, or has ids
-      outside 0 to 999; the name of an image has no number.
+    ValueError: the file is not a real.json; an image's name has no number.
   """
 
   num_classes = NUM_CLASSES
@@ -77,8 +76,8 @@ class Real:
   def __init__(self, source, *, json):
     if json is None:
       raise ValueError(
-        'Real: the file is not set. Set it to the path of real.json, in a'
-        ' config with --config.evals.NAME.data.source.json=PATH.'
+        'Real: json=None. Set it to the path of real.json, in a config with'
+        ' --config.evals.NAME.data.source.json=PATH.'
       )
     self._source, self._real = source, _read(str(json))
     self.channels = getattr(source, 'channels', 3)
