@@ -19,7 +19,7 @@ from contract import (
 )
 
 from vit_jax import tree
-from vit_jax.models import common, posemb, resample
+from vit_jax.models import posemb, resample
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import (
@@ -271,7 +271,9 @@ def resized(model, params, images):
   for path, want in tree.flatten(fresh).items():
     out[path] = params[path]
     if want.shape != params[path].shape:
-      out[path] = common.resize(model, path, params[path], want.shape)
+      out[path] = resample.resize_parameter(
+        model, path, params[path], want.shape
+      )
     assert out[path].shape == want.shape, path
   return tree.unflatten(out)
 

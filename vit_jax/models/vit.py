@@ -253,11 +253,10 @@ class VisionTransformer(common.Classifier):
     self._check()
     out, grid = self.embedding(self, images)
     patches = self.embedding.replace(self, out['patches'], patch_sources)
-    pooling = self.pooling
+    posemb, pooling = self.posemb or PositionEmbedding(), self.pooling
     layout = pooling.layout(grid)
-    tokens = self._assemble(patches, layout)
+    tokens = self._assemble(patches, layout, posemb)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    posemb = self.posemb or PositionEmbedding()
     tokens, layers = common.run_layers(
       self.layer,
       tokens,
@@ -284,10 +283,9 @@ class VisionTransformer(common.Classifier):
     x = norm(x) if pooling.norm_after else x
     return out | self.head(self, x)
 
-  def _assemble(self, patches, layout):
+  def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
     batch, _, width = patches.shape
-    posemb = self.posemb or PositionEmbedding()
     x = patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = []
