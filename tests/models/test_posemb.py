@@ -19,8 +19,8 @@ from contract import (
 )
 
 from vit_jax import tree
-from vit_jax.models import common, posemb, resample
-from vit_jax.models.common import Attention, PatchEmbedding
+from vit_jax.models import posemb, resample
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import (
   Layout,
@@ -31,7 +31,7 @@ from vit_jax.models.posemb import (
   SinCos2d,
 )
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import Block, VisionTransformer
+from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)
@@ -271,7 +271,9 @@ def resized(model, params, images):
   for path, want in tree.flatten(fresh).items():
     out[path] = params[path]
     if want.shape != params[path].shape:
-      out[path] = common.resize(model, path, params[path], want.shape)
+      out[path] = resample.resize_parameter(
+        model, path, params[path], want.shape
+      )
     assert out[path].shape == want.shape, path
   return tree.unflatten(out)
 

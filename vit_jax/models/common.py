@@ -23,9 +23,7 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import resample
-from vit_jax.models.attention import attention
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.models.posemb import Layout, PositionEmbedding
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -90,9 +88,6 @@ class Classifier(nn.Module):
     Returns:
       float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
       'pre_logits' of features(), in dtype.
-
-    Raises:
-      ValueError: the images do not fit the model, or a field is invalid.
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']
@@ -167,81 +162,6 @@ class LayerNorm(nn.LayerNorm):
   epsilon: float = 1e-6
 
 
-class Attention(nn.Module):
-  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
-
-  Records queries and keys, as they enter the softmax except for the scale
-  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
-  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
-  """
-
-  num_heads: int
-  options: BlockOptions = BlockOptions()
-  posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout | None = None
-  implementation: str = 'auto'
-  dtype: Any = 'float32'
-  train: bool = False
-
-  @nn.compact
-  def __call__(self, queries, tokens):
-    width, options = tokens.shape[-1], self.options
-    heads = self.num_heads, width // self.num_heads
-    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
-    q = affine((width,), heads, name='query')(queries)
-    k = affine((width,), heads, name='key')(tokens)
-    v = affine((width,), heads, name='value')(tokens)
-    if options.qk_norm:
-      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
-    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
-    self.sow('intermediates', 'q', q)
-    self.sow('intermediates', 'k', k)
-    position_logits = self.posemb.logits(self, q, self.layout)
-    if position_logits is not None:
-      self.sow('intermediates', 'position_logits', position_logits)
-    drop = self.train and options.attention_dropout > 0
-    x = attention(
-      q,
-      k,
-      v,
-      implementation=self.implementation,
-      dropout_rate=options.attention_dropout if drop else 0.0,
-      dropout_rng=self.make_rng('dropout') if drop else None,
-      position_logits=position_logits,
-    )
-    return affine(heads, (width,), name='out')(x)
-
-
-class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D].
-
-  `init` is the key of the kernels' initialiser in INIT.
-  """
-
-  mlp_dim: int
-  dropout: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  train: bool = False
-  init: str = 'mlp'
-
-  @nn.compact
-  def __call__(self, x):
-    width = (x.shape[-1],)
-    hidden = (self.mlp_dim,)
-    affine = functools.partial(
-      Affine,
-      init=INIT[self.init],
-      bias_init=INIT[f'{self.init}_bias'],
-      dtype=self.dtype,
-    )
-    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
-    x = affine(width, hidden, name='fc1')(x)
-    x = dropout(GELU[self.gelu](x))
-    return dropout(affine(hidden, width, name='fc2')(x))
-
-
 def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:
   """Drop the output of a residual branch for some examples (AugReg).
 
@@ -253,10 +173,8 @@ def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:
   """
   if rate is None:
     return y
-  keep = 1 - rate
-  kept = jax.random.bernoulli(
-    module.make_rng('dropout'), keep, (y.shape[0], 1, 1)
-  )
+  keep, rng = 1 - rate, module.make_rng('dropout')
+  kept = jax.random.bernoulli(rng, keep, (y.shape[0], 1, 1))
   return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
 
 
@@ -277,11 +195,8 @@ def run_layers(
   Args:
     layer: class of modules, called as layer(x, rate or None, shared) -> x.
     x: [B, N, D].
-    depth: number of layers.
-    stochastic_depth: rate of drop_path in the last layer; grows linearly from 0
-      in the first layer.
-    scan: compile one layer and loop over stacked parameters.
-    remat_policy: what to recompute in the backward pass, a name in REMAT.
+    depth, stochastic_depth, scan: as in VisionTransformer.
+    remat_policy: a name in REMAT.
     per_layer: whether to return the output of each layer.
     shared: argument of all layers.
     **fields: of the layers.
@@ -289,9 +204,8 @@ def run_layers(
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
   """
-  rates = None
-  if stochastic_depth:
-    rates = jnp.linspace(0, stochastic_depth, depth)
+  rate = stochastic_depth
+  rates = jnp.linspace(0, rate, depth) if rate else None
   # Inside a scan nothing can be merged with the forward pass anyway.
   layer = remat(layer, remat_policy, prevent_cse=not scan)
 
@@ -311,14 +225,12 @@ def run_layers(
   else:
     outputs = []
     for i in range(depth):
-      rate = None if rates is None else rates[i]
       block = layer(name=f'block_{i}', **fields)
-      x, output = apply(block, x, rate, shared)
+      x, output = apply(block, x, None if rates is None else rates[i], shared)
       outputs.append(output)
   x = keep_batch_split(x)
-  if not per_layer:
-    return x, {}
-  return x, {f'block_{i}': outputs[i] for i in range(depth)}
+  found = {f'block_{i}': outputs[i] for i in range(depth)} if per_layer else {}
+  return x, found
 
 
 def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -376,11 +288,7 @@ class PatchEmbedding:
     return tuple(((n - 1) * s + p) * self.reduction for n, p, s in sides)
 
   def __call__(self, module, images):
-    """Embed the patches of images.
-
-    Args:
-      module: gets the parameters; its width and dtype are used.
-      images: [B, H, W, C].
+    """Embed the patches of images [B, H, W, C].
 
     Returns:
       ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
@@ -398,11 +306,7 @@ class PatchEmbedding:
     return {'patches': x.reshape(batch, -1, module.width)}, tuple(grid)
 
   def cut(self, images: jax.Array) -> jax.Array:
-    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C].
-
-    Raises:
-      ValueError: patches do not tile the images.
-    """
+    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C]."""
     size, step = self.patch_size, self.step
     batch, *sides, channels = images.shape
     if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
@@ -438,11 +342,6 @@ class PatchEmbedding:
       sources: int32 [B, n], index of the patch that replaces each patch, or
         below 0 for the mask vector. None: nothing is replaced.
 
-    Returns:
-      [B, n, D].
-
-    Raises:
-      ValueError: there are sources but no mask vector, or not one per patch.
     """
     if self.mask_token:
       mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
@@ -463,68 +362,10 @@ class PatchEmbedding:
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
 
   def resize(self, path, kernel, shape, *, method=None, adapt_channels=False):
-    """Fit the kernel that pixels are multiplied with to another shape.
-
-    Args:
-      path: of a parameter of the model; other parameters are not resized.
-      kernel: [ph, pw, C, D].
-      shape: wanted shape.
-      method: how patches are resized, see `resample.resize_kernel`; None: they
-        are not.
-      adapt_channels: whether channels may be summed to one, or repeated and
-        scaled to more (as timm does).
-
-    Returns:
-      Array of the wanted shape; None if it may not be changed to it.
-    """
-    if path not in ('embedding/kernel', 'resnet/root/conv/kernel'):
+    """Return a kernel in another shape, see `resample.resize_pixels`."""
+    if path not in resample.PIXEL_KERNELS:
       return None
-    old, new = kernel.shape[2], shape[2]
-    if adapt_channels and new == 1:
-      kernel = kernel.sum(axis=2, keepdims=True)
-    elif adapt_channels and new != old:
-      kernel = kernel[:, :, np.arange(new) % old]
-      kernel = kernel * np.asarray(old / new, kernel.dtype)
-    if method and shape[:2] != kernel.shape[:2]:
-      kernel = resample.resize_kernel(kernel, shape[:2], method)
-    return kernel if kernel.shape == tuple(shape) else None
-
-
-def resize(
-  model,
-  path,
-  array,
-  shape,
-  *,
-  posemb_resize='paper',
-  patch_resize=None,
-  adapt_channels=False,
-):
-  """Fit a parameter to other image sizes, patch sizes or channels.
-
-  Asks the position embedding and the patch embedding of the model, its
-  attributes `posemb` and `embedding`.
-
-  Args:
-    model: that the parameter is for.
-    path: of the parameter.
-    array: its value in another model.
-    shape: of the parameter in this model.
-    posemb_resize: method for position embeddings, one of resample.METHODS.
-    patch_resize: method for patches; None: their size must not differ.
-    adapt_channels: whether the number of image channels may differ.
-
-  Returns:
-    Array of that shape; None if it cannot be resized to it.
-  """
-  array, shape = np.asarray(array), tuple(shape)
-  posemb = getattr(model, 'posemb', None) or PositionEmbedding()
-  out = posemb.resize(path.rsplit('/', 1)[-1], array, shape, posemb_resize)
-  if out is not None or array.ndim != len(shape):
-    return out
-  embedding = getattr(model, 'embedding', None) or PatchEmbedding(1)
-  options = {'method': patch_resize, 'adapt_channels': adapt_channels}
-  return embedding.resize(path, array, shape, **options)
+    return resample.resize_pixels(kernel, shape, method, adapt_channels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -542,15 +383,11 @@ class Head:
   bias_init: float = 0.0
 
   def __call__(self, module, x):
-    """Compute logits of pooled features.
-
-    Args:
-      module: gets the parameters; its dtype and num_classes are used.
-      x: [..., D].
+    """Compute the logits of pooled features [..., D].
 
     Returns:
       {'pooled': x, 'pre_logits': output of the tanh layer or x,
-      'logits': float32 [..., K] unless num_classes is None or 0}.
+      'logits': float32 [..., K] unless module.num_classes is None or 0}.
     """
     out = {'pooled': x}
     if self.representation_size:

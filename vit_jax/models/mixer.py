@@ -16,11 +16,11 @@ from vit_jax.models import common
 from vit_jax.models.common import (
   Head,
   LayerNorm,
-  Mlp,
   PatchEmbedding,
   drop_path,
 )
 from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.vit import Mlp
 
 
 class MixerBlock(nn.Module):

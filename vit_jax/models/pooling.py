@@ -11,13 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models.common import (
-  INIT,
-  Attention,
-  BlockOptions,
-  LayerNorm,
-  Mlp,
-)
+from vit_jax.models.common import INIT, BlockOptions, LayerNorm
 from vit_jax.models.posemb import Layout
 
 
@@ -139,6 +133,8 @@ class MapHead(nn.Module):
 
   @nn.compact
   def __call__(self, tokens):
+    from vit_jax.models.vit import Attention, Mlp  # it imports this file
+
     batch, _, width = tokens.shape
     probe = self.param('probe', INIT['probe'], (1, 1, width))
     probe = jnp.broadcast_to(probe, (batch, 1, width))

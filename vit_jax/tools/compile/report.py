@@ -62,21 +62,19 @@ COLUMNS = {  # key of a row: heading
 }
 
 
-def row(step, compiled, hlo):
-  """Return the row of a compiled step.
+def numbers(row, compiled, hlo):
+  """Return what a compiled step adds to its row.
 
   Args:
-    step: Step of step.py; the row begins with its `about`.
-    compiled: `step.lowered.compile()`.
+    row: of `step.lower`.
+    compiled: jax.stages.Compiled.
     hlo: text of the optimized HLO.
   """
   counted = costs(hlo)
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + counted.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
-  found = step.about | _memory(compiled, hbm_gib(step.device))
-  found |= {
-    'model_tflop': step.model_flops / step.devices / 1e12,
+  found = _memory(compiled, row['hbm_gib']) | {
     'compiler_tflop': flops / 1e12 or None,
     'accessed_gb': accessed / 1e9 or None,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
@@ -84,25 +82,19 @@ def row(step, compiled, hlo):
     'unknown_loops': counted.unknown_loops,
     'uncounted_kernels': counted.uncounted_kernels,
   }
-  chip = CHIPS.get(step.device.device_kind)
-  if chip and counted.cycles:
-    found |= _estimates(step, counted, chip)
+  if (chip := CHIPS.get(row['device_kind'])) and counted.cycles:
+    seconds = counted.cycles / chip.clock_ghz / 1e9
+    peak = metrics.peak_flops(row['device_kind'])
+    # A device sends each byte at least once, of a sum twice.
+    sent = counted.collectives.total() + counted.collectives['all-reduce']
+    found |= {
+      'step_ms': seconds * 1e3,
+      'collectives_ms': sent / chip.links_gb_s / 1e6,
+      'images_per_s': row['batch_size'] / seconds,
+      'mfu': row['model_tflop'] * 1e12 / seconds / peak,
+    }
   ranked = counted.operations.most_common()
   return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
-
-
-def _estimates(step, counted, chip):
-  """Return times and rates that follow from the compiler's cycles."""
-  seconds = counted.cycles / chip.clock_ghz / 1e9
-  peak = step.devices * metrics.peak_flops(step.device.device_kind)
-  sent = counted.collectives.total() + counted.collectives['all-reduce']
-  return {
-    'step_ms': seconds * 1e3,
-    # A device sends each byte at least once, of a sum twice.
-    'collectives_ms': sent / chip.links_gb_s / 1e6,
-    'images_per_s': step.about['batch_size'] / seconds,
-    'mfu': step.model_flops / seconds / peak,
-  }
 
 
 def _memory(compiled, hbm):
@@ -129,26 +121,22 @@ def _against(hbm, wanted):
   return {'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
 
 
-def too_large(step, error):
-  """Return the row of a step for which the compiler ran out of memory.
+def too_large(row, error):
+  """Return what a step adds to its row if it does not fit.
 
   The compiler's message has one number: the temporaries, or the total.
   """
-  found = step.about | {
-    'fits': False,
-    'arguments_gib': step.arguments / GIB,
-    'model_tflop': step.model_flops / step.devices / 1e12,
-  }
   text, size = str(error), r'([\d.]+)([KMGT])'
   match = re.search(rf'Used {size} of {size}', text)
   match = match or re.search(rf'\({size}\) exceeds [^(]*\({size}\)', text)
   if not match:
-    return found | {'error': text.splitlines()[0][:300]}
+    return {'fits': False, 'error': text.splitlines()[0][:300]}
   number, unit, limit, limit_unit = match.groups()
   wanted, limit = _gib(number, unit), _gib(limit, limit_unit)
+  found = {}
   if 'temporaries' in text:
     found['temporaries_gib'] = wanted
-    wanted += found['arguments_gib']
+    wanted += row['arguments_gib']
   return found | {'total_gib': wanted} | _against(limit, wanted)
 
 

@@ -12,7 +12,6 @@ import re
 import tempfile
 import time
 import types
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,27 +36,6 @@ TOPOLOGIES = (  # examples
 )
 
 
-@dataclasses.dataclass
-class Step:
-  """A train step, lowered for some devices.
-
-  Attributes:
-    lowered: jax.stages.Lowered.
-    about: first columns of its row.
-    device: one of the devices.
-    devices: number of devices.
-    model_flops: FLOPs of 3 forward passes over the global batch.
-    arguments: bytes of state and batch on a device.
-  """
-
-  lowered: Any
-  about: dict
-  device: Any
-  devices: int
-  model_flops: int
-  arguments: int
-
-
 def measure(config, devices, batch_size=None, remat=None, **options):
   """Return the row of a config's train step; see report.py.
 
@@ -72,17 +50,17 @@ def measure(config, devices, batch_size=None, remat=None, **options):
   configs.override(
     config, [f'{k}={v}' for k, v in changes.items() if v is not None]
   )
-  step = lower(config, devices, **options)
+  lowered, row = lower(config, devices, **options)
   start = time.perf_counter()
   try:
-    compiled = step.lowered.compile()
+    compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    found = report.too_large(step, error)
+    row |= report.too_large(row, error)
   else:
-    found = report.row(step, compiled, read_hlo(step.lowered, compiled))
-  return found | {'compile_s': time.perf_counter() - start}
+    row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
+  return row | {'compile_s': time.perf_counter() - start}
 
 
 def read_hlo(lowered, compiled):
@@ -103,15 +81,18 @@ def read_hlo(lowered, compiled):
 
 
 def lower(config, devices, *, image_shape=None, num_classes=None):
-  """Return the Step of a config, made as in train(), but only from shapes.
+  """Lower the train step of a config, made as in train(), but from shapes.
 
   Args:
     config: of a training.
     devices: to compile for, present or described.
     image_shape: (H, W, C); None: what the transforms make of RGB images.
     num_classes: of the data; needed if model.num_classes is None.
+
+  Returns:
+    (jax.stages.Lowered, what is known of its row before it is compiled).
   """
-  run = arguments(config)
+  run = train_arguments(config)
   batch_size = run.data['batch_size']
   image_shape = image_shape or find_image_shape(run.data['transforms'])
   mesh = run.mesh.make(devices)
@@ -150,7 +131,9 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
   with jax.set_mesh(mesh):
     lowered = step_fn.lower(state, batch)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
-  about = {
+  flop = 3 * batch_size * flops.forward(model, images) / mesh.size
+  arguments = jax.tree.leaves((state, batch))
+  return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
     'mesh': ', '.join(axes) or '1 device',
@@ -161,18 +144,13 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
     'scan': getattr(model, 'scan', None),
     'attention': getattr(model, 'attention', None),
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'hbm_gib': report.hbm_gib(devices[0]),
+    'arguments_gib': sum(map(_bytes_on_a_device, arguments)) / report.GIB,
+    'model_tflop': flop / 1e12,
   }
-  return Step(
-    lowered,
-    about,
-    devices[0],
-    len(devices),
-    3 * batch_size * flops.forward(model, images),
-    sum(_bytes_on_a_device(x) for x in jax.tree.leaves((state, batch))),
-  )
 
 
-def arguments(config):
+def train_arguments(config):
   """Return the arguments of train() for a config, without opening data.
 
   `data` is a dict of the arguments of Data, with the transforms made; what a
@@ -198,7 +176,7 @@ def arguments(config):
 
 def smallest_batch(config, devices):
   """Return the batch size of one example per device and micro-batch."""
-  run = arguments(config)
+  run = train_arguments(config)
   mesh = run.mesh.make(devices)
   (axes,) = sharding.batch_sharding(mesh).spec
   return sharding.axis_size(mesh, axes) * run.accum_steps
