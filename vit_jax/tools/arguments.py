@@ -5,6 +5,7 @@ import contextlib
 import json
 import pathlib
 import re
+import sys
 
 from vit_jax import pretrained
 from vit_jax.weights import formats
@@ -75,6 +76,15 @@ def read(path, args):
   )
 
 
+def read_fitted(args):
+  """Return the Weights at --weights, with --image_size; report on stderr."""
+  weights = read(args.weights, args)
+  weights, report = fit(weights, image_size=args.image_size)
+  if report:
+    print(report, file=sys.stderr)
+  return weights
+
+
 def fit(weights, **options):
   """Return (Weights, report) of `pretrained.fit`; options of None are left out.
 
@@ -115,6 +125,24 @@ def count(text):
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
   return int(text)
+
+
+def add_images(parser, batch_size, nargs='+'):
+  """Add --weights, images, and how these are read."""
+  add = parser.add_argument
+  add('images', nargs=nargs, help='images, folders, globs; local or gs://...')
+  add('--weights', required=True, help='workdir, file or folder')
+  add(
+    '--on_error',
+    choices=('raise', 'skip'),
+    default='raise',
+    help='for images that cannot be read (raise)',
+  )
+  add_counts(
+    parser,
+    batch_size=(batch_size, 'images'),
+    num_workers=(None, 'decoding threads (one per core, at most 16)'),
+  )
 
 
 def add_counts(group, **counts):
