@@ -12,11 +12,6 @@ from vit_jax.data import pipeline
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 
-LOSSES = {
-  'softmax': classification.softmax_loss,
-  'sigmoid': classification.sigmoid_loss,
-}
-
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Classification(LabelEvaluator):
@@ -47,7 +42,7 @@ class Classification(LabelEvaluator):
   def __post_init__(self):
     super().__post_init__()
     source = self.data.source
-    one_of('loss', self.loss, tuple(LOSSES))
+    one_of('loss', self.loss, classification.LOSSES)
     one_of('confidence', self.confidence, (None, 'binomial', 'bootstrap'))
     if self.per_class and np.ndim(pipeline.first_example(source)['label']):
       raise ValueError(
@@ -133,7 +128,7 @@ def _measure(logits, targets, loss):
     log_confidence = jax.nn.log_sigmoid(best)
   out = {
     'accuracy': hits[:, 0],
-    'loss': LOSSES[loss](logits, targets),
+    'loss': classification.LOSSES[loss](logits, targets),
     'confidence': jnp.exp(log_confidence),
   }
   return out | ({'top5_accuracy': hits.any(-1)} if num_classes > 5 else {})
