@@ -181,11 +181,11 @@ class Rows(posemb.PositionEmbedding):
     return np.asarray(table)[at]
 
 @dataclasses.dataclass(frozen=True)
-class Max(pooling.Pooling):
-  """Pooling: the maximum over the patches."""
+class Sum(pooling.Pooling):
+  """Pooling: the sum over the patches."""
 
   def __call__(self, module, tokens, layout):
-    return tokens.max(axis=1)
+    return tokens.sum(axis=1)
 
 # Weights format: one key map.
 KEYS = [*linear('fc1', 'pixels'), *linear('fc2', 'head')]
@@ -222,7 +222,7 @@ def get_config(model):
       'patch_size': 4,
     },
     'posemb': {'target': 'mine.Rows', 'std': 0.1},
-    'pooling': {'target': 'mine.Max'},
+    'pooling': {'target': 'mine.Sum'},
   }
   return ml_collections.ConfigDict({
     'run': 'vit_jax.train.train',

@@ -134,7 +134,7 @@ def one_device_losses():
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
   step_fn = jax.jit(functools.partial(train_step, **arguments))
   source = digits.Synthetic(**without_target(SOURCE))
-  batches = pipeline.train_batches(source, batch_size=16, seed=3)
+  batches = pipeline.Data(source, batch_size=16).train_batches(seed=3)
   losses = []
   for _ in range(5):
     state, metrics = step_fn(state, next(batches))

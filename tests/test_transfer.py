@@ -27,13 +27,12 @@ def make(**fields):
 def flat_params(size=(12, 20), seed=0, num_classes=5, in_chans=3, **fields):
   """{path: array} of a tiny ViT, none of them zero."""
   model = make(num_classes=num_classes, **fields)
-  images = jax.ShapeDtypeStruct((1, *size, in_chans), jnp.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   rng = np.random.default_rng(seed)
-  return {
+  params = {
     path: rng.normal(size=leaf.shape).astype(leaf.dtype)
-    for path, leaf in tree.flatten(shapes).items()
+    for path, leaf in bundle.shapes(model, (*size, in_chans)).items()
   }
+  return tree.stack_blocks(params) if model.scan else params
 
 
 def adapt(loaded, fresh, **options):

@@ -302,11 +302,15 @@ def test_errors():
   distances = attention.cell_distances((3, 3), (1, 1))
   with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches.*grid'):
     mean_distance(q, k, distances=distances)
-  with pytest.raises(ValueError, match="prefix='drop'; it can be left_out, z"):
+  with pytest.raises(
+    ValueError, match="prefix='drop' must be one of 'left_out'"
+  ):
     mean_distance(q, k, distances=distances, prefix='drop')
-  with pytest.raises(ValueError, match="heads='sum'; it can be mean, max, min"):
+  with pytest.raises(
+    ValueError, match="heads='sum' must be one of 'mean', 'max'"
+  ):
     rollout(q[None], k[None], heads='sum')
-  with pytest.raises(ValueError, match="residual='no'; it can be half, none"):
+  with pytest.raises(ValueError, match="residual='no' must be one of 'half'"):
     rollout(q[None], k[None], residual='no')
 
 

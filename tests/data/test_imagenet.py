@@ -120,7 +120,7 @@ def test_tfds_and_file_agree(data_dir, real_json):
       np.testing.assert_array_equal(copy[i]['label'], expected[i])
       assert _NAME.format(number) in source.describe(i)
   assert of_file[3]['image'] == of_tfds[3]['image']
-  (batch,) = pipeline.eval_batches(of_file, batch_size=8)
+  (batch,) = pipeline.Data(of_file, batch_size=8).eval_batches()
   np.testing.assert_array_equal(batch['label'][:7], expected)
 
 

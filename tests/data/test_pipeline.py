@@ -62,8 +62,27 @@ class Broken(Numbers):
     return super().__getitem__(index)
 
 
+def _split(options):
+  """Return the fields of Data, and the other options, of its methods."""
+  names = {field.name for field in dataclasses.fields(pipeline.Data)}
+  fields = {k: v for k, v in options.items() if k in names}
+  return fields, {k: v for k, v in options.items() if k not in names}
+
+
+def train_batches(source, transforms=(), **options):
+  fields, options = _split(options)
+  data = pipeline.Data(source, transforms=transforms, **fields)
+  return data.train_batches(**options)
+
+
+def eval_batches(source, transforms=(), **options):
+  fields, options = _split(options)
+  data = pipeline.Data(source, transforms=transforms, **fields)
+  return data.eval_batches(**options)
+
+
 def _take(count, source, transforms=(), **options):
-  batches = pipeline.train_batches(source, transforms, **options)
+  batches = train_batches(source, transforms, **options)
   try:
     return [next(batches) for _ in range(count)]
   finally:
@@ -138,7 +157,7 @@ def test_processes_share_the_same_global_batch():
 def test_resume_from_position():
   options = {'batch_size': 36, 'seed': 2}
   straight = _take(5, Numbers(99), (Noise(),), **options)
-  batches = pipeline.train_batches(Numbers(99), (Noise(),), **options)
+  batches = train_batches(Numbers(99), (Noise(),), **options)
   for _ in range(3):
     next(batches)
   assert batches.position == 36 * 3
@@ -157,10 +176,8 @@ def test_start_need_not_be_a_multiple():
 def test_worker_processes_equal_threads():
   # 70 examples of a batch: three chunks, dealt to two processes in turn.
   options = {'batch_size': 70, 'seed': 3, 'on_error': 'skip'}
-  threads = pipeline.train_batches(Broken(40), (Noise(),), **options)
-  workers = pipeline.train_batches(
-    Broken(40), (Noise(),), num_workers=2, **options
-  )
+  threads = train_batches(Broken(40), (Noise(),), **options)
+  workers = train_batches(Broken(40), (Noise(),), num_workers=2, **options)
   for _ in range(4):
     left, right = next(threads), next(workers)
     _assert_same([left], [right])
@@ -175,7 +192,7 @@ def test_worker_processes_equal_threads():
 )
 def test_evaluation_sees_every_example_once(count, processes, soft):
   parts = [
-    pipeline.eval_batches(
+    eval_batches(
       Numbers(count, soft=soft),
       batch_size=60,
       process_index=i,
@@ -203,7 +220,7 @@ def test_evaluation_sees_every_example_once(count, processes, soft):
 
 
 def test_evaluation_repeats():
-  batches = pipeline.eval_batches(Numbers(70), (Noise(),), batch_size=32)
+  batches = eval_batches(Numbers(70), (Noise(),), batch_size=32)
   first, second = list(batches), list(batches)
   _assert_same(first, second)
 
@@ -238,9 +255,7 @@ def test_corrupt_image_is_named(folder):
 
 
 def test_skipping_in_training(folder):
-  batches = pipeline.train_batches(
-    Folder(folder), batch_size=40, on_error='skip'
-  )
+  batches = train_batches(Folder(folder), batch_size=40, on_error='skip')
   for epoch in range(1, 3):
     values = next(batches)['image'][:, 0, 0, 0].tolist()
     assert sorted(values) == sorted([*range(7), *range(8, 40), 8])
@@ -249,9 +264,7 @@ def test_skipping_in_training(folder):
 
 
 def test_skipping_in_evaluation(folder):
-  batches = pipeline.eval_batches(
-    Folder(folder), batch_size=16, on_error='skip'
-  )
+  batches = eval_batches(Folder(folder), batch_size=16, on_error='skip')
   for _ in range(2):
     values = [b['image'][b['mask']][:, 0, 0, 0] for b in batches]
     expected = [*range(7), *range(8, 40)]
@@ -262,7 +275,7 @@ def test_skipping_in_evaluation(folder):
 def test_vanished_file_can_be_skipped(folder):
   source = Folder(folder)
   (folder / 'a' / '09.png').unlink()
-  batches = pipeline.train_batches(source, batch_size=40, on_error='skip')
+  batches = train_batches(source, batch_size=40, on_error='skip')
   next(batches)
   assert batches.skipped == 2
   batches.close()
@@ -275,21 +288,19 @@ def test_all_unreadable():
     _take(1, source, batch_size=2, on_error='skip')
 
 
-@pytest.mark.parametrize('build', ['train_batches', 'eval_batches'])
+@pytest.mark.parametrize('build', [train_batches, eval_batches])
 def test_label_out_of_range(build):
   message = r'example 98 of Numbers \(number 98\) is 98, not in \[0, 98\)'
-  batches = getattr(pipeline, build)(
-    Numbers(99), batch_size=99, num_classes=98, on_error='skip'
-  )
+  batches = build(Numbers(99), batch_size=99, num_classes=98, on_error='skip')
   with pytest.raises(ValueError, match=message):
     next(iter(batches))
-  batches = getattr(pipeline, build)(Numbers(99, num_classes=98), batch_size=99)
+  batches = build(Numbers(99, num_classes=98), batch_size=99)
   with pytest.raises(ValueError, match=message):
     next(iter(batches))
 
 
 def test_soft_label_of_wrong_length():
-  with pytest.raises(ValueError, match=r'has 99 entries.* num_classes=4'):
+  with pytest.raises(ValueError, match=r'\(99,\).* num_classes=4'):
     _take(1, Numbers(99, soft=True), batch_size=5, num_classes=4)
 
 
@@ -312,7 +323,7 @@ def _own_error(image, rng):
   ],
 )
 def test_errors_can_leave_a_process(source, transforms, kind, message):
-  batches = pipeline.eval_batches(source, transforms, batch_size=5)
+  batches = eval_batches(source, transforms, batch_size=5)
   with pytest.raises(kind, match=message) as info:
     next(iter(batches))
   assert type(pickle.loads(pickle.dumps(info.value))) is kind
@@ -350,12 +361,15 @@ def test_bug_of_a_transform_keeps_its_traceback(num_workers):
   assert 'in _bug' in ''.join(info.value.__notes__)
 
 
-def test_image_spec(folder):
-  assert pipeline.image_spec(Folder(folder)) == (6, 8, 3)
-  assert pipeline.image_spec(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
+def test_first_example(folder):
+  def shape(*arguments):
+    return pipeline.first_example(*arguments)['image'].shape
+
+  assert shape(Folder(folder)) == (6, 8, 3)
+  assert shape(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
   source = Broken(5)
   source.bad = (0, 1)
-  assert pipeline.image_spec(source) == (4, 4, 1)
+  assert shape(source) == (4, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -378,12 +392,12 @@ def test_image_spec(folder):
 )
 def test_bad_arguments(options, message):
   with pytest.raises(ValueError, match=message):
-    pipeline.train_batches(Numbers(5), **{'batch_size': 8, **options})
+    train_batches(Numbers(5), **{'batch_size': 8, **options})
 
 
 def test_empty_source():
   with pytest.raises(ValueError, match='the source Numbers has 0 examples'):
-    pipeline.eval_batches(Numbers(0), batch_size=8)
+    eval_batches(Numbers(0), batch_size=8)
 
 
 def test_a_source_of_two_billion_examples():
@@ -397,7 +411,7 @@ def test_a_source_of_two_billion_examples():
 
 
 def test_closed_iterator_stops():
-  batches = pipeline.train_batches(Numbers(5), batch_size=8)
+  batches = train_batches(Numbers(5), batch_size=8)
   next(batches)
   batches.close()
   batches.close()
@@ -409,6 +423,8 @@ def test_exit_without_close_is_quiet(tmp_path):
   script = tmp_path / 'script.py'
   script.write_text(
     textwrap.dedent("""
+    import dataclasses
+
     import numpy as np
     from vit_jax.data import pipeline
 
@@ -418,8 +434,9 @@ def test_exit_without_close_is_quiet(tmp_path):
         return {'image': np.zeros((2, 2, 3), np.uint8), 'label': i}
 
     if __name__ == '__main__':
-      threads = pipeline.train_batches(Source(), batch_size=64)
-      process = pipeline.train_batches(Source(), batch_size=64, num_workers=1)
+      data = pipeline.Data(Source(), batch_size=64)
+      threads = data.train_batches()
+      process = dataclasses.replace(data, num_workers=1).train_batches()
       next(threads), next(process)
       print('done', flush=True)
     """)
@@ -447,15 +464,8 @@ def test_data_imports_no_heavy_modules():
   assert out.stdout.strip() == '[]', out.stderr
 
 
-def test_data_makes_the_batches_of_the_functions():
-  source = Numbers(5)
-  data = pipeline.Data(source, batch_size=2, transforms=[Noise()])
-  batch = next(data.train_batches(seed=3, start=4))
-  expected = next(
-    pipeline.train_batches(source, [Noise()], batch_size=2, seed=3, start=4)
-  )
-  for key in ('image', 'label'):
-    np.testing.assert_array_equal(batch[key], expected[key])
+def test_evaluation_gives_the_index_of_each_example():
+  data = pipeline.Data(Numbers(5), batch_size=2)
   local = [b['index'].tolist() for b in data.eval_batches(process_count=2)]
   assert local == [[0], [2], [4]]
 

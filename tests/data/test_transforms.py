@@ -207,7 +207,7 @@ def test_tiny_images():
       lambda: T.Resize(8, 'area', antialias=True),
       "antialias=True, interpolation='area' must be",
     ),
-    (lambda: T.Resize(0), 'Resize: size=0 must be an int or'),
+    (lambda: T.Resize(0), 'Resize: size=0 must be an integer or'),
     (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size=\(1, 2, 3\)'),
     (lambda: T.RandomCrop(1.5), r'RandomCrop: size=1\.5'),
     (lambda: T.ResizeSmall((8, 8)), r'size=\(8, 8\) must be an integer'),

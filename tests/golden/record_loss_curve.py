@@ -69,7 +69,7 @@ def losses():
     ema_decay=0.9,
   )
   step_fn, curve = jax.jit(step_fn), []
-  batches = pipeline.train_batches(source, batch_size=16)
+  batches = pipeline.Data(source, batch_size=16).train_batches()
   for _ in range(6):
     state, metrics = step_fn(state, next(batches))
     curve.append([float(metrics['loss']), float(metrics['grad_norm'])])

@@ -1,5 +1,6 @@
-"""What the tests of all models need: parameters, gradients, comparisons."""
+"""Helpers of the tests of all models: parameters, gradients, comparisons."""
 
+import functools
 import pathlib
 import runpy
 
@@ -44,22 +45,43 @@ def stack_layers(params, depth=2):
   return params | {'blocks': jax.tree.map(lambda *x: np.stack(x), *layers)}
 
 
+def apply(model, params, images=IMAGES, **options):
+  """Apply a model, compiled once per model and options."""
+  return _forward(model, tuple(options.items()))({'params': params}, images)
+
+
+@functools.cache
+def _forward(model, options):
+  return jax.jit(functools.partial(model.apply, **dict(options)))
+
+
 def logits_and_grads(model, params, images=IMAGES, rngs=None):
-  def loss(params):
+  """Return logits and the gradients of a loss, compiled once per model."""
+  return _backward(model)(params, images, rngs)
+
+
+@functools.cache
+def _backward(model):
+  def loss(params, images, rngs):
     logits = model.apply(
       {'params': params}, images, train=rngs is not None, rngs=rngs
     )
     return (logits**2).mean(), logits
 
-  (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-  return logits, grads
+  def run(params, images, rngs):
+    (_, logits), grads = jax.value_and_grad(loss, has_aux=True)(
+      params, images, rngs
+    )
+    return logits, grads
+
+  return jax.jit(run)
 
 
 def assert_scan_is_the_loop(model):
   params = random_params(model)
   scanned = model.clone(scan=True)
-  actual = jax.jit(scanned.apply)({'params': stack_layers(params)}, IMAGES)
-  expected = jax.jit(model.apply)({'params': params}, IMAGES)
+  actual = apply(scanned, stack_layers(params))
+  expected = apply(model, params)
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 

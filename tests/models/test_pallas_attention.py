@@ -165,5 +165,5 @@ def test_errors(change, message):
 def test_weights_cannot_be_dropped():
   qkv = draw(5, 2, 64, jnp.float32)[:3]
   key = jax.random.key(0)
-  with pytest.raises(ValueError, match=r"'pallas' cannot drop .* use 'einsum'"):
+  with pytest.raises(ValueError, match=r"'pallas' cannot drop .* Use 'einsum'"):
     attention(*qkv, implementation='pallas', dropout_rate=0.1, dropout_rng=key)

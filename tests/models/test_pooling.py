@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from contract import IMAGES, TINY_VIT, random_params
+from contract import TINY_VIT, apply, random_params
 from jax import numpy as jnp
 
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling, Pooling
@@ -21,14 +21,8 @@ def tiny(**fields):
 def features(pooling):
   model = tiny(pooling=pooling)
   variables = {'params': random_params(model)}
-
-  @jax.jit
-  def run(variables):
-    return model.apply(
-      variables, IMAGES, method='features', mutable=['intermediates']
-    )
-
-  out, recorded = run(variables)
+  options = {'method': 'features', 'mutable': 'intermediates'}
+  out, recorded = apply(model, variables['params'], **options)
   return variables, out, recorded['intermediates']
 
 
@@ -40,9 +34,8 @@ def test_a_class_token_that_pooling_does_not_read(kind):
   patches = out['tokens'][:, 3:]
   expected = patches if kind is NoPooling else patches.mean(axis=1)
   np.testing.assert_allclose(out['pooled'], expected, atol=1e-6)
-  token = tiny(pooling=ClassToken(num_registers=2)).apply(
-    variables, IMAGES, method='features', per_layer=False
-  )
+  token = tiny(pooling=ClassToken(num_registers=2))
+  token = apply(token, variables['params'], method='features', per_layer=False)
   np.testing.assert_allclose(out['tokens'], token['tokens'], atol=1e-5)
 
 
@@ -87,8 +80,7 @@ def test_weights_of_tokens_of_a_learned_query():
 class Power(Pooling):
   """Mean of powers of the patches, with a learned exponent."""
 
-  num_registers: int = 0
-  class_token = True  # which it does not read
+  class_token: bool = True  # which it does not read
 
   def __call__(self, module, tokens, layout):
     power = module.param('power', jax.nn.initializers.ones, ())
@@ -102,8 +94,7 @@ def test_a_pooling_of_our_own(scan):
   model = tiny(pooling=Power(num_registers=1), scan=scan)
   params = random_params(model)
   assert {'power', 'cls', 'registers'} <= params.keys()
-  run = jax.jit(functools.partial(model.apply, method='features'))
-  out = run({'params': params}, IMAGES)
+  out = apply(model, params, method='features')
   assert out['tokens'].shape == (4, 14, 16) and out['logits'].shape == (4, 5)
   patches = np.abs(out['tokens'][:, 2:]) + 1
   expected = (patches ** params['power']).mean(1)

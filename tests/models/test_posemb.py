@@ -9,6 +9,7 @@ import pytest
 from contract import (
   IMAGES,
   TINY_VIT,
+  apply,
   assert_scan_is_the_loop,
   assert_trees_close,
   compare_to_bfloat16,
@@ -18,8 +19,8 @@ from contract import (
 )
 
 from vit_jax import tree
-from vit_jax.models import common, posemb, resample
-from vit_jax.models.common import Attention, PatchEmbedding
+from vit_jax.models import posemb, resample
+from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import (
   Layout,
@@ -30,7 +31,7 @@ from vit_jax.models.posemb import (
   SinCos2d,
 )
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import Block, VisionTransformer
+from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)
@@ -48,10 +49,6 @@ by_kind = pytest.mark.parametrize('kind', [Learned, Learned2d])
 
 def tiny(**fields):
   return VisionTransformer(**(TINY_VIT | fields))
-
-
-def logits(model, params, images=IMAGES):
-  return model.apply({'params': params}, images)
 
 
 def shapes(model, images=IMAGES):
@@ -93,8 +90,8 @@ def test_learned2d_is_a_grid_of_x_and_y():
       for column in range(6)
     ]
   ).reshape(1, 2, 6, 16)
-  expected = logits(tiny(), same)
-  np.testing.assert_allclose(logits(model, params), expected, atol=1e-6)
+  expected = apply(tiny(), same)
+  np.testing.assert_allclose(apply(model, params), expected, atol=1e-6)
   table = model.posemb.table(params, GRID, 16)
   np.testing.assert_array_equal(table, same['pos_embedding'][0])
   found = Learned().table(same, GRID, 16)
@@ -107,8 +104,7 @@ def test_positions_of_every_layer(kind):
   """Each layer adds its own to its input; registers have none."""
   model = tiny(posemb=kind(at='layers'), pooling=REGISTER)
   params = random_params(model)
-  apply = jax.jit(lambda p: model.apply(p, IMAGES, method='features'))
-  outputs = apply({'params': params})
+  outputs = apply(model, params, method='features')
   prefix = np.concatenate([params['cls'], params['registers']], axis=1)
   prefix = np.broadcast_to(prefix, (4, 2, 16))
   x = jnp.concatenate([prefix, outputs['patches']], axis=1)
@@ -137,14 +133,14 @@ def test_shared_positions_are_the_same_in_every_layer(kind):
   tables = {k: spread.pop(k) for k in params if 'pos_embedding' in k}
   for i in range(2):
     spread[f'block_{i}'] = spread[f'block_{i}'] | tables
-  expected = logits(own, spread)
-  np.testing.assert_allclose(logits(shared, params), expected, atol=1e-6)
+  expected = apply(own, spread)
+  np.testing.assert_allclose(apply(shared, params), expected, atol=1e-6)
   # With one layer they are those of the stem.
   stem = tiny(pooling=REGISTER, depth=1)
   if kind is Learned:
     params = random_params(stem)
-    one = logits(shared.clone(depth=1), params)
-    np.testing.assert_allclose(one, logits(stem, params), atol=1e-6)
+    one = apply(shared.clone(depth=1), params)
+    np.testing.assert_allclose(one, apply(stem, params), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,8 @@ def test_relative_attention(has_cls, registers):
   params = random_params(layer, (x, x))
   params['offset_embedding'] = RNG.standard_normal((4, 3, 2, 4)).astype('f')
   variables = {'params': params}
-  actual, recorded = layer.apply(variables, x, x, mutable=['intermediates'])
+  run = jax.jit(lambda *args: layer.apply(*args, mutable='intermediates'))
+  actual, recorded = run(variables, x, x)
   recorded = recorded['intermediates']
   q, k = (np.asarray(recorded[name][0]) for name in 'qk')
   table = params['offset_embedding'].reshape(12, 2, 4)
@@ -250,7 +247,7 @@ def test_hybrids_have_any_positions(positions):
     ({'posemb': Learned2d(), 'width': 15, 'num_heads': 3}, 'is 15.*an even'),
     (
       {'posemb': Relative(), 'attention': 'xla'},
-      "'xla' is fused.*use 'einsum' or 'auto'",
+      "'xla' is fused.*Use 'einsum' or 'auto'",
     ),
   ],
 )
@@ -274,7 +271,9 @@ def resized(model, params, images):
   for path, want in tree.flatten(fresh).items():
     out[path] = params[path]
     if want.shape != params[path].shape:
-      out[path] = common.resize(model, path, params[path], want.shape)
+      out[path] = resample.resize_parameter(
+        model, path, params[path], want.shape
+      )
     assert out[path].shape == want.shape, path
   return tree.unflatten(out)
 
@@ -405,7 +404,7 @@ def test_a_position_embedding_of_our_own_in_the_layers(scan):
     assert np.abs(grads[name]['attn']['speed']).max() > 1e-6
   plain = tree.flatten(params)
   plain = {k: v for k, v in plain.items() if not k.endswith('speed')}
-  plain = logits(model.clone(posemb=None), tree.unflatten(plain))
+  plain = apply(model.clone(posemb=None), tree.unflatten(plain))
   assert np.abs(out - plain).max() > 1e-3
 
 
@@ -417,7 +416,7 @@ def test_a_position_embedding_of_our_own_at_the_stem_resizes_itself():
   with pytest.raises(ValueError, match=r'need a table rows of 5x1 .* of 2x1'):
     jax.eval_shape(model.apply, {'params': params}, larger)
   found = resized(model, params, larger)
-  assert logits(model, found, larger).shape == (1, 5)
+  assert apply(model, found, larger).shape == (1, 5)
   np.testing.assert_allclose(
     found['rows'][:, 2], params['rows'].mean(1), atol=1e-6
   )

@@ -207,8 +207,9 @@ def test_first_batch_size_that_fits(fake, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_end_to_end(tmp_path, fake, capfd):
+def test_end_to_end(tmp_path, fake, capfd, monkeypatch):
   """A real worker and a peer given by its path, in processes of their own."""
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # compiles faster
   _, peer = fake('peer', [1.0] * 2, started={'compile_s': 1.0})
   files = {'csv': tmp_path / 'b.csv', 'json': tmp_path / 'b.json'}
   benchmark.main(

@@ -15,6 +15,14 @@ from vit_jax.tools.benchmark import cases, input, ours, workers
 SETTINGS = {'model': 'mu/16', 'batch_size': 8, 'image_size': 32, 'warmup': 1}
 
 
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
 @pytest.mark.slow
 def test_ours_trains_on_all_devices():
   fields = {'dtype': 'bfloat16', 'num_classes': 10}

@@ -45,6 +45,14 @@ def make_weights(model=VIT(), shape=SHAPE):
   return random_weights(model, shape, origin='tiny')
 
 
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
 @pytest.fixture(scope='module')
 def gallery(tmp_path_factory):
   """Pictures of the model's size: nothing is resized."""
@@ -111,7 +119,12 @@ def numpy_look(weights, recorded, index, prefix, grid, query):
   'model, prefix, query',
   [
     (VIT(posemb=Relative(), pooling=ClassToken(num_registers=2)), 3, None),
-    (VIT(posemb=SinCos2d(), pooling=Mean(class_token=True)), 1, None),
+    pytest.param(
+      VIT(posemb=SinCos2d(), pooling=Mean(class_token=True)),
+      1,
+      None,
+      marks=pytest.mark.slow,
+    ),
     pytest.param(VIT(embedding=ROOT), 1, (1, 2), marks=pytest.mark.slow),
   ],
   ids=['registers-relative', 'mean', 'hybrid-query'],

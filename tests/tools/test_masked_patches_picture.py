@@ -1,72 +1,87 @@
 """The picture of masked patch prediction, and its numbers."""
 
 import json
+import pathlib
+import sys
 
-import ml_collections
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import config, pretrained
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
+from vit_jax import pretrained, tree, workdirs
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.pooling import NoPooling
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
+from vit_jax.step import TrainState
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
 
-pytestmark = pytest.mark.slow  # the fixture trains
+pytestmark = pytest.mark.slow
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
   'target': 'vit_jax.data.embedded.digits.Synthetic',
   'image_size': (8, 12),
-  'num_classes': 9999,
+  'num_classes': 9999,  # more than the model has outputs
   'num_examples': 20,
 }
-MODEL = {
-  'target': 'vit_jax.models.vit.VisionTransformer',
-  'width': 8,
-  'depth': 1,
-  'mlp_dim': 8,
-  'num_heads': 2,
-  'embedding': {
-    'target': 'vit_jax.models.common.PatchEmbedding',
-    'patch_size': 4,
-    'mask_token': True,
-  },
-  'pooling': {
-    'target': 'vit_jax.models.pooling.NoPooling',
-    'class_token': True,
-  },
-  'num_classes': 4 * 512,
-}
+MODEL = VisionTransformer(
+  width=8,
+  depth=1,
+  mlp_dim=8,
+  num_heads=2,
+  embedding=PatchEmbedding(4, mask_token=True),
+  pooling=NoPooling(class_token=True),
+  num_classes=4 * 512,
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fast_compilation():
+  """Little is computed here, so XLA's optimizations would not pay off."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """A run of one step; its labels are more than the model has outputs."""
+  """The workdir of a run, without the run."""
   path = tmp_path_factory.mktemp('run')
-  settings = {
-    'run': 'vit_jax.train.train',
-    'total_steps': 1,
-    'model': MODEL,
+  weights = random_weights(MODEL, (8, 12, 3))
+  params = jax.tree.map(jnp.asarray, tree.unflatten(weights.params))
+  checkpointer = Checkpointer(path)
+  state = TrainState(jnp.int32(1), params, (), jax.random.key(0))
+  checkpointer.save(1, state, {})
+  checkpointer.close()
+  workdirs.record_model(
+    path,
+    model=MODEL,
+    preprocess=weights.preprocess,
+    transforms=None,
+    image_shape=weights.image_shape,
+    class_names=None,
+    activation='softmax',
+  )
+  evaluator = {
+    'target': 'vit_jax.evals.masked_patches.MaskedPatches',
+    'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
+    'task': TASK,
+  }
+  objective = 'vit_jax.objectives.masked_patches.masked_patches'
+  config = {
+    'objective': {'target': objective, 'task': TASK},
     'data': {'source': SOURCE, 'batch_size': 8, 'labels': False},
-    'objective': {
-      'target': 'vit_jax.objectives.masked_patches.masked_patches',
-      'task': TASK,
-    },
-    'optimizer': {'target': 'optax.adamw'},
-    'schedule': {'lr': 0.1},
+    'evals': {'val': evaluator},
   }
-  config.run(ml_collections.ConfigDict(settings), path)
-  # Not in the run itself, which would compile the evaluation.
-  record = json.loads((path / 'config.json').read_text())
-  record['evals'] = {
-    'val': {
-      'target': 'vit_jax.evals.masked_patches.MaskedPatches',
-      'data': {'source': SOURCE | {'seed': 1}, 'batch_size': 8},
-      'task': TASK,
-    }
-  }
-  (path / 'config.json').write_text(json.dumps(record))
+  (path / 'config.json').write_text(json.dumps(config))
   return path
 
 

@@ -247,27 +247,13 @@ def test_writing_gives_the_file_back(kind):
 @pytest.mark.parametrize(
   'file, count',
   [
-    (released.vit(192, 12, 768, 3, (16, 16), rows=197), 5_717_416),
     (released.vit(768, 12, 3072, 12, (16, 16), rows=197), 86_567_656),
-    (released.vit(1024, 24, 4096, 16, (16, 16), rows=197), 304_326_632),
     (released.vit(1280, 32, 5120, 16, (14, 14), rows=257), 632_045_800),
     (
       released.hybrid(
         (), width=192, depth=12, hidden=768, heads=3, patch=(8, 8), rows=50
       ),
       6_337_704,
-    ),
-    (
-      released.hybrid(
-        (3, 4, 9), width=768, depth=12, hidden=3072, heads=12, rows=197
-      ),
-      98_659_112,
-    ),
-    (
-      released.hybrid(
-        (3, 4, 6, 3), width=1024, depth=24, hidden=4096, heads=16, rows=50
-      ),
-      328_994_856,
     ),
     (released.bit(), 25_549_352),
   ],
@@ -346,7 +332,7 @@ def test_a_high_number_in_a_name_costs_nothing(name):
       npz.read(file | {unit: np.zeros(16, np.float32)})
 
 
-@pytest.mark.parametrize('kind', ['rep', 'root', 'mixer', 'resnet', 'bit'])
+@pytest.mark.parametrize('kind', ['rep', 'mixer', 'bit'])
 def test_every_shape_is_checked(kind):
   """No array of another shape gets through, or ends in another error."""
   file = hollow(KINDS[kind])

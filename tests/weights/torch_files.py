@@ -61,10 +61,10 @@ def equal(a, b):
   )
 
 
-def hostile(config):
+def hostile(config, every=1):
   """(path, config with one value replaced), many of them."""
-  for path in _paths(config):
-    for value in HOSTILE:
+  for i, path in enumerate(_paths(config)):
+    for value in HOSTILE[i % every :: every]:
       changed = copy.deepcopy(config)
       node = changed
       for key in path[:-1]:
@@ -95,10 +95,14 @@ def reads(read, arrays, config):
 
 def broken(arrays):
   """(what, arrays) that are no model any more."""
-  for name, array in arrays.items():
-    yield f'no {name}', {k: v for k, v in arrays.items() if k != name}
-    yield f'cut {name}', arrays | {name: array[:-1]}
-    yield f'deep {name}', arrays | {name: array[None]}
-    yield f'more {name}', arrays | {f'{name}x': array}
-    yield f'none of {name}', arrays | {name: np.float32(0)}
-    yield f'empty {name}', arrays | {name: np.zeros((0,) * array.ndim)}
+  for i, (name, array) in enumerate(arrays.items()):
+    kinds = {
+      'no': {k: v for k, v in arrays.items() if k != name},
+      'cut': arrays | {name: array[:-1]},
+      'deep': arrays | {name: array[None]},
+      'more': arrays | {f'{name}x': array},
+      'scalar': arrays | {name: np.float32(0)},
+      'empty': arrays | {name: np.zeros((0,) * array.ndim)},
+    }
+    for kind in ('no', list(kinds)[1 + i % 5]):
+      yield f'{kind} {name}', kinds[kind]

@@ -1,22 +1,22 @@
-"""What a model's embeddings have learned: filters and positions, as arrays."""
+"""Principal filters of patch embeddings, and similarity of positions."""
 
 import numpy as np
 
 
 def filters(kernel, count=28):
-  """Principal components of the patch embedding's filters (paper, Fig. 7 left).
+  """Return principal components of patch embedding filters (Fig. 7 left).
 
   A filter is a column of the kernel, a point in the space of patches; the mean
-  of all filters is taken off first. A component's sign means nothing: it is
-  chosen so that the largest entry is positive.
+  of all filters is subtracted first. The sign of a component has no meaning; it
+  is chosen so that the largest entry is positive.
 
   Args:
     kernel: [ph, pw, C, D].
-    count: how many; the paper shows 28. There are no more than pixel values in
-      a patch, or than D - 1.
+    count: number of components, at most the number of values in a patch, and at
+      most D - 1; the paper shows 28.
 
   Returns:
-    (components [n, ph, pw, C] of length one, shares [n] of the variance),
+    (components [n, ph, pw, C] of length one, fractions [n] of the variance),
     n <= count, the largest first.
 
   Raises:
@@ -45,10 +45,10 @@ def filters(kernel, count=28):
 
 
 def tiles(components):
-  """Components as pictures in [0, 1], 0 as mid-grey: [n, H, W, 3].
+  """Return components as images in [0, 1] with 0 as mid-grey: [n, H, W, 3].
 
-  Three channels are red, green and blue, one is grey; any other number are so
-  many grey pictures, one beneath the other (H = C * ph).
+  Three channels are red, green and blue; one is grey; any other number of
+  channels becomes grey images one below the other (H = C * ph).
 
   Args:
     components: [n, ph, pw, C].
@@ -63,14 +63,14 @@ def tiles(components):
 
 
 def position_similarity(table):
-  """Cosine of every two position embeddings (paper, Figs. 7 and 10).
+  """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
 
   Args:
     table: [gh, gw, D], without a row for the class token; or [1, gh, gw, D].
 
   Returns:
-    float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of all similarities
-    to the patch in row i, column j. An embedding of zeros is similar to none.
+    float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of similarities to
+    the patch in row i, column j. An embedding of zeros has similarity 0.
 
   Raises:
     ValueError: another shape.

@@ -1,21 +1,21 @@
-"""Counts the arithmetic of any JAX function, exactly, by reading its jaxpr."""
+"""Exact FLOP counts of JAX functions, read from the jaxpr."""
 
 import jax
 import numpy as np
 
 
 def count(fn, *args):
-  """FLOPs of the matrix products and convolutions in fn(*args).
+  """Return the FLOPs of the matrix products and convolutions in fn(*args).
 
-  A multiply-add is two FLOPs. Loops (scan) count as often as they run;
-  element-wise work is left out, as in the paper's numbers (Table 6) and in
-  every published MFU. Nothing is computed: args may be abstract.
+  A multiply-add is two FLOPs. The body of a scan counts once per iteration.
+  Element-wise operations are not counted, as in the paper's numbers (Table 6)
+  and in published MFUs. Nothing is computed: args may be abstract.
   """
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def forward(model, images):
-  """FLOPs of model.apply on a ShapeDtypeStruct of images."""
+  """Return the FLOPs of model.apply on a ShapeDtypeStruct of images."""
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
   return count(model.apply, variables, images)
 
@@ -35,17 +35,17 @@ def _count_equation(eqn):
     out_dim = eqn.params['dimension_numbers'].rhs_spec[0]
     return 2 * _size(eqn.outvars[0]) * int(np.prod(kernel)) // kernel[out_dim]
   if 'dot_product_attention' in name:
-    # The fused kernel: q [B, N, h, d] with k, and the result with v.
+    # The fused kernel: q [B, N, h, d] times k, and the result times v.
     (q, k) = (v.aval.shape for v in eqn.invars[:2])
     return 4 * int(np.prod(q)) * k[1]
-  if name == 'pallas_call':  # its own count, of what attention needs
+  if name == 'pallas_call':  # it declares what attention needs
     return eqn.params['cost_estimate'].flops
   inner = sum(_count(j) for j in _inner_jaxprs(eqn))
   return inner * eqn.params['length'] if name == 'scan' else inner
 
 
 def _inner_jaxprs(eqn):
-  # A custom_vjp or a cond has several jaxprs, of which one runs forward.
+  # Of the jaxprs of a custom_vjp or a cond, only one runs forward.
   for key in ('call_jaxpr', 'fun_jaxpr'):
     if key in eqn.params:
       yield _open(eqn.params[key])

@@ -1,4 +1,4 @@
-"""Reads the text of optimized HLO: computations, instructions, shapes."""
+"""Parser of optimized HLO text: computations, instructions, shapes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ _LINE = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """name = shape op(operands), rest; `text` is what stands between ()."""
+  """name = shape op(operands), rest; `text` is the text inside ()."""
 
   name: str
   shape: str
@@ -23,13 +23,13 @@ class Instruction:
   is_root: bool
 
   def attribute(self, name):
-    """Name of the computation that `name=%...` refers to, or None."""
+    """Return the name of the computation that `name=%...` names, or None."""
     found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)
     return found and found[1]
 
 
 def parse(text):
-  """({computation: {instruction's name: Instruction}}, name of the entry)."""
+  """Return ({computation: {name: Instruction}}, name of the entry)."""
   computations, entry, current = {}, None, None
   for line in text.splitlines():
     if line.startswith('HloModule'):
@@ -41,12 +41,12 @@ def parse(text):
       instruction = _instruction(bool(found[1]), found[2], found[3])
       current[instruction.name] = instruction
   if entry is None:
-    raise ValueError('The text has no ENTRY computation; is it HLO?')
+    raise ValueError('The text has no ENTRY computation. Expected HLO text.')
   return computations, entry
 
 
 def num_bytes(shape):
-  """Bytes of an array's or a tuple's shape, as in 'f32[2,3]{1,0}'."""
+  """Return the bytes of a shape such as 'f32[2,3]{1,0}', or of a tuple."""
   return sum(
     math.prod(dims) * _bits(dtype) // 8 for dtype, dims in arrays(shape)
   )
@@ -57,7 +57,7 @@ def _bits(dtype):
 
 
 def arrays(shape):
-  """[(dtype, dims)] of all arrays in a shape."""
+  """Return [(dtype, dims)] of all arrays in a shape."""
   return [
     (dtype, [int(d) for d in dims.split(',') if d])
     for dtype, dims in _ARRAY.findall(shape)
@@ -80,7 +80,7 @@ def _instruction(is_root, name, text):
 
 
 def _closing(text, begin):
-  """Where the parenthesis that opens at `begin` closes."""
+  """Return the index of the parenthesis that closes the one at `begin`."""
   depth = 0
   for i in range(begin, len(text)):
     depth += (text[i] == '(') - (text[i] == ')')

@@ -6,7 +6,6 @@ installed, 's3://' with s3fs, 'memory://', and so on.
 
 import collections
 import concurrent.futures
-import functools
 import glob
 import os
 import re
@@ -50,23 +49,20 @@ def walk(fs, folder):
 
   Hidden files and folders are left out. The order is not defined.
   """
+
+  def fail(error):
+    raise error
+
+  folder = folder.rstrip('/') or '/'
+  start = len(folder) + (folder != '/')
   if fs is not None:
-    start = len(folder.rstrip('/')) + 1
     found = (path[start:] for path in fs.find(folder))
     yield from (path for path in found if not re.search(r'(^|/)\.', path))
     return
-  folders = ['']
-  while folders:
-    relative = folders.pop()
-    with os.scandir(os.path.join(folder, relative)) as entries:
-      for entry in entries:
-        if entry.name.startswith('.'):
-          continue
-        path = f'{relative}/{entry.name}' if relative else entry.name
-        if entry.is_dir():
-          folders.append(path)
-        else:
-          yield path
+  for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+    folders[:] = (name for name in folders if name[0] != '.')
+    names = (name for name in names if name[0] != '.')
+    yield from (os.path.join(parent, name)[start:] for name in names)
 
 
 def find(patterns):
@@ -74,92 +70,69 @@ def find(patterns):
 
   A file that is named itself is returned whatever its ending. Folders, at any
   depth, and globs ('**' for any depth) return the visible files with an image
-  ending: jpg, jpeg, png, webp, bmp, in lower or upper case.
-
-  Args:
-    patterns: paths of files and folders, and globs.
-
-  Returns:
-    list of paths, each file once.
-
-  Raises:
-    ValueError: a pattern matches no image.
+  ending: jpg, jpeg, png, webp, bmp, in lower or upper case. Each file is
+  returned once. Raises ValueError for a pattern that matches no image.
   """
   found = {}
   for pattern in patterns:
     fs, path = file_system(pattern)
-    here = _find_local(path) if fs is None else _find_remote(fs, path, pattern)
+    if fs is None and not (glob.has_magic(path) or os.path.exists(path)):
+      raise ValueError(f'{pattern} does not exist.')
+    here = _find(fs, path, pattern)
     if not here:
       raise ValueError(
         f'{pattern}: no images found. Give files, folders that contain images'
         f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
       )
     for path in here:
-      identity = path if fs is not None else os.path.abspath(path)
-      found.setdefault(identity, path)
+      found.setdefault(os.path.abspath(path) if fs is None else path, path)
   return sorted(found.values())
 
 
-def _find_local(pattern):
-  if os.path.isfile(pattern):
+def _find(fs, pattern, url):
+  if fs is None and os.path.isfile(pattern):
     return [pattern]
-  is_folder = os.path.isdir(pattern)
-  matches = [pattern] if is_folder else glob.glob(pattern, recursive=True)
-  if not matches and not re.search(r'[*?[]', pattern):
-    raise ValueError(f'{pattern} does not exist.')
-  found = []
-  for match in matches:
-    if os.path.isdir(match):
-      found += [os.path.join(match, path) for path in walk(None, match)]
-    else:
-      found.append(match)
-  return list(filter(is_image, found))
-
-
-def _find_remote(fs, pattern, url):
-  root = re.split(r'[*?[]', pattern)[0].rpartition('/')[0]
+  is_folder = os.path.isdir if fs is None else fs.isdir
   found = []
   try:
-    matches = [pattern.rstrip('/')]
-    if re.search(r'[*?[]', pattern):
-      matches = fs.glob(pattern)
-    elif not fs.isdir(pattern):
+    if is_folder(pattern):
+      matches = [pattern]
+    elif not glob.has_magic(pattern):
       return [url]  # http has no folders; reading shows whether it exists
+    elif fs is None:
+      matches = glob.glob(pattern, recursive=True)
+    else:
+      visible = len(re.split(r'[*?[]', pattern)[0].rpartition('/')[0])
+      matches = [x for x in fs.glob(pattern) if '/.' not in x[visible:]]
     for match in matches:
-      if fs.isdir(match):
-        found += [f'{match}/{path}' for path in walk(fs, match)]
-      elif '/.' not in match[len(root) :]:
+      if is_folder(match):
+        found += [os.path.join(match, path) for path in walk(fs, match)]
+      else:
         found.append(match)
   except Exception as error:  # each file system raises its own types
     raise ValueError(f'cannot list {url}: {error}') from error
-  return [fs.unstrip_protocol(path) for path in found if is_image(path)]
+  found = list(filter(is_image, found))
+  return found if fs is None else list(map(fs.unstrip_protocol, found))
 
 
 def load(paths, transforms, *, channels=3, num_workers=None, ahead=64):
   """Yield (path, image uint8 [H, W, C]), or (path, ValueError) on failure.
 
-  Threads read, decode and transform up to `ahead` images in advance. The order
-  is that of `paths`.
-
-  Args:
-    paths: local paths or URLs.
-    transforms: functions t(image, rng), applied in this order.
-    channels: 1 or 3.
-    num_workers: number of threads; default: one per core, at most 16.
-    ahead: number of images that are loaded in advance.
+  Threads read, decode and transform up to `ahead` images in advance, in the
+  order of `paths` (local paths or URLs). By default, `num_workers` is the
+  number of cores, at most 16.
   """
   num_workers = num_workers or min(16, os.cpu_count() or 1)
-  one = functools.partial(_load, transforms=transforms, channels=channels)
   pending = collections.deque()
   pool = concurrent.futures.ThreadPoolExecutor(num_workers)
   try:
     for path in paths:
-      pending.append((path, pool.submit(one, path)))
+      future = pool.submit(_load, path, transforms, channels)
+      pending.append((path, future))
       if len(pending) > ahead:
         path, future = pending.popleft()
         yield path, future.result()
-    while pending:
-      path, future = pending.popleft()
+    for path, future in pending:
       yield path, future.result()
   finally:
     pool.shutdown(cancel_futures=True)
@@ -169,7 +142,7 @@ def _load(path, transforms, channels):
   try:
     data = read(*file_system(path))
   except Exception as error:  # each file system raises its own types
-    return _named(path, f'cannot be read: {error}', error)
+    return ValueError(f'{path}: cannot be read: {error}')
   try:
     image = images.decode(data, channels)
     rng = np.random.default_rng(0)
@@ -177,10 +150,4 @@ def _load(path, transforms, channels):
       image = transform(image, rng)
     return image
   except ValueError as error:
-    return _named(path, error, error)
-
-
-def _named(path, message, cause):
-  error = ValueError(f'{path}: {message}')
-  error.__cause__ = cause
-  return error
+    return ValueError(f'{path}: {error}')

@@ -7,12 +7,27 @@ incorrectly or not at all, and whatever else OpenCV refuses.
 
 import functools
 import io
+import numbers
 
 import numpy as np
 
 from vit_jax import checks
 
 _PNG = b'\x89PNG\r\n\x1a\n'
+
+
+def size(name, value):
+  """Return `value`, an int or (height, width), as a pair; else ValueError."""
+  pair = [value, value] if isinstance(value, numbers.Integral) else value
+  is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+  if not is_pair or not all(
+    isinstance(side, numbers.Integral) and side >= 1 for side in pair
+  ):
+    raise ValueError(
+      f'{name}={value!r} must be an integer or (height, width), each at least'
+      ' 1 pixel.'
+    )
+  return tuple(pair)
 
 
 @functools.cache

@@ -33,6 +33,7 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -41,7 +42,7 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -50,6 +51,20 @@ from vit_jax.data import images
 
 _CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
+
+
+class Source(Protocol):
+  """What the module docstring asks of a source at least."""
+
+  def __len__(self): ...
+
+  def __getitem__(self, index): ...
+
+
+class Transform(Protocol):
+  """What the module docstring asks of a transform."""
+
+  def __call__(self, image, rng): ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +85,9 @@ class Data:
     ValueError: an argument has an invalid value.
   """
 
-  source: Any
+  source: Source
   batch_size: int
-  transforms: Sequence = ()
+  transforms: Sequence[Transform] = ()
   num_workers: int = 0
   on_error: str = 'raise'
   labels: bool = True
@@ -86,13 +101,7 @@ class Data:
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
   def train_batches(
-    self,
-    *,
-    seed=0,
-    start=0,
-    process_index=0,
-    process_count=1,
-    num_classes=None,
+    self, *, seed=0, start=0, process_index=0, process_count=1, num_classes=None
   ):
     """Return an endless iterator over training batches.
 
@@ -100,24 +109,18 @@ class Data:
       seed: of order and augmentation, 0 to 2**64 - 1.
       start: global position of the first example. To resume, pass the
         `.position` that the iterator had.
-      process_index: index of this process.
-      process_count: number of processes that read the data together.
+      process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
     Returns:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
       'label': int32 [...] or float32 [..., K]} with `.position`, `.skipped`
       (number of unreadable examples so far) and `.close()`. It raises
-      ValueError for an unreadable example, a label out of range, and images
-      of different shapes.
-
-    Raises:
-      ValueError: an argument has an invalid value.
+      ValueError for unreadable examples, wrong labels and unequal shapes.
     """
     examples = _Examples(self, num_classes, seed)
-    return _Batches(
-      _Chunks(examples, process_index, process_count, start=start)
-    )
+    chunks = _Chunks(examples, process_index, process_count, start=start)
+    return _Batches(chunks)
 
   def eval_batches(self, *, process_index=0, process_count=1, num_classes=None):
     """Return an iterable over all examples, each exactly once.
@@ -128,43 +131,19 @@ class Data:
     have the same number of batches, `len(batches)`. `.skipped` is the number of
     unreadable examples of the current pass.
     """
-    examples = _Examples(self, num_classes)
-    return _EvalBatches(
-      _Chunks(examples, process_index, process_count, count=len(self.source))
-    )
+    examples, end = _Examples(self, num_classes), len(self.source)
+    chunks = _Chunks(examples, process_index, process_count, end=end)
+    return _EvalBatches(chunks)
 
 
-def train_batches(
-  source,
-  transforms=(),
-  *,
-  batch_size,
-  num_workers=0,
-  on_error='raise',
-  **options,
-):
-  """Return `Data(source, ...).train_batches(**options)`."""
-  data = Data(source, batch_size, transforms, num_workers, on_error)
-  return data.train_batches(**options)
+def train_batches(source, transforms=(), *, batch_size, **position):
+  """Return the training batches of a source; see `Data.train_batches`."""
+  return Data(source, batch_size, transforms).train_batches(**position)
 
 
-def eval_batches(
-  source,
-  transforms=(),
-  *,
-  batch_size,
-  num_workers=0,
-  on_error='raise',
-  **options,
-):
-  """Return `Data(source, ...).eval_batches(**options)`."""
-  data = Data(source, batch_size, transforms, num_workers, on_error)
-  return data.eval_batches(**options)
-
-
-def image_spec(source, transforms=()):
-  """Return (H, W, C) of the transformed images."""
-  return first_example(source, transforms)['image'].shape
+def eval_batches(source, transforms=(), *, batch_size, **position):
+  """Return the evaluation batches of a source; see `Data.eval_batches`."""
+  return Data(source, batch_size, transforms).eval_batches(**position)
 
 
 def first_example(source, transforms=()):
@@ -194,9 +173,6 @@ class Unlabelled:
   """A source whose examples all have the label 0, for label-free objectives.
 
   It has no classes, so that no output of a model is named after one.
-
-  Args:
-    source: its examples need no 'label'.
   """
 
   num_classes = None
@@ -238,28 +214,26 @@ class _Examples:
 
   def __init__(self, data, num_classes=None, seed=0):
     self.source, self.data, self._seed = data.source, data, seed
-    self._name = type(self.source).__name__
-    if not 0 < len(self.source) <= 2**32:
+    self._name, count = type(self.source).__name__, len(self.source)
+    if not 0 < count <= 2**32:
       raise ValueError(
-        f'the source {self._name} has {len(self.source)} examples. It must'
-        ' have 1 to 2**32.'
+        f'the source {self._name} has {count} examples. It must have 1 to'
+        ' 2**32.'
       )
     if not 0 <= seed < 2**64:
       raise ValueError(f'seed={seed} must lie in [0, 2**64).')
     if num_classes is None:
       num_classes = getattr(self.source, 'num_classes', None)
     self._num_classes = num_classes
-    self._channels = getattr(self.source, 'channels', 3)
 
   def at(self, position):
     """Return (epoch, index) of a global position of training."""
     from grain.experimental import index_shuffle
 
-    count = len(self.source)
-    epoch, place = divmod(position, count)
+    last = len(self.source) - 1
+    epoch, place = divmod(position, last + 1)
     key = _shuffle_seed(self._seed, epoch)
-    index = index_shuffle(place, max_index=count - 1, seed=key, rounds=4)
-    return epoch, index
+    return epoch, index_shuffle(place, max_index=last, seed=key, rounds=4)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -275,11 +249,11 @@ class _Examples:
       try:
         image, label = self._read(actual)
       except _Unreadable as error:
+        if not replace:
+          raise
         first_error = first_error or error
-        continue
-      return self._transform(image, epoch, index, actual), label, skipped
-    if not replace:
-      raise first_error
+      else:
+        return self._transform(image, epoch, index, actual), label, skipped
     raise ValueError(
       f'gave up after {tries} unreadable examples in a row. The first error:'
       f' {first_error}'
@@ -290,7 +264,7 @@ class _Examples:
       example = self.source[index]
       image = example['image']
       if isinstance(image, bytes):
-        image = images.decode(image, self._channels)
+        image = images.decode(image, getattr(self.source, 'channels', 3))
     except (OSError, ValueError) as error:
       raise _Unreadable(
         f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
@@ -307,26 +281,22 @@ class _Examples:
   def _check_label(self, label, index):
     limit = self._num_classes
     if isinstance(label, (int, np.integer)):
-      if label < 0 or (limit is not None and label >= limit):
-        raise ValueError(
-          f'the label of {self._where(index)} is {label}, not in'
-          f' [0, {"..." if limit is None else limit}). Check'
-          f' num_classes={limit}, and whether this split has labels (-1 often'
-          ' means none).'
-        )
-      return label
+      if label >= 0 and (limit is None or label < limit):
+        return label
+      raise ValueError(
+        f'the label of {self._where(index)} is {label}, not in'
+        f' [0, {"..." if limit is None else limit}). Check num_classes={limit},'
+        ' and whether this split has labels (-1 often means none).'
+      )
     label = np.asarray(label)
-    if label.ndim != 1 or label.dtype.kind not in 'fiub':
-      raise ValueError(
-        f'the label of {self._where(index)} is {label!r}. Expected an int, or a'
-        ' vector with one weight for each class.'
-      )
-    if limit is not None and len(label) != limit:
-      raise ValueError(
-        f'the label of {self._where(index)} has {len(label)} entries. Expected'
-        f' num_classes={limit}.'
-      )
-    return label.astype(np.float32)
+    is_vector = label.ndim == 1 and label.dtype.kind in 'fiub'
+    if is_vector and limit in (None, len(label)):
+      return label.astype(np.float32)
+    raise ValueError(
+      f'the label of {self._where(index)} is {label.dtype} {label.shape}.'
+      ' Expected an int, or a vector with one weight for each class,'
+      f' num_classes={limit}.'
+    )
 
   def _transform(self, image, epoch, index, actual):
     if not self.data.transforms:
@@ -339,11 +309,11 @@ class _Examples:
     for transform in self.data.transforms:
       try:
         image = transform(image, rng)
+      except ValueError as error:
+        raise ValueError(f'{error} ({self._where(actual)})') from error
       except Exception as error:
         error.add_note(f'In {transform} on {self._where(actual)}.')
-        if type(error) is not ValueError:
-          raise
-        raise ValueError(f'{error} ({self._where(actual)})') from error
+        raise
     return image
 
   def _where(self, index):
@@ -369,9 +339,7 @@ class _Chunks:
   returned errors arrive unchanged and in order from threads and processes.
   """
 
-  def __init__(
-    self, examples, process_index, process_count, *, start=0, count=None
-  ):
+  def __init__(self, examples, process_index, process_count, start=0, end=None):
     batch_size = examples.data.batch_size
     if batch_size % process_count:
       raise ValueError(
@@ -384,13 +352,13 @@ class _Chunks:
       )
     checks.integer('start', start, 0)
     self.data, self.start = examples.data, start
-    self._examples, self._count = examples, count
+    self._examples, self._end = examples, end
     self._local_size = batch_size // process_count
     self._offset = start + process_index * self._local_size
     self.per_batch = math.ceil(self._local_size / _CHUNK)
     self.num_batches = 2**40  # training does not end
-    if count is not None:
-      self.num_batches = math.ceil(count / batch_size)
+    if end is not None:
+      self.num_batches = math.ceil(end / batch_size)
 
   def __len__(self):
     return self.num_batches * self.per_batch
@@ -401,42 +369,39 @@ class _Chunks:
     positions = range(first, first + self._local_size)
     positions = positions[part * _CHUNK : (part + 1) * _CHUNK]
     try:
-      if self._count is None:
+      if self._end is None:
         return self._train(positions)
       return self._evaluation(positions)
     except Exception as error:
       return {'error': _portable(error)}
 
   def _train(self, positions):
-    rows = [
-      self._examples.load(*self._examples.at(p), replace=True)
-      for p in positions
-    ]
+    load, at = self._examples.load, self._examples.at
+    rows = [load(*at(p), replace=True) for p in positions]
     return _stack(rows, skipped=sum(skipped for _, _, skipped in rows))
 
   def _evaluation(self, positions):
-    rows, skipped = [], 0
-    for index in positions:
-      row = None
-      if index < self._count:
-        try:
-          row = self._examples.load(0, index, replace=False)
-        except _Unreadable:
-          if self.data.on_error == 'raise':
-            raise
-          skipped += 1
-      rows.append(row)
+    rows = [self._evaluation_row(index) for index in positions]
     mask = np.array([row is not None for row in rows])
     # Padding is zero and has the shape of any other example.
     like = next(filter(None, rows), None)
     like = like or self._examples.load(0, 0, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
-    return _stack(
-      [row or padding for row in rows],
-      mask=mask,
-      index=np.array(positions, np.int32),
-      skipped=skipped,
-    )
+    index = np.array(positions, np.int32)
+    skipped = int(np.sum(~mask & (index < self._end)))
+    rows = [row or padding for row in rows]
+    return _stack(rows, mask=mask, index=index, skipped=skipped)
+
+  def _evaluation_row(self, index):
+    """Return the loaded example; None for padding and skipped examples."""
+    if index >= self._end:
+      return None
+    try:
+      return self._examples.load(0, index, replace=False)
+    except _Unreadable:
+      if self.data.on_error == 'raise':
+        raise
+      return None
 
 
 def _stack(rows, **more):
@@ -470,20 +435,15 @@ def _portable(error):
 
 
 def _assemble(chunks):
-  """Return the batch made of these chunks, or the first one with an error."""
+  """Return the batch made of these chunks; raise the first error in them."""
   for chunk in chunks:
     if 'error' in chunk:
-      return chunk
+      raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
-  if len(chunks) == 1:
-    return {**chunks[0], 'skipped': skipped}
-  try:
+  batch = chunks[0]
+  if len(chunks) > 1:
     _check_shapes([chunk['image'][0] for chunk in chunks])
-  except ValueError as error:
-    return {'error': error}
-  batch = {
-    key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]
-  }
+    batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
   return {**batch, 'skipped': skipped}
 
 
@@ -491,14 +451,14 @@ def _assemble(chunks):
 
 
 class _Batches:
-  """Iterator over batches; raises the errors that chunks have returned."""
+  """Iterator over batches."""
 
   def __init__(self, chunks):
     self._batch_size = chunks.data.batch_size
     self.position, self.skipped = chunks.start, 0
     self._iterator = [_read_ahead(chunks)]
-    # Also closed at garbage collection and at exit: Grain's own finalizers run
-    # after parts of its modules are gone.
+    # Also closed and released at garbage collection and at exit: Grain's own
+    # finalizers run after parts of its modules are gone.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
   def __iter__(self):
@@ -512,9 +472,6 @@ class _Batches:
     except BaseException:
       self.close()
       raise
-    if 'error' in batch:
-      self.close()
-      raise batch['error']
     self.skipped += batch.pop('skipped')
     self.position += self._batch_size
     return batch
@@ -540,13 +497,10 @@ class _EvalBatches:
 
   def __iter__(self):
     self.skipped = 0
-    batches = _Batches(self._chunks)
-    try:
+    with contextlib.closing(_Batches(self._chunks)) as batches:
       for batch in batches:
         self.skipped = batches.skipped
         yield batch
-    finally:
-      batches.close()
 
 
 def _read_ahead(chunks):
@@ -562,7 +516,10 @@ def _read_ahead(chunks):
   )
   dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
   if num_workers:
-    _parse_flags()
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():  # Grain's worker processes read them
+      flags.FLAGS.mark_as_parsed()
     dataset = dataset.mp_prefetch(
       grain.MultiprocessingOptions(
         num_workers=num_workers,
@@ -575,11 +532,3 @@ def _read_ahead(chunks):
     dataset, prefetch_buffer_size=1
   )
   return iter(dataset)
-
-
-def _parse_flags():
-  """Mark absl's flags as parsed: Grain's worker processes read them."""
-  from absl import flags
-
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()

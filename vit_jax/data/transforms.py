@@ -13,7 +13,6 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 
 import dataclasses
 import math
-import numbers
 
 import numpy as np
 
@@ -24,7 +23,7 @@ INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
-def resize(image, size, *, interpolation='bilinear', antialias=False):
+def resize(image, size, interpolation='bilinear', antialias=False):
   """Resize uint8 [H, W, C] to uint8 [size[0], size[1], C]."""
   height, width = size
   if image.shape[:2] == (height, width):
@@ -49,33 +48,43 @@ def resize(image, size, *, interpolation='bilinear', antialias=False):
 def _resize_antialiased(image, height, width, interpolation):
   from PIL import Image
 
-  kind = getattr(Image.Resampling, interpolation.upper())
-  channels = image.shape[2]
-  if channels == 3:
-    out = Image.fromarray(image).resize((width, height), kind)
-    return np.array(out)
-  planes = [
-    np.array(Image.fromarray(image[..., c]).resize((width, height), kind))
-    for c in range(channels)
-  ]
-  return np.stack(planes, axis=-1)
+  kind = Image.Resampling[interpolation.upper()]
+
+  def resized(plane):
+    return np.array(Image.fromarray(plane).resize((width, height), kind))
+
+  if image.shape[2] == 3:  # faster than three planes
+    return resized(image)
+  return np.stack([resized(x) for x in np.moveaxis(image, -1, 0)], axis=-1)
+
+
+class _Sized:
+  """Makes the field `size` a pair, and checks `interpolation`."""
+
+  def __post_init__(self):
+    size = images.size(f'{type(self).__name__}: size', self.size)
+    object.__setattr__(self, 'size', size)
+    if hasattr(self, 'interpolation'):
+      _check_interpolation(self.interpolation, self.antialias)
+
+
+def _check_interpolation(name, antialias):
+  checks.one_of('interpolation', name, INTERPOLATIONS)
+  if antialias:
+    checks.one_of('with antialias=True, interpolation', name, _ANTIALIASED)
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize:
+class Resize(_Sized):
   """Resize to `size`, without keeping the aspect ratio."""
 
   size: int | tuple[int, int]
   interpolation: str = 'bilinear'
   antialias: bool = False
 
-  def __post_init__(self):
-    _set_size(self)
-    _check_interpolation(self.interpolation, self.antialias)
-
   def __call__(self, image, rng):
     del rng
-    return _resize_as(self, image, self.size)
+    return resize(image, self.size, self.interpolation, self.antialias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +104,11 @@ class ResizeSmall:
     height, width = image.shape[:2]
     factor = self.size / min(height, width)
     size = (round(height * factor), round(width * factor))
-    return _resize_as(self, image, size)
+    return resize(image, size, self.interpolation, self.antialias)
 
 
 @dataclasses.dataclass(frozen=True)
-class InceptionCrop:
+class InceptionCrop(_Sized):
   """A crop of random area, aspect ratio and position, resized to `size`.
 
   Attributes:
@@ -123,8 +132,7 @@ class InceptionCrop:
   method: str = 'tf'
 
   def __post_init__(self):
-    _set_size(self)
-    _check_interpolation(self.interpolation, self.antialias)
+    super().__post_init__()
     for name, top in (('area', 1.0), ('ratio', math.inf)):
       bounds = tuple(float(x) for x in getattr(self, name))
       object.__setattr__(self, name, bounds)
@@ -136,13 +144,13 @@ class InceptionCrop:
     checks.one_of('method', self.method, ('tf', 'torch'))
 
   def __call__(self, image, rng):
-    y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
+    y, x, height, width = self.box(*image.shape[:2], rng)
     crop = image[y : y + height, x : x + width]
-    return _resize_as(self, crop, self.size)
+    return resize(crop, self.size, self.interpolation, self.antialias)
 
   def box(self, height, width, rng):
     """Return a random crop (y, x, height, width) of an image of this size."""
-    sample = _box_tf if self.method == 'tf' else _box_torch
+    sample = {'tf': _box_tf, 'torch': _box_torch}[self.method]
     return sample(height, width, self.area, self.ratio, rng)
 
 
@@ -183,32 +191,24 @@ def _box_torch(height, width, area, ratio, rng):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(_Sized):
   """A crop of `size` at a uniformly random position."""
 
   size: int | tuple[int, int]
 
-  def __post_init__(self):
-    _set_size(self)
-
   def __call__(self, image, rng):
-    y, x = _room(self, image)
-    return _crop(self, image, rng.integers(y + 1), rng.integers(x + 1))
+    return _crop(self, image, lambda room: rng.integers(room + 1))
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralCrop:
+class CentralCrop(_Sized):
   """The crop of `size` at the centre, up and left of it by half a pixel."""
 
   size: int | tuple[int, int]
 
-  def __post_init__(self):
-    _set_size(self)
-
   def __call__(self, image, rng):
     del rng
-    y, x = _room(self, image)
-    return _crop(self, image, y // 2, x // 2)
+    return _crop(self, image, lambda room: room // 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,52 +231,14 @@ class FlipLR:
     return images.opencv().flip(image, 1).reshape(image.shape)
 
 
-def _resize_as(transform, image, size):
-  return resize(
-    image,
-    size,
-    interpolation=transform.interpolation,
-    antialias=transform.antialias,
-  )
-
-
-def _room(transform, image):
-  """Return by how many rows and columns the image exceeds the crop."""
-  room = tuple(have - want for have, want in zip(image.shape, transform.size))
+def _crop(transform, image, place):
+  """Crop to the size; `place` chooses the offset among `room` + 1 pixels."""
+  height, width = transform.size
+  room = image.shape[0] - height, image.shape[1] - width
   if min(room) < 0:
     raise ValueError(
       f'{type(transform).__name__}{transform.size} is larger than the image'
       f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
     )
-  return room
-
-
-def _crop(transform, image, y, x):
-  height, width = transform.size
+  y, x = map(place, room)
   return image[y : y + height, x : x + width]
-
-
-def _is_count(value):
-  return isinstance(value, numbers.Integral) and value >= 1
-
-
-def _set_size(transform):
-  """Convert the size to a tuple (height, width)."""
-  size = transform.size
-  pair = (size, size) if isinstance(size, numbers.Integral) else size
-  try:
-    pair = tuple(pair)
-  except TypeError:
-    pair = ()
-  if len(pair) != 2 or not all(map(_is_count, pair)):
-    raise ValueError(
-      f'{type(transform).__name__}: size={size!r} must be an int or (height,'
-      ' width), each at least 1 pixel.'
-    )
-  object.__setattr__(transform, 'size', pair)
-
-
-def _check_interpolation(name, antialias):
-  checks.one_of('interpolation', name, INTERPOLATIONS)
-  if antialias:
-    checks.one_of('with antialias=True, interpolation', name, _ANTIALIASED)

@@ -13,11 +13,10 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from vit_jax.models.common import Attention
 from vit_jax.models.pooling import Mean, Pooling
 from vit_jax.models.posemb import Layout, Relative
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import Block, VisionTransformer
+from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 
 def to_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
@@ -72,11 +71,7 @@ class AxialViT(VisionTransformer):
   The first attends along rows, the second along columns. There are twice as
   many MLPs, so it has more parameters and takes more compute than the ViT of
   the same size. It has no class token and no registers, which would be in no
-  row; and position embeddings that act in the layers cannot be used.
-
-  Attributes:
-    pooling: Mean, Map or NoPooling, without class token and registers.
-    others: see VisionTransformer.
+  row, and no position embeddings in its layers.
   """
 
   pooling: Pooling = Mean()

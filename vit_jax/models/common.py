@@ -23,9 +23,7 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import resample
-from vit_jax.models.attention import attention
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.models.posemb import Layout, PositionEmbedding
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -55,22 +53,44 @@ GELU = {
   'exact': functools.partial(nn.gelu, approximate=False),
 }
 
-# Policies of jax.checkpoint_policies; its other functions return a policy.
+_POLICIES = {
+  'dots': 'dots_with_no_batch_dims_saveable',
+  'full': 'nothing_saveable',
+}
+# The other functions of jax.checkpoint_policies return a policy.
 REMAT = (
   'none',
-  'dots',
-  'full',
+  *_POLICIES,
   *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
 )
 
 
-def remat_policy(name: str) -> Callable:
-  """Return the jax.checkpoint policy for a name in REMAT except 'none'."""
-  aliases = {
-    'dots': 'dots_with_no_batch_dims_saveable',
-    'full': 'nothing_saveable',
-  }
-  return getattr(jax.checkpoint_policies, aliases.get(name, name))
+def remat(module: type[nn.Module], name: str, **options) -> type[nn.Module]:
+  """Return a module class with the rematerialisation of that name in REMAT."""
+  if name == 'none':
+    return module
+  policy = getattr(jax.checkpoint_policies, _POLICIES.get(name, name))
+  return nn.remat(module, policy=policy, **options)
+
+
+class Classifier(nn.Module):
+  """Base class of the models, which define `features` and `num_classes`."""
+
+  def __call__(self, images: jax.Array, *, train: bool = False, **options):
+    """Compute logits, or the pooled representation if there is no head.
+
+    Args:
+      images: [B, H, W, C], in [-1, 1].
+      train: whether dropout and stochastic depth act; they need an rng
+        'dropout'.
+      **options: other arguments of features().
+
+    Returns:
+      float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
+      'pre_logits' of features(), in dtype.
+    """
+    out = self.features(images, train=train, per_layer=False, **options)
+    return out['logits'] if self.num_classes else out['pre_logits']
 
 
 def check_rates(obj: Any, *fields: str) -> None:
@@ -142,81 +162,6 @@ class LayerNorm(nn.LayerNorm):
   epsilon: float = 1e-6
 
 
-class Attention(nn.Module):
-  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
-
-  Records queries and keys, as they enter the softmax except for the scale
-  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
-  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
-  """
-
-  num_heads: int
-  options: BlockOptions = BlockOptions()
-  posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout | None = None
-  implementation: str = 'auto'
-  dtype: Any = 'float32'
-  train: bool = False
-
-  @nn.compact
-  def __call__(self, queries, tokens):
-    width, options = tokens.shape[-1], self.options
-    heads = self.num_heads, width // self.num_heads
-    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
-    q = affine((width,), heads, name='query')(queries)
-    k = affine((width,), heads, name='key')(tokens)
-    v = affine((width,), heads, name='value')(tokens)
-    if options.qk_norm:
-      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
-    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
-    self.sow('intermediates', 'q', q)
-    self.sow('intermediates', 'k', k)
-    position_logits = self.posemb.logits(self, q, self.layout)
-    if position_logits is not None:
-      self.sow('intermediates', 'position_logits', position_logits)
-    drop = self.train and options.attention_dropout > 0
-    x = attention(
-      q,
-      k,
-      v,
-      implementation=self.implementation,
-      dropout_rate=options.attention_dropout if drop else 0.0,
-      dropout_rng=self.make_rng('dropout') if drop else None,
-      position_logits=position_logits,
-    )
-    return affine(heads, (width,), name='out')(x)
-
-
-class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D].
-
-  `init` is the key of the kernels' initialiser in INIT.
-  """
-
-  mlp_dim: int
-  dropout: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  train: bool = False
-  init: str = 'mlp'
-
-  @nn.compact
-  def __call__(self, x):
-    width = (x.shape[-1],)
-    hidden = (self.mlp_dim,)
-    affine = functools.partial(
-      Affine,
-      init=INIT[self.init],
-      bias_init=INIT[f'{self.init}_bias'],
-      dtype=self.dtype,
-    )
-    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
-    x = affine(width, hidden, name='fc1')(x)
-    x = dropout(GELU[self.gelu](x))
-    return dropout(affine(hidden, width, name='fc2')(x))
-
-
 def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:
   """Drop the output of a residual branch for some examples (AugReg).
 
@@ -228,10 +173,8 @@ def drop_path(module: nn.Module, y: jax.Array, rate: Any) -> jax.Array:
   """
   if rate is None:
     return y
-  keep = 1 - rate
-  kept = jax.random.bernoulli(
-    module.make_rng('dropout'), keep, (y.shape[0], 1, 1)
-  )
+  keep, rng = 1 - rate, module.make_rng('dropout')
+  kept = jax.random.bernoulli(rng, keep, (y.shape[0], 1, 1))
   return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
 
 
@@ -242,7 +185,7 @@ def run_layers(
   depth: int,
   stochastic_depth: float,
   scan: bool,
-  remat: str,
+  remat_policy: str,
   per_layer: bool,
   shared: jax.Array | None = None,
   **fields,
@@ -252,11 +195,8 @@ def run_layers(
   Args:
     layer: class of modules, called as layer(x, rate or None, shared) -> x.
     x: [B, N, D].
-    depth: number of layers.
-    stochastic_depth: rate of drop_path in the last layer; grows linearly from 0
-      in the first layer.
-    scan: compile one layer and loop over stacked parameters.
-    remat: what to recompute in the backward pass, a name in REMAT.
+    depth, stochastic_depth, scan: as in VisionTransformer.
+    remat_policy: a name in REMAT.
     per_layer: whether to return the output of each layer.
     shared: argument of all layers.
     **fields: of the layers.
@@ -264,12 +204,10 @@ def run_layers(
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
   """
-  rates = None
-  if stochastic_depth:
-    rates = jnp.linspace(0, stochastic_depth, depth)
-  if remat != 'none':
-    # Inside a scan nothing can be merged with the forward pass anyway.
-    layer = nn.remat(layer, policy=remat_policy(remat), prevent_cse=not scan)
+  rate = stochastic_depth
+  rates = jnp.linspace(0, rate, depth) if rate else None
+  # Inside a scan nothing can be merged with the forward pass anyway.
+  layer = remat(layer, remat_policy, prevent_cse=not scan)
 
   def apply(block, x, rate, shared):
     x = block(x, rate, shared)
@@ -287,14 +225,12 @@ def run_layers(
   else:
     outputs = []
     for i in range(depth):
-      rate = None if rates is None else rates[i]
       block = layer(name=f'block_{i}', **fields)
-      x, output = apply(block, x, rate, shared)
+      x, output = apply(block, x, None if rates is None else rates[i], shared)
       outputs.append(output)
   x = keep_batch_split(x)
-  if not per_layer:
-    return x, {}
-  return x, {f'block_{i}': outputs[i] for i in range(depth)}
+  found = {f'block_{i}': outputs[i] for i in range(depth)} if per_layer else {}
+  return x, found
 
 
 def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -343,26 +279,16 @@ class PatchEmbedding:
 
   def grid(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
-    sizes = (n * self.reduction for n in self.patch_size)
-    return tuple(
-      (n - size) // step + 1
-      for n, size, step in zip(image_shape, sizes, self.pixels_per_token)
-    )
+    sides = zip(image_shape, self.patch_size, self.step)
+    return tuple((n // self.reduction - p) // s + 1 for n, p, s in sides)
 
   def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
     """Return (H, W) of the smallest image with that grid of patches."""
-    sizes = (n * self.reduction for n in self.patch_size)
-    return tuple(
-      (n - 1) * step + size
-      for n, size, step in zip(grid, sizes, self.pixels_per_token)
-    )
+    sides = zip(grid, self.patch_size, self.step)
+    return tuple(((n - 1) * s + p) * self.reduction for n, p, s in sides)
 
   def __call__(self, module, images):
-    """Embed the patches of images.
-
-    Args:
-      module: gets the parameters; its width and dtype are used.
-      images: [B, H, W, C].
+    """Embed the patches of images [B, H, W, C].
 
     Returns:
       ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
@@ -380,40 +306,32 @@ class PatchEmbedding:
     return {'patches': x.reshape(batch, -1, module.width)}, tuple(grid)
 
   def cut(self, images: jax.Array) -> jax.Array:
-    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C].
-
-    Raises:
-      ValueError: patches do not tile the images.
-    """
-    patch, step = self.patch_size, self.step
+    """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C]."""
+    size, step = self.patch_size, self.step
     batch, *sides, channels = images.shape
-    if any(n < p or (n - p) % s for n, p, s in zip(sides, patch, step)):
-      self._refuse(sides)
-    if step == patch:
-      ph, pw = patch
-      gh, gw = sides[0] // ph, sides[1] // pw
-      x = images.reshape(batch, gh, ph, gw, pw, channels)
+    if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
+      nearest = self.image_size(
+        max(round((n - p) / s), 0) + 1 for n, p, s in zip(sides, size, step)
+      )
+      what = 'Images'
+      if self.reduction > 1:
+        what = f'Feature maps (images / {self.reduction})'
+      every = '' if step == size else f' every {step[0]}x{step[1]}'
+      raise ValueError(
+        f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
+        f'patches of {size[0]}x{size[1]}{every}; the nearest image size that '
+        f'can is {nearest[0]}x{nearest[1]}. Resize or crop the images to it, '
+        'or use another patch_size.'
+      )
+    if step == size:
+      gh, gw = self.grid([n * self.reduction for n in sides])
+      x = images.reshape(batch, gh, size[0], gw, size[1], channels)
       return x.swapaxes(2, 3)
     rows, cols = (
       np.arange(0, n - p + 1, s)[:, None] + np.arange(p)[None]
-      for n, p, s in zip(sides, patch, step)
+      for n, p, s in zip(sides, size, step)
     )
     return images[:, rows][:, :, :, cols].swapaxes(2, 3)
-
-  def _refuse(self, sides):
-    (ph, pw), step, factor = self.patch_size, self.step, self.reduction
-    near = [
-      (max(round((n - p) / s), 0) * s + p) * factor
-      for n, p, s in zip(sides, self.patch_size, step)
-    ]
-    what = 'Images' if factor == 1 else f'Feature maps (images / {factor})'
-    every = '' if self.stride is None else f' every {step[0]}x{step[1]}'
-    raise ValueError(
-      f'{what} of {sides[0]}x{sides[1]} (height x width) cannot be cut into '
-      f'patches of {ph}x{pw}{every}; the nearest image size that can is '
-      f'{near[0]}x{near[1]}. Resize or crop the images to it, or use another '
-      'patch_size.'
-    )
 
   def replace(self, module, patches, sources):
     """Replace patches by other patches, or by the mask vector.
@@ -424,11 +342,6 @@ class PatchEmbedding:
       sources: int32 [B, n], index of the patch that replaces each patch, or
         below 0 for the mask vector. None: nothing is replaced.
 
-    Returns:
-      [B, n, D].
-
-    Raises:
-      ValueError: there are sources but no mask vector, or not one per patch.
     """
     if self.mask_token:
       mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
@@ -449,83 +362,10 @@ class PatchEmbedding:
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
 
   def resize(self, path, kernel, shape, *, method=None, adapt_channels=False):
-    """Fit the kernel to patches of another size, or to other channels.
-
-    Args:
-      path: of a parameter of the model.
-      kernel: [ph, pw, C, D].
-      shape: wanted shape.
-      method: how patches are resized, see `resample.resize_kernel`; None: they
-        are not.
-      adapt_channels: whether the number of channels may change.
-
-    Returns:
-      Array of the wanted shape; None if the parameter is another one, or it may
-      not be changed to that shape.
-    """
-    if path != 'embedding/kernel' or kernel.shape[3:] != tuple(shape[3:]):
+    """Return a kernel in another shape, see `resample.resize_pixels`."""
+    if path not in resample.PIXEL_KERNELS:
       return None
-    if adapt_channels:
-      kernel = to_channels(kernel, shape[2])
-    if method and shape[:2] != kernel.shape[:2]:
-      kernel = resample.resize_kernel(kernel, shape[:2], method)
-    return kernel if kernel.shape == tuple(shape) else None
-
-
-def to_channels(kernel, channels):
-  """Convert a kernel [ph, pw, C, D] to another number of image channels.
-
-  Channels are summed to one, or repeated and scaled to more (as timm does).
-  """
-  old = kernel.shape[2]
-  if channels == old:
-    return kernel
-  if channels == 1:
-    return kernel.sum(axis=2, keepdims=True)
-  repeated = kernel[:, :, np.arange(channels) % old]
-  return repeated * np.asarray(old / channels, kernel.dtype)
-
-
-def resize(
-  model,
-  path,
-  array,
-  shape,
-  *,
-  posemb_resize='paper',
-  patch_resize=None,
-  adapt_channels=False,
-):
-  """Fit a parameter to other image sizes, patch sizes or channels.
-
-  Asks the model's position embedding (`model.posemb`) and patch embedding
-  (`model.embedding`), if it has them.
-
-  Args:
-    model: that the parameter is for.
-    path: of the parameter.
-    array: its value in a model that may differ in these.
-    shape: of the parameter in `model`.
-    posemb_resize: method for position embeddings, one of resample.METHODS.
-    patch_resize: method for patches; None: their size must not differ.
-    adapt_channels: whether the number of image channels may differ.
-
-  Returns:
-    Array of that shape; None if it cannot be resized to it.
-  """
-  array, shape = np.asarray(array), tuple(shape)
-  if posemb := getattr(model, 'posemb', None):
-    name = path.rsplit('/', 1)[-1]
-    out = posemb.resize(name, array, shape, posemb_resize)
-    if out is not None:
-      return out
-  if adapt_channels and path == 'resnet/root/conv/kernel':
-    out = to_channels(array, shape[2])
-    return out if out.shape == shape else None
-  if embedding := getattr(model, 'embedding', None):
-    options = {'method': patch_resize, 'adapt_channels': adapt_channels}
-    return embedding.resize(path, array, shape, **options)
-  return None
+    return resample.resize_pixels(kernel, shape, method, adapt_channels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -543,15 +383,11 @@ class Head:
   bias_init: float = 0.0
 
   def __call__(self, module, x):
-    """Compute logits of pooled features.
-
-    Args:
-      module: gets the parameters; its dtype and num_classes are used.
-      x: [..., D].
+    """Compute the logits of pooled features [..., D].
 
     Returns:
       {'pooled': x, 'pre_logits': output of the tanh layer or x,
-      'logits': float32 [..., K] unless num_classes is None or 0}.
+      'logits': float32 [..., K] unless module.num_classes is None or 0}.
     """
     out = {'pooled': x}
     if self.representation_size:

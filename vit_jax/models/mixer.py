@@ -16,11 +16,11 @@ from vit_jax.models import common
 from vit_jax.models.common import (
   Head,
   LayerNorm,
-  Mlp,
   PatchEmbedding,
   drop_path,
 )
 from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.vit import Mlp
 
 
 class MixerBlock(nn.Module):
@@ -48,7 +48,7 @@ class MixerBlock(nn.Module):
     return x + drop_path(self, y, drop_rate)
 
 
-class MlpMixer(nn.Module):
+class MlpMixer(common.Classifier):
   """Images to logits.
 
   The MLPs along the tokens make the number of patches part of the parameters:
@@ -82,37 +82,11 @@ class MlpMixer(nn.Module):
   scan: bool = False
   remat: str = 'none'
 
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Compute logits, or the pooled representation if there is no head.
-
-    Args:
-      images: [B, H, W, C], in [-1, 1].
-      train: whether stochastic depth acts; it needs an rng 'dropout'.
-
-    Returns:
-      float32 [B, K]; without a head [B, D] in dtype.
-
-    Raises:
-      ValueError: patches do not tile the image, their number is not that of the
-        parameters, or a field is invalid.
-    """
-    out = self.features(images, train=train, per_layer=False)
-    return out['logits'] if self.num_classes else out['pre_logits']
-
   @nn.compact
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
-    """Compute all intermediate features and the logits, by name.
-
-    Returns:
-      patches: [B, N, D], embedded.
-      block_0 ... block_{L-1}: [B, N, D], output of each layer (if per_layer).
-      tokens: [B, N, D], after the final LayerNorm.
-      pooled: [B, D], mean of the tokens.
-      pre_logits: output of the head's tanh layer if there is one, else pooled.
-      logits: float32 [B, K]. Absent without a head.
-    """
+    """Compute the features of VisionTransformer.features; mean pooling."""
     one_of('gelu', self.gelu, common.GELU)
     one_of('remat', self.remat, common.REMAT)
     common.check_rates(self, 'stochastic_depth')
@@ -124,7 +98,7 @@ class MlpMixer(nn.Module):
       depth=self.depth,
       stochastic_depth=self.stochastic_depth if train else 0.0,
       scan=self.scan,
-      remat=self.remat,
+      remat_policy=self.remat,
       per_layer=per_layer,
       tokens_mlp_dim=self.tokens_mlp_dim,
       channels_mlp_dim=self.channels_mlp_dim,

@@ -74,39 +74,34 @@ _TIMM_SIZES = {
   'so400m': 'So400m',
 }
 
-_VITS = {  # our name without prefix: names in timm without 'patch'
-  'Ti/16': 'vit_tiny_16_224 vit_tiny_16_384 deit_tiny_16_224',
-  'S/32': 'vit_small_32_224 vit_small_32_384',
-  'S/16': 'vit_small_16_224 vit_small_16_384 deit_small_16_224',
-  'S/8': 'vit_small_8_224',
-  'M/32': '',
-  'M/16': '',
-  'B/32': 'vit_base_32_224 vit_base_32_384',
-  'B/16': ('vit_base_16_224 vit_base_16_384 deit_base_16_224 deit_base_16_384'),
-  'B/8': 'vit_base_8_224',
-  'L/32': 'vit_large_32_224 vit_large_32_384',
-  'L/16': 'vit_large_16_224 vit_large_16_384',
-  'L/14': 'vit_large_14_224',
-  'So400m/14': '',
-  'H/14': 'vit_huge_14_224',
-  'g/14': 'vit_giant_14_224',
-  'g-opt/16': '',
-  'G/14': 'vit_gigantic_14_224',
-  'G-opt/14': '',
-  'e/14': '',
-}
-_HYBRIDS = {
-  'R+ViT-Ti/16': ('vit_tiny_r_s16_p8_224', 'vit_tiny_r_s16_p8_384'),
-  'R26+ViT-S/32': ('vit_small_r26_s32_224', 'vit_small_r26_s32_384'),
-  'R26+ViT-B/32': ('vit_base_r26_s32_224',),
-  'R50+ViT-B/32': (),
-  'R50+ViT-B/16': ('vit_base_r50_s16_224', 'vit_base_r50_s16_384'),
-  'R50+ViT-L/32': ('vit_large_r50_s32_224', 'vit_large_r50_s32_384'),
-  'R50+ViT-L/16': (),
-}
-_BITS_IN_TIMM = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
-_AXIAL = ('ViT-B/32', 'ViT-B/16', 'R50x1')
-_MIXERS = ('S/32', 'S/16', 'B/32', 'B/16', 'L/32', 'L/16', 'H/14')
+# All names that are listed; other sizes, depths and widths have names, too.
+_OURS = """
+  ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-S/8 ViT-M/32 ViT-M/16 ViT-B/32 ViT-B/16
+  ViT-B/8 ViT-L/32 ViT-L/16 ViT-L/14 ViT-So400m/14 ViT-H/14 ViT-g/14
+  ViT-g-opt/16 ViT-G/14 ViT-G-opt/14 ViT-e/14 R+ViT-Ti/16 R26+ViT-S/32
+  R26+ViT-B/32 R50+ViT-B/32 R50+ViT-B/16 R50+ViT-L/32 R50+ViT-L/16 BiT-R26x1
+  BiT-R26x2 BiT-R26x3 BiT-R26x4 BiT-R50x1 BiT-R50x2 BiT-R50x3 BiT-R50x4
+  BiT-R101x1 BiT-R101x2 BiT-R101x3 BiT-R101x4 BiT-R152x1 BiT-R152x2 BiT-R152x3
+  BiT-R152x4 BiT-R200x1 BiT-R200x2 BiT-R200x3 BiT-R200x4 Mixer-S/32 Mixer-S/16
+  Mixer-B/32 Mixer-B/16 Mixer-L/32 Mixer-L/16 Mixer-H/14 Axial-ViT-B/32
+  Axial-ViT-B/16 Axial-R50x1
+"""
+_TIMM = """
+  vit_tiny_patch16_224 vit_tiny_patch16_384 deit_tiny_patch16_224
+  vit_small_patch32_224 vit_small_patch32_384 vit_small_patch16_224
+  vit_small_patch16_384 deit_small_patch16_224 vit_small_patch8_224
+  vit_base_patch32_224 vit_base_patch32_384 vit_base_patch16_224
+  vit_base_patch16_384 deit_base_patch16_224 deit_base_patch16_384
+  vit_base_patch8_224 vit_large_patch32_224 vit_large_patch32_384
+  vit_large_patch16_224 vit_large_patch16_384 vit_large_patch14_224
+  vit_huge_patch14_224 vit_giant_patch14_224 vit_gigantic_patch14_224
+  vit_tiny_r_s16_p8_224 vit_tiny_r_s16_p8_384 vit_small_r26_s32_224
+  vit_small_r26_s32_384 vit_base_r26_s32_224 vit_base_r50_s16_224
+  vit_base_r50_s16_384 vit_large_r50_s32_224 vit_large_r50_s32_384
+  resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit
+  resnetv2_152x2_bit resnetv2_152x4_bit mixer_s32_224 mixer_s16_224
+  mixer_b32_224 mixer_b16_224 mixer_l32_224 mixer_l16_224
+"""
 
 
 def settings(name: str, **fields) -> dict[str, Any]:
@@ -115,18 +110,17 @@ def settings(name: str, **fields) -> dict[str, Any]:
   Fields that are objects are dicts with a target, too. Our names are
   '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
   'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'. The names of
-  timm, where SIZE is tiny, small, ..., without '.tag', are:
+  timm, where SIZE is tiny, small, ..., are, without '.tag':
 
     vit_SIZE_patchP[_regR][_siglip][_gap][_224]
     deit_SIZE_patch16_224, deit3_SIZE_patchP_224, but not the distilled ones
     vit_SIZE_r50_s16_224 and the like, vit_SIZE_r_s16_p8_224
     resnetv2_50x1_bit and the like, mixer_b16_224 and the like
 
-  The model has the shape of timm's. Weights of timm also need
-  block.gelu='exact', unless they were converted from JAX; `pretrained.load`
-  sets it. Some models in timm have fewer parameters; ours are zero then, with
-  the same result: the position of the class token in deit3, and the biases of
-  q, k and v in vit_medium_patch16_gap.
+  Weights of timm also need block.gelu='exact', unless they were converted from
+  JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours must be
+  zero: the position of the class token in deit3, and the biases of q, k and v
+  in vit_medium_patch16_gap.
 
   Args:
     name: one of ours or of timm's.
@@ -147,33 +141,17 @@ def settings(name: str, **fields) -> dict[str, Any]:
 
 
 def create(name: str, **fields) -> Any:
-  """Return the model of that name; see `settings`."""
+  """Return the model with that name; see `settings`."""
   return resolve(settings(name, **fields))
 
 
 def models() -> dict[str, tuple[str, ...]]:
-  """Return {our name: names in timm for the same model}.
-
-  Patches of any other size, ResNets of any other width, and hybrids of any
-  other ResNet and size have names as well.
-  """
-  out = {}
-  for name, timm_names in _VITS.items():
-    out[f'ViT-{name}'] = tuple(
-      re.sub(r'_(\d+)_', r'_patch\1_', n) for n in timm_names.split()
-    )
-  out |= _HYBRIDS
-  for depth in RESNET_STAGES:
-    for width in (1, 2, 3, 4):
-      short = f'{depth}x{width}'
-      known = short in _BITS_IN_TIMM
-      out[f'BiT-R{short}'] = (f'resnetv2_{short}_bit',) if known else ()
-  for name in _MIXERS:
-    short = name.lower().replace('/', '')
-    known = name[0] != 'H'
-    out[f'Mixer-{name}'] = (f'mixer_{short}_224',) if known else ()
-  out |= {f'Axial-{name}': () for name in _AXIAL}
-  return out
+  """Return {our name: names in timm for the same model}."""
+  known = [(name, settings(name)) for name in _TIMM.split()]
+  return {
+    name: tuple(other for other, found in known if found == settings(name))
+    for name in _OURS.split()
+  }
 
 
 def count_parameters(
@@ -203,7 +181,7 @@ def _read(name):
   if '/' in name:
     return _vit(name)
   name = name.split('.')[0]
-  for pattern, read in _TIMM.items():
+  for pattern, read in _TIMM_PATTERNS.items():
     if match := re.fullmatch(pattern, name):
       return read(**match.groupdict())
   raise ValueError
@@ -332,7 +310,7 @@ def _distilled():
 
 _SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
-_TIMM = {
+_TIMM_PATTERNS = {
   rf'(?P<family>vit)_{_SIZE}_patch(?P<patch>\d+)(?:_reg(?P<registers>\d+))?'
   rf'(?P<siglip>_siglip)?(?P<gap>_gap)?{_PIXELS}': _timm_vit,
   rf'(?P<family>deit)_(?P<size>tiny|small|base)_patch(?P<patch>16){_PIXELS}': (
@@ -351,9 +329,7 @@ _TIMM = {
 
 
 def _near(name):
-  known = {}
-  for ours, in_timm in models().items():
-    known |= {n.lower(): n for n in (ours, *in_timm)}
+  known = {known.lower(): known for known in (_OURS + _TIMM).split()}
   found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   return [known[n] for n in found]
 

@@ -11,31 +11,25 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.models.common import (
-  INIT,
-  Attention,
-  BlockOptions,
-  LayerNorm,
-  Mlp,
-)
+from vit_jax.models.common import INIT, BlockOptions, LayerNorm
 from vit_jax.models.posemb import Layout
 
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-  """Interface of poolings, and its defaults.
+  """Interface of poolings.
 
-  A subclass that lets users choose an attribute makes it a dataclass field.
+  A subclass changes a default with `class_token: bool = True`.
 
   Attributes:
     class_token: whether a learned class token comes first in the sequence.
     num_registers: number of learned tokens after it that pooling ignores.
-    norm_after: whether the final LayerNorm comes after pooling, not before it.
   """
 
-  class_token = False
-  num_registers = 0
-  norm_after = False
+  class_token: bool = False
+  num_registers: int = 0
+
+  norm_after = False  # whether the final LayerNorm comes after pooling
 
   def layout(self, grid):
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
@@ -69,14 +63,9 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class ClassToken(Pooling):
-  """The class token, as in the paper.
+  """The class token, as in the paper."""
 
-  Attributes:
-    num_registers: see Pooling.
-  """
-
-  num_registers: int = 0
-  class_token = True
+  class_token: bool = dataclasses.field(default=True, init=False)
 
   def __call__(self, module, tokens, layout):
     return tokens[:, 0]
@@ -90,12 +79,10 @@ class Mean(Pooling):
   """Mean over the patches (figure 9).
 
   Attributes:
-    class_token, num_registers: see Pooling.
-    norm_after: the final LayerNorm comes after the mean (timm's fc_norm).
+    norm_after: whether the final LayerNorm comes after the mean (timm's
+      fc_norm).
   """
 
-  class_token: bool = False
-  num_registers: int = 0
   norm_after: bool = False
 
   def __call__(self, module, tokens, layout):
@@ -104,14 +91,7 @@ class Mean(Pooling):
 
 @dataclasses.dataclass(frozen=True)
 class NoPooling(Pooling):
-  """No pooling: each patch gets its own logits.
-
-  Attributes:
-    class_token, num_registers: see Pooling.
-  """
-
-  class_token: bool = False
-  num_registers: int = 0
+  """No pooling: each patch gets its own logits."""
 
   def __call__(self, module, tokens, layout):
     return tokens[:, layout.prefix :]
@@ -119,14 +99,7 @@ class NoPooling(Pooling):
 
 @dataclasses.dataclass(frozen=True)
 class Map(Pooling):
-  """One learned query that attends to the patches ("Scaling ViT").
-
-  Attributes:
-    class_token, num_registers: see Pooling.
-  """
-
-  class_token: bool = False
-  num_registers: int = 0
+  """One learned query that attends to the patches ("Scaling ViT")."""
 
   def __call__(self, module, tokens, layout):
     return MapHead(
@@ -146,8 +119,7 @@ class Map(Pooling):
       'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
     )
     weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
-    pad = (0, 0), (0, 0), (layout.prefix, 0)
-    return jnp.pad(weights.mean(axis=1), pad)
+    return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (layout.prefix, 0)))
 
 
 class MapHead(nn.Module):
@@ -161,6 +133,8 @@ class MapHead(nn.Module):
 
   @nn.compact
   def __call__(self, tokens):
+    from vit_jax.models.vit import Attention, Mlp  # it imports this file
+
     batch, _, width = tokens.shape
     probe = self.param('probe', INIT['probe'], (1, 1, width))
     probe = jnp.broadcast_to(probe, (batch, 1, width))

@@ -52,39 +52,33 @@ class Layout:
 class PositionEmbedding:
   """Interface of position embeddings. It does nothing: there are no positions.
 
-  Methods with the argument `module` create parameters in it, by module.param.
+  Methods with the argument `module` may create parameters in it.
   """
 
-  in_layers = False  # whether any of the methods called by layers does anything
+  in_layers = False  # whether any method that layers call does something
 
   def add_to_patches(self, module, x, grid):
     """Add positions to embedded patches, float32 [B, gh * gw, D]."""
-    del module, grid
     return x
 
   def add_to_class_token(self, module, cls):
     """Add a position to the class token, [1, 1, D]."""
-    del module
     return cls
 
   def shared(self, module, layout, width):
     """Return an array that each layer gets as `shared`, or None."""
-    del module, layout, width
     return None
 
   def add_to_layer(self, module, x, layout, shared):
     """Add positions to the input of a layer, [B, N, D]."""
-    del module, layout, shared
     return x
 
   def queries_and_keys(self, module, q, k, layout):
     """Change queries and keys of a layer, each [B, N, h, d]."""
-    del module, layout
     return q, k
 
   def logits(self, module, q, layout):
     """Return what is added to q kᵀ, float32 [B, h, N, N], or None."""
-    del module, q, layout
     return None
 
   def resize(self, name, table, shape, method='paper'):
@@ -100,7 +94,6 @@ class PositionEmbedding:
       Array of the wanted shape; None if the parameter does not belong to this
       embedding, or differs in more than the grid.
     """
-    del name, table, shape, method
     return None
 
   def table(self, params, grid, width):
@@ -108,10 +101,8 @@ class PositionEmbedding:
 
     Args:
       params: {path: array} of the model.
-      grid: (gh, gw), for embeddings that are computed.
-      width: D, likewise.
+      grid, width: (gh, gw) and D, for embeddings that are computed.
     """
-    del params, grid, width
     return None
 
 
@@ -190,17 +181,14 @@ class Learned(PositionEmbedding):
 class Learned2d(Learned):
   """Learned embeddings of columns (x) and rows (y), concatenated.
 
-  Attributes:
-    init_std, at: see Learned.
+  The attributes are those of Learned.
   """
 
   tables = 'pos_embedding_x', 'pos_embedding_y'
 
   def table(self, params, grid, width):
-    if 'pos_embedding_x' not in params:
-      return None
-    x, y = params['pos_embedding_x'], params['pos_embedding_y']
-    return np.asarray(_concatenate(x, y))[0]
+    found = [params[name] for name in self.tables if name in params]
+    return np.asarray(_concatenate(*found))[0] if found else None
 
   def _patches(self, module, grid, width):
     if width % 2:
@@ -208,10 +196,10 @@ class Learned2d(Learned):
         f'Learned2d halves the width, which is {width}; expected an even one. '
         'Choose an even width, or Learned.'
       )
-    (gh, gw), half, dims = grid, width // 2, (1, 2)
+    shapes = (1, 1, grid[1], width // 2), (1, grid[0], 1, width // 2)
     x, y = (
-      table_of_grid(module, f'pos_embedding_{axis}', shape, dims, self.init_std)
-      for axis, shape in (('x', (1, 1, gw, half)), ('y', (1, gh, 1, half)))
+      table_of_grid(module, name, shape, (1, 2), self.init_std)
+      for name, shape in zip(self.tables, shapes)
     )
     return _concatenate(x, y).reshape(1, -1, width)
 
@@ -355,17 +343,11 @@ def _neighbours(at):
 
 
 def table_of_grid(module, name, shape, dims, init_std):
-  """Create a table, or return it if it is there and has this grid.
-
-  Args:
-    module: gets the parameter.
-    name: of the parameter.
-    shape: of the table.
-    dims: which two dimensions are the grid, for the message.
-    init_std: standard deviation of the initial values.
+  """Create a parameter of `module`, or return it.
 
   Raises:
-    ValueError: the table has another grid.
+    ValueError: it is there with another shape. `dims` are the two dimensions of
+      the grid, for the message.
   """
   if module.has_variable('params', name):
     found = module.get_variable('params', name).shape

@@ -1,4 +1,4 @@
-"""Interpolation of grids: position embeddings and kernels of patch embeddings.
+"""Resizing of parameters to other images: position embeddings, patch kernels.
 
 NumPy arrays in and out, computed in float64 as a product with one matrix per
 axis, whose pseudo-inverse kernels need. Libraries do not give the matrix, nor
@@ -12,6 +12,8 @@ import numpy as np
 from vit_jax.checks import one_of
 
 METHODS = ('paper', 'bilinear', 'bicubic_antialias')
+# Parameters that the pixels of an image are multiplied with, [ph, pw, C, D].
+PIXEL_KERNELS = ('embedding/kernel', 'resnet/root/conv/kernel')
 
 
 def resize(
@@ -72,6 +74,73 @@ def resize_kernel(
     'ih,jw,hwcd->ijcd', rows, cols, kernel.astype(np.float64), optimize=True
   )
   return out.astype(kernel.dtype)
+
+
+def resize_pixels(kernel, shape, method=None, adapt_channels=False):
+  """Fit a kernel that pixels are multiplied with to another shape.
+
+  Args:
+    kernel: [ph, pw, C, D].
+    shape: wanted shape.
+    method: how patches are resized, see `resize_kernel`; None: they are not.
+    adapt_channels: whether channels may be summed to one, or repeated and
+      scaled to more (as timm does).
+
+  Returns:
+    Array of the wanted shape; None if it may not be changed to it.
+  """
+  old, new = kernel.shape[2], shape[2]
+  if adapt_channels and new == 1:
+    kernel = kernel.sum(axis=2, keepdims=True)
+  elif adapt_channels and new != old:
+    kernel = kernel[:, :, np.arange(new) % old]
+    kernel = kernel * np.asarray(old / new, kernel.dtype)
+  if method and shape[:2] != kernel.shape[:2]:
+    kernel = resize_kernel(kernel, shape[:2], method)
+  return kernel if kernel.shape == tuple(shape) else None
+
+
+def resize_parameter(
+  model,
+  path,
+  array,
+  shape,
+  *,
+  posemb_resize='paper',
+  patch_resize=None,
+  adapt_channels=False,
+):
+  """Fit a parameter to other image sizes, patch sizes or channels.
+
+  Asks the position embedding and the patch embedding of the model, its
+  attributes `posemb` and `embedding`.
+
+  Args:
+    model: that the parameter is for.
+    path: of the parameter.
+    array: its value in another model.
+    shape: of the parameter in this model.
+    posemb_resize: method for position embeddings, one of METHODS.
+    patch_resize: method for patches; None: their size must not differ.
+    adapt_channels: whether the number of image channels may differ.
+
+  Returns:
+    Array of that shape; None if it cannot be resized to it.
+  """
+  array, shape = np.asarray(array), tuple(shape)
+  if posemb := getattr(model, 'posemb', None):
+    name = path.rsplit('/', 1)[-1]
+    out = posemb.resize(name, array, shape, posemb_resize)
+    if out is not None:
+      return out
+  if array.ndim != len(shape):
+    return None
+  if embedding := getattr(model, 'embedding', None):
+    options = {'method': patch_resize, 'adapt_channels': adapt_channels}
+    return embedding.resize(path, array, shape, **options)
+  if path in PIXEL_KERNELS:  # ResNets
+    return resize_pixels(array, shape, patch_resize, adapt_channels)
+  return None
 
 
 def _weights(old, new, method):

@@ -208,9 +208,7 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    unit = Unit
-    if self.remat != 'none':
-      unit = nn.remat(unit, policy=common.remat_policy(self.remat))
+    unit = common.remat(Unit, self.remat)
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
       x = unit(
@@ -256,7 +254,7 @@ class Hybrid(PatchEmbedding):
     return {'feature_map': feature_map} | out, grid
 
 
-class ResNet(nn.Module):
+class ResNet(common.Classifier):
   """Images to logits: the baselines of the paper, from "Big Transfer".
 
   Attributes:
@@ -281,22 +279,6 @@ class ResNet(nn.Module):
   remat: str = 'none'
   middle: Any = StdConv
 
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Compute logits, or the pooled representation if there is no head.
-
-    Args:
-      images: [B, H, W, C], in [-1, 1].
-      train: ignored; other models need it.
-
-    Returns:
-      float32 [B, K]; without a head [B, F] in dtype.
-
-    Raises:
-      ValueError: a field is invalid.
-    """
-    out = self.features(images, train=train, per_layer=False)
-    return out['logits'] if self.num_classes else out['pre_logits']
-
   @nn.compact
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
@@ -306,8 +288,7 @@ class ResNet(nn.Module):
     Returns:
       root, stage1, stage2, ...: [B, ., ., .], feature maps (if per_layer).
       pooled: [B, F], mean of the last one, which 'preact' normalises first.
-      pre_logits: output of the head's tanh layer if there is one, else pooled.
-      logits: float32 [B, K]. Absent without a head.
+      pre_logits, logits: see VisionTransformer.
     """
     del train
     one_of('form', self.form, FORMS)

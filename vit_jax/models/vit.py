@@ -22,19 +22,95 @@ from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import common
+from vit_jax.models.attention import attention
 from vit_jax.models.common import (
+  GELU,
   INIT,
-  Attention,
+  Affine,
   BlockOptions,
   Head,
   LayerNorm,
-  Mlp,
   PatchEmbedding,
   drop_path,
 )
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
+
+
+class Attention(nn.Module):
+  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
+
+  Records queries and keys, as they enter the softmax except for the scale
+  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
+  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
+  """
+
+  num_heads: int
+  options: BlockOptions = BlockOptions()
+  posemb: PositionEmbedding = PositionEmbedding()
+  layout: Layout | None = None
+  implementation: str = 'auto'
+  dtype: Any = 'float32'
+  train: bool = False
+
+  @nn.compact
+  def __call__(self, queries, tokens):
+    width, options = tokens.shape[-1], self.options
+    heads = self.num_heads, width // self.num_heads
+    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
+    q = affine((width,), heads, name='query')(queries)
+    k = affine((width,), heads, name='key')(tokens)
+    v = affine((width,), heads, name='value')(tokens)
+    if options.qk_norm:
+      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
+      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
+    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
+    self.sow('intermediates', 'q', q)
+    self.sow('intermediates', 'k', k)
+    position_logits = self.posemb.logits(self, q, self.layout)
+    if position_logits is not None:
+      self.sow('intermediates', 'position_logits', position_logits)
+    drop = self.train and options.attention_dropout > 0
+    x = attention(
+      q,
+      k,
+      v,
+      implementation=self.implementation,
+      dropout_rate=options.attention_dropout if drop else 0.0,
+      dropout_rng=self.make_rng('dropout') if drop else None,
+      position_logits=position_logits,
+    )
+    return affine(heads, (width,), name='out')(x)
+
+
+class Mlp(nn.Module):
+  """Two layers with a GELU between them: [..., D] -> [..., D].
+
+  `init` is the key of the kernels' initialiser in INIT.
+  """
+
+  mlp_dim: int
+  dropout: float = 0.0
+  gelu: str = 'tanh'
+  dtype: Any = 'float32'
+  train: bool = False
+  init: str = 'mlp'
+
+  @nn.compact
+  def __call__(self, x):
+    width = (x.shape[-1],)
+    hidden = (self.mlp_dim,)
+    affine = functools.partial(
+      Affine,
+      init=INIT[self.init],
+      bias_init=INIT[f'{self.init}_bias'],
+      dtype=self.dtype,
+    )
+    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
+    x = affine(width, hidden, name='fc1')(x)
+    x = dropout(GELU[self.gelu](x))
+    return dropout(affine(hidden, width, name='fc2')(x))
 
 
 class Block(nn.Module):
@@ -96,7 +172,7 @@ class Block(nn.Module):
     return drop_path(self, y, drop_rate)
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(common.Classifier):
   """Images to logits.
 
   Attributes:
@@ -144,35 +220,6 @@ class VisionTransformer(nn.Module):
 
   layer = Block  # class of the layers
 
-  def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    patch_sources: jax.Array | None = None,
-  ) -> jax.Array:
-    """Compute logits, or the pooled representation if there is no head.
-
-    Args:
-      images: [B, H, W, C], in [-1, 1].
-      train: whether dropout and stochastic depth act; they need an rng
-        'dropout'.
-      patch_sources: int32 [B, gh * gw], index of the patch whose embedding
-        replaces each patch before positions are added, or below 0 for the mask
-        vector. None: nothing is replaced.
-
-    Returns:
-      float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
-      'pre_logits' of features(), in dtype.
-
-    Raises:
-      ValueError: patches do not tile the image, or a field is invalid.
-    """
-    out = self.features(
-      images, train=train, per_layer=False, patch_sources=patch_sources
-    )
-    return out['logits'] if self.num_classes else out['pre_logits']
-
   @nn.compact
   def features(
     self,
@@ -186,10 +233,17 @@ class VisionTransformer(nn.Module):
 
     Called as model.apply(variables, images, method='features').
 
+    Args:
+      images, train: see Classifier.
+      per_layer: whether to return the output of each layer.
+      patch_sources: int32 [B, gh * gw], index of the patch whose embedding
+        replaces each patch before positions are added, or below 0 for the mask
+        vector. None: nothing is replaced.
+
     Returns:
       feature_map: [B, ., ., F], output of the ResNet of a hybrid.
       patches: [B, gh * gw, D], embedded patches before any is replaced.
-      block_0 ... block_{L-1}: [B, N, D], output of each layer (if per_layer).
+      block_0 ... block_{L-1}: [B, N, D], output of each layer.
       tokens: [B, N, D], all tokens after the final LayerNorm (before it, if
         pooling.norm_after).
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
@@ -199,18 +253,17 @@ class VisionTransformer(nn.Module):
     self._check()
     out, grid = self.embedding(self, images)
     patches = self.embedding.replace(self, out['patches'], patch_sources)
-    pooling = self.pooling
+    posemb, pooling = self.posemb or PositionEmbedding(), self.pooling
     layout = pooling.layout(grid)
-    tokens = self._assemble(patches, layout)
+    tokens = self._assemble(patches, layout, posemb)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    posemb = self.posemb or PositionEmbedding()
     tokens, layers = common.run_layers(
       self.layer,
       tokens,
       depth=self.depth,
       stochastic_depth=self.stochastic_depth if train else 0.0,
       scan=self.scan,
-      remat=self.remat,
+      remat_policy=self.remat,
       per_layer=per_layer,
       shared=posemb.shared(self, layout, self.width),
       num_heads=self.num_heads,
@@ -230,10 +283,9 @@ class VisionTransformer(nn.Module):
     x = norm(x) if pooling.norm_after else x
     return out | self.head(self, x)
 
-  def _assemble(self, patches, layout):
+  def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
     batch, _, width = patches.shape
-    posemb = self.posemb or PositionEmbedding()
     x = patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = []

@@ -22,13 +22,13 @@ from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.weights import bundle, image_configs, keymap
+from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import Key, conv, linear, norm
+from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
 _PATCHES = 'embeddings.patch_embeddings.projection'
 _LAYER = 'encoder.layer.{i}'
-_KEYS = [
+_KEYS = KeyMap(
   Key('embeddings.cls_token', 'cls'),
   Key('embeddings.position_embeddings', 'pos_embedding'),
   *conv(_PATCHES, 'embedding'),
@@ -43,7 +43,7 @@ _KEYS = [
   *norm('layernorm', 'norm'),
   *linear('pooler.dense', 'pre_logits'),
   *linear('classifier', 'head'),
-]
+)
 _IN_MEMORY = {  # names of version 5: names in files
   '.attention.q_proj.': '.attention.attention.query.',
   '.attention.k_proj.': '.attention.attention.key.',
@@ -92,7 +92,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
   del image_size  # the position table has it
   notes = []
   arrays = _skip(_file_names(arrays), config, notes)
-  params, names = keymap.to_ours(arrays, _KEYS)
+  params, names = _KEYS.to_ours(arrays)
   model = bundle.infer(params, **_fields(config) | fields)
   if not {'cls', 'pos_embedding'} <= params.keys():
     raise ValueError('The file has no class token, or no position table.')
@@ -248,9 +248,7 @@ def write(weights):
     row = np.zeros((1, 1, model.width), np.float32)
   table = [row, bundle.patch_positions(weights)]
   params['pos_embedding'] = np.concatenate(table, axis=1)
-  arrays, rest = keymap.to_theirs(params, _KEYS)
-  if rest:
-    raise ValueError(f'The format has no name for {", ".join(sorted(rest))}.')
+  arrays = _KEYS.to_theirs(params)
   prefix = 'vit.' if model.num_classes else ''
   out = {
     k if k.startswith('classifier') else prefix + k: np.asarray(v, np.float32)

@@ -94,19 +94,44 @@ def norm(theirs, ours):
   ]
 
 
-def to_ours(arrays, keys):
-  """Rename and convert the arrays of a file; the first row that matches counts.
+class KeyMap:
+  """A table of Keys; the first row that matches a name counts."""
 
-  Returns:
-    ({path: array}, {path: name in the file}). Axes that the file merges are
-    still merged: `fit` splits them when the model is known.
-  """
-  params, names = {}, {}
-  for name, array in arrays.items():
-    for key in keys:
-      if (values := _match(key.theirs, name)) is None:
+  def __init__(self, *keys):
+    self._keys = keys
+    self._rows = [(k, i, path) for k in keys for i, path in enumerate(k.paths)]
+    cached = functools.lru_cache(maxsize=10_000)
+    self._find_ours, self._find_theirs = (
+      cached(self._ours),
+      cached(self._theirs),
+    )
+
+  def _ours(self, name):
+    """Return (row, our paths) for a name in the file, or None."""
+    for key in self._keys:
+      if (values := _match(key.theirs, name)) is not None:
+        return key, [_fill(path, values) for path in key.paths]
+    return None
+
+  def _theirs(self, path):
+    """Return (row, number among its paths, name in the file), or None."""
+    for key, i, template in self._rows:
+      if (values := _match(template, path)) is not None:
+        return key, i, _fill(key.theirs, values)
+    return None
+
+  def to_ours(self, arrays):
+    """Rename and convert the arrays of a file.
+
+    Returns:
+      ({path: array}, {path: name in the file}). Axes that the file merges are
+      still merged: `fit` splits them when the model is known.
+    """
+    params, names = {}, {}
+    for name, array in arrays.items():
+      if not (found := self._find_ours(name)):
         continue
-      paths = [_fill(path, values) for path in key.paths]
+      key, paths = found
       parts = [array] * len(paths)  # a wrong shape is reported by `fit`
       if len(paths) > 1 and array.ndim and not len(array) % len(paths):
         parts = np.split(array, len(paths))
@@ -114,67 +139,71 @@ def to_ours(arrays, keys):
         fits = key.ndim in (None, part.ndim)
         params[path] = key.to_ours(part) if fits else part
         names[path] = name
-      break
-  return params, names
+    return params, names
 
+  def to_theirs(self, params):
+    """Return {name: array} of a file.
 
-def to_theirs(params, keys):
-  """Return ({name: array} of a file, {path: array} that no row matches)."""
-  rows = [(key, i, path) for key in keys for i, path in enumerate(key.paths)]
-  parts, rest = {}, {}
-  for path, array in params.items():
-    for key, i, template in rows:
-      if (values := _match(template, path)) is not None:
-        name = _fill(key.theirs, values)
+    Raises:
+      ValueError: the format has no name for some of the parameters.
+    """
+    out, rest = self._to_theirs(params)
+    if rest:
+      raise ValueError(f'The format has no name for {", ".join(sorted(rest))}.')
+    return out
+
+  def _to_theirs(self, params):
+    parts, rest = {}, {}
+    for path, array in params.items():
+      if found := self._find_theirs(path):
+        key, i, name = found
         parts.setdefault(name, {})[i] = key.to_theirs(array)
-        break
-    else:
-      rest[path] = array
-  out = {
-    name: _concatenate([found[i] for i in sorted(found)])
-    for name, found in parts.items()
-  }
-  return out, rest
+      else:
+        rest[path] = array
+    out = {
+      name: _concatenate([found[i] for i in sorted(found)])
+      for name, found in parts.items()
+    }
+    return out, rest
 
+  def fit(self, params, names, shapes, arrays, *, hint=''):
+    """Return float32 parameters in a model's shapes, if a file is that model.
 
-def fit(params, names, shapes, arrays, keys, *, hint=''):
-  """Return float32 parameters in a model's shapes, if a file is that model.
+    Args:
+      params, names: as `to_ours` returns them.
+      shapes: {path: has a shape} of the model.
+      arrays: {name: array}, everything in the file.
+      hint: text for the error where the reason is known.
 
-  Args:
-    params, names: as `to_ours` returns them.
-    shapes: {path: has a shape} of the model.
-    arrays: {name: array}, everything in the file.
-    keys: the key map.
-    hint: text for the error where the reason is known.
-
-  Raises:
-    ValueError: lists all arrays that are missing, unexpected or of another
-      shape.
-  """
-  zero = np.zeros((), np.float32)
-  wanted = {path: np.broadcast_to(zero, s.shape) for path, s in shapes.items()}
-  theirs, rest = to_theirs(wanted, keys)
-  merged = to_ours(theirs, keys)[0] | rest
-  wrong = {
-    path
-    for path in params.keys() | merged.keys()
-    if path not in params
-    or path not in merged
-    or np.shape(params[path]) != merged[path].shape
-  }
-  extra = arrays.keys() - set(names.values())
-  if wrong or extra:
-    have = extra | {names[path] for path in wrong if path in names}
-    need, rest = to_theirs({p: wanted[p] for p in wrong & wanted.keys()}, keys)
-    lines = tree.diff({name: arrays[name] for name in have}, need | rest)
-    raise ValueError(
-      f'The file is not one whole model{hint}. In the file (-), needed (+):\n'
-      f'{lines}'
-    )
-  return {
-    path: np.asarray(params[path], np.float32).reshape(s.shape)
-    for path, s in shapes.items()
-  }
+    Raises:
+      ValueError: lists all arrays that are missing, unexpected or of another
+        shape.
+    """
+    zero = np.zeros((), np.float32)
+    wanted = {p: np.broadcast_to(zero, s.shape) for p, s in shapes.items()}
+    theirs, rest = self._to_theirs(wanted)
+    merged = self.to_ours(theirs)[0] | rest
+    wrong = {
+      path
+      for path in params.keys() | merged.keys()
+      if path not in params
+      or path not in merged
+      or np.shape(params[path]) != merged[path].shape
+    }
+    extra = arrays.keys() - set(names.values())
+    if wrong or extra:
+      have = extra | {names[path] for path in wrong if path in names}
+      need = {path: wanted[path] for path in wrong & wanted.keys()}
+      theirs, rest = self._to_theirs(need)
+      lines = tree.diff({name: arrays[name] for name in have}, theirs | rest)
+      raise ValueError(
+        f'The file is not one whole model{hint}. In the file (-), needed (+):\n'
+        f'{lines}'
+      )
+    return {
+      path: np.asarray(params[path], np.float32).reshape(s.shape)
+      for path, s in shapes.items()
+    }
 
 
 def _concatenate(arrays):

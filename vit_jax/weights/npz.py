@@ -18,6 +18,7 @@ The ImageNet-21k files of the first release have the tanh layer 'pre_logits'
 and a head of zeros; AugReg's have a working head and no such layer.
 """
 
+import functools
 import math
 import re
 
@@ -28,9 +29,9 @@ from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.weights import bundle, keymap
+from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.keymap import Key
+from vit_jax.weights.keymap import Key, KeyMap
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
 GENERATIONS = {  # numbers of the modules in a layer: attention, 2nd norm, MLP
@@ -45,7 +46,7 @@ _TEXT = r'(params/)?(txt/.*|t|b)'  # the other tower, temperature and bias
 _LAYER = 'Transformer/encoderblock'
 _GROUP_NORM = r'(.*/)?(gn([123]|_root|_proj)/(scale|bias)|group_norm/.*)'
 
-_MIXER = [
+_MIXER = KeyMap(
   Key('stem/{p}', 'embedding/{p}'),
   Key('MixerBlock_{i}/LayerNorm_0/{p}', 'block_{i}/norm1/{p}'),
   Key('MixerBlock_{i}/LayerNorm_1/{p}', 'block_{i}/norm2/{p}'),
@@ -53,13 +54,14 @@ _MIXER = [
   Key('MixerBlock_{i}/{n}_mixing/Dense_1/{p}', 'block_{i}/{n}_mixing/fc2/{p}'),
   Key('pre_head_layer_norm/{p}', 'norm/{p}'),
   Key('head/{p}', 'head/{p}'),
-]
+)
 
 
+@functools.cache
 def _vit_keys(generation):
   attention, norm, mlp = GENERATIONS[generation]
   layer, map_head = _LAYER + '_{i}', 'MAPHead_0'
-  return [
+  return KeyMap(
     Key('cls', 'cls'),
     Key('embedding/{p}', 'embedding/{p}'),
     Key(layer + '/LayerNorm_0/{p}', 'block_{i}/norm1/{p}'),
@@ -88,9 +90,10 @@ def _vit_keys(generation):
       'resnet/stage{s}/unit{u}/conv{n}/kernel',
     ),
     Key('block{s}/unit{u}/gn{n}/{p}', 'resnet/stage{s}/unit{u}/norm{n}/{p}'),
-  ]
+  )
 
 
+@functools.cache
 def _bit_keys():
   conv, unit = 'standardized_conv2d/kernel', 'resnet/block{s}/unit{u}'
   ours = 'resnet/stage{s}/unit{u}'
@@ -114,7 +117,7 @@ def _bit_keys():
       Key(f'{unit}/{letter}/group_norm/gamma', f'{ours}/norm{i}/scale'),
       Key(f'{unit}/{letter}/group_norm/beta', f'{ours}/norm{i}/bias'),
     ]
-  return keys
+  return KeyMap(*keys)
 
 
 def recognise(names):
@@ -166,7 +169,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     keys = _MIXER
   else:
     keys = _vit_keys('pre_linen' if is_old else 'linen')
-  params, names = keymap.to_ours(arrays, keys)
+  params, names = keys.to_ours(arrays)
   table = TABLE if TABLE in arrays else 'pos_embedding'
   if is_vit and table in arrays:
     split = _split if table == TABLE else _split_big_vision
@@ -259,10 +262,10 @@ def write(weights, *, generation='pre_linen'):
   model = weights.model
   params = _writable(weights, 'npz')
   if isinstance(model, ResNet) and model.form == 'preact':
-    return _two_digits(_rename(params, _bit_keys())), {}
+    return _two_digits(_bit_keys().to_theirs(params)), {}
   cls = params.pop('cls_pos_embedding', None)
   table = params.pop('pos_embedding', None)
-  out = _rename(params, _keys_of(model, generation))
+  out = _keys_of(model, generation).to_theirs(params)
   if not isinstance(model, MlpMixer | ResNet):
     if table is None:
       weights.notes.append('  positions written as a table, which is learned')
@@ -295,7 +298,7 @@ def write_big_vision(weights, *, scan=False):
   params = _writable(weights, 'big_vision')
   cls = params.pop('cls_pos_embedding', None)
   table = params.pop('pos_embedding', None)
-  out = _rename(params, _keys_of(model, 'linen'))
+  out = _keys_of(model, 'linen').to_theirs(params)
   if not isinstance(model, MlpMixer | ResNet):
     if table is not None or model.posemb is None:
       out['pos_embedding'] = bundle.patch_positions(weights)
@@ -310,13 +313,6 @@ def write_big_vision(weights, *, scan=False):
 
 def _keys_of(model, generation):
   return _MIXER if isinstance(model, MlpMixer) else _vit_keys(generation)
-
-
-def _rename(params, keys):
-  out, rest = keymap.to_theirs(params, keys)
-  if rest:
-    raise ValueError(f'The format has no name for {", ".join(sorted(rest))}.')
-  return out
 
 
 def _writable(weights, format):

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.checks import one_of
-from vit_jax.models import common
+from vit_jax.models import resample
 from vit_jax.weights import formats
 
 HEAD = r'(pre_logits|head)/.*'
@@ -198,7 +198,7 @@ def adapt(
       report.notes.append(f'  {path} {_shape(value)} newly initialised')
       continue
     if old is not None and old.shape != value.shape:
-      old = common.resize(
+      old = resample.resize_parameter(
         model,
         path,
         old,

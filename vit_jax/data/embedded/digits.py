@@ -6,6 +6,7 @@ import functools
 import numpy as np
 
 from vit_jax import checks
+from vit_jax.data import images
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
@@ -36,18 +37,17 @@ class Digits:
   def __post_init__(self):
     checks.one_of('split', self.split, ('train', 'test'))
     self.class_names = list('0123456789')
-    images, labels = _scans()
-    indices = np.arange(len(labels))
-    is_train = indices < _FIRST_TEST_SCAN
-    indices = indices[is_train if self.split == 'train' else ~is_train]
+    scans, labels = _scans()
+    rows = np.arange(len(labels))
+    is_train = self.split == 'train'
+    rows = rows[:_FIRST_TEST_SCAN] if is_train else rows[_FIRST_TEST_SCAN:]
     if self.examples_per_class is not None:
-      indices = _subset(indices, labels, self.examples_per_class, self.seed)
-    self._indices = indices
-    self._images = images[indices]
-    self._labels = labels[indices]
+      rows = rows[_subset(labels[rows], self.examples_per_class, self.seed)]
+    self._rows = rows  # of scikit-learn's set
+    self._images, self._labels = scans[rows], labels[rows]
 
   def __len__(self):
-    return len(self._indices)
+    return len(self._rows)
 
   def __getitem__(self, index):
     index = checks.index(index, len(self))
@@ -56,7 +56,7 @@ class Digits:
 
   def describe(self, index):
     """Return the split and the row in scikit-learn's set."""
-    return f'digits {self.split}, scan {self._indices[index]} of load_digits()'
+    return f'digits {self.split}, scan {self._rows[index]} of load_digits()'
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -83,17 +83,10 @@ class Synthetic:
   learnable: bool = False
 
   def __post_init__(self):
-    size = self.image_size
-    if isinstance(size, (int, np.integer)):
-      size = (size, size)
-    if not isinstance(size, (tuple, list)) or len(size) != 2:
-      raise ValueError(
-        f'image_size={size!r} must be an integer or (height, width).'
-      )
-    for side in size:
-      checks.integer('image_size', side, 1)
-    for name in ('num_classes', 'num_examples', 'channels'):
-      checks.integer(name, getattr(self, name), 1)
+    size = images.size('image_size', self.image_size)
+    checks.integer('num_classes', self.num_classes, 1)
+    checks.integer('num_examples', self.num_examples, 1)
+    checks.integer('channels', self.channels, 1)
     checks.integer('seed', self.seed, 0)
     self.shape = (*size, self.channels)
 
@@ -109,43 +102,36 @@ class Synthetic:
       image = image // 2 + _pattern(label, self.shape) // 2
     return {'image': image, 'label': label}
 
-  def describe(self, index):
-    """Return the seed and index that determine the example."""
-    return f'synthetic image of seed {self.seed}, index {index}'
-
 
 @functools.lru_cache(maxsize=1)
 def _scans():
   from sklearn import datasets  # takes a second, which Synthetic need not wait
 
   data = datasets.load_digits()
-  images = np.rint(data.images * (255 / 16)).astype(np.uint8)[..., None]
-  return images, data.target
+  scans = np.rint(data.images * (255 / 16)).astype(np.uint8)[..., None]
+  return scans, data.target
 
 
-def _subset(indices, labels, examples_per_class, seed):
-  """Return a random choice of the indices, sorted."""
-  checks.integer('examples_per_class', examples_per_class, 1)
+def _subset(labels, count, seed):
+  """Return the sorted indices of `count` random examples of each class."""
+  checks.integer('examples_per_class', count, 1)
   checks.integer('seed', seed, 0)
+  least = np.bincount(labels).min()
+  if count > least:
+    raise ValueError(
+      f'examples_per_class={count}, but this split has {least} scans of one'
+      ' digit. Use a smaller number.'
+    )
   rng = np.random.default_rng(seed)
-  chosen = []
-  for label in range(Digits.num_classes):
-    of_class = indices[labels[indices] == label]
-    if examples_per_class > len(of_class):
-      raise ValueError(
-        f'examples_per_class={examples_per_class}, but this split has'
-        f' {len(of_class)} scans of the digit {label}. Use a smaller number.'
-      )
-    chosen.append(rng.permutation(of_class)[:examples_per_class])
+  of_class = [np.flatnonzero(labels == label) for label in range(10)]
+  chosen = [rng.permutation(indices)[:count] for indices in of_class]
   return np.sort(np.concatenate(chosen))
 
 
 @functools.lru_cache(maxsize=1024)
 def _pattern(label, shape):
   """Return the 4x4 pattern of a class, enlarged to uint8 [H, W, C]."""
-  height, width, channels = shape
   rng = np.random.default_rng(label)
-  coarse = rng.integers(0, 256, (4, 4, channels), np.uint8)
-  rows = np.arange(height) * 4 // height
-  columns = np.arange(width) * 4 // width
+  coarse = rng.integers(0, 256, (4, 4, shape[2]), np.uint8)
+  rows, columns = (np.arange(side) * 4 // side for side in shape[:2])
   return coarse[rows][:, columns]

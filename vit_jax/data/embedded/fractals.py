@@ -12,13 +12,10 @@ Legend: n maps, R weight rows, P points. A system is float64 [n, 6]:
 x' = a x + b y + e, y' = c x + d y + f.
 """
 
-import contextlib
 import dataclasses
-import errno
 import functools
 import os
 import pathlib
-import threading
 import zlib
 
 import numpy as np
@@ -28,13 +25,7 @@ from rich import console, progress
 from vit_jax import checks
 from vit_jax.files import write_atomically
 
-try:
-  import fcntl
-except ImportError:  # no file locks on this system: see `_lock`
-  fcntl = None
-
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
-NUM_FLIPS = 4
 _FACTORS = (0.2, 0.6, 1.4, 1.8)
 _BURN_IN = 20
 _STEPS = 64  # points of an orbit after the burn-in
@@ -43,9 +34,7 @@ _FILL_PX = 256
 _POINTS_PER_PX = 0.38  # FractalDB: 100,000 points at 512 x 512
 _CANVAS_PX = 256  # least side that an image is drawn at
 
-_VERSION = 1  # part of the cache's name: increase it when a pixel changes
-_SHARD_BYTES = 2**25
-_MAX_SHARDS = 256  # each keeps a file open
+_VERSION = 2  # part of the cache's name: increase it when a pixel changes
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -55,10 +44,10 @@ class Fractals:
   `render_category` describes the images of a class. Image i of class k depends
   on (seed, k, i) only. Example i has the label i % num_classes.
 
-  The constructor draws the images that the cache lacks, with a progress bar;
-  reading is then fast. Files of about 32 MB are written atomically, with a
-  checksum: an interrupted generation resumes, several processes can share a
-  cache, and a damaged file is drawn again, with a warning.
+  The constructor draws the classes that the cache lacks, with a progress bar.
+  Each class is a file, written atomically, in which a checksum follows each
+  image: an interrupted generation resumes, processes can share a cache, and a
+  damaged file is drawn again, with a warning.
 
   Attributes:
     num_classes: number of classes.
@@ -71,7 +60,7 @@ class Fractals:
     show_progress: whether to show a progress bar while drawing.
 
   Raises:
-    PermissionError: the cache lacks images and cannot be written.
+    OSError: the cache lacks images and cannot be written.
   """
 
   num_classes: int = 1000
@@ -92,17 +81,20 @@ class Fractals:
     if cache_dir is None:
       home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
       cache_dir = os.path.join(home, 'vit_jax')
-    # The folder's name contains all that determines the files.
+    # The names of folder and file contain all that determines the images.
     self.folder = pathlib.Path(cache_dir).expanduser() / (
-      f'fractals{_VERSION}-seed{self.seed}-{self.num_classes}x'
-      f'{self.images_per_class}-{self.image_size}px'
+      f'fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
+      f'{self.image_size}px'
     )
-    class_bytes = self.images_per_class * self.image_size**2
-    total_bytes = self.num_classes * class_bytes
-    shard_bytes = max(_SHARD_BYTES, total_bytes // _MAX_SHARDS)
-    self._classes_per_shard = max(1, shard_bytes // class_bytes)
-    self._open_shards, self._lock = {}, threading.Lock()
-    self._prepare()
+    labels = range(self.num_classes)
+    missing = [label for label in labels if not self._path(label).exists()]
+    for label in progress.track(
+      missing,
+      f'drawing {len(missing)} classes of fractals',
+      console=console.Console(stderr=True),
+      disable=not (missing and self.show_progress),
+    ):
+      self._draw(label)
 
   def __len__(self):
     return self.num_classes * self.images_per_class
@@ -110,130 +102,60 @@ class Fractals:
   def __getitem__(self, index):
     index = checks.index(index, len(self))
     instance, label = divmod(index, self.num_classes)
-    shard, row = divmod(label, self._classes_per_shard)
-    image = np.array(self._shard(shard)[row, instance])[..., None]
-    if self.channels == 3:
-      image = np.repeat(image, 3, axis=-1)
+    image, path = self._read(label, instance), self._path(label)
+    if image is None:
+      logging.warning('%s is damaged. Drawing it again.', path)
+      self._draw(label)
+      image = self._read(label, instance)
+    if image is None:
+      raise OSError(
+        f'{path} was drawn again and still differs from what was written. Check'
+        ' the disk, or set another cache_dir.'
+      )
+    image = np.repeat(image[..., None], self.channels, axis=-1)
     return {'image': image, 'label': label}
 
   def describe(self, index):
     """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
-    path = self._path(label // self._classes_per_shard)
-    return f'fractal class {label}, image {instance} (in {path})'
+    return f'fractal class {label}, image {instance} (in {self._path(label)})'
 
-  def __getstate__(self):
-    return self.__dict__ | {'_open_shards': {}, '_lock': None}
+  def _path(self, label):
+    return self.folder / f'{label:05d}.bin'
 
-  def __setstate__(self, state):
-    self.__dict__.update(state, _lock=threading.Lock())
-
-  def _path(self, shard):
-    return self.folder / f'{shard:05d}.bin'
-
-  def _classes(self, shard):
-    first = shard * self._classes_per_shard
-    return range(first, min(first + self._classes_per_shard, self.num_classes))
-
-  def _shape(self, shard):
+  def _draw(self, label):
+    """Write the images of a class, each with its checksum."""
     size = self.image_size
-    return (len(self._classes(shard)), self.images_per_class, size, size)
-
-  def _has(self, shard):
-    """Return whether the file has its full size; checksums are read later."""
-    try:
-      size = self._path(shard).stat().st_size
-    except FileNotFoundError:
-      return False
-    return size == int(np.prod(self._shape(shard))) + 4
-
-  def _prepare(self):
-    """Draw the missing shards."""
-    shards = -(-self.num_classes // self._classes_per_shard)
-    missing = [s for s in range(shards) if not self._has(s)]
-    if not missing:
-      return
-    bar = progress.Progress(
-      progress.TextColumn('drawing {task.total} classes of fractals'),
-      progress.BarColumn(),
-      progress.MofNCompleteColumn(),
-      progress.TimeRemainingColumn(),
-      console=console.Console(stderr=True),
-      disable=not self.show_progress,
-    )
-    with bar:
-      task = bar.add_task('', total=sum(len(self._classes(s)) for s in missing))
-      done = 0
-      for shard in missing:
-        self._draw(shard, lambda: bar.advance(task))
-        done += len(self._classes(shard))
-        bar.update(task, completed=done)
-
-  def _draw(self, shard, advance=lambda: None):
-    """Draw a shard, unless another process has drawn a good one meanwhile."""
-    path = self._path(shard)
+    images = render_category(self.seed, label, self.images_per_class, size)
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
-      with _locked(path.with_suffix('.lock')):
-        for leftover in self.folder.glob(f'.{path.name}.*.part'):
-          leftover.unlink()  # of a process that was killed
-        if self._read(shard) is None:
-          images = np.empty(self._shape(shard), np.uint8)
-          for out, label in zip(images, self._classes(shard)):
-            out[:] = render_category(
-              self.seed, label, self.images_per_class, self.image_size
-            )
-            advance()
-          checksum = zlib.crc32(images).to_bytes(4, 'little')
-          write_atomically(path, images.tobytes() + checksum)
+      content = b''.join(x.tobytes() + _checksum(x) for x in images)
+      write_atomically(self._path(label), content)
     except OSError as e:
-      if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-        raise
-      raise PermissionError(
+      message = (
         f'cannot write the fractals to {self.folder} ({e.strerror}). Set'
-        ' cache_dir, or XDG_CACHE_HOME, to a folder with write permission.'
-      ) from e
+        ' cache_dir, or XDG_CACHE_HOME, to a folder with write permission and'
+        ' enough space.'
+      )
+      raise OSError(e.errno, message) from e  # errno determines the type
 
-  def _shard(self, shard):
-    """Return the mapped images of a shard, whose checksum is verified once."""
-    with self._lock:
-      images = self._open_shards.get(shard)
-      if images is None:
-        images = self._read(shard)
-      if images is None:
-        logging.warning('%s is damaged. Drawing it again.', self._path(shard))
-        self._draw(shard)
-        images = self._read(shard)
-      if images is None:
-        raise OSError(
-          f'{self._path(shard)} was drawn again and still differs from what was'
-          ' written. Check the disk, or set another cache_dir.'
-        )
-      self._open_shards[shard] = images
-    return images
-
-  def _read(self, shard):
-    """Return the mapped images; None if the file is missing or damaged."""
-    if not self._has(shard):
+  def _read(self, label, instance):
+    """Return an image, or None if it is missing or damaged."""
+    size = self.image_size
+    length = size * size + 4
+    try:
+      with open(self._path(label), 'rb') as file:
+        file.seek(instance * length)
+        data = np.frombuffer(file.read(length), np.uint8)
+    except FileNotFoundError:
       return None
-    data = np.memmap(self._path(shard), np.uint8, mode='r')
-    if zlib.crc32(data[:-4]) != int.from_bytes(data[-4:].tobytes(), 'little'):
-      return None
-    return data[:-4].reshape(self._shape(shard))
+    image, checksum = data[:-4], data[-4:].tobytes()
+    is_whole = len(data) == length and checksum == _checksum(image)
+    return image.reshape(size, size) if is_whole else None
 
 
-@contextlib.contextmanager
-def _locked(path):
-  """Admit one process at a time.
-
-  Locks only save work. On a file system without locks several processes draw
-  the same shard, with the same bytes.
-  """
-  with open(path, 'wb') as f:
-    if fcntl is not None:
-      with contextlib.suppress(OSError):
-        fcntl.flock(f, fcntl.LOCK_EX)
-    yield
+def _checksum(image):
+  return zlib.crc32(image).to_bytes(4, 'little')
 
 
 class _Stream:
@@ -312,10 +234,7 @@ def fill(system, probabilities):
   """Return the fraction of 256x256 pixels hit by 24,903 attractor points."""
   num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
   x, y = attractor(system[None], probabilities, num_points)
-  position = _positions(x, y, _FILL_PX)[0]
-  hit = np.zeros(_FILL_PX * _FILL_PX, bool)
-  hit[position] = True
-  return np.count_nonzero(hit) / hit.size
+  return len(np.unique(_positions(x, y, _FILL_PX))) / _FILL_PX**2
 
 
 def weighted(system, row):
@@ -403,7 +322,7 @@ def render_category(seed, label, count, image_size):
   points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))
   positions = _positions(*points, side)
   images = np.empty((count, image_size, image_size), np.uint8)
-  per_pattern = NUM_ROWS * NUM_FLIPS
+  per_pattern = 4 * NUM_ROWS  # four flips
   for first in range(0, count, per_pattern):
     stream = _Stream(seed, label, first // per_pattern)
     masks = 1 + stream.bits16(positions.shape[1]) % 511

@@ -54,6 +54,7 @@ _FONT_PX = 96  # size at which characters are rendered
 _BANK_PX = 64  # side of a distance field
 _GLYPH_PX = 44  # longer side of a glyph in it
 _REACH_PX = 12.0  # distances are clipped here: 127 steps of uint8
+_LAYOUT = ImageFont.Layout.BASIC
 _FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 
 
@@ -103,8 +104,8 @@ class Glyphs:
         ' negative. Use 0 to disable them.'
       )
     self.class_names = list(CHARACTERS)
-    order = np.random.default_rng(self.seed).permutation(self.num_classes)
-    self._labels = order.tolist()
+    rng = np.random.default_rng(self.seed)
+    self._labels = rng.permutation(self.num_classes).tolist()
 
   def __len__(self):
     return self.num_examples
@@ -113,18 +114,14 @@ class Glyphs:
     index = checks.index(index, self.num_examples)
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
-    image = self._draw(label, rng)[..., None]
-    if self.channels == 3:
-      image = np.repeat(image, 3, axis=-1)
+    image = np.repeat(self._draw(label, rng)[..., None], self.channels, -1)
     return {'image': image, 'label': label}
 
   def describe(self, index):
     """Return the character, and the seed and index that determine the image."""
     label = self._labels[index % self.num_classes]
-    return (
-      f'glyph {CHARACTERS[label]!r} (class {label}, seed {self.seed},'
-      f' index {index})'
-    )
+    where = f'class {label}, seed {self.seed}, index {index}'
+    return f'glyph {CHARACTERS[label]!r} ({where})'
 
   def _draw(self, label, rng):
     """Return an image of a class: uint8 [image_size, image_size]."""
@@ -135,11 +132,8 @@ class Glyphs:
     maps, scale = _sample_map(u[1:8], extent, size)
     if self.deformation:
       # A 4x4 grid of shifts, in pixels of the bank, interpolated smoothly.
-      bend = cv2.resize(
-        rng.standard_normal((4, 4, 2), dtype=np.float32),
-        (size, size),
-        interpolation=cv2.INTER_CUBIC,
-      )
+      bend = rng.standard_normal((4, 4, 2), dtype=np.float32)
+      bend = cv2.resize(bend, (size, size), interpolation=cv2.INTER_CUBIC)
       maps += bend * (3.8 * u[8] * self.deformation)
     distance = cv2.remap(
       field, maps, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT
@@ -164,15 +158,10 @@ class Glyphs:
 
 
 def _sample_map(u, extent, size):
-  """Sample the map from pixels of the image to those of a distance field.
+  """Return the map from pixels of the image to those of a distance field.
 
-  Args:
-    u: 7 uniform random numbers.
-    extent: width and height of the glyph in the field, in pixels.
-    size: side of the image in pixels.
-
-  Returns:
-    float32 [size, size, 2], and the scale of the image relative to the field.
+  `u` are 7 uniform random numbers, `extent` the (width, height) of the glyph in
+  the field. Returns float32 [size, size, 2], and the scale from field to image.
   """
   width, height = extent
   stretch = np.exp(0.7 * u[0] - 0.25)  # tall more often than wide
@@ -200,8 +189,7 @@ def _through_low_resolution(image, u):
   The scans of the digits count ink in 4x4 cells, 0 to 16, in the same way.
   """
   size = image.shape[0]
-  small = 8 if u < 0.6 else 7 + int((u - 0.6) / 0.4 * 6)
-  small = min(small, size)
+  small = min(size, 8 if u < 0.6 else 7 + int((u - 0.6) / 0.4 * 6))
   image = cv2.resize(image, (small, small), interpolation=cv2.INTER_AREA)
   image = np.rint(image * 16) / 16
   how = cv2.INTER_LINEAR if int(u * 1e6) % 2 else cv2.INTER_CUBIC
@@ -216,11 +204,10 @@ def _grid(size):
 
 @functools.cache
 def _distance_field(label, face):
-  """Return the signed distance field of a class in a face.
+  """Return the signed distance field of a class in a face, and its measures.
 
-  Returns:
-    uint8 [64, 64], 128 at the outline and more inside; half of the stroke's
-    width; (width, height) of the glyph. Units are pixels of the field.
+  The field is uint8 [64, 64], 128 at the outline and more inside. The measures
+  are half of the stroke's width and the glyph's (width, height), in pixels.
   """
   mask = _render(CHARACTERS[label], _font(FACES[face]))
   # At twice the size of the field, for outlines between its pixels.
@@ -243,16 +230,13 @@ def _distance_field(label, face):
 
 @functools.cache
 def _font(face):
-  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
-  path = os.path.join(folder, f'{face}.ttf')
+  path = os.path.join(matplotlib.get_data_path(), 'fonts/ttf', f'{face}.ttf')
   if not os.path.exists(path):
     raise FileNotFoundError(
       f'{path} does not exist: this installation of matplotlib has no fonts,'
       ' which the glyphs are drawn from. Reinstall matplotlib with pip.'
     )
-  return ImageFont.truetype(
-    path, _FONT_PX, layout_engine=ImageFont.Layout.BASIC
-  )
+  return ImageFont.truetype(path, _FONT_PX, layout_engine=_LAYOUT)
 
 
 def _render(character, font):

@@ -45,12 +45,13 @@ class Input:
 
       source = Jpegs()
       size = settings['image_size']
-      self._batches = pipeline.train_batches(
+      data = pipeline.Data(
         source,
+        settings['batch_size'],
         (transforms.InceptionCrop(size), transforms.FlipLR()),
-        batch_size=settings['batch_size'],
         num_workers=settings.get('num_workers', 0),
       )
+      self._batches = data.train_batches()
       first_batch_s = self.round(1)
     except ModuleNotFoundError as error:
       raise ModuleNotFoundError(

@@ -4,16 +4,13 @@ A row is a flat dict for one program. Its numbers are those of one device: a
 chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 """
 
-import csv
 import dataclasses
-import io
-import json
 import re
 
 import jax
 
 from vit_jax import metrics, terminal
-from vit_jax.files import write_atomically
+from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import costs
 
 GIB = 2**30
@@ -62,21 +59,19 @@ COLUMNS = {  # key of a row: heading
 }
 
 
-def row(step, compiled, hlo):
-  """Return the row of a compiled step.
+def numbers(row, compiled, hlo):
+  """Return what a compiled step adds to its row.
 
   Args:
-    step: Step of step.py; the row begins with its `about`.
-    compiled: `step.lowered.compile()`.
+    row: of `step.lower`.
+    compiled: jax.stages.Compiled.
     hlo: text of the optimized HLO.
   """
   counted = costs(hlo)
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + counted.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
-  found = step.about | _memory(compiled, hbm_gib(step.device))
-  found |= {
-    'model_tflop': step.model_flops / step.devices / 1e12,
+  found = _memory(compiled.memory_analysis(), row['hbm_gib']) | {
     'compiler_tflop': flops / 1e12 or None,
     'accessed_gb': accessed / 1e9 or None,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
@@ -84,72 +79,59 @@ def row(step, compiled, hlo):
     'unknown_loops': counted.unknown_loops,
     'uncounted_kernels': counted.uncounted_kernels,
   }
-  chip = CHIPS.get(step.device.device_kind)
-  if chip and counted.cycles:
-    found |= _estimates(step, counted, chip)
+  if (chip := CHIPS.get(row['device_kind'])) and counted.cycles:
+    seconds = counted.cycles / chip.clock_ghz / 1e9
+    peak = metrics.peak_flops(row['device_kind'])
+    # A device sends each byte at least once, of a sum twice.
+    sent = counted.collectives.total() + counted.collectives['all-reduce']
+    found |= {
+      'step_ms': seconds * 1e3,
+      'collectives_ms': sent / chip.links_gb_s / 1e6,
+      'images_per_s': row['batch_size'] / seconds,
+      'mfu': row['model_tflop'] * 1e12 / seconds / peak,
+    }
   ranked = counted.operations.most_common()
   return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
 
 
-def _estimates(step, counted, chip):
-  """Return times and rates that follow from the compiler's cycles."""
-  seconds = counted.cycles / chip.clock_ghz / 1e9
-  peak = step.devices * metrics.peak_flops(step.device.device_kind)
-  sent = counted.collectives.total() + counted.collectives['all-reduce']
-  return {
-    'step_ms': seconds * 1e3,
-    # A device sends each byte at least once, of a sum twice.
-    'collectives_ms': sent / chip.links_gb_s / 1e6,
-    'images_per_s': step.about['batch_size'] / seconds,
-    'mfu': step.model_flops / seconds / peak,
-  }
-
-
-def _memory(compiled, hbm):
-  stats = compiled.memory_analysis()
+def _memory(stats, hbm):
   if stats is None:
     return {'fits': None}
-  parts = {
-    'arguments': stats.argument_size_in_bytes,
-    'output': stats.output_size_in_bytes,
-    'alias': stats.alias_size_in_bytes,
-    'temporaries': stats.temp_size_in_bytes,
-    'code': stats.generated_code_size_in_bytes,
+  found = {
+    'arguments_gib': stats.argument_size_in_bytes / GIB,
+    'output_gib': stats.output_size_in_bytes / GIB,
+    'alias_gib': stats.alias_size_in_bytes / GIB,
+    'temporaries_gib': stats.temp_size_in_bytes / GIB,
+    'code_gib': stats.generated_code_size_in_bytes / GIB,
   }
   # Outputs that reuse the memory of donated arguments are part of both.
-  parts['total'] = sum(parts.values()) - 2 * parts['alias']
-  found = {f'{name}_gib': size / GIB for name, size in parts.items()}
-  return found | _against(hbm, found['total_gib'])
+  return found | _room(hbm, sum(found.values()) - 2 * found['alias_gib'])
 
 
-def _against(hbm, wanted):
-  """Return whether the wanted GiB fit into a device, and what is left."""
-  spare = hbm and hbm - wanted
+def _room(hbm, total):
+  """Return the columns that compare the memory of a device and a step."""
+  spare = hbm and hbm - total
   fits = None if spare is None else spare >= 0
-  return {'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
+  return {'total_gib': total, 'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
 
 
-def too_large(step, error):
-  """Return the row of a step for which the compiler ran out of memory.
+def too_large(row, error):
+  """Return what a step adds to its row if it does not fit.
 
   The compiler's message has one number: the temporaries, or the total.
   """
-  found = step.about | {
-    'fits': False,
-    'arguments_gib': step.arguments / GIB,
-    'model_tflop': step.model_flops / step.devices / 1e12,
-  }
   text, size = str(error), r'([\d.]+)([KMGT])'
   match = re.search(rf'Used {size} of {size}', text)
   match = match or re.search(rf'\({size}\) exceeds [^(]*\({size}\)', text)
   if not match:
-    return found | {'error': text.splitlines()[0][:300]}
+    return {'fits': False, 'error': text.splitlines()[0][:300]}
   number, unit, limit, limit_unit = match.groups()
   wanted, limit = _gib(number, unit), _gib(limit, limit_unit)
+  found = {}
   if 'temporaries' in text:
     found['temporaries_gib'] = wanted
-    wanted += found['arguments_gib']
-  return found | {'total_gib': wanted} | _against(limit, wanted)
+    wanted += row['arguments_gib']
+  return found | _room(limit, wanted)
 
 
 def _gib(number, unit):
@@ -167,20 +149,17 @@ def hbm_gib(device):
   return limit and limit / GIB
 
 
+_WARNINGS = {  # key of a row: what its numbers do not include
+  'uncounted_kernels': 'NOT COUNTED: {} runs of Pallas kernels, for which the '
+  'compiler has no estimate. The real step takes longer.',
+  'unknown_loops': 'NOT COUNTED: all but the first iteration of {} loops of '
+  'unknown length. FLOPs, bytes and step time are too low.',
+}
+
+
 def warnings(row):
   """Return sentences on what the numbers of a row do not include."""
-  found = []
-  if count := row.get('uncounted_kernels'):
-    found.append(
-      f'NOT COUNTED: {count} runs of Pallas kernels, for which the compiler '
-      'has no estimate. The real step takes longer.'
-    )
-  if count := row.get('unknown_loops'):
-    found.append(
-      f'NOT COUNTED: all but the first iteration of {count} loops of unknown '
-      'length. FLOPs, bytes and step time are too low.'
-    )
-  return found
+  return [t.format(row[key]) for key, t in _WARNINGS.items() if row.get(key)]
 
 
 def text(value, key=''):
@@ -200,11 +179,11 @@ def text(value, key=''):
 
 def fits(row):
   """Return 'yes' or 'NO', and by how much."""
-  shown = text(row.get('fits'), 'fits')
-  if (spare := row.get('spare_gib')) is not None:
-    words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
-    shown += f', {words}'
-  return shown
+  shown, spare = text(row.get('fits'), 'fits'), row.get('spare_gib')
+  if spare is None:
+    return shown
+  words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
+  return f'{shown}, {words}'
 
 
 def show(row, operations=0):
@@ -248,10 +227,6 @@ def find(rows, wanted):
   return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
-def write_json(path, rows):
-  write_atomically(path, json.dumps(rows, indent=2) + '\n')
-
-
 def write_csv(path, rows):
   """Write a line per row, with a column per kind of collective."""
   flat = []
@@ -259,9 +234,4 @@ def write_csv(path, rows):
     kinds = row.get('collectives_mb') or {}
     plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
     flat.append(plain | {f'{k}_mb': v for k, v in kinds.items()})
-  file = io.StringIO()
-  names = dict.fromkeys(key for line in flat for key in line)
-  writer = csv.DictWriter(file, names, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(flat)
-  write_atomically(path, file.getvalue())
+  outputs.write_rows(path, flat)
