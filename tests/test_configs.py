@@ -144,7 +144,8 @@ def trace(monkeypatch, tmp_path):
 def _initialise(config):
   """Return the shapes of a model's parameters."""
   data = pipeline.Data(**configs.resolve(config.data))
-  image_shape = pipeline.image_spec(data.source, data.transforms)
+  example = pipeline.first_example(data.source, data.transforms)
+  image_shape = example['image'].shape
   model = configs.resolve(config.model)
   model = train_lib.with_num_classes(model, data.source)
   key = repr(model), image_shape
