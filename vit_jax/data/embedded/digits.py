@@ -102,10 +102,6 @@ class Synthetic:
       image = image // 2 + _pattern(label, self.shape) // 2
     return {'image': image, 'label': label}
 
-  def describe(self, index):
-    """Return the seed and index that determine the example."""
-    return f'synthetic image of seed {self.seed}, index {index}'
-
 
 @functools.lru_cache(maxsize=1)
 def _scans():
