@@ -42,7 +42,7 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -51,6 +51,20 @@ from vit_jax.data import images
 
 _CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
+
+
+class Source(Protocol):
+  """What the module docstring asks of a source at least."""
+
+  def __len__(self): ...
+
+  def __getitem__(self, index): ...
+
+
+class Transform(Protocol):
+  """What the module docstring asks of a transform."""
+
+  def __call__(self, image, rng): ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +85,9 @@ class Data:
     ValueError: an argument has an invalid value.
   """
 
-  source: Any
+  source: Source
   batch_size: int
-  transforms: Sequence = ()
+  transforms: Sequence[Transform] = ()
   num_workers: int = 0
   on_error: str = 'raise'
   labels: bool = True
@@ -120,6 +134,16 @@ class Data:
     examples, end = _Examples(self, num_classes), len(self.source)
     chunks = _Chunks(examples, process_index, process_count, end=end)
     return _EvalBatches(chunks)
+
+
+def train_batches(source, transforms=(), *, batch_size, **position):
+  """Return the training batches of a source; see `Data.train_batches`."""
+  return Data(source, batch_size, transforms).train_batches(**position)
+
+
+def eval_batches(source, transforms=(), *, batch_size, **position):
+  """Return the evaluation batches of a source; see `Data.eval_batches`."""
+  return Data(source, batch_size, transforms).eval_batches(**position)
 
 
 def first_example(source, transforms=()):
