@@ -203,7 +203,7 @@ def test_no_description_does_harm(tmp_path):
     assert formats.read(path).model == weights.model
     about = json.loads((tmp_path / 'x.json').read_text())
     found = []
-    for _, changed in torch_files.hostile(about, 4):
+    for _, changed in torch_files.hostile(about, 8):
       (tmp_path / 'x.json').write_text(json.dumps(changed))
       found.append(torch_files.reads(lambda p, _: formats.read(p), path, None))
     assert any(found) and not all(found)
