@@ -9,7 +9,8 @@ no image is seen twice. A linear classifier is then fitted to their frozen
 features of 10 handwritten digits per class. As in the paper, a run has the same
 steps and settings for every N, and there is no early stopping.
 
-`--study_member=i` does one run, `--study_report` none; see vit_jax/study.py.
+`--study_member=i` does one run, `--study_report` only reports; see
+vit_jax/study.py.
 
 Arguments (separated by commas; the first of a list is the default):
   glyphs, fractals   pre-training data; fractals are drawn once, at the start,

@@ -12,6 +12,7 @@ from ml_collections import config_dict
 
 from vit_jax import config as configs
 from vit_jax.config import ConfigError
+from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.durations import Duration, steps
 from vit_jax.models.common import PatchEmbedding
@@ -52,6 +53,7 @@ def start(
   objective: Callable | None = None,
   plain: Any = None,
   preprocess: Any = Normalize(),
+  data: Data | None = None,
   scale: float = 1.0,
   fast: bool = False,
   record=None,
@@ -155,6 +157,14 @@ def test_an_objective_wraps_an_objective():
     (
       {'part': {'every': 1}},
       r'part\.every=1 has no unit\. Use one of every_st',
+    ),
+    (
+      {'data': {'source': {'target': 'vit_jax.data.folder.Folder'}}},
+      r"data\.source: vit_jax\.data\.folder\.Folder: 'path' is missing",
+    ),
+    (
+      {'data': {'transforms': [{'target': RESIZE}]}},
+      r"data\.transforms\.0: .*Resize: 'size' is missing",
     ),
     ({'scale': '2'}, r"scale='2' is text, not a number"),
     ({'fast': 'False'}, r"fast='False' is text"),

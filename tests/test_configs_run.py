@@ -151,7 +151,10 @@ def test_tiny_pretraining_runs(name, pretrained):
 @pytest.mark.parametrize(
   'argument',
   # Data sets have the same parts, so one is enough.
-  ['folder,tiny', pytest.param('cifar10,tiny', marks=pytest.mark.slow)],
+  [
+    'folder,size=256,tiny',
+    pytest.param('cifar10,tiny', marks=pytest.mark.slow),
+  ],
 )
 def test_tiny_finetuning_runs(
   argument, pretrained, data_dir, image_folder, tmp_path, capsys
@@ -165,7 +168,8 @@ def test_tiny_finetuning_runs(
   state = configs.run(config, tmp_path)
   classes = CLASSES[config.data.source.get('name', 'folder')]
   assert state.params['head']['kernel'].shape == (32, classes)
-  assert state.params['pos_embedding'].shape == (1, 24, 24, 32)
+  side = 16 if 'size=256' in argument else 24
+  assert state.params['pos_embedding'].shape == (1, side, side, 32)
   record = _last_record(tmp_path)
   assert record['test/num_examples'] == (6 if 'folder' in argument else 20)
   assert 'pos_embedding' in capsys.readouterr().out

@@ -97,6 +97,11 @@ def call(config, workdir, *flags):
       ['--config.optimizer.layer_decay.rte=0.5'],
       r"optimizer\.layer_decay\.rte: .*no argument 'rte' \(did you mean 'rate'",
     ),
+    (
+      '',
+      ['--config.optimizer.layer_decy.rate=0.5'],
+      r"optimizer\.layer_decy: .*did you mean 'layer_decay'",
+    ),
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--process_id=0'], r'--process_id without --distributed'),

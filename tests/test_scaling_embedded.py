@@ -9,7 +9,6 @@ import pytest
 from config_variants import VARIANTS
 from etils import epath
 from test_configs import load_config, load_module
-from test_configs_run import compile_fast  # noqa: F401
 
 from vit_jax import config as configs
 from vit_jax.analysis import flops
@@ -64,10 +63,11 @@ def test_reports_can_be_filled(argument, tmp_path):
 
 
 @pytest.mark.slow
-def test_tiny_study(compile_fast, tmp_path):  # noqa: F811
+def test_two_runs_of_the_tiny_study(tmp_path):
   config = load_config('scaling_embedded', 'tiny')
-  (rows,) = configs.run(config, tmp_path)
-  assert len(rows) == 2 * 2 * 3
+  for member in ('ResNet_480_seed0', 'hybrid_480_seed0'):
+    (rows,) = configs.run(config, tmp_path, member=member)
+  assert len(rows) == 2 * 2
   for row in rows:
     assert 0 <= row['mean'] <= 1
   assert json.loads((tmp_path / 'scaling.json').read_text())[0]['x'] == 480

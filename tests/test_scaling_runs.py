@@ -94,16 +94,27 @@ def test_a_tiny_study_of_two_runs(data_dir, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, argument, points',
+  'name, argument, members, points',
   [
-    ('scaling_compute', 'R50+B/32,seeds=1,tiny', 2),
-    ('scaling_data', 'fig3,B/32,tiny', 3),
-    ('scaling_shape', 'all,tiny', 3),
+    (
+      'scaling_compute',
+      'R50+B/32,tiny',
+      ('pretrain_R50_B32_7ep', 'finetune_R50_B32_7ep_imagenet_seed0'),
+      1,
+    ),
+    (
+      'scaling_data',
+      'fig3,B/32,tiny',
+      ('pretrain_jft_B32', 'finetune_jft_B32_imagenet_seed0'),
+      1,
+    ),
+    ('scaling_shape', 'all,tiny', (None,), 3),
   ],
 )
-def test_tiny_studies_run(name, argument, points, data_dir, tmp_path):
+def test_tiny_studies_run(name, argument, members, points, data_dir, tmp_path):
   config = load_config(name, argument)
   config.shared.data_dir = str(data_dir)
-  rows, *_ = configs.run(config, tmp_path)
+  for member in members:
+    rows, *_ = configs.run(config, tmp_path, member=member)
   assert len(rows) == points
   assert all(r['x'] > 0 and 0 <= r['mean'] <= 1 for r in rows)

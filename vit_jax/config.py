@@ -355,7 +355,7 @@ def _plan(value, annotation, where, problems):
   return value
 
 
-def _plan_target(values, annotation, where, problems):
+def _plan_target(values, annotation, where, problems, also=()):
   try:
     fn = locate(values.pop('target'))
   except ConfigError as error:
@@ -364,7 +364,7 @@ def _plan_target(values, annotation, where, problems):
   if not callable(fn):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
-  found = _plan_call(fn, values, where, problems)
+  found = _plan_call(fn, values, where, problems, also=also)
   if not _takes_partials(annotation):
     _require_all(found, (), problems)
   return found
@@ -396,13 +396,14 @@ def _plan_flat(cls, values, where, problems):
     )
     return None
   found = _plan_call(cls, own, where, problems)
+  own_keys = [k for n in names for k in _keys(n, _hints(cls).get(n))]
   found.kwargs[field.name] = _plan_target(
-    values, collections.abc.Callable, where, problems
+    values, collections.abc.Callable, where, problems, own_keys
   )
   return found
 
 
-def _plan_call(fn, values, where, problems, supplied=()):
+def _plan_call(fn, values, where, problems, supplied=(), also=()):
   parameters, hints = _parameters(fn), _hints(fn)
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
@@ -412,7 +413,7 @@ def _plan_call(fn, values, where, problems, supplied=()):
       name = _stem(key)
       value = _duration(key, value, path, problems)
     elif key not in known and (key in supplied or not takes_any):
-      takes = [k for n in known for k in _keys(n, hints.get(n))]
+      takes = [k for n in known for k in _keys(n, hints.get(n))] + [*also]
       problems.append(
         f'{path}: {_name(fn)} has no argument {key!r}{suggest(key, takes)}. '
         f'It takes: {", ".join(takes)}.'
@@ -655,7 +656,8 @@ def settings(value, where='config', note=''):
     if flat:  # the target and its keywords stand next to the own fields
       yield from settings(value.kwargs[flat.name], where, note)
     else:
-      yield f'{where}.target = {_name(value.fn)}{note}'
+      key = 'target' if value.where else 'run'
+      yield f'{where}.{key} = {_name(value.fn)}{note}'
     for name, parameter in _parameters(value.fn).items():
       path = f'{where}.{name}'
       if name in value.kwargs and not (flat and name == flat.name):

@@ -1,6 +1,6 @@
 """One training step: a pure train_step(state, batch) -> (state, metrics).
 
-The loss and the optimizer are arguments. train.py tells the rest of a run.
+The loss and the optimizer are arguments. train.py has the rest of a run.
 """
 
 import dataclasses

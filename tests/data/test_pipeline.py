@@ -361,12 +361,15 @@ def test_bug_of_a_transform_keeps_its_traceback(num_workers):
   assert 'in _bug' in ''.join(info.value.__notes__)
 
 
-def test_image_spec(folder):
-  assert pipeline.image_spec(Folder(folder)) == (6, 8, 3)
-  assert pipeline.image_spec(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
+def test_first_example(folder):
+  def shape(*arguments):
+    return pipeline.first_example(*arguments)['image'].shape
+
+  assert shape(Folder(folder)) == (6, 8, 3)
+  assert shape(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
   source = Broken(5)
   source.bad = (0, 1)
-  assert pipeline.image_spec(source) == (4, 4, 1)
+  assert shape(source) == (4, 4, 1)
 
 
 @pytest.mark.parametrize(

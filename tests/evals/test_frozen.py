@@ -1,5 +1,7 @@
 """Features are extracted once, exactly, and shared by all readouts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -221,11 +223,27 @@ def test_a_batch_must_divide_over_the_devices():
 
 def test_held_out_rows_are_stratified():
   labels = np.repeat([5, 2, 9], [20, 3, 1])
-  kept, held = frozen.HeldOut(0.2, seed=0).rows(labels)
+  kept, held = frozen.Tuned(held_out=0.2, seed=0).rows(labels)
   np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
   np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
-  other = frozen.HeldOut(0.2, seed=1).rows(labels)[1]
+  other = frozen.Tuned(held_out=0.2, seed=1).rows(labels)[1]
   assert list(other) != list(held)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Biases(frozen.TunedLinear):
+  """Each setting is the class that is always predicted."""
+
+  settings: tuple
+  fitted: list = dataclasses.field(default_factory=list)
+
+  def fit(self, train, settings, mesh):
+    self.fitted.append(len(train.y))
+    zeros, bias = np.zeros((1, 2)), np.eye(2)
+    return [
+      frozen.Linear(zeros, bias[i], np.arange(2), np.zeros(1), np.ones(1))
+      for i in settings
+    ]
 
 
 @pytest.mark.parametrize('given_val', [True, False])
@@ -233,20 +251,15 @@ def test_the_best_setting_is_chosen_on_val_or_on_held_out_examples(given_val):
   x = np.zeros((24, 1), np.float32)
   train = frozen.Split(x, np.repeat([0, 1], 12))
   val = frozen.Split(x, 1 - train.y[::-1]) if given_val else None
-  seen = []
-
-  def fit(split, settings):
-    seen.append(split)
-    zeros, bias = np.zeros((1, 2)), np.eye(2)
-    return [
-      frozen.Linear(zeros, bias[i], np.arange(2), np.zeros(1), np.ones(1))
-      for i in settings
-    ]
-
-  held_out = frozen.HeldOut(0.25, seed=0)
-  # Both settings are right for half of the examples: the first is chosen.
-  assert held_out.best((1, 0), fit, train, val) == 1
-  assert len(seen[0].y) == (24 if given_val else 18)
   ones = frozen.Split(x[:3], np.array([1, 1, 1]))
-  assert held_out.best((0, 1), fit, train, ones) == 1
-  assert held_out.best((7,), None, train, val) == 7
+
+  def best(settings, val):
+    readout = Biases(held_out=0.25, settings=settings)
+    setting, linear = readout.best(train, val, None)
+    np.testing.assert_array_equal(linear.predict(x), setting)
+    return setting, readout.fitted
+
+  # Both settings are right for half of the examples: the first is chosen.
+  assert best((1, 0), val) == (1, [24 if given_val else 18, 24])
+  assert best((0, 1), ones) == (1, [24, 24])
+  assert best((1,), val) == (1, [24])

@@ -93,7 +93,7 @@ def test_no_temperature_overflows():
 def test_k_is_chosen_away_from_test():
   mesh = splits.mesh_of(8)
   settings = {'k': (1, 10, 200), 'temperature': (0.07, None)}
-  kept, held = frozen.HeldOut(0.2, seed=3).rows(TRAIN.y)
+  kept, held = frozen.Tuned(held_out=0.2, seed=3).rows(TRAIN.y)
   for keywords, val in (
     ({'held_out': 0.2, 'seed': 3}, None),
     ({}, TEST[:100]),

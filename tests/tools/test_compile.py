@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 
 from vit_jax import config as configs
 from vit_jax import main as program
+from vit_jax.tools import outputs
 from vit_jax.tools.compile import __main__ as command_line
 from vit_jax.tools.compile import report, search, step, table
 from vit_jax.tools.compile.costs import costs, num_products
@@ -257,7 +258,7 @@ def test_local_report(tmp_path):
   assert row['model_tflop'] * 1e12 == per_device
   assert row['compiler_tflop'] * 1e12 > 0.8 * per_device
 
-  report.write_json(tmp_path / 'rows.json', [row])
+  outputs.write_values(tmp_path / 'rows.json', [row])
   report.write_csv(tmp_path / 'rows.csv', [row])
   assert json.loads((tmp_path / 'rows.json').read_text()) == [row]
   with (tmp_path / 'rows.csv').open() as file:

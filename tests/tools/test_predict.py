@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -348,19 +347,12 @@ def test_progress_of_a_long_job_in_a_log(capsys):
   assert capsys.readouterr().err == ''
 
 
-def test_as_a_command(run, paths, tmp_path):
-  """One message and no traceback; nothing but results on stdout."""
+def test_an_error_is_one_message(run, paths, tmp_path, capsys):
+  """Nothing but results is on stdout, also before an error."""
   bad = tmp_path / 'bad.png'
   bad.write_bytes(b'no picture')
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'vit_jax.tools.predict', f'--weights={run}'),
-      *('--batch_size=1', '--format=csv', *paths[:2], str(bad)),
-    ],
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 1
-  assert 'Traceback' not in done.stderr
-  assert f'{bad}: cannot decode' in done.stderr
-  assert done.stdout.startswith('path,rank,class_id,class_name,probability\n')
+  command = [f'--weights={run}', '--batch_size=1', '--format=csv']
+  message = call(*command, *paths[:2], bad)
+  assert message.startswith(f'\nValueError: {bad}: cannot decode')
+  out = capsys.readouterr().out
+  assert out.startswith('path,rank,class_id,class_name,probability\n')

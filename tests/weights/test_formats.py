@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch_files
 from PIL import Image
 from small import fields as fields_of
 from small import logits, random_weights, tiny
@@ -17,6 +18,7 @@ from vit_jax.checkpoint import Checkpointer
 from vit_jax.data.transforms import Resize
 from vit_jax.models import names
 from vit_jax.models.axial import AxialResNet
+from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.step import TrainState
@@ -187,6 +189,31 @@ def test_our_format_holds_every_model(tmp_path):
   (tmp_path / 'x.json').write_text(json.dumps(about))
   with pytest.raises(ValueError, match='lacks arguments'):
     formats.read(tmp_path / 'x.npz')
+
+
+def test_no_description_does_harm(tmp_path):
+  path = tmp_path / 'x.npz'
+  mixer = bundle.from_fields(
+    MlpMixer,
+    **{'width': 8, 'depth': 1, 'tokens_mlp_dim': 8, 'channels_mlp_dim': 8},
+    **{'patch_size': 4, 'gelu': 'exact', 'num_classes': 3},
+  )
+  for weights in (tiny(gelu='exact'), random_weights(mixer, (8, 8, 3))):
+    formats.write(weights, path, 'vit_jax')
+    assert formats.read(path).model == weights.model
+    about = json.loads((tmp_path / 'x.json').read_text())
+    found = []
+    for _, changed in torch_files.hostile(about, 8):
+      (tmp_path / 'x.json').write_text(json.dumps(changed))
+      found.append(torch_files.reads(lambda p, _: formats.read(p), path, None))
+    assert any(found) and not all(found)
+  for model in (
+    *([], 'x', {'target': 'os.system'}, {'pooling': 'token', 'patch_size': 4}),
+    {'target': 'vit_jax.models.vit.VisionTransformer', 'patch_size': []},
+    {'target': 'vit_jax.models.resnet.ResNet', 'head_bias_init': {}, 'x': 1},
+  ):
+    with pytest.raises(ValueError):
+      bundle.build_model(model)
 
 
 def save_run(workdir, weights):

@@ -307,7 +307,7 @@ def test_a_whole_layer_that_is_missing(kind, layer):
     assert f'+ {name} {file[name].shape}' in str(e.value)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['linen', 'rep', 'hybrid', 'mixer', 'bit'])
 def test_every_array_is_needed(kind):
   """Without any one of them there is an error, and no other kind of error."""
   file = hollow(KINDS[kind])

@@ -222,7 +222,7 @@ def test_use_travels():
         'patch_size': (1, 1),
         'image_shape': (32, 32, 3),
       },
-      'stages',
+      'kind',
     ),
   ],
 )
@@ -233,9 +233,9 @@ def test_what_timm_cannot_have_is_not_written(fields, said):
 
 
 def test_families_beyond_what_timm_has_are_not_written():
-  with pytest.raises(ValueError, match=r'ResNet of the stages \(1, 2\)'):
+  with pytest.raises(ValueError, match=r'no ResNet of the kind \(\(1, 2\)'):
     timm.write(read('bit'))
-  with pytest.raises(ValueError, match='Mixer of the width'):
+  with pytest.raises(ValueError, match='no MlpMixer of the kind'):
     timm.write(read('mixer'))
 
 

@@ -38,37 +38,33 @@ def recorded(intermediates):
     positions add to q kᵀ, [L, B, h, N, N], or None.
 
   Raises:
-    ValueError: the model has no attention (Mixer, ResNet), or nothing was
-      recorded.
+    ValueError: nothing was recorded, as by Mixers and ResNets.
   """
-  if 'blocks' in intermediates:
-    return _of_layer(intermediates['blocks'])
   names = [name for name in intermediates if name.startswith('block_')]
   names.sort(key=lambda name: int(name.removeprefix('block_')))
-  layers = [_of_layer(intermediates[name]) for name in names]
-  layers = layers or [_of_layer({})]
-  return jax.tree.map(lambda *of_all: jnp.stack(of_all), *layers)
-
-
-def _of_layer(layer):
-  found = layer.get('attn', {})
-  if 'q' not in found or 'k' not in found:
+  is_scanned = 'blocks' in intermediates
+  layers = []
+  for name in ['blocks'] if is_scanned else names:
+    found = intermediates[name].get('attn', {})
+    if 'q' in found and 'k' in found:
+      added = found.get('position_logits', (None,))
+      # Each call of a module appends its own.
+      layers.append((found['q'][0], found['k'][0], added[0]))
+  if not layers:
     raise ValueError(
       'No queries and keys were recorded. Either the model has no attention '
       '(as Mixers and ResNets), or it was applied without '
       "mutable=['intermediates']."
     )
-  # Each call of a module appends its own.
-  return found['q'][0], found['k'][0], found.get('position_logits', (None,))[0]
+  if is_scanned:
+    return layers[0]
+  return jax.tree.map(lambda *of_all: jnp.stack(of_all), *layers)
 
 
 def weights(q, k, added=None):
   """Return the attention weights softmax((q kᵀ + added) / √d), [B, h, Q, N].
 
-  Args:
-    q: [B, Q, h, d].
-    k: [B, N, h, d].
-    added: None, or [B, h, Q, N].
+  q is [B, Q, h, d], k [B, N, h, d], and added [B, h, Q, N] or None.
   """
   scores = jnp.einsum(
     'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
@@ -79,11 +75,9 @@ def weights(q, k, added=None):
 
 
 def per_layer(fn, q, k, added=None):
-  """Compute fn(q, k, added) for one layer at a time: [B, L, ...].
+  """Compute fn(q, k, added) -> [B, ...] for one layer at a time: [B, L, ...].
 
-  Args:
-    fn: ([B, N, h, d], [B, N, h, d], None or [B, h, N, N]) -> [B, ...].
-    q, k, added: of `recorded`.
+  q, k and added are those of `recorded`.
   """
   found = jax.lax.map(lambda layer: fn(*layer), (q, k, added))
   return jnp.swapaxes(found, 0, 1)
@@ -124,10 +118,9 @@ def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
   one_of('heads', heads, HEADS)
   one_of('residual', residual, RESIDUALS)
   batch, tokens = q.shape[1:3]
-  if start is None:
-    start = jnp.eye(tokens)[None]
-  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
   alone = jnp.eye(tokens)[None]
+  start = alone if start is None else start
+  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
 
   def layer_before(out, layer):
     mixed = HEADS[heads](weights(*layer), axis=1)
@@ -143,9 +136,7 @@ def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
 def cell_distances(grid, cell_px):
   """Return distances between the centres of patches: float32 [P, P].
 
-  Args:
-    grid: (gh, gw).
-    cell_px: (height, width) of a patch in pixels of the image.
+  The grid is (gh, gw), and cell_px the (height, width) of a patch in pixels.
   """
   at = np.mgrid[: grid[0], : grid[1]].reshape(2, -1)
   at = at * np.asarray(cell_px, np.float64).reshape(2, 1)

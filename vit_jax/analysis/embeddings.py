@@ -12,15 +12,11 @@ def filters(kernel, count=28):
 
   Args:
     kernel: [ph, pw, C, D].
-    count: number of components, at most the number of values in a patch, and at
-      most D - 1; the paper shows 28.
+    count: number of components, at least 1; the paper shows 28.
 
   Returns:
     (components [n, ph, pw, C] of length one, fractions [n] of the variance),
-    n <= count, the largest first.
-
-  Raises:
-    ValueError: kernel has another rank, or count is below 1.
+    the largest first; n is at most count, ph * pw * C, and D - 1.
   """
   kernel = np.asarray(kernel, np.float64)
   if kernel.ndim != 4 or count < 1:
@@ -28,30 +24,24 @@ def filters(kernel, count=28):
       f'Got a kernel of shape {kernel.shape} and count {count}; expected a '
       'patch embedding [ph, pw, C, D] and a count from 1 up.'
     )
-  points = kernel.reshape(-1, kernel.shape[-1]).T
+  *shape, dim = kernel.shape
+  points = kernel.reshape(-1, dim).T
   points = points - points.mean(axis=0, keepdims=True)
   _, singular, rows = np.linalg.svd(points, full_matrices=False)
   variances = singular**2
-  count = min(count, len(points) - 1, rows.shape[1])
+  count = min(count, dim - 1, rows.shape[1])
   rows = rows[:count]
-  largest = np.abs(rows).argmax(axis=1)
-  rows = rows * np.sign(rows[np.arange(len(rows)), largest])[:, None]
+  largest = np.abs(rows).argmax(axis=1)[:, None]
+  rows = rows * np.sign(np.take_along_axis(rows, largest, axis=1))
   shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
-  shape = kernel.shape[:-1]
-  return (
-    rows.reshape(-1, *shape).astype(np.float32),
-    shares.astype(np.float32),
-  )
+  return rows.reshape(-1, *shape).astype('float32'), shares.astype('float32')
 
 
 def tiles(components):
-  """Return components as images in [0, 1] with 0 as mid-grey: [n, H, W, 3].
+  """Return components [n, ph, pw, C] as images in [0, 1]: [n, H, W, 3].
 
-  Three channels are red, green and blue; one is grey; any other number of
-  channels becomes grey images one below the other (H = C * ph).
-
-  Args:
-    components: [n, ph, pw, C].
+  0 becomes mid-grey. Three channels are red, green and blue; any other number
+  becomes grey images one below the other (H = C * ph).
   """
   components = np.asarray(components)
   n, ph, pw, channels = components.shape
@@ -71,9 +61,6 @@ def position_similarity(table):
   Returns:
     float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of similarities to
     the patch in row i, column j. An embedding of zeros has similarity 0.
-
-  Raises:
-    ValueError: another shape.
   """
   table = np.asarray(table, np.float64)
   if table.ndim == 4 and table.shape[0] == 1:

@@ -1,7 +1,9 @@
 """Exact FLOP counts of JAX functions, read from the jaxpr."""
 
+import math
+
 import jax
-import numpy as np
+from jax.extend import core
 
 
 def count(fn, *args):
@@ -29,39 +31,26 @@ def _count_equation(eqn):
   if name == 'dot_general':
     (contract, _), _ = eqn.params['dimension_numbers']
     lhs = eqn.invars[0].aval.shape
-    return 2 * _size(eqn.outvars[0]) * int(np.prod([lhs[d] for d in contract]))
+    return 2 * eqn.outvars[0].aval.size * math.prod(lhs[d] for d in contract)
   if name == 'conv_general_dilated':
-    kernel = eqn.invars[1].aval.shape
+    kernel = eqn.invars[1].aval
     out_dim = eqn.params['dimension_numbers'].rhs_spec[0]
-    return 2 * _size(eqn.outvars[0]) * int(np.prod(kernel)) // kernel[out_dim]
+    return 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[out_dim]
   if 'dot_product_attention' in name:
     # The fused kernel: q [B, N, h, d] times k, and the result times v.
-    (q, k) = (v.aval.shape for v in eqn.invars[:2])
-    return 4 * int(np.prod(q)) * k[1]
+    q, k = (v.aval for v in eqn.invars[:2])
+    return 4 * q.size * k.shape[1]
   if name == 'pallas_call':  # it declares what attention needs
     return eqn.params['cost_estimate'].flops
-  inner = sum(_count(j) for j in _inner_jaxprs(eqn))
-  return inner * eqn.params['length'] if name == 'scan' else inner
+  inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(_forward(eqn))]
+  if name == 'cond':
+    return max(inner)
+  return sum(inner) * (eqn.params['length'] if name == 'scan' else 1)
 
 
-def _inner_jaxprs(eqn):
-  # Of the jaxprs of a custom_vjp or a cond, only one runs forward.
+def _forward(eqn):
+  """Return the parameters, without the other jaxprs of a custom derivative."""
   for key in ('call_jaxpr', 'fun_jaxpr'):
     if key in eqn.params:
-      yield _open(eqn.params[key])
-      return
-  if 'branches' in eqn.params:
-    yield max((_open(b) for b in eqn.params['branches']), key=_count)
-    return
-  for value in eqn.params.values():
-    for leaf in value if isinstance(value, tuple | list) else [value]:
-      if hasattr(leaf, 'eqns') or hasattr(leaf, 'jaxpr'):
-        yield _open(leaf)
-
-
-def _open(jaxpr):
-  return jaxpr if hasattr(jaxpr, 'eqns') else jaxpr.jaxpr
-
-
-def _size(var):
-  return int(np.prod(var.aval.shape))
+      return {key: eqn.params[key]}
+  return eqn.params

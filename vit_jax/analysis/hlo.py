@@ -47,13 +47,11 @@ def parse(text):
 
 def num_bytes(shape):
   """Return the bytes of a shape such as 'f32[2,3]{1,0}', or of a tuple."""
-  return sum(
-    math.prod(dims) * _bits(dtype) // 8 for dtype, dims in arrays(shape)
-  )
-
-
-def _bits(dtype):
-  return _BITS.get(dtype) or int(re.search(r'\d+', dtype)[0])
+  total = 0
+  for dtype, dims in arrays(shape):
+    bits = _BITS.get(dtype) or int(re.search(r'\d+', dtype)[0])
+    total += math.prod(dims) * bits // 8
+  return total
 
 
 def arrays(shape):
@@ -65,10 +63,7 @@ def arrays(shape):
 
 
 def _instruction(is_root, name, text):
-  if text.startswith('('):
-    end = _closing(text, 0) + 1
-  else:
-    end = text.index(' ')
+  end = _closing(text, 0) + 1 if text[0] == '(' else text.index(' ')
   shape, text = text[:end], text[end:].lstrip()
   begin = text.index('(')
   end = _closing(text, begin)

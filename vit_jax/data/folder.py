@@ -18,11 +18,9 @@ _SPLIT_NAMES |= {'test', 'testing', 'eval'}
 class Folder:
   """Images in class folders, or listed in a CSV file.
 
-  Layouts:
-
-    path/CLASS/**/IMAGE                 Folder(path)
-    path/SPLIT/CLASS/**/IMAGE           Folder(path, split='train')
-    a CSV of path, label and, if wanted, split   Folder(path, csv='labels.csv')
+    path/CLASS/**/IMAGE            Folder(path)
+    path/SPLIT/CLASS/**/IMAGE      Folder(path, split='train')
+    a CSV of path, label[, split]  Folder(path, csv='labels.csv')
 
   Images end in jpg, jpeg, png, webp or bmp, in lower or upper case. Hidden
   files are left out. Other files are counted in `.ignored` and logged.
@@ -56,22 +54,18 @@ class Folder:
   ):
     if path is None:
       raise ValueError(
-        'Folder: the path is not set. Set it to the folder of images, in a'
-        ' config with --config.data.source.path=PATH (of an evaluator:'
-        ' --config.evals.NAME.data.source.path).'
+        'Folder: path=None. Set it to the folder of images, in a config with'
+        ' --config.data.source.path or --config.evals.NAME.data.source.path.'
       )
-    self.channels = channels
-    self.ignored = 0
+    self.channels, self.ignored = channels, 0
     self._name = str(path)
     if csv is None and self._name.startswith(('http:', 'https:')):
       raise ValueError(
         f'{self._name}: folders cannot be listed over http. List the files in a'
         " CSV of path,label and pass csv='labels.csv'."
       )
-    self._fs, self._root = image_files.file_system(self._name)
-    self._root = self._root.rstrip('/')
-    if self._fs is None:
-      self._root = os.path.abspath(self._root or '/')
+    self._fs, root = image_files.file_system(self._name)
+    self._root = os.path.abspath(root) if self._fs is None else root.rstrip('/')
     names = None if class_names is None else [str(x) for x in class_names]
     if csv is not None:
       files, labels, names, bounds = self._from_csv(str(csv), split, names)
@@ -106,7 +100,7 @@ class Folder:
     return path if self._fs is None else self._fs.unstrip_protocol(path)
 
   def _path(self, index):
-    return _join(self._base, os.fsdecode(self._files[index]))
+    return os.path.join(self._base, os.fsdecode(self._files[index]))
 
   def _from_folders(self, split, names):
     """Return (relative paths, labels, class names, bounds of the slice)."""
@@ -126,7 +120,7 @@ class Folder:
         f'{self._name} has no folder for the split {split!r}. Its folders are'
         f' {_shorten(folders)}.'
       )
-    self._base = _join(self._root, split or '')
+    self._base = os.path.join(self._root, split) if split else self._root
     files = self._images()
     names = classes if names is None else names
     classes = [file.split('/', 1)[0] for file in files]
@@ -135,11 +129,10 @@ class Folder:
 
   def _folders(self, relative):
     """Return the sorted names of the visible sub-folders."""
-    path = _join(self._root, relative)
+    path = os.path.join(self._root, relative)
     try:
       if self._fs is None:
-        with os.scandir(path) as entries:
-          names = [x.name for x in entries if x.is_dir()]
+        names = [x.name for x in os.scandir(path) if x.is_dir()]
       else:
         listed = self._fs.ls(path, detail=True)
         paths = [x['name'] for x in listed if x['type'] == 'directory']
@@ -174,8 +167,8 @@ class Folder:
 
   def _from_csv(self, csv, split, names):
     """Return (relative paths, labels, class names, bounds of the slice)."""
-    path = _join(self._root, csv)
-    self._base = path.rsplit('/', 1)[0] if '/' in path else '.'
+    path = os.path.join(self._root, csv)
+    self._base = os.path.dirname(path)
     try:
       text = image_files.read(self._fs, path).decode('utf-8-sig')
     except Exception as error:  # each file system raises its own types
@@ -204,9 +197,7 @@ def _parse_split(split, names):
   if split is None or split in names:
     return split, None
   match = re.fullmatch(r'([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]', split)
-  if not match:
-    return split, None
-  return match[1] or None, (match[2], match[3])
+  return (match[1] or None, match.groups()[1:]) if match else (split, None)
 
 
 def _slice(paths, bounds):
@@ -274,9 +265,3 @@ def _index(what, classes, names):
 def _shorten(values, count=10):
   more = f' and {len(values) - count} more' if len(values) > count else ''
   return f'{values[:count]}{more}'
-
-
-def _join(base, relative):
-  if os.path.isabs(relative):
-    return relative
-  return f'{base}/{relative}' if relative else base

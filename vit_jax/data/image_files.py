@@ -70,21 +70,15 @@ def find(patterns):
 
   A file that is named itself is returned whatever its ending. Folders, at any
   depth, and globs ('**' for any depth) return the visible files with an image
-  ending: jpg, jpeg, png, webp, bmp, in lower or upper case.
-
-  Args:
-    patterns: paths of files and folders, and globs.
-
-  Returns:
-    list of paths, each file once.
-
-  Raises:
-    ValueError: a pattern matches no image.
+  ending: jpg, jpeg, png, webp, bmp, in lower or upper case. Each file is
+  returned once. Raises ValueError for a pattern that matches no image.
   """
   found = {}
   for pattern in patterns:
     fs, path = file_system(pattern)
-    here = _find_local(path) if fs is None else _find_remote(fs, path, pattern)
+    if fs is None and not (glob.has_magic(path) or os.path.exists(path)):
+      raise ValueError(f'{pattern} does not exist.')
+    here = _find(fs, path, pattern)
     if not here:
       raise ValueError(
         f'{pattern}: no images found. Give files, folders that contain images'
@@ -95,53 +89,38 @@ def find(patterns):
   return sorted(found.values())
 
 
-def _find_local(pattern):
-  if os.path.isfile(pattern):
+def _find(fs, pattern, url):
+  if fs is None and os.path.isfile(pattern):
     return [pattern]
-  is_folder = os.path.isdir(pattern)
-  matches = [pattern] if is_folder else glob.glob(pattern, recursive=True)
-  if not matches and not re.search(r'[*?[]', pattern):
-    raise ValueError(f'{pattern} does not exist.')
-  found = []
-  for match in matches:
-    if os.path.isdir(match):
-      found += [os.path.join(match, path) for path in walk(None, match)]
-    else:
-      found.append(match)
-  return list(filter(is_image, found))
-
-
-def _find_remote(fs, pattern, url):
-  root = re.split(r'[*?[]', pattern)[0].rpartition('/')[0]
+  is_folder = os.path.isdir if fs is None else fs.isdir
   found = []
   try:
-    matches = [pattern.rstrip('/')]
-    if re.search(r'[*?[]', pattern):
-      matches = fs.glob(pattern)
-    elif not fs.isdir(pattern):
+    if is_folder(pattern):
+      matches = [pattern]
+    elif not glob.has_magic(pattern):
       return [url]  # http has no folders; reading shows whether it exists
+    elif fs is None:
+      matches = glob.glob(pattern, recursive=True)
+    else:
+      visible = len(re.split(r'[*?[]', pattern)[0].rpartition('/')[0])
+      matches = [x for x in fs.glob(pattern) if '/.' not in x[visible:]]
     for match in matches:
-      if fs.isdir(match):
-        found += [f'{match}/{path}' for path in walk(fs, match)]
-      elif '/.' not in match[len(root) :]:
+      if is_folder(match):
+        found += [os.path.join(match, path) for path in walk(fs, match)]
+      else:
         found.append(match)
   except Exception as error:  # each file system raises its own types
     raise ValueError(f'cannot list {url}: {error}') from error
-  return [fs.unstrip_protocol(path) for path in found if is_image(path)]
+  found = list(filter(is_image, found))
+  return found if fs is None else list(map(fs.unstrip_protocol, found))
 
 
 def load(paths, transforms, *, channels=3, num_workers=None, ahead=64):
   """Yield (path, image uint8 [H, W, C]), or (path, ValueError) on failure.
 
-  Threads read, decode and transform up to `ahead` images in advance. The order
-  is that of `paths`.
-
-  Args:
-    paths: local paths or URLs.
-    transforms: functions t(image, rng), applied in this order.
-    channels: 1 or 3.
-    num_workers: number of threads; default: one per core, at most 16.
-    ahead: number of images that are loaded in advance.
+  Threads read, decode and transform up to `ahead` images in advance, in the
+  order of `paths` (local paths or URLs). By default, `num_workers` is the
+  number of cores, at most 16.
   """
   num_workers = num_workers or min(16, os.cpu_count() or 1)
   pending = collections.deque()

@@ -37,7 +37,7 @@ class RealLabels:
   a class, which ReaL leaves out of the accuracy, have only zeros.
   """
 
-  num_classes: int = NUM_CLASSES
+  num_classes = NUM_CLASSES
 
   @property
   def class_names(self):
@@ -45,11 +45,11 @@ class RealLabels:
 
   def __call__(self, ids):
     ids = np.asarray(ids, np.int64)
-    label = np.zeros(self.num_classes, np.float32)
-    if ids.size and not 0 <= ids.min() <= ids.max() < self.num_classes:
+    if not np.all((ids >= 0) & (ids < NUM_CLASSES)):
       raise ValueError(
-        f'the class ids {ids.tolist()} must lie in [0, {self.num_classes}).'
+        f'the class ids {ids.tolist()} must lie in [0, {NUM_CLASSES}).'
       )
+    label = np.zeros(NUM_CLASSES, np.float32)
     label[ids] = 1
     return label
 
@@ -60,9 +60,7 @@ class Real:
   Entry i of the published file is the list of class ids of the image
   ILSVRC2012_val_{i + 1:08d}. Images are identified by this name, so `source`
   can have some of them, in any order: TFDS's 'imagenet2012' (shuffled), or a
-  folder of the original files.
-
-  The labels are those of `RealLabels`, float32 [1000].
+  folder of the original files. For the labels see `RealLabels`.
 
   Args:
     source: has the images, and their names in source.file_name(i) or
@@ -70,8 +68,7 @@ class Real:
     json: path or URL of real.json.
 
   Raises:
-    ValueError: the file cannot be read, is not 50,000 lists, or has ids
-      outside 0 to 999; the name of an image has no number.
+    ValueError: the file is not a real.json; an image's name has no number.
   """
 
   num_classes = NUM_CLASSES
@@ -79,15 +76,13 @@ class Real:
   def __init__(self, source, *, json):
     if json is None:
       raise ValueError(
-        'Real: the file is not set. Set it to the path of real.json, in a'
-        ' config with --config.evals.NAME.data.source.json=PATH.'
+        'Real: json=None. Set it to the path of real.json, in a config with'
+        ' --config.evals.NAME.data.source.json=PATH.'
       )
-    self._source = source
-    self._real = _read(str(json))
-    self._label_fn = RealLabels()
+    self._source, self._real = source, _read(str(json))
     self.channels = getattr(source, 'channels', 3)
     self.class_names = getattr(source, 'class_names', None)
-    self._label(0)
+    self._label(0)  # raises if the source is not ImageNet's validation split
 
   def __len__(self):
     return len(self._source)
@@ -104,20 +99,16 @@ class Real:
     return pipeline.describe(self._source, index)
 
   def _label(self, index):
-    name = None
-    if hasattr(self._source, 'file_name'):
-      name = self._source.file_name(index)
-    if name is None:
-      name = self.describe(index)
-    found = _NUMBER.findall(name)
-    number = int(found[-1]) if found else 0
+    file_name = getattr(self._source, 'file_name', lambda index: None)
+    name = file_name(index) or self.describe(index)
+    number = int((_NUMBER.findall(name) or [0])[-1])
     if not 1 <= number <= NUM_VALIDATION:
       raise ValueError(
         f'example {index} is {name!r}. real.json needs the names'
         f' ILSVRC2012_val_00000001 to ...{NUM_VALIDATION:08d}. Use the'
         ' validation images of ImageNet 2012 under their original names.'
       )
-    return self._label_fn(self._real[number - 1])
+    return RealLabels()(self._real[number - 1])
 
 
 def _read(path):
@@ -131,17 +122,15 @@ def _read(path):
       ' of github.com/google-research/reassessed-imagenet.'
     ) from error
   if not isinstance(real, list) or len(real) != NUM_VALIDATION:
-    what = type(real).__name__
     size = f' of {len(real)}' if isinstance(real, list | dict) else ''
     raise ValueError(
-      f'{path} is a {what}{size}. Expected a list of {NUM_VALIDATION} lists,'
-      ' one for each validation image.'
+      f'{path} is a {type(real).__name__}{size}. Expected a list of'
+      f' {NUM_VALIDATION} lists, one for each validation image.'
     )
+  classes = range(NUM_CLASSES)
   for i, ids in enumerate(real):
-    good = isinstance(ids, list) and all(
-      type(x) is int and 0 <= x < NUM_CLASSES for x in ids
-    )
-    if not good:
+    is_list = isinstance(ids, list)
+    if not is_list or any(type(x) is not int or x not in classes for x in ids):
       raise ValueError(
         f'{path}: entry {i} is {ids!r}. Expected a list of class ids from 0 to'
         f' {NUM_CLASSES - 1}.'

@@ -33,6 +33,7 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -41,7 +42,7 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -50,6 +51,20 @@ from vit_jax.data import images
 
 _CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
+
+
+class Source(Protocol):
+  """What the module docstring asks of a source at least."""
+
+  def __len__(self): ...
+
+  def __getitem__(self, index): ...
+
+
+class Transform(Protocol):
+  """What the module docstring asks of a transform."""
+
+  def __call__(self, image, rng): ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +85,9 @@ class Data:
     ValueError: an argument has an invalid value.
   """
 
-  source: Any
+  source: Source
   batch_size: int
-  transforms: Sequence = ()
+  transforms: Sequence[Transform] = ()
   num_workers: int = 0
   on_error: str = 'raise'
   labels: bool = True
@@ -94,8 +109,7 @@ class Data:
       seed: of order and augmentation, 0 to 2**64 - 1.
       start: global position of the first example. To resume, pass the
         `.position` that the iterator had.
-      process_index: index of this process.
-      process_count: number of processes that read the data together.
+      process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
     Returns:
@@ -103,9 +117,6 @@ class Data:
       'label': int32 [...] or float32 [..., K]} with `.position`, `.skipped`
       (number of unreadable examples so far) and `.close()`. It raises
       ValueError for unreadable examples, wrong labels and unequal shapes.
-
-    Raises:
-      ValueError: an argument has an invalid value.
     """
     examples = _Examples(self, num_classes, seed)
     chunks = _Chunks(examples, process_index, process_count, start=start)
@@ -120,14 +131,19 @@ class Data:
     have the same number of batches, `len(batches)`. `.skipped` is the number of
     unreadable examples of the current pass.
     """
-    examples, count = _Examples(self, num_classes), len(self.source)
-    chunks = _Chunks(examples, process_index, process_count, count=count)
+    examples, end = _Examples(self, num_classes), len(self.source)
+    chunks = _Chunks(examples, process_index, process_count, end=end)
     return _EvalBatches(chunks)
 
 
-def image_spec(source, transforms=()):
-  """Return (H, W, C) of the transformed images."""
-  return first_example(source, transforms)['image'].shape
+def train_batches(source, transforms=(), *, batch_size, **position):
+  """Return the training batches of a source; see `Data.train_batches`."""
+  return Data(source, batch_size, transforms).train_batches(**position)
+
+
+def eval_batches(source, transforms=(), *, batch_size, **position):
+  """Return the evaluation batches of a source; see `Data.eval_batches`."""
+  return Data(source, batch_size, transforms).eval_batches(**position)
 
 
 def first_example(source, transforms=()):
@@ -157,9 +173,6 @@ class Unlabelled:
   """A source whose examples all have the label 0, for label-free objectives.
 
   It has no classes, so that no output of a model is named after one.
-
-  Args:
-    source: its examples need no 'label'.
   """
 
   num_classes = None
@@ -201,11 +214,11 @@ class _Examples:
 
   def __init__(self, data, num_classes=None, seed=0):
     self.source, self.data, self._seed = data.source, data, seed
-    self._name = type(self.source).__name__
-    if not 0 < len(self.source) <= 2**32:
+    self._name, count = type(self.source).__name__, len(self.source)
+    if not 0 < count <= 2**32:
       raise ValueError(
-        f'the source {self._name} has {len(self.source)} examples. It must'
-        ' have 1 to 2**32.'
+        f'the source {self._name} has {count} examples. It must have 1 to'
+        ' 2**32.'
       )
     if not 0 <= seed < 2**64:
       raise ValueError(f'seed={seed} must lie in [0, 2**64).')
@@ -296,11 +309,11 @@ class _Examples:
     for transform in self.data.transforms:
       try:
         image = transform(image, rng)
+      except ValueError as error:
+        raise ValueError(f'{error} ({self._where(actual)})') from error
       except Exception as error:
         error.add_note(f'In {transform} on {self._where(actual)}.')
-        if type(error) is not ValueError:
-          raise
-        raise ValueError(f'{error} ({self._where(actual)})') from error
+        raise
     return image
 
   def _where(self, index):
@@ -326,9 +339,7 @@ class _Chunks:
   returned errors arrive unchanged and in order from threads and processes.
   """
 
-  def __init__(
-    self, examples, process_index, process_count, *, start=0, count=None
-  ):
+  def __init__(self, examples, process_index, process_count, start=0, end=None):
     batch_size = examples.data.batch_size
     if batch_size % process_count:
       raise ValueError(
@@ -341,13 +352,13 @@ class _Chunks:
       )
     checks.integer('start', start, 0)
     self.data, self.start = examples.data, start
-    self._examples, self._count = examples, count
+    self._examples, self._end = examples, end
     self._local_size = batch_size // process_count
     self._offset = start + process_index * self._local_size
     self.per_batch = math.ceil(self._local_size / _CHUNK)
     self.num_batches = 2**40  # training does not end
-    if count is not None:
-      self.num_batches = math.ceil(count / batch_size)
+    if end is not None:
+      self.num_batches = math.ceil(end / batch_size)
 
   def __len__(self):
     return self.num_batches * self.per_batch
@@ -358,7 +369,7 @@ class _Chunks:
     positions = range(first, first + self._local_size)
     positions = positions[part * _CHUNK : (part + 1) * _CHUNK]
     try:
-      if self._count is None:
+      if self._end is None:
         return self._train(positions)
       return self._evaluation(positions)
     except Exception as error:
@@ -377,13 +388,13 @@ class _Chunks:
     like = like or self._examples.load(0, 0, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
     index = np.array(positions, np.int32)
-    skipped = int(np.sum(~mask & (index < self._count)))
+    skipped = int(np.sum(~mask & (index < self._end)))
     rows = [row or padding for row in rows]
     return _stack(rows, mask=mask, index=index, skipped=skipped)
 
   def _evaluation_row(self, index):
     """Return the loaded example; None for padding and skipped examples."""
-    if index >= self._count:
+    if index >= self._end:
       return None
     try:
       return self._examples.load(0, index, replace=False)
@@ -429,12 +440,10 @@ def _assemble(chunks):
     if 'error' in chunk:
       raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
-  if len(chunks) == 1:
-    return {**chunks[0], 'skipped': skipped}
-  _check_shapes([chunk['image'][0] for chunk in chunks])
-  batch = {
-    key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]
-  }
+  batch = chunks[0]
+  if len(chunks) > 1:
+    _check_shapes([chunk['image'][0] for chunk in chunks])
+    batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
   return {**batch, 'skipped': skipped}
 
 
@@ -488,13 +497,10 @@ class _EvalBatches:
 
   def __iter__(self):
     self.skipped = 0
-    batches = _Batches(self._chunks)
-    try:
+    with contextlib.closing(_Batches(self._chunks)) as batches:
       for batch in batches:
         self.skipped = batches.skipped
         yield batch
-    finally:
-      batches.close()
 
 
 def _read_ahead(chunks):

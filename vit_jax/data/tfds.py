@@ -1,8 +1,11 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
+import dataclasses
 import difflib
+import functools
 import os
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,6 +15,7 @@ _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 
 
+@dataclasses.dataclass(eq=False)
 class Tfds:
   """A split of a TFDS data set; images stay encoded until they are needed.
 
@@ -22,7 +26,7 @@ class Tfds:
   `num_classes` and `class_names` come from `label_fn`, or from a ClassLabel
   feature; they are None for other labels.
 
-  Args:
+  Attributes:
     name: of TFDS: 'cifar10', 'my_set/config:1.2.0'.
     split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
@@ -42,64 +46,71 @@ class Tfds:
       run); `label_fn` fails on the first example.
   """
 
-  def __init__(
-    self,
-    name,
-    *,
-    split,
-    data_dir=None,
-    image_key='image',
-    label_key='label',
-    label_fn=None,
-    channels=3,
-  ):
-    if name is None or split is None:
+  name: str
+  _: dataclasses.KW_ONLY
+  split: str
+  data_dir: str | os.PathLike | None = None
+  image_key: str = 'image'
+  label_key: str = 'label'
+  label_fn: Callable | None = None
+  channels: int = 3
+
+  def __post_init__(self):
+    import tensorflow_datasets as tfds
+
+    if self.name is None or self.split is None:
       raise ValueError(
-        f'Tfds: name={name!r} and split={split!r} must both be set, in a config'
-        ' with --config.data.source.name=NAME and .split=SPLIT (of an'
-        ' evaluator: --config.evals.NAME.data.source.name).'
+        f'Tfds: name={self.name!r} and split={self.split!r} must be set, in a'
+        ' config with --config.data.source.name or, of an evaluator,'
+        ' --config.evals.NAME.data.source.name; .split likewise.'
       )
-    self.channels = channels
-    self._name, self._split = name, split
-    self._image_key, self._label_key = image_key, label_key
-    self._label_fn = label_fn
-    self._directory = _directory(name, data_dir)
-    self._open()
-    if label_fn is not None:
-      self._check_label_fn()
-    known = self._features[label_key] if label_fn is None else label_fn
+    builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
+    self._features, self._parsers = builder.info.features, {}
+    image = self._feature('image_key')
+    label = self._feature('label_key')
+    if not isinstance(image, tfds.features.Image):
+      raise ValueError(
+        f'the feature {self.image_key!r} of {self.name} is not an image. It'
+        f' has {self._listed()}. Set image_key to another feature.'
+      )
+    is_text = tfds.features.Text
+    texts = (k for k, v in self._features.items() if isinstance(v, is_text))
+    self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
+    self._records = _records(builder, self.name, self.split)
+    if self.label_fn is None:
+      self._check_label(label)
+    else:
+      self._check_label_fn(label)
+    known = label if self.label_fn is None else self.label_fn
     self.num_classes = getattr(known, 'num_classes', None)
     self.class_names = getattr(known, 'class_names', None)
-    if label_fn is None and self.num_classes is not None:
+    if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
 
   def __len__(self):
     return len(self._records)
 
   def __getitem__(self, index):
-    keys = (self._image_key, self._label_key)
-    image, value = self._parse(self._records[int(index)], keys)
+    record = self._records[int(index)]
+    image, value = self._parse(record, self.image_key, self.label_key)
     return {'image': image, 'label': self._label(value)}
 
   def labels(self):
     """Return the labels of all examples: int32 [n], or float32 [n, K].
 
-    Images are not decoded, but whole records are read.
-
-    Raises:
-      ValueError: `label_fn` fails; the error describes the example.
+    Images are not decoded, but whole records are read. Raises ValueError with
+    the description of the example if `label_fn` fails.
     """
     found = []
     for start in range(0, len(self), _READ_AHEAD):
       block = range(start, min(start + _READ_AHEAD, len(self)))
       for index, record in zip(block, self._records.__getitems__(block)):
-        (value,) = self._parse(record, (self._label_key,))
+        (value,) = self._parse(record, self.label_key)
         try:
           found.append(self._label(value))
         except Exception as error:  # of any type, from label_fn
-          raise ValueError(
-            f'cannot label {self.describe(index)}: {error}'
-          ) from error
+          what = f'cannot label {self.describe(index)}: {error}'
+          raise ValueError(what) from error
     return pipeline.stack_labels(found)
 
   def file_name(self, index):
@@ -107,95 +118,85 @@ class Tfds:
     if self._name_key is None:
       return None
     record = self._records[int(index)]
-    (value,) = self._parse(record, (self._name_key,))
+    (value,) = self._parse(record, self._name_key)
     return value.decode(errors='replace')
 
   def describe(self, index):
     """Return data set, split and index, and the file name if there is one."""
-    where = f'{self._name} {self._split}[{int(index)}]'
+    where = f'{self.name} {self.split}[{int(index)}]'
     name = self.file_name(index)
     return where if name is None else f'{where} ({name})'
 
-  def __getstate__(self):
-    state = dict(self.__dict__)
-    for key in ('_records', '_features', '_parsers'):
-      del state[key]  # open files and descriptors: each process has its own
-    return state
+  def __reduce__(self):
+    # Files and descriptors stay behind: each process opens its own.
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    return functools.partial(Tfds, **fields), ()
 
-  def __setstate__(self, state):
-    self.__dict__.update(state)
-    self._open()
+  def _listed(self):
+    kinds = ((k, type(v).__name__) for k, v in self._features.items())
+    return ', '.join(f'{key} ({kind})' for key, kind in kinds)
 
-  def _open(self):
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_from_directory(self._directory)
-    self._features = features = builder.info.features
-    self._parsers = {}
-    for argument in ('image_key', 'label_key'):
-      key = getattr(self, f'_{argument}')
-      if key not in features:
-        raise ValueError(
-          f'{self._name} has no feature {key!r} ({argument}). It has'
-          f' {_names(features)}.'
-        )
-    if not isinstance(features[self._image_key], tfds.features.Image):
+  def _feature(self, argument):
+    key = getattr(self, argument)
+    if key not in self._features:
       raise ValueError(
-        f'the feature {self._image_key!r} of {self._name} is not an image. It'
-        f' has {_names(features)}. Set image_key to another feature.'
+        f'{self.name} has no feature {key!r} ({argument}). It has'
+        f' {self._listed()}.'
       )
-    if self._label_fn is None:
-      _check_label(self._name, self._label_key, features[self._label_key])
-    texts = (
-      k for k, v in features.items() if isinstance(v, tfds.features.Text)
-    )
-    self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
-    self._records = _records(builder, self._name, self._split)
+    return self._features[key]
 
-  def _parse(self, record, keys):
+  def _parse(self, record, *keys):
     """Return the values of these features; images stay encoded."""
     import tensorflow_datasets as tfds
 
     if keys not in self._parsers:
-      features = {k: self._features[k] for k in keys}
-      skip = {
-        key: tfds.decode.SkipDecoding()
-        for key, feature in features.items()
-        if isinstance(feature, tfds.features.Image)
-      }
-      self._parsers[keys] = (tfds.features.FeaturesDict(features), skip or None)
-    features, skip = self._parsers[keys]
-    example = features.deserialize_example_np(record, decoders=skip)
+      features = {key: self._features[key] for key in keys}
+      self._parsers[keys] = tfds.features.FeaturesDict(features)
+    parser, skip = self._parsers[keys], tfds.decode.SkipDecoding()
+    images = (k for k in keys if isinstance(parser[k], tfds.features.Image))
+    decoders = dict.fromkeys(images, skip) or None
+    example = parser.deserialize_example_np(record, decoders=decoders)
     return [example[key] for key in keys]
 
   def _label(self, value):
-    if self._label_fn is not None:
-      value = self._label_fn(_arrays(self._features[self._label_key], value))
+    if self.label_fn is not None:
+      value = self.label_fn(_arrays(self._features[self.label_key], value))
     return value if np.ndim(value) else int(value)
 
-  def _check_label_fn(self):
+  def _check_label(self, feature):
+    """Raise ValueError unless labels are ints or vectors of fixed length."""
+    shape = getattr(feature, 'shape', None)
+    kind = np.dtype(feature.np_dtype).kind if isinstance(shape, tuple) else ''
+    is_int = shape == () and kind in 'iub'
+    is_vector = kind in 'iubf' and len(shape) == 1 and shape[0]
+    if not (is_int or is_vector):
+      raise ValueError(
+        f'the feature {self.label_key!r} of {self.name} is {feature!r}. A label'
+        ' is one int, or a vector with one weight for each class. Set label_key'
+        ' to another feature.'
+      )
+
+  def _check_label_fn(self, feature):
     """Raise ValueError unless label_fn can label the first example."""
-    key, label_fn = self._label_key, self._label_fn
+    label_fn = self.label_fn
     if not (callable(label_fn) and hasattr(label_fn, 'num_classes')):
       raise ValueError(
         f'label_fn={label_fn!r} must be callable and have the attribute'
         ' num_classes, such as vit_jax.data.vtab.ClevrCount().'
       )
-    what = f'the feature {key!r} of {self._name}, {self._features[key]!r}'
-    (value,) = self._parse(self._records[0], (key,))
+    what = f'the feature {self.label_key!r} of {self.name}, {feature!r}'
+    (value,) = self._parse(self._records[0], self.label_key)
     try:
       label = self._label(value)
     except Exception as error:  # of any type, from label_fn
       raise ValueError(
-        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} The'
-        f' features are {_names(self._features)}. Set label_key or label_fn'
-        ' to another one.'
+        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} Set'
+        f' another label_fn, or label_key to one of {self._listed()}.'
       ) from error
     size = label_fn.num_classes
-    if size is None:
+    if size is None or np.shape(label) == (size,):
       return
-    is_vector = np.shape(label) == (size,)
-    if not is_vector and (np.ndim(label) or not 0 <= label < size):
+    if np.ndim(label) or not 0 <= label < size:
       raise ValueError(
         f'{label_fn!r} returns the label {label!r} for {what}. Expected an int'
         f' in [0, {size}), or a vector of {size} weights.'
@@ -212,24 +213,6 @@ def _arrays(feature, value):
   return value
 
 
-def _check_label(name, key, feature):
-  """Raise ValueError unless labels are single ints or fixed-length vectors."""
-  shape = getattr(feature, 'shape', None)
-  kind = np.dtype(feature.np_dtype).kind if isinstance(shape, tuple) else ''
-  is_int = shape == () and kind in 'iub'
-  is_vector = kind in 'iubf' and len(shape) == 1 and shape[0]
-  if not (is_int or is_vector):
-    raise ValueError(
-      f'the feature {key!r} of {name} is {feature!r}. A label is one int, or a'
-      ' vector with one weight for each class. Set label_key to another'
-      ' feature.'
-    )
-
-
-def _names(features):
-  return ', '.join(f'{k} ({type(v).__name__})' for k, v in features.items())
-
-
 # Prepared data sets on disk.
 
 
@@ -238,10 +221,10 @@ def _directory(name, data_dir):
   import tensorflow_datasets as tfds
 
   data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
+  folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
   try:
     builder = tfds.builder(name, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError:
-    folder = data_dir or tfds.core.constants.DATA_DIR
     raise ValueError(_unknown_name(name, folder)) from None
   except Exception as error:  # of several types: unknown versions and configs
     raise ValueError(
@@ -249,8 +232,7 @@ def _directory(name, data_dir):
     ) from error
   if (builder.data_path / 'dataset_info.json').exists():
     return str(builder.data_path)
-  parent = builder.data_path.parent
-  versions = parent.glob('*/dataset_info.json') if parent.exists() else ()
+  versions = builder.data_path.parent.glob('*/dataset_info.json')
   versions = sorted(info.parent.name for info in versions)
   hint = f' Prepared are the versions {versions}: use NAME:VERSION.'
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
@@ -264,7 +246,6 @@ def _directory(name, data_dir):
     ' another environment if you prefer). Reading does not.'
   )
   if manual := getattr(builder, 'MANUAL_DOWNLOAD_INSTRUCTIONS', None):
-    folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
     message += (
       f'\nFirst download these files by hand, to {folder}/downloads/manual:'
       f' {" ".join(manual.split())}'
@@ -283,8 +264,7 @@ def _unknown_name(name, folder):
       ' Use NAME:VERSION or NAME/CONFIG:VERSION.'
     )
   known = tfds.list_builders(with_community_datasets=False)
-  if os.path.isdir(folder):
-    known = known + [x for x in os.listdir(folder) if x != 'downloads']
+  known = known + (os.listdir(folder) if os.path.isdir(folder) else [])
   close = difflib.get_close_matches(stem, known, n=3)
   close = f' Did you mean {" or ".join(close)}?' if close else ''
   return (
@@ -311,9 +291,8 @@ def _records(builder, name, split):
       f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'
     ) from None
   except Exception as error:  # ValueError, and AssertionError for slices
-    reason = _reason(error)
-    if 'length' in reason:  # array_record's error for zero files
-      reason = 'it contains no examples.'
+    is_empty = 'length' in str(error)  # array_record's error for zero files
+    reason = 'it contains no examples.' if is_empty else _reason(error)
     sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
     raise ValueError(
       f'cannot read the split {split!r} of the TFDS data set {name!r}: {reason}'

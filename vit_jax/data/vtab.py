@@ -32,42 +32,39 @@ class ClevrCount:
 class ClevrDistance:
   """Label function for CLEVR's 'objects': the nearest distance, in 6 bins.
 
-  Class i contains the distances in (t[i], t[i + 1]] with t = 0, 8, 8.5, 9, 9.5,
-  10, 100.
+  The bins (t[i], t[i + 1]] have the bounds t = 0, 8, 8.5, 9, 9.5, 10, 100.
   """
 
   num_classes = 6
 
   def __call__(self, objects):
     nearest = np.min(objects['pixel_coords'][:, 2])
-    return _bin(nearest, (0, 8, 8.5, 9, 9.5, 10, 100))
+    return int(np.searchsorted((0, 8, 8.5, 9, 9.5, 10, 100), nearest)) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class KittiDistance:
   """Label function for KITTI's 'objects': distance of the nearest vehicle.
 
-  Vehicles are cars, vans and trucks; the distance is z in metres. Classes 0 to
+  Vehicles are the types 0 to 2 (car, van, truck); distance is z in metres.
+  Classes 0 to
   2 are (-100, 8], (8, 20] and (20, 999]; class 3 has no vehicle.
   """
 
   num_classes = 4
 
   def __call__(self, objects):
-    is_vehicle = objects['type'] < 3  # car, van, truck
-    depths = objects['location'][is_vehicle, 2]
+    depths = objects['location'][objects['type'] < 3, 2]
     nearest = np.min(depths, initial=1000)
-    return _bin(nearest, (-100, 8, 20, 999))
+    return int(np.searchsorted((-100, 8, 20, 999), nearest)) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
   """Label function for dSprites: merges neighbouring labels into 16 classes.
 
-  Args:
-    values: number of labels in the data set. Class c consists of the labels l
-      with floor(l * 16 / values) = c: for 40 labels, 3 and 2 in turn.
-    num_classes: number of classes.
+  Of `values` labels in the data set, label l becomes floor(l * 16 / values):
+  for 40 labels, 3 and 2 in turn form a class.
   """
 
   values: int
@@ -77,11 +74,6 @@ class Merged:
     if not 0 <= label < self.values:
       raise ValueError(f'label={int(label)} must lie in [0, {self.values}).')
     return int(label) * self.num_classes // self.values
-
-
-def _bin(value, thresholds):
-  """Return the last i with thresholds[i] < value."""
-  return int(np.searchsorted(thresholds, value, side='left')) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,36 +126,16 @@ def _config(name, **fields):
 _N, _S, _T = GROUPS
 _VAL = 'validation[:200]'
 _EYES = 'diabetic_retinopathy_detection/btgraham-300'
-_clevr = functools.partial(
-  Task,
-  group=_T,
-  tfds='clevr',
-  val='train[63000:63200]',
-  test='validation',
-  test_size=15000,
-  label_key='objects',
-  crop=False,
-)
-_dsprites = functools.partial(
-  Task,
-  group=_T,
-  tfds='dsprites',
-  num_classes=16,
-  val='train[589824:590024]',
-  test='train[663552:]',
-  test_size=73728,
-  flip=False,
-  is_binary=True,
-)
-_norb = functools.partial(
-  Task,
-  group=_T,
-  tfds='smallnorb',
-  val='test[:200]',
-  test='test[50%:]',
-  test_size=12150,
-)
 # fmt: off
+_clevr = functools.partial(
+  Task, group=_T, tfds='clevr', val='train[63000:63200]', test='validation',
+  test_size=15000, label_key='objects', crop=False)
+_dsprites = functools.partial(
+  Task, group=_T, tfds='dsprites', num_classes=16, val='train[589824:590024]',
+  test='train[663552:]', test_size=73728, flip=False, is_binary=True)
+_norb = functools.partial(
+  Task, group=_T, tfds='smallnorb', val='test[:200]', test='test[50%:]',
+  test_size=12150)
 _TASKS = (  # in the order of table 9
   Task('caltech101', 'Caltech101', _N, 'caltech101', 102,  # one: backgrounds
        'train[2754:2954]', 'test', 6084),
@@ -206,11 +178,9 @@ TASKS = {task.name: task for task in _TASKS}
 def settings(key, split, **fields):
   """Return the config of a task's source, a data.tfds.Tfds, as a dict.
 
-  Args:
-    key: of TASKS.
-    split: 'train800' to train, 'val200' to choose hyperparameters,
-      'train800val200' for the final training, 'test'.
-    **fields: more arguments of Tfds, such as data_dir.
+  Splits are 'train800' to train, 'val200' to choose hyperparameters,
+  'train800val200' for the final training, and 'test'. `fields` are more
+  arguments of Tfds, such as data_dir.
   """
   task = _task(key)
   splits = {
@@ -235,23 +205,19 @@ def settings(key, split, **fields):
 def transforms(key, *, size=384, train):
   """Return the configs of a task's transforms, a list of dicts.
 
-  Args:
-    key: of TASKS.
-    size: side of the transformed images in pixels.
-    train: if True, the images are cropped at random from 7/6 of the size (384
-      from 448) and flipped at random, where the task allows it. If False, they
-      are resized.
+  Images are resized to `size` pixels a side. With `train` they are cropped at
+  random from 7/6 of the size (384 from 448) and flipped at random, where the
+  task allows it.
   """
-  task = _task(key)
-  common = 'vit_jax.data.transforms'
+  task, module = _task(key), 'vit_jax.data.transforms'
+  crop, flip = train and task.crop, train and task.flip
+  resized = round(size * 7 / 6) if crop else size
   found = [_config('Scale', factor=255)] if task.is_binary else []
-  if train and task.crop:
-    found.append({'target': f'{common}.Resize', 'size': round(size * 7 / 6)})
-    found.append({'target': f'{common}.RandomCrop', 'size': size})
-  else:
-    found.append({'target': f'{common}.Resize', 'size': size})
-  if train and task.flip:
-    found.append({'target': f'{common}.FlipLR', 'probability': 0.5})
+  found.append({'target': f'{module}.Resize', 'size': resized})
+  if crop:
+    found.append({'target': f'{module}.RandomCrop', 'size': size})
+  if flip:
+    found.append({'target': f'{module}.FlipLR', 'probability': 0.5})
   return found
 
 

@@ -1,101 +1,64 @@
 """Accuracy, calibration and loss of a classifier on a whole split."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checks import one_of
 from vit_jax.data import pipeline
-from vit_jax.data.pipeline import Data
-from vit_jax.evals.collect import Collector
+from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 
-LOSSES = {
-  'softmax': classification.softmax_loss,
-  'sigmoid': classification.sigmoid_loss,
-}
 
-
-class Classification:
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Classification(LabelEvaluator):
   """Top-1 and top-5 accuracy, calibration error and loss of a split.
 
-  Every example counts once, on any number of devices and hosts. A label is a
-  class number, or a vector [K] that is above 0 for each correct class.
-  Predicting any correct class is a hit; the loss is computed against the vector
-  itself. Examples without a correct class are excluded from all metrics, as
-  ImageNet-ReaL requires.
+  A label is a class number, or a vector [K] that is above 0 for each correct
+  class. Predicting any correct class is a hit; the loss is computed against the
+  vector itself. Examples without a correct class are excluded from all metrics,
+  as ImageNet-ReaL requires.
 
-  Args:
-    model: has apply({'params': p}, images) -> logits [B, K], and num_classes.
-    preprocess: uint8 images -> float images.
-    mesh: from `sharding.make_mesh`.
-    data: the split.
+  Attributes (more in `LabelEvaluator`):
     loss: 'softmax' or 'sigmoid'; also how logits become probabilities.
     restrict: class numbers to choose among; the logits of all other classes are
       dropped first. 'present': the classes that occur in the labels, as for
       ImageNet-A and -R (200 of 1,000). None: all classes.
-    per_class: whether to report the accuracy of each class.
     calibration_bins: number of bins of the expected calibration error; None or
       0 disables it.
     confidence: 95% intervals: 'binomial' for accuracies (Wilson score), or
       'bootstrap' for all metrics but those of single classes (percentiles of
       1,000 resamples); None disables them.
-    same_classes: whether class names of data and training must be equal. False
-      assumes that both use the same class numbers with different names, such as
-      WordNet ids and words.
-
-  Attributes:
-    class_names: of the data, to compare with those of the training; or None.
-    transforms: of the data.
-
-  Raises:
-    ValueError: an argument is invalid or does not fit the data.
   """
 
-  def __init__(
-    self,
-    model,
-    *,
-    preprocess,
-    mesh,
-    data: Data,
-    loss='softmax',
-    restrict=None,
-    per_class=False,
-    calibration_bins=15,
-    confidence=None,
-    same_classes=True,
-  ):
-    one_of('loss', loss, tuple(LOSSES))
-    one_of('confidence', confidence, (None, 'binomial', 'bootstrap'))
-    self.transforms = data.transforms
-    self.class_names = names_to_compare(data.source, model, same_classes)
-    if per_class and np.ndim(pipeline.first_example(data.source)['label']):
+  loss: str = 'softmax'
+  restrict: Any = None
+  calibration_bins: int | None = 15
+  confidence: str | None = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    source = self.data.source
+    one_of('loss', self.loss, classification.LOSSES)
+    one_of('confidence', self.confidence, (None, 'binomial', 'bootstrap'))
+    if self.per_class and np.ndim(pipeline.first_example(source)['label']):
       raise ValueError(
         'per_class=True needs one class number per example; the labels are '
         'vectors. Remove per_class.'
       )
-    classes = _choices(restrict, data.source, model.num_classes)
-    self._per_class, self._names = per_class, unique_names(data.source)
-    self._bins, self._confidence = calibration_bins, confidence
+    self._classes = _choices(self.restrict, source, self.model.num_classes)
 
-    def per_example(params, batch):
-      logits = model.apply({'params': params}, preprocess(batch['image']))
-      targets = classification.soft_targets(batch['label'], logits.shape[-1])
-      if classes is not None:
-        logits, targets = logits[:, classes], targets[:, classes]
-      out = _measure(logits, targets, loss)
-      if batch['label'].ndim == 2:  # do not copy the vectors to the host
-        out['label'] = jnp.any(batch['label'] > 0, axis=-1)
-      return out
-
-    self._collect = Collector(
-      per_example, data=data, mesh=mesh, num_classes=model.num_classes
-    )
-
-  def check(self, params):
-    """Raise the model's error if it does not accept the images. No compute."""
-    self._collect.check(params)
+  def compare(self, logits, labels):
+    targets = classification.soft_targets(labels, logits.shape[-1])
+    if self._classes is not None:
+      logits, targets = logits[:, self._classes], targets[:, self._classes]
+    out = _measure(logits, targets, self.loss)
+    if labels.ndim == 2:  # do not copy the vectors to the host
+      out['label'] = jnp.any(labels > 0, axis=-1)
+    return out
 
   def run(self, params):
     """Return {metric: float}.
@@ -105,7 +68,7 @@ class Classification:
     mean_per_class_accuracy: mean over the classes that occur (class numbers).
     ece: see `calibration_error`.
     NAME_low, NAME_high: intervals, see `confidence`.
-    class_accuracy/CLASS: see `per_class`; by number if names are not unique.
+    class_accuracy/CLASS: see `per_class`.
     num_examples: number of examples that count; num_unlabelled: number of label
     vectors without a correct class; skipped: number of unreadable examples, if
     any.
@@ -123,43 +86,29 @@ class Classification:
           'evaluate. Use another split.'
         )
     else:
-      results = self._each_class(labels, columns['accuracy'])
+      count = np.bincount(labels)
+      hits = np.bincount(labels, columns['accuracy'])
+      found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
+      results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
+      results |= self.of_each_class('class_accuracy', found)
     return self._means(columns) | results | self._intervals(columns) | counts
 
   def _means(self, columns):
-    means = {
-      name: float(np.mean(columns[name], dtype=np.float64))
-      for name in ('accuracy', 'top5_accuracy', 'loss')
-      if name in columns
-    }
-    if self._bins:
-      means['ece'] = calibration_error(
-        columns['confidence'], columns['accuracy'], self._bins
+    found = means(columns, ('accuracy', 'top5_accuracy', 'loss'))
+    if self.calibration_bins:
+      found['ece'] = calibration_error(
+        columns['confidence'], columns['accuracy'], self.calibration_bins
       )
-    return means
-
-  def _each_class(self, labels, hits):
-    count, hits = np.bincount(labels), np.bincount(labels, hits)
-    found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
-    out = {'mean_per_class_accuracy': float(np.mean(list(found.values())))}
-    if self._per_class:
-      for number, accuracy in found.items():
-        name = self._names[number] if self._names else number
-        out[f'class_accuracy/{name}'] = accuracy
-    return out
+    return found
 
   def _intervals(self, columns):
-    if not self._confidence:
-      return {}
-    if self._confidence == 'bootstrap':
+    found = {}
+    if self.confidence == 'bootstrap':
       kept = {k: x for k, x in columns.items() if k not in ('label', 'index')}
       found = bootstrap(self._means, kept)
-    else:
-      found = {
-        name: wilson(columns[name])
-        for name in ('accuracy', 'top5_accuracy')
-        if name in columns
-      }
+    elif self.confidence == 'binomial':
+      names = columns.keys() & {'accuracy', 'top5_accuracy'}
+      found = {name: wilson(columns[name]) for name in sorted(names)}
     return {
       f'{name}_{end}': value
       for name, interval in found.items()
@@ -179,7 +128,7 @@ def _measure(logits, targets, loss):
     log_confidence = jax.nn.log_sigmoid(best)
   out = {
     'accuracy': hits[:, 0],
-    'loss': LOSSES[loss](logits, targets),
+    'loss': classification.LOSSES[loss](logits, targets),
     'confidence': jnp.exp(log_confidence),
   }
   return out | ({'top5_accuracy': hits.any(-1)} if num_classes > 5 else {})
@@ -234,30 +183,6 @@ def bootstrap(statistic, columns, *, resamples=1000, seed=0):
     name: tuple(np.percentile([x[name] for x in found], (2.5, 97.5)).tolist())
     for name in found[0]
   }
-
-
-def names_to_compare(source, model, same_classes):
-  """Return the source's class names, or None if they need not be compared.
-
-  Raises ValueError if `same_classes` is False and the numbers of classes of
-  source and model differ.
-  """
-  if same_classes:
-    return getattr(source, 'class_names', None)
-  found = getattr(source, 'num_classes', None)
-  if found and model.num_classes and found != model.num_classes:
-    raise ValueError(
-      f'same_classes=False: the data has {found} classes and the model '
-      f'{model.num_classes}, so their class numbers cannot agree. Use a model '
-      f'with {found} classes.'
-    )
-  return None
-
-
-def unique_names(source):
-  """Return the source's class names; None without names or with duplicates."""
-  names = getattr(source, 'class_names', None)
-  return names if names and len(set(names)) == len(names) else None
 
 
 def _choices(restrict, source, num_classes):

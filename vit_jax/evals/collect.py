@@ -6,11 +6,16 @@ of the source, and computes the metrics in numpy and float64. So the metrics do
 not depend on the number of devices or hosts, nor on the batch size.
 """
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 
 from vit_jax import sharding, terminal
 from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Data
 
 
 class Collector:
@@ -19,7 +24,7 @@ class Collector:
   Args:
     fn: (params, batch) -> {name: [B, ...]}; batch has 'image' (uint8), 'label',
       'mask' (False for padding) and 'index'. It is jitted.
-    data: a `pipeline.Data`.
+    data: the split.
     mesh: from `sharding.make_mesh`.
     num_classes: labels must be below it; defaults to that of the source.
     what: name of the data in errors and progress reports.
@@ -31,10 +36,21 @@ class Collector:
   def __init__(self, fn, *, data, mesh, num_classes=None, what='eval'):
     sharding.check_batch_size(data.batch_size, mesh, what=f'{what} batch_size')
     self._data, self._mesh, self._what = data, mesh, what
-    self._spec = _batch_spec(data)
     self._batches = data.eval_batches(
       **sharding.this_process(), num_classes=num_classes
     )
+    example = pipeline.first_example(data.source, data.transforms)
+    image, label = example['image'], np.asarray(example['label'])
+    label_type = np.float32 if label.ndim else np.int32
+    self._spec = {
+      name: jax.ShapeDtypeStruct((data.batch_size, *shape), dtype)
+      for name, shape, dtype in (
+        ('image', image.shape, np.uint8),
+        ('label', label.shape, label_type),
+        ('mask', (), bool),
+        ('index', (), np.int32),
+      )
+    }
 
     def with_label(params, batch):
       kept = {name: batch[name] for name in ('label', 'mask', 'index')}
@@ -52,16 +68,17 @@ class Collector:
     The names include 'label' and 'index'. Raises ValueError if no example can
     be read.
     """
-    unit = f'batches of {self._what}'
-    batches = terminal.track(
-      self._batches, len(self._batches), unit=unit, live=False
-    )
     rows, pending = [], None
-    for batch in batches:
+    for batch in terminal.track(
+      self._batches,
+      len(self._batches),
+      unit=f'batches of {self._what}',
+      live=False,
+    ):
       out = self._fn(params, sharding.put_batch(batch, self._mesh))
       # Fetch the previous batch, so that the device always has work queued.
-      rows, pending = _fetch(rows, pending), out
-    rows = _fetch(rows, pending)
+      rows, pending = rows + _fetch(pending), out
+    rows += _fetch(pending)
     columns = {
       name: np.concatenate([row[name] for row in rows]) for name in rows[0]
     }
@@ -80,24 +97,106 @@ class Collector:
     return {'num_examples': count} | ({'skipped': skipped} if skipped else {})
 
 
-def _fetch(rows, out):
+def _fetch(out):
+  """Return [the rows of a batch that are not padding]; [] for None."""
   if out is None:
-    return rows
+    return []
   out = jax.device_get(out)
   mask = out.pop('mask')
-  return [*rows, {name: x[mask] for name, x in out.items()}]
+  return [{name: x[mask] for name, x in out.items()}]
 
 
-def _batch_spec(data):
-  """Return the ShapeDtypeStructs of the evaluation batches."""
-  example = pipeline.first_example(data.source, data.transforms)
-  image, label = example['image'], np.asarray(example['label'])
+def means(columns, names):
+  """Return {name: mean in float64} of the columns that exist."""
   return {
-    name: jax.ShapeDtypeStruct((data.batch_size, *shape), dtype)
-    for name, shape, dtype in (
-      ('image', image.shape, np.uint8),
-      ('label', label.shape, np.float32 if label.ndim else np.int32),
-      ('mask', (), bool),
-      ('index', (), np.int32),
-    )
+    name: float(np.mean(columns[name], dtype=np.float64))
+    for name in names
+    if name in columns
   }
+
+
+@dataclasses.dataclass(eq=False)
+class SplitEvaluator:
+  """Base of the evaluators of one split; every example counts once.
+
+  A subclass defines `measure`, the `fn` of its Collector, and `run`.
+
+  Attributes:
+    model: a Flax module or similar, with num_classes.
+    preprocess: uint8 images -> float images.
+    mesh: from `sharding.make_mesh`.
+    data: the split.
+    transforms: of the data.
+  """
+
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Callable
+  mesh: jax.sharding.Mesh
+  data: Data
+
+  def __post_init__(self):
+    self.transforms = self.data.transforms
+    self._collect = Collector(
+      self.measure,
+      data=self.data,
+      mesh=self.mesh,
+      num_classes=self.model.num_classes,
+    )
+
+  def check(self, params):
+    """Raise the model's error if it does not accept the images. No compute."""
+    self._collect.check(params)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class LabelEvaluator(SplitEvaluator):
+  """Base of the evaluators that compare logits [B, K] with labels.
+
+  A subclass defines `compare(logits, labels) -> {name: [B, ...]}` and `run`.
+
+  Attributes:
+    per_class: whether to report a metric of each class.
+    same_classes: whether class names of data and training must be equal. False
+      assumes that both use the same class numbers with different names, such as
+      WordNet ids and words.
+    class_names: of the data, to compare with those of the training; or None.
+
+  Raises:
+    ValueError: an argument is invalid or does not fit the data.
+  """
+
+  per_class: bool = False
+  same_classes: bool = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    source, wanted = self.data.source, self.model.num_classes
+    names = getattr(source, 'class_names', None)
+    self.class_names = names if self.same_classes else None
+    self._names = names if names and len(set(names)) == len(names) else None
+    found = getattr(source, 'num_classes', None)
+    if not self.same_classes and found and wanted and found != wanted:
+      raise ValueError(
+        f'same_classes=False: the data has {found} classes and the model '
+        f'{wanted}, so their class numbers cannot agree. Use a model with '
+        f'{found} classes.'
+      )
+
+  def measure(self, params, batch):
+    images = self.preprocess(batch['image'])
+    logits = self.model.apply({'params': params}, images)
+    return self.compare(logits, batch['label'])
+
+  def of_each_class(self, metric, values):
+    """Return {'metric/CLASS': value} of {number: value}, if `per_class`.
+
+    CLASS is the number if names are not unique.
+    """
+    if not self.per_class:
+      return {}
+    names = self._names
+    return {
+      f'{metric}/{names[number] if names else number}': value
+      for number, value in values.items()
+    }

@@ -18,7 +18,9 @@ nothing else; hyperparameters are never chosen on `test`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,12 +31,13 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 
 
+@dataclasses.dataclass(eq=False)
 class Frozen:
   """Extract features on all devices, once per data set, for all readouts.
 
   One data set at a time is held in memory, in float32, on every host.
 
-  Args:
+  Attributes:
     model: has apply(..., method='features') -> {name: [B, ...]}.
     preprocess: uint8 images -> float images.
     mesh: from `sharding.make_mesh`.
@@ -45,57 +48,59 @@ class Frozen:
       'pixels', the preprocessed images (a baseline without a model).
   """
 
-  def __init__(
-    self,
-    model,
-    *,
-    preprocess,
-    mesh,
-    data: Mapping[str, Mapping[str, Data]],
-    readouts,
-    features='pre_logits',
-  ):
-    _check_names(data, readouts)
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Callable
+  mesh: jax.sharding.Mesh
+  data: Mapping[str, Mapping[str, Data]]
+  readouts: Any
+  features: str = 'pre_logits'
 
-    def extract(params, batch):
-      images = preprocess(batch['image'])
-      if features == 'pixels':
-        out = images
-      else:
-        out = model.apply({'params': params}, images, method='features')
-        if features not in out:
-          raise ValueError(
-            f'features={features!r} must be one of {sorted(out)} (the outputs '
-            "of this model) or 'pixels'."
-          )
-        out = out[features]
-      return {'x': out.reshape(len(out), -1).astype('float32')}
-
-    self._mesh, self._readouts, self._data = mesh, dict(readouts), data
+  def __post_init__(self):
+    _check_names(self.data, self.readouts)
     self._collectors = {
       name: {
-        split: Collector(extract, data=part, mesh=mesh, what=f'{name}/{split}')
+        split: Collector(
+          self._extract, data=part, mesh=self.mesh, what=f'{name}/{split}'
+        )
         for split, part in splits.items()
       }
-      for name, splits in data.items()
+      for name, splits in self.data.items()
     }
-    self._labels = None
+
+  def _extract(self, params, batch):
+    x = self.preprocess(batch['image'])
+    if self.features != 'pixels':
+      out = self.model.apply({'params': params}, x, method='features')
+      if self.features not in out:
+        raise ValueError(
+          f'features={self.features!r} must be one of {sorted(out)} (the '
+          "outputs of this model) or 'pixels'."
+        )
+      x = out[self.features]
+    return {'x': x.reshape(len(x), -1).astype('float32')}
+
+  @functools.cached_property
+  def _labels(self):
+    """{data set: {split: int [N]}}; images are not decoded."""
+    return {
+      name: {
+        split: _class_numbers(part.source, f'{name}/{split}')
+        for split, part in splits.items()
+      }
+      for name, splits in self.data.items()
+    }
 
   def check(self, params):
     """Raise ValueError if images, features or labels cannot work.
 
-    The first call reads the labels of all splits; images are not decoded.
+    The first call reads the labels of all splits.
     """
-    for splits in self._collectors.values():
-      for collector in splits.values():
+    for collectors in self._collectors.values():
+      for collector in collectors.values():
         collector.check(params)
-    if self._labels is None:
-      self._labels = {
-        name: {s: _labels(part.source, f'{name}/{s}') for s, part in d.items()}
-        for name, d in self._data.items()
-      }
     for name, labels in self._labels.items():
-      for key, readout in self._readouts.items():
+      for key, readout in self.readouts.items():
         try:
           readout.check(
             labels['train'], labels['test'], labels_val=labels.get('val')
@@ -117,17 +122,16 @@ class Frozen:
       }
       found[name] = {
         f'{key}/{metric}': value
-        for key, readout in self._readouts.items()
-        for metric, value in readout(**splits, mesh=self._mesh).items()
+        for key, readout in self.readouts.items()
+        for metric, value in readout(**splits, mesh=self.mesh).items()
       }
     if len(found) > 1:
-      shared = set.intersection(*(set(metrics) for metrics in found.values()))
-      means = {
-        metric: float(np.mean([metrics[metric] for metrics in found.values()]))
-        for metric in next(iter(found.values()))
-        if metric in shared
+      first, *others = found.values()
+      found['mean'] = {
+        metric: float(np.mean([value, *(other[metric] for other in others)]))
+        for metric, value in first.items()
+        if all(metric in other for other in others)
       }
-      found['mean'] = means
     return {
       f'{name}/{metric}': value
       for name, metrics in found.items()
@@ -155,7 +159,7 @@ def _check_names(data, readouts):
       )
 
 
-def _labels(source, name):
+def _class_numbers(source, name):
   labels = pipeline.labels(source)
   if labels.ndim != 1:
     raise ValueError(
@@ -251,36 +255,36 @@ def sweep(value, name, *, above=None):
   return tuple(float(x) for x in values)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-  """The examples to choose hyperparameters on where there is no val split.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuned:
+  """Base of readouts whose hyperparameters are chosen on held-out examples.
 
   Attributes:
-    fraction: of each class of the training split.
-    seed: of the random choice.
+    held_out: fraction of each class of train to choose on without `val`.
+    seed: of the held-out examples.
   """
 
-  fraction: float
-  seed: int
+  held_out: float = 0.1
+  seed: int = 0
 
   def __post_init__(self):
-    if not isinstance(self.fraction, float) or not 0 < self.fraction < 1:
+    if not isinstance(self.held_out, float) or not 0 < self.held_out < 1:
       raise ValueError(
-        f'held_out={self.fraction!r} must be a fraction above 0 and below 1: '
+        f'held_out={self.held_out!r} must be a fraction above 0 and below 1: '
         'the part of train to choose hyperparameters on.'
       )
 
   def rows(self, labels):
     """Return (kept, held), the sorted rows of a stratified split.
 
-    From each class round(fraction * n) rows are held out, at least one if the
+    From each class round(held_out * n) rows are held out, at least one if the
     class has two; at least one is kept. Raises ValueError if no class has two.
     """
     rng = np.random.default_rng(self.seed)
     held = []
     for label in np.unique(labels):
-      (rows,) = np.nonzero(labels == label)
-      count = max(1, round(self.fraction * len(rows)))
+      rows = np.flatnonzero(labels == label)
+      count = max(1, round(self.held_out * len(rows)))
       held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
     held = np.sort(np.concatenate(held))
     if not len(held):
@@ -298,29 +302,39 @@ class HeldOut:
     kept, held = self.rows(train.y)
     return train[kept], train[held]
 
-  def check(self, settings, labels_train, labels_val):
-    """Raise ValueError if `best` cannot fit or choose among the settings."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TunedLinear(Tuned):
+  """Base of linear classifiers with a sweep over hyperparameters.
+
+  A subclass has `settings`, the hyperparameters to try, and `fit(train,
+  settings, mesh)`, which returns a Linear for each.
+  """
+
+  def check(self, labels_train, labels_test, *, labels_val=None):
+    """Raise ValueError for a single class, or if none can be held out."""
+    del labels_test
     if len(np.unique(labels_train)) < 2:
       raise ValueError(
         f'The {len(labels_train)} training examples are all of one class. Use '
         'a split with two or more classes.'
       )
-    if len(settings) > 1 and labels_val is None:
+    if len(self.settings) > 1 and labels_val is None:
       self.rows(labels_train)
 
-  def best(self, settings, fit, train, val):
-    """Return the setting with the best accuracy, the first of equals.
+  def best(self, train, val, mesh):
+    """Return (setting, Linear fitted to the whole of train).
 
-    Args:
-      settings: hyperparameters to try.
-      fit: function (Split, settings) -> [Linear].
-      train, val: Splits; val may be None.
+    The setting has the best accuracy on `val` or held-out examples; of equals
+    it is the first.
     """
-    if len(settings) == 1:
-      return settings[0]
-    part, held = self.split(train, val)
-    scores = [linear.accuracy(held) for linear in fit(part, settings)]
-    return settings[int(np.argmax(scores))]
+    best = self.settings[0]
+    if len(self.settings) > 1:
+      part, held = self.split(train, val)
+      solutions = self.fit(part, self.settings, mesh)
+      scores = [linear.accuracy(held) for linear in solutions]
+      best = self.settings[int(np.argmax(scores))]
+    return best, self.fit(train, [best], mesh)[0]
 
 
 def put_rows(x, mesh):

@@ -28,8 +28,8 @@ METRICS = ('cosine', 'euclidean')
 _QUERIES = 256  # at a time; the similarities of ImageNet then take 1.3 GB
 
 
-@dataclasses.dataclass(frozen=True)
-class Knn:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Knn(frozen.Tuned):
   """Accuracy of the vote of the k nearest training examples.
 
   Each device holds a part of the training features. Ties do not depend on the
@@ -44,14 +44,12 @@ class Knn:
       distance).
     held_out: fraction of each class of train to choose k and T on if there is
       no `val`; None does not choose.
-    seed: of the held-out examples.
   """
 
   k: int | Sequence[int] = (10, 20, 100, 200)
   temperature: float | Sequence[float | None] | None = (0.07,)
   metric: str = 'cosine'
   held_out: float | None = None
-  seed: int = 0
 
   def __post_init__(self):
     for name in ('k', 'temperature'):
@@ -67,14 +65,14 @@ class Knn:
         frozen.sweep(t, 'temperature', above=0)
     one_of('metric', self.metric, METRICS)
     if self.held_out is not None:
-      frozen.HeldOut(self.held_out, self.seed)
+      super().__post_init__()
 
   def check(self, labels_train, labels_test, *, labels_val=None):
     """Raise ValueError if there are fewer training examples than k."""
     del labels_test
     count, what = len(labels_train), 'training examples'
     if self._chooses(labels_val) and labels_val is None:
-      kept, _ = frozen.HeldOut(self.held_out, self.seed).rows(labels_train)
+      kept, _ = self.rows(labels_train)
       count, what = len(kept), 'training examples that are not held out'
     if max(self.k) > count:
       raise ValueError(
@@ -94,8 +92,7 @@ class Knn:
       for (k, t), value in found.items()
     }
     if self._chooses(val):
-      held_out = frozen.HeldOut(self.held_out or 0.1, self.seed)
-      scores = self._accuracies(*held_out.split(train, val), mesh)
+      scores = self._accuracies(*self.split(train, val), mesh)
       k, t = best = max(scores, key=scores.get)
       results |= {'chosen': found[best], 'chosen_k': float(k)}
       if t is not None:

@@ -14,15 +14,15 @@ from vit_jax import sharding, terminal
 from vit_jax.evals import frozen
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearProbe:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearProbe(frozen.TunedLinear):
   """Accuracy of a softmax classifier trained by SGD with momentum.
 
   Images are not augmented: every epoch sees the same features. For a linear
   probe with augmentation, train a model with all but its head frozen. Weights
   start at zero; the learning rate decays to zero along half a cosine.
 
-  Attributes:
+  Attributes (more in `frozen.Tuned`; the seed also orders the examples):
     lr, weight_decay: one or several values of each. All pairs are trained at
       once. The pair with the best accuracy on `val`, or else on a held-out part
       of train, is trained on the whole of train (the smallest learning rate,
@@ -34,8 +34,6 @@ class LinearProbe:
     momentum: of SGD.
     standardise: whether to scale each feature to mean 0 and standard deviation
       1 over the training examples, like a batch norm without parameters.
-    held_out: fraction of each class of train to choose on without `val`.
-    seed: of the order of the examples and of the held-out ones.
   """
 
   lr: float | Sequence[float] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -44,12 +42,10 @@ class LinearProbe:
   momentum: float = 0.9
   weight_decay: float | Sequence[float] = (0.0,)
   standardise: bool = True
-  held_out: float = 0.1
-  seed: int = 0
 
   def __post_init__(self):
-    grid = self._grid()
-    if min(decay for _, decay in grid) < 0:
+    super().__post_init__()
+    if min(decay for _, decay in self.settings) < 0:
       raise ValueError(
         f'weight_decay={self.weight_decay!r} must not be negative.'
       )
@@ -58,32 +54,22 @@ class LinearProbe:
         f'epochs={self.epochs} and batch_size={self.batch_size} must be at '
         'least 1.'
       )
-    frozen.HeldOut(self.held_out, self.seed)
 
-  def _grid(self):
+  @property
+  def settings(self):
     rates = frozen.sweep(self.lr, 'lr', above=0)
     decays = frozen.sweep(self.weight_decay, 'weight_decay')
     return list(itertools.product(sorted(rates), sorted(decays)))
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
-    """Raise ValueError for a single class, or if none can be held out."""
-    del labels_test
-    frozen.HeldOut(self.held_out, self.seed).check(
-      self._grid(), labels_train, labels_val
-    )
-
   def __call__(self, train, test, *, val=None, mesh):
     """Return {'accuracy', 'lr', 'weight_decay'}."""
-    fit = functools.partial(self.fit, mesh=mesh)
-    held_out = frozen.HeldOut(self.held_out, self.seed)
-    best = held_out.best(self._grid(), fit, train, val)
-    (solution,) = fit(train, [best])
+    (lr, decay), solution = self.best(train, val, mesh)
     accuracy = solution.accuracy(test)
     if accuracy < 0:
       raise ValueError(
-        f'The linear probe diverged with lr={best[0]}. Use a smaller lr.'
+        f'The linear probe diverged with lr={lr}. Use a smaller lr.'
       )
-    return {'accuracy': accuracy, 'lr': best[0], 'weight_decay': best[1]}
+    return {'accuracy': accuracy, 'lr': lr, 'weight_decay': decay}
 
   def fit(self, train, grid, mesh):
     """Return a `frozen.Linear` for each (lr, weight_decay) of grid.

@@ -23,18 +23,16 @@ from vit_jax import sharding
 from vit_jax.evals import frozen
 
 
-@dataclasses.dataclass(frozen=True)
-class Logistic:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logistic(frozen.TunedLinear):
   """Accuracy of argmin over W, b of |W|^2 / 2 + C * sum of cross-entropies.
 
   The bias b is not penalised.
 
-  Attributes:
+  Attributes (more in `frozen.Tuned`):
     C: weight of the data relative to the penalty, one or several values. Of
       several, the one with the best accuracy on `val`, or else on a held-out
       part of train, is fitted to the whole of train (the smallest of equals).
-    held_out: fraction of each class of train to choose C on without `val`.
-    seed: of the held-out examples.
     standardise: whether to scale each feature to mean 0 and standard deviation
       1 over the training examples; CLIP does not.
     max_iter: largest number of iterations of L-BFGS for each fit.
@@ -43,30 +41,22 @@ class Logistic:
   """
 
   C: float | Sequence[float] = 1.0
-  held_out: float = 0.1
-  seed: int = 0
   standardise: bool = False
   max_iter: int = 1000
   tol: float = 1e-7
 
   def __post_init__(self):
+    super().__post_init__()
     strengths = frozen.sweep(self.C, 'C', above=0)
     object.__setattr__(self, 'C', tuple(sorted(strengths)))
-    frozen.HeldOut(self.held_out, self.seed)
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
-    """Raise ValueError for a single class, or if none can be held out."""
-    del labels_test
-    frozen.HeldOut(self.held_out, self.seed).check(
-      self.C, labels_train, labels_val
-    )
+  @property
+  def settings(self):
+    return self.C
 
   def __call__(self, train, test, *, val=None, mesh):
     """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
-    fit = functools.partial(self.fit, mesh=mesh)
-    held_out = frozen.HeldOut(self.held_out, self.seed)
-    C = held_out.best(self.C, fit, train, val)
-    (solution,) = fit(train, [C])
+    C, solution = self.best(train, val, mesh)
     return {
       'accuracy': solution.accuracy(test),
       'C': C,

@@ -19,9 +19,7 @@ def softmax_xent(model, *, preprocess, label_smoothing=0.0):
     preprocess: uint8 images -> float images.
     label_smoothing: s in targets * (1 - s) + s / K.
   """
-  loss_fn = _loss_fn(model, preprocess, label_smoothing, softmax_loss)
-  loss_fn.activation = 'softmax'
-  return loss_fn
+  return _loss_fn(model, preprocess, label_smoothing, 'softmax')
 
 
 def sigmoid_xent(model, *, preprocess, label_smoothing=0.0):
@@ -30,9 +28,7 @@ def sigmoid_xent(model, *, preprocess, label_smoothing=0.0):
   The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
   """
-  loss_fn = _loss_fn(model, preprocess, label_smoothing, sigmoid_loss)
-  loss_fn.activation = 'sigmoid'
-  return loss_fn
+  return _loss_fn(model, preprocess, label_smoothing, 'sigmoid')
 
 
 def softmax_loss(logits, targets):
@@ -46,6 +42,9 @@ def sigmoid_loss(logits, targets):
   return -jnp.sum(targets * on + (1 - targets) * off, axis=-1)
 
 
+LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
+
+
 def soft_targets(labels, num_classes, label_smoothing=0.0):
   """Return float32 targets [B, K] of labels int [B] or float [B, K]."""
   if jnp.issubdtype(labels.dtype, jnp.integer):
@@ -53,7 +52,7 @@ def soft_targets(labels, num_classes, label_smoothing=0.0):
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _loss_fn(model, preprocess, label_smoothing, example_loss):
+def _loss_fn(model, preprocess, label_smoothing, activation):
   if not 0 <= label_smoothing < 1:
     raise ValueError(f'label_smoothing={label_smoothing} must be in [0, 1).')
 
@@ -66,10 +65,11 @@ def _loss_fn(model, preprocess, label_smoothing, example_loss):
     )
     labels = batch['label']
     targets = soft_targets(labels, logits.shape[-1], label_smoothing)
-    loss = jnp.mean(example_loss(logits, targets))
+    loss = jnp.mean(LOSSES[activation](logits, targets))
     if labels.ndim == 2:
       labels = jnp.argmax(labels, axis=-1)
     accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
     return loss, {'loss': loss, 'accuracy': accuracy}
 
+  loss_fn.activation = activation
   return loss_fn

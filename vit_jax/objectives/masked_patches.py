@@ -65,16 +65,10 @@ class Task:
       )
 
   def draw(self, rng, num_patches):
-    """Draw what is corrupted in one image.
+    """Return what is corrupted in one image: (bool [n], sources int32 [n]).
 
-    Args:
-      rng: key.
-      num_patches: n.
-
-    Returns:
-      (corrupted bool [n], sources int32 [n]): which patches count in the loss,
-      and the index of the patch whose embedding replaces each patch, -1 for the
-      mask vector.
+    These are which patches count in the loss, and the index of the patch whose
+    embedding replaces each patch, -1 for the mask vector.
     """
     if num_patches < 2:
       raise ValueError(
@@ -98,7 +92,7 @@ def masked_patches(model, *, preprocess, task: Task = Task()):
   """Return a LossFn of masked patch prediction; it ignores labels.
 
   The loss is the mean over the corrupted patches, including those that are
-  kept. Every image has the same number of them.
+  kept.
 
   Args:
     model: VisionTransformer with NoPooling, embedding.mask_token and the
@@ -145,16 +139,13 @@ class Prediction:
         f'masked_patches: the model has pooling={pooling}, expected NoPooling: '
         'each patch is predicted from its own output.'
       )
-    if not embedding.mask_token:
+    overlap = embedding.step != embedding.patch_size
+    if not embedding.mask_token or embedding.reduction > 1 or overlap:
       raise ValueError(
         f'masked_patches: the model has embedding={embedding}, expected '
-        'mask_token=True: a learned vector replaces masked patches.'
-      )
-    if embedding.reduction > 1 or embedding.step != embedding.patch_size:
-      raise ValueError(
-        f'masked_patches: the model has embedding={embedding}, expected '
-        'patches of pixels that do not overlap: otherwise neighbours show what '
-        'is masked.'
+        'mask_token=True (a learned vector replaces masked patches) and '
+        'patches of pixels that do not overlap (otherwise neighbours show what '
+        'is masked).'
       )
 
   @property

@@ -7,6 +7,7 @@ them; outputs are float32 [B, n, K].
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -68,10 +69,8 @@ class Colours:
     # With integers, a mean at the border of two levels is never rounded up.
     levels = cells.sum(axis=(-4, -2)) // (area * 256 // LEVELS)
     powers = [LEVELS**i for i in reversed(range(channels))]
-    powers = jnp.asarray(powers, jnp.int32).reshape(
-      *[1] * levels[..., 0].ndim, -1
-    )
-    return (levels * powers).sum(axis=-1).reshape(*batch, side**2)
+    classes = levels @ jnp.asarray(powers, jnp.int32)
+    return classes.reshape(*batch, side**2)
 
   def compare(self, outputs, patches):
     """Return {'loss': cross-entropy, 'accuracy'}, [B, n], means over cells."""
@@ -95,7 +94,6 @@ class Colours:
     return self._paint(self.classes(patches), patches.shape[2:])
 
   def _paint(self, classes, patch_shape):
-    """[B, n, side^2] -> [B, n, ph, pw, C]."""
     ph, pw, channels = patch_shape
     classes = classes.reshape(*classes.shape[:2], self.side, self.side)
     levels = [classes // LEVELS**i % LEVELS for i in reversed(range(channels))]
@@ -115,8 +113,7 @@ class Pixels:
     return 'pixels'
 
   def num_outputs(self, patch_shape):
-    ph, pw, channels = patch_shape
-    return ph * pw * channels
+    return math.prod(patch_shape)
 
   def compare(self, outputs, patches):
     """Return {'loss': [B, n]}, the mean over the values of a patch."""

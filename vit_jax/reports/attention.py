@@ -8,8 +8,6 @@ from vit_jax.checks import one_of
 from vit_jax.reports import pictures
 
 STYLES = ('mask', 'heat')
-# Gaps of a sheet, within pairs and between them, as fractions of the height.
-_INNER, _OUTER = 0.03, 0.12
 
 
 def maps(values, picture, path, *, title):
@@ -31,7 +29,8 @@ def maps(values, picture, path, *, title):
   above = min(2.0, 0.8 * width * picture.shape[0] / picture.shape[1])
   made = pictures.canvas(width, height + above + 0.9)
   top, below = made.subplots(2, 1, height_ratios=[above, height])
-  _show(top, picture)
+  top.imshow(_rgb(picture))
+  top.set_axis_off()
   top.set_title(title, fontsize=10)
   scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
   pictures.mosaic(below, values / scale, vmin=0, vmax=1)
@@ -40,9 +39,8 @@ def maps(values, picture, path, *, title):
   pictures.save(made, path, dpi=max(130, min(400, 2.2 * gw / side)), tight=True)
 
 
-def _show(axes, picture):
-  axes.imshow(np.broadcast_to(picture, (*picture.shape[:2], 3)))
-  axes.set_axis_off()
+def _rgb(picture):
+  return np.broadcast_to(picture, (*picture.shape[:2], 3))
 
 
 def overlay(picture, weights, *, style='mask'):
@@ -56,31 +54,25 @@ def overlay(picture, weights, *, style='mask'):
     style: 'mask', the image is dark where the model does not attend to it (the
       paper's figures 6 and 14); 'heat', a heat map over the image.
   """
+  import scipy.ndimage  # takes half a second
+  from matplotlib import colormaps
+
   one_of('style', style, STYLES)
-  height, width = picture.shape[:2]
-  picture = np.broadcast_to(picture, (height, width, 3)) / 255
-  mask = _enlarge(_enlarge(weights, height).T, width).T
-  mask = (mask / max(weights.max(), 1e-30))[..., None]
+  picture = _rgb(picture) / 255
+  # Linear between the centres of patches, constant beyond them.
+  mask = scipy.ndimage.zoom(
+    np.asarray(weights, np.float64) / max(weights.max(), 1e-30),
+    np.divide(picture.shape[:2], weights.shape),
+    order=1,
+    mode='nearest',
+    grid_mode=True,
+  )
   if style == 'mask':
-    drawn = picture * mask
+    drawn = picture * mask[..., None]
   else:
-    from matplotlib import colormaps
-
-    colours = colormaps['inferno'](mask[..., 0])[..., :3]
     grey = picture.mean(axis=-1, keepdims=True)
-    drawn = 0.45 * grey + 0.55 * colours
+    drawn = 0.45 * grey + 0.55 * colormaps['inferno'](mask)[..., :3]
   return np.round(255 * np.clip(drawn, 0, 1)).astype(np.uint8)
-
-
-def _enlarge(values, size):
-  """Interpolate [n, m] -> [size, m], linearly between the centres of cells."""
-  cells = len(values)
-  at = (np.arange(size) + 0.5) * cells / size - 0.5
-  at = np.clip(at, 0, cells - 1)
-  low = np.floor(at).astype(int)
-  weight = (at - low)[:, None]
-  high = np.minimum(low + 1, cells - 1)
-  return values[low] * (1 - weight) + values[high] * weight
 
 
 def sheet(pairs, path, *, names=None, columns=None):
@@ -95,29 +87,27 @@ def sheet(pairs, path, *, names=None, columns=None):
   height, width = pairs[0][0].shape[:2]
   columns = columns or pairs_to_a_row(len(pairs), width / height)
   rows = math.ceil(len(pairs) / columns)
-  # In inches: an image; a pair; from one pair to the next.
-  tall = min(2.6, 11 / (2 * columns * width / height))
-  inner, outer = _INNER * tall, _OUTER * tall
-  pair = 2 * tall * width / height + inner
-  across = pair + outer
-  down = tall + (0.24 if names else inner)
-  margin = 0.24
-  size = columns * across - outer + 0.1, rows * down + margin
-  made = pictures.canvas(*size)
-  made.set_layout_engine('none')
-  gap = np.full((height, round(_INNER * height), 3), 255, np.uint8)
-  for i, (image, drawn) in enumerate(pairs):
-    left, top = 0.05 + i % columns * across, margin + i // columns * down
-    box = left, size[1] - top - tall, pair, tall
-    axes = made.add_axes([x / size[j % 2] for j, x in enumerate(box)])
-    image = np.broadcast_to(image, drawn.shape)
-    axes.imshow(np.concatenate([image, gap, drawn], axis=1), aspect='auto')
+  tall = min(2.6, 11 / (2 * columns * width / height))  # inches
+  wide = 2 * tall * width / height
+  made = pictures.canvas(
+    columns * (wide + 0.15 * tall),
+    rows * (tall + (0.24 if names else 0.08)) + 0.24,
+  )
+  made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0)
+  panels = made.subplots(rows, columns, squeeze=False).flat
+  gap = np.full((height, round(0.03 * height), 3), 255, np.uint8)
+  for i, axes in enumerate(panels):
     axes.set_axis_off()
+    if i >= len(pairs):
+      continue
+    image, drawn = pairs[i]
+    axes.imshow(np.concatenate([_rgb(image), gap, drawn], axis=1))
+    text = {'transform': axes.transAxes, 'horizontalalignment': 'center'}
     if i < columns:
-      _write(axes, 0.25, 1, 3, 'Input', 'bottom', 9)
-      _write(axes, 0.75, 1, 3, 'Attention', 'bottom', 9)
+      axes.text(0.25, 1.02, 'Input', fontsize=9, **text)
+      axes.text(0.75, 1.02, 'Attention', fontsize=9, **text)
     if names:
-      _write(axes, 0.5, 0, -3, names[i], 'top', 8)
+      axes.text(0.5, -0.02, names[i], fontsize=8, va='top', **text)
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
 
 
@@ -131,56 +121,38 @@ def pairs_to_a_row(count, aspect):
   return max(1, min(count, round(math.sqrt(count / (2 * aspect)))))
 
 
-def _write(axes, x, y, offset, text, side, size):
-  axes.annotate(
-    text,
-    (x, y),
-    xycoords='axes fraction',
-    xytext=(0, offset),
-    textcoords='offset points',
-    horizontalalignment='center',
-    verticalalignment=side,
-    fontsize=size,
-  )
-
-
-def distance(values, path, *, uniform=None, title=''):
+def distance(values, path, *, uniform=None):
   """Draw mean attention distance, a dot per head, by layer (Figs. 7, 11).
 
   Args:
     values: [L, h], in pixels.
     path: of the figure.
     uniform: distance of a head with uniform attention, drawn as a line.
-    title: of the figure.
   """
   from matplotlib import colormaps
 
   depth, heads = values.shape
   made, (axes,) = pictures.figure(1)
-  colours = colormaps['turbo'](np.linspace(0.05, 0.95, heads))
-  for head in range(heads):
-    axes.plot(
-      np.arange(1, depth + 1),
-      values[:, head],
-      linestyle='none',
-      marker='o',
-      markersize=5,
-      markeredgewidth=0,
-      alpha=0.85,
-      color=colours[head],
-      label=f'Head {head + 1}',
-    )
+  axes.set_prop_cycle(color=colormaps['turbo'](np.linspace(0.05, 0.95, heads)))
+  axes.plot(
+    np.arange(1, depth + 1),
+    values,
+    'o',
+    markersize=5,
+    markeredgewidth=0,
+    alpha=0.85,
+    label=[f'Head {head + 1}' for head in range(heads)],
+  )
   if uniform is not None:
     axes.axhline(
       uniform, color='grey', linestyle='--', linewidth=1, label='uniform'
     )
   axes.set(
-    title=title,
     xlabel='Network depth (layer)',
     ylabel='Mean attention distance (pixels)',
     xlim=(0.5, depth + 0.5),
+    ylim=(0, 1.05 * max(values.max(), uniform or 0)),
   )
-  axes.set_ylim(0, 1.05 * max(values.max(), uniform or 0))
   axes.xaxis.get_major_locator().set_params(integer=True)
   axes.legend(
     frameon=False,

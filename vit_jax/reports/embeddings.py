@@ -6,14 +6,7 @@ from vit_jax.reports import pictures
 
 
 def filters(tiles, path, *, title='', columns=7):
-  """Draw filters as tiles, the first at the top left (Fig. 7 left).
-
-  Args:
-    tiles: [n, H, W, 3] in [0, 1].
-    path: of the figure.
-    title: of the figure.
-    columns: number of tiles in a row.
-  """
+  """Draw filters, tiles [n, H, W, 3] in [0, 1], row by row (Fig. 7 left)."""
   n, height, width, _ = tiles.shape
   columns = min(columns, n)
   rows = math.ceil(n / columns)
@@ -21,12 +14,10 @@ def filters(tiles, path, *, title='', columns=7):
   made = pictures.canvas(
     max(side * columns, 2.5) + 0.2, side * rows * height / width + 0.5
   )
-  if title:
-    made.suptitle(title, fontsize=10)
+  made.suptitle(title, fontsize=10)
   made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
   for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set(color='grey', linewidth=0.4)
     axes.set_visible(i < n)
     if i < n:
@@ -34,20 +25,18 @@ def filters(tiles, path, *, title='', columns=7):
   pictures.save(made, path, dpi=200)
 
 
-def positions(similarity, path, *, title='Position embedding similarity'):
-  """Draw a map of similarities for each patch, at its place (Figs. 7, 10).
-
-  Args:
-    similarity: [gh, gw, gh, gw].
-    path: of the figure.
-    title: of the figure.
-  """
+def positions(similarity, path):
+  """Draw the map of similarities [gh, gw] of each patch (Figs. 7 and 10)."""
   gh, gw = similarity.shape[:2]
   width = 4.4 if gw <= 8 else 7
   made = pictures.canvas(width + 0.5, width * min(gh / gw, 3))
   axes = made.subplots()
   shown = pictures.mosaic(axes, similarity, vmin=-1, vmax=1)
-  axes.set(title=title, xlabel='Input patch column', ylabel='Input patch row')
+  axes.set(
+    title='Position embedding similarity',
+    xlabel='Input patch column',
+    ylabel='Input patch row',
+  )
   right = axes.inset_axes([1.03, 0, 0.035, 1])
   bar = made.colorbar(shown, cax=right, ticks=[-1, 0, 1])
   bar.set_label('Cosine similarity')

@@ -23,12 +23,9 @@ def figure(num_panels):
 def canvas(width, height):
   """Return an empty figure of a size in inches."""
   # Not pyplot, which would look for a display.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  made = Figure(figsize=(width, height), layout='constrained')
-  FigureCanvasAgg(made)
-  return made
+  return Figure(figsize=(width, height), layout='constrained')
 
 
 def mosaic(axes, values, *, vmin, vmax, gap=0.1):
@@ -67,13 +64,9 @@ def mosaic(axes, values, *, vmin, vmax, gap=0.1):
 
 
 def save(made, path, *, dpi=130, tight=False):
-  """Write a figure on the first host; the format follows from the file name.
+  """Write a figure as .png or .pdf, on the first host.
 
-  Args:
-    made: figure.
-    path: of the file, which ends with .png or .pdf.
-    dpi: dots per inch.
-    tight: crop the page to what is drawn.
+  `tight` crops the page to what is drawn.
   """
   file = io.BytesIO()
   box = 'tight' if tight else None

@@ -25,12 +25,9 @@ class Value:
 
 
 class Results:
-  """Records of all runs of a study; runs that are not done have none.
+  """Records of all runs of a study; only runs in `done` have some.
 
-  Args:
-    names: of the runs, in order.
-    workdir: epath of the study; run NAME is in workdir/NAME.
-    done: names of the runs that are done.
+  Run NAME is in workdir/NAME, where workdir is an epath.
   """
 
   def __init__(self, names, workdir, done):
@@ -95,7 +92,7 @@ def _measured(records, metric, best=None):
   """Return {name: last value} of the metrics that match the regex."""
   if best is not None:
     scored = [r for r in records if best in r]
-    records = [max(scored, key=lambda r: r[best])] if scored else []
+    records = sorted(scored, key=lambda r: -r[best])[:1]
   last = {k: v for record in records for k, v in record.items()}
   return {k: v for k, v in last.items() if re.fullmatch(metric, k)}
 

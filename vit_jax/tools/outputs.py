@@ -1,10 +1,12 @@
-"""Writers of predictions (table, CSV, JSON) and of features (npz).
+"""Writers of files: rows, arrays, predictions and features.
 
-Each writer takes an iterator of results and keeps none of them in memory.
+The writers of predictions (table, CSV, JSON) and of features (npz) take an
+iterator of results and keep none of them in memory.
 """
 
 import contextlib
 import csv
+import io
 import json
 import os
 import pathlib
@@ -15,7 +17,35 @@ import zipfile
 
 import numpy as np
 
-from vit_jax.files import replacing
+from vit_jax.files import replacing, write_atomically
+
+
+def write_rows(path, rows, columns=None):
+  """Write dicts as CSV. Values that a row lacks are empty.
+
+  Args:
+    path: of the file.
+    rows: dicts.
+    columns: keys of the rows, in order; None: all keys.
+  """
+  columns = columns or dict.fromkeys(key for row in rows for key in row)
+  file = io.StringIO()
+  writer = csv.DictWriter(file, columns, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  write_atomically(path, file.getvalue())
+
+
+def write_values(path, values):
+  """Write JSON values."""
+  write_atomically(path, json.dumps(values, indent=2) + '\n')
+
+
+def write_arrays(path, arrays):
+  """Write a dict of arrays as a compressed npz."""
+  file = io.BytesIO()
+  np.savez_compressed(file, **arrays)
+  write_atomically(path, file.getvalue())
 
 
 def top(probabilities, k):
@@ -85,6 +115,23 @@ def _ranked(results, names, top_k):
         for i in top(probabilities, top_k)
       ],
     )
+
+
+def without_errors(results, skipped):
+  """Yield the results without 'error', and append the errors to `skipped`."""
+  for result in results:
+    if 'error' in result:
+      skipped.append(result['error'])
+    else:
+      yield result
+
+
+def exit_status(skipped, total):
+  """Return 1 if images were skipped, and list their errors on stderr."""
+  if skipped:
+    print(f'{len(skipped)} of {total} skipped:', file=sys.stderr)
+    print('\n'.join(skipped), file=sys.stderr)
+  return 1 if skipped else 0
 
 
 def check_folder(path):

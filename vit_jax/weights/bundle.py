@@ -55,6 +55,8 @@ _FIELDS = {  # short name: field of the model, field of that part
   'gelu': ('block', 'gelu'),
   'norm_eps': ('block', 'norm_eps'),
 }
+# What a constructor raises for fields of a wrong type.
+_ANY_FIELDS = (LookupError, ArithmeticError, TypeError, AttributeError)
 _HEADS = {width: heads for width, _, _, heads in SIZES.values()}
 
 
@@ -100,7 +102,13 @@ def shapes(model, image_shape):
   """
   # Fields of your own model may not be hashable.
   trace = _trace if isinstance(model, MODELS) else _trace.__wrapped__
-  return trace(model, tuple(image_shape))
+  try:
+    return trace(model, tuple(image_shape))
+  except ValueError as e:  # patches do not tile the image, ...
+    raise ValueError(f'{e} (image_size={image_shape[:2]})') from e
+  except _ANY_FIELDS as e:  # the fields in a file may be of any type
+    name = type(model).__name__
+    raise ValueError(f'The model {name} cannot be initialised: {e!r}') from e
 
 
 @functools.lru_cache(maxsize=256)
@@ -109,10 +117,7 @@ def _trace(model, image_shape):
   scans = isinstance(model, MODELS) and hasattr(model, 'scan')
   if scans:  # one layer is traced instead of all of them
     model = model.clone(scan=True)
-  try:
-    made = jax.eval_shape(model.init, jax.random.key(0), images)
-  except ValueError as e:  # patches do not tile the image, ...
-    raise ValueError(f'{e} (image_size={image_shape[:2]})') from e
+  made = jax.eval_shape(model.init, jax.random.key(0), images)
   out = {}
   for path, leaf in tree.flatten(made['params']).items():
     if scans and path.startswith('blocks/'):
@@ -158,7 +163,7 @@ def replace(model, **fields):
       )
   for part, values in parts.items():
     old = changes.get(part, getattr(model, part))
-    has = {f.name for f in dataclasses.fields(old)} if old else ()
+    has = {f.name for f in dataclasses.fields(old) if f.init} if old else ()
     values = {
       field: value
       for field, value in values.items()
@@ -185,17 +190,32 @@ def build_model(settings, trust=()):
   """
   if not isinstance(settings, dict):
     raise ValueError(f'The model is {settings!r:.80}, not a JSON object.')
-  flat = [settings.get('posemb'), settings.get('pooling')]
-  if settings.keys() & _FIELDS.keys() or any(isinstance(x, str) for x in flat):
-    for cls in MODELS:
-      if settings.get('target') == f'{cls.__module__}.{cls.__name__}':
-        fields = {k: _tuples(v) for k, v in settings.items() if k != 'target'}
+  for cls in MODELS:
+    names = {f.name for f in dataclasses.fields(cls)}
+    is_flat = bool(settings.keys() & (_FIELDS.keys() - names))
+    if settings.get('target') == f'{cls.__module__}.{cls.__name__}' and is_flat:
+      fields = {k: _tuples(v) for k, v in settings.items() if k != 'target'}
+      try:
         return from_fields(cls, **fields)
-  return check_whole(config.build(settings, trust=trust))
+      except _ANY_FIELDS as e:
+        raise ValueError(f'{settings} is not a {cls.__name__}: {e!r}.') from e
+  model = build(settings, trust)
+  if not callable(getattr(model, 'apply', None)):
+    raise ValueError(f'{settings!r:.200} is not a model.')
+  return model
 
 
-def check_whole(built):
-  """Return an object built from a file, unless arguments of it are missing."""
+def build(settings, trust=()):
+  """Return `config.build` of settings from a file, of whatever types.
+
+  Raises:
+    ValueError: the settings name something that is not trusted, are incomplete
+      or wrong.
+  """
+  try:
+    built = config.build(settings, trust=trust)
+  except _ANY_FIELDS as e:
+    raise ValueError(f'{settings!r:.200} cannot be built: {e!r}') from e
   if isinstance(built, functools.partial):
     raise ValueError(f'The file lacks arguments of {built.func.__name__}.')
   return built
@@ -277,7 +297,7 @@ def _readable(params):
   """Turn errors about parameters that no model has into one ValueError."""
   try:
     yield
-  except (LookupError, ArithmeticError, TypeError, AttributeError) as e:
+  except _ANY_FIELDS as e:
     raise ValueError(
       f'No architecture can be read off the file ({e!r:.200}). It has '
       f'{len(params)} arrays: {_some(params)}.'

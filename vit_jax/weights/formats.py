@@ -29,6 +29,7 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import bundle, files, huggingface, image_configs, npz, timm
 from vit_jax.weights.bundle import Weights
+from vit_jax.weights.image_configs import item as _item
 
 _READERS = {'npz': npz, 'timm': timm, 'hf': huggingface}
 _WRITERS = {
@@ -191,12 +192,13 @@ def _use(content, trust):
   }
   for name in ('preprocess', 'transforms'):
     if (settings := content.get(name)) is not None:
-      found[name] = built = config.build(settings, trust=trust)
-      for part in built if isinstance(built, list | tuple) else [built]:
-        if not callable(bundle.check_whole(part)):
-          raise ValueError(f'{name}={settings!r:.80} is not a function.')
-  if 'transforms' in found:
-    found['transforms'] = tuple(found['transforms'])
+      parts = settings if name == 'transforms' else [settings]
+      if not isinstance(parts, list | tuple):
+        raise ValueError(f'{name}={settings!r:.80}; expected a list.')
+      built = tuple(bundle.build(part, trust) for part in parts)
+      if not all(map(callable, built)):
+        raise ValueError(f'{name}={settings!r:.80} is not a function.')
+      found[name] = built if name == 'transforms' else built[0]
   return found
 
 
@@ -209,7 +211,7 @@ def _read_file(path, source, trust, options):
   if sidecar is not None and 'image_shape' not in sidecar:
     sidecar = None  # it is not ours
   try:
-    if sidecar and 'target' in (sidecar.get('model') or {}):
+    if sidecar and 'target' in (_item(sidecar, 'model', dict) or {}):
       weights = _described(sidecar, found, trust, options)
       weights.origin = 'vit_jax'
     else:
@@ -230,7 +232,7 @@ def _read_others(found, source, sidecar, trust, options):
       f'{", ".join(FORMATS)}.'
     )
   if sidecar:
-    told = sidecar.get('model') or {}
+    told = _item(sidecar, 'model', dict) or {}
     known = {k: told[k] for k in _SIDECAR_FIELDS if k in told}
     use = _use(sidecar, trust)
     options = known | {'grid': sidecar.get('grid')} | options

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
+from vit_jax.models import names
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
@@ -175,7 +176,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     arrays = _add_biases(arrays, notes)
   else:
     keys = _RESNET_KEYS
-  params, names = keys.to_ours(arrays)
+  params, found_in = keys.to_ours(arrays)
   if 'patch_embed.proj.weight' in arrays:
     fields = _vit_fields(params, config, last_norm) | fields
     model = _place_tokens(params, fields, last_norm, config, grid, notes)
@@ -189,7 +190,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
   params, shape = bundle.finish(
     model,
     params,
-    names,
+    found_in,
     arrays,
     keys,
     image_size=image_size or config.image_size,
@@ -418,45 +419,54 @@ class _Config:
     return {'preprocess': preprocess, 'transforms': transforms}
 
 
-# The timm architectures that a written config.json names; model_args has
-# whatever differs.
-_VITS = {  # (width, patch)
-  (192, 16): 'vit_tiny_patch16_224',
-  (384, 8): 'vit_small_patch8_224',
-  (384, 16): 'vit_small_patch16_224',
-  (384, 32): 'vit_small_patch32_224',
-  (768, 8): 'vit_base_patch8_224',
-  (768, 16): 'vit_base_patch16_224',
-  (768, 32): 'vit_base_patch32_224',
-  (1024, 14): 'vit_large_patch14_224',
-  (1024, 16): 'vit_large_patch16_224',
-  (1024, 32): 'vit_large_patch32_224',
-  (1280, 14): 'vit_huge_patch14_224',
-  (1408, 14): 'vit_giant_patch14_224',
-  (1664, 14): 'vit_gigantic_patch14_224',
-}
-_HYBRIDS = {  # stages
-  (): 'vit_tiny_r_s16_p8_224',
-  (2, 2, 2, 2): 'vit_small_r26_s32_224',
-  (3, 4, 9): 'vit_base_r50_s16_224',
-  (3, 4, 6, 3): 'vit_large_r50_s32_224',
-}
-_RESNETS = {  # stages and width factor
-  ((3, 4, 6, 3), 1): 'resnetv2_50x1_bit',
-  ((3, 4, 6, 3), 3): 'resnetv2_50x3_bit',
-  ((3, 4, 23, 3), 1): 'resnetv2_101x1_bit',
-  ((3, 4, 23, 3), 3): 'resnetv2_101x3_bit',
-  ((3, 8, 36, 3), 2): 'resnetv2_152x2_bit',
-  ((3, 8, 36, 3), 4): 'resnetv2_152x4_bit',
-}
-_MIXERS = {  # width, depth, patch
-  (512, 8, 16): 'mixer_s16_224',
-  (512, 8, 32): 'mixer_s32_224',
-  (768, 12, 16): 'mixer_b16_224',
-  (768, 12, 32): 'mixer_b32_224',
-  (1024, 24, 16): 'mixer_l16_224',
-  (1024, 24, 32): 'mixer_l32_224',
-}
+@functools.cache
+def _architectures():
+  """Return [(name in timm, model)] of the architectures that both have."""
+  return [
+    (theirs[0], names.create(ours))
+    for ours, theirs in names.models().items()
+    if theirs
+  ]
+
+
+def _architecture(model):
+  """Return the timm architecture of a written config.json.
+
+  model_args can change a ViT to any size, but not the stages of a hybrid, nor
+  a ResNet or a Mixer.
+
+  Raises:
+    ValueError: timm has no such ResNet, Mixer or hybrid.
+  """
+  embedding = getattr(model, 'embedding', None)
+  known = [
+    (name, other)
+    for name, other in _architectures()
+    if type(other) is type(model)
+    and type(getattr(other, 'embedding', None)) is type(embedding)
+  ]
+
+  def key(model):
+    if isinstance(model, ResNet):
+      return model.stages, model.width_factor, model.form
+    if isinstance(model, MlpMixer):
+      return model.width, model.depth, model.embedding.patch_size
+    return getattr(model.embedding, 'stages', None)
+
+  def distance(pair):
+    width, side = pair[1].width, max(pair[1].embedding.patch_size)
+    side -= max(embedding.patch_size)
+    return abs(math.log(width / model.width)), abs(side)
+
+  if key(model) is None:  # a ViT without ResNet
+    return min(known, key=distance)[0]
+  for name, other in known:
+    if key(other) == key(model):
+      return name
+  raise ValueError(
+    f'timm has no {type(model).__name__} of the kind {key(model)}; it has '
+    f'{", ".join(name for name, _ in known)}. Use --format=npz instead.'
+  )
 
 
 def write(weights):
@@ -469,12 +479,13 @@ def write(weights):
     ValueError: timm has no such model.
   """
   model, params = weights.model, dict(weights.params)
+  name = _architecture(model)
   if isinstance(model, ResNet):
-    name, args, keys = *_resnet(model), _RESNET_KEYS
+    args, keys = {}, _RESNET_KEYS
   elif isinstance(model, MlpMixer):
-    name, args, keys = *_mixer(weights), _MIXER_KEYS
+    args, keys = _mixer_args(weights), _MIXER_KEYS
   else:
-    name, args = _vit(weights, params)
+    args = _vit_args(weights, params)
     root_only = getattr(model.embedding, 'stages', None) == ()
     keys = _vit_keys('fc_norm' if args['fc_norm'] else 'norm', root_only)
   arrays = keys.to_theirs(params)
@@ -482,8 +493,8 @@ def write(weights):
   return arrays, {'config.json': _make_config(weights, name, args, arrays)}
 
 
-def _vit(weights, params):
-  """Return (architecture, model_args); params get timm's position table."""
+def _vit_args(weights, params):
+  """Return model_args; params get timm's position table."""
   model = weights.model
   pooling, block = model.pooling, model.block
   if model.head.representation_size:
@@ -526,43 +537,11 @@ def _vit(weights, params):
       table = [cls, np.zeros(shape, np.float32), rows]
       params['pos_embedding'] = np.concatenate(table, axis=1)
       args['no_embed_class'] = False
-  stages = getattr(model.embedding, 'stages', None)
-  if stages is not None:
-    if stages not in _HYBRIDS:
-      raise ValueError(
-        f'stages={stages}: timm has hybrids of '
-        f'{", ".join(map(str, _HYBRIDS))} only. Use --format=npz instead.'
-      )
-    return _HYBRIDS[stages], args
-
-  def distance(key):
-    side = max(model.embedding.patch_size)
-    return abs(math.log(key[0] / model.width)), abs(key[1] - side)
-
-  return _VITS[min(_VITS, key=distance)], args
+  return args
 
 
-def _resnet(model):
-  name = _RESNETS.get((model.stages, model.width_factor))
-  if model.form != 'preact' or name is None:
-    have = ', '.join(f'{s} x{f}' for s, f in _RESNETS)
-    raise ValueError(
-      f'timm has no {model.form!r} ResNet of the stages {model.stages} '
-      f"x{model.width_factor}; it has 'preact' ones of {have}. Use "
-      '--format=npz instead.'
-    )
-  return name, {}
-
-
-def _mixer(weights):
+def _mixer_args(weights):
   model = weights.model
-  key = model.width, model.depth, _patch(model)
-  if (name := _MIXERS.get(key)) is None:
-    have = ', '.join(f'{w}, {d}, {p}' for w, d, p in _MIXERS)
-    raise ValueError(
-      f'timm has no Mixer of the width, depth and patch {key}; it has {have}. '
-      'Use --format=npz instead.'
-    )
   if model.gelu != 'exact':
     raise ValueError(
       "timm's Mixer has the exact GELU, this one gelu='tanh'. Use --format=npz,"
@@ -571,7 +550,7 @@ def _mixer(weights):
   _check_eps(model.norm_eps)
   hidden = model.tokens_mlp_dim, model.channels_mlp_dim
   ratios = [_ratio(h, model.width) for h in hidden]
-  return name, {'img_size': list(weights.image_shape[:2]), 'mlp_ratio': ratios}
+  return {'img_size': list(weights.image_shape[:2]), 'mlp_ratio': ratios}
 
 
 def _check_eps(eps):

@@ -84,8 +84,9 @@ class Synthetic:
 
   def __post_init__(self):
     size = images.size('image_size', self.image_size)
-    for name in ('num_classes', 'num_examples', 'channels'):
-      checks.integer(name, getattr(self, name), 1)
+    checks.integer('num_classes', self.num_classes, 1)
+    checks.integer('num_examples', self.num_examples, 1)
+    checks.integer('channels', self.channels, 1)
     checks.integer('seed', self.seed, 0)
     self.shape = (*size, self.channels)
 
@@ -100,10 +101,6 @@ class Synthetic:
     if self.learnable:
       image = image // 2 + _pattern(label, self.shape) // 2
     return {'image': image, 'label': label}
-
-  def describe(self, index):
-    """Return the seed and index that determine the example."""
-    return f'synthetic image of seed {self.seed}, index {index}'
 
 
 @functools.lru_cache(maxsize=1)

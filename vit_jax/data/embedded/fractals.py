@@ -102,15 +102,15 @@ class Fractals:
   def __getitem__(self, index):
     index = checks.index(index, len(self))
     instance, label = divmod(index, self.num_classes)
-    image = self._read(label, instance)
+    image, path = self._read(label, instance), self._path(label)
     if image is None:
-      logging.warning('%s is damaged. Drawing it again.', self._path(label))
+      logging.warning('%s is damaged. Drawing it again.', path)
       self._draw(label)
       image = self._read(label, instance)
     if image is None:
       raise OSError(
-        f'{self._path(label)} was drawn again and still differs from what was'
-        ' written. Check the disk, or set another cache_dir.'
+        f'{path} was drawn again and still differs from what was written. Check'
+        ' the disk, or set another cache_dir.'
       )
     image = np.repeat(image[..., None], self.channels, axis=-1)
     return {'image': image, 'label': label}
@@ -118,8 +118,7 @@ class Fractals:
   def describe(self, index):
     """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
-    path = self._path(label)
-    return f'fractal class {label}, image {instance} (in {path})'
+    return f'fractal class {label}, image {instance} (in {self._path(label)})'
 
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'
@@ -151,9 +150,8 @@ class Fractals:
     except FileNotFoundError:
       return None
     image, checksum = data[:-4], data[-4:].tobytes()
-    if len(data) < length or checksum != _checksum(image):
-      return None
-    return image.reshape(size, size)
+    is_whole = len(data) == length and checksum == _checksum(image)
+    return image.reshape(size, size) if is_whole else None
 
 
 def _checksum(image):

@@ -7,8 +7,7 @@ No TPU is needed, only its compiler: pip install -e '.[tpu]'. No data is opened
 and nothing is executed. As with vit_jax.main, any value of the config can be
 set: --config.data.batch_size=4096 --config.model.remat=full.
 
-A topology is FAMILY:SHAPE, with the shape in chips: v2:4x4, v3:4x8, v4:2x2x2,
-v5e:16x16, v5p:4x4x4, v6e:16x16.
+A topology is FAMILY:SHAPE, with the shape in chips.
 
 --search finds the largest batch that fits and the cheapest remat policy for
 it. With --json=FILE it keeps all results there; rerun an interrupted command to
@@ -19,6 +18,7 @@ Cycles, and everything that follows from them, are the compiler's estimates.
 """
 
 import functools
+import importlib.metadata
 import pathlib
 
 import jax
@@ -26,10 +26,11 @@ from absl import app, flags, logging
 
 from vit_jax import main as program
 from vit_jax import terminal
+from vit_jax.tools import outputs
 from vit_jax.tools.compile import report, search, step, table
 
 _TOPOLOGY = flags.DEFINE_string(
-  'topology', None, f'Devices to compile for: {", ".join(step.TOPOLOGIES)}.'
+  'topology', None, f'Devices to compile for: {step.EXAMPLES}.'
 )
 _IMAGE_SIZE = flags.DEFINE_string(
   'image_size', None, 'N, HxW or HxWxC, if the transforms leave it open.'
@@ -74,7 +75,9 @@ def _run(config, topology):
     jax.config.update('jax_platforms', 'cpu')  # TPUs are described, not used
   devices = step.find_devices(topology)
   about = {'config': _config_name(), 'topology': topology}
-  about |= step.versions(topology)
+  about['jax'] = jax.__version__
+  if topology != 'local':
+    about['libtpu'] = importlib.metadata.version('libtpu')
   measure = functools.partial(
     step.measure,
     config,
@@ -83,18 +86,14 @@ def _run(config, topology):
     num_classes=_NUM_CLASSES.value,
   )
   if _SEARCH.value:
-    row, rows = search.run(
-      measure,
-      about,
-      step.smallest_batch(config, devices),
-      _MAX_BATCH.value,
-      _JSON.value,
-    )
+    smallest = step.smallest_batch(config, devices)
+    largest, file = _MAX_BATCH.value, _JSON.value
+    row, rows = search.run(measure, about, smallest, largest, file)
   else:
     row = about | measure()
     rows = [row]
     if _JSON.value:
-      report.write_json(_JSON.value, rows)
+      outputs.write_values(_JSON.value, rows)
   report.show(row, _OPERATIONS.value)
   if _CSV.value:
     report.write_csv(_CSV.value, rows)

@@ -7,23 +7,18 @@ other compilers write none. Loops count as often as they run, which XLA's own
 sums (`compiled.cost_analysis()`) do not do.
 """
 
-import collections
 import dataclasses
 import math
 import re
+from collections import Counter
 
 import numpy as np
 
 from vit_jax.analysis.hlo import arrays, num_bytes, parse
 
-COLLECTIVES = (
-  'all-reduce',
-  'all-gather',
-  'reduce-scatter',
-  'all-to-all',
-  'ragged-all-to-all',
-  'collective-permute',
-  'collective-broadcast',
+_COLLECTIVE = re.compile(
+  '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
+  'collective-permute|collective-broadcast)(-start)?'
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
@@ -51,12 +46,8 @@ class Costs:
   """
 
   cycles: int = 0
-  operations: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  collectives: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  operations: Counter = dataclasses.field(default_factory=Counter)
+  collectives: Counter = dataclasses.field(default_factory=Counter)
   repeated_flops: int = 0
   repeated_bytes: int = 0
   unknown_loops: int = 0
@@ -65,9 +56,12 @@ class Costs:
 
 def costs(text):
   """Return the Costs of an HLO module, given as text."""
-  module, entry = parse(text)
+  return _run_costs(*parse(text))
+
+
+def _run_costs(module, name):
   found = Costs()
-  _visit(module, entry, 1, found)
+  _visit(module, name, 1, found)
   return found
 
 
@@ -93,9 +87,9 @@ def _visit(module, name, times, found, fused=False):
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.rest:
       found.uncounted_kernels += times
-    if (kind := op.removesuffix('-start')) in COLLECTIVES:
-      payload = _payload(instruction, kind, computation)
-      found.collectives[kind] += times * payload
+    if collective := _COLLECTIVE.fullmatch(op):
+      payload = _payload(instruction, computation)
+      found.collectives[collective[1]] += times * payload
     if times > 1:
       found.repeated_flops += (times - 1) * _flops(instruction, computation)
     if times > 1 and not fused:
@@ -116,18 +110,13 @@ def where(instruction):
 def _dearest_branch(module, conditional):
   """Return the name of the branch with the most cycles."""
   listed = re.search(r'branch_computations=\{([^}]*)\}', conditional.rest)
-  if listed:
-    names = re.findall(r'[\w.\-]+', listed[1])
-  else:
-    sides = ('true_computation', 'false_computation')
-    names = [conditional.attribute(side) for side in sides]
-
-  def cycles(name):
-    found = Costs()
-    _visit(module, name, 1, found)
-    return found.cycles
-
-  return max(names, key=cycles)
+  sides = ('true_computation', 'false_computation')
+  names = (
+    re.findall(r'[\w.\-]+', listed[1])
+    if listed
+    else [conditional.attribute(side) for side in sides]
+  )
+  return max(names, key=lambda name: _run_costs(module, name).cycles)
 
 
 def _trips(module, loop):
@@ -142,22 +131,22 @@ def _trips(module, loop):
   condition = module[loop.attribute('condition')]
   compare = _root(condition)
   bound = _constant(condition, compare.operands)
-  places = (condition[name].rest for name in compare.operands)
-  places = [re.search(r'index=(\d+)', rest) for rest in places]
-  counter = next((int(found[1]) for found in places if found), None)
+  read = ' '.join(condition[name].rest for name in compare.operands)
+  counter = re.search(r'index=(\d+)', read)
   if compare.op == 'fusion':
     bound = bound or _constant(condition, condition)
     compare = _root(module[compare.attribute('calls')])
   if compare.op != 'compare' or 'direction=LT' not in compare.rest:
     return None
-  step = _step(module, module[loop.attribute('body')], counter)
+  body = module[loop.attribute('body')]
+  step = counter and _step(module, body, int(counter[1]))
   return math.ceil(bound / step) if bound and step else None
 
 
 def _step(module, body, counter):
   """Return what an iteration adds to element `counter` of the loop's state."""
   result = _root(body)
-  if counter is None or result.op != 'tuple':
+  if result.op != 'tuple':
     return None
   update, computation = body[result.operands[counter]], body
   if update.op == 'fusion':
@@ -178,11 +167,11 @@ def _constant(computation, names):
   return int(found[0]) if len(found) == 1 else None
 
 
-def _payload(instruction, kind, computation):
+def _payload(instruction, computation):
   """Return the bytes of a collective: the larger of input and output."""
   read = _operand_bytes(instruction, computation)
   written = num_bytes(instruction.shape)
-  if instruction.op.endswith('-start') and kind != 'all-reduce':
+  if instruction.op.endswith('-start') and 'all-reduce' not in instruction.op:
     written -= read  # the shape contains the operands, too
   return max(read, written)
 
@@ -196,18 +185,19 @@ def _bytes_moved(module, instruction, computation):
   op = instruction.op
   if op in _FREE or op.endswith('-done'):
     return 0
-  if op == 'dynamic-slice':
-    return 2 * num_bytes(instruction.shape)
-  if op == 'dynamic-update-slice':
-    return 2 * num_bytes(computation[instruction.operands[1]].shape)
+  written = _bytes_written(instruction, computation)
+  if op in ('dynamic-slice', 'dynamic-update-slice'):
+    return 2 * written
   if op != 'fusion':
-    read = _operand_bytes(instruction, computation)
-    return read + num_bytes(instruction.shape)
+    return _operand_bytes(instruction, computation) + written
   inner = module[instruction.attribute('calls')]
-  root, written = _root(inner), instruction.shape
-  if root.op == 'dynamic-update-slice':
-    written = inner[root.operands[1]].shape
-  return _fusion_reads(inner) + num_bytes(written)
+  return _fusion_reads(inner) + _bytes_written(_root(inner), inner)
+
+
+def _bytes_written(instruction, computation):
+  if instruction.op == 'dynamic-update-slice':
+    instruction = computation[instruction.operands[1]]
+  return num_bytes(instruction.shape)
 
 
 def _fusion_reads(inner):
@@ -242,22 +232,14 @@ def _convolution_flops(rest, lhs, rhs, out):
   of_lhs, of_rhs, of_out = re.search(
     r'dim_labels=(\w+)_(\w+)->(\w+)', rest
   ).groups()
-  window = re.search(r'window=\{([^}]*)\}', rest)
-  window = dict(x.split('=') for x in window[1].split()) if window else {}
+  window = re.findall(r'\b(stride|pad|lhs_dilate|rhs_dilate)=(\S+?)[ }]', rest)
   total = 2 * out[of_out.index('b')] * out[of_out.index('f')]
   total *= rhs[of_rhs.index('i')]
-  for dim in map(str, range(len(lhs) - 2)):
-    settings = {
-      name: int(window[name].split('x')[int(dim)].split('_')[0])
-      for name in ('stride', 'pad', 'lhs_dilate', 'rhs_dilate')
-      if name in window
-    }
-    total *= num_products(
-      lhs[of_lhs.index(dim)],
-      rhs[of_rhs.index(dim)],
-      out[of_out.index(dim)],
-      **settings,
-    )
+  for i in range(len(lhs) - 2):
+    size, kernel = lhs[of_lhs.index(str(i))], rhs[of_rhs.index(str(i))]
+    # 'pad=1_1x2_2' is low and high of each dim.
+    settings = {k: int(v.split('x')[i].split('_')[0]) for k, v in window}
+    total *= num_products(size, kernel, out[of_out.index(str(i))], **settings)
   return total
 
 

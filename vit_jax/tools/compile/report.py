@@ -4,16 +4,13 @@ A row is a flat dict for one program. Its numbers are those of one device: a
 chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 """
 
-import csv
 import dataclasses
-import io
-import json
 import re
 
 import jax
 
 from vit_jax import metrics, terminal
-from vit_jax.files import write_atomically
+from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import costs
 
 GIB = 2**30
@@ -74,7 +71,7 @@ def numbers(row, compiled, hlo):
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + counted.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
-  found = _memory(compiled, row['hbm_gib']) | {
+  found = _memory(compiled.memory_analysis(), row['hbm_gib']) | {
     'compiler_tflop': flops / 1e12 or None,
     'accessed_gb': accessed / 1e9 or None,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
@@ -97,28 +94,25 @@ def numbers(row, compiled, hlo):
   return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
 
 
-def _memory(compiled, hbm):
-  stats = compiled.memory_analysis()
+def _memory(stats, hbm):
   if stats is None:
     return {'fits': None}
-  parts = {
-    'arguments': stats.argument_size_in_bytes,
-    'output': stats.output_size_in_bytes,
-    'alias': stats.alias_size_in_bytes,
-    'temporaries': stats.temp_size_in_bytes,
-    'code': stats.generated_code_size_in_bytes,
+  found = {
+    'arguments_gib': stats.argument_size_in_bytes / GIB,
+    'output_gib': stats.output_size_in_bytes / GIB,
+    'alias_gib': stats.alias_size_in_bytes / GIB,
+    'temporaries_gib': stats.temp_size_in_bytes / GIB,
+    'code_gib': stats.generated_code_size_in_bytes / GIB,
   }
   # Outputs that reuse the memory of donated arguments are part of both.
-  parts['total'] = sum(parts.values()) - 2 * parts['alias']
-  found = {f'{name}_gib': size / GIB for name, size in parts.items()}
-  return found | _against(hbm, found['total_gib'])
+  return found | _room(hbm, sum(found.values()) - 2 * found['alias_gib'])
 
 
-def _against(hbm, wanted):
-  """Return whether the wanted GiB fit into a device, and what is left."""
-  spare = hbm and hbm - wanted
+def _room(hbm, total):
+  """Return the columns that compare the memory of a device and a step."""
+  spare = hbm and hbm - total
   fits = None if spare is None else spare >= 0
-  return {'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
+  return {'total_gib': total, 'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
 
 
 def too_large(row, error):
@@ -137,7 +131,7 @@ def too_large(row, error):
   if 'temporaries' in text:
     found['temporaries_gib'] = wanted
     wanted += row['arguments_gib']
-  return found | {'total_gib': wanted} | _against(limit, wanted)
+  return found | _room(limit, wanted)
 
 
 def _gib(number, unit):
@@ -155,20 +149,17 @@ def hbm_gib(device):
   return limit and limit / GIB
 
 
+_WARNINGS = {  # key of a row: what its numbers do not include
+  'uncounted_kernels': 'NOT COUNTED: {} runs of Pallas kernels, for which the '
+  'compiler has no estimate. The real step takes longer.',
+  'unknown_loops': 'NOT COUNTED: all but the first iteration of {} loops of '
+  'unknown length. FLOPs, bytes and step time are too low.',
+}
+
+
 def warnings(row):
   """Return sentences on what the numbers of a row do not include."""
-  found = []
-  if count := row.get('uncounted_kernels'):
-    found.append(
-      f'NOT COUNTED: {count} runs of Pallas kernels, for which the compiler '
-      'has no estimate. The real step takes longer.'
-    )
-  if count := row.get('unknown_loops'):
-    found.append(
-      f'NOT COUNTED: all but the first iteration of {count} loops of unknown '
-      'length. FLOPs, bytes and step time are too low.'
-    )
-  return found
+  return [t.format(row[key]) for key, t in _WARNINGS.items() if row.get(key)]
 
 
 def text(value, key=''):
@@ -188,11 +179,11 @@ def text(value, key=''):
 
 def fits(row):
   """Return 'yes' or 'NO', and by how much."""
-  shown = text(row.get('fits'), 'fits')
-  if (spare := row.get('spare_gib')) is not None:
-    words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
-    shown += f', {words}'
-  return shown
+  shown, spare = text(row.get('fits'), 'fits'), row.get('spare_gib')
+  if spare is None:
+    return shown
+  words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
+  return f'{shown}, {words}'
 
 
 def show(row, operations=0):
@@ -236,10 +227,6 @@ def find(rows, wanted):
   return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
-def write_json(path, rows):
-  write_atomically(path, json.dumps(rows, indent=2) + '\n')
-
-
 def write_csv(path, rows):
   """Write a line per row, with a column per kind of collective."""
   flat = []
@@ -247,9 +234,4 @@ def write_csv(path, rows):
     kinds = row.get('collectives_mb') or {}
     plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
     flat.append(plain | {f'{k}_mb': v for k, v in kinds.items()})
-  file = io.StringIO()
-  names = dict.fromkeys(key for line in flat for key in line)
-  writer = csv.DictWriter(file, names, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(flat)
-  write_atomically(path, file.getvalue())
+  outputs.write_rows(path, flat)

@@ -1,11 +1,14 @@
 """Search for the largest batch that fits, and the cheapest remat for it."""
 
+import bisect
 import datetime
+import functools
 import json
 import pathlib
 import statistics
 
 from vit_jax import terminal
+from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 
 # Least recomputation first. Other names of policies are aliases of these.
@@ -22,26 +25,17 @@ def search(fits, sizes):
     fits: (batch size, remat) -> bool; it compiles, so it is called rarely.
     sizes: batch sizes, ascending.
   """
-  below, above = -1, len(sizes)
-  while above - below > 1:
-    middle = (below + above) // 2
-    if fits(sizes[middle], 'full'):
-      below = middle
-    else:
-      above = middle
-  if below < 0:
+  count = bisect.bisect(sizes, False, key=lambda x: not fits(x, 'full'))
+  if not count:
     return None
-  size = sizes[below]
+  size = sizes[count - 1]
   return size, next(r for r in POLICIES if r == 'full' or fits(size, r))
 
 
 def batch_sizes(smallest, largest):
   """Return smallest, 2 * smallest, 4 * smallest, ... up to `largest`."""
-  sizes = []
-  while smallest <= largest:
-    sizes.append(smallest)
-    smallest *= 2
-  return sizes
+  count = (largest // smallest).bit_length()
+  return [smallest << i for i in range(count)]
 
 
 def run(compile_one, about, smallest, largest, file=None):
@@ -51,8 +45,7 @@ def run(compile_one, about, smallest, largest, file=None):
     compile_one: (batch size, remat) -> row.
     about: first columns of all rows, which identify the search in `file`.
     smallest, largest: batch sizes.
-    file: JSON file that keeps the rows, and may have those of earlier
-      searches, which are not compiled again; None keeps none.
+    file: JSON file of rows, which are not compiled again; or None.
 
   Returns:
     (the best row, all rows).
@@ -66,11 +59,12 @@ def run(compile_one, about, smallest, largest, file=None):
   file = file and pathlib.Path(file)
   rows = json.loads(file.read_text()) if file and file.exists() else []
   tried, seconds = {}, []  # rows of this search, and how long they took
+  say = functools.partial(terminal.console().print, highlight=False)
   at_most = len(sizes).bit_length() + len(POLICIES) - 1
 
   def fits(batch_size, remat):
     case = {'batch_size': batch_size, 'remat': remat}
-    _say(f'batch {batch_size}, remat {remat}: ', end='')
+    say(f'batch {batch_size}, remat {remat}: ', end='')
     row = report.find(rows, about | case)
     if row is None:
       row = about | compile_one(batch_size, remat)
@@ -82,14 +76,14 @@ def run(compile_one, about, smallest, largest, file=None):
       seconds.append(row['compile_s'])
       rows.append(row)
       if file:
-        report.write_json(file, rows)
+        outputs.write_values(file, rows)
     tried[batch_size, remat] = row
     left = at_most - len(tried)
     text = f'at most {left} to go'
     if seconds:
       expected = round(left * statistics.mean(seconds))
       text += f', {datetime.timedelta(seconds=expected)}'
-    _say(f'{report.fits(row)} ({text})')
+    say(f'{report.fits(row)} ({text})')
     return row['fits']
 
   best = search(fits, sizes)
@@ -101,9 +95,5 @@ def run(compile_one, about, smallest, largest, file=None):
       'more devices.'
     )
   size, remat = best
-  _say(f'Best: --config.data.batch_size={size} --config.model.remat={remat}')
+  say(f'Best: --config.data.batch_size={size} --config.model.remat={remat}')
   return tried[best], rows
-
-
-def _say(text, end='\n'):
-  terminal.console().print(text, end=end, highlight=False)

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import math
 import os
@@ -25,15 +24,15 @@ from vit_jax.durations import Timeline
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
 
-TOPOLOGIES = (  # examples
-  'v2:4x4',
-  'v3:4x8',
-  'v4:4x4x4',
-  'v5e:16x16',
-  'v5p:4x4x4',
-  'v6e:16x16',
-  'local',
-)
+EXAMPLES = 'v2:4x4, v3:4x8, v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
+
+# libtpu then neither looks for a TPU nor waits for a process that has one.
+_NO_TPU = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
 
 
 def measure(config, devices, batch_size=None, remat=None, **options):
@@ -42,14 +41,14 @@ def measure(config, devices, batch_size=None, remat=None, **options):
   Args:
     config: of a training.
     devices: to compile for, present or described.
-    batch_size, remat: instead of the config's.
+    batch_size, remat: replace those of the config.
     **options: of `lower`.
   """
-  changes = {'data.batch_size': batch_size, 'model.remat': remat}
   config = copy.deepcopy(config)
-  configs.override(
-    config, [f'{k}={v}' for k, v in changes.items() if v is not None]
-  )
+  if batch_size is not None:
+    configs.override(config, [f'data.batch_size={batch_size}'])
+  if remat is not None:
+    configs.override(config, [f'model.remat={remat}'])
   lowered, row = lower(config, devices, **options)
   start = time.perf_counter()
   try:
@@ -66,9 +65,8 @@ def measure(config, devices, batch_size=None, remat=None, **options):
 def read_hlo(lowered, compiled):
   """Return the optimized HLO as text.
 
-  jaxlib 0.10.2 cannot print some programs of libtpu: a copy that ends in a
-  later iteration of a loop than it starts in (H/14 with fsdp on v6e). The
-  compiler can write its own printout, if asked to when it compiles.
+  jaxlib 0.10.2 cannot print some programs of libtpu (H/14 with fsdp on v6e).
+  For these, compile again and let the compiler write its own printout.
   """
   try:
     return compiled.as_text()
@@ -90,11 +88,11 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
     num_classes: of the data; needed if model.num_classes is None.
 
   Returns:
-    (jax.stages.Lowered, what is known of its row before it is compiled).
+    (jax.stages.Lowered, columns of its row that need no compilation).
   """
-  run = train_arguments(config)
-  batch_size = run.data['batch_size']
-  image_shape = image_shape or find_image_shape(run.data['transforms'])
+  run = _train_arguments(config)
+  batch_size = run.batch_size
+  image_shape = image_shape or _find_image_shape(run.transforms)
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
   if num_classes is None and getattr(run.model, 'num_classes', None) is None:
@@ -102,21 +100,19 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
       'The config leaves model.num_classes to the data, which is not opened. '
       'Add --num_classes=N, such as 1000.'
     )
-  classes = types.SimpleNamespace(num_classes=num_classes)
-  model = with_num_classes(run.model, classes)
+  data = types.SimpleNamespace(num_classes=num_classes)
+  model = with_num_classes(run.model, data)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   # The number of examples is not known, and changes no shape.
   timeline = Timeline(batch_size, 100_000 * batch_size)
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
-  make_tx = functools.partial(
-    run.optimizer, learning_rate=run.schedule(timeline)
-  )
+  learning_rate = run.schedule(timeline)
   _, state, step_fn = make_step(
     model,
     images=images,
     loss_fn=run.objective(model, preprocess=run.preprocess),
-    make_tx=make_tx,
+    make_tx=functools.partial(run.optimizer, learning_rate=learning_rate),
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
@@ -132,7 +128,10 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
     lowered = step_fn.lower(state, batch)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  arguments = jax.tree.leaves((state, batch))
+  argument_bytes = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves((state, batch))
+  )
   return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
@@ -140,22 +139,18 @@ def lower(config, devices, *, image_shape=None, num_classes=None):
     'batch_size': batch_size,
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
-    'remat': getattr(model, 'remat', None),
-    'scan': getattr(model, 'scan', None),
-    'attention': getattr(model, 'attention', None),
+    **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
-    'arguments_gib': sum(map(_bytes_on_a_device, arguments)) / report.GIB,
+    'arguments_gib': argument_bytes / report.GIB,
     'model_tflop': flop / 1e12,
   }
 
 
-def train_arguments(config):
-  """Return the arguments of train() for a config, without opening data.
+def _train_arguments(config):
+  """Return the arguments of train(), with `batch_size` and `transforms`.
 
-  `data` is a dict of the arguments of Data, with the transforms made; what a
-  train step does not need (evals, checkpoint, init_from) is left at its
-  default.
+  Data is not opened, and evals, checkpoint and init_from are not made.
   """
   if config.get('run') != 'vit_jax.train.train':
     raise ValueError(
@@ -163,20 +158,19 @@ def train_arguments(config):
       'a train step. For a study, use the config of one training.'
     )
   plan, _ = configs.plan_run(config)
-  given = dict(plan.kwargs)
-  data = given.pop('data').kwargs
-  for name in ('evals', 'checkpoint', 'init_from'):
-    given.pop(name, None)
-  defaults = inspect.signature(train).parameters.values()
-  found = {p.name: p.default for p in defaults} | configs.make(given)
-  transforms = configs.make(data.get('transforms', ()))
-  found['data'] = data | {'transforms': transforms}
-  return types.SimpleNamespace(**found)
+  data = plan.kwargs['data'].kwargs
+  unused = ('data', 'evals', 'checkpoint', 'init_from')
+  given = {k: v for k, v in plan.kwargs.items() if k not in unused}
+  given['batch_size'] = data['batch_size']
+  given['transforms'] = data.get('transforms', ())
+  parameters = inspect.signature(train).parameters.values()
+  defaults = {p.name: p.default for p in parameters}
+  return types.SimpleNamespace(**defaults | configs.make(given))
 
 
 def smallest_batch(config, devices):
   """Return the batch size of one example per device and micro-batch."""
-  run = train_arguments(config)
+  run = _train_arguments(config)
   mesh = run.mesh.make(devices)
   (axes,) = sharding.batch_sharding(mesh).spec
   return sharding.axis_size(mesh, axes) * run.accum_steps
@@ -195,7 +189,7 @@ def read_image_shape(text):
   return int(height), int(width or height), int(channels or 3)
 
 
-def find_image_shape(transforms):
+def _find_image_shape(transforms):
   """Return the shape (H, W, C) that the transforms give every RGB image."""
   shapes = set()
   for shape in ((768, 1024, 3), (1024, 768, 3)):
@@ -222,11 +216,8 @@ def find_devices(topology):
   """
   if topology == 'local':
     return jax.devices()
-  # No TPU is used: do not look for one, nor wait for a process that has one.
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-  os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-1')
-  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+  for name, value in _NO_TPU.items():
+    os.environ.setdefault(name, value)
   # On Cloud TPUs, the two cores of a v4 chip are one device.
   is_v4 = topology.startswith('v4:')
   options = {'chip_config_name': 'megacore'} if is_v4 else {}
@@ -242,23 +233,10 @@ def find_devices(topology):
         'if there is none, remove /tmp/libtpu_lockfile.'
       )
     elif 'not installed' in text:
-      message = (
-        f'--topology={topology} needs the TPU compiler, libtpu: '
-        "pip install -e '.[tpu]'"
-      )
+      message = "The TPU compiler is missing: pip install -e '.[tpu]'"
     else:
       message = (
         f'--topology={topology} is not known to the TPU compiler '
-        f'({text.splitlines()[0]}). Examples: {", ".join(TOPOLOGIES)}.'
+        f'({text.splitlines()[0]}). Examples: {EXAMPLES}.'
       )
     raise ValueError(message) from error
-
-
-def versions(topology):
-  """Return {package: version} of the compiler's packages."""
-  packages = ('jax',) if topology == 'local' else ('jax', 'libtpu')
-  return {name: importlib.metadata.version(name) for name in packages}
-
-
-def _bytes_on_a_device(x):
-  return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -1,7 +1,8 @@
-"""The page docs/compile.md: the paper's models on TPU slices.
+"""The tables of docs/compile.md: the paper's models on TPU slices.
 
-Each line of the page is compiled in a process of its own and kept in a JSON
-file next to the page, so that an interrupted command can continue.
+Each line is compiled in a process of its own and kept in a JSON file next to
+the page, so that an interrupted command can continue. The text of the page
+before the first model is written by hand, and kept.
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 import tempfile
 
 from vit_jax.files import write_atomically
+from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 
 _JFT = 'configs/pretrain_jft.py'
@@ -41,47 +43,6 @@ SLICES = {  # topology: description
 POLICIES = ('none', 'full')  # compiled in this order until one fits
 COLUMNS = [c for c in report.COLUMNS if c not in ('config', 'batch_size')]
 
-_INTRO = """\
-# The paper's models on TPU slices
-
-The real train steps at batch 4096 (224 px, bfloat16 on float32 parameters),
-compiled by the TPU compiler on a machine without a TPU. Nothing was executed:
-memory is what the compiler allocates; step time, images/s and MFU are
-*estimates*.
-
-```bash
-pip install -e '.[tpu]' && {command}
-```
-
-writes this page. A line takes minutes; rerun the command to continue after an
-interruption. All numbers are in [{data}]({data}). Versions: {versions}.
-
-- All numbers except images/s are those of one device: a chip, or of v3 a core,
-  two to a chip. `args` are parameters, optimizer state and the batch; `temp` is
-  all other memory of the step. Outputs reuse the memory of the arguments.
-- `Mcycles` is the sum of the cycles that the compiler writes next to its
-  instructions; loops count as often as they run. Step time is this sum at the
-  chip's clock (v3 0.94, v4 1.05, v5e 1.5, v5p and v6e 1.75 GHz: data sheets,
-  quoted from memory). For one large matrix product, the compiler's cycles at
-  these clocks give 84% of the data sheet's peak on v4, 92% on v3, 97% on v5e
-  and v5p.
-- Asynchronous copies and collectives have no cycles. `+ links` is the time of
-  the collectives at the data sheet's bandwidth of all links of a chip, if
-  nothing overlaps.
-- MFU is 3 x the FLOPs of the forward pass, over the data sheet's peak.
-  `compiled TFLOP` is the compiler's own count, recomputation included.
-- `accessed` includes on-chip memory.
-- Parameters sharded by `fsdp` are gathered as the compiler chooses: by
-  all-gathers, by all-reduces of zero-padded parts, or by collective-permutes
-  that overlap the products.
-- ViTs have `scan=True`, which compiles one layer for all. Unrolled, they take
-  longer to compile and need fewer copies. ResNets are unrolled.
-- If `remat=none` does not fit, the next line has `remat=full`.
-- `mesh`: `data` replicates parameters and optimizer state, `fsdp` shards them.
-- The compiler names slices by generation and shape in chips. On v2 and v3 a
-  device is a core.
-"""
-
 
 def write(page):
   """Compile the lines that are missing in page.json, and write the page."""
@@ -99,7 +60,7 @@ def write(page):
           with_remat = [*arguments, f'--config.model.remat={remat}']
           row = {'model': model} | compile_one(topology, with_remat)
           rows.append(row)
-          report.write_json(data, rows)
+          outputs.write_values(data, rows)
           write_atomically(page, text(rows, page))
           print(f'{report.fits(row)} ({row["compile_s"]:.0f} s)')
         if row.get('fits'):
@@ -120,16 +81,9 @@ def compile_one(topology, arguments):
 
 
 def text(rows, page):
-  """Return the page: a table for each model."""
-  packages = ('jax', 'libtpu')
-  versions = {f'{k} {row[k]}' for row in rows for k in packages if k in row}
-  sections = [
-    _INTRO.format(
-      command=f'python -m vit_jax.tools.compile --table=docs/{page.name}',
-      data=page.with_suffix('.json').name,
-      versions=', '.join(sorted(versions)),
-    )
-  ]
+  """Return the page, with a table for each model."""
+  intro = page.read_text().partition('\n## ')[0] if page.exists() else ''
+  sections = [intro]
   for model, arguments in MODELS.items():
     if of_model := [row for row in rows if row['model'] == model]:
       of_model.sort(key=lambda row: list(SLICES).index(row['topology']))
@@ -138,6 +92,9 @@ def text(rows, page):
         f'## {model}\n\n{size:,.1f}M parameters; `{" ".join(arguments)}`\n\n'
         + report.markdown(of_model, COLUMNS)
       )
-  slices = (f'`{name}`: {about}.' for name, about in SLICES.items())
-  sections.append(' '.join(['Slices:', *slices]) + '\n')
+  packages = ('jax', 'libtpu')
+  versions = {f'{k} {row[k]}' for row in rows for k in packages if k in row}
+  slices = [f'`{name}`: {about}.' for name, about in SLICES.items()]
+  versions = f'Versions: {", ".join(sorted(versions))}.'
+  sections.append(' '.join(['Slices:', *slices, versions]) + '\n')
   return '\n'.join(sections)
