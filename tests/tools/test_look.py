@@ -342,7 +342,7 @@ def test_arguments(argument, message, capsys):
 
 def test_names_of_figures():
   paths = ['a/x.png', 'b/x.jpg', 'x-2.png', 'c/x.png', 'y.z.png']
-  names = figures._names(paths)
+  names = figures._names([{'path': path} for path in paths])
   assert names == ['x', 'x-2', 'x-2-2', 'x-3', 'y.z']
 
 

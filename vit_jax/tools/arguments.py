@@ -5,6 +5,7 @@ import contextlib
 import json
 import pathlib
 import re
+import sys
 
 from vit_jax import pretrained
 from vit_jax.weights import formats
@@ -12,18 +13,23 @@ from vit_jax.weights import formats
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
 
 
-def parser(doc, usage):
-  """Return an ArgumentParser with --image_size and the arguments of `read`.
+def plain_parser(doc, usage):
+  """Return an ArgumentParser.
 
   Args:
     doc: of the tool's module.
     usage: what follows `python -m vit_jax.tools.`.
   """
-  parser = argparse.ArgumentParser(
+  return argparse.ArgumentParser(
     description=doc,
     formatter_class=argparse.RawDescriptionHelpFormatter,
     usage=f'python -m vit_jax.tools.{usage}',
   )
+
+
+def parser(doc, usage):
+  """Return a `plain_parser` with --image_size and the arguments of `read`."""
+  parser = plain_parser(doc, usage)
   parser.add_argument(
     '--image_size',
     type=size,
@@ -70,6 +76,15 @@ def read(path, args):
   )
 
 
+def read_fitted(args):
+  """Return the Weights at --weights, with --image_size; report on stderr."""
+  weights = read(args.weights, args)
+  weights, report = fit(weights, image_size=args.image_size)
+  if report:
+    print(report, file=sys.stderr)
+  return weights
+
+
 def fit(weights, **options):
   """Return (Weights, report) of `pretrained.fit`; options of None are left out.
 
@@ -110,6 +125,48 @@ def count(text):
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
   return int(text)
+
+
+def add_images(parser, batch_size, nargs='+'):
+  """Add --weights, images, and how these are read."""
+  add = parser.add_argument
+  add('images', nargs=nargs, help='images, folders, globs; local or gs://...')
+  add('--weights', required=True, help='workdir, file or folder')
+  add(
+    '--on_error',
+    choices=('raise', 'skip'),
+    default='raise',
+    help='for images that cannot be read (raise)',
+  )
+  add_counts(
+    parser,
+    batch_size=(batch_size, 'images'),
+    num_workers=(None, 'decoding threads (one per core, at most 16)'),
+  )
+
+
+def add_counts(group, **counts):
+  """Add an argument --NAME=N for each NAME=(default, help)."""
+  for name, (default, what) in counts.items():
+    help = what if default is None else f'{what} ({default})'
+    group.add_argument(
+      f'--{name}', type=count, default=default, metavar='N', help=help
+    )
+
+
+def several(choices=None, convert=str):
+  """Return a function 'a,b' -> ['a', 'b']; for `type` of arguments."""
+
+  def read(text):
+    items = text.split(',')
+    for item in items:
+      if choices and item not in choices:
+        raise argparse.ArgumentTypeError(
+          f'{item!r} must be one of {", ".join(choices)}'
+        )
+    return [convert(item) for item in items]
+
+  return read
 
 
 def names(path, weights):

@@ -39,7 +39,7 @@ def save(weights, target, format, *, images='uint8', force=False):
     target: path of the file or folder.
     format: one of FORMATS.
     images: for 'stablehlo', see `export.stablehlo`.
-    force: whether files are replaced; others in a folder stay.
+    force: whether to replace existing files; others in a folder stay.
 
   Returns:
     list of the files written.
@@ -84,13 +84,15 @@ def format_of(target, format=None):
     path = path.parent
   is_folder = path.is_dir() or str(target).endswith('/')
   ending = '' if is_folder else path.suffix
-  if format is None:
-    format = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}.get(ending)
-  wanted = dict.fromkeys(formats.NPZ_FORMATS, '.npz')
-  wanted = (wanted | {'stablehlo': '.stablehlo'}).get(format, '')
-  if format is None or (
-    (wanted or ending in ('.npz', '.stablehlo')) and (wanted != ending)
-  ):
+  by_ending = {
+    '.npz': ('npz', *formats.NPZ_FORMATS),
+    '.stablehlo': ('stablehlo',),
+  }
+  folders = ('timm', 'hf')
+  fitting = by_ending.get(ending, folders)
+  if format is None and (ending in by_ending or not ending):
+    format = fitting[0]
+  if format not in fitting:
     raise ValueError(
       f'{target} does not fit a format{f" {format!r}" if format else ""}. Use '
       'NAME.npz (vit_jax, npz, big_vision), NAME.stablehlo, or a folder (timm, '

@@ -19,7 +19,6 @@ replaces each patch, -1 for the mask vector; loss and accuracy [N], means over
 the corrupted patches.
 """
 
-import io
 import json
 import pathlib
 
@@ -30,7 +29,6 @@ from etils import epath
 
 from vit_jax import config, pretrained, terminal
 from vit_jax.data import image_files
-from vit_jax.files import write_atomically
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
@@ -38,6 +36,7 @@ from vit_jax.tools import arguments, outputs, predict
 
 _OBJECTIVE = 'vit_jax.objectives.masked_patches.masked_patches'
 _EVALUATOR = 'vit_jax.evals.masked_patches.MaskedPatches'
+_METRICS = ('loss', 'accuracy')
 _GREY = 128
 _SWAPPED, _KEPT = 'tab:orange', 'tab:blue'
 
@@ -64,16 +63,14 @@ def corrupt_and_predict(prediction, params, images, *, seed=0):
     corrupted = jnp.where(sources < 0, jnp.uint8(_GREY), moved)
     target = prediction.target
     predicted = target.picture(found['outputs'], patches.shape[2:])
-    counts = found['corrupted'][:, :, None, None, None]
-    shown = {
-      'corrupted': corrupted,
-      'predicted': jnp.where(counts, predicted, patches),
-      'truth': jnp.where(counts, target.truth(patches), patches),
-    }
-    shown = {k: patch_targets.join(x, images.shape) for k, x in shown.items()}
+    is_corrupted = found['corrupted'][:, :, None, None, None]
+    truth = jnp.where(is_corrupted, target.truth(patches), patches)
+    predicted = jnp.where(is_corrupted, predicted, patches)
     return {
       'images': images,
-      **shown,
+      'corrupted': patch_targets.join(corrupted, images.shape),
+      'predicted': patch_targets.join(predicted, images.shape),
+      'truth': patch_targets.join(truth, images.shape),
       'is_corrupted': found['corrupted'],
       'sources': found['sources'],
       **found['metrics'],
@@ -93,12 +90,11 @@ def draw(found, patch_size, path):
     for axes, image in zip(axes_of_row, found[name]):
       axes.imshow(image.squeeze(), cmap='gray', vmin=0, vmax=255)
       axes.set(xticks=[], yticks=[])
-  for i, axes in enumerate(panels[1]):
-    _frame(axes, found, i, patch_size)
-  for i, axes in enumerate(panels[-1]):
-    metrics = [name for name in ('loss', 'accuracy') if name in found]
+  metrics = [name for name in _METRICS if name in found]
+  for i, (corrupted, truth) in enumerate(zip(panels[1], panels[-1])):
+    _frame(corrupted, found, i, patch_size)
     text = '\n'.join(f'{name} {found[name][i]:.2f}' for name in metrics)
-    axes.set_xlabel(text, fontsize=8)
+    truth.set_xlabel(text, fontsize=8)
   pictures.save(figure, path)
 
 
@@ -129,7 +125,7 @@ def parser():
   add('images', nargs='*', help='images, folders, globs; local or gs://...')
   add('--workdir', required=True, help='of a run of masked patch prediction')
   add('--output', required=True, metavar='FILE.png', help='or FILE.pdf')
-  add('--examples', type=arguments.count, default=8, metavar='N', help='(8)')
+  arguments.add_counts(parser, examples=(8, 'images to draw'))
   add('--seed', type=int, default=0, help='of the corruption (0)')
   return parser
 
@@ -152,11 +148,9 @@ def _run(args):
   task = run['objective'].get('task', {})
   prediction = Prediction(model, weights.preprocess, Task(**task))
   found = corrupt_and_predict(prediction, params, images, seed=args.seed)
-  file = io.BytesIO()
-  np.savez_compressed(file, **found)
-  write_atomically(output.with_suffix('.npz'), file.getvalue())
+  outputs.write_arrays(output.with_suffix('.npz'), found)
   draw(found, model.embedding.patch_size, output)
-  for name in ('loss', 'accuracy'):
+  for name in _METRICS:
     if name in found:
       print(f'{name} of {len(images)} images: {found[name].mean():.4f}')
   print(output, output.with_suffix('.npz'))
@@ -178,15 +172,11 @@ def _read_config(workdir):
 
 def _open_data(run, trust, batch_size):
   """Return the Data that a run was evaluated on, or else trained on."""
-  for settings in (run.get('evals') or {}).values():
-    if settings.get('target') == _EVALUATOR:
-      run = settings
-      break
-  settings = run['data'] | {'labels': False, 'batch_size': batch_size}
-  return config.build(
-    {'target': 'vit_jax.data.pipeline.Data', **settings},
-    trust=('vit_jax.data', *trust),
-  )
+  evals = (run.get('evals') or {}).values()
+  found = next((e for e in evals if e.get('target') == _EVALUATOR), run)
+  settings = found['data'] | {'labels': False, 'batch_size': batch_size}
+  settings['target'] = 'vit_jax.data.pipeline.Data'
+  return config.build(settings, trust=('vit_jax.data', *trust))
 
 
 def _load(args, weights):

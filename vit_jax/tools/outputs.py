@@ -41,8 +41,8 @@ def write_values(path, values):
   write_atomically(path, json.dumps(values, indent=2) + '\n')
 
 
-def write_arrays(path, **arrays):
-  """Write arrays as a compressed npz."""
+def write_arrays(path, arrays):
+  """Write a dict of arrays as a compressed npz."""
   file = io.BytesIO()
   np.savez_compressed(file, **arrays)
   write_atomically(path, file.getvalue())
@@ -115,6 +115,23 @@ def _ranked(results, names, top_k):
         for i in top(probabilities, top_k)
       ],
     )
+
+
+def without_errors(results, skipped):
+  """Yield the results without 'error', and append the errors to `skipped`."""
+  for result in results:
+    if 'error' in result:
+      skipped.append(result['error'])
+    else:
+      yield result
+
+
+def exit_status(skipped, total):
+  """Return 1 if images were skipped, and list their errors on stderr."""
+  if skipped:
+    print(f'{len(skipped)} of {total} skipped:', file=sys.stderr)
+    print('\n'.join(skipped), file=sys.stderr)
+  return 1 if skipped else 0
 
 
 def check_folder(path):

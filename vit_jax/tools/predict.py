@@ -13,6 +13,7 @@ an error, or if images were skipped (--on_error=skip; they are listed at the
 end); 2 for wrong arguments.
 """
 
+import collections
 import itertools
 import sys
 
@@ -68,7 +69,13 @@ def predict(
   loaded, shape = load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
   forward = _forward(model, weights.preprocess, layer, activation)
-  _check(forward, params, shape, layer)
+  out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
+  if layer is None and (not out or out['probabilities'].ndim != 2):
+    what = 'logits for each patch, not for the image' if out else 'no head'
+    raise ValueError(
+      f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
+      'for their features.'
+    )
   return in_batches(forward, params, loaded, shape, on_error)
 
 
@@ -126,21 +133,6 @@ def _forward(model, preprocess, layer, activation):
   return forward
 
 
-def _check(forward, params, shape, layer):
-  images = jax.ShapeDtypeStruct(shape, jnp.uint8)
-  out = jax.eval_shape(forward, params, images)
-  if not out:
-    raise ValueError(
-      'The weights have no head, so there is nothing to predict. Use '
-      '--features=FILE.npz (in Python, layer=) for their features.'
-    )
-  if layer is None and out['probabilities'].ndim != 2:
-    raise ValueError(
-      'The model has logits for each patch, not for the whole image. Use '
-      '--features=FILE.npz (in Python, layer=) for its features.'
-    )
-
-
 def in_batches(forward, params, loaded, shape, on_error):
   """Yield the results of `forward` for each image, in order.
 
@@ -196,30 +188,13 @@ def main(argv=None):
 
 def parser():
   parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS IMAGES ...')
-  add = parser.add_argument
-  add('pictures', nargs='+', help='images, folders or globs; local or gs://...')
-  add('--weights', required=True, help='workdir, file or folder')
-  add('--activation', choices=_ACTIVATIONS, help='(that of the weights)')
-  add('--batch_size', type=arguments.count, default=32, metavar='N')
-  add(
-    '--num_workers',
-    type=arguments.count,
-    metavar='N',
-    help='decoding threads (one per core, at most 16)',
+  arguments.add_images(parser, batch_size=32)
+  parser.add_argument(
+    '--activation', choices=_ACTIVATIONS, help='(that of the weights)'
   )
-  add(
-    '--on_error',
-    choices=('raise', 'skip'),
-    default='raise',
-    help='for images that cannot be read',
-  )
-  _add_writing(parser)
-  return parser
-
-
-def _add_writing(parser):
-  add = parser.add_argument_group('output').add_argument
-  add('--top_k', type=arguments.count, default=5, metavar='N', help='(5)')
+  group = parser.add_argument_group('output')
+  arguments.add_counts(group, top_k=(5, 'classes of each image'))
+  add = group.add_argument
   add('--format', choices=outputs.FORMATS, help='of the predictions (table)')
   add('--output', metavar='FILE', help='for the predictions, instead of stdout')
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
@@ -235,17 +210,15 @@ def _add_writing(parser):
     help='for --features: pre_logits (input of the head; default), pooled, '
     'tokens, block_0, block_1, ...',
   )
+  return parser
 
 
 def _run(args):
   """Return the exit status."""
   for path in (args.output, args.features):
     outputs.check_folder(path)
-  paths = image_files.find(args.pictures)
-  weights = arguments.read(args.weights, args)
-  weights, report = arguments.fit(weights, image_size=args.image_size)
-  if report:
-    print(report, file=sys.stderr)
+  paths = image_files.find(args.images)
+  weights = arguments.read_fitted(args)
   names = weights.class_names
   if args.class_names:
     names = arguments.names(args.class_names, weights)
@@ -262,7 +235,7 @@ def _run(args):
   shown = wanted and not args.output and sys.stdout.isatty()
   results = terminal.track(results, len(paths), unit='images', shown=shown)
   skipped = []
-  results = _without(results, skipped)
+  results = outputs.without_errors(results, skipped)
   if args.features:
     results = outputs.save_features(results, args.features)
   if wanted:
@@ -270,21 +243,8 @@ def _run(args):
     with outputs.opened(args.output) as file:
       write(file, results, names, args.top_k)
   else:
-    for _ in results:
-      pass
-  if skipped:
-    print(f'{len(skipped)} of {len(paths)} skipped:', file=sys.stderr)
-    print('\n'.join(skipped), file=sys.stderr)
-  return 1 if skipped else 0
-
-
-def _without(results, skipped):
-  """Yield the results without errors; append those to `skipped`."""
-  for result in results:
-    if 'error' in result:
-      skipped.append(result['error'])
-    else:
-      yield result
+    collections.deque(results, maxlen=0)
+  return outputs.exit_status(skipped, len(paths))
 
 
 if __name__ == '__main__':

@@ -15,13 +15,12 @@ them); --peer=linen is benchmarks/plain_linen_vit.py; any other script that
 speaks the protocol of vit_jax/tools/benchmark/workers.py can be named by path.
 """
 
-import argparse
 import os
 import platform
 import sys
 
 from vit_jax import environment, terminal
-from vit_jax.models import attention, common
+from vit_jax.tools import arguments, outputs
 from vit_jax.tools.benchmark import cases, report, rounds
 
 
@@ -32,76 +31,55 @@ def main(argv=None):
 
 
 def parser():
-  parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage='python -m vit_jax.tools.benchmark [--models=...] ...',
+  parser = arguments.plain_parser(__doc__, 'benchmark [--models=...] ...')
+  add, several = parser.add_argument, arguments.several
+  add('--models', type=several(), default='B/16', metavar='NAME,...')
+  add(
+    '--batch_sizes',
+    type=several(convert=arguments.count),
+    default='8',
+    metavar='N,...',
   )
-
-  def add(name, default=None, help='', **settings):
-    shown = '' if default is None else f' (default: {default})'
-    help = f'{help}{shown}'.strip()
-    parser.add_argument(f'--{name}', default=default, help=help, **settings)
-
-  def add_list(name, default, metavar='NAME,...', convert=str, choices=None):
-    read = _list_reader(convert, choices)
-    add(name, default, ', '.join(choices or ()), type=read, metavar=metavar)
-
-  def add_count(name, default, help):
-    add(name, default, help, type=_count, metavar='N')
-
-  add_list('models', 'B/16')
-  add_list('batch_sizes', '8', 'N,...', _count)
-  add_list('mode', 'train', choices=cases.MODES)
-  add_list('precision', 'float32', choices=cases.PRECISIONS)
-  add_list('attention', 'auto', choices=attention.IMPLEMENTATIONS)
-  add_list('remat', 'none', choices=common.REMAT)
-  parser.add_argument('--scan', action='store_true', help='scan over layers')
-  parser.add_argument(
+  for name, choices in cases.CHOICES.items():
+    add(
+      f'--{name}',
+      type=several(choices),
+      default=choices[0],
+      metavar='NAME,...',
+      help=f'some of {", ".join(choices)} (the first)',
+    )
+  add('--scan', action='store_true', help='scan over layers')
+  add(
     '--first_fit',
     action='store_true',
     help='try the batch sizes in their order until one fits (with a peer, both '
     'must fit)',
   )
-  add_count('image_size', 224, 'height and width in pixels')
-  add_count('steps', 30, 'timed steps')
-  add_count('rounds', 5, 'rounds that the steps are divided into')
-  add_count('warmup', 5, 'steps before the timed ones')
-  add('num_workers', 0, 'processes of the input', type=int, metavar='N')
-  add('peer', 'none', 'timm, linen, none, or a script')
-  add('peer_python', sys.executable, 'interpreter of the peer', metavar='PATH')
-  add('peer_compile', 'default', 'mode of torch.compile; none: eager')
-  add(
-    'peer_settings',
-    'own',
-    'own: the environment that users of the peer have; ours: the one that '
-    'vit_jax.main sets for its users',
-    choices=('own', 'ours'),
+  arguments.add_counts(
+    parser,
+    image_size=(224, 'height and width in pixels'),
+    steps=(30, 'timed steps'),
+    rounds=(5, 'rounds that the steps are divided into'),
+    warmup=(5, 'steps before the timed ones'),
   )
-  add('csv', help='file for the rows', metavar='FILE')
-  add('json', help='file for the rows and all rounds', metavar='FILE')
+  add('--num_workers', type=int, default=0, help='processes of the input (0)')
+  add('--peer', default='none', help='timm, linen, none (default), or a script')
+  add('--peer_python', default=sys.executable, help='interpreter of the peer')
+  add(
+    '--peer_compile',
+    default='default',
+    help='mode of torch.compile; none: eager',
+  )
+  add(
+    '--peer_settings',
+    choices=('own', 'ours'),
+    default='own',
+    help='own (default): the environment that users of the peer have; ours: '
+    'the one that vit_jax.main sets for its users',
+  )
+  add('--csv', help='file for the rows', metavar='FILE')
+  add('--json', help='file for the rows and all rounds', metavar='FILE')
   return parser
-
-
-def _count(text):
-  """Return an int of 1 or more, for `type=`."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} must be a positive integer')
-  return int(text)
-
-
-def _list_reader(convert, choices):
-  """Return a function that reads 'a,b' as ['a', 'b'], for `type=`."""
-
-  def read(text):
-    for item in text.split(','):
-      if choices and item not in choices:
-        raise argparse.ArgumentTypeError(
-          f'{item!r} must be one of {", ".join(choices)}'
-        )
-    return [convert(item) for item in text.split(',')]
-
-  return read
 
 
 def _run(args):
@@ -109,7 +87,7 @@ def _run(args):
   peer = cases.peer_command(args.peer, args.peer_python)
   for case in todo:
     cases.check_peer(args.peer, case)
-  rows, records, fitted = [], [], []
+  records, fitted = [], []
   for case in todo:
     kind = case | {'batch_size': None}
     if args.first_fit and kind in fitted:
@@ -126,14 +104,14 @@ def _run(args):
     )
     if 'error' not in found:
       fitted.append(kind)
-    rows.append(report.row(case, found))
-    records.append({'case': case, 'row': rows[-1]} | found)
-    print(report.line(rows[-1]), flush=True)
+    row = report.row(case, found)
+    records.append({'case': case, 'row': row} | found)
+    print(report.line(row), flush=True)
     # Written after each case, so that an interruption keeps the results.
     if args.csv:
-      report.write_csv(args.csv, rows)
+      report.write_csv(args.csv, [record['row'] for record in records])
     if args.json:
-      report.write_json(args.json, _about() | {'cases': records})
+      outputs.write_values(args.json, _about() | {'cases': records})
 
 
 def _about():

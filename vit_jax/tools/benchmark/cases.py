@@ -4,14 +4,18 @@ import itertools
 import os
 import sys
 
-from vit_jax.models import names
+from vit_jax.models import attention, common, names
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.benchmark import workers
 
-MODES = ('train', 'infer', 'input')
-PRECISIONS = ('float32', 'bfloat16')
 NUM_CLASSES = 1000
 LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
+CHOICES = {  # the first is the default
+  'precision': ('float32', 'bfloat16'),
+  'attention': attention.IMPLEMENTATIONS,
+  'remat': common.REMAT,
+  'mode': ('train', 'infer', 'input'),
+}
 
 
 def cases(args):
@@ -21,17 +25,12 @@ def cases(args):
   if 'input' in args.mode:
     for size in args.batch_sizes:
       out.append(shared | {'mode': 'input', 'model': '', 'batch_size': size})
-  lists = {
-    'model': args.models,
-    'batch_size': args.batch_sizes,
-    'precision': args.precision,
-    'attention': args.attention,
-    'remat': args.remat,
-    'mode': [mode for mode in args.mode if mode != 'input'],
-  }
+  lists = {'model': args.models, 'batch_size': args.batch_sizes}
+  lists |= {name: getattr(args, name) for name in CHOICES}
+  lists['mode'] = [mode for mode in args.mode if mode != 'input']
   for values in itertools.product(*lists.values()):
     case = shared | dict(zip(lists, values)) | {'scan': args.scan}
-    case['fields'] = fields(case)
+    case['fields'] = _fields(case)
     case['num_classes'] = NUM_CLASSES
     case['timm_name'] = timm_name(case['model'])
     names.create(case['model'], **case['fields'])  # refuses what does not exist
@@ -39,7 +38,7 @@ def cases(args):
   return out
 
 
-def fields(case):
+def _fields(case):
   """Return the fields of the model, for names.create; no defaults."""
   given = {'dtype': case['precision'], 'num_classes': NUM_CLASSES}
   defaults = {'attention': 'auto', 'remat': 'none', 'scan': False}
@@ -68,12 +67,10 @@ def peer_command(peer, python):
 
 def check_peer(peer, case):
   """Raise ValueError if the peer does not have the model of the case."""
-  if case['mode'] == 'input':
-    return
   name = case['model']
-  if peer == 'timm' and case['timm_name'] is None:
+  if peer == 'timm' and name and case['timm_name'] is None:
     raise ValueError(f'timm has no {name}. Leave it out, or use --peer=linen.')
-  if peer == 'linen':
+  if peer == 'linen' and name:
     model = names.create(name)
     if type(model) is not VisionTransformer or model.embedding.reduction > 1:
       raise ValueError(

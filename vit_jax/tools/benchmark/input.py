@@ -11,8 +11,8 @@ _PACKAGES = {'cv2': 'opencv-python-headless'}
 class Jpegs:
   """Source of encoded images of 50 to 100 kB, held in memory.
 
-  They show smooth shapes with some noise. Noise alone would be larger, and
-  slower to decode, than photographs are.
+  They show smooth shapes with some noise: noise alone is slower to decode than
+  photographs.
   """
 
   class_names = None

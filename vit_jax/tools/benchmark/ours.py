@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import metrics, optim, sharding, step
+from vit_jax import metrics, optim, sharding, train
 from vit_jax.analysis import flops
 from vit_jax.models import names
 from vit_jax.objectives import classification
@@ -89,22 +89,16 @@ class Model:
 
 def training(model, images, mesh):
   """Return (state, jitted (state, batch) -> (state, metrics))."""
-
   rule = functools.partial(optax.adamw, weight_decay=WEIGHT_DECAY)
-  make_tx = functools.partial(
-    optim.Optimizer(rule, clip_norm=CLIP_NORM), learning_rate=LEARNING_RATE
-  )
-  init = functools.partial(
-    step.init_state, model=model, images=images, tx=make_tx
-  )
-  replicated = sharding.replicated(mesh)
-  state = jax.jit(init, out_shardings=replicated)(jax.random.key(0))
-  step_fn = functools.partial(
-    step.train_step,
+  optimizer = optim.Optimizer(rule, clip_norm=CLIP_NORM)
+  init, _, step_fn = train.make_step(
+    model,
+    images=images,
     loss_fn=classification.softmax_xent(model, preprocess=Normalize()),
-    tx=make_tx(state.params),
+    make_tx=functools.partial(optimizer, learning_rate=LEARNING_RATE),
+    mesh=mesh,
   )
-  return state, jax.jit(step_fn, donate_argnums=0, out_shardings=replicated)
+  return init(jax.random.key(0)), step_fn
 
 
 def inference(model, images, mesh):

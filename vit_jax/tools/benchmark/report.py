@@ -1,11 +1,8 @@
 """Rows of a benchmark, for the terminal, CSV (timm's columns) and JSON."""
 
-import csv
-import io
-import json
 import statistics
 
-from vit_jax.files import write_atomically
+from vit_jax.tools import outputs
 
 COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'model',
@@ -64,20 +61,17 @@ def row(case, found):
     out = {name: case[name] for name in given}
     out[f'{mode}_batch_size'] = case['batch_size']
     out[f'{mode}_img_size'] = case['image_size']
-  for name in ('compile_s', 'hbm_peak', 'device_kind', 'n_devices'):
-    if name in started:
-      out[name] = started[name]
+  kept = ('compile_s', 'hbm_peak', 'device_kind', 'n_devices')
+  out |= {name: started[name] for name in kept if name in started}
   if 'param_count' in started:
     out['param_count'] = started['param_count'] / 1e6
     out['infer_gmacs'] = started['forward_flops'] / 2e9
   if found.get('times'):
     out |= _speed(case, found)
   if found.get('peer_times'):
-    out |= _peer(case, found)
-  for name in ('peer', 'peer_settings', 'error'):
-    if name in found:
-      out[name] = found[name]
-  return out
+    out |= _against_peer(case, found)
+  kept = ('peer', 'peer_settings', 'error')
+  return out | {name: found[name] for name in kept if name in found}
 
 
 def _speed(case, found):
@@ -103,10 +97,10 @@ def _speed(case, found):
   return out
 
 
-def _peer(case, found):
+def _against_peer(case, found):
   ours, theirs = found['times'], found['peer_times']
   step = statistics.median(theirs)
-  ratios = _ratios(ours, theirs)
+  ratios = [b / a for a, b in zip(ours, theirs)]
   out = {
     'peer_samples_per_sec': case['batch_size'] / step,
     'peer_step_time': 1e3 * step,
@@ -117,38 +111,33 @@ def _peer(case, found):
     'ratio_of_best': min(theirs) / min(ours),
   }
   if found['started']['device_kind'] == 'cpu':
-    ratios = _ratios(found['cpu_times'], found['peer_cpu_times'])
-    out['ratio_of_cpu_time'] = statistics.median(ratios)
+    pairs = zip(found['cpu_times'], found['peer_cpu_times'])
+    out['ratio_of_cpu_time'] = statistics.median(b / a for a, b in pairs)
   if found['peer_started'].get('hbm_peak') is not None:
     out['peer_hbm_peak'] = found['peer_started']['hbm_peak']
   return out
 
 
-def _ratios(ours, theirs):
-  """Return our speed over theirs, of each pair of rounds."""
-  return [b / a for a, b in zip(ours, theirs)]
+_PARTS = {  # columns of a line in the terminal
+  'samples_per_sec': '{:,.1f} img/s',
+  'step_time': '{:.1f} ms ({step_time_min:.1f} to {step_time_max:.1f})',
+  'mfu': 'MFU {:.1%}',
+  'mfu_measured': 'of measured product {:.1%}',
+  'hbm_peak': 'memory {:.2f} GB',
+  'compile_s': 'compiled in {:.1f} s',
+}
 
 
 def line(row):
   """Return a row as one to three lines of text."""
   mode = row['mode']
-  batch = row.get(f'{mode}_batch_size')
+  batch = row[f'{mode}_batch_size']
   parts = [f'{row.get("model", "JPEGs")} {mode}, batch {batch}']
   settings = ('precision', 'attention', 'remat')
-  parts += [str(row[name]) for name in settings if name in row]
-  for name, shown in (
-    (f'{mode}_samples_per_sec', '{:,.1f} img/s'),
-    (
-      f'{mode}_step_time',
-      '{:.1f} ms ({step_time_min:.1f} to {step_time_max:.1f})',
-    ),
-    ('mfu', 'MFU {:.1%}'),
-    ('mfu_measured', 'of measured product {:.1%}'),
-    ('hbm_peak', 'memory {:.2f} GB'),
-    ('compile_s', 'compiled in {:.1f} s'),
-  ):
-    if name in row:
-      parts.append(shown.format(row[name], **row))
+  parts += [row[name] for name in settings if name in row]
+  for name, shown in _PARTS.items():
+    if (value := row.get(name, row.get(f'{mode}_{name}'))) is not None:
+      parts.append(shown.format(value, **row))
   text = ' | '.join(parts)
   if 'ratio' in row:
     text += (
@@ -164,17 +153,5 @@ def line(row):
 
 
 def write_csv(path, rows):
-  """Write all rows with every column; what a row lacks is empty."""
-  file = io.StringIO()
-  writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-  writer.writeheader()
-  for row in rows:
-    writer.writerow(
-      {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
-    )
-  write_atomically(path, file.getvalue())
-
-
-def write_json(path, records):
-  """Write everything that was measured, the times of all rounds included."""
-  write_atomically(path, json.dumps(records, indent=1) + '\n')
+  """Write all rows with every column; values that a row lacks are empty."""
+  outputs.write_rows(path, rows, COLUMNS)

@@ -58,11 +58,11 @@ def measure(
     occurred.
   """
   found, has_model = {}, case['mode'] != 'input'
+  # Two processes share the memory: neither may preallocate most of it.
+  env = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'} if peer else {}
+  our_env = env | environment.faster()
   try:
     with contextlib.ExitStack() as stack:
-      # Two processes share the memory: neither may preallocate most of it.
-      env = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'} if peer else {}
-      our_env = env | environment.faster()
       mine = stack.enter_context(Worker(ours, our_env))
       found['started'] = mine.ask('start', **case, **settings)
       runs = {'': functools.partial(_round, mine)}
@@ -79,8 +79,7 @@ def measure(
         found['ceiling'] = max(results.pop('ceiling')) or None
       for prefix, of_rounds in results.items():
         times, cpu_times = zip(*of_rounds)
-        found[f'{prefix}times'] = times
-        found[f'{prefix}cpu_times'] = cpu_times
+        found |= {f'{prefix}times': times, f'{prefix}cpu_times': cpu_times}
   except WorkerError as error:
     found['error'] = str(error)
   return found

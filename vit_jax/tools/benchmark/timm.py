@@ -11,6 +11,7 @@ interpreter with torch and timm can run it:
 import importlib
 import resource
 import time
+from unittest import mock
 
 from vit_jax.tools.benchmark import workers
 
@@ -67,8 +68,7 @@ class Timm:
     eager = self._loss if self._trains else self._logits
     self._forward, notes = eager, 'eager'
     if mode != 'none':
-      torch_mode = None if mode == 'default' else mode
-      self._forward = self._torch.compile(eager, mode=torch_mode)
+      self._forward = self._torch.compile(eager, mode=mode)
       notes = f'torch.compile {mode}'
     start = time.perf_counter()
     try:
@@ -122,11 +122,10 @@ class Timm:
 
 
 def import_timm():
-  """Return the modules torch and timm, even if torchvision does not fit torch.
+  """Return the modules torch and timm.
 
-  timm imports torchvision, which registers fake versions of its operators with
-  torch. That fails where the operators could not be loaded, for example if one
-  package was built for CUDA and the other was not. Models need none of them.
+  timm imports torchvision, which cannot register its operators with a torch
+  that it was not built for. Models need none of them.
   """
   import torch
 
@@ -137,11 +136,10 @@ def import_timm():
       return lambda function: function
     return register(name, *args, **kwargs)
 
-  torch.library.register_fake = register_unless_torchvision
-  try:
+  with mock.patch.object(
+    torch.library, 'register_fake', register_unless_torchvision
+  ):
     return torch, importlib.import_module('timm')
-  finally:
-    torch.library.register_fake = register
 
 
 if __name__ == '__main__':

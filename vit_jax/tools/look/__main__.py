@@ -28,7 +28,7 @@ from vit_jax import terminal
 from vit_jax.analysis import attention
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
-from vit_jax.tools import arguments
+from vit_jax.tools import arguments, outputs
 from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
@@ -43,21 +43,18 @@ def parser():
   parser = arguments.parser(
     __doc__, 'look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
-  add, count = parser.add_argument, arguments.count
-  add('images', nargs='*', help='images, folders, globs; local or gs://...')
-  add('--weights', required=True, help='workdir, file or folder')
+  add = parser.add_argument
   add('--output', required=True, metavar='DIR', help='folder for the figures')
   add(
     '--figures',
-    type=_figures,
+    type=arguments.several(arrays.FIGURES),
     metavar='A,B,...',
     help=f'some of {",".join(arrays.FIGURES)} (all that can be drawn)',
   )
   add('--format', choices=('png', 'pdf'), default='png', help='(png)')
-  add('--batch_size', type=count, default=8, metavar='N', help='(8)')
-  add('--num_workers', type=count, metavar='N', help='threads that decode')
-  add('--on_error', choices=('raise', 'skip'), default='raise')
-  add = parser.add_argument_group('what is shown').add_argument
+  arguments.add_images(parser, batch_size=8, nargs='*')
+  group = parser.add_argument_group('what is shown')
+  add = group.add_argument
   add(
     '--heads',
     choices=attention.HEADS,
@@ -94,24 +91,13 @@ def parser():
     action='store_true',
     help="draw images at the model's size, not at a finer one",
   )
-  for name, default, what in (
-    ('--num_maps', 4, 'images with attention maps'),
-    ('--per_sheet', 50, 'images on a sheet of rollout'),
-    ('--num_filters', 28, 'principal components'),
-  ):
-    help = f'{what} ({default})'
-    add(name, type=count, default=default, metavar='N', help=help)
+  arguments.add_counts(
+    group,
+    num_maps=(4, 'images with attention maps'),
+    per_sheet=(50, 'images on a sheet of rollout'),
+    num_filters=(28, 'principal components'),
+  )
   return parser
-
-
-def _figures(text):
-  names = text.split(',')
-  for name in names:
-    if name not in arrays.FIGURES:
-      raise argparse.ArgumentTypeError(
-        f'{name!r} must be one of {", ".join(arrays.FIGURES)}'
-      )
-  return names
 
 
 def _cell(text):
@@ -125,10 +111,7 @@ def _cell(text):
 def _run(args):
   """Draw the figures, and return the exit status."""
   paths = image_files.find(args.images) if args.images else []
-  weights = arguments.read(args.weights, args)
-  weights, report = arguments.fit(weights, image_size=args.image_size)
-  if report:
-    print(report, file=sys.stderr)
+  weights = arguments.read_fitted(args)
   names = _choose(args.figures, weights, paths)
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   if of_images:
@@ -151,7 +134,11 @@ def _run(args):
     figures.positions()
   if not of_images:
     return 0
-  looks, errors = _collect(looks, len(paths), args.num_maps)
+  skipped = []
+  looks = terminal.track(looks, len(paths), unit='images')
+  looks = _collect(outputs.without_errors(looks, skipped), args.num_maps)
+  if not looks:
+    raise ValueError('No image could be read:\n' + '\n'.join(skipped))
   px = min(weights.image_shape[:2]) if args.as_seen else None
   if 'maps' in names:
     figures.maps(looks[: args.num_maps], px=px)
@@ -159,10 +146,7 @@ def _run(args):
     figures.rollout(looks, args.style, args.per_sheet, px=px)
   if 'distance' in names:
     figures.distance(looks)
-  if errors:
-    print(f'{len(errors)} of {len(paths)} skipped:', file=sys.stderr)
-    print('\n'.join(errors), file=sys.stderr)
-  return 1 if errors else 0
+  return outputs.exit_status(skipped, len(paths))
 
 
 def _choose(asked, weights, paths):
@@ -185,19 +169,12 @@ def _choose(asked, weights, paths):
   return [name for name in names if name not in obstacles]
 
 
-def _collect(looks, total, num_maps):
-  """Return (results, errors of skipped images); maps of the first few only."""
-  found, errors = [], []
-  for look in terminal.track(looks, total, unit='images'):
-    if 'error' in look:
-      errors.append(look['error'])
-      continue
-    if len(found) >= num_maps:
-      look = {k: v for k, v in look.items() if not k.startswith('maps')}
-    found.append(look)
-  if not found:
-    raise ValueError('No image could be read:\n' + '\n'.join(errors))
-  return found, errors
+def _collect(looks, num_maps):
+  """Return the looks, with the maps of the first `num_maps` only."""
+  return [
+    {k: v for k, v in look.items() if i < num_maps or not k.startswith('maps')}
+    for i, look in enumerate(looks)
+  ]
 
 
 if __name__ == '__main__':

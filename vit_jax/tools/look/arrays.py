@@ -21,17 +21,16 @@ def obstacles(weights):
   Any model with the attributes `embedding`, `posemb` and `pooling` of
   VisionTransformer, whose blocks record queries and keys, has all figures.
   """
-  model, found = weights.model, {}
+  model, reason = weights.model, None
   embedding = getattr(model, 'embedding', None)
   if isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
-    found |= dict.fromkeys(OF_IMAGES, reason)
   elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
-    found |= dict.fromkeys(OF_IMAGES, reason)
+  found = dict.fromkeys(OF_IMAGES, reason) if reason else {}
   if getattr(model, 'posemb', None) is None:
     found['positions'] = 'the model has no position embeddings'
-  elif _positions(weights) is None:
+  elif _table(weights) is None:
     found['positions'] = 'they are relative, or each layer has its own'
   if 'embedding/kernel' not in weights.params:
     found['filters'] = 'the model has no patch embedding (embedding/kernel)'
@@ -55,20 +54,17 @@ def filters(weights, count=28):
 def positions(weights):
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
-  return embeddings.position_similarity(_positions(weights))
+  return embeddings.position_similarity(_table(weights))
 
 
-def _positions(weights):
+def _table(weights):
   model = weights.model
   grid = model.embedding.grid(weights.image_shape)
   return model.posemb.table(weights.params, grid, model.width)
 
 
 def cell_distances(weights):
-  """Return the distances [P, P] between patches, in pixels.
-
-  The patch of a hybrid is a cell of its feature map.
-  """
+  """Return the distances [P, P] between patches (hybrids: cells) in pixels."""
   pixels = weights.model.embedding.pixels_per_token
   return attention.cell_distances(layout(weights).grid, pixels)
 

@@ -1,6 +1,6 @@
 """The figures of the tool, each with its numbers as .npz next to it."""
 
-import io
+import functools
 import itertools
 import os
 import pathlib
@@ -10,8 +10,8 @@ import numpy as np
 from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
-from vit_jax.files import write_atomically
 from vit_jax.reports import attention, embeddings
+from vit_jax.tools import outputs
 from vit_jax.tools.look import arrays
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
@@ -40,29 +40,33 @@ class Figures:
     components, shares = arrays.filters(self._weights, count)
     kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
     title = f'{kind} filters\n(first {len(shares)} principal components)'
-    path = self._save('filters', components=components, shares=shares)
-    embeddings.filters(tiles(components), path, title=title)
-    print(path, flush=True)
+    self._write(
+      'filters',
+      lambda path: embeddings.filters(tiles(components), path, title=title),
+      components=components,
+      shares=shares,
+    )
 
   def positions(self):
     similarity = arrays.positions(self._weights)
-    path = self._save('positions', similarity=similarity)
-    embeddings.positions(similarity, path)
-    print(path, flush=True)
+    self._write(
+      'positions',
+      lambda path: embeddings.positions(similarity, path),
+      similarity=similarity,
+    )
 
   def distance(self, looks):
     """Draw the mean over `looks`, which are those of `arrays.look_at`."""
     values = np.stack([look['distance'] for look in looks])
-    uniform = arrays.uniform_distance(self._weights)
-    path = self._save(
+    mean, uniform = values.mean(0), arrays.uniform_distance(self._weights)
+    self._write(
       'distance',
-      distance=values.mean(0),
+      lambda path: attention.distance(mean, path, uniform=uniform),
+      distance=mean,
       of_each_image=values,
       uniform=uniform,
       paths=_paths(looks),
     )
-    attention.distance(values.mean(0), path, uniform=uniform)
-    print(path, flush=True)
 
   def maps(self, looks, *, px=None):
     """Draw a figure per image.
@@ -71,17 +75,16 @@ class Figures:
       looks: of `arrays.look_at`.
       px: smaller side of the images, at least.
     """
-    names = _names([look['path'] for look in looks])
-    images = self._images(looks, px or _LARGE_PX)
+    names, images = _names(looks), self._images(looks, px or _LARGE_PX)
     for look, name, image in zip(looks, names, images):
-      path = self._save(
+      draw = functools.partial(attention.maps, look['maps'], image, title=name)
+      self._write(
         f'maps-{name}',
+        draw,
         maps=look['maps'],
         prefix=look['maps_prefix'],
         path=look['path'],
       )
-      attention.maps(look['maps'], image, path, title=name)
-      print(path, flush=True)
 
   def rollout(self, looks, style='mask', per_sheet=50, *, px=None):
     """Draw sheets of `per_sheet` images; other arguments as in `maps`."""
@@ -93,26 +96,28 @@ class Figures:
     for start in range(0, len(looks), per_sheet):
       sheet = looks[start : start + per_sheet]
       number = start // per_sheet + 1
-      path = self._save(
-        'rollout' if number == 1 else f'rollout-{number}',
-        rollout=np.stack([look['rollout'] for look in sheet]),
-        prefix=np.stack([look['rollout_prefix'] for look in sheet]),
-        paths=_paths(sheet),
-      )
       pairs = [
         (image, attention.overlay(image, look['rollout'], style=style))
         for look, image in zip(sheet, images)
       ]
-      names = _names([look['path'] for look in sheet]) if few else None
-      attention.sheet(pairs, path, names=names, columns=columns)
-      print(path, flush=True)
+      names = _names(sheet) if few else None
+      draw = functools.partial(
+        attention.sheet, pairs, names=names, columns=columns
+      )
+      self._write(
+        'rollout' if number == 1 else f'rollout-{number}',
+        draw,
+        rollout=np.stack([look['rollout'] for look in sheet]),
+        prefix=np.stack([look['rollout_prefix'] for look in sheet]),
+        paths=_paths(sheet),
+      )
 
-  def _save(self, name, **numbers):
-    """Write the numbers of a figure, and return the figure's path."""
-    file = io.BytesIO()
-    np.savez(file, **numbers)
-    write_atomically(self._output / f'{name}.npz', file.getvalue())
-    return self._output / f'{name}.{self._format}'
+  def _write(self, name, draw, **numbers):
+    """Write the numbers and the figure, and print the path of the figure."""
+    outputs.write_arrays(self._output / f'{name}.npz', numbers)
+    path = self._output / f'{name}.{self._format}'
+    draw(path)
+    print(path, flush=True)
 
   def _images(self, looks, px):
     """Yield uint8 [H, W, C]: what the model saw of each image, but finer.
@@ -138,11 +143,11 @@ def _paths(looks):
   return np.array([look['path'] for look in looks], str)
 
 
-def _names(paths):
+def _names(looks):
   """Return the file names without ending; duplicates get a number."""
   names = []
-  for path in paths:
-    stem = name = os.path.splitext(os.path.basename(path))[0]
+  for look in looks:
+    stem = name = os.path.splitext(os.path.basename(look['path']))[0]
     numbers = itertools.count(2)
     while name in names:
       name = f'{stem}-{next(numbers)}'
