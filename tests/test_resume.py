@@ -5,7 +5,6 @@ checkpoint of step three and started again by the same command. Dropout is on,
 examples are augmented, and the optimizer has a state.
 """
 
-import contextlib
 import io
 import json
 import os
@@ -18,13 +17,12 @@ import sys
 import time
 
 import cv2
-import jax
 import ml_collections
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax import checkpoint, config, sharding
+from vit_jax import checkpoint
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -121,7 +119,7 @@ def _prepare_tfds(folder, encoded):
 class Run:
   """`python -m vit_jax.main` on a config file, in a process of its own."""
 
-  def __init__(self, config, workdir):
+  def __init__(self, config, workdir, **env):
     command = [sys.executable, '-m', 'vit_jax.main']
     self.workdir = workdir
     self._process = subprocess.Popen(
@@ -133,6 +131,7 @@ class Run:
         # Compiling takes most of these processes' time; they share it.
         'JAX_COMPILATION_CACHE_DIR': str(workdir.parent / 'xla_cache'),
         'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+        **env,
       },
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
@@ -243,9 +242,16 @@ def test_a_run_of_the_code_before_the_redesign_resumes(tmp_path):
   settings.optimizer.target = 'optax.adamw'
   for data in (settings.data, settings.evals.test.data):
     data.source.target = 'vit_jax.data.embedded.digits.Digits'
-  settings.mesh = {'data': 1}
-  with one_device():
-    config.run(settings, tmp_path / 'run')
+  path = tmp_path / 'config.py'
+  text = json.dumps(settings.to_dict())
+  path.write_text(
+    'import json, ml_collections\n'
+    f'TEXT = {text!r}\n'
+    'def get_config():\n'
+    '  return ml_collections.ConfigDict(json.loads(TEXT))\n'
+  )
+  # One device, and XLA's own flags: as the old run had them.
+  Run(path, tmp_path / 'run', XLA_FLAGS='').finish()
   losses = [
     [r['train/loss'], r['train/grad_norm']]
     for r in read_records(tmp_path / 'run')
@@ -258,16 +264,3 @@ def test_a_run_of_the_code_before_the_redesign_resumes(tmp_path):
   else:
     expected = recorded['loss_and_grad_norm']
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
-
-
-@contextlib.contextmanager
-def one_device():
-  """Let meshes have the first device only, as the old run had."""
-  make = sharding.make_mesh
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      sharding,
-      'make_mesh',
-      lambda devices=None, /, **sizes: make(jax.devices()[:1], **sizes),
-    )
-    yield

@@ -86,7 +86,9 @@ def test_what_diverges_is_not_chosen():
 
 
 def test_errors():
-  with pytest.raises(ValueError, match=r'weight_decay=-1 must not be negative'):
+  with pytest.raises(
+    ValueError, match=r'weight_decay=-1 .* number of at least 0'
+  ):
     LinearProbe(weight_decay=-1)
   with pytest.raises(ValueError, match=r"lr='0.1' must be a number above 0"):
     LinearProbe(lr='0.1')

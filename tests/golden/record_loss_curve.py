@@ -59,7 +59,9 @@ def losses():
   init = functools.partial(
     init_state, model=model, images=images, tx=make_tx, ema=True
   )
-  state = jax.jit(init)(jax.random.key(0))
+  # XLA's default, whatever XLA_FLAGS says.
+  options = {'xla_backend_optimization_level': 3}
+  state = jax.jit(init, compiler_options=options)(jax.random.key(0))
   loss_fn = softmax_xent(model, preprocess=Normalize(), label_smoothing=0.1)
   step_fn = functools.partial(
     train_step,
@@ -68,7 +70,7 @@ def losses():
     accum_steps=2,
     ema_decay=0.9,
   )
-  step_fn, curve = jax.jit(step_fn), []
+  step_fn, curve = jax.jit(step_fn, compiler_options=options), []
   batches = pipeline.Data(source, batch_size=16).train_batches()
   for _ in range(6):
     state, metrics = step_fn(state, next(batches))

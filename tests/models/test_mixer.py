@@ -20,7 +20,6 @@ from contract import (
 )
 
 from vit_jax import tree
-from vit_jax.models import names
 from vit_jax.models.common import Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 
@@ -56,27 +55,6 @@ def test_equals_timm():
   assert relative_error(actual, expected) < 2e-6
   tanh = apply(model.clone(gelu='tanh'), params, images)
   assert 1e-5 < relative_error(tanh, expected) < 1e-2
-
-
-@pytest.mark.parametrize(
-  'name, count',
-  [  # 1,000 classes, 224 px; B/16, B/32 and L/16 as the released code asserts
-    ('Mixer-S/32', 19_104_624),
-    ('Mixer-S/16', 18_528_264),
-    ('Mixer-B/32', 60_293_428),
-    ('Mixer-B/16', 59_880_472),
-    ('Mixer-L/32', 206_939_264),
-    ('Mixer-L/16', 208_196_168),
-  ],
-)
-def test_parameter_count(name, count):
-  assert names.count_parameters(name) == count
-
-
-@pytest.mark.parametrize('name', ['Mixer-X/16', 'Mixer-B', 'Mixer-B/0'])
-def test_variant_lists_the_sizes(name):
-  with pytest.raises(ValueError, match=f"'{name}'.*one of S, B, L, H"):
-    names.settings(name)
 
 
 def test_shapes_and_finite_gradients():

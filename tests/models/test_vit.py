@@ -173,31 +173,31 @@ def test_equals_timm(name, fields):
 
 
 @pytest.mark.parametrize(
-  'pooling, posemb',
-  [
-    (ClassToken, Learned()),
-    (Mean, SinCos2d()),
-    (Map, None),
-    (NoPooling, Learned()),
-  ],
+  'pooling, posemb', [(ClassToken, Learned()), (Map, None)]
 )
 def test_shapes_and_finite_gradients(pooling, posemb):
   fields = {'pooling': pooling(num_registers=2), 'posemb': posemb}
   model = tiny(**(EVERYTHING | fields))
-  params = random_params(model)
-  logits, grads = logits_and_grads(model, params)
-  patches = (4 * 3 // 2 * 2,) if pooling is NoPooling else ()
-  assert logits.shape == (4, *patches, 5)
-  assert logits.dtype == jnp.float32
+  logits, grads = logits_and_grads(model, random_params(model))
+  assert logits.shape == (4, 5) and logits.dtype == jnp.float32
   for name, grad in traverse_util.flatten_dict(grads, sep='/').items():
     assert np.isfinite(grad).all(), name
     # A bias of the keys adds the same to every score of a query.
     assert np.abs(grad).max() > 1e-9 or re.search('key/bias', name), name
-  names = set(params)
-  assert ('cls' in names) == (pooling is ClassToken)
+
+
+@pytest.mark.parametrize('pooling', [ClassToken, Mean, Map, NoPooling])
+@pytest.mark.parametrize('posemb', [Learned(), SinCos2d(), None])
+def test_parts_have_their_parameters(pooling, posemb):
+  model = tiny(pooling=pooling(), posemb=posemb)
+  variables = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+  names, has_cls = set(variables['params']), pooling is ClassToken
+  assert ('cls' in names) == has_cls
+  assert ('map_head' in names) == (pooling is Map)
   assert ('pos_embedding' in names) == (posemb == Learned())
-  both = pooling is ClassToken and posemb == Learned()
-  assert ('cls_pos_embedding' in names) == both
+  assert ('cls_pos_embedding' in names) == (has_cls and posemb == Learned())
+  logits = jax.eval_shape(model.apply, variables, IMAGES)
+  assert logits.shape == ((4, 12, 5) if pooling is NoPooling else (4, 5))
 
 
 def test_permuted_patches_and_positions_leave_the_class_token_alone():

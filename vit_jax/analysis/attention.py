@@ -86,10 +86,8 @@ def per_layer(fn, q, k, added=None):
 def maps(q, k, added=None, *, start):
   """Return each head's attention from some tokens of a layer: [B, h, R, N].
 
-  Args:
-    q, k, added: see `weights`, with as many queries as keys.
-    start: [B or 1, R, N], such as Pooling.token_weights: R mixtures of queries,
-      whose weights sum to one. The identity gives `weights`.
+  `start`, [B or 1, R, N] such as Pooling.token_weights, are R mixtures of
+  queries, whose weights sum to one. The identity gives `weights`.
   """
   start = jnp.broadcast_to(start, (q.shape[0], *start.shape[1:]))
   return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k, added))

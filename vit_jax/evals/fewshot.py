@@ -46,7 +46,7 @@ class FewShot:
 
   def __post_init__(self):
     l2, more = self.l2, self.held_out_shots
-    object.__setattr__(self, 'l2', frozen.sweep(l2, 'l2', above=0))
+    object.__setattr__(self, 'l2', frozen.sweep(l2, 'l2'))
     if not self.seeds or not self.shots or min(self.shots) < 1:
       raise ValueError(
         f'shots={self.shots} and seeds={self.seeds}: give at least one of '
@@ -73,8 +73,7 @@ class FewShot:
         f'No class has more than {least} training examples, so none is left to '
         'choose l2 on. Use fewer shots, a larger split, or one l2.'
       )
-    unknown = np.setdiff1d(labels_test, labels_train)
-    if len(unknown):
+    if len(unknown := np.setdiff1d(labels_test, labels_train)):
       raise ValueError(
         f'{len(unknown)} classes of test, such as {unknown[0]}, have no '
         'training example. Use splits with the same classes.'
@@ -111,7 +110,7 @@ class FewShot:
     rng = np.random.default_rng(seed)
     drawn = []
     for label in np.unique(labels):
-      (rows,) = np.nonzero(labels == label)
+      rows = np.flatnonzero(labels == label)
       if len(rows) < count and not self.allow_fewer:
         raise ValueError(
           f'{count} shots (including held-out ones), but class {label} has '
@@ -124,16 +123,15 @@ class FewShot:
   def _choose_l2(self, train, drawn, shots):
     if len(self.l2) == 1:
       return self.l2[0]
-    # A class keeps at least one example to fit.
-    ends = [
-      shots
-      if self.held_out_shots
-      else len(rows) - min(max(1, shots // 5), len(rows) - 1)
-      for rows in drawn
-    ]
-    kept = train[np.concatenate([r[:end] for r, end in zip(drawn, ends)])]
-    held = train[np.concatenate([r[end:] for r, end in zip(drawn, ends)])]
-    solve = self.solver(kept)
+    kept, held = [], []
+    for rows in drawn:
+      end = shots
+      if not self.held_out_shots:  # at least one example is kept
+        end = len(rows) - min(max(1, shots // 5), len(rows) - 1)
+      kept.append(rows[:end])
+      held.append(rows[end:])
+    solve = self.solver(train[np.concatenate(kept)])
+    held = train[np.concatenate(held)]
     return max((solve(l2).accuracy(held), l2) for l2 in self.l2)[1]
 
   def solver(self, train):

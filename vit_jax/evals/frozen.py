@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from vit_jax import sharding
 from vit_jax.data import pipeline
@@ -59,13 +61,11 @@ class Frozen:
   def __post_init__(self):
     _check_names(self.data, self.readouts)
     self._collectors = {
-      name: {
-        split: Collector(
-          self._extract, data=part, mesh=self.mesh, what=f'{name}/{split}'
-        )
-        for split, part in splits.items()
-      }
+      (name, split): Collector(
+        self._extract, data=part, mesh=self.mesh, what=f'{name}/{split}'
+      )
       for name, splits in self.data.items()
+      for split, part in splits.items()
     }
 
   def _extract(self, params, batch):
@@ -96,9 +96,8 @@ class Frozen:
 
     The first call reads the labels of all splits.
     """
-    for collectors in self._collectors.values():
-      for collector in collectors.values():
-        collector.check(params)
+    for collector in self._collectors.values():
+      collector.check(params)
     for name, labels in self._labels.items():
       for key, readout in self.readouts.items():
         try:
@@ -115,10 +114,10 @@ class Frozen:
     metrics that all data sets have.
     """
     found = {}
-    for name, collectors in self._collectors.items():
+    for name, data in self.data.items():
       splits = {
-        split: _split(collector(params), f'{name}/{split}')
-        for split, collector in collectors.items()
+        split: _split(self._collectors[name, split](params), f'{name}/{split}')
+        for split in data
       }
       found[name] = {
         f'{key}/{metric}': value
@@ -194,19 +193,14 @@ class Split:
 class Linear:
   """A linear classifier: the argmax of (x - mean) / std @ kernel + bias.
 
-  Attributes:
-    kernel: float64 [D, K].
-    bias: float64 [K].
-    classes: int [K], the class numbers in the training split.
-    mean, std: float64 [D].
-    converged: whether the solver reached its tolerance.
+  `converged` is whether the solver reached its tolerance.
   """
 
-  kernel: np.ndarray
-  bias: np.ndarray
-  classes: np.ndarray
-  mean: np.ndarray
-  std: np.ndarray
+  kernel: np.ndarray  # float64 [D, K]
+  bias: np.ndarray  # float64 [K]
+  classes: np.ndarray  # int [K], the class numbers in the training split
+  mean: np.ndarray  # float64 [D]
+  std: np.ndarray  # float64 [D]
   converged: bool = True
 
   def predict(self, x):
@@ -237,21 +231,29 @@ def standardise(x, mean, std):
   return ((x - mean.astype(np.float32)) / std.astype(np.float32)).astype('f4')
 
 
-def sweep(value, name, *, above=None):
-  """Return the values to try as a tuple of floats; `value` may be one number.
+def cross_entropies(params, x, y):
+  """Return the losses [N] of logits x @ kernel + bias; jittable."""
+  kernel, bias = params
+  logits = jnp.matmul(x, kernel, precision='highest') + bias
+  return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
-  Raises ValueError if a value is not a number, or not greater than `above`.
+
+def sweep(value, name, *, allow_zero=False):
+  """Return the numbers to try as a tuple of floats; `value` may be one number.
+
+  Raises ValueError if there is none, or one is not positive.
   """
   values = tuple(value) if isinstance(value, list | tuple) else (value,)
-  for x in values:
-    number = isinstance(x, int | float) and not isinstance(x, bool)
-    if not number or (above is not None and not x > above):
-      bound = '' if above is None else f' above {above}'
-      raise ValueError(
-        f'{name}={value!r} must be a number{bound}, or several of them.'
-      )
-  if not values:
-    raise ValueError(f'{name} is empty; give at least one number.')
+  if not values or not all(
+    isinstance(x, int | float)
+    and not isinstance(x, bool)
+    and (x > 0 or (allow_zero and x == 0))
+    for x in values
+  ):
+    bound = 'of at least 0' if allow_zero else 'above 0'
+    raise ValueError(
+      f'{name}={value!r} must be a number {bound}, or several of them.'
+    )
   return tuple(float(x) for x in values)
 
 
@@ -338,11 +340,9 @@ class TunedLinear(Tuned):
 
 
 def put_rows(x, mesh):
-  """Return x as a global array whose rows are sharded as batches are.
+  """Return x (equal on all hosts) as a global array, sharded as batches are.
 
-  Args:
-    x: numpy [N, ...], equal on all hosts; rows of zeros fill up the shards.
-    mesh: from `sharding.make_mesh`.
+  Rows of zeros fill up the shards.
   """
   where = sharding.batch_sharding(mesh)
   num_shards = mesh.size // where.shard_shape((mesh.size,))[0]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from vit_jax import sharding, terminal
 from vit_jax.evals import frozen
@@ -18,9 +17,9 @@ from vit_jax.evals import frozen
 class LinearProbe(frozen.TunedLinear):
   """Accuracy of a softmax classifier trained by SGD with momentum.
 
-  Images are not augmented: every epoch sees the same features. For a linear
-  probe with augmentation, train a model with all but its head frozen. Weights
-  start at zero; the learning rate decays to zero along half a cosine.
+  Every epoch sees the same features. For a linear probe with augmentation,
+  train a model with all but its head frozen. Weights start at zero; the
+  learning rate decays to zero along half a cosine.
 
   Attributes (more in `frozen.Tuned`; the seed also orders the examples):
     lr, weight_decay: one or several values of each. All pairs are trained at
@@ -45,10 +44,7 @@ class LinearProbe(frozen.TunedLinear):
 
   def __post_init__(self):
     super().__post_init__()
-    if min(decay for _, decay in self.settings) < 0:
-      raise ValueError(
-        f'weight_decay={self.weight_decay!r} must not be negative.'
-      )
+    _ = self.settings  # raises an error if they are invalid
     if self.epochs < 1 or self.batch_size < 1:
       raise ValueError(
         f'epochs={self.epochs} and batch_size={self.batch_size} must be at '
@@ -57,8 +53,8 @@ class LinearProbe(frozen.TunedLinear):
 
   @property
   def settings(self):
-    rates = frozen.sweep(self.lr, 'lr', above=0)
-    decays = frozen.sweep(self.weight_decay, 'weight_decay')
+    rates = frozen.sweep(self.lr, 'lr')
+    decays = frozen.sweep(self.weight_decay, 'weight_decay', allow_zero=True)
     return list(itertools.product(sorted(rates), sorted(decays)))
 
   def __call__(self, train, test, *, val=None, mesh):
@@ -85,10 +81,11 @@ class LinearProbe(frozen.TunedLinear):
     classes, numbers = np.unique(train.y, return_inverse=True)
     data = [frozen.put_rows(a, mesh) for a in (x, numbers.astype(np.int32))]
     rates, decays = (np.asarray(part, np.float32) for part in zip(*grid))
-    kernel = np.zeros((len(grid), dim, len(classes)), np.float32)
-    bias = np.zeros((len(grid), 1, len(classes)), np.float32)
     put_whole = functools.partial(frozen.put_whole, mesh=mesh)
-    params = jax.tree.map(put_whole, (kernel, bias))
+    params = [
+      put_whole(np.zeros((len(grid), rows, len(classes)), np.float32))
+      for rows in (dim, 1)
+    ]
     state, decays = (params, params), put_whole(decays)
     batch_size = min(self.batch_size, count)
     steps = count // batch_size
@@ -118,14 +115,11 @@ def _epoch(state, data, order, decays, *, momentum, mesh):
   x, y = data
 
   def loss(params, x, y):
-    kernel, bias = params
-    logits = jnp.matmul(x, kernel, precision='highest') + bias
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-    return jnp.mean(losses)
+    return jnp.mean(frozen.cross_entropies(params, x, y))
 
   def step(params, velocity, rate, decay, x, y):
     kernel, bias = jax.grad(loss)(params, x, y)
-    grads = (kernel + decay * params[0], bias)
+    grads = [kernel + decay * params[0], bias]
     velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, grads)
     return jax.tree.map(lambda p, v: p - rate * v, params, velocity), velocity
 

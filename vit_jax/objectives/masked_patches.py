@@ -39,9 +39,6 @@ class Task:
     mask_share: fraction of these that the mask vector replaces.
     swap_share: fraction that another patch of the image replaces; the rest are
       kept.
-
-  Raises:
-    ValueError: an invalid value.
   """
 
   predict: str = 'mean_colour'
@@ -121,11 +118,7 @@ def masked_patches(model, *, preprocess, task: Task = Task()):
 class Prediction:
   """Corruption and prediction, shared by training, evaluation and figures.
 
-  Attributes:
-    model, preprocess, task: see masked_patches.
-
-  Raises:
-    ValueError: the model is not suitable.
+  See `masked_patches`. Raises ValueError if the model is not suitable.
   """
 
   model: Any
@@ -159,11 +152,8 @@ class Prediction:
   def __call__(self, params, images, keys, *, dropout_rng=None):
     """Corrupt images, predict their patches, and compare.
 
-    Args:
-      params: of the model.
-      images: uint8 [B, H, W, C].
-      keys: [B], one for each image.
-      dropout_rng: key in training, else None.
+    Images are uint8 [B, H, W, C]; keys are [B], one for each image. Without
+    `dropout_rng` the model does not train.
 
     Returns:
       metrics: {'loss', and for classes 'accuracy'}: [B], means over the

@@ -70,8 +70,8 @@ def curve(records, metric):
 
 def band(found):
   """Return the steps that all curves share, and the mean and std there."""
-  steps = sorted(set.intersection(*map(set, found))) if found else []
-  values = np.array([[c[step] for step in steps] for c in found])
   if not found:
-    return np.array([]), np.array([]), np.array([])
+    return np.zeros((3, 0))
+  steps = sorted(set.intersection(*map(set, found)))
+  values = np.array([[c[step] for step in steps] for c in found])
   return np.array(steps), values.mean(axis=0), values.std(axis=0)

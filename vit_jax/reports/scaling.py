@@ -41,16 +41,17 @@ class Scaling:
 
   def __call__(self, results):
     """Draw what is measured. Return [{'panel', 'line', 'name', 'x', ...}]."""
-    rows = [
-      _row(panel, label, point, results)
-      for panel in self.panels
-      for label, points in panel['lines'].items()
-      for point in points
-    ]
-    rows = [row for row in rows if row]
+    rows = []
     figure, all_axes = pictures.figure(len(self.panels))
     for panel, axes in zip(self.panels, all_axes):
-      _draw(panel, axes, [r for r in rows if r['panel'] == panel['title']])
+      found = [
+        _row(panel, label, point, results)
+        for label, points in panel['lines'].items()
+        for point in points
+      ]
+      found = [row for row in found if row]
+      _draw(panel, axes, found)
+      rows += found
     path = results.workdir / f'{self.name}.png'
     pictures.save(figure, path)
     columns = ['', 'model', 'x', 'accuracy (%)', 'runs']
@@ -65,40 +66,32 @@ class Scaling:
 
 def _row(panel, label, point, results):
   """Return a point as a dict, or None if it is not measured yet."""
-  x, y, unit = point['x'], results.find(point['y']), 1.0
-  if isinstance(x, dict):
-    x = _mean(x, results)
-  if 'relative_to' in panel:
-    unit = _mean(panel['relative_to'], results)
+  x = point['x'] if isinstance(point['x'], dict) else {'value': point['x']}
+  unit = panel.get('relative_to', {'value': 1.0})
+  x, y, unit = map(results.find, (x, point['y'], unit))
   if None in (x, y, unit):
     return None
   return {
     'panel': panel['title'],
     'line': label,
     'name': point.get('name', label),
-    'x': x / unit,
+    'x': x.mean / unit.mean,
     'text': y.percent(),
     **dataclasses.asdict(y),
   }
 
 
-def _mean(spec, results):
-  found = results.find(spec)
-  return found and found.mean
-
-
 def _draw(panel, axes, rows):
-  joined = panel.get('joined', True)
   for i, label in enumerate(panel['lines']):
-    of_line = [r for r in rows if r['line'] == label]
-    of_line.sort(key=lambda r: r['x'])
+    of_line = (r for r in rows if r['line'] == label)
+    of_line = sorted(of_line, key=lambda r: r['x'])
     axes.errorbar(
       [r['x'] for r in of_line],
       [100 * r['mean'] for r in of_line],
       yerr=[100 * r['std'] for r in of_line],
       label=label,
       marker=_MARKERS[i % len(_MARKERS)],
-      linestyle='-' if joined else 'none',
+      linestyle='-' if panel.get('joined', True) else 'none',
       linewidth=1.8,
       capsize=3,
     )

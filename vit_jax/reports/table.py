@@ -28,9 +28,8 @@ class Table:
   def check(self, results):
     """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
-      for key in ('row', 'column'):
-        if key not in cell:
-          raise ValueError(f'A cell lacks its {key}: {dict(cell)}.')
+      if missing := {'row', 'column'} - set(cell):
+        raise ValueError(f'A cell lacks its {min(missing)}: {dict(cell)}.')
       results.check(_spec(cell))
 
   def __call__(self, results):
@@ -40,14 +39,11 @@ class Table:
     for cell in self.cells:
       if (value := results.find(_spec(cell))) is not None:
         found[cell['row']][cell['column']] = value
-    texts = [
-      [row, *(v[c].percent(self.digits) if c in v else '' for c in columns)]
-      for row, v in found.items()
-    ]
-    data = {
-      row: {column: dataclasses.asdict(x) for column, x in values.items()}
-      for row, values in found.items()
-    }
+    texts, data = [], {}
+    for row, of_row in found.items():
+      text = {c: value.percent(self.digits) for c, value in of_row.items()}
+      texts.append([row, *(text.get(c, '') for c in columns)])
+      data[row] = {c: dataclasses.asdict(value) for c, value in of_row.items()}
     title = f'{self.title} (%)'
     publish(results.workdir, self.name, title, ['', *columns], texts, data)
     return data
@@ -56,20 +52,14 @@ class Table:
 def publish(workdir, name, title, columns, rows, data):
   """Print a table; write it as NAME.md, and `data` as NAME.json (host 0).
 
-  Args:
-    workdir: epath.
-    name: of the files.
-    title: of the table.
-    columns: headings; the first one is that of the rows' names.
-    rows: lists of texts.
-    data: JSON values.
+  Rows are lists of texts, of which the first is the name of the row.
   """
   terminal.console().print(terminal.table(title, columns, rows))
   if jax.process_index() == 0:
-    lines = [f'# {title}', '', f'| {" | ".join(columns)} |']
-    lines += ['|---' * len(columns) + '|']
-    lines += [f'| {" | ".join(row)} |' for row in rows]
-    write_atomically(workdir / f'{name}.md', '\n'.join(lines) + '\n')
+    lines = [f'| {" | ".join(row)} |' for row in (columns, *rows)]
+    lines.insert(1, '|---' * len(columns) + '|')
+    text = '\n'.join([f'# {title}', '', *lines, ''])
+    write_atomically(workdir / f'{name}.md', text)
     text = json.dumps(data, indent=2) + '\n'
     write_atomically(workdir / f'{name}.json', text)
 
