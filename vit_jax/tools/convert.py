@@ -176,9 +176,8 @@ def describe(weights):
   shape = 'x'.join(map(str, weights.image_shape))
   head = f'{classes} classes' if classes else 'no head'
   names = ' with names' if weights.class_names else ''
-  return (
-    f'{_text(settings)}: {count:,} parameters, images {shape}, {head}{names}'
-  )
+  model = f'{_text(settings)}: {count:,} parameters'
+  return f'{model}, images {shape}, {head}{names}'
 
 
 def _text(value):

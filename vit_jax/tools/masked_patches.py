@@ -183,12 +183,7 @@ def _load(args, weights):
   """Return the images of the command line, uint8 [N, H, W, C]."""
   paths = image_files.find(args.images)[: args.examples]
   loaded, _ = predict.load(weights, paths, args.examples, None)
-  images = []
-  for _, image in loaded:
-    if isinstance(image, ValueError):
-      raise image
-    images.append(image)
-  return np.stack(images)
+  return np.stack(list(predict.images_of(loaded)))
 
 
 if __name__ == '__main__':

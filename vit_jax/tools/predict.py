@@ -107,6 +107,14 @@ def load(weights, paths, batch_size, num_workers):
   return loaded, (size, *weights.image_shape)
 
 
+def images_of(loaded):
+  """Yield the images of `image_files.load`, or raise the error of one."""
+  for _, image in loaded:
+    if isinstance(image, ValueError):
+      raise image
+    yield image
+
+
 def _forward(model, preprocess, layer, activation):
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
   has_features = hasattr(model, 'features')

@@ -46,7 +46,7 @@ def _fields(case):
 
 
 def our_command():
-  """Return the command of the worker that runs this project's own step."""
+  """Return the command of our own worker."""
   return [sys.executable, '-m', 'vit_jax.tools.benchmark.ours']
 
 

@@ -23,7 +23,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 OUT_OF_MEMORY = 'out of memory'
-_SIGNS = ('RESOURCE_EXHAUSTED', 'out of memory', 'OutOfMemory')
+_SIGNS = ('MemoryError', 'RESOURCE_EXHAUSTED', 'out of memory', 'OutOfMemory')
 
 
 class WorkerError(RuntimeError):
@@ -116,8 +116,7 @@ def serve(make):
 def kind_of(error):
   """Return 'out of memory' or 'failed'."""
   text = f'{type(error).__name__}: {error}'
-  found = isinstance(error, MemoryError) or any(s in text for s in _SIGNS)
-  return OUT_OF_MEMORY if found else 'failed'
+  return OUT_OF_MEMORY if any(s in text for s in _SIGNS) else 'failed'
 
 
 def first_line(error):

@@ -202,9 +202,7 @@ def show(row, operations=0):
   for sentence in warnings(row):
     console.print(sentence, style='bold')
   if ranked := row.get('operations', ())[:operations]:
-    lines = [
-      (f'{where}: {op}', f'{cycles / 1e6:,.2f}') for where, op, cycles in ranked
-    ]
+    lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
     console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
 
 

@@ -45,7 +45,7 @@ COLUMNS = [c for c in report.COLUMNS if c not in ('config', 'batch_size')]
 
 
 def write(page):
-  """Compile the lines that are missing in page.json, and write the page."""
+  """Compile the lines that page.json lacks, and write the page at the end."""
   os.nice(10)  # hours of work, on a machine that others may use
   data = page.with_suffix('.json')
   rows = json.loads(data.read_text()) if data.exists() else []
@@ -61,7 +61,6 @@ def write(page):
           row = {'model': model} | compile_one(topology, with_remat)
           rows.append(row)
           outputs.write_values(data, rows)
-          write_atomically(page, text(rows, page))
           print(f'{report.fits(row)} ({row["compile_s"]:.0f} s)')
         if row.get('fits'):
           break

@@ -32,6 +32,9 @@ from vit_jax.tools import arguments, outputs
 from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
+_LOOK_OPTIONS = ('heads', 'residual', 'prefix', 'query')  # of arrays.look_at
+_LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error')
+
 
 def main(argv=None):
   args = parser().parse_intermixed_args(argv)
@@ -57,8 +60,8 @@ def parser():
   add = group.add_argument
   for name, choices, what in (
     ('heads', attention.HEADS, 'how rollout combines heads'),
-    ('residual', attention.RESIDUALS, 'half: rollout of half skip connection'),
-    ('prefix', attention.PREFIXES, 'distance of class token and registers'),
+    ('residual', attention.RESIDUALS, 'rollout: half skip connection, or none'),
+    ('prefix', attention.PREFIXES, 'distance to class token and registers'),
     ('style', STYLES, 'rollout as a dark mask, or as a heat map'),
   ):
     default = next(iter(choices))
@@ -99,9 +102,7 @@ def _run(args):
   names = _choose(args.figures, weights, paths)
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   if of_images:
-    names_of_options = ('heads', 'residual', 'prefix', 'query', 'batch_size')
-    names_of_options += ('num_workers', 'on_error')
-    options = {name: getattr(args, name) for name in names_of_options}
+    options = {name: getattr(args, name) for name in _LOOK_OPTIONS}
     looks = arrays.look_at(weights, paths, figures=of_images, **options)
   figures = Figures(weights, args.output, args.format)
   if 'filters' in names:

@@ -11,7 +11,7 @@ from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
 from vit_jax.reports import attention, embeddings
-from vit_jax.tools import outputs
+from vit_jax.tools import outputs, predict
 from vit_jax.tools.look import arrays
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
@@ -120,7 +120,7 @@ class Figures:
     print(path, flush=True)
 
   def _images(self, looks, px):
-    """Yield uint8 [H, W, C]: what the model saw of each image, but finer.
+    """Return an iterator of what the model saw, finer: uint8 [H, W, C].
 
     The transforms are the model's, for a multiple of its image size.
     """
@@ -133,10 +133,8 @@ class Figures:
       channels=shape[2],
       ahead=8,
     )
-    for _, image in terminal.track(loaded, len(looks), unit='images to draw'):
-      if isinstance(image, ValueError):
-        raise image
-      yield image
+    loaded = terminal.track(loaded, len(looks), unit='images to draw')
+    return predict.images_of(loaded)
 
 
 def _paths(looks):
