@@ -9,30 +9,22 @@ listed, else fine-tuned ones. The first line is the recommendation; load it by
 `pretrained.load(PATH)` or `--config.init_from.path=PATH`.
 """
 
-import argparse
 import csv
+import re
 
 from vit_jax import terminal
 from vit_jax.tools import arguments
 from vit_jax.weights.files import fetch
 
 FOLDER = 'gs://vit_models/augreg'
-MODELS = {  # our name: name in the files
-  'Ti/16': 'Ti_16',
-  'S/32': 'S_32',
-  'S/16': 'S_16',
-  'B/32': 'B_32',
-  'B/16': 'B_16',
-  'B/8': 'B_8',
-  'L/16': 'L_16',
-  'R+Ti/16': 'R_Ti_16',
-  'R26+S/32': 'R26_S_32',
-  'R50+L/32': 'R50_L_32',
-}
+MODELS = ('Ti/16', 'S/32', 'S/16', 'B/32', 'B/16', 'B/8', 'L/16')
+MODELS += ('R+Ti/16', 'R26+S/32', 'R50+L/32')
+_COLUMNS = {'filename', 'ds', 'final_val', 'adapt_filename', 'adapt_ds'}
+_COLUMNS |= {'adapt_resolution', 'adapt_final_val'}
 
 
 def read_index(path=f'{FOLDER}/index.csv'):
-  """Return the rows of the table, each a dict by column.
+  """Return the rows of the table, each a dict by column, with 'model'.
 
   Raises:
     ValueError: it cannot be read, or lacks columns.
@@ -42,11 +34,9 @@ def read_index(path=f'{FOLDER}/index.csv'):
       rows = list(csv.DictReader(f))
   except (UnicodeDecodeError, csv.Error) as e:
     raise ValueError(f'{path} is not a CSV table: {e}') from e
-  needed = {'filename', 'ds', 'final_val', 'adapt_filename', 'adapt_ds'}
-  needed |= {'adapt_resolution', 'adapt_final_val'}
-  if missing := sorted(needed.difference(rows[0] if rows else ())):
+  if missing := sorted(_COLUMNS.difference(rows[0] if rows else ())):
     raise ValueError(f'{path} lacks the columns {", ".join(missing)}.')
-  return rows
+  return [row | {'model': row['filename'].split('-')[0]} for row in rows]
 
 
 def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
@@ -54,7 +44,7 @@ def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
 
   Args:
     rows: of `read_index`.
-    model: a key of MODELS; 'ViT-' may precede the size.
+    model: one of MODELS.
     dataset: of the pre-training: 'i1k', 'i21k' or 'i21k_30' (30 epochs).
     adapted: data set of the fine-tuning, such as 'imagenet2012'.
     resolution: image size of the fine-tuning, in pixels.
@@ -62,44 +52,31 @@ def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
   Raises:
     ValueError: there is none; lists what there is.
   """
-  name = model.replace('ViT-', '')
-  if name not in MODELS:
-    raise ValueError(f'AugReg has no {model}; it has {", ".join(MODELS)}.')
-  wanted = {'model': MODELS[name], 'ds': dataset}
-  if adapted:
-    wanted['adapt_ds'] = adapted
-  if resolution:
-    wanted['adapt_resolution'] = str(resolution)
-  prefix = 'adapt_' if adapted or resolution else ''
+  wanted = {'model': re.sub('[+/]', '_', model), 'ds': dataset}
+  wanted |= {'adapt_ds': adapted, 'adapt_resolution': resolution}
   for key, value in wanted.items():
-    values = {key: lambda row, key=key: row[key]}
-    values['model'] = lambda row: row['filename'].split('-')[0]
-    there = sorted(set(map(values[key], rows)))
-    rows = [row for row in rows if values[key](row) == value]
-    if not rows:
-      raise ValueError(f'No file has {key}={value}; there is {there}.')
+    if value is not None:
+      there = sorted({row[key] for row in rows})
+      rows = [row for row in rows if row[key] == str(value)]
+      if not rows:
+        raise ValueError(f'No file has {key}={value}; there is {there}.')
+  prefix = 'adapt_' if adapted or resolution else ''
   found = {
-    (float(row[f'{prefix}final_val']), row[f'{prefix}filename'])
-    for row in rows
-    if row[f'{prefix}final_val'] and row[f'{prefix}filename']
+    (row[f'{prefix}final_val'], row[f'{prefix}filename']) for row in rows
   }
-  return [
-    (accuracy, f'{FOLDER}/{file.removesuffix(".npz")}.npz')
-    for accuracy, file in sorted(found, reverse=True)
-  ]
+  ranked = sorted(((float(v), f) for v, f in found if v and f), reverse=True)
+  return [(v, f'{FOLDER}/{f.removesuffix(".npz")}.npz') for v, f in ranked]
 
 
 def main(argv=None):
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = arguments.plain_parser(__doc__, 'augreg MODEL [options]')
   add = parser.add_argument
   add('model', choices=MODELS, metavar='MODEL', help=', '.join(MODELS))
   add('--dataset', default='i21k', help='of pre-training (i21k)')
   add('--adapted', metavar='DATASET', help='of fine-tuning')
   add('--resolution', type=int, metavar='PIXELS', help='of fine-tuning')
   add('--index', default=f'{FOLDER}/index.csv', help='the table')
-  add('--count', type=arguments.count, default=5, help='lines to print (5)')
+  arguments.add_counts(parser, count=(5, 'lines to print'))
   args = parser.parse_args(argv)
   with terminal.one_message():
     chosen = {'adapted': args.adapted, 'resolution': args.resolution}

@@ -154,14 +154,10 @@ def _run(args):
   say = terminal.console().print
   _show(say, 'read', weights.origin)
   _show(say, 'model', describe(weights))
-  weights, report = arguments.fit(
-    weights,
-    image_size=args.image_size,
-    patch_size=args.patch_size,
-    num_classes=args.num_classes,
-    posemb_resize=args.posemb_resize,
-    patch_resize=args.patch_resize,
-  )
+  changes = ('image_size', 'patch_size', 'num_classes')
+  changes += ('posemb_resize', 'patch_resize')
+  options = {name: getattr(args, name) for name in changes}
+  weights, report = arguments.fit(weights, **options)
   if report:
     _show(say, 'fitted', str(report))
   files = save(weights, path, format, images=args.input, force=args.force)
@@ -175,14 +171,13 @@ def _run(args):
 def describe(weights):
   """Return one line: the model, number of parameters, images and classes."""
   settings = config.describe(weights.model)
-  text = _text({k: v for k, v in settings.items() if k != 'num_classes'})
+  classes = settings.pop('num_classes', None)
   count = sum(np.size(x) for x in weights.params.values())
   shape = 'x'.join(map(str, weights.image_shape))
-  classes = weights.model.num_classes
+  head = f'{classes} classes' if classes else 'no head'
+  names = ' with names' if weights.class_names else ''
   return (
-    f'{text}: {count:,} parameters, images {shape}, '
-    + (f'{classes} classes' if classes else 'no head')
-    + (' with names' if weights.class_names else '')
+    f'{_text(settings)}: {count:,} parameters, images {shape}, {head}{names}'
   )
 
 

@@ -84,12 +84,8 @@ def write_json(file, results, names, top_k):
   file.write('[')
   for i, (path, rows) in enumerate(_ranked(results, names, top_k)):
     predictions = [
-      {
-        'class_id': class_id,
-        'class_name': name,
-        'probability': float(f'{probability:.6g}'),
-      }
-      for class_id, name, probability in rows
+      {'class_id': i, 'class_name': name, 'probability': float(f'{p:.6g}')}
+      for i, name, p in rows
     ]
     item = {'path': path, 'predictions': predictions}
     file.write(',\n'[not i :] + json.dumps(item, ensure_ascii=False))
@@ -108,13 +104,9 @@ def _ranked(results, names, top_k):
         'The weights have no image-level head. Leave out --format and --output '
         'to write only features.'
       )
-    yield (
-      result['path'],
-      [
-        (int(i), names[i] if names else None, float(probabilities[i]))
-        for i in top(probabilities, top_k)
-      ],
-    )
+    ranks = top(probabilities, top_k).tolist()
+    rows = [(i, names and names[i], float(probabilities[i])) for i in ranks]
+    yield result['path'], rows
 
 
 def without_errors(results, skipped):
@@ -136,10 +128,8 @@ def exit_status(skipped, total):
 
 def check_folder(path):
   """Raise ValueError unless `path` can be written; None is stdout."""
-  if path is None:
-    return
-  folder = pathlib.Path(path).expanduser().parent
-  if not folder.is_dir() or not os.access(folder, os.W_OK):
+  folder = path and pathlib.Path(path).expanduser().parent
+  if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
     raise ValueError(
       f'{path} cannot be written: {folder} is not a folder that you may write '
       'to.'
@@ -156,11 +146,10 @@ def opened(path):
     yield sys.stdout
     sys.stdout.flush()
     return
+  options = {'encoding': 'utf-8', 'errors': 'backslashreplace', 'newline': ''}
   with (
     replacing(pathlib.Path(path).expanduser()) as partial,
-    open(
-      partial, 'w', encoding='utf-8', errors='backslashreplace', newline=''
-    ) as file,
+    open(partial, 'w', **options) as file,
   ):
     yield file
 

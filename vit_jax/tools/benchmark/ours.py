@@ -44,9 +44,8 @@ class Model:
     make = training if self._trains else inference
     self._carry, step = make(model, images, mesh)
     rng = np.random.default_rng(0)
-    shape = (batch_size, size, size, 3)
     batch = {
-      'image': rng.integers(0, 256, shape, np.uint8),
+      'image': rng.integers(0, 256, (batch_size, size, size, 3), np.uint8),
       'label': rng.integers(0, model.num_classes, batch_size, np.int32),
     }
     self._batch = sharding.put_batch(batch, mesh)
@@ -120,7 +119,7 @@ def matrix_flops(dtype, side=None, repeats=None):
   Args:
     dtype: of the matrices; on a CPU always float32.
     side: of the matrices; by default 8,192, on a CPU 2,048.
-    repeats: products in one program, so that starting it does not count.
+    repeats: number of products in one program.
   """
   cpu = jax.default_backend() == 'cpu'
   dtype = 'float32' if cpu else dtype

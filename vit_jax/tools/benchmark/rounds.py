@@ -51,11 +51,9 @@ def measure(
     **settings: more settings of both workers.
 
   Returns:
-    {'started': first answer of our worker, 'times' and 'cpu_times': seconds a
-    step of each round, 'ceiling': FLOP/s of a matrix product}; with a peer
-    also 'peer', 'peer_settings', 'peer_started', 'peer_times' and
-    'peer_cpu_times'; 'error', and what was measured before it, where one
-    occurred.
+    {'started': first answer of our worker, 'times' and 'cpu_times': seconds per
+    step of each round, 'ceiling': FLOP/s of a matrix product}; the same with
+    'peer_', and 'peer' and 'peer_settings'; 'error', if one occurred.
   """
   found, has_model = {}, case['mode'] != 'input'
   # Two processes share the memory: neither may preallocate most of it.

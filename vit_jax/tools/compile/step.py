@@ -226,17 +226,10 @@ def find_devices(topology):
       platform='tpu', topology_name=topology, **options
     ).devices
   except (RuntimeError, ValueError) as error:
-    text = str(error)
-    if 'lockfile' in text or 'already in use' in text:
-      message = (
-        'Another process uses libtpu, and only one can. Wait for it to end; '
-        'if there is none, remove /tmp/libtpu_lockfile.'
-      )
-    elif 'not installed' in text:
-      message = "The TPU compiler is missing: pip install -e '.[tpu]'"
-    else:
-      message = (
-        f'--topology={topology} is not known to the TPU compiler '
-        f'({text.splitlines()[0]}). Examples: {EXAMPLES}.'
-      )
-    raise ValueError(message) from error
+    raise ValueError(
+      f'--topology={topology} cannot be compiled for: '
+      f'{str(error).splitlines()[0]}. '
+      "If libtpu is missing, pip install -e '.[tpu]'. If another process uses "
+      'it, wait; if none does, remove /tmp/libtpu_lockfile. Examples of '
+      f'topologies: {EXAMPLES}.'
+    ) from error

@@ -55,36 +55,20 @@ def parser():
   arguments.add_images(parser, batch_size=8, nargs='*')
   group = parser.add_argument_group('what is shown')
   add = group.add_argument
-  add(
-    '--heads',
-    choices=attention.HEADS,
-    default='mean',
-    help='how rollout combines heads (mean)',
-  )
-  add(
-    '--residual',
-    choices=attention.RESIDUALS,
-    default='half',
-    help='rollout of half skip connection and half attention, or of attention',
-  )
-  add(
-    '--prefix',
-    choices=attention.PREFIXES,
-    default='left_out',
-    help='distance: attention to class token and registers is left out, or has '
-    'distance zero',
-  )
+  for name, choices, what in (
+    ('heads', attention.HEADS, 'how rollout combines heads'),
+    ('residual', attention.RESIDUALS, 'half: rollout of half skip connection'),
+    ('prefix', attention.PREFIXES, 'distance of class token and registers'),
+    ('style', STYLES, 'rollout as a dark mask, or as a heat map'),
+  ):
+    default = next(iter(choices))
+    help = f'{what} ({default})'
+    add(f'--{name}', choices=choices, default=default, help=help)
   add(
     '--query',
     type=_cell,
     metavar='ROW,COLUMN',
     help='maps and rollout of this patch, counted from 0',
-  )
-  add(
-    '--style',
-    choices=STYLES,
-    default='mask',
-    help='rollout as a dark mask, or as a heat map',
   )
   add(
     '--as_seen',
@@ -115,18 +99,10 @@ def _run(args):
   names = _choose(args.figures, weights, paths)
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   if of_images:
-    looks = arrays.look_at(
-      weights,
-      paths,
-      figures=of_images,
-      heads=args.heads,
-      residual=args.residual,
-      prefix=args.prefix,
-      query=args.query,
-      batch_size=args.batch_size,
-      num_workers=args.num_workers,
-      on_error=args.on_error,
-    )
+    names_of_options = ('heads', 'residual', 'prefix', 'query', 'batch_size')
+    names_of_options += ('num_workers', 'on_error')
+    options = {name: getattr(args, name) for name in names_of_options}
+    looks = arrays.look_at(weights, paths, figures=of_images, **options)
   figures = Figures(weights, args.output, args.format)
   if 'filters' in names:
     figures.filters(args.num_filters)
