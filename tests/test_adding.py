@@ -18,7 +18,8 @@ import pytest
 from vit_jax import config, metrics, pretrained, tree
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
-from vit_jax.weights import bundle, formats, keymap
+from vit_jax.weights import bundle, formats
+from vit_jax.weights.keymap import KeyMap
 
 README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
 
@@ -390,16 +391,14 @@ def test_weights_format(folder):
     for name, shape in (shapes | {'fc2.bias': 2}).items()
   }
   model = mine.Net(width=8, num_classes=2)
-  params, found = keymap.to_ours(arrays, mine.KEYS)
-  params = keymap.fit(
-    params, found, bundle.shapes(model, (8, 8, 3)), arrays, mine.KEYS
-  )
+  keys = KeyMap(*mine.KEYS)
+  params, names = keys.to_ours(arrays)
+  params = keys.fit(params, names, bundle.shapes(model, (8, 8, 3)), arrays)
   weights = bundle.Weights(model=model, params=params, image_shape=(8, 8, 3))
   formats.write(weights, folder / 'theirs.npz', 'vit_jax')
   path = folder / 'theirs.npz'
   _, loaded = pretrained.load(path, trust=('mine',), report=None)
-  written, rest = keymap.to_theirs(tree.flatten(loaded), mine.KEYS)
-  assert not rest
+  written = keys.to_theirs(tree.flatten(loaded))
   jax.tree.map(np.testing.assert_array_equal, written, arrays)
 
 

@@ -55,7 +55,21 @@ class Classification(LabelEvaluator):
     targets = classification.soft_targets(labels, logits.shape[-1])
     if self._classes is not None:
       logits, targets = logits[:, self._classes], targets[:, self._classes]
-    out = _measure(logits, targets, self.loss)
+    num_classes = logits.shape[-1]
+    top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
+    hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
+    best = jnp.max(logits, axis=-1)
+    if self.loss == 'softmax':
+      log_confidence = best - jax.nn.logsumexp(logits, axis=-1)
+    else:
+      log_confidence = jax.nn.log_sigmoid(best)
+    out = {
+      'accuracy': hits[:, 0],
+      'loss': classification.LOSSES[self.loss](logits, targets),
+      'confidence': jnp.exp(log_confidence),
+    }
+    if num_classes > 5:
+      out['top5_accuracy'] = hits.any(-1)
     if labels.ndim == 2:  # do not copy the vectors to the host
       out['label'] = jnp.any(labels > 0, axis=-1)
     return out
@@ -116,24 +130,6 @@ class Classification(LabelEvaluator):
     }
 
 
-def _measure(logits, targets, loss):
-  """[B, K], [B, K] -> {name: [B]}, from which all metrics are computed."""
-  num_classes = logits.shape[-1]
-  top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
-  hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
-  best = jnp.max(logits, axis=-1)
-  if loss == 'softmax':
-    log_confidence = best - jax.nn.logsumexp(logits, axis=-1)
-  else:
-    log_confidence = jax.nn.log_sigmoid(best)
-  out = {
-    'accuracy': hits[:, 0],
-    'loss': classification.LOSSES[loss](logits, targets),
-    'confidence': jnp.exp(log_confidence),
-  }
-  return out | ({'top5_accuracy': hits.any(-1)} if num_classes > 5 else {})
-
-
 def calibration_error(confidence, hit, bins):
   """Return the expected calibration error (Guo et al., 2017, equation 3).
 
@@ -164,8 +160,8 @@ def wilson(hits):
 def bootstrap(statistic, columns, *, resamples=1000, seed=0):
   """Return {name: (low, high)}, 95% percentile intervals.
 
-  In numpy: `scipy.stats.bootstrap` does not take several metrics of the same
-  resampled examples.
+  `scipy.stats.bootstrap` does not take several metrics of the same resampled
+  examples.
 
   Args:
     statistic: {name: [n, ...]} -> {name: float}.

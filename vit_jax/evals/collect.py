@@ -40,16 +40,12 @@ class Collector:
       **sharding.this_process(), num_classes=num_classes
     )
     example = pipeline.first_example(data.source, data.transforms)
-    image, label = example['image'], np.asarray(example['label'])
-    label_type = np.float32 if label.ndim else np.int32
+    label = np.asarray(example['label'])
+    example['label'] = label.astype(np.float32 if label.ndim else np.int32)
+    example |= {'mask': np.bool_(True), 'index': np.int32(0)}
     self._spec = {
-      name: jax.ShapeDtypeStruct((data.batch_size, *shape), dtype)
-      for name, shape, dtype in (
-        ('image', image.shape, np.uint8),
-        ('label', label.shape, label_type),
-        ('mask', (), bool),
-        ('index', (), np.int32),
-      )
+      name: jax.ShapeDtypeStruct((data.batch_size, *x.shape), x.dtype)
+      for name, x in example.items()
     }
 
     def with_label(params, batch):

@@ -107,8 +107,7 @@ class FewShot:
     With the same seed, fewer shots are the first of more.
     """
     count = shots + (self.held_out_shots or 0)
-    rng = np.random.default_rng(seed)
-    drawn = []
+    rng, drawn = np.random.default_rng(seed), []
     for label in np.unique(labels):
       rows = np.flatnonzero(labels == label)
       if len(rows) < count and not self.allow_fewer:

@@ -70,13 +70,13 @@ class Knn(frozen.Tuned):
   def check(self, labels_train, labels_test, *, labels_val=None):
     """Raise ValueError if there are fewer training examples than k."""
     del labels_test
-    count, what = len(labels_train), 'training examples'
+    fitted, part = labels_train, ''
     if self._chooses(labels_val) and labels_val is None:
-      kept, _ = self.rows(labels_train)
-      count, what = len(kept), 'training examples that are not held out'
-    if max(self.k) > count:
+      fitted, part = self.rows(labels_train)[0], ' that are not held out'
+    if max(self.k) > len(fitted):
       raise ValueError(
-        f'k={max(self.k)}, but there are {count} {what}. Use a smaller k.'
+        f'k={max(self.k)}, but there are {len(fitted)} training examples{part}.'
+        ' Use a smaller k.'
       )
 
   def __call__(self, train, test, *, val=None, mesh):
@@ -120,11 +120,8 @@ class Knn(frozen.Tuned):
 def vote(similarities, labels, temperature, rows=1024):
   """Return the class with most votes, int [Q].
 
-  Args:
-    similarities: float32 [Q, k], nearest neighbour first.
-    labels: int [Q, k], of the neighbours.
-    temperature: T, or None.
-    rows: number of queries at a time, to bound memory.
+  Takes similarities, float32 [Q, k], nearest neighbour first, and the labels of
+  the neighbours, int [Q, k]; `rows` queries at a time, to bound memory.
   """
   num_classes = labels.max() + 1
   found = []

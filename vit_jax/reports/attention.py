@@ -16,11 +16,7 @@ def maps(values, picture, path, *, title):
   Each map is divided by its own maximum. Otherwise heads that attend to all
   patches would be dark next to heads that attend to a few.
 
-  Args:
-    values: [L, h, gh, gw].
-    picture: uint8 [H, W, C], drawn above the maps.
-    path: of the figure.
-    title: of the figure.
+  The maps are [L, h, gh, gw]. The picture, uint8 [H, W, C], is above them.
   """
   depth, heads, gh, gw = values.shape
   side = min(1.1, 14 / max(depth, heads))  # inches per map
@@ -114,20 +110,15 @@ def sheet(pairs, path, *, names=None, columns=None):
 def pairs_to_a_row(count, aspect):
   """Return the number of columns that makes a sheet about square.
 
-  Args:
-    count: number of pairs.
-    aspect: width / height of an image.
+  The aspect is the width / height of an image.
   """
   return max(1, min(count, round(math.sqrt(count / (2 * aspect)))))
 
 
 def distance(values, path, *, uniform=None):
-  """Draw mean attention distance, a dot per head, by layer (Figs. 7, 11).
+  """Draw mean attention distance in pixels, [L, h], by layer (Figs. 7, 11).
 
-  Args:
-    values: [L, h], in pixels.
-    path: of the figure.
-    uniform: distance of a head with uniform attention, drawn as a line.
+  A line shows `uniform`, the distance of a head with uniform attention.
   """
   from matplotlib import colormaps
 

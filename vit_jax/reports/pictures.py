@@ -29,18 +29,10 @@ def canvas(width, height):
 
 
 def mosaic(axes, values, *, vmin, vmax, gap=0.1):
-  """Draw maps as tiles of one image, with row and column numbers from 1.
+  """Draw maps [rows, columns, m, n] as tiles of one image, and return it.
 
-  One image, because L/16 has 384 maps, and as many axes would be slow.
-
-  Args:
-    axes: to draw on.
-    values: [rows, columns, m, n].
-    vmin, vmax: ends of the colour scale.
-    gap: between tiles, as a fraction of their width.
-
-  Returns:
-    The image, for a colorbar.
+  The gap between tiles is a fraction of their width. One image, because L/16
+  has 384 maps, and as many axes would be slow.
   """
   *counts, m, n = values.shape
   gap = max(1, round(gap * n))
