@@ -28,9 +28,6 @@ class Jpegs:
   def __getitem__(self, index):
     return {'image': self.files[index], 'label': index % self.num_classes}
 
-  def describe(self, index):
-    return f'JPEG {index} of the benchmark'
-
 
 class Input:
   """Batches of one process: decode, InceptionCrop, FlipLR.
