@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
@@ -67,11 +66,6 @@ def cell_distances(weights):
   """Return the distances [P, P] between patches (hybrids: cells) in pixels."""
   pixels = weights.model.embedding.pixels_per_token
   return attention.cell_distances(layout(weights).grid, pixels)
-
-
-def uniform_distance(weights):
-  """Return the mean distance, in pixels, of a head with uniform attention."""
-  return float(np.mean(cell_distances(weights)))
 
 
 def look_at(

@@ -58,7 +58,8 @@ class Figures:
   def distance(self, looks):
     """Draw the mean over `looks`, which are those of `arrays.look_at`."""
     values = np.stack([look['distance'] for look in looks])
-    mean, uniform = values.mean(0), arrays.uniform_distance(self._weights)
+    mean = values.mean(0)
+    uniform = float(np.mean(arrays.cell_distances(self._weights)))
     self._write(
       'distance',
       lambda path: attention.distance(mean, path, uniform=uniform),
