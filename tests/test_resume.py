@@ -184,13 +184,8 @@ def _write_config(path, kind):
   return path
 
 
-@pytest.mark.parametrize(
-  'kind',
-  [
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ('folder', 'tfds')),
-    'digits',
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['folder', 'tfds', 'digits'])
 def test_six_steps_equal_three_a_kill_and_three_more(kind, tmp_path):
   config = _write_config(tmp_path / 'config.py', kind)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'

@@ -1,7 +1,7 @@
-"""Records what transformers computes of ViTs: files of its own, and of ours.
+"""Record what transformers computes for ViTs, from its own and our files.
 
 formats_hf.json holds no weights: those are made of a seed (seeded.py), of the
-names and shapes that are stored. To record it anew, in a virtual environment
+names and shapes that are stored. To record again, in a virtual environment
 that has vit_jax, torch as record_timm.py says, and transformers==5.23.0:
 
   python tests/golden/record_hf.py

@@ -2,7 +2,7 @@
 
 Six steps of a ViT with everything on (dropout, decay, clipping, EMA,
 accumulation), in float32 on one device. A refactor leaves loss_curve.json as it
-is; what changes it on purpose records it anew and says so.
+is; what changes it on purpose records it again and says so.
 """
 
 import functools

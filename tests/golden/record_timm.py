@@ -4,7 +4,7 @@ The files beside this script hold small models with random weights, named as
 in our parameter tree, and the logits that timm computes with them in float64;
 and grids that torch resizes. Tests compare ours with them and need neither.
 
-To record them anew, in a virtual environment of its own:
+To record again, in a virtual environment of its own:
 
   pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
   pip install --no-deps timm==1.0.31 torchvision==0.28.0

@@ -1,7 +1,7 @@
 """Records what timm computes: of files it wrote, and of files we wrote.
 
 formats_timm.json holds no weights: those are made of a seed (seeded.py), of
-the names and shapes that are stored. To record it anew, in a virtual
+the names and shapes that are stored. To record again, in a virtual
 environment that has vit_jax, and torch and timm as record_timm.py says:
 
   python tests/golden/record_timm_formats.py

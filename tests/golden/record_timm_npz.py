@@ -10,7 +10,7 @@ timm differs in these, which are set to what the files' authors have:
   std. kernels    (w - mean) / √(var + 1e-8); theirs (w - mean) / (std + 1e-5)
                   in hybrids, √(var + 1e-10) in BiT
 
-Record anew in the environment of record_timm.py, with these besides:
+Record again in the environment of record_timm.py, with these besides:
 
   pip install ml-collections ml-dtypes jax fsspec safetensors
   python tests/golden/record_timm_npz.py

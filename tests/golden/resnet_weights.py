@@ -1,4 +1,4 @@
-"""Weights of ResNets, too large to be stored: made anew of their names."""
+"""Weights of ResNets, too large to store: generated from their names."""
 
 import zlib
 

@@ -68,7 +68,7 @@ def test_image_shape_of_overlapping_patches():
 
 
 def test_infer_needs_a_model_of_ours():
-  with pytest.raises(ValueError, match='No model of ours'):
+  with pytest.raises(ValueError, match='No model of vit_jax'):
     bundle.infer({'a': np.zeros(3), 'b': np.zeros(3)})
 
 

@@ -123,7 +123,7 @@ def settings(name: str, **fields) -> dict[str, Any]:
   in vit_medium_patch16_gap.
 
   Args:
-    name: one of ours or of timm's.
+    name: one of our names, or one of timm's.
     **fields: top-level fields of the model, added or replaced.
 
   Raises:

@@ -32,7 +32,7 @@ class Curves:
     """Write NAME.png and print its path."""
     path = results.workdir / f'{self.name}.png'
     plot(results.records, path, panels=self.panels)
-    pictures.tell('Learning curves', path)
+    pictures.report('Learning curves', path)
 
 
 def plot(records, path, *, panels):

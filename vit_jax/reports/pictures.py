@@ -67,6 +67,6 @@ def save(made, path, *, dpi=130, tight=False):
     write_atomically(path, file.getvalue())
 
 
-def tell(what, path):
+def report(what, path):
   """Print where a figure is."""
   terminal.console().print(f'{what}: {path}', soft_wrap=True)

@@ -60,7 +60,7 @@ class Scaling:
       for r in rows
     ]
     table.publish(results.workdir, self.name, self.title, columns, lines, rows)
-    pictures.tell(self.title, path)
+    pictures.report(self.title, path)
     return rows
 
 

@@ -348,7 +348,7 @@ def _facts(params, given):
       'form': 'preact' if 'norm/scale' in params else 'postact',
     }
   raise ValueError(
-    'No model of ours has such parameters (neither a ViT, nor a hybrid, a '
+    'No model of vit_jax has such parameters (neither a ViT, nor a hybrid, a '
     f'ResNet or a Mixer): {_some(params)}.'
   )
 

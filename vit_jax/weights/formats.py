@@ -232,8 +232,8 @@ def _read_others(found, source, sidecar, trust, options):
       f'{", ".join(FORMATS)}.'
     )
   if sidecar:
-    told = _item(sidecar, 'model', dict) or {}
-    known = {k: told[k] for k in _SIDECAR_FIELDS if k in told}
+    written = _item(sidecar, 'model', dict) or {}
+    known = {k: written[k] for k in _SIDECAR_FIELDS if k in written}
     use = _use(sidecar, trust)
     options = known | {'grid': sidecar.get('grid')} | options
     weights = _READERS[name].read(found, **options)
@@ -341,9 +341,9 @@ def _sidecar(weights, format, arrays):
   grid = None
   if hasattr(model, 'embedding'):
     grid = list(model.embedding.grid(weights.image_shape))
-  told = npz.read(arrays, grid=grid).model
+  written = npz.read(arrays, grid=grid).model
   fields, gelu = {}, getattr(getattr(model, 'block', model), 'gelu', None)
-  if gelu != getattr(getattr(told, 'block', told), 'gelu', None):
+  if gelu != getattr(getattr(written, 'block', written), 'gelu', None):
     fields['gelu'] = gelu
   pooling = getattr(model, 'pooling', None)
   if isinstance(pooling, NoPooling):

@@ -80,7 +80,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     **fields: of the model, which override the config.
 
   Raises:
-    ValueError: no model of ours has these arrays.
+    ValueError: no model of vit_jax has these arrays.
   """
   config = {} if config is None else config
   kind = image_configs.item(config, 'model_type', str)

@@ -129,7 +129,7 @@ def _prefix(names):
   """Return what precedes the parameters' names; None if none are known."""
   for prefix in _PREFIXES:
     if any(prefix + anchor in names for anchor in _ANCHORS):
-      # Checkpoints of ours have 'embedding/kernel' too, but other layers.
+      # Our checkpoints have 'embedding/kernel' too, but other layers.
       layers = f'{prefix}{_LAYER}', f'{prefix}MixerBlock', f'{prefix}resnet/'
       other = f'{prefix}conv_root/kernel', f'{prefix}Transformer/'
       if any(name.startswith((*layers, *other)) for name in names):
@@ -340,9 +340,13 @@ def _writable(weights, format):
       '--format=vit_jax instead.'
     )
   if block.gelu == 'exact':
-    weights.notes.append("  gelu='exact' is not in the file: tell its reader")
+    weights.notes.append(
+      "  gelu='exact' is not in the file: pass it to the reader"
+    )
   if isinstance(pooling, NoPooling):
-    weights.notes.append("  pooling='none' is not in the file: tell its reader")
+    weights.notes.append(
+      "  pooling='none' is not in the file: pass it to the reader"
+    )
   params = {k: np.asarray(v, np.float32) for k, v in weights.params.items()}
   return bundle.fold_layerscale(params, weights.notes)
 

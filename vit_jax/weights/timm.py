@@ -164,7 +164,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     **fields: of the model, which override the config: gelu, pooling, ....
 
   Raises:
-    ValueError: no model of ours has these arrays.
+    ValueError: no model of vit_jax has these arrays.
   """
   arrays = {k.removeprefix(_WRAPPER): np.asarray(v) for k, v in arrays.items()}
   config, notes, last_norm = _Config.parse(config), [], 'norm'
