@@ -181,6 +181,23 @@ def test_reading_and_writing_gives_the_file_back(name):
   assert equal(arrays, file)
 
 
+@pytest.mark.parametrize(
+  ('name', 'keys'),
+  [
+    ('hybrid', timm._vit_keys()),
+    ('hybrid_root', timm._vit_keys(root_only=True)),
+    ('bit', timm._RESNET_KEYS),
+    ('mixer', timm._MIXER_KEYS),
+  ],
+)
+def test_names_are_the_same_both_ways(name, keys):
+  """Among them projections, whose names begin as those of convolutions."""
+  file = fill(READ[name])
+  params, names = keys.to_ours(file)
+  assert {*names.values()} == file.keys()
+  assert keys.to_theirs(params).keys() == file.keys()
+
+
 def test_use_travels():
   weights = seeded.model_weights(SMALL, activation='sigmoid')
   _, files = timm.write(weights)

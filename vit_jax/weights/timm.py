@@ -71,10 +71,10 @@ def _backbone_keys(stem, prefix=''):
   return [
     *conv(f'{stem}conv', 'resnet/root/conv'),
     *norm(f'{stem}norm', 'resnet/root/norm'),
-    *conv(f'{unit}.conv{{n}}', f'{ours}/conv{{n}}'),
-    *norm(f'{unit}.norm{{n}}', f'{ours}/norm{{n}}'),
     *conv(f'{unit}.downsample.conv', f'{ours}/conv_proj'),
     *norm(f'{unit}.downsample.norm', f'{ours}/norm_proj'),
+    *conv(f'{unit}.conv{{n}}', f'{ours}/conv{{n}}'),  # not of _proj
+    *norm(f'{unit}.norm{{n}}', f'{ours}/norm{{n}}'),
   ]
 
 
