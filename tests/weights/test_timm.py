@@ -185,7 +185,6 @@ def test_reading_and_writing_gives_the_file_back(name):
   ('name', 'keys'),
   [
     ('hybrid', timm._vit_keys()),
-    ('hybrid_root', timm._vit_keys(root_only=True)),
     ('bit', timm._RESNET_KEYS),
     ('mixer', timm._MIXER_KEYS),
   ],
