@@ -226,7 +226,7 @@ def test_uncorrupted_patches_take_no_part():
   """The gradient at their outputs is zero; at each corrupted one it is not."""
   model, keys = make_model(), jax.random.split(quick_key(0), len(IMAGES))
 
-  class Constant:  # the model, but for its outputs
+  class Constant:  # the model with constant outputs
     def __init__(self, outputs):
       self.outputs = outputs
 

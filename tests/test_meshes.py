@@ -60,7 +60,7 @@ def data(seed):
 
 
 class Run:
-  """What train() makes for one mesh, and its parts."""
+  """Train step and state for one mesh, and the parts they are made from."""
 
   def __init__(self, name, scan):
     axes, rules = MESHES[name]

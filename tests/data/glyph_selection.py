@@ -1,4 +1,4 @@
-"""How the characters of `glyphs.Glyphs` were chosen.
+"""Selection of the characters of `glyphs.Glyphs`.
 
 713 letters, punctuation marks and symbols have a glyph in all ten faces. Three
 are dropped because they are numbers, and those that look like a digit or like

@@ -28,7 +28,7 @@ def features(pooling):
 
 @pytest.mark.parametrize('kind', [NoPooling, Mean])
 def test_a_class_token_that_pooling_does_not_read(kind):
-  """It and the registers come first; the tokens are the same."""
+  """Class token and registers come first; pooling reads only patches."""
   pooling = kind(class_token=True, num_registers=2)
   variables, out, _ = features(pooling)
   patches = out['tokens'][:, 3:]

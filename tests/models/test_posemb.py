@@ -58,7 +58,7 @@ def shapes(model, images=IMAGES):
 
 @pytest.mark.parametrize('positions', ALL, ids=str)
 def test_parameters(positions):
-  """Those of a model without positions, and tables."""
+  """The model without positions has the same parameters, except tables."""
   model = tiny(posemb=positions, pooling=REGISTER)
   plain = shapes(model.clone(posemb=None))
   found = shapes(model)

@@ -54,7 +54,7 @@ _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
 class Source(Protocol):
-  """What the module docstring asks of a source at least."""
+  """The minimal interface of a source; see the module docstring."""
 
   def __len__(self): ...
 
@@ -62,7 +62,7 @@ class Source(Protocol):
 
 
 class Transform(Protocol):
-  """What the module docstring asks of a transform."""
+  """The interface of a transform; see the module docstring."""
 
   def __call__(self, image, rng): ...
 

@@ -1,4 +1,4 @@
-"""What models read from the current mesh (jax.set_mesh), if there is one.
+"""Access of models to the current mesh (jax.set_mesh), if there is one.
 
 Devices along axes whose names begin with 'model' share their examples. The
 batch is sharded over all other axes, and parameters as well over those whose

@@ -28,7 +28,7 @@ from vit_jax.objectives import patch_targets
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """How patches are corrupted, and what is predicted.
+  """Corruption of patches, and the target that is predicted.
 
   Attributes:
     predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's
