@@ -35,13 +35,14 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'metrics', 'optim', 'preprocess', 'sharding', 'step'),
-    *('reports.confusion', 'weights.', 'workdirs'),
+    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'sharding'),
+    *('reports.confusion', 'step', 'weights.', 'workdirs'),
   ),
   'evaluate': (
-    *('metrics', 'preprocess', 'reports.confusion', 'reports.timm_csv'),
-    *('sharding', 'terminal', 'train', 'weights.', 'workdirs'),
+    *('evaluators', 'metrics', 'preprocess', 'reports.confusion'),
+    *('reports.timm_csv', 'sharding', 'terminal', 'weights.', 'workdirs'),
   ),
+  'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.results', 'terminal', 'weights.formats'),
     'workdirs',
