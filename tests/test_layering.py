@@ -36,11 +36,11 @@ MODULES = {
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
     *('dry_runs', 'metrics', 'optim', 'preprocess', 'sharding', 'step'),
-    *('weights.', 'workdirs'),
+    *('reports.confusion', 'weights.', 'workdirs'),
   ),
   'evaluate': (
-    *('metrics', 'preprocess', 'reports.timm_csv', 'sharding', 'terminal'),
-    *('train', 'weights.', 'workdirs'),
+    *('metrics', 'preprocess', 'reports.confusion', 'reports.timm_csv'),
+    *('sharding', 'terminal', 'train', 'weights.', 'workdirs'),
   ),
   'study': (
     *('config', 'metrics', 'reports.results', 'terminal', 'weights.formats'),
