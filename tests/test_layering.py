@@ -27,7 +27,8 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.', 'terminal'),
@@ -55,6 +56,7 @@ MODULES = {
   'metrics': ('terminal',),
   'config': (),
   'environment': (),
+  'canary': ('environment',),
   **{leaf: ('checks',) for leaf in LEAVES},
 }
 
