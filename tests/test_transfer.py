@@ -195,7 +195,7 @@ def test_patches_and_channels_are_changed_when_asked_for():
         'depth                4                    12',
         'patch_size           4x4                  16x16',
         'image channels       1                    3',
-        '  and 3 more fields',
+        'more fields',
         'add adapt_channels to the argument',
         'name no model',
       ),

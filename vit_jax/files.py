@@ -8,6 +8,8 @@ import uuid
 
 from etils import epath
 
+PathLike = str | os.PathLike[str]
+
 
 @contextlib.contextmanager
 def replacing(path):
