@@ -40,6 +40,8 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
+    'wandb': ['wandb'],
+    'mlflow': ['mlflow-skinny'],
     'parity': ['torch', 'torchvision', 'timm', 'transformers'],
   },
 )

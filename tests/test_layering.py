@@ -35,16 +35,16 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'metrics', 'optim', 'preprocess', 'sharding', 'step'),
-    *('weights.', 'workdirs'),
+    *('dry_runs', 'metrics', 'optim', 'preprocess', 'profiling', 'sharding'),
+    *('reports.page', 'step', 'weights.', 'workdirs', 'writers'),
   ),
   'evaluate': (
-    *('metrics', 'preprocess', 'reports.timm_csv', 'sharding', 'terminal'),
-    *('train', 'weights.', 'workdirs'),
+    *('metrics', 'preprocess', 'reports.', 'sharding', 'terminal', 'train'),
+    *('weights.', 'workdirs', 'writers'),
   ),
   'study': (
-    *('config', 'metrics', 'reports.results', 'terminal', 'weights.formats'),
-    'workdirs',
+    *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
+    *('weights.formats', 'workdirs'),
   ),
   'optim': (),
   'sharding': ('models.mesh',),
@@ -52,6 +52,8 @@ MODULES = {
   'compilation_cache': (),
   'distributed': (),
   'metrics': ('terminal',),
+  'profiling': (),
+  'writers': (),
   'config': (),
   'environment': (),
   **{leaf: ('checks',) for leaf in LEAVES},
