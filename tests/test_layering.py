@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
 # Leaves that every layer may import.
-LEAVES = ('checks', 'files', 'tree', 'durations')
+LEAVES = ('checks', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
@@ -36,7 +36,8 @@ MODULES = {
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
     *('dry_runs', 'metrics', 'optim', 'preprocess', 'profiling', 'sharding'),
-    *('reports.page', 'step', 'weights.', 'workdirs', 'writers'),
+    *('reports.confusion', 'reports.page', 'step', 'weights.', 'workdirs'),
+    'writers',
   ),
   'evaluate': (
     *('metrics', 'preprocess', 'reports.', 'sharding', 'terminal', 'train'),

@@ -292,7 +292,7 @@ def test_data_that_arrives_during_a_step_costs_nothing(tmp_path, monkeypatch):
   clock = types.SimpleNamespace(now=0.0)
   clock.perf_counter = lambda: clock.now
   monkeypatch.setattr(metrics, 'time', clock)
-  monitor = make_monitor(tmp_path, log_every_steps=1)
+  monitor = make_monitor(tmp_path, log_every_steps=10)
   clock.now += 1
   monitor.step(1, {'loss': jnp.float32(1)})
   monitor.compiled(1)
@@ -302,6 +302,7 @@ def test_data_that_arrives_during_a_step_costs_nothing(tmp_path, monkeypatch):
       clock.now += 2
     monitor.step(step, {'loss': jnp.float32(1)})
   monitor.flush()
+  monitor.finish(3)
   monitor.close()
   last = read_records(tmp_path)[-1]
   assert (last['seconds/steps'], last['seconds/data']) == (2, 2)

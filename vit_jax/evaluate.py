@@ -20,7 +20,7 @@ from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
-from vit_jax.reports import timm_csv
+from vit_jax.reports import confusion, timm_csv
 from vit_jax.sharding import MeshSizes
 from vit_jax.train import open_evaluators
 from vit_jax.weights import surgery
@@ -48,7 +48,8 @@ def evaluate(
   """Run each evaluator once, print a table and write metrics.jsonl.
 
   Results with top-1 and top-5 accuracy are also written to
-  results-EVALUATOR.csv, in the columns of timm's validate.
+  results-EVALUATOR.csv, in the columns of timm's validate. Classifiers have a
+  confusion matrix and a list of misclassified examples: reports/confusion.py.
 
   Args:
     workdir: directory for the results.
@@ -86,6 +87,7 @@ def evaluate(
   image_shape = tuple(image_shape or weights.image_shape)
   if preprocess is None:
     preprocess = weights.preprocess if weights else Normalize()
+  class_names = weights and weights.class_names
   init = functools.partial(_init, model, image_shape, jax.random.key(seed))
   abstract_params = jax.eval_shape(init)
   evaluators = open_evaluators(
@@ -93,7 +95,7 @@ def evaluate(
     model,
     preprocess=preprocess,
     mesh=mesh,
-    class_names=weights and weights.class_names,
+    class_names=class_names,
     abstract_params=abstract_params,
   )
   rules = layout.rules_for(mesh) if sharding is None else sharding
@@ -107,7 +109,7 @@ def evaluate(
   params, report = _params(init, model, weights, init_from, shardings)
   console.print(report, markup=False, highlight=False)
   name = name or timm_csv.name(init_from and init_from.path, model)
-  results, is_first_host = {}, jax.process_index() == 0
+  results, written, is_first_host = {}, [], jax.process_index() == 0
   stopwatch.lap('setup')
   for key, evaluator in evaluators.items():
     with jax.set_mesh(mesh):
@@ -115,14 +117,24 @@ def evaluate(
     results |= {f'{key}/{metric}': value for metric, value in found.items()}
     if {'accuracy', 'top5_accuracy'} <= found.keys() and is_first_host:
       row = timm_csv.row(name, found, params, evaluator, image_shape)
-      timm_csv.write(epath.Path(workdir) / f'results-{key}.csv', row)
+      written.append(epath.Path(workdir) / f'results-{key}.csv')
+      timm_csv.write(written[-1], row)
+    if predictions := getattr(evaluator, 'predictions', None):
+      written += confusion.write(
+        workdir, key, predictions, class_names=class_names
+      )
   step = weights.step if weights else 0
   stopwatch.lap('evals')
   new = Writer(workdir, writers=writers, record=record)
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
+    for path in written:
+      if path.suffix == '.png':
+        writer.image(path.stem, path)
   rows = _rows(results)
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
+  for path in written:
+    console.print(f'wrote {path}', markup=False, soft_wrap=True)
   return results
 
 

@@ -1,9 +1,12 @@
 """Files that are either whole or absent."""
 
 import contextlib
+import os
 import uuid
 
 from etils import epath
+
+PathLike = str | os.PathLike[str]
 
 
 @contextlib.contextmanager

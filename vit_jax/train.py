@@ -24,6 +24,7 @@ from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
 from vit_jax.profiling import Profiler
+from vit_jax.reports import confusion
 from vit_jax.sharding import (
   MeshSizes,
   annotate,
@@ -239,6 +240,8 @@ def train(
         if last or (eval_every[name] and step % eval_every[name] == 0)
       }
       results = run_evaluators(due, step, state.eval_params, monitor)
+      if last:
+        _write_predictions(workdir, evaluators, class_names)
       if last or stopping or step % save_every == 0:
         monitor.flush()  # raises if the state has met NaN: it is not saved
         with monitor.pause('saving'):
@@ -265,6 +268,14 @@ def run_evaluators(evaluators, step, params, monitor):
   if results:
     monitor.write(step, results)
   return results
+
+
+def _write_predictions(workdir, evaluators, class_names):
+  """Write what classifiers got wrong at the end; `evaluate` also draws it."""
+  for name, evaluator in evaluators.items():
+    if predictions := getattr(evaluator, 'predictions', None):
+      options = {'class_names': class_names, 'figure': False}
+      confusion.write(workdir, name, predictions, **options)
 
 
 def make_step(

@@ -131,6 +131,31 @@ def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
   return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
 
 
+def rollout_of_heads(q, k, added=None, *, start=None, residual='half'):
+  """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
+
+  The head of layer l attends to the tokens of its layer; the layers before it
+  are rolled out with the mean over heads. So the mean over the heads of a layer
+  is the `rollout` of the layers up to it. Arguments as of `rollout`.
+  """
+  one_of('residual', residual, RESIDUALS)
+  batch, tokens = q.shape[1:3]
+  alone = jnp.eye(tokens)
+  start = alone[None] if start is None else start
+  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
+
+  def next_layer(before, layer):
+    of_heads = weights(*layer)
+    if residual == 'half':
+      of_heads = (of_heads + alone[None, None]) / 2
+    found = jnp.einsum('brq,bhqn,bnm->bhrm', start, of_heads, before)
+    return jnp.einsum('bqn,bnm->bqm', of_heads.mean(axis=1), before), found
+
+  before = jnp.broadcast_to(alone, (batch, tokens, tokens))
+  _, found = jax.lax.scan(next_layer, before, (q, k, added))
+  return jnp.swapaxes(found, 0, 1)
+
+
 def cell_distances(grid, cell_px):
   """Return distances between the centres of patches: float32 [P, P].
 

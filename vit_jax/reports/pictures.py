@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 
 import jax
 import numpy as np
@@ -55,6 +56,12 @@ def mosaic(axes, values, *, vmin, vmax, gap=0.1):
   return image
 
 
+def shorten(text, limit):
+  """Return the text in one line of at most `limit` characters."""
+  text = ' '.join(text.split())
+  return text if len(text) <= limit else f'{text[: limit - 1]}…'
+
+
 def save(made, path, *, dpi=130, tight=False):
   """Write a figure as .png or .pdf, on the first host.
 
@@ -62,7 +69,10 @@ def save(made, path, *, dpi=130, tight=False):
   """
   file = io.BytesIO()
   box = 'tight' if tight else None
-  made.savefig(file, dpi=dpi, format=path.suffix[1:], bbox_inches=box)
+  with warnings.catch_warnings():
+    # Names may have characters that the font lacks; boxes stand for them.
+    warnings.filterwarnings('ignore', 'Glyph .* missing from', UserWarning)
+    made.savefig(file, dpi=dpi, format=path.suffix[1:], bbox_inches=box)
   if jax.process_index() == 0:
     write_atomically(path, file.getvalue())
 
