@@ -35,14 +35,15 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'metrics', 'optim', 'preprocess', 'profiling', 'sharding'),
-    *('reports.confusion', 'reports.page', 'step', 'weights.', 'workdirs'),
-    'writers',
+    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'profiling'),
+    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('metrics', 'preprocess', 'reports.', 'sharding', 'terminal', 'train'),
-    *('weights.', 'workdirs', 'writers'),
+    *('evaluators', 'metrics', 'preprocess', 'reports.', 'sharding'),
+    *('terminal', 'weights.', 'workdirs', 'writers'),
   ),
+  'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
     *('weights.formats', 'workdirs'),

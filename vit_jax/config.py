@@ -4,7 +4,7 @@
 
 A `target` is the dotted path of a class or function; the keys next to it are
 its keyword arguments. There is no registry: whatever can be imported can be
-named, in this package or in another. Four rules turn a config into objects:
+named, in this package or in another. Five rules turn a config into objects:
 
 - Nested targets are called first. If required arguments are still missing,
   the result is a partial: the code that receives it supplies the rest, such as
@@ -14,6 +14,9 @@ named, in this package or in another. Four rules turn a config into objects:
 - A dataclass may have one field with metadata {'rest': True}: then its own
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
+- `Annotated[Callable, ('data', Data)]` is always a partial: the code that gets
+  it makes the call. If its argument `data` has no annotation, a dict with a
+  `source` becomes a Data.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
   units are those of durations.py.
 
@@ -214,17 +217,19 @@ class Call:
     kwargs: its arguments; calls within them are not made yet either.
     where: dotted path in the config.
     hidden: arguments that the config cannot set.
+    later: whether the code makes the call itself, even if nothing is missing.
   """
 
   fn: Any
   kwargs: dict[str, Any]
   where: str = ''
   hidden: tuple[str, ...] = ()
+  later: bool = False
 
   def make(self, *args, **supplied):
     """Make all calls, innermost first, and return the result of this one."""
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
-    if _missing(self.fn, kwargs | supplied, len(args)):
+    if self.later or _missing(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
 
@@ -401,7 +406,9 @@ def _plan_target(values, annotation, where, problems, also=()):
   if not callable(fn):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
-  found = _plan_call(fn, values, where, problems, also=also)
+  types = _of_factory(annotation)
+  found = _plan_call(fn, values, where, problems, also=also, types=types)
+  found.later = types is not None
   if not _takes_partials(annotation):
     _require_all(found, (), problems)
   return found
@@ -435,13 +442,17 @@ def _plan_flat(cls, values, where, problems):
   found = _plan_call(cls, own, where, problems)
   own_keys = [k for n in names for k in _keys(n, _hints(cls).get(n))]
   found.kwargs[field.name] = _plan_target(
-    values, collections.abc.Callable, where, problems, own_keys
+    values, _hints(cls)[field.name], where, problems, own_keys
   )
   return found
 
 
-def _plan_call(fn, values, where, problems, supplied=(), also=()):
+def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
   parameters, hints = _parameters(fn), _hints(fn)
+  for name, annotation in (types or {}).items():
+    value = values.get(name)
+    if isinstance(value, Mapping | ConfigDict) and 'source' in value:
+      hints.setdefault(name, annotation)
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
   for key, value in values.items():
@@ -517,7 +528,8 @@ def _parameters(fn):
 
 def _hints(fn):
   try:
-    return typing.get_type_hints(fn.__init__ if inspect.isclass(fn) else fn)
+    fn = fn.__init__ if inspect.isclass(fn) else fn
+    return typing.get_type_hints(fn, include_extras=True)
   except (NameError, TypeError, AttributeError):
     return {}
 
@@ -547,7 +559,14 @@ def _lacks(fn, missing):
   )
 
 
+def _of_factory(annotation):
+  """Return {argument: type} of Annotated[Callable, ...], else None."""
+  found = getattr(annotation, '__metadata__', None)
+  return None if found is None else dict(found)
+
+
 def _takes_partials(annotation):
+  annotation = getattr(annotation, '__origin__', annotation)
   origin = typing.get_origin(annotation) or annotation
   return annotation is Any or origin is collections.abc.Callable
 

@@ -9,20 +9,21 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
+from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
+from vit_jax.evaluators import Factory
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, timm_csv
 from vit_jax.sharding import MeshSizes
-from vit_jax.train import open_evaluators
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
@@ -31,7 +32,7 @@ from vit_jax.writers import MetricsWriter
 def evaluate(
   workdir,
   *,
-  evals: Mapping[str, Callable],
+  evals: Mapping[str, Factory],
   init_from: InitFrom | None = None,
   model: Any = None,
   image_shape: tuple[int, ...] | None = None,
@@ -53,8 +54,7 @@ def evaluate(
 
   Args:
     workdir: directory for the results.
-    evals: evaluators by name: functions (model, preprocess=..., mesh=...) ->
-      object with run(params) -> {metric: number}.
+    evals: what makes each evaluator, by name; see evaluators.py.
     init_from: the weights; the head is kept by default. None: a freshly
       initialised model, the baseline for features of a trained one.
     model, image_shape, preprocess: by default those of the weights; image_shape
@@ -90,7 +90,7 @@ def evaluate(
   class_names = weights and weights.class_names
   init = functools.partial(_init, model, image_shape, jax.random.key(seed))
   abstract_params = jax.eval_shape(init)
-  evaluators = open_evaluators(
+  evaluators = evaluators_lib.make(
     evals,
     model,
     preprocess=preprocess,
@@ -113,7 +113,7 @@ def evaluate(
   stopwatch.lap('setup')
   for key, evaluator in evaluators.items():
     with jax.set_mesh(mesh):
-      found = evaluator.run(params)
+      found = evaluators_lib.run(key, evaluator, params)
     results |= {f'{key}/{metric}': value for metric, value in found.items()}
     if {'accuracy', 'top5_accuracy'} <= found.keys() and is_first_host:
       row = timm_csv.row(name, found, params, evaluator, image_shape)

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import dry_runs, workdirs
+from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.durations import Duration, Timeline, steps
+from vit_jax.evaluators import Factory
 from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
@@ -47,12 +49,11 @@ class Evaluation:
   """An evaluator of a training run, and when it runs.
 
   Attributes:
-    evaluator: function (model, preprocess=..., mesh=...) -> object with
-      run(params) -> {metric: number}. In a config, the `target`.
+    evaluator: what makes it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
   """
 
-  evaluator: Callable = dataclasses.field(metadata={'rest': True})
+  evaluator: Factory = dataclasses.field(metadata={'rest': True})
   every: Duration | None = None
 
 
@@ -149,7 +150,7 @@ def train(
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data.source, 'class_names', None)
-  evaluators = open_evaluators(
+  evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in (evals or {}).items()},
     model,
     preprocess=preprocess,
@@ -263,7 +264,7 @@ def run_evaluators(evaluators, step, params, monitor):
   for name, evaluator in evaluators.items():
     monitor.flush()
     with monitor.pause('evals'):
-      found = evaluator.run(params)
+      found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
   if results:
     monitor.write(step, results)
@@ -322,49 +323,6 @@ def make_step(
     jax.jit(init, out_shardings=shardings),
     annotate(abstract_state, shardings),
     jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
-  )
-
-
-def open_evaluators(
-  evals, model, *, preprocess, mesh, class_names, abstract_params
-):
-  """Return {name: evaluator}, with the data of each opened and checked.
-
-  Args:
-    evals: {name: function (model, preprocess=..., mesh=...) -> evaluator}.
-    model: Flax module.
-    preprocess: uint8 -> float images.
-    mesh: as returned by `sharding.make_mesh`.
-    class_names: of the model's outputs, or None if they are not known.
-    abstract_params: ShapeDtypeStructs of the parameters.
-
-  Raises:
-    ValueError: from an evaluator; or its labels have other class names.
-  """
-  made = {}
-  for name, factory in evals.items():
-    evaluator = factory(model, preprocess=preprocess, mesh=mesh)
-    _check_class_names(name, class_names, evaluator)
-    if check := getattr(evaluator, 'check', None):
-      check(abstract_params)
-    made[name] = evaluator
-  return made
-
-
-def _check_class_names(name, class_names, evaluator):
-  """Folders with different sub-folders number their classes differently."""
-  found = getattr(evaluator, 'class_names', None)
-  if not found or not class_names or list(found) == list(class_names):
-    return
-  only_here = sorted(set(found) - set(class_names))[:5]
-  missing = sorted(set(class_names) - set(found))[:5]
-  raise ValueError(
-    f'evals.{name} has {len(found)} classes and the model {len(class_names)}, '
-    f'with other names or in another order (only in evals.{name}: {only_here}; '
-    f'only in the model: {missing}), so its labels would mean other classes. '
-    "For a folder, set class_names in the evaluator's data.source. If they are "
-    'the same classes in the same order under other names (WordNet ids and '
-    f'words), set evals.{name}.same_classes=False.'
   )
 
 
