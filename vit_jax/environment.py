@@ -35,8 +35,8 @@ def avoid_wrong_results():
   """Append an option to XLA_FLAGS if the installed jaxlib needs it.
 
   Without the option it computes wrong values on CPUs. XLA_FLAGS stays as it is
-  if it names that option, with any value, or if it
-  names a file of options, to which nothing can be appended.
+  if it names that option, with any value, or if it names a file of options, to
+  which nothing can be appended.
   """
   global _before
   flags = os.environ.get('XLA_FLAGS', '').strip()
