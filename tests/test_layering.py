@@ -54,7 +54,7 @@ MODULES = {
   'metrics': ('terminal',),
   'config': (),
   'environment': (),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 
