@@ -82,7 +82,7 @@ def fence_blocks(text):
 
 def on_config(config):
   sys.path[:0] = [str(ROOT)]
-  pages = {'Configs': _config_pages(), 'API': _api_pages()}
+  pages = {'Configs': config_pages(), 'API': api_pages()}
   config.generated = {'commands.md': _commands()}
   for entry in config.nav:
     (title,) = entry
@@ -149,7 +149,7 @@ def on_post_build(config):
       raise PluginError(f'{path.name} loads from elsewhere: {found[0]}')
 
 
-def _config_pages():
+def config_pages():
   """Return {page: Markdown} of the config reference."""
   from vit_jax import config
 
@@ -299,7 +299,7 @@ def _help(name):
   return file.getvalue()
 
 
-def _api_pages():
+def api_pages():
   """Return {page: Markdown} of the API reference."""
   pages = {}
   for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
