@@ -3,13 +3,14 @@
 import csv
 import functools
 
+import jax
 import ml_collections
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import checkpoint, config, tree
+from vit_jax import checkpoint, config, pretrained, tree
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
@@ -80,6 +81,44 @@ def test_equals_what_the_run_measured(run, tmp_path, monkeypatch):
   for name, value in found.items():
     assert recorded[name] == pytest.approx(value, rel=1e-6), name
   assert read_records(tmp_path)[-1]['step'] == 3
+  for name in ('confusion-test.csv', 'misclassified-test.csv'):
+    assert len((tmp_path / name).read_text().splitlines()) > 10
+    # Training leaves these files as well; the last digits may differ.
+    assert (run / name).is_file()
+  assert (tmp_path / 'confusion-test.png').is_file()
+
+
+def test_what_was_misclassified(run, tmp_path, capsys):
+  """The files agree with the model on each example by itself."""
+  found = _evaluate(tmp_path, run)
+  *_, png, wrong = capsys.readouterr().out.split('wrote ')[1:]
+  assert png.strip() == f'{tmp_path}/confusion-test.png'
+  assert wrong == f'{tmp_path}/misclassified-test.csv\n'
+  weights = formats.read(run)
+  model, params = pretrained.build(weights)
+  source = TEST.source
+  images = np.stack([source[i]['image'] for i in range(len(source))])
+  labels = np.array([source[i]['label'] for i in range(len(source))])
+  logits = model.apply({'params': params}, weights.preprocess(images))
+  log_probabilities = np.asarray(jax.nn.log_softmax(logits))
+  predicted = log_probabilities.argmax(-1)
+  with open(wrong.strip()) as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == round(768 * (1 - found['test/accuracy']))
+  worst = log_probabilities[np.arange(768), labels]
+  for row in rows:
+    i = int(row['index'])
+    assert row['file'] == source.describe(i)
+    assert row['true_class'] == source.class_names[labels[i]]
+    assert row['predicted_class'] == source.class_names[predicted[i]]
+    assert float(row['true_probability']) == pytest.approx(
+      np.exp(worst[i]), rel=1e-4
+    )
+    assert float(row['predicted_probability']) == pytest.approx(
+      np.exp(log_probabilities[i].max()), rel=1e-4
+    )
+  ranked = [float(row['true_probability']) for row in rows]
+  assert ranked == sorted(ranked)
 
 
 def test_the_row_that_timm_would_write(run, tmp_path, capsys):

@@ -120,3 +120,12 @@ def test_same_metrics_on_devices_and_processes(config, tmp_path):
     exact = not key.rsplit('/')[-1].startswith(('loss', 'ece'))
     tolerance = 0 if exact else 1e-6
     assert two[key] == pytest.approx(value, rel=tolerance, abs=0), key
+  files = [tmp_path / name / 'confusion-test.csv' for name in ('one', 'two')]
+  assert files[0].read_text() == files[1].read_text()
+  wrong = [
+    sorted(path.with_name('misclassified-test.csv').read_text().splitlines())
+    for path in files
+  ]
+  assert len(wrong[0]) == 1 + round(67 * (1 - one['test/accuracy']))
+  columns = [[row.split(',')[:3] for row in rows] for rows in wrong]
+  assert columns[0] == columns[1]

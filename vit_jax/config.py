@@ -4,7 +4,7 @@
 
 A `target` is the dotted path of a class or function; the keys next to it are
 its keyword arguments. There is no registry: whatever can be imported can be
-named, in this package or in another. Four rules turn a config into objects:
+named, in this package or in another. Five rules turn a config into objects:
 
 - Nested targets are called first. If required arguments are still missing,
   the result is a partial: the code that receives it supplies the rest, such as
@@ -14,6 +14,9 @@ named, in this package or in another. Four rules turn a config into objects:
 - A dataclass may have one field with metadata {'rest': True}: then its own
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
+- `Annotated[Callable, ('data', Data)]` is always a partial: the code that gets
+  it makes the call. If its argument `data` has no annotation, a dict with a
+  `source` becomes a Data.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
   units are those of durations.py.
 
@@ -56,6 +59,9 @@ TRUSTED_MODULES = (
   'vit_jax.data.transforms.',
 )
 TRUSTED = ('vit_jax.data.vtab.Scale',)
+
+
+_DEFAULT = '  # default'
 
 
 class ConfigError(ValueError):
@@ -211,17 +217,19 @@ class Call:
     kwargs: its arguments; calls within them are not made yet either.
     where: dotted path in the config.
     hidden: arguments that the config cannot set.
+    later: whether the code makes the call itself, even if nothing is missing.
   """
 
   fn: Any
   kwargs: dict[str, Any]
   where: str = ''
   hidden: tuple[str, ...] = ()
+  later: bool = False
 
   def make(self, *args, **supplied):
     """Make all calls, innermost first, and return the result of this one."""
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
-    if _missing(self.fn, kwargs | supplied, len(args)):
+    if self.later or _missing(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
 
@@ -263,7 +271,7 @@ def plan_run(config, **supplied):
     )
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
-  hidden = ('workdir', 'record', *taken)
+  hidden = ('workdir', 'record', 'preset', *taken)
   problems = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
@@ -271,18 +279,52 @@ def plan_run(config, **supplied):
   return found, taken
 
 
-def run(config, workdir, **supplied):
+def run(config, workdir, *, preset=None, **supplied):
   """Call the function that config.run names with the objects of the config.
 
   Args:
     config: ConfigDict.
     workdir: the first argument of the function.
-    **supplied: more of its arguments, see `plan_run`.
+    preset: JSON values that say where the config is from: 'config' (the config
+      file and its argument) and 'changed' (see `changes`). 'defaults' is added:
+      {key: text} of what the config does not set.
+    **supplied: more arguments of the function, see `plan_run`.
   """
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
-  found, taken = plan_run(config, record=record, **supplied)
+  preset = dict(preset or {})
+  found, taken = plan_run(config, record=record, preset=preset, **supplied)
+  lines = [x.removesuffix(_DEFAULT) for x in settings(found) if _DEFAULT in x]
+  preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
   return found.make(workdir, **taken)
+
+
+def leaves(config, where=''):
+  """Return {'a.b': value} of a config; a value to be set by users is None."""
+  if isinstance(config, list | tuple) and any(
+    isinstance(inner, Mapping | ConfigDict) for inner in config
+  ):
+    config = {str(i): inner for i, inner in enumerate(config)}
+  if not isinstance(config, Mapping | ConfigDict):
+    return {where: config}
+  found = {}
+  for key in config:
+    try:
+      value = config[key]
+    except RequiredValueError:
+      value = None
+    found |= leaves(value, _join(where, key))
+  return found
+
+
+def changes(before, after):
+  """Return {key: [value before, value after]} of two results of `leaves`.
+
+  Values are JSON; None stands for a key that is not there.
+  """
+  pairs = {k: [before.get(k), after.get(k)] for k in (before | after)}
+  found = {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
+  return json.loads(json.dumps(found, default=str))
 
 
 def resolve(value):
@@ -364,7 +406,9 @@ def _plan_target(values, annotation, where, problems, also=()):
   if not callable(fn):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
-  found = _plan_call(fn, values, where, problems, also=also)
+  types = _of_factory(annotation)
+  found = _plan_call(fn, values, where, problems, also=also, types=types)
+  found.later = types is not None
   if not _takes_partials(annotation):
     _require_all(found, (), problems)
   return found
@@ -398,13 +442,17 @@ def _plan_flat(cls, values, where, problems):
   found = _plan_call(cls, own, where, problems)
   own_keys = [k for n in names for k in _keys(n, _hints(cls).get(n))]
   found.kwargs[field.name] = _plan_target(
-    values, collections.abc.Callable, where, problems, own_keys
+    values, _hints(cls)[field.name], where, problems, own_keys
   )
   return found
 
 
-def _plan_call(fn, values, where, problems, supplied=(), also=()):
+def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
   parameters, hints = _parameters(fn), _hints(fn)
+  for name, annotation in (types or {}).items():
+    value = values.get(name)
+    if isinstance(value, Mapping | ConfigDict) and 'source' in value:
+      hints.setdefault(name, annotation)
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
   for key, value in values.items():
@@ -480,7 +528,8 @@ def _parameters(fn):
 
 def _hints(fn):
   try:
-    return typing.get_type_hints(fn.__init__ if inspect.isclass(fn) else fn)
+    fn = fn.__init__ if inspect.isclass(fn) else fn
+    return typing.get_type_hints(fn, include_extras=True)
   except (NameError, TypeError, AttributeError):
     return {}
 
@@ -510,7 +559,14 @@ def _lacks(fn, missing):
   )
 
 
+def _of_factory(annotation):
+  """Return {argument: type} of Annotated[Callable, ...], else None."""
+  found = getattr(annotation, '__metadata__', None)
+  return None if found is None else dict(found)
+
+
 def _takes_partials(annotation):
+  annotation = getattr(annotation, '__origin__', annotation)
   origin = typing.get_origin(annotation) or annotation
   return annotation is Any or origin is collections.abc.Callable
 
@@ -665,7 +721,7 @@ def settings(value, where='config', note=''):
       elif parameter.default is not parameter.empty and (
         name not in value.hidden
       ):
-        yield from settings(parameter.default, path, '  # default')
+        yield from settings(parameter.default, path, _DEFAULT)
   elif isinstance(value, Duration):
     yield f'{where}_{value.unit} = {value.value!r}{note}'
   elif isinstance(value, Mapping | ConfigDict) and len(value):

@@ -183,6 +183,47 @@ def test_restricted_to_classes(vectors):
   assert 'top5_accuracy' not in few
 
 
+def test_predictions():
+  evaluator, _ = evaluate(source=Source(broken=(3,)), on_error='skip')
+  found, rows = evaluator.predictions, np.delete(np.arange(21), 3)
+  logs = scipy.special.log_softmax(logits_of(), axis=1)[rows]
+  np.testing.assert_array_equal(found.index, rows)
+  np.testing.assert_array_equal(found.true, LABELS[rows])
+  np.testing.assert_array_equal(found.predicted, logs.argmax(1))
+  np.testing.assert_allclose(
+    found.true_log_probability, logs[np.arange(20), LABELS[rows]], rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    found.predicted_probability, np.exp(logs.max(1)), rtol=1e-5
+  )
+  assert found.classes.tolist() == list(range(7))
+  assert found.describe(4) == 'image 4'
+
+
+def test_predictions_of_several_right_labels():
+  """The class that counts is the most probable one of the correct classes."""
+  labels, some = _vectors(), [0, 2, 3, 4, 5, 6]
+  labels[:, 1] = 0
+  labels[5] = 0
+  evaluator, result = evaluate(
+    source=Source(labels), restrict=some, loss='sigmoid'
+  )
+  found, rows = evaluator.predictions, np.delete(np.arange(21), 5)
+  np.testing.assert_array_equal(found.index, rows)
+  correct = np.where(labels > 0, logits_of(), -np.inf)[rows]
+  np.testing.assert_array_equal(found.true, correct.argmax(1))
+  np.testing.assert_array_equal(
+    found.predicted, np.array(some)[logits_of()[rows][:, some].argmax(1)]
+  )
+  np.testing.assert_allclose(
+    np.exp(found.true_log_probability),
+    scipy.special.expit(correct.max(1)),
+    rtol=1e-5,
+  )
+  assert found.classes.tolist() == some
+  assert result['accuracy'] == np.mean(found.true == found.predicted)
+
+
 def test_accuracy_of_each_class():
   labels = LABELS % 6  # the last class does not occur
   source = Source(labels)

@@ -1,6 +1,7 @@
 """Accuracy, calibration and loss of a classifier on a whole split."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,8 +10,36 @@ import numpy as np
 
 from vit_jax.checks import one_of
 from vit_jax.data import pipeline
-from vit_jax.evals.collect import LabelEvaluator, means
+from vit_jax.evals.collect import Columns, LabelEvaluator, means
 from vit_jax.objectives import classification
+from vit_jax.types import Params
+
+_MEANS = ('accuracy', 'top5_accuracy', 'loss')  # metrics that are means
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+  """What a classifier predicted for each example that counts.
+
+  Attributes:
+    index: int [n], of each example in the source.
+    true: int [n], its class; of several correct ones, the most probable one.
+    predicted: int [n], the most probable class.
+    true_log_probability: [n], logarithm of the probability of `true`.
+    predicted_probability: [n].
+    classes: int [k], numbers of the classes that could be predicted, sorted.
+    class_names: of the data, by number; or None.
+    describe: function from an index to the file name, or the index as text.
+  """
+
+  index: np.ndarray
+  true: np.ndarray
+  predicted: np.ndarray
+  true_log_probability: np.ndarray
+  predicted_probability: np.ndarray
+  classes: np.ndarray
+  class_names: Sequence[str] | None
+  describe: Callable[[int], str]
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -32,6 +61,7 @@ class Classification(LabelEvaluator):
     confidence: 95% intervals: 'binomial' for accuracies (Wilson score), or
       'bootstrap' for all metrics but those of single classes (percentiles of
       1,000 resamples); None disables them.
+    predictions: the Predictions of the last run, None before it.
   """
 
   loss: str = 'softmax'
@@ -39,7 +69,7 @@ class Classification(LabelEvaluator):
   calibration_bins: int | None = 15
   confidence: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     source = self.data.source
     one_of('loss', self.loss, classification.LOSSES)
@@ -50,8 +80,11 @@ class Classification(LabelEvaluator):
         'vectors. Remove per_class.'
       )
     self._classes = _choices(self.restrict, source, self.model.num_classes)
+    self.predictions = None
 
-  def compare(self, logits, labels):
+  def compare(
+    self, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
     targets = classification.soft_targets(labels, logits.shape[-1])
     if self._classes is not None:
       logits, targets = logits[:, self._classes], targets[:, self._classes]
@@ -59,14 +92,21 @@ class Classification(LabelEvaluator):
     top5 = jax.lax.top_k(logits, min(5, num_classes))[1]
     hits = jnp.take_along_axis(targets, top5, axis=-1) > 0
     best = jnp.max(logits, axis=-1)
+    correct = jnp.where(targets > 0, logits, -jnp.inf)
+    best_correct = jnp.max(correct, axis=-1)
     if self.loss == 'softmax':
-      log_confidence = best - jax.nn.logsumexp(logits, axis=-1)
+      total = jax.nn.logsumexp(logits, axis=-1)
+      log_confidence, log_correct = best - total, best_correct - total
     else:
       log_confidence = jax.nn.log_sigmoid(best)
+      log_correct = jax.nn.log_sigmoid(best_correct)
     out = {
       'accuracy': hits[:, 0],
       'loss': classification.LOSSES[self.loss](logits, targets),
       'confidence': jnp.exp(log_confidence),
+      'predicted': top5[:, 0],
+      'true': jnp.argmax(correct, axis=-1),
+      'true_log_probability': log_correct,
     }
     if num_classes > 5:
       out['top5_accuracy'] = hits.any(-1)
@@ -74,7 +114,7 @@ class Classification(LabelEvaluator):
       out['label'] = jnp.any(labels > 0, axis=-1)
     return out
 
-  def run(self, params):
+  def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
     accuracy, loss, and with more than 5 classes top5_accuracy: means over
@@ -105,10 +145,28 @@ class Classification(LabelEvaluator):
       found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
       results |= self.of_each_class('class_accuracy', found)
+    self.predictions = self._predictions(columns)
     return self._means(columns) | results | self._intervals(columns) | counts
 
+  def _predictions(self, columns):
+    source, classes = self.data.source, self._classes
+    true, predicted = columns['true'], columns['predicted']
+    if classes is None:
+      count = self.model.num_classes or 1 + max(true.max(), predicted.max())
+      classes = np.arange(count)
+    return Predictions(
+      index=columns['index'],
+      true=classes[true],
+      predicted=classes[predicted],
+      true_log_probability=columns['true_log_probability'],
+      predicted_probability=columns['confidence'],
+      classes=classes,
+      class_names=getattr(source, 'class_names', None),
+      describe=getattr(source, 'describe', str),
+    )
+
   def _means(self, columns):
-    found = means(columns, ('accuracy', 'top5_accuracy', 'loss'))
+    found = means(columns, _MEANS)
     if self.calibration_bins:
       found['ece'] = calibration_error(
         columns['confidence'], columns['accuracy'], self.calibration_bins
@@ -118,8 +176,8 @@ class Classification(LabelEvaluator):
   def _intervals(self, columns):
     found = {}
     if self.confidence == 'bootstrap':
-      kept = {k: x for k, x in columns.items() if k not in ('label', 'index')}
-      found = bootstrap(self._means, kept)
+      names = columns.keys() & {*_MEANS, 'confidence'}
+      found = bootstrap(self._means, {name: columns[name] for name in names})
     elif self.confidence == 'binomial':
       names = columns.keys() & {'accuracy', 'top5_accuracy'}
       found = {name: wilson(columns[name]) for name in sorted(names)}
@@ -130,7 +188,9 @@ class Classification(LabelEvaluator):
     }
 
 
-def calibration_error(confidence, hit, bins):
+def calibration_error(
+  confidence: np.ndarray, hit: np.ndarray, bins: int
+) -> float:
   """Return the expected calibration error (Guo et al., 2017, equation 3).
 
   This is the mean of |accuracy - mean confidence| over bins of equal width,
@@ -148,7 +208,7 @@ def calibration_error(confidence, hit, bins):
   return float(np.abs(gaps).sum() / len(confidence))
 
 
-def wilson(hits):
+def wilson(hits: np.ndarray) -> tuple[float, float]:
   """Return (low, high), the 95% Wilson score interval of mean(hits)."""
   import scipy.stats  # takes half a second
 
@@ -157,7 +217,13 @@ def wilson(hits):
   return float(interval.low), float(interval.high)
 
 
-def bootstrap(statistic, columns, *, resamples=1000, seed=0):
+def bootstrap(
+  statistic: Callable[[Columns], dict[str, float]],
+  columns: Columns,
+  *,
+  resamples: int = 1000,
+  seed: int = 0,
+) -> dict[str, tuple[float, float]]:
   """Return {name: (low, high)}, 95% percentile intervals.
 
   `scipy.stats.bootstrap` does not take several metrics of the same resampled

@@ -68,7 +68,7 @@ def predict(
   one_of('on_error', on_error, ('raise', 'skip'))
   loaded, shape = load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
-  forward = _forward(model, weights.preprocess, layer, activation)
+  forward = forward_fn(model, weights.preprocess, activation, layer)
   out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
   if layer is None and (not out or out['probabilities'].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
@@ -115,8 +115,11 @@ def images_of(loaded):
     yield image
 
 
-def _forward(model, preprocess, layer, activation):
-  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+def forward_fn(model, preprocess, activation, layer=None):
+  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
+
+  The names are those of `predict`, as are the arguments.
+  """
   has_features = hasattr(model, 'features')
   if layer is not None and not has_features:
     raise ValueError(f'{type(model).__name__} has no method `features`.')

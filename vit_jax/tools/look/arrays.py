@@ -119,12 +119,30 @@ def look_at(
   model, params = pretrained.build(weights)
   rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
   distance = functools.partial(attention.mean_distance, prefix=prefix)
-  forward = _forward(weights, model, figures, query, rollout, distance)
+  forward = forward_fn(
+    weights, model, figures, query=query, rollout=rollout, distance=distance
+  )
   return predict.in_batches(forward, params, loaded, shape, on_error)
 
 
-def _forward(weights, model, figures, query, rollout, distance):
-  """Return (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
+def forward_fn(
+  weights,
+  model,
+  figures,
+  *,
+  query=None,
+  rollout=attention.rollout,
+  distance=attention.mean_distance,
+):
+  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
+
+  Args:
+    weights, model: of `pretrained.build`.
+    figures: some of OF_IMAGES, and 'heads' for 'heads' [B, L, h, gh, gw] of
+      `attention.rollout_of_heads`.
+    query: as of `look_at`.
+    rollout, distance: functions of `attention`, with their options.
+  """
   preprocess, tokens = weights.preprocess, layout(weights)
   distances = cell_distances(weights)
 
@@ -157,6 +175,9 @@ def _forward(weights, model, figures, query, rollout, distance):
       out |= split('maps', maps)
     if 'rollout' in figures:
       out |= split('rollout', rollout(*layers, start=start)[:, 0])
+    if 'heads' in figures:
+      heads = attention.rollout_of_heads(*layers, start=start)
+      out |= split('heads', heads[:, :, :, 0])
     if 'distance' in figures:
       out['distance'] = attention.per_layer(
         lambda *layer: distance(*layer, distances=distances), *layers

@@ -121,21 +121,24 @@ class Figures:
     print(path, flush=True)
 
   def _images(self, looks, px):
-    """Return an iterator of what the model saw, finer: uint8 [H, W, C].
+    """Return an iterator of what the model saw, finer: uint8 [H, W, C]."""
+    paths = [look['path'] for look in looks]
+    images = finer_images(self._weights, paths, px)
+    return terminal.track(images, len(looks), unit='images to draw')
 
-    The transforms are the model's, for a multiple of its image size.
-    """
-    shape = self._weights.image_shape
-    factor = max(1, -(-px // min(shape[:2])))
-    finer = [side * factor for side in shape[:2]]
-    loaded = image_files.load(
-      [look['path'] for look in looks],
-      pretrained.scale(self._weights.transforms, shape, finer),
-      channels=shape[2],
-      ahead=8,
-    )
-    loaded = terminal.track(loaded, len(looks), unit='images to draw')
-    return predict.images_of(loaded)
+
+def finer_images(weights, paths, px):
+  """Yield what the model sees of each image, finer: uint8 [H, W, C].
+
+  The transforms are those of the weights, for the smallest multiple of their
+  image size whose smaller side has at least `px` pixels.
+  """
+  shape = weights.image_shape
+  factor = max(1, -(-px // min(shape[:2])))
+  finer = [side * factor for side in shape[:2]]
+  transforms = pretrained.scale(weights.transforms, shape, finer)
+  loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
+  return predict.images_of(loaded)
 
 
 def _paths(looks):

@@ -1,0 +1,255 @@
+"""The demo: its numbers, and its page in a headless Chromium."""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+from small import random_weights
+
+from vit_jax.analysis import attention
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.tools import demo
+from vit_jax.tools.look import arrays
+from vit_jax.tools.predict import predict
+from vit_jax.weights import bundle, formats
+
+FIELDS = {'width': 24, 'depth': 3, 'mlp_dim': 24, 'num_heads': 2}
+FIELDS |= {'patch_size': 8, 'num_classes': 4}
+SHAPE = (48, 64, 3)
+NAMES = ['cat', 'crane', 'owl', 'crane']  # as in ImageNet, a name occurs twice
+
+
+def make_weights(model=None, **attributes):
+  model = model or bundle.from_fields(VisionTransformer, **FIELDS)
+  return random_weights(model, SHAPE, origin='tiny', **attributes)
+
+
+@pytest.fixture(scope='module')
+def photo(tmp_path_factory):
+  """A photo that lies on its side, as its EXIF orientation says."""
+  path = tmp_path_factory.mktemp('photos') / 'photo.jpg'
+  rows, columns = np.mgrid[:120, :90]
+  pixels = np.stack([rows, 2 * columns, rows ^ columns], -1).astype(np.uint8)
+  image = Image.fromarray(pixels)
+  exif = image.getexif()
+  exif[274] = 6
+  image.save(path, exif=exif)
+  return str(path)
+
+
+def test_explainer_agrees_with_predict_and_look(photo):
+  weights = make_weights(class_names=NAMES)
+  explainer = demo.Explainer(weights)
+  explainer.compile()
+  found = explainer(photo)
+  (predicted,) = predict(weights, [photo])
+  (looked,) = arrays.look_at(weights, [photo])
+  np.testing.assert_allclose(
+    found['probabilities'], predicted['probabilities'], rtol=1e-5
+  )
+  np.testing.assert_allclose(found['maps'], looked['maps'], rtol=1e-4)
+  np.testing.assert_allclose(
+    found['heads'][-1].mean(axis=0), looked['rollout'], rtol=1e-4, atol=1e-7
+  )
+  assert found['picture'].shape == (10 * 48, 10 * 64, 3)
+  classes = explainer.top(found, 4)
+  assert set(classes) == {'cat', 'crane (1)', 'owl', 'crane (3)'}
+  assert list(classes.values()) == sorted(classes.values(), reverse=True)
+  drawn = [
+    explainer.draw(found, shown, layer, head).tobytes()
+    for shown in demo.SHOWN
+    for layer in (1, 2, 3)
+    for head in (demo.ALL, '1', '2')
+  ]
+  assert len(set(drawn)) == 18 - 3  # layer 1 has no layers before it
+
+
+def test_rollout_of_heads_is_the_rollout_of_layers():
+  rng = np.random.default_rng(0)
+  q, k = rng.standard_normal((2, 3, 2, 7, 4, 5), np.float32)
+  start = jax.nn.one_hot(np.arange(2), 7)[None]
+  for residual in attention.RESIDUALS:
+    found = jax.jit(
+      functools.partial(attention.rollout_of_heads, residual=residual)
+    )(q, k, start=start)
+    assert found.shape == (2, 3, 4, 2, 7)
+    for layer in (0, 2):
+      expected = jax.jit(
+        functools.partial(attention.rollout, residual=residual)
+      )(q[: layer + 1], k[: layer + 1], start=start)
+      np.testing.assert_allclose(
+        found[:, layer].mean(axis=1), expected, rtol=1e-4, atol=1e-6
+      )
+  # One head: its attention, then the layers before it.
+  of_head = attention.maps(q[2], k[2], start=start)[:, 1]
+  before = jax.jit(functools.partial(attention.rollout, residual='none'))(
+    q[:2], k[:2]
+  )
+  np.testing.assert_allclose(
+    found[:, 2, 1], of_head @ before, rtol=1e-4, atol=1e-6
+  )
+
+
+def test_models_without_attention_or_classes(photo):
+  patches = PatchEmbedding(8)
+  mixer = MlpMixer(
+    width=8,
+    depth=1,
+    tokens_mlp_dim=8,
+    channels_mlp_dim=8,
+    embedding=patches,
+    num_classes=4,
+  )
+  explainer = demo.Explainer(make_weights(mixer))
+  assert 'no attention' in explainer.no_attention
+  assert all(c[:6] == 'class ' for c in explainer.top(explainer(photo), 2))
+  no_head = bundle.replace(make_weights().model, num_classes=None)
+  assert not demo.Explainer(make_weights(no_head)).has_classes
+  with pytest.raises(ValueError, match='nothing to show'):
+    demo.Explainer(make_weights(bundle.replace(mixer, num_classes=None)))
+
+
+def test_missing_gradio_names_the_extra(monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, 'gradio', None)
+  with pytest.raises(SystemExit) as error:
+    demo.main(['--weights=none.npz'])
+  assert "pip install -e '.[demo]'" in str(error.value)
+
+
+def browser(folder):
+  """Return a selenium driver of a headless Chromium, or skip the test."""
+  webdriver = pytest.importorskip('selenium.webdriver')
+  program = shutil.which('chromium') or shutil.which('google-chrome')
+  driver = shutil.which('chromedriver')
+  if not (program and driver):
+    pytest.skip('chromium and chromedriver are not installed')
+  options = webdriver.ChromeOptions()
+  options.binary_location = program
+  for flag in (
+    *('headless', 'no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run'),
+    *('disable-background-networking', 'disable-component-update'),
+    *('disable-sync', 'window-size=1280,900', f'user-data-dir={folder}'),
+  ):
+    options.add_argument(f'--{flag}')
+  options.set_capability('goog:loggingPrefs', {'performance': 'ALL'})
+  service = webdriver.ChromeService(driver)
+  return webdriver.Chrome(options=options, service=service)
+
+
+@contextlib.contextmanager
+def serving(*arguments):
+  """Context manager: the address of a demo in another process."""
+  command = [sys.executable, '-m', 'vit_jax.tools.demo', *arguments]
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+  try:
+    line = process.stdout.readline()
+    yield re.search(r'http://127\.0\.0\.1:\d+', line)[0]
+  finally:
+    process.terminate()
+    process.wait()
+    process.stdout.close()
+
+
+class Page:
+  """The page of a demo, as its user sees it."""
+
+  def __init__(self, driver):
+    self._driver = driver
+
+  def upload(self, path):
+    self.wait('#image input[type=file]').send_keys(path)
+
+  def wait(self, selector, ready=lambda element: True):
+    """Return the element when it is there and `ready`."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+      found = self._driver.find_elements('css selector', selector)
+      with contextlib.suppress(Exception):  # it is replaced at this moment
+        if found and ready(found[0]):
+          return found[0]
+      time.sleep(0.05)
+    raise AssertionError(f'{selector} is not there.')
+
+  def attention(self, other_than=None):
+    """Return the pixels that show the attention."""
+    old = [other_than]
+
+    def changed(element):
+      old[0] = element.get_attribute('src')
+      return old[0] and old[0] != other_than
+
+    self.wait('#attention img', changed)
+    data = urllib.request.urlopen(old[0]).read()
+    return old[0], np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
+
+  def addresses(self):
+    """Return the servers that the page has asked for something."""
+    found = set()
+    for entry in self._driver.get_log('performance'):
+      event = json.loads(entry['message'])['message']
+      if event['method'] == 'Network.requestWillBeSent':
+        url, page = event['params']['request']['url'], event['params']
+        if page['documentURL'].startswith(self._driver.current_url):
+          found.update(re.findall(r'^\w+://[^/]+', url))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not importlib.util.find_spec('gradio'), reason='gradio is not installed'
+)
+def test_page_in_a_browser(photo, tmp_path):
+  weights = make_weights(class_names=['cat', 'dog', 'owl', 'crane'])
+  formats.write(weights, tmp_path / 'vit', 'vit_jax')
+  (tmp_path / 'broken.png').write_bytes(b'not an image')
+  with contextlib.ExitStack() as stack:
+    driver = browser(tmp_path / 'chromium')
+    stack.callback(driver.quit)
+    address = stack.enter_context(serving(f'--weights={tmp_path / "vit"}'))
+    driver.get(address)
+    page = Page(driver)
+
+    page.upload(str(tmp_path / 'broken.png'))
+    message = page.wait('#message', lambda message: message.text).text
+    assert message.startswith('broken.png: cannot decode an image')
+    page.wait('#image button[aria-label="Remove Image"]').click()
+
+    page.upload(photo)
+    text = page.wait('#probabilities', lambda label: '%' in label.text).text
+    ((probabilities),) = [r['probabilities'] for r in predict(weights, [photo])]
+    best = weights.class_names[int(np.argmax(probabilities))]
+    assert best in text.splitlines()[1]
+    assert all(name in text for name in weights.class_names)
+
+    explainer = demo.Explainer(weights)
+    found = explainer(photo)
+    src = None
+    for head in (demo.ALL, '1', '2'):
+      if src:
+        page.wait(f'#head input[value="{head}"]').click()
+      src, pixels = page.attention(other_than=src)
+      expected = explainer.draw(found, head=head)
+      # Rounding of two compiled programs.
+      assert np.abs(pixels.astype(int) - expected).max() <= 2, head
+    if folder := os.environ.get('VIT_JAX_SCREENSHOTS'):
+      driver.save_screenshot(f'{folder}/demo.png')
+    # Nothing comes from elsewhere, such as fonts or analytics.
+    assert page.addresses() == {address}
