@@ -60,7 +60,7 @@ MODULES = {
   'config': (),
   'environment': (),
   'canary': ('environment',),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 
