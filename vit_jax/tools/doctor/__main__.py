@@ -102,7 +102,7 @@ def _passes(check):
   try:
     error, bound = canary.run(check), check.bound
   except Exception as e:  # A compiler can fail in any way.
-    print(f'FAILED: {str(e).strip().splitlines()[0]}')
+    print(f'{"":>17}  FAILED\n  {str(e).strip().splitlines()[0]}')
     return False
   passed = error <= bound
   result = 'ok' if passed else 'WRONG'

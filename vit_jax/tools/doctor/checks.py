@@ -190,7 +190,7 @@ def _convolution(x, kernel, *, stride, padding, dtype):
 
 
 def _collectives():
-  """Check of what local devices exchange: [n devices, n, 197, 384]."""
+  """Check of what local devices exchange: [n devices, n, 32, 384]."""
   devices = jax.local_devices()
   n = len(devices)
   lax, axis = jax.lax, 'device'
@@ -218,7 +218,7 @@ def _collectives():
 
   return Check(
     f'collectives of {n} devices',
-    inputs=normal((n, n, 197, 384)),
+    inputs=normal((n, n, 32, 384)),
     compute=jax.shard_map(
       of_device,
       mesh=Mesh(np.array(devices), (axis,)),
