@@ -128,6 +128,17 @@ def read(init_from):
   )
 
 
+def describe(init_from):
+  """Return `formats.describe` of the weights that an InitFrom names."""
+  return formats.describe(
+    init_from.path,
+    step=init_from.step,
+    trust=init_from.trust,
+    grid=init_from.grid,
+    **(init_from.options or {}),
+  )
+
+
 def load_into(state, model, init_from, folder=None):
   """Return (state, report) with the parameters of other weights.
 
