@@ -72,7 +72,7 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str | None = None
+  path: str
   step: int | None = None
   ema: Any = 'auto'
   grid: tuple[int, int] | None = None
@@ -113,7 +113,7 @@ def load_into(state, model, init_from):
   return dataclasses.replace(state, params=params, ema=ema), report
 
 
-def fit(weights, params, model, init_from=InitFrom()):
+def fit(weights, params, model, init_from=InitFrom(path='')):
   """Return (params, report): weights in the shapes and shardings of others.
 
   Args:
