@@ -11,6 +11,7 @@ setuptools.setup(
   description='Vision Transformers in JAX: pre-training, transfer, analysis.',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  package_data={'vit_jax': ['py.typed']},
   install_requires=[
     'absl-py',
     'aiohttp',  # fsspec uses it to read weights from http:// and https://
@@ -36,10 +37,12 @@ setuptools.setup(
     'tensorflow-datasets>=4.9.8',
   ],
   extras_require={
-    'test': ['pytest', 'pytest-xdist', 'ruff'],
+    'test': ['mypy==2.4.1', 'pytest', 'pytest-xdist', 'ruff'],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
+    'wandb': ['wandb'],
+    'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],
     'docs': ['mkdocs-material', 'mkdocstrings[python]'],
     'parity': ['torch', 'torchvision', 'timm', 'transformers'],

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import config, metrics, pretrained, tree
+from vit_jax import config, evaluate, metrics, pretrained, tree
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats
@@ -33,7 +33,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.data.pipeline import Data
 from vit_jax.models import pooling, posemb
 from vit_jax.weights.keymap import linear
 
@@ -115,21 +114,57 @@ class Sometimes:
     return self.transform(image, rng) if apply else image
 
 class Largest:
-  """Evaluator: the largest logit."""
+  """Evaluator of a data set: the largest logit, computed batch by batch."""
 
-  def __init__(self, model, *, preprocess, mesh, data: Data):
-    self.apply = jax.jit(
-      lambda params, images: model.apply({'params': params}, preprocess(images))
-    )
-    self.data = data
+  def __init__(self, model, data):
+    self.model, self.data = model, data
 
   def run(self, params):
     largest = -np.inf
-    with jax.transfer_guard('allow'):
-      for batch in self.data.eval_batches():
-        logits = self.apply(params, batch['image'])
-        largest = max(largest, float(logits.max()))
+    for batch in self.data.eval_batches():
+      images = batch['image'] / np.float32(255)
+      logits = self.model.apply({'params': params}, images)
+      largest = max(largest, np.max(logits[batch['mask']]))
     return {'logit': largest}
+
+class Total:
+  """Writer: the sum of all losses that a run logs, in a file."""
+
+  def __init__(self, name):
+    self.name, self.total = name, 0.0
+
+  def start(self, workdir, config):
+    self.path = workdir / f'{self.name}_{config["seed"]}.txt'
+
+  def write(self, step, values):
+    self.total += values.get('train/loss', 0.0)
+
+  def close(self):
+    self.path.write_text(str(self.total))
+
+class Norm:
+  """Evaluator that needs nothing but the parameters, and uses numpy."""
+
+  def run(self, params):
+    squares = [np.sum(np.square(x)) for x in jax.tree.leaves(params)]
+    return {'norm': np.sqrt(np.sum(squares)), 'arrays': len(squares)}
+
+class Seen:
+  """Evaluator that reports what it was given."""
+
+  def __init__(self, net, mesh=None, *, preprocess=None, factor=1):
+    self.net, self.mesh, self.preprocess = net, mesh, preprocess
+    self.factor = factor
+
+  def check(self, params):
+    assert all(hasattr(x, 'shape') for x in jax.tree.leaves(params))
+
+  def run(self, params):
+    return {
+      'devices': self.factor * self.mesh.size,
+      'black': self.preprocess(np.zeros((1, 1, 1, 3), np.uint8)).max(),
+      'classes': jnp.asarray(self.net.num_classes),
+    }
 
 def scaled(model, *, preprocess, objective, factor):
   """Objective that wraps an objective."""
@@ -241,14 +276,23 @@ def get_config(model):
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
     'log_every_steps': 1,
-    'evals': {'largest': {'target': 'mine.Largest', 'data': data}},
+    'evals': evaluators(data),
+    'writers': {'sum': {'target': 'mine.Total', 'name': 'losses'}},
+    'seed': 7,
   })
+
+def evaluators(data):
+  return {
+    'largest': {'target': 'mine.Largest', 'data': data},
+    'norm': {'target': 'mine.Norm', 'every_steps': 1},
+    'seen': {'target': 'mine.Seen', 'factor': 3},
+  }
 
 def evaluation(path, data):
   return ml_collections.ConfigDict({
     'run': 'vit_jax.evaluate.evaluate',
     'init_from': {'path': path, 'trust': ('mine',)},
-    'evals': {'largest': {'target': 'mine.Largest', 'data': data}},
+    'evals': evaluators(data) | {'norm': {'target': 'mine.Norm'}},
   })
 """
 
@@ -288,10 +332,21 @@ def test_train_with_every_part(run):
   records = metrics.read_records(workdir)
   (last,) = [r for r in records if 'largest/logit' in r]
   assert last['step'] == 2
+  assert {r['step']: r['norm/arrays'] for r in records if 'norm/norm' in r} == {
+    1: len(jax.tree.leaves(state.params)),
+    2: len(jax.tree.leaves(state.params)),
+  }
+  squares = jax.tree.map(lambda x: np.square(x).sum(), state.params)
+  norm = np.sqrt(sum(jax.tree.leaves(squares)))
+  assert last['norm/norm'] == pytest.approx(norm, rel=1e-5)
+  seen = {k: v for k, v in last.items() if k.startswith('seen/')}
+  assert seen == {'seen/devices': 24, 'seen/black': -1.0, 'seen/classes': 2}
   losses = [r for r in records if 'train/loss' in r]
   for record in losses:
     scaled = 2 * record['train/loss']
     np.testing.assert_allclose(record['train/scaled'], scaled, rtol=1e-6)
+  total = sum(record['train/loss'] for record in losses)
+  assert float((workdir / 'losses_7.txt').read_text()) == total
   paths = tree.flatten(state.params)
   assert ('rows' if model == 'vit' else 'pixels/kernel') in paths
 
@@ -320,7 +375,33 @@ def test_evaluate(run, folder):
   results = config.run(
     mine.evaluation(str(workdir), data), str(folder / 'evaluation')
   )
-  assert results.keys() == {'largest/logit'}
+  assert results.keys() == {
+    *('largest/logit', 'norm/norm', 'norm/arrays'),
+    *('seen/devices', 'seen/black', 'seen/classes'),
+  }
+
+
+@pytest.mark.parametrize(
+  'run, message',
+  [
+    ('lambda self, params: None', r'evals\.x: run\(params\) returned None'),
+    (
+      "lambda self, params: {'a': np.ones(3)}",
+      r"evals\.x: run\(params\) returned an array of float64 \(3,\) for 'a'",
+    ),
+    ('None', r'evals\.x is .*no method run\(params\)'),
+  ],
+)
+def test_evaluators_that_do_not_work(run, message, folder):
+  """The error names the evaluator and what is expected of it."""
+  mine = type('Mine', (), {'run': eval(run)})
+  with pytest.raises(ValueError, match=message):
+    evaluate.evaluate(
+      folder / 'mistakes',
+      model=importlib.import_module('mine').Net(2, 2),
+      image_shape=(8, 8, 3),
+      evals={'x': mine},
+    )
 
 
 def call(tool, *arguments):
@@ -417,4 +498,5 @@ def test_every_row_of_the_readme_is_tested():
     'pooling',
     'weights format',
     'parallelism',
+    'writer',
   ]

@@ -4,7 +4,7 @@ import dataclasses
 import decimal
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import ml_collections
 import pytest
@@ -54,6 +54,7 @@ def start(
   plain: Any = None,
   preprocess: Any = Normalize(),
   data: Data | None = None,
+  later: Annotated[Callable, ('data', Data)] | None = None,
   scale: float = 1.0,
   fast: bool = False,
   record=None,
@@ -124,6 +125,21 @@ def test_what_lacks_arguments_becomes_a_partial():
     given['objective']('model')
   with pytest.raises(ConfigError, match=r'loss: smoothing is set by the code'):
     given['objective']('model', preprocess='p', smoothing=0.2)
+
+
+def pair(data, size=1):
+  return data, size
+
+
+def test_what_the_code_makes_itself_is_a_partial():
+  """Also if nothing is missing; `data` without an annotation is a Data."""
+  given = call(later={'target': here('pair'), 'data': {'a': 1}})
+  assert given['later'](size=2) == ({'a': 1}, 2)
+  data = {'source': {'target': 'decimal.Decimal', 'value': '1'}}
+  given = call(later={'target': here('pair'), 'data': data | {'batch_size': 2}})
+  assert given['later']()[0] == Data(decimal.Decimal(1), 2)
+  with pytest.raises(ConfigError, match=r'later\.data\.size: .*batch_size'):
+    call(later={'target': here('pair'), 'data': data | {'size': 2}})
 
 
 def test_an_objective_wraps_an_objective():

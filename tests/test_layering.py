@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
 # Leaves that every layer may import.
-LEAVES = ('checks', 'files', 'tree', 'durations')
+LEAVES = ('checks', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
@@ -27,7 +27,8 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.', 'terminal'),
@@ -35,16 +36,18 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'metrics', 'optim', 'preprocess', 'sharding', 'step'),
-    *('reports.confusion', 'weights.', 'workdirs'),
+    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'profiling'),
+    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('metrics', 'preprocess', 'reports.confusion', 'reports.timm_csv'),
-    *('sharding', 'terminal', 'train', 'weights.', 'workdirs'),
+    *('evaluators', 'metrics', 'preprocess', 'reports.', 'sharding'),
+    *('terminal', 'weights.', 'workdirs', 'writers'),
   ),
+  'evaluators': ('data.pipeline',),
   'study': (
-    *('config', 'metrics', 'reports.results', 'terminal', 'weights.formats'),
-    'workdirs',
+    *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
+    *('weights.formats', 'workdirs'),
   ),
   'optim': (),
   'sharding': ('models.mesh',),
@@ -52,9 +55,12 @@ MODULES = {
   'compilation_cache': (),
   'distributed': (),
   'metrics': ('terminal',),
+  'profiling': (),
+  'writers': (),
   'config': (),
   'environment': (),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  'canary': ('environment',),
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 

@@ -4,7 +4,7 @@
 
 A `target` is the dotted path of a class or function; the keys next to it are
 its keyword arguments. There is no registry: whatever can be imported can be
-named, in this package or in another. Four rules turn a config into objects:
+named, in this package or in another. Five rules turn a config into objects:
 
 - Nested targets are called first. If required arguments are still missing,
   the result is a partial: the code that receives it supplies the rest, such as
@@ -14,6 +14,9 @@ named, in this package or in another. Four rules turn a config into objects:
 - A dataclass may have one field with metadata {'rest': True}: then its own
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
+- `Annotated[Callable, ('data', Data)]` is always a partial: the code that gets
+  it makes the call. If its argument `data` has no annotation, a dict with a
+  `source` becomes a Data.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
   units are those of durations.py.
 
@@ -58,6 +61,9 @@ TRUSTED_MODULES = (
   'vit_jax.data.transforms.',
 )
 TRUSTED = ('vit_jax.data.vtab.Scale',)
+
+
+_DEFAULT = '  # default'
 
 
 class ConfigError(ValueError):
@@ -326,17 +332,19 @@ class Call:
     kwargs: its arguments; calls within them are not made yet either.
     where: dotted path in the config.
     hidden: arguments that the config cannot set.
+    later: whether the code makes the call itself, even if nothing is missing.
   """
 
   fn: Any
   kwargs: dict[str, Any]
   where: str = ''
   hidden: tuple[str, ...] = ()
+  later: bool = False
 
   def make(self, *args, **supplied):
     """Make all calls, innermost first, and return the result of this one."""
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
-    if _missing(self.fn, kwargs | supplied, len(args)):
+    if self.later or _missing(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
 
@@ -378,7 +386,7 @@ def plan_run(config, **supplied):
     )
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
-  hidden = ('workdir', 'record', *taken)
+  hidden = ('workdir', 'record', 'preset', *taken)
   problems = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
@@ -386,21 +394,27 @@ def plan_run(config, **supplied):
   return found, taken
 
 
-def run(config, workdir, **supplied):
+def run(config, workdir, *, preset=None, **supplied):
   """Call the function that config.run names with the objects of the config.
 
   Args:
     config: ConfigDict.
     workdir: the first argument of the function.
-    **supplied: more of its arguments, see `plan_run`.
+    preset: JSON values that say where the config is from: 'config' (the config
+      file and its argument) and 'changed' (see `changes`). 'defaults' is added:
+      {key: text} of what the config does not set.
+    **supplied: more arguments of the function, see `plan_run`.
 
   Raises:
     ConfigError: as of `plan_run`, or a value is None that must be set.
   """
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
-  found, taken = plan_run(config, record=record, **supplied)
+  preset = dict(preset or {})
+  found, taken = plan_run(config, record=record, preset=preset, **supplied)
   check_set(found, config)
+  lines = [x.removesuffix(_DEFAULT) for x in settings(found) if _DEFAULT in x]
+  preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
   return found.make(workdir, **taken)
 
 
@@ -424,10 +438,10 @@ def check_set(call, config, prefix=''):
       if isinstance(node, ConfigDict):
         node.get_ref(key).set('set', type_safe=False)
   if unset:
-    raise ConfigError(_leaves(unset))
+    raise ConfigError(_to_set(unset))
 
 
-def _leaves(paths):
+def _to_set(paths):
   flags = ' '.join(f'--config.{path}=...' for path in paths)
   return f'The config leaves values to be set by you. Add {flags}'
 
@@ -447,6 +461,34 @@ def _none(value):
       yield from _none(inner)
 
 
+def leaves(config, where=''):
+  """Return {'a.b': value} of a config; a value to be set by users is None."""
+  if isinstance(config, list | tuple) and any(
+    isinstance(inner, Mapping | ConfigDict) for inner in config
+  ):
+    config = {str(i): inner for i, inner in enumerate(config)}
+  if not isinstance(config, Mapping | ConfigDict):
+    return {where: config}
+  found = {}
+  for key in config:
+    try:
+      value = config[key]
+    except RequiredValueError:
+      value = None
+    found |= leaves(value, _join(where, key))
+  return found
+
+
+def changes(before, after):
+  """Return {key: [value before, value after]} of two results of `leaves`.
+
+  Values are JSON; None stands for a key that is not there.
+  """
+  pairs = {k: [before.get(k), after.get(k)] for k in (before | after)}
+  found = {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
+  return json.loads(json.dumps(found, default=str))
+
+
 def resolve(value):
   """Return objects for a config value: every target in it is called."""
   problems = []
@@ -464,7 +506,7 @@ def _raise_all(problems):
 def check_filled(config):
   """Raise ConfigError naming the required placeholders that are not set."""
   if unset := _unset(config, ''):
-    raise ConfigError(_leaves(unset))
+    raise ConfigError(_to_set(unset))
 
 
 def _unset(config, prefix):
@@ -532,7 +574,9 @@ def _plan_target(values, annotation, where, problems, also=()):
   if not callable(fn):
     problems.append(f'{where}: {fn!r} is not a class or a function.')
     return None
-  found = _plan_call(fn, values, where, problems, also=also)
+  types = _of_factory(annotation)
+  found = _plan_call(fn, values, where, problems, also=also, types=types)
+  found.later = types is not None
   if not _takes_partials(annotation):
     _require_all(found, (), problems)
   return found
@@ -566,13 +610,17 @@ def _plan_flat(cls, values, where, problems, hint):
   found = _plan_call(cls, own, where, problems)
   own_keys = [k for n in names for k in _keys(n, _hints(cls).get(n))]
   found.kwargs[field.name] = _plan_target(
-    values, collections.abc.Callable, where, problems, own_keys
+    values, _hints(cls)[field.name], where, problems, own_keys
   )
   return found
 
 
-def _plan_call(fn, values, where, problems, supplied=(), also=()):
+def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
   parameters, hints = _parameters(fn), _hints(fn)
+  for name, annotation in (types or {}).items():
+    value = values.get(name)
+    if isinstance(value, Mapping | ConfigDict) and 'source' in value:
+      hints.setdefault(name, annotation)
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
   for key, value in values.items():
@@ -650,7 +698,8 @@ def _parameters(fn):
 
 def _hints(fn):
   try:
-    return typing.get_type_hints(fn.__init__ if inspect.isclass(fn) else fn)
+    fn = fn.__init__ if inspect.isclass(fn) else fn
+    return typing.get_type_hints(fn, include_extras=True)
   except (NameError, TypeError, AttributeError):
     return {}
 
@@ -684,7 +733,14 @@ def _lacks(fn, missing):
   )
 
 
+def _of_factory(annotation):
+  """Return {argument: type} of Annotated[Callable, ...], else None."""
+  found = getattr(annotation, '__metadata__', None)
+  return None if found is None else dict(found)
+
+
 def _takes_partials(annotation):
+  annotation = getattr(annotation, '__origin__', annotation)
   origin = typing.get_origin(annotation) or annotation
   return annotation is Any or origin is collections.abc.Callable
 
@@ -841,7 +897,7 @@ def settings(value, where='config', note=''):
       elif parameter.default is not parameter.empty and (
         name not in value.hidden
       ):
-        yield from settings(parameter.default, path, '  # default')
+        yield from settings(parameter.default, path, _DEFAULT)
   elif isinstance(value, Duration):
     yield f'{where}_{value.unit} = {value.value!r}{note}'
   elif isinstance(value, Mapping | ConfigDict) and len(value):
@@ -852,6 +908,8 @@ def settings(value, where='config', note=''):
   ):
     for index, inner in enumerate(value):
       yield from settings(inner, f'{where}.{index}', note)
+  elif inspect.isclass(value) or inspect.isfunction(value):
+    yield f'{where}.target = {_name(value)}{note}'
   elif dataclasses.is_dataclass(value):
     for field in dataclasses.fields(value):
       if field.init and field.name not in ('parent', 'name'):

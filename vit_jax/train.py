@@ -14,15 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import dry_runs, workdirs
+from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.durations import Duration, Timeline, steps
-from vit_jax.metrics import Monitor
+from vit_jax.evaluators import Factory
+from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
+from vit_jax.profiling import Profiler
 from vit_jax.reports import confusion
 from vit_jax.sharding import (
   MeshSizes,
@@ -38,6 +41,7 @@ from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
+from vit_jax.writers import MetricsWriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +49,11 @@ class Evaluation:
   """An evaluator of a training run, and when it runs.
 
   Attributes:
-    evaluator: function (model, preprocess=..., mesh=...) -> object with
-      run(params) -> {metric: number}. In a config, the `target`.
+    evaluator: what makes it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
   """
 
-  evaluator: Callable = dataclasses.field(metadata={'rest': True})
+  evaluator: Factory = dataclasses.field(metadata={'rest': True})
   every: Duration | None = None
 
 
@@ -73,7 +76,10 @@ def train(
   ema_decay: float | None = None,
   seed: int = 0,
   log_every: Duration = steps(50),
+  writers: Mapping[str, MetricsWriter] | None = None,
+  profile: str | None = None,
   record: Mapping | None = None,
+  preset: Mapping | None = None,
   dry_run: bool = False,
 ):
   """Train a model, resuming from the newest checkpoint in workdir.
@@ -98,7 +104,10 @@ def train(
       the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
     seed: of initialisation, data order, augmentation and dropout.
     log_every: time between records in metrics.jsonl and on the terminal.
+    writers: more writers of metrics by name, see writers.py.
+    profile: steps to trace, such as '10:15', see profiling.py.
     record: JSON values saved as config.json, such as the resolved config.
+    preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
@@ -109,6 +118,7 @@ def train(
     metrics.NonFiniteError: the loss or the gradient is NaN or Inf.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
+  stopwatch = Stopwatch()
   workdirs.prepare(workdir)
 
   # 1. Data: its size gives the number of steps and classes.
@@ -140,7 +150,7 @@ def train(
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data.source, 'class_names', None)
-  evaluators = open_evaluators(
+  evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in (evals or {}).items()},
     model,
     preprocess=preprocess,
@@ -152,6 +162,8 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
+  start = checkpointer.latest_step() or 0
+  profiler = Profiler(workdir, profile, start=start, total=total_steps)
   if init_from and checkpointer.latest_step() is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
@@ -159,7 +171,7 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
-  workdirs.record_config(workdir, record)
+  workdirs.record_config(workdir, record, preset)
   workdirs.record_model(
     workdir,
     model=model,
@@ -174,15 +186,15 @@ def train(
   )
 
   # 5. Initialisation: workdir, then init_from, then scratch.
-  start, position, origin = 0, 0, 'initialised from scratch'
+  position, origin = 0, 'initialised from scratch'
   if checkpointer.latest_step() is not None:
     state, saved = checkpointer.restore(abstract_state)
-    start, position = int(state.step), saved['position']
+    position = saved['position']
     origin = f'resumed at step {start} of {workdir}'
   else:
     state = init(jax.random.key(seed))
     if init_from:
-      state, origin = surgery.load_into(state, model, init_from)
+      state, origin = surgery.load_into(state, model, init_from, workdir)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,
@@ -191,6 +203,9 @@ def train(
     flops_per_step=3 * data.batch_size * flops.forward(model, images),
     start_step=start,
     learning_rate=learning_rate,
+    stopwatch=stopwatch,
+    writers=writers,
+    record=record,
   )
   monitor.introduce(model, state.params, image_shape, mesh, origin)
 
@@ -205,15 +220,17 @@ def train(
     contextlib.closing(monitor),
     contextlib.closing(checkpointer),
     contextlib.closing(batches),
+    contextlib.closing(profiler),
     StopSignal() as stop,
     jax.set_mesh(mesh),
     jax.transfer_guard('disallow'),
   ):
     for step in range(start + 1, total_steps + 1):
-      with monitor.waiting():
-        batch = put_batch(next(batches), mesh)
-      state, metrics = step_fn(state, batch)
-      monitor.step(step, metrics, skipped=batches.skipped)
+      with profiler.step(step, monitor):
+        with monitor.waiting():
+          batch = put_batch(next(batches), mesh)
+        state, metrics = step_fn(state, batch)
+        monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
 
@@ -228,11 +245,14 @@ def train(
         _write_predictions(workdir, evaluators, class_names)
       if last or stopping or step % save_every == 0:
         monitor.flush()  # raises if the state has met NaN: it is not saved
-        with monitor.pause():
+        with monitor.pause('saving'):
           position = {'position': batches.position}
           checkpointer.save(step, state, position, metrics=results)
+          if last or stopping:
+            checkpointer.wait()
+      if last or stopping:
+        monitor.finish(step)
       if stopping and not last:
-        checkpointer.wait()
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
   return state
@@ -243,8 +263,8 @@ def run_evaluators(evaluators, step, params, monitor):
   results = {}
   for name, evaluator in evaluators.items():
     monitor.flush()
-    with monitor.pause():
-      found = evaluator.run(params)
+    with monitor.pause('evals'):
+      found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
   if results:
     monitor.write(step, results)
@@ -303,49 +323,6 @@ def make_step(
     jax.jit(init, out_shardings=shardings),
     annotate(abstract_state, shardings),
     jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
-  )
-
-
-def open_evaluators(
-  evals, model, *, preprocess, mesh, class_names, abstract_params
-):
-  """Return {name: evaluator}, with the data of each opened and checked.
-
-  Args:
-    evals: {name: function (model, preprocess=..., mesh=...) -> evaluator}.
-    model: Flax module.
-    preprocess: uint8 -> float images.
-    mesh: as returned by `sharding.make_mesh`.
-    class_names: of the model's outputs, or None if they are not known.
-    abstract_params: ShapeDtypeStructs of the parameters.
-
-  Raises:
-    ValueError: from an evaluator; or its labels have other class names.
-  """
-  made = {}
-  for name, factory in evals.items():
-    evaluator = factory(model, preprocess=preprocess, mesh=mesh)
-    _check_class_names(name, class_names, evaluator)
-    if check := getattr(evaluator, 'check', None):
-      check(abstract_params)
-    made[name] = evaluator
-  return made
-
-
-def _check_class_names(name, class_names, evaluator):
-  """Folders with different sub-folders number their classes differently."""
-  found = getattr(evaluator, 'class_names', None)
-  if not found or not class_names or list(found) == list(class_names):
-    return
-  only_here = sorted(set(found) - set(class_names))[:5]
-  missing = sorted(set(class_names) - set(found))[:5]
-  raise ValueError(
-    f'evals.{name} has {len(found)} classes and the model {len(class_names)}, '
-    f'with other names or in another order (only in evals.{name}: {only_here}; '
-    f'only in the model: {missing}), so its labels would mean other classes. '
-    "For a folder, set class_names in the evaluator's data.source. If they are "
-    'the same classes in the same order under other names (WordNet ids and '
-    f'words), set evals.{name}.same_classes=False.'
   )
 
 

@@ -5,11 +5,14 @@ import io
 import os
 import re
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from vit_jax.data import image_files
+from vit_jax.files import PathLike
 
 _SPLIT_NAMES = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
 _SPLIT_NAMES |= {'test', 'testing', 'eval'}
@@ -50,8 +53,14 @@ class Folder:
   """
 
   def __init__(
-    self, path, *, split=None, csv=None, class_names=None, channels=3
-  ):
+    self,
+    path: PathLike,
+    *,
+    split: str | None = None,
+    csv: PathLike | None = None,
+    class_names: Sequence[str] | None = None,
+    channels: int = 3,
+  ) -> None:
     if path is None:
       raise ValueError(
         'Folder: path=None. Set it to the folder of images, in a config with'
@@ -82,19 +91,19 @@ class Folder:
     self.class_names = names
     self.num_classes = None if names is None else len(names)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._labels)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     index = int(index)
     data = image_files.read(self._fs, self._path(index))
     return {'image': data, 'label': int(self._labels[index])}
 
-  def labels(self):
+  def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n]."""
     return self._labels.copy()
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return the path of the file."""
     path = self._path(int(index))
     return path if self._fs is None else self._fs.unstrip_protocol(path)

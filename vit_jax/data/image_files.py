@@ -9,24 +9,28 @@ import concurrent.futures
 import glob
 import os
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import fsspec
 import numpy as np
 
 from vit_jax.data import images
+from vit_jax.files import check_remote
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
 
-def is_image(path):
+def is_image(path: str) -> bool:
   """Return whether the path ends like an image, in lower or upper case."""
   return path.lower().endswith(ENDINGS)
 
 
-def file_system(path):
+def file_system(path: str) -> tuple[Any, str]:
   """Return (fsspec file system, path in it); local paths have None."""
   if '://' not in path:
     return None, os.path.expanduser(path)
+  check_remote(path)
   try:
     fs, inner = fsspec.core.url_to_fs(path)
   except (ImportError, ValueError) as error:
@@ -36,7 +40,7 @@ def file_system(path):
   return fs, inner
 
 
-def read(fs, path):
+def read(fs: Any, path: str) -> bytes:
   """Return the bytes of a file."""
   if fs is not None:
     return fs.cat_file(path)
@@ -44,7 +48,7 @@ def read(fs, path):
     return file.read()
 
 
-def walk(fs, folder):
+def walk(fs: Any, folder: str) -> Iterator[str]:
   """Yield the paths of all files below a folder, relative to it.
 
   Hidden files and folders are left out. The order is not defined.
@@ -61,11 +65,11 @@ def walk(fs, folder):
     return
   for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
     folders[:] = (name for name in folders if name[0] != '.')
-    names = (name for name in names if name[0] != '.')
-    yield from (os.path.join(parent, name)[start:] for name in names)
+    visible = (name for name in names if name[0] != '.')
+    yield from (os.path.join(parent, name)[start:] for name in visible)
 
 
-def find(patterns):
+def find(patterns: Iterable[str]) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
   A file that is named itself is returned whatever its ending. Folders, at any
@@ -73,7 +77,7 @@ def find(patterns):
   ending: jpg, jpeg, png, webp, bmp, in lower or upper case. Each file is
   returned once. Raises ValueError for a pattern that matches no image.
   """
-  found = {}
+  found: dict[str, str] = {}
   for pattern in patterns:
     fs, path = file_system(pattern)
     if fs is None and not (glob.has_magic(path) or os.path.exists(path)):
@@ -115,7 +119,14 @@ def _find(fs, pattern, url):
   return found if fs is None else list(map(fs.unstrip_protocol, found))
 
 
-def load(paths, transforms, *, channels=3, num_workers=None, ahead=64):
+def load(
+  paths: Iterable[str],
+  transforms: Sequence[Any],
+  *,
+  channels: int = 3,
+  num_workers: int | None = None,
+  ahead: int = 64,
+) -> Iterator[tuple[str, Any]]:
   """Yield (path, image uint8 [H, W, C]), or (path, ValueError) on failure.
 
   Threads read, decode and transform up to `ahead` images in advance, in the
@@ -123,7 +134,7 @@ def load(paths, transforms, *, channels=3, num_workers=None, ahead=64):
   number of cores, at most 16.
   """
   num_workers = num_workers or min(16, os.cpu_count() or 1)
-  pending = collections.deque()
+  pending: collections.deque[Any] = collections.deque()
   pool = concurrent.futures.ThreadPoolExecutor(num_workers)
   try:
     for path in paths:

@@ -4,11 +4,14 @@ import dataclasses
 import functools
 import json as json_lib
 import re
+from typing import Any
 
 import fsspec
 import numpy as np
 
 from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Source
+from vit_jax.files import PathLike
 
 NUM_CLASSES = 1000
 NUM_VALIDATION = 50_000
@@ -17,7 +20,7 @@ _NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
 
 
 @functools.cache
-def wnids():
+def wnids() -> tuple[str, ...]:
   """Return the 1000 WordNet ids ('n01440764', ...) in the order of the classes.
 
   ImageNet's class folders have these names. As `class_names` of a Folder they
@@ -40,10 +43,10 @@ class RealLabels:
   num_classes = NUM_CLASSES
 
   @property
-  def class_names(self):
+  def class_names(self) -> list[str]:
     return list(wnids())
 
-  def __call__(self, ids):
+  def __call__(self, ids: Any) -> np.ndarray:
     ids = np.asarray(ids, np.int64)
     if not np.all((ids >= 0) & (ids < NUM_CLASSES)):
       raise ValueError(
@@ -73,7 +76,7 @@ class Real:
 
   num_classes = NUM_CLASSES
 
-  def __init__(self, source, *, json):
+  def __init__(self, source: Source, *, json: PathLike) -> None:
     if json is None:
       raise ValueError(
         'Real: json=None. Set it to the path of real.json, in a config with'
@@ -84,17 +87,17 @@ class Real:
     self.class_names = getattr(source, 'class_names', None)
     self._label(0)  # raises if the source is not ImageNet's validation split
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._source)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     return {**self._source[index], 'label': self._label(index)}
 
-  def labels(self):
+  def labels(self) -> np.ndarray:
     """Return the labels of all examples: float32 [n, 1000]."""
     return np.stack([self._label(i) for i in range(len(self))])
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return the description of the wrapped source."""
     return pipeline.describe(self._source, index)
 

@@ -7,7 +7,7 @@ incorrectly or not at all, and whatever else OpenCV refuses.
 
 import functools
 import io
-import numbers
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from vit_jax import checks
 _PNG = b'\x89PNG\r\n\x1a\n'
 
 
-def size(name, value):
+def size(name: str, value: Any) -> tuple[int, int]:
   """Return `value`, an int or (height, width), as a pair; else ValueError."""
-  pair = [value, value] if isinstance(value, numbers.Integral) else value
+  pair = value
+  if isinstance(value, int | np.integer):
+    pair = (value, value)
   is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
   if not is_pair or not all(
-    isinstance(side, numbers.Integral) and side >= 1 for side in pair
+    isinstance(side, int | np.integer) and side >= 1 for side in pair
   ):
     raise ValueError(
       f'{name}={value!r} must be an integer or (height, width), each at least'
@@ -31,7 +33,7 @@ def size(name, value):
 
 
 @functools.cache
-def opencv():
+def opencv() -> Any:
   """Return the module cv2 without its own threads: images are the tasks."""
   import cv2
 
@@ -39,7 +41,7 @@ def opencv():
   return cv2
 
 
-def decode(data, channels=3):
+def decode(data: bytes, channels: int = 3) -> np.ndarray:
   """Decode an image to uint8 [H, W, channels], in RGB order.
 
   The EXIF orientation is applied. Transparent pixels are composited on white,

@@ -41,13 +41,15 @@ import os
 import pickle
 import traceback
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
-from vit_jax.data import images
+from vit_jax.data import images, order
+
+Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
 _CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
@@ -56,15 +58,17 @@ _TRIES = 100  # consecutive unreadable examples before skipping gives up
 class Source(Protocol):
   """The minimal interface of a source; see the module docstring."""
 
-  def __len__(self): ...
+  def __len__(self) -> int: ...
 
-  def __getitem__(self, index): ...
+  def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
 class Transform(Protocol):
   """The interface of a transform; see the module docstring."""
 
-  def __call__(self, image, rng): ...
+  def __call__(
+    self, image: np.ndarray, rng: np.random.Generator, /
+  ) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Data:
   on_error: str = 'raise'
   labels: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('batch_size', self.batch_size, 1)
     checks.integer('num_workers', self.num_workers, 0)
     checks.one_of('on_error', self.on_error, ('raise', 'skip'))
@@ -101,8 +105,14 @@ class Data:
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
   def train_batches(
-    self, *, seed=0, start=0, process_index=0, process_count=1, num_classes=None
-  ):
+    self,
+    *,
+    seed: int = 0,
+    start: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_classes: int | None = None,
+  ) -> 'TrainBatches':
     """Return an endless iterator over training batches.
 
     Args:
@@ -120,9 +130,15 @@ class Data:
     """
     examples = _Examples(self, num_classes, seed)
     chunks = _Chunks(examples, process_index, process_count, start=start)
-    return _Batches(chunks)
+    return TrainBatches(chunks)
 
-  def eval_batches(self, *, process_index=0, process_count=1, num_classes=None):
+  def eval_batches(
+    self,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_classes: int | None = None,
+  ) -> 'EvalBatches':
     """Return an iterable over all examples, each exactly once.
 
     Args as in `train_batches`. The batches also contain 'mask' (bool), which is
@@ -133,40 +149,54 @@ class Data:
     """
     examples, end = _Examples(self, num_classes), len(self.source)
     chunks = _Chunks(examples, process_index, process_count, end=end)
-    return _EvalBatches(chunks)
+    return EvalBatches(chunks)
 
 
-def train_batches(source, transforms=(), *, batch_size, **position):
+def train_batches(
+  source: Source,
+  transforms: Sequence[Transform] = (),
+  *,
+  batch_size: int,
+  **position: Any,
+) -> 'TrainBatches':
   """Return the training batches of a source; see `Data.train_batches`."""
   return Data(source, batch_size, transforms).train_batches(**position)
 
 
-def eval_batches(source, transforms=(), *, batch_size, **position):
+def eval_batches(
+  source: Source,
+  transforms: Sequence[Transform] = (),
+  *,
+  batch_size: int,
+  **position: Any,
+) -> 'EvalBatches':
   """Return the evaluation batches of a source; see `Data.eval_batches`."""
   return Data(source, batch_size, transforms).eval_batches(**position)
 
 
-def first_example(source, transforms=()):
+def first_example(
+  source: Source, transforms: Sequence[Transform] = ()
+) -> dict[str, Any]:
   """Return the first readable example, transformed: {'image', 'label'}."""
   examples = _Examples(Data(source, 1, transforms, on_error='skip'))
   image, label, _ = examples.load(0, 0, replace=True)
   return {'image': image, 'label': label}
 
 
-def labels(source):
+def labels(source: Source) -> np.ndarray:
   """Return the labels of all examples: int32 [n] or float32 [n, K].
 
   Images are not decoded, but they are read if the source has no `labels()`.
   """
-  if callable(getattr(source, 'labels', None)):
-    return source.labels()
+  if callable(known := getattr(source, 'labels', None)):
+    return known()
   return stack_labels([source[i]['label'] for i in range(len(source))])
 
 
-def stack_labels(values):
+def stack_labels(values: Sequence[Any]) -> np.ndarray:
   """Return labels as one array: int32 [n] or float32 [n, K]."""
-  values = np.array(values)
-  return values.astype(np.int32 if values.ndim == 1 else np.float32)
+  array = np.array(values)
+  return array.astype(np.int32 if array.ndim == 1 else np.float32)
 
 
 class Unlabelled:
@@ -178,27 +208,27 @@ class Unlabelled:
   num_classes = None
   class_names = None
 
-  def __init__(self, source):
+  def __init__(self, source: Source) -> None:
     self.source = source
     self.channels = getattr(source, 'channels', 3)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self.source)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     return {'image': self.source[index]['image'], 'label': 0}
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     return describe(self.source, index)
 
-  def labels(self):
+  def labels(self) -> np.ndarray:
     return np.zeros(len(self), np.int32)
 
 
-def describe(source, index):
+def describe(source: Source, index: int) -> str:
   """Return the source's own description of an example, or a default one."""
-  if callable(getattr(source, 'describe', None)):
-    return source.describe(index)
+  if callable(own := getattr(source, 'describe', None)):
+    return own(index)
   return f'index {index}'
 
 
@@ -228,12 +258,9 @@ class _Examples:
 
   def at(self, position):
     """Return (epoch, index) of a global position of training."""
-    from grain.experimental import index_shuffle
-
-    last = len(self.source) - 1
-    epoch, place = divmod(position, last + 1)
+    epoch, place = divmod(position, len(self.source))
     key = _shuffle_seed(self._seed, epoch)
-    return epoch, index_shuffle(place, max_index=last, seed=key, rounds=4)
+    return epoch, order.index_at(place, len(self.source), key)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -450,10 +477,10 @@ def _assemble(chunks):
 # Batches, in the process that uses them.
 
 
-class _Batches:
+class TrainBatches:
   """Iterator over batches."""
 
-  def __init__(self, chunks):
+  def __init__(self, chunks: '_Chunks') -> None:
     self._batch_size = chunks.data.batch_size
     self.position, self.skipped = chunks.start, 0
     self._iterator = [_read_ahead(chunks)]
@@ -461,10 +488,10 @@ class _Batches:
     # finalizers run after parts of its modules are gone.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
-  def __iter__(self):
+  def __iter__(self) -> Iterator[Batch]:
     return self
 
-  def __next__(self):
+  def __next__(self) -> Batch:
     if not self._iterator:
       raise StopIteration
     try:
@@ -476,7 +503,7 @@ class _Batches:
     self.position += self._batch_size
     return batch
 
-  def close(self):
+  def close(self) -> None:
     """Stop all threads and processes. The iterator is then at its end."""
     self._close()
 
@@ -485,19 +512,19 @@ def _close_iterator(held):
   held.pop().close()
 
 
-class _EvalBatches:
+class EvalBatches:
   """Iterable over the evaluation batches; each iter() is a new pass."""
 
-  def __init__(self, chunks):
+  def __init__(self, chunks: '_Chunks') -> None:
     self._chunks = chunks
     self.skipped = 0
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._chunks.num_batches
 
-  def __iter__(self):
+  def __iter__(self) -> Iterator[Batch]:
     self.skipped = 0
-    with contextlib.closing(_Batches(self._chunks)) as batches:
+    with contextlib.closing(TrainBatches(self._chunks)) as batches:
       for batch in batches:
         self.skipped = batches.skipped
         yield batch

@@ -6,10 +6,12 @@ import functools
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data import pipeline
+from vit_jax.files import check_remote
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
@@ -55,7 +57,7 @@ class Tfds:
   label_fn: Callable | None = None
   channels: int = 3
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     import tensorflow_datasets as tfds
 
     if self.name is None or self.split is None:
@@ -65,7 +67,8 @@ class Tfds:
         ' --config.evals.NAME.data.source.name; .split likewise.'
       )
     builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
-    self._features, self._parsers = builder.info.features, {}
+    self._features = builder.info.features
+    self._parsers: dict[Any, Any] = {}
     image = self._feature('image_key')
     label = self._feature('label_key')
     if not isinstance(image, tfds.features.Image):
@@ -87,15 +90,15 @@ class Tfds:
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._records)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     record = self._records[int(index)]
     image, value = self._parse(record, self.image_key, self.label_key)
     return {'image': image, 'label': self._label(value)}
 
-  def labels(self):
+  def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K].
 
     Images are not decoded, but whole records are read. Raises ValueError with
@@ -113,7 +116,7 @@ class Tfds:
           raise ValueError(what) from error
     return pipeline.stack_labels(found)
 
-  def file_name(self, index):
+  def file_name(self, index: int) -> str | None:
     """Return the name of the image's file, or None if there is none."""
     if self._name_key is None:
       return None
@@ -121,13 +124,13 @@ class Tfds:
     (value,) = self._parse(record, self._name_key)
     return value.decode(errors='replace')
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return data set, split and index, and the file name if there is one."""
     where = f'{self.name} {self.split}[{int(index)}]'
     name = self.file_name(index)
     return where if name is None else f'{where} ({name})'
 
-  def __reduce__(self):
+  def __reduce__(self) -> tuple[Any, ...]:
     # Files and descriptors stay behind: each process opens its own.
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     return functools.partial(Tfds, **fields), ()
@@ -221,6 +224,7 @@ def _directory(name, data_dir):
   import tensorflow_datasets as tfds
 
   data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
+  check_remote(data_dir or '')
   folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
   try:
     builder = tfds.builder(name, data_dir=data_dir)

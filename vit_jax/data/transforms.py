@@ -23,9 +23,14 @@ INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
-def resize(image, size, interpolation='bilinear', antialias=False):
-  """Resize uint8 [H, W, C] to uint8 [size[0], size[1], C]."""
-  height, width = size
+def resize(
+  image: np.ndarray,
+  size: int | tuple[int, int],
+  interpolation: str = 'bilinear',
+  antialias: bool = False,
+) -> np.ndarray:
+  """Resize uint8 [H, W, C] to `size`, a side or (height, width)."""
+  height, width = images.size('size', size)
   if image.shape[:2] == (height, width):
     return image
   if antialias:
@@ -82,7 +87,7 @@ class Resize(_Sized):
   interpolation: str = 'bilinear'
   antialias: bool = False
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
     return resize(image, self.size, self.interpolation, self.antialias)
 
@@ -95,11 +100,11 @@ class ResizeSmall:
   interpolation: str = 'area'
   antialias: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('size', self.size, 1)
     _check_interpolation(self.interpolation, self.antialias)
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
     height, width = image.shape[:2]
     factor = self.size / min(height, width)
@@ -131,7 +136,7 @@ class InceptionCrop(_Sized):
   antialias: bool = False
   method: str = 'tf'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     for name, top in (('area', 1.0), ('ratio', math.inf)):
       bounds = tuple(float(x) for x in getattr(self, name))
@@ -143,12 +148,14 @@ class InceptionCrop(_Sized):
         )
     checks.one_of('method', self.method, ('tf', 'torch'))
 
-  def __call__(self, image, rng):
-    y, x, height, width = self.box(*image.shape[:2], rng)
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
     crop = image[y : y + height, x : x + width]
     return resize(crop, self.size, self.interpolation, self.antialias)
 
-  def box(self, height, width, rng):
+  def box(
+    self, height: int, width: int, rng: np.random.Generator
+  ) -> tuple[int, int, int, int]:
     """Return a random crop (y, x, height, width) of an image of this size."""
     sample = {'tf': _box_tf, 'torch': _box_torch}[self.method]
     return sample(height, width, self.area, self.ratio, rng)
@@ -196,7 +203,7 @@ class RandomCrop(_Sized):
 
   size: int | tuple[int, int]
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return _crop(self, image, lambda room: rng.integers(room + 1))
 
 
@@ -206,7 +213,7 @@ class CentralCrop(_Sized):
 
   size: int | tuple[int, int]
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
     return _crop(self, image, lambda room: room // 2)
 
@@ -217,13 +224,13 @@ class FlipLR:
 
   probability: float = 0.5
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not 0 <= self.probability <= 1:
       raise ValueError(
         f'FlipLR: probability={self.probability!r} must lie in [0, 1].'
       )
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:
       return image
     # cv2.flip is about ten times faster than copying numpy's negative stride.

@@ -10,6 +10,8 @@ examples in the same order, unless their notes say otherwise.
 import dataclasses
 import difflib
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,7 @@ class ClevrCount:
 
   num_classes = 8
 
-  def __call__(self, objects):
+  def __call__(self, objects: Mapping[str, Any]) -> int:
     return len(objects['size']) - 3
 
 
@@ -37,7 +39,7 @@ class ClevrDistance:
 
   num_classes = 6
 
-  def __call__(self, objects):
+  def __call__(self, objects: Mapping[str, Any]) -> int:
     nearest = np.min(objects['pixel_coords'][:, 2])
     return int(np.searchsorted((0, 8, 8.5, 9, 9.5, 10, 100), nearest)) - 1
 
@@ -53,7 +55,7 @@ class KittiDistance:
 
   num_classes = 4
 
-  def __call__(self, objects):
+  def __call__(self, objects: Mapping[str, Any]) -> int:
     depths = objects['location'][objects['type'] < 3, 2]
     nearest = np.min(depths, initial=1000)
     return int(np.searchsorted((-100, 8, 20, 999), nearest)) - 1
@@ -70,7 +72,7 @@ class Merged:
   values: int
   num_classes: int = 16
 
-  def __call__(self, label):
+  def __call__(self, label: Any) -> int:
     if not 0 <= label < self.values:
       raise ValueError(f'label={int(label)} must lie in [0, {self.values}).')
     return int(label) * self.num_classes // self.values
@@ -82,13 +84,13 @@ class Scale:
 
   factor: int = 255
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.factor not in range(1, 256):
       raise ValueError(
         f'Scale: factor={self.factor!r} must be an integer from 1 to 255.'
       )
 
-  def __call__(self, image, rng):
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
     if (highest := int(image.max())) * self.factor > 255:
       raise ValueError(
@@ -175,7 +177,7 @@ _TASKS = (  # in the order of table 9
 TASKS = {task.name: task for task in _TASKS}
 
 
-def settings(key, split, **fields):
+def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
   """Return the config of a task's source, a data.tfds.Tfds, as a dict.
 
   Splits are 'train800' to train, 'val200' to choose hyperparameters,
@@ -202,7 +204,9 @@ def settings(key, split, **fields):
   }
 
 
-def transforms(key, *, size=384, train):
+def transforms(
+  key: str, *, size: int = 384, train: bool
+) -> list[dict[str, Any]]:
   """Return the configs of a task's transforms, a list of dicts.
 
   Images are resized to `size` pixels a side. With `train` they are cropped at

@@ -3,6 +3,8 @@
 Shapes: B examples, Q queries, N keys, h heads of dimension d.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -84,7 +86,8 @@ def attention(
     if q.shape[1] > 1:
       return pallas_attention.attend(q, k, v)
     implementation = 'xla'
-  return jax.nn.dot_product_attention(q, k, v, implementation=implementation)
+  fused: Any = implementation
+  return jax.nn.dot_product_attention(q, k, v, implementation=fused)
 
 
 def _fastest(q):

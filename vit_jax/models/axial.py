@@ -47,7 +47,12 @@ class AxialBlock(Block):
   """Two Blocks, for rows and for columns: [B, gh * gw, D] -> the same."""
 
   @nn.compact
-  def __call__(self, x, drop_rate=None, shared=None):
+  def __call__(
+    self,
+    x: jax.Array,
+    drop_rate: jax.Array | None = None,
+    shared: jax.Array | None = None,
+  ) -> jax.Array:
     block = functools.partial(
       Block,
       num_heads=self.num_heads,
@@ -111,8 +116,9 @@ class AxialAttention(nn.Module):
   num_heads: int = 8
 
   @nn.compact
-  def __call__(self, x):
-    batch, *grid, channels = x.shape
+  def __call__(self, x: jax.Array) -> jax.Array:
+    batch, gh, gw, channels = x.shape
+    grid = gh, gw
     if channels != self.features or channels % self.num_heads:
       raise ValueError(
         f'Axial attention of {self.num_heads} heads got {channels} channels '

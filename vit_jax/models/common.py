@@ -13,7 +13,7 @@ applies them as an argument and create their parameters in it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from flax import linen as nn
 from vit_jax.checks import one_of
 from vit_jax.models import resample
 from vit_jax.models.mesh import keep_batch_split
+from vit_jax.types import Shape, Size
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -65,7 +66,9 @@ REMAT = (
 )
 
 
-def remat(module: type[nn.Module], name: str, **options) -> type[nn.Module]:
+def remat(
+  module: type[nn.Module], name: str, **options: Any
+) -> type[nn.Module]:
   """Return a module class with the rematerialisation of that name in REMAT."""
   if name == 'none':
     return module
@@ -76,7 +79,9 @@ def remat(module: type[nn.Module], name: str, **options) -> type[nn.Module]:
 class Classifier(nn.Module):
   """Base class of the models, which define `features` and `num_classes`."""
 
-  def __call__(self, images: jax.Array, *, train: bool = False, **options):
+  def __call__(
+    self, images: jax.Array, *, train: bool = False, **options: Any
+  ) -> jax.Array:
     """Compute logits, or the pooled representation if there is no head.
 
     Args:
@@ -119,7 +124,7 @@ class BlockOptions:
   gelu: str = 'tanh'
   norm_eps: float = 1e-6
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     one_of('gelu', self.gelu, GELU)
     check_rates(self, 'attention_dropout')
 
@@ -133,16 +138,18 @@ class Affine(nn.Module):
 
   inputs: tuple[int, ...]
   outputs: tuple[int, ...]
-  init: Callable
+  kernel_init: Callable
   bias_init: Callable = nn.initializers.zeros
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     matrix = math.prod(self.inputs), math.prod(self.outputs)
     kernel = self.param(
       'kernel',
-      lambda rng: self.init(rng, matrix).reshape(*self.inputs, *self.outputs),
+      lambda rng: self.kernel_init(rng, matrix).reshape(
+        *self.inputs, *self.outputs
+      ),
     )
     bias = self.param('bias', self.bias_init, self.outputs)
     batch = x.shape[: x.ndim - len(self.inputs)]
@@ -188,7 +195,7 @@ def run_layers(
   remat_policy: str,
   per_layer: bool,
   shared: jax.Array | None = None,
-  **fields,
+  **fields: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Apply layers 'block_0', 'block_1', ...; or loop over one, 'blocks'.
 
@@ -233,9 +240,10 @@ def run_layers(
   return x, found
 
 
-def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def as_pair(size: Size) -> tuple[int, int]:
   """Return (height, width) of a size that is one number or two."""
-  return (size, size) if isinstance(size, int) else tuple(size)
+  height, width = (size, size) if isinstance(size, int) else size
+  return height, width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,13 +258,11 @@ class PatchEmbedding:
       objectives/masked_patches.py.
   """
 
-  patch_size: int | tuple[int, int]
-  stride: int | tuple[int, int] | None = None
+  patch_size: Size
+  stride: Size | None = None
   mask_token: bool = False
 
-  reduction = 1  # pixels per side of a cell of what is cut into patches
-
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     size, stride = as_pair(self.patch_size), self.stride
     object.__setattr__(self, 'patch_size', size)
     if stride is not None:
@@ -270,31 +276,41 @@ class PatchEmbedding:
   @property
   def step(self) -> tuple[int, int]:
     """Cells from one patch to the next, (rows, columns)."""
-    return self.stride or self.patch_size
+    return as_pair(self.stride or self.patch_size)
+
+  @property
+  def reduction(self) -> int:
+    """Pixels per side of a cell of what is cut into patches."""
+    return 1
 
   @property
   def pixels_per_token(self) -> tuple[int, int]:
     """Pixels from one patch to the next, (rows, columns)."""
-    return tuple(n * self.reduction for n in self.step)
+    rows, columns = self.step
+    return rows * self.reduction, columns * self.reduction
 
-  def grid(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
+  def grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
     """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
-    sides = zip(image_shape, self.patch_size, self.step)
-    return tuple((n // self.reduction - p) // s + 1 for n, p, s in sides)
+    sides = zip(image_shape, as_pair(self.patch_size), self.step)
+    gh, gw = ((n // self.reduction - p) // s + 1 for n, p, s in sides)
+    return gh, gw
 
   def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
     """Return (H, W) of the smallest image with that grid of patches."""
-    sides = zip(grid, self.patch_size, self.step)
-    return tuple(((n - 1) * s + p) * self.reduction for n, p, s in sides)
+    sides = zip(grid, as_pair(self.patch_size), self.step)
+    height, width = (((n - 1) * s + p) * self.reduction for n, p, s in sides)
+    return height, width
 
-  def __call__(self, module, images):
+  def __call__(
+    self, module: nn.Module, images: jax.Array
+  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
     """Embed the patches of images [B, H, W, C].
 
     Returns:
       ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
     """
     x = self.cut(images)
-    batch, *grid = x.shape[:3]
+    batch, gh, gw = x.shape[:3]
     # A convolution whose stride is its kernel size is one matrix product.
     x = Affine(
       x.shape[3:],
@@ -303,16 +319,17 @@ class PatchEmbedding:
       dtype=module.dtype,
       name='embedding',
     )(x)
-    return {'patches': x.reshape(batch, -1, module.width)}, tuple(grid)
+    return {'patches': x.reshape(batch, -1, module.width)}, (gh, gw)
 
   def cut(self, images: jax.Array) -> jax.Array:
     """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C]."""
-    size, step = self.patch_size, self.step
+    size, step = as_pair(self.patch_size), self.step
     batch, *sides, channels = images.shape
     if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
-      nearest = self.image_size(
+      rows, columns = (
         max(round((n - p) / s), 0) + 1 for n, p, s in zip(sides, size, step)
       )
+      nearest = self.image_size((rows, columns))
       what = 'Images'
       if self.reduction > 1:
         what = f'Feature maps (images / {self.reduction})'
@@ -325,15 +342,17 @@ class PatchEmbedding:
       )
     if step == size:
       gh, gw = self.grid([n * self.reduction for n in sides])
-      x = images.reshape(batch, gh, size[0], gw, size[1], channels)
-      return x.swapaxes(2, 3)
-    rows, cols = (
+      cells = images.reshape(batch, gh, size[0], gw, size[1], channels)
+      return cells.swapaxes(2, 3)
+    y, x = (
       np.arange(0, n - p + 1, s)[:, None] + np.arange(p)[None]
       for n, p, s in zip(sides, size, step)
     )
-    return images[:, rows][:, :, :, cols].swapaxes(2, 3)
+    return images[:, y][:, :, :, x].swapaxes(2, 3)
 
-  def replace(self, module, patches, sources):
+  def replace(
+    self, module: nn.Module, patches: jax.Array, sources: jax.Array | None
+  ) -> jax.Array:
     """Replace patches by other patches, or by the mask vector.
 
     Args:
@@ -361,7 +380,15 @@ class PatchEmbedding:
     moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
 
-  def resize(self, path, kernel, shape, *, method=None, adapt_channels=False):
+  def resize(
+    self,
+    path: str,
+    kernel: np.ndarray,
+    shape: Shape,
+    *,
+    method: str | None = None,
+    adapt_channels: bool = False,
+  ) -> np.ndarray | None:
     """Return a kernel in another shape, see `resample.resize_pixels`."""
     if path not in resample.PIXEL_KERNELS:
       return None
@@ -382,7 +409,7 @@ class Head:
   representation_size: int | None = None
   bias_init: float = 0.0
 
-  def __call__(self, module, x):
+  def __call__(self, module: nn.Module, x: jax.Array) -> dict[str, jax.Array]:
     """Compute the logits of pooled features [..., D].
 
     Returns:

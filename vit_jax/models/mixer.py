@@ -33,12 +33,17 @@ class MixerBlock(nn.Module):
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, x, drop_rate=None, shared=None):
+  def __call__(
+    self,
+    x: jax.Array,
+    drop_rate: jax.Array | None = None,
+    shared: jax.Array | None = None,
+  ) -> jax.Array:
     """Apply the layer; drop_rate is of stochastic depth, shared is not used."""
     x = keep_batch_split(x)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     mlp = functools.partial(
-      Mlp, gelu=self.gelu, dtype=self.dtype, init='mixing'
+      Mlp, gelu=self.gelu, dtype=self.dtype, kernel_init='mixing'
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)

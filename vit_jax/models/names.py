@@ -104,7 +104,7 @@ _TIMM = """
 """
 
 
-def settings(name: str, **fields) -> dict[str, Any]:
+def settings(name: str, **fields: Any) -> dict[str, Any]:
   """Return {'target': ..., and fields} of the model with that name.
 
   Fields that are objects are dicts with a target, too. Our names are
@@ -140,7 +140,7 @@ def settings(name: str, **fields) -> dict[str, Any]:
     ) from None
 
 
-def create(name: str, **fields) -> Any:
+def create(name: str, **fields: Any) -> Any:
   """Return the model with that name; see `settings`."""
   return resolve(settings(name, **fields))
 
@@ -334,7 +334,7 @@ def _near(name):
   return [known[n] for n in found]
 
 
-def main():
+def main() -> None:
   """Print the table of all names."""
   print('name             parameters*  also (in timm)')
   for name, timm_names in models().items():

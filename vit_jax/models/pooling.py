@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from vit_jax.models.common import INIT, BlockOptions, LayerNorm
 from vit_jax.models.posemb import Layout
+from vit_jax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Pooling:
 
   norm_after = False  # whether the final LayerNorm comes after pooling
 
-  def layout(self, grid):
+  def layout(self, grid: tuple[int, int]) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
-    return Layout(tuple(grid), self.class_token, self.num_registers)
+    return Layout((grid[0], grid[1]), self.class_token, self.num_registers)
 
-  def __call__(self, module, tokens, layout):
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
     """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D].
 
     Args:
@@ -45,7 +48,7 @@ class Pooling:
     """
     raise NotImplementedError
 
-  def token_weights(self, layout, intermediates):
+  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the weights of tokens in the representation, [B or 1, 1, N].
 
     They sum to one. Attention rollout starts from them. The default is the
@@ -67,10 +70,12 @@ class ClassToken(Pooling):
 
   class_token: bool = dataclasses.field(default=True, init=False)
 
-  def __call__(self, module, tokens, layout):
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
     return tokens[:, 0]
 
-  def token_weights(self, layout, intermediates):
+  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
 
 
@@ -85,7 +90,9 @@ class Mean(Pooling):
 
   norm_after: bool = False
 
-  def __call__(self, module, tokens, layout):
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
     return tokens[:, layout.prefix :].mean(axis=1)
 
 
@@ -93,7 +100,9 @@ class Mean(Pooling):
 class NoPooling(Pooling):
   """No pooling: each patch gets its own logits."""
 
-  def __call__(self, module, tokens, layout):
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
     return tokens[:, layout.prefix :]
 
 
@@ -101,7 +110,9 @@ class NoPooling(Pooling):
 class Map(Pooling):
   """One learned query that attends to the patches ("Scaling ViT")."""
 
-  def __call__(self, module, tokens, layout):
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
     return MapHead(
       num_heads=module.num_heads,
       mlp_dim=module.mlp_dim,
@@ -111,7 +122,7 @@ class Map(Pooling):
       name='map_head',
     )(tokens[:, layout.prefix :])
 
-  def token_weights(self, layout, intermediates):
+  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the attention of the query, mean over heads."""
     recorded = intermediates['map_head']['attn']
     q, k = recorded['q'][0], recorded['k'][0]
@@ -132,7 +143,7 @@ class MapHead(nn.Module):
   attention: str = 'auto'
 
   @nn.compact
-  def __call__(self, tokens):
+  def __call__(self, tokens: jax.Array) -> jax.Array:
     from vit_jax.models.vit import Attention, Mlp  # it imports this file
 
     batch, _, width = tokens.shape

@@ -13,13 +13,17 @@ Shapes as in vit.py.
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from vit_jax.checks import one_of
 from vit_jax.models import resample
+from vit_jax.types import Array, FlatParams, Shape
 
 PLACES = ('stem', 'layers', 'layers_shared')
 
@@ -55,33 +59,52 @@ class PositionEmbedding:
   Methods with the argument `module` may create parameters in it.
   """
 
-  in_layers = False  # whether any method that layers call does something
+  @property
+  def in_layers(self) -> bool:
+    """Whether any method that layers call does something."""
+    return False
 
-  def add_to_patches(self, module, x, grid):
+  def add_to_patches(
+    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
+  ) -> jax.Array:
     """Add positions to embedded patches, float32 [B, gh * gw, D]."""
     return x
 
-  def add_to_class_token(self, module, cls):
+  def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
     """Add a position to the class token, [1, 1, D]."""
     return cls
 
-  def shared(self, module, layout, width):
+  def shared(
+    self, module: nn.Module, layout: Layout, width: int
+  ) -> jax.Array | None:
     """Return an array that each layer gets as `shared`, or None."""
     return None
 
-  def add_to_layer(self, module, x, layout, shared):
+  def add_to_layer(
+    self,
+    module: nn.Module,
+    x: jax.Array,
+    layout: Layout,
+    shared: jax.Array | None,
+  ) -> jax.Array:
     """Add positions to the input of a layer, [B, N, D]."""
     return x
 
-  def queries_and_keys(self, module, q, k, layout):
+  def queries_and_keys(
+    self, module: nn.Module, q: jax.Array, k: jax.Array, layout: Layout
+  ) -> tuple[jax.Array, jax.Array]:
     """Change queries and keys of a layer, each [B, N, h, d]."""
     return q, k
 
-  def logits(self, module, q, layout):
+  def logits(
+    self, module: nn.Module, q: jax.Array, layout: Layout
+  ) -> jax.Array | None:
     """Return what is added to q kᵀ, float32 [B, h, N, N], or None."""
     return None
 
-  def resize(self, name, table, shape, method='paper'):
+  def resize(
+    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
+  ) -> np.ndarray | None:
     """Resize a parameter of this embedding to another grid of patches.
 
     Args:
@@ -96,7 +119,9 @@ class PositionEmbedding:
     """
     return None
 
-  def table(self, params, grid, width):
+  def table(
+    self, params: FlatParams, grid: tuple[int, int], width: int
+  ) -> np.ndarray | None:
     """Return the embeddings of all patches, [gh, gw, D], or None.
 
     Args:
@@ -121,37 +146,52 @@ class Learned(PositionEmbedding):
   init_std: float = 0.02
   at: str = 'stem'
 
-  tables = ('pos_embedding',)  # names of the parameters that are grids
+  # Names of the parameters that are grids.
+  tables: ClassVar[Sequence[str]] = ('pos_embedding',)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     one_of('at', self.at, PLACES)
 
   @property
-  def in_layers(self):
+  def in_layers(self) -> bool:
     return self.at != 'stem'
 
-  def add_to_patches(self, module, x, grid):
+  def add_to_patches(
+    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
+  ) -> jax.Array:
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
-  def add_to_class_token(self, module, cls):
+  def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
     return cls if self.in_layers else cls + self._class_token(module, cls.shape)
 
-  def shared(self, module, layout, width):
+  def shared(
+    self, module: nn.Module, layout: Layout, width: int
+  ) -> jax.Array | None:
     if self.at == 'layers_shared':
       return self._tokens(module, layout, width)
     return None
 
-  def add_to_layer(self, module, x, layout, shared):
+  def add_to_layer(
+    self,
+    module: nn.Module,
+    x: jax.Array,
+    layout: Layout,
+    shared: jax.Array | None,
+  ) -> jax.Array:
     if self.at == 'layers':
       shared = self._tokens(module, layout, x.shape[-1])
     return x if shared is None else x + shared.astype(x.dtype)
 
-  def resize(self, name, table, shape, method='paper'):
+  def resize(
+    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
+  ) -> np.ndarray | None:
     if name not in self.tables or not same_but(table, shape, (-3, -2)):
       return None
-    return resample.resize(table, shape[-3:-1], method)
+    return resample.resize(table, (shape[-3], shape[-2]), method)
 
-  def table(self, params, grid, width):
+  def table(
+    self, params: FlatParams, grid: tuple[int, int], width: int
+  ) -> np.ndarray | None:
     table = params.get('pos_embedding')
     return None if table is None else np.asarray(table)[0]
 
@@ -186,7 +226,9 @@ class Learned2d(Learned):
 
   tables = 'pos_embedding_x', 'pos_embedding_y'
 
-  def table(self, params, grid, width):
+  def table(
+    self, params: FlatParams, grid: tuple[int, int], width: int
+  ) -> np.ndarray | None:
     found = [params[name] for name in self.tables if name in params]
     return np.asarray(_concatenate(*found))[0] if found else None
 
@@ -222,11 +264,15 @@ class SinCos2d(PositionEmbedding):
 
   temperature: float = 10_000.0
 
-  def add_to_patches(self, module, x, grid):
+  def add_to_patches(
+    self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
+  ) -> jax.Array:
     width = x.shape[-1]
     return x + self.table({}, grid, width).reshape(1, -1, width)
 
-  def table(self, params, grid, width):
+  def table(
+    self, params: FlatParams, grid: tuple[int, int], width: int
+  ) -> np.ndarray:
     if width % 4 or width < 8:
       raise ValueError(
         f'SinCos2d got width {width}; expected a multiple of 4, at least 8. '
@@ -262,7 +308,9 @@ class Relative(PositionEmbedding):
   init_std: float = 0.02
   in_layers = True
 
-  def logits(self, module, q, layout):
+  def logits(
+    self, module: nn.Module, q: jax.Array, layout: Layout
+  ) -> jax.Array:
     gh, gw = layout.grid
     heads = q.shape[2:]
     table = table_of_grid(
@@ -284,7 +332,9 @@ class Relative(PositionEmbedding):
       logits = zeros.at[..., at[:, None], at].set(logits)
     return logits
 
-  def resize(self, name, table, shape, method='paper'):
+  def resize(
+    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
+  ) -> np.ndarray | None:
     if name != 'offset_embedding' or not same_but(table, shape, (-4, -3)):
       return None
     return resize_offsets(table, (shape[-4] // 2, shape[-3]))
@@ -323,7 +373,7 @@ def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   dx = offsets - dy * size[1]
   dy = dy * (rows / 2 - 1) / max(size[0] - 1, 1)
   dx = dx * (width - 1) / max(size[1] - 1, 1)
-  out = 0
+  out: Any = 0
   for y, y_weight in _neighbours(dy):
     for x, x_weight in _neighbours(dx):
       cell = (rows // 2 + y) * width + x
@@ -342,7 +392,13 @@ def _neighbours(at):
   return (below.astype(int), 1 - weight), (below.astype(int) + 1, weight)
 
 
-def table_of_grid(module, name, shape, dims, init_std):
+def table_of_grid(
+  module: nn.Module,
+  name: str,
+  shape: Shape,
+  dims: tuple[int, int],
+  init_std: float,
+) -> jax.Array:
   """Create a parameter of `module`, or return it.
 
   Raises:
@@ -350,7 +406,7 @@ def table_of_grid(module, name, shape, dims, init_std):
       the grid, for the message.
   """
   if module.has_variable('params', name):
-    found = module.get_variable('params', name).shape
+    found: Shape = module.get_variable('params', name).shape
     if found != shape:
       have, need = (f'{s[dims[0]]}x{s[dims[1]]}' for s in (found, shape))
       raise ValueError(
@@ -361,7 +417,7 @@ def table_of_grid(module, name, shape, dims, init_std):
   return module.param(name, jax.nn.initializers.normal(init_std), shape)
 
 
-def same_but(array, shape, dims) -> bool:
+def same_but(array: Array, shape: Shape, dims: tuple[int, int]) -> bool:
   """Return whether an array has that shape except for these dimensions."""
   if array.ndim != len(shape) or array.ndim < 4:
     return False

@@ -28,6 +28,7 @@ from vit_jax.checks import one_of
 from vit_jax.models import common
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
+from vit_jax.types import Size
 
 FORMS = ('preact', 'postact')
 ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
@@ -47,7 +48,7 @@ class StdConv(nn.Module):
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     shape = self.size, self.size, x.shape[-1], self.features
     kernel = self.param('kernel', INIT['conv'], shape)
     axes = 0, 1, 2
@@ -55,7 +56,7 @@ class StdConv(nn.Module):
     variance = (kernel**2).mean(axes, keepdims=True)
     if self.form == 'preact':
       kernel /= jnp.sqrt(variance + 1e-10)
-      padding = [(self.size // 2, self.size // 2)] * 2
+      padding: Any = [(self.size // 2, self.size // 2)] * 2
     else:
       # The square root has no finite gradient at a variance of 0.
       kernel /= jnp.sqrt(jnp.maximum(variance, 1e-20)) + 1e-5
@@ -69,7 +70,7 @@ class StdConv(nn.Module):
     )
 
 
-def group_norm(form: str, dtype: Any, name: str, **fields) -> nn.GroupNorm:
+def group_norm(form: str, dtype: Any, name: str, **fields: Any) -> nn.GroupNorm:
   """Return a GroupNorm of 32 groups with statistics in float32."""
   epsilon = 1e-5 if form == 'preact' else 1e-6
   return nn.GroupNorm(
@@ -91,19 +92,21 @@ class Unit(nn.Module):
   dtype: Any = 'float32'
   middle: Any = StdConv  # class in place of the 3x3 convolution
 
-  def conv(self, name, features, size=1, stride=1):
+  def conv(
+    self, name: str, features: int, size: int = 1, stride: int = 1
+  ) -> StdConv:
     return StdConv(features, size, stride, self.form, self.dtype, name=name)
 
-  def conv2(self):
+  def conv2(self) -> nn.Module:
     return self.middle(
       self.width, 3, self.stride, self.form, self.dtype, name='conv2'
     )
 
-  def norm(self, name, **fields):
+  def norm(self, name: str, **fields: Any) -> nn.GroupNorm:
     return group_norm(self.form, self.dtype, name, **fields)
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     x = keep_batch_split(x)
     outside = 4 * self.width
     project = x.shape[-1] != outside or self.stride > 1
@@ -149,7 +152,7 @@ class Backbone(nn.Module):
   middle: Any = StdConv
 
   @nn.compact
-  def __call__(self, images):
+  def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
     for what, counts in (
       ('ResNet stages', self.stages),
       ('width_factor', (self.width_factor,)),
@@ -185,7 +188,7 @@ class Root(nn.Module):
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, images):
+  def __call__(self, images: jax.Array) -> jax.Array:
     x = StdConv(self.width, 7, 2, self.form, self.dtype, name='conv')(images)
     if self.form == 'postact':
       x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
@@ -207,7 +210,7 @@ class Stage(nn.Module):
   middle: Any = StdConv
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     unit = common.remat(Unit, self.remat)
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
@@ -233,19 +236,21 @@ class Hybrid(PatchEmbedding):
       alone.
   """
 
-  patch_size: int | tuple[int, int] = 1
+  patch_size: Size = 1
   stages: tuple[int, ...] = (3, 4, 6, 3)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     object.__setattr__(self, 'stages', tuple(self.stages))
 
   @property
-  def reduction(self):
+  def reduction(self) -> int:
     # The root reduces each side by 4, each stage but the first by 2.
     return 4 * 2 ** max(len(self.stages) - 1, 0)
 
-  def __call__(self, module, images):
+  def __call__(
+    self, module: nn.Module, images: jax.Array
+  ) -> tuple[dict[str, jax.Array], tuple[int, int]]:
     maps = Backbone(
       self.stages, dtype=module.dtype, remat=module.remat, name='resnet'
     )(images)

@@ -49,16 +49,18 @@ class Attention(nn.Module):
   num_heads: int
   options: BlockOptions = BlockOptions()
   posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout | None = None
+  layout: Layout = Layout((0, 0))
   implementation: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
   @nn.compact
-  def __call__(self, queries, tokens):
+  def __call__(self, queries: jax.Array, tokens: jax.Array) -> jax.Array:
     width, options = tokens.shape[-1], self.options
     heads = self.num_heads, width // self.num_heads
-    affine = functools.partial(Affine, init=INIT['attention'], dtype=self.dtype)
+    affine = functools.partial(
+      Affine, kernel_init=INIT['attention'], dtype=self.dtype
+    )
     q = affine((width,), heads, name='query')(queries)
     k = affine((width,), heads, name='key')(tokens)
     v = affine((width,), heads, name='value')(tokens)
@@ -87,7 +89,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
   """Two layers with a GELU between them: [..., D] -> [..., D].
 
-  `init` is the key of the kernels' initialiser in INIT.
+  `kernel_init` is the key of the kernels' initialiser in INIT.
   """
 
   mlp_dim: int
@@ -95,16 +97,16 @@ class Mlp(nn.Module):
   gelu: str = 'tanh'
   dtype: Any = 'float32'
   train: bool = False
-  init: str = 'mlp'
+  kernel_init: str = 'mlp'
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     width = (x.shape[-1],)
     hidden = (self.mlp_dim,)
     affine = functools.partial(
       Affine,
-      init=INIT[self.init],
-      bias_init=INIT[f'{self.init}_bias'],
+      kernel_init=INIT[self.kernel_init],
+      bias_init=INIT[f'{self.kernel_init}_bias'],
       dtype=self.dtype,
     )
     dropout = nn.Dropout(self.dropout, deterministic=not self.train)
@@ -120,14 +122,19 @@ class Block(nn.Module):
   mlp_dim: int
   options: BlockOptions = BlockOptions()
   posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout | None = None
+  layout: Layout = Layout((0, 0))
   dropout: float = 0.0
   attention: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
   @nn.compact
-  def __call__(self, x, drop_rate=None, shared=None):
+  def __call__(
+    self,
+    x: jax.Array,
+    drop_rate: jax.Array | None = None,
+    shared: jax.Array | None = None,
+  ) -> jax.Array:
     """Apply the layer.
 
     Args:

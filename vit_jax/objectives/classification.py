@@ -10,8 +10,12 @@ one keeps it by `functools.wraps(loss_fn)`.
 import jax
 import jax.numpy as jnp
 
+from vit_jax.types import Array, LossFn, Model, Preprocess
 
-def softmax_xent(model, *, preprocess, label_smoothing=0.0):
+
+def softmax_xent(
+  model: Model, *, preprocess: Preprocess, label_smoothing: float = 0.0
+) -> LossFn:
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
   Args:
@@ -22,7 +26,9 @@ def softmax_xent(model, *, preprocess, label_smoothing=0.0):
   return _loss_fn(model, preprocess, label_smoothing, 'softmax')
 
 
-def sigmoid_xent(model, *, preprocess, label_smoothing=0.0):
+def sigmoid_xent(
+  model: Model, *, preprocess: Preprocess, label_smoothing: float = 0.0
+) -> LossFn:
   """Return the sigmoid cross-entropy, summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
@@ -31,12 +37,12 @@ def sigmoid_xent(model, *, preprocess, label_smoothing=0.0):
   return _loss_fn(model, preprocess, label_smoothing, 'sigmoid')
 
 
-def softmax_loss(logits, targets):
+def softmax_loss(logits: Array, targets: Array) -> jax.Array:
   """Return the loss of each example: [B, K], [B, K] -> [B]."""
   return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 
-def sigmoid_loss(logits, targets):
+def sigmoid_loss(logits: Array, targets: Array) -> jax.Array:
   """Return the loss of each example, summed over classes: -> [B]."""
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
   return -jnp.sum(targets * on + (1 - targets) * off, axis=-1)
@@ -45,8 +51,11 @@ def sigmoid_loss(logits, targets):
 LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
 
 
-def soft_targets(labels, num_classes, label_smoothing=0.0):
+def soft_targets(
+  labels: Array, num_classes: int, label_smoothing: float = 0.0
+) -> jax.Array:
   """Return float32 targets [B, K] of labels int [B] or float [B, K]."""
+  labels = jnp.asarray(labels)
   if jnp.issubdtype(labels.dtype, jnp.integer):
     labels = jax.nn.one_hot(labels, num_classes)
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
@@ -71,5 +80,5 @@ def _loss_fn(model, preprocess, label_smoothing, activation):
     accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
     return loss, {'loss': loss, 'accuracy': accuracy}
 
-  loss_fn.activation = activation
+  loss_fn.activation = activation  # type: ignore[attr-defined]
   return loss_fn

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from vit_jax.checks import one_of
 from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives import patch_targets
+from vit_jax.types import LossFn, Model, Params, Preprocess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Task:
   mask_share: float = 0.8
   swap_share: float = 0.1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     one_of('predict', self.predict, patch_targets.TARGETS)
     if not 0 < self.ratio <= 1:
       raise ValueError(
@@ -61,7 +62,9 @@ class Task:
         'and at most 1 in total; the remaining patches are kept.'
       )
 
-  def draw(self, rng, num_patches):
+  def draw(
+    self, rng: jax.Array, num_patches: int
+  ) -> tuple[jax.Array, jax.Array]:
     """Return what is corrupted in one image: (bool [n], sources int32 [n]).
 
     These are which patches count in the loss, and the index of the patch whose
@@ -85,7 +88,9 @@ class Task:
     return corrupted, jnp.where(masked, -1, sources)
 
 
-def masked_patches(model, *, preprocess, task: Task = Task()):
+def masked_patches(
+  model: Model, *, preprocess: Preprocess, task: Task = Task()
+) -> LossFn:
   """Return a LossFn of masked patch prediction; it ignores labels.
 
   The loss is the mean over the corrupted patches, including those that are
@@ -125,7 +130,7 @@ class Prediction:
   preprocess: Callable
   task: Task = Task()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     embedding, pooling = self.model.embedding, self.model.pooling
     if not isinstance(pooling, NoPooling):
       raise ValueError(
@@ -142,14 +147,21 @@ class Prediction:
       )
 
   @property
-  def target(self):
+  def target(self) -> patch_targets.Colours | patch_targets.Pixels:
     """What is predicted, see patch_targets.py."""
     if self.task.predict == 'pixels':
       return patch_targets.Pixels(self.preprocess)
     one = self.task.predict == 'mean_colour'
     return patch_targets.Colours(1 if one else self.task.downsampled_to)
 
-  def __call__(self, params, images, keys, *, dropout_rng=None):
+  def __call__(
+    self,
+    params: Params,
+    images: jax.Array,
+    keys: jax.Array,
+    *,
+    dropout_rng: jax.Array | None = None,
+  ) -> dict[str, Any]:
     """Corrupt images, predict their patches, and compare.
 
     Images are uint8 [B, H, W, C]; keys are [B], one for each image. Without

@@ -14,19 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.common import PatchEmbedding
+from vit_jax.types import Array, Shape, Size
 
 BITS = 3  # of each colour channel
 LEVELS = 2**BITS
 TARGETS = ('mean_colour', 'downsampled', 'pixels')
 
 
-def cut(images, patch_size):
+def cut(images: jax.Array, patch_size: Size) -> jax.Array:
   """Cut images into patches: uint8 [B, H, W, C] -> [B, n, ph, pw, C]."""
   patches = PatchEmbedding(patch_size).cut(images)
   return patches.reshape(len(images), -1, *patches.shape[3:])
 
 
-def join(patches, shape):
+def join(patches: jax.Array, shape: Shape) -> jax.Array:
   """Invert `cut`: [B, n, ph, pw, C] -> images of that shape."""
   batch, height, width, channels = shape
   ph, pw = patches.shape[2:4]
@@ -45,10 +46,10 @@ class Colours:
 
   side: int
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f'{self.side}x{self.side} colours'
 
-  def num_outputs(self, patch_shape):
+  def num_outputs(self, patch_shape: Shape) -> int:
     """Return K; ValueError if cells do not tile the patch."""
     ph, pw, channels = patch_shape
     if ph % self.side or pw % self.side:
@@ -58,7 +59,7 @@ class Colours:
       )
     return self.side**2 * LEVELS**channels
 
-  def classes(self, patches):
+  def classes(self, patches: Array) -> jax.Array:
     """Return the classes of cells, int32 [B, n, side^2]."""
     *batch, ph, pw, channels = patches.shape
     side = self.side
@@ -72,7 +73,7 @@ class Colours:
     classes = levels @ jnp.asarray(powers, jnp.int32)
     return classes.reshape(*batch, side**2)
 
-  def compare(self, outputs, patches):
+  def compare(self, outputs: Array, patches: Array) -> dict[str, jax.Array]:
     """Return {'loss': cross-entropy, 'accuracy'}, [B, n], means over cells."""
     classes = self.classes(patches)
     logits = outputs.reshape(*classes.shape, -1)
@@ -84,12 +85,12 @@ class Colours:
       'accuracy': jnp.mean(hits, axis=-1, dtype=jnp.float32),
     }
 
-  def picture(self, outputs, patch_shape):
+  def picture(self, outputs: Array, patch_shape: Shape) -> jax.Array:
     """Draw each cell in its likeliest colour: uint8 [B, n, ph, pw, C]."""
     logits = outputs.reshape(*outputs.shape[:2], self.side**2, -1)
     return self._paint(jnp.argmax(logits, axis=-1), patch_shape)
 
-  def truth(self, patches):
+  def truth(self, patches: Array) -> jax.Array:
     """Draw each cell in its true colour: uint8 [B, n, ph, pw, C]."""
     return self._paint(self.classes(patches), patches.shape[2:])
 
@@ -109,18 +110,18 @@ class Pixels:
 
   preprocess: Callable
 
-  def __str__(self):
+  def __str__(self) -> str:
     return 'pixels'
 
-  def num_outputs(self, patch_shape):
+  def num_outputs(self, patch_shape: Shape) -> int:
     return math.prod(patch_shape)
 
-  def compare(self, outputs, patches):
+  def compare(self, outputs: Array, patches: Array) -> dict[str, jax.Array]:
     """Return {'loss': [B, n]}, the mean over the values of a patch."""
     values = self._preprocessed(patches).reshape(outputs.shape)
     return {'loss': jnp.mean((outputs - values) ** 2, axis=-1)}
 
-  def picture(self, outputs, patch_shape):
+  def picture(self, outputs: Array, patch_shape: Shape) -> jax.Array:
     """Undo preprocessing, which scales channels: uint8 [B, n, ph, pw, C]."""
     patches = outputs.reshape(*outputs.shape[:2], *patch_shape)
     ends = [jnp.full_like(patches, x, jnp.uint8) for x in (0, 255)]
@@ -128,7 +129,7 @@ class Pixels:
     values = 255 * (patches - low) / (high - low)
     return jnp.clip(jnp.round(values), 0, 255).astype(jnp.uint8)
 
-  def truth(self, patches):
+  def truth(self, patches: Array) -> Array:
     return patches
 
   def _preprocessed(self, patches):

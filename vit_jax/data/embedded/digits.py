@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Digits:
 
   num_classes = 10
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.one_of('split', self.split, ('train', 'test'))
     self.class_names = list('0123456789')
     scans, labels = _scans()
@@ -46,15 +47,15 @@ class Digits:
     self._rows = rows  # of scikit-learn's set
     self._images, self._labels = scans[rows], labels[rows]
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._rows)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     index = checks.index(index, len(self))
     image = self._images[index].copy()  # the caller may modify it
     return {'image': image, 'label': int(self._labels[index])}
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return the split and the row in scikit-learn's set."""
     return f'digits {self.split}, scan {self._rows[index]} of load_digits()'
 
@@ -82,7 +83,7 @@ class Synthetic:
   channels: int = 3
   learnable: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     size = images.size('image_size', self.image_size)
     checks.integer('num_classes', self.num_classes, 1)
     checks.integer('num_examples', self.num_examples, 1)
@@ -90,10 +91,10 @@ class Synthetic:
     checks.integer('seed', self.seed, 0)
     self.shape = (*size, self.channels)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.num_examples
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     index = checks.index(index, self.num_examples)
     label = index % self.num_classes
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))

@@ -17,6 +17,7 @@ import functools
 import os
 import pathlib
 import zlib
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -71,7 +72,7 @@ class Fractals:
   cache_dir: str | os.PathLike | None = None
   show_progress: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('num_classes', self.num_classes, 1)
     checks.integer('images_per_class', self.images_per_class, 1)
     checks.integer('image_size', self.image_size, 8)
@@ -96,10 +97,10 @@ class Fractals:
     ):
       self._draw(label)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.num_classes * self.images_per_class
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     index = checks.index(index, len(self))
     instance, label = divmod(index, self.num_classes)
     image, path = self._read(label, instance), self._path(label)
@@ -115,7 +116,7 @@ class Fractals:
     image = np.repeat(image[..., None], self.channels, axis=-1)
     return {'image': image, 'label': label}
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
     return f'fractal class {label}, image {instance} (in {self._path(label)})'
@@ -187,7 +188,7 @@ class _Stream:
     return x[:count], y[:count]
 
 
-def sample_system(stream):
+def sample_system(stream: _Stream) -> tuple[np.ndarray, np.ndarray]:
   """Draw 2 to 7 contractive maps: (system [n, 6], probabilities [n]).
 
   Each linear part is rotation . diag(+-s1, +-s2) . rotation with
@@ -217,7 +218,7 @@ def sample_system(stream):
 
 
 @functools.lru_cache(maxsize=64)
-def category(seed, label):
+def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
   """Return the system of a class: (system [n, 6], probabilities [n]).
 
   It is the first system of the stream of (seed, label) whose points hit at
@@ -230,14 +231,14 @@ def category(seed, label):
       return system, probabilities
 
 
-def fill(system, probabilities):
+def fill(system: np.ndarray, probabilities: np.ndarray) -> float:
   """Return the fraction of 256x256 pixels hit by 24,903 attractor points."""
   num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
   x, y = attractor(system[None], probabilities, num_points)
   return len(np.unique(_positions(x, y, _FILL_PX))) / _FILL_PX**2
 
 
-def weighted(system, row):
+def weighted(system: np.ndarray, row: int) -> np.ndarray:
   """Return a system with one parameter of all its maps scaled.
 
   Row 0 changes nothing; row 1 + 4 p + q multiplies parameter p (a to f) by
@@ -258,7 +259,9 @@ def weighted(system, row):
   return system
 
 
-def attractor(systems, probabilities, num_points):
+def attractor(
+  systems: np.ndarray, probabilities: np.ndarray, num_points: int
+) -> np.ndarray:
   """Play the chaos game for R systems [R, n, 6]: x, y float64 [R, >= P].
 
   Many short orbits in parallel, without their first 20 points. All systems use
@@ -304,7 +307,9 @@ def _positions(x, y, side):
   return place(y) * side + place(x)
 
 
-def render_category(seed, label, count, image_size):
+def render_category(
+  seed: int, label: int, count: int, image_size: int
+) -> np.ndarray:
   """Return the first `count` images of a class: uint8 [count, size, size].
 
   Image i has weight row i % 25, flip (i // 25) % 4 (none, vertical,
@@ -320,7 +325,7 @@ def render_category(seed, label, count, image_size):
   rows = min(count, NUM_ROWS)
   systems = np.stack([weighted(system, row) for row in range(rows)])
   points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))
-  positions = _positions(*points, side)
+  positions = _positions(points[0], points[1], side)
   images = np.empty((count, image_size, image_size), np.uint8)
   per_pattern = 4 * NUM_ROWS  # four flips
   for first in range(0, count, per_pattern):

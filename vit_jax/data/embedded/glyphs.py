@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import threading
+from typing import Any
 
 import cv2
 import matplotlib
@@ -89,7 +90,7 @@ class Glyphs:
 
   num_classes = len(CHARACTERS)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('image_size', self.image_size, 8)
     checks.integer('num_examples', self.num_examples, 1)
     checks.integer('seed', self.seed, 0)
@@ -107,17 +108,17 @@ class Glyphs:
     rng = np.random.default_rng(self.seed)
     self._labels = rng.permutation(self.num_classes).tolist()
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.num_examples
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     index = checks.index(index, self.num_examples)
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
     image = np.repeat(self._draw(label, rng)[..., None], self.channels, -1)
     return {'image': image, 'label': label}
 
-  def describe(self, index):
+  def describe(self, index: int) -> str:
     """Return the character, and the seed and index that determine the image."""
     label = self._labels[index % self.num_classes]
     where = f'class {label}, seed {self.seed}, index {index}'

@@ -1,0 +1,55 @@
+"""Types of the public API, for readers and type checkers.
+
+Protocols are interfaces: a class of yours needs the methods, not the base
+class. Those of data are in data/pipeline.py, which does not import jax.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+Shape = tuple[int, ...]
+Size = int | tuple[int, int]  # of a square, or (height, width)
+PyTree = Any
+Params = Mapping[str, Any]  # nested dict of arrays
+FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
+Batch = Mapping[str, Any]  # arrays [B, ...], by name
+Metrics = dict[str, jax.Array]  # scalars
+
+# uint8 images [..., H, W, C] -> float images of the same shape.
+Preprocess = Callable[[Any], jax.Array]
+# (params, batch, rng) -> (mean loss, metrics). Its attribute `activation`, if
+# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'.
+LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
+# (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
+# objective.
+Objective = Callable[..., LossFn]
+
+
+class Model(Protocol):
+  """A Flax module that maps images [B, H, W, C] to logits [B, K]."""
+
+  @property
+  def num_classes(self) -> int | None: ...
+
+  def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return {'params': ...}."""
+
+  def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the logits, or what the named `method` returns."""
+
+  def clone(self, **updates: Any) -> Any:
+    """Return the module with other fields."""
+
+  def __getattr__(self, name: str) -> Any:
+    """Return one of its own fields, such as `embedding`."""
+
+
+class Evaluator(Protocol):
+  """Evaluator of a model; train.py and evaluate.py call it."""
+
+  def run(self, params: Params, /) -> Mapping[str, float]:
+    """Return {metric: number}."""
