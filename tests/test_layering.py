@@ -31,7 +31,8 @@ MODULES = {
     'terminal',
     *('train', 'evaluate', 'study'),
   ),
-  'models/names': ('config', 'models.', 'terminal'),
+  'models/names': ('config', 'models.'),
+  'names': ('models.names', 'tools.parsers', 'analysis.summary'),
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (

@@ -9,6 +9,7 @@ import sys
 
 from vit_jax import pretrained
 from vit_jax.tools import parsers
+from vit_jax.tools.parsers import count
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -115,13 +116,6 @@ def size(text):
     )
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))
-
-
-def count(text):
-  """Return an int of at least 1; for `type` of arguments."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
-  return int(text)
 
 
 def add_images(parser, batch_size, nargs='+'):
