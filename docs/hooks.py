@@ -97,12 +97,21 @@ def on_config(config):
   sys.path[:0] = [str(ROOT)]
   pages = {'Configs': config_pages(), 'API': api_pages()}
   config.generated = {'commands.md': _commands()}
+  listed = {page for entry in config.nav for page in _pages_of(entry)}
   for entry in config.nav:
     (title,) = entry
+    if title == 'Guide':
+      names = {path.name for path in (ROOT / 'docs').glob('*.md')}
+      entry[title] += sorted(names - listed)
     if title in pages:
       config.generated |= pages[title]
       entry[title] = list(pages[title])
   return config
+
+
+def _pages_of(entry):
+  (pages,) = entry.values()
+  return [pages] if isinstance(pages, str) else pages
 
 
 def on_files(files, config):
