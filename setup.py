@@ -41,6 +41,8 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
+    'wandb': ['wandb'],
+    'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],
     'docs': ['mkdocs-material', 'mkdocstrings[python]'],
     'parity': ['torch', 'torchvision', 'timm', 'transformers'],

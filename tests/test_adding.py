@@ -127,6 +127,21 @@ class Largest:
       largest = max(largest, np.max(logits[batch['mask']]))
     return {'logit': largest}
 
+class Total:
+  """Writer: the sum of all losses that a run logs, in a file."""
+
+  def __init__(self, name):
+    self.name, self.total = name, 0.0
+
+  def start(self, workdir, config):
+    self.path = workdir / f'{self.name}_{config["seed"]}.txt'
+
+  def write(self, step, values):
+    self.total += values.get('train/loss', 0.0)
+
+  def close(self):
+    self.path.write_text(str(self.total))
+
 class Norm:
   """Evaluator that needs nothing but the parameters, and uses numpy."""
 
@@ -262,6 +277,8 @@ def get_config(model):
     'total_steps': 2,
     'log_every_steps': 1,
     'evals': evaluators(data),
+    'writers': {'sum': {'target': 'mine.Total', 'name': 'losses'}},
+    'seed': 7,
   })
 
 def evaluators(data):
@@ -328,6 +345,8 @@ def test_train_with_every_part(run):
   for record in losses:
     scaled = 2 * record['train/loss']
     np.testing.assert_allclose(record['train/scaled'], scaled, rtol=1e-6)
+  total = sum(record['train/loss'] for record in losses)
+  assert float((workdir / 'losses_7.txt').read_text()) == total
   paths = tree.flatten(state.params)
   assert ('rows' if model == 'vit' else 'pixels/kernel') in paths
 
@@ -479,4 +498,5 @@ def test_every_row_of_the_readme_is_tested():
     'pooling',
     'weights format',
     'parallelism',
+    'writer',
   ]

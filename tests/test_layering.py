@@ -35,17 +35,18 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'sharding'),
-    *('reports.confusion', 'step', 'weights.', 'workdirs'),
+    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'profiling'),
+    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('evaluators', 'metrics', 'preprocess', 'reports.confusion'),
-    *('reports.timm_csv', 'sharding', 'terminal', 'weights.', 'workdirs'),
+    *('evaluators', 'metrics', 'preprocess', 'reports.', 'sharding'),
+    *('terminal', 'weights.', 'workdirs', 'writers'),
   ),
   'evaluators': ('data.pipeline',),
   'study': (
-    *('config', 'metrics', 'reports.results', 'terminal', 'weights.formats'),
-    'workdirs',
+    *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
+    *('weights.formats', 'workdirs'),
   ),
   'optim': (),
   'sharding': ('models.mesh',),
@@ -53,6 +54,8 @@ MODULES = {
   'compilation_cache': (),
   'distributed': (),
   'metrics': ('terminal',),
+  'profiling': (),
+  'writers': (),
   'config': (),
   'environment': (),
   **{leaf: ('checks',) for leaf in LEAVES},

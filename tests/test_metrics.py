@@ -237,3 +237,72 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
 def test_table():
   table = terminal.table('T', ['', 'a'], [('x', '1'), ('y', '2')])
   assert (table.row_count, len(table.columns)) == (2, 2)
+
+
+def test_the_time_is_divided_into_phases(tmp_path, monkeypatch):
+  """Also over a kill: what came after the checkpoint is lost."""
+  clock = types.SimpleNamespace(now=0.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+
+  def run(start, steps):
+    stopwatch = metrics.Stopwatch()
+    clock.now += 10
+    monitor = make_monitor(tmp_path, start_step=start, stopwatch=stopwatch)
+    for step in steps:
+      with monitor.waiting():
+        clock.now += 1
+      clock.now += 4 if step > start + 1 else 20
+      monitor.step(step, {'loss': 1.0})
+      if step == start + 1:
+        monitor.compiled(step)
+    monitor.flush()
+    with monitor.pause('saving'):
+      clock.now += 3
+    return monitor
+
+  def seconds():
+    found = read_records(tmp_path)[-1]
+    phases = {k: v for k, v in found.items() if k.startswith('seconds/')}
+    total = sum(phases.values())
+    assert found['goodput'] == pytest.approx(phases['seconds/steps'] / total)
+    return {k.removeprefix('seconds/'): v for k, v in phases.items()}, found
+
+  run(0, range(1, 7)).close()  # killed while it writes a checkpoint
+  spent, last = seconds()
+  assert spent == {'setup': 10, 'compile': 20, 'data': 6, 'steps': 20}
+  assert last['progress'] == 0.6
+  monitor = run(4, (5, 6))  # resumes from the checkpoint before
+  monitor.finish(6)
+  monitor.close()
+  spent, _ = seconds()
+  # The record of step 4 was written after step 5 was dispatched.
+  assert spent.pop('lost') == 5
+  assert spent == {
+    'setup': 20,
+    'compile': 40,
+    'data': 7,
+    'steps': 20,
+    'saving': 3,
+  }
+  assert clock.now == sum(spent.values()) + 5 + 3  # a kill hides its last 3 s
+
+
+def test_data_that_arrives_during_a_step_costs_nothing(tmp_path, monkeypatch):
+  clock = types.SimpleNamespace(now=0.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+  monitor = make_monitor(tmp_path, log_every_steps=10)
+  clock.now += 1
+  monitor.step(1, {'loss': jnp.float32(1)})
+  monitor.compiled(1)
+  for step, is_computing in ((2, True), (3, False)):
+    monkeypatch.setattr(monitor, '_is_computing', lambda x=is_computing: x)
+    with monitor.waiting():
+      clock.now += 2
+    monitor.step(step, {'loss': jnp.float32(1)})
+  monitor.flush()
+  monitor.finish(3)
+  monitor.close()
+  last = read_records(tmp_path)[-1]
+  assert (last['seconds/steps'], last['seconds/data']) == (2, 2)

@@ -61,6 +61,9 @@ TRUSTED_MODULES = (
 TRUSTED = ('vit_jax.data.vtab.Scale',)
 
 
+_DEFAULT = '  # default'
+
+
 class ConfigError(ValueError):
   """A config that cannot be used as it is."""
 
@@ -268,7 +271,7 @@ def plan_run(config, **supplied):
     )
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
-  hidden = ('workdir', 'record', *taken)
+  hidden = ('workdir', 'record', 'preset', *taken)
   problems = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
@@ -276,18 +279,52 @@ def plan_run(config, **supplied):
   return found, taken
 
 
-def run(config, workdir, **supplied):
+def run(config, workdir, *, preset=None, **supplied):
   """Call the function that config.run names with the objects of the config.
 
   Args:
     config: ConfigDict.
     workdir: the first argument of the function.
-    **supplied: more of its arguments, see `plan_run`.
+    preset: JSON values that say where the config is from: 'config' (the config
+      file and its argument) and 'changed' (see `changes`). 'defaults' is added:
+      {key: text} of what the config does not set.
+    **supplied: more arguments of the function, see `plan_run`.
   """
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
-  found, taken = plan_run(config, record=record, **supplied)
+  preset = dict(preset or {})
+  found, taken = plan_run(config, record=record, preset=preset, **supplied)
+  lines = [x.removesuffix(_DEFAULT) for x in settings(found) if _DEFAULT in x]
+  preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
   return found.make(workdir, **taken)
+
+
+def leaves(config, where=''):
+  """Return {'a.b': value} of a config; a value to be set by users is None."""
+  if isinstance(config, list | tuple) and any(
+    isinstance(inner, Mapping | ConfigDict) for inner in config
+  ):
+    config = {str(i): inner for i, inner in enumerate(config)}
+  if not isinstance(config, Mapping | ConfigDict):
+    return {where: config}
+  found = {}
+  for key in config:
+    try:
+      value = config[key]
+    except RequiredValueError:
+      value = None
+    found |= leaves(value, _join(where, key))
+  return found
+
+
+def changes(before, after):
+  """Return {key: [value before, value after]} of two results of `leaves`.
+
+  Values are JSON; None stands for a key that is not there.
+  """
+  pairs = {k: [before.get(k), after.get(k)] for k in (before | after)}
+  found = {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
+  return json.loads(json.dumps(found, default=str))
 
 
 def resolve(value):
@@ -684,7 +721,7 @@ def settings(value, where='config', note=''):
       elif parameter.default is not parameter.empty and (
         name not in value.hidden
       ):
-        yield from settings(parameter.default, path, '  # default')
+        yield from settings(parameter.default, path, _DEFAULT)
   elif isinstance(value, Duration):
     yield f'{where}_{value.unit} = {value.value!r}{note}'
   elif isinstance(value, Mapping | ConfigDict) and len(value):

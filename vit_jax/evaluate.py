@@ -20,12 +20,13 @@ from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
 from vit_jax.evaluators import Factory
-from vit_jax.metrics import Writer
+from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, timm_csv
 from vit_jax.sharding import MeshSizes
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
+from vit_jax.writers import MetricsWriter
 
 
 def evaluate(
@@ -40,7 +41,9 @@ def evaluate(
   sharding: Any = None,
   name: str | None = None,
   seed: int = 0,
+  writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping | None = None,
+  preset: Mapping | None = None,
   dry_run: bool = False,
 ):
   """Run each evaluator once, print a table and write metrics.jsonl.
@@ -59,7 +62,9 @@ def evaluate(
     mesh, sharding: as in `train`.
     name: of the model in results-*.csv; None: the end of init_from.path.
     seed: of the initialisation, without init_from.
+    writers: more writers of metrics by name, see writers.py.
     record: JSON values saved as config.json, such as the resolved config.
+    preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop after all checks.
 
   Returns:
@@ -68,6 +73,7 @@ def evaluate(
   Raises:
     ValueError: anything that does not fit, before the first evaluation.
   """
+  stopwatch = Stopwatch()
   workdirs.prepare(workdir)
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
@@ -98,12 +104,13 @@ def evaluate(
   if dry_run:
     console.print(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
-  workdirs.record_config(workdir, record)
+  workdirs.record_config(workdir, record, preset)
 
-  params, report = _params(init, model, weights, init_from, shardings)
+  params, report = _params(init, model, weights, init_from, shardings, workdir)
   console.print(report, markup=False, highlight=False)
   name = name or timm_csv.name(init_from and init_from.path, model)
   results, written, is_first_host = {}, [], jax.process_index() == 0
+  stopwatch.lap('setup')
   for key, evaluator in evaluators.items():
     with jax.set_mesh(mesh):
       found = evaluators_lib.run(key, evaluator, params)
@@ -117,8 +124,13 @@ def evaluate(
         workdir, key, predictions, class_names=class_names
       )
   step = weights.step if weights else 0
-  with contextlib.closing(Writer(workdir)) as writer:
-    writer.write(step, results)
+  stopwatch.lap('evals')
+  new = Writer(workdir, writers=writers, record=record)
+  with contextlib.closing(new) as writer:
+    writer.write(step, results | stopwatch.record())
+    for path in written:
+      if path.suffix == '.png':
+        writer.image(path.stem, path)
   rows = _rows(results)
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   for path in written:
@@ -130,7 +142,7 @@ def _init(model, image_shape, rng):
   return model.init(rng, jnp.zeros((1, *image_shape)))['params']
 
 
-def _params(init, model, weights, init_from, shardings):
+def _params(init, model, weights, init_from, shardings, workdir):
   """(parameters, report of how the weights were adapted)."""
   if not weights:
     return jax.jit(init, out_shardings=shardings)(), 'parameters as initialised'
@@ -141,7 +153,7 @@ def _params(init, model, weights, init_from, shardings):
     params = layout.annotate(jax.eval_shape(init), shardings)
   else:
     params = jax.jit(init, out_shardings=shardings)()
-  return surgery.fit(weights, params, model, init_from)
+  return surgery.fit(weights, params, model, init_from, workdir)
 
 
 def _rows(results):

@@ -1,6 +1,8 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and what remote paths need."""
 
 import contextlib
+import importlib
+import importlib.util
 import os
 import stat
 import uuid
@@ -45,3 +47,33 @@ def write_atomically(path, content):
       partial.write_bytes(content)
     else:
       partial.write_text(content)
+
+
+# The package that a protocol needs, and how to install it.
+PACKAGES = {
+  'gs': ('gcsfs', "pip install -e '.[gcs]'"),
+  'gcs': ('gcsfs', "pip install -e '.[gcs]'"),
+  's3': ('s3fs', 'pip install s3fs'),
+  'http': ('aiohttp', 'pip install aiohttp'),
+  'https': ('aiohttp', 'pip install aiohttp'),
+  'hf': ('huggingface_hub', 'pip install huggingface_hub'),
+}
+
+
+def check_remote(path):
+  """Raise ValueError if the package that a URL needs cannot be imported.
+
+  The message names the command that installs it. Local paths need nothing.
+  """
+  protocol, mark, _ = os.fspath(path).partition('://')
+  if not mark or protocol not in PACKAGES:
+    return
+  package, install = PACKAGES[protocol]
+  try:
+    importlib.import_module(package)
+  except ImportError as error:
+    if protocol == 'gs' and importlib.util.find_spec('tensorflow'):
+      return  # epath uses its file system
+    raise ValueError(
+      f'{os.fspath(path)}: {protocol}:// needs the package {package}: {install}'
+    ) from error

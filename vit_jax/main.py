@@ -60,6 +60,13 @@ _MEMBER = flags.DEFINE_string(
   None,
   'For a study: name or number of the only run to do, for job arrays.',
 )
+_PROFILE = flags.DEFINE_string(
+  'profile',
+  None,
+  'For training: steps to trace, FIRST:LAST or a single one, counted from '
+  'where this process starts. The trace is written to WORKDIR/profile, for '
+  'TensorBoard and Perfetto.',
+)
 _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
@@ -74,6 +81,7 @@ def main(argv):
     logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
     resolved = load_config(_CONFIG.value)
+    preset = preset_of(_CONFIG.value, resolved)
     supplied = _supplied(resolved)
     if _PRINT_CONFIG.value:
       found, _ = config.plan_run(resolved, **supplied)
@@ -84,7 +92,7 @@ def main(argv):
   _join_other_hosts()
   with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
-    config.run(resolved, _WORKDIR.value, **supplied)
+    config.run(resolved, _WORKDIR.value, preset=preset, **supplied)
 
 
 def load_config(spec):
@@ -96,6 +104,12 @@ def load_config(spec):
   return found
 
 
+def preset_of(spec, resolved):
+  """Return the origin of a config for `config.run`: file and changes."""
+  before, after = (config.leaves(x) for x in (config.load(spec), resolved))
+  return {'config': spec, 'changed': config.changes(before, after)}
+
+
 def _supplied(resolved):
   """Arguments that flags have given to the function that the config names."""
   supplied = {'dry_run': _DRY_RUN.value}
@@ -103,7 +117,15 @@ def _supplied(resolved):
     supplied['member'] = _MEMBER.value
   if _REPORT.value:
     supplied['report_only'] = True
-  if len(supplied) > 1 and resolved.get('run') != 'vit_jax.study.study':
+  if _PROFILE.value is not None:
+    if resolved.get('run') != 'vit_jax.train.train':
+      raise config.ConfigError(
+        f'--profile is for training; this config runs {resolved.get("run")}. '
+        'Leave it out. For a run of a study, set '
+        f'--config.runs.NAME.profile={_PROFILE.value}.'
+      )
+    supplied['profile'] = _PROFILE.value
+  elif len(supplied) > 1 and resolved.get('run') != 'vit_jax.study.study':
     raise config.ConfigError(
       '--study_member and --study_report are for studies; this config runs '
       f'{resolved.get("run")}. Leave them out.'

@@ -2,8 +2,9 @@
 
 Monitor never makes the host wait for the step that was just dispatched: it
 fetches the metrics of the step before. It stops the run at the first NaN or
-Inf. Once per log interval it writes a record to metrics.jsonl, to TensorBoard
-and to the terminal.
+Inf. Once per log interval it writes a record to metrics.jsonl, to TensorBoard,
+to other writers and to the terminal. Each record says what the wall time of the
+run so far was spent on.
 """
 
 import collections
@@ -56,8 +57,43 @@ def peak_flops(device_kind):
   return next((x for k, x in PEAK_FLOPS.items() if k in device_kind), None)
 
 
+class Stopwatch:
+  """Wall time of a run, divided into phases. It starts at once."""
+
+  def __init__(self):
+    self._seconds = {}
+    self._begin = time.perf_counter()
+
+  def lap(self, phase):
+    """Count the time since the last lap as this phase."""
+    now = time.perf_counter()
+    self.add({phase: now - self._begin})
+    self._begin = now
+
+  def add(self, seconds):
+    """Add {phase: seconds}, such as those before the run was resumed."""
+    for phase, more in seconds.items():
+      self._seconds[phase] = self._seconds.get(phase, 0.0) + more
+
+  def record(self):
+    """Return {'seconds/PHASE': wall time so far}."""
+    return {f'seconds/{k}': round(v, 3) for k, v in self._seconds.items()}
+
+
 class Monitor:
   """Metrics of a training run.
+
+  Records have the seconds since the start of the run, including the time before
+  it was resumed, in each phase:
+
+  setup: from the call of train() to the loop: data, shapes, initialisation.
+  compile: the first step, which includes compilation.
+  steps: training steps.
+  data: waiting for a batch after all dispatched steps were finished.
+  evals, saving, profile: evaluations, checkpoints, writing a trace.
+  lost: work after the last checkpoint of a run that was killed.
+
+  `goodput` is steps / sum, and `progress` the fraction of steps that are done.
 
   Args:
     workdir: directory for metrics.jsonl and TensorBoard's event file.
@@ -68,6 +104,9 @@ class Monitor:
     start_step: step from which the run resumes. Later records, which the
       interrupted run wrote, are removed.
     learning_rate: function of the step, to be logged; or None.
+    stopwatch: Stopwatch that started with the run; None starts one.
+    writers: {name: writer}, see writers.py; they get all records.
+    record: JSON values of the config, for the writers.
   """
 
   def __init__(
@@ -80,13 +119,20 @@ class Monitor:
     flops_per_step=None,
     start_step=0,
     learning_rate=None,
+    stopwatch=None,
+    writers=None,
+    record=None,
   ):
     self.total_steps = total_steps
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
     self._flops_per_step = flops_per_step
-    self.writer = Writer(workdir, start_step)
+    self.writer = Writer(workdir, start_step, writers=writers, record=record)
+    self._stopwatch = stopwatch or Stopwatch()
+    self._stopwatch.add(self.writer.spent)
+    self._stopwatch.lap('setup')
+    self._phase = 'compile'  # what time counts as, if nothing else is stated
     self._terminal = Terminal(start_step, total_steps)
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
@@ -102,16 +148,26 @@ class Monitor:
   @contextlib.contextmanager
   def waiting(self):
     """Context manager that counts its time as waiting for data."""
+    self._stopwatch.lap(self._phase)
     begin = time.perf_counter()
     yield
     self._waited += time.perf_counter() - begin
+    self._stopwatch.lap(self._phase if self._is_computing() else 'data')
+
+  def _is_computing(self):
+    """Return whether the last dispatched step still runs on the device."""
+    metrics = self._pending[1] if self._pending else {}
+    arrays = [x for x in metrics.values() if isinstance(x, jax.Array)]
+    return not all(x.is_ready() for x in arrays)
 
   @contextlib.contextmanager
-  def pause(self):
+  def pause(self, phase='evals'):
     """Context manager whose time (evaluation, saving) is not training time."""
+    self._stopwatch.lap(self._phase)
     begin = time.perf_counter()
     yield
     self._paused += time.perf_counter() - begin
+    self._stopwatch.lap(phase)
 
   def step(self, step, metrics, *, skipped=0):
     """Take the metrics of a dispatched step; log those of the step before.
@@ -199,13 +255,26 @@ class Monitor:
 
   def write(self, step, record):
     """Write a record of the step to the files and the terminal."""
-    self.writer.write(step, record)
+    self.writer.write(step, record | self._spent(step))
     self._terminal.show(step, record)
+
+  def finish(self, step):
+    """Write the final account of the time, after the last checkpoint."""
+    self.writer.write(step, self._spent(step))
+
+  def _spent(self, step):
+    self._stopwatch.lap(self._phase)
+    found = self._stopwatch.record()
+    total = sum(found.values())
+    goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
+    return {'progress': step / self.total_steps, 'goodput': goodput, **found}
 
   def compiled(self, step):
     """Report how long the first step took, and measure rates from here on."""
     begin = self._clock
     self.flush()
+    self._stopwatch.lap('compile')
+    self._phase = 'steps'
     seconds = time.perf_counter() - begin
     self.say(f'first step, including compilation: {seconds:.1f} s')
     self.restart_clock(step)
@@ -232,14 +301,22 @@ class Monitor:
 
 
 class Writer:
-  """Records in workdir/metrics.jsonl and TensorBoard; host 0 writes them.
+  """Records in metrics.jsonl, TensorBoard and more; host 0 writes them.
 
   Args:
     workdir: directory of the run.
     start_step: records of later steps are removed; None keeps all.
+    writers: {name: writer}, see writers.py. An error while one of them writes
+      is reported once and does not stop the run.
+    record: JSON values of the config, for the writers.
+
+  Attributes:
+    spent: {phase: seconds} of the run before start_step. Time of removed
+      records is in the phase 'lost'.
   """
 
-  def __init__(self, workdir, start_step=None):
+  def __init__(self, workdir, start_step=None, *, writers=None, record=None):
+    self.spent = {}
     self._active = jax.process_index() == 0
     if not self._active:
       return
@@ -249,11 +326,17 @@ class Writer:
     records = read_records(workdir)
     purge = None
     if start_step is not None:
-      records = [r for r in records if r['step'] <= start_step]
-      purge = start_step + 1
+      kept = [r for r in records if r['step'] <= start_step]
+      self.spent = _spent(records, kept)
+      records, purge = kept, start_step + 1
     self._lines = [json.dumps(r) for r in records]
     self._save()
     self._board = SummaryWriter(str(workdir), purge_step=purge)
+    self._writers = dict(writers or {})
+    self._failed = set()
+    for writer in self._writers.values():
+      if start := getattr(writer, 'start', None):
+        start(epath.Path(workdir), record or {})
 
   def write(self, step, record):
     if not self._active:
@@ -264,6 +347,27 @@ class Writer:
     for name, value in record.items():
       self._board.add_scalar(name, value, step)
     self._board.flush()
+    self._each('write', step, record)
+
+  def image(self, name, path):
+    """Pass a PNG file to the writers that take images."""
+    if self._active:
+      self._each('image', name, path)
+
+  def _each(self, method, *args):
+    """Call a method of each writer that has it."""
+    for name, writer in self._writers.items():
+      try:
+        if call := getattr(writer, method, None):
+          call(*args)
+      except Exception as error:  # a server that is down must not stop a run
+        if name not in self._failed:
+          self._failed.add(name)
+          print(
+            f'writers.{name} failed: {type(error).__name__}: {error}. The run '
+            'continues; metrics.jsonl has everything.',
+            file=sys.stderr,
+          )
 
   def _save(self):
     # The whole file, because object stores cannot append.
@@ -272,6 +376,22 @@ class Writer:
   def close(self):
     if self._active:
       self._board.close()
+      self._each('close')
+
+
+def _spent(records, kept):
+  """Return {phase: seconds} of the kept records, and what was lost."""
+  prefix = 'seconds/'
+
+  def last(found):
+    values = {k: v for r in found for k, v in r.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): v for k, v in values.items()}
+
+  spent = last(kept)
+  lost = sum(last(records).values()) - sum(spent.values())
+  if lost > 0:
+    spent['lost'] = spent.get('lost', 0.0) + lost
+  return spent
 
 
 def read_records(workdir):

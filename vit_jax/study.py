@@ -48,9 +48,11 @@ def study(
   report: Sequence[Any] = (),
   shared: ml_collections.ConfigDict | None = None,
   discard: str = '',
+  writers: ml_collections.ConfigDict | None = None,
   member: str | int | None = None,
   report_only: bool = False,
   record: Mapping | None = None,
+  preset: Mapping | None = None,
   dry_run: bool = False,
 ):
   """Do the runs that are not done, then report.
@@ -67,9 +69,11 @@ def study(
     shared: values that runs refer to; the study does not read them.
     discard: regular expression of the runs whose checkpoints are deleted once
       the run is done.
+    writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.
     report_only: do no run.
     record: JSON values saved as config.json, such as the resolved config.
+    preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop after all checks.
 
   Returns:
@@ -82,6 +86,9 @@ def study(
   workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
   runs = ordered(runs, order, workdir)
+  for config in runs.values():
+    if writers and 'writers' not in config:
+      config.writers = writers
   for each in report:
     each.check(Results(runs, workdir, done=()))
   needs = {name: needed_by(name, runs, workdir) for name in runs}
@@ -95,11 +102,12 @@ def study(
   if dry_run:
     terminal.console().print(f'Dry run: {len(todo)} runs would be done.')
     return []
-  workdirs.record_config(workdir, record)
+  workdirs.record_config(workdir, record, preset)
 
   for name in todo:
     _announce(name, runs, workdir)
-    _run(with_best(runs[name], runs, workdir), workdir / name)
+    origin = _origin(name, preset)
+    _run(with_best(runs[name], runs, workdir), workdir / name, origin)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     jax.clear_caches()  # the programs of a hundred runs would fill the memory
@@ -319,12 +327,26 @@ def _announce(name, runs, workdir):
   terminal.console().rule(text, align='left')
 
 
-def _run(config, workdir):
+def _origin(name, preset):
+  """The part of a study's preset that is about one run."""
+  preset, key = preset or {}, f'runs.{name}.'
+  changed = preset.get('changed', {})
+  return {
+    'config': preset.get('config'),
+    'changed': {
+      path.removeprefix(key): values
+      for path, values in changed.items()
+      if path.startswith(key)
+    },
+  }
+
+
+def _run(config, workdir, preset):
   """Do a run and mark it as done, with its seconds and whether it diverged."""
   began = time.perf_counter()
   outcome = {}
   try:
-    configs.run(config, str(workdir))
+    configs.run(config, str(workdir), preset=preset)
   except NonFiniteError as error:
     outcome['diverged'] = str(error)
     terminal.console().print(f'Diverged: {error}', soft_wrap=True)

@@ -22,9 +22,10 @@ from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.durations import Duration, Timeline, steps
 from vit_jax.evaluators import Factory
-from vit_jax.metrics import Monitor
+from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
+from vit_jax.profiling import Profiler
 from vit_jax.reports import confusion
 from vit_jax.sharding import (
   MeshSizes,
@@ -40,6 +41,7 @@ from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
+from vit_jax.writers import MetricsWriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,10 @@ def train(
   ema_decay: float | None = None,
   seed: int = 0,
   log_every: Duration = steps(50),
+  writers: Mapping[str, MetricsWriter] | None = None,
+  profile: str | None = None,
   record: Mapping | None = None,
+  preset: Mapping | None = None,
   dry_run: bool = False,
 ):
   """Train a model, resuming from the newest checkpoint in workdir.
@@ -99,7 +104,10 @@ def train(
       the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
     seed: of initialisation, data order, augmentation and dropout.
     log_every: time between records in metrics.jsonl and on the terminal.
+    writers: more writers of metrics by name, see writers.py.
+    profile: steps to trace, such as '10:15', see profiling.py.
     record: JSON values saved as config.json, such as the resolved config.
+    preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
@@ -110,6 +118,7 @@ def train(
     metrics.NonFiniteError: the loss or the gradient is NaN or Inf.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
+  stopwatch = Stopwatch()
   workdirs.prepare(workdir)
 
   # 1. Data: its size gives the number of steps and classes.
@@ -153,6 +162,8 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
+  start = checkpointer.latest_step() or 0
+  profiler = Profiler(workdir, profile, start=start, total=total_steps)
   if init_from and checkpointer.latest_step() is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
@@ -160,7 +171,7 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
-  workdirs.record_config(workdir, record)
+  workdirs.record_config(workdir, record, preset)
   workdirs.record_model(
     workdir,
     model=model,
@@ -175,15 +186,15 @@ def train(
   )
 
   # 5. Initialisation: workdir, then init_from, then scratch.
-  start, position, origin = 0, 0, 'initialised from scratch'
+  position, origin = 0, 'initialised from scratch'
   if checkpointer.latest_step() is not None:
     state, saved = checkpointer.restore(abstract_state)
-    start, position = int(state.step), saved['position']
+    position = saved['position']
     origin = f'resumed at step {start} of {workdir}'
   else:
     state = init(jax.random.key(seed))
     if init_from:
-      state, origin = surgery.load_into(state, model, init_from)
+      state, origin = surgery.load_into(state, model, init_from, workdir)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,
@@ -192,6 +203,9 @@ def train(
     flops_per_step=3 * data.batch_size * flops.forward(model, images),
     start_step=start,
     learning_rate=learning_rate,
+    stopwatch=stopwatch,
+    writers=writers,
+    record=record,
   )
   monitor.introduce(model, state.params, image_shape, mesh, origin)
 
@@ -206,15 +220,17 @@ def train(
     contextlib.closing(monitor),
     contextlib.closing(checkpointer),
     contextlib.closing(batches),
+    contextlib.closing(profiler),
     StopSignal() as stop,
     jax.set_mesh(mesh),
     jax.transfer_guard('disallow'),
   ):
     for step in range(start + 1, total_steps + 1):
-      with monitor.waiting():
-        batch = put_batch(next(batches), mesh)
-      state, metrics = step_fn(state, batch)
-      monitor.step(step, metrics, skipped=batches.skipped)
+      with profiler.step(step, monitor):
+        with monitor.waiting():
+          batch = put_batch(next(batches), mesh)
+        state, metrics = step_fn(state, batch)
+        monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
 
@@ -229,11 +245,14 @@ def train(
         _write_predictions(workdir, evaluators, class_names)
       if last or stopping or step % save_every == 0:
         monitor.flush()  # raises if the state has met NaN: it is not saved
-        with monitor.pause():
+        with monitor.pause('saving'):
           position = {'position': batches.position}
           checkpointer.save(step, state, position, metrics=results)
+          if last or stopping:
+            checkpointer.wait()
+      if last or stopping:
+        monitor.finish(step)
       if stopping and not last:
-        checkpointer.wait()
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
   return state
@@ -244,7 +263,7 @@ def run_evaluators(evaluators, step, params, monitor):
   results = {}
   for name, evaluator in evaluators.items():
     monitor.flush()
-    with monitor.pause():
+    with monitor.pause('evals'):
       found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
   if results:

@@ -1,20 +1,24 @@
-"""The directory of a run: checked, created, and described by three files.
+"""The directory of a run: checked, created, and described by four files.
 
 config.json       the config that the run was started with
-environment.json  command line, package versions, devices
+preset.json       the config file, what the command line changed, the defaults
+environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
 """
 
+import functools
 import importlib.metadata
 import json
+import pathlib
 import platform
+import subprocess
 import sys
 
 import jax
 from etils import epath
 
 from vit_jax import config, distributed
-from vit_jax.files import write_atomically
+from vit_jax.files import check_remote, write_atomically
 
 _PACKAGES = (
   'jax',
@@ -31,6 +35,7 @@ _PACKAGES = (
 
 def prepare(workdir):
   """Create the directory; ValueError unless all hosts can write to it."""
+  check_remote(workdir)
   path = epath.Path(workdir)
   probe = path / f'.write_test_{jax.process_index()}'
   try:
@@ -45,11 +50,13 @@ def prepare(workdir):
   distributed.check_shared(path)
 
 
-def record_config(workdir, record):
-  """Save config.json and environment.json, on the first host."""
+def record_config(workdir, record, preset=None):
+  """Save config.json, preset.json and environment.json, on the first host."""
   _write(workdir, 'config.json', record or {})
+  _write(workdir, 'preset.json', preset or {})
   environment = {
     'argv': sys.argv,
+    'git_commit': git_commit(),
     'python': platform.python_version(),
     'packages': {name: _version(name) for name in _PACKAGES},
     'process_count': jax.process_count(),
@@ -117,6 +124,46 @@ def _write(workdir, name, content):
   if jax.process_index() == 0:
     text = json.dumps(content, indent=2) + '\n'
     write_atomically(epath.Path(workdir) / name, text)
+
+
+@functools.cache
+def git_commit(file=__file__):
+  """Return the git commit of the code, with '+dirty' if files are modified.
+
+  It is that of the checkout with this file, or the one from which pip installed
+  the package (`pip install git+...`). None: neither is known.
+  """
+  folder = pathlib.Path(file).resolve().parent
+
+  def git(*words):
+    done = subprocess.run(
+      ['git', '-C', str(folder), *words],
+      capture_output=True,
+      text=True,
+      timeout=30,
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+  try:
+    # A virtual environment can lie in a repository that does not track it.
+    if git('ls-files', '--error-unmatch', pathlib.Path(file).name):
+      words = ('--always', '--abbrev=40', '--exclude=*', '--dirty=+dirty')
+      return git('describe', *words)
+  except (OSError, subprocess.SubprocessError):
+    pass  # there is no git
+  return _installed_commit(folder)
+
+
+def _installed_commit(folder):
+  try:
+    found = importlib.metadata.distribution('vit_jax')
+  except importlib.metadata.PackageNotFoundError:
+    return None
+  if pathlib.Path(found.locate_file('vit_jax')).resolve() != folder:
+    return None  # the code is not the installed one
+  text = found.read_text('direct_url.json')
+  vcs = json.loads(text).get('vcs_info', {}) if text else {}
+  return vcs.get('commit_id')
 
 
 def _version(package):

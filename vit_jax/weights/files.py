@@ -25,17 +25,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import replacing
+from vit_jax.files import PACKAGES, replacing
 
 READABLE = '.npz and .safetensors files (or the index of sharded ones)'
-PACKAGES = {  # the package that fsspec needs for a protocol
-  'gs': 'gcsfs',
-  'gcs': 'gcsfs',
-  's3': 's3fs',
-  'http': 'aiohttp',
-  'https': 'aiohttp',
-  'hf': 'huggingface_hub',
-}
+# Public buckets are on the web as well. The variable is that of Google's own
+# libraries, for an emulator.
+_GCS = 'https://storage.googleapis.com'
+_GCS_VARIABLE = 'STORAGE_EMULATOR_HOST'
 _INDEX = '.safetensors.index.json'
 _BLOCK = 1 << 24  # bytes read at once
 _TENSORFLOW = struct.pack('<Q', 0xDB4775248B80FB57)  # ends its .index files
@@ -408,13 +404,12 @@ def _file_system(url):
       options['client_kwargs'] = {'timeout': timeout, 'trust_env': True}
     return fsspec.core.url_to_fs(url, **options)
   except ImportError as e:
-    if protocol in ('gs', 'gcs'):  # public buckets are on the web as well
+    if protocol in ('gs', 'gcs'):
       path = urllib.parse.quote(url.partition('://')[2])
-      return _file_system(f'https://storage.googleapis.com/{path}')
-    package = PACKAGES.get(protocol, str(e))
-    raise ValueError(
-      f'{url}: {protocol}:// needs a package: pip install {package}'
-    ) from e
+      host = os.environ.get(_GCS_VARIABLE) or _GCS
+      return _file_system(f'{host.rstrip("/")}/{path}')
+    _, install = PACKAGES.get(protocol, ('', str(e)))
+    raise ValueError(f'{url}: {protocol}:// needs a package: {install}') from e
   except ValueError as e:
     raise ValueError(
       f'{url}: {protocol}:// is not known. Supported: {", ".join(PACKAGES)}.'
@@ -422,9 +417,10 @@ def _file_system(url):
 
 
 def _hint(url):
-  if not url.startswith(('gs://', 'gcs://')) or 'gcsfs' in sys.modules:
+  if not url.startswith(('gs://', 'gcs://')) or sys.modules.get('gcsfs'):
     return ''
-  return ' If the bucket is not public: pip install gcsfs, and log in.'
+  _, install = PACKAGES['gs']
+  return f' If the bucket is not public, log in and run {install}.'
 
 
 def _text(error):

@@ -19,7 +19,7 @@ import json
 from etils import epath
 
 from vit_jax import checkpoint, config, tree, workdirs
-from vit_jax.files import write_atomically
+from vit_jax.files import check_remote, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -42,6 +42,8 @@ _WRITERS = {
 FORMATS = tuple(_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz', 'big_vision')
 _SAFETENSORS = 'model.safetensors'
+_ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
+_WEB = ('http://', 'https://', 'hf://')
 # Short names (see `bundle.replace`) that NAME.json of an npz may have.
 _SIDECAR_FIELDS = (
   'gelu',
@@ -108,8 +110,9 @@ def _locate(path, step):
 
 def _is_workdir(path):
   """Return whether this is, or must be meant as, a workdir or a checkpoint."""
-  if str(path).startswith(('http://', 'https://', 'hf://')):
+  if str(path).startswith(_WEB) or _is_remote_file(path):
     return False
+  check_remote(path)
   path = epath.Path(path)
   if not path.is_dir():
     return not path.suffix and not path.exists()
@@ -119,12 +122,22 @@ def _is_workdir(path):
   )
 
 
+def _is_remote_file(path):
+  """Return whether a URL names a file, so that no folder has to be listed.
+
+  Public files of gs:// are read without the package that lists folders.
+  """
+  return '://' in str(path) and str(path).endswith(_ENDINGS)
+
+
 def _file(path):
   """Return the file with the arrays: the path itself, or one in the folder."""
   if path.startswith('hf://'):
     is_model = path.count('/') < 4  # hf://USER/MODEL
     return f'{path}/{_SAFETENSORS}' if is_model else path
-  if path.startswith(('http://', 'https://')) or not epath.Path(path).is_dir():
+  if path.startswith(_WEB) or _is_remote_file(path):
+    return path
+  if not epath.Path(path).is_dir():
     return path
   names = sorted(child.name for child in epath.Path(path).iterdir())
   for name in (f'{_SAFETENSORS}.index.json', _SAFETENSORS):
@@ -283,6 +296,7 @@ def write(weights, path, format, **options):
     raise ValueError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
   if format != 'vit_jax':
     _check_portable(weights.model, format)
+  check_remote(path)
   arrays, texts = _WRITERS[format](weights, **options)
   path = epath.Path(path)
   if format in NPZ_FORMATS:
