@@ -27,7 +27,8 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.', 'terminal'),
@@ -58,7 +59,8 @@ MODULES = {
   'writers': (),
   'config': (),
   'environment': (),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  'canary': ('environment',),
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 

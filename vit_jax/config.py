@@ -732,6 +732,8 @@ def settings(value, where='config', note=''):
   ):
     for index, inner in enumerate(value):
       yield from settings(inner, f'{where}.{index}', note)
+  elif inspect.isclass(value) or inspect.isfunction(value):
+    yield f'{where}.target = {_name(value)}{note}'
   elif dataclasses.is_dataclass(value):
     for field in dataclasses.fields(value):
       if field.init and field.name not in ('parent', 'name'):

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import stat
 import uuid
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -13,7 +14,7 @@ PathLike = str | os.PathLike[str]
 
 
 @contextlib.contextmanager
-def replacing(path):
+def replacing(path: PathLike) -> Iterator[epath.Path]:
   """Yield a temporary path in the same folder; rename it to `path` at the end.
 
   A reader, or a run that is killed, never sees half of the file. Two processes
@@ -40,7 +41,7 @@ def replacing(path):
     raise
 
 
-def write_atomically(path, content):
+def write_atomically(path: PathLike, content: str | bytes) -> None:
   """Write text or bytes so that the file appears whole; see `replacing`."""
   with replacing(path) as partial:
     if isinstance(content, bytes):

@@ -13,6 +13,7 @@ import sys
 from absl import app, flags, logging
 
 from vit_jax import (
+  canary,
   compilation_cache,
   config,
   distributed,
@@ -92,6 +93,7 @@ def main(argv):
   _join_other_hosts()
   with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
+    canary.refuse_wrong_results()
     config.run(resolved, _WORKDIR.value, preset=preset, **supplied)
 
 
