@@ -8,6 +8,7 @@ import re
 import sys
 
 from vit_jax import export, pretrained
+from vit_jax.tools import parsers
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -20,11 +21,7 @@ def plain_parser(doc, usage):
     doc: of the tool's module.
     usage: what follows `python -m vit_jax.tools.`.
   """
-  return argparse.ArgumentParser(
-    description=doc,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage=f'python -m vit_jax.tools.{usage}',
-  )
+  return parsers.parser(doc, f'tools.{usage}')
 
 
 def parser(doc, usage):
