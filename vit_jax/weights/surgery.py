@@ -103,7 +103,7 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str | None = None
+  path: str
   step: int | None = None
   ema: Any = 'auto'
   grid: tuple[int, int] | None = None
@@ -149,7 +149,7 @@ def load_into(state, model, init_from, folder=None):
   return dataclasses.replace(state, params=params, ema=ema), report
 
 
-def fit(weights, params, model, init_from=InitFrom(), folder=None):
+def fit(weights, params, model, init_from=InitFrom(path=''), folder=None):
   """Return (params, report): weights in the shapes and shardings of others.
 
   Args:
