@@ -82,6 +82,13 @@ def read_fitted(args):
   return weights
 
 
+def read_to_predict(args):
+  """Return the Weights at --weights, which may be an exported function."""
+  if args.weights.endswith(export.ENDING):
+    return read_function(args.weights, args)
+  return read_fitted(args)
+
+
 def read_function(path, args):
   """Return the Weights of an exported function, see `export.load`."""
   given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
