@@ -40,7 +40,7 @@
   };
   const ticks = (low, high, count) => {
     const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].find((x) => x * power >= rough) * power;
+    const step = [1, 2, 2.5, 5, 10].find((x) => x * power >= rough) * power;
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
     return found;
@@ -133,7 +133,7 @@
       const id = `clip${charts.indexOf(this)}`;
       const clip = svg('clipPath', {id}, this.svg);
       svg('rect', {x: PAD.left - 3, y: 0, width: Math.max(0, width - PAD.left - PAD.right + 6), height}, clip);
-      for (const y of this.log ? logTicks(low, high) : ticks(low, high, 4)) {
+      for (const y of this.log ? logTicks(low, high) : ticks(low, high, 6)) {
         svg('line', {class: 'grid', x1: PAD.left, x2: width - PAD.right, y1: this.y(y), y2: this.y(y)}, this.svg);
         svg('text', {x: PAD.left - 7, y: this.y(y) + 4, 'text-anchor': 'end'}, this.svg).textContent = short(y);
       }

@@ -31,7 +31,7 @@ NAME = 'report.html'
 _FOLDER = pathlib.Path(__file__).parent
 _MAX_BYTES = 8_000_000  # of a file that becomes part of the page
 _MAX_CELLS, _MAX_CLASSES = 25, 1000  # classes of a table, of a picture
-_WORST, _PAIRS, _THUMBNAIL_PX = 24, 12, 160
+_WORST, _LISTED, _PAIRS, _THUMBNAIL_PX = 24, 10, 12, 160
 _PHASES = {  # of metrics.Monitor
   'steps': ('training steps', 2),
   'setup': ('setup', 9),
@@ -219,7 +219,7 @@ def study_page(study):
   seconds = [run.seconds for run in runs if run.seconds]
   tiles = [('Runs done', f'{len(done)} of {len(runs)}', note)]
   if seconds:
-    tiles.append(('Time of all runs', _duration(sum(seconds)), None))
+    tiles.append(('Time of all runs', _duration(sum(seconds)), _in_steps(runs)))
   state = ('finished', 'good')
   if len(done) < len(runs):
     state = (f'{len(done)} of {len(runs)} runs are done', 'warn')
@@ -236,6 +236,15 @@ def study_page(study):
       _config(study),
       _environment(study),
     ],
+  )
+
+
+def _in_steps(runs):
+  """The goodput of several runs as a note, or None."""
+  phases = [run.phases for run in runs if run.goodput is not None]
+  total = sum(sum(x.values()) for x in phases)
+  return (
+    f'{sum(x["steps"] for x in phases) / total:.0%} in steps' if total else None
   )
 
 
@@ -533,7 +542,7 @@ def _cells(matrix, shares, labels):
   head = [
     tag('th', tag('span', label), scope='col', title=label) for label in labels
   ]
-  corner = tag('th', 'true ↓ predicted →', class_='muted')
+  corner = tag('th', tag('small', 'true ↓', Html('<br>'), 'predicted →'))
   rows = []
   for i, label in enumerate(labels):
     cells = [tag('th', label, scope='row')]
@@ -582,8 +591,8 @@ def _misclassified(folder, name):
   parts = [
     tag(
       'p',
-      f'{min(count, _WORST)} of {count:,} misclassified examples: those whose '
-      f'true class got the lowest probability. All are in {file.name}.',
+      f'{count:,} examples are misclassified. The worst are shown, whose true '
+      f'class got the lowest probability; all are in {file.name}.',
       class_='muted',
     )
   ]
@@ -591,10 +600,18 @@ def _misclassified(folder, name):
     tag(
       'li',
       image,
-      tag('div', tag('strong', row['predicted_class'])),
-      tag('div', f'{_share(row["predicted_probability"])} predicted'),
-      tag('div', f'true: {row["true_class"]}', class_='good'),
-      tag('div', f'{_share(row["true_probability"])}', class_='muted'),
+      tag(
+        'div',
+        tag('strong', row['predicted_class']),
+        f' {_share(row["predicted_probability"])}',
+      ),
+      tag(
+        'div',
+        'true: ',
+        tag('strong', row['true_class'], class_='good'),
+        f' {_share(row["true_probability"])}',
+        class_='muted',
+      ),
       title=row['file'],
     )
     for row, image in zip(worst, images)
@@ -610,7 +627,7 @@ def _misclassified(folder, name):
       row['predicted_class'],
       _share(row['predicted_probability']),
     ]
-    for row in worst
+    for row in (worst if items else worst[:_LISTED])
   ]
   head = ['example', 'true', 'its probability', 'predicted', 'its probability']
   listed = table(head, rows, numbers=(2, 4))

@@ -78,7 +78,7 @@ def _sorted(charts):
     rank = order.index(stem) if stem in order else len(order)
     chart = {'title': title, 'group': group, 'series': found}
     values = [y for s in found for y in s['y'] if y is not None]
-    if values and min(values) > 0 and stem != 'lr':
+    if values and min(values) > 0 and group == 'results':
       chart['log'] = max(values) / min(values) > 1000
     made.append((rank, chart))
   return [chart for _, chart in sorted(made, key=lambda x: x[0])]
