@@ -10,6 +10,8 @@ Parameters are constants in it; writing takes about eight times their memory.
 """
 
 import importlib.util
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.export
@@ -18,13 +20,19 @@ import numpy as np
 
 from vit_jax import config, pretrained
 from vit_jax.checks import one_of
+from vit_jax.weights.bundle import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 INPUTS = ('uint8', 'float')
 _LIMIT = 2**31 - 2**24  # of a flatbuffer, less what is not parameters
 
 
-def stablehlo(weights, *, images='uint8', platforms=PLATFORMS):
+def stablehlo(
+  weights: Weights,
+  *,
+  images: str = 'uint8',
+  platforms: Sequence[str] = PLATFORMS,
+) -> tuple[bytes, dict[str, Any]]:
   """Export a model with its parameters and preprocessing as one function.
 
   Args:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -53,7 +54,7 @@ PACKAGES = {
 }
 
 
-def check_remote(path):
+def check_remote(path: Any) -> None:
   """Raise ValueError if the package that a URL needs cannot be imported.
 
   The message names the command that installs it. Local paths need nothing.
