@@ -27,7 +27,8 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.', 'terminal'),
@@ -58,6 +59,7 @@ MODULES = {
   'writers': (),
   'config': (),
   'environment': (),
+  'canary': ('environment',),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 

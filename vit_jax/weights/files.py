@@ -15,10 +15,11 @@ import pathlib
 import struct
 import sys
 import time
+import typing
 import urllib.parse
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import fsspec.callbacks
@@ -29,6 +30,9 @@ import safetensors.numpy
 
 from vit_jax.files import PACKAGES, PathLike, replacing
 from vit_jax.types import FlatParams
+
+# (URL, bytes so far, total bytes or None)
+Progress = Callable[[str, int, int | None], None]
 
 READABLE = '.npz and .safetensors files (or the index of sharded ones)'
 # Public buckets are on the web as well. The variable is that of Google's own
@@ -300,12 +304,32 @@ def _open(path):
     raise ValueError(f'{path} cannot be opened: {e.strerror}.') from e
 
 
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: Literal[False] = False,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path: ...
+
+
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: bool,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path | None: ...
+
+
 def fetch(
   path: PathLike,
   *,
   missing_ok: bool = False,
   cache_dir: PathLike | None = None,
-  progress: Callable[[str, int, int | None], None] | None = None,
+  progress: Progress | None = None,
 ) -> pathlib.Path | None:
   """Return the local path of a file that may be remote.
 

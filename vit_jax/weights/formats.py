@@ -15,7 +15,7 @@ executed: pickles are refused, and a file may only name the classes that
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -92,6 +92,11 @@ def read(
     ValueError: there is nothing; the format is unknown; the file is a pickle;
       arrays are missing, unexpected or of another shape (lists all).
   """
+  if str(path).endswith('.stablehlo'):
+    raise ValueError(
+      f'{path} is an exported function, without parameters to read. Only '
+      'predict takes it. Give the weights that it was made from.'
+    )
   options = {k: v for k, v in options.items() if v is not None}
   directory, source = _locate(path, step)
   if directory is not None:
@@ -192,7 +197,7 @@ def _described(content, params, trust, options):
   model = bundle.replace(model, **fields)
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
     params = {k: v for k, v in params.items() if k != 'mask'}
-  use = _use(content, trust)
+  use = usage(content, trust)
   shapes = bundle.shapes(model, use['image_shape'])
   if lines := tree.diff(params, shapes):
     raise ValueError(
@@ -202,8 +207,14 @@ def _described(content, params, trust, options):
   return Weights(model, params, **use)
 
 
-def _use(content, trust):
-  """Return arguments of Weights other than the model from our JSON."""
+def usage(content: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
+  """Return arguments of Weights other than the model from our JSON.
+
+  Args:
+    content: has image_shape, and perhaps class_names, activation, preprocess
+      and transforms.
+    trust: packages whose classes it may name.
+  """
   shape = content.get('image_shape')
   if not isinstance(shape, list | tuple) or len(shape) != 3:
     raise ValueError(f'image_shape={shape!r:.80}; expected [H, W, C].')
@@ -256,7 +267,7 @@ def _read_others(found, source, sidecar, trust, options):
   if sidecar:
     written = _item(sidecar, 'model', dict) or {}
     known = {k: written[k] for k in _SIDECAR_FIELDS if k in written}
-    use = _use(sidecar, trust)
+    use = usage(sidecar, trust)
     options = known | {'grid': sidecar.get('grid')} | options
     weights = _READERS[name].read(found, **options)
     for key, value in use.items():

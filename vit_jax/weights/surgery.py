@@ -105,7 +105,7 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str | None = None
+  path: str
   step: int | None = None
   ema: Any = 'auto'
   grid: tuple[int, int] | None = None
@@ -157,7 +157,7 @@ def fit(
   weights: Weights,
   params: Params,
   model: Model,
-  init_from: InitFrom = InitFrom(),
+  init_from: InitFrom = InitFrom(path=''),
   folder: PathLike | None = None,
 ) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
