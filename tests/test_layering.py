@@ -29,7 +29,8 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.', 'terminal'),
@@ -60,7 +61,8 @@ MODULES = {
   'writers': (),
   'config': (),
   'environment': (),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  'canary': ('environment',),
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 

@@ -21,7 +21,7 @@ README = (ROOT / 'README.md').read_text()
 # The commands in docs/hosts.md and docs/compile.md have gaps.
 PAGES = {
   name: (ROOT / f'docs/{name}.md').read_text()
-  for name in ('training', 'evaluation', 'weights', 'inside')
+  for name in ('first_hour', 'training', 'evaluation', 'weights', 'inside')
 }
 TEXT = '\n'.join([README, *PAGES.values()])
 

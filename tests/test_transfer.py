@@ -10,7 +10,7 @@ import scipy.ndimage
 
 from vit_jax import sharding, tree
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.models import resample
+from vit_jax.models import names, resample
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.step import TrainState
 from vit_jax.weights import bundle, surgery
@@ -182,6 +182,58 @@ def test_patches_and_channels_are_changed_when_asked_for():
     loaded['embedding/kernel'].sum(axis=2),
     atol=1e-5,
   )
+
+
+@pytest.mark.parametrize(
+  'name, size, lines',
+  [
+    (
+      'ViT-Ti/16',
+      64,
+      (
+        'width                96                   192',
+        'depth                4                    12',
+        'patch_size           4x4                  16x16',
+        'image channels       1                    3',
+        'more fields',
+        'add adapt_channels to the argument',
+        'name no model',
+      ),
+    ),
+    ('BiT-R50x1', 64, ('model                VisionTransformer    ResNet',)),
+    (None, 40, ('image channels       1                    3',)),
+  ],
+)
+def test_an_incompatible_checkpoint_is_summarised(name, size, lines, tmp_path):
+  """15 lines at most on the terminal, and a file with every parameter."""
+  small = make(width=96, depth=4, mlp_dim=384, num_heads=4, pooling='gap')
+  if name is None:
+    model = small.clone(num_classes=5)
+  else:
+    model = names.create(name, num_classes=5)
+  shapes = [
+    bundle.shapes(small, (24, 24, 1)),
+    bundle.shapes(model, (size, size, 3)),
+  ]
+  weights = bundle.Weights(
+    small, {k: np.zeros(v.shape) for k, v in shapes[0].items()}, (24, 24, 1)
+  )
+  with pytest.raises(ValueError) as error:
+    surgery.fit(
+      weights, tree.unflatten(shapes[1]), model, InitFrom('/w'), tmp_path
+    )
+  message = str(error.value)
+  assert len(message.splitlines()) < 15
+  assert max(map(len, message.splitlines())) <= max(80, len(str(tmp_path)) + 30)
+  for line in lines:
+    assert line in message
+  assert ('name no model' in message) == (name is not None)
+  (file,) = tmp_path.iterdir()
+  assert str(file) in message
+  listed = file.read_text()
+  for path, shape in shapes[1].items():
+    if not path.startswith('head') and path not in shapes[0]:
+      assert f'+ {path} {shape.shape}' in listed
 
 
 def test_head_must_be_reset_or_kept():

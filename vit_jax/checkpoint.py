@@ -23,6 +23,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import checks, tree
 from vit_jax.durations import Duration
+from vit_jax.files import check_remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +280,7 @@ def find(path, step=None):
       'init_from.path is not set. Set it to a workdir, a checkpoint, or a '
       'weights file: --config.init_from.path=PATH'
     )
+  check_remote(path)
   path = epath.Path(path)
   if path.name.isdigit() and (path / 'params').exists():
     return path

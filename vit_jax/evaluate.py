@@ -106,7 +106,7 @@ def evaluate(
     return {}
   workdirs.record_config(workdir, record, preset)
 
-  params, report = _params(init, model, weights, init_from, shardings)
+  params, report = _params(init, model, weights, init_from, shardings, workdir)
   console.print(report, markup=False, highlight=False)
   name = name or timm_csv.name(init_from and init_from.path, model)
   results, written, is_first_host = {}, [], jax.process_index() == 0
@@ -143,7 +143,7 @@ def _init(model, image_shape, rng):
   return model.init(rng, jnp.zeros((1, *image_shape)))['params']
 
 
-def _params(init, model, weights, init_from, shardings):
+def _params(init, model, weights, init_from, shardings, workdir):
   """(parameters, report of how the weights were adapted)."""
   if not weights:
     return jax.jit(init, out_shardings=shardings)(), 'parameters as initialised'
@@ -154,7 +154,7 @@ def _params(init, model, weights, init_from, shardings):
     params = layout.annotate(jax.eval_shape(init), shardings)
   else:
     params = jax.jit(init, out_shardings=shardings)()
-  return surgery.fit(weights, params, model, init_from)
+  return surgery.fit(weights, params, model, init_from, workdir)
 
 
 def _rows(results):

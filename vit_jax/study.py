@@ -120,6 +120,12 @@ def study(
 def ordered(runs, order, workdir):
   """Return {name: ConfigDict} in order, with '{workdir}' replaced."""
   order = order or tuple(runs)
+  for name in runs:
+    if 'run' not in runs[name]:  # made by a flag
+      raise ConfigError(
+        f'runs.{name}: there is no such run{configs.suggest(name, order)}. '
+        f'The runs are {", ".join(order)}.'
+      )
   if sorted(order) != sorted(runs):
     raise ConfigError(
       f'order={tuple(order)} must name each of {list(runs)} exactly once.'
@@ -261,9 +267,12 @@ def _check_configs(runs):
     if 'best_of' in config:
       del config.best_of
     try:
-      configs.plan_run(config)
+      call, _ = configs.plan_run(config)
     except ConfigError as error:
       raise ConfigError(f'runs.{name}: {error}') from error
+    if call.kwargs.get('init_from'):  # _check_weights knows its flag
+      call.kwargs.pop('init_from')
+    configs.check_set(call, config, f'runs.{name}.')
 
 
 def _check_sources(runs):

@@ -194,7 +194,7 @@ def train(
   else:
     state = init(jax.random.key(seed))
     if init_from:
-      state, origin = surgery.load_into(state, model, init_from)
+      state, origin = surgery.load_into(state, model, init_from, workdir)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,

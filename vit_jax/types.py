@@ -16,9 +16,8 @@ Size = int | tuple[int, int]  # of a square, or (height, width)
 PyTree = Any
 Params = Mapping[str, Any]  # nested dict of arrays
 FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
-Batch = Mapping[str, Array]  # arrays [B, ...], by name
+Batch = Mapping[str, Any]  # arrays [B, ...], by name
 Metrics = dict[str, jax.Array]  # scalars
-Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 # uint8 images [..., H, W, C] -> float images of the same shape.
 Preprocess = Callable[[Any], jax.Array]

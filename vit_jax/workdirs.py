@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from vit_jax import config, distributed
-from vit_jax.files import write_atomically
+from vit_jax.files import check_remote, write_atomically
 
 _PACKAGES = (
   'jax',
@@ -35,6 +35,7 @@ _PACKAGES = (
 
 def prepare(workdir):
   """Create the directory; ValueError unless all hosts can write to it."""
+  check_remote(workdir)
   path = epath.Path(workdir)
   probe = path / f'.write_test_{jax.process_index()}'
   try:

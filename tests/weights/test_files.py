@@ -5,8 +5,10 @@ import io
 import json
 import pickle
 import struct
+import sys
 import threading
 import tracemalloc
+import urllib.parse
 import zipfile
 
 import ml_dtypes
@@ -15,6 +17,8 @@ import pytest
 import safetensors.numpy
 from small import tiny
 
+from vit_jax import checkpoint, pretrained, workdirs
+from vit_jax.data import folder, tfds
 from vit_jax.weights import files, formats
 
 FILE = {
@@ -496,6 +500,52 @@ def test_what_cannot_be_fetched(server, monkeypatch):
   fs, remote = files._file_system('gs://vit_models/a+b/x.npz')
   assert fs == 'web'
   assert remote == 'https://storage.googleapis.com/vit_models/a%2Bb/x.npz'
+
+
+@pytest.fixture
+def no_gcsfs(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)  # importing it fails
+  # fsspec keeps the classes that it has imported.
+  monkeypatch.setattr(sys.modules['fsspec.registry'], '_registry', {})
+
+
+def test_public_weights_of_gs_need_no_package(
+  server, tmp_path, monkeypatch, no_gcsfs
+):
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', server.url)
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
+  weights = tiny()
+  written = formats.write(weights, tmp_path / 'B 16.npz', 'npz')
+  for file in written:
+    name = urllib.parse.quote(file.name)
+    server.content[f'/bucket/{name}'] = file.read_bytes(), 1
+  url = 'gs://bucket/B 16.npz'
+  model, params = pretrained.load(url, report=None, num_heads=4)
+  assert model.width == weights.model.width
+  np.testing.assert_array_equal(
+    params['pos_embedding'], weights.params['pos_embedding']
+  )
+  formats.find(url)
+  with pytest.raises(
+    ValueError, match=r"not public.*pip install -e '.\[gcs\]'"
+  ):
+    formats.read('gs://bucket/missing.npz')
+
+
+@pytest.mark.parametrize(
+  'use',
+  [
+    lambda path: pretrained.load(path),
+    lambda path: workdirs.prepare(path),
+    lambda path: checkpoint.find(path),
+    lambda path: formats.write(tiny(), f'{path}/x.npz', 'npz'),
+    lambda path: folder.Folder(path),
+    lambda path: tfds.Tfds(name='x', split='train', data_dir=path),
+  ],
+)
+def test_what_needs_gcsfs_names_the_extra(use, no_gcsfs):
+  with pytest.raises(ValueError, match=r"gcsfs: pip install -e '.\[gcs\]'"):
+    use('gs://bucket/folder')
 
 
 def test_progress_is_printed_every_ten_seconds(monkeypatch, capsys):

@@ -1,12 +1,16 @@
 """Exact FLOP counts of JAX functions, read from the jaxpr."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.extend import core
 
+from vit_jax.types import Model
 
-def count(fn, *args):
+
+def count(fn: Callable[..., Any], *args: Any) -> int:
   """Return the FLOPs of the matrix products and convolutions in fn(*args).
 
   A multiply-add is two FLOPs. The body of a scan counts once per iteration.
@@ -16,7 +20,7 @@ def count(fn, *args):
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
-def forward(model, images):
+def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
   """Return the FLOPs of model.apply on a ShapeDtypeStruct of images."""
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
   return count(model.apply, variables, images)

@@ -16,6 +16,7 @@ import fsspec
 import numpy as np
 
 from vit_jax.data import images
+from vit_jax.files import check_remote
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
@@ -29,6 +30,7 @@ def file_system(path: str) -> tuple[Any, str]:
   """Return (fsspec file system, path in it); local paths have None."""
   if '://' not in path:
     return None, os.path.expanduser(path)
+  check_remote(path)
   try:
     fs, inner = fsspec.core.url_to_fs(path)
   except (ImportError, ValueError) as error:

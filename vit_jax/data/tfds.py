@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import pipeline
+from vit_jax.files import check_remote
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
@@ -67,7 +68,7 @@ class Tfds:
       )
     builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
     self._features = builder.info.features
-    self._parsers: dict[str, Any] = {}
+    self._parsers: dict[Any, Any] = {}
     image = self._feature('image_key')
     label = self._feature('label_key')
     if not isinstance(image, tfds.features.Image):
@@ -223,6 +224,7 @@ def _directory(name, data_dir):
   import tensorflow_datasets as tfds
 
   data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
+  check_remote(data_dir or '')
   folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
   try:
     builder = tfds.builder(name, data_dir=data_dir)

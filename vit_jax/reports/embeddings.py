@@ -2,10 +2,15 @@
 
 import math
 
+import numpy as np
+from etils import epath
+
 from vit_jax.reports import pictures
 
 
-def filters(tiles, path, *, title='', columns=7):
+def filters(
+  tiles: np.ndarray, path: epath.Path, *, title: str = '', columns: int = 7
+) -> None:
   """Draw filters, tiles [n, H, W, 3] in [0, 1], row by row (Fig. 7 left)."""
   n, height, width, _ = tiles.shape
   columns = min(columns, n)
@@ -25,7 +30,7 @@ def filters(tiles, path, *, title='', columns=7):
   pictures.save(made, path, dpi=200)
 
 
-def positions(similarity, path):
+def positions(similarity: np.ndarray, path: epath.Path) -> None:
   """Draw the map of similarities [gh, gw] of each patch (Figs. 7 and 10)."""
   gh, gw = similarity.shape[:2]
   width = 4.4 if gw <= 8 else 7

@@ -7,7 +7,8 @@ import pathlib
 import re
 import sys
 
-from vit_jax import pretrained
+from vit_jax import export, pretrained
+from vit_jax.tools import parsers
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -20,11 +21,7 @@ def plain_parser(doc, usage):
     doc: of the tool's module.
     usage: what follows `python -m vit_jax.tools.`.
   """
-  return argparse.ArgumentParser(
-    description=doc,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage=f'python -m vit_jax.tools.{usage}',
-  )
+  return parsers.parser(doc, f'tools.{usage}')
 
 
 def parser(doc, usage):
@@ -83,6 +80,18 @@ def read_fitted(args):
   if report:
     print(report, file=sys.stderr)
   return weights
+
+
+def read_function(path, args):
+  """Return the Weights of an exported function, see `export.load`."""
+  given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
+  given += ['--ema'] * (args.ema != 'auto')
+  if given:
+    raise ValueError(
+      f'{path} is an exported function, whose weights and image size are '
+      f'fixed. Leave out {", ".join(given)}, or use other weights.'
+    )
+  return export.load(path, trust=tuple(args.trust))
 
 
 def fit(weights, **options):

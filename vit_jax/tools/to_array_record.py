@@ -7,21 +7,23 @@ large. TFDS and vit_jax then find both formats. After an interruption, run the
 command again: it skips complete files.
 """
 
-import argparse
 import concurrent.futures
 import json
 import pathlib
 import struct
 
+from vit_jax import terminal
 from vit_jax.files import write_atomically
+from vit_jax.tools import parsers
 
 
 def main(argv=None):
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = parsers.parser(__doc__, 'tools.to_array_record DIRECTORY [options]')
   parser.add_argument('directory', help='folder with dataset_info.json')
   parser.add_argument('--num_workers', type=int, default=4)
   args = parser.parse_args(argv)
-  convert(args.directory, num_workers=args.num_workers)
+  with terminal.one_message():
+    convert(args.directory, num_workers=args.num_workers)
 
 
 def convert(directory, *, num_workers=4):

@@ -15,8 +15,11 @@ import pathlib
 import struct
 import sys
 import time
+import typing
 import urllib.parse
 import zipfile
+from collections.abc import Callable
+from typing import Any, Literal
 
 import fsspec
 import fsspec.callbacks
@@ -25,17 +28,17 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import replacing
+from vit_jax.files import PACKAGES, PathLike, replacing
+from vit_jax.types import FlatParams
+
+# (URL, bytes so far, total bytes or None)
+Progress = Callable[[str, int, int | None], None]
 
 READABLE = '.npz and .safetensors files (or the index of sharded ones)'
-PACKAGES = {  # the package that fsspec needs for a protocol
-  'gs': 'gcsfs',
-  'gcs': 'gcsfs',
-  's3': 's3fs',
-  'http': 'aiohttp',
-  'https': 'aiohttp',
-  'hf': 'huggingface_hub',
-}
+# Public buckets are on the web as well. The variable is that of Google's own
+# libraries, for an emulator.
+_GCS = 'https://storage.googleapis.com'
+_GCS_VARIABLE = 'STORAGE_EMULATOR_HOST'
 _INDEX = '.safetensors.index.json'
 _BLOCK = 1 << 24  # bytes read at once
 _TENSORFLOW = struct.pack('<Q', 0xDB4775248B80FB57)  # ends its .index files
@@ -53,7 +56,7 @@ _VERSION = (
 )
 
 
-def kind(path):
+def kind(path: PathLike) -> str:
   """Return 'npz' or 'safetensors', also for an index of safetensors files.
 
   Raises:
@@ -104,7 +107,7 @@ def _refuse_pickle(path, head):
     )
 
 
-def read_json(path):
+def read_json(path: PathLike) -> dict[str, Any]:
   """Return the dict in a JSON file.
 
   Raises:
@@ -122,7 +125,7 @@ def read_json(path):
   return found
 
 
-def read_npz(path):
+def read_npz(path: PathLike) -> dict[str, np.ndarray]:
   """Return {name: array} of an .npz file.
 
   float16, float64 and bfloat16 (also as the 2 raw bytes, '|V2', that numpy
@@ -206,7 +209,7 @@ def _read_member(stream, member):
   return data.view(dtype).reshape(shape, order='F' if fortran else 'C')
 
 
-def write_npz(path, arrays):
+def write_npz(path: PathLike, arrays: FlatParams) -> None:
   """Write {name: array} like np.savez; equal arrays give equal bytes."""
   with (
     replacing(path) as partial,
@@ -220,7 +223,7 @@ def write_npz(path, arrays):
         np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def read_safetensors(path):
+def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
   """Return {name: array} of a safetensors file, or of an index and its shards.
 
   Raises:
@@ -274,7 +277,9 @@ def _shards(path):
   return out
 
 
-def write_safetensors(path, arrays, metadata=None):
+def write_safetensors(
+  path: PathLike, arrays: FlatParams, metadata: dict[str, str] | None = None
+) -> None:
   """Write {name: array} and the metadata {str: str}."""
   arrays = {k: np.asarray(v, order='C') for k, v in arrays.items()}
   with replacing(path) as partial:
@@ -299,7 +304,33 @@ def _open(path):
     raise ValueError(f'{path} cannot be opened: {e.strerror}.') from e
 
 
-def fetch(path, *, missing_ok=False, cache_dir=None, progress=None):
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: Literal[False] = False,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path: ...
+
+
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: bool,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path | None: ...
+
+
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: bool = False,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path | None:
   """Return the local path of a file that may be remote.
 
   A remote file is downloaded once, and again when its size, time or version
@@ -408,13 +439,12 @@ def _file_system(url):
       options['client_kwargs'] = {'timeout': timeout, 'trust_env': True}
     return fsspec.core.url_to_fs(url, **options)
   except ImportError as e:
-    if protocol in ('gs', 'gcs'):  # public buckets are on the web as well
+    if protocol in ('gs', 'gcs'):
       path = urllib.parse.quote(url.partition('://')[2])
-      return _file_system(f'https://storage.googleapis.com/{path}')
-    package = PACKAGES.get(protocol, str(e))
-    raise ValueError(
-      f'{url}: {protocol}:// needs a package: pip install {package}'
-    ) from e
+      host = os.environ.get(_GCS_VARIABLE) or _GCS
+      return _file_system(f'{host.rstrip("/")}/{path}')
+    _, install = PACKAGES.get(protocol, ('', str(e)))
+    raise ValueError(f'{url}: {protocol}:// needs a package: {install}') from e
   except ValueError as e:
     raise ValueError(
       f'{url}: {protocol}:// is not known. Supported: {", ".join(PACKAGES)}.'
@@ -422,9 +452,10 @@ def _file_system(url):
 
 
 def _hint(url):
-  if not url.startswith(('gs://', 'gcs://')) or 'gcsfs' in sys.modules:
+  if not url.startswith(('gs://', 'gcs://')) or sys.modules.get('gcsfs'):
     return ''
-  return ' If the bucket is not public: pip install gcsfs, and log in.'
+  _, install = PACKAGES['gs']
+  return f' If the bucket is not public, log in and run {install}.'
 
 
 def _text(error):

@@ -7,17 +7,23 @@ embeddings are interpolated in 2-D to the new sequence length.
 
 import dataclasses
 import re
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from vit_jax import tree
 from vit_jax.checks import one_of
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.models import resample
+from vit_jax.models.common import as_pair
+from vit_jax.types import FlatParams, Model, Params
 from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
 
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
@@ -39,6 +45,33 @@ _NOT_SHOWN = (
 )
 
 
+class Mismatch(ValueError):
+  """Parameters that do not fit a model; the message is the whole diff.
+
+  Attributes:
+    loaded, needed: {path: array} of what does not fit, on either side.
+  """
+
+  def __init__(self, loaded: FlatParams, needed: FlatParams) -> None:
+    self.loaded, self.needed = loaded, needed
+    super().__init__(
+      'The parameters do not fit this model. Loaded (-), needed (+):\n'
+      f'{tree.diff(loaded, needed)}\n'
+      'Give the model the fields it was trained with (size, patches, pooling, '
+      "...). Only the head (head='reset') and position grids may differ; with "
+      'patch_resize also patches, and with adapt_channels also channels.'
+    )
+
+
+_CHANNELS = 'image channels'
+# Fields of models and their parts that do not change the parameters.
+_NO_PARAMETERS = (
+  *('parent', 'name', 'num_classes', 'dropout', 'stochastic_depth', 'dtype'),
+  *('scan', 'remat', 'attention', 'bias_init', 'init_std', 'attention_dropout'),
+  *('gelu', 'norm_eps'),
+)
+
+
 @dataclasses.dataclass
 class Report:
   """How each parameter was adapted, except those loaded unchanged."""
@@ -46,7 +79,7 @@ class Report:
   loaded: int = 0
   notes: list[str] = dataclasses.field(default_factory=list)
 
-  def __str__(self):
+  def __str__(self) -> str:
     notes = self.notes or ['everything unchanged']
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
@@ -72,7 +105,7 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str | None = None
+  path: str
   step: int | None = None
   ema: Any = 'auto'
   grid: tuple[int, int] | None = None
@@ -85,7 +118,7 @@ class InitFrom:
   adapt_channels: bool = False
 
 
-def read(init_from):
+def read(init_from: InitFrom) -> Weights:
   """Return the Weights that an InitFrom names."""
   return formats.read(
     init_from.path,
@@ -97,23 +130,36 @@ def read(init_from):
   )
 
 
-def load_into(state, model, init_from):
+def load_into(
+  state: Any, model: Model, init_from: InitFrom, folder: PathLike | None = None
+) -> tuple[Any, str]:
   """Return (state, report) with the parameters of other weights.
 
   Args:
     state: TrainState as initialised.
     model: of the state.
     init_from: InitFrom.
+    folder: for the file with all differences, see `fit`.
+
+  Raises:
+    ValueError: the weights do not fit the model; a summary of 15 lines at most.
   """
   options = dict(init_from.options or {})
   options.setdefault('num_heads', getattr(model, 'num_heads', None))
   init_from = dataclasses.replace(init_from, options=options)
-  params, report = fit(read(init_from), state.params, model, init_from)
+  weights = read(init_from)
+  params, report = fit(weights, state.params, model, init_from, folder)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=ema), report
 
 
-def fit(weights, params, model, init_from=InitFrom()):
+def fit(
+  weights: Weights,
+  params: Params,
+  model: Model,
+  init_from: InitFrom = InitFrom(path=''),
+  folder: PathLike | None = None,
+) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
 
   Args:
@@ -121,21 +167,108 @@ def fit(weights, params, model, init_from=InitFrom()):
     params: of the model, as initialised.
     model: that will use them.
     init_from: how they are adapted.
+    folder: where a file with all differences is written if the weights do not
+      fit; None: the folder for temporary files.
+
+  Raises:
+    ValueError: the weights do not fit the model. The message is a summary of 15
+      lines at most, which names the file.
   """
-  adapted, report = adapt(
-    weights.params,
-    tree.flatten(params),
-    model,
-    head=init_from.head or 'reset',
-    head_rule=init_from.head_rule,
-    posemb_resize=init_from.posemb_resize,
-    patch_resize=init_from.patch_resize,
-    adapt_channels=init_from.adapt_channels,
-  )
+  try:
+    adapted, report = adapt(
+      weights.params,
+      tree.flatten(params),
+      model,
+      head=init_from.head or 'reset',
+      head_rule=init_from.head_rule,
+      posemb_resize=init_from.posemb_resize,
+      patch_resize=init_from.patch_resize,
+      adapt_channels=init_from.adapt_channels,
+    )
+  except Mismatch as error:
+    folder = epath.Path(folder or tempfile.gettempdir())
+    file = folder / 'init_from_differences.txt'
+    if jax.process_index() == 0:
+      write_atomically(file, f'{weights.origin}:\n{error}\n')
+    raise ValueError(_summary(error, weights, model, init_from, file)) from None
   report.notes += weights.notes + _differences(model, weights.model)
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
   return params, f'parameters of {weights.origin}: {report}'
+
+
+def _summary(error, weights, model, init_from, file):
+  """Return a Mismatch in words: 15 lines at most."""
+  there = _facts(weights.model) | _channels(weights.params)
+  here = _facts(model)
+  here |= _channels(error.needed) or _channels(weights.params)
+  if (init_from.head or 'reset') == 'reset':  # neither head is compared
+    for facts in (there, here):
+      facts.pop('representation_size', None)
+  first = ('model', _CHANNELS, 'width', 'depth', 'patch_size')
+  names = dict.fromkeys([*first, *here, *there])
+  differ = [x for x in names if here.get(x) != there.get(x)]
+  if 'model' in differ:  # of two classes with fields of their own
+    differ = [x for x in differ if x in here and x in there]
+  lines = [
+    f'  {name:<20} {there.get(name, "-")!s:<20} {here.get(name, "-")}'
+    for name in differ
+  ]
+  if len(lines) > 6:
+    lines[5:] = [f'  and {len(lines) - 5} more fields']
+  shapes = len(error.loaded.keys() & error.needed.keys())
+  missing, spare = (len(x) - shapes for x in (error.needed, error.loaded))
+  remedies = []
+  if _CHANNELS in differ:
+    remedies = [
+      'To adapt the channels, add adapt_channels to the argument of the',
+      'config, or set --config.init_from.adapt_channels=True.',
+    ]
+  if differ != [_CHANNELS]:
+    remedies += [
+      'To use the model of the weights, name no model in the argument of the',
+      'config: finetune.py:folder. To use another model, give its weights.',
+    ]
+  name = init_from.path or weights.origin
+  return '\n'.join(
+    [
+      f'The weights of {name} do not fit the model.',
+      f'  {"":<20} {"weights":<20} this run',
+      *(lines or ['  (the same fields)']),
+      f'{shapes} parameters have another shape, {missing} are missing, {spare} '
+      'are not used. See',
+      f'  {file}',
+      *remedies,
+    ]
+  )
+
+
+def _channels(params):
+  """Return {'image channels': number} if the first kernel is in `params`."""
+  found = [params[x] for x in resample.PIXEL_KERNELS if x in params]
+  return dict.fromkeys([_CHANNELS], found[0].shape[2]) if found else {}
+
+
+def _facts(module, inside=''):
+  """Return {field: value} of what determines the parameters of a model."""
+  facts = {}
+  if not inside:
+    facts['model'] = type(module).__name__
+  for field in dataclasses.fields(module):
+    name, value = field.name, getattr(module, field.name)
+    if name in _NO_PARAMETERS or not field.init:
+      continue
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+      if name not in ('block', 'head'):
+        facts[name] = type(value).__name__
+      facts |= _facts(value, name)
+    elif isinstance(value, str | int | float | tuple | list | None):
+      if name == 'layerscale_init':
+        name, value = 'LayerScale', value is not None
+      if name == 'patch_size' and value:
+        value = 'x'.join(map(str, as_pair(value)))
+      facts[name] = value
+  return facts
 
 
 def _differences(model, other):
@@ -159,16 +292,16 @@ def _differences(model, other):
 
 
 def adapt(
-  loaded,
-  fresh,
-  model,
+  loaded: FlatParams,
+  fresh: FlatParams,
+  model: Model,
   *,
-  head='reset',
-  head_rule=HEAD,
-  posemb_resize='paper',
-  patch_resize=None,
-  adapt_channels=False,
-):
+  head: str = 'reset',
+  head_rule: str = HEAD,
+  posemb_resize: str = 'paper',
+  patch_resize: str | None = None,
+  adapt_channels: bool = False,
+) -> tuple[dict[str, Any], Report]:
   """Return (parameters of a model made from those of another, Report).
 
   Scanned and unrolled layers are converted. A mask vector is dropped if only
@@ -182,7 +315,7 @@ def adapt(
     head, head_rule, posemb_resize, patch_resize, adapt_channels: see InitFrom.
 
   Raises:
-    ValueError: parameters that do not match; lists all, as a diff.
+    Mismatch: parameters that do not match; lists all, as a diff.
   """
   one_of('head', head, ('reset', 'keep'))
   report = Report()
@@ -221,13 +354,7 @@ def adapt(
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
-    raise ValueError(
-      'The parameters do not fit this model. Loaded (-), needed (+):\n'
-      f'{tree.diff(wrong, unmatched)}\n'
-      'Give the model the fields it was trained with (size, patches, pooling, '
-      "...). Only the head (head='reset') and position grids may differ; with "
-      'patch_resize also patches, and with adapt_channels also channels.'
-    )
+    raise Mismatch(wrong, unmatched)
   return out, report
 
 

@@ -66,7 +66,9 @@ def measure(
       runs = {'': functools.partial(_round, mine)}
       if peer and has_model:
         found |= {'peer': peer_name, 'peer_settings': peer_settings}
-        their_env = our_env if peer_settings == 'ours' else env
+        their_env = our_env
+        if peer_settings == 'own':
+          their_env = env | environment.users_own()
         theirs = stack.enter_context(Worker(peer, their_env))
         if _start_peer(theirs, found, case | settings):
           runs['peer_'] = functools.partial(_round, theirs)
