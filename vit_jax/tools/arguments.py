@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-from vit_jax import pretrained
+from vit_jax import export, pretrained
 from vit_jax.tools import parsers
 from vit_jax.tools.parsers import count
 from vit_jax.weights import formats
@@ -81,6 +81,25 @@ def read_fitted(args):
   if report:
     print(report, file=sys.stderr)
   return weights
+
+
+def read_to_predict(args):
+  """Return the Weights at --weights, which may be an exported function."""
+  if args.weights.endswith(export.ENDING):
+    return read_function(args.weights, args)
+  return read_fitted(args)
+
+
+def read_function(path, args):
+  """Return the Weights of an exported function, see `export.load`."""
+  given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
+  given += ['--ema'] * (args.ema != 'auto')
+  if given:
+    raise ValueError(
+      f'{path} is an exported function, whose weights and image size are '
+      f'fixed. Leave out {", ".join(given)}, or use other weights.'
+    )
+  return export.load(path, trust=tuple(args.trust))
 
 
 def fit(weights, **options):
