@@ -602,6 +602,7 @@ def _misclassified(folder, name):
       image,
       tag(
         'div',
+        'predicted: ',
         tag('strong', row['predicted_class']),
         f' {_share(row["predicted_probability"])}',
       ),
@@ -799,7 +800,7 @@ def _runs(runs):
     seconds = run.seconds
     cells = [
       name,
-      tag('span', status, class_=color),
+      tag('span', status, class_=f'status {color}'),
       (f'{run.step:,}', run.step) if run.records else '',
       (_duration(seconds), seconds) if seconds else '',
     ]
