@@ -22,7 +22,7 @@ from vit_jax import terminal, workdirs
 from vit_jax.evaluators import Factory
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
-from vit_jax.reports import confusion, timm_csv
+from vit_jax.reports import confusion, page, timm_csv
 from vit_jax.sharding import MeshSizes
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
@@ -135,6 +135,7 @@ def evaluate(
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   for path in written:
     console.print(f'wrote {path}', markup=False, soft_wrap=True)
+  page.write_at_end(workdir)
   return results
 
 

@@ -12,7 +12,8 @@ Parameters are constants in it; writing takes about eight times their memory.
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.export
@@ -21,6 +22,8 @@ import numpy as np
 
 from vit_jax import config, pretrained
 from vit_jax.checks import integer, one_of
+from vit_jax.files import PathLike
+from vit_jax.types import Array
 from vit_jax.weights import files, formats
 from vit_jax.weights.bundle import Weights
 
@@ -30,7 +33,13 @@ INPUTS = ('uint8', 'float')
 _LIMIT = 2**31 - 2**24  # of a flatbuffer, less what is not parameters
 
 
-def stablehlo(weights, *, images='uint8', platforms=PLATFORMS, batch_size=None):
+def stablehlo(
+  weights: Weights,
+  *,
+  images: str = 'uint8',
+  platforms: Sequence[str] = PLATFORMS,
+  batch_size: int | None = None,
+) -> tuple[bytes, dict[str, Any]]:
   """Export a model with its parameters and preprocessing as one function.
 
   Args:
@@ -97,13 +106,20 @@ class Function:
   num_classes: int | None
   batch_size: int | None
 
-  def apply(self, variables, images, *, method='__call__', **options):
+  def apply(
+    self,
+    variables: Any,
+    images: Array,
+    *,
+    method: str = '__call__',
+    **options: Any,
+  ) -> Any:
     """Return the output; with method='features', {name of the output: it}."""
     del variables, options
     found = self.features(images)
     return found if method == 'features' else found[self.output]
 
-  def features(self, images):
+  def features(self, images: Array) -> dict[str, jax.Array]:
     size, count = self.batch_size, images.shape[0]
     if size in (None, count):
       return {self.output: self.call(images)}
@@ -114,7 +130,7 @@ class Function:
     return {self.output: found.reshape(-1, *found.shape[2:])[:count]}
 
 
-def load(path, *, trust=()):
+def load(path: PathLike, *, trust: Sequence[str] = ()) -> Weights:
   """Return Weights whose model is the Function in a file of `stablehlo`.
 
   Args:

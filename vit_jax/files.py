@@ -7,6 +7,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -61,7 +62,7 @@ PACKAGES = {
 }
 
 
-def check_remote(path):
+def check_remote(path: Any) -> None:
   """Raise ValueError if the package that a URL needs cannot be imported.
 
   The message names the command that installs it. Local paths need nothing.

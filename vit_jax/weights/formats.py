@@ -15,11 +15,13 @@ executed: pickles are refused, and a file may only name the classes that
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from vit_jax import checkpoint, config, tree, workdirs
-from vit_jax.files import check_remote, write_atomically
+from vit_jax.files import PathLike, check_remote, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -32,7 +34,7 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.image_configs import item as _item
 
 _READERS = {'npz': npz, 'timm': timm, 'hf': huggingface}
-_WRITERS = {
+_WRITERS: dict[str, Any] = {
   'vit_jax': lambda weights: (weights.params, {}),
   'npz': npz.write,
   'big_vision': npz.write_big_vision,
@@ -54,7 +56,7 @@ _SIDECAR_FIELDS = (
 )
 
 
-def find(path, step=None):
+def find(path: PathLike | None, step: int | None = None) -> None:
   """Check that there are weights, before any long work; see `read`.
 
   Remote files are downloaded to the cache.
@@ -67,7 +69,14 @@ def find(path, step=None):
     files.fetch(source)
 
 
-def read(path, *, step=None, ema='auto', trust=(), **options):
+def read(
+  path: PathLike | None,
+  *,
+  step: int | None = None,
+  ema: bool | str = 'auto',
+  trust: Sequence[str] = (),
+  **options: Any,
+) -> Weights:
   """Return Weights of any format in the table above.
 
   Args:
@@ -198,7 +207,7 @@ def _described(content, params, trust, options):
   return Weights(model, params, **use)
 
 
-def usage(content, trust):
+def usage(content: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
   """Return arguments of Weights other than the model from our JSON.
 
   Args:
@@ -291,7 +300,9 @@ def _unusual(model):
   return []
 
 
-def write(weights, path, format, **options):
+def write(
+  weights: Weights, path: PathLike, format: str, **options: Any
+) -> list[epath.Path]:
   """Write weights; return the paths of the files.
 
   Args:

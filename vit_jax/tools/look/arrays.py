@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pretrained
+from vit_jax import export, pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
 from vit_jax.models.axial import AxialResNet, AxialViT
@@ -27,7 +27,9 @@ def obstacles(weights):
   """
   model, reason = weights.model, None
   embedding = getattr(model, 'embedding', None)
-  if isinstance(model, AxialViT | AxialResNet):
+  if isinstance(model, export.Function):
+    reason = 'an exported function computes its output only'
+  elif isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
   elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
