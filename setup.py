@@ -11,7 +11,7 @@ setuptools.setup(
   description='Vision Transformers in JAX: pre-training, transfer, analysis.',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
-  package_data={'vit_jax': ['py.typed']},
+  package_data={'vit_jax': ['py.typed', 'reports/page.css', 'reports/page.js']},
   install_requires=[
     'absl-py',
     'aiohttp',  # fsspec uses it to read weights from http:// and https://

@@ -301,7 +301,7 @@ def locate(dotted_path):
 
 def suggest(word, words):
   """Return ' (did you mean ...?)' for the most similar word, or ''."""
-  near = difflib.get_close_matches(word, words, n=1)
+  near = difflib.get_close_matches(str(word), words, n=1)
   return f' (did you mean {near[0]!r}?)' if near else ''
 
 

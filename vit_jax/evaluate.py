@@ -23,7 +23,7 @@ from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
-from vit_jax.reports import confusion, timm_csv
+from vit_jax.reports import confusion, page, timm_csv
 from vit_jax.sharding import MeshSizes
 from vit_jax.types import Model, Preprocess
 from vit_jax.weights import surgery
@@ -140,6 +140,7 @@ def evaluate(
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   for path in written:
     console.print(f'wrote {path}', markup=False, soft_wrap=True)
+  page.write_at_end(workdir)
   return results
 
 

@@ -34,6 +34,7 @@ from vit_jax import terminal, workdirs
 from vit_jax.config import ConfigError
 from vit_jax.files import write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
+from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.weights import formats
 
@@ -111,7 +112,9 @@ def study(
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     jax.clear_caches()  # the programs of a hundred runs would fill the memory
-  return _report(report, runs, workdir)
+  made = _report(report, runs, workdir)
+  page.write_at_end(workdir)
+  return made
 
 
 def ordered(runs, order, workdir):
@@ -362,6 +365,8 @@ def _run(config, workdir, preset):
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
     write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
+  if 'diverged' in outcome:
+    page.write_at_end(workdir)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(workdir))
 

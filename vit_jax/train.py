@@ -27,7 +27,7 @@ from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
 from vit_jax.profiling import Profiler
-from vit_jax.reports import confusion
+from vit_jax.reports import confusion, page
 from vit_jax.sharding import (
   MeshSizes,
   Rules,
@@ -258,6 +258,7 @@ def train(
       if stopping and not last:
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
+  page.write_at_end(workdir)
   return state
 
 

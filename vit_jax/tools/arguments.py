@@ -9,6 +9,7 @@ import sys
 
 from vit_jax import export, pretrained
 from vit_jax.tools import parsers
+from vit_jax.tools.parsers import count
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -82,6 +83,13 @@ def read_fitted(args):
   return weights
 
 
+def read_to_predict(args):
+  """Return the Weights at --weights, which may be an exported function."""
+  if args.weights.endswith(export.ENDING):
+    return read_function(args.weights, args)
+  return read_fitted(args)
+
+
 def read_function(path, args):
   """Return the Weights of an exported function, see `export.load`."""
   given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
@@ -127,13 +135,6 @@ def size(text):
     )
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))
-
-
-def count(text):
-  """Return an int of at least 1; for `type` of arguments."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
-  return int(text)
 
 
 def add_images(parser, batch_size, nargs='+'):

@@ -25,3 +25,10 @@ def parser(doc, usage):
   # The same flag as in main, which has more to show.
   made.add_argument('--helpfull', action='help', help=argparse.SUPPRESS)
   return made
+
+
+def count(text):
+  """Return an int of at least 1; for `type` of arguments."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
+  return int(text)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import export, pretrained, sharding, terminal
+from vit_jax import pretrained, sharding, terminal
 from vit_jax.checks import one_of
 from vit_jax.data import image_files
 from vit_jax.tools import arguments, outputs
@@ -237,10 +237,7 @@ def _run(args):
   for path in (args.output, args.features):
     outputs.check_folder(path)
   paths = image_files.find(args.images)
-  if args.weights.endswith(export.ENDING):
-    weights = arguments.read_function(args.weights, args)
-  else:
-    weights = arguments.read_fitted(args)
+  weights = arguments.read_to_predict(args)
   names = weights.class_names
   if args.class_names:
     names = arguments.names(args.class_names, weights)
