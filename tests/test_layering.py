@@ -58,7 +58,7 @@ MODULES = {
   'compilation_cache': (),
   'distributed': (),
   'metrics': ('terminal',),
-  'profiling': (),
+  'profiling': ('metrics',),
   'writers': (),
   'config': (),
   'environment': (),
