@@ -58,7 +58,7 @@ MODULES = {
   'compilation_cache': (),
   'distributed': (),
   'metrics': ('terminal',),
-  'profiling': ('metrics',),
+  'profiling': (),
   'writers': (),
   'config': (),
   'environment': (),

@@ -6,12 +6,12 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from etils import epath
 
 from vit_jax.files import PathLike
-from vit_jax.metrics import Monitor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Steps:
   last: int
 
   @classmethod
-  def parse(cls, text: str | int) -> 'Steps':
+  def parse(cls, text: str) -> 'Steps':
     """Return the Steps of '10:15' (both included) or of '10', a single step.
 
     Raises:
@@ -65,10 +65,9 @@ class Profiler:
   """
 
   def __init__(
-    self, workdir: PathLike, steps: str | int | None, *, start: int, total: int
-  ):
-    self._first: int | None = None
-    self._last: int | None = None
+    self, workdir: PathLike, steps: str | None, *, start: int, total: int
+  ) -> None:
+    self._first = self._last = None
     # Local directory of a running trace.
     self._trace: tempfile.TemporaryDirectory | None = None
     self._path = epath.Path(workdir) / 'profile'
@@ -86,7 +85,7 @@ class Profiler:
       self._first, self._last = start + wanted.first, start + wanted.last
 
   @contextlib.contextmanager
-  def step(self, step: int, monitor: Monitor) -> Iterator[None]:
+  def step(self, step: int, monitor: Any) -> Iterator[None]:
     """Context manager of one step: load the batch, dispatch, log.
 
     Args:

@@ -17,6 +17,7 @@ import sys
 import time
 import typing
 from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 
@@ -56,10 +57,10 @@ class WandB:
   tags: tuple[str, ...] = ()
   mode: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _require('wandb', extra='wandb')
 
-  def start(self, workdir: PathLike, config: Mapping) -> None:
+  def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     workdir = epath.Path(workdir)
     is_local = '://' not in str(workdir)
     saved = _saved(workdir / 'wandb.json')
@@ -122,10 +123,10 @@ class MLflow:
   tracking_uri: str | None = None
   name: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _require('mlflow', extra='mlflow')
 
-  def start(self, workdir: PathLike, config: Mapping) -> None:
+  def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     import mlflow
 
     workdir = epath.Path(workdir)

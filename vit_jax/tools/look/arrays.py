@@ -1,8 +1,11 @@
 """The numbers that the figures show, of weights and of images."""
 
 import functools
+import os
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import export, pretrained
 from vit_jax.analysis import attention, embeddings
@@ -10,7 +13,9 @@ from vit_jax.checks import one_of
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.tools import predict
 
-OF_IMAGES = ('maps', 'rollout', 'distance')
+OF_ATTENTION = ('maps', 'rollout', 'distance')
+OF_IMAGES = (*OF_ATTENTION, 'tsne')
+LEAST = 5  # images in a figure of t-SNE
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
@@ -28,7 +33,9 @@ def obstacles(weights):
     reason = 'attention is along rows and columns, not over the whole image'
   elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
-  found = dict.fromkeys(OF_IMAGES, reason) if reason else {}
+  found = dict.fromkeys(OF_ATTENTION, reason) if reason else {}
+  if not hasattr(model, 'features'):
+    found['tsne'] = 'the model has no method `features`'
   if getattr(model, 'posemb', None) is None:
     found['positions'] = 'the model has no position embeddings'
   elif _table(weights) is None:
@@ -88,7 +95,7 @@ def look_at(
   Args:
     weights: Weights.
     paths: of the images; see `image_files.find`.
-    figures: some of OF_IMAGES.
+    figures: some of OF_IMAGES; 'tsne' needs `features`.
     heads, residual: of `attention.rollout`.
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
@@ -99,11 +106,12 @@ def look_at(
   Returns:
     Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
     'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
-    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels. An
-    image that is skipped has 'path' and 'error'.
+    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels;
+    'features' [D], the input of the head. An image that is skipped has 'path'
+    and 'error'.
 
   Raises:
-    ValueError: the model has no attention, or an argument is invalid.
+    ValueError: the model cannot have such a figure, or an argument is invalid.
   """
   for figure in figures:
     _check(weights, figure)
@@ -111,7 +119,7 @@ def look_at(
   one_of('residual', residual, attention.RESIDUALS)
   one_of('prefix', prefix, attention.PREFIXES)
   one_of('on_error', on_error, ('raise', 'skip'))
-  grid = layout(weights).grid
+  grid = layout(weights).grid if query else None
   if query and not all(0 <= at < size for at, size in zip(query, grid)):
     raise ValueError(
       f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
@@ -145,8 +153,9 @@ def forward_fn(
     query: as of `look_at`.
     rollout, distance: functions of `attention`, with their options.
   """
-  preprocess, tokens = weights.preprocess, layout(weights)
-  distances = cell_distances(weights)
+  preprocess, with_attention = weights.preprocess, {*figures} - {'tsne'}
+  if with_attention:
+    tokens, distances = layout(weights), cell_distances(weights)
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
@@ -155,13 +164,19 @@ def forward_fn(
     return {name: patches, f'{name}_prefix': rows[..., : tokens.prefix]}
 
   def forward(params, images):
-    _, recorded = model.apply(
+    features, recorded = model.apply(
       {'params': params},
       preprocess(images),
       method='features',
       per_layer=False,
       mutable=['intermediates'],
     )
+    out = {}
+    if 'tsne' in figures:
+      x = features['pre_logits'].astype(jnp.float32)
+      out['features'] = x.reshape(len(x), -1, x.shape[-1]).mean(1)
+    if not with_attention:
+      return out
     recorded = recorded['intermediates']
     layers = attention.recorded(recorded)
     if query is None:
@@ -169,7 +184,6 @@ def forward_fn(
     else:
       at = tokens.prefix + query[0] * tokens.grid[1] + query[1]
       start = jax.nn.one_hot(at, tokens.num_tokens)[None, None]
-    out = {}
     if 'maps' in figures:
       maps = attention.per_layer(
         lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
@@ -187,6 +201,69 @@ def forward_fn(
     return out
 
   return forward
+
+
+def tsne(features, *, seed=0):
+  """Return points [n, 2] whose neighbours are those of the features [n, D].
+
+  This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
+  components. Only neighbourhoods have a meaning: axes, distances between
+  groups, and their sizes have none.
+  """
+  import sklearn.decomposition  # takes a second
+  import sklearn.manifold
+  import threadpoolctl
+
+  features = np.asarray(features, np.float64)
+  count = min(50, *features.shape)
+  # With several threads, a busy machine takes several times as long.
+  with threadpoolctl.threadpool_limits(1), np.errstate(invalid='ignore'):
+    pca = sklearn.decomposition.PCA(count, random_state=seed)
+    components = pca.fit_transform(features)
+    return sklearn.manifold.TSNE(
+      perplexity=min(30, (len(features) - 1) / 3),
+      # Equal features have no principal component to start from.
+      init='pca' if count > 1 and np.ptp(components) else 'random',
+      random_state=seed,
+    ).fit_transform(components.astype(np.float32))
+
+
+def apart(points, distance=0.045):
+  """Return indices of points [n, 2] that are not close to each other.
+
+  The distance is a fraction of the larger side of all points.
+  """
+  found = []
+  distance = distance * np.ptp(points, axis=0).max()
+  # In random order, because neighbours in the list are often of one class.
+  for i in np.random.default_rng(0).permutation(len(points)).tolist():
+    if not found or np.abs(points[found] - points[i]).max(1).min() > distance:
+      found.append(i)
+  return found
+
+
+def sample(items, count):
+  """Return at most `count` items at equal distances in the list."""
+  at = np.linspace(0, len(items) - 1, min(count, len(items)))
+  return [items[i] for i in at.astype(int)]
+
+
+def classes(paths, class_names=None):
+  """Return the name of the class folder of each path, or None for all.
+
+  This is the innermost folder that is one of the class names, else the folder
+  of the file. Files that are all in one folder have no classes.
+  """
+  parents = [path.replace(os.sep, '/').split('/')[:-1] for path in paths]
+  known = set(class_names or ())
+  found = [
+    next((name for name in reversed(parent) if name in known), None)
+    or (parent[-1] if parent else '')
+    for parent in parents
+  ]
+  if len(set(found)) == 1 and found[0] not in known:
+    return None
+  return found
 
 
 def _check(weights, figure):

@@ -4,6 +4,7 @@ import functools
 import itertools
 import os
 import pathlib
+import sys
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from vit_jax.tools.look import arrays
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
 _FEW = 12
+_THUMBNAIL_PX = 64
 
 
 class Figures:
@@ -73,12 +75,12 @@ class Figures:
     """Draw a figure per image.
 
     Args:
-      looks: of `arrays.look_at`.
+      looks: of `arrays.look_at`; 'class' of each is added to its title.
       px: smaller side of the images, at least.
     """
     names, images = _names(looks), self._images(looks, px or _LARGE_PX)
-    for look, name, image in zip(looks, names, images):
-      draw = functools.partial(attention.maps, look['maps'], image, title=name)
+    for look, name, title, image in zip(looks, names, _captions(looks), images):
+      draw = functools.partial(attention.maps, look['maps'], image, title=title)
       self._write(
         f'maps-{name}',
         draw,
@@ -94,6 +96,7 @@ class Figures:
     images = self._images(looks, px or (_LARGE_PX if few else _SMALL_PX))
     height, width = self._weights.image_shape[:2]
     columns = attention.pairs_to_a_row(on_sheet, width / height)
+    captions = _captions(looks, files=few)
     for start in range(0, len(looks), per_sheet):
       sheet = looks[start : start + per_sheet]
       number = start // per_sheet + 1
@@ -101,7 +104,7 @@ class Figures:
         (image, attention.overlay(image, look['rollout'], style=style))
         for look, image in zip(sheet, images)
       ]
-      names = _names(sheet) if few else None
+      names = captions and captions[start : start + per_sheet]
       draw = functools.partial(
         attention.sheet, pairs, names=names, columns=columns
       )
@@ -112,6 +115,33 @@ class Figures:
         prefix=np.stack([look['rollout_prefix'] for look in sheet]),
         paths=_paths(sheet),
       )
+
+  def tsne(self, looks, count=2000, thumbnails=False):
+    """Draw at most `count` of `looks`, at equal distances in the list.
+
+    Args:
+      looks: of `arrays.look_at`.
+      count: number of images.
+      thumbnails: whether to draw images that do not overlap over the points.
+    """
+    if len(looks) < arrays.LEAST:
+      print(f'Not drawn:\n  tsne: {len(looks)} images', file=sys.stderr)
+      return
+    looks = arrays.sample(looks, count)
+    points = arrays.tsne([look['features'] for look in looks])
+    classes = _classes(looks)
+    images = None
+    if thumbnails:
+      shown = arrays.apart(points)
+      images = self._images([looks[i] for i in shown], _THUMBNAIL_PX)
+      images = dict(zip(shown, images))
+    self._write(
+      'tsne',
+      lambda path: embeddings.scatter(points, path, classes, images),
+      points=points,
+      paths=_paths(looks),
+      classes=np.array(classes or [''] * len(looks), str),
+    )
 
   def _write(self, name, draw, **numbers):
     """Write the numbers and the figure, and print the path of the figure."""
@@ -143,6 +173,22 @@ def finer_images(weights, paths, px):
 
 def _paths(looks):
   return np.array([look['path'] for look in looks], str)
+
+
+def _classes(looks):
+  """Return the class folder of each image, or None if there are none."""
+  found = [look.get('class') for look in looks]
+  return None if None in found else found
+
+
+def _captions(looks, files=True):
+  """Return what is written under each image: class folder, file name."""
+  classes, names = _classes(looks), _names(looks)
+  if classes is None:
+    return names if files else None
+  if not files:
+    return classes
+  return [f'{label} / {name}' for label, name in zip(classes, names)]
 
 
 def _names(looks):
