@@ -298,7 +298,7 @@ def make_step(
   rules: Rules | None = None,
   accum_steps: int = 1,
   ema_decay: float | None = None,
-) -> tuple[Callable[..., TrainState], TrainState, Callable[..., Any]]:
+) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return the jitted initialisation and train step, and the state's shapes.
 
   Args:

@@ -26,6 +26,7 @@ status is that of predict.
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 
 from vit_jax import terminal
 from vit_jax.analysis import attention
@@ -39,13 +40,13 @@ _LOOK_OPTIONS = ('heads', 'residual', 'prefix', 'query')  # of arrays.look_at
 _LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error')
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     sys.exit(_run(args))
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(
     __doc__, 'look --weights=WEIGHTS --output=DIR IMAGES ...'
   )

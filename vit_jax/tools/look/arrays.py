@@ -2,6 +2,8 @@
 
 import functools
 import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,9 @@ from vit_jax import export, pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
 from vit_jax.models.axial import AxialResNet, AxialViT
+from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
+from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
 OF_IMAGES = (*OF_ATTENTION, 'tsne')
@@ -19,7 +23,7 @@ LEAST = 5  # images in a figure of t-SNE
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
-def obstacles(weights):
+def obstacles(weights: Weights) -> dict[str, str]:
   """Return {figure: reason} of the figures that cannot be drawn.
 
   Any model with the attributes `embedding`, `posemb` and `pooling` of
@@ -42,24 +46,24 @@ def obstacles(weights):
     found['positions'] = 'they are relative, or each layer has its own'
   if 'embedding/kernel' not in weights.params:
     found['filters'] = 'the model has no patch embedding (embedding/kernel)'
-  elif embedding.reduction > 1:
+  elif embedding and embedding.reduction > 1:
     found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
   return found
 
 
-def layout(weights):
+def layout(weights: Weights) -> Layout:
   """Return the Layout of the tokens for images of the weights' size."""
   model = weights.model
   return model.pooling.layout(model.embedding.grid(weights.image_shape))
 
 
-def filters(weights, count=28):
+def filters(weights: Weights, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return (components, shares) of `embeddings.filters`."""
   _check(weights, 'filters')
   return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
-def positions(weights):
+def positions(weights: Weights) -> np.ndarray:
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
   return embeddings.position_similarity(_table(weights))
@@ -71,25 +75,25 @@ def _table(weights):
   return model.posemb.table(weights.params, grid, model.width)
 
 
-def cell_distances(weights):
+def cell_distances(weights: Weights) -> np.ndarray:
   """Return the distances [P, P] between patches (hybrids: cells) in pixels."""
   pixels = weights.model.embedding.pixels_per_token
   return attention.cell_distances(layout(weights).grid, pixels)
 
 
 def look_at(
-  weights,
-  paths,
+  weights: Weights,
+  paths: Sequence[str],
   *,
-  figures=OF_IMAGES,
-  heads='mean',
-  residual='half',
-  prefix='left_out',
-  query=None,
-  batch_size=8,
-  num_workers=None,
-  on_error='raise',
-):
+  figures: Sequence[str] = OF_IMAGES,
+  heads: str = 'mean',
+  residual: str = 'half',
+  prefix: str = 'left_out',
+  query: tuple[int, int] | None = None,
+  batch_size: int = 8,
+  num_workers: int | None = None,
+  on_error: str = 'raise',
+) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
   Args:
@@ -119,7 +123,7 @@ def look_at(
   one_of('residual', residual, attention.RESIDUALS)
   one_of('prefix', prefix, attention.PREFIXES)
   one_of('on_error', on_error, ('raise', 'skip'))
-  grid = layout(weights).grid if query else None
+  grid = layout(weights).grid
   if query and not all(0 <= at < size for at, size in zip(query, grid)):
     raise ValueError(
       f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
@@ -136,14 +140,14 @@ def look_at(
 
 
 def forward_fn(
-  weights,
-  model,
-  figures,
+  weights: Weights,
+  model: Any,
+  figures: Sequence[str],
   *,
-  query=None,
-  rollout=attention.rollout,
-  distance=attention.mean_distance,
-):
+  query: tuple[int, int] | None = None,
+  rollout: Callable[..., Any] = attention.rollout,
+  distance: Callable[..., Any] = attention.mean_distance,
+) -> Callable[..., Any]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
   Args:
@@ -203,7 +207,7 @@ def forward_fn(
   return forward
 
 
-def tsne(features, *, seed=0):
+def tsne(features: Any, *, seed: int = 0) -> np.ndarray:
   """Return points [n, 2] whose neighbours are those of the features [n, D].
 
   This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
@@ -228,12 +232,12 @@ def tsne(features, *, seed=0):
     ).fit_transform(components.astype(np.float32))
 
 
-def apart(points, distance=0.045):
+def apart(points: np.ndarray, distance: float = 0.045) -> list[int]:
   """Return indices of points [n, 2] that are not close to each other.
 
   The distance is a fraction of the larger side of all points.
   """
-  found = []
+  found: list[int] = []
   distance = distance * np.ptp(points, axis=0).max()
   # In random order, because neighbours in the list are often of one class.
   for i in np.random.default_rng(0).permutation(len(points)).tolist():
@@ -242,13 +246,15 @@ def apart(points, distance=0.045):
   return found
 
 
-def sample(items, count):
+def sample(items: Sequence[Any], count: int) -> list[Any]:
   """Return at most `count` items at equal distances in the list."""
   at = np.linspace(0, len(items) - 1, min(count, len(items)))
   return [items[i] for i in at.astype(int)]
 
 
-def classes(paths, class_names=None):
+def classes(
+  paths: Sequence[str], class_names: Sequence[str] | None = None
+) -> list[str] | None:
   """Return the name of the class folder of each path, or None for all.
 
   This is the innermost folder that is one of the class names, else the folder

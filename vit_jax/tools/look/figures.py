@@ -5,15 +5,19 @@ import itertools
 import os
 import pathlib
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
+from vit_jax.files import PathLike
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools import outputs, predict
 from vit_jax.tools.look import arrays
+from vit_jax.weights.bundle import Weights
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
 _FEW = 12
@@ -29,7 +33,9 @@ class Figures:
     format: 'png' or 'pdf'.
   """
 
-  def __init__(self, weights, output, format='png'):
+  def __init__(
+    self, weights: Weights, output: PathLike, format: str = 'png'
+  ) -> None:
     self._weights = weights
     self._output = pathlib.Path(output).expanduser()
     self._format = format
@@ -38,7 +44,7 @@ class Figures:
     except OSError as error:
       raise ValueError(f'Cannot create the folder {output}: {error}') from error
 
-  def filters(self, count=28):
+  def filters(self, count: int = 28) -> None:
     components, shares = arrays.filters(self._weights, count)
     kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
     title = f'{kind} filters\n(first {len(shares)} principal components)'
@@ -49,7 +55,7 @@ class Figures:
       shares=shares,
     )
 
-  def positions(self):
+  def positions(self) -> None:
     similarity = arrays.positions(self._weights)
     self._write(
       'positions',
@@ -57,7 +63,7 @@ class Figures:
       similarity=similarity,
     )
 
-  def distance(self, looks):
+  def distance(self, looks: Sequence[Mapping[str, Any]]) -> None:
     """Draw the mean over `looks`, which are those of `arrays.look_at`."""
     values = np.stack([look['distance'] for look in looks])
     mean = values.mean(0)
@@ -71,7 +77,9 @@ class Figures:
       paths=_paths(looks),
     )
 
-  def maps(self, looks, *, px=None):
+  def maps(
+    self, looks: Sequence[Mapping[str, Any]], *, px: int | None = None
+  ) -> None:
     """Draw a figure per image.
 
     Args:
@@ -89,7 +97,14 @@ class Figures:
         path=look['path'],
       )
 
-  def rollout(self, looks, style='mask', per_sheet=50, *, px=None):
+  def rollout(
+    self,
+    looks: Sequence[Mapping[str, Any]],
+    style: str = 'mask',
+    per_sheet: int = 50,
+    *,
+    px: int | None = None,
+  ) -> None:
     """Draw sheets of `per_sheet` images; other arguments as in `maps`."""
     on_sheet = min(len(looks), per_sheet)
     few = on_sheet <= _FEW
@@ -116,7 +131,12 @@ class Figures:
         paths=_paths(sheet),
       )
 
-  def tsne(self, looks, count=2000, thumbnails=False):
+  def tsne(
+    self,
+    looks: Sequence[Mapping[str, Any]],
+    count: int = 2000,
+    thumbnails: bool = False,
+  ) -> None:
     """Draw at most `count` of `looks`, at equal distances in the list.
 
     Args:
@@ -157,7 +177,9 @@ class Figures:
     return terminal.track(images, len(looks), unit='images to draw')
 
 
-def finer_images(weights, paths, px):
+def finer_images(
+  weights: Weights, paths: Sequence[str], px: int
+) -> Iterator[np.ndarray]:
   """Yield what the model sees of each image, finer: uint8 [H, W, C].
 
   The transforms are those of the weights, for the smallest multiple of their
@@ -165,7 +187,7 @@ def finer_images(weights, paths, px):
   """
   shape = weights.image_shape
   factor = max(1, -(-px // min(shape[:2])))
-  finer = [side * factor for side in shape[:2]]
+  finer = tuple(side * factor for side in shape[:2])
   transforms = pretrained.scale(weights.transforms, shape, finer)
   loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
   return predict.images_of(loaded)
