@@ -22,10 +22,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import read_records
 from vit_jax.reports import markup, series
-from vit_jax.reports.markup import Html, fold, table, tag
+from vit_jax.reports.markup import Html, fold, join, table, tag
 
 NAME = 'report.html'
 _FOLDER = pathlib.Path(__file__).parent
@@ -48,7 +48,7 @@ _DETAIL = re.compile(r'.*/class_accuracy/.*|.*_seed\d+')
 _SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|error)')
 
 
-def write_at_end(workdir):
+def write_at_end(workdir: PathLike) -> None:
   """Write the page of a run that has ended; an error is only printed.
 
   Only the first host writes.
@@ -65,7 +65,7 @@ def write_at_end(workdir):
     )
 
 
-def write(workdir, output=None):
+def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   """Write the page of a run or a study; return its path.
 
   Args:
@@ -97,7 +97,7 @@ class Workdir:
     last: {metric: last value}.
   """
 
-  def __init__(self, path):
+  def __init__(self, path: PathLike):
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
     self.config = self._json('config.json')
@@ -112,20 +112,20 @@ class Workdir:
     return json.loads(file.read_text()) if file.exists() else None
 
   @property
-  def is_study(self):
+  def is_study(self) -> bool:
     return isinstance((self.config or {}).get('runs'), dict)
 
   @property
-  def kind(self):
+  def kind(self) -> str:
     """What the config runs: 'train', 'evaluate', 'study' or ''."""
     return str((self.config or {}).get('run', '')).rpartition('.')[2]
 
   @property
-  def step(self):
+  def step(self) -> int:
     return max((r['step'] for r in self.records), default=0)
 
   @property
-  def total_steps(self):
+  def total_steps(self) -> int | None:
     """Length of the training, or None if it is not known."""
     for record in reversed(self.records):
       if progress := record.get('progress'):
@@ -133,7 +133,7 @@ class Workdir:
     return self.step if self.last.get('eta_s') == 0 else None
 
   @property
-  def status(self):
+  def status(self) -> tuple[str, str]:
     """(what became of the run, 'good', 'bad' or 'warn')."""
     if self.done and 'diverged' in self.done:
       return 'diverged', 'bad'
@@ -147,25 +147,25 @@ class Workdir:
     return f'stopped or running, step {self.step:,}{of}', 'warn'
 
   @property
-  def phases(self):
+  def phases(self) -> dict[str, float]:
     """{phase: seconds} of the last account of the time, or {}."""
-    last = next((r for r in reversed(self.records) if _seconds(r)), {})
-    return _seconds(last)
+    found = map(_seconds, reversed(self.records))
+    return next(filter(None, found), {})
 
   @property
-  def seconds(self):
+  def seconds(self) -> float | None:
     """Wall time in seconds, or None if it is not known."""
     if phases := self.phases:
       return sum(phases.values())
     return (self.done or {}).get('seconds')
 
   @property
-  def goodput(self):
+  def goodput(self) -> float | None:
     """Fraction of the wall time in training steps, or None."""
     phases = self.phases
     return phases['steps'] / sum(phases.values()) if 'steps' in phases else None
 
-  def runs(self):
+  def runs(self) -> list['Workdir']:
     """Return the Workdirs of a study's runs, in order."""
     names = self.config.get('order') or self.config['runs']
     names = [n for n in names if n in self.config['runs'] and '/' not in n]
@@ -180,7 +180,7 @@ def _seconds(record):
   }
 
 
-def run_page(run):
+def run_page(run: Workdir) -> str:
   """Return the page of a run as text."""
   charts = series.of_run(run.records)
   kinds = {'train': 'Training run', 'evaluate': 'Evaluation'}
@@ -192,7 +192,7 @@ def run_page(run):
   what = [kinds.get(run.kind, 'Run')]
   if study:
     link = tag('a', study, href=f'../{NAME}')
-    what.append(join_(' of the study ', link))
+    what.append(join(' of the study ', link))
   return _page(
     run,
     what,
@@ -209,7 +209,7 @@ def run_page(run):
   )
 
 
-def study_page(study):
+def study_page(study: Workdir) -> str:
   """Return the page of a study as text."""
   runs = study.runs()
   charts = series.of_study({run.name: run.records for run in runs})
@@ -288,11 +288,7 @@ def _page(run, what, *, tiles, charts, sections, status=None):
 img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <link rel="icon" href="data:,">{tag('title', f'{run.name} · vit_jax')}
 <style>{(_FOLDER / 'page.css').read_text()}</style></head>"""
-  return f'{head}<body>{markup.join(body)}</body></html>\n'
-
-
-def join_(*children):
-  return markup.join(children)
+  return f'{head}<body>{join(*body)}</body></html>\n'
 
 
 def _section(title, *children):
@@ -688,7 +684,7 @@ def _time(run):
     title = f'{label}: {_duration(phases[phase])}, {share:.1%}'
     bars.append(tag('i', style=f'{color};flex:{share:.4f}', title=title))
     swatch = tag('i', class_='swatch bar-swatch', style=color)
-    name = join_(swatch, ' ', label)
+    name = join(swatch, ' ', label)
     rows.append([name, _duration(phases[phase]), f'{share:.1%}'])
   text = f'{_duration(total)} of wall time.'
   if run.goodput is not None:

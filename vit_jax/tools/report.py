@@ -11,6 +11,7 @@ also writes the page of each run that has results.
 """
 
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -31,7 +32,7 @@ def parser():
   return made
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
   """Run the command; return its exit status."""
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.

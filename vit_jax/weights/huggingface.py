@@ -100,7 +100,7 @@ def read(
       "'vit' is supported."
     )
   del image_size  # the position table has it
-  notes = []
+  notes: list[str] = []
   arrays = _skip(_file_names(arrays), config, notes)
   params, names = _KEYS.to_ours(arrays)
   model = bundle.infer(params, **_fields(config) | fields)

@@ -162,7 +162,7 @@ def read(
     ValueError: an array is missing, unexpected or of another shape.
   """
   del config
-  notes = []
+  notes: list[str] = []
   arrays = _parameters(arrays, notes)
   is_old = any('/MlpBlock_3/' in name for name in arrays)
   is_vit = any(name.startswith(_LAYER) for name in arrays)

@@ -176,7 +176,8 @@ def read(
     ValueError: no model of vit_jax has these arrays.
   """
   arrays = {k.removeprefix(_WRAPPER): np.asarray(v) for k, v in arrays.items()}
-  config, notes, last_norm = _Config.parse(config), [], 'norm'
+  config, last_norm = _Config.parse(config), 'norm'
+  notes: list[str] = []
   if 'stem.proj.weight' in arrays:
     keys, fields = _MIXER_KEYS, {'gelu': config.gelu} | fields
   elif 'patch_embed.proj.weight' in arrays:

@@ -20,6 +20,7 @@ Cycles, and everything that follows from them, are the compiler's estimates.
 import functools
 import importlib.metadata
 import pathlib
+from collections.abc import Sequence
 
 import jax
 from absl import app, flags, logging
@@ -55,7 +56,7 @@ _TABLE = flags.DEFINE_string(
 )
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   del argv
   logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
