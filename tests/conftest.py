@@ -7,10 +7,13 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
+from vit_jax import environment
+
 # Most of the tests' time is compilation, and without optimisation XLA compiles
 # twice as fast. Processes that tests start inherit the flag.
 FLAGS = '--xla_backend_optimization_level=0'
 os.environ['XLA_FLAGS'] = f'{FLAGS} {os.environ.get("XLA_FLAGS", "")}'.strip()
+environment.avoid_wrong_results()
 
 # Processes that tests start need not restart themselves for huge pages.
 os.environ.setdefault('GLIBC_TUNABLES', '')

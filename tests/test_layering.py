@@ -18,7 +18,9 @@ FOLDERS = {  # folder: what it may import of this package
   'objectives': ('objectives.', 'models.common', 'models.pooling'),
   'evals': ('evals.', 'data.', 'sharding', 'terminal', 'objectives.'),
   'analysis': ('analysis.',),
-  'reports': ('reports.', 'data.transforms', 'metrics', 'terminal'),
+  'reports': (
+    *('reports.', 'data.images', 'data.transforms', 'metrics', 'terminal'),
+  ),
   'data': ('data.',),
   'weights': (
     *('weights.', 'config', 'checkpoint', 'workdirs', 'models.'),
@@ -27,10 +29,12 @@ FOLDERS = {  # folder: what it may import of this package
 }
 MODULES = {
   'main': (
-    *('compilation_cache', 'config', 'distributed', 'environment', 'terminal'),
+    *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
+    'terminal',
     *('train', 'evaluate', 'study'),
   ),
-  'models/names': ('config', 'models.', 'terminal'),
+  'models/names': ('config', 'models.'),
+  'names': ('models.names', 'tools.parsers', 'analysis.summary'),
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
@@ -58,7 +62,8 @@ MODULES = {
   'writers': (),
   'config': (),
   'environment': (),
-  **{leaf: ('checks',) for leaf in LEAVES},
+  'canary': ('environment',),
+  **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
 

@@ -4,6 +4,7 @@ import collections
 import io
 import json
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -94,6 +95,14 @@ def test_many_small_classes_are_held_out_of(tmp_path):
       (tmp_path / f'{c}/{i}.jpg').write_bytes(b'')
   test = Folder(tmp_path, split='[90%:]', stratified=True)
   assert len(test) == 8 and len(set(test.labels())) == 8
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_fast():
+  """Programs run a few times here, so compiling them well does not pay."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +219,10 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
 
 @pytest.mark.parametrize(
   'size, patch, expected',
-  [(224, 16, 384), (224, 14, 518), (384, 16, 384), (512, 16, 512)]
-  + [(256, 32, 384), (24, 4, 40), (518, 14, 518), (28, 2, 48)],
+  [
+    *((224, 16, 384), (224, 14, 518), (384, 16, 384), (512, 16, 512)),
+    *((256, 32, 384), (24, 4, 40), (518, 14, 518), (28, 2, 48)),
+  ],
 )
 def test_the_size_follows_the_paper(size, patch, expected, monkeypatch):
   made = weights((size, size, 3), patch_size=patch)
@@ -246,8 +257,11 @@ def source():
   return [{'image': file.getvalue(), 'label': 0}]
 
 
-def test_the_weights_are_asked_for_once(capsys):
-  config = load_config('finetune', 'folder')
-  config.data.source.path = '/tmp/none'
-  with pytest.raises(ValueError, match=r'init_from\.path=PATH'):
-    configs.run(config, '/tmp/none')
+def test_the_weights_are_asked_for_once(tmp_path):
+  config = load_config('finetune', 'folder,class_weights')
+  with pytest.raises(ValueError, match='values to be set') as error:
+    configs.run(config, tmp_path)
+  assert str(error.value).split('Add ')[1].split() == [
+    '--config.init_from.path=...',
+    '--config.data.source.path=...',
+  ]

@@ -1,9 +1,11 @@
 """Checks of arguments that many modules share."""
 
 import numbers
+from collections.abc import Iterable
+from typing import Any
 
 
-def one_of(name, value, allowed):
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
   """Raise ValueError unless `value` is one of the `allowed` values.
 
   Args:
@@ -16,7 +18,7 @@ def one_of(name, value, allowed):
     raise ValueError(f'{name}={value!r} must be one of {choices}.')
 
 
-def integer(name, value, least):
+def integer(name: str, value: Any, least: int) -> None:
   """Raise ValueError unless `value` is an integer of at least `least`."""
   is_integer = isinstance(value, numbers.Integral)
   if not is_integer or isinstance(value, bool) or value < least:
@@ -25,7 +27,7 @@ def integer(name, value, least):
     )
 
 
-def index(value, length):
+def index(value: Any, length: int) -> int:
   """Return `value` as an int; raise IndexError outside 0 to `length` - 1."""
   value = int(value)
   if not 0 <= value < length:

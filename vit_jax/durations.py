@@ -1,6 +1,7 @@
 """Durations of a training run: steps, epochs, examples or a fraction of it."""
 
 import dataclasses
+import typing
 
 from vit_jax import checks
 
@@ -23,7 +24,7 @@ class Duration:
   value: float
   unit: str
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.one_of('unit', self.unit, UNITS)
     value, unit = self.value, self.unit
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -35,22 +36,22 @@ class Duration:
       raise ValueError(f'{unit}={value} must be between 0 and 1.')
 
 
-def steps(value):
+def steps(value: int) -> Duration:
   """Return a Duration of optimizer steps."""
   return Duration(value, 'steps')
 
 
-def epochs(value):
+def epochs(value: float) -> Duration:
   """Return a Duration of passes over the training set."""
   return Duration(value, 'epochs')
 
 
-def examples(value):
+def examples(value: int) -> Duration:
   """Return a Duration of training examples."""
   return Duration(value, 'examples')
 
 
-def fraction(value):
+def fraction(value: float) -> Duration:
   """Return a Duration that is a fraction of the whole run."""
   return Duration(value, 'fraction')
 
@@ -68,6 +69,12 @@ class Timeline:
   batch_size: int
   num_examples: int
   total_steps: int | None = None
+
+  @typing.overload
+  def steps(self, duration: Duration) -> int: ...
+
+  @typing.overload
+  def steps(self, duration: Duration | None) -> int | None: ...
 
   def steps(self, duration):
     """Return the duration in whole steps; None for None.

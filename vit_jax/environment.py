@@ -1,14 +1,25 @@
-"""Environment variables that make a process faster.
+"""Environment variables that make a process faster, and its results correct.
 
-They are read when a process starts. This module uses the standard library
-only, because it runs before everything else.
+They are read when a process starts, or when JAX computes for the first time.
+This module uses the standard library only, because it runs before everything
+else.
 """
 
+import importlib.metadata
 import os
 import sys
 
+# The first dimension of a product of two matrices, summed on a CPU: these
+# versions of jaxlib compute wrong values from element 32,768 on (jax issue
+# 39103). 0.11.0, 0.11.1, 0.11.2, 0.12.0 and 0.12.0.1 were found correct. A list
+# of versions, because XLA ends a process that names an option it does not know.
+WRONG_JAXLIB = ('0.10.1', '0.10.2')
+OPTION = '--xla_cpu_experimental_ynn_fusion_type'  # Empty: fuse nothing.
 
-def faster():
+_before = None  # XLA_FLAGS of the user, if avoid_wrong_results has changed it.
+
+
+def faster() -> dict[str, str]:
   """Return {variable: value} to start a process with; users' settings win.
 
   On a CPU, XLA allocates its temporaries again in every step. With pages of
@@ -18,3 +29,31 @@ def faster():
   if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
     return {}
   return {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
+
+
+def avoid_wrong_results() -> None:
+  """Append an option to XLA_FLAGS if the installed jaxlib needs it.
+
+  Without the option it computes wrong values on CPUs. XLA_FLAGS stays as it is
+  if it names that option, with any value, or if it names a file of options, to
+  which nothing can be appended.
+  """
+  global _before
+  flags = os.environ.get('XLA_FLAGS', '').strip()
+  is_file = flags and not flags.startswith('-')
+  if jaxlib_version() in WRONG_JAXLIB and not is_file and OPTION not in flags:
+    _before = os.environ.get('XLA_FLAGS', '')
+    os.environ['XLA_FLAGS'] = f'{flags} {OPTION}='.strip()
+
+
+def users_own():
+  """Return {'XLA_FLAGS': value of the user} if we have changed it, else {}."""
+  return {} if _before is None else {'XLA_FLAGS': _before}
+
+
+def jaxlib_version():
+  """Return the version of the installed jaxlib, '' if there is none."""
+  try:
+    return importlib.metadata.version('jaxlib').partition('+')[0]
+  except importlib.metadata.PackageNotFoundError:
+    return ''

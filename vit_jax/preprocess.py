@@ -5,7 +5,10 @@ Images travel to the device as uint8, a quarter of float32's bytes.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+
+from vit_jax.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +23,10 @@ class Normalize:
   mean: float | tuple[float, ...] = 127.5
   std: float | tuple[float, ...] = 127.5
 
-  def __call__(self, images):
+  def __call__(self, images: Array) -> jax.Array:
     """uint8 [..., H, W, C] -> float32 of the same shape."""
     mean = jnp.asarray(self.mean, jnp.float32)
     std = jnp.asarray(self.std, jnp.float32)
     shape = (1,) * (images.ndim - 1) + (-1,)
-    scaled = images.astype(jnp.float32) - mean.reshape(shape)
+    scaled = jnp.asarray(images, jnp.float32) - mean.reshape(shape)
     return scaled / std.reshape(shape)

@@ -8,35 +8,40 @@ needed, and nothing in a file is executed.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax import tree
 from vit_jax.data.transforms import scale as scale
+from vit_jax.files import PathLike
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
+from vit_jax.types import Model, Params, Preprocess, Size
 from vit_jax.weights import bundle, formats, surgery
+from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom
 
 
 def load(
-  path,
+  path: PathLike,
   *,
-  image_size=None,
-  num_classes=None,
-  posemb_resize='paper',
-  patch_size=None,
-  patch_resize='bicubic_antialias',
-  in_chans=None,
-  head='keep',
-  step=None,
-  ema='auto',
-  trust=(),
-  report=print,
-  **options,
-):
+  image_size: Size | None = None,
+  num_classes: int | None = None,
+  posemb_resize: str = 'paper',
+  patch_size: Size | None = None,
+  patch_resize: str = 'bicubic_antialias',
+  in_chans: int | None = None,
+  head: str = 'keep',
+  step: int | None = None,
+  ema: bool | str = 'auto',
+  trust: Sequence[str] = (),
+  report: Callable[[str], Any] | None = print,
+  **options: Any,
+) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
   The architecture is read off the file. `bundle.infer` lists what files do not
@@ -92,7 +97,7 @@ def load(
   return build(weights)
 
 
-def build(weights):
+def build(weights: Weights) -> tuple[Any, dict[str, Any]]:
   """Return (model, nested parameters on the default device)."""
   model, params = weights.model, weights.params
   if getattr(model, 'scan', False) and isinstance(model, bundle.MODELS):
@@ -101,16 +106,16 @@ def build(weights):
 
 
 def fit(
-  weights,
+  weights: Weights,
   *,
-  image_size=None,
-  num_classes=None,
-  posemb_resize='paper',
-  patch_size=None,
-  patch_resize='bicubic_antialias',
-  in_chans=None,
-  head='keep',
-):
+  image_size: Size | None = None,
+  num_classes: int | None = None,
+  posemb_resize: str = 'paper',
+  patch_size: Size | None = None,
+  patch_resize: str = 'bicubic_antialias',
+  in_chans: int | None = None,
+  head: str = 'keep',
+) -> tuple[Weights, surgery.Report]:
   """Return (Weights, surgery.Report) for another use; arguments as of `load`.
 
   Sizes in the transforms change in proportion.
@@ -172,7 +177,7 @@ def _filled(path, value, bias):
 # Fine-tuning: what a training run takes from the weights that it starts from.
 
 
-def from_weights(init_from: InitFrom | None, **fields):
+def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   """Return the model of weights as it is fine-tuned.
 
   The architecture is that of the weights. The head has a new number of classes
@@ -236,18 +241,14 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   new = [min(n * usual / 224, max(n, usual)) for n in shape]
   if not hasattr(embedding, 'grid'):
     return tuple(map(round, new))
-  grid = embedding.grid(shape)
-  return tuple(
-    embedding.image_size(
-      [
-        max(round(cells * after / before), 1)
-        for cells, before, after in zip(grid, shape, new)
-      ]
-    )
-  )
+  grid = [
+    max(round(cells * after / before), 1)
+    for cells, before, after in zip(embedding.grid(shape), shape, new)
+  ]
+  return embedding.image_size(grid)
 
 
-def preprocess(init_from: InitFrom | None):
+def preprocess(init_from: InitFrom | None) -> Preprocess:
   """Return the function that converts uint8 images for these weights."""
   return _describe(init_from)[0].preprocess
 

@@ -10,28 +10,32 @@ scanned. `stack_blocks` and `unstack_blocks` lead from one to the other.
 """
 
 import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+
+from vit_jax.types import FlatParams, PyTree
 
 _BLOCK = re.compile(r'(.*/|)block_(\d+)/(.*)')
 _STACKED = re.compile(r'(.*/|)blocks/(.*)')
 
 
-def path_str(key_path):
+def path_str(key_path: tuple[Any, ...]) -> str:
   """Return the path 'a/b/0/c' of a key path of `jax.tree_util`."""
   return jax.tree_util.keystr(key_path, simple=True, separator='/')
 
 
-def flatten(tree):
+def flatten(tree: PyTree) -> dict[str, Any]:
   """Return {path: leaf} of any pytree, in its order."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {path_str(key_path): leaf for key_path, leaf in leaves}
 
 
-def unflatten(flat):
+def unflatten(flat: FlatParams) -> dict[str, Any]:
   """Return the nested dict of a {path: leaf}; inverse of `flatten`."""
-  tree = {}
+  tree: dict[str, Any] = {}
   for path, leaf in flat.items():
     *parents, last = path.split('/')
     node = tree
@@ -41,14 +45,16 @@ def unflatten(flat):
   return tree
 
 
-def map_with_path(fn, tree, *rest):
+def map_with_path(
+  fn: Callable[..., Any], tree: PyTree, *rest: PyTree
+) -> PyTree:
   """Apply fn(path, leaf, *other_leaves) to every leaf."""
   return jax.tree_util.tree_map_with_path(
     lambda key_path, *leaves: fn(path_str(key_path), *leaves), tree, *rest
   )
 
 
-def first_match(rules, path):
+def first_match(rules: Sequence[str], path: str) -> int | None:
   """Return the index of the first rule that matches the path, or None."""
   for i, rule in enumerate(rules):
     if re.fullmatch(rule, path):
@@ -56,7 +62,7 @@ def first_match(rules, path):
   return None
 
 
-def check_rules_match(rules, tree, *, what):
+def check_rules_match(rules: Sequence[str], tree: PyTree, *, what: str) -> None:
   """Raise ValueError if a rule matches no path and so would do nothing."""
   paths = list(flatten(tree))
   idle = [r for r in rules if not any(re.fullmatch(r, p) for p in paths)]
@@ -68,14 +74,14 @@ def check_rules_match(rules, tree, *, what):
     )
 
 
-def mask(rules, tree):
+def mask(rules: Sequence[str], tree: PyTree) -> PyTree:
   """Return a tree of bools: whether any rule matches the path of the leaf."""
   return map_with_path(
     lambda path, _: first_match(rules, path) is not None, tree
   )
 
 
-def diff(expected, actual):
+def diff(expected: FlatParams, actual: FlatParams) -> str:
   """Return lines '- path shape' (expected) and '+ path shape' (actual).
 
   Args:
@@ -94,13 +100,14 @@ def diff(expected, actual):
   return '\n'.join(lines)
 
 
-def stack_blocks(flat):
+def stack_blocks(flat: FlatParams) -> dict[str, Any]:
   """Stack the 'block_i/x' entries of a {path: array} to one 'blocks/x' each.
 
   Raises:
     ValueError: the layers are not 0..n-1, or have different leaves.
   """
-  stacks, out = {}, {}
+  stacks: dict[str, dict[int, Any]] = {}
+  out: dict[str, Any] = {}
   for path, leaf in flat.items():
     if found := _BLOCK.fullmatch(path):
       prefix, index, rest = found.groups()
@@ -117,7 +124,7 @@ def stack_blocks(flat):
   return out
 
 
-def unstack_blocks(flat):
+def unstack_blocks(flat: FlatParams) -> dict[str, Any]:
   """Split the 'blocks/x' entries of a {path: array} to 'block_i/x' each."""
   out = {}
   for path, leaf in flat.items():
@@ -130,6 +137,6 @@ def unstack_blocks(flat):
   return out
 
 
-def is_stacked(flat):
+def is_stacked(flat: Iterable[str]) -> bool:
   """Return whether any path of a {path: leaf} is in the scanned layout."""
   return any(_STACKED.fullmatch(path) for path in flat)

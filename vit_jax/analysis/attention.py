@@ -15,18 +15,23 @@ class token and registers. All softmaxes are float32. Under jit only the
 the compiler would compute independent layers all at once.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checks import one_of
+from vit_jax.types import Array, Params
 
 HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
 RESIDUALS = ('half', 'none')
 PREFIXES = ('left_out', 'zero')
 
 
-def recorded(intermediates):
+def recorded(
+  intermediates: Params,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Return what the encoder layers recorded about attention, first to last.
 
   Args:
@@ -61,7 +66,7 @@ def recorded(intermediates):
   return jax.tree.map(lambda *of_all: jnp.stack(of_all), *layers)
 
 
-def weights(q, k, added=None):
+def weights(q: Array, k: Array, added: Array | None = None) -> jax.Array:
   """Return the attention weights softmax((q kᵀ + added) / √d), [B, h, Q, N].
 
   q is [B, Q, h, d], k [B, N, h, d], and added [B, h, Q, N] or None.
@@ -74,7 +79,9 @@ def weights(q, k, added=None):
   return jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
 
 
-def per_layer(fn, q, k, added=None):
+def per_layer(
+  fn: Callable[..., jax.Array], q: Array, k: Array, added: Array | None = None
+) -> jax.Array:
   """Compute fn(q, k, added) -> [B, ...] for one layer at a time: [B, L, ...].
 
   q, k and added are those of `recorded`.
@@ -83,7 +90,9 @@ def per_layer(fn, q, k, added=None):
   return jnp.swapaxes(found, 0, 1)
 
 
-def maps(q, k, added=None, *, start):
+def maps(
+  q: Array, k: Array, added: Array | None = None, *, start: Array
+) -> jax.Array:
   """Return each head's attention from some tokens of a layer: [B, h, R, N].
 
   `start`, [B or 1, R, N] such as Pooling.token_weights, are R mixtures of
@@ -93,7 +102,15 @@ def maps(q, k, added=None, *, start):
   return jnp.einsum('brq,bhqn->bhrn', start, weights(q, k, added))
 
 
-def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
+def rollout(
+  q: Array,
+  k: Array,
+  added: Array | None = None,
+  *,
+  start: Array | None = None,
+  heads: str = 'mean',
+  residual: str = 'half',
+) -> jax.Array:
   """Return the contribution of each input token to output tokens (rollout).
 
   It is the product A_L ... A_2 A_1 of the attention of all layers (Figs. 6 and
@@ -131,7 +148,14 @@ def rollout(q, k, added=None, *, start=None, heads='mean', residual='half'):
   return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
 
 
-def rollout_of_heads(q, k, added=None, *, start=None, residual='half'):
+def rollout_of_heads(
+  q: Array,
+  k: Array,
+  added: Array | None = None,
+  *,
+  start: Array | None = None,
+  residual: str = 'half',
+) -> jax.Array:
   """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
 
   The head of layer l attends to the tokens of its layer; the layers before it
@@ -156,7 +180,9 @@ def rollout_of_heads(q, k, added=None, *, start=None, residual='half'):
   return jnp.swapaxes(found, 0, 1)
 
 
-def cell_distances(grid, cell_px):
+def cell_distances(
+  grid: tuple[int, int], cell_px: tuple[int, int]
+) -> np.ndarray:
   """Return distances between the centres of patches: float32 [P, P].
 
   The grid is (gh, gw), and cell_px the (height, width) of a patch in pixels.
@@ -166,7 +192,14 @@ def cell_distances(grid, cell_px):
   return np.hypot(*(at[:, :, None] - at[:, None, :])).astype(np.float32)
 
 
-def mean_distance(q, k, added=None, *, distances, prefix='left_out'):
+def mean_distance(
+  q: Array,
+  k: Array,
+  added: Array | None = None,
+  *,
+  distances: Array,
+  prefix: str = 'left_out',
+) -> jax.Array:
   """Return the mean attention distance of each head (Figs. 7 and 11): [B, h].
 
   For the query of each patch, distances to all patches are weighted by

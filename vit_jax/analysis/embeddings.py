@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from vit_jax.types import Array
 
-def filters(kernel, count=28):
+
+def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return principal components of patch embedding filters (Fig. 7 left).
 
   A filter is a column of the kernel, a point in the space of patches; the mean
@@ -37,7 +39,7 @@ def filters(kernel, count=28):
   return rows.reshape(-1, *shape).astype('float32'), shares.astype('float32')
 
 
-def tiles(components):
+def tiles(components: Array) -> np.ndarray:
   """Return components [n, ph, pw, C] as images in [0, 1]: [n, H, W, 3].
 
   0 becomes mid-grey. Three channels are red, green and blue; any other number
@@ -52,7 +54,7 @@ def tiles(components):
   return np.broadcast_to(scaled, (*scaled.shape[:3], 3))
 
 
-def position_similarity(table):
+def position_similarity(table: Array) -> np.ndarray:
   """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
 
   Args:

@@ -1,12 +1,16 @@
 """Exact FLOP counts of JAX functions, read from the jaxpr."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.extend import core
 
+from vit_jax.types import Model
 
-def count(fn, *args):
+
+def count(fn: Callable[..., Any], *args: Any) -> int:
   """Return the FLOPs of the matrix products and convolutions in fn(*args).
 
   A multiply-add is two FLOPs. The body of a scan counts once per iteration.
@@ -16,10 +20,37 @@ def count(fn, *args):
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
-def forward(model, images):
+def by_scope(fn, *args):
+  """Return {names of scopes: FLOPs}, whose sum is `count`, in their order.
+
+  The names are those of jax.named_scope, outermost first; Flax has one for each
+  module. A branch of `cond` counts if it has the most FLOPs.
+  """
+  found = {}
+  _add(jax.make_jaxpr(fn)(*args).jaxpr, (), 1, found)
+  return found
+
+
+def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
   """Return the FLOPs of model.apply on a ShapeDtypeStruct of images."""
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
   return count(model.apply, variables, images)
+
+
+def _add(jaxpr, scope, times, found):
+  """Add the FLOPs of a jaxpr that runs `times` times to {scope: FLOPs}."""
+  for eqn in jaxpr.eqns:
+    here = (*scope, *str(eqn.source_info.name_stack).split('/'))
+    inner = list(core.jaxprs_in_params(_forward(eqn)))
+    total = times * _count_equation(eqn)
+    if not inner or not total or eqn.primitive.name == 'pallas_call':
+      found[here] = found.get(here, 0) + total
+      continue
+    if eqn.primitive.name == 'cond':
+      inner = [max(inner, key=_count)]
+    length = eqn.params['length'] if eqn.primitive.name == 'scan' else 1
+    for each in inner:
+      _add(each, here, times * length, found)
 
 
 def _count(jaxpr):

@@ -22,15 +22,16 @@ class Instruction:
   rest: str
   is_root: bool
 
-  def attribute(self, name):
+  def attribute(self, name: str) -> str | None:
     """Return the name of the computation that `name=%...` names, or None."""
     found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)
     return found and found[1]
 
 
-def parse(text):
+def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
   """Return ({computation: {name: Instruction}}, name of the entry)."""
-  computations, entry, current = {}, None, None
+  computations: dict[str, dict[str, Instruction]] = {}
+  entry, current = None, None
   for line in text.splitlines():
     if line.startswith('HloModule'):
       continue
@@ -45,16 +46,16 @@ def parse(text):
   return computations, entry
 
 
-def num_bytes(shape):
+def num_bytes(shape: str) -> int:
   """Return the bytes of a shape such as 'f32[2,3]{1,0}', or of a tuple."""
   total = 0
   for dtype, dims in arrays(shape):
-    bits = _BITS.get(dtype) or int(re.search(r'\d+', dtype)[0])
+    bits = _BITS.get(dtype) or int(re.findall(r'\d+', dtype)[0])
     total += math.prod(dims) * bits // 8
   return total
 
 
-def arrays(shape):
+def arrays(shape: str) -> list[tuple[str, list[int]]]:
   """Return [(dtype, dims)] of all arrays in a shape."""
   return [
     (dtype, [int(d) for d in dims.split(',') if d])

@@ -7,7 +7,6 @@ incorrectly or not at all, and whatever else OpenCV refuses.
 
 import functools
 import io
-import numbers
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ _PNG = b'\x89PNG\r\n\x1a\n'
 def size(name: str, value: Any) -> tuple[int, int]:
   """Return `value`, an int or (height, width), as a pair; else ValueError."""
   pair = value
-  if isinstance(value, numbers.Integral):
+  if isinstance(value, int | np.integer):
     pair = (value, value)
   is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
   if not is_pair or not all(
@@ -30,7 +29,7 @@ def size(name: str, value: Any) -> tuple[int, int]:
       f'{name}={value!r} must be an integer or (height, width), each at least'
       ' 1 pixel.'
     )
-  return pair[0], pair[1]
+  return tuple(pair)
 
 
 @functools.cache

@@ -48,7 +48,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vit_jax import checks
-from vit_jax.data import images
+from vit_jax.data import images, order
 from vit_jax.data.transforms import scale_to
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
@@ -273,12 +273,9 @@ class _Examples:
 
   def at(self, position):
     """Return (epoch, index) of a global position of training."""
-    from grain.experimental import index_shuffle
-
-    last = len(self.source) - 1
-    epoch, place = divmod(position, last + 1)
+    epoch, place = divmod(position, len(self.source))
     key = _shuffle_seed(self._seed, epoch)
-    return epoch, index_shuffle(place, max_index=last, seed=key, rounds=4)
+    return epoch, order.index_at(place, len(self.source), key)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).

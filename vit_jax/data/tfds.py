@@ -68,7 +68,7 @@ class Tfds:
       )
     builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
     self._features = builder.info.features
-    self._parsers: dict[str, Any] = {}
+    self._parsers: dict[Any, Any] = {}
     image = self._feature('image_key')
     label = self._feature('label_key')
     if not isinstance(image, tfds.features.Image):

@@ -13,6 +13,8 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -251,7 +253,9 @@ def _crop(transform, image, place):
   return image[y : y + height, x : x + width]
 
 
-def scale(transforms, old, new):
+def scale(
+  transforms: Sequence[Any], old: Sequence[int], new: Sequence[int]
+) -> tuple[Any, ...]:
   """Return transforms for images of another size.
 
   'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
@@ -277,7 +281,9 @@ def scale(transforms, old, new):
   return tuple(scaled(transform) for transform in transforms)
 
 
-def scale_to(transforms, image_size):
+def scale_to(
+  transforms: Sequence[Any], image_size: int | tuple[int, int]
+) -> tuple[Any, ...]:
   """Return `scale` of the transforms so that their result has `image_size`.
 
   Args:

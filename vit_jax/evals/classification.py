@@ -10,8 +10,9 @@ import numpy as np
 
 from vit_jax.checks import one_of
 from vit_jax.data import pipeline
-from vit_jax.evals.collect import LabelEvaluator, means
+from vit_jax.evals.collect import Columns, LabelEvaluator, means
 from vit_jax.objectives import classification
+from vit_jax.types import Params
 
 _MEANS = ('accuracy', 'top5_accuracy', 'loss')  # metrics that are means
 
@@ -68,7 +69,7 @@ class Classification(LabelEvaluator):
   calibration_bins: int | None = 15
   confidence: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     source = self.data.source
     one_of('loss', self.loss, classification.LOSSES)
@@ -81,7 +82,9 @@ class Classification(LabelEvaluator):
     self._classes = _choices(self.restrict, source, self.model.num_classes)
     self.predictions = None
 
-  def compare(self, logits, labels):
+  def compare(
+    self, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
     targets = classification.soft_targets(labels, logits.shape[-1])
     if self._classes is not None:
       logits, targets = logits[:, self._classes], targets[:, self._classes]
@@ -111,7 +114,7 @@ class Classification(LabelEvaluator):
       out['label'] = jnp.any(labels > 0, axis=-1)
     return out
 
-  def run(self, params):
+  def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
     accuracy, loss, and with more than 5 classes top5_accuracy: means over
@@ -185,7 +188,9 @@ class Classification(LabelEvaluator):
     }
 
 
-def calibration_error(confidence, hit, bins):
+def calibration_error(
+  confidence: np.ndarray, hit: np.ndarray, bins: int
+) -> float:
   """Return the expected calibration error (Guo et al., 2017, equation 3).
 
   This is the mean of |accuracy - mean confidence| over bins of equal width,
@@ -203,7 +208,7 @@ def calibration_error(confidence, hit, bins):
   return float(np.abs(gaps).sum() / len(confidence))
 
 
-def wilson(hits):
+def wilson(hits: np.ndarray) -> tuple[float, float]:
   """Return (low, high), the 95% Wilson score interval of mean(hits)."""
   import scipy.stats  # takes half a second
 
@@ -212,7 +217,13 @@ def wilson(hits):
   return float(interval.low), float(interval.high)
 
 
-def bootstrap(statistic, columns, *, resamples=1000, seed=0):
+def bootstrap(
+  statistic: Callable[[Columns], dict[str, float]],
+  columns: Columns,
+  *,
+  resamples: int = 1000,
+  seed: int = 0,
+) -> dict[str, tuple[float, float]]:
   """Return {name: (low, high)}, 95% percentile intervals.
 
   `scipy.stats.bootstrap` does not take several metrics of the same resampled

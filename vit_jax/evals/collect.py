@@ -7,15 +7,20 @@ not depend on the number of devices or hosts, nor on the batch size.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
+from vit_jax.types import Batch, Params
+
+# {name: [N, ...]}, a row for each example.
+Columns = dict[str, np.ndarray]
 
 
 class Collector:
@@ -33,7 +38,15 @@ class Collector:
     ValueError: the batch size does not fit the mesh.
   """
 
-  def __init__(self, fn, *, data, mesh, num_classes=None, what='eval'):
+  def __init__(
+    self,
+    fn: Callable[..., dict[str, jax.Array]],
+    *,
+    data: Data,
+    mesh: Mesh,
+    num_classes: int | None = None,
+    what: str = 'eval',
+  ) -> None:
     sharding.check_batch_size(data.batch_size, mesh, what=f'{what} batch_size')
     self._data, self._mesh, self._what = data, mesh, what
     self._batches = data.eval_batches(
@@ -54,17 +67,18 @@ class Collector:
 
     self._fn = jax.jit(with_label, out_shardings=sharding.replicated(mesh))
 
-  def check(self, params):
+  def check(self, params: Params) -> None:
     """Raise the model's error if it does not accept the images. No compute."""
     jax.eval_shape(self._fn, params, self._spec)
 
-  def __call__(self, params):
+  def __call__(self, params: Params) -> Columns:
     """Return {name: [N, ...]} for all readable examples, in source order.
 
     The names include 'label' and 'index'. Raises ValueError if no example can
     be read.
     """
-    rows, pending = [], None
+    rows: list[Columns] = []
+    pending = None
     for batch in terminal.track(
       self._batches,
       len(self._batches),
@@ -86,7 +100,7 @@ class Collector:
     order = np.argsort(columns['index'], kind='stable')
     return {name: column[order] for name, column in columns.items()}
 
-  def counts(self, columns):
+  def counts(self, columns: Columns) -> dict[str, int]:
     """Return {'num_examples', and 'skipped' if some could not be read}."""
     count = len(columns['index'])
     skipped = len(self._data.source) - count
@@ -102,7 +116,7 @@ def _fetch(out):
   return [{name: x[mask] for name, x in out.items()}]
 
 
-def means(columns, names):
+def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
   """Return {name: mean in float64} of the columns that exist."""
   return {
     name: float(np.mean(columns[name], dtype=np.float64))
@@ -131,7 +145,7 @@ class SplitEvaluator:
   mesh: jax.sharding.Mesh
   data: Data
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.transforms = self.data.transforms
     self._collect = Collector(
       self.measure,
@@ -140,9 +154,17 @@ class SplitEvaluator:
       num_classes=self.model.num_classes,
     )
 
-  def check(self, params):
+  def check(self, params: Params) -> None:
     """Raise the model's error if it does not accept the images. No compute."""
     self._collect.check(params)
+
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    """Return {name: [B, ...]} of a batch."""
+    raise NotImplementedError
+
+  def run(self, params: Params) -> dict[str, float]:
+    """Return {metric: number} of the split."""
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -165,7 +187,7 @@ class LabelEvaluator(SplitEvaluator):
   per_class: bool = False
   same_classes: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     source, wanted = self.data.source, self.model.num_classes
     names = getattr(source, 'class_names', None)
@@ -179,12 +201,20 @@ class LabelEvaluator(SplitEvaluator):
         f'{found} classes.'
       )
 
-  def measure(self, params, batch):
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     images = self.preprocess(batch['image'])
     logits = self.model.apply({'params': params}, images)
     return self.compare(logits, batch['label'])
 
-  def of_each_class(self, metric, values):
+  def compare(
+    self, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Return {name: [B, ...]} of a batch."""
+    raise NotImplementedError
+
+  def of_each_class(
+    self, metric: str, values: Mapping[int, float]
+  ) -> dict[str, float]:
     """Return {'metric/CLASS': value} of {number: value}, if `per_class`.
 
     CLASS is the number if names are not unique.

@@ -7,9 +7,10 @@ bias and strength; the defaults are those of big_vision.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax.evals import frozen
 
@@ -44,31 +45,42 @@ class FewShot:
   held_out_shots: int | None = None
   allow_fewer: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     l2, more = self.l2, self.held_out_shots
-    object.__setattr__(self, 'l2', frozen.sweep(l2, 'l2'))
+    object.__setattr__(self, 'l2', self.settings)
     if not self.seeds or not self.shots or min(self.shots) < 1:
       raise ValueError(
         f'shots={self.shots} and seeds={self.seeds}: give at least one of '
         'each; shots must be at least 1.'
       )
-    if more is not None and (more < 1 or len(self.l2) == 1):
+    if more is not None and (more < 1 or len(self.settings) == 1):
       raise ValueError(
         f'held_out_shots={more} with l2={l2}: held_out_shots must be at least '
         '1, and needs several values of l2 to choose from.'
       )
-    if more is None and len(self.l2) > 1 and min(self.shots) == 1:
+    if more is None and len(self.settings) > 1 and min(self.shots) == 1:
       raise ValueError(
         f'shots={self.shots} with l2={l2}: a single shot cannot be held out to '
         'choose l2. Give one l2, or held_out_shots, or remove 1 from shots.'
       )
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
+  @property
+  def settings(self) -> tuple[float, ...]:
+    """Values of l2 to choose from."""
+    return frozen.sweep(self.l2, 'l2')
+
+  def check(
+    self,
+    labels_train: np.ndarray,
+    labels_test: np.ndarray,
+    *,
+    labels_val: np.ndarray | None = None,
+  ) -> None:
     """Raise ValueError if a class has too few training examples."""
     del labels_val
     drawn = self.draw(labels_train, max(self.shots), seed=0)
     least = max(self.shots) if self.held_out_shots else 1
-    if len(self.l2) > 1 and max(map(len, drawn)) <= least:
+    if len(self.settings) > 1 and max(map(len, drawn)) <= least:
       raise ValueError(
         f'No class has more than {least} training examples, so none is left to '
         'choose l2 on. Use fewer shots, a larger split, or one l2.'
@@ -79,7 +91,14 @@ class FewShot:
         'training example. Use splits with the same classes.'
       )
 
-  def __call__(self, train, test, *, val=None, mesh=None):
+  def __call__(
+    self,
+    train: frozen.Split,
+    test: frozen.Split,
+    *,
+    val: frozen.Split | None = None,
+    mesh: Mesh | None = None,
+  ) -> dict[str, float]:
     """Return {'{k}shot', '{k}shot_std', '{k}shot_seed{s}': accuracy}.
 
     These are the mean over draws, the standard deviation (of the population)
@@ -95,13 +114,13 @@ class FewShot:
         fit = train[np.concatenate([rows[:shots] for rows in drawn])]
         accuracies.append(self.solver(fit)(l2).accuracy(test))
         results[f'{shots}shot_seed{seed}'] = accuracies[-1]
-        if len(self.l2) > 1:
+        if len(self.settings) > 1:
           results[f'{shots}shot_l2_seed{seed}'] = l2
       results[f'{shots}shot'] = float(np.mean(accuracies))
       results[f'{shots}shot_std'] = float(np.std(accuracies))
     return results
 
-  def draw(self, labels, shots, seed):
+  def draw(self, labels: np.ndarray, shots: int, seed: int) -> list[np.ndarray]:
     """Return the random rows of each class: the shots, then the held-out ones.
 
     With the same seed, fewer shots are the first of more.
@@ -120,8 +139,8 @@ class FewShot:
     return drawn
 
   def _choose_l2(self, train, drawn, shots):
-    if len(self.l2) == 1:
-      return self.l2[0]
+    if len(self.settings) == 1:
+      return self.settings[0]
     kept, held = [], []
     for rows in drawn:
       end = shots
@@ -131,9 +150,9 @@ class FewShot:
       held.append(rows[end:])
     solve = self.solver(train[np.concatenate(kept)])
     held = train[np.concatenate(held)]
-    return max((solve(l2).accuracy(held), l2) for l2 in self.l2)[1]
+    return max((solve(l2).accuracy(held), l2) for l2 in self.settings)[1]
 
-  def solver(self, train):
+  def solver(self, train: frozen.Split) -> Callable[[float], frozen.Linear]:
     """Return the function l2 -> `frozen.Linear` that minimises the objective.
 
     This is |X W - T|^2 + l2 |W|^2 with targets T of 1 for the label and -1 for

@@ -19,18 +19,20 @@ nothing else; hyperparameters are never chosen on `test`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
+from vit_jax.types import Params
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,7 +60,7 @@ class Frozen:
   readouts: Any
   features: str = 'pre_logits'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _check_names(self.data, self.readouts)
     self._collectors = {
       (name, split): Collector(
@@ -91,7 +93,7 @@ class Frozen:
       for name, splits in self.data.items()
     }
 
-  def check(self, params):
+  def check(self, params: Params) -> None:
     """Raise ValueError if images, features or labels cannot work.
 
     The first call reads the labels of all splits.
@@ -107,7 +109,7 @@ class Frozen:
         except ValueError as error:
           raise ValueError(f'{name}/{key}: {error}') from error
 
-  def run(self, params):
+  def run(self, params: Params) -> dict[str, float]:
     """Return {'{data}/{readout}/{metric}': float}.
 
     With several data sets also 'mean/{readout}/{metric}', the means of the
@@ -185,7 +187,7 @@ class Split:
   x: np.ndarray
   y: np.ndarray
 
-  def __getitem__(self, rows):
+  def __getitem__(self, rows: np.ndarray) -> 'Split':
     return Split(self.x[rows], self.y[rows])
 
 
@@ -203,7 +205,7 @@ class Linear:
   std: np.ndarray  # float64 [D]
   converged: bool = True
 
-  def predict(self, x):
+  def predict(self, x: np.ndarray) -> np.ndarray:
     """Return class numbers [N] for features x [N, D]."""
     kernel = self.kernel / self.std[:, None]
     bias = self.bias - self.mean @ kernel
@@ -213,32 +215,36 @@ class Linear:
     ]
     return self.classes[np.concatenate(best)]
 
-  def accuracy(self, split):
+  def accuracy(self, split: Split) -> float:
     """Return the fraction of correct predictions; -1 if weights diverged."""
     if not (np.isfinite(self.kernel).all() and np.isfinite(self.bias).all()):
       return -1.0
     return float(np.mean(self.predict(split.x) == split.y))
 
 
-def moments(x):
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Return (mean, std + 1e-5), float64 [D], over the rows of x."""
   mean = x.mean(axis=0, dtype=np.float64)
   return mean, x.std(axis=0, dtype=np.float64) + 1e-5
 
 
-def standardise(x, mean, std):
+def standardise(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
   """Return (x - mean) / std in float32."""
   return ((x - mean.astype(np.float32)) / std.astype(np.float32)).astype('f4')
 
 
-def cross_entropies(params, x, y):
+def cross_entropies(
+  params: tuple[jax.Array, jax.Array], x: jax.Array, y: jax.Array
+) -> jax.Array:
   """Return the losses [N] of logits x @ kernel + bias; jittable."""
   kernel, bias = params
   logits = jnp.matmul(x, kernel, precision='highest') + bias
   return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def sweep(value, name, *, allow_zero=False):
+def sweep(
+  value: Any, name: str, *, allow_zero: bool = False
+) -> tuple[float, ...]:
   """Return the numbers to try as a tuple of floats; `value` may be one number.
 
   Raises ValueError if there is none, or one is not positive.
@@ -269,14 +275,14 @@ class Tuned:
   held_out: float = 0.1
   seed: int = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not isinstance(self.held_out, float) or not 0 < self.held_out < 1:
       raise ValueError(
         f'held_out={self.held_out!r} must be a fraction above 0 and below 1: '
         'the part of train to choose hyperparameters on.'
       )
 
-  def rows(self, labels):
+  def rows(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (kept, held), the sorted rows of a stratified split.
 
     From each class round(held_out * n) rows are held out, at least one if the
@@ -288,16 +294,16 @@ class Tuned:
       rows = np.flatnonzero(labels == label)
       count = max(1, round(self.held_out * len(rows)))
       held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
-    held = np.sort(np.concatenate(held))
-    if not len(held):
+    held_rows = np.sort(np.concatenate(held))
+    if not len(held_rows):
       raise ValueError(
         f'No class of the {len(labels)} training examples has two examples, so '
         'none can be held out to choose hyperparameters on. Add a val split, '
         'or give one value.'
       )
-    return np.setdiff1d(np.arange(len(labels)), held), held
+    return np.setdiff1d(np.arange(len(labels)), held_rows), held_rows
 
-  def split(self, train, val):
+  def split(self, train: Split, val: Split | None) -> tuple[Split, Split]:
     """Return (Split to fit, Split to choose on); the latter is `val` if any."""
     if val is not None:
       return train, val
@@ -309,11 +315,16 @@ class Tuned:
 class TunedLinear(Tuned):
   """Base of linear classifiers with a sweep over hyperparameters.
 
-  A subclass has `settings`, the hyperparameters to try, and `fit(train,
-  settings, mesh)`, which returns a Linear for each.
+  A subclass has `settings`, the hyperparameters to try, and defines `fit`.
   """
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
+  def check(
+    self,
+    labels_train: np.ndarray,
+    labels_test: np.ndarray,
+    *,
+    labels_val: np.ndarray | None = None,
+  ) -> None:
     """Raise ValueError for a single class, or if none can be held out."""
     del labels_test
     if len(np.unique(labels_train)) < 2:
@@ -324,7 +335,20 @@ class TunedLinear(Tuned):
     if len(self.settings) > 1 and labels_val is None:
       self.rows(labels_train)
 
-  def best(self, train, val, mesh):
+  if TYPE_CHECKING:  # a field or a property of the subclass
+
+    @property
+    def settings(self) -> Sequence[Any]: ...
+
+  def fit(
+    self, train: Split, settings: Sequence[Any], mesh: Mesh
+  ) -> list[Linear]:
+    """Return the classifier fitted with each of the settings."""
+    raise NotImplementedError
+
+  def best(
+    self, train: Split, val: Split | None, mesh: Mesh
+  ) -> tuple[Any, Linear]:
     """Return (setting, Linear fitted to the whole of train).
 
     The setting has the best accuracy on `val` or held-out examples; of equals
@@ -339,7 +363,7 @@ class TunedLinear(Tuned):
     return best, self.fit(train, [best], mesh)[0]
 
 
-def put_rows(x, mesh):
+def put_rows(x: np.ndarray, mesh: Mesh) -> jax.Array:
   """Return x (equal on all hosts) as a global array, sharded as batches are.
 
   Rows of zeros fill up the shards.
@@ -350,7 +374,7 @@ def put_rows(x, mesh):
   return _put(np.pad(x, padding), where)
 
 
-def put_whole(x, mesh):
+def put_whole(x: np.ndarray | np.generic, mesh: Mesh) -> jax.Array:
   """Return x (equal on all hosts) as a global array copied to every device."""
   return _put(x, sharding.replicated(mesh))
 

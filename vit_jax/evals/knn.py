@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from vit_jax import sharding
 from vit_jax.checks import one_of
@@ -49,37 +49,58 @@ class Knn(frozen.Tuned):
   k: int | Sequence[int] = (10, 20, 100, 200)
   temperature: float | Sequence[float | None] | None = (0.07,)
   metric: str = 'cosine'
-  held_out: float | None = None
+  held_out: float | None = None  # type: ignore[assignment]
 
-  def __post_init__(self):
-    for name in ('k', 'temperature'):
-      value = getattr(self, name)
-      several = tuple(value) if isinstance(value, list | tuple) else (value,)
-      object.__setattr__(self, name, several)
-    if not self.k or not all(isinstance(n, int) and n > 0 for n in self.k):
+  def __post_init__(self) -> None:
+    object.__setattr__(self, 'k', self.ks)
+    object.__setattr__(self, 'temperature', self.temperatures)
+    if not self.ks or not all(isinstance(n, int) and n > 0 for n in self.ks):
       raise ValueError(f'k={self.k!r} must be integers of at least 1.')
-    if not self.temperature:
+    if not self.temperatures:
       raise ValueError('temperature is empty; give at least one, or None.')
-    for t in self.temperature:
+    for t in self.temperatures:
       if t is not None:
         frozen.sweep(t, 'temperature')
     one_of('metric', self.metric, METRICS)
     if self.held_out is not None:
       super().__post_init__()
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
+  @property
+  def ks(self) -> tuple[int, ...]:
+    """Values of k, also if it is one number."""
+    return _several(self.k)
+
+  @property
+  def temperatures(self) -> tuple[float | None, ...]:
+    """Values of the temperature, also if it is one number."""
+    return _several(self.temperature)
+
+  def check(
+    self,
+    labels_train: np.ndarray,
+    labels_test: np.ndarray,
+    *,
+    labels_val: np.ndarray | None = None,
+  ) -> None:
     """Raise ValueError if there are fewer training examples than k."""
     del labels_test
     fitted, part = labels_train, ''
     if self._chooses(labels_val) and labels_val is None:
       fitted, part = self.rows(labels_train)[0], ' that are not held out'
-    if max(self.k) > len(fitted):
+    if max(self.ks) > len(fitted):
       raise ValueError(
-        f'k={max(self.k)}, but there are {len(fitted)} training examples{part}.'
-        ' Use a smaller k.'
+        f'k={max(self.ks)}, but there are {len(fitted)} training examples'
+        f'{part}. Use a smaller k.'
       )
 
-  def __call__(self, train, test, *, val=None, mesh):
+  def __call__(
+    self,
+    train: frozen.Split,
+    test: frozen.Split,
+    *,
+    val: frozen.Split | None = None,
+    mesh: Mesh,
+  ) -> dict[str, float]:
     """Return {'k{k}_t{T}' or 'k{k}_majority': accuracy}.
 
     If k or T is chosen, on `val` or on held-out examples, also 'chosen' (the
@@ -100,24 +121,33 @@ class Knn(frozen.Tuned):
     return results
 
   def _chooses(self, val):
-    several = len(self.k) * len(self.temperature) > 1
+    several = len(self.ks) * len(self.temperatures) > 1
     return several and (val is not None or self.held_out is not None)
 
   def _accuracies(self, train, test, mesh):
     """Return {(k, temperature): accuracy on test}."""
     classes, numbers = np.unique(train.y, return_inverse=True)
     similar, rows = neighbours(
-      train.x, test.x, max(self.k), metric=self.metric, mesh=mesh
+      train.x, test.x, max(self.ks), metric=self.metric, mesh=mesh
     )
     labels = numbers[rows]
     accuracies = {}
-    for k, t in itertools.product(self.k, self.temperature):
+    for k, t in itertools.product(self.ks, self.temperatures):
       predicted = classes[vote(similar[:, :k], labels[:, :k], t)]
       accuracies[k, t] = float(np.mean(predicted == test.y))
     return accuracies
 
 
-def vote(similarities, labels, temperature, rows=1024):
+def _several(value):
+  return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def vote(
+  similarities: np.ndarray,
+  labels: np.ndarray,
+  temperature: float | None,
+  rows: int = 1024,
+) -> np.ndarray:
   """Return the class with most votes, int [Q].
 
   Takes similarities, float32 [Q, k], nearest neighbour first, and the labels of
@@ -138,7 +168,14 @@ def vote(similarities, labels, temperature, rows=1024):
   return np.concatenate(found)
 
 
-def neighbours(train, queries, k, *, metric='cosine', mesh):
+def neighbours(
+  train: np.ndarray,
+  queries: np.ndarray,
+  k: int,
+  *,
+  metric: str = 'cosine',
+  mesh: Mesh,
+) -> list[np.ndarray]:
   """Return the k nearest rows of train to each query, nearest first.
 
   Takes float32 [N, D], N >= k, and [Q, D], numpy and equal on all hosts.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
 from vit_jax.evals import frozen
@@ -42,7 +43,7 @@ class LinearProbe(frozen.TunedLinear):
   weight_decay: float | Sequence[float] = (0.0,)
   standardise: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     _ = self.settings  # raises an error if they are invalid
     if self.epochs < 1 or self.batch_size < 1:
@@ -52,12 +53,19 @@ class LinearProbe(frozen.TunedLinear):
       )
 
   @property
-  def settings(self):
+  def settings(self) -> list[tuple[float, float]]:
     rates = frozen.sweep(self.lr, 'lr')
     decays = frozen.sweep(self.weight_decay, 'weight_decay', allow_zero=True)
     return list(itertools.product(sorted(rates), sorted(decays)))
 
-  def __call__(self, train, test, *, val=None, mesh):
+  def __call__(
+    self,
+    train: frozen.Split,
+    test: frozen.Split,
+    *,
+    val: frozen.Split | None = None,
+    mesh: Mesh,
+  ) -> dict[str, float]:
     """Return {'accuracy', 'lr', 'weight_decay'}."""
     (lr, decay), solution = self.best(train, val, mesh)
     accuracy = solution.accuracy(test)
@@ -67,7 +75,9 @@ class LinearProbe(frozen.TunedLinear):
       )
     return {'accuracy': accuracy, 'lr': lr, 'weight_decay': decay}
 
-  def fit(self, train, grid, mesh):
+  def fit(
+    self, train: frozen.Split, grid: Sequence[tuple[float, float]], mesh: Mesh
+  ) -> list[frozen.Linear]:
     """Return a `frozen.Linear` for each (lr, weight_decay) of grid.
 
     All are trained at once, on the same batches. The examples are sharded over
@@ -98,14 +108,17 @@ class LinearProbe(frozen.TunedLinear):
       rows = np.random.default_rng((self.seed, epoch)).permutation(count)
       rows = rows[: steps * batch_size].reshape(steps, batch_size)
       done = (epoch * steps + np.arange(steps)) / (self.epochs * steps)
-      factor = np.float32((1 + np.cos(np.pi * done)) / 2)
-      order = [put_whole(np.int32(rows)), put_whole(factor[:, None] * rates)]
+      factor = ((1 + np.cos(np.pi * done)) / 2).astype(np.float32)[:, None]
+      order = [put_whole(rows.astype(np.int32)), put_whole(factor * rates)]
       state = _epoch(
         state, data, order, decays, momentum=self.momentum, mesh=mesh
       )
+    kernels, biases = (
+      np.asarray(a, np.float64) for a in jax.device_get(state[0])
+    )
     return [
-      frozen.Linear(np.float64(kernel), np.float64(bias[0]), classes, mean, std)
-      for kernel, bias in zip(*jax.device_get(state[0]))
+      frozen.Linear(kernel, bias[0], classes, mean, std)
+      for kernel, bias in zip(kernels, biases)
     ]
 
 

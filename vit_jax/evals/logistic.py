@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from vit_jax import sharding
 from vit_jax.evals import frozen
@@ -42,16 +43,22 @@ class Logistic(frozen.TunedLinear):
   max_iter: int = 1000
   tol: float = 1e-7
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
-    strengths = frozen.sweep(self.C, 'C')
-    object.__setattr__(self, 'C', tuple(sorted(strengths)))
+    object.__setattr__(self, 'C', self.settings)
 
   @property
-  def settings(self):
-    return self.C
+  def settings(self) -> Sequence[float]:
+    return tuple(sorted(frozen.sweep(self.C, 'C')))
 
-  def __call__(self, train, test, *, val=None, mesh):
+  def __call__(
+    self,
+    train: frozen.Split,
+    test: frozen.Split,
+    *,
+    val: frozen.Split | None = None,
+    mesh: Mesh,
+  ) -> dict[str, float]:
     """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
     C, solution = self.best(train, val, mesh)
     return {
@@ -60,7 +67,9 @@ class Logistic(frozen.TunedLinear):
       'converged': float(solution.converged),
     }
 
-  def fit(self, train, strengths, mesh):
+  def fit(
+    self, train: frozen.Split, strengths: Sequence[float], mesh: Mesh
+  ) -> list[frozen.Linear]:
     """Return a `frozen.Linear` for each C in `strengths`.
 
     The examples are sharded over the devices of the mesh. Each fit starts from
@@ -86,7 +95,8 @@ class Logistic(frozen.TunedLinear):
     for C in strengths:
       l2 = put(np.float32(penalty / (C * count)))
       params, converged = _minimise(params, x, y, l2, *limits, mesh=mesh)
-      kernel, bias = (np.float64(a) for a in jax.device_get(params))
+      found = jax.device_get(params)
+      kernel, bias = (np.asarray(a, np.float64) for a in found)
       solutions.append(
         frozen.Linear(kernel, bias[0], classes, mean, std, bool(converged))
       )

@@ -6,6 +6,7 @@ import jax
 
 from vit_jax.evals.collect import SplitEvaluator, means
 from vit_jax.objectives.masked_patches import Prediction, Task
+from vit_jax.types import Batch, Params
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -24,16 +25,16 @@ class MaskedPatches(SplitEvaluator):
   seed: int = 0
   task: Task = Task()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._prediction = Prediction(self.model, self.preprocess, self.task)
     self.data = dataclasses.replace(self.data, labels=False)
     super().__post_init__()
 
-  def measure(self, params, batch):
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     keys = keys_of(batch['index'], self.seed)
     return self._prediction(params, batch['image'], keys)['metrics']
 
-  def run(self, params):
+  def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
     loss, accuracy (not for 'pixels'): means over the corrupted patches.
@@ -44,7 +45,7 @@ class MaskedPatches(SplitEvaluator):
     return found | self._collect.counts(columns)
 
 
-def keys_of(index, seed):
+def keys_of(index: jax.Array, seed: int) -> jax.Array:
   """Return random keys [B] for the corruption of the examples `index` [B]."""
   fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
   return fold(jax.random.key(seed), index)

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import pipeline
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
+from vit_jax.types import Params
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -28,7 +30,7 @@ class MultiLabel(LabelEvaluator):
   threshold: float = 0.5
   max_gb: float = 8.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not 0 < self.threshold < 1:
       raise ValueError(f'threshold={self.threshold!r} must be between 0 and 1.')
     source = self.data.source
@@ -49,14 +51,16 @@ class MultiLabel(LabelEvaluator):
       )
     super().__post_init__()
 
-  def compare(self, logits, labels):
+  def compare(
+    self, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
     return {
       'label': labels > 0,
       'loss': classification.sigmoid_loss(logits, labels),
       'scores': logits.astype(jnp.float32),
     }
 
-  def run(self, params):
+  def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
     mAP: mean average precision over the classes that occur.

@@ -1,8 +1,10 @@
 """Figures of attention: maps, rollout next to the image, distance by depth."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from etils import epath
 
 from vit_jax.checks import one_of
 from vit_jax.reports import pictures
@@ -10,7 +12,9 @@ from vit_jax.reports import pictures
 STYLES = ('mask', 'heat')
 
 
-def maps(values, picture, path, *, title):
+def maps(
+  values: np.ndarray, picture: np.ndarray, path: epath.Path, *, title: str
+) -> None:
   """Draw the attention of each layer (rows) and head (columns).
 
   Each map is divided by its own maximum. Otherwise heads that attend to all
@@ -27,7 +31,7 @@ def maps(values, picture, path, *, title):
   top, below = made.subplots(2, 1, height_ratios=[above, height])
   top.imshow(_rgb(picture))
   top.set_axis_off()
-  top.set_title(title, fontsize=10)
+  top.set_title(title, fontsize=10, parse_math=False)
   scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
   pictures.mosaic(below, values / scale, vmin=0, vmax=1)
   below.set(xlabel='Head', ylabel='Layer')
@@ -39,7 +43,9 @@ def _rgb(picture):
   return np.broadcast_to(picture, (*picture.shape[:2], 3))
 
 
-def overlay(picture, weights, *, style='mask'):
+def overlay(
+  picture: np.ndarray, weights: np.ndarray, *, style: str = 'mask'
+) -> np.ndarray:
   """Return an image with attention drawn over it: uint8 [H, W, 3].
 
   Weights are divided by their maximum and interpolated to the image's size.
@@ -71,7 +77,13 @@ def overlay(picture, weights, *, style='mask'):
   return np.round(255 * np.clip(drawn, 0, 1)).astype(np.uint8)
 
 
-def sheet(pairs, path, *, names=None, columns=None):
+def sheet(
+  pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+  path: epath.Path,
+  *,
+  names: Sequence[str] | None = None,
+  columns: int | None = None,
+) -> None:
   """Draw images, each with its attention on the right (Figs. 6 and 14).
 
   Args:
@@ -103,11 +115,15 @@ def sheet(pairs, path, *, names=None, columns=None):
       axes.text(0.25, 1.02, 'Input', fontsize=9, **text)
       axes.text(0.75, 1.02, 'Attention', fontsize=9, **text)
     if names:
-      axes.text(0.5, -0.02, names[i], fontsize=8, va='top', **text)
+      font = 8 if wide > 2 else 6
+      name = pictures.shorten(names[i], max(8, int(wide * 120 / font)))
+      axes.text(
+        *(0.5, -0.02, name), fontsize=font, va='top', parse_math=False, **text
+      )
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
 
 
-def pairs_to_a_row(count, aspect):
+def pairs_to_a_row(count: int, aspect: float) -> int:
   """Return the number of columns that makes a sheet about square.
 
   The aspect is the width / height of an image.
@@ -115,7 +131,9 @@ def pairs_to_a_row(count, aspect):
   return max(1, min(count, round(math.sqrt(count / (2 * aspect)))))
 
 
-def distance(values, path, *, uniform=None):
+def distance(
+  values: np.ndarray, path: epath.Path, *, uniform: float | None = None
+) -> None:
   """Draw mean attention distance in pixels, [L, h], by layer (Figs. 7, 11).
 
   A line shows `uniform`, the distance of a head with uniform attention.

@@ -15,12 +15,14 @@ import concurrent.futures
 import csv
 import io
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.reports import pictures
 
 MISCLASSIFIED = (
@@ -37,7 +39,14 @@ _MOST_TILES = 250  # per side of the figure
 _PAIRS = 20
 
 
-def write(workdir, name, predictions, *, class_names=None, figure=True):
+def write(
+  workdir: PathLike,
+  name: str,
+  predictions: Any,
+  *,
+  class_names: Sequence[str] | None = None,
+  figure: bool = True,
+) -> list[epath.Path]:
   """Write the files, on the first host.
 
   Args:
@@ -73,7 +82,9 @@ def write(workdir, name, predictions, *, class_names=None, figure=True):
   return paths
 
 
-def label(classes, names=None):
+def label(
+  classes: Sequence[int] | np.ndarray, names: Sequence[str] | None = None
+) -> list[str]:
   """Return a unique text for each class number: its name, or the number."""
   if not names or len(names) <= classes[-1]:
     return [str(number) for number in classes]
@@ -85,14 +96,18 @@ def label(classes, names=None):
   ]
 
 
-def count(true, predicted, num_classes):
+def count(
+  true: np.ndarray, predicted: np.ndarray, num_classes: int
+) -> np.ndarray:
   """Return the matrix [K, K] of counts: rows are true, columns predicted."""
   cells = true.astype(np.int64) * num_classes + predicted
   counts = np.bincount(cells, minlength=num_classes**2)
   return counts.reshape(num_classes, num_classes)
 
 
-def most_confused(matrix, limit=_PAIRS):
+def most_confused(
+  matrix: np.ndarray, limit: int = _PAIRS
+) -> list[tuple[int, int, int]]:
   """Return [(true, predicted, count)], the largest cells off the diagonal."""
   errors = matrix * ~np.eye(len(matrix), dtype=bool)
   order = np.argsort(-errors, axis=None, kind='stable')[:limit]
@@ -131,7 +146,13 @@ def _write_csv(path, header, rows):
   write_atomically(path, text.getvalue().encode('utf-8', 'backslashreplace'))
 
 
-def draw(matrix, labels, path, *, title=''):
+def draw(
+  matrix: np.ndarray,
+  labels: Sequence[str],
+  path: epath.Path,
+  *,
+  title: str = '',
+) -> None:
   """Draw a confusion matrix [K, K] with the labels of its K classes.
 
   Colors show the fraction of each true class. Up to 20 classes have their

@@ -2,10 +2,14 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from etils import epath
 
 from vit_jax.reports import pictures
+from vit_jax.reports.results import Results
 
 
 @dataclasses.dataclass
@@ -22,20 +26,25 @@ class Curves:
   panels: tuple
   name: str = 'curves'
 
-  def check(self, results):
+  def check(self, results: Results) -> None:
     """Raise ValueError for a line that matches no run."""
     for panel in self.panels:
       for runs, metric in panel['lines'].values():
         results.check({'runs': runs, 'metric': metric})
 
-  def __call__(self, results):
+  def __call__(self, results: Results) -> None:
     """Write NAME.png and print its path."""
     path = results.workdir / f'{self.name}.png'
     plot(results.records, path, panels=self.panels)
     pictures.report('Learning curves', path)
 
 
-def plot(records, path, *, panels):
+def plot(
+  records: Mapping[str, Sequence[Mapping[str, Any]]],
+  path: epath.Path,
+  *,
+  panels: Sequence[Mapping[str, Any]],
+) -> None:
   """Write the figure. `records` is {run: list of records with 'step'}."""
   figure, all_axes = pictures.figure(len(panels))
   for panel, axes in zip(panels, all_axes):
@@ -58,7 +67,9 @@ def plot(records, path, *, panels):
   pictures.save(figure, path)
 
 
-def curve(records, metric):
+def curve(
+  records: Sequence[Mapping[str, Any]], metric: str
+) -> dict[int, float]:
   """Return {step: value} of the records with the metric, a regex."""
   return {
     record['step']: value
@@ -68,10 +79,12 @@ def curve(records, metric):
   }
 
 
-def band(found):
+def band(
+  found: Sequence[Mapping[int, float]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the steps that all curves share, and the mean and std there."""
   if not found:
-    return np.zeros((3, 0))
+    return np.zeros(0), np.zeros(0), np.zeros(0)
   steps = sorted(set.intersection(*map(set, found)))
   values = np.array([[c[step] for step in steps] for c in found])
   return np.array(steps), values.mean(axis=0), values.std(axis=0)

@@ -3,15 +3,17 @@
 import io
 import math
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from vit_jax import terminal
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 
 
-def figure(num_panels):
+def figure(num_panels: int) -> tuple[Any, Any]:
   """Return (figure, its axes side by side)."""
   made = canvas(5.2 * num_panels, 3.8)
   panels = made.subplots(1, num_panels, squeeze=False)[0]
@@ -21,7 +23,7 @@ def figure(num_panels):
   return made, panels
 
 
-def canvas(width, height):
+def canvas(width: float, height: float) -> Any:
   """Return an empty figure of a size in inches."""
   # Not pyplot, which would look for a display.
   from matplotlib.figure import Figure
@@ -29,7 +31,9 @@ def canvas(width, height):
   return Figure(figsize=(width, height), layout='constrained')
 
 
-def mosaic(axes, values, *, vmin, vmax, gap=0.1):
+def mosaic(
+  axes: Any, values: np.ndarray, *, vmin: float, vmax: float, gap: float = 0.1
+) -> Any:
   """Draw maps [rows, columns, m, n] as tiles of one image, and return it.
 
   The gap between tiles is a fraction of their width. One image, because L/16
@@ -56,13 +60,15 @@ def mosaic(axes, values, *, vmin, vmax, gap=0.1):
   return image
 
 
-def shorten(text, limit):
+def shorten(text: str, limit: int) -> str:
   """Return the text in one line of at most `limit` characters."""
   text = ' '.join(text.split())
   return text if len(text) <= limit else f'{text[: limit - 1]}…'
 
 
-def save(made, path, *, dpi=130, tight=False):
+def save(
+  made: Any, path: epath.Path, *, dpi: int = 130, tight: bool = False
+) -> None:
   """Write a figure as .png or .pdf, on the first host.
 
   `tight` crops the page to what is drawn.
@@ -77,6 +83,6 @@ def save(made, path, *, dpi=130, tight=False):
     write_atomically(path, file.getvalue())
 
 
-def report(what, path):
+def report(what: str, path: PathLike) -> None:
   """Print where a figure is."""
   terminal.console().print(f'{what}: {path}', soft_wrap=True)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from etils import epath
 
 from vit_jax.metrics import read_records
 
@@ -16,7 +19,7 @@ class Value:
   std: float
   values: tuple[float, ...]
 
-  def percent(self, digits=1):
+  def percent(self, digits: int = 1) -> str:
     """Return fractions as '93.1 ± 0.4', or '93.1' for a single value."""
     text = f'{100 * self.mean:.{digits}f}'
     if len(self.values) > 1 or self.std:
@@ -30,18 +33,20 @@ class Results:
   Run NAME is in workdir/NAME, where workdir is an epath.
   """
 
-  def __init__(self, names, workdir, done):
+  def __init__(
+    self, names: Iterable[str], workdir: epath.Path, done: Collection[str]
+  ) -> None:
     self.names, self.workdir = list(names), workdir
     self.records = {
       name: read_records(workdir / name) if name in done else []
       for name in names
     }
 
-  def matching(self, pattern):
+  def matching(self, pattern: str) -> list[str]:
     """Return the names of the runs that the regex matches in full."""
     return [name for name in self.names if re.fullmatch(pattern, name)]
 
-  def find(self, spec):
+  def find(self, spec: Mapping[str, Any]) -> Value | None:
     """Return the Value that `spec` describes, or None if it is not measured.
 
     Each number found is one value of the sample. If a regex has a group called
@@ -57,7 +62,8 @@ class Results:
     if 'value' in spec:
       mean, *std = np.atleast_1d(spec['value']).tolist()
       return Value(mean, std[0] if std else 0.0, (mean,))
-    groups, missing = {}, []
+    groups: dict[Any, list[float]] = {}
+    missing = []
     for name in self.matching(spec['runs']):
       seed = _seed(spec['runs'], name)
       found = _measured(self.records[name], spec['metric'], spec.get('best'))
@@ -73,7 +79,7 @@ class Results:
       return None
     return Value(float(np.mean(means)), float(np.std(means)), tuple(means))
 
-  def check(self, spec):
+  def check(self, spec: Mapping[str, Any]) -> None:
     """Raise ValueError for a spec that no run can fill."""
     if sorted(spec) == ['value']:
       return

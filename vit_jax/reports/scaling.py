@@ -1,8 +1,10 @@
 """Accuracy against scale, as in the paper's figures 3, 4, 5 and 8."""
 
 import dataclasses
+from typing import Any
 
 from vit_jax.reports import pictures, table
+from vit_jax.reports.results import Results
 
 _MARKERS = 'os^Dv*'
 # Offset and alignment of the names of points, per line, so that names of
@@ -29,7 +31,7 @@ class Scaling:
   title: str = 'Accuracy against scale'
   name: str = 'scaling'
 
-  def check(self, results):
+  def check(self, results: Results) -> None:
     """Raise ValueError for a point that no run can fill."""
     for panel in self.panels:
       specs = [panel['relative_to']] if 'relative_to' in panel else []
@@ -39,7 +41,7 @@ class Scaling:
       for spec in specs:
         results.check(spec)
 
-  def __call__(self, results):
+  def __call__(self, results: Results) -> list[dict[str, Any]]:
     """Draw what is measured. Return [{'panel', 'line', 'name', 'x', ...}]."""
     rows = []
     figure, all_axes = pictures.figure(len(self.panels))

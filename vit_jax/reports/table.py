@@ -2,11 +2,15 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+from etils import epath
 
 from vit_jax import terminal
 from vit_jax.files import write_atomically
+from vit_jax.reports.results import Results, Value
 
 
 @dataclasses.dataclass
@@ -25,17 +29,19 @@ class Table:
   digits: int = 1
   name: str = 'table'
 
-  def check(self, results):
+  def check(self, results: Results) -> None:
     """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
       if missing := {'row', 'column'} - set(cell):
         raise ValueError(f'A cell lacks its {min(missing)}: {dict(cell)}.')
       results.check(_spec(cell))
 
-  def __call__(self, results):
+  def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
     """Print and write it. Return {row: {column: {'mean', 'std', 'values'}}}."""
     columns = list(dict.fromkeys(cell['column'] for cell in self.cells))
-    found = {cell['row']: {} for cell in self.cells}
+    found: dict[str, dict[str, Value]] = {
+      cell['row']: {} for cell in self.cells
+    }
     for cell in self.cells:
       if (value := results.find(_spec(cell))) is not None:
         found[cell['row']][cell['column']] = value
@@ -49,7 +55,14 @@ class Table:
     return data
 
 
-def publish(workdir, name, title, columns, rows, data):
+def publish(
+  workdir: epath.Path,
+  name: str,
+  title: str,
+  columns: Sequence[str],
+  rows: Sequence[Sequence[str]],
+  data: Any,
+) -> None:
   """Print a table; write it as NAME.md, and `data` as NAME.json (host 0).
 
   Rows are lists of texts, of which the first is the name of the row.

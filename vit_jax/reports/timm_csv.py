@@ -4,14 +4,17 @@ import csv
 import io
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 from vit_jax.data import transforms as image_transforms
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
+from vit_jax.types import Model, Params, Shape
 
 
-def name(path, model):
+def name(path: PathLike | None, model: Model) -> str:
   """Return the name of the weights: their folder or file, or the class."""
   parts = [part for part in str(path or '').split('/') if part]
   if parts and parts[-1] == 'model.safetensors':
@@ -21,7 +24,13 @@ def name(path, model):
   return re.sub(r'\.(npz|safetensors)$', '', parts[-1])
 
 
-def row(model_name, found, params, evaluator, image_shape):
+def row(
+  model_name: str,
+  found: Mapping[str, float],
+  params: Params,
+  evaluator: Any,
+  image_shape: Shape,
+) -> dict[str, str]:
   """Return {column: text} of one model, as timm's validate.py writes them."""
   top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
@@ -54,7 +63,7 @@ def _view(transforms, image_shape):
   return size, kept, interpolation
 
 
-def write(path, values):
+def write(path: PathLike, values: Mapping[str, str]) -> None:
   """Write a CSV file with one row, {column: text}."""
   text = io.StringIO()
   writer = csv.DictWriter(text, values, lineterminator='\n')

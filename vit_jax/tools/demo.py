@@ -320,7 +320,7 @@ def parser():
 
 def _run(args):
   _gradio()  # its absence should not be reported after a download
-  weights = arguments.read_fitted(args)
+  weights = arguments.read_to_predict(args)
   if args.class_names:
     weights.class_names = arguments.names(args.class_names, weights)
   explainer = Explainer(weights)

@@ -1,0 +1,101 @@
+"""Tests that the pages of the site are true and that it has all of the code."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+import types
+
+import pytest
+
+from vit_jax import config
+from vit_jax.durations import epochs
+
+ROOT = pathlib.Path(__file__).parents[1]
+FAQ = (ROOT / 'docs/faq.md').read_text()
+
+
+def texts(path):
+  """Yield the strings of a source file, with '{}' for what is formatted."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.JoinedStr):
+      yield ''.join(
+        value.value if isinstance(value, ast.Constant) else '{}'
+        for value in node.values
+      )
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+      yield node.value
+
+
+def test_messages_in_the_faq_exist():
+  sources = [
+    text
+    for folder in ('vit_jax', 'configs')
+    for path in (ROOT / folder).rglob('*.py')
+    for text in texts(path)
+  ]
+  quoted = re.findall(r'^### `(.*)`$', FAQ, re.M)
+  assert len(quoted) > 20
+  for message in quoted:
+    parts = [part.strip() for part in message.split('…')]
+    pattern = '.*'.join(re.escape(part) for part in parts if part)
+    assert any(re.search(pattern, text, re.S) for text in sources), message
+
+
+def test_config_of_the_first_hour(tmp_path):
+  page = (ROOT / 'docs/first_hour.md').read_text()
+  (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
+  (tmp_path / 'mine.py').write_text(code)
+  loaded = config.load(tmp_path / 'mine.py')
+  call, _ = config.plan_run(loaded)
+  assert call.kwargs['total'] == epochs(100)
+
+
+@pytest.fixture(scope='module')
+def hooks():
+  pytest.importorskip('mkdocs')
+  path = ROOT / 'docs/hooks.py'
+  spec = importlib.util.spec_from_file_location('hooks', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_links_into_the_repository_lead_to_pages(hooks):
+  file = types.SimpleNamespace(src_uri='hosts.md')
+  page = types.SimpleNamespace(file=file)
+  text = (
+    '[`train`](../vit_jax/train.py), [c](../configs/vtab.py), `[x](y)`, '
+    '[r](../README.md#results), [s](../setup.py), [t](training.md#configs)'
+  )
+  assert hooks.on_page_markdown(text, page) == (
+    '[`train`](api/vit_jax.train.md), [c](configs/vtab.md), `[x](y)`, '
+    '[r](index.md#results), s, [t](training.md#configs)'
+  )
+
+
+def test_indented_text_of_docstrings_is_shown_as_it_is(hooks):
+  doc = 'Train.\n\n  python x\n    --y\n\n- a\n  b\n\nArgs:\n  z: it.'
+  assert hooks.fence_blocks(doc) == (
+    'Train.\n\n\n```text\npython x\n  --y\n```\n\n- a\n  b\n\nArgs:\n  z: it.'
+  )
+
+
+def test_docstrings_are_no_markdown(hooks):
+  doc = 'rate ** L of `a ** b`, [B, L]\n**fields: x < 2'
+  assert hooks.escape(doc) == (
+    r'rate \*\* L of `a ** b`, \[B, L]' + '\n**fields: x \\< 2'
+  )
+
+
+def test_reference_has_every_config_and_all_that_configs_name(hooks):
+  pages = hooks.config_pages()
+  files = [p for p in (ROOT / 'configs').glob('*.py')]
+  files = [p for p in files if 'def get_config' in p.read_text()]
+  assert len(files) > 15
+  for path in files:
+    page = pages[f'configs/{path.stem}.md']
+    assert 'config.run = vit_jax.' in page, path
+  targets = pages['configs/targets.md']
+  for name in ('train.train', 'checkpoint.Checkpoints', 'optim.Schedule'):
+    assert f'::: vit_jax.{name}\n' in targets
