@@ -3,13 +3,15 @@
 import base64
 import html
 import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 
 class Html(str):
   """Text that is HTML already."""
 
 
-def tag(name, *children, **attributes):
+def tag(name: str, *children: Any, **attributes: Any) -> Html:
   """Return an element.
 
   Args:
@@ -17,17 +19,20 @@ def tag(name, *children, **attributes):
     *children: Html, or values whose text is escaped. None is left out.
     **attributes: by name; class_ is class, data_x is data-x. None is left out.
   """
-  names = {k: k.strip('_').replace('_', '-') for k in attributes}
-  shown = ''.join(
-    f' {names[k]}="{html.escape(str(v))}"'
-    for k, v in attributes.items()
-    if v is not None
+  return Html(f'<{name}{_attributes(attributes)}>{join(*children)}</{name}>')
+
+
+def _attributes(found):
+  names = {key: key.strip('_').replace('_', '-') for key in found}
+  return ''.join(
+    f' {names[key]}="{html.escape(str(value))}"'
+    for key, value in found.items()
+    if value is not None
   )
-  return Html(f'<{name}{shown}>{join(children)}</{name}>')
 
 
-def join(children):
-  """Return the children as one Html."""
+def join(*children: Any) -> Html:
+  """Return the children as one Html; see `tag`."""
   return Html(
     ''.join(
       child if isinstance(child, Html) else html.escape(str(child))
@@ -37,20 +42,26 @@ def join(children):
   )
 
 
-def image(data, kind, **attributes):
-  """Return an image whose bytes are part of the page."""
+def image(data: bytes, kind: str, **attributes: str) -> Html:
+  """Return an image whose bytes are part of the page; kind is its format."""
   source = f'data:image/{kind};base64,{base64.b64encode(data).decode()}'
-  shown = ''.join(f' {k}="{html.escape(v)}"' for k, v in attributes.items())
-  return Html(f'<img src="{source}"{shown}>')
+  return Html(f'<img{_attributes(attributes | {"src": source})}>')
 
 
-def table(head, rows, *, numbers=(), sortable=False, **attributes):
+def table(
+  head: Sequence[str] | None,
+  rows: Iterable[Sequence[Any]],
+  *,
+  numbers: Collection[int] = (),
+  sortable: bool = False,
+  **attributes: Any,
+) -> Html:
   """Return a table that scrolls sideways where it is too wide.
 
   Args:
     head: texts of the columns; None for no head.
-    rows: lists of cells, the first of which names the row. A Cell has another
-      value to sort by than the text.
+    rows: lists of cells, the first of which names the row. A cell can be a
+      tuple (what is shown, value to sort by).
     numbers: columns that are aligned to the right.
     sortable: whether a click on a heading sorts the rows.
     **attributes: of the table.
@@ -78,12 +89,12 @@ def table(head, rows, *, numbers=(), sortable=False, **attributes):
   return tag('div', made, class_='scroll')
 
 
-def fold(title, *children, **attributes):
+def fold(title: str, *children: Any, **attributes: Any) -> Html:
   """Return content that a click on the title shows."""
   return tag('details', tag('summary', title), *children, **attributes)
 
 
-def script(values):
+def script(values: Any) -> Html:
   """Return JSON values for the page's script, safe inside of HTML."""
   text = json.dumps(values, separators=(',', ':'), allow_nan=False)
   for character in '<>&':

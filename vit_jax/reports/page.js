@@ -1,101 +1,130 @@
 'use strict';
 // Curves of a report: hover, arrow keys, zoom and hidden series are linked.
+// Also tables that a click on a heading sorts.
 (() => {
   const data = JSON.parse(document.getElementById('data').textContent);
   const PAD = {left: 52, right: 14, top: 10, bottom: 24};
+  const MOST_ROWS = 20; // of a tooltip
   const charts = [], hidden = new Set(), colors = new Map();
   let zoom = null; // [first, last] step that is shown; null: all
+  let here = null; // step that the pointer or the keyboard is at
 
-  const svg = (name, attributes = {}, parent) => {
+  const svg = (name, attributes = {}, parent = null, text = null) => {
     const made = document.createElementNS('http://www.w3.org/2000/svg', name);
     for (const key in attributes) made.setAttribute(key, attributes[key]);
+    if (text !== null) made.textContent = text;
     if (parent) parent.append(made);
     return made;
   };
+  // Children are elements or text; text is never read as HTML.
   const element = (name, attributes = {}, ...children) => {
     const made = document.createElement(name);
     for (const key in attributes) made.setAttribute(key, attributes[key]);
     made.append(...children);
     return made;
   };
+  const button = (attributes, onclick, ...children) => {
+    const all = {type: 'button', ...attributes};
+    const made = element('button', all, ...children);
+    made.onclick = onclick;
+    return made;
+  };
+
   // Runs and splits keep their color in all charts.
   const color = (name) => {
     const i = colors.get(name) || 0;
-    return {stroke: `var(--c${i % 10})`, dash: ['', '6 3', '2 3'][(i / 10 | 0) % 3]};
+    const dash = ['', '6 3', '2 3'][Math.floor(i / 10) % 3];
+    return {stroke: `var(--c${i % 10})`, dash};
   };
+
   const show = (value) => {
     if (value === null || value === undefined) return '–';
     const size = Math.abs(value);
-    if (value !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3);
-    if (Number.isInteger(value) || size >= 1e4) return value.toLocaleString('en', {maximumFractionDigits: 0});
+    if (value !== 0 && (size < 1e-3 || size >= 1e7)) {
+      return value.toExponential(3);
+    }
+    if (Number.isInteger(value) || size >= 1e4) {
+      return Math.round(value).toLocaleString('en');
+    }
     return String(+value.toPrecision(4));
   };
   const short = (value) => {
     const size = Math.abs(value);
-    if (size >= 1e9) return +(value / 1e9).toPrecision(4) + 'G';
-    if (size >= 1e6) return +(value / 1e6).toPrecision(4) + 'M';
-    if (size >= 1e4) return +(value / 1e3).toPrecision(4) + 'k';
-    if (value !== 0 && size < 1e-3) return String(+value.toPrecision(3)).replace(/e([+-])0?/, 'e$1');
+    for (const [unit, text] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
+      if (size >= unit && size >= 1e4) {
+        return +(value / unit).toPrecision(4) + text;
+      }
+    }
     return String(+value.toPrecision(4));
   };
+
+  const extent = (values) => {
+    let low = Infinity, high = -Infinity;
+    for (const value of values) {
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    return [low, high];
+  };
   const ticks = (low, high, count) => {
-    const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].find((x) => x * power >= rough) * power;
+    const rough = (high - low) / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 2.5, 5, 10].find((x) => x * power >= rough);
     const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
+    let i = Math.ceil(low / step - 1e-9);
+    for (; i * step <= high + 1e-9 * step; i++) found.push(i * step);
     return found;
   };
   const logTicks = (low, high) => {
     const found = [];
-    for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
-      for (const x of [1, 2, 5]) found.push(x * 10 ** power);
+    for (let i = Math.floor(Math.log10(low)); 10 ** i <= high; i++) {
+      found.push(...[1, 2, 5].map((x) => x * 10 ** i));
     }
     const inside = found.filter((x) => low <= x && x <= high);
-    const decades = inside.filter((x) => Math.abs(Math.log10(x) % 1) < 1e-9);
-    const chosen = decades.length >= 3 ? decades : inside;
+    const powers = inside.filter((x) => Math.abs(Math.log10(x) % 1) < 1e-9);
+    const chosen = powers.length >= 3 ? powers : inside;
     const every = Math.ceil(chosen.length / 6);
     return chosen.filter((_, i) => i % every === 0);
   };
-  // Index of the point of a sorted array that is nearest to x.
+  // Index of the value of a sorted array that is nearest to x.
   const nearest = (array, x) => {
     let low = 0, high = array.length - 1;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (array[middle] < x) low = middle; else high = middle;
+      if (array[middle] < x) low = middle;
+      else high = middle;
     }
     return Math.abs(array[low] - x) <= Math.abs(array[high] - x) ? low : high;
   };
 
   class Chart {
     constructor(spec, parent) {
-      Object.assign(this, spec);
-      this.svg = svg('svg', {tabindex: 0, role: 'img'});
-      this.svg.setAttribute('aria-label', `Curves of ${this.title}. Arrow keys move through the steps.`);
-      const caption = element('figcaption', {}, element('span', {}, this.title));
-      const values = this.series.flatMap((s) => s.y).filter((y) => y !== null);
-      if (Math.min(...this.extent(values)) > 0) {
-        const button = element('button', {class: 'toggle', type: 'button', 'aria-pressed': !!this.log, title: 'Logarithmic y axis'}, 'log');
-        button.onclick = () => {
-          this.log = !this.log;
-          button.setAttribute('aria-pressed', this.log);
-          this.draw();
-        };
-        caption.append(button);
-      }
-      parent.append(element('figure', {class: 'chart'}, caption, this.svg));
+      Object.assign(this, spec); // title, series, log
+      const what = `${this.title} by step. Arrow keys show the values.`;
+      this.svg = svg('svg', {tabindex: 0, role: 'img', 'aria-label': what});
+      const caption = element('figcaption');
+      caption.append(element('span', {}, this.title), ...this.logButton());
       this.outputs = new Map();
-      if (!data.shared) this.svg.after(legend(this.series.map((s) => s.name), this.outputs));
+      const names = this.series.map((s) => s.name);
+      const own = data.shared ? [] : [legend(names, this.outputs)];
+      parent.append(
+        element('figure', {class: 'chart'}, caption, this.svg, ...own));
       this.listen();
       new ResizeObserver(() => this.draw()).observe(this.svg);
     }
 
-    extent(values) {
-      let low = Infinity, high = -Infinity;
-      for (const value of values) {
-        if (value < low) low = value;
-        if (value > high) high = value;
-      }
-      return [low, high];
+    logButton() {
+      const values = this.series.flatMap((s) => s.y);
+      const [low] = extent(values.filter((y) => y !== null));
+      if (!(low > 0)) return [];
+      const made = button({
+        class: 'toggle', 'aria-pressed': !!this.log, title: 'Logarithmic axis',
+      }, () => {
+        this.log = !this.log;
+        made.setAttribute('aria-pressed', this.log);
+        this.draw();
+      }, 'log');
+      return [made];
     }
 
     visible() {
@@ -105,121 +134,164 @@
     // First and last step on the x axis. Runs of a study differ in length.
     range() {
       if (zoom) return zoom;
-      const own = this.extent(this.visible().flatMap((s) => s.x));
+      const own = extent(this.visible().flatMap((s) => s.x));
       return data.shared && own[0] <= own[1] ? own : data.steps;
     }
 
     draw() {
       const width = this.svg.clientWidth, height = this.svg.clientHeight;
       if (!width) return;
+      this.scale(width, height);
+      this.svg.replaceChildren();
+      this.axes(width, height);
+      const id = `clip${charts.indexOf(this)}`;
+      svg('rect', {
+        x: PAD.left - 3, y: 0, height,
+        width: Math.max(0, width - PAD.left - PAD.right + 6),
+      }, svg('clipPath', {id}, this.svg));
+      const curves = svg('g', {'clip-path': `url(#${id})`}, this.svg);
+      for (const series of this.visible()) this.curve(series, curves);
+      this.marks = svg('g', {}, this.svg);
+      this.mark();
+    }
+
+    // Set this.x, this.y: value -> pixel, and this.step: pixel -> step.
+    scale(width, height) {
       const [left, right] = this.range();
-      const top = PAD.top, bottom = height - PAD.bottom;
-      const values = this.visible().flatMap((s) => s.y.concat(s.low || [], s.high || [])
-        .filter((y, i) => y !== null && left <= s.x[i % s.x.length] && s.x[i % s.x.length] <= right));
-      let [low, high] = this.extent(values);
-      if (low > high) [low, high] = [0, 1];
+      const isShown = (x) => left <= x && x <= right;
+      const values = this.visible().flatMap(({x, y, low = [], high = []}) =>
+        [y, low, high].flatMap((line) =>
+          line.filter((value, i) => value !== null && isShown(x[i]))));
+      let [low, high] = extent(values);
+      if (low > high) [low, high] = [1, 2]; // nothing is shown
       if (low === high) {
-        const room = this.log ? 0 : Math.abs(low) * 0.1 || 1;
-        [low, high] = this.log ? [low / 2, high * 2] : [low - room, high + room];
+        const room = this.log ? low / 2 : Math.abs(low) * 0.1 || 1;
+        [low, high] = [low - room, high + room];
       }
+      this.bounds = [low, high];
       const bend = this.log ? Math.log : (y) => y;
       const room = (bend(high) - bend(low)) * 0.04;
       const [from, to] = [bend(low) - room, bend(high) + room];
-      this.x = (step) => PAD.left + (step - left) / ((right - left) || 1) * (width - PAD.left - PAD.right);
-      this.y = (y) => bottom - (bend(y) - from) / (to - from) * (bottom - top);
-      this.step = (px) => left + (px - PAD.left) / (width - PAD.left - PAD.right) * (right - left);
-
-      this.svg.replaceChildren();
-      const id = `clip${charts.indexOf(this)}`;
-      const clip = svg('clipPath', {id}, this.svg);
-      svg('rect', {x: PAD.left - 3, y: 0, width: Math.max(0, width - PAD.left - PAD.right + 6), height}, clip);
-      for (const y of this.log ? logTicks(low, high) : ticks(low, high, 6)) {
-        svg('line', {class: 'grid', x1: PAD.left, x2: width - PAD.right, y1: this.y(y), y2: this.y(y)}, this.svg);
-        svg('text', {x: PAD.left - 7, y: this.y(y) + 4, 'text-anchor': 'end'}, this.svg).textContent = short(y);
-      }
-      for (const x of ticks(left, right || 1, Math.max(2, width / 90 | 0))) {
-        svg('text', {x: this.x(x), y: height - 7, 'text-anchor': 'middle'}, this.svg).textContent = short(x);
-      }
-      svg('text', {x: PAD.left - 7, y: height - 7, 'text-anchor': 'end'}, this.svg).textContent = 'step';
-      svg('line', {class: 'axis', x1: PAD.left, x2: width - PAD.right, y1: bottom, y2: bottom}, this.svg);
-      const curves = svg('g', {'clip-path': `url(#${id})`}, this.svg);
-      for (const series of this.visible()) this.curve(series, curves, left, right);
-      this.marks = svg('g', {}, this.svg);
-      this.mark(Chart.at);
+      const across = width - PAD.left - PAD.right;
+      const steps = (right - left) || 1;
+      const bottom = height - PAD.bottom;
+      this.x = (step) => PAD.left + (step - left) / steps * across;
+      this.step = (px) => left + (px - PAD.left) / across * steps;
+      this.y = (y) =>
+        bottom - (bend(y) - from) / (to - from) * (bottom - PAD.top);
     }
 
-    curve(series, parent, left, right) {
-      const {stroke, dash} = color(series.name);
-      const point = (i, y) => `${this.x(series.x[i]).toFixed(1)} ${this.y(y[i]).toFixed(1)}`;
-      const indices = series.x.map((_, i) => i);
-      if (series.low) {
-        const there = indices.filter((i) => series.low[i] !== null && series.high[i] !== null);
-        const edge = there.map((i) => point(i, series.high)).concat(there.reverse().map((i) => point(i, series.low)));
-        if (edge.length > 2) svg('path', {class: 'band', d: `M${edge.join('L')}Z`, style: `fill:${stroke}`}, parent);
+    axes(width, height) {
+      const x1 = PAD.left, x2 = width - PAD.right, under = height - 7;
+      const levels = this.log ? logTicks : (low, high) => ticks(low, high, 6);
+      for (const value of levels(...this.bounds)) {
+        const y = this.y(value);
+        const place = {x: x1 - 7, y: y + 4, 'text-anchor': 'end'};
+        svg('line', {class: 'grid', x1, x2, y1: y, y2: y}, this.svg);
+        svg('text', place, this.svg, short(value));
       }
-      let path = '', pen = 'M';
+      const [left, right] = this.range();
+      const count = Math.max(2, Math.floor(width / 90));
+      for (const step of ticks(left, Math.max(right, left + 1), count)) {
+        const place = {x: this.x(step), y: under, 'text-anchor': 'middle'};
+        svg('text', place, this.svg, short(step));
+      }
+      const corner = {x: x1 - 7, y: under, 'text-anchor': 'end'};
+      svg('text', corner, this.svg, 'step');
+      const bottom = height - PAD.bottom;
+      svg('line', {class: 'axis', x1, x2, y1: bottom, y2: bottom}, this.svg);
+    }
+
+    curve(series, parent) {
+      const {x, y, low, high, name} = series, {stroke, dash} = color(name);
+      const point = (i, line) =>
+        `${this.x(x[i]).toFixed(1)} ${this.y(line[i]).toFixed(1)}`;
+      const indices = [...x.keys()];
+      if (low) {
+        const there = indices.filter(
+          (i) => low[i] !== null && high[i] !== null);
+        const edge = there.map((i) => point(i, high));
+        edge.push(...there.reverse().map((i) => point(i, low)));
+        const d = `M${edge.join('L')}Z`, style = `fill:${stroke}`;
+        if (edge.length > 2) svg('path', {class: 'band', d, style}, parent);
+      }
+      let d = '', pen = 'M';
       for (const i of indices) {
-        if (series.y[i] === null) pen = 'M';
-        else { path += pen + point(i, series.y); pen = 'L'; }
+        if (y[i] !== null) d += pen + point(i, y);
+        pen = y[i] === null ? 'M' : 'L';
       }
-      svg('path', {class: 'curve', d: path, style: `stroke:${stroke}`, 'stroke-dasharray': dash}, parent);
-      const inside = indices.filter((i) => series.y[i] !== null && left <= series.x[i] && series.x[i] <= right);
+      const style = `stroke:${stroke}`;
+      svg('path', {class: 'curve', d, style, 'stroke-dasharray': dash}, parent);
+      const [left, right] = this.range();
+      const inside = indices.filter(
+        (i) => y[i] !== null && left <= x[i] && x[i] <= right);
       if (inside.length > 30) return;
       for (const i of inside) this.dot(series, i, 2.5, parent);
     }
 
-    dot(series, i, r, parent) {
-      svg('circle', {class: 'dot', cx: this.x(series.x[i]), cy: this.y(series.y[i]), r, style: `fill:${color(series.name).stroke}`}, parent);
+    dot({x, y, name}, i, r, parent) {
+      const place = {cx: this.x(x[i]), cy: this.y(y[i]), r};
+      const style = `fill:${color(name).stroke}`;
+      svg('circle', {class: 'dot', style, ...place}, parent);
     }
 
-    // [{series, i}] of the points nearest to a step.
+    // [{series, i}]: the point of each visible series nearest to a step.
     points(step) {
-      return this.visible().map((series) => ({series, i: nearest(series.x, step)}))
-        .filter(({series, i}) => series.x.length && series.y[i] !== null);
+      return this.visible()
+        .filter((series) => series.x.length)
+        .map((series) => ({series, i: nearest(series.x, step)}))
+        .filter(({series, i}) => series.y[i] !== null);
     }
 
-    mark(step) {
+    // Draw the line at the current step, and write values into the legend.
+    mark() {
       if (!this.marks) return;
       this.marks.replaceChildren();
       for (const output of this.outputs.values()) output.textContent = '';
       const [left, right] = this.range();
-      if (step === null || step < left || step > right) return;
-      const bottom = this.svg.clientHeight - PAD.bottom;
-      svg('line', {class: 'cross', x1: this.x(step), x2: this.x(step), y1: PAD.top, y2: bottom}, this.marks);
-      for (const {series, i} of this.points(step)) {
-        if (left <= series.x[i] && series.x[i] <= right) this.dot(series, i, 4, this.marks);
+      if (here === null || here < left || here > right) return;
+      const x = this.x(here), y2 = this.svg.clientHeight - PAD.bottom;
+      svg('line', {class: 'cross', x1: x, x2: x, y1: PAD.top, y2}, this.marks);
+      for (const {series, i} of this.points(here)) {
+        const isShown = left <= series.x[i] && series.x[i] <= right;
+        if (isShown) this.dot(series, i, 4, this.marks);
         const output = this.outputs.get(series.name);
         if (output) output.textContent = show(series.y[i]);
       }
     }
 
-    // Rows of the tooltip: [series name, value, step if it is another one].
+    // Rows of the tooltip; many are sorted, best first.
     rows(step) {
-      const rows = this.points(step).map(({series, i}) => ({
-        name: series.name, value: series.y[i], at: series.x[i],
-        range: series.low && series.low[i] !== null ? ` [${show(series.low[i])}, ${show(series.high[i])}]` : '',
-      }));
+      const rows = this.points(step).map(({series, i}) => {
+        const {low, high} = series, has = low && low[i] !== null;
+        const range = has ? ` [${show(low[i])}, ${show(high[i])}]` : '';
+        return {name: series.name, value: series.y[i], at: series.x[i], range};
+      });
       return rows.length > 4 ? rows.sort((a, b) => b.value - a.value) : rows;
     }
 
     listen() {
       const target = this.svg;
+      const left = () => target.getBoundingClientRect().left;
       const snap = (event) => {
-        const step = this.step(event.clientX - target.getBoundingClientRect().left);
+        const step = this.step(event.clientX - left());
         const found = this.points(step).map(({series, i}) => series.x[i]);
-        return found.length ? found.reduce((a, b) => Math.abs(a - step) <= Math.abs(b - step) ? a : b) : null;
+        const nearer = (a, b) =>
+          Math.abs(a - step) <= Math.abs(b - step) ? a : b;
+        return found.length ? found.reduce(nearer) : null;
       };
-      let begin = null, box = null;
+      const leave = () => { moveTo(null); tooltip(null); };
+      let begin = null, box = null; // of a drag
       target.onpointerdown = (event) => {
         if (event.pointerType === 'touch' || event.button) return;
         begin = event.clientX;
         target.setPointerCapture(event.pointerId);
       };
       target.onpointermove = (event) => {
-        const offset = target.getBoundingClientRect().left;
         if (begin !== null && Math.abs(event.clientX - begin) > 4) {
-          box = box || svg('rect', {class: 'zoom', y: PAD.top, height: target.clientHeight - PAD.top - PAD.bottom}, target);
-          box.setAttribute('x', Math.min(begin, event.clientX) - offset);
+          const height = target.clientHeight - PAD.top - PAD.bottom;
+          box = box || svg('rect', {class: 'zoom', y: PAD.top, height}, target);
+          box.setAttribute('x', Math.min(begin, event.clientX) - left());
           box.setAttribute('width', Math.abs(event.clientX - begin));
         }
         const step = snap(event);
@@ -228,130 +300,159 @@
       };
       target.onpointerup = (event) => {
         if (box) {
-          const offset = target.getBoundingClientRect().left;
-          const ends = [begin, event.clientX].map((px) => this.step(px - offset)).sort((a, b) => a - b);
+          const ends = [begin, event.clientX].map((x) => this.step(x - left()));
           const [first, last] = this.range();
-          zoomTo([Math.max(ends[0], first), Math.min(ends[1], last)]);
+          zoomTo([Math.max(Math.min(...ends), first),
+                  Math.min(Math.max(...ends), last)]);
         }
         begin = box = null;
       };
-      target.onpointerleave = () => { moveTo(null); tooltip(null); };
-      target.onpointercancel = () => { begin = box = null; moveTo(null); tooltip(null); };
+      target.onpointerleave = leave;
+      target.onpointercancel = () => { begin = box = null; leave(); };
+      target.onblur = leave;
       target.ondblclick = () => zoomTo(null);
-      target.onblur = () => { moveTo(null); tooltip(null); };
-      target.onkeydown = (event) => {
-        if (event.key === 'Escape') { moveTo(null); tooltip(null); zoomTo(null); return; }
-        const way = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
-        if (!way) return;
-        event.preventDefault();
-        const steps = [...new Set(this.visible().flatMap((s) => s.x))].sort((a, b) => a - b);
-        if (!steps.length) return;
-        const here = Chart.at === null ? (way > 0 ? -1 : steps.length) : nearest(steps, Chart.at);
-        const step = steps[Math.min(steps.length - 1, Math.max(0, here + way))];
-        moveTo(step);
-        const place = target.getBoundingClientRect();
-        tooltip(this, step, place.left + this.x(step), place.top + 30);
-        const text = this.rows(step).map((r) => `${r.name} ${show(r.value)}`).join(', ');
-        document.getElementById('live').textContent = `step ${show(step)}: ${text}`;
+      target.onkeydown = (event) => this.key(event);
+    }
+
+    key(event) {
+      if (event.key === 'Escape') {
+        moveTo(null);
+        tooltip(null);
+        zoomTo(null);
+        return;
+      }
+      const ways = {
+        ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity,
       };
+      const way = ways[event.key];
+      if (!way) return;
+      event.preventDefault();
+      const [left, right] = this.range();
+      const all = new Set(this.visible().flatMap((s) => s.x));
+      const steps = [...all].filter((x) => left <= x && x <= right);
+      if (!steps.length) return;
+      steps.sort((a, b) => a - b);
+      const outside = way > 0 ? -1 : steps.length;
+      const from = here === null ? outside : nearest(steps, here);
+      const to = Math.min(steps.length - 1, Math.max(0, from + way));
+      const step = steps[to];
+      moveTo(step);
+      const place = this.svg.getBoundingClientRect();
+      tooltip(this, step, place.left + this.x(step), place.top + 30);
+      const said = this.rows(step).map((r) => `${r.name} ${show(r.value)}`);
+      document.getElementById('live').textContent =
+        `step ${show(step)}: ${said.join(', ')}`;
     }
   }
-  Chart.at = null;
 
   const moveTo = (step) => {
-    Chart.at = step;
-    for (const chart of charts) chart.mark(step);
+    here = step;
+    for (const chart of charts) chart.mark();
   };
+  const reset = document.getElementById('reset');
   const zoomTo = (range) => {
     zoom = range && range[1] > range[0] ? range : null;
-    const reset = document.getElementById('reset');
-    if (reset) reset.hidden = !zoom;
+    reset.hidden = !zoom;
     for (const chart of charts) chart.draw();
   };
 
+  const swatch = (name) => {
+    const {stroke, dash} = color(name);
+    const style = `border-color:${stroke}`;
+    const line = dash ? ';border-top-style:dashed' : '';
+    return element('i', {class: 'swatch', style: style + line});
+  };
   const tip = element('div', {id: 'tip'});
-  const tooltip = (chart, step, x, y) => {
+  const tooltip = (chart, step = null, x = 0, y = 0) => {
     const rows = chart && step !== null ? chart.rows(step) : [];
     tip.style.display = rows.length ? 'block' : 'none';
     if (!rows.length) return;
     const table = element('table');
-    for (const {name, value, at, range} of rows.slice(0, 20)) {
-      const {stroke} = color(name);
+    for (const {name, value, at, range} of rows.slice(0, MOST_ROWS)) {
       table.append(element('tr', {},
-        element('td', {}, element('i', {class: 'swatch', style: `border-color:${stroke}`})),
+        element('td', {}, swatch(name)),
         element('td', {}, name),
         element('td', {class: 'number'}, show(value) + range),
         element('td', {class: 'muted'}, at === step ? '' : `at ${show(at)}`)));
     }
-    const more = rows.length > 20 ? [element('div', {class: 'muted'}, `and ${rows.length - 20} more`)] : [];
-    tip.replaceChildren(element('strong', {}, `step ${show(step)}`), table, ...more);
-    const {offsetWidth, offsetHeight} = tip;
-    tip.style.left = `${Math.max(4, x + 16 + offsetWidth > innerWidth ? x - 16 - offsetWidth : x + 16)}px`;
-    tip.style.top = `${Math.max(4, Math.min(y + 12, innerHeight - offsetHeight - 4))}px`;
+    tip.replaceChildren(element('strong', {}, `step ${show(step)}`), table);
+    const more = rows.length - MOST_ROWS;
+    if (more > 0) tip.append(element('div', {class: 'muted'}, `${more} more`));
+    const {offsetWidth: width, offsetHeight: height} = tip;
+    const fits = x + 16 + width <= innerWidth;
+    const top = Math.min(y + 12, innerHeight - height - 4);
+    tip.style.left = `${Math.max(4, fits ? x + 16 : x - 16 - width)}px`;
+    tip.style.top = `${Math.max(4, top)}px`;
   };
 
   // A list of buttons that hide series in all charts.
   const legend = (names, outputs) => {
     const list = element('ul', {class: 'legend'});
     for (const name of names) {
-      const {stroke, dash} = color(name);
-      const style = `border-color:${stroke}` + (dash ? ';border-top-style:dashed' : '');
       const output = element('output');
-      const button = element('button', {type: 'button', 'aria-pressed': !hidden.has(name), 'data-series': name, title: 'Show or hide'},
-        element('i', {class: 'swatch', style}), name, output);
-      button.onclick = () => toggle([name], hidden.has(name));
       outputs.set(name, output);
-      list.append(element('li', {}, button));
+      const made = button({
+        'aria-pressed': true, 'data-series': name, title: 'Show or hide',
+      }, () => toggle([name], hidden.has(name)), swatch(name), name, output);
+      list.append(element('li', {}, made));
     }
     return list;
   };
   const toggle = (names, on) => {
-    for (const name of names) on ? hidden.delete(name) : hidden.add(name);
-    for (const button of document.querySelectorAll('[data-series]')) {
-      button.setAttribute('aria-pressed', !hidden.has(button.dataset.series));
+    for (const name of names) {
+      if (on) hidden.delete(name);
+      else hidden.add(name);
+    }
+    for (const made of document.querySelectorAll('[data-series]')) {
+      made.setAttribute('aria-pressed', !hidden.has(made.dataset.series));
     }
     for (const chart of charts) chart.draw();
   };
 
-  const names = [...new Set(data.charts.flatMap((c) => c.series.map((s) => s.name)))];
-  const shared = names.filter((n) => data.charts.some((c) => c.title !== n && c.series.some((s) => s.name === n)));
-  shared.forEach((name, i) => colors.set(name, i));
-  const place = document.getElementById('shared');
-  if (data.shared && place) {
-    for (const [text, on] of [['all', true], ['none', false]]) {
-      const button = element('button', {class: 'toggle', type: 'button'}, text);
-      button.onclick = () => toggle(names, on);
-      place.append(button, ' ');
-    }
-    place.append(legend(names, new Map()));
+  const sortable = (table) => {
+    const [body] = table.tBodies, {cells} = table.tHead.rows[0];
+    [...cells].forEach((cell, column) => {
+      const value = (row) => {
+        const {dataset, textContent} = row.cells[column];
+        return dataset.value ?? textContent;
+      };
+      const sort = () => {
+        const up = cell.getAttribute('aria-sort') === 'descending';
+        for (const other of cells) other.removeAttribute('aria-sort');
+        cell.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+        const order = (one, other) => {
+          const [a, b] = [value(one), value(other)];
+          if (a === '' || b === '') return (a === '') - (b === ''); // last
+          const by = isNaN(a) || isNaN(b) ? a.localeCompare(b, 'en') : a - b;
+          return up ? by : -by;
+        };
+        body.append(...[...body.rows].sort(order));
+      };
+      cell.append(button({}, sort, ...cell.childNodes));
+    });
+  };
+
+  // A series that is alone in the chart of its name keeps the first color.
+  const names = new Set();
+  for (const {title, series} of data.charts) {
+    for (const {name} of series) if (name !== title) names.add(name);
   }
-  const reset = document.getElementById('reset');
+  [...names].forEach((name, i) => colors.set(name, i));
+  const shared = document.getElementById('shared');
+  if (shared) {
+    const all = [...names];
+    shared.append(
+      button({class: 'toggle'}, () => toggle(all, true), 'all'), ' ',
+      button({class: 'toggle'}, () => toggle(all, false), 'none'),
+      legend(all, new Map()));
+  }
   if (reset) reset.onclick = () => zoomTo(null);
   document.body.append(tip);
   for (const holder of document.querySelectorAll('[data-charts]')) {
-    for (const spec of data.charts.filter((c) => c.group === holder.dataset.charts)) {
+    const group = holder.dataset.charts;
+    for (const spec of data.charts.filter((c) => c.group === group)) {
       charts.push(new Chart(spec, holder));
     }
   }
-
-  // Tables that can be sorted by a click on a heading.
-  for (const table of document.querySelectorAll('table.sortable')) {
-    [...table.tHead.rows[0].cells].forEach((cell, column) => {
-      const button = element('button', {type: 'button'}, ...cell.childNodes);
-      cell.append(button);
-      button.onclick = () => {
-        const down = cell.getAttribute('aria-sort') === 'descending';
-        for (const other of cell.parentNode.cells) other.removeAttribute('aria-sort');
-        cell.setAttribute('aria-sort', down ? 'ascending' : 'descending');
-        const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-        const order = (a, b) => {
-          const [p, q] = [key(a), key(b)];
-          if (p === '' || q === '') return (p === '') - (q === '');
-          const by = isNaN(p) || isNaN(q) ? p.localeCompare(q, 'en', {numeric: true}) : p - q;
-          return down ? by : -by;
-        };
-        table.tBodies[0].append(...[...table.tBodies[0].rows].sort(order));
-      };
-    });
-  }
+  document.querySelectorAll('table.sortable').forEach(sortable);
 })();

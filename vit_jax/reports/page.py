@@ -9,7 +9,6 @@ page can be made of any run, also of one that is running, or was stopped.
 import concurrent.futures
 import csv
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -17,21 +16,23 @@ import re
 import shlex
 import sys
 import urllib.parse
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import read_records
-from vit_jax.reports import markup, series
-from vit_jax.reports.markup import Html, fold, table, tag
+from vit_jax.reports import markup, series, thumbnails
+from vit_jax.reports.markup import Html, fold, join, table, tag
 
 NAME = 'report.html'
 _FOLDER = pathlib.Path(__file__).parent
 _MAX_BYTES = 8_000_000  # of a file that becomes part of the page
 _MAX_CELLS, _MAX_CLASSES = 25, 1000  # classes of a table, of a picture
-_WORST, _LISTED, _PAIRS, _THUMBNAIL_PX = 24, 10, 12, 160
+_LISTED, _PAIRS = 10, 12
 _PHASES = {  # of metrics.Monitor
   'steps': ('training steps', 2),
   'setup': ('setup', 9),
@@ -48,14 +49,23 @@ _DETAIL = re.compile(r'.*/class_accuracy/.*|.*_seed\d+')
 _SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|error)')
 
 
-def write_at_end(workdir):
+def write_at_end(
+  workdir: PathLike, evaluators: Mapping[str, Any] | None = None
+) -> None:
   """Write the page of a run that has ended; an error is only printed.
 
   Only the first host writes.
+
+  Args:
+    workdir: of a run or a study.
+    evaluators: of the run; the images that they got wrong are saved for pages.
   """
   if jax.process_index():
     return
   try:
+    for name, evaluator in (evaluators or {}).items():
+      if getattr(evaluator, 'predictions', None):
+        thumbnails.write(workdir, name, evaluator.data.source)
     write(workdir)
   except Exception as error:  # the run must not fail because of its page
     print(
@@ -65,7 +75,7 @@ def write_at_end(workdir):
     )
 
 
-def write(workdir, output=None):
+def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   """Write the page of a run or a study; return its path.
 
   Args:
@@ -97,7 +107,7 @@ class Workdir:
     last: {metric: last value}.
   """
 
-  def __init__(self, path):
+  def __init__(self, path: PathLike):
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
     self.config = self._json('config.json')
@@ -112,20 +122,20 @@ class Workdir:
     return json.loads(file.read_text()) if file.exists() else None
 
   @property
-  def is_study(self):
+  def is_study(self) -> bool:
     return isinstance((self.config or {}).get('runs'), dict)
 
   @property
-  def kind(self):
+  def kind(self) -> str:
     """What the config runs: 'train', 'evaluate', 'study' or ''."""
     return str((self.config or {}).get('run', '')).rpartition('.')[2]
 
   @property
-  def step(self):
+  def step(self) -> int:
     return max((r['step'] for r in self.records), default=0)
 
   @property
-  def total_steps(self):
+  def total_steps(self) -> int | None:
     """Length of the training, or None if it is not known."""
     for record in reversed(self.records):
       if progress := record.get('progress'):
@@ -133,7 +143,7 @@ class Workdir:
     return self.step if self.last.get('eta_s') == 0 else None
 
   @property
-  def status(self):
+  def status(self) -> tuple[str, str]:
     """(what became of the run, 'good', 'bad' or 'warn')."""
     if self.done and 'diverged' in self.done:
       return 'diverged', 'bad'
@@ -147,25 +157,25 @@ class Workdir:
     return f'stopped or running, step {self.step:,}{of}', 'warn'
 
   @property
-  def phases(self):
+  def phases(self) -> dict[str, float]:
     """{phase: seconds} of the last account of the time, or {}."""
-    last = next((r for r in reversed(self.records) if _seconds(r)), {})
-    return _seconds(last)
+    found = map(_seconds, reversed(self.records))
+    return next(filter(None, found), {})
 
   @property
-  def seconds(self):
+  def seconds(self) -> float | None:
     """Wall time in seconds, or None if it is not known."""
     if phases := self.phases:
       return sum(phases.values())
     return (self.done or {}).get('seconds')
 
   @property
-  def goodput(self):
+  def goodput(self) -> float | None:
     """Fraction of the wall time in training steps, or None."""
     phases = self.phases
     return phases['steps'] / sum(phases.values()) if 'steps' in phases else None
 
-  def runs(self):
+  def runs(self) -> list['Workdir']:
     """Return the Workdirs of a study's runs, in order."""
     names = self.config.get('order') or self.config['runs']
     names = [n for n in names if n in self.config['runs'] and '/' not in n]
@@ -180,7 +190,7 @@ def _seconds(record):
   }
 
 
-def run_page(run):
+def run_page(run: Workdir) -> str:
   """Return the page of a run as text."""
   charts = series.of_run(run.records)
   kinds = {'train': 'Training run', 'evaluate': 'Evaluation'}
@@ -192,7 +202,7 @@ def run_page(run):
   what = [kinds.get(run.kind, 'Run')]
   if study:
     link = tag('a', study, href=f'../{NAME}')
-    what.append(join_(' of the study ', link))
+    what.append(join(' of the study ', link))
   return _page(
     run,
     what,
@@ -209,7 +219,7 @@ def run_page(run):
   )
 
 
-def study_page(study):
+def study_page(study: Workdir) -> str:
   """Return the page of a study as text."""
   runs = study.runs()
   charts = series.of_study({run.name: run.records for run in runs})
@@ -288,11 +298,7 @@ def _page(run, what, *, tiles, charts, sections, status=None):
 img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <link rel="icon" href="data:,">{tag('title', f'{run.name} · vit_jax')}
 <style>{(_FOLDER / 'page.css').read_text()}</style></head>"""
-  return f'{head}<body>{markup.join(body)}</body></html>\n'
-
-
-def join_(*children):
-  return markup.join(children)
+  return f'{head}<body>{join(*body)}</body></html>\n'
 
 
 def _section(title, *children):
@@ -572,8 +578,7 @@ def _pixels(shares, name):
   pixels[..., :3] = 37, 99, 235
   pixels[..., 3] = np.round(255 * np.sqrt(shares))
   alt = f'confusion matrix of {name}: {len(shares)} classes'
-  picture = markup.image(_encode(pixels, 'PNG'), 'png', alt=alt)
-  picture = Html(picture.replace('<img ', '<img class="pixels" ', 1))
+  picture = markup.image(_png(pixels), 'png', alt=alt, class_='pixels')
   note = 'Rows: true class. Columns: predicted class.'
   return tag('div', picture, tag('p', note, class_='muted'))
 
@@ -581,13 +586,11 @@ def _pixels(shares, name):
 def _misclassified(folder, name):
   """The worst mistakes, as images where the files still exist."""
   file = folder / f'misclassified-{name}.csv'
-  reader = csv.DictReader(io.StringIO(_text(file)))
-  worst = list(itertools.islice(reader, _WORST))
-  count = len(worst) + sum(1 for _ in reader)
+  worst, count = thumbnails.rows(file)
   if not count:
     return [tag('p', 'No example is misclassified.')]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    images = list(pool.map(_thumbnail, [row['file'] for row in worst]))
+    images = list(pool.map(lambda row: _thumbnail(folder, name, row), worst))
   parts = [
     tag(
       'p',
@@ -641,30 +644,21 @@ def _share(text):
   return f'{value:.1%}' if value >= 0.001 else f'{value:.1g}'
 
 
-def _thumbnail(file):
-  """Return a small picture of an image file, or None if it cannot be read."""
-  from vit_jax.data import images
-
-  try:
-    path = epath.Path(file)
-    if not path.exists():
-      return None
-    pixels = images.decode(path.read_bytes())
-  except Exception:  # a text that is no path, or a file that is no image
+def _thumbnail(folder, name, row):
+  """Return a small picture of an example, or None if there is none."""
+  data = thumbnails.read(folder, name, row)
+  if data is None:
     return None
-  stride = max(1, min(pixels.shape[:2]) // (2 * _THUMBNAIL_PX))
-  pixels = np.ascontiguousarray(pixels[::stride, ::stride])
-  data = _encode(pixels, 'JPEG', _THUMBNAIL_PX)
-  return markup.image(data, 'jpeg', alt=path.name, loading='lazy')
+  kind = 'png' if data.startswith(b'\x89PNG') else 'jpeg'
+  file = row['file'].rpartition('/')[2]
+  return markup.image(data, kind, alt=file, class_=kind)
 
 
-def _encode(pixels, kind, size=None):
+def _png(pixels):
   from PIL import Image
 
-  image, file = Image.fromarray(pixels), io.BytesIO()
-  if size:
-    image.thumbnail((size, size))
-  image.save(file, kind)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, 'PNG')
   return file.getvalue()
 
 
@@ -688,7 +682,7 @@ def _time(run):
     title = f'{label}: {_duration(phases[phase])}, {share:.1%}'
     bars.append(tag('i', style=f'{color};flex:{share:.4f}', title=title))
     swatch = tag('i', class_='swatch bar-swatch', style=color)
-    name = join_(swatch, ' ', label)
+    name = join(swatch, ' ', label)
     rows.append([name, _duration(phases[phase]), f'{share:.1%}'])
   text = f'{_duration(total)} of wall time.'
   if run.goodput is not None:

@@ -3,6 +3,8 @@
 import collections
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Not drawn: accounts, constants, and details that tables show.
 _NOT_DRAWN = re.compile(
@@ -21,12 +23,12 @@ _FIRST = ('loss', 'accuracy', 'top5_accuracy')
 POINTS = 1000  # of a series; more than the pixels of a chart
 
 
-def curves(records):
+def curves(records: Sequence[Mapping]) -> dict[str, dict[int, float]]:
   """Return {metric: {step: value}} of the metrics that are drawn.
 
   Of several records of a step the last counts. Values are floats.
   """
-  found = collections.defaultdict(dict)
+  found: dict[str, dict[int, float]] = collections.defaultdict(dict)
   for record in records:
     for name, value in record.items():
       if name in ('step', 'time') or not isinstance(value, int | float):
@@ -35,12 +37,12 @@ def curves(records):
   return found
 
 
-def is_drawn(name, curve):
+def is_drawn(name: str, curve: Mapping[int, float]) -> bool:
   """Return whether a metric is worth a curve."""
   return len(curve) > 1 and not _NOT_DRAWN.fullmatch(name)
 
 
-def of_run(records):
+def of_run(records: Sequence[Mapping]) -> list[dict[str, Any]]:
   """Return the charts of a run: a series per split, such as train and val."""
   found = curves(records)
   if found['images_per_s'] == found['images_per_s_per_device']:
@@ -54,7 +56,7 @@ def of_run(records):
   return _sorted(charts)
 
 
-def of_study(records):
+def of_study(records: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
   """Return the charts of a study, one per metric: a series per run.
 
   Args:
@@ -84,7 +86,13 @@ def _sorted(charts):
   return [chart for _, chart in sorted(made, key=lambda x: x[0])]
 
 
-def series(name, curve, bounds=(None, None), *, points=POINTS):
+def series(
+  name: str,
+  curve: Mapping[int, float],
+  bounds: Sequence[Mapping[int, float] | None] = (None, None),
+  *,
+  points: int = POINTS,
+) -> dict[str, Any]:
   """Return {'name', 'x', 'y'} (and 'low', 'high') of {step: value}, as JSON.
 
   Values that are not finite become None. See `thin` for `points`.
@@ -100,7 +108,7 @@ def series(name, curve, bounds=(None, None), *, points=POINTS):
   return made
 
 
-def thin(values, points):
+def thin(values: Sequence[float], points: int) -> list[int]:
   """Return the indices of at most `points` values that keep the shape.
 
   Each of equal intervals keeps its smallest and its largest value, so that no

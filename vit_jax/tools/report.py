@@ -2,15 +2,16 @@
 
   python -m vit_jax.tools.report /tmp/quickstart
 
-The file needs no network. It shows the results, curves that answer to the
-pointer, evaluations with intervals, confusion matrices, misclassified images,
-where the time went, the config with what differs from its preset, and the
-environment. Runs and studies write it when they end; this command also makes it
-for runs that are running, were stopped, diverged, or are older. For a study it
-also writes the page of each run that has results.
+The file needs no network. It shows the results, interactive learning curves,
+evaluations with intervals, confusion matrices, misclassified images, where the
+time went, the config with what differs from its preset, and the environment.
+Runs and studies write it when they end. This command also makes it for runs
+that are running, were stopped, diverged, or are older. For a study it also
+writes the page of each run that has results.
 """
 
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -31,7 +32,7 @@ def parser():
   return made
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
   """Run the command; return its exit status."""
   args = parser().parse_args(argv)
   # A training that is running may hold the accelerator.
