@@ -140,7 +140,7 @@ def evaluate(
   console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
   for path in written:
     console.print(f'wrote {path}', markup=False, soft_wrap=True)
-  page.write_at_end(workdir)
+  page.write_at_end(workdir, evaluators)
   return results
 
 

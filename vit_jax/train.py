@@ -258,7 +258,7 @@ def train(
       if stopping and not last:
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
-  page.write_at_end(workdir)
+  page.write_at_end(workdir, evaluators)
   return state
 
 

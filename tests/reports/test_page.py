@@ -1,9 +1,11 @@
 """Pages about runs and studies: what they say, also in a headless Chromium."""
 
 import contextlib
+import io
 import json
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -177,6 +179,28 @@ def test_a_matrix_of_many_classes_is_a_picture(folder, tmp_path):
     ','.join(confusion.MISCLASSIFIED) + '\n'
   )
   assert 'No example is misclassified' in text_of(page.write(tmp_path))
+
+
+def test_images_of_a_source_without_files(tmp_path):
+  """A run saves them, so that later pages have them, too."""
+  write_run(tmp_path, training(), config=CONFIG)
+  write_mistakes(tmp_path, 'val')
+  rng = np.random.default_rng(0)
+  grey = rng.integers(0, 255, (8, 8, 1), np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(grey[..., 0]).resize((300, 300)).save(file, 'PNG')
+  broken = np.zeros((8, 8, 5), np.uint8)
+  # Of 12 examples, those of class 0 are right.
+  examples = [None, grey, file.getvalue(), None, broken] + [grey] * 7
+  source = [{'image': x} for x in examples]
+  evaluator = types.SimpleNamespace(
+    predictions=True, data=types.SimpleNamespace(source=source)
+  )
+  page.write_at_end(tmp_path, {'val': evaluator, 'other': object()})
+  for _ in range(2):
+    shown = (tmp_path / 'report.html').read_text()
+    assert shown.count('image/png;') == 6 and shown.count('image/jpeg;') == 1
+    page.write(tmp_path)
 
 
 def test_a_run_without_new_files(tmp_path):

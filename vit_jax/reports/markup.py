@@ -19,13 +19,16 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
     *children: Html, or values whose text is escaped. None is left out.
     **attributes: by name; class_ is class, data_x is data-x. None is left out.
   """
-  names = {k: k.strip('_').replace('_', '-') for k in attributes}
-  shown = ''.join(
-    f' {names[k]}="{html.escape(str(v))}"'
-    for k, v in attributes.items()
-    if v is not None
+  return Html(f'<{name}{_attributes(attributes)}>{join(*children)}</{name}>')
+
+
+def _attributes(found):
+  names = {key: key.strip('_').replace('_', '-') for key in found}
+  return ''.join(
+    f' {names[key]}="{html.escape(str(value))}"'
+    for key, value in found.items()
+    if value is not None
   )
-  return Html(f'<{name}{shown}>{join(*children)}</{name}>')
 
 
 def join(*children: Any) -> Html:
@@ -42,8 +45,7 @@ def join(*children: Any) -> Html:
 def image(data: bytes, kind: str, **attributes: str) -> Html:
   """Return an image whose bytes are part of the page; kind is its format."""
   source = f'data:image/{kind};base64,{base64.b64encode(data).decode()}'
-  shown = ''.join(f' {k}="{html.escape(v)}"' for k, v in attributes.items())
-  return Html(f'<img src="{source}"{shown}>')
+  return Html(f'<img{_attributes(attributes | {"src": source})}>')
 
 
 def table(

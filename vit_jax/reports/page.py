@@ -9,7 +9,6 @@ page can be made of any run, also of one that is running, or was stopped.
 import concurrent.futures
 import csv
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -17,6 +16,8 @@ import re
 import shlex
 import sys
 import urllib.parse
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,14 +25,14 @@ from etils import epath
 
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import read_records
-from vit_jax.reports import markup, series
+from vit_jax.reports import markup, series, thumbnails
 from vit_jax.reports.markup import Html, fold, join, table, tag
 
 NAME = 'report.html'
 _FOLDER = pathlib.Path(__file__).parent
 _MAX_BYTES = 8_000_000  # of a file that becomes part of the page
 _MAX_CELLS, _MAX_CLASSES = 25, 1000  # classes of a table, of a picture
-_WORST, _LISTED, _PAIRS, _THUMBNAIL_PX = 24, 10, 12, 160
+_LISTED, _PAIRS = 10, 12
 _PHASES = {  # of metrics.Monitor
   'steps': ('training steps', 2),
   'setup': ('setup', 9),
@@ -48,14 +49,23 @@ _DETAIL = re.compile(r'.*/class_accuracy/.*|.*_seed\d+')
 _SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|error)')
 
 
-def write_at_end(workdir: PathLike) -> None:
+def write_at_end(
+  workdir: PathLike, evaluators: Mapping[str, Any] | None = None
+) -> None:
   """Write the page of a run that has ended; an error is only printed.
 
   Only the first host writes.
+
+  Args:
+    workdir: of a run or a study.
+    evaluators: of the run; the images that they got wrong are saved for pages.
   """
   if jax.process_index():
     return
   try:
+    for name, evaluator in (evaluators or {}).items():
+      if getattr(evaluator, 'predictions', None):
+        thumbnails.write(workdir, name, evaluator.data.source)
     write(workdir)
   except Exception as error:  # the run must not fail because of its page
     print(
@@ -97,7 +107,7 @@ class Workdir:
     last: {metric: last value}.
   """
 
-  def __init__(self, path: PathLike):
+  def __init__(self, path: PathLike) -> None:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
     self.config = self._json('config.json')
@@ -568,8 +578,7 @@ def _pixels(shares, name):
   pixels[..., :3] = 37, 99, 235
   pixels[..., 3] = np.round(255 * np.sqrt(shares))
   alt = f'confusion matrix of {name}: {len(shares)} classes'
-  picture = markup.image(_encode(pixels, 'PNG'), 'png', alt=alt)
-  picture = Html(picture.replace('<img ', '<img class="pixels" ', 1))
+  picture = markup.image(_png(pixels), 'png', alt=alt, class_='pixels')
   note = 'Rows: true class. Columns: predicted class.'
   return tag('div', picture, tag('p', note, class_='muted'))
 
@@ -577,13 +586,11 @@ def _pixels(shares, name):
 def _misclassified(folder, name):
   """The worst mistakes, as images where the files still exist."""
   file = folder / f'misclassified-{name}.csv'
-  reader = csv.DictReader(io.StringIO(_text(file)))
-  worst = list(itertools.islice(reader, _WORST))
-  count = len(worst) + sum(1 for _ in reader)
+  worst, count = thumbnails.rows(file)
   if not count:
     return [tag('p', 'No example is misclassified.')]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    images = list(pool.map(_thumbnail, [row['file'] for row in worst]))
+    images = list(pool.map(lambda row: _thumbnail(folder, name, row), worst))
   parts = [
     tag(
       'p',
@@ -637,30 +644,21 @@ def _share(text):
   return f'{value:.1%}' if value >= 0.001 else f'{value:.1g}'
 
 
-def _thumbnail(file):
-  """Return a small picture of an image file, or None if it cannot be read."""
-  from vit_jax.data import images
-
-  try:
-    path = epath.Path(file)
-    if not path.exists():
-      return None
-    pixels = images.decode(path.read_bytes())
-  except Exception:  # a text that is no path, or a file that is no image
+def _thumbnail(folder, name, row):
+  """Return a small picture of an example, or None if there is none."""
+  data = thumbnails.read(folder, name, row)
+  if data is None:
     return None
-  stride = max(1, min(pixels.shape[:2]) // (2 * _THUMBNAIL_PX))
-  pixels = np.ascontiguousarray(pixels[::stride, ::stride])
-  data = _encode(pixels, 'JPEG', _THUMBNAIL_PX)
-  return markup.image(data, 'jpeg', alt=path.name, loading='lazy')
+  kind = 'png' if data.startswith(b'\x89PNG') else 'jpeg'
+  file = row['file'].rpartition('/')[2]
+  return markup.image(data, kind, alt=file, class_=kind)
 
 
-def _encode(pixels, kind, size=None):
+def _png(pixels):
   from PIL import Image
 
-  image, file = Image.fromarray(pixels), io.BytesIO()
-  if size:
-    image.thumbnail((size, size))
-  image.save(file, kind)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, 'PNG')
   return file.getvalue()
 
 

@@ -2,14 +2,15 @@
 
   python -m vit_jax.tools.report /tmp/quickstart
 
-The file needs no network. It shows the results, curves that answer to the
-pointer, evaluations with intervals, confusion matrices, misclassified images,
-where the time went, the config with what differs from its preset, and the
-environment. Runs and studies write it when they end; this command also makes it
-for runs that are running, were stopped, diverged, or are older. For a study it
-also writes the page of each run that has results.
+The file needs no network. It shows the results, interactive learning curves,
+evaluations with intervals, confusion matrices, misclassified images, where the
+time went, the config with what differs from its preset, and the environment.
+Runs and studies write it when they end. This command also makes it for runs
+that are running, were stopped, diverged, or are older. For a study it also
+writes the page of each run that has results.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from vit_jax.reports import page
 from vit_jax.tools import arguments
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   """Return the ArgumentParser."""
   made = arguments.plain_parser(__doc__, 'report WORKDIR [--output=FILE]')
   made.add_argument(
