@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import environment
+from vit_jax.types import Shape
 
 # Largest error (see `run`) that rounding explains, by the least accurate dtype
 # in a computation. At most a third of it was measured on CPUs. What is not
@@ -52,7 +53,7 @@ class Check:
   slack: float = 1.0
 
   @property
-  def bound(self):
+  def bound(self) -> float:
     """Largest error that rounding explains on the local devices."""
     dtype = self.dtype
     if self.products and dtype == 'float32':
@@ -60,7 +61,7 @@ class Check:
     return self.slack * BOUNDS[dtype]
 
 
-def run(check):
+def run(check: Check) -> float:
   """Return the error of a check.
 
   The computation runs on each local device. The error of an array is the
@@ -99,7 +100,9 @@ def _error(found, expected):
   return max(errors)
 
 
-def normal(*shapes):
+def normal(
+  *shapes: Shape,
+) -> Callable[[np.random.Generator], tuple[np.ndarray, ...]]:
   """Return a function Generator -> float32 arrays of N(0, 1)."""
   return lambda rng: tuple(rng.standard_normal(s, np.float32) for s in shapes)
 
@@ -122,7 +125,7 @@ QUICK = (
 )
 
 
-def refuse_wrong_results():
+def refuse_wrong_results() -> None:
   """Run the quick checks on the local devices; raise WrongResult if one fails.
 
   Without this, a run on a wrong compiler would train and report its numbers.
@@ -138,7 +141,7 @@ def refuse_wrong_results():
       )
 
 
-def device_name():
+def device_name() -> str:
   """Return the kind of the local devices, as text."""
   device = jax.local_devices()[0]
   kind = device.device_kind
@@ -147,7 +150,7 @@ def device_name():
   return f'{kind} ({device.platform})'
 
 
-def remedy():
+def remedy() -> str:
   """Return what to do about wrong results of the installed jaxlib, as text."""
   version = environment.jaxlib_version()
   on_cpu = jax.local_devices()[0].platform == 'cpu'
