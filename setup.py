@@ -19,7 +19,7 @@ setuptools.setup(
     'absl-py>=2.1',
     'aiohttp>=3.10',  # fsspec uses it to read weights from http:// and https://
     'etils[epath]>=1.12',
-    'flax>=0.12.5',
+    'flax>=0.12.7',
     'flatbuffers>=24.3.25',  # StableHLO export
     'fsspec>=2024.12',
     'grain>=0.2.15',
