@@ -46,12 +46,12 @@ def avoid_wrong_results() -> None:
     os.environ['XLA_FLAGS'] = f'{flags} {OPTION}='.strip()
 
 
-def users_own():
+def users_own() -> dict[str, str]:
   """Return {'XLA_FLAGS': value of the user} if we have changed it, else {}."""
   return {} if _before is None else {'XLA_FLAGS': _before}
 
 
-def jaxlib_version():
+def jaxlib_version() -> str:
   """Return the version of the installed jaxlib, '' if there is none."""
   try:
     return importlib.metadata.version('jaxlib').partition('+')[0]

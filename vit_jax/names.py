@@ -9,18 +9,20 @@ A filter is part of one of our names or of timm's, in upper or lower case; * and
 `vit_jax.models.names.settings`.
 """
 
+import argparse
 import difflib
 import fnmatch
 import heapq
 import re
 import signal
 import textwrap
+from collections.abc import Sequence
 
 from vit_jax.models import names
 from vit_jax.tools import parsers
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   if hasattr(signal, 'SIGPIPE'):  # `| head` ends the process without a message
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   made = parser()
@@ -31,7 +33,7 @@ def main(argv=None):
     made.exit(1, f'{error}\n')
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = parsers.parser(__doc__, "names ['FILTER'] or NAME --summary")
   add = parser.add_argument
   add('name', nargs='?', metavar='FILTER', help='part of the names; or a name')
@@ -72,7 +74,7 @@ def _table(made, args):
   return '\n'.join([heading, *rows, note])
 
 
-def matches(name, text):
+def matches(name: str, text: str | None) -> bool:
   """Return whether a name contains a text, in which * and ? are wildcards."""
   return fnmatch.fnmatchcase(name.lower(), f'*{(text or "").lower()}*')
 

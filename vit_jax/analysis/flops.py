@@ -20,13 +20,13 @@ def count(fn: Callable[..., Any], *args: Any) -> int:
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
-def by_scope(fn, *args):
+def by_scope(fn: Callable[..., Any], *args: Any) -> dict[tuple[str, ...], int]:
   """Return {names of scopes: FLOPs}, whose sum is `count`, in their order.
 
   The names are those of jax.named_scope, outermost first; Flax has one for each
   module. A branch of `cond` counts if it has the most FLOPs.
   """
-  found = {}
+  found: dict[tuple[str, ...], int] = {}
   _add(jax.make_jaxpr(fn)(*args).jaxpr, (), 1, found)
   return found
 

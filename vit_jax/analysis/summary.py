@@ -7,6 +7,7 @@ import re
 import jax
 
 from vit_jax.analysis import flops
+from vit_jax.types import Model, Shape
 
 _HEADINGS = ('module', 'weights', 'output', 'parameters', 'GFLOPs')
 
@@ -32,7 +33,7 @@ class Module:
   order: int = dataclasses.field(default=-1, compare=False)
 
 
-def tree(model, image_shape):
+def tree(model: Model, image_shape: Shape) -> Module:
   """Return the Module of a whole model; nothing is computed or allocated.
 
   Args:
@@ -98,7 +99,7 @@ def _sort(module):
     _sort(child)
 
 
-def table(model, image_shape):
+def table(model: Model, image_shape: Shape) -> str:
   """Return the table as text; equal modules in sequence share a row."""
   root = tree(model, image_shape)
   rows = [_HEADINGS, *_rows(root, ''), _row('total', root)]

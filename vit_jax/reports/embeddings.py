@@ -1,6 +1,7 @@
 """Figures of patch filters, position similarities (Fig. 7), and features."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -50,7 +51,12 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
   pictures.save(made, path, dpi=dpi, tight=True)
 
 
-def scatter(points, path, classes=None, images=None):
+def scatter(
+  points: np.ndarray,
+  path: epath.Path,
+  classes: Sequence[str] | None = None,
+  images: Mapping[int, np.ndarray] | None = None,
+) -> None:
   """Draw images as points [n, 2], colored by class.
 
   Args:

@@ -107,7 +107,7 @@ class Workdir:
     last: {metric: last value}.
   """
 
-  def __init__(self, path: PathLike):
+  def __init__(self, path: PathLike) -> None:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
     self.config = self._json('config.json')

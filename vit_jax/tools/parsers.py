@@ -1,16 +1,17 @@
 """Argument parser of the tools; it imports the standard library only."""
 
 import argparse
+from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
   """An ArgumentParser whose errors are one line, with the exit status 2."""
 
-  def error(self, message):
+  def error(self, message: str) -> NoReturn:
     self.exit(2, f'{message}. Usage: {self.usage} (--help explains it)\n')
 
 
-def parser(doc, usage):
+def parser(doc: str | None, usage: str) -> Parser:
   """Return a Parser.
 
   Args:
@@ -27,7 +28,7 @@ def parser(doc, usage):
   return made
 
 
-def count(text):
+def count(text: str) -> int:
   """Return an int of at least 1; for `type` of arguments."""
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')

@@ -10,6 +10,7 @@ that are running, were stopped, diverged, or are older. For a study it also
 writes the page of each run that has results.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from vit_jax.reports import page
 from vit_jax.tools import arguments
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   """Return the ArgumentParser."""
   made = arguments.plain_parser(__doc__, 'report WORKDIR [--output=FILE]')
   made.add_argument(
