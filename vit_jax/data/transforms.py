@@ -13,6 +13,7 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def _resize_antialiased(image, height, width, interpolation):
 class _Sized:
   """Makes the field `size` a pair, and checks `interpolation`."""
 
-  def __post_init__(self):
+  def __post_init__(self: Any) -> None:
     size = images.size(f'{type(self).__name__}: size', self.size)
     object.__setattr__(self, 'size', size)
     if hasattr(self, 'interpolation'):
