@@ -434,7 +434,8 @@ def check_set(call: Call, config: Any, prefix: str = '') -> None:
     prefix: path of the config in the config of the command line, with a dot.
   """
   filled, unset = copy.deepcopy(config), []
-  for path in _none(call):
+  # A value is named by its shortest path: others refer to it.
+  for path in sorted(_none(call), key=lambda path: path.count('.')):
     *parents, key = path.split('.')
     node = filled
     for parent in parents:
