@@ -40,7 +40,8 @@ setuptools.setup(
     'tensorflow-datasets>=4.9.8',
   ],
   extras_require={
-    'test': ['mypy==2.4.1', 'pytest', 'pytest-xdist', 'ruff'],
+    # selenium: the tests of the report and the demo, if there is a Chromium.
+    'test': ['mypy==2.4.1', 'pytest', 'pytest-xdist', 'ruff', 'selenium'],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
