@@ -193,9 +193,21 @@ def suggest(word, words):
 class Partial(functools.partial):
   """A target that still lacks required arguments; called when they are known.
 
+  Two of them are equal if they would call the same function in the same way.
+
   Raises:
     ConfigError: on a call that leaves some of them out, or sets one twice.
   """
+
+  def __eq__(self, other):
+    return isinstance(other, Partial) and self._key == other._key
+
+  def __hash__(self):
+    return hash((self.func, self.args, tuple(sorted(self.keywords.items()))))
+
+  @property
+  def _key(self):
+    return self.func, self.args, self.keywords
 
   def __call__(self, /, *args, **kwargs):
     if twice := sorted(self.keywords.keys() & kwargs.keys()):

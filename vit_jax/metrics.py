@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from vit_jax import terminal
 from vit_jax.files import write_atomically
 from vit_jax.terminal import Terminal
 
@@ -134,6 +135,7 @@ class Monitor:
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # what time counts as, if nothing else is stated
     self._terminal = Terminal(start_step, total_steps)
+    self._compiling = contextlib.ExitStack()
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
     self._sums = collections.defaultdict(float)
@@ -208,6 +210,7 @@ class Monitor:
       if not all(np.isfinite(v) for v in jax.device_get(metrics).values()):
         steps.append(later)
     self._pending = None
+    self._compiling.close()
     self._terminal.close()
     shown = ', '.join(f'{k}={v}' for k, v in bad.items())
     raise NonFiniteError(
@@ -269,9 +272,14 @@ class Monitor:
     goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
     return {'progress': step / self.total_steps, 'goodput': goodput, **found}
 
+  def compiling(self):
+    """Show that the first step is being compiled, until `compiled`."""
+    self._compiling.enter_context(terminal.waiting('compiling ...'))
+
   def compiled(self, step):
     """Report how long the first step took, and measure rates from here on."""
     begin = self._clock
+    self._compiling.close()
     self.flush()
     self._stopwatch.lap('compile')
     self._phase = 'steps'
@@ -296,6 +304,7 @@ class Monitor:
 
   def close(self):
     """Close the files. A step that was not flushed is dropped."""
+    self._compiling.close()
     self._terminal.close()
     self.writer.close()
 
