@@ -81,11 +81,8 @@ def pretrain(args):
   config.optimizer = embedded.adam()
   config.schedule = embedded.cosine(3e-3)
   config.ema_decay = 0.99
-  for part in (config.data, config.evals.val.data):
-    del part.source.low_resolution
   if not args.tiny:
     config.total_steps = args.steps
-    config.data.batch_size = config.evals.val.data.batch_size = 128
     config.evals.val.data.source.num_examples = 1920
   if args.data == 'fractals':
     source = embedded.fractals(
