@@ -21,8 +21,8 @@ mean and standard deviation of the 3 draws):
 
 Different from the paper, because the training is short: Muon in place of Adam
 and SGD, label smoothing, and the std of the initial position embeddings (0.02
-there). Runs that differ only in the seed and in the initial weights are next to each
-other, so that they share their compiled programs.
+there). Runs that differ only in their seed or initial weights are next to each
+other, so that they share compiled programs.
 """
 
 from configs import arguments, common, embedded
