@@ -6,12 +6,15 @@ setuptools.setup(
   name='vit_jax',
   version='0.1.0',
   license='Apache-2.0',
-  # _OWNER_: the account that publishes this code. The notebooks link to it.
-  url='https://github.com/_OWNER_/vit_jax',
   description='Vision Transformers in JAX: pre-training, transfer, analysis.',
   python_requires='>=3.11',
-  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
-  package_data={'vit_jax': ['py.typed']},
+  # An installed package brings the configs along: --config=vit_jax:quickstart.
+  packages=[
+    *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+    'vit_jax.configs',
+  ],
+  package_dir={'vit_jax.configs': 'configs'},
+  package_data={'vit_jax': ['py.typed', 'reports/page.css', 'reports/page.js']},
   install_requires=[
     'absl-py',
     'aiohttp',  # fsspec uses it to read weights from http:// and https://

@@ -140,6 +140,7 @@ def get_config(argument=''):
     study=tuple(STUDIES),
     name='jft',
     classes=18_291,
+    may_be_zero=('classes',),
     epochs=float,
     seeds=1,
     grid=False,

@@ -11,10 +11,11 @@ Arguments (separated by commas; the first of a list is the default):
              default) is top-1, top-5, loss and calibration of the classifier.
              The others are readouts of frozen features, for any classes; their
              sources are config.evals.frozen.data.images.train.source and
-             .test.source. fewshot is the paper's (section 4.1), on 5 and 10
-             examples of each class in `train`. The rest use all of `train`:
-             nearest neighbours, logistic regression, and a linear layer trained
-             by SGD. Their settings are chosen on a held-out tenth of `train`
+             .test.source; evals.test has the same test images. fewshot is the
+             paper's (section 4.1), on 5 and 10 examples of each class in
+             `train`. The rest use all of `train`: nearest neighbours, logistic
+             regression, and a linear layer trained by SGD. Their settings are
+             chosen on a held-out tenth of `train`
   size=224   pixels: smaller side resized to 8/7 of it, central crop. If the run
              was trained at another size, its position embeddings are
              interpolated, which is reported
@@ -51,10 +52,11 @@ def get_config(argument=''):
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
   config = common.evaluation(args.size)
   config.evals = {}
+  test = data(args, 'test')
   if args.accuracy or not readouts:
-    config.evals.test = common.classification(data(args, 'test'))
+    config.evals.test = common.classification(test)
   if readouts:
-    images = {split: data(args, split) for split in ('train', 'test')}
+    images = {'train': data(args, 'train'), 'test': test}
     config.evals.frozen = common.frozen({'images': images}, readouts)
   return config
 

@@ -116,6 +116,7 @@ def get_config(argument=''):
     sgd=False,
     name='jft',
     classes=18_291,
+    may_be_zero=('classes',),
     epochs=float,
     lr=float,
     fsdp=False,

@@ -150,6 +150,7 @@ def parse(argument, models, **options):
     **arguments.switches(models),
     name='jft',
     classes=18_291,
+    may_be_zero=('classes',),
     tiny=False,
     **options,
   )

@@ -59,7 +59,7 @@ def get_config(argument=''):
     **arguments.switches((*vtab.GROUPS, *TASKS)),
     seeds=3,
     sweep=False,
-    size=0,
+    size=int,
     postact=False,
     tiny=False,
   )

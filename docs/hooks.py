@@ -40,12 +40,25 @@ _LINK = re.compile(
 
 
 class Blocks(griffe.Extension):
-  """Shows indented text in docstrings as it is: commands, tables, code."""
+  """Shows docstrings as they are: they are plain text, not Markdown."""
 
   def on_object(self, *, obj, **kwargs):
     del kwargs
     if obj.docstring:
-      obj.docstring.value = fence_blocks(obj.docstring.value)
+      obj.docstring.value = escape(fence_blocks(obj.docstring.value))
+
+
+def escape(text):
+  """Return text with Markdown's characters escaped, except in code.
+
+  Stars at the beginning of a line are those of arguments (*args) or lists.
+  """
+  code = r'```.*?```|`[^`\n]*`|^ *\*+'
+  return re.sub(
+    rf'(?ms:{code})|[*<\[]',
+    lambda found: found[0] if len(found[0]) > 1 else f'\\{found[0]}',
+    text,
+  )
 
 
 def fence_blocks(text):
@@ -84,12 +97,21 @@ def on_config(config):
   sys.path[:0] = [str(ROOT)]
   pages = {'Configs': config_pages(), 'API': api_pages()}
   config.generated = {'commands.md': _commands()}
+  listed = {page for entry in config.nav for page in _pages_of(entry)}
   for entry in config.nav:
     (title,) = entry
+    if title == 'Guide':
+      names = {path.name for path in (ROOT / 'docs').glob('*.md')}
+      entry[title] += sorted(names - listed)
     if title in pages:
       config.generated |= pages[title]
       entry[title] = list(pages[title])
   return config
+
+
+def _pages_of(entry):
+  (pages,) = entry.values()
+  return [pages] if isinstance(pages, str) else pages
 
 
 def on_files(files, config):
@@ -282,21 +304,29 @@ def _commands():
   parts = ['# Commands\n']
   for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
     name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-    if "if __name__ == '__main__'" not in path.read_text():
-      continue
-    module = name.removesuffix('.__main__')
-    parts.append(f'## {module}\n\n{_fenced(_help(name))}')
+    is_command = "if __name__ == '__main__'" in path.read_text()
+    is_worker = path.parent.parent.name == 'tools' and path.stem != '__main__'
+    if is_command and not is_worker:
+      title = f'## python -m {name.removesuffix(".__main__")}\n'
+      parts.append(f'{title}\n{_fenced(_help(name))}')
   return '\n'.join(parts)
 
 
 def _help(name):
   """Return what --help prints, or the docstring if there is no parser."""
+  from absl import flags
+
   module = importlib.import_module(name)
-  if not hasattr(module, 'parser'):
-    return module.__doc__
-  file = io.StringIO()
-  module.parser().print_help(file)
-  return file.getvalue()
+  if hasattr(module, 'parser'):
+    file = io.StringIO()
+    module.parser().print_help(file)
+    return file.getvalue()
+  defined = flags.FLAGS.flags_by_module_dict().get(name, [])
+  options = [
+    textwrap.fill(f'--{f.name}: {f.help}', 80, subsequent_indent='    ')
+    for f in defined
+  ]
+  return '\n'.join([module.__doc__, *options])
 
 
 def api_pages():

@@ -523,9 +523,17 @@ def test_a_wrong_argument_lists_what_is_allowed(name):
   'argument, message',
   [
     ('B/16,L/16', "'B/16' and 'L/16' both set 'model'"),
-    ('epochs=many', 'epochs=NUMBER'),
-    ('tiny=1', "'tiny=1'"),
-    ('model=B/16', "'model=B/16'"),
+    (
+      'epochs=many',
+      "'epochs=many': expected a number above 0, as in epochs=300",
+    ),
+    ('epochs=nan', "'epochs=nan': expected a number"),
+    ('epochs=-3', "'epochs=-3': expected a number above 0"),
+    ('epochs', "'epochs': expected a number"),
+    ('tiny=1', "'tiny=1': 'tiny' takes no value"),
+    ('model=B/16', "'model=B/16' (did you mean 'B/16'?)"),
+    ('b/16', "(did you mean 'B/16'?)"),
+    ('folder,tinny', "'tinny' (did you mean 'tiny'?)"),
   ],
 )
 def test_arguments_that_make_no_sense(argument, message):

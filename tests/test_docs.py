@@ -81,6 +81,13 @@ def test_indented_text_of_docstrings_is_shown_as_it_is(hooks):
   )
 
 
+def test_docstrings_are_no_markdown(hooks):
+  doc = 'rate ** L of `a ** b`, [B, L]\n**fields: x < 2'
+  assert hooks.escape(doc) == (
+    r'rate \*\* L of `a ** b`, \[B, L]' + '\n**fields: x \\< 2'
+  )
+
+
 def test_reference_has_every_config_and_all_that_configs_name(hooks):
   pages = hooks.config_pages()
   files = [p for p in (ROOT / 'configs').glob('*.py')]

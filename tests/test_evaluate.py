@@ -2,6 +2,7 @@
 
 import csv
 import functools
+from unittest import mock
 
 import jax
 import ml_collections
@@ -128,7 +129,15 @@ def test_the_row_that_timm_would_write(run, tmp_path, capsys):
     'test': _evaluator(confidence='binomial'),
     'cropped': _evaluator(Data(TEST.source, 128, transforms)),
   }
-  found = _evaluate(tmp_path, f'{run}/', evals=evals)
+  spy = mock.Mock()
+  found = _evaluate(tmp_path, f'{run}/', evals=evals, writers={'spy': spy})
+  (start, write, *images, close) = spy.mock_calls
+  assert start.args == (tmp_path, {}) and close == mock.call.close()
+  assert found.items() <= write.args[1].items()
+  paths = [tmp_path / f'confusion-{name}.png' for name in evals]
+  assert images == [mock.call.image(path.stem, path) for path in paths]
+  assert all(path.exists() for path in paths)
+  assert (tmp_path / 'report.html').read_text().count('misclassified-') == 2
   shown = capsys.readouterr().out
   low, high = (found[f'test/accuracy_{end}'] for end in ('low', 'high'))
   assert f'{found["test/accuracy"]:.4g} [{low:.4g}, {high:.4g}]' in shown

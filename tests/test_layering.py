@@ -18,7 +18,9 @@ FOLDERS = {  # folder: what it may import of this package
   'objectives': ('objectives.', 'models.common', 'models.pooling'),
   'evals': ('evals.', 'data.', 'sharding', 'terminal', 'objectives.'),
   'analysis': ('analysis.',),
-  'reports': ('reports.', 'data.transforms', 'metrics', 'terminal'),
+  'reports': (
+    *('reports.', 'data.images', 'data.transforms', 'metrics', 'terminal'),
+  ),
   'data': ('data.',),
   'weights': (
     *('weights.', 'config', 'checkpoint', 'workdirs', 'models.'),
@@ -31,7 +33,8 @@ MODULES = {
     'terminal',
     *('train', 'evaluate', 'study'),
   ),
-  'models/names': ('config', 'models.', 'terminal'),
+  'models/names': ('config', 'models.'),
+  'names': ('models.names', 'tools.parsers', 'analysis.summary'),
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (

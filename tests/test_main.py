@@ -104,6 +104,7 @@ def call(config, workdir, *flags):
     ),
     ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
+    ('', ['--profile=x'], r"profile='x' is neither a step nor FIRST:LAST"),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
   ],
 )
@@ -152,7 +153,14 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'data 1, fsdp 8' in shown and '7,594' in shown
   assert not (tmp_path / 'config.json').exists()
 
-  call(f'{config}:{EVALS}', tmp_path, *SETTINGS)
+  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--profile=2')
+  assert list(tmp_path.glob('profile/plugins/profile/*/perfetto_trace*'))
+  preset = json.loads((tmp_path / 'preset.json').read_text())
+  assert preset['config'] == f'{config}:{EVALS}'
+  assert preset['changed']['mesh.fsdp'] == [None, 8]
+  assert preset['changed']['total_steps'][1] == 2
+  assert preset['defaults']['config.seed'] == '0'
+  assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
   assert checkpoint.find(tmp_path).name == '2'

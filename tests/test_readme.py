@@ -162,7 +162,10 @@ def test_flags_of_compile_exist(command):
 
 @pytest.mark.parametrize(
   'tool',
-  ['convert', 'predict', 'look', 'demo', 'masked_patches', 'benchmark'],
+  [
+    *('convert', 'predict', 'look', 'demo', 'report', 'masked_patches'),
+    'benchmark',
+  ],
 )
 def test_tools_accept_the_arguments_of_the_commands(tool):
   commands = _commands(f'vit_jax.tools.{tool}')
@@ -175,6 +178,6 @@ def test_tools_accept_the_arguments_of_the_commands(tool):
 
 
 def test_links_exist():
-  for page in (ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')):
+  for page in (*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')):
     for link in re.findall(r'\]\((?!http)([^)#]+)', page.read_text()):
       assert (page.parent / link).exists(), (page.name, link)

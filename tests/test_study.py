@@ -13,11 +13,20 @@ SEEN = {}
 
 
 def fake_run(
-  workdir, *, name, value, fails=False, diverges=False, record=None, **others
+  workdir,
+  *,
+  name,
+  value,
+  fails=False,
+  diverges=False,
+  record=None,
+  preset=None,
+  **others,
 ):
   """Stand in for train(): leave two records of an accuracy."""
   CALLS.append(name)
-  SEEN[name] = {'workdir': workdir, 'record': record, **others}
+  SEEN[name] = {'workdir': workdir, 'record': record, 'preset': preset}
+  SEEN[name] |= others
   if fails:
     raise RuntimeError('out of memory')
   writer = Writer(workdir)
@@ -101,6 +110,25 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   shown = capsys.readouterr().out
   assert '2/3 b_seed0' in shown and '50.0 ± 25.0' in shown
   assert f'Learning curves: {tmp_path}/curves.png' in shown
+
+
+def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
+  config = make_config(tmp_path)
+  make = 'types.SimpleNamespace'
+  config.runs.b_seed0.writers = {'x': {'target': make, 'project': 'own'}}
+  config.writers = {'x': {'target': make, 'project': 'common'}}
+  changed = {'runs.b_seed0.value': [0.5, 0.25], 'seed': [0, 1]}
+  preset = {'config': 'configs/x.py', 'changed': changed}
+  study(config, tmp_path, preset=preset)
+  writers = [SEEN[name]['writers']['x'].project for name in CALLS]
+  assert writers == ['common', 'own', 'common']
+  got = SEEN['b_seed0']['preset']
+  assert got['changed'] == {'value': [0.5, 0.25]}
+  assert got['config'] == 'configs/x.py' and got['defaults']
+  saved = json.loads((tmp_path / 'preset.json').read_text())
+  assert saved['changed'] == changed
+  shown = (tmp_path / 'report.html').read_text()
+  assert 'runs.b_seed0.value' in shown and 'b_seed0' in shown
 
 
 def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import environment
+from vit_jax.types import Shape
 
 # Unit roundoff: the largest relative error of one rounding.
 FLOAT32, BFLOAT16 = 2.0**-24, 2.0**-9
@@ -51,7 +52,7 @@ class Check:
   dtype: str = 'float32'
 
   @property
-  def unit(self):
+  def unit(self) -> float:
     """Unit roundoff of the least accurate step of the computation."""
     if self.dtype == 'bfloat16':
       return BFLOAT16
@@ -59,7 +60,7 @@ class Check:
     return _PRODUCTS.get(platform, BFLOAT16) if self.products else FLOAT32
 
 
-def run(check):
+def run(check: Check) -> float:
   """Return the error of a check, as a multiple of its bound.
 
   The computation runs on each local device. The error of an array is the
@@ -98,7 +99,9 @@ def _error(found, expected):
   return max(errors)
 
 
-def normal(*shapes):
+def normal(
+  *shapes: Shape,
+) -> Callable[[np.random.Generator], tuple[np.ndarray, ...]]:
   """Return a function Generator -> float32 arrays of N(0, 1)."""
   return lambda rng: tuple(rng.standard_normal(s, np.float32) for s in shapes)
 
@@ -124,7 +127,7 @@ QUICK = (
 )
 
 
-def refuse_wrong_results():
+def refuse_wrong_results() -> None:
   """Run the quick checks on the local devices; raise WrongResult if one fails.
 
   Without this, a run on a wrong compiler would train and report its numbers.
@@ -139,7 +142,7 @@ def refuse_wrong_results():
       )
 
 
-def device_name():
+def device_name() -> str:
   """Return the kind of the local devices, as text."""
   device = jax.local_devices()[0]
   kind = device.device_kind
@@ -148,7 +151,7 @@ def device_name():
   return f'{kind} ({device.platform})'
 
 
-def remedy():
+def remedy() -> str:
   """Return what to do about wrong results of the installed jaxlib, as text."""
   version = environment.jaxlib_version()
   on_cpu = jax.local_devices()[0].platform == 'cpu'

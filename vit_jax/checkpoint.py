@@ -14,6 +14,8 @@ parameters can be read without knowing what trained them.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,8 +24,8 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import checks, tree
-from vit_jax.durations import Duration
-from vit_jax.files import check_remote
+from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.files import PathLike, check_remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +52,17 @@ class Checkpoints:
   best_mode: str = 'max'
   keep_best: int = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.keep_last < 1:
       raise ValueError(f'keep_last={self.keep_last} must be at least 1.')
     checks.one_of('best_mode', self.best_mode, ('max', 'min'))
 
-  def open(self, workdir, timeline, eval_every):
+  def open(
+    self,
+    workdir: PathLike,
+    timeline: Timeline,
+    eval_every: Mapping[str, int | None],
+  ) -> tuple['Checkpointer', int]:
     """Return the Checkpointer of a run, and the steps between checkpoints.
 
     Args:
@@ -67,7 +74,7 @@ class Checkpoints:
       ValueError: a best_metric that not every checkpoint has, or a keep_every
         that falls between two checkpoints.
     """
-    every = timeline.steps(self.every) or timeline.total_steps
+    every = timeline.steps(self.every) or timeline.steps(fraction(1))
     keep_every = timeline.steps(self.keep_every)
     if keep_every and keep_every % every:
       raise ValueError(
@@ -112,14 +119,14 @@ class Checkpointer:
 
   def __init__(
     self,
-    workdir,
+    workdir: PathLike,
     *,
-    keep_last=1,
-    keep_every_steps=None,
-    best_metric=None,
-    best_mode='max',
-    keep_best=1,
-  ):
+    keep_last: int = 1,
+    keep_every_steps: int | None = None,
+    best_metric: str | None = None,
+    best_mode: str = 'max',
+    keep_best: int = 1,
+  ) -> None:
     self.best_metric = best_metric
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
@@ -151,11 +158,13 @@ class Checkpointer:
       },
     )
 
-  def latest_step(self):
+  def latest_step(self) -> int | None:
     """Return the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
-  def restore(self, abstract_state, step=None):
+  def restore(
+    self, abstract_state: Any, step: int | None = None
+  ) -> tuple[Any, dict[str, Any]]:
     """Return (state, position in the data) of a checkpoint.
 
     Args:
@@ -198,7 +207,13 @@ class Checkpointer:
     )
     return state, restored['data']
 
-  def save(self, step, state, data, metrics=None):
+  def save(
+    self,
+    step: int,
+    state: Any,
+    data: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+  ) -> None:
     """Start to write a checkpoint; training can continue at once.
 
     Args:
@@ -221,11 +236,11 @@ class Checkpointer:
       force=True,
     )
 
-  def wait(self):
+  def wait(self) -> None:
     """Wait until everything is written."""
     self._manager.wait_until_finished()
 
-  def close(self):
+  def close(self) -> None:
     """Wait until everything is written, and release the directory."""
     self.wait()
     self._manager.close()
@@ -265,7 +280,7 @@ def _abstract(metadata):
   )
 
 
-def find(path, step=None):
+def find(path: PathLike, step: int | None = None) -> epath.Path:
   """Return the directory of one checkpoint.
 
   Args:
@@ -301,7 +316,9 @@ def find(path, step=None):
   return folder / str(steps[-1] if step is None else step)
 
 
-def load_params(path, *, step=None, ema='auto'):
+def load_params(
+  path: PathLike, *, step: int | None = None, ema: bool | str = 'auto'
+) -> tuple[dict[str, np.ndarray], epath.Path]:
   """Return the parameters of a checkpoint as numpy arrays.
 
   Args:

@@ -11,16 +11,19 @@ import os
 import pathlib
 import platform
 import sys
+from typing import Any
 
 import jax
 from etils import epath
+
+from vit_jax.files import PathLike
 
 MAX_BYTES = 10 * 2**30
 _MIN_COMPILE_S = 0.2  # Programs that compile faster are not worth a file.
 _THRESHOLD = 'jax_persistent_cache_min_compile_time_secs'
 
 
-def enable(workdir):
+def enable(workdir: PathLike) -> None:
   """Choose the folder of jax's compilation cache, unless the user has.
 
   The user chooses with JAX_COMPILATION_CACHE_DIR, which may be gs://...; set to
@@ -31,8 +34,9 @@ def enable(workdir):
 
   If the folder is not writable, print one line to stderr and do without it.
   """
-  chosen = jax.config.jax_compilation_cache_dir
-  if chosen == '' or not jax.config.jax_enable_compilation_cache:
+  settings: Any = jax.config
+  chosen = settings.jax_compilation_cache_dir
+  if chosen == '' or not settings.jax_enable_compilation_cache:
     return
   folder = epath.Path(chosen or _default(workdir))
   if error := _prepare(folder):
@@ -86,7 +90,7 @@ def _prepare(folder):
   return None
 
 
-def make_room(folder, max_bytes=MAX_BYTES):
+def make_room(folder: PathLike, max_bytes: int = MAX_BYTES) -> None:
   """Remove the least recently used entries until the rest fits max_bytes.
 
   jax_compilation_cache_max_size would do this, but in jax 0.10.2 a single entry

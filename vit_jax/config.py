@@ -25,6 +25,7 @@ All keys are checked before anything is called, so that a typo costs nothing.
 
 import ast
 import collections.abc
+import copy
 import dataclasses
 import difflib
 import functools
@@ -34,6 +35,7 @@ import json
 import pathlib
 import pkgutil
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Mapping
@@ -69,30 +71,120 @@ class ConfigError(ValueError):
 
 
 def load(spec):
-  """Return the ConfigDict of 'FILE.py' or 'FILE.py:ARGUMENT'.
+  """Return the ConfigDict of a config file.
 
   Args:
-    spec: a file with get_config(), or get_config(argument) for text after the
-      first colon.
+    spec: 'FILE.py', or 'vit_jax:NAME' for a config of this project, which an
+      installed package has, too. Text after the next colon is the argument of
+      the file's get_config: 'FILE.py:ARGUMENT', 'vit_jax:NAME:ARGUMENT'.
 
   Raises:
-    ConfigError: no such file, or no get_config in it.
+    ConfigError: one line: no such file, no get_config in it, an argument that
+      it does not take, or any other exception in the file.
   """
-  file, colon, argument = str(spec).partition(':')
-  path = pathlib.Path(file).absolute()
-  if not path.is_file():
-    raise ConfigError(f'--config={spec}: {path} is not a file.')
-  # So that `from configs import common` works from any folder.
-  if str(path.parent.parent) not in sys.path:
-    sys.path.append(str(path.parent.parent))
+  path, argument = _find(str(spec))
   module_spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not callable(getattr(module, 'get_config', None)):
-    raise ConfigError(
-      f'{path} is not a config: it has no function get_config([argument]).'
-    )
-  return module.get_config(argument) if colon else module.get_config()
+  try:
+    import_configs(path.parent)
+    module_spec.loader.exec_module(module)
+    make = getattr(module, 'get_config', None)
+    if not callable(make):
+      raise ConfigError('it has no function get_config([argument]).')
+    arguments = () if argument is None else (argument,)
+    try:
+      inspect.signature(make).bind(*arguments)
+    except TypeError as error:
+      raise ConfigError(f'its get_config: {error}.') from None
+    return make(*arguments)
+  except Exception as error:
+    reason = ' '.join(str(error).split())
+    if not isinstance(error, ValueError):  # not about the argument: a bug
+      reason = f'{_place(error, path)}: {type(error).__name__}: {reason}'
+    raise ConfigError(f'--config={spec}: {reason}') from error
+
+
+def _find(spec):
+  """Return (path of the file, argument or None) of a `spec` of `load`."""
+  file, colon, argument = spec.partition(':')
+  if file == 'vit_jax':
+    name, colon, argument = argument.partition(':')
+    known = shipped_configs()
+    path = known.get(name.removesuffix('.py'))
+    if path is None:
+      raise ConfigError(
+        f'--config={spec}: there is no config {name!r}{suggest(name, known)}. '
+        f'This project has {", ".join(known)}.'
+      )
+  else:
+    path = pathlib.Path(file).expanduser().absolute()
+  if not path.is_file():
+    here = {str(pathlib.Path(file).with_name(x.name)) for x in _files(path)}
+    hint = suggest(file, sorted(here))
+    if path.stem in shipped_configs():
+      hint = f' (did you mean vit_jax:{path.stem}?)'
+    raise ConfigError(f'--config={spec}: {path} is not a file{hint}.')
+  return path, argument if colon else None
+
+
+def _files(path):
+  """Return the Python files next to a path."""
+  return path.parent.glob('*.py') if path.parent.is_dir() else ()
+
+
+def _place(error, path):
+  """Return the file and line of an exception that a config has raised."""
+  if isinstance(error, SyntaxError) and error.filename:
+    return f'{error.filename}, line {error.lineno}'
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [x.lineno for x in frames if x.filename == str(path)]
+  return f'{path}, line {lines[-1]}' if lines else str(path)
+
+
+def shipped_configs():
+  """Return {name: path} of the configs of this project, sorted by name."""
+  files = sorted(_shipped().glob('*.py'))
+  return {x.stem: x for x in files if '\ndef get_config(' in x.read_text()}
+
+
+def _shipped():
+  """Return configs/ of a clone, or the copy that an installed package has."""
+  package = pathlib.Path(__file__).absolute().parent
+  inside = package / 'configs'
+  return inside if inside.is_dir() else package.parent / 'configs'
+
+
+def import_configs(folder=None):
+  """Make `from configs import ...` work from any working directory.
+
+  The package `configs` has the files of all folders of that name on sys.path,
+  and the files that this project ships. If two files have the same name, the
+  file of the user is imported; for a config that this project ships it is the
+  other way round.
+
+  Args:
+    folder: that of a config. The modules next to it can be imported, and if its
+      name is `configs`, it is the first folder of the package.
+  """
+  shipped, first = str(_shipped()), []
+  if folder is not None:
+    if folder.name == 'configs' or str(folder) == shipped:
+      first = [str(folder)]
+    if str(folder) != shipped and str(folder) not in sys.path:
+      sys.path.insert(0, str(folder))
+    if str(folder) != shipped and str(folder.parent) not in sys.path:
+      sys.path.append(str(folder.parent))
+  try:
+    package = importlib.import_module('configs')
+  except ModuleNotFoundError:
+    package = sys.modules['configs'] = types.ModuleType('configs')
+  found = list(getattr(package, '__path__', ()))
+  others = [x for x in found if x != shipped]
+  package.__path__ = list(dict.fromkeys([*first, *others, shipped]))
+  if package.__path__ != found:  # files of other folders may come first now
+    for name in [x for x in sys.modules if x.startswith('configs.')]:
+      del sys.modules[name]
+      vars(package).pop(name.split('.')[1], None)
 
 
 def override(config, assignments):
@@ -110,6 +202,18 @@ def override(config, assignments):
   for assignment in assignments:
     path, equals, text = assignment.partition('=')
     *parents, key = path.split('.')
+    if not all((*parents, key)):
+      raise ConfigError(
+        f'--config.{assignment} lacks a key. Expected --config.KEY=VALUE, as '
+        'in --config.seed=1 or --config.data.batch_size=64.'
+      )
+    if parents == ['shared'] and key not in config.get('shared', ()):
+      known = ', '.join(config.get('shared', ())) or 'none'
+      raise ConfigError(
+        f'--config.{path}: no run refers to {key!r}'
+        f'{suggest(key, list(config.get("shared", ())))}. Shared values: '
+        f'{known}.'
+      )
     node = config
     for parent in parents:
       node = _child(node, parent, f'--config.{path}')
@@ -139,13 +243,24 @@ def _set(node, key, value, text, what):
       with node.unlocked():
         node[key] = value
     except (TypeError, ValueError) as error:
-      raise ConfigError(f'{what}: {error}') from error
+      raise ConfigError(f'{what}: {_misfit(node, key, value)}') from error
   elif isinstance(node, list):
     node[int(key)] = value
   elif isinstance(node, dict):
     node[key] = value
   else:
     raise ConfigError(f'{what}: cannot set {key!r} of {node!r}.')
+
+
+def _misfit(node, key, value):
+  """Return why a key of a ConfigDict cannot have a value."""
+  if isinstance(node[key], ConfigDict):
+    return (
+      f'{key} is not a value but has keys of its own: {", ".join(node[key])}. '
+      f'Set these, as in --config.{key}.KEY=VALUE.'
+    )
+  kind = node.get_type(key).__name__
+  return f'{value!r} is not of type {kind}. {key} is {node[key]!r} here.'
 
 
 def _parse(text):
@@ -186,7 +301,7 @@ def locate(dotted_path):
 
 def suggest(word, words):
   """Return ' (did you mean ...?)' for the most similar word, or ''."""
-  near = difflib.get_close_matches(word, words, n=1)
+  near = difflib.get_close_matches(str(word), words, n=1)
   return f' (did you mean {near[0]!r}?)' if near else ''
 
 
@@ -301,14 +416,61 @@ def run(config, workdir, *, preset=None, **supplied):
       file and its argument) and 'changed' (see `changes`). 'defaults' is added:
       {key: text} of what the config does not set.
     **supplied: more arguments of the function, see `plan_run`.
+
+  Raises:
+    ConfigError: as of `plan_run`, or a value is None that must be set.
   """
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
   preset = dict(preset or {})
   found, taken = plan_run(config, record=record, preset=preset, **supplied)
+  check_set(found, config)
   lines = [x.removesuffix(_DEFAULT) for x in settings(found) if _DEFAULT in x]
   preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
   return found.make(workdir, **taken)
+
+
+def check_set(call, config, prefix=''):
+  """Raise ConfigError if required arguments are None, and name their flags.
+
+  Args:
+    call: the Call of `plan_run`.
+    config: its ConfigDict. A value that refers to another one is not named.
+    prefix: path of the config in the config of the command line, with a dot.
+  """
+  filled, unset = copy.deepcopy(config), []
+  for path in _none(call):
+    *parents, key = path.split('.')
+    node = filled
+    for parent in parents:
+      is_list = isinstance(node, list | tuple)
+      node = node[int(parent) if is_list else parent]
+    if node[key] is None:
+      unset.append(f'{prefix}{path}')
+      if isinstance(node, ConfigDict):
+        node.get_ref(key).set('set', type_safe=False)
+  if unset:
+    raise ConfigError(_to_set(unset))
+
+
+def _to_set(paths):
+  flags = ' '.join(f'--config.{path}=...' for path in paths)
+  return f'The config leaves values to be set by you. Add {flags}'
+
+
+def _none(value):
+  """Yield the paths of required arguments that are None."""
+  if isinstance(value, Call):
+    parameters = _parameters(value.fn)
+    for name, inner in value.kwargs.items():
+      parameter = parameters.get(name)
+      if inner is None and parameter and _is_required(parameter):
+        yield _join(value.where, name)
+      yield from _none(inner)
+  elif isinstance(value, dict | list | tuple):
+    inners = value.values() if isinstance(value, dict) else value
+    for inner in inners:
+      yield from _none(inner)
 
 
 def leaves(config, where=''):
@@ -356,10 +518,7 @@ def _raise_all(problems):
 def check_filled(config):
   """Raise ConfigError naming the required placeholders that are not set."""
   if unset := _unset(config, ''):
-    how = ' '.join(f'--config.{path}=...' for path in unset)
-    raise ConfigError(
-      f'The config leaves {", ".join(unset)} to be set by you: {how}'
-    )
+    raise ConfigError(_to_set(unset))
 
 
 def _unset(config, prefix):
@@ -378,8 +537,15 @@ def _as_dict(value):
   return {key: value[key] for key in value}
 
 
-def _plan(value, annotation, where, problems):
-  """A config value with a Call in the place of every target in it."""
+def _has_target(value):
+  return isinstance(value, Mapping | ConfigDict) and 'target' in value
+
+
+def _plan(value, annotation, where, problems, hint=''):
+  """A config value with a Call in the place of every target in it.
+
+  `hint` is for the error that a target is missing.
+  """
   annotation = _without_none(annotation)
   if annotation is ConfigDict:
     return value  # such as the runs of a study, whose turn comes later
@@ -388,7 +554,7 @@ def _plan(value, annotation, where, problems):
     values = _as_dict(value)
     wants = dataclasses.is_dataclass(annotation)
     if wants and _rest_field(annotation):
-      return _plan_flat(annotation, values, where, problems)
+      return _plan_flat(annotation, values, where, problems, hint)
     if 'target' in values:
       return _plan_target(values, annotation, where, problems)
     if wants:
@@ -398,8 +564,10 @@ def _plan(value, annotation, where, problems):
     inner = Any
     if isinstance(origin, type) and issubclass(origin, Mapping):
       inner = (*typing.get_args(annotation), Any, Any)[1]
+    complete = [k for k, v in values.items() if _has_target(v)]
     return {
-      k: _plan(v, inner, _join(where, k), problems) for k, v in values.items()
+      k: _plan(v, inner, _join(where, k), problems, suggest(k, complete))
+      for k, v in values.items()
     }
   if isinstance(value, list | tuple):
     inner = next(iter(typing.get_args(annotation)), Any)
@@ -438,7 +606,7 @@ def _require_all(call, supplied, problems):
     problems.append(f'{where}{_lacks(call.fn, missing)}')
 
 
-def _plan_flat(cls, values, where, problems):
+def _plan_flat(cls, values, where, problems, hint):
   """The Call of a dataclass that has a `rest` field, from one flat dict."""
   field, own = _rest_field(cls), {}
   names = {f.name for f in dataclasses.fields(cls)} - {field.name}
@@ -448,7 +616,7 @@ def _plan_flat(cls, values, where, problems):
   if 'target' not in values:
     problems.append(
       f"{where} needs a 'target', the dotted path of a class or function"
-      f'{f"; it has {list(values)}" if values else ""}.'
+      f'{hint}{f"; it has {list(values)}" if values else ""}.'
     )
     return None
   found = _plan_call(cls, own, where, problems)
@@ -491,8 +659,10 @@ def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
     parameter = parameters.get(name)
     if parameter and isinstance(value, str) and _is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
-    if value is None and name != key:
-      continue  # a unit that is not used
+    if value is None and name != key:  # a unit that is not used
+      if any(x.startswith(f'{path}: ') for x in problems):
+        kwargs[name] = None
+      continue
     annotation = hints.get(name, Any)
     if parameter and dataclasses.is_dataclass(parameter.default):
       annotation = type(parameter.default)  # its fields, without a target
@@ -561,6 +731,10 @@ def _missing(fn, given, num_args, supplied=()):
     and p.name not in given
     and p.name not in supplied
   ]
+
+
+def _is_required(parameter):
+  return parameter.default is parameter.empty
 
 
 def _lacks(fn, missing):
@@ -729,7 +903,9 @@ def settings(value, where='config', note=''):
     for name, parameter in _parameters(value.fn).items():
       path = f'{where}.{name}'
       if name in value.kwargs and not (flat and name == flat.name):
-        yield from settings(value.kwargs[name], path, note)
+        unset = value.kwargs[name] is None and _is_required(parameter)
+        more = '  # to be set by you' if unset else ''
+        yield from settings(value.kwargs[name], path, note + more)
       elif parameter.default is not parameter.empty and (
         name not in value.hidden
       ):

@@ -15,11 +15,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+
+from vit_jax.files import PathLike
 
 START_S = 300  # Time for all hosts to join.
 SILENT_S = 30  # A host without a sign of life for this long counts as dead.
@@ -31,7 +35,11 @@ _LEFT = 'left'  # The last sign of life of a host that ends normally.
 _steps = itertools.count()  # Steps of all runs; equal on all hosts.
 
 
-def initialize(coordinator_address=None, num_processes=None, process_id=None):
+def initialize(
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+) -> None:
   """Join the other hosts of this run.
 
   On TPU pods, GKE, Slurm and Open MPI, jax finds them by itself. Elsewhere,
@@ -46,7 +54,7 @@ def initialize(coordinator_address=None, num_processes=None, process_id=None):
   Raises:
     ValueError: an argument is missing or invalid.
   """
-  given = {
+  given: dict[str, Any] = {
     'coordinator_address': coordinator_address,
     'num_processes': num_processes,
     'process_id': process_id,
@@ -121,7 +129,7 @@ def _start_deadline(given):
     joined.set()
 
 
-def check_shared(folder):
+def check_shared(folder: PathLike) -> None:
   """Raise ValueError unless all hosts see the same files in the folder.
 
   Each host writes its part of a checkpoint, so in separate folders no
@@ -159,8 +167,8 @@ def _appears(path, text):
 class Stopped(SystemExit):
   """Exit of a run that a signal stopped, after saving. Status: 128 + signal."""
 
-  def __init__(self, stop):
-    super().__init__(128 + stop.number)
+  def __init__(self, stop: 'StopSignal') -> None:
+    super().__init__(128 + (stop.number or 0))
 
 
 class StopSignal:
@@ -173,17 +181,17 @@ class StopSignal:
   would ignore a second signal.
   """
 
-  def __init__(self):
-    self.number = None
-    self._previous = {}
+  def __init__(self) -> None:
+    self.number: int | None = None
+    self._previous: dict[int, Any] = {}
 
-  def __enter__(self):
+  def __enter__(self) -> 'StopSignal':
     for number in (signal.SIGTERM, signal.SIGINT):
       with contextlib.suppress(ValueError):  # not in the main thread
         self._previous[number] = signal.signal(number, self._handle)
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, *_: Any) -> None:
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
@@ -191,7 +199,7 @@ class StopSignal:
     self.number = number
     signal.signal(number, self._previous[number])
 
-  def requested(self):
+  def requested(self) -> bool:
     """Return whether to stop now. All hosts must ask once after each step."""
     if jax.process_count() > 1:
       if not _agree_to_stop(self.number is not None):
@@ -199,9 +207,9 @@ class StopSignal:
       self.number = self.number or signal.SIGTERM  # that of another host
     return self.number is not None
 
-  def message(self, step, total_steps, workdir):
+  def message(self, step: int, total_steps: int, workdir: PathLike) -> str:
     return (
-      f'{signal.Signals(self.number).name}: saved step {step} of '
+      f'{signal.Signals(self.number or 0).name}: saved step {step} of '
       f'{total_steps} in {workdir}. Run the same command to resume.'
     )
 
@@ -227,7 +235,7 @@ def _agree_to_stop(wanted):
 
 
 @contextlib.contextmanager
-def failing_together():
+def failing_together() -> Iterator[None]:
   """Context manager that ends all hosts when one fails or is killed.
 
   The others would wait for it in a collective forever. Instead they print the

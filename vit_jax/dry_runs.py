@@ -1,17 +1,30 @@
 """Summaries of runs that stop before their first step."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal, tree
 from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Data
+from vit_jax.durations import Timeline
+from vit_jax.types import Model, Shape
 
 GIB = 2**30
 
 
-def report_training(model, state, step_fn, data, image_shape, mesh, timeline):
+def report_training(
+  model: Model,
+  state: Any,
+  step_fn: Any,
+  data: Data,
+  image_shape: Shape,
+  mesh: Mesh,
+  timeline: Timeline,
+) -> None:
   """Compile the train step and print what would be trained.
 
   Args:

@@ -76,7 +76,7 @@ class Timeline:
   @typing.overload
   def steps(self, duration: Duration | None) -> int | None: ...
 
-  def steps(self, duration):
+  def steps(self, duration: Duration | None) -> int | None:
     """Return the duration in whole steps; None for None.
 
     Fractional results are rounded down, but a duration above 0 lasts at least

@@ -19,7 +19,7 @@ OPTION = '--xla_cpu_experimental_ynn_fusion_type'  # Empty: fuse nothing.
 _before = None  # XLA_FLAGS of the user, if avoid_wrong_results has changed it.
 
 
-def faster():
+def faster() -> dict[str, str]:
   """Return {variable: value} to start a process with; users' settings win.
 
   On a CPU, XLA allocates its temporaries again in every step. With pages of
@@ -31,7 +31,7 @@ def faster():
   return {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
 
 
-def avoid_wrong_results():
+def avoid_wrong_results() -> None:
   """Append an option to XLA_FLAGS if the installed jaxlib needs it.
 
   Without the option it computes wrong values on CPUs. XLA_FLAGS stays as it is
@@ -46,12 +46,12 @@ def avoid_wrong_results():
     os.environ['XLA_FLAGS'] = f'{flags} {OPTION}='.strip()
 
 
-def users_own():
+def users_own() -> dict[str, str]:
   """Return {'XLA_FLAGS': value of the user} if we have changed it, else {}."""
   return {} if _before is None else {'XLA_FLAGS': _before}
 
 
-def jaxlib_version():
+def jaxlib_version() -> str:
   """Return the version of the installed jaxlib, '' if there is none."""
   try:
     return importlib.metadata.version('jaxlib').partition('+')[0]

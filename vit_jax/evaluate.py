@@ -20,32 +20,34 @@ from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
 from vit_jax.evaluators import Factory
+from vit_jax.files import PathLike
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
-from vit_jax.reports import confusion, timm_csv
+from vit_jax.reports import confusion, page, timm_csv
 from vit_jax.sharding import MeshSizes
+from vit_jax.types import Model, Preprocess
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
 
 
 def evaluate(
-  workdir,
+  workdir: PathLike,
   *,
   evals: Mapping[str, Factory],
   init_from: InitFrom | None = None,
-  model: Any = None,
+  model: Model | None = None,
   image_shape: tuple[int, ...] | None = None,
-  preprocess: Any = None,
+  preprocess: Preprocess | None = None,
   mesh: MeshSizes = MeshSizes(),
   sharding: Any = None,
   name: str | None = None,
   seed: int = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
-  record: Mapping | None = None,
-  preset: Mapping | None = None,
+  record: Mapping[str, Any] | None = None,
+  preset: Mapping[str, Any] | None = None,
   dry_run: bool = False,
-):
+) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 
   Results with top-1 and top-5 accuracy are also written to
@@ -77,18 +79,20 @@ def evaluate(
   workdirs.prepare(workdir)
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
-  if not weights and (model is None or image_shape is None):
+  if weights is not None:
+    model = weights.model if model is None else model
+    image_shape = image_shape or weights.image_shape
+    preprocess = preprocess or weights.preprocess
+  elif model is None or image_shape is None:
     raise ValueError(
       'evaluate needs init_from (weights), or model and image_shape=(H, W, C) '
       'to evaluate a freshly initialised model.'
     )
-  if model is None:
-    model = weights.model
-  image_shape = tuple(image_shape or weights.image_shape)
-  if preprocess is None:
-    preprocess = weights.preprocess if weights else Normalize()
-  class_names = weights and weights.class_names
-  init = functools.partial(_init, model, image_shape, jax.random.key(seed))
+  preprocess = preprocess or Normalize()
+  class_names = weights.class_names if weights else None
+  init = functools.partial(
+    _init, model, tuple(image_shape), jax.random.key(seed)
+  )
   abstract_params = jax.eval_shape(init)
   evaluators = evaluators_lib.make(
     evals,
@@ -107,8 +111,9 @@ def evaluate(
 
   params, report = _params(init, model, weights, init_from, shardings, workdir)
   terminal.say(report)
-  name = name or timm_csv.name(init_from and init_from.path, model)
-  results, written, is_first_host = {}, [], jax.process_index() == 0
+  name = name or timm_csv.name(init_from.path if init_from else None, model)
+  results: dict[str, float] = {}
+  written, is_first_host = [], jax.process_index() == 0
   stopwatch.lap('setup')
   for key, evaluator in evaluators.items():
     with jax.set_mesh(mesh):
@@ -135,6 +140,7 @@ def evaluate(
   terminal.console().print(table)
   for path in written:
     terminal.say(f'wrote {path}')
+  page.write_at_end(workdir, evaluators)
   return results
 
 

@@ -11,13 +11,15 @@ and `mesh` what it takes. Optional attributes of an evaluator:
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
+from vit_jax.types import Model, Params, Preprocess
 
 
 class Evaluator(Protocol):
@@ -30,7 +32,15 @@ class Evaluator(Protocol):
 Factory = Annotated[Callable[..., Evaluator], ('data', Data)]
 
 
-def make(evals, model, *, preprocess, mesh, class_names, abstract_params):
+def make(
+  evals: Mapping[str, Factory],
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  mesh: Mesh,
+  class_names: Sequence[str] | None,
+  abstract_params: Params,
+) -> dict[str, Evaluator]:
   """Return {name: evaluator}, with the data of each opened and checked.
 
   Args:
@@ -98,7 +108,7 @@ def _check_class_names(name, class_names, evaluator):
   )
 
 
-def run(name, evaluator, params):
+def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
   """Run an evaluator, and return {metric: int or float}.
 
   Evaluators may copy between host and devices as they like: the transfer guard

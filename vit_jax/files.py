@@ -4,8 +4,10 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import stat
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -18,15 +20,22 @@ def replacing(path: PathLike) -> Iterator[epath.Path]:
 
   A reader, or a run that is killed, never sees half of the file. Two processes
   may write the same path: the last one wins. If the body raises, the temporary
-  file is removed and `path` stays as it was.
+  file is removed and `path` stays as it was. The file has the permissions that
+  the umask gives to new files, whatever the body used to write it.
 
   Args:
     path: local, or any path that epath understands (gs://...).
   """
   path = epath.Path(path)
   partial = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')
+  is_local = '://' not in os.fspath(path)
   try:
+    if is_local:
+      partial.touch()
+      mode = os.stat(partial).st_mode
     yield partial
+    if is_local:
+      os.chmod(partial, stat.S_IMODE(mode))
     partial.replace(path)
   except BaseException:
     partial.unlink(missing_ok=True)
@@ -53,7 +62,7 @@ PACKAGES = {
 }
 
 
-def check_remote(path):
+def check_remote(path: Any) -> None:
   """Raise ValueError if the package that a URL needs cannot be imported.
 
   The message names the command that installs it. Local paths need nothing.

@@ -50,8 +50,9 @@ from vit_jax import (  # noqa: E402
 _CONFIG = flags.DEFINE_string(
   'config',
   None,
-  'File with get_config([argument]); FILE:ARGUMENT passes an argument. '
-  '--config.KEY=VALUE changes a value.',
+  'File with get_config([argument]), or vit_jax:NAME for a config of this '
+  'project; FILE:ARGUMENT passes an argument. --config.KEY=VALUE changes a '
+  'value.',
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Directory of the run; local or gs://...'
@@ -102,8 +103,7 @@ assignments = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unknown arguments: {argv[1:]}')
+  del argv
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
@@ -115,7 +115,10 @@ def main(argv):
       print(*config.settings(found), sep='\n')
       return
     if not _WORKDIR.value:
-      raise config.ConfigError('--workdir=DIR is missing, where results go.')
+      raise config.ConfigError(
+        '--workdir=DIR is missing, the folder for results. For example '
+        '--workdir=/tmp/run.'
+      )
   _join_other_hosts()
   with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
@@ -130,7 +133,10 @@ def main(argv):
 def load_config(spec):
   """Return the ConfigDict of --config, with --config.KEY=VALUE applied."""
   if not spec:
-    raise config.ConfigError('--config=FILE is missing; see configs/.')
+    raise config.ConfigError(
+      '--config=FILE is missing. For example --config=vit_jax:quickstart '
+      '--workdir=/tmp/quickstart; --help lists all flags.'
+    )
   found = config.load(spec)
   config.override(found, assignments)
   return found
@@ -182,7 +188,8 @@ def parse_flags(argv):
   """Parse the flags by absl; keep --config.KEY=VALUE for `load_config`.
 
   A flag without '=' takes the next word as its value, or True before another
-  flag.
+  flag. The process exits after help with the status 0, after a flag that does
+  not exist or a word that is no flag with one line and 1.
   """
   rest, words = [], list(argv)
   assignments.clear()
@@ -190,12 +197,23 @@ def parse_flags(argv):
     word = words.pop(0)
     name = word.lstrip('-')
     if not word.startswith('-') or not name.startswith('config.'):
-      rest.append(word)
+      rest.append('--help' if word == '-h' else word)
       continue
     if '=' not in name and words and not words[0].startswith('--'):
       name = f'{name}={words.pop(0)}'
     assignments.append(name.removeprefix('config.'))
-  return app.parse_flags_with_usage(rest)
+  try:
+    program, *unknown = flags.FLAGS(rest)
+  except flags.Error as error:
+    problem = ' '.join(str(error).split()).replace(' ?', '?')
+    stop = '' if problem.endswith(('.', '?')) else '.'
+    sys.exit(f'{problem}{stop} --help lists all flags.')
+  except SystemExit as stop:  # absl's help flags exit with 1
+    sys.exit(stop.code if isinstance(stop.code, str) else 0)
+  if unknown:
+    meant = f'--config={unknown[0]}' if '.py' in unknown[0] else '--FLAG=VALUE'
+    sys.exit(f'{unknown[0]!r} is not a flag. Write it as {meant}.')
+  return [program]
 
 
 if __name__ == '__main__':

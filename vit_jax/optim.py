@@ -15,6 +15,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +23,23 @@ import numpy as np
 import optax
 
 from vit_jax import checks, tree
-from vit_jax.durations import Duration
+from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.types import Params, PyTree
 
 KERNELS = ('.*/kernel',)
 
+LearningRate = float | Callable[[Any], Any]  # a number, or step -> number
+
 
 def sgd(
-  learning_rate,
+  learning_rate: LearningRate,
   *,
-  momentum=0.9,
-  nesterov=False,
-  accumulator_dtype=None,
-  weight_decay=0.0,
-  mask=None,
-):
+  momentum: float = 0.9,
+  nesterov: bool = False,
+  accumulator_dtype: Any = None,
+  weight_decay: float = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
 
   Args:
@@ -139,7 +143,7 @@ class LayerDecay:
   block: str = r'(?:.*/)?block_(\d+)/.*'
   stacked: str = r'(?:.*/)?blocks/.*'
 
-  def factors(self, params):
+  def factors(self, params: Params) -> PyTree:
     """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
 
     Raises:
@@ -194,7 +198,9 @@ class Optimizer:
   lr_multipliers: Sequence[tuple[str, float]] = ()
   layer_decay: LayerDecay | None = None
 
-  def __call__(self, params, learning_rate):
+  def __call__(
+    self, params: Params, learning_rate: LearningRate
+  ) -> optax.GradientTransformation:
     """Return the optax transformation for parameters, real or abstract.
 
     Raises:
@@ -298,7 +304,7 @@ class Schedule:
   milestones: Sequence[float] = ()
   step_factor: float = 0.1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.one_of('decay', self.decay, DECAYS)
     if self.end_lr and self.decay not in ('linear', 'cosine'):
       raise ValueError(
@@ -324,13 +330,13 @@ class Schedule:
         f'step_factor={self.step_factor} must be between 0 and 1.'
       )
 
-  def __call__(self, timeline):
+  def __call__(self, timeline: Timeline) -> Callable[[Any], jax.Array]:
     """Return the traceable function step -> float32 learning rate.
 
     Raises:
       ValueError: warm-up and cooldown are longer than the Timeline of the run.
     """
-    total_steps = timeline.total_steps
+    total_steps = timeline.steps(fraction(1))
     warmup_steps = timeline.steps(self.warmup) or 0
     cooldown_steps = timeline.steps(self.cooldown) or 0
     if warmup_steps + cooldown_steps > total_steps:

@@ -8,31 +8,36 @@ needed, and nothing in a file is executed.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax import tree
+from vit_jax.files import PathLike
 from vit_jax.models.common import as_pair
+from vit_jax.types import Model, Params, Shape, Size
 from vit_jax.weights import bundle, formats, surgery
+from vit_jax.weights.bundle import Weights
 
 
 def load(
-  path,
+  path: PathLike,
   *,
-  image_size=None,
-  num_classes=None,
-  posemb_resize='paper',
-  patch_size=None,
-  patch_resize='bicubic_antialias',
-  in_chans=None,
-  head='keep',
-  step=None,
-  ema='auto',
-  trust=(),
-  report=print,
-  **options,
-):
+  image_size: Size | None = None,
+  num_classes: int | None = None,
+  posemb_resize: str = 'paper',
+  patch_size: Size | None = None,
+  patch_resize: str = 'bicubic_antialias',
+  in_chans: int | None = None,
+  head: str = 'keep',
+  step: int | None = None,
+  ema: bool | str = 'auto',
+  trust: Sequence[str] = (),
+  report: Callable[[str], Any] | None = print,
+  **options: Any,
+) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
   The architecture is read off the file. `bundle.infer` lists what files do not
@@ -88,7 +93,7 @@ def load(
   return build(weights)
 
 
-def build(weights):
+def build(weights: Weights) -> tuple[Any, dict[str, Any]]:
   """Return (model, nested parameters on the default device)."""
   model, params = weights.model, weights.params
   if getattr(model, 'scan', False) and isinstance(model, bundle.MODELS):
@@ -97,16 +102,16 @@ def build(weights):
 
 
 def fit(
-  weights,
+  weights: Weights,
   *,
-  image_size=None,
-  num_classes=None,
-  posemb_resize='paper',
-  patch_size=None,
-  patch_resize='bicubic_antialias',
-  in_chans=None,
-  head='keep',
-):
+  image_size: Size | None = None,
+  num_classes: int | None = None,
+  posemb_resize: str = 'paper',
+  patch_size: Size | None = None,
+  patch_resize: str = 'bicubic_antialias',
+  in_chans: int | None = None,
+  head: str = 'keep',
+) -> tuple[Weights, surgery.Report]:
   """Return (Weights, surgery.Report) for another use; arguments as of `load`.
 
   Sizes in the transforms change in proportion.
@@ -165,7 +170,7 @@ def _filled(path, value, bias):
   return np.full(value.shape, fill, value.dtype)
 
 
-def scale(transforms, old, new):
+def scale(transforms: Sequence[Any], old: Shape, new: Shape) -> tuple[Any, ...]:
   """Return transforms for images of another size.
 
   'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the

@@ -5,9 +5,13 @@ import dataclasses
 import pathlib
 import re
 import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from etils import epath
+
+from vit_jax.files import PathLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Steps:
   last: int
 
   @classmethod
-  def parse(cls, text):
+  def parse(cls, text: str) -> 'Steps':
     """Return the Steps of '10:15' (both included) or of '10', a single step.
 
     Raises:
@@ -60,9 +64,12 @@ class Profiler:
     ValueError: steps that this run does not have.
   """
 
-  def __init__(self, workdir, steps, *, start, total):
+  def __init__(
+    self, workdir: PathLike, steps: str | None, *, start: int, total: int
+  ) -> None:
     self._first = self._last = None
-    self._trace = None  # local directory of a running trace
+    # Local directory of a running trace.
+    self._trace: tempfile.TemporaryDirectory | None = None
     self._path = epath.Path(workdir) / 'profile'
     if jax.process_count() > 1:
       self._path /= f'host_{jax.process_index()}'
@@ -78,7 +85,7 @@ class Profiler:
       self._first, self._last = start + wanted.first, start + wanted.last
 
   @contextlib.contextmanager
-  def step(self, step, monitor):
+  def step(self, step: int, monitor: Any) -> Iterator[None]:
     """Context manager of one step: load the batch, dispatch, log.
 
     Args:
@@ -98,7 +105,7 @@ class Profiler:
         self.close()
       monitor.say(self._message())
 
-  def close(self):
+  def close(self) -> None:
     """Stop a running trace, and move its files to the workdir."""
     if self._trace is None:
       return

@@ -16,6 +16,7 @@ these have paths that end in the path of the parameter.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
 from vit_jax.models.mesh import batch_axes, is_model_axis
+from vit_jax.types import PyTree, Shape
+
+# One axis name, several, or None per array dimension; or a function of (path,
+# shape, mesh) that returns them.
+Spec = Sequence[Any] | Callable[..., Sequence[Any]]
+Rules = Sequence[tuple[str, Spec]]  # (path rule, spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +50,7 @@ class MeshSizes:
   fsdp: int = 1
   model: int = 1
 
-  def make(self, devices=None):
+  def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh over `devices`, by default all devices of all hosts.
 
     Axes of size 1 are left out, except for 'data'.
@@ -58,7 +65,9 @@ class MeshSizes:
     return make_mesh(devices, **named)
 
 
-def make_mesh(devices=None, /, **axis_sizes):
+def make_mesh(
+  devices: Sequence[jax.Device] | None = None, /, **axis_sizes: int
+) -> Mesh:
   """Return a mesh over all devices of all hosts.
 
   Axes are of type Auto: the compiler propagates shardings.
@@ -92,7 +101,7 @@ def make_mesh(devices=None, /, **axis_sizes):
   return mesh
 
 
-def check_hosts(devices, axis_names):
+def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
   """Raise ValueError if devices of several hosts work on the same examples.
 
   Every host reads its own examples; see `batch_sharding`.
@@ -116,7 +125,7 @@ def check_hosts(devices, axis_names):
       )
 
 
-def infer(abstract_tree, rules, mesh):
+def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
   """Return the NamedSharding of each leaf, from the first rule that matches.
 
   Args:
@@ -137,7 +146,9 @@ def infer(abstract_tree, rules, mesh):
   )
 
 
-def find_spec(rules, path, shape, mesh):
+def find_spec(
+  rules: Rules, path: str, shape: Shape, mesh: Mesh
+) -> tuple[Any, ...]:
   """Return the spec of one leaf, without trailing Nones; see `infer`."""
   i = tree.first_match([pattern for pattern, _ in rules], path)
   if i is None:
@@ -157,7 +168,9 @@ def find_spec(rules, path, shape, mesh):
   return spec
 
 
-def axis_size(mesh, axes, *, where='sharding'):
+def axis_size(
+  mesh: Mesh, axes: str | Sequence[str] | None, *, where: str = 'sharding'
+) -> int:
   """Return how many ways an axis, or several together, split; 1 for None.
 
   Raises:
@@ -173,12 +186,12 @@ def axis_size(mesh, axes, *, where='sharding'):
   return int(np.prod([mesh.shape[name] for name in names]))
 
 
-def replicated(mesh):
+def replicated(mesh: Mesh) -> NamedSharding:
   """Return the sharding of an array that every device has a copy of."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_sharding(mesh):
+def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Return the sharding of batches: over all axes not named 'model*'.
 
   Devices along a model axis work on the same examples.
@@ -186,7 +199,9 @@ def batch_sharding(mesh):
   return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
 
 
-def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
+def check_batch_size(
+  batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
+) -> None:
   """Raise ValueError unless a batch can be split equally.
 
   Args:
@@ -208,7 +223,7 @@ def check_batch_size(batch_size, mesh, *, parts=1, what='batch_size'):
     )
 
 
-def annotate(abstract_tree, shardings):
+def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
   """Return ShapeDtypeStructs that know their sharding, e.g. for restoring."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -217,7 +232,7 @@ def annotate(abstract_tree, shardings):
   )
 
 
-def this_process():
+def this_process() -> dict[str, int]:
   """Return which part of each batch this host reads, for the data pipeline."""
   return {
     'process_index': jax.process_index(),
@@ -225,7 +240,9 @@ def this_process():
   }
 
 
-def put_batch(batch, mesh):
+def put_batch(
+  batch: Mapping[str, np.ndarray], mesh: Mesh
+) -> dict[str, jax.Array]:
   """Return global arrays [B, ...] on the mesh, from the rows of this host."""
   sharding = batch_sharding(mesh)
   # On several hosts JAX takes this for an implicit transfer, which it is not.
@@ -235,7 +252,7 @@ def put_batch(batch, mesh):
     )
 
 
-def rules_for(mesh):
+def rules_for(mesh: Mesh) -> Rules:
   """Return the rules that follow from the axes of a mesh.
 
   FSDP over all axes named 'fsdp*', tensor parallelism over the axis 'model*'.
@@ -262,7 +279,7 @@ _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
 )
 
 
-def tensor_parallel(axis='model'):
+def tensor_parallel(axis: str = 'model') -> Rules:
   """Return rules that split attention by heads and MLPs by hidden units.
 
   Args:
@@ -295,7 +312,12 @@ def _split(axis, ndim, split_dim, path, shape, mesh):
   return spec
 
 
-def fsdp(axis='fsdp', *, min_elements=2**14, others=()):
+def fsdp(
+  axis: str | Sequence[str] = 'fsdp',
+  *,
+  min_elements: int = 2**14,
+  others: Rules = (),
+) -> Rules:
   """Return rules that split each array along its largest dimension.
 
   Fully sharded data parallelism: devices along the axis work on their own

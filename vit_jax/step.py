@@ -5,11 +5,14 @@ The loss and the optimizer are arguments. train.py has the rest of a run.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
 @functools.partial(
@@ -21,19 +24,27 @@ import optax
 class TrainState:
   """Everything that changes in training; `ema` is None unless asked for."""
 
-  step: Any  # int32 scalar: number of updates done
-  params: Any
+  step: jax.Array  # int32 scalar: number of updates done
+  params: Params
   opt_state: Any
-  rng: Any  # typed key; each step folds its number into it
-  ema: Any = None
+  rng: jax.Array  # typed key; each step folds its number into it
+  ema: Params | None = None
 
   @property
-  def eval_params(self):
+  def eval_params(self) -> Params:
     """Parameters that evaluators see: the EMA if there is one."""
     return self.params if self.ema is None else self.ema
 
 
-def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
+def train_step(
+  state: TrainState,
+  batch: Batch,
+  *,
+  loss_fn: LossFn,
+  tx: optax.GradientTransformation,
+  accum_steps: int = 1,
+  ema_decay: float | None = None,
+) -> tuple[TrainState, Metrics]:
   """Make one update: the whole of training, except what surrounds it.
 
   Args:
@@ -56,13 +67,17 @@ def train_step(state, batch, *, loss_fn, tx, accum_steps=1, ema_decay=None):
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema is not None:
+    if ema_decay is None:
+      raise ValueError('The state has an EMA. Give its ema_decay, e.g. 0.9999.')
     ema = optax.incremental_update(params, ema, 1 - ema_decay)
   metrics |= {'grad_norm': optax.tree.norm(grads)}
   state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
   return state, metrics
 
 
-def accumulate(grad_fn, accum_steps):
+def accumulate(
+  grad_fn: Callable[..., Any], accum_steps: int
+) -> Callable[..., Any]:
   """Return grad_fn averaged over micro-batches, each with its own rng."""
   if accum_steps == 1:
     return grad_fn
@@ -90,7 +105,14 @@ def accumulate(grad_fn, accum_steps):
   return accumulated
 
 
-def init_state(rng, *, model, images, tx, ema=False):
+def init_state(
+  rng: jax.Array,
+  *,
+  model: Model,
+  images: jax.ShapeDtypeStruct,
+  tx: Callable[[Params], optax.GradientTransformation],
+  ema: bool = False,
+) -> TrainState:
   """Return the TrainState of a freshly initialised model.
 
   Args:

@@ -36,6 +36,7 @@ from vit_jax import eta, reuse, terminal, workdirs
 from vit_jax.config import ConfigError
 from vit_jax.files import write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
+from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.weights import formats
 
@@ -116,12 +117,20 @@ def study(
     same = following and eta.programs(runs[following])
     if same != eta.programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
-  return _report(report, runs, workdir)
+  made = _report(report, runs, workdir)
+  page.write_at_end(workdir)
+  return made
 
 
 def ordered(runs, order, workdir):
   """Return {name: ConfigDict} in order, with '{workdir}' replaced."""
   order = order or tuple(runs)
+  for name in runs:
+    if 'run' not in runs[name]:  # made by a flag
+      raise ConfigError(
+        f'runs.{name}: there is no such run{configs.suggest(name, order)}. '
+        f'The runs are {", ".join(order)}.'
+      )
   if sorted(order) != sorted(runs):
     raise ConfigError(
       f'order={tuple(order)} must name each of {list(runs)} exactly once.'
@@ -262,9 +271,12 @@ def _check_configs(runs):
     if 'best_of' in config:
       del config.best_of
     try:
-      configs.plan_run(config)
+      call, _ = configs.plan_run(config)
     except ConfigError as error:
       raise ConfigError(f'runs.{name}: {error}') from error
+    if call.kwargs.get('init_from'):  # _check_weights knows its flag
+      call.kwargs.pop('init_from')
+    configs.check_set(call, config, f'runs.{name}.')
 
 
 def _check_sources(runs):
@@ -369,6 +381,8 @@ def _run(config, workdir, preset):
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
     write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
+  if 'diverged' in outcome:
+    page.write_at_end(workdir)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(workdir))
 

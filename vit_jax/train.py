@@ -22,14 +22,16 @@ from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.durations import Duration, Timeline, steps
-from vit_jax.evaluators import Factory
+from vit_jax.evaluators import Evaluator, Factory
+from vit_jax.files import PathLike
 from vit_jax.metrics import Monitor, Stopwatch
 from vit_jax.optim import Optimizer, Schedule
 from vit_jax.preprocess import Normalize
 from vit_jax.profiling import Profiler
-from vit_jax.reports import confusion
+from vit_jax.reports import confusion, page
 from vit_jax.sharding import (
   MeshSizes,
+  Rules,
   annotate,
   check_batch_size,
   infer,
@@ -40,6 +42,7 @@ from vit_jax.sharding import (
 )
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
+from vit_jax.types import LossFn, Model, Objective, Params, Preprocess
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
@@ -59,11 +62,11 @@ class Evaluation:
 
 
 def train(
-  workdir,
+  workdir: PathLike,
   *,
-  model: Any,
+  model: Model | functools.partial,
   data: Data,
-  objective: Callable,
+  objective: Objective,
   optimizer: Optimizer,
   schedule: Schedule,
   total: Duration,
@@ -72,17 +75,17 @@ def train(
   init_from: InitFrom | None = None,
   mesh: MeshSizes = MeshSizes(),
   sharding: Any = None,
-  preprocess: Any = Normalize(),
+  preprocess: Preprocess = Normalize(),
   accum_steps: int = 1,
   ema_decay: float | None = None,
   seed: int = 0,
   log_every: Duration = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
   profile: str | None = None,
-  record: Mapping | None = None,
-  preset: Mapping | None = None,
+  record: Mapping[str, Any] | None = None,
+  preset: Mapping[str, Any] | None = None,
   dry_run: bool = False,
-):
+) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
 
   Args:
@@ -129,8 +132,8 @@ def train(
   image_shape = example['image'].shape
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   timeline = Timeline(data.batch_size, len(data.source))
-  timeline = dataclasses.replace(timeline, total_steps=timeline.steps(total))
-  total_steps = timeline.total_steps
+  total_steps = timeline.steps(total)
+  timeline = dataclasses.replace(timeline, total_steps=total_steps)
 
   # 2. What is trained, and how.
   model = with_num_classes(model, data.source)
@@ -243,7 +246,7 @@ def train(
       due = {
         name: evaluator
         for name, evaluator in evaluators.items()
-        if last or (eval_every[name] and step % eval_every[name] == 0)
+        if last or ((every := eval_every[name]) and step % every == 0)
       }
       results = run_evaluators(due, step, state.eval_params, monitor)
       if last:
@@ -260,12 +263,18 @@ def train(
       if stopping and not last:
         monitor.say(stop.message(step, total_steps, workdir))
         raise Stopped(stop)
+  page.write_at_end(workdir, evaluators)
   return state
 
 
-def run_evaluators(evaluators, step, params, monitor):
+def run_evaluators(
+  evaluators: Mapping[str, Evaluator],
+  step: int,
+  params: Params,
+  monitor: Monitor,
+) -> dict[str, float]:
   """Run the evaluators, log and return {'NAME/METRIC': value}."""
-  results = {}
+  results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
     monitor.flush()
     with monitor.pause('evals'):
@@ -285,16 +294,16 @@ def _write_predictions(workdir, evaluators, class_names):
 
 
 def make_step(
-  model,
+  model: Model,
   *,
-  images,
-  loss_fn,
-  make_tx,
-  mesh,
-  rules=None,
-  accum_steps=1,
-  ema_decay=None,
-):
+  images: jax.ShapeDtypeStruct,
+  loss_fn: LossFn,
+  make_tx: Callable[[Params], Any],
+  mesh: Any,
+  rules: Rules | None = None,
+  accum_steps: int = 1,
+  ema_decay: float | None = None,
+) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return the jitted initialisation and train step, and the state's shapes.
 
   Args:
@@ -331,7 +340,7 @@ def make_step(
   )
 
 
-def with_num_classes(model, source):
+def with_num_classes(model: Any, source: Any) -> Any:
   """Return the model with the number of classes of the data where it has none.
 
   Raises:

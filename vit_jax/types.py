@@ -1,7 +1,8 @@
 """Types of the public API, for readers and type checkers.
 
 Protocols are interfaces: a class of yours needs the methods, not the base
-class. Those of data are in data/pipeline.py, which does not import jax.
+class. Those of data are in data/pipeline.py, that of evaluators in
+evaluators.py and that of writers in writers.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,10 +47,3 @@ class Model(Protocol):
 
   def __getattr__(self, name: str) -> Any:
     """Return one of its own fields, such as `embedding`."""
-
-
-class Evaluator(Protocol):
-  """Evaluator of a model; train.py and evaluate.py call it."""
-
-  def run(self, params: Params, /) -> Mapping[str, float]:
-    """Return {metric: number}."""

@@ -17,10 +17,11 @@ import sys
 import time
 import typing
 from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 
 
 class MetricsWriter(typing.Protocol):
@@ -56,10 +57,10 @@ class WandB:
   tags: tuple[str, ...] = ()
   mode: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _require('wandb', extra='wandb')
 
-  def start(self, workdir, config):
+  def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     workdir = epath.Path(workdir)
     is_local = '://' not in str(workdir)
     saved = _saved(workdir / 'wandb.json')
@@ -79,10 +80,10 @@ class WandB:
     self._run.define_metric('*', step_metric='step')
     _save(workdir / 'wandb.json', {'id': self._run.id, 'url': self._run.url})
 
-  def write(self, step, values):
+  def write(self, step: int, values: Mapping[str, float]) -> None:
     self._run.log({'step': step, **values})
 
-  def image(self, name, path):
+  def image(self, name: str, path: PathLike) -> None:
     import wandb
 
     with epath.Path(path).open('rb') as file:
@@ -90,7 +91,7 @@ class WandB:
 
       self._run.log({name: wandb.Image(Image.open(file))})
 
-  def close(self):
+  def close(self) -> None:
     self._run.finish(exit_code=1 if sys.exception() else 0)
 
 
@@ -122,10 +123,10 @@ class MLflow:
   tracking_uri: str | None = None
   name: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     _require('mlflow', extra='mlflow')
 
-  def start(self, workdir, config):
+  def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     import mlflow
 
     workdir = epath.Path(workdir)
@@ -165,7 +166,7 @@ class MLflow:
     _save(workdir / 'mlflow.json', {'run_id': run_id})
     return run_id
 
-  def write(self, step, values):
+  def write(self, step: int, values: Mapping[str, float]) -> None:
     from mlflow.entities import Metric
 
     now = round(1000 * time.time())
@@ -173,7 +174,7 @@ class MLflow:
     for i in range(0, len(found), 1000):  # the limit of a request
       self._client.log_batch(self._run_id, metrics=found[i : i + 1000])
 
-  def image(self, name, path):
+  def image(self, name: str, path: PathLike) -> None:
     import numpy as np
     from PIL import Image
 
@@ -181,7 +182,7 @@ class MLflow:
       pixels = np.asarray(Image.open(file).convert('RGB'))
     self._client.log_image(self._run_id, pixels, f'{_plain(name)}.png')
 
-  def close(self):
+  def close(self) -> None:
     status = 'FAILED' if sys.exception() else 'FINISHED'
     self._client.set_terminated(self._run_id, status)
 

@@ -22,11 +22,12 @@ from PIL import Image
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
+from vit_jax import export
 from vit_jax.analysis import attention
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.tools import demo
+from vit_jax.tools import convert, demo
 from vit_jax.tools.look import arrays
 from vit_jax.tools.predict import predict
 from vit_jax.weights import bundle, formats
@@ -108,7 +109,7 @@ def test_rollout_of_heads_is_the_rollout_of_layers():
   )
 
 
-def test_models_without_attention_or_classes(photo):
+def test_models_without_attention_or_classes(photo, tmp_path):
   patches = PatchEmbedding(8)
   mixer = MlpMixer(
     width=8,
@@ -120,7 +121,13 @@ def test_models_without_attention_or_classes(photo):
   )
   explainer = demo.Explainer(make_weights(mixer))
   assert 'no attention' in explainer.no_attention
-  assert all(c[:6] == 'class ' for c in explainer.top(explainer(photo), 2))
+  classes = explainer.top(explainer(photo), 4)
+  assert set(classes) == {f'class {i}' for i in range(4)}
+  file = tmp_path / 'mixer.stablehlo'
+  convert.save(make_weights(mixer), file, 'stablehlo', platforms=['cpu'])
+  exported = demo.Explainer(export.load(file))
+  assert exported.no_attention.startswith('an exported function')
+  assert exported.top(exported(photo), 4) == pytest.approx(classes, rel=1e-4)
   no_head = bundle.replace(make_weights().model, num_classes=None)
   assert not demo.Explainer(make_weights(no_head)).has_classes
   with pytest.raises(ValueError, match='nothing to show'):

@@ -21,6 +21,8 @@ from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.reports import embeddings
+from vit_jax.tools import predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.tools.look.__main__ import main
 from vit_jax.weights import formats
@@ -213,7 +215,7 @@ def test_positions_that_can_be_drawn():
     'layers': ['positions'],
     'shared': [],
     'relative': ['positions'],
-    'axial': list(arrays.OF_IMAGES),
+    'axial': list(arrays.OF_ATTENTION),
   }
 
 
@@ -338,6 +340,94 @@ def test_unreadable_images_and_another_size(npz, paths, tmp_path, capsys):
 def test_arguments(argument, message, capsys):
   assert call('--weights=w', '--output=o', argument) == 2
   assert message in capsys.readouterr().err
+
+
+def test_classes_are_folders():
+  paths = ['/x/cat/1.png', '/x/cat/2.png', '/x/a dog/3.png']
+  assert arrays.classes(paths) == ['cat', 'cat', 'a dog']
+  assert arrays.classes(paths[:2]) is None  # one folder is not a class
+  assert arrays.classes(paths[:2], ['cat', 'owl']) == ['cat', 'cat']
+  deep = ['/x/cat/old/1.png', '/x/owl/new/1.png']
+  assert arrays.classes(deep) == ['old', 'new']
+  assert arrays.classes(deep, ['cat', 'owl']) == ['cat', 'owl']
+  assert arrays.classes(['1.png', 'gs://x/cat/1.png']) == ['', 'cat']
+
+
+def test_tsne_keeps_neighbours():
+  """Groups of features stay groups; the points are the same each time."""
+  rng = np.random.default_rng(0)
+  groups = np.repeat(np.arange(3), 20)
+  features = 10 * rng.normal(size=(3, 70))[groups] + rng.normal(size=(60, 70))
+  points = arrays.tsne(features)
+  np.testing.assert_array_equal(points, arrays.tsne(features))
+  distances = np.linalg.norm(points[:, None] - points, axis=-1)
+  np.fill_diagonal(distances, np.inf)
+  np.testing.assert_array_equal(groups[distances.argmin(1)], groups)
+  assert np.isfinite(arrays.tsne(np.ones((5, 4)))).all()
+  shown = arrays.apart(points)
+  sides = np.abs(points[shown][:, None] - points[shown]).max(-1)
+  assert 3 <= len(shown) <= len(points)
+  assert sides[sides > 0].min() > 0.045 * np.ptp(points, axis=0).max()
+
+
+def test_at_equal_distances():
+  assert arrays.sample(list('abcde'), 3) == ['a', 'c', 'e']
+  assert arrays.sample(list('ab'), 5) == ['a', 'b']
+
+
+@pytest.mark.parametrize('num_classes', [1, 12, 30])
+def test_figure_of_points(tmp_path, num_classes):
+  rng = np.random.default_rng(0)
+  points = rng.normal(size=(60, 2))
+  classes = None
+  if num_classes > 1:
+    classes = [f'_class $ {i % num_classes} of a long name' for i in range(60)]
+  images = {3: np.zeros((8, 12, 1), np.uint8)}
+  embeddings.scatter(points, tmp_path / 'x.png', classes, images)
+  with Image.open(tmp_path / 'x.png') as image:
+    assert min(image.size) > 900 and max(image.size) < 2000
+
+
+@pytest.mark.parametrize('model', [VIT(), RESNET], ids=['vit', 'resnet'])
+def test_tsne(model, tmp_path, capsys):
+  """One point for each image of a model with and without attention."""
+  rng = np.random.default_rng(0)
+  paths = [str(tmp_path / f'in/{x}/{i}.png') for x in 'ab' for i in range(3)]
+  for path in paths:
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+  weights = tmp_path / 'weights.npz'
+  formats.write(make_weights(model, (32, 32, 3)), str(weights), 'vit_jax')
+  out = tmp_path / 'out'
+  given = f'--weights={weights}', f'--output={out}', '--figures=tsne'
+  assert not call(*given, '--thumbnails', tmp_path / 'in')
+  assert capsys.readouterr().out.split() == [f'{out}/tsne.png']
+  found = np.load(out / 'tsne.npz')
+  assert found['paths'].tolist() == paths
+  assert found['classes'].tolist() == ['a'] * 3 + ['b'] * 3
+  assert found['points'].shape == (6, 2) and np.isfinite(found['points']).all()
+  read = formats.read(weights)
+  looks = arrays.look_at(read, paths[:2], figures=['tsne'])
+  expected = predict.predict(read, paths[:2], layer='pre_logits')
+  for look, result in zip(looks, expected, strict=True):
+    features = result['features']
+    np.testing.assert_allclose(look['features'], features, atol=2e-5)
+  assert not call(*given, '--num_points=5', tmp_path / 'in')
+  assert np.load(out / 'tsne.npz')['paths'].tolist() == (
+    [paths[i] for i in (0, 1, 2, 3, 5)]
+  )
+  said = call(*given, *paths[:4])
+  assert 'tsne: it needs at least 5 images' in said
+
+
+def test_captions():
+  looks = [{'path': 'a/x.png', 'class': 'a'}, {'path': 'b/x.png', 'class': 'b'}]
+  assert figures._captions(looks) == ['a / x', 'b / x-2']
+  assert figures._captions(looks, files=False) == ['a', 'b']
+  looks = [{'path': 'a/x.png'}]
+  assert figures._captions(looks) == ['x']
+  assert figures._captions(looks, files=False) is None
 
 
 def test_names_of_figures():

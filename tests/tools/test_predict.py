@@ -1,30 +1,37 @@
 """Predictions are those of the model on each picture by itself."""
 
 import csv
+import fcntl
 import io
 import json
 import logging
+import os
 import pathlib
+import select
+import shutil
+import struct
 import sys
+import termios
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from rich.cells import cell_len
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
-from vit_jax import config, pretrained, terminal, tree
+from vit_jax import config, export, pretrained, terminal, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
 from vit_jax.step import TrainState
-from vit_jax.tools import outputs
+from vit_jax.tools import convert, outputs
 from vit_jax.tools.predict import main, predict
-from vit_jax.weights import bundle
+from vit_jax.weights import bundle, formats
 
 FIELDS = {'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
 FIELDS |= {'patch_size': 4, 'num_classes': 6}
@@ -243,29 +250,97 @@ def test_csv_and_json(run, expected, gallery, paths, tmp_path, capsys):
       assert item['probability'] == pytest.approx(p, abs=2e-6)
 
 
-def test_table(run, expected, paths, capsys):
+@pytest.fixture
+def terminal_of(monkeypatch):
+  """Function: columns -> reader of what is printed on such a terminal."""
+  ends = []
+
+  def open_terminal(columns):
+    ours, theirs = os.openpty()
+    size = struct.pack('HHHH', 24, columns, 0, 0)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    stdout = os.fdopen(theirs, 'w', encoding='utf-8')
+    ends.append((ours, stdout))
+    monkeypatch.setattr(sys, 'stdout', stdout)
+    monkeypatch.setattr(sys, '__stdout__', stdout)
+    monkeypatch.delenv('COLUMNS', raising=False)
+
+    def read():
+      stdout.flush()
+      found = b''
+      while select.select([ours], [], [], 0.2)[0]:
+        found += os.read(ours, 100_000)
+      return found.decode().replace('\r\n', '\n')
+
+    return read
+
+  yield open_terminal
+  for ours, stdout in ends:
+    stdout.close()
+    os.close(ours)
+
+
+def test_a_table_on_a_terminal(run, expected, paths, terminal_of):
+  """Columns are aligned, and lines fit."""
+  read = terminal_of(60)
   assert call(f'--weights={run}', *paths[:2], '--top_k=9') == 0
-  blocks = capsys.readouterr().out.split('\n\n')
-  for path, block in zip(paths, blocks, strict=False):
-    rows = [
-      f'{rank:3}. {p:8.2%}  {name}'
-      for rank, (_, name, p) in enumerate(ranking(expected[path]), 1)
-    ]
-    assert block.rstrip('\n').split('\n') == [path, *rows]
-
-
-def test_table_of_one_class_to_a_picture():
-  results = [
-    {'path': 'a.png', 'probabilities': np.float32([0.25, 0.75])},
-    {'path': 'b.png', 'probabilities': np.float32([1, 0])},
+  header, *lines = read().splitlines()
+  assert header.split() == ['image', 'rank', 'class', 'probability']
+  assert {len(line) for line in [header, *lines]} == {60}
+  rows = [
+    (f'{rank}', name, f'{p:.2%}', path if rank == 1 else '')
+    for path in paths[:2]
+    for rank, (_, name, p) in enumerate(ranking(expected[path]), 1)
   ]
-  for names, lines in (
-    (['cat', 'zebra'], [' 75.00%  zebra  a.png', '100.00%  cat    b.png']),
-    (None, [' 75.00%  class 1     a.png', '100.00%  class 0     b.png']),
-  ):
-    file = io.StringIO()
-    outputs.write_table(file, iter(results), names, 1)
-    assert file.getvalue() == '\n'.join([*lines, ''])
+  ends = [header.index(word) + len(word) for word in ('rank', 'probability')]
+  start = header.index('class')
+  for line, (rank, name, p, path) in zip(lines, rows, strict=True):
+    assert line[: ends[0]].endswith(f' {rank}')
+    assert line[start:].startswith(f'{name} ')
+    assert line[: ends[1]].endswith(f' {p}')
+    image = line[: ends[0] - 4].strip()
+    assert path.endswith(image.removeprefix('…')) and bool(image) == bool(path)
+
+
+def test_a_pipe_gets_csv(run, paths, tmp_path, capsys):
+  assert call(f'--weights={run}', *paths[:2], '--top_k=2') == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  assert [row['path'] for row in rows] == [paths[0]] * 2 + [paths[1]] * 2
+  for name, start in (('x.csv', 'path,rank'), ('x.json', '['), ('x', 'image')):
+    file = tmp_path / name
+    assert call(f'--weights={run}', paths[0], f'--output={file}') == 0
+    assert file.read_text().startswith(start)
+  given = f'--output={tmp_path / "x.csv"}', '--format=json'
+  assert call(f'--weights={run}', paths[0], *given) == 0
+  assert json.loads((tmp_path / 'x.csv').read_text())
+
+
+def test_table_of_names_of_any_width(terminal_of):
+  """Wide characters take two cells; names with line breaks stay in line."""
+  names = ['猫', 'zebra', 'x' * 50]
+  rows = [
+    ('/a/ü, b.png', [0.25, 0.75, 0]),
+    ('/a/犬\n.png', [0.9, 0.1, 0]),
+    ('/a/' + 'c' * 40 + '.png', [0, 0, 1]),
+  ]
+  results = [{'path': path, 'probabilities': np.float32(p)} for path, p in rows]
+  paths = [path for path, _ in rows]
+  file = io.StringIO()
+  outputs.write_table(file, iter(results), names, 1, paths)
+  assert file.getvalue().splitlines() == [
+    f'{"image":47}  rank  {"class":40}  probability',
+    f'{"/a/ü, b.png":47}     1  {"zebra":40}       75.00%',
+    f'{"/a/犬?.png":46}     1  {"猫":39}       90.00%',
+    f'{paths[2]}     1  {"x" * 39}…      100.00%',
+  ]
+  read = terminal_of(50)
+  outputs.write_table(sys.stdout, iter(results), names, 1, paths)
+  lines = read().splitlines()
+  assert {cell_len(line) for line in lines} == {50}
+  assert lines[3].startswith('…') and 'ccc.png  ' in lines[3]
+  file = io.StringIO()
+  outputs.write_table(file, iter(results[:1]), None, 1)
+  assert 'class 1' in file.getvalue()
 
 
 def test_ema_and_names(run, paths, tmp_path, capsys):
@@ -275,9 +350,11 @@ def test_ema_and_names(run, paths, tmp_path, capsys):
   command = [f'--weights={run}', paths[0], '--ema=off', '--top_k=2']
   command.append('--activation=sigmoid')
   assert call(*command, f'--class_names={names}') == 0
-  assert capsys.readouterr().out.split() == (
-    [paths[0], '1.', '50.00%', 'n0', '2.', '50.00%', 'n1']
-  )
+  rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
+  assert rows == [
+    [paths[0], '1', '0', 'n0', '0.5'],
+    [paths[0], '2', '1', 'n1', '0.5'],
+  ]
   names.write_text('["a"]')
   assert 'has 1 names; the model has 6' in call(
     *command, f'--class_names={names}'
@@ -307,6 +384,76 @@ def test_features_file(run, expected, gallery, paths, tmp_path, capsys):
   assert sorted(p.name for p in tmp_path.iterdir()) == (
     ['bad.png', 'f.npz', 'table.csv']
   )
+
+
+@pytest.fixture(scope='module')
+def exported(weights, tmp_path_factory):
+  """Files that convert wrote: any batch, and 3 images after preprocessing."""
+  folder = tmp_path_factory.mktemp('exported')
+  options = {'images': 'float', 'batch_size': 3, 'platforms': ['cpu']}
+  convert.save(weights, folder / 'any.stablehlo', 'stablehlo')
+  convert.save(weights, folder / 'three.stablehlo', 'stablehlo', **options)
+  return folder
+
+
+@pytest.mark.parametrize('name', ['any', 'three'])
+def test_stablehlo(exported, name, paths, expected, tmp_path, capsys):
+  """On 8 devices, with batches that the fixed size does not divide."""
+  file, features = f'{exported}/{name}.stablehlo', tmp_path / 'x.npz'
+  assert call(f'--weights={file}', *paths, '--top_k=2') == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  for i, path in enumerate(paths):
+    for row, (id_, name, p) in zip(rows[2 * i :], ranking(expected[path])[:2]):
+      assert (row['path'], row['class_id']) == (path, str(id_))
+      assert row['class_name'] == name
+      assert float(row['probability']) == pytest.approx(p, abs=2e-6)
+  command = f'--weights={file}', paths[0], f'--features={features}'
+  assert "No layer 'pre_logits'; there are logits" in call(*command)
+  assert call(*command, '--layer=logits') == 0
+  with np.load(features) as found:
+    wanted = expected[paths[0]]['logits']
+    np.testing.assert_allclose(found['features'][0], wanted, atol=2e-5)
+
+
+def test_stablehlo_without_a_head(paths, expected, tmp_path):
+  """The activation, and what the function returns, come from the file."""
+  headless = make_weights(num_classes=None)
+  file = tmp_path / 'x.stablehlo'
+  convert.save(headless, file, 'stablehlo', platforms=['cpu'])
+  assert 'have no head' in call(f'--weights={file}', paths[0])
+  features = tmp_path / 'x.npz'
+  assert call(f'--weights={file}', paths[0], f'--features={features}') == 0
+  assert np.load(features)['features'].shape == (1, 16)
+  headed = make_weights()
+  headed.activation = 'sigmoid'
+  convert.save(headed, file, 'stablehlo', platforms=['cpu'], force=True)
+  assert export.load(file).activation == 'sigmoid'
+  assert export.load(file).class_names == NAMES
+
+
+def test_stablehlo_that_cannot_be_used(exported, weights, paths, tmp_path):
+  any_size = exported / 'any.stablehlo'
+
+  def said(file, *flags):
+    return call(f'--weights={file}', paths[0], *flags)
+
+  flags = '--image_size=4', '--ema=off', '--set', 'gelu=exact'
+  assert 'Leave out --image_size, --set, --ema' in said(any_size, *flags)
+  tpu = tmp_path / 'tpu.stablehlo'
+  convert.save(weights, tpu, 'stablehlo', platforms=['tpu'])
+  assert 'exported for tpu, and this machine has cpu' in said(tpu)
+  assert '--platforms=tpu,cpu' in said(tpu)
+  alone = tmp_path / 'alone.stablehlo'
+  shutil.copy(any_size, alone)
+  assert 'alone.stablehlo.json is missing' in said(alone)
+  shutil.copy(exported / 'three.stablehlo.json', f'{alone}.json')
+  assert 'alone.stablehlo.json does not describe' in said(alone)
+  shutil.copy(f'{any_size}.json', f'{alone}.json')
+  alone.write_bytes(any_size.read_bytes()[:1000])
+  assert 'cannot be read as a function of jax.export' in said(alone)
+  assert 'gone.stablehlo does not exist' in said(tmp_path / 'gone.stablehlo')
+  with pytest.raises(ValueError, match='without parameters to read'):
+    formats.read(any_size)
 
 
 def test_image_size(run, gallery, capsys):

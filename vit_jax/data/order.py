@@ -15,7 +15,7 @@ import numpy as np
 _SMALL = 2**16  # The cipher has 16 bits for sets of up to this many examples.
 
 
-def index_at(place, count, seed):
+def index_at(place: int, count: int, seed: int) -> int:
   """Return the index of the example at a place of an epoch.
 
   Args:

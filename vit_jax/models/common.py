@@ -85,7 +85,7 @@ class Classifier(nn.Module):
     """Compute logits, or the pooled representation if there is no head.
 
     Args:
-      images: [B, H, W, C], in [-1, 1].
+      images: float [B, H, W, C], normalised as in training, such as [-1, 1].
       train: whether dropout and stochastic depth act; they need an rng
         'dropout'.
       **options: other arguments of features().
@@ -93,9 +93,54 @@ class Classifier(nn.Module):
     Returns:
       float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
       'pre_logits' of features(), in dtype.
+
+    Raises:
+      ValueError: images are not a batch, not floats, or of another size or
+        number of channels than the parameters expect.
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']
+
+
+def check_images(module: nn.Module, images: Any) -> None:
+  """Raise ValueError unless `images` is a batch for the module's parameters.
+
+  Only shapes and dtypes are checked, so nothing is computed.
+
+  Args:
+    module: a model whose parameters have one of resample.PIXEL_KERNELS.
+    images: float [B, H, W, C].
+  """
+  shape, dtype = jnp.shape(images), jnp.result_type(images)
+  if len(shape) != 4:
+    single = ' For a single image, use images[None].' if len(shape) == 3 else ''
+    raise ValueError(
+      f'images have the shape {shape}. Expected a batch [B, H, W, C] of 4 '
+      f'dimensions.{single}'
+    )
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise ValueError(
+      f'images are {dtype}. Expected floats, normalised as in training. For '
+      'images in 0..255 use the `preprocess` of the weights '
+      '(vit_jax.weights.formats.read(PATH).preprocess), or '
+      'vit_jax.preprocess.Normalize(), which maps them to [-1, 1].'
+    )
+  params = module.variables.get('params', {})
+  stem = 'resnet/root/conv' if 'resnet' in params else 'embedding'
+  layer = functools.reduce(
+    lambda x, key: x.get(key, {}), stem.split('/'), params
+  )
+  if 'kernel' not in layer:
+    return  # being initialised
+  channels = layer['kernel'].shape[2]
+  if shape[3] != channels:
+    order = ''
+    if shape[1] == channels:
+      order = ' For images [B, C, H, W], use images.transpose(0, 2, 3, 1).'
+    raise ValueError(
+      f'images have the shape {shape}, with {shape[3]} channels. The parameter '
+      f'{stem}/kernel expects [B, H, W, {channels}].{order}'
+    )
 
 
 def check_rates(obj: Any, *fields: str) -> None:

@@ -93,6 +93,7 @@ class MlpMixer(common.Classifier):
   ) -> dict[str, jax.Array]:
     """Compute the features of VisionTransformer.features; mean pooling."""
     one_of('gelu', self.gelu, common.GELU)
+    common.check_images(self, images)
     one_of('remat', self.remat, common.REMAT)
     common.check_rates(self, 'stochastic_depth')
     out, grid = self.embedding(self, images)

@@ -1,4 +1,4 @@
-"""Models by name, ours and timm's; `python -m vit_jax.models.names` lists them.
+"""Models by name, ours and timm's; `python -m vit_jax.names` lists them.
 
     names.create('R50+ViT-B/16', num_classes=10)
     names.create('vit_base_patch16_224', num_classes=10)  # ViT-B/16
@@ -13,10 +13,8 @@ import difflib
 import functools
 import math
 import re
-import textwrap
 from typing import Any
 
-from vit_jax import terminal
 from vit_jax.config import resolve
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
@@ -74,18 +72,67 @@ _TIMM_SIZES = {
   'so400m': 'So400m',
 }
 
-# All names that are listed; other sizes, depths and widths have names, too.
-_OURS = """
-  ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-S/8 ViT-M/32 ViT-M/16 ViT-B/32 ViT-B/16
-  ViT-B/8 ViT-L/32 ViT-L/16 ViT-L/14 ViT-So400m/14 ViT-H/14 ViT-g/14
-  ViT-g-opt/16 ViT-G/14 ViT-G-opt/14 ViT-e/14 R+ViT-Ti/16 R26+ViT-S/32
-  R26+ViT-B/32 R50+ViT-B/32 R50+ViT-B/16 R50+ViT-L/32 R50+ViT-L/16 BiT-R26x1
-  BiT-R26x2 BiT-R26x3 BiT-R26x4 BiT-R50x1 BiT-R50x2 BiT-R50x3 BiT-R50x4
-  BiT-R101x1 BiT-R101x2 BiT-R101x3 BiT-R101x4 BiT-R152x1 BiT-R152x2 BiT-R152x3
-  BiT-R152x4 BiT-R200x1 BiT-R200x2 BiT-R200x3 BiT-R200x4 Mixer-S/32 Mixer-S/16
-  Mixer-B/32 Mixer-B/16 Mixer-L/32 Mixer-L/16 Mixer-H/14 Axial-ViT-B/32
-  Axial-ViT-B/16 Axial-R50x1
-"""
+# All names that are listed; other sizes, depths and widths have names, too. The
+# numbers are `count_parameters` of each, which takes longer to compute than to
+# read. A test compares them.
+PARAMETERS = {
+  'ViT-Ti/16': 5_717_416,
+  'ViT-S/32': 22_878_952,
+  'ViT-S/16': 22_050_664,
+  'ViT-S/8': 22_055_272,
+  'ViT-M/32': 39_942_120,
+  'ViT-M/16': 38_837_736,
+  'ViT-B/32': 88_224_232,
+  'ViT-B/16': 86_567_656,
+  'ViT-B/8': 86_576_872,
+  'ViT-L/32': 306_535_400,
+  'ViT-L/16': 304_326_632,
+  'ViT-L/14': 304_203_752,
+  'ViT-So400m/14': 413_597_656,
+  'ViT-H/14': 632_045_800,
+  'ViT-g/14': 1_012_611_432,
+  'ViT-g-opt/16': 1_136_286_184,
+  'ViT-G/14': 1_844_440_680,
+  'ViT-G-opt/14': 1_664_842_216,
+  'ViT-e/14': 3_807_214_312,
+  'R+ViT-Ti/16': 6_337_704,
+  'R26+ViT-S/32': 36_431_912,
+  'R26+ViT-B/32': 101_383_976,
+  'R50+ViT-B/32': 110_945_832,
+  'R50+ViT-B/16': 98_659_112,
+  'R50+ViT-L/32': 328_994_856,
+  'R50+ViT-L/16': 316_483_624,
+  'BiT-R26x1': 15_987_496,
+  'BiT-R26x2': 59_785_832,
+  'BiT-R26x3': 131_396_008,
+  'BiT-R26x4': 230_818_024,
+  'BiT-R50x1': 25_549_352,
+  'BiT-R50x2': 97_988_712,
+  'BiT-R50x3': 217_319_080,
+  'BiT-R50x4': 383_540_456,
+  'BiT-R101x1': 44_541_480,
+  'BiT-R101x2': 173_852_776,
+  'BiT-R101x3': 387_934_888,
+  'BiT-R101x4': 686_787_816,
+  'BiT-R152x1': 60_185_128,
+  'BiT-R152x2': 236_335_208,
+  'BiT-R152x3': 528_451_240,
+  'BiT-R152x4': 936_533_224,
+  'BiT-R200x1': 64_666_152,
+  'BiT-R200x2': 254_210_152,
+  'BiT-R200x3': 568_633_000,
+  'BiT-R200x4': 1_007_934_696,
+  'Mixer-S/32': 19_104_624,
+  'Mixer-S/16': 18_528_264,
+  'Mixer-B/32': 60_293_428,
+  'Mixer-B/16': 59_880_472,
+  'Mixer-L/32': 206_939_264,
+  'Mixer-L/16': 208_196_168,
+  'Mixer-H/14': 432_350_952,
+  'Axial-ViT-B/32': 173_277_160,
+  'Axial-ViT-B/16': 171_620_584,
+  'Axial-R50x1': 24_594_472,
+}
 _TIMM = """
   vit_tiny_patch16_224 vit_tiny_patch16_384 deit_tiny_patch16_224
   vit_small_patch32_224 vit_small_patch32_384 vit_small_patch16_224
@@ -136,7 +183,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
     near = ', '.join(_near(str(name)))
     raise ValueError(
       f'There is no model named {name!r}.{reason} Similar names: {near}. '
-      '`python -m vit_jax.models.names` lists all.'
+      '`python -m vit_jax.names` lists all.'
     ) from None
 
 
@@ -150,7 +197,7 @@ def models() -> dict[str, tuple[str, ...]]:
   known = [(name, settings(name)) for name in _TIMM.split()]
   return {
     name: tuple(other for other, found in known if found == settings(name))
-    for name in _OURS.split()
+    for name in PARAMETERS
   }
 
 
@@ -329,21 +376,7 @@ _TIMM_PATTERNS = {
 
 
 def _near(name):
-  known = {known.lower(): known for known in (_OURS + _TIMM).split()}
+  """Return three names that are similar, the most similar first."""
+  known = {known.lower(): known for known in (*PARAMETERS, *_TIMM.split())}
   found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   return [known[n] for n in found]
-
-
-def main() -> None:
-  """Print the table of all names."""
-  print('name             parameters*  also (in timm)')
-  for name, timm_names in models().items():
-    line = f'{name:<14} {count_parameters(name):>13,}  '
-    others = textwrap.wrap(' '.join(timm_names), 48) or ['']
-    print((line + f'\n{"":<30}'.join(others)).rstrip(), flush=True)
-  print('* with 1,000 classes, for images of 224x224')
-
-
-if __name__ == '__main__':
-  with terminal.one_message():
-    main()

@@ -296,6 +296,7 @@ class ResNet(common.Classifier):
       pre_logits, logits: see VisionTransformer.
     """
     del train
+    common.check_images(self, images)
     one_of('form', self.form, FORMS)
     one_of('remat', self.remat, common.REMAT)
     maps = Backbone(

@@ -258,6 +258,7 @@ class VisionTransformer(common.Classifier):
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
     """
     self._check()
+    common.check_images(self, images)
     out, grid = self.embedding(self, images)
     patches = self.embedding.replace(self, out['patches'], patch_sources)
     posemb, pooling = self.posemb or PositionEmbedding(), self.pooling

@@ -31,7 +31,7 @@ def maps(
   top, below = made.subplots(2, 1, height_ratios=[above, height])
   top.imshow(_rgb(picture))
   top.set_axis_off()
-  top.set_title(title, fontsize=10)
+  top.set_title(title, fontsize=10, parse_math=False)
   scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
   pictures.mosaic(below, values / scale, vmin=0, vmax=1)
   below.set(xlabel='Head', ylabel='Layer')
@@ -115,7 +115,11 @@ def sheet(
       axes.text(0.25, 1.02, 'Input', fontsize=9, **text)
       axes.text(0.75, 1.02, 'Attention', fontsize=9, **text)
     if names:
-      axes.text(0.5, -0.02, names[i], fontsize=8, va='top', **text)
+      font = 8 if wide > 2 else 6
+      name = pictures.shorten(names[i], max(8, int(wide * 120 / font)))
+      axes.text(
+        *(0.5, -0.02, name), fontsize=font, va='top', parse_math=False, **text
+      )
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
 
 

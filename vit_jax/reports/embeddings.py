@@ -1,6 +1,7 @@
-"""Figures of patch filters and position similarities (paper, Fig. 7)."""
+"""Figures of patch filters, position similarities (Fig. 7), and features."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -48,3 +49,74 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
   # At least two dots per patch of a map.
   dpi = max(150, min(400, 2.2 * gw * gw / width))
   pictures.save(made, path, dpi=dpi, tight=True)
+
+
+def scatter(
+  points: np.ndarray,
+  path: epath.Path,
+  classes: Sequence[str] | None = None,
+  images: Mapping[int, np.ndarray] | None = None,
+) -> None:
+  """Draw images as points [n, 2], colored by class.
+
+  Args:
+    points: [n, 2], of t-SNE.
+    path: of the figure.
+    classes: name of the class of each point; up to 20 are in a legend, and more
+      are written at the middle of their points. None: one color.
+    images: {index of a point: image uint8 [H, W, C]} to draw on the points.
+  """
+  from matplotlib import colormaps, offsetbox
+
+  names = sorted(set(classes or ['']))
+  labels = np.searchsorted(names, classes or [''] * len(points))
+  if len(names) <= 20:
+    map = colormaps['tab10' if len(names) <= 10 else 'tab20']
+    colors = map(range(len(names)))
+  else:
+    colors = colormaps['gist_rainbow'](np.linspace(0, 1, len(names)))
+  in_legend = bool(classes) and len(names) <= 20
+  made = pictures.canvas(7.2 + (1.8 if in_legend else 0), 7)
+  axes = made.subplots()
+  axes.set(xticks=[], yticks=[], title=f't-SNE of {len(points):,} images')
+  axes.set_aspect('equal', adjustable='datalim')
+  size = float(np.clip(9000 / len(points), 5, 60))
+  style = {'s': size, 'alpha': 0.8, 'linewidths': 0}
+  for label, color in enumerate(colors):
+    axes.scatter(*points[labels == label].T, color=color, **style)
+  for i, image in (images or {}).items():
+    image = np.broadcast_to(image, (*image.shape[:2], 3))
+    box = offsetbox.AnnotationBbox(
+      offsetbox.OffsetImage(image, zoom=18 / max(image.shape[:2])),
+      points[i],
+      pad=0.1,
+      bboxprops={'edgecolor': colors[labels[i]], 'linewidth': 1.5},
+    )
+    axes.add_artist(box)
+  shown = [pictures.shorten(name, 24) for name in names]
+  if in_legend:
+    _legend(axes, shown, colors)
+  elif classes:
+    for label, name in enumerate(shown):
+      middle = np.median(points[labels == label], axis=0)
+      axes.text(
+        *middle,
+        name,
+        fontsize=7,
+        ha='center',
+        va='center',
+        parse_math=False,
+        bbox={'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5},
+      )
+  pictures.save(made, path, dpi=150, tight=True)
+
+
+def _legend(axes, names, colors):
+  from matplotlib.lines import Line2D
+
+  dots = [Line2D([], [], marker='o', linestyle='', color=x) for x in colors]
+  legend = axes.legend(
+    dots, names, loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)

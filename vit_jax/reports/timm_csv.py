@@ -14,7 +14,7 @@ from vit_jax.files import PathLike, write_atomically
 from vit_jax.types import Model, Params, Shape
 
 
-def name(path: PathLike, model: Model) -> str:
+def name(path: PathLike | None, model: Model) -> str:
   """Return the name of the weights: their folder or file, or the class."""
   parts = [part for part in str(path or '').split('/') if part]
   if parts and parts[-1] == 'model.safetensors':

@@ -7,7 +7,9 @@ import pathlib
 import re
 import sys
 
-from vit_jax import pretrained
+from vit_jax import export, pretrained
+from vit_jax.tools import parsers
+from vit_jax.tools.parsers import count
 from vit_jax.weights import formats
 
 _EMA = {'auto': 'auto', 'on': True, 'off': False}
@@ -20,11 +22,7 @@ def plain_parser(doc, usage):
     doc: of the tool's module.
     usage: what follows `python -m vit_jax.tools.`.
   """
-  return argparse.ArgumentParser(
-    description=doc,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage=f'python -m vit_jax.tools.{usage}',
-  )
+  return parsers.parser(doc, f'tools.{usage}')
 
 
 def parser(doc, usage):
@@ -85,6 +83,25 @@ def read_fitted(args):
   return weights
 
 
+def read_to_predict(args):
+  """Return the Weights at --weights, which may be an exported function."""
+  if args.weights.endswith(export.ENDING):
+    return read_function(args.weights, args)
+  return read_fitted(args)
+
+
+def read_function(path, args):
+  """Return the Weights of an exported function, see `export.load`."""
+  given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
+  given += ['--ema'] * (args.ema != 'auto')
+  if given:
+    raise ValueError(
+      f'{path} is an exported function, whose weights and image size are '
+      f'fixed. Leave out {", ".join(given)}, or use other weights.'
+    )
+  return export.load(path, trust=tuple(args.trust))
+
+
 def fit(weights, **options):
   """Return (Weights, report) of `pretrained.fit`; options of None are left out.
 
@@ -118,13 +135,6 @@ def size(text):
     )
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))
-
-
-def count(text):
-  """Return an int of at least 1; for `type` of arguments."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 1 up')
-  return int(text)
 
 
 def add_images(parser, batch_size, nargs='+'):

@@ -11,6 +11,7 @@ listed, else fine-tuned ones. The first line is the recommendation; load it by
 
 import csv
 import re
+from collections.abc import Mapping, Sequence
 
 from vit_jax import terminal
 from vit_jax.tools import arguments
@@ -23,7 +24,7 @@ _COLUMNS = {'filename', 'ds', 'final_val', 'adapt_filename', 'adapt_ds'}
 _COLUMNS |= {'adapt_resolution', 'adapt_final_val'}
 
 
-def read_index(path=f'{FOLDER}/index.csv'):
+def read_index(path: str = f'{FOLDER}/index.csv') -> list[dict[str, str]]:
   """Return the rows of the table, each a dict by column, with 'model'.
 
   Raises:
@@ -39,7 +40,14 @@ def read_index(path=f'{FOLDER}/index.csv'):
   return [row | {'model': row['filename'].split('-')[0]} for row in rows]
 
 
-def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
+def best(
+  rows: Sequence[Mapping[str, str]],
+  model: str,
+  *,
+  dataset: str = 'i21k',
+  adapted: str | None = None,
+  resolution: int | None = None,
+) -> list[tuple[float, str]]:
   """Return [(accuracy, path)], the best first.
 
   Args:
@@ -52,7 +60,10 @@ def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
   Raises:
     ValueError: there is none; lists what there is.
   """
-  wanted = {'model': re.sub('[+/]', '_', model), 'ds': dataset}
+  wanted: dict[str, str | int | None] = {
+    'model': re.sub('[+/]', '_', model),
+    'ds': dataset,
+  }
   wanted |= {'adapt_ds': adapted, 'adapt_resolution': resolution}
   for key, value in wanted.items():
     if value is not None:
@@ -68,7 +79,7 @@ def best(rows, model, *, dataset='i21k', adapted=None, resolution=None):
   return [(v, f'{FOLDER}/{f.removesuffix(".npz")}.npz') for v, f in ranked]
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   parser = arguments.plain_parser(__doc__, 'augreg MODEL [options]')
   add = parser.add_argument
   add('model', choices=MODELS, metavar='MODEL', help=', '.join(MODELS))

@@ -31,15 +31,15 @@ from vit_jax.weights import formats
 FORMATS = (*formats.FORMATS, 'stablehlo')
 
 
-def save(weights, target, format, *, images='uint8', force=False):
+def save(weights, target, format, *, force=False, **options):
   """Write weights; each file appears under its name when all are complete.
 
   Args:
     weights: Weights.
     target: path of the file or folder.
     format: one of FORMATS.
-    images: for 'stablehlo', see `export.stablehlo`.
     force: whether to replace existing files; others in a folder stay.
+    **options: for 'stablehlo', see `export.stablehlo`.
 
   Returns:
     list of the files written.
@@ -54,7 +54,7 @@ def save(weights, target, format, *, images='uint8', force=False):
   ) as staging:
     staged = pathlib.Path(staging) / target.name
     if format == 'stablehlo':
-      content, description = export.stablehlo(weights, images=images)
+      content, description = export.stablehlo(weights, **options)
       staged.write_bytes(content)
       text = json.dumps(description, indent=2)
       staged.with_name(f'{staged.name}.json').write_text(text + '\n')
@@ -143,6 +143,16 @@ def parser():
     default='uint8',
     help='stablehlo: pixels 0..255 (default), or preprocessed images',
   )
+  add(
+    '--platforms',
+    type=arguments.several(export.PLATFORMS),
+    default=export.PLATFORMS,
+    metavar='A,B,...',
+    help=f'stablehlo: where it runs ({",".join(export.PLATFORMS)})',
+  )
+  arguments.add_counts(
+    parser, batch_size=(None, 'stablehlo: fixed number of images (any)')
+  )
   return parser
 
 
@@ -160,7 +170,11 @@ def _run(args):
   weights, report = arguments.fit(weights, **options)
   if report:
     _show(say, 'fitted', str(report))
-  files = save(weights, path, format, images=args.input, force=args.force)
+  options = {}
+  if format == 'stablehlo':
+    options = {'images': args.input, 'batch_size': args.batch_size}
+    options['platforms'] = args.platforms
+  files = save(weights, path, format, force=args.force, **options)
   for note in weights.notes:
     _show(say, 'note', note.strip())
   for file in files:

@@ -17,12 +17,13 @@ patches, or the MAP head's probe.
 The server listens on this machine only (GRADIO_SERVER_NAME=0.0.0.0: on all its
 addresses), and the page loads nothing from elsewhere. --share makes a public
 link with gradio's service, which then transmits your images. Images are deleted
-when the server ends (Ctrl-C).
+when the server ends (Ctrl-C or SIGTERM).
 Needs pip install -e '.[demo]'.
 """
 
 import collections
 import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -295,6 +296,8 @@ def launch(blocks, *, port=None, share=False):
   print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
   if public:
     print(f'Public link: {public}', flush=True)
+  # As Ctrl-C: the server ends in order, and deletes the images.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   blocks.block_thread()
 
 
@@ -320,7 +323,7 @@ def parser():
 
 def _run(args):
   _gradio()  # its absence should not be reported after a download
-  weights = arguments.read_fitted(args)
+  weights = arguments.read_to_predict(args)
   if args.class_names:
     weights.class_names = arguments.names(args.class_names, weights)
   explainer = Explainer(weights)

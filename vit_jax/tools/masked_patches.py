@@ -19,8 +19,11 @@ replaces each patch, -1 for the mask vector; loss and accuracy [N], means over
 the corrupted patches.
 """
 
+import argparse
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +32,12 @@ from etils import epath
 
 from vit_jax import config, pretrained, terminal
 from vit_jax.data import image_files
+from vit_jax.files import PathLike
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
 from vit_jax.tools import arguments, outputs, predict
+from vit_jax.types import Params
 
 _OBJECTIVE = 'vit_jax.objectives.masked_patches.masked_patches'
 _EVALUATOR = 'vit_jax.evals.masked_patches.MaskedPatches'
@@ -41,7 +46,9 @@ _GREY = 128
 _SWAPPED, _KEPT = 'tab:orange', 'tab:blue'
 
 
-def corrupt_and_predict(prediction, params, images, *, seed=0):
+def corrupt_and_predict(
+  prediction: Prediction, params: Params, images: np.ndarray, *, seed: int = 0
+) -> dict[str, np.ndarray]:
   """Corrupt images and predict their patches.
 
   Args:
@@ -79,7 +86,9 @@ def corrupt_and_predict(prediction, params, images, *, seed=0):
   return jax.device_get(jax.jit(compute)(params, images))
 
 
-def draw(found, patch_size, path):
+def draw(
+  found: Mapping[str, Any], patch_size: tuple[int, int], path: PathLike
+) -> None:
   """Write what `corrupt_and_predict` returned as a figure, .png or .pdf."""
   rows = ('images', 'corrupted', 'predicted', 'truth')
   count = len(found['images'])
@@ -113,13 +122,13 @@ def _frame(axes, found, i, patch_size):
       axes.add_patch(Rectangle(corner, pw, ph, fill=False, ec=colour, lw=1.5))
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     _run(args)
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(__doc__, 'masked_patches --workdir=DIR --output=F')
   add = parser.add_argument
   add('images', nargs='*', help='images, folders, globs; local or gs://...')

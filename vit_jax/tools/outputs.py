@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 
 import numpy as np
+from rich.cells import cell_len
 
 from vit_jax.files import replacing, write_atomically
 
@@ -55,19 +56,37 @@ def top(probabilities, k):
   return best[np.lexsort((best, -probabilities[best]))]
 
 
-def write_table(file, results, names, top_k):
-  """Write each path with its classes below it; for top_k=1 in one line."""
-  width = min(max(map(len, names or ['class 0000'])), 40)
-  for i, (path, rows) in enumerate(_ranked(results, names, top_k)):
-    if top_k == 1:
-      ((class_id, name, probability),) = rows
-      label = name or f'class {class_id}'
-      print(f'{probability:7.2%}  {label:{width}}  {path}', file=file)
-      continue
-    print('\n' * bool(i) + path, file=file)
+def write_table(file, results, names, top_k, paths=()):
+  """Write aligned columns: path, class and probability; one row per rank.
+
+  Args:
+    file: a terminal gets lines that fit it.
+    results, names, top_k: as of the other writers.
+    paths: all that will be written, which sets the width of the column.
+  """
+  labels = ['class', *(names or ['class 0000'])]
+  wide = min(max(map(cell_len, labels)), 40)
+  longest = max(map(cell_len, [*paths, 'image']))
+  if file.isatty():  # the rest of a line takes 21 cells
+    rest = shutil.get_terminal_size().columns - 21
+    wide = min(wide, max(rest // 2, 10))
+    longest = min(longest, max(rest - wide, 10))
+  print(f'{"image":{longest}}  rank  {"class":{wide}}  probability', file=file)
+  for path, rows in _ranked(results, names, top_k):
     for rank, (class_id, name, probability) in enumerate(rows, 1):
-      label = name or f'class {class_id}'
-      print(f'{rank:3}. {probability:8.2%}  {label}', file=file)
+      image = _column(path if rank == 1 else '', longest, keep_end=True)
+      label = _column(name or f'class {class_id}', wide)
+      print(f'{image}  {rank:4}  {label}  {probability:11.2%}', file=file)
+
+
+def _column(text, width, keep_end=False):
+  """Return the text in `width` cells of a terminal, shortened or padded."""
+  text = ''.join(x if x.isprintable() else '?' for x in text)
+  if cell_len(text) > width:
+    while cell_len(text) > width - 1:
+      text = text[1:] if keep_end else text[:-1]
+    text = f'…{text}' if keep_end else f'{text}…'
+  return text + ' ' * (width - cell_len(text))
 
 
 def write_csv(file, results, names, top_k):
@@ -93,6 +112,17 @@ def write_json(file, results, names, top_k):
 
 
 FORMATS = {'table': write_table, 'csv': write_csv, 'json': write_json}
+
+
+def default_format(path):
+  """Return the format for a file, or for stdout if path is None.
+
+  The ending .csv or .json of a file decides, and a terminal gets a table.
+  """
+  if path is None:
+    return 'table' if sys.stdout.isatty() else 'csv'
+  ending = pathlib.Path(path).suffix[1:]
+  return ending if ending in FORMATS else 'table'
 
 
 def _ranked(results, names, top_k):

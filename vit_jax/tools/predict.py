@@ -3,17 +3,20 @@ r"""Classify images with weights of any known format.
   python -m vit_jax.tools.predict --weights=WEIGHTS IMAGE|FOLDER|GLOB ...
   python -m vit_jax.tools.predict --weights=WEIGHTS --features=F.npz FOLDER
 
-WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py).
+WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py), or a
+function NAME.stablehlo that convert wrote, on the platforms it was written for.
 Folders of images are searched recursively. Images are preprocessed as stored
 with the weights. --features writes the arrays 'paths' [N] and 'features'
 [N, ...].
 
-Results go to stdout, everything else to stderr. The exit status is 0; 1 after
-an error, or if images were skipped (--on_error=skip; they are listed at the
-end); 2 for wrong arguments.
+Results go to stdout, everything else to stderr. A terminal shows a table; a
+pipe gets CSV (path, rank, class_id, class_name, probability). The exit status
+is 0; 1 after an error, or if images were skipped (--on_error=skip; they are
+listed at the end); 2 for wrong arguments.
 """
 
 import collections
+import functools
 import itertools
 import sys
 
@@ -206,7 +209,12 @@ def parser():
   group = parser.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
   add = group.add_argument
-  add('--format', choices=outputs.FORMATS, help='of the predictions (table)')
+  add(
+    '--format',
+    choices=outputs.FORMATS,
+    help='of the predictions (on a terminal table, in a pipe csv, in a file '
+    'that of its ending)',
+  )
   add('--output', metavar='FILE', help='for the predictions, instead of stdout')
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(
@@ -229,7 +237,7 @@ def _run(args):
   for path in (args.output, args.features):
     outputs.check_folder(path)
   paths = image_files.find(args.images)
-  weights = arguments.read_fitted(args)
+  weights = arguments.read_to_predict(args)
   names = weights.class_names
   if args.class_names:
     names = arguments.names(args.class_names, weights)
@@ -250,7 +258,10 @@ def _run(args):
   if args.features:
     results = outputs.save_features(results, args.features)
   if wanted:
-    write = outputs.FORMATS[args.format or 'table']
+    format = args.format or outputs.default_format(args.output)
+    write = outputs.FORMATS[format]
+    if format == 'table':
+      write = functools.partial(write, paths=paths)
     with outputs.opened(args.output) as file:
       write(file, results, names, args.top_k)
   else:

@@ -7,24 +7,28 @@ large. TFDS and vit_jax then find both formats. After an interruption, run the
 command again: it skips complete files.
 """
 
-import argparse
 import concurrent.futures
 import json
 import pathlib
 import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from vit_jax.files import write_atomically
+from vit_jax import terminal
+from vit_jax.files import PathLike, write_atomically
+from vit_jax.tools import parsers
 
 
-def main(argv=None):
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = parsers.parser(__doc__, 'tools.to_array_record DIRECTORY [options]')
   parser.add_argument('directory', help='folder with dataset_info.json')
   parser.add_argument('--num_workers', type=int, default=4)
   args = parser.parse_args(argv)
-  convert(args.directory, num_workers=args.num_workers)
+  with terminal.one_message():
+    convert(args.directory, num_workers=args.num_workers)
 
 
-def convert(directory, *, num_workers=4):
+def convert(directory: Any, *, num_workers: int | None = 4) -> None:
   """Write an ArrayRecord file for each TFRecord file of the directory.
 
   Raises:
@@ -72,7 +76,7 @@ def _convert_file(path):
   return count
 
 
-def records(path):
+def records(path: PathLike) -> Iterator[bytes]:
   """Yield the records of an uncompressed TFRecord file.
 
   A record is its length (uint64), a checksum of the length (4 bytes), the data

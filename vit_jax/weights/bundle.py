@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
+from vit_jax.types import FlatParams, Model, Shape, Size
+from vit_jax.weights.keymap import KeyMap
 
 IMAGE_SIZE = 224  # if neither the file nor the user says
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
@@ -82,26 +85,26 @@ class Weights:
   params: dict[str, np.ndarray]
   image_shape: tuple[int, int, int]
   preprocess: Any = dataclasses.field(default_factory=Normalize)
-  transforms: tuple | None = None
+  transforms: tuple[Callable, ...] = None  # type: ignore[assignment]
   class_names: list[str] | None = None
   activation: str = 'softmax'
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.transforms is None:
-      self.transforms = (Resize(tuple(self.image_shape[:2])),)
+      self.transforms = (Resize(self.image_shape[:2]),)
 
 
-def shapes(model, image_shape):
+def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
   """Return {path: ShapeDtypeStruct} of a model's parameters, layers unrolled.
 
   Raises:
     ValueError: the model cannot be made, or not for such images.
   """
   # Fields of your own model may not be hashable.
-  trace = _trace if isinstance(model, MODELS) else _trace.__wrapped__
+  trace: Any = _trace if isinstance(model, MODELS) else _trace.__wrapped__
   try:
     return trace(model, tuple(image_shape))
   except ValueError as e:  # patches do not tile the image, ...
@@ -129,7 +132,7 @@ def _trace(model, image_shape):
   return out
 
 
-def replace(model, **fields):
+def replace(model: Any, **fields: Any) -> Any:
   """Return a copy of a model with other fields.
 
   Args:
@@ -143,9 +146,10 @@ def replace(model, **fields):
     ValueError: there is no such field.
   """
   known = {f.name for f in dataclasses.fields(model)} - {'parent', 'name'}
-  changes, parts = {}, {}
+  changes: dict[str, Any] = {}
+  parts: dict[str, dict[str, Any]] = {}
   for name, value in fields.items():
-    table = {'posemb': POSEMBS, 'pooling': POOLINGS}.get(name, {})
+    table: Any = {'posemb': POSEMBS, 'pooling': POOLINGS}.get(name, {})
     if isinstance(value, str) and table:
       if value not in table:
         raise ValueError(f'{name}={value!r} must be one of {", ".join(table)}.')
@@ -179,7 +183,7 @@ def replace(model, **fields):
   return model.clone(**changes)
 
 
-def build_model(settings, trust=()):
+def build_model(settings: Any, trust: Sequence[str] = ()) -> Any:
   """Return the model that settings in a file describe.
 
   Before models were composed of parts, model.json had the short names of
@@ -205,7 +209,7 @@ def build_model(settings, trust=()):
   return model
 
 
-def build(settings, trust=()):
+def build(settings: Any, trust: Sequence[str] = ()) -> Any:
   """Return `config.build` of settings from a file, of whatever types.
 
   Raises:
@@ -221,7 +225,7 @@ def build(settings, trust=()):
   return built
 
 
-def from_fields(cls, **fields):
+def from_fields(cls: Any, **fields: Any) -> Any:
   """Return a model of a class in MODELS from the short names of `replace`."""
   top = {f.name for f in dataclasses.fields(cls)}
   first = {k: fields.pop(k) for k in list(fields) if _is_first(k, top)}
@@ -243,7 +247,7 @@ def _tuples(value):
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def infer(params, **given):
+def infer(params: FlatParams, **given: Any) -> Any:
   """Return the model that parameters belong to.
 
   The file does not contain these, and the defaults are: gelu 'tanh', norm_eps
@@ -277,8 +281,16 @@ def infer(params, **given):
 
 
 def finish(
-  model, params, names, arrays, keys, *, image_size=None, grid=None, hint=''
-):
+  model: Model,
+  params: FlatParams,
+  names: Mapping[str, str],
+  arrays: FlatParams,
+  keys: KeyMap,
+  *,
+  image_size: Size | None = None,
+  grid: tuple[int, int] | None = None,
+  hint: str = '',
+) -> tuple[dict[str, np.ndarray], tuple[int, int, int]]:
   """Return (parameters, image_shape), if a file is exactly this model.
 
   Args:
@@ -440,7 +452,13 @@ def _stages(params):
   return tuple(units[i + 1] for i in range(len(units)))
 
 
-def infer_image_shape(model, params, *, image_size=None, grid=None):
+def infer_image_shape(
+  model: Model,
+  params: FlatParams,
+  *,
+  image_size: Size | None = None,
+  grid: tuple[int, int] | None = None,
+) -> tuple[int, int, int]:
   """Return (H, W, C) of the images that the parameters were made for.
 
   Args:
@@ -461,7 +479,9 @@ def infer_image_shape(model, params, *, image_size=None, grid=None):
   return (*model.embedding.image_size(grid), channels)
 
 
-def square(count, grid, what):
+def square(
+  count: int, grid: tuple[int, int] | None, what: str
+) -> tuple[int, int]:
   """Return `grid` if it has `count` cells; if it is None, the square that has.
 
   Raises:
@@ -477,7 +497,9 @@ def square(count, grid, what):
   return grid
 
 
-def split_table(table, *, prefix, grid=None):
+def split_table(
+  table: np.ndarray, *, prefix: int, grid: tuple[int, int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
   """Split [1, prefix + gh * gw, D] into [1, prefix, D] and [1, gh, gw, D].
 
   Args:
@@ -494,7 +516,7 @@ def split_table(table, *, prefix, grid=None):
   return table[:, :prefix], table[:, prefix:].reshape(1, *grid, table.shape[-1])
 
 
-def patch_positions(weights):
+def patch_positions(weights: Weights) -> np.ndarray | float:
   """Return [1, gh * gw, D] float32, the positions of patches; 0 without any."""
   model, params = weights.model, weights.params
   grid = model.embedding.grid(weights.image_shape)
@@ -505,7 +527,9 @@ def patch_positions(weights):
   return table.reshape(1, -1, model.width)
 
 
-def fold_layerscale(params, notes):
+def fold_layerscale(
+  params: dict[str, np.ndarray], notes: list[str]
+) -> dict[str, np.ndarray]:
   """Multiply LayerScale into the layer before it, which is equivalent."""
   if 'block_0/ls1' not in params:
     return params

@@ -15,8 +15,11 @@ import pathlib
 import struct
 import sys
 import time
+import typing
 import urllib.parse
 import zipfile
+from collections.abc import Callable
+from typing import Any, Literal
 
 import fsspec
 import fsspec.callbacks
@@ -25,7 +28,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import PACKAGES, replacing
+from vit_jax.files import PACKAGES, PathLike, replacing
+from vit_jax.types import FlatParams
+
+# (URL, bytes so far, total bytes or None)
+Progress = Callable[[str, int, int | None], None]
 
 READABLE = '.npz and .safetensors files (or the index of sharded ones)'
 # Public buckets are on the web as well. The variable is that of Google's own
@@ -49,7 +56,7 @@ _VERSION = (
 )
 
 
-def kind(path):
+def kind(path: PathLike) -> str:
   """Return 'npz' or 'safetensors', also for an index of safetensors files.
 
   Raises:
@@ -100,7 +107,7 @@ def _refuse_pickle(path, head):
     )
 
 
-def read_json(path):
+def read_json(path: PathLike) -> dict[str, Any]:
   """Return the dict in a JSON file.
 
   Raises:
@@ -118,7 +125,7 @@ def read_json(path):
   return found
 
 
-def read_npz(path):
+def read_npz(path: PathLike) -> dict[str, np.ndarray]:
   """Return {name: array} of an .npz file.
 
   float16, float64 and bfloat16 (also as the 2 raw bytes, '|V2', that numpy
@@ -202,7 +209,7 @@ def _read_member(stream, member):
   return data.view(dtype).reshape(shape, order='F' if fortran else 'C')
 
 
-def write_npz(path, arrays):
+def write_npz(path: PathLike, arrays: FlatParams) -> None:
   """Write {name: array} like np.savez; equal arrays give equal bytes."""
   with (
     replacing(path) as partial,
@@ -216,7 +223,7 @@ def write_npz(path, arrays):
         np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def read_safetensors(path):
+def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
   """Return {name: array} of a safetensors file, or of an index and its shards.
 
   Raises:
@@ -270,7 +277,9 @@ def _shards(path):
   return out
 
 
-def write_safetensors(path, arrays, metadata=None):
+def write_safetensors(
+  path: PathLike, arrays: FlatParams, metadata: dict[str, str] | None = None
+) -> None:
   """Write {name: array} and the metadata {str: str}."""
   arrays = {k: np.asarray(v, order='C') for k, v in arrays.items()}
   with replacing(path) as partial:
@@ -295,7 +304,33 @@ def _open(path):
     raise ValueError(f'{path} cannot be opened: {e.strerror}.') from e
 
 
-def fetch(path, *, missing_ok=False, cache_dir=None, progress=None):
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: Literal[False] = False,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path: ...
+
+
+@typing.overload
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: bool,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path | None: ...
+
+
+def fetch(
+  path: PathLike,
+  *,
+  missing_ok: bool = False,
+  cache_dir: PathLike | None = None,
+  progress: Progress | None = None,
+) -> pathlib.Path | None:
   """Return the local path of a file that may be remote.
 
   A remote file is downloaded once, and again when its size, time or version

@@ -15,11 +15,13 @@ executed: pickles are refused, and a file may only name the classes that
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from vit_jax import checkpoint, config, tree, workdirs
-from vit_jax.files import check_remote, write_atomically
+from vit_jax.files import PathLike, check_remote, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -32,7 +34,7 @@ from vit_jax.weights.bundle import Weights
 from vit_jax.weights.image_configs import item as _item
 
 _READERS = {'npz': npz, 'timm': timm, 'hf': huggingface}
-_WRITERS = {
+_WRITERS: dict[str, Any] = {
   'vit_jax': lambda weights: (weights.params, {}),
   'npz': npz.write,
   'big_vision': npz.write_big_vision,
@@ -54,7 +56,7 @@ _SIDECAR_FIELDS = (
 )
 
 
-def find(path, step=None):
+def find(path: PathLike | None, step: int | None = None) -> None:
   """Check that there are weights, before any long work; see `read`.
 
   Remote files are downloaded to the cache.
@@ -67,7 +69,14 @@ def find(path, step=None):
     files.fetch(source)
 
 
-def read(path, *, step=None, ema='auto', trust=(), **options):
+def read(
+  path: PathLike | None,
+  *,
+  step: int | None = None,
+  ema: bool | str = 'auto',
+  trust: Sequence[str] = (),
+  **options: Any,
+) -> Weights:
   """Return Weights of any format in the table above.
 
   Args:
@@ -83,6 +92,11 @@ def read(path, *, step=None, ema='auto', trust=(), **options):
     ValueError: there is nothing; the format is unknown; the file is a pickle;
       arrays are missing, unexpected or of another shape (lists all).
   """
+  if str(path).endswith('.stablehlo'):
+    raise ValueError(
+      f'{path} is an exported function, without parameters to read. Only '
+      'predict takes it. Give the weights that it was made from.'
+    )
   options = {k: v for k, v in options.items() if v is not None}
   directory, source = _locate(path, step)
   if directory is not None:
@@ -183,7 +197,7 @@ def _described(content, params, trust, options):
   model = bundle.replace(model, **fields)
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
     params = {k: v for k, v in params.items() if k != 'mask'}
-  use = _use(content, trust)
+  use = usage(content, trust)
   shapes = bundle.shapes(model, use['image_shape'])
   if lines := tree.diff(params, shapes):
     raise ValueError(
@@ -193,8 +207,14 @@ def _described(content, params, trust, options):
   return Weights(model, params, **use)
 
 
-def _use(content, trust):
-  """Return arguments of Weights other than the model from our JSON."""
+def usage(content: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
+  """Return arguments of Weights other than the model from our JSON.
+
+  Args:
+    content: has image_shape, and perhaps class_names, activation, preprocess
+      and transforms.
+    trust: packages whose classes it may name.
+  """
   shape = content.get('image_shape')
   if not isinstance(shape, list | tuple) or len(shape) != 3:
     raise ValueError(f'image_shape={shape!r:.80}; expected [H, W, C].')
@@ -247,7 +267,7 @@ def _read_others(found, source, sidecar, trust, options):
   if sidecar:
     written = _item(sidecar, 'model', dict) or {}
     known = {k: written[k] for k in _SIDECAR_FIELDS if k in written}
-    use = _use(sidecar, trust)
+    use = usage(sidecar, trust)
     options = known | {'grid': sidecar.get('grid')} | options
     weights = _READERS[name].read(found, **options)
     for key, value in use.items():
@@ -280,7 +300,9 @@ def _unusual(model):
   return []
 
 
-def write(weights, path, format, **options):
+def write(
+  weights: Weights, path: PathLike, format: str, **options: Any
+) -> list[epath.Path]:
   """Write weights; return the paths of the files.
 
   Args:

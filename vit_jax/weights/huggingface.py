@@ -15,6 +15,8 @@ normalised by image_mean and image_std. transformers antialiases.
 """
 
 import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
@@ -62,12 +65,19 @@ _GELU = {
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 
 
-def recognise(names):
+def recognise(names: Iterable[str]) -> bool:
   """Return whether arrays of these names are a ViT of transformers."""
   return any(name.endswith(f'{_PATCHES}.weight') for name in names)
 
 
-def read(arrays, config=None, *, grid=None, image_size=None, **fields):
+def read(
+  arrays: FlatParams,
+  config: Mapping[str, Any] | None = None,
+  *,
+  grid: tuple[int, int] | None = None,
+  image_size: Size | None = None,
+  **fields: Any,
+) -> Weights:
   """Return Weights of the arrays of a ViT of transformers.
 
   Without config.json: exact GELU, and LayerNorms with an epsilon of 1e-12.
@@ -90,7 +100,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
       "'vit' is supported."
     )
   del image_size  # the position table has it
-  notes = []
+  notes: list[str] = []
   arrays = _skip(_file_names(arrays), config, notes)
   params, names = _KEYS.to_ours(arrays)
   model = bundle.infer(params, **_fields(config) | fields)
@@ -231,7 +241,7 @@ def _size(value):
   return image_configs.sides(value, 'size')
 
 
-def write(weights):
+def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Return (arrays, files) that transformers loads, and computes the same.
 
   ViTForImageClassification.from_pretrained(FOLDER) loads them, and

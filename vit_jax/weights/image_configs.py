@@ -4,6 +4,8 @@ These files come from others, so every value is checked before it is used.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.common import as_pair
@@ -21,7 +23,7 @@ _METHODS = {
 }
 
 
-def item(config, key, kind):
+def item(config: Mapping[str, Any], key: str, kind: Any) -> Any:
   """Return config[key] or None; raise ValueError if it has another type."""
   if not isinstance(config, dict):
     raise ValueError(f'The config is {config!r:.80}, not a JSON object.')
@@ -33,7 +35,7 @@ def item(config, key, kind):
   return value
 
 
-def choose(table, name, what):
+def choose(table: Mapping[Any, Any], name: Any, what: str) -> Any:
   """Return table[name]; raise ValueError if there is no such name."""
   if not isinstance(name, str) or name not in table:
     raise ValueError(
@@ -42,7 +44,7 @@ def choose(table, name, what):
   return table[name]
 
 
-def size(value, what):
+def size(value: Any, what: str) -> int:
   """Return `value` if it is a valid image size, else raise ValueError."""
   if type(value) is not int or not 0 < value <= _LARGEST:
     raise ValueError(
@@ -51,19 +53,20 @@ def size(value, what):
   return value
 
 
-def sides(value, what):
+def sides(value: Any, what: str) -> tuple[int, int]:
   """Return (height, width) of one image size or two."""
   two = isinstance(value, list | tuple) and len(value) == 2
-  return tuple(size(v, what) for v in (value if two else (value, value)))
+  height, width = value if two else (value, value)
+  return size(height, what), size(width, what)
 
 
-def activation(name):
+def activation(name: Any) -> str:
   """Return 'softmax' or 'sigmoid'; None means softmax."""
   table = {'softmax': 'softmax', 'sigmoid': 'sigmoid'}
   return choose(table, 'softmax' if name is None else name, 'activation')
 
 
-def class_names(value):
+def class_names(value: Any) -> list[str] | None:
   """Return a list of class names, or None."""
   if value is None:
     return None
@@ -74,14 +77,14 @@ def class_names(value):
   )
 
 
-def interpolation(name):
+def interpolation(name: Any) -> dict[str, Any]:
   """Return arguments of our resizing transforms for another format's name."""
   # timm's 'random' is for training.
   name = 'bilinear' if name == 'random' else name
   return choose(_METHODS, name, 'interpolation')
 
 
-def normalize(mean, std, factor, channels):
+def normalize(mean: Any, std: Any, factor: float, channels: int) -> Normalize:
   """Return the Normalize that equals (image * factor - mean) / std.
 
   If there are as many numbers as other channels, their average is used.
@@ -106,7 +109,9 @@ def normalize(mean, std, factor, channels):
   return Normalize(**found)
 
 
-def mean_and_std(preprocess, channels, factor):
+def mean_and_std(
+  preprocess: Any, channels: int, factor: float
+) -> tuple[list[float], list[float]]:
   """Return two lists with one number per channel; the inverse of `normalize`.
 
   Raises:
@@ -117,19 +122,20 @@ def mean_and_std(preprocess, channels, factor):
       f'The preprocessing is {preprocess}; the format has only a mean and a '
       'std. Use --format=vit_jax or stablehlo instead.'
     )
-  found = []
-  for value in (preprocess.mean, preprocess.std):
+
+  def listed(value):
     values = list(value) if isinstance(value, list | tuple) else [value]
     values = values * (channels if len(values) == 1 else 1)
-    found.append([_round(v * factor) for v in values])
-  return found
+    return [_round(v * factor) for v in values]
+
+  return listed(preprocess.mean), listed(preprocess.std)
 
 
 def _round(value):
   return float(f'{value:.12g}')  # 0.5 * 255 must be 127.5
 
 
-def describe(weights):
+def describe(weights: Any) -> tuple[tuple[int, int], bool, str]:
   """Return (large, keeps_aspect, interpolation) of the transforms.
 
   An image is resized to `large` (height, width), or its shorter side to

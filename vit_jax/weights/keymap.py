@@ -14,11 +14,13 @@ layer name, are concatenated along the first axis of one array in the file.
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from vit_jax import tree
+from vit_jax.types import FlatParams
 
 
 def _same(array):
@@ -48,14 +50,14 @@ class Key:
   ndim: int | None = None
 
   @property
-  def paths(self):
+  def paths(self) -> list[str]:
     """Our paths: 'a/b|c/kernel' -> ['a/b/kernel', 'a/c/kernel']."""
     parts = [part.split('|') for part in self.ours.split('/')]
     count = max(map(len, parts))
     return ['/'.join(p[i % len(p)] for p in parts) for i in range(count)]
 
 
-def linear(theirs, ours, *, merge_inputs=False):
+def linear(theirs: str, ours: str, *, merge_inputs: bool = False) -> list[Key]:
   """Return the rows of a matrix [out, in] and its bias, as PyTorch stores them.
 
   Our kernels may have several axes for the inputs (merge_inputs) or for the
@@ -72,7 +74,7 @@ def linear(theirs, ours, *, merge_inputs=False):
   ]
 
 
-def conv(theirs, ours):
+def conv(theirs: str, ours: str) -> list[Key]:
   """Return the rows of a convolution [out, in, height, width] and its bias."""
   return [
     Key(
@@ -86,7 +88,7 @@ def conv(theirs, ours):
   ]
 
 
-def norm(theirs, ours):
+def norm(theirs: str, ours: str) -> list[Key]:
   """Return the rows of a LayerNorm or GroupNorm."""
   return [
     Key(f'{theirs}.weight', f'{ours}/scale'),
@@ -97,7 +99,7 @@ def norm(theirs, ours):
 class KeyMap:
   """A table of Keys; the first row that matches a name counts."""
 
-  def __init__(self, *keys):
+  def __init__(self, *keys: Key) -> None:
     self._keys = keys
     self._rows = [(k, i, path) for k in keys for i, path in enumerate(k.paths)]
     cached = functools.lru_cache(maxsize=10_000)
@@ -120,7 +122,9 @@ class KeyMap:
         return key, i, _fill(key.theirs, values)
     return None
 
-  def to_ours(self, arrays):
+  def to_ours(
+    self, arrays: FlatParams
+  ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Rename and convert the arrays of a file.
 
     Returns:
@@ -141,7 +145,7 @@ class KeyMap:
         names[path] = name
     return params, names
 
-  def to_theirs(self, params):
+  def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:
     """Return {name: array} of a file.
 
     Raises:
@@ -166,7 +170,15 @@ class KeyMap:
     }
     return out, rest
 
-  def fit(self, params, names, shapes, arrays, *, hint=''):
+  def fit(
+    self,
+    params: FlatParams,
+    names: Mapping[str, str],
+    shapes: Mapping[str, Any],
+    arrays: FlatParams,
+    *,
+    hint: str = '',
+  ) -> dict[str, np.ndarray]:
     """Return float32 parameters in a model's shapes, if a file is that model.
 
     Args:

@@ -21,6 +21,8 @@ and a head of zeros; AugReg's have a working head and no such layer.
 import functools
 import math
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap
@@ -120,7 +123,7 @@ def _bit_keys():
   return KeyMap(*keys)
 
 
-def recognise(names):
+def recognise(names: Iterable[str]) -> bool:
   """Return whether arrays of these names are a file of these formats."""
   return _prefix(names) is not None
 
@@ -137,7 +140,14 @@ def _prefix(names):
   return None
 
 
-def read(arrays, config=None, *, grid=None, image_size=None, **fields):
+def read(
+  arrays: FlatParams,
+  config: Mapping[str, Any] | None = None,
+  *,
+  grid: tuple[int, int] | None = None,
+  image_size: Size | None = None,
+  **fields: Any,
+) -> Weights:
   """Return Weights of the arrays of a file.
 
   Args:
@@ -152,7 +162,7 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     ValueError: an array is missing, unexpected or of another shape.
   """
   del config
-  notes = []
+  notes: list[str] = []
   arrays = _parameters(arrays, notes)
   is_old = any('/MlpBlock_3/' in name for name in arrays)
   is_vit = any(name.startswith(_LAYER) for name in arrays)
@@ -246,7 +256,9 @@ def _split_big_vision(table, has_cls, grid):
   return {'pos_embedding': patches, 'cls_pos_embedding': cls}
 
 
-def write(weights, *, generation='pre_linen'):
+def write(
+  weights: Weights, *, generation: str = 'pre_linen'
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Return ({name: array}, {}) in the format of the paper's code.
 
   Args:
@@ -277,7 +289,9 @@ def write(weights, *, generation='pre_linen'):
   return out, {}
 
 
-def write_big_vision(weights, *, scan=False):
+def write_big_vision(
+  weights: Weights, *, scan: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Return ({name: array}, {}) in big_vision's format.
 
   Args:

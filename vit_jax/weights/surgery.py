@@ -18,10 +18,12 @@ from etils import epath
 
 from vit_jax import tree
 from vit_jax.checks import one_of
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.models import resample
 from vit_jax.models.common import as_pair
+from vit_jax.types import FlatParams, Model, Params
 from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
 
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
@@ -50,7 +52,7 @@ class Mismatch(ValueError):
     loaded, needed: {path: array} of what does not fit, on either side.
   """
 
-  def __init__(self, loaded, needed):
+  def __init__(self, loaded: FlatParams, needed: FlatParams) -> None:
     self.loaded, self.needed = loaded, needed
     super().__init__(
       'The parameters do not fit this model. Loaded (-), needed (+):\n'
@@ -77,7 +79,7 @@ class Report:
   loaded: int = 0
   notes: list[str] = dataclasses.field(default_factory=list)
 
-  def __str__(self):
+  def __str__(self) -> str:
     notes = self.notes or ['everything unchanged']
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
@@ -103,7 +105,7 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str | None = None
+  path: str
   step: int | None = None
   ema: Any = 'auto'
   grid: tuple[int, int] | None = None
@@ -116,7 +118,7 @@ class InitFrom:
   adapt_channels: bool = False
 
 
-def read(init_from):
+def read(init_from: InitFrom) -> Weights:
   """Return the Weights that an InitFrom names."""
   return formats.read(
     init_from.path,
@@ -128,7 +130,9 @@ def read(init_from):
   )
 
 
-def load_into(state, model, init_from, folder=None):
+def load_into(
+  state: Any, model: Model, init_from: InitFrom, folder: PathLike | None = None
+) -> tuple[Any, str]:
   """Return (state, report) with the parameters of other weights.
 
   Args:
@@ -149,7 +153,13 @@ def load_into(state, model, init_from, folder=None):
   return dataclasses.replace(state, params=params, ema=ema), report
 
 
-def fit(weights, params, model, init_from=InitFrom(), folder=None):
+def fit(
+  weights: Weights,
+  params: Params,
+  model: Model,
+  init_from: InitFrom = InitFrom(path=''),
+  folder: PathLike | None = None,
+) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
 
   Args:
@@ -282,16 +292,16 @@ def _differences(model, other):
 
 
 def adapt(
-  loaded,
-  fresh,
-  model,
+  loaded: FlatParams,
+  fresh: FlatParams,
+  model: Model,
   *,
-  head='reset',
-  head_rule=HEAD,
-  posemb_resize='paper',
-  patch_resize=None,
-  adapt_channels=False,
-):
+  head: str = 'reset',
+  head_rule: str = HEAD,
+  posemb_resize: str = 'paper',
+  patch_resize: str | None = None,
+  adapt_channels: bool = False,
+) -> tuple[dict[str, Any], Report]:
   """Return (parameters of a model made from those of another, Report).
 
   Scanned and unrolled layers are converted. A mask vector is dropped if only

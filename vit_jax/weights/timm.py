@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.resnet import ResNet
+from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
@@ -145,7 +147,7 @@ _KNOWN_ARGS = {
 }
 
 
-def recognise(names):
+def recognise(names: Iterable[str]) -> bool:
   """Return whether arrays of these names are a timm model."""
   names = {name.removeprefix(_WRAPPER) for name in names}
   firsts = 'patch_embed.proj.weight', 'stem.proj.weight', 'stem.conv.weight'
@@ -154,7 +156,14 @@ def recognise(names):
   )
 
 
-def read(arrays, config=None, *, grid=None, image_size=None, **fields):
+def read(
+  arrays: FlatParams,
+  config: Mapping[str, Any] | None = None,
+  *,
+  grid: tuple[int, int] | None = None,
+  image_size: Size | None = None,
+  **fields: Any,
+) -> Weights:
   """Return Weights of timm's arrays.
 
   Args:
@@ -167,7 +176,8 @@ def read(arrays, config=None, *, grid=None, image_size=None, **fields):
     ValueError: no model of vit_jax has these arrays.
   """
   arrays = {k.removeprefix(_WRAPPER): np.asarray(v) for k, v in arrays.items()}
-  config, notes, last_norm = _Config.parse(config), [], 'norm'
+  config, last_norm = _Config.parse(config), 'norm'
+  notes: list[str] = []
   if 'stem.proj.weight' in arrays:
     keys, fields = _MIXER_KEYS, {'gelu': config.gelu} | fields
   elif 'patch_embed.proj.weight' in arrays:
@@ -469,7 +479,7 @@ def _architecture(model):
   )
 
 
-def write(weights):
+def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Return (arrays, {'config.json': content}) that timm loads.
 
   timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with

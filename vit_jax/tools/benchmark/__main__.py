@@ -15,22 +15,24 @@ them); --peer=linen is benchmarks/plain_linen_vit.py; any other script that
 speaks the protocol of vit_jax/tools/benchmark/workers.py can be named by path.
 """
 
+import argparse
 import os
 import platform
 import sys
+from collections.abc import Sequence
 
 from vit_jax import environment, terminal
 from vit_jax.tools import arguments, outputs
 from vit_jax.tools.benchmark import cases, report, rounds
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   with terminal.one_message():
     _run(args)
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.plain_parser(__doc__, 'benchmark [--models=...] ...')
   add, several = parser.add_argument, arguments.several
   add('--models', type=several(), default='B/16', metavar='NAME,...')

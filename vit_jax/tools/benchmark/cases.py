@@ -1,8 +1,11 @@
 """Cases of a benchmark, and the implementations it compares with."""
 
+import argparse
 import itertools
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from vit_jax.models import attention, common, names
 from vit_jax.models.vit import VisionTransformer
@@ -18,7 +21,7 @@ CHOICES = {  # the first is the default
 }
 
 
-def cases(args):
+def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Return every combination of the command line's lists, as dicts."""
   shared = {'image_size': args.image_size, 'num_workers': args.num_workers}
   out = []
@@ -45,12 +48,12 @@ def _fields(case):
   return given | {k: case[k] for k, v in defaults.items() if case[k] != v}
 
 
-def our_command():
+def our_command() -> list[str]:
   """Return the command of our own worker."""
   return [sys.executable, '-m', 'vit_jax.tools.benchmark.ours']
 
 
-def peer_command(peer, python):
+def peer_command(peer: str, python: str) -> list[str] | None:
   """Return the command of a peer's worker, None if there is no peer."""
   if peer == 'none':
     return None
@@ -65,7 +68,7 @@ def peer_command(peer, python):
   return [python if peer != 'linen' else sys.executable, path]
 
 
-def check_peer(peer, case):
+def check_peer(peer: str, case: Mapping[str, Any]) -> None:
   """Raise ValueError if the peer does not have the model of the case."""
   name = case['model']
   if peer == 'timm' and name and case['timm_name'] is None:
@@ -78,7 +81,7 @@ def check_peer(peer, case):
       )
 
 
-def timm_name(model):
+def timm_name(model: str) -> str | None:
   """Return timm's name of a model, or None."""
   known = names.models()
   for ours in (model, f'ViT-{model}', f'BiT-{model}'):

@@ -1,6 +1,7 @@
 """Worker that times the data pipeline, from JPEGs in memory to batches."""
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +20,18 @@ class Jpegs:
   num_classes = 1000
   channels = 3
 
-  def __init__(self, num_examples=NUM_EXAMPLES, size=SIZE, seed=0):
+  def __init__(
+    self,
+    num_examples: int = NUM_EXAMPLES,
+    size: tuple[int, int] = SIZE,
+    seed: int = 0,
+  ) -> None:
     self.files = [_jpeg(size, (seed, i)) for i in range(num_examples)]
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self.files)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: int) -> dict[str, Any]:
     return {'image': self.files[index], 'label': index % self.num_classes}
 
 
@@ -36,7 +42,7 @@ class Input:
     settings: 'batch_size', 'image_size', 'num_workers', 'warmup' (batches).
   """
 
-  def __init__(self, settings):
+  def __init__(self, settings: Any) -> None:
     try:
       from vit_jax.data import pipeline, transforms
 
@@ -53,7 +59,7 @@ class Input:
     except ModuleNotFoundError as error:
       raise ModuleNotFoundError(
         f'The input pipeline needs {error.name}, which is not installed here: '
-        f'pip install {_PACKAGES.get(error.name, error.name)}, or leave '
+        f'pip install {_PACKAGES.get(str(error.name), error.name)}, or leave '
         'input out of --mode.'
       ) from error
     self.round(settings.get('warmup', 0))
@@ -64,7 +70,7 @@ class Input:
       'n_devices': 1,
     }
 
-  def round(self, steps):
+  def round(self, steps: int) -> float:
     """Return the seconds that some batches take."""
     start = time.perf_counter()
     for _ in range(steps):

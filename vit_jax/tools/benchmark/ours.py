@@ -9,11 +9,13 @@ sharded.
 
 import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from vit_jax import metrics, optim, sharding, train
 from vit_jax.analysis import flops
@@ -33,7 +35,7 @@ class Model:
       model, 'batch_size' (of all devices), 'image_size', 'warmup' (steps).
   """
 
-  def __init__(self, settings):
+  def __init__(self, settings: Any) -> None:
     model = names.create(settings['model'], **settings['fields'])
     self._dtype = model.dtype
     self._trains = settings['mode'] == 'train'
@@ -67,7 +69,7 @@ class Model:
       'versions': {'jax': jax.__version__},
     }
 
-  def round(self, steps):
+  def round(self, steps: int) -> float:
     """Return the seconds that some steps take."""
     outputs, one_by_one = [], jax.default_backend() == 'cpu'
     start = time.perf_counter()
@@ -81,12 +83,12 @@ class Model:
     jax.block_until_ready((self._carry, outputs))
     return time.perf_counter() - start
 
-  def ceiling(self):
+  def ceiling(self) -> dict[str, float]:
     """Return {'flops': FLOP/s of a large matrix product on one device}."""
     return {'flops': matrix_flops(self._dtype)}
 
 
-def training(model, images, mesh):
+def training(model: Any, images: Any, mesh: Mesh) -> tuple[Any, Any]:
   """Return (state, jitted (state, batch) -> (state, metrics))."""
   rule = functools.partial(optax.adamw, weight_decay=WEIGHT_DECAY)
   optimizer = optim.Optimizer(rule, clip_norm=CLIP_NORM)
@@ -100,7 +102,7 @@ def training(model, images, mesh):
   return init(jax.random.key(0)), step_fn
 
 
-def inference(model, images, mesh):
+def inference(model: Any, images: Any, mesh: Mesh) -> tuple[Any, Any]:
   """Return (params, jitted (params, batch) -> logits)."""
 
   def init(rng):
@@ -113,7 +115,9 @@ def inference(model, images, mesh):
   return init(jax.random.key(0)), jax.jit(logits)
 
 
-def matrix_flops(dtype, side=None, repeats=None):
+def matrix_flops(
+  dtype: Any, side: int | None = None, repeats: int | None = None
+) -> float:
   """Return the FLOP/s of a square matrix product on the first device.
 
   Args:
@@ -140,7 +144,7 @@ def _products(x, repeats):
   return jax.lax.fori_loop(0, repeats, lambda _, y: y @ x, x)
 
 
-def make(settings):
+def make(settings: Any) -> Any:
   """Return the worker of the mode."""
   if settings['mode'] != 'input':
     return Model(settings)

@@ -1,7 +1,10 @@
 """Rows of a benchmark, for the terminal, CSV (timm's columns) and JSON."""
 
 import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from vit_jax.files import PathLike
 from vit_jax.tools import outputs
 
 COLUMNS = (  # timm's first, in timm's units: ms, G, millions
@@ -46,7 +49,7 @@ COLUMNS = (  # timm's first, in timm's units: ms, G, millions
 )
 
 
-def row(case, found):
+def row(case: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
   """Return {column: value} of a case, without columns that do not apply.
 
   Args:
@@ -128,7 +131,7 @@ _PARTS = {  # columns of a line in the terminal
 }
 
 
-def line(row):
+def line(row: dict[str, Any]) -> str:
   """Return a row as one to three lines of text."""
   mode = row['mode']
   batch = row[f'{mode}_batch_size']
@@ -152,6 +155,6 @@ def line(row):
   return text
 
 
-def write_csv(path, rows):
+def write_csv(path: PathLike, rows: Sequence[dict[str, Any]]) -> None:
   """Write all rows with every column; values that a row lacks are empty."""
   outputs.write_rows(path, rows, COLUMNS)

@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from vit_jax import environment
 from vit_jax.tools.benchmark.workers import Worker, WorkerError
 
 
-def split(steps, rounds):
+def split(steps: int, rounds: int) -> list[int]:
   """Return the steps of each round: equal, at most `rounds` of them.
 
   Steps that would make the rounds unequal are left out.
@@ -16,14 +18,16 @@ def split(steps, rounds):
   return [steps // rounds] * rounds
 
 
-def in_turn(runs, shares):
+def in_turn(
+  runs: Sequence[Callable[[int], Any]], shares: Sequence[int]
+) -> list[list[Any]]:
   """Return [[result of each round] for each run]; the runs take turns.
 
   Args:
     runs: functions of the number of steps.
     shares: number of steps of each round.
   """
-  results = [[] for _ in runs]
+  results: list[list[Any]] = [[] for _ in runs]
   for steps in shares:
     for of_run, run in zip(results, runs):
       of_run.append(run(steps))
@@ -31,15 +35,15 @@ def in_turn(runs, shares):
 
 
 def measure(
-  case,
-  shares,
+  case: Mapping[str, Any],
+  shares: Sequence[int],
   *,
-  ours,
-  peer=None,
-  peer_name='',
-  peer_settings='own',
-  **settings,
-):
+  ours: list[str],
+  peer: list[str] | None = None,
+  peer_name: str = '',
+  peer_settings: str = 'own',
+  **settings: Any,
+) -> dict[str, Any]:
   """Measure a case, and return what `report.row` needs.
 
   Args:
@@ -55,7 +59,8 @@ def measure(
     step of each round, 'ceiling': FLOP/s of a matrix product}; the same with
     'peer_', and 'peer' and 'peer_settings'; 'error', if one occurred.
   """
-  found, has_model = {}, case['mode'] != 'input'
+  found: dict[str, Any] = {}
+  has_model = case['mode'] != 'input'
   # Two processes share the memory: neither may preallocate most of it.
   env = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'} if peer else {}
   our_env = env | environment.faster()
@@ -63,18 +68,20 @@ def measure(
     with contextlib.ExitStack() as stack:
       mine = stack.enter_context(Worker(ours, our_env))
       found['started'] = mine.ask('start', **case, **settings)
-      runs = {'': functools.partial(_round, mine)}
+      runs: dict[str, Callable[[int], Any]] = {
+        '': functools.partial(_round, mine)
+      }
       if peer and has_model:
         found |= {'peer': peer_name, 'peer_settings': peer_settings}
         their_env = our_env
         if peer_settings == 'own':
           their_env = env | environment.users_own()
         theirs = stack.enter_context(Worker(peer, their_env))
-        if _start_peer(theirs, found, case | settings):
+        if _start_peer(theirs, found, {**case, **settings}):
           runs['peer_'] = functools.partial(_round, theirs)
       if has_model:
         runs['ceiling'] = lambda _: _ceiling(mine)
-      results = dict(zip(runs, in_turn(runs.values(), shares)))
+      results = dict(zip(runs, in_turn([*runs.values()], shares)))
       if has_model:
         found['ceiling'] = max(results.pop('ceiling')) or None
       for prefix, of_rounds in results.items():

@@ -11,6 +11,7 @@ interpreter with torch and timm can run it:
 import importlib
 import resource
 import time
+from typing import Any
 from unittest import mock
 
 from vit_jax.tools.benchmark import workers
@@ -27,7 +28,7 @@ class Timm:
       mode of torch.compile, or 'none' for eager).
   """
 
-  def __init__(self, settings):
+  def __init__(self, settings: Any) -> None:
     self._torch, timm = import_timm()
     torch = self._torch
     self._device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -92,7 +93,7 @@ class Timm:
     logits = self._logits().float()
     return self._torch.nn.functional.cross_entropy(logits, self._labels)
 
-  def round(self, steps):
+  def round(self, steps: int) -> float:
     """Return the seconds that some steps take."""
     self._synchronize()
     start = time.perf_counter()
@@ -121,7 +122,7 @@ class Timm:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def import_timm():
+def import_timm() -> tuple[Any, Any]:
   """Return the modules torch and timm.
 
   timm imports torchvision, which cannot register its operators with a torch

@@ -20,6 +20,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 OUT_OF_MEMORY = 'out of memory'
@@ -38,18 +40,21 @@ class Worker:
     env: environment variables to add to those of this process.
   """
 
-  def __init__(self, command, env=None):
+  def __init__(
+    self, command: Sequence[str], env: Mapping[str, str] | None = None
+  ) -> None:
     path = [str(ROOT), os.environ.get('PYTHONPATH')]
-    env = {'PYTHONPATH': os.pathsep.join(filter(None, path))} | (env or {})
-    self._process = subprocess.Popen(
+    own = {'PYTHONPATH': os.pathsep.join(filter(None, path))}
+    # Its pipes are not None.
+    self._process: Any = subprocess.Popen(
       command,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      env=os.environ | env,
+      env={**os.environ, **own, **(env or {})},
     )
 
-  def ask(self, do, **arguments):
+  def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
     """Return the answer, a dict. Raise WorkerError if it is an error."""
     try:
       self._process.stdin.write(json.dumps({'do': do, **arguments}) + '\n')
@@ -67,10 +72,10 @@ class Worker:
       raise WorkerError(f'{answer["error"]}: {answer["message"]}')
     return answer
 
-  def __enter__(self):
+  def __enter__(self) -> 'Worker':
     return self
 
-  def __exit__(self, *exception):
+  def __exit__(self, *exception: Any) -> None:
     self._process.stdin.close()  # tells the worker to end
     try:
       self._process.wait(timeout=30)
@@ -80,7 +85,7 @@ class Worker:
     self._process.stdout.close()
 
 
-def serve(make):
+def serve(make: Callable[[Any], Any]) -> None:
   """Answer requests on stdin until it is closed.
 
   Args:
@@ -90,7 +95,7 @@ def serve(make):
   # Libraries may print to stdout: send that to stderr.
   answers = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
-  worker = None
+  worker: Any = None
   for line in sys.stdin:
     request = json.loads(line)
     do = request.pop('do')
@@ -100,8 +105,9 @@ def serve(make):
         answer = worker.started
       elif do == 'round':
         cpu = time.process_time()
-        answer = {'seconds': worker.round(**request)}
-        answer['cpu_seconds'] = time.process_time() - cpu
+        seconds = worker.round(**request)
+        used = time.process_time() - cpu
+        answer = {'seconds': seconds, 'cpu_seconds': used}
       else:
         answer = getattr(worker, do)(**request)
     except Exception as error:
@@ -113,13 +119,13 @@ def serve(make):
       os._exit(1)
 
 
-def kind_of(error):
+def kind_of(error: BaseException) -> str:
   """Return 'out of memory' or 'failed'."""
   text = f'{type(error).__name__}: {error}'
   return OUT_OF_MEMORY if any(s in text for s in _SIGNS) else 'failed'
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
   """Return an exception as one line of at most 300 characters."""
   text = f'{type(error).__name__}: {error}'.strip()
   return text.splitlines()[0][:300]

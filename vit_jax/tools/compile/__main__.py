@@ -20,6 +20,7 @@ Cycles, and everything that follows from them, are the compiler's estimates.
 import functools
 import importlib.metadata
 import pathlib
+from collections.abc import Sequence
 
 import jax
 from absl import app, flags, logging
@@ -29,6 +30,7 @@ from vit_jax import terminal
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import report, search, step, table
 
+flags.declare_key_flag('config')  # of main, for --help
 _TOPOLOGY = flags.DEFINE_string(
   'topology', None, f'Devices to compile for: {step.EXAMPLES}.'
 )
@@ -54,9 +56,8 @@ _TABLE = flags.DEFINE_string(
 )
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'Unknown arguments: {argv[1:]}')
+def main(argv: Sequence[str]) -> None:
+  del argv
   logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
     if _TABLE.value:

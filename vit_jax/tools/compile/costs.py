@@ -14,7 +14,7 @@ from collections import Counter
 
 import numpy as np
 
-from vit_jax.analysis.hlo import arrays, num_bytes, parse
+from vit_jax.analysis.hlo import Instruction, arrays, num_bytes, parse
 
 _COLLECTIVE = re.compile(
   '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
@@ -54,7 +54,7 @@ class Costs:
   uncounted_kernels: int = 0
 
 
-def costs(text):
+def costs(text: str) -> Costs:
   """Return the Costs of an HLO module, given as text."""
   return _run_costs(*parse(text))
 
@@ -97,7 +97,7 @@ def _visit(module, name, times, found, fused=False):
       found.repeated_bytes += (times - 1) * moved
 
 
-def where(instruction):
+def where(instruction: Instruction) -> tuple[str, str]:
   """Return (part of the model, op), from the name that JAX gave it."""
   named = re.search(r'op_name="([^"]*)"', instruction.rest)
   path = named[1] if named else ''
@@ -244,8 +244,15 @@ def _convolution_flops(rest, lhs, rhs, out):
 
 
 def num_products(
-  size, kernel, out, *, stride=1, pad=0, lhs_dilate=1, rhs_dilate=1
-):
+  size: int,
+  kernel: int,
+  out: int,
+  *,
+  stride: int = 1,
+  pad: int = 0,
+  lhs_dilate: int = 1,
+  rhs_dilate: int = 1,
+) -> int:
   """Return how many (output, kernel) positions of one dim meet an input."""
   o, k = np.ogrid[:out, :kernel]
   place = o * stride + k * rhs_dilate - pad

@@ -6,10 +6,13 @@ chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 
 import dataclasses
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from vit_jax import metrics, terminal
+from vit_jax.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import costs
 
@@ -59,7 +62,7 @@ COLUMNS = {  # key of a row: heading
 }
 
 
-def numbers(row, compiled, hlo):
+def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   """Return what a compiled step adds to its row.
 
   Args:
@@ -115,7 +118,7 @@ def _room(hbm, total):
   return {'total_gib': total, 'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
 
 
-def too_large(row, error):
+def too_large(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
   """Return what a step adds to its row if it does not fit.
 
   The compiler's message has one number: the temporaries, or the total.
@@ -138,7 +141,7 @@ def _gib(number, unit):
   return float(number) * 1024.0 ** ('KMGT'.index(unit) - 2)
 
 
-def hbm_gib(device):
+def hbm_gib(device: Any) -> float | None:
   """Return the memory of a device in GiB, None if it is not known (a CPU)."""
   if device.device_kind in CHIPS:
     return CHIPS[device.device_kind].hbm_gib
@@ -157,12 +160,12 @@ _WARNINGS = {  # key of a row: what its numbers do not include
 }
 
 
-def warnings(row):
+def warnings(row: dict[str, Any]) -> list[str]:
   """Return sentences on what the numbers of a row do not include."""
   return [t.format(row[key]) for key, t in _WARNINGS.items() if row.get(key)]
 
 
-def text(value, key=''):
+def text(value: Any, key: str = '') -> str:
   """Return a value of a row as it is shown."""
   if value is None or value == {}:
     return '-'
@@ -177,7 +180,7 @@ def text(value, key=''):
   return str(value)
 
 
-def fits(row):
+def fits(row: dict[str, Any]) -> str:
   """Return 'yes' or 'NO', and by how much."""
   shown, spare = text(row.get('fits'), 'fits'), row.get('spare_gib')
   if spare is None:
@@ -186,7 +189,7 @@ def fits(row):
   return f'{shown}, {words}'
 
 
-def show(row, operations=0):
+def show(row: dict[str, Any], operations: int = 0) -> None:
   """Print a line per column, and the operations with the most cycles."""
   console = terminal.console()
   lines = zip(COLUMNS.values(), cells(row))
@@ -206,26 +209,28 @@ def show(row, operations=0):
     console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
 
 
-def cells(row, columns=COLUMNS):
+def cells(row: dict[str, Any], columns: Iterable[str] = COLUMNS) -> list[str]:
   """Return the texts of the columns, which are keys of COLUMNS."""
   return [
     fits(row) if key == 'fits' else text(row.get(key), key) for key in columns
   ]
 
 
-def markdown(rows, columns):
+def markdown(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
   """Return a Markdown table of the columns, which are keys of COLUMNS."""
   lines = [[COLUMNS[key] for key in columns], ['---'] * len(columns)]
   lines += [cells(row, columns) for row in rows]
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
-def find(rows, wanted):
+def find(
+  rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]
+) -> dict[str, Any] | None:
   """Return the first row with these items, or None."""
   return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
-def write_csv(path, rows):
+def write_csv(path: PathLike, rows: Sequence[dict[str, Any]]) -> None:
   """Write a line per row, with a column per kind of collective."""
   flat = []
   for row in rows:

@@ -6,8 +6,11 @@ import functools
 import json
 import pathlib
 import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from vit_jax import terminal
+from vit_jax.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 
@@ -15,7 +18,9 @@ from vit_jax.tools.compile import report
 POLICIES = ('none', 'dots_saveable', 'dots', 'full')
 
 
-def search(fits, sizes):
+def search(
+  fits: Callable[[int, str], bool], sizes: Sequence[int]
+) -> tuple[int, str] | None:
   """Return (batch size, remat) of the best program that fits, or None.
 
   Find the largest batch that fits with full rematerialization by bisection,
@@ -32,13 +37,19 @@ def search(fits, sizes):
   return size, next(r for r in POLICIES if r == 'full' or fits(size, r))
 
 
-def batch_sizes(smallest, largest):
+def batch_sizes(smallest: int, largest: int) -> list[int]:
   """Return smallest, 2 * smallest, 4 * smallest, ... up to `largest`."""
   count = (largest // smallest).bit_length()
   return [smallest << i for i in range(count)]
 
 
-def run(compile_one, about, smallest, largest, file=None):
+def run(
+  compile_one: Callable[[int, str], dict[str, Any]],
+  about: Mapping[str, Any],
+  smallest: int,
+  largest: int,
+  file: PathLike | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """Search the batch sizes from `smallest` to `largest`, and print each trial.
 
   Args:
@@ -56,7 +67,7 @@ def run(compile_one, about, smallest, largest, file=None):
       f'--max_batch={largest}: the smallest batch is {smallest}, one example '
       'per device and micro-batch.'
     )
-  file = file and pathlib.Path(file)
+  file = pathlib.Path(file) if file else None
   rows = json.loads(file.read_text()) if file and file.exists() else []
   tried, seconds = {}, []  # rows of this search, and how long they took
   say = functools.partial(terminal.console().print, highlight=False)

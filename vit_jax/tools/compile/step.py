@@ -11,6 +11,8 @@ import re
 import tempfile
 import time
 import types
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from vit_jax.analysis import flops
 from vit_jax.durations import Timeline
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
+from vit_jax.types import Shape
 
 EXAMPLES = 'v2:4x4, v3:4x8, v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
 
@@ -35,7 +38,13 @@ _NO_TPU = {
 }
 
 
-def measure(config, devices, batch_size=None, remat=None, **options):
+def measure(
+  config: Any,
+  devices: Sequence[Any],
+  batch_size: int | None = None,
+  remat: str | None = None,
+  **options: Any,
+) -> dict[str, Any]:
   """Return the row of a config's train step; see report.py.
 
   Args:
@@ -62,7 +71,7 @@ def measure(config, devices, batch_size=None, remat=None, **options):
   return row | {'compile_s': time.perf_counter() - start}
 
 
-def read_hlo(lowered, compiled):
+def read_hlo(lowered: Any, compiled: Any) -> str:
   """Return the optimized HLO as text.
 
   jaxlib 0.10.2 cannot print some programs of libtpu (H/14 with fsdp on v6e).
@@ -78,7 +87,13 @@ def read_hlo(lowered, compiled):
       return printout.read_text()
 
 
-def lower(config, devices, *, image_shape=None, num_classes=None):
+def lower(
+  config: Any,
+  devices: Sequence[Any],
+  *,
+  image_shape: Shape | None = None,
+  num_classes: int | None = None,
+) -> tuple[Any, dict[str, Any]]:
   """Lower the train step of a config, made as in train(), but from shapes.
 
   Args:
@@ -168,7 +183,7 @@ def _train_arguments(config):
   return types.SimpleNamespace(**defaults | configs.make(given))
 
 
-def smallest_batch(config, devices):
+def smallest_batch(config: Any, devices: Sequence[Any]) -> int:
   """Return the batch size of one example per device and micro-batch."""
   run = _train_arguments(config)
   mesh = run.mesh.make(devices)
@@ -176,7 +191,7 @@ def smallest_batch(config, devices):
   return sharding.axis_size(mesh, axes) * run.accum_steps
 
 
-def read_image_shape(text):
+def read_image_shape(text: str | None) -> tuple[int, int, int] | None:
   """Return (H, W, C) from 'N', 'HxW' or 'HxWxC', and None from None."""
   if text is None:
     return None
@@ -205,7 +220,7 @@ def _find_image_shape(transforms):
   return shapes.pop()
 
 
-def find_devices(topology):
+def find_devices(topology: str) -> Sequence[Any]:
   """Return the devices of a topology, described by the TPU compiler.
 
   Args:

@@ -11,6 +11,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.files import write_atomically
 from vit_jax.tools import outputs
@@ -44,7 +46,7 @@ POLICIES = ('none', 'full')  # compiled in this order until one fits
 COLUMNS = [c for c in report.COLUMNS if c not in ('config', 'batch_size')]
 
 
-def write(page):
+def write(page: Any) -> None:
   """Compile the lines that page.json lacks, and write the page at the end."""
   os.nice(10)  # hours of work, on a machine that others may use
   data = page.with_suffix('.json')
@@ -67,7 +69,7 @@ def write(page):
   write_atomically(page, text(rows, page))
 
 
-def compile_one(topology, arguments):
+def compile_one(topology: str, arguments: Sequence[str]) -> dict[str, Any]:
   """Return the row of `python -m vit_jax.tools.compile` in a new process."""
   command = [sys.executable, '-m', 'vit_jax.tools.compile', *arguments]
   with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +81,7 @@ def compile_one(topology, arguments):
   return row
 
 
-def text(rows, page):
+def text(rows: Sequence[dict[str, Any]], page: pathlib.Path) -> str:
   """Return the page, with a table for each model."""
   intro = page.read_text().partition('\n## ')[0] if page.exists() else ''
   sections = [intro]

@@ -8,8 +8,11 @@ weights are drawn. Each figure has its numbers (npz) next to it:
 
   maps       maps-NAME: attention of each layer and head, for the first images
   rollout    rollout, rollout-2, ...: sheets of images, each next to what the
-             model attends to over all layers (paper, Figs. 6 and 14)
+             model attends to over all layers (paper, Figs. 6 and 14), with
+             its class folder below
   distance   mean attention distance of each head, by layer (Figs. 7, 11)
+  tsne       a map of the images by their features (t-SNE), colored by class
+             folder, as in PATH/CLASS/IMAGE
   filters    principal components of the patch embedding (Fig. 7 left)
   positions  similarity of position embeddings (Figs. 7, 10)
 
@@ -23,6 +26,7 @@ status is that of predict.
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 
 from vit_jax import terminal
 from vit_jax.analysis import attention
@@ -36,13 +40,13 @@ _LOOK_OPTIONS = ('heads', 'residual', 'prefix', 'query')  # of arrays.look_at
 _LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error')
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     sys.exit(_run(args))
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(
     __doc__, 'look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
@@ -78,10 +82,12 @@ def parser():
     action='store_true',
     help="draw images at the model's size, not at a finer one",
   )
+  add('--thumbnails', action='store_true', help='draw images in tsne')
   arguments.add_counts(
     group,
     num_maps=(4, 'images with attention maps'),
     per_sheet=(50, 'images on a sheet of rollout'),
+    num_points=(2000, 'images in tsne'),
     num_filters=(28, 'principal components'),
   )
   return parser
@@ -101,6 +107,8 @@ def _run(args):
   weights = arguments.read_fitted(args)
   names = _choose(args.figures, weights, paths)
   of_images = [name for name in names if name in arrays.OF_IMAGES]
+  if of_images == ['tsne']:
+    paths = arrays.sample(paths, args.num_points)
   if of_images:
     options = {name: getattr(args, name) for name in _LOOK_OPTIONS}
     looks = arrays.look_at(weights, paths, figures=of_images, **options)
@@ -116,6 +124,9 @@ def _run(args):
   looks = _collect(outputs.without_errors(looks, skipped), args.num_maps)
   if not looks:
     raise ValueError('No image could be read:\n' + '\n'.join(skipped))
+  classes = arrays.classes([x['path'] for x in looks], weights.class_names)
+  for look, name in zip(looks, classes or ()):
+    look['class'] = name
   px = min(weights.image_shape[:2]) if args.as_seen else None
   if 'maps' in names:
     figures.maps(looks[: args.num_maps], px=px)
@@ -123,6 +134,8 @@ def _run(args):
     figures.rollout(looks, args.style, args.per_sheet, px=px)
   if 'distance' in names:
     figures.distance(looks)
+  if 'tsne' in names:
+    figures.tsne(looks, args.num_points, args.thumbnails)
   return outputs.exit_status(skipped, len(paths))
 
 
@@ -136,6 +149,8 @@ def _choose(asked, weights, paths):
   if not paths:
     reason = 'no images are given: add images, folders or globs'
     obstacles = dict.fromkeys(arrays.OF_IMAGES, reason) | obstacles
+  elif len(paths) < arrays.LEAST:
+    obstacles.setdefault('tsne', f'it needs at least {arrays.LEAST} images')
   names = asked or arrays.FIGURES
   missing = [name for name in names if name in obstacles]
   reasons = '\n'.join(f'  {name}: {obstacles[name]}' for name in missing)

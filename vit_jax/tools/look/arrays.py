@@ -1,20 +1,29 @@
 """The numbers that the figures show, of weights and of images."""
 
 import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from vit_jax import pretrained
+from vit_jax import export, pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
 from vit_jax.models.axial import AxialResNet, AxialViT
+from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
+from vit_jax.weights.bundle import Weights
 
-OF_IMAGES = ('maps', 'rollout', 'distance')
+OF_ATTENTION = ('maps', 'rollout', 'distance')
+OF_IMAGES = (*OF_ATTENTION, 'tsne')
+LEAST = 5  # images in a figure of t-SNE
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
-def obstacles(weights):
+def obstacles(weights: Weights) -> dict[str, str]:
   """Return {figure: reason} of the figures that cannot be drawn.
 
   Any model with the attributes `embedding`, `posemb` and `pooling` of
@@ -22,35 +31,39 @@ def obstacles(weights):
   """
   model, reason = weights.model, None
   embedding = getattr(model, 'embedding', None)
-  if isinstance(model, AxialViT | AxialResNet):
+  if isinstance(model, export.Function):
+    reason = 'an exported function computes its output only'
+  elif isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
   elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
-  found = dict.fromkeys(OF_IMAGES, reason) if reason else {}
+  found = dict.fromkeys(OF_ATTENTION, reason) if reason else {}
+  if not hasattr(model, 'features'):
+    found['tsne'] = 'the model has no method `features`'
   if getattr(model, 'posemb', None) is None:
     found['positions'] = 'the model has no position embeddings'
   elif _table(weights) is None:
     found['positions'] = 'they are relative, or each layer has its own'
   if 'embedding/kernel' not in weights.params:
     found['filters'] = 'the model has no patch embedding (embedding/kernel)'
-  elif embedding.reduction > 1:
+  elif embedding and embedding.reduction > 1:
     found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
   return found
 
 
-def layout(weights):
+def layout(weights: Weights) -> Layout:
   """Return the Layout of the tokens for images of the weights' size."""
   model = weights.model
   return model.pooling.layout(model.embedding.grid(weights.image_shape))
 
 
-def filters(weights, count=28):
+def filters(weights: Weights, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return (components, shares) of `embeddings.filters`."""
   _check(weights, 'filters')
   return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
-def positions(weights):
+def positions(weights: Weights) -> np.ndarray:
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
   _check(weights, 'positions')
   return embeddings.position_similarity(_table(weights))
@@ -62,31 +75,31 @@ def _table(weights):
   return model.posemb.table(weights.params, grid, model.width)
 
 
-def cell_distances(weights):
+def cell_distances(weights: Weights) -> np.ndarray:
   """Return the distances [P, P] between patches (hybrids: cells) in pixels."""
   pixels = weights.model.embedding.pixels_per_token
   return attention.cell_distances(layout(weights).grid, pixels)
 
 
 def look_at(
-  weights,
-  paths,
+  weights: Weights,
+  paths: Sequence[str],
   *,
-  figures=OF_IMAGES,
-  heads='mean',
-  residual='half',
-  prefix='left_out',
-  query=None,
-  batch_size=8,
-  num_workers=None,
-  on_error='raise',
-):
+  figures: Sequence[str] = OF_IMAGES,
+  heads: str = 'mean',
+  residual: str = 'half',
+  prefix: str = 'left_out',
+  query: tuple[int, int] | None = None,
+  batch_size: int = 8,
+  num_workers: int | None = None,
+  on_error: str = 'raise',
+) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
   Args:
     weights: Weights.
     paths: of the images; see `image_files.find`.
-    figures: some of OF_IMAGES.
+    figures: some of OF_IMAGES; 'tsne' needs `features`.
     heads, residual: of `attention.rollout`.
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
@@ -97,11 +110,12 @@ def look_at(
   Returns:
     Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
     'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
-    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels. An
-    image that is skipped has 'path' and 'error'.
+    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels;
+    'features' [D], the input of the head. An image that is skipped has 'path'
+    and 'error'.
 
   Raises:
-    ValueError: the model has no attention, or an argument is invalid.
+    ValueError: the model cannot have such a figure, or an argument is invalid.
   """
   for figure in figures:
     _check(weights, figure)
@@ -126,14 +140,14 @@ def look_at(
 
 
 def forward_fn(
-  weights,
-  model,
-  figures,
+  weights: Weights,
+  model: Any,
+  figures: Sequence[str],
   *,
-  query=None,
-  rollout=attention.rollout,
-  distance=attention.mean_distance,
-):
+  query: tuple[int, int] | None = None,
+  rollout: Callable[..., Any] = attention.rollout,
+  distance: Callable[..., Any] = attention.mean_distance,
+) -> Callable[..., Any]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
   Args:
@@ -143,8 +157,9 @@ def forward_fn(
     query: as of `look_at`.
     rollout, distance: functions of `attention`, with their options.
   """
-  preprocess, tokens = weights.preprocess, layout(weights)
-  distances = cell_distances(weights)
+  preprocess, with_attention = weights.preprocess, {*figures} - {'tsne'}
+  if with_attention:
+    tokens, distances = layout(weights), cell_distances(weights)
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
@@ -153,13 +168,19 @@ def forward_fn(
     return {name: patches, f'{name}_prefix': rows[..., : tokens.prefix]}
 
   def forward(params, images):
-    _, recorded = model.apply(
+    features, recorded = model.apply(
       {'params': params},
       preprocess(images),
       method='features',
       per_layer=False,
       mutable=['intermediates'],
     )
+    out = {}
+    if 'tsne' in figures:
+      x = features['pre_logits'].astype(jnp.float32)
+      out['features'] = x.reshape(len(x), -1, x.shape[-1]).mean(1)
+    if not with_attention:
+      return out
     recorded = recorded['intermediates']
     layers = attention.recorded(recorded)
     if query is None:
@@ -167,7 +188,6 @@ def forward_fn(
     else:
       at = tokens.prefix + query[0] * tokens.grid[1] + query[1]
       start = jax.nn.one_hot(at, tokens.num_tokens)[None, None]
-    out = {}
     if 'maps' in figures:
       maps = attention.per_layer(
         lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
@@ -185,6 +205,71 @@ def forward_fn(
     return out
 
   return forward
+
+
+def tsne(features: Any, *, seed: int = 0) -> np.ndarray:
+  """Return points [n, 2] whose neighbours are those of the features [n, D].
+
+  This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
+  components. Only neighbourhoods have a meaning: axes, distances between
+  groups, and their sizes have none.
+  """
+  import sklearn.decomposition  # takes a second
+  import sklearn.manifold
+  import threadpoolctl
+
+  features = np.asarray(features, np.float64)
+  count = min(50, *features.shape)
+  # With several threads, a busy machine takes several times as long.
+  with threadpoolctl.threadpool_limits(1), np.errstate(invalid='ignore'):
+    pca = sklearn.decomposition.PCA(count, random_state=seed)
+    components = pca.fit_transform(features)
+    return sklearn.manifold.TSNE(
+      perplexity=min(30, (len(features) - 1) / 3),
+      # Equal features have no principal component to start from.
+      init='pca' if count > 1 and np.ptp(components) else 'random',
+      random_state=seed,
+    ).fit_transform(components.astype(np.float32))
+
+
+def apart(points: np.ndarray, distance: float = 0.045) -> list[int]:
+  """Return indices of points [n, 2] that are not close to each other.
+
+  The distance is a fraction of the larger side of all points.
+  """
+  found: list[int] = []
+  distance = distance * np.ptp(points, axis=0).max()
+  # In random order, because neighbours in the list are often of one class.
+  for i in np.random.default_rng(0).permutation(len(points)).tolist():
+    if not found or np.abs(points[found] - points[i]).max(1).min() > distance:
+      found.append(i)
+  return found
+
+
+def sample(items: Sequence[Any], count: int) -> list[Any]:
+  """Return at most `count` items at equal distances in the list."""
+  at = np.linspace(0, len(items) - 1, min(count, len(items)))
+  return [items[i] for i in at.astype(int)]
+
+
+def classes(
+  paths: Sequence[str], class_names: Sequence[str] | None = None
+) -> list[str] | None:
+  """Return the name of the class folder of each path, or None for all.
+
+  This is the innermost folder that is one of the class names, else the folder
+  of the file. Files that are all in one folder have no classes.
+  """
+  parents = [path.replace(os.sep, '/').split('/')[:-1] for path in paths]
+  known = set(class_names or ())
+  found = [
+    next((name for name in reversed(parent) if name in known), None)
+    or (parent[-1] if parent else '')
+    for parent in parents
+  ]
+  if len(set(found)) == 1 and found[0] not in known:
+    return None
+  return found
 
 
 def _check(weights, figure):

@@ -4,18 +4,24 @@ import functools
 import itertools
 import os
 import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
+from vit_jax.files import PathLike
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools import outputs, predict
 from vit_jax.tools.look import arrays
+from vit_jax.weights.bundle import Weights
 
 _LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
 _FEW = 12
+_THUMBNAIL_PX = 64
 
 
 class Figures:
@@ -27,7 +33,9 @@ class Figures:
     format: 'png' or 'pdf'.
   """
 
-  def __init__(self, weights, output, format='png'):
+  def __init__(
+    self, weights: Weights, output: PathLike, format: str = 'png'
+  ) -> None:
     self._weights = weights
     self._output = pathlib.Path(output).expanduser()
     self._format = format
@@ -36,7 +44,7 @@ class Figures:
     except OSError as error:
       raise ValueError(f'Cannot create the folder {output}: {error}') from error
 
-  def filters(self, count=28):
+  def filters(self, count: int = 28) -> None:
     components, shares = arrays.filters(self._weights, count)
     kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
     title = f'{kind} filters\n(first {len(shares)} principal components)'
@@ -47,7 +55,7 @@ class Figures:
       shares=shares,
     )
 
-  def positions(self):
+  def positions(self) -> None:
     similarity = arrays.positions(self._weights)
     self._write(
       'positions',
@@ -55,7 +63,7 @@ class Figures:
       similarity=similarity,
     )
 
-  def distance(self, looks):
+  def distance(self, looks: Sequence[Mapping[str, Any]]) -> None:
     """Draw the mean over `looks`, which are those of `arrays.look_at`."""
     values = np.stack([look['distance'] for look in looks])
     mean = values.mean(0)
@@ -69,16 +77,18 @@ class Figures:
       paths=_paths(looks),
     )
 
-  def maps(self, looks, *, px=None):
+  def maps(
+    self, looks: Sequence[Mapping[str, Any]], *, px: int | None = None
+  ) -> None:
     """Draw a figure per image.
 
     Args:
-      looks: of `arrays.look_at`.
+      looks: of `arrays.look_at`; 'class' of each is added to its title.
       px: smaller side of the images, at least.
     """
     names, images = _names(looks), self._images(looks, px or _LARGE_PX)
-    for look, name, image in zip(looks, names, images):
-      draw = functools.partial(attention.maps, look['maps'], image, title=name)
+    for look, name, title, image in zip(looks, names, _captions(looks), images):
+      draw = functools.partial(attention.maps, look['maps'], image, title=title)
       self._write(
         f'maps-{name}',
         draw,
@@ -87,13 +97,21 @@ class Figures:
         path=look['path'],
       )
 
-  def rollout(self, looks, style='mask', per_sheet=50, *, px=None):
+  def rollout(
+    self,
+    looks: Sequence[Mapping[str, Any]],
+    style: str = 'mask',
+    per_sheet: int = 50,
+    *,
+    px: int | None = None,
+  ) -> None:
     """Draw sheets of `per_sheet` images; other arguments as in `maps`."""
     on_sheet = min(len(looks), per_sheet)
     few = on_sheet <= _FEW
     images = self._images(looks, px or (_LARGE_PX if few else _SMALL_PX))
     height, width = self._weights.image_shape[:2]
     columns = attention.pairs_to_a_row(on_sheet, width / height)
+    captions = _captions(looks, files=few)
     for start in range(0, len(looks), per_sheet):
       sheet = looks[start : start + per_sheet]
       number = start // per_sheet + 1
@@ -101,7 +119,7 @@ class Figures:
         (image, attention.overlay(image, look['rollout'], style=style))
         for look, image in zip(sheet, images)
       ]
-      names = _names(sheet) if few else None
+      names = captions and captions[start : start + per_sheet]
       draw = functools.partial(
         attention.sheet, pairs, names=names, columns=columns
       )
@@ -112,6 +130,38 @@ class Figures:
         prefix=np.stack([look['rollout_prefix'] for look in sheet]),
         paths=_paths(sheet),
       )
+
+  def tsne(
+    self,
+    looks: Sequence[Mapping[str, Any]],
+    count: int = 2000,
+    thumbnails: bool = False,
+  ) -> None:
+    """Draw at most `count` of `looks`, at equal distances in the list.
+
+    Args:
+      looks: of `arrays.look_at`.
+      count: number of images.
+      thumbnails: whether to draw images that do not overlap over the points.
+    """
+    if len(looks) < arrays.LEAST:
+      print(f'Not drawn:\n  tsne: {len(looks)} images', file=sys.stderr)
+      return
+    looks = arrays.sample(looks, count)
+    points = arrays.tsne([look['features'] for look in looks])
+    classes = _classes(looks)
+    images = None
+    if thumbnails:
+      shown = arrays.apart(points)
+      images = self._images([looks[i] for i in shown], _THUMBNAIL_PX)
+      images = dict(zip(shown, images))
+    self._write(
+      'tsne',
+      lambda path: embeddings.scatter(points, path, classes, images),
+      points=points,
+      paths=_paths(looks),
+      classes=np.array(classes or [''] * len(looks), str),
+    )
 
   def _write(self, name, draw, **numbers):
     """Write the numbers and the figure, and print the path of the figure."""
@@ -127,7 +177,9 @@ class Figures:
     return terminal.track(images, len(looks), unit='images to draw')
 
 
-def finer_images(weights, paths, px):
+def finer_images(
+  weights: Weights, paths: Sequence[str], px: int
+) -> Iterator[np.ndarray]:
   """Yield what the model sees of each image, finer: uint8 [H, W, C].
 
   The transforms are those of the weights, for the smallest multiple of their
@@ -135,7 +187,7 @@ def finer_images(weights, paths, px):
   """
   shape = weights.image_shape
   factor = max(1, -(-px // min(shape[:2])))
-  finer = [side * factor for side in shape[:2]]
+  finer = tuple(side * factor for side in shape[:2])
   transforms = pretrained.scale(weights.transforms, shape, finer)
   loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
   return predict.images_of(loaded)
@@ -143,6 +195,22 @@ def finer_images(weights, paths, px):
 
 def _paths(looks):
   return np.array([look['path'] for look in looks], str)
+
+
+def _classes(looks):
+  """Return the class folder of each image, or None if there are none."""
+  found = [look.get('class') for look in looks]
+  return None if None in found else found
+
+
+def _captions(looks, files=True):
+  """Return what is written under each image: class folder, file name."""
+  classes, names = _classes(looks), _names(looks)
+  if classes is None:
+    return names if files else None
+  if not files:
+    return classes
+  return [f'{label} / {name}' for label, name in zip(classes, names)]
 
 
 def _names(looks):

@@ -1,0 +1,40 @@
+# syntax=docker/dockerfile:1
+# vit_jax on TPU VMs and GKE. libtpu comes with the Python packages.
+#
+#   docker build -f docker/tpu.Dockerfile -t vit_jax:tpu .
+#   docker run --rm --init --privileged --net=host --shm-size=8g \
+#     vit_jax:tpu --config=vit_jax:pretrain_imagenet:B/16 \
+#     --workdir=gs://BUCKET/b16
+#
+# --privileged gives access to the TPU chips, and --net=host to the metadata of
+# the VM. On a slice start the same command on all hosts, with --distributed.
+#
+# The argument `--entrypoint=python` of docker run starts other programs:
+# IMAGE -m vit_jax.tools.predict ...
+FROM python:3.12-slim-bookworm
+
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PYTHONUNBUFFERED=1
+
+WORKDIR /src
+
+# Dependencies first: this layer is built again only if these files change.
+COPY setup.py pyproject.toml ./
+# The versions are those of setup.py.
+# hadolint ignore=DL3013
+RUN --mount=type=cache,target=/root/.cache/pip \
+    mkdir vit_jax configs && pip install '.[tpu,gcs]'
+
+COPY LICENSE ./
+COPY configs configs
+COPY vit_jax vit_jax
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --no-deps .
+
+RUN useradd --create-home --uid 1000 vit && \
+    mkdir /runs && chown vit:vit /runs
+USER 1000
+WORKDIR /home/vit
+
+ENTRYPOINT ["python", "-m", "vit_jax.main"]
+CMD ["--help"]

@@ -1,0 +1,295 @@
+"""The commands as users type them: help, and one line for each mistake."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
+import pytest
+from absl.testing import flagsaver
+
+from vit_jax import config, main
+from vit_jax.tools import predict
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def python(code, *arguments, cwd, **environ):
+  """Run Python code in a new process; return it when it has ended."""
+  environ = {**os.environ, 'PYTHONPATH': str(ROOT), **environ}
+  return subprocess.run(
+    [sys.executable, '-c', code, *map(str, arguments)],
+    cwd=cwd,
+    env=environ,
+    capture_output=True,
+    text=True,
+  )
+
+
+def end_of(*words):
+  """Return the text with which vit_jax.main ends."""
+  with pytest.raises(SystemExit) as stopped, flagsaver.flagsaver():
+    main.main(main.parse_flags(['main', *words]))
+  return str(stopped.value.code).strip()
+
+
+def error_of(*words):
+  """Return the line with which vit_jax.main ends."""
+  (line,) = end_of(*words).splitlines()
+  return line
+
+
+# Every program is imported here once and then runs in a fork of its own.
+HELP = """
+import io, os, runpy, sys
+import grain, matplotlib.pyplot, rich.progress
+from vit_jax import terminal, pretrained
+for word in ('--help', '--helpfull'):
+  for name in sys.argv[2:]:
+    if not (child := os.fork()):
+      sys.argv = [name, word]
+      sys.stdout = io.StringIO()
+      try:
+        runpy.run_module(name, run_name='__main__', alter_sys=True)
+        code = 'no exit'
+      except SystemExit as stopped:
+        code = stopped.code or 0
+      text = sys.stdout.getvalue()
+      if code != 0 or len(text) < 100:
+        print(name, word, code, text, file=sys.stderr, flush=True)
+      os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_help_is_a_success(tmp_path):
+  """Every module that can be run has it."""
+  programs = [
+    '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    for path in sorted((ROOT / 'vit_jax').rglob('*.py'))
+    if "if __name__ == '__main__':" in path.read_text()
+  ]
+  assert 'vit_jax.main' in programs and len(programs) >= 9
+  # Children that benchmarks start; they speak a protocol on stdin.
+  programs = [x for x in programs if '.benchmark.' not in x or '__main__' in x]
+  done = python(HELP, '', *programs, cwd=tmp_path, GLIBC_TUNABLES='')
+  assert done.returncode == 0
+  complaints = [x for x in done.stderr.splitlines() if x.startswith('vit_jax')]
+  assert not complaints
+
+
+@pytest.mark.parametrize(
+  'words, message',
+  [
+    ('', r'--config=FILE is missing\. For example --config=vit_jax:quickstart'),
+    (
+      '--config=vit_jax:quickstart --noprint_config',
+      r'--workdir=DIR is missing',
+    ),
+    ('configs/quickstart.py', r'Write it as --config=configs/quickstart.py'),
+    ('--workdr=/tmp/x', r"'workdr'\. Did you mean: workdir\? --help lists all"),
+    ('--process_id=one', r"flag --process_id=one: .*'one'\. --help lists"),
+    ('--config', r'Missing value for flag --config'),
+    ('--config=no/such.py', r'no/such\.py is not a file\.'),
+    ('--config=no/quickstart.py', r'\(did you mean vit_jax:quickstart\?\)'),
+    ('--config=configs/evaluat.py', r"did you mean 'configs/evaluate\.py'\?"),
+    ('--config=vit_jax:evaluat', r"'evaluat' \(did you mean 'evaluate'\?\)"),
+    ('--config=vit_jax:common', r"no config 'common'.* has ablations, "),
+    (
+      '--config=configs/common.py',
+      r'common\.py: it has no function get_config',
+    ),
+    (
+      '--config=configs/evaluate.py:folder,acuracy',
+      r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder\|tfds.*size=224",
+    ),
+    ('--config=configs/evaluate.py:size=big', r"'size=big': expected a whole"),
+    ('--config=configs/evaluate.py:folder,tfds', r"'folder' and 'tfds' both"),
+    ('--config=configs/finetune.py:size=0', r'expected a whole number above 0'),
+    ('--config=configs/pretrain_jft.py:name=', r"'name=' lacks a name"),
+    ('--config=configs/pretrain_jft.py:R200x3', r'Give one, lr=RATE'),
+    ('--config=vit_jax:quickstart --config.=3', r'--config\.=3 lacks a key'),
+    (
+      '--config=vit_jax:finetune:pets --config.data.batch_size=many',
+      r"'many' is not of type int\. batch_size is 512 here",
+    ),
+    (
+      '--config=vit_jax:finetune:pets --config.model=3',
+      r'keys of its own: .*width\. Set these, as in --config\.model\.KEY=VALUE',
+    ),
+    (
+      '--config=vit_jax:finetune:pets --config.evals.tset.every_steps=3',
+      r"evals\.tset needs a 'target'.*\(did you mean 'test'\?\)",
+    ),
+    (
+      '--config=vit_jax:finetune:folder --config.total_epochs=-1',
+      r'total_epochs: epochs=-1\.0 must be',
+    ),
+    (
+      '--config=vit_jax:transfer --config.shared.wieghts=/tmp/x',
+      r"no run refers to 'wieghts' \(did you mean 'weights'\?\)",
+    ),
+  ],
+)
+def test_a_mistake_is_one_line(words, message, monkeypatch, tmp_path):
+  monkeypatch.chdir(ROOT)
+  line = error_of('--print_config', *shlex.split(words))
+  assert re.search(message, line), line
+  assert 'WHOLE_NUMBER' not in line
+
+
+def test_a_misspelt_run_of_a_study(tmp_path):
+  line = error_of(
+    '--config=vit_jax:quickstart:tiny',
+    f'--workdir={tmp_path}',
+    '--config.runs.pretran.seed=1',
+  )
+  assert "no such run (did you mean 'pretrain'?)" in line
+
+
+FLAG = re.compile(r'--(config\.\S+)=\.\.\.')
+
+
+@pytest.mark.parametrize(
+  'spec, count',
+  [
+    ('evaluate:folder', 2),
+    ('evaluate:folder,accuracy,knn', 3),
+    ('evaluate:tfds,accuracy,probe', 3),
+    ('finetune:folder', 2),
+    ('finetune:cifar10', 1),
+    ('fewshot:pets', 1),
+    ('evaluate_imagenet:val', 1),
+    ('pretrain_imagenet:folder', 1),
+  ],
+)
+def test_values_to_set_are_named_by_flags_that_exist(spec, count, tmp_path):
+  """Setting the flags of the message is all that is missing."""
+  words = [f'--config=vit_jax:{spec}', f'--workdir={tmp_path}', '--dry_run']
+  flags = FLAG.findall(error_of(*words))
+  assert len(flags) == count
+  none = tmp_path / 'none'
+  text = end_of(*words, *(f'--{flag}={none}' for flag in flags))
+  assert not FLAG.search(text)  # what comes next: nothing is at that path
+  assert str(none) in text or 'is not prepared' in text
+
+
+def test_arguments_of_tools(capsys):
+  for words, message in (
+    ([], 'the following arguments are required: --weights. Usage: python -m '),
+    (['--weights=x', '--top_k=0', 'y'], "'0' is not an integer from 1 up"),
+  ):
+    with pytest.raises(SystemExit) as stopped:
+      predict.main(words)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+# Configs of users.
+
+
+@pytest.mark.parametrize(
+  'code, message',
+  [
+    ('def get_config(:', r'bad\.py, line 1: SyntaxError: '),
+    ('\nimport no_such_package', r"line 2: ModuleNotFoundError: .*'no_such_pa"),
+    (
+      'def get_config():\n  return undefined',
+      r'line 2: NameError: .*undefined',
+    ),
+    ('def get_config():\n  raise ValueError("a\\nb")', r'bad\.py: a b$'),
+    ('def get_config(argument):\n  return {}', r"missing .*'argument'\."),
+    (
+      'from configs import nothing_here',
+      r'line 1: ImportError: .*nothing_here',
+    ),
+  ],
+)
+def test_an_error_in_a_config_is_one_line(code, message, tmp_path):
+  path = tmp_path / 'bad.py'
+  path.write_text(code)
+  assert re.search(message, error_of(f'--config={path}', '--print_config'))
+
+
+def test_a_config_without_arguments(tmp_path):
+  path = tmp_path / 'plain.py'
+  path.write_text('def get_config():\n  return {}')
+  assert config.load(path) == {}
+  line = error_of(f'--config={path}:tiny', '--print_config')
+  assert 'its get_config: too many positional arguments' in line
+
+
+@pytest.mark.parametrize('name', config.shipped_configs())
+def test_configs_are_found_by_name(name, monkeypatch, tmp_path):
+  """From any folder; the file is the one in configs/."""
+  monkeypatch.chdir(tmp_path)
+  by_name = config.load(f'vit_jax:{name}')
+  by_path = config.load(ROOT / 'configs' / f'{name}.py')
+  assert by_name.to_json_best_effort() == by_path.to_json_best_effort()
+
+
+LOAD = """
+import sys
+from vit_jax import config
+for spec in sys.argv[1:]:
+  print(config.load(spec))
+"""
+
+
+def write(folder, **files):
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, text in files.items():
+    (folder / f'{name}.py').write_text(text)
+
+
+def test_imports_of_a_config(tmp_path):
+  """Modules next to it, those of this project, and those of a package."""
+  write(tmp_path / 'mine', helper='x = 1')
+  write(
+    tmp_path / 'mine',
+    exp="""
+import helper
+from configs import common, finetune
+def get_config(word):
+  return word, helper.x, common.__file__, len(finetune.MODELS) > 5
+""",
+  )
+  (tmp_path / 'elsewhere').mkdir()
+  # A package of this name that is installed must not hide the shipped files.
+  write(tmp_path / 'site' / 'configs', __init__='x = 2', common='unrelated = 1')
+  spec, other = tmp_path / 'mine' / 'exp.py:word', tmp_path / 'site'
+  done = python(LOAD, spec, cwd=tmp_path / 'elsewhere')
+  expected = ('word', 1, str(ROOT / 'configs' / 'common.py'), True)
+  assert done.stdout.strip() == str(expected), done.stderr
+  path = f'{ROOT}{os.pathsep}{other}'
+  done = python(
+    "from vit_jax import config; print('pretrain' in "
+    "config.load('vit_jax:quickstart').runs); import configs; print(configs.x)",
+    cwd=tmp_path,
+    PYTHONPATH=path,
+  )
+  assert done.stdout.split() == ['True', '2'], done.stderr
+
+
+def test_a_folder_of_the_user_named_configs(tmp_path):
+  """Its files come first for its configs, the shipped ones for the others."""
+  write(
+    tmp_path / 'configs',
+    common='number = 7',
+    more='number = 8',
+    mine="""
+from configs import arguments, common, more
+def get_config():
+  return common.number, more.number, arguments.__name__
+""",
+  )
+  mine = tmp_path / 'configs' / 'mine.py'
+  specs = [mine, 'vit_jax:pretrain_imagenet:tiny', mine]
+  done = python(LOAD, *specs, cwd='/')
+  lines = done.stdout.splitlines()
+  assert lines[0] == lines[-1] == "(7, 8, 'configs.arguments')", done.stderr
+  assert 'optax.adamw' in done.stdout

@@ -1,0 +1,126 @@
+"""`python -m vit_jax.names`: the table, its filter, and summaries."""
+
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from vit_jax import names
+from vit_jax.analysis import flops, summary
+from vit_jax.models import names as models
+
+
+def lines_of(capsys, *words):
+  names.main(words)
+  return capsys.readouterr().out.splitlines()
+
+
+def test_the_table_has_every_model(capsys):
+  heading, *rows, note = lines_of(capsys)
+  assert heading.split() == ['name', 'parameters*', 'also', '(in', 'timm)']
+  assert 'ViT-S/8           22,055,272  vit_small_patch8_224' in rows
+  row = rows.index('R+ViT-Ti/16        6,337,704  vit_tiny_r_s16_p8_224')
+  assert rows[row + 1].strip() == 'vit_tiny_r_s16_p8_384'
+  listed = {x for row in rows for x in row.split()}
+  for name, others in models.models().items():
+    assert {name, *others} <= listed
+  assert note.startswith('* with 1,000 classes')
+  assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+  'text, found',
+  [
+    ('patch16*384', '4 rows, 5 names of timm'),
+    ('PATCH16*384', '4 rows, 5 names of timm'),
+    ('bit-r50', '4 rows, 2 names of timm'),
+    ('r50x?', '5 rows, 2 names of timm'),
+    ('mixer_?16', '3 rows, 3 names of timm'),
+    ('ViT-So400m/14', '1 rows, 0 names of timm'),
+    ('vit_base_r26_s32_224', '1 rows, 1 names of timm'),
+  ],
+)
+def test_filters(capsys, text, found):
+  """A row has all names of timm if our name matches, else those that do."""
+  rows = [row.split() for row in lines_of(capsys, text)[1:-1]]
+  timm = [x for row in rows for x in row if re.fullmatch('[a-z0-9_]+', x)]
+  ours = [row[0] for row in rows if row[0] not in timm]
+  assert f'{len(ours)} rows, {len(timm)} names of timm' == found
+
+
+def test_the_table_needs_no_jax():
+  code = "import sys; from vit_jax import names; names.main(['B/16']); "
+  code += "assert not {'jax', 'flax', 'numpy'} & {*sys.modules}"
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True)
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+  'words, status, message',
+  [
+    (['vit_bse*'], 1, r"No name contains 'vit_bse*'. Similar names: vit_base_"),
+    (['nothing', '--summary'], 1, "There is no model named 'nothing'. Similar"),
+    (['B/3?', '--summary'], 1, "5 names contain 'B/3?': ViT-B/32, "),
+    (['--summary'], 2, 'needs the name of a model, as in ViT-B/16 --summary.'),
+    (['B/16', '--image_size=32'], 2, '--image_size is for --summary.'),
+    (['B/16', '--summary', '--image_size=0'], 2, "'0' is not an integer from"),
+    (['B/16', '--summary', '--image_size=100'], 1, '100x100'),
+  ],
+)
+def test_mistakes_are_one_line(capsys, words, status, message):
+  with pytest.raises(SystemExit) as stopped:
+    names.main(words)
+  assert stopped.value.code == status
+  out, err = capsys.readouterr()
+  (line,) = err.splitlines()
+  assert message in line and not out
+
+
+def test_a_summary(capsys):
+  lines = lines_of(capsys, 'vit-ti/16', '--summary', '--num_classes=10')
+  assert lines[0] == (
+    'ViT-Ti/16: vit_jax.models.vit.VisionTransformer, 224x224 pixels'
+  )
+  rows = {line.split()[0]: line.split()[1:] for line in lines if line}
+  assert rows['embedding'][1:] == ['192', '14x14x192', '147,648', '0.058']
+  assert rows['block_0'][:3] == ['(12', 'x)', '197x192']
+  assert rows['query'] == ['192x3x64,', '3x64', '197x3x64', '37,056', '0.015']
+  assert rows['head'][:3] == ['192x10,', '10', '10']
+  assert rows['total'][:2] == ['10', '5,526,346']
+  modules = [line.split()[0] for line in lines if line]
+  first = ['embedding', 'block_0', 'norm1', 'attn', 'query', 'norm2', 'mlp']
+  places = [modules.index(x) for x in (*first, 'fc1', 'norm', 'head')]
+  assert places == sorted(places)  # in the order of execution
+  assert max(map(len, lines)) <= 80
+  size = lines_of(capsys, 'vit_tiny_patch16_384', '--summary')
+  assert '384x384 pixels' in size[0] and '577x192' in '\n'.join(size)
+
+
+@pytest.mark.parametrize(
+  'name, fields',
+  [
+    ('vit_small_patch16_siglip_gap', {'depth': 2}),
+    ('R+ViT-Ti/16', {'depth': 1}),
+    ('Mixer-S/32', {'depth': 1}),
+    ('BiT-R26x1', {'stages': (1, 2)}),
+    ('Axial-ViT-Ti/16', {'depth': 1}),
+  ],
+)
+def test_a_summary_counts_everything(name, fields):
+  model = models.create(name, num_classes=7, **fields)
+  found = summary.tree(model, (64, 64, 3))
+  images = jax.ShapeDtypeStruct((1, 64, 64, 3), 'float32')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  assert found.parameters == sum(x.size for x in jax.tree.leaves(shapes))
+  assert found.flops == flops.forward(model, images)
+  assert found.output == (7,)
+
+  def check(module):
+    inside = module.children.values()
+    assert module.flops >= sum(child.flops for child in inside)
+    for child in inside:
+      check(child)
+
+  check(found)

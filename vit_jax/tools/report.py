@@ -1,0 +1,52 @@
+"""Write one HTML file about a run or a study: WORKDIR/report.html
+
+  python -m vit_jax.tools.report /tmp/quickstart
+
+The file needs no network. It shows the results, interactive learning curves,
+evaluations with intervals, confusion matrices, misclassified images, where the
+time went, the config with what differs from its preset, and the environment.
+Runs and studies write it when they end. This command also makes it for runs
+that are running, were stopped, diverged, or are older. For a study it also
+writes the page of each run that has results.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from vit_jax import terminal
+from vit_jax.reports import page
+from vit_jax.tools import arguments
+
+
+def parser() -> argparse.ArgumentParser:
+  """Return the ArgumentParser."""
+  made = arguments.plain_parser(__doc__, 'report WORKDIR [--output=FILE]')
+  made.add_argument(
+    'workdir', help='of a run or a study; local, or gs://bucket/...'
+  )
+  made.add_argument(
+    '--output', metavar='FILE', help='instead of WORKDIR/report.html'
+  )
+  return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Run the command; return its exit status."""
+  args = parser().parse_args(argv)
+  # A training that is running may hold the accelerator.
+  jax.config.update('jax_platforms', 'cpu')
+  with terminal.one_message():
+    found = page.Workdir(args.workdir)
+    for run in found.runs() if found.is_study else []:
+      if run.records:
+        page.write(run.path)
+    path = page.write(args.workdir, args.output)
+  print(path)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
