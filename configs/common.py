@@ -98,6 +98,21 @@ def tfds(name, split, **fields):
   }
 
 
+def split_off(percent):
+  """Return the slices of a folder (training, held out); None is 10 percent."""
+  percent = 10 if percent is None else percent
+  if percent != int(percent) or not 1 <= percent <= 99:
+    raise ValueError(
+      f'held_out={percent:g} must be a whole number of percent, 1 to 99.'
+    )
+  return f'[:{100 - int(percent)}%]', f'[{100 - int(percent)}%:]'
+
+
+def own_folder(split):
+  """Return a slice of a folder of the user's, the same in each class."""
+  return folder(split) | {'stratified': True, 'channels': 3}
+
+
 def folder(split):
   """Return a folder of images; the user sets its path."""
   return {
@@ -232,6 +247,36 @@ def few_shot(shots, seeds=(0, 1, 2), **fields):
   return {'target': target, 'shots': shots, 'seeds': seeds, **fields}
 
 
+def balance(config, *, balanced, class_weights):
+  """Make a training run, in place, treat all classes alike.
+
+  Args:
+    config: a training run that has its data and objective.
+    balanced: whether each class is visited equally often.
+    class_weights: whether the loss of an example has the weight n / (K n_c),
+      for n examples in K classes and n_c in its class.
+  """
+  if balanced and class_weights:
+    raise ValueError(
+      "'balanced' and 'class_weights' both make up for rare classes. Keep one."
+    )
+  if balanced:
+    config.data.balanced = True
+  if class_weights:
+    config.objective.class_weights = {
+      'target': 'vit_jax.data.balance.class_weights',
+      'source': references(config.data.source),
+    }
+
+
+def references(part):
+  """Return a dict with one-way references to the keys of a part of a config.
+
+  Changes of the part, e.g. on the command line, apply to the dict too.
+  """
+  return {key: part.get_oneway_ref(key) for key in part}
+
+
 def held_out_evals(config, splits, transforms, **fields):
   """Return evaluators on other splits of the training data.
 
@@ -252,9 +297,7 @@ def held_out(config, split, transforms):
 
   Changes of config.data.source, e.g. on the command line, apply to it too.
   """
-  source = config.data.source
-  source = {key: source.get_oneway_ref(key) for key in source}
-  source['split'] = split
+  source = references(config.data.source) | {'split': split}
   return data(source, transforms, batch_size=config.data.batch_size)
 
 
@@ -348,7 +391,9 @@ def tiny(config):
   the same, batches have 16 images, and there are 4 steps. ResNets keep one unit
   in each of two stages, hybrids keep one unit in the first stage.
   """
-  factor = _shrink(config.model)
+  # A model of weights is as small as they are.
+  of_weights = 'init_from' in config.model
+  factor = 8 if of_weights else _shrink(config.model)
   for part in (config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
     for each in part.transforms:

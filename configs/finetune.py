@@ -1,6 +1,6 @@
 """Fine-tuning of a pre-trained model: the paper's table 4 and appendix B.1.1.
 
-    python -m vit_jax.main --config=configs/finetune.py:cifar100,B/16 \
+    python -m vit_jax.main --config=configs/finetune.py:cifar100 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
 
 or from published weights, in any format that vit_jax/weights reads:
@@ -9,30 +9,47 @@ or from published weights, in any format that vit_jax/weights reads:
 
 On your own images, in PATH/CLASS/*.jpg (or png, webp, bmp):
 
-    python -m vit_jax.main --config=configs/finetune.py:folder,B/16 \
+    python -m vit_jax.main --config=configs/finetune.py:folder \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR \
         --config.data.source.path=PATH
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, cifar10, cifar100, pets, flowers   the data sets of table 4
-  folder     your own: 90% of the images to train, 10% to test. For sub-folders
-             PATH/train and PATH/val add --config.data.source.split=train
+  folder     your own: 90% of each class to train, 10% to test; held_out=20 is
+             20%. For sub-folders PATH/train and PATH/val add
+             --config.data.source.split=train
              --config.evals.test.data.source.split=val
-  B/16, ...  the model of init_from, one of MODELS below: a ViT, a hybrid, a
-             ResNet (in BiT's form; with `postact` in the form of the released
-             code), or a Mixer, which cannot change the image size
+  from_weights   the model of the weights, see below
+  B/16, ...  or a model by name, one of MODELS below: a ViT, a hybrid, a ResNet
+             (in BiT's form; with `postact` in the form of the released code),
+             or a Mixer, which cannot change the image size. It must be that of
+             the weights. It has no dropout, and [0, 255] becomes [-1, 1]
+  adapt_channels   images may have other channels than those of the weights, for
+             example RGB for weights of grey images: kernels are repeated and
+             scaled, or summed
   final, dev   'final' trains on the entire train set and tests on the test set;
              'dev' holds out the part of train that selects the learning rate
              (1% ImageNet, 2% CIFAR, 10% others) and never reads the test set
   lr=RATE    the defaults are below
   size=384   pixels; 518 for H/14 (384 does not divide into its patches); 224
-             for Mixers, as in the released code
-  polyak     EMA of the parameters with decay 0.9999, and for L/16 size=512: the
-             ImageNet numbers of table 2
+             for Mixers, as in the released code. With from_weights these are
+             for weights of 224 px: smaller ones grow as much (24 px to 40 px)
+             and larger ones up to that size, see pretrained.finetuning_size
+  polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
+             size=512: the ImageNet numbers of table 2
   inception, resize, resize_small   how images are cropped, see below
   bit        BiT-HyperRule instead of table 4, see below
   epochs=100   for folder only; the paper's data sets have a number of steps
+  balanced   visit each class equally often (rare images repeat)
+  class_weights   weight the loss of an example by n / (K n_c), for n images in
+             K classes and n_c in its class. The test loss has no weights
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
+
+from_weights takes the architecture from the weights, except for the head, and
+the preprocessing (mean and std of the pixels). Weights of this project also say
+the dtype; others compute in bfloat16. Dropout, stochastic depth, remat and scan
+are off, as with a model by name: --config.model.dropout=0.1 and the like set
+them, and any other field. The weights are needed to resume, too.
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
 gradients clipped at norm 1, and
@@ -43,7 +60,8 @@ gradients clipped at norm 1, and
     cifar100  10000   .001 .003 .01 .03       .03   released code
     pets        500   .001 .003 .01 .03       .003  AugReg's best for a B/32
     flowers     500   .001 .003 .01 .03       .003  AugReg's best for a B/32
-    folder            (not in the paper)      .01   the one that VTAB has
+    folder            (not in the paper)      .01   the one that VTAB has; batch
+                                                    64 with from_weights
 
 The text has .06 for ResNets and hybrids only. It says that ResNets were also
 fine-tuned with BiT's recipe (`bit`), and that the better result counts.
@@ -87,9 +105,9 @@ does not have. From the released code: the warm-up, 100 of 500 steps, else 500
 384, and its rate falls at 200, 300 and 400 of 500 steps.
 
 The head and its tanh layer are replaced by a zero-initialised head, and
-position embeddings are interpolated (section 3.2). A model pre-trained without
-a class token needs its settings here too, for example
---config.model.pooling.target=vit_jax.models.pooling.Mean.
+position embeddings are interpolated (section 3.2). With a model by name, one
+that was pre-trained without a class token needs its settings here too, for
+example --config.model.pooling.target=vit_jax.models.pooling.Mean.
 """
 
 from configs import arguments, common
@@ -118,7 +136,8 @@ def get_config(argument=''):
   args = arguments.parse(
     argument,
     data=(*TABLE_4, 'folder'),
-    model=MODELS,
+    model=('from_weights', *MODELS),
+    adapt_channels=False,
     postact=False,
     mode=('final', 'dev'),
     lr=float,
@@ -127,6 +146,9 @@ def get_config(argument=''):
     crop=CROPS,
     bit=False,
     epochs=float,
+    held_out=float,
+    balanced=False,
+    class_weights=False,
     tiny=False,
   )
   words = {word.strip() for word in argument.split(',')}
@@ -137,27 +159,64 @@ def get_config(argument=''):
   train_images, test_images = transforms(args)
   config = common.training()
   config.update(total)
-  config.model = common.model(args.model, postact=args.postact)
   config.init_from = {'path': common.placeholder(str)}
+  if args.adapt_channels:
+    config.init_from.adapt_channels = True
+  config.model = model(args, config)
   if args.polyak:
     config.ema_decay = 0.9999
-  config.data = common.data(source, train_images, batch_size=512)
+  # 512 is table 4's. A folder of weights of any size may be small.
+  of_weights = args.data == 'folder' and args.model == 'from_weights'
+  config.data = common.data(
+    source, train_images, batch_size=64 if of_weights else 512
+  )
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
   config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
   if args.bit:
     config.optimizer = {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
+  common.balance(
+    config, balanced=args.balanced, class_weights=args.class_weights
+  )
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )
+  if args.model == 'from_weights':
+    follow_weights(args, config)
   return common.tiny(config) if args.tiny else config
+
+
+def model(args, config):
+  """Return the model that the argument names, or that of the weights."""
+  if args.model != 'from_weights':
+    return common.model(args.model, postact=args.postact)
+  if args.postact:
+    raise ValueError("'postact' is a form of a ResNet; name one, e.g. R50x1.")
+  target = 'vit_jax.pretrained.from_weights'
+  return {'target': target, 'init_from': config.get_oneway_ref('init_from')}
+
+
+def follow_weights(args, config):
+  """Take the image size and the preprocessing, in place, from the weights."""
+
+  def of_weights(name):
+    init_from = config.get_oneway_ref('init_from')
+    return {'target': f'vit_jax.pretrained.{name}', 'init_from': init_from}
+
+  config.preprocess = of_weights('preprocess')
+  if args.size or (args.bit and args.data.startswith('cifar')):
+    return
+  for part in (config, *config.evals.values()):
+    part.data.image_size = of_weights('finetuning_size')
 
 
 def table_4(args):
   """Return (source, {evaluator: split}, rate, warm-up, duration)."""
   if args.epochs:
     raise ValueError("epochs= is for 'folder'; table 4 states steps.")
+  if args.held_out:
+    raise ValueError("held_out= is for 'folder'; table 4 states the splits.")
   name, steps, dev, test, lr, warmup_steps = TABLE_4[args.data]
   train, held_out = 'train', {'test': test}
   if args.mode == 'dev':
@@ -179,7 +238,8 @@ def own_folder(args):
     lr, warmup = 0.003, {'warmup_fraction': 0.05}
     if not args.epochs:
       warmup, total = {'warmup_steps': 100}, {'total_steps': 500}
-  return common.folder('[:90%]'), {'test': '[90%:]'}, lr, warmup, total
+  train, test = common.split_off(args.held_out)
+  return common.own_folder(train), {'test': test}, lr, warmup, total
 
 
 def size(args):

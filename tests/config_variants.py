@@ -16,16 +16,20 @@ _ARGUMENTS = {
   """,
   'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic,probe',
   'finetune': """
-    imagenet imagenet,L/16,polyak imagenet,H/14,polyak imagenet,dev,lr=.06
-    cifar10,B/32 cifar100,L/32,resize pets,dev,resize_small
-    flowers,S/16,size=224,resize folder,Ti/16,epochs=20 folder,S/32
+    imagenet,B/16 imagenet,L/16,polyak imagenet,H/14,polyak
+    imagenet,B/16,dev,lr=.06
+    cifar10,B/32 cifar100,L/32,resize pets,B/16,dev,resize_small
+    flowers,S/16,size=224,resize folder,Ti/16,epochs=20
+    folder,S/32,held_out=20,balanced folder,B/16,class_weights,adapt_channels
     imagenet,R50+B/16,lr=.06 imagenet,R50+B/32 pets,R50+L/16 cifar100,R50+L/32
     flowers,R26+S/32,size=224 cifar10,R26+B/32 cifar10,R+Ti/16
     imagenet,R50x1,bit imagenet,R152x2,bit,postact,size=480
     cifar100,R101x3,bit,dev pets,R50x3 folder,R101x1,bit
     folder,R50x2,bit,epochs=20 imagenet,R152x1,bit imagenet,R152x4,polyak
     cifar10,R200x3 cifar10,Mixer-B/16 imagenet,Mixer-B/32 flowers,Mixer-L/16
-    imagenet,tiny cifar10,tiny cifar100,tiny pets,tiny flowers,tiny folder,tiny
+    imagenet,B/16,tiny imagenet,tiny
+    folder,from_weights,tiny cifar10,tiny cifar100,tiny pets,tiny
+    flowers,tiny folder,tiny
   """,
   'masked_patches': """
     B/16 B/32 S/16 S/32 L/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
@@ -70,6 +74,10 @@ _ARGUMENTS = {
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',
   'scaling_shape': 'default depth,lr=3e-4,epochs=14 tiny patch,all,tiny',
+  'train_folder': """
+    default S/16,size=224,held_out=20,balanced B/16,class_weights,epochs=3
+    R50x1,lr=3e-3 Mixer-B/16,size=224 tiny
+  """,
   'transfer': """
     default imagenet,L/16,jft,polyak H/14,cifar10,pets,seeds=1
     R50x1,jft,flowers,bit R50+B/16,jft,imagenet,size=224,resize tiny

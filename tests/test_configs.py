@@ -86,6 +86,9 @@ def replace_data(config, **fields):
     **fields,
   }
   config.data.source = ConfigDict(source)
+  if 'class_weights' in config.objective:  # of the user's data
+    del config.objective.class_weights
+    config.objective.class_weights = (1.0,) * source['num_classes']
   for evaluator in config.evals.values():
     evaluator.data.source = ConfigDict(source | {'num_examples': 2})
   return config
@@ -247,7 +250,8 @@ def test_counts_are_those_of_the_paper():
 
 def _expected_count(name, argument):
   words = argument.split(',')
-  model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), 'B/16')
+  default = 'Ti/16' if name == 'train_folder' else 'B/16'
+  model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
   data = {
     'pretrain_imagenet': 'imagenet2012',
     'pretrain_imagenet21k': 'imagenet21k',
@@ -264,7 +268,7 @@ def _expected_count(name, argument):
       outputs = patch * patch * 3
     mask = BARE[model][1]
     return _count(model, classes=outputs) + mask
-  classes = CLASSES['folder' if 'folder' in words else data]
+  classes = CLASSES['folder' if 'folder' in words or not data else data]
   if re.match(r'R\d+x', model):
     return _count_resnet(model, classes=classes, postact='postact' in words)
   if name == 'finetune':
@@ -278,6 +282,9 @@ def _expected_count(name, argument):
   if name == 'pretrain_s16_better_plain':
     # Neither class token nor learned positions (197 of them).
     return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
+  if name == 'train_folder' and model not in MIXERS:
+    width = BARE[model][1]  # as in the better plain ViT
+    return _count(model, classes=classes) - 198 * width
   if 'classes=29593' in words:
     classes = 29_593
   if model == 'G/14':

@@ -15,11 +15,15 @@ import jax
 import numpy as np
 
 from vit_jax import tree
+from vit_jax.data.transforms import scale as scale
 from vit_jax.files import PathLike
 from vit_jax.models.common import as_pair
-from vit_jax.types import Model, Params, Shape, Size
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import ClassToken, Mean, NoPooling
+from vit_jax.types import Model, Params, Preprocess, Size
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights
+from vit_jax.weights.surgery import InitFrom
 
 
 def load(
@@ -170,27 +174,90 @@ def _filled(path, value, bias):
   return np.full(value.shape, fill, value.dtype)
 
 
-def scale(transforms: Sequence[Any], old: Shape, new: Shape) -> tuple[Any, ...]:
-  """Return transforms for images of another size.
+# Fine-tuning: what a training run takes from the weights that it starts from.
 
-  'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
-  same part of the image is used. A shorter side (ResizeSmall) grows with the
-  larger side of the image, so that it can still be cropped.
+
+def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
+  """Return the model of weights as it is fine-tuned.
+
+  The architecture is that of the weights. The head has a new number of classes
+  and no tanh layer, unless init_from.head is 'keep'. The model is regularised
+  and run as `fields` say: by default without dropout and stochastic depth,
+  unrolled and without remat. A workdir says the dtype; published files do not
+  and compute in bfloat16. The model of masked patches gets a pooling: its class
+  token, or the mean over patches.
 
   Args:
-    transforms: those with a field `size` in pixels are changed.
-    old, new: (H, W), or more.
+    init_from: the weights. Only their description is read of a workdir.
+    **fields: other fields of the model, as in `bundle.replace`.
+
+  Raises:
+    ValueError: there are no weights; or no field of such a name.
   """
-  old, new = tuple(old[:2]), tuple(new[:2])
+  weights, is_described = _describe(init_from)
+  model = weights.model
+  known = {field.name for field in dataclasses.fields(model)}
+  changes = {
+    name: value
+    for name, value in {
+      'dropout': 0.0,
+      'stochastic_depth': 0.0,
+      'remat': 'none',
+      'attention': 'auto',
+    }.items()
+    if name in known
+  }
+  if 'block' in known:
+    changes['attention_dropout'] = 0.0
+  if not is_described and 'dtype' in known:
+    changes['dtype'] = 'bfloat16'
+  if init_from.head != 'keep':
+    changes['num_classes'] = None
+    if 'head' in known:
+      changes |= {'representation_size': None, 'head_bias_init': 0.0}
+  pooling = getattr(model, 'pooling', None)
+  if isinstance(pooling, NoPooling):
+    new = ClassToken if pooling.class_token else Mean
+    changes['pooling'] = new(num_registers=pooling.num_registers)
+    changes['mask_token'] = False
+  return bundle.replace(model, **changes | fields)
 
-  def scaled(transform):
-    size = getattr(transform, 'size', None)
-    if old == new or size is None:
-      return transform
-    if isinstance(size, int):
-      size = round(size * max(new) / max(old))
-    else:
-      size = tuple(round(s * n / o) for s, n, o in zip(size, new, old))
-    return dataclasses.replace(transform, size=size)
 
-  return tuple(scaled(transform) for transform in transforms)
+def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
+  """Return the image size (H, W) at which weights are fine-tuned by default.
+
+  The paper's: 384 px for weights of 224 px, and 518 px with patches of 14.
+  Smaller weights grow by the same factor (24 px to 40 px with patches of 4),
+  larger ones up to these sizes. Weights of such a size keep it, as do Mixers,
+  which cannot change it. The patches tile the image.
+  """
+  weights, _ = _describe(init_from)
+  model, shape = weights.model, weights.image_shape[:2]
+  if isinstance(model, MlpMixer):
+    return tuple(shape)
+  embedding = getattr(model, 'embedding', None)
+  patch = getattr(embedding, 'patch_size', None)
+  usual = 518 if patch and as_pair(patch)[0] == 14 else 384
+  new = [min(n * usual / 224, max(n, usual)) for n in shape]
+  if not hasattr(embedding, 'grid'):
+    return tuple(map(round, new))
+  grid = [
+    max(round(cells * after / before), 1)
+    for cells, before, after in zip(embedding.grid(shape), shape, new)
+  ]
+  return embedding.image_size(grid)
+
+
+def preprocess(init_from: InitFrom | None) -> Preprocess:
+  """Return the function that converts uint8 images for these weights."""
+  return _describe(init_from)[0].preprocess
+
+
+def _describe(init_from):
+  if init_from is None:
+    raise ValueError(
+      'The model should be that of init_from, which is None. Set '
+      '--config.init_from.path=PATH, or name a model in the argument of the '
+      'config, such as B/16.'
+    )
+  return surgery.describe(init_from)

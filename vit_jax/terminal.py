@@ -10,12 +10,17 @@ import textwrap
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import rich.console
 import rich.progress
 import rich.table
 import rich.text
+
+T = TypeVar('T')
+
 
 _COLUMNS = {  # name in the record: heading, format
   'train/loss': ('loss', '{:.4g}'),
@@ -38,7 +43,7 @@ _HIDDEN = re.compile(
 class Terminal:
   """Progress of a training run, shown on the first host only."""
 
-  def __init__(self, start_step, total_steps):
+  def __init__(self, start_step: int, total_steps: int) -> None:
     self._total = total_steps
     self._console = console()
     self._bar = None
@@ -48,25 +53,25 @@ class Terminal:
         'training', total=total_steps, completed=start_step
       )
 
-  def advance(self, step):
+  def advance(self, step: int) -> None:
     if self._bar is None:
       return
     if not self._bar.live.is_started:
       self._bar.start()
     self._bar.update(self._task, completed=step)
 
-  def show(self, step, record):
+  def show(self, step: int, record: Mapping[str, Any]) -> None:
     self.say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
 
-  def say(self, text):
+  def say(self, text: str) -> None:
     say(text, self._console)
 
-  def close(self):
+  def close(self) -> None:
     if self._bar is not None:
       self._bar.stop()
 
 
-def line(record):
+def line(record: Mapping[str, Any]) -> str:
   """Return a record as one line: known columns, other metrics, the ETA."""
   columns = dict(_COLUMNS)
   per_device = 'images_per_s_per_device'
@@ -87,7 +92,7 @@ def line(record):
   return ' | '.join(parts)
 
 
-def say(text, on=None):
+def say(text: str, on: rich.console.Console | None = None) -> None:
   """Print text on the first host.
 
   A terminal gets lines that fit its width, see `wrap`. A file gets the text as
@@ -99,7 +104,7 @@ def say(text, on=None):
   on.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def wrap(text, width):
+def wrap(text: str, width: int) -> str:
   """Return text in lines of at most `width` columns, the rest indented.
 
   Lines are broken after the separator ' | ' of fields if a line has any, else
@@ -108,7 +113,7 @@ def wrap(text, width):
   return '\n'.join(_wrap_line(x, width) for x in text.split('\n'))
 
 
-def _wrap_line(text, width):
+def _wrap_line(text: str, width: int) -> str:
   if len(text) <= width:
     return text
   indent = ' ' * (len(text) - len(text.lstrip()))
@@ -126,7 +131,7 @@ def _wrap_line(text, width):
   return '\n'.join(lines).replace(nbsp, ' ')
 
 
-def heading(text):
+def heading(text: str) -> None:
   """Print a heading of one line on the first host."""
   on = console()
   if len(text) + 2 <= on.width:
@@ -135,7 +140,7 @@ def heading(text):
     say(text, on)
 
 
-def console(**kwargs):
+def console(**kwargs: Any) -> rich.console.Console:
   """Return a rich console that prints on the first host only."""
   if 'ipykernel' in sys.modules:
     # A notebook's stdout claims to be a terminal, but bars would fill the page.
@@ -143,7 +148,9 @@ def console(**kwargs):
   return rich.console.Console(quiet=jax.process_index() != 0, **kwargs)
 
 
-def table(title, columns, rows):
+def table(
+  title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> Any:
   """Return a rich table whose first column holds the names of the rows."""
   made = rich.table.Table(title=title, title_justify='left')
   for i, column in enumerate(columns):
@@ -154,7 +161,7 @@ def table(title, columns, rows):
 
 
 @contextlib.contextmanager
-def one_message():
+def one_message() -> Iterator[None]:
   """Context manager that prints only the message of an error of this project.
 
   The message goes to stderr and the exit status is 1. Errors that other
@@ -183,7 +190,15 @@ def _raised_by_vit_jax(error):
   return name.startswith('vit_jax.')
 
 
-def track(items, total, *, unit, shown=False, live=True, every_s=60):
+def track(
+  items: Iterable[T],
+  total: int,
+  *,
+  unit: str,
+  shown: bool = False,
+  live: bool = True,
+  every_s: int = 60,
+) -> Iterator[T]:
   """Yield the items, and report progress on stderr if they take long.
 
   A terminal shows a bar with the time left, a file gets a line from time to
@@ -225,7 +240,7 @@ def track(items, total, *, unit, shown=False, live=True, every_s=60):
 
 
 @contextlib.contextmanager
-def waiting(text):
+def waiting(text: str) -> Iterator[None]:
   """Context manager that shows what is waited for, and for how long.
 
   A terminal shows a line with the elapsed time. A file gets a line at once, and

@@ -102,8 +102,8 @@ def _init_wandb(**options):
     return wandb.init(**options)
   except wandb.errors.Error as error:
     raise ValueError(
-      f'Weights & Biases cannot start a run: {error} Run `wandb login`, or set '
-      'WANDB_MODE=offline.'
+      f'Weights & Biases cannot start a run: {error} For a run without an '
+      'account set WANDB_MODE=offline.'
     ) from error
 
 
@@ -135,8 +135,9 @@ class MLflow:
       self._run_id = self._continued(workdir) or self._created(workdir, config)
     except mlflow.exceptions.MlflowException as error:
       raise ValueError(
-        f'MLflow cannot start a run: {error} Set writers.NAME.tracking_uri or '
-        'MLFLOW_TRACKING_URI to your server.'
+        f'MLflow cannot start a run: {str(error).strip()} Set '
+        'writers.NAME.tracking_uri or MLFLOW_TRACKING_URI to your server. A '
+        'local database needs all of MLflow: pip install mlflow.'
       ) from error
 
   def _continued(self, workdir):

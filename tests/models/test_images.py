@@ -32,8 +32,10 @@ MODELS = {
 SHAPE = (2, 32, 32, 3)
 
 
-@pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('method', ['__call__', 'features'])
+@pytest.mark.parametrize(
+  'name, method',
+  [*((name, 'features') for name in MODELS), ('vit', '__call__')],
+)
 def test_images(name, method):
   model = MODELS[name]
   good = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
@@ -45,8 +47,7 @@ def test_images(name, method):
       lambda v, x: model.apply(v, x, method=method), variables, images
     )
 
-  for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-    assert apply(SHAPE, dtype)
+  assert apply(SHAPE, jnp.bfloat16)
   for shape, dtype, message in (
     (
       SHAPE[1:],

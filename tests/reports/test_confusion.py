@@ -10,6 +10,8 @@ from PIL import Image
 from vit_jax.evals.classification import Predictions
 from vit_jax.reports import confusion
 
+SLOW = pytest.mark.slow
+
 
 def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
   rng = np.random.default_rng(num_classes)
@@ -86,7 +88,7 @@ def test_only_some_classes_can_be_predicted(tmp_path):
   found = predictions(
     3, classes=some, true=some[found.true], predicted=some[found.predicted]
   )
-  confusion.write(tmp_path, 'x', found)
+  confusion.write(tmp_path, 'x', found, figure=False)
   header, *rows = read(tmp_path / 'confusion-x.csv')
   assert header[1:] == ['3', '7', '150']
   assert sum(int(x) for row in rows for x in row[1:]) == 300
@@ -94,7 +96,7 @@ def test_only_some_classes_can_be_predicted(tmp_path):
 
 def test_nothing_is_misclassified(tmp_path):
   found = predictions(2, predicted=predictions(2).true)
-  confusion.write(tmp_path, 'x', found)
+  confusion.write(tmp_path, 'x', found, figure=False)
   assert len(read(tmp_path / 'misclassified-x.csv')) == 1
   assert confusion.most_confused(np.diag([3, 4])) == []
 
@@ -105,7 +107,10 @@ def test_the_most_confused_pairs():
   assert len(confusion.most_confused(matrix)) == 4
 
 
-@pytest.mark.parametrize('num_classes', [2, 61, 1000])
+@pytest.mark.parametrize(
+  'num_classes',
+  [pytest.param(2, marks=SLOW), pytest.param(60, marks=SLOW), 1000],
+)
 def test_figure_of_any_number_of_classes(tmp_path, num_classes):
   """Blocks keep all counts; no figure is larger than a page."""
   names = [f'a rather long name of class {i}' for i in range(num_classes)]

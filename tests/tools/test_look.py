@@ -375,7 +375,9 @@ def test_at_equal_distances():
   assert arrays.sample(list('ab'), 5) == ['a', 'b']
 
 
-@pytest.mark.parametrize('num_classes', [1, 12, 30])
+@pytest.mark.parametrize(
+  'num_classes', [1, pytest.param(12, marks=pytest.mark.slow), 30]
+)
 def test_figure_of_points(tmp_path, num_classes):
   rng = np.random.default_rng(0)
   points = rng.normal(size=(60, 2))
@@ -388,7 +390,9 @@ def test_figure_of_points(tmp_path, num_classes):
     assert min(image.size) > 900 and max(image.size) < 2000
 
 
-@pytest.mark.parametrize('model', [VIT(), RESNET], ids=['vit', 'resnet'])
+@pytest.mark.parametrize(
+  'model', [VIT(), pytest.param(RESNET, marks=pytest.mark.slow)]
+)
 def test_tsne(model, tmp_path, capsys):
   """One point for each image of a model with and without attention."""
   rng = np.random.default_rng(0)
@@ -401,7 +405,7 @@ def test_tsne(model, tmp_path, capsys):
   formats.write(make_weights(model, (32, 32, 3)), str(weights), 'vit_jax')
   out = tmp_path / 'out'
   given = f'--weights={weights}', f'--output={out}', '--figures=tsne'
-  assert not call(*given, '--thumbnails', tmp_path / 'in')
+  assert not call(*given, tmp_path / 'in')
   assert capsys.readouterr().out.split() == [f'{out}/tsne.png']
   found = np.load(out / 'tsne.npz')
   assert found['paths'].tolist() == paths
@@ -413,7 +417,7 @@ def test_tsne(model, tmp_path, capsys):
   for look, result in zip(looks, expected, strict=True):
     features = result['features']
     np.testing.assert_allclose(look['features'], features, atol=2e-5)
-  assert not call(*given, '--num_points=5', tmp_path / 'in')
+  assert not call(*given, '--num_points=5', '--thumbnails', tmp_path / 'in')
   assert np.load(out / 'tsne.npz')['paths'].tolist() == (
     [paths[i] for i in (0, 1, 2, 3, 5)]
   )

@@ -1,5 +1,6 @@
 """A folder of images, local or on any file system that fsspec reaches."""
 
+import collections
 import csv as csv_lib
 import io
 import os
@@ -41,6 +42,8 @@ class Folder:
       of all files ('[90%:]'). Slices are taken from the files in a fixed
       shuffled order: each contains all classes, and adjacent slices do not
       overlap.
+    stratified: whether each slice has nearly the same fraction of every class,
+      also of small ones. A class with one image is in the larger slice.
     csv: path of the CSV, relative to `path`. The paths in it are relative to
       the CSV. The header is optional; with one, the columns 'path', 'label' and
       'split' can have any order. Labels are names, or ints that index
@@ -57,6 +60,7 @@ class Folder:
     path: PathLike,
     *,
     split: str | None = None,
+    stratified: bool = False,
     csv: PathLike | None = None,
     class_names: Sequence[str] | None = None,
     channels: int = 3,
@@ -81,7 +85,7 @@ class Folder:
     else:
       files, labels, names, bounds = self._from_folders(split, names)
     if bounds is not None:
-      keep = _slice(files, bounds)
+      keep = _slice(files, bounds, labels if stratified else None)
       if not keep:
         raise ValueError(f'{self._name}: split {split!r} contains no images.')
       files, labels = [files[i] for i in keep], [labels[i] for i in keep]
@@ -131,9 +135,14 @@ class Folder:
       )
     self._base = os.path.join(self._root, split) if split else self._root
     files = self._images()
+    found = [file.split('/', 1)[0] for file in files]
+    if split is None and names is None and (empty := {*classes} - {*found}):
+      logging.warning(
+        f'Folder {self._base}: the class folders {_shorten(sorted(empty))} have'
+        ' no images. They count as classes. Remove them if they are none.'
+      )
     names = classes if names is None else names
-    classes = [file.split('/', 1)[0] for file in files]
-    labels = _index(f'{self._base} has folders', classes, names)
+    labels = _index(f'{self._base} has folders', found, names)
     return files, labels, names, bounds
 
   def _folders(self, relative):
@@ -209,14 +218,23 @@ def _parse_split(split, names):
   return (match[1] or None, match.groups()[1:]) if match else (split, None)
 
 
-def _slice(paths, bounds):
+def _slice(paths, bounds, labels=None):
   """Return the sorted indices of a slice of the paths in a shuffled order.
 
   Sorted paths are sorted by class, so a slice of them would lack classes. The
-  shuffle is by checksum of the path, the same on every machine.
+  shuffle is by checksum of the path, the same on every machine. With `labels`
+  example j of the n in a class comes at (j + 1/2) / n of the order, so that
+  every slice has the same fraction of each class, up to one example.
   """
   keys = [(zlib.crc32(path.encode(errors='replace')), path) for path in paths]
   order = sorted(range(len(paths)), key=keys.__getitem__)
+  if labels is not None:
+    sizes, seen = collections.Counter(labels), collections.Counter()
+    places = {}
+    for i in order:
+      places[i] = (seen[labels[i]] + 0.5) / sizes[labels[i]]
+      seen[labels[i]] += 1
+    order = sorted(order, key=places.__getitem__)  # stable
 
   def index(text):
     if text and text.endswith('%'):

@@ -27,7 +27,8 @@ picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i). Threads, processes and restarts change
+its augmentation from (seed, e, i). (With `balanced`, see balance.py, e counts
+the visits of the example instead.) Threads, processes and restarts change
 neither. A global batch is a range of positions. Each process reads an equal,
 contiguous part of this range, so the global batch does not depend on the number
 of processes.
@@ -48,6 +49,7 @@ import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images, order
+from vit_jax.data.transforms import scale_to
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
@@ -79,11 +81,15 @@ class Data:
     source: see the module docstring.
     batch_size: number of examples in a batch, over all processes.
     transforms: functions t(image, rng), applied in this order.
+    image_size: int or (H, W). The sizes in `transforms` are scaled so that the
+      images have this size. None: as the transforms say.
     num_workers: number of reading processes. 0 reads on threads, which suits
       decoding; processes suit sources and transforms that hold the GIL.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
+    balanced: train on each class equally often, see balance.BalancedOrder. The
+      length of an epoch stays the number of examples.
 
   Raises:
     ValueError: an argument has an invalid value.
@@ -95,12 +101,17 @@ class Data:
   num_workers: int = 0
   on_error: str = 'raise'
   labels: bool = True
+  balanced: bool = False
+  image_size: int | tuple[int, int] | None = None
 
   def __post_init__(self) -> None:
     checks.integer('batch_size', self.batch_size, 1)
     checks.integer('num_workers', self.num_workers, 0)
     checks.one_of('on_error', self.on_error, ('raise', 'skip'))
-    object.__setattr__(self, 'transforms', tuple(self.transforms))
+    transforms = tuple(self.transforms)
+    if self.image_size is not None:
+      transforms = scale_to(transforms, self.image_size)
+    object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
@@ -129,6 +140,10 @@ class Data:
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
     examples = _Examples(self, num_classes, seed)
+    if self.balanced:
+      from vit_jax.data import balance  # it reads labels by this module
+
+      examples.at = balance.BalancedOrder(labels(self.source), seed)
     chunks = _Chunks(examples, process_index, process_count, start=start)
     return TrainBatches(chunks)
 
@@ -242,7 +257,9 @@ class _Unreadable(ValueError):
 class _Examples:
   """Reads, checks and transforms single examples."""
 
-  def __init__(self, data, num_classes=None, seed=0):
+  def __init__(
+    self, data: Data, num_classes: int | None = None, seed: int = 0
+  ) -> None:
     self.source, self.data, self._seed = data.source, data, seed
     self._name, count = type(self.source).__name__, len(self.source)
     if not 0 < count <= 2**32:
@@ -366,7 +383,14 @@ class _Chunks:
   returned errors arrive unchanged and in order from threads and processes.
   """
 
-  def __init__(self, examples, process_index, process_count, start=0, end=None):
+  def __init__(
+    self,
+    examples: _Examples,
+    process_index: int,
+    process_count: int,
+    start: int = 0,
+    end: int | None = None,
+  ) -> None:
     batch_size = examples.data.batch_size
     if batch_size % process_count:
       raise ValueError(
@@ -387,10 +411,10 @@ class _Chunks:
     if end is not None:
       self.num_batches = math.ceil(end / batch_size)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.num_batches * self.per_batch
 
-  def __getitem__(self, chunk):
+  def __getitem__(self, chunk: int) -> dict[str, Any]:
     batch, part = divmod(int(chunk), self.per_batch)
     first = self._offset + batch * self.data.batch_size
     positions = range(first, first + self._local_size)

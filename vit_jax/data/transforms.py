@@ -13,6 +13,8 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +68,7 @@ def _resize_antialiased(image, height, width, interpolation):
 class _Sized:
   """Makes the field `size` a pair, and checks `interpolation`."""
 
-  def __post_init__(self):
+  def __post_init__(self: Any) -> None:
     size = images.size(f'{type(self).__name__}: size', self.size)
     object.__setattr__(self, 'size', size)
     if hasattr(self, 'interpolation'):
@@ -249,3 +251,55 @@ def _crop(transform, image, place):
     )
   y, x = map(place, room)
   return image[y : y + height, x : x + width]
+
+
+def scale(
+  transforms: Sequence[Any], old: Sequence[int], new: Sequence[int]
+) -> tuple[Any, ...]:
+  """Return transforms for images of another size.
+
+  'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
+  same part of the image is used. A shorter side (ResizeSmall) grows with the
+  larger side of the image, so that it can still be cropped.
+
+  Args:
+    transforms: those with a field `size` in pixels are changed.
+    old, new: (H, W), or more.
+  """
+  old, new = tuple(old[:2]), tuple(new[:2])
+
+  def scaled(transform):
+    size = getattr(transform, 'size', None)
+    if old == new or size is None:
+      return transform
+    if isinstance(size, int):
+      size = round(size * max(new) / max(old))
+    else:
+      size = tuple(round(s * n / o) for s, n, o in zip(size, new, old))
+    return dataclasses.replace(transform, size=size)
+
+  return tuple(scaled(transform) for transform in transforms)
+
+
+def scale_to(
+  transforms: Sequence[Any], image_size: int | tuple[int, int]
+) -> tuple[Any, ...]:
+  """Return `scale` of the transforms so that their result has `image_size`.
+
+  Args:
+    transforms: in order; the last one with a pair `size` makes the images.
+    image_size: int or (H, W).
+
+  Raises:
+    ValueError: no transform has such a size.
+  """
+  new = images.size('image_size', image_size)
+  sizes = [getattr(transform, 'size', None) for transform in transforms]
+  old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
+  if old is None:
+    raise ValueError(
+      f'image_size={image_size!r} changes the sizes of the transforms, but '
+      'none of them makes images of one size. Add Resize, InceptionCrop, '
+      'RandomCrop or CentralCrop.'
+    )
+  return scale(transforms, old, new)

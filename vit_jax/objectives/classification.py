@@ -7,14 +7,21 @@ logits to probabilities, 'softmax' or 'sigmoid'. An objective that wraps another
 one keeps it by `functools.wraps(loss_fn)`.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
+from vit_jax.objectives.class_weights import check_weights, weights_of
 from vit_jax.types import Array, LossFn, Model, Preprocess
 
 
 def softmax_xent(
-  model: Model, *, preprocess: Preprocess, label_smoothing: float = 0.0
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  label_smoothing: float = 0.0,
+  class_weights: Sequence[float] | None = None,
 ) -> LossFn:
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
@@ -22,19 +29,28 @@ def softmax_xent(
     model: has apply({'params': p}, images, train=True, rngs=...) -> [B, K].
     preprocess: uint8 images -> float images.
     label_smoothing: s in targets * (1 - s) + s / K.
+    class_weights: K numbers w; the loss is the mean over the batch of w[label]
+      times the loss of the example (not divided by the sum of the weights). For
+      a vector of labels the weight is the mean of w under the vector. The
+      evaluators' loss has no weights. See `data.balance.class_weights`.
   """
-  return _loss_fn(model, preprocess, label_smoothing, 'softmax')
+  return _loss_fn(model, preprocess, label_smoothing, class_weights, 'softmax')
 
 
 def sigmoid_xent(
-  model: Model, *, preprocess: Preprocess, label_smoothing: float = 0.0
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  label_smoothing: float = 0.0,
+  class_weights: Sequence[float] | None = None,
 ) -> LossFn:
   """Return the sigmoid cross-entropy, summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
+  The arguments are those of `softmax_xent`.
   """
-  return _loss_fn(model, preprocess, label_smoothing, 'sigmoid')
+  return _loss_fn(model, preprocess, label_smoothing, class_weights, 'sigmoid')
 
 
 def softmax_loss(logits: Array, targets: Array) -> jax.Array:
@@ -61,9 +77,10 @@ def soft_targets(
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _loss_fn(model, preprocess, label_smoothing, activation):
+def _loss_fn(model, preprocess, label_smoothing, class_weights, activation):
   if not 0 <= label_smoothing < 1:
     raise ValueError(f'label_smoothing={label_smoothing} must be in [0, 1).')
+  weights = None if class_weights is None else check_weights(class_weights)
 
   def loss_fn(params, batch, rng):
     logits = model.apply(
@@ -74,7 +91,10 @@ def _loss_fn(model, preprocess, label_smoothing, activation):
     )
     labels = batch['label']
     targets = soft_targets(labels, logits.shape[-1], label_smoothing)
-    loss = jnp.mean(LOSSES[activation](logits, targets))
+    losses = LOSSES[activation](logits, targets)
+    if weights is not None:
+      losses = losses * weights_of(labels, weights, logits.shape[-1])
+    loss = jnp.mean(losses)
     if labels.ndim == 2:
       labels = jnp.argmax(labels, axis=-1)
     accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)

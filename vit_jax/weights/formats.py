@@ -14,6 +14,8 @@ executed: pickles are refused, and a file may only name the classes that
 `config.build` trusts.
 """
 
+import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,6 +115,49 @@ def read(
   return weights
 
 
+def describe(path, *, step=None, trust=(), **options):
+  """Return what `read` does, without the parameters.
+
+  Of a workdir only model.json is read. A file is read as a whole, but only once
+  if it is described several times.
+
+  Args:
+    path, step, trust, **options: see `read`.
+
+  Returns:
+    (Weights with params={}, whether a description of this project, such as
+    model.json, says how the model was run: dtype, dropout, ...).
+
+  Raises:
+    ValueError: as `read`.
+  """
+  options = {k: v for k, v in options.items() if v is not None}
+  directory, source = _locate(path, step)
+  if directory is not None:
+    content = workdirs.description(directory, missing_ok=True)
+    if content is not None:
+      model = _described_model(content, trust, options)
+      weights = Weights(model, {}, **usage(content, trust))
+      weights.origin = str(directory)
+      return weights, True
+    file = directory
+  else:
+    file = files.fetch(source)
+  changed = epath.Path(file).stat().mtime
+  weights = _describe_file(
+    path, step, tuple(trust), json.dumps(options, default=repr), changed
+  )
+  return weights, weights.origin.startswith('vit_jax, ')
+
+
+@functools.lru_cache(maxsize=8)
+def _describe_file(path, step, trust, options, changed):
+  """Return Weights without parameters; `changed` is the time of the file."""
+  del changed
+  weights = read(path, step=step, trust=trust, **json.loads(options))
+  return dataclasses.replace(weights, params={})
+
+
 def _locate(path, step):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None or _is_workdir(path):
@@ -185,16 +230,22 @@ def _read_checkpoint(directory, ema, trust, options):
   return weights
 
 
-def _described(content, params, trust, options):
-  """Return Weights of parameters and the content of model.json."""
+def _described_model(content, trust, options):
+  """Return the model that model.json describes, with unrolled layers."""
   fields = {
     k: v for k, v in options.items() if k not in ('image_size', 'num_heads')
   }
   model = bundle.build_model(content.get('model'), trust)
+  if isinstance(model, bundle.MODELS) and hasattr(model, 'scan'):
+    fields = {'scan': False} | fields
+  return bundle.replace(model, **fields)
+
+
+def _described(content, params, trust, options):
+  """Return Weights of parameters and the content of model.json."""
+  model = _described_model(content, trust, options)
   if isinstance(model, bundle.MODELS):
     params = tree.unstack_blocks(params)
-    fields = {'scan': False} | fields if hasattr(model, 'scan') else fields
-  model = bundle.replace(model, **fields)
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
     params = {k: v for k, v in params.items() if k != 'mask'}
   use = usage(content, trust)

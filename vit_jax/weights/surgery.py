@@ -130,6 +130,17 @@ def read(init_from: InitFrom) -> Weights:
   )
 
 
+def describe(init_from: InitFrom) -> tuple[Weights, bool]:
+  """Return `formats.describe` of the weights that an InitFrom names."""
+  return formats.describe(
+    init_from.path,
+    step=init_from.step,
+    trust=init_from.trust,
+    grid=init_from.grid,
+    **(init_from.options or {}),
+  )
+
+
 def load_into(
   state: Any, model: Model, init_from: InitFrom, folder: PathLike | None = None
 ) -> tuple[Any, str]:

@@ -1,0 +1,82 @@
+"""Training from scratch on your own images, in PATH/CLASS/*.jpg.
+
+    python -m vit_jax.main --config=configs/train_folder.py \
+        --config.data.source.path=PATH --workdir=DIR
+
+Images end in jpg, jpeg, png, webp or bmp. A tenth of each class is held out and
+tested. For labels in a CSV see vit_jax/data/folder.py; for PATH/train and
+PATH/val add --config.data.source.split=train
+--config.evals.test.data.source.split=val
+
+If there are weights to start from, configs/finetune.py:folder is better: with
+some hundred images per class a model from scratch stays far behind a fine-tuned
+one. Here images, not the model, are what limits the result.
+
+Arguments (separated by commas; the first of a list is the default):
+  Ti/16, ...  the model, one of MODELS of finetune.py
+  size=128   pixels, a multiple of the patches. 224 is usual on a GPU
+  epochs=100 visits of each image, or of as many images with `balanced`
+  held_out=10   percent of the images that are not trained on but tested. The
+             choice depends on the names of the files only, and takes the same
+             part of each class. A class with few images (under 5, for 10
+             percent) may have none in the test; it always has some in training
+  balanced   visit each class equally often (rare images repeat)
+  class_weights   weight the loss of an example by n / (K n_c), for n images in
+             K classes and n_c in its class. The test loss has no weights
+  lr=1e-3    peak learning rate
+  tiny       seconds on a CPU, to try out the data
+
+The recipe is ours for small data sets, not the paper's; the parts are those of
+"Better plain ViT baselines for ImageNet-1k" (pretrain_s16_better_plain.py):
+mean over patches, fixed 2-D sine-cosine positions, Adam with weight decay 0.05,
+cosine decay after a warm-up of a tenth of the steps, clipping at norm 1. Batch
+64, so that small sets get enough steps; label smoothing 0.1; an inception crop
+of a quarter of the image or more, and flips. Test images are resized without
+cropping.
+
+An image that cannot be read stops the run with its name. Then repair or remove
+it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
+"""
+
+from configs import arguments, common, finetune
+
+MODELS = ('Ti/16', *(x for x in finetune.MODELS if x != 'Ti/16'))
+
+
+def get_config(argument=''):
+  args = arguments.parse(
+    argument,
+    model=MODELS,
+    size=128,
+    epochs=100.0,
+    held_out=float,
+    balanced=False,
+    class_weights=False,
+    lr=float,
+    tiny=False,
+  )
+  config = common.training()
+  config.total_epochs = args.epochs
+  config.model = common.model(args.model)
+  if 'num_heads' in config.model:  # ViTs and hybrids
+    config.model.pooling = common.pooling('Mean')
+    config.model.posemb = common.posemb('SinCos2d')
+  train, test = common.split_off(args.held_out)
+  crop = common.transform('InceptionCrop', size=args.size, area=(0.25, 1.0))
+  config.data = common.data(
+    common.own_folder(train), [crop, common.transform('FlipLR')], batch_size=64
+  )
+  config.objective = common.xent('softmax', label_smoothing=0.1)
+  config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
+  config.schedule = {
+    'lr': args.lr or 1e-3,
+    'decay': 'cosine',
+    'warmup_fraction': 0.1,
+  }
+  common.balance(
+    config, balanced=args.balanced, class_weights=args.class_weights
+  )
+  config.evals = common.held_out_evals(
+    config, {'test': test}, common.resize(args.size), every_fraction=0.1
+  )
+  return common.tiny(config) if args.tiny else config

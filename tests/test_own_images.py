@@ -1,0 +1,267 @@
+"""Own images: fine-tuning with the model of the weights, and from scratch."""
+
+import collections
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from test_configs import load_config
+
+from vit_jax import config as configs
+from vit_jax import metrics, pretrained
+from vit_jax.data import pipeline
+from vit_jax.data.folder import Folder
+from vit_jax.models import pooling
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.preprocess import Normalize
+from vit_jax.weights import bundle, formats
+from vit_jax.weights.surgery import InitFrom
+
+BASE = {'width': 32, 'depth': 1, 'mlp_dim': 64, 'num_heads': 2}
+
+
+def weights(shape=(24, 24, 1), **fields):
+  """Weights of a small ViT for grey images of 24 px, as the quickstart's."""
+  fields = BASE | {'patch_size': 4, 'num_classes': 7} | fields
+  model = bundle.from_fields(VisionTransformer, **fields)
+  rng = np.random.default_rng(0)
+  params = {
+    path: rng.normal(size=x.shape, scale=0.1).astype(np.float32)
+    for path, x in bundle.shapes(model, shape).items()
+  }
+  return bundle.Weights(model, params, shape)
+
+
+def save(folder, name, mode='RGB', size=(50, 40), seed=0, **options):
+  rng = np.random.default_rng(seed)
+  channels = {'L': (), 'RGB': (3,), 'RGBA': (4,), 'I;16': (), 'P': (3,)}[mode]
+  kind = np.uint16 if mode == 'I;16' else np.uint8
+  pixels = rng.integers(0, np.iinfo(kind).max, (*size, *channels), kind)
+  image = Image.fromarray(pixels)
+  path = folder / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  (image.convert('P') if mode == 'P' else image).save(path, **options)
+  return path
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+  """A folder as users have it: of all kinds, sizes and names."""
+  path = tmp_path_factory.mktemp('images')
+  for i in range(30):
+    save(path, f'large/{i}.JPG', size=(40 + i, 90 - i), seed=i)
+  for i in range(5):
+    save(path, f'Äpfel und 梨/bild {i} é.png', 'RGBA', seed=i)
+  save(path, 'one/only.webp')
+  save(path, 'kinds/grey.png', 'L')
+  save(path, 'kinds/16 bit.png', 'I;16')
+  save(path, 'kinds/palette.png', 'P')
+  save(path, 'kinds/deep/er/nested.bmp', size=(3, 200))
+  (path / 'empty').mkdir()
+  (path / 'one/notes.txt').write_text('no image')
+  (path / 'Thumbs.db').write_bytes(b'\0')
+  return path
+
+
+CLASSES = ['empty', 'kinds', 'large', 'one', 'Äpfel und 梨']
+
+
+def test_a_tenth_of_each_class_is_held_out(images, caplog):
+  parts = {
+    split: Folder(images, split=split, stratified=True)
+    for split in ('[:90%]', '[90%:]', '[80%:]')
+  }
+  train, test = parts['[:90%]'], parts['[90%:]']
+  assert train.class_names == test.class_names == CLASSES
+  count = {
+    k: collections.Counter(x.labels().tolist()) for k, x in parts.items()
+  }
+  assert count['[:90%]'] == {1: 4, 2: 27, 3: 1, 4: 4}
+  assert count['[90%:]'] == {2: 3, 4: 1}
+  assert count['[80%:]'] == {2: 6, 1: 1, 4: 1}
+  names = [{x.describe(i) for i in range(len(x))} for x in (train, test)]
+  assert not names[0] & names[1] and len(names[0] | names[1]) == 40
+  assert "['empty'] have no images" in caplog.text
+
+
+def test_many_small_classes_are_held_out_of(tmp_path):
+  """10% of 4 images each: no class loses two, and a tenth is held out."""
+  for c in range(20):
+    for i in range(4):
+      (tmp_path / f'{c}').mkdir(exist_ok=True)
+      (tmp_path / f'{c}/{i}.jpg').write_bytes(b'')
+  test = Folder(tmp_path, split='[90%:]', stratified=True)
+  assert len(test) == 8 and len(set(test.labels())) == 8
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_fast():
+  """Programs run a few times here, so compiling them well does not pay."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
+@pytest.mark.parametrize(
+  'words', ['tiny', pytest.param('tiny,balanced', marks=pytest.mark.slow)]
+)
+def test_training_from_scratch_is_one_command(words, images, tmp_path):
+  config = load_config('train_folder', words)
+  config.data.source.path = str(images)
+  state = configs.run(config, tmp_path)
+  assert state.params['head']['kernel'].shape[-1] == len(CLASSES)
+  found = [r.get('test/num_examples') for r in metrics.read_records(tmp_path)]
+  assert 4 in found
+  saved = json.loads((tmp_path / 'model.json').read_text())
+  assert saved['class_names'] == CLASSES
+
+
+def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
+  broken = save(tmp_path, 'a/broken.jpg', size=(99, 99))
+  broken.write_bytes(broken.read_bytes()[:2000])
+  save(tmp_path, 'b/whole.jpg')
+  source = Folder(tmp_path)
+  with pytest.raises(ValueError, match=r'broken\.jpg.*Repair or remove'):
+    next(iter(pipeline.eval_batches(source, batch_size=2)))
+  resize = load_config('train_folder').evals.test.data.transforms
+  data = pipeline.Data(source, 2, configs.resolve(resize), on_error='skip')
+  batches = data.eval_batches()
+  assert [batch['mask'].sum() for batch in batches] == [1]
+  assert batches.skipped == 1
+
+
+def test_class_weights_of_a_config_are_those_of_its_training_images(images):
+  for name in ('train_folder', 'finetune'):
+    argument = 'class_weights' if name[0] == 't' else 'folder,class_weights'
+    config = load_config(name, argument)
+    config.data.source.path = str(images)
+    found = configs.resolve(config.objective).keywords['class_weights']
+    np.testing.assert_allclose(found, [1, 36 / 16, 36 / 108, 9, 36 / 16])
+
+
+def test_contradictions():
+  for words, message in [
+    ('balanced,class_weights', 'Keep one'),
+    ('held_out=0.2', 'whole number of percent'),
+  ]:
+    for name, first in (('train_folder', ''), ('finetune', 'folder,')):
+      with pytest.raises(ValueError, match=message):
+        load_config(name, first + words)
+  with pytest.raises(ValueError, match="is for 'folder'"):
+    load_config('finetune', 'pets,held_out=20')
+
+
+# Fine-tuning.
+
+
+def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
+  formats.write(weights(), tmp_path / 'grey.npz', 'vit_jax')
+
+  def finetune(words, init_from, workdir):
+    config = load_config('finetune', f'folder,{words}')
+    config.init_from.path = str(init_from)
+    config.data.source.path = str(images)
+    configs.override(
+      config, ['total_epochs=None', 'total_steps=2', 'data.batch_size=8']
+    )
+    return configs.run(config, workdir), config
+
+  with pytest.raises(ValueError, match='add adapt_channels') as error:
+    finetune('size=24', tmp_path / 'grey.npz', tmp_path / 'wrong')
+  assert 'image channels       1                    3' in str(error.value)
+  assert (tmp_path / 'wrong/init_from_differences.txt').exists()
+
+  state, _ = finetune('adapt_channels', tmp_path / 'grey.npz', tmp_path / 'rgb')
+  assert state.params['embedding']['kernel'].shape == (4, 4, 3, 32)
+  assert state.params['pos_embedding'].shape == (1, 10, 10, 32)  # 40 px
+  assert 'channels adapted' in capsys.readouterr().out
+  # The result is weights, too: from a workdir, now of RGB images.
+  init_from = InitFrom(str(tmp_path / 'rgb'))
+  assert pretrained.from_weights(init_from).num_classes is None
+  assert pretrained.finetuning_size(init_from) == (68, 68)
+
+
+@pytest.mark.parametrize('format', ['vit_jax', 'npz', 'timm', 'hf'])
+def test_the_model_is_that_of_the_weights(format, tmp_path):
+  image = {'vit_jax': (24, 24, 1)}.get(format, (28, 28, 3))
+  made = weights(
+    image, dropout=0.1, attention_dropout=0.1, gelu='exact', dtype='float32'
+  )
+  made.preprocess = Normalize(mean=(1.0, 2.0, 3.0), std=5.0)
+  is_file = format in formats.NPZ_FORMATS
+  path = tmp_path / ('x.npz' if is_file else 'x')
+  formats.write(made, path, format)
+  init_from = InitFrom(str(path), options={'num_heads': 2})
+  model = pretrained.from_weights(init_from, stochastic_depth=0.2)
+  # The head is new, and how the weights were trained does not matter.
+  assert model == made.model.clone(
+    num_classes=None,
+    dropout=0.0,
+    stochastic_depth=0.2,
+    block=pretrained.from_weights(init_from).block,
+    dtype='float32' if format == 'vit_jax' else 'bfloat16',
+  )
+  assert model.block.gelu == 'exact' and model.block.attention_dropout == 0
+  assert pretrained.finetuning_size(init_from) == (
+    (40, 40) if image[0] == 24 else (48, 48)
+  )
+  found = pretrained.preprocess(init_from)
+  pixels = np.full((1, 1, 3), 100, np.uint8)
+  np.testing.assert_allclose(found(pixels), made.preprocess(pixels), rtol=1e-5)
+  kept = InitFrom(init_from.path, options=init_from.options, head='keep')
+  assert pretrained.from_weights(kept).num_classes == 7
+  with pytest.raises(ValueError, match=r"no field 'droput'.*'dropout'"):
+    pretrained.from_weights(init_from, droput=0.1)
+
+
+@pytest.mark.parametrize(
+  'size, patch, expected',
+  [
+    *((224, 16, 384), (224, 14, 518), (384, 16, 384), (512, 16, 512)),
+    *((256, 32, 384), (24, 4, 40), (518, 14, 518), (28, 2, 48)),
+  ],
+)
+def test_the_size_follows_the_paper(size, patch, expected, monkeypatch):
+  made = weights((size, size, 3), patch_size=patch)
+  monkeypatch.setattr(
+    pretrained.surgery, 'describe', lambda init_from: (made, True)
+  )
+  assert pretrained.finetuning_size(InitFrom('x')) == (expected, expected)
+
+
+def test_masked_patches_get_a_pooling(monkeypatch):
+  made = weights(pooling='none', mask_token=True, class_token=True)
+  monkeypatch.setattr(
+    pretrained.surgery, 'describe', lambda init_from: (made, True)
+  )
+  model = pretrained.from_weights(InitFrom('x'))
+  assert model.pooling == pooling.ClassToken()
+  assert not model.embedding.mask_token
+
+
+def test_image_size_of_data_scales_the_transforms():
+  config = load_config('finetune', 'folder,resize')
+  transforms = configs.resolve(config.data.transforms)
+  data = pipeline.Data(source(), 4, transforms, image_size=40)
+  assert [t.size for t in data.transforms[:2]] == [(47, 47), (40, 40)]
+  with pytest.raises(ValueError, match='image_size=40 changes the sizes'):
+    pipeline.Data(source(), 4, (), image_size=40)
+
+
+def source():
+  file = io.BytesIO()
+  Image.new('RGB', (9, 9)).save(file, 'PNG')
+  return [{'image': file.getvalue(), 'label': 0}]
+
+
+def test_the_weights_are_asked_for_once(tmp_path):
+  config = load_config('finetune', 'folder,class_weights')
+  with pytest.raises(ValueError, match='values to be set') as error:
+    configs.run(config, tmp_path)
+  assert str(error.value).split('Add ')[1].split() == [
+    '--config.init_from.path=...',
+    '--config.data.source.path=...',
+  ]
