@@ -64,11 +64,11 @@ def run(tx, params=PARAMS, num_steps=3, scan=False):
   return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
 
 
-def assert_close(actual, expected, atol):
+def assert_close(actual, expected, atol, rtol=0):
   assert actual.keys() == expected.keys()
   for path in expected:
     np.testing.assert_allclose(
-      actual[path], expected[path], rtol=0, atol=atol, err_msg=path
+      actual[path], expected[path], rtol=rtol, atol=atol, err_msg=path
     )
 
 
@@ -298,49 +298,6 @@ def test_sgd_decay_is_l2():
   assert_close(run(tx, num_steps=1), expected, atol=1e-6)
 
 
-def test_muon_orthogonalises_the_matrices_of_blocks():
-  """Their singular values become nearly equal; Adam updates the rest."""
-  query, bias = (2, 8, 4, 8), (2, 8)
-  rng = np.random.default_rng(0)
-  params = {
-    'blocks': {'query': {'kernel': rng.normal(size=query)}},
-    'norm': {'bias': rng.normal(size=bias)},
-  }
-  params = jax.tree.map(jnp.float32, params)
-  tx = optim.muon(1.0, adam_factor=0.1)
-  updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
-  for layer in np.reshape(updates['blocks']['query']['kernel'], (2, 8, 32)):
-    values = np.linalg.svd(layer, compute_uv=False)
-    assert values.min() > 0.3 * values.max()
-  values = np.linalg.svd(params['blocks']['query']['kernel'].reshape(2, 8, 8))
-  assert (values.S.min(1) < 0.2 * values.S.max(1)).all()
-  update = np.asarray(updates['norm']['bias'])
-  np.testing.assert_array_equal(
-    np.sign(update), -np.sign(params['norm']['bias'])
-  )
-  assert np.ptp(np.abs(update)) < 1e-4 and np.abs(update).max() < 0.2
-
-
-@pytest.mark.parametrize(
-  ('path', 'shape', 'dimensions'),
-  [
-    ('block_0/attn/query/kernel', (96, 3, 32), ((0,), (1, 2))),
-    ('block_11/attn/out/kernel', (3, 32, 96), ((0, 1), (2,))),
-    ('blocks/attn/out/kernel', (4, 3, 32, 96), ((1, 2), (3,))),
-    ('blocks/mlp/fc1/kernel', (4, 96, 384), ((1,), (2,))),
-  ],
-)
-def test_matrices_of_muon(path, shape, dimensions):
-  assert optim._matrix(path, np.empty(shape)) == dimensions
-
-
-@pytest.mark.parametrize(
-  'path', ['block_0/attn/out/bias', 'embedding/kernel', 'head/kernel']
-)
-def test_no_matrices_of_muon(path):
-  assert optim._matrix(path, np.empty((4, 4))) is None
-
-
 def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
   tx = make_optimizer(
     optim.sgd,
@@ -376,7 +333,7 @@ def test_clipping_leaves_small_gradients_alone():
   rate = schedule(lr=0.1, total_steps=9)
   clipped = make_optimizer(optim.sgd, PARAMS, rate, clip_norm=1e3)
   plain = run(make_optimizer(optim.sgd, PARAMS, rate))
-  assert_close(run(clipped), plain, atol=1e-6)
+  assert_close(run(clipped), plain, atol=1e-6, rtol=1e-6)
 
 
 def test_every_parameter_moves_unless_frozen():

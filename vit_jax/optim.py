@@ -1,8 +1,7 @@
 """Optimizers and learning-rate schedules.
 
 An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
-transformation: `optax.adamw`, `optax.lion`, `sgd` or `muon` of this file, or
-your own.
+transformation: `optax.adamw`, `optax.lion`, `sgd` of this file, or your own.
 `Optimizer` adds clipping, decay masks, frozen parameters and more. The paper's
 Adam (section 4.1) is `optax.adamw`, whose weight decay is multiplied by the
 learning rate. big_vision's `wd` is multiplied by the shape of the schedule
@@ -61,53 +60,6 @@ def sgd(
     trace,
     optax.scale_by_learning_rate(learning_rate),
   )
-
-
-def muon(
-  learning_rate, *, adam_factor=0.15, b2=0.95, weight_decay=0.0, mask=None
-):
-  """Muon (Jordan et al., 2024): momentum, orthogonalised for each matrix.
-
-  The update of a matrix in a block has all singular values equal, which learns
-  more than Adam in few steps. The heads of query, key and value count as one
-  matrix. Adam updates embeddings, biases, norms and the head.
-
-  Args:
-    learning_rate: float or schedule; 0.02 is common.
-    adam_factor: learning rate of Adam, relative to that of Muon.
-    b2: of Adam.
-    weight_decay: decoupled, multiplied by the learning rate.
-    mask: tree of bools, True where weight decay applies.
-  """
-
-  def slow_down_adam(updates, params):
-    del params
-    return tree.map_with_path(
-      lambda path, x: x if _matrix(path, x) else adam_factor * x, updates
-    )
-
-  return optax.chain(
-    optax.contrib.muon(
-      learning_rate,
-      weight_decay=weight_decay,
-      weight_decay_mask=mask,
-      adam_b2=b2,
-      adam_weight_decay=weight_decay,
-      muon_weight_dimension_numbers=lambda x: tree.map_with_path(_matrix, x),
-    ),
-    optax.stateless(slow_down_adam),
-  )
-
-
-def _matrix(path, leaf):
-  """Return the input and output dimensions of a block's kernel, else None."""
-  found = re.fullmatch(r'(?:.*/)?block(_\d+|s)/.*/kernel', path)
-  if not found:
-    return None
-  axes = tuple(range(found[1] == 's', leaf.ndim))  # scanned layers come first
-  into_heads = len(axes) == 3 and not path.endswith('/out/kernel')
-  inputs = 1 if into_heads else len(axes) - 1
-  return optax.contrib.MuonDimensionNumbers(axes[:inputs], axes[inputs:])
 
 
 def _stored_as(dtype, tx):
