@@ -117,7 +117,7 @@ def test_help_is_a_success(tmp_path):
       r"'many' is not of type int\. batch_size is 512 here",
     ),
     (
-      '--config=vit_jax:finetune:pets --config.model=3',
+      '--config=vit_jax:finetune:pets,B/16 --config.model=3',
       r'keys of its own: .*width\. Set these, as in --config\.model\.KEY=VALUE',
     ),
     (

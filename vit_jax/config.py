@@ -38,17 +38,18 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vit_jax.durations import UNITS, Duration
+from vit_jax.files import PathLike
 
 try:
   from ml_collections import ConfigDict
   from ml_collections.config_dict import RequiredValueError
 except ModuleNotFoundError:  # config files need it; models by name do not
 
-  class ConfigDict(dict):
+  class ConfigDict(dict):  # type: ignore[no-redef]
     """Placeholder: without ml_collections there are no config files."""
 
   RequiredValueError = KeyError
@@ -70,7 +71,7 @@ class ConfigError(ValueError):
   """A config that cannot be used as it is."""
 
 
-def load(spec):
+def load(spec: Any) -> Any:
   """Return the ConfigDict of a config file.
 
   Args:
@@ -83,7 +84,7 @@ def load(spec):
       it does not take, or any other exception in the file.
   """
   path, argument = _find(str(spec))
-  module_spec = importlib.util.spec_from_file_location(path.stem, path)
+  module_spec: Any = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
   try:
     import_configs(path.parent)
@@ -141,7 +142,7 @@ def _place(error, path):
   return f'{path}, line {lines[-1]}' if lines else str(path)
 
 
-def shipped_configs():
+def shipped_configs() -> dict[str, Any]:
   """Return {name: path} of the configs of this project, sorted by name."""
   files = sorted(_shipped().glob('*.py'))
   return {x.stem: x for x in files if '\ndef get_config(' in x.read_text()}
@@ -154,7 +155,7 @@ def _shipped():
   return inside if inside.is_dir() else package.parent / 'configs'
 
 
-def import_configs(folder=None):
+def import_configs(folder: pathlib.Path | None = None) -> None:
   """Make `from configs import ...` work from any working directory.
 
   The package `configs` has the files of all folders of that name on sys.path,
@@ -187,7 +188,7 @@ def import_configs(folder=None):
       vars(package).pop(name.split('.')[1], None)
 
 
-def override(config, assignments):
+def override(config: Any, assignments: Iterable[str]) -> None:
   """Set values in a ConfigDict, in place.
 
   Args:
@@ -272,7 +273,7 @@ def _parse(text):
     return text
 
 
-def locate(dotted_path):
+def locate(dotted_path: Any) -> Any:
   """Return the object that 'package.module.name' (or 'Class.method') names."""
   if not isinstance(dotted_path, str) or '.' not in dotted_path:
     raise ConfigError(
@@ -289,7 +290,7 @@ def locate(dotted_path):
       f'{error.name!r}. Is its package installed?'
     ) from error
   except AttributeError as error:
-    module, name = error.obj, error.name
+    module, name = error.obj, str(error.name)
     have = [n for n in dir(module) if not n.startswith('_')]
     raise ConfigError(
       f'{dotted_path!r}: {getattr(module, "__name__", module)} has no '
@@ -299,7 +300,7 @@ def locate(dotted_path):
     raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
 
 
-def suggest(word, words):
+def suggest(word: str, words: Iterable[str]) -> str:
   """Return ' (did you mean ...?)' for the most similar word, or ''."""
   near = difflib.get_close_matches(str(word), words, n=1)
   return f' (did you mean {near[0]!r}?)' if near else ''
@@ -312,7 +313,7 @@ class Partial(functools.partial):
     ConfigError: on a call that leaves some of them out, or sets one twice.
   """
 
-  def __call__(self, /, *args, **kwargs):
+  def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
     if twice := sorted(self.keywords.keys() & kwargs.keys()):
       raise ConfigError(
         f'{_name(self.func)}: {", ".join(twice)} is set by the code that calls '
@@ -341,7 +342,7 @@ class Call:
   hidden: tuple[str, ...] = ()
   later: bool = False
 
-  def make(self, *args, **supplied):
+  def make(self, *args: Any, **supplied: Any) -> Any:
     """Make all calls, innermost first, and return the result of this one."""
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
     if self.later or _missing(self.fn, kwargs | supplied, len(args)):
@@ -349,7 +350,7 @@ class Call:
     return self.fn(*args, **kwargs, **supplied)
 
 
-def make(value):
+def make(value: Any) -> Any:
   """Return the value with every Call in it made, innermost first."""
   if isinstance(value, Call):
     return value.make()
@@ -360,7 +361,7 @@ def make(value):
   return value
 
 
-def plan_run(config, **supplied):
+def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
   """Return the Call of the function that config.run names, all keys checked.
 
   Args:
@@ -387,14 +388,20 @@ def plan_run(config, **supplied):
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in _parameters(fn)}
   hidden = ('workdir', 'record', 'preset', *taken)
-  problems = []
+  problems: list[str] = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
   _raise_all(problems)
   return found, taken
 
 
-def run(config, workdir, *, preset=None, **supplied):
+def run(
+  config: Any,
+  workdir: PathLike,
+  *,
+  preset: Mapping[str, Any] | None = None,
+  **supplied: Any,
+) -> Any:
   """Call the function that config.run names with the objects of the config.
 
   Args:
@@ -418,7 +425,7 @@ def run(config, workdir, *, preset=None, **supplied):
   return found.make(workdir, **taken)
 
 
-def check_set(call, config, prefix=''):
+def check_set(call: Call, config: Any, prefix: str = '') -> None:
   """Raise ConfigError if required arguments are None, and name their flags.
 
   Args:
@@ -462,7 +469,7 @@ def _none(value):
       yield from _none(inner)
 
 
-def leaves(config, where=''):
+def leaves(config: Any, where: str = '') -> dict[str, Any]:
   """Return {'a.b': value} of a config; a value to be set by users is None."""
   if isinstance(config, list | tuple) and any(
     isinstance(inner, Mapping | ConfigDict) for inner in config
@@ -470,7 +477,7 @@ def leaves(config, where=''):
     config = {str(i): inner for i, inner in enumerate(config)}
   if not isinstance(config, Mapping | ConfigDict):
     return {where: config}
-  found = {}
+  found: dict[str, Any] = {}
   for key in config:
     try:
       value = config[key]
@@ -480,7 +487,7 @@ def leaves(config, where=''):
   return found
 
 
-def changes(before, after):
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
   """Return {key: [value before, value after]} of two results of `leaves`.
 
   Values are JSON; None stands for a key that is not there.
@@ -490,9 +497,9 @@ def changes(before, after):
   return json.loads(json.dumps(found, default=str))
 
 
-def resolve(value):
+def resolve(value: Any) -> Any:
   """Return objects for a config value: every target in it is called."""
-  problems = []
+  problems: list[str] = []
   check_filled(value)
   found = _plan(value, Any, '', problems)
   _raise_all(problems)
@@ -504,7 +511,7 @@ def _raise_all(problems):
     raise ConfigError('\n'.join(dict.fromkeys(problems)))
 
 
-def check_filled(config):
+def check_filled(config: Any) -> None:
   """Raise ConfigError naming the required placeholders that are not set."""
   if unset := _unset(config, ''):
     raise ConfigError(_to_set(unset))
@@ -772,7 +779,7 @@ def _name(fn):
   return getattr(fn, '__module__', '') + '.' + getattr(fn, '__qualname__', '?')
 
 
-def describe(value):
+def describe(value: Any) -> Any:
   """Return JSON values from which `build` makes an equal object.
 
   Args:
@@ -818,7 +825,7 @@ def _changed_fields(value):
   return settings
 
 
-def build(settings, *, trust=()):
+def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
   """Return the object that settings from a file describe.
 
   Args:
@@ -872,7 +879,9 @@ def _with_tuples(value):
   return value
 
 
-def settings(value, where='config', note=''):
+def settings(
+  value: Any, where: str = 'config', note: str = ''
+) -> Iterator[str]:
   """Yield a line 'KEY = VALUE' for everything that can be set in a Call.
 
   Values that the config does not set are their defaults, and marked so.

@@ -9,6 +9,8 @@ same command resumes the run.
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -73,10 +75,10 @@ _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
 
-assignments = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
+assignments: list[str] = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
   del argv
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
@@ -100,7 +102,7 @@ def main(argv):
     config.run(resolved, _WORKDIR.value, preset=preset, **supplied)
 
 
-def load_config(spec):
+def load_config(spec: str | None) -> Any:
   """Return the ConfigDict of --config, with --config.KEY=VALUE applied."""
   if not spec:
     raise config.ConfigError(
@@ -112,7 +114,7 @@ def load_config(spec):
   return found
 
 
-def preset_of(spec, resolved):
+def preset_of(spec: str | None, resolved: Any) -> dict[str, Any]:
   """Return the origin of a config for `config.run`: file and changes."""
   before, after = (config.leaves(x) for x in (config.load(spec), resolved))
   return {'config': spec, 'changed': config.changes(before, after)}
@@ -154,7 +156,7 @@ def _join_other_hosts():
     sys.exit(f'\n{" ".join(f"--{x}" for x in given)} without --distributed.')
 
 
-def parse_flags(argv):
+def parse_flags(argv: Sequence[str]) -> list[str]:
   """Parse the flags by absl; keep --config.KEY=VALUE for `load_config`.
 
   A flag without '=' takes the next word as its value, or True before another

@@ -15,13 +15,17 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.terminal import Terminal
+from vit_jax.types import Metrics, Params
 
 # Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
 # the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
@@ -52,7 +56,7 @@ class NonFiniteError(FloatingPointError):
   """A metric of a training step is NaN or Inf."""
 
 
-def peak_flops(device_kind):
+def peak_flops(device_kind: str) -> float | None:
   """Return a device's peak bfloat16 FLOP/s, or None if it is not known."""
   return next((x for k, x in PEAK_FLOPS.items() if k in device_kind), None)
 
@@ -60,22 +64,22 @@ def peak_flops(device_kind):
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once."""
 
-  def __init__(self):
-    self._seconds = {}
+  def __init__(self) -> None:
+    self._seconds: dict[str, float] = {}
     self._begin = time.perf_counter()
 
-  def lap(self, phase):
+  def lap(self, phase: str) -> None:
     """Count the time since the last lap as this phase."""
     now = time.perf_counter()
     self.add({phase: now - self._begin})
     self._begin = now
 
-  def add(self, seconds):
+  def add(self, seconds: Mapping[str, float]) -> None:
     """Add {phase: seconds}, such as those before the run was resumed."""
     for phase, more in seconds.items():
       self._seconds[phase] = self._seconds.get(phase, 0.0) + more
 
-  def record(self):
+  def record(self) -> dict[str, float]:
     """Return {'seconds/PHASE': wall time so far}."""
     return {f'seconds/{k}': round(v, 3) for k, v in self._seconds.items()}
 
@@ -111,18 +115,18 @@ class Monitor:
 
   def __init__(
     self,
-    workdir,
+    workdir: PathLike,
     *,
-    total_steps,
-    batch_size,
-    log_every_steps,
-    flops_per_step=None,
-    start_step=0,
-    learning_rate=None,
-    stopwatch=None,
-    writers=None,
-    record=None,
-  ):
+    total_steps: int,
+    batch_size: int,
+    log_every_steps: int,
+    flops_per_step: float | None = None,
+    start_step: int = 0,
+    learning_rate: Callable[[Any], Any] | None = None,
+    stopwatch: Stopwatch | None = None,
+    writers: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
+  ) -> None:
     self.total_steps = total_steps
     self._batch_size = batch_size
     self._log_every = log_every_steps
@@ -136,17 +140,17 @@ class Monitor:
     self._terminal = Terminal(start_step, total_steps)
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
-    self._sums = collections.defaultdict(float)
+    self._sums: dict[str, float] = collections.defaultdict(float)
     self._logged = start_step
     self.restart_clock(start_step)
 
-  def restart_clock(self, step):
+  def restart_clock(self, step: int) -> None:
     """Measure rates from this step on."""
     self._clock_step, self._clock = step, time.perf_counter()
     self._waited = self._paused = 0.0
 
   @contextlib.contextmanager
-  def waiting(self):
+  def waiting(self) -> Iterator[None]:
     """Context manager that counts its time as waiting for data."""
     self._stopwatch.lap(self._phase)
     begin = time.perf_counter()
@@ -161,7 +165,7 @@ class Monitor:
     return not all(x.is_ready() for x in arrays)
 
   @contextlib.contextmanager
-  def pause(self, phase='evals'):
+  def pause(self, phase: str = 'evals') -> Iterator[None]:
     """Context manager whose time (evaluation, saving) is not training time."""
     self._stopwatch.lap(self._phase)
     begin = time.perf_counter()
@@ -169,7 +173,7 @@ class Monitor:
     self._paused += time.perf_counter() - begin
     self._stopwatch.lap(phase)
 
-  def step(self, step, metrics, *, skipped=0):
+  def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
     """Take the metrics of a dispatched step; log those of the step before.
 
     Args:
@@ -179,7 +183,7 @@ class Monitor:
     """
     self._finish((step, metrics, skipped))
 
-  def flush(self):
+  def flush(self) -> None:
     """Wait for the last dispatched step and log its metrics."""
     self._finish(None)
 
@@ -253,12 +257,12 @@ class Monitor:
       rates['mfu'] = flops_per_s / (peak * devices)
     return rates
 
-  def write(self, step, record):
+  def write(self, step: int, record: Mapping[str, float]) -> None:
     """Write a record of the step to the files and the terminal."""
     self.writer.write(step, record | self._spent(step))
     self._terminal.show(step, record)
 
-  def finish(self, step):
+  def finish(self, step: int) -> None:
     """Write the final account of the time, after the last checkpoint."""
     self.writer.write(step, self._spent(step))
 
@@ -269,7 +273,7 @@ class Monitor:
     goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
     return {'progress': step / self.total_steps, 'goodput': goodput, **found}
 
-  def compiled(self, step):
+  def compiled(self, step: int) -> None:
     """Report how long the first step took, and measure rates from here on."""
     begin = self._clock
     self.flush()
@@ -279,7 +283,9 @@ class Monitor:
     self.say(f'first step, including compilation: {seconds:.1f} s')
     self.restart_clock(step)
 
-  def introduce(self, model, params, image_spec, mesh, origin):
+  def introduce(
+    self, model: Any, params: Params, image_spec: Any, mesh: Mesh, origin: str
+  ) -> None:
     """Print the model, the data, the devices and the origin of the weights."""
     num_params = sum(x.size for x in jax.tree.leaves(params))
     self.say(
@@ -290,11 +296,11 @@ class Monitor:
     )
     self.say(origin)
 
-  def say(self, text):
+  def say(self, text: str) -> None:
     """Print a line on the first host."""
     self._terminal.say(text)
 
-  def close(self):
+  def close(self) -> None:
     """Close the files. A step that was not flushed is dropped."""
     self._terminal.close()
     self.writer.close()
@@ -315,7 +321,14 @@ class Writer:
       records is in the phase 'lost'.
   """
 
-  def __init__(self, workdir, start_step=None, *, writers=None, record=None):
+  def __init__(
+    self,
+    workdir: PathLike,
+    start_step: int | None = None,
+    *,
+    writers: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
+  ) -> None:
     self.spent = {}
     self._active = jax.process_index() == 0
     if not self._active:
@@ -333,12 +346,12 @@ class Writer:
     self._save()
     self._board = SummaryWriter(str(workdir), purge_step=purge)
     self._writers = dict(writers or {})
-    self._failed = set()
+    self._failed: set[str] = set()
     for writer in self._writers.values():
       if start := getattr(writer, 'start', None):
         start(epath.Path(workdir), record or {})
 
-  def write(self, step, record):
+  def write(self, step: int, record: Mapping[str, float]) -> None:
     if not self._active:
       return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
@@ -349,7 +362,7 @@ class Writer:
     self._board.flush()
     self._each('write', step, record)
 
-  def image(self, name, path):
+  def image(self, name: str, path: PathLike) -> None:
     """Pass a PNG file to the writers that take images."""
     if self._active:
       self._each('image', name, path)
@@ -373,7 +386,7 @@ class Writer:
     # The whole file, because object stores cannot append.
     write_atomically(self._path, ''.join(f'{x}\n' for x in self._lines))
 
-  def close(self):
+  def close(self) -> None:
     if self._active:
       self._board.close()
       self._each('close')
@@ -394,7 +407,7 @@ def _spent(records, kept):
   return spent
 
 
-def read_records(workdir):
+def read_records(workdir: PathLike) -> list[dict[str, Any]]:
   """Return the records of workdir/metrics.jsonl, oldest first; [] if none."""
   path = epath.Path(workdir) / 'metrics.jsonl'
   if not path.exists():
@@ -402,7 +415,7 @@ def read_records(workdir):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def memory_gb():
+def memory_gb() -> float:
   """Return the peak memory in GB of the fullest device; on a CPU, of Python."""
   stats = [d.memory_stats() for d in jax.local_devices()]
   peaks = [s['peak_bytes_in_use'] for s in stats if s]

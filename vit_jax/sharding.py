@@ -16,7 +16,7 @@ these have paths that end in the path of the parameter.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -240,9 +240,7 @@ def this_process() -> dict[str, int]:
   }
 
 
-def put_batch(
-  batch: Mapping[str, np.ndarray], mesh: Mesh
-) -> dict[str, jax.Array]:
+def put_batch(batch: PyTree, mesh: Mesh) -> Any:
   """Return global arrays [B, ...] on the mesh, from the rows of this host."""
   sharding = batch_sharding(mesh)
   # On several hosts JAX takes this for an implicit transfer, which it is not.

@@ -32,7 +32,7 @@ from jax.experimental import multihost_utils
 from vit_jax import config as configs
 from vit_jax import terminal, workdirs
 from vit_jax.config import ConfigError
-from vit_jax.files import write_atomically
+from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
@@ -42,7 +42,7 @@ DONE = 'done.json'
 
 
 def study(
-  workdir,
+  workdir: PathLike,
   *,
   runs: Mapping[str, ml_collections.ConfigDict],
   order: Sequence[str] | None = None,
@@ -55,7 +55,7 @@ def study(
   record: Mapping | None = None,
   preset: Mapping | None = None,
   dry_run: bool = False,
-):
+) -> list[Any]:
   """Do the runs that are not done, then report.
 
   A run that meets NaN is done too, as 'diverged': `best_of` does not choose it
@@ -117,7 +117,9 @@ def study(
   return made
 
 
-def ordered(runs, order, workdir):
+def ordered(
+  runs: Mapping[str, Any], order: Sequence[str] | None, workdir: epath.Path
+) -> dict[str, Any]:
   """Return {name: ConfigDict} in order, with '{workdir}' replaced."""
   order = order or tuple(runs)
   for name in runs:
@@ -150,14 +152,16 @@ def _map_text(value, fn):
   return value
 
 
-def needed_by(name, runs, workdir):
+def needed_by(
+  name: str, runs: Mapping[str, Any], workdir: epath.Path
+) -> list[str]:
   """Return the names of the runs that must be done before this one.
 
   Raises:
     ConfigError: it needs itself, a later run, or `best_of` names no run.
   """
   found, config = [], runs[name]
-  texts = []
+  texts: list[str] = []
   _map_text(config.to_dict(), texts.append)
   for other in runs:
     path = str(workdir / other)
@@ -185,7 +189,7 @@ def needed_by(name, runs, workdir):
   return found
 
 
-def with_best(config, runs, workdir):
+def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
   """Return the config with the values that `best_of` takes.
 
   Of several best runs the first counts.
@@ -210,7 +214,7 @@ def with_best(config, runs, workdir):
     scores[name] = last[best.metric]
   if not scores:
     raise ConfigError(f'best_of: all runs {best.runs!r} diverged.')
-  winner = max(scores, key=scores.get)
+  winner = max(scores, key=scores.__getitem__)
   taken = {}
   with config.unlocked():
     for path in best.take:
@@ -228,12 +232,12 @@ def with_best(config, runs, workdir):
   return config
 
 
-def is_done(path):
+def is_done(path: epath.Path) -> bool:
   """Return whether the run in this directory has ended."""
   return (path / DONE).exists()
 
 
-def read_done(path):
+def read_done(path: epath.Path) -> dict[str, Any]:
   """Return what is noted about a run that has ended: seconds, 'diverged'."""
   return json.loads((path / DONE).read_text())
 

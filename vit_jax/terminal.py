@@ -7,11 +7,16 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import rich.console
 import rich.progress
 import rich.table
+
+T = TypeVar('T')
+
 
 _COLUMNS = {  # name in the record: heading, format
   'train/loss': ('loss', '{:.4g}'),
@@ -34,7 +39,7 @@ _HIDDEN = re.compile(
 class Terminal:
   """Progress of a training run, shown on the first host only."""
 
-  def __init__(self, start_step, total_steps):
+  def __init__(self, start_step: int, total_steps: int) -> None:
     self._total = total_steps
     self._console = console()
     self._bar = None
@@ -44,25 +49,25 @@ class Terminal:
         'training', total=total_steps, completed=start_step
       )
 
-  def advance(self, step):
+  def advance(self, step: int) -> None:
     if self._bar is None:
       return
     if not self._bar.live.is_started:
       self._bar.start()
     self._bar.update(self._task, completed=step)
 
-  def show(self, step, record):
+  def show(self, step: int, record: Mapping[str, Any]) -> None:
     self.say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
 
-  def say(self, text):
+  def say(self, text: str) -> None:
     self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-  def close(self):
+  def close(self) -> None:
     if self._bar is not None:
       self._bar.stop()
 
 
-def line(record):
+def line(record: Mapping[str, Any]) -> str:
   """Return a record as one line: known columns, other metrics, the ETA."""
   parts = [
     f'{heading} {form.format(record[name])}'
@@ -79,7 +84,7 @@ def line(record):
   return ' | '.join(parts)
 
 
-def console(**kwargs):
+def console(**kwargs: Any) -> rich.console.Console:
   """Return a rich console that prints on the first host only."""
   if 'ipykernel' in sys.modules:
     # A notebook's stdout claims to be a terminal, but bars would fill the page.
@@ -87,7 +92,9 @@ def console(**kwargs):
   return rich.console.Console(quiet=jax.process_index() != 0, **kwargs)
 
 
-def table(title, columns, rows):
+def table(
+  title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> Any:
   """Return a rich table whose first column holds the names of the rows."""
   made = rich.table.Table(title=title, title_justify='left')
   for i, column in enumerate(columns):
@@ -98,7 +105,7 @@ def table(title, columns, rows):
 
 
 @contextlib.contextmanager
-def one_message():
+def one_message() -> Iterator[None]:
   """Context manager that prints only the message of an error of this project.
 
   The message goes to stderr and the exit status is 1. Errors that other
@@ -124,7 +131,15 @@ def _raised_by_vit_jax(error):
   return name.startswith('vit_jax.')
 
 
-def track(items, total, *, unit, shown=False, live=True, every_s=60):
+def track(
+  items: Iterable[T],
+  total: int,
+  *,
+  unit: str,
+  shown: bool = False,
+  live: bool = True,
+  every_s: int = 60,
+) -> Iterator[T]:
   """Yield the items, and report progress on stderr if they take long.
 
   A terminal shows a bar with the time left, a file gets a line from time to

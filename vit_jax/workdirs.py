@@ -13,12 +13,15 @@ import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from etils import epath
 
 from vit_jax import config, distributed
-from vit_jax.files import check_remote, write_atomically
+from vit_jax.files import PathLike, check_remote, write_atomically
+from vit_jax.types import Preprocess, Shape
 
 _PACKAGES = (
   'jax',
@@ -33,7 +36,7 @@ _PACKAGES = (
 )
 
 
-def prepare(workdir):
+def prepare(workdir: PathLike) -> None:
   """Create the directory; ValueError unless all hosts can write to it."""
   check_remote(workdir)
   path = epath.Path(workdir)
@@ -50,7 +53,11 @@ def prepare(workdir):
   distributed.check_shared(path)
 
 
-def record_config(workdir, record, preset=None):
+def record_config(
+  workdir: PathLike,
+  record: Mapping[str, Any] | None,
+  preset: Mapping[str, Any] | None = None,
+) -> None:
   """Save config.json, preset.json and environment.json, on the first host."""
   _write(workdir, 'config.json', record or {})
   _write(workdir, 'preset.json', preset or {})
@@ -67,15 +74,15 @@ def record_config(workdir, record, preset=None):
 
 
 def record_model(
-  workdir,
+  workdir: PathLike,
   *,
-  model,
-  preprocess,
-  transforms,
-  image_shape,
-  class_names,
-  activation,
-):
+  model: Any,
+  preprocess: Preprocess,
+  transforms: Sequence[Any] | None,
+  image_shape: Shape,
+  class_names: Sequence[str] | None,
+  activation: str,
+) -> None:
   """Save model.json, on the first host.
 
   Args:
@@ -102,7 +109,9 @@ def record_model(
   _write(workdir, 'model.json', content)
 
 
-def description(path, *, missing_ok=False):
+def description(
+  path: PathLike, *, missing_ok: bool = False
+) -> dict[str, Any] | None:
   """Return the content of model.json of a workdir, or of a checkpoint in it.
 
   Raises:
@@ -127,7 +136,7 @@ def _write(workdir, name, content):
 
 
 @functools.cache
-def git_commit(file=__file__):
+def git_commit(file: PathLike = __file__) -> str | None:
   """Return the git commit of the code, with '+dirty' if files are modified.
 
   It is that of the checkout with this file, or the one from which pip installed

@@ -257,7 +257,9 @@ class _Unreadable(ValueError):
 class _Examples:
   """Reads, checks and transforms single examples."""
 
-  def __init__(self, data, num_classes=None, seed=0):
+  def __init__(
+    self, data: Data, num_classes: int | None = None, seed: int = 0
+  ) -> None:
     self.source, self.data, self._seed = data.source, data, seed
     self._name, count = type(self.source).__name__, len(self.source)
     if not 0 < count <= 2**32:
@@ -381,7 +383,14 @@ class _Chunks:
   returned errors arrive unchanged and in order from threads and processes.
   """
 
-  def __init__(self, examples, process_index, process_count, start=0, end=None):
+  def __init__(
+    self,
+    examples: _Examples,
+    process_index: int,
+    process_count: int,
+    start: int = 0,
+    end: int | None = None,
+  ) -> None:
     batch_size = examples.data.batch_size
     if batch_size % process_count:
       raise ValueError(
@@ -402,10 +411,10 @@ class _Chunks:
     if end is not None:
       self.num_batches = math.ceil(end / batch_size)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.num_batches * self.per_batch
 
-  def __getitem__(self, chunk):
+  def __getitem__(self, chunk: int) -> dict[str, Any]:
     batch, part = divmod(int(chunk), self.per_batch)
     first = self._offset + batch * self.data.batch_size
     positions = range(first, first + self._local_size)

@@ -68,7 +68,7 @@ def _resize_antialiased(image, height, width, interpolation):
 class _Sized:
   """Makes the field `size` a pair, and checks `interpolation`."""
 
-  def __post_init__(self):
+  def __post_init__(self: Any) -> None:
     size = images.size(f'{type(self).__name__}: size', self.size)
     object.__setattr__(self, 'size', size)
     if hasattr(self, 'interpolation'):

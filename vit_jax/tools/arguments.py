@@ -6,16 +6,21 @@ import json
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from vit_jax import export, pretrained
+from vit_jax.files import PathLike
 from vit_jax.tools import parsers
 from vit_jax.tools.parsers import count
+from vit_jax.types import Size
 from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
 
-_EMA = {'auto': 'auto', 'on': True, 'off': False}
+_EMA: dict[str, bool | str] = {'auto': 'auto', 'on': True, 'off': False}
 
 
-def plain_parser(doc, usage):
+def plain_parser(doc: str | None, usage: str) -> parsers.Parser:
   """Return an ArgumentParser.
 
   Args:
@@ -25,7 +30,7 @@ def plain_parser(doc, usage):
   return parsers.parser(doc, f'tools.{usage}')
 
 
-def parser(doc, usage):
+def parser(doc: str | None, usage: str) -> parsers.Parser:
   """Return a `plain_parser` with --image_size and the arguments of `read`."""
   parser = plain_parser(doc, usage)
   parser.add_argument(
@@ -63,7 +68,7 @@ def parser(doc, usage):
   return parser
 
 
-def read(path, args):
+def read(path: PathLike, args: argparse.Namespace) -> Weights:
   """Return the Weights at `path`, read as the arguments say."""
   return formats.read(
     path,
@@ -74,7 +79,7 @@ def read(path, args):
   )
 
 
-def read_fitted(args):
+def read_fitted(args: argparse.Namespace) -> Weights:
   """Return the Weights at --weights, with --image_size; report on stderr."""
   weights = read(args.weights, args)
   weights, report = fit(weights, image_size=args.image_size)
@@ -83,14 +88,14 @@ def read_fitted(args):
   return weights
 
 
-def read_to_predict(args):
+def read_to_predict(args: argparse.Namespace) -> Weights:
   """Return the Weights at --weights, which may be an exported function."""
   if args.weights.endswith(export.ENDING):
     return read_function(args.weights, args)
   return read_fitted(args)
 
 
-def read_function(path, args):
+def read_function(path: PathLike, args: argparse.Namespace) -> Weights:
   """Return the Weights of an exported function, see `export.load`."""
   given = [f'--{k}' for k in ('image_size', 'step', 'set') if getattr(args, k)]
   given += ['--ema'] * (args.ema != 'auto')
@@ -102,7 +107,7 @@ def read_function(path, args):
   return export.load(path, trust=tuple(args.trust))
 
 
-def fit(weights, **options):
+def fit(weights: Weights, **options: Any) -> tuple[Weights, Any]:
   """Return (Weights, report) of `pretrained.fit`; options of None are left out.
 
   Without any, the weights stay as they are, and the report is None.
@@ -126,7 +131,7 @@ def _fields(assignments):
   return fields
 
 
-def size(text):
+def size(text: str) -> Size:
   """Return 224 for '224', (224, 192) for '224x192'; for `type` of arguments."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
   if not found:
@@ -137,7 +142,7 @@ def size(text):
   return int(rows) if columns is None else (int(rows), int(columns))
 
 
-def add_images(parser, batch_size, nargs='+'):
+def add_images(parser: Any, batch_size: int, nargs: str = '+') -> None:
   """Add --weights, images, and how these are read."""
   add = parser.add_argument
   add('images', nargs=nargs, help='images, folders, globs; local or gs://...')
@@ -155,7 +160,7 @@ def add_images(parser, batch_size, nargs='+'):
   )
 
 
-def add_counts(group, **counts):
+def add_counts(group: Any, **counts: tuple[int | None, str]) -> None:
   """Add an argument --NAME=N for each NAME=(default, help)."""
   for name, (default, what) in counts.items():
     help = what if default is None else f'{what} ({default})'
@@ -164,7 +169,9 @@ def add_counts(group, **counts):
     )
 
 
-def several(choices=None, convert=str):
+def several(
+  choices: Sequence[str] | None = None, convert: Callable[[str], Any] = str
+) -> Callable[[str], list[Any]]:
   """Return a function 'a,b' -> ['a', 'b']; for `type` of arguments."""
 
   def read(text):
@@ -179,7 +186,7 @@ def several(choices=None, convert=str):
   return read
 
 
-def names(path, weights):
+def names(path: str, weights: Weights) -> list[str] | None:
   """Return class names from a JSON list, or from the lines of another file."""
   text = pathlib.Path(path).expanduser().read_text()
   found = json.loads(text) if path.endswith('.json') else text.splitlines()

@@ -16,22 +16,34 @@ next to a function in NAME.stablehlo.json. Existing files are replaced only with
 --force. The exit status is 0; 1 after an error; 2 for wrong arguments.
 """
 
+import argparse
 import json
 import pathlib
 import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import rich.filesize
 
 from vit_jax import config, export, terminal
+from vit_jax.files import PathLike
 from vit_jax.models.resample import METHODS
 from vit_jax.tools import arguments
 from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
 
 FORMATS = (*formats.FORMATS, 'stablehlo')
 
 
-def save(weights, target, format, *, force=False, **options):
+def save(
+  weights: Weights,
+  target: PathLike,
+  format: str,
+  *,
+  force: bool = False,
+  **options: Any,
+) -> list[Any]:
   """Write weights; each file appears under its name when all are complete.
 
   Args:
@@ -71,7 +83,7 @@ def save(weights, target, format, *, force=False, **options):
   return [to for _, to in moves]
 
 
-def format_of(target, format=None):
+def format_of(target: str, format: str | None = None) -> tuple[Any, str]:
   """Return (path to write to, format) for the user's TO and --format.
 
   Raises:
@@ -106,13 +118,13 @@ def _check_free(paths):
     raise ValueError(f'{", ".join(there)} exists already; --force replaces it.')
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   with terminal.one_message():
     _run(args)
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(__doc__, 'convert FROM TO [options]')
   add = parser.add_argument
   add('source', metavar='FROM', help='workdir, file, folder or URL')
@@ -182,7 +194,7 @@ def _run(args):
     _show(say, 'wrote', f'{size:>8}  {file}')
 
 
-def describe(weights):
+def describe(weights: Weights) -> str:
   """Return one line: the model, number of parameters, images and classes."""
   settings = config.describe(weights.model)
   classes = settings.pop('num_classes', None)

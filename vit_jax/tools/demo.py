@@ -21,9 +21,12 @@ when the server ends (Ctrl-C or SIGTERM).
 Needs pip install -e '.[demo]'.
 """
 
+import argparse
 import collections
 import os
 import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +37,7 @@ from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES, overlay
 from vit_jax.tools import arguments, outputs, predict
 from vit_jax.tools.look import arrays, figures
+from vit_jax.weights.bundle import Weights
 
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
 ALL = 'all'
@@ -57,7 +61,7 @@ class Explainer:
     ValueError: there is nothing to show, or the model does not take images.
   """
 
-  def __init__(self, weights):
+  def __init__(self, weights: Weights) -> None:
     self.weights = weights
     self.no_attention = arrays.obstacles(weights).get('rollout')
     _, self._shape = predict.load(weights, [], 1, None)
@@ -65,7 +69,7 @@ class Explainer:
     classify = predict.forward_fn(model, weights.preprocess, weights.activation)
     look = None
     if not self.no_attention:
-      look = arrays.forward_fn(weights, model, SHOWN.values())
+      look = arrays.forward_fn(weights, model, [*SHOWN.values()])
 
     def forward(params, images):
       return classify(params, images) | (look(params, images) if look else {})
@@ -74,19 +78,20 @@ class Explainer:
     images = jax.ShapeDtypeStruct(self._shape, jnp.uint8)
     out = jax.eval_shape(forward, self._params, images)
     self.has_classes = 'probabilities' in out and out['probabilities'].ndim == 2
-    self.layers, self.heads = out['maps'].shape[1:3] if look else (0, 0)
+    shape = out['maps'].shape if look else (0, 0, 0)
+    self.layers, self.heads = shape[1], shape[2]
     if not self.has_classes and not look:
       raise ValueError(
         f'{weights.origin}: there is nothing to show. The weights have no head '
         f'for classes of images, and {self.no_attention}.'
       )
 
-  def compile(self):
+  def compile(self) -> None:
     """Compile the program, so that the first image takes no longer."""
     blank = np.zeros(self._shape[1:], np.uint8)
     self._run([('blank', blank)])
 
-  def __call__(self, path):
+  def __call__(self, path: str) -> dict[str, Any]:
     """Return a dict of what there is to show of an image file.
 
     Returns:
@@ -112,7 +117,7 @@ class Explainer:
     )
     return found
 
-  def top(self, found, count):
+  def top(self, found: Mapping[str, Any], count: int) -> dict[str, float]:
     """Return {name: probability} of the most likely classes, in order."""
     names, classes = self.weights.class_names, {}
     probabilities = found['probabilities']
@@ -123,7 +128,14 @@ class Explainer:
       classes[name] = float(probabilities[i])
     return classes
 
-  def draw(self, found, shown='rollout', layer=None, head=ALL, style='mask'):
+  def draw(
+    self,
+    found: Mapping[str, Any],
+    shown: str = 'rollout',
+    layer: int | None = None,
+    head: Any = ALL,
+    style: str = 'mask',
+  ) -> np.ndarray:
     """Return the picture with attention drawn over it: uint8 [H, W, 3].
 
     Args:
@@ -139,7 +151,7 @@ class Explainer:
     return overlay(found['picture'], values, style=style)
 
 
-def page(explainer, top_k):
+def page(explainer: Explainer, top_k: int) -> Any:
   """Return the page as gradio Blocks."""
   gr = _gradio()
 
@@ -264,7 +276,9 @@ def _gradio():
   return gradio
 
 
-def launch(blocks, *, port=None, share=False):
+def launch(
+  blocks: Any, *, port: int | None = None, share: bool = False
+) -> None:
   """Start the server, print its address, and wait for Ctrl-C.
 
   Args:
@@ -301,13 +315,13 @@ def launch(blocks, *, port=None, share=False):
   blocks.block_thread()
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_args(argv)
   with terminal.one_message():
     _run(args)
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(__doc__, 'demo --weights=WEIGHTS')
   add = parser.add_argument
   add('--weights', required=True, help='workdir, file or folder')

@@ -14,14 +14,20 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import numpy as np
 from rich.cells import cell_len
 
-from vit_jax.files import replacing, write_atomically
+from vit_jax.files import PathLike, replacing, write_atomically
 
 
-def write_rows(path, rows, columns=None):
+def write_rows(
+  path: PathLike,
+  rows: Iterable[Mapping[str, Any]],
+  columns: Sequence[str] | None = None,
+) -> None:
   """Write dicts as CSV. Values that a row lacks are empty.
 
   Args:
@@ -37,26 +43,32 @@ def write_rows(path, rows, columns=None):
   write_atomically(path, file.getvalue())
 
 
-def write_values(path, values):
+def write_values(path: PathLike, values: Any) -> None:
   """Write JSON values."""
   write_atomically(path, json.dumps(values, indent=2) + '\n')
 
 
-def write_arrays(path, arrays):
+def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
   """Write a dict of arrays as a compressed npz."""
   file = io.BytesIO()
   np.savez_compressed(file, **arrays)
   write_atomically(path, file.getvalue())
 
 
-def top(probabilities, k):
+def top(probabilities: np.ndarray, k: int) -> np.ndarray:
   """Return the indices of the k largest of [K], in descending order."""
   k = min(k, len(probabilities))
   best = np.argpartition(-probabilities, k - 1)[:k]
   return best[np.lexsort((best, -probabilities[best]))]
 
 
-def write_table(file, results, names, top_k, paths=()):
+def write_table(
+  file: TextIO,
+  results: Iterable[Mapping[str, Any]],
+  names: Sequence[str] | None,
+  top_k: int,
+  paths: Sequence[str] = (),
+) -> None:
   """Write aligned columns: path, class and probability; one row per rank.
 
   Args:
@@ -89,7 +101,12 @@ def _column(text, width, keep_end=False):
   return text + ' ' * (width - cell_len(text))
 
 
-def write_csv(file, results, names, top_k):
+def write_csv(
+  file: TextIO,
+  results: Iterable[Mapping[str, Any]],
+  names: Sequence[str] | None,
+  top_k: int,
+) -> None:
   """Write a header, and one row per path and rank."""
   writer = csv.writer(file, lineterminator='\n')
   writer.writerow(['path', 'rank', 'class_id', 'class_name', 'probability'])
@@ -98,7 +115,12 @@ def write_csv(file, results, names, top_k):
       writer.writerow([path, rank, class_id, name, f'{probability:.6g}'])
 
 
-def write_json(file, results, names, top_k):
+def write_json(
+  file: TextIO,
+  results: Iterable[Mapping[str, Any]],
+  names: Sequence[str] | None,
+  top_k: int,
+) -> None:
   """Write a list with one item per line; class_name is null without names."""
   file.write('[')
   for i, (path, rows) in enumerate(_ranked(results, names, top_k)):
@@ -114,7 +136,7 @@ def write_json(file, results, names, top_k):
 FORMATS = {'table': write_table, 'csv': write_csv, 'json': write_json}
 
 
-def default_format(path):
+def default_format(path: PathLike | None) -> str:
   """Return the format for a file, or for stdout if path is None.
 
   The ending .csv or .json of a file decides, and a terminal gets a table.
@@ -139,7 +161,9 @@ def _ranked(results, names, top_k):
     yield result['path'], rows
 
 
-def without_errors(results, skipped):
+def without_errors(
+  results: Iterable[Mapping[str, Any]], skipped: list[Any]
+) -> Iterator[Mapping[str, Any]]:
   """Yield the results without 'error', and append the errors to `skipped`."""
   for result in results:
     if 'error' in result:
@@ -148,7 +172,7 @@ def without_errors(results, skipped):
       yield result
 
 
-def exit_status(skipped, total):
+def exit_status(skipped: list[Any], total: int) -> int:
   """Return 1 if images were skipped, and list their errors on stderr."""
   if skipped:
     print(f'{len(skipped)} of {total} skipped:', file=sys.stderr)
@@ -156,9 +180,9 @@ def exit_status(skipped, total):
   return 1 if skipped else 0
 
 
-def check_folder(path):
+def check_folder(path: PathLike | None) -> None:
   """Raise ValueError unless `path` can be written; None is stdout."""
-  folder = path and pathlib.Path(path).expanduser().parent
+  folder = pathlib.Path(path).expanduser().parent if path else None
   if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
     raise ValueError(
       f'{path} cannot be written: {folder} is not a folder that you may write '
@@ -167,7 +191,7 @@ def check_folder(path):
 
 
 @contextlib.contextmanager
-def opened(path):
+def opened(path: PathLike | None) -> Iterator[TextIO]:
   """Yield stdout if path is None, else a text file, renamed when complete."""
   if path is None:
     # Names that the terminal's encoding cannot show are escaped.
@@ -176,15 +200,17 @@ def opened(path):
     yield sys.stdout
     sys.stdout.flush()
     return
-  options = {'encoding': 'utf-8', 'errors': 'backslashreplace', 'newline': ''}
+  options: Any = {'encoding': 'utf-8', 'errors': 'backslashreplace'}
   with (
     replacing(pathlib.Path(path).expanduser()) as partial,
-    open(partial, 'w', **options) as file,
+    open(partial, 'w', newline='', **options) as file,
   ):
     yield file
 
 
-def save_features(results, path):
+def save_features(
+  results: Iterable[Mapping[str, Any]], path: PathLike
+) -> Iterator[Mapping[str, Any]]:
   """Yield the results, and write their features to an npz at the end.
 
   It has the arrays 'paths' [N] and 'features' float32 [N, ...]. Features are

@@ -15,10 +15,13 @@ is 0; 1 after an error, or if images were skipped (--on_error=skip; they are
 listed at the end); 2 for wrong arguments.
 """
 
+import argparse
 import collections
 import functools
 import itertools
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +31,22 @@ from vit_jax import pretrained, sharding, terminal
 from vit_jax.checks import one_of
 from vit_jax.data import image_files
 from vit_jax.tools import arguments, outputs
+from vit_jax.types import Params, Preprocess, Shape
+from vit_jax.weights.bundle import Weights
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
 
 
 def predict(
-  weights,
-  paths,
+  weights: Weights,
+  paths: Sequence[str],
   *,
-  layer=None,
-  activation=None,
-  batch_size=32,
-  num_workers=None,
-  on_error='raise',
-):
+  layer: str | None = None,
+  activation: str | None = None,
+  batch_size: int = 32,
+  num_workers: int | None = None,
+  on_error: str = 'raise',
+) -> Iterator[dict[str, Any]]:
   """Yield the model's output for each image, in order.
 
   A batch is computed on all devices of this host while the next images are
@@ -82,7 +87,12 @@ def predict(
   return in_batches(forward, params, loaded, shape, on_error)
 
 
-def load(weights, paths, batch_size, num_workers):
+def load(
+  weights: Weights,
+  paths: Sequence[str],
+  batch_size: int,
+  num_workers: int | None,
+) -> tuple[Iterator[tuple[str, Any]], Shape]:
   """Return (iterator over transformed images, shape [B, H, W, C] of batches).
 
   Nothing is read before the first image is requested. Arguments as of
@@ -110,7 +120,7 @@ def load(weights, paths, batch_size, num_workers):
   return loaded, (size, *weights.image_shape)
 
 
-def images_of(loaded):
+def images_of(loaded: Iterable[tuple[str, Any]]) -> Iterator[np.ndarray]:
   """Yield the images of `image_files.load`, or raise the error of one."""
   for _, image in loaded:
     if isinstance(image, ValueError):
@@ -118,7 +128,12 @@ def images_of(loaded):
     yield image
 
 
-def forward_fn(model, preprocess, activation, layer=None):
+def forward_fn(
+  model: Any,
+  preprocess: Preprocess,
+  activation: str | None,
+  layer: str | None = None,
+) -> Callable[..., Any]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
   The names are those of `predict`, as are the arguments.
@@ -147,7 +162,13 @@ def forward_fn(model, preprocess, activation, layer=None):
   return forward
 
 
-def in_batches(forward, params, loaded, shape, on_error):
+def in_batches(
+  forward: Callable[..., Any],
+  params: Params,
+  loaded: Iterable[tuple[str, Any]],
+  shape: Shape,
+  on_error: str,
+) -> Iterator[dict[str, Any]]:
   """Yield the results of `forward` for each image, in order.
 
   Args:
@@ -194,13 +215,13 @@ def _results(group, out):
       yield {'path': path} | {name: array[i] for name, array in out.items()}
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   args = parser().parse_intermixed_args(argv)
   with terminal.one_message():
     sys.exit(_run(args))
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
   parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS IMAGES ...')
   arguments.add_images(parser, batch_size=32)
   parser.add_argument(

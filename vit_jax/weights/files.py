@@ -465,7 +465,7 @@ def _text(error):
 class _Callback(fsspec.callbacks.Callback):
   """fsspec's callback that calls `progress`."""
 
-  def __init__(self, url, progress):
+  def __init__(self, url: str, progress: Progress) -> None:
     super().__init__()
     self._url, self._progress = url, progress
 
@@ -476,10 +476,10 @@ class _Callback(fsspec.callbacks.Callback):
 class _Progress:
   """A line on stderr every 10 seconds: 'NAME: 12 of 340 MB, 5.6 MB/s'."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._start = self._said = time.monotonic()
 
-  def __call__(self, url, done, total):
+  def __call__(self, url: str, done: int, total: int | None) -> None:
     now = time.monotonic()
     if now - self._said < 10:
       return

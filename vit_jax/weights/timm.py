@@ -330,7 +330,7 @@ class _Config:
   activation: str = 'softmax'
 
   @classmethod
-  def parse(cls, config):
+  def parse(cls, config: Mapping[str, Any] | None) -> '_Config':
     """Check the content of config.json.
 
     Raises:

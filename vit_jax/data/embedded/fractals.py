@@ -162,7 +162,7 @@ def _checksum(image):
 class _Stream:
   """Uniform random numbers from raw bits, whose stream never changes."""
 
-  def __init__(self, *key):
+  def __init__(self, *key: int) -> None:
     self._bits = np.random.PCG64(np.random.SeedSequence(key))
 
   def uniform(self, *shape):
