@@ -151,7 +151,7 @@ def describe(
     file = files.fetch(source)
   changed = epath.Path(file).stat().mtime
   weights = _describe_file(
-    path, step, tuple(trust), json.dumps(options, default=repr), changed
+    str(path), step, tuple(trust), json.dumps(options, default=repr), changed
   )
   return weights, weights.origin.startswith('vit_jax, ')
 
