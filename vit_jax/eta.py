@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ class Cost:
   first: bool
 
   @property
-  def total(self):
+  def total(self) -> float:
     return self.train + self.evaluation
 
 
@@ -51,7 +52,9 @@ class Spent:
   steps: float | None = None
 
 
-def seconds_left(costs, spent):
+def seconds_left(
+  costs: Mapping[str, Cost], spent: Mapping[str, Spent]
+) -> float:
   """Return the estimated seconds of the runs that are not done.
 
   Args:
@@ -73,27 +76,30 @@ def seconds_left(costs, spent):
   return sum(per_flop * cost.total + constants[cost.first] for cost in left)
 
 
-def costs(runs):
+def costs(runs: Mapping[str, Any]) -> dict[str, Cost] | None:
   """Return {name: Cost} of the configs of all runs, in the order of the study.
 
   This opens their data and traces their models. Returns None if the arithmetic
   of a run is not known: its function is not `train` or `evaluate`, or its model
   is that of a weights file.
   """
-  found, seen, known = {}, set(), {}
+  found: dict[str, Cost] = {}
+  known: dict[str, tuple[float, float] | None] = {}
+  seen = set()
   for name, config in runs.items():
     key = repr([config.get(x) for x in ('run', 'model', 'data', 'evals')])
     key += repr({k: v for k, v in config.items() if k.startswith('total')})
     if key not in known:
       known[key] = _flops(config)
-    if known[key] is None:
+    flops = known[key]
+    if flops is None:
       return None
-    found[name] = Cost(*known[key], first=programs(config) not in seen)
+    found[name] = Cost(flops[0], flops[1], programs(config) not in seen)
     seen.add(programs(config))
   return found
 
 
-def programs(config):
+def programs(config: Any) -> str:
   """Return a text that is equal for runs which compile the same programs.
 
   It is the config without seeds and without the weights to start from.

@@ -15,7 +15,7 @@ from typing import Any
 from vit_jax import environment
 
 
-def first_line(words):
+def first_line(words: Sequence[str]) -> str:
   """Return the first line that a run prints, from its arguments.
 
   It is empty without a workdir, and where stdout is for something else.

@@ -5,11 +5,13 @@ data or from other weights. They then share their compiled programs.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 
-def call(fn, *args, **kwargs):
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Return fn(*args, **kwargs), or the same object as an equal call did.
 
   Only the last calls are kept. Arguments that cannot be hashed are equal to
@@ -27,7 +29,7 @@ def _call(fn, *args, **kwargs):
   return fn(*args, **kwargs)
 
 
-def clear():
+def clear() -> None:
   """Release the results, and everything that JAX has compiled."""
   _call.cache_clear()
   jax.clear_caches()

@@ -129,7 +129,7 @@ def description(
   )
 
 
-def written(workdir):
+def written(workdir: PathLike) -> str:
   """Return a line that names the files and folders in workdir.
 
   What has no suffix counts as a folder; asking an object store is slow.

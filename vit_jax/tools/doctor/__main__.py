@@ -17,6 +17,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import jax
 import rich.filesize
@@ -38,7 +39,7 @@ _ATTENTION = {  # name: [B, tokens, heads, head dimension] of queries
 _COLUMNS = '{:<44} {:<9} {:>8} {:>8}  '
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
