@@ -310,9 +310,21 @@ def suggest(word: str, words: Iterable[str]) -> str:
 class Partial(functools.partial):
   """A target that still lacks required arguments; called when they are known.
 
+  Two of them are equal if they would call the same function in the same way.
+
   Raises:
     ConfigError: on a call that leaves some of them out, or sets one twice.
   """
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Partial) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash((self.func, self.args, tuple(sorted(self.keywords.items()))))
+
+  @property
+  def _key(self):
+    return self.func, self.args, self.keywords
 
   def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
     if twice := sorted(self.keywords.keys() & kwargs.keys()):

@@ -211,7 +211,7 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
     changes['attention_dropout'] = 0.0
   if not is_described and 'dtype' in known:
     changes['dtype'] = 'bfloat16'
-  if init_from.head != 'keep':
+  if init_from is None or init_from.head != 'keep':
     changes['num_classes'] = None
     if 'head' in known:
       changes |= {'representation_size': None, 'head_bias_init': 0.0}
@@ -235,7 +235,7 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   model, shape = weights.model, weights.image_shape[:2]
   if isinstance(model, MlpMixer):
     return tuple(shape)
-  embedding = getattr(model, 'embedding', None)
+  embedding: Any = getattr(model, 'embedding', None)
   patch = getattr(embedding, 'patch_size', None)
   usual = 518 if patch and as_pair(patch)[0] == 14 else 384
   new = [min(n * usual / 224, max(n, usual)) for n in shape]

@@ -391,7 +391,7 @@ def test_figure_of_points(tmp_path, num_classes):
 
 
 @pytest.mark.parametrize(
-  'model', [VIT(), pytest.param(RESNET, marks=pytest.mark.slow)]
+  'model', [pytest.param(VIT(), marks=pytest.mark.slow), RESNET]
 )
 def test_tsne(model, tmp_path, capsys):
   """One point for each image of a model with and without attention."""

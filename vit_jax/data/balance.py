@@ -23,7 +23,7 @@ class BalancedOrder:
     ValueError: labels that are not one class per example.
   """
 
-  def __init__(self, labels: np.ndarray, seed: int):
+  def __init__(self, labels: np.ndarray, seed: int) -> None:
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in 'iu':
       raise ValueError(

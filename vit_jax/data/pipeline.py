@@ -143,7 +143,8 @@ class Data:
     if self.balanced:
       from vit_jax.data import balance  # it reads labels by this module
 
-      examples.at = balance.BalancedOrder(labels(self.source), seed)
+      order = balance.BalancedOrder(labels(self.source), seed)
+      examples.at = order  # type: ignore[method-assign]
     chunks = _Chunks(examples, process_index, process_count, start=start)
     return TrainBatches(chunks)
 

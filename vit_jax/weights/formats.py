@@ -115,7 +115,13 @@ def read(
   return weights
 
 
-def describe(path, *, step=None, trust=(), **options):
+def describe(
+  path: PathLike | None,
+  *,
+  step: int | None = None,
+  trust: Sequence[str] = (),
+  **options: Any,
+) -> tuple[Weights, bool]:
   """Return what `read` does, without the parameters.
 
   Of a workdir only model.json is read. A file is read as a whole, but only once
@@ -145,7 +151,7 @@ def describe(path, *, step=None, trust=(), **options):
     file = files.fetch(source)
   changed = epath.Path(file).stat().mtime
   weights = _describe_file(
-    path, step, tuple(trust), json.dumps(options, default=repr), changed
+    str(path), step, tuple(trust), json.dumps(options, default=repr), changed
   )
   return weights, weights.origin.startswith('vit_jax, ')
 

@@ -123,12 +123,13 @@ def look_at(
   one_of('residual', residual, attention.RESIDUALS)
   one_of('prefix', prefix, attention.PREFIXES)
   one_of('on_error', on_error, ('raise', 'skip'))
-  grid = layout(weights).grid
-  if query and not all(0 <= at < size for at, size in zip(query, grid)):
-    raise ValueError(
-      f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
-      'Rows and columns count from 0.'
-    )
+  if query and {*figures} - {'tsne'}:
+    grid = layout(weights).grid
+    if not all(0 <= at < size for at, size in zip(query, grid)):
+      raise ValueError(
+        f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
+        'Rows and columns count from 0.'
+      )
   loaded, shape = predict.load(weights, paths, batch_size, num_workers)
   model, params = pretrained.build(weights)
   rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
