@@ -128,7 +128,7 @@ class Monitor:
     writers: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
   ) -> None:
-    self.total_steps = total_steps
+    self.total_steps: int = total_steps
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate

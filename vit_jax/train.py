@@ -64,7 +64,7 @@ class Evaluation:
 def train(
   workdir: PathLike,
   *,
-  model: Model | functools.partial,
+  model: Model | functools.partial[Model],
   data: Data,
   objective: Objective,
   optimizer: Optimizer,
