@@ -32,6 +32,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import pkgutil
 import sys
@@ -118,7 +119,7 @@ def _find(spec):
         f'This project has {", ".join(known)}.'
       )
   else:
-    path = pathlib.Path(file).expanduser().absolute()
+    path = pathlib.Path(os.path.abspath(pathlib.Path(file).expanduser()))
   if not path.is_file():
     here = {str(pathlib.Path(file).with_name(x.name)) for x in _files(path)}
     hint = suggest(file, sorted(here))
