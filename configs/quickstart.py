@@ -41,10 +41,10 @@ def get_config(argument=''):
     'linear_pixels': linear('pixels', None),
   }
   for n in shots:
-    for seed in seeds:
-      name = f'{n}shot_seed{seed}'
-      runs[f'scratch_{name}'] = train_on_digits(n, seed, None, tiny)
-      runs[f'finetune_{name}'] = train_on_digits(n, seed, pretrained, tiny)
+    for name, init_from in (('scratch', None), ('finetune', pretrained)):
+      for seed in seeds:  # next to each other they share compiled programs
+        run = train_on_digits(n, seed, init_from, tiny)
+        runs[f'{name}_{n}shot_seed{seed}'] = run
   return common.study(runs, reports(shots))
 
 

@@ -42,6 +42,18 @@ def test_messages_in_the_faq_exist():
     assert any(re.search(pattern, text, re.S) for text in sources), message
 
 
+def test_commands_name_modules():
+  pages = [*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')]
+  found = {
+    name
+    for page in pages
+    for name in re.findall(r'python -m (vit_jax[.\w]+)', page.read_text())
+  }
+  assert len(found) > 10
+  for name in found:
+    assert importlib.util.find_spec(name.rstrip('.')), name
+
+
 def test_config_of_the_first_hour(tmp_path):
   page = (ROOT / 'docs/first_hour.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)

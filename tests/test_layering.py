@@ -30,7 +30,7 @@ FOLDERS = {  # folder: what it may import of this package
 MODULES = {
   'main': (
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
-    'terminal',
+    *('terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.'),
@@ -38,8 +38,17 @@ MODULES = {
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
-    *('analysis.flops', 'checkpoint', 'data.pipeline', 'distributed'),
-    *('dry_runs', 'evaluators', 'metrics', 'optim', 'preprocess', 'profiling'),
+    *('analysis.flops', 'checkpoint', 'config', 'data.pipeline', 'distributed'),
+    *(
+      'reuse',
+      'terminal',
+      'dry_runs',
+      'evaluators',
+      'metrics',
+      'optim',
+      'preprocess',
+      'profiling',
+    ),
     *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
     *('workdirs', 'writers'),
   ),
@@ -50,8 +59,10 @@ MODULES = {
   'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
-    *('weights.formats', 'workdirs'),
+    *('eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
+  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
+  'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
   'checkpoint': (),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from vit_jax import checkpoint, main
+from vit_jax import checkpoint, main, workdirs
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -212,3 +212,28 @@ def test_two_hosts_train_as_one(config, tmp_path):
   two, _ = checkpoint.load_params(tmp_path / 'two')
   for path in one:
     np.testing.assert_allclose(one[path], two[path], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+  ('words', 'line'),
+  [
+    ('--config=a.py --workdir=/w', 'a.py in /w: loading JAX ...'),
+    ('--workdir /w -config a.py:B/16', 'a.py:B/16 in /w: loading JAX ...'),
+    ('--config=a.py --workdir=/w --print_config', ''),
+    ('--config=a.py --help', ''),
+  ],
+)
+def test_first_line(words, line):
+  assert main.first_line(words.split()) == line
+
+
+def test_the_last_line_says_what_was_written(tmp_path):
+  for name in ('config.json', 'metrics.jsonl', '.hidden'):
+    (tmp_path / name).touch()
+  (tmp_path / 'checkpoints').mkdir()
+  assert workdirs.written(tmp_path) == (
+    f'Written to {tmp_path}: checkpoints/, config.json, metrics.jsonl'
+  )
+  for number in range(12):
+    (tmp_path / f'run_{number:02}').mkdir()
+  assert 'run_07/ and 4 more, config.json' in workdirs.written(tmp_path)

@@ -1,7 +1,9 @@
 """Metrics: what is measured, when it is fetched, and what is written."""
 
 import json
+import re
 import struct
+import threading
 import types
 
 import jax
@@ -211,6 +213,90 @@ def test_terminal_line():
     'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
     'data wait 5% | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
   )
+
+
+def test_speed_per_device_needs_several_devices():
+  record = {'images_per_s': 80.0, 'images_per_s_per_device': 80.0}
+  assert terminal.line(record) == 'img/s 80'
+  record['images_per_s_per_device'] = 10.0
+  assert terminal.line(record) == 'img/s 80 | img/s/dev 10'
+
+
+def test_wrapping_breaks_between_fields_and_words():
+  record = ' 100/1300 loss 6.022 | lr 2.28e-03 | data wait 1% | eta 0:16:49'
+  assert terminal.wrap(record, 80) == record
+  assert terminal.wrap(record, 44).split('\n') == [
+    ' 100/1300 loss 6.022 | lr 2.28e-03 |',
+    '     data wait 1% | eta 0:16:49',
+  ]
+  path = '/a/very/long/path/of-a-run/checkpoints/1300:'
+  text = f'parameters of {path} 71 arrays\n  head dropped'
+  assert terminal.wrap(text, 30).split('\n') == [
+    *('parameters of', f'    {path}', '    71 arrays', '  head dropped')
+  ]
+  for width in range(20, 90):
+    for line in terminal.wrap(record, width).split('\n'):
+      assert len(line) <= width
+    assert terminal.wrap(record, width).split() == record.split()
+
+
+def in_a_terminal(monkeypatch, columns):
+  monkeypatch.setenv('FORCE_COLOR', '1')
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', str(columns))
+
+
+def test_a_terminal_gets_lines_that_fit(capsys, monkeypatch):
+  in_a_terminal(monkeypatch, 80)
+  record = {
+    'train/loss': 6.022,
+    'train/lr': 2.28e-3,
+    'train/grad_norm': 1.17,
+    'images_per_s': 152.0,
+    'images_per_s_per_device': 19.0,
+    'data_wait': 0.01,
+    'memory_gb': 1.1,
+    'eta_s': 1009.0,
+  }
+  terminal.Terminal(0, 1300).show(100, record)
+  terminal.heading(f'12/16 {"a_long_name_" * 4} | 11 done | study eta 0:10:00')
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 4
+  assert all(len(line) <= 80 for line in lines)
+  assert '    ' in lines[1] and 'eta 0:16:49' in lines[1]
+  assert 'study eta 0:10:00' in ' '.join(x.strip() for x in lines[2:])
+
+
+def test_the_bar_labels_its_times(capsys, monkeypatch):
+  in_a_terminal(monkeypatch, 80)
+  shown = terminal.Terminal(0, 100_000)
+  shown.advance(99_000)
+  shown.close()
+  out = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', capsys.readouterr().out)
+  *_, bar = [x for x in re.split('[\r\n]', out) if 'training' in x]
+  assert '99000/100000' in bar and len(bar) <= 80
+  assert 'elapsed 0:00:0' in bar and 'left ' in bar
+
+
+def test_a_file_says_how_long_something_takes(capsys, monkeypatch):
+  clock = types.SimpleNamespace(now=0.0)
+  clock.monotonic = lambda: clock.now
+  monkeypatch.setattr(terminal, 'time', clock)
+  waits = []
+
+  class Event(threading.Event):
+    def wait(self, timeout):
+      waits.append(timeout)
+      clock.now += timeout
+      return len(waits) == 4
+
+  monkeypatch.setattr(terminal.threading, 'Event', Event)
+  terminal.say('compiling ...')
+  terminal._remind('compiling ...', Event(), terminal.console())
+  assert capsys.readouterr().out.splitlines() == [
+    'compiling ...',
+    *(f'compiling ... {seconds} s' for seconds in (10, 20, 40)),
+  ]
 
 
 def test_output_to_a_file_is_plain_lines(tmp_path, capsys):

@@ -8,6 +8,7 @@ the checks of this file before each run, in less than a second;
 import dataclasses
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +46,9 @@ class Check:
   """
 
   name: str
-  inputs: Callable
-  compute: Callable
-  reference: Callable
+  inputs: Callable[..., Any]
+  compute: Callable[..., Any]
+  reference: Callable[..., Any]
   products: bool = False
   dtype: str = 'float32'
   slack: float = 1.0

@@ -32,6 +32,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import pkgutil
 import sys
@@ -118,7 +119,7 @@ def _find(spec):
         f'This project has {", ".join(known)}.'
       )
   else:
-    path = pathlib.Path(file).expanduser().absolute()
+    path = pathlib.Path(os.path.abspath(pathlib.Path(file).expanduser()))
   if not path.is_file():
     here = {str(pathlib.Path(file).with_name(x.name)) for x in _files(path)}
     hint = suggest(file, sorted(here))
@@ -309,9 +310,21 @@ def suggest(word: str, words: Iterable[str]) -> str:
 class Partial(functools.partial):
   """A target that still lacks required arguments; called when they are known.
 
+  Two of them are equal if they would call the same function in the same way.
+
   Raises:
     ConfigError: on a call that leaves some of them out, or sets one twice.
   """
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Partial) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash((self.func, self.args, tuple(sorted(self.keywords.items()))))
+
+  @property
+  def _key(self):
+    return self.func, self.args, self.keywords
 
   def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
     if twice := sorted(self.keywords.keys() & kwargs.keys()):

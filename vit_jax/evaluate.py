@@ -104,14 +104,13 @@ def evaluate(
   )
   rules = layout.rules_for(mesh) if sharding is None else sharding
   shardings = layout.infer(abstract_params, rules, mesh)
-  console = terminal.console()
   if dry_run:
-    console.print(f'Dry run: {", ".join(evaluators)} can run on this model.')
+    terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
   workdirs.record_config(workdir, record, preset)
 
   params, report = _params(init, model, weights, init_from, shardings, workdir)
-  console.print(report, markup=False, highlight=False)
+  terminal.say(report)
   name = name or timm_csv.name(init_from.path if init_from else None, model)
   results: dict[str, float] = {}
   written, is_first_host = [], jax.process_index() == 0
@@ -137,9 +136,10 @@ def evaluate(
       if path.suffix == '.png':
         writer.image(path.stem, path)
   rows = _rows(results)
-  console.print(terminal.table(f'step {step}', ['metric', 'value'], rows))
+  table = terminal.table(f'step {step}', ['metric', 'value'], rows)
+  terminal.console().print(table)
   for path in written:
-    console.print(f'wrote {path}', markup=False, soft_wrap=True)
+    terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)
   return results
 

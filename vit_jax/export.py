@@ -101,7 +101,7 @@ class Function:
     batch_size: B, or None for any.
   """
 
-  call: Callable
+  call: Callable[..., jax.Array]
   output: str
   num_classes: int | None
   batch_size: int | None

@@ -12,15 +12,41 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags, logging
+from vit_jax import environment
 
-from vit_jax import (
+
+def first_line(words: Sequence[str]) -> str:
+  """Return the first line that a run prints, from its arguments.
+
+  It is empty without a workdir, and where stdout is for something else.
+  """
+  given = {}
+  for word, following in zip(words, [*words[1:], '']):
+    name, equals, value = word.lstrip('-').partition('=')
+    if word.startswith('-'):
+      given[name] = value if equals else following
+  if not {'config', 'workdir'} <= given.keys() or 'print_config' in given:
+    return ''
+  return f'{given["config"]} in {given["workdir"]}: loading JAX ...'
+
+
+if __name__ == '__main__':  # before the imports that take seconds
+  if settings := environment.faster():
+    os.environ.update(settings)
+    os.execv(sys.executable, sys.orig_argv)
+  # Of several hosts only the first prints, and none knows its number yet.
+  if '--distributed' not in sys.argv and first_line(sys.argv[1:]):
+    print(first_line(sys.argv[1:]), flush=True)
+
+from absl import app, flags, logging  # noqa: E402
+
+from vit_jax import (  # noqa: E402
   canary,
   compilation_cache,
   config,
   distributed,
-  environment,
   terminal,
+  workdirs,
 )
 
 _CONFIG = flags.DEFINE_string(
@@ -99,7 +125,11 @@ def main(argv: Sequence[str]) -> None:
   with distributed.failing_together(), terminal.one_message():
     compilation_cache.enable(_WORKDIR.value)
     canary.refuse_wrong_results()
+    if _DISTRIBUTED.value:
+      terminal.say(first_line(sys.argv[1:]))
     config.run(resolved, _WORKDIR.value, preset=preset, **supplied)
+    if not _DRY_RUN.value:
+      terminal.say(workdirs.written(_WORKDIR.value))
 
 
 def load_config(spec: str | None) -> Any:
@@ -188,13 +218,5 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   return [program]
 
 
-def _start_faster():
-  """Restart the process with environment.faster(), unless it has that."""
-  if settings := environment.faster():
-    os.environ.update(settings)
-    os.execv(sys.executable, sys.orig_argv)
-
-
 if __name__ == '__main__':
-  _start_faster()
   app.run(main, flags_parser=parse_flags)

@@ -23,6 +23,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
+from vit_jax import terminal
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.terminal import Terminal
 from vit_jax.types import Metrics, Params
@@ -127,7 +128,7 @@ class Monitor:
     writers: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
   ) -> None:
-    self.total_steps = total_steps
+    self.total_steps: int = total_steps
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
@@ -138,6 +139,7 @@ class Monitor:
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # what time counts as, if nothing else is stated
     self._terminal = Terminal(start_step, total_steps)
+    self._compiling = contextlib.ExitStack()
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
     self._sums: dict[str, float] = collections.defaultdict(float)
@@ -212,6 +214,7 @@ class Monitor:
       if not all(np.isfinite(v) for v in jax.device_get(metrics).values()):
         steps.append(later)
     self._pending = None
+    self._compiling.close()
     self._terminal.close()
     shown = ', '.join(f'{k}={v}' for k, v in bad.items())
     raise NonFiniteError(
@@ -273,9 +276,14 @@ class Monitor:
     goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
     return {'progress': step / self.total_steps, 'goodput': goodput, **found}
 
+  def compiling(self) -> None:
+    """Show that the first step is being compiled, until `compiled`."""
+    self._compiling.enter_context(terminal.waiting('compiling ...'))
+
   def compiled(self, step: int) -> None:
     """Report how long the first step took, and measure rates from here on."""
     begin = self._clock
+    self._compiling.close()
     self.flush()
     self._stopwatch.lap('compile')
     self._phase = 'steps'
@@ -302,6 +310,7 @@ class Monitor:
 
   def close(self) -> None:
     """Close the files. A step that was not flushed is dropped."""
+    self._compiling.close()
     self._terminal.close()
     self.writer.close()
 

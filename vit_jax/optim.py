@@ -143,7 +143,7 @@ class Optimizer:
     layer_decay: layer-wise learning-rate decay, or None.
   """
 
-  rule: Callable = dataclasses.field(metadata={'rest': True})
+  rule: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
   clip_norm: float | None = None
   decay_mask: Sequence[str] = KERNELS
   freeze: Sequence[str] = ()

@@ -232,18 +232,19 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   which cannot change it. The patches tile the image.
   """
   weights, _ = _describe(init_from)
-  model, shape = weights.model, weights.image_shape[:2]
+  model, (height, width, _) = weights.model, weights.image_shape
   if isinstance(model, MlpMixer):
-    return tuple(shape)
+    return height, width
   embedding: Any = getattr(model, 'embedding', None)
   patch = getattr(embedding, 'patch_size', None)
   usual = 518 if patch and as_pair(patch)[0] == 14 else 384
-  new = [min(n * usual / 224, max(n, usual)) for n in shape]
+  old = height, width
+  new = [min(n * usual / 224, max(n, usual)) for n in old]
   if not hasattr(embedding, 'grid'):
-    return tuple(map(round, new))
+    return round(new[0]), round(new[1])
   grid = [
     max(round(cells * after / before), 1)
-    for cells, before, after in zip(embedding.grid(shape), shape, new)
+    for cells, before, after in zip(embedding.grid(old), old, new)
   ]
   return embedding.image_size(grid)
 

@@ -18,6 +18,8 @@ by `config.shared.get_oneway_ref('weights')`.
 """
 
 import datetime
+import functools
+import itertools
 import json
 import re
 import time
@@ -30,7 +32,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import config as configs
-from vit_jax import terminal, workdirs
+from vit_jax import eta, reuse, terminal, workdirs
 from vit_jax.config import ConfigError
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
@@ -101,17 +103,20 @@ def study(
   _check_sources(todo)
   _check_weights(todo, shared or {}, workdir)
   if dry_run:
-    terminal.console().print(f'Dry run: {len(todo)} runs would be done.')
+    terminal.say(f'Dry run: {len(todo)} runs would be done.')
     return []
   workdirs.record_config(workdir, record, preset)
 
-  for name in todo:
-    _announce(name, runs, workdir)
+  costs = functools.cache(lambda: eta.costs(runs))  # opens the data
+  for name, following in itertools.pairwise([*todo, None]):
+    _announce(name, runs, workdir, costs)
     origin = _origin(name, preset)
     _run(with_best(runs[name], runs, workdir), workdir / name, origin)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
-    jax.clear_caches()  # the programs of a hundred runs would fill the memory
+    same = following and eta.programs(runs[following])
+    if same != eta.programs(runs[name]):
+      reuse.clear()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
   page.write_at_end(workdir)
   return made
@@ -224,10 +229,9 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
         source, target = source[parent], target[parent]
       taken[path] = target[key] = source[key]
   shown = ', '.join(f'{k}={v}' for k, v in taken.items())
-  terminal.console().print(
+  terminal.say(
     f'{shown} from {winner}, whose {best.metric} {scores[winner]:.4g} is the '
-    f'best of {len(scores)}',
-    soft_wrap=True,
+    f'best of {len(scores)}'
   )
   return config
 
@@ -330,17 +334,29 @@ def _check_weights(runs, shared, workdir):
       formats.find(path)
 
 
-def _announce(name, runs, workdir):
+def _announce(name, runs, workdir, costs):
   """Print a heading for the next run, with an ETA of the study."""
   number = list(runs).index(name) + 1
   text = f'{number}/{len(runs)} {name}'
   done = [n for n in runs if is_done(workdir / n)]
-  if done:
-    seconds = [read_done(workdir / n)['seconds'] for n in done]
-    left = sum(seconds) / len(done) * (len(runs) - len(done))
+  if done and jax.process_index() == 0:
+    left = _seconds_left(runs, done, workdir, costs())
     left = datetime.timedelta(seconds=round(left))
     text += f' | {len(done)} done | study eta {left}'
-  terminal.console().rule(text, align='left')
+  terminal.heading(text)
+
+
+def _seconds_left(runs, done, workdir, costs):
+  """Return the estimated seconds of all other runs."""
+  if costs is None:
+    seconds = [read_done(workdir / name)['seconds'] for name in done]
+    return sum(seconds) / len(done) * (len(runs) - len(done))
+  spent = {}
+  for name in done:
+    steps = [r.get('seconds/steps') for r in read_records(workdir / name)]
+    total = read_done(workdir / name)['seconds']
+    spent[name] = eta.Spent(total, steps[-1] if steps else None)
+  return eta.seconds_left(costs, spent)
 
 
 def _origin(name, preset):
@@ -365,7 +381,7 @@ def _run(config, workdir, preset):
     configs.run(config, str(workdir), preset=preset)
   except NonFiniteError as error:
     outcome['diverged'] = str(error)
-    terminal.console().print(f'Diverged: {error}', soft_wrap=True)
+    terminal.say(f'Diverged: {error}')
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
     write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
@@ -376,22 +392,16 @@ def _run(config, workdir, preset):
 
 
 def _report(reports, runs, workdir):
-  console = terminal.console()
   done = [name for name in runs if is_done(workdir / name)]
   diverged = [n for n in done if 'diverged' in read_done(workdir / n)]
   if missing := [name for name in runs if name not in done]:
     shown = ', '.join(missing[:8]) + (', ...' if len(missing) > 8 else '')
-    console.print(
-      f'{len(done)} of {len(runs)} runs are done. Not done: {shown}',
-      soft_wrap=True,
-    )
+    terminal.say(f'{len(done)} of {len(runs)} runs are done. Not done: {shown}')
   if diverged:
-    console.print(f'Diverged: {", ".join(diverged)}', soft_wrap=True)
+    terminal.say(f'Diverged: {", ".join(diverged)}')
   results = Results(runs, workdir, [x for x in done if x not in diverged])
   made = [each(results) for each in reports]
-  console.print(
-    f'Reports: {workdir}\nEvery run (config, metrics, TensorBoard, '
-    f'checkpoints): {workdir}/NAME',
-    soft_wrap=True,
+  terminal.say(
+    f'Every run (config, metrics, TensorBoard, checkpoints): {workdir}/NAME'
   )
   return made

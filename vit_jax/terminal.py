@@ -4,7 +4,10 @@ import contextlib
 import datetime
 import os
 import re
+import shutil
 import sys
+import textwrap
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +17,7 @@ import jax
 import rich.console
 import rich.progress
 import rich.table
+import rich.text
 
 T = TypeVar('T')
 
@@ -60,7 +64,7 @@ class Terminal:
     self.say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
 
   def say(self, text: str) -> None:
-    self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(text, self._console)
 
   def close(self) -> None:
     if self._bar is not None:
@@ -69,9 +73,13 @@ class Terminal:
 
 def line(record: Mapping[str, Any]) -> str:
   """Return a record as one line: known columns, other metrics, the ETA."""
+  columns = dict(_COLUMNS)
+  per_device = 'images_per_s_per_device'
+  if record.get(per_device) == record.get('images_per_s'):  # one device
+    del columns[per_device]
   parts = [
     f'{heading} {form.format(record[name])}'
-    for name, (heading, form) in _COLUMNS.items()
+    for name, (heading, form) in columns.items()
     if name in record
   ]
   parts += [
@@ -82,6 +90,54 @@ def line(record: Mapping[str, Any]) -> str:
   if 'eta_s' in record:
     parts.append(f'eta {_duration(record["eta_s"])}')
   return ' | '.join(parts)
+
+
+def say(text: str, on: rich.console.Console | None = None) -> None:
+  """Print text on the first host.
+
+  A terminal gets lines that fit its width, see `wrap`. A file gets the text as
+  it is, so that each record stays on one line.
+  """
+  on = on or console()
+  if on.is_terminal:
+    text = wrap(text, on.width)
+  on.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def wrap(text: str, width: int) -> str:
+  """Return text in lines of at most `width` columns, the rest indented.
+
+  Lines are broken after the separator ' | ' of fields if a line has any, else
+  between words. A word that is longer than a line, such as a path, stays whole.
+  """
+  return '\n'.join(_wrap_line(x, width) for x in text.split('\n'))
+
+
+def _wrap_line(text: str, width: int) -> str:
+  if len(text) <= width:
+    return text
+  indent = ' ' * (len(text) - len(text.lstrip()))
+  fields, nbsp = text.strip().split(' | '), '\N{NO-BREAK SPACE}'
+  if max(map(len, fields)) + len(indent) + 6 <= width:
+    fields = [field.replace(' ', nbsp) for field in fields]
+  lines = textwrap.wrap(
+    f'{nbsp}| '.join(fields),
+    width,
+    initial_indent=indent,
+    subsequent_indent=indent + '    ',
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
+  return '\n'.join(lines).replace(nbsp, ' ')
+
+
+def heading(text: str) -> None:
+  """Print a heading of one line on the first host."""
+  on = console()
+  if len(text) + 2 <= on.width:
+    on.rule(rich.text.Text(text), align='left')
+  else:
+    say(text, on)
 
 
 def console(**kwargs: Any) -> rich.console.Console:
@@ -120,7 +176,10 @@ def one_message() -> Iterator[None]:
   except (ValueError, FloatingPointError) as error:
     if not _raised_by_vit_jax(error):
       raise
-    sys.exit(f'\n{type(error).__name__}: {error}')
+    text = f'\n{type(error).__name__}: {error}'
+    if sys.stderr.isatty():
+      text = wrap(text, shutil.get_terminal_size().columns)
+    sys.exit(text)
 
 
 def _raised_by_vit_jax(error):
@@ -180,13 +239,60 @@ def track(
       bar.stop()
 
 
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+  """Context manager that shows what is waited for, and for how long.
+
+  A terminal shows a line with the elapsed time. A file gets a line at once, and
+  one with the elapsed time after 10, 20, 40, ... seconds.
+
+  Args:
+    text: what takes long, such as 'compiling ...'.
+  """
+  on = console()
+  if on.is_terminal:
+    with rich.progress.Progress(
+      '{task.description}', _Elapsed(), console=on, transient=True
+    ) as bar:
+      bar.add_task(text)
+      yield
+    return
+  say(text, on)
+  done = threading.Event()
+  thread = threading.Thread(target=_remind, args=(text, done, on), daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()
+
+
+def _remind(text, done, on):
+  begin, after = time.monotonic(), 10
+  while not done.wait(begin + after - time.monotonic()):
+    say(f'{text} {after} s', on)
+    after *= 2
+
+
+class _Elapsed(rich.progress.TimeElapsedColumn):
+  def render(self, task):
+    return rich.text.Text('elapsed ') + super().render(task)
+
+
+class _Left(rich.progress.TimeRemainingColumn):
+  def render(self, task):
+    return rich.text.Text('left ') + super().render(task)
+
+
 def _bar(on, **kwargs):
   return rich.progress.Progress(
     '{task.description}',
-    rich.progress.BarColumn(),
+    # The other columns take 60 of the 80 columns of a small terminal.
+    rich.progress.BarColumn(min(40, max(5, on.width - 62))),
     rich.progress.MofNCompleteColumn(),
-    rich.progress.TimeElapsedColumn(),
-    rich.progress.TimeRemainingColumn(),
+    _Elapsed(),
+    _Left(),
     console=on,
     transient=True,
     **kwargs,

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import dry_runs, workdirs
+from vit_jax import dry_runs, reuse, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpoints
+from vit_jax.config import Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
@@ -63,7 +64,7 @@ class Evaluation:
 def train(
   workdir: PathLike,
   *,
-  model: Model | functools.partial,
+  model: Model | functools.partial[Model],
   data: Data,
   objective: Objective,
   optimizer: Optimizer,
@@ -136,15 +137,16 @@ def train(
 
   # 2. What is trained, and how.
   model = with_num_classes(model, data.source)
-  loss_fn = objective(model, preprocess=preprocess)
-  learning_rate = schedule(timeline)
+  loss_fn = reuse.call(objective, model, preprocess=preprocess)
+  learning_rate = reuse.call(schedule, timeline)
 
   # 3. Shapes, then shardings, then memory.
-  init, abstract_state, step_fn = make_step(
+  init, abstract_state, step_fn = reuse.call(
+    make_step,
     model,
     images=images,
     loss_fn=loss_fn,
-    make_tx=functools.partial(optimizer, learning_rate=learning_rate),
+    make_tx=Partial(optimizer, learning_rate=learning_rate),
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,
@@ -195,15 +197,17 @@ def train(
     position = saved['position']
     origin = f'resumed at step {start} of {workdir}'
   else:
-    state = init(jax.random.key(seed))
+    with terminal.waiting('initialising ...'):
+      state = init(jax.random.key(seed))
     if init_from:
       state, origin = surgery.load_into(state, model, init_from, workdir)
+  forward_flops = reuse.call(flops.forward, model, images)
   monitor = Monitor(
     workdir,
     total_steps=total_steps,
     batch_size=data.batch_size,
     log_every_steps=timeline.steps(log_every),
-    flops_per_step=3 * data.batch_size * flops.forward(model, images),
+    flops_per_step=3 * data.batch_size * forward_flops,
     start_step=start,
     learning_rate=learning_rate,
     stopwatch=stopwatch,
@@ -228,6 +232,7 @@ def train(
     jax.set_mesh(mesh),
     jax.transfer_guard('disallow'),
   ):
+    monitor.compiling()
     for step in range(start + 1, total_steps + 1):
       with profiler.step(step, monitor):
         with monitor.waiting():

@@ -129,6 +129,23 @@ def description(
   )
 
 
+def written(workdir: PathLike) -> str:
+  """Return a line that names the files and folders in workdir.
+
+  What has no suffix counts as a folder; asking an object store is slow.
+  """
+  names = sorted(path.name for path in epath.Path(workdir).iterdir())
+  names = [name for name in names if not name.startswith('.')]
+  files = [name for name in names if '.' in name]
+  folders = [f'{name}/' for name in names if '.' not in name]
+  shown = [
+    ', '.join(found[:9]) + (f' and {len(found) - 9} more' * (len(found) > 9))
+    for found in (folders, files)
+    if found
+  ]
+  return f'Written to {workdir}: {", ".join(shown)}'
+
+
 def _write(workdir, name, content):
   if jax.process_index() == 0:
     text = json.dumps(content, indent=2) + '\n'

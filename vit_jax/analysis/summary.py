@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from typing import Any
 
 import jax
 
@@ -25,11 +26,11 @@ class Module:
       none and come first.
   """
 
-  weights: list = dataclasses.field(default_factory=list)
+  weights: list[Any] = dataclasses.field(default_factory=list)
   output: tuple | None = None
   parameters: int = 0
   flops: int = 0
-  children: dict = dataclasses.field(default_factory=dict)
+  children: dict[str, Any] = dataclasses.field(default_factory=dict)
   order: int = dataclasses.field(default=-1, compare=False)
 
 

@@ -70,7 +70,8 @@ class Folder:
         'Folder: path=None. Set it to the folder of images, in a config with'
         ' --config.data.source.path or --config.evals.NAME.data.source.path.'
       )
-    self.channels, self.ignored = channels, 0
+    self.channels: int = channels
+    self.ignored = 0
     self._name = str(path)
     if csv is None and self._name.startswith(('http:', 'https:')):
       raise ValueError(
@@ -92,8 +93,8 @@ class Folder:
     # Bytes of equal length: 1.3M paths take 50 MB, a list 130 MB.
     self._files = np.array([os.fsencode(file) for file in files])
     self._labels = np.asarray(labels, np.int32)
-    self.class_names = names
-    self.num_classes = None if names is None else len(names)
+    self.class_names: list[str] | None = names
+    self.num_classes: int | None = None if names is None else len(names)
 
   def __len__(self) -> int:
     return len(self._labels)

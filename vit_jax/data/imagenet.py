@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json as json_lib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import fsspec
@@ -83,8 +84,10 @@ class Real:
         ' --config.evals.NAME.data.source.json=PATH.'
       )
     self._source, self._real = source, _read(str(json))
-    self.channels = getattr(source, 'channels', 3)
-    self.class_names = getattr(source, 'class_names', None)
+    self.channels: int = getattr(source, 'channels', 3)
+    self.class_names: Sequence[str] | None = getattr(
+      source, 'class_names', None
+    )
     self._label(0)  # raises if the source is not ImageNet's validation split
 
   def __len__(self) -> int:

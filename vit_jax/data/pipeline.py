@@ -226,7 +226,7 @@ class Unlabelled:
 
   def __init__(self, source: Source) -> None:
     self.source = source
-    self.channels = getattr(source, 'channels', 3)
+    self.channels: int = getattr(source, 'channels', 3)
 
   def __len__(self) -> int:
     return len(self.source)
@@ -507,7 +507,8 @@ class TrainBatches:
 
   def __init__(self, chunks: '_Chunks') -> None:
     self._batch_size = chunks.data.batch_size
-    self.position, self.skipped = chunks.start, 0
+    self.position: int = chunks.start
+    self.skipped: int = 0
     self._iterator = [_read_ahead(chunks)]
     # Also closed and released at garbage collection and at exit: Grain's own
     # finalizers run after parts of its modules are gone.

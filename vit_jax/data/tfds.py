@@ -85,8 +85,8 @@ class Tfds:
     else:
       self._check_label_fn(label)
     known = label if self.label_fn is None else self.label_fn
-    self.num_classes = getattr(known, 'num_classes', None)
-    self.class_names = getattr(known, 'class_names', None)
+    self.num_classes: int | None = getattr(known, 'num_classes', None)
+    self.class_names: list[str] | None = getattr(known, 'class_names', None)
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
 

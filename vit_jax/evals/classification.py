@@ -80,7 +80,7 @@ class Classification(LabelEvaluator):
         'vectors. Remove per_class.'
       )
     self._classes = _choices(self.restrict, source, self.model.num_classes)
-    self.predictions = None
+    self.predictions: Predictions | None = None
 
   def compare(
     self, logits: jax.Array, labels: jax.Array

@@ -7,7 +7,7 @@ not depend on the number of devices or hosts, nor on the batch size.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
 from vit_jax.data import pipeline
-from vit_jax.data.pipeline import Data
-from vit_jax.types import Batch, Params
+from vit_jax.data.pipeline import Data, Transform
+from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.
 Columns = dict[str, np.ndarray]
@@ -141,12 +141,12 @@ class SplitEvaluator:
 
   model: Any
   _: dataclasses.KW_ONLY
-  preprocess: Callable
+  preprocess: Preprocess
   mesh: jax.sharding.Mesh
   data: Data
 
   def __post_init__(self) -> None:
-    self.transforms = self.data.transforms
+    self.transforms: Sequence[Transform] = self.data.transforms
     self._collect = Collector(
       self.measure,
       data=self.data,
@@ -190,8 +190,10 @@ class LabelEvaluator(SplitEvaluator):
   def __post_init__(self) -> None:
     super().__post_init__()
     source, wanted = self.data.source, self.model.num_classes
-    names = getattr(source, 'class_names', None)
-    self.class_names = names if self.same_classes else None
+    names: Any = getattr(source, 'class_names', None)
+    self.class_names: Sequence[str] | None = (
+      names if self.same_classes else None
+    )
     self._names = names if names and len(set(names)) == len(names) else None
     found = getattr(source, 'num_classes', None)
     if not self.same_classes and found and wanted and found != wanted:

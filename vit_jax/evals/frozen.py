@@ -19,7 +19,7 @@ nothing else; hyperparameters are never chosen on `test`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -32,7 +32,7 @@ from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.types import Params
+from vit_jax.types import Params, Preprocess
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +54,7 @@ class Frozen:
 
   model: Any
   _: dataclasses.KW_ONLY
-  preprocess: Callable
+  preprocess: Preprocess
   mesh: jax.sharding.Mesh
   data: Mapping[str, Mapping[str, Data]]
   readouts: Any

@@ -90,7 +90,7 @@ def attention(
   return jax.nn.dot_product_attention(q, k, v, implementation=fused)
 
 
-def fastest(q):
+def fastest(q: jax.Array) -> str:
   """Return what 'auto' chooses for queries of that shape and dtype."""
   # On a CPU, forward and backward of 'einsum' took 0.7 to 1.0 of the time of
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32).

@@ -183,8 +183,8 @@ class Affine(nn.Module):
 
   inputs: tuple[int, ...]
   outputs: tuple[int, ...]
-  kernel_init: Callable
-  bias_init: Callable = nn.initializers.zeros
+  kernel_init: Callable[..., Any]
+  bias_init: Callable[..., Any] = nn.initializers.zeros
   dtype: Any = 'float32'
 
   @nn.compact

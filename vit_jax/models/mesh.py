@@ -11,7 +11,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 
-def batch_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> tuple:
+def batch_axes(
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+) -> tuple[str, ...]:
   """Return the names of the axes that the batch is sharded over."""
   return tuple(a for a in mesh.axis_names if not is_model_axis(a))
 

@@ -15,7 +15,6 @@ comes from the same image. The mask vector is initialised as in common.py.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -127,7 +126,7 @@ class Prediction:
   """
 
   model: Any
-  preprocess: Callable
+  preprocess: Preprocess
   task: Task = Task()
 
   def __post_init__(self) -> None:

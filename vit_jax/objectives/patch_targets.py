@@ -8,13 +8,12 @@ them; outputs are float32 [B, n, K].
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models.common import PatchEmbedding
-from vit_jax.types import Array, Shape, Size
+from vit_jax.types import Array, Preprocess, Shape, Size
 
 BITS = 3  # of each colour channel
 LEVELS = 2**BITS
@@ -108,7 +107,7 @@ class Colours:
 class Pixels:
   """The preprocessed patch itself, K = ph * pw * C; squared error (L2)."""
 
-  preprocess: Callable
+  preprocess: Preprocess
 
   def __str__(self) -> str:
     return 'pixels'

@@ -85,4 +85,4 @@ def save(
 
 def report(what: str, path: PathLike) -> None:
   """Print where a figure is."""
-  terminal.console().print(f'{what}: {path}', soft_wrap=True)
+  terminal.say(f'{what}: {path}')

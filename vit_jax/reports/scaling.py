@@ -27,7 +27,7 @@ class Scaling:
     name: of the files NAME.png, NAME.md and NAME.json in the workdir.
   """
 
-  panels: tuple
+  panels: tuple[Any, ...]
   title: str = 'Accuracy against scale'
   name: str = 'scaling'
 

@@ -23,7 +23,7 @@ _FIRST = ('loss', 'accuracy', 'top5_accuracy')
 POINTS = 1000  # of a series; more than the pixels of a chart
 
 
-def curves(records: Sequence[Mapping]) -> dict[str, dict[int, float]]:
+def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
   """Return {metric: {step: value}} of the metrics that are drawn.
 
   Of several records of a step the last counts. Values are floats.
@@ -42,7 +42,7 @@ def is_drawn(name: str, curve: Mapping[int, float]) -> bool:
   return len(curve) > 1 and not _NOT_DRAWN.fullmatch(name)
 
 
-def of_run(records: Sequence[Mapping]) -> list[dict[str, Any]]:
+def of_run(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Return the charts of a run: a series per split, such as train and val."""
   found = curves(records)
   if found['images_per_s'] == found['images_per_s_per_device']:
@@ -56,7 +56,9 @@ def of_run(records: Sequence[Mapping]) -> list[dict[str, Any]]:
   return _sorted(charts)
 
 
-def of_study(records: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
+def of_study(
+  records: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[dict[str, Any]]:
   """Return the charts of a study, one per metric: a series per run.
 
   Args:

@@ -24,7 +24,7 @@ class Table:
     name: of the files NAME.md and NAME.json in the study's workdir.
   """
 
-  cells: tuple
+  cells: tuple[Any, ...]
   title: str = 'Results'
   digits: int = 1
   name: str = 'table'

@@ -85,7 +85,7 @@ class Weights:
   params: dict[str, np.ndarray]
   image_shape: tuple[int, int, int]
   preprocess: Any = dataclasses.field(default_factory=Normalize)
-  transforms: tuple[Callable, ...] = None  # type: ignore[assignment]
+  transforms: tuple[Callable[..., Any], ...] = None  # type: ignore[assignment]
   class_names: list[str] | None = None
   activation: str = 'softmax'
   origin: str = ''

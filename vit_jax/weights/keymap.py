@@ -45,8 +45,8 @@ class Key:
 
   theirs: str
   ours: str
-  to_ours: Callable = _same
-  to_theirs: Callable = _same
+  to_ours: Callable[..., Any] = _same
+  to_theirs: Callable[..., Any] = _same
   ndim: int | None = None
 
   @property

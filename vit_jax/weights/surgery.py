@@ -246,8 +246,8 @@ def _summary(error, weights, model, init_from, file):
       f'The weights of {name} do not fit the model.',
       f'  {"":<20} {"weights":<20} this run',
       *(lines or ['  (the same fields)']),
-      f'{shapes} parameters have another shape, {missing} are missing, {spare} '
-      'are not used. See',
+      f'Parameters of another shape: {shapes}, missing: {missing}, not used: '
+      f'{spare}. See',
       f'  {file}',
       *remedies,
     ]
@@ -276,7 +276,7 @@ def _facts(module, inside=''):
     elif isinstance(value, str | int | float | tuple | list | None):
       if name == 'layerscale_init':
         name, value = 'LayerScale', value is not None
-      if name == 'patch_size' and value:
+      if name == 'patch_size' and isinstance(value, int | tuple):
         value = 'x'.join(map(str, as_pair(value)))
       facts[name] = value
   return facts

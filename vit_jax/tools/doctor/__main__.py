@@ -10,19 +10,20 @@ collectives between devices, and a whole training step in float32 and bfloat16.
 The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
 """
 
-import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import jax
 import rich.filesize
 
 from vit_jax import canary, environment
 from vit_jax.models import attention
+from vit_jax.tools import parsers
 from vit_jax.tools.doctor import checks
 
 _PACKAGES = (
@@ -38,12 +39,8 @@ _ATTENTION = {  # name: [B, tokens, heads, head dimension] of queries
 _COLUMNS = '{:<44} {:<9} {:>8} {:>8}  '
 
 
-def main(argv=None):
-  parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage='python -m vit_jax.tools.doctor [--as_is] [--quick]',
-  )
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = parsers.parser(__doc__, 'tools.doctor [--as_is] [--quick]')
   parser.add_argument(
     '--as_is',
     action='store_true',

@@ -6,6 +6,8 @@ output.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ DTYPES = ('float32', 'bfloat16')
 _RATE = 1000.0
 
 
-def all_checks():
+def all_checks() -> list[Any]:
   """Return all Checks that the local devices allow."""
   checks = [*canary.QUICK, *_reductions(), *_layers()]
   if len(jax.local_devices()) > 1:
@@ -35,7 +37,9 @@ def all_checks():
   return [*checks, _adamw(), *_train_steps()]
 
 
-def with_gradients(function, dtype='float32'):
+def with_gradients(
+  function: Callable[..., Any], dtype: str = 'float32'
+) -> Callable[..., Any]:
   """Return (*arguments, gradient of the output) -> (output, gradients)."""
 
   def compute(*arguments):
@@ -46,7 +50,7 @@ def with_gradients(function, dtype='float32'):
   return compute
 
 
-def by_hand(function):
+def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
   """Return the same of a function of reference.py."""
 
   def compute(*arguments):

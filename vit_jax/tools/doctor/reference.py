@@ -6,10 +6,18 @@ returns the gradients by the array arguments, as a tuple.
 Shapes: B examples, N tokens, D width, h heads of dimension d.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+# Gradient of the output -> gradients of the arguments.
+Backward = Callable[..., tuple[np.ndarray, ...]]
 
-def affine(x, kernel, bias):
+
+def affine(
+  x: np.ndarray, kernel: np.ndarray, bias: np.ndarray
+) -> tuple[np.ndarray, Backward]:
   """x [..., I], kernel [I, O], bias [O] -> [..., O]."""
 
   def back(dy):
@@ -19,7 +27,9 @@ def affine(x, kernel, bias):
   return x @ kernel + bias, back
 
 
-def layer_norm(x, scale, bias, epsilon=1e-6):
+def layer_norm(
+  x: np.ndarray, scale: np.ndarray, bias: np.ndarray, epsilon: float = 1e-6
+) -> tuple[np.ndarray, Backward]:
   """x [..., D], scale [D], bias [D] -> [..., D]."""
   std = np.sqrt(x.var(-1, keepdims=True) + epsilon)
   unit = (x - x.mean(-1, keepdims=True)) / std
@@ -38,7 +48,7 @@ def layer_norm(x, scale, bias, epsilon=1e-6):
   return unit * scale + bias, back
 
 
-def gelu(x):
+def gelu(x: np.ndarray) -> tuple[np.ndarray, Backward]:
   """The approximation by tanh."""
   slope, cubic = np.sqrt(2 / np.pi), 0.044715
   t = np.tanh(slope * (x + cubic * x**3))
@@ -50,14 +60,16 @@ def gelu(x):
   return 0.5 * x * (1 + t), back
 
 
-def softmax(x):
+def softmax(x: np.ndarray) -> tuple[np.ndarray, Backward]:
   """Over the last dimension."""
   e = np.exp(x - x.max(-1, keepdims=True))
   p = e / e.sum(-1, keepdims=True)
   return p, lambda dp: (p * (dp - np.sum(dp * p, -1, keepdims=True)),)
 
 
-def attention(q, k, v):
+def attention(
+  q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> tuple[np.ndarray, Backward]:
   """softmax(q kᵀ / √d) v: three arrays [B, N, h, d] -> [B, N, h, d]."""
   q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
   scale = q.shape[-1] ** -0.5
@@ -76,7 +88,9 @@ def attention(q, k, v):
   return (weights @ v).swapaxes(1, 2), back
 
 
-def convolution(x, kernel, stride, padding):
+def convolution(
+  x: np.ndarray, kernel: np.ndarray, stride: int, padding: int
+) -> tuple[np.ndarray, Backward]:
   """x [B, H, W, C], kernel [kh, kw, C, F] -> [B, H', W', F].
 
   Args:
@@ -113,7 +127,9 @@ def convolution(x, kernel, stride, padding):
   return sum(padded[place] @ kernel[at] for at, place in places), back
 
 
-def cross_entropy(logits, labels):
+def cross_entropy(
+  logits: np.ndarray, labels: np.ndarray
+) -> tuple[Any, Backward]:
   """Mean of -log softmax(logits)[label]: [B, K], int [B] -> scalar."""
   top = logits.max(-1, keepdims=True)
   log_sum = top + np.log(np.exp(logits - top).sum(-1, keepdims=True))
@@ -126,7 +142,9 @@ def cross_entropy(logits, labels):
   return np.mean(np.sum(on * (log_sum - logits), -1)), back
 
 
-def vit_loss(params, images, labels):
+def vit_loss(
+  params: Any, images: np.ndarray, labels: np.ndarray
+) -> tuple[Any, dict[str, Any]]:
   """Return (loss, gradients) of a ViT with a class token (equations 1 to 4).
 
   Args:
@@ -158,7 +176,7 @@ def vit_loss(params, images, labels):
 
     return y, with_record
 
-  gradients = {}
+  gradients: dict[str, np.ndarray] = {}
   x, embedding_back = layer(affine, 'embedding', patches)
   x = x + params['pos_embedding'].reshape(1, -1, width)
   cls = params['cls'] + params['cls_pos_embedding']

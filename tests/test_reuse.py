@@ -1,0 +1,46 @@
+"""Results that equal calls share."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import reuse
+from vit_jax.config import Partial
+
+
+def make(*args, **kwargs):
+  return args, kwargs
+
+
+def test_equal_arguments_share_a_result():
+  def call(value):
+    return reuse.call(make, 1, rule=Partial(make, 2, value=value))
+
+  assert call(3) is call(3)
+  assert call(3) is not call(4)
+  assert Partial(make, 1) != functools.partial(make, 1)
+  first = call(3)
+  reuse.clear()
+  assert call(3) is not first and call(3) == first
+
+
+def test_arguments_without_a_hash_are_not_shared():
+  for value in ([1], np.ones(2), Partial(make, rates=[1])):
+    assert reuse.call(make, value) is not reuse.call(make, value)
+
+
+def test_a_shared_program_is_traced_once():
+  traced = []
+
+  def program(factor):
+    def fn(x):
+      traced.append(factor)
+      return factor * x
+
+    return jax.jit(fn)
+
+  for factor in (2, 2, 3, 2):
+    assert reuse.call(program, factor)(jnp.float32(5)) == 5 * factor
+  assert traced == [2, 3]
