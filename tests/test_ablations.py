@@ -170,7 +170,7 @@ def test_published_numbers(name):
 def test_shape_at_full_size_is_elsewhere():
   with pytest.raises(ValueError, match=r"'shape' .*scaling_shape\.py"):
     load_config('ablations', 'shape')
-  with pytest.raises(ValueError, match=r'(?s)does not take.*positions, pool'):
+  with pytest.raises(ValueError, match=r'(?s)does not take.*positions.pool'):
     load_config('ablations', 'position')
 
 

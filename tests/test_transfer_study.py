@@ -33,7 +33,7 @@ def fake_runs(monkeypatch):
   """Replace runs: they record their configs; the second rate is the best."""
   seen = {}
 
-  def fake(config, workdir):
+  def fake(config, workdir, **options):
     name = workdir.rpartition('/')[2]
     seen[name] = config.to_dict()
     data = name.split('_')[0]

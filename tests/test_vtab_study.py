@@ -56,7 +56,7 @@ def fake_runs(monkeypatch):
   """Replace runs: they only record their config and an accuracy."""
   seen = {}
 
-  def fake(config, workdir):
+  def fake(config, workdir, **options):
     name = workdir.rpartition('/')[2]
     seen[name] = config.to_dict()
     (evaluator,) = config.evals
