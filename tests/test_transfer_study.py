@@ -49,6 +49,7 @@ def fake_runs(monkeypatch):
 
   monkeypatch.setattr(configs, 'run', fake)
   monkeypatch.setattr(study, '_check_sources', lambda *args: None)
+  monkeypatch.setattr(study.eta, 'costs', lambda runs: None)
   monkeypatch.setattr(study.formats, 'find', lambda path: None)
   return seen
 

@@ -71,6 +71,7 @@ def fake_runs(monkeypatch):
 
   monkeypatch.setattr(configs, 'run', fake)
   monkeypatch.setattr(study, '_check_sources', lambda *args: None)
+  monkeypatch.setattr(study.eta, 'costs', lambda runs: None)
   monkeypatch.setattr(study.formats, 'find', lambda path: None)
   return seen
 
@@ -215,6 +216,7 @@ def test_missing_weights_are_found_before_the_first_run(
   path, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(study, '_check_sources', lambda *args: None)
+  monkeypatch.setattr(study.eta, 'costs', lambda runs: None)
   config = load_config('vtab', 'tiny')
   config.shared.weights = path
   message = r'config\.shared\.weights=PATH' if path is None else '/nowhere'
