@@ -18,26 +18,26 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.1',
     'aiohttp>=3.10',  # fsspec uses it to read weights from http:// and https://
-    'etils[epath]>=1.12',
+    'etils[epath]>=1.15',
     'flax>=0.12.7',
     'flatbuffers>=24.3.25',  # StableHLO export
     'fsspec>=2024.12',
     'grain>=0.2.15',
     'jax>=0.10.1',
-    'matplotlib>=3.9',  # figures, and the fonts of the glyphs
+    'matplotlib>=3.11',  # figures, and the fonts of the glyphs
     'ml-collections>=1.0',
     'ml-dtypes>=0.5',
     'numpy>=2.1',
     'opencv-python-headless>=4.11',
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
-    'pillow>=11.0',  # decodes palette and CMYK images, which OpenCV does not
+    'pillow>=12.3',  # decodes palette and CMYK images, which OpenCV does not
     'rich>=13.9',
     'safetensors>=0.5',
     'scikit-learn>=1.6',  # embedded digits
     'scipy>=1.15',
     'tensorboardX>=2.6.2',
-    'tensorflow-datasets>=4.9.8',
+    'tensorflow-datasets>=4.9.10',
   ],
   extras_require={
     # selenium: the tests of the report and the demo, if there is a Chromium.
