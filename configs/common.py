@@ -15,9 +15,13 @@ def training():
 
 
 def evaluation(size):
-  """Return the keys of every evaluation of weights, at `size` pixels."""
-  init_from = {'path': placeholder(str)}
-  fields = {'image_shape': (size, size, 3), 'init_from': init_from}
+  """Return the keys of every evaluation of weights, at `size` pixels.
+
+  None: at the size and with the channels of the weights.
+  """
+  fields = {'init_from': {'path': placeholder(str)}}
+  if size:
+    fields['image_shape'] = (size, size, 3)
   return ConfigDict({'run': 'vit_jax.evaluate.evaluate', **fields})
 
 

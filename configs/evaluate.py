@@ -16,9 +16,9 @@ Arguments (separated by commas; the first of a list is the default):
              `train`. The rest use all of `train`: nearest neighbours, logistic
              regression, and a linear layer trained by SGD. Their settings are
              chosen on a held-out tenth of `train`
-  size=224   pixels: smaller side resized to 8/7 of it, central crop. If the run
-             was trained at another size, its position embeddings are
-             interpolated, which is reported
+  size=224   pixels: smaller side resized to 8/7 of it, central crop. By default
+             the size that the run was trained at; at another size its position
+             embeddings are interpolated, which is reported
 
 The model and its preprocessing are those of the run.
 """
@@ -47,24 +47,30 @@ def get_config(argument=''):
     data=('folder', 'tfds'),
     accuracy=False,
     **arguments.switches(READOUTS),
-    size=224,
+    size=int,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
   config = common.evaluation(args.size)
   config.evals = {}
-  test = data(args, 'test')
+  test = data(args, config, 'test')
   if args.accuracy or not readouts:
     config.evals.test = common.classification(test)
   if readouts:
-    images = {'train': data(args, 'train'), 'test': test}
+    images = {'train': data(args, config, 'train'), 'test': test}
     config.evals.frozen = common.frozen({'images': images}, readouts)
   return config
 
 
-def data(args, split):
+def data(args, config, split):
   if args.data == 'tfds':
     source = common.tfds(common.placeholder(str), split)
   else:
     source = common.folder(common.placeholder(str))
-  transforms = common.resize_crop(args.size * 8 // 7, args.size)
-  return common.data(source, transforms, batch_size=128)
+  size = args.size or 224
+  transforms = common.resize_crop(size * 8 // 7, size)
+  made = common.data(source, transforms, batch_size=128)
+  if not args.size:
+    target = 'vit_jax.pretrained.image_size'
+    init_from = config.get_oneway_ref('init_from')
+    made['image_size'] = {'target': target, 'init_from': init_from}
+  return made

@@ -249,6 +249,12 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   return embedding.image_size(grid)
 
 
+def image_size(init_from: InitFrom | None) -> tuple[int, int]:
+  """Return the image size (H, W) of weights."""
+  height, width, _ = _describe(init_from)[0].image_shape
+  return height, width
+
+
 def preprocess(init_from: InitFrom | None) -> Preprocess:
   """Return the function that converts uint8 images for these weights."""
   return _describe(init_from)[0].preprocess
