@@ -22,13 +22,13 @@ setuptools.setup(
     'flax>=0.12.7',
     'flatbuffers>=24.3.25',  # StableHLO export
     'fsspec>=2024.12',
-    'grain>=0.2.15',
+    'grain>=0.2.16',
     'jax>=0.10.1',
     'matplotlib>=3.11',  # figures, and the fonts of the glyphs
     'ml-collections>=1.0',
     'ml-dtypes>=0.5',
     'numpy>=2.1',
-    'opencv-python-headless>=4.11',
+    'opencv-python-headless>=4.13',
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
     'pillow>=12.3',  # decodes palette and CMYK images, which OpenCV does not

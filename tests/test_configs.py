@@ -133,7 +133,7 @@ def trace(monkeypatch, tmp_path):
 
   def trace(config):
     config.data.batch_size -= config.data.batch_size % 8  # devices
-    if 'init_from' in config:  # not read, see above
+    if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
     kinds = _kinds(config)
     if kinds <= _traced:
