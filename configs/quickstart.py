@@ -101,7 +101,7 @@ def train_on_digits(shots, seed, init_from, tiny):
     'optimizer': common.adam(clip_norm=1.0),
     'schedule': embedded.cosine(1e-3 if init_from else 3e-3),
     'data': train,
-    'evals': {'test': common.classification(test, every_fraction=0.25)},
+    'evals': {'test': common.classification(test, every_fraction=1 / 3)},
   }
 
 

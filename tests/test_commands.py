@@ -104,7 +104,7 @@ def test_help_is_a_success(tmp_path):
     ),
     (
       '--config=configs/evaluate.py:folder,acuracy',
-      r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder\|tfds.*size=224",
+      r"'acuracy' \(did you mean 'accuracy'\?\)\. .*folder\|tfds.*size=N",
     ),
     ('--config=configs/evaluate.py:size=big', r"'size=big': expected a whole"),
     ('--config=configs/evaluate.py:folder,tfds', r"'folder' and 'tfds' both"),
