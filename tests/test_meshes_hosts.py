@@ -49,10 +49,10 @@ def run(workdir, steps=6):
 
 
 def results(workdir):
-  """Return the losses of a run, and its last record."""
+  """Return the losses of a run, and its last evaluation."""
   records = read_records(workdir)
   losses = [r['train/loss'] for r in records if 'train/loss' in r]
-  return np.array(losses), records[-1]
+  return np.array(losses), [r for r in records if 'test/loss' in r][-1]
 
 
 def run_two_processes(folder):

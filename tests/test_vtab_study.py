@@ -243,7 +243,8 @@ def test_tiny_study_runs(compile_fast, tmp_path):  # noqa: F811
     assert 0 <= made[vtab.TASKS[task].title]['ours']['mean'] <= 1
     records = read_records(tmp_path / 'study' / f'{task}_seed0')
     few = 243 if 'snorb' in task else 20
-    assert records[-1]['test/num_examples'] == few
+    tested = [r for r in records if 'test/num_examples' in r]
+    assert tested[-1]['test/num_examples'] == few
   mean = np.mean([made[vtab.TASKS[x].title]['ours']['mean'] for x in tasks])
   row = f'Mean of {len(tasks)}'
   assert made[row]['ours']['mean'] == pytest.approx(mean)
