@@ -1,0 +1,108 @@
+"""The registry of faults, and the table of what they did.
+
+A fault is a generator, decorated with `fault`, that injects something into a
+run or a file and yields a Case for each injection.
+"""
+
+import dataclasses
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+  """One injection.
+
+  Attributes:
+    name: what was injected.
+    lost: what was lost or went wrong; empty if nothing was.
+    message: what the user was told, if that is worth showing.
+  """
+
+  name: str
+  lost: str = ''
+  message: str = ''
+
+
+Inject = Callable[[pathlib.Path, int], Iterator[Case]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """A kind of fault.
+
+  Attributes:
+    inject: generator (empty folder, number of injections) -> cases.
+    times: number of injections of `python -m tests.faults`.
+    in_ci: number of injections in the tests.
+  """
+
+  inject: Inject
+  times: int
+  in_ci: int
+
+  @property
+  def name(self) -> str:
+    return self.inject.__name__
+
+  @property
+  def title(self) -> str:
+    return (self.inject.__doc__ or self.name).splitlines()[0].rstrip('.')
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(*, times: int = 1, in_ci: int = 1) -> Callable[[Inject], Inject]:
+  """Register a fault; `times` and `in_ci` as in Fault."""
+
+  def register(inject):
+    FAULTS[inject.__name__] = Fault(inject, times, in_ci)
+    return inject
+
+  return register
+
+
+@dataclasses.dataclass
+class Row:
+  """A line of the table: the cases of a fault, and how long they took."""
+
+  fault: Fault
+  cases: list[Case]
+  seconds: float
+
+  @property
+  def survived(self) -> int:
+    return sum(not case.lost for case in self.cases)
+
+  def cells(self) -> tuple[str, str, str, str]:
+    lost = [f'{case.name}: {case.lost}' for case in self.cases if case.lost]
+    shown = '; '.join(lost[:3]) + f'; {len(lost) - 3} more' * (len(lost) > 3)
+    count = f'{len(self.cases):,}'
+    return self.fault.title, count, f'{self.survived:,}', shown or 'nothing'
+
+
+HEADER = ('fault', 'injected', 'survived', 'lost')
+
+
+def run(fault: Fault, times: int) -> Row:
+  """Inject a fault so many times, in a temporary folder.
+
+  An exception of the fault itself counts as a case that was not survived.
+  """
+  begin, cases = time.monotonic(), []
+  with tempfile.TemporaryDirectory(prefix='vit_jax_fault_') as folder:
+    try:
+      cases.extend(fault.inject(pathlib.Path(folder), times))
+    except Exception as error:
+      cases.append(Case('harness', f'{type(error).__name__}: {error}'))
+  return Row(fault, cases, time.monotonic() - begin)
+
+
+def markdown(rows: list[Row]) -> str:
+  """Return the rows as a Markdown table."""
+  lines = [HEADER, ('---', '---:', '---:', '---')]
+  lines += [row.cells() for row in rows]
+  return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)

@@ -1,0 +1,264 @@
+"""Runs of `python -m vit_jax.main` in processes of their own."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vit_jax import checkpoint
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Dropout, augmentation, gradient accumulation, an EMA, an evaluator, a best
+# checkpoint: everything that has a state which a restart could lose.
+CONFIG = """
+import ml_collections
+
+def get_config():
+  t = 'vit_jax.data.transforms.'
+  digits = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
+  return ml_collections.ConfigDict(dict(
+    run='vit_jax.train.train',
+    seed=3,
+    total_steps=40,
+    log_every_steps=3,
+    accum_steps=2,
+    ema_decay=0.9,
+    model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
+               depth=2, mlp_dim=64, num_heads=2,
+               embedding=dict(patch_size=4), dropout=0.2,
+               stochastic_depth=0.2),
+    objective=dict(
+      target='vit_jax.objectives.classification.softmax_xent'),
+    optimizer=dict(target='optax.adamw', weight_decay=0.1),
+    schedule=dict(lr=1e-2, warmup_steps=2),
+    checkpoint=dict(every_steps=5, keep_last=2, best_metric='val/accuracy'),
+    evals=dict(val=dict(
+      target='vit_jax.evals.classification.Classification', every_steps=5,
+      data=dict(source=dict(digits, split='test'), batch_size=200))),
+    data=dict(
+      source=digits,
+      transforms=[dict(target=t + 'InceptionCrop', size=8),
+                  dict(target=t + 'FlipLR')],
+      batch_size=8,
+    ),
+  ))
+"""
+
+
+class Run:
+  """A run that was started, and its output.
+
+  Args:
+    folder: for the config file and the log.
+    workdir: of the run.
+    *flags: more flags, such as '--config.total_steps=10'.
+    config: text of the config file.
+    env: more environment variables.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    workdir: pathlib.Path,
+    *flags: str,
+    config: str = CONFIG,
+    env: dict[str, str] | None = None,
+  ) -> None:
+    self.workdir = workdir
+    file = folder / 'config.py'
+    if not file.exists() or file.read_text() != config:
+      file.write_text(config)
+    number = len(list(folder.glob('log*')))
+    self._log = folder / f'log{number}'
+    command = ['-m', 'vit_jax.main', f'--config={file}', f'--workdir={workdir}']
+    with self._log.open('w') as log:
+      self.process = subprocess.Popen(
+        [sys.executable, *command, *flags],
+        cwd=ROOT,
+        env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
+        stdout=log,
+        stderr=log,
+      )
+
+  @property
+  def output(self) -> str:
+    return self._log.read_text()
+
+  def wait_for(
+    self, condition: Callable[[], Any], seconds: float = 300
+  ) -> bool:
+    """Return whether the condition came true before the run ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and self.process.poll() is None:
+      if condition():
+        return True
+      time.sleep(0.02)
+    return bool(condition())
+
+  def kill(self) -> None:
+    """End the process by SIGKILL, if it still runs."""
+    with contextlib.suppress(ProcessLookupError):
+      self.process.send_signal(signal.SIGKILL)
+    self.process.wait()
+
+  def finish(self, seconds: float = 300) -> int:
+    """Wait for the end and return the exit status; kill it if it is late."""
+    try:
+      return self.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+      self.kill()
+      raise
+
+
+def free_port() -> int:
+  """Return a TCP port of this machine that is free now."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def hosts(
+  folder: pathlib.Path, workdir: pathlib.Path, count: int, *flags: str, **more
+) -> Iterator[list[Run]]:
+  """Start a run on several processes; they are killed at the end."""
+  join = [
+    '--distributed',
+    f'--coordinator_address=localhost:{free_port()}',
+    f'--num_processes={count}',
+  ]
+  started = [
+    Run(folder, workdir, *join, f'--process_id={i}', *flags, **more)
+    for i in range(count)
+  ]
+  try:
+    yield started
+  finally:
+    for each in started:
+      each.kill()
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+  """Return the steps of the complete checkpoints of a run, sorted."""
+  folder = workdir / 'checkpoints'
+  return sorted(int(x.name) for x in folder.glob('*') if x.name.isdigit())
+
+
+def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+  """Return all arrays and values of a checkpoint by path, read by Orbax."""
+  import jax
+  import orbax.checkpoint as ocp
+
+  from vit_jax import tree
+
+  folder = workdir / 'checkpoints' / str(step)
+  handler, found = ocp.PyTreeCheckpointHandler(), {}
+  for item in ('params', 'ema', 'train'):
+    if not (folder / item).exists():
+      continue
+    metadata = handler.metadata(folder / item).tree
+    numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata
+    )
+    restored = handler.restore(
+      folder / item, args=ocp.args.PyTreeRestore(restore_args=numpy)
+    )
+    flat = tree.flatten(restored)
+    found |= {f'{item}/{path}': value for path, value in flat.items()}
+  handler.close()
+  data = json.loads((folder / 'data' / 'metadata').read_text())
+  return found | {f'data/{key}': value for key, value in data.items()}
+
+
+# Entries of metrics.jsonl that depend on the clock, not on the computation.
+_OF_THE_CLOCK = (
+  'time',
+  'goodput',
+  'images_per_s',
+  'images_per_s_per_device',
+  'data_wait',
+  'eta_s',
+  'memory_gb',
+  'mfu',
+)
+
+
+def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """Return the records of a run without what depends on the clock."""
+  from vit_jax.metrics import read_records
+
+  kept = [
+    {
+      key: value
+      for key, value in record.items()
+      if key not in _OF_THE_CLOCK and not key.startswith('seconds/')
+    }
+    for record in read_records(workdir)
+  ]
+  return [record for record in kept if set(record) - {'step', 'progress'}]
+
+
+def difference(one: pathlib.Path, other: pathlib.Path) -> str:
+  """Return how the ends of two runs differ, bit by bit; '' if they do not.
+
+  Steps of the checkpoints that are kept (so also the best), all their arrays
+  and positions, the metrics of all records, TensorBoard's scalars.
+  """
+  if steps(one) != steps(other):
+    return f'checkpoints {steps(one)}, not {steps(other)}'
+  for step in steps(one):
+    a, b = everything(one, step), everything(other, step)
+    if a.keys() != b.keys():
+      return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
+    for path in a:
+      if not np.array_equal(a[path], b[path], equal_nan=True):
+        return f'checkpoint {step}: {path} differs'
+  a, b = records(one), records(other)
+  if a != b:
+    differing = [(x, y) for x, y in zip(a, b) if x != y]
+    return f'records differ ({len(a)}, {len(b)}): {differing[:1]}'
+  if scalars(one) != scalars(other):
+    return 'TensorBoard has other scalars'
+  return ''
+
+
+def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+  """Return {name: [(step, value)]} as TensorBoard shows them.
+
+  TensorBoard drops earlier events from the step on at which a later start of
+  the run says so. What depends on the clock is left out.
+  """
+  from tensorboardX.proto import event_pb2
+
+  found: dict[str, list[tuple[int, float]]] = {}
+  for file in sorted(workdir.glob('events.out.tfevents.*')):
+    data = file.read_bytes()
+    while len(data) >= 12:  # length, checksum, event, checksum
+      length = int.from_bytes(data[:8], 'little')
+      event = event_pb2.Event.FromString(data[12 : 12 + length])
+      data = data[16 + length :]
+      if event.session_log.status == event_pb2.SessionLog.START:
+        for events in found.values():
+          events[:] = [each for each in events if each[0] < event.step]
+      for value in event.summary.value:
+        found.setdefault(value.tag, []).append((event.step, value.simple_value))
+  return {
+    name: events
+    for name, events in found.items()
+    if name not in _OF_THE_CLOCK and not name.startswith('seconds/')
+  }
+
+
+def newest(workdir: pathlib.Path) -> pathlib.Path:
+  """Return the folder of the newest checkpoint."""
+  return pathlib.Path(checkpoint.find(workdir))
