@@ -131,12 +131,14 @@ class Stored:
     size: bytes of the file, or of all shards.
     values: function (names) -> {name: array}.
     path: of the file, for messages.
+    is_npz: whether it is an .npz file.
   """
 
   blanks: dict[str, np.ndarray]
   size: int
   values: Callable[[Iterable[str]], dict[str, np.ndarray]]
   path: PathLike = ''
+  is_npz: bool = False
 
   def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Return the arrays of these names, or all; the others stay blank.
@@ -220,7 +222,7 @@ def stored_npz(path: PathLike) -> Stored:
           out[name] = to_float32(_read_member(stream, of_name[name]))
     return out
 
-  return Stored(blanks, size, values, path)
+  return Stored(blanks, size, values, path, is_npz=True)
 
 
 @contextlib.contextmanager
