@@ -27,6 +27,10 @@ FOLDERS = {  # folder: what it may import of this package
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
   ),
 }
+# Config files -> values -> calls -> objects.
+CONFIG = (
+  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+)
 MODULES = {
   'main': (
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
@@ -72,7 +76,8 @@ MODULES = {
   'records': (),
   'profiling': (),
   'writers': (),
-  'config': (),
+  **{f'config/{each}': ('config.',) for each in CONFIG},
+  'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
@@ -142,7 +147,7 @@ def test_who_imports_which_package():
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {
-    'vit_jax.config',
+    'vit_jax.config.values',
     'vit_jax.main',
     'vit_jax.study',
   }

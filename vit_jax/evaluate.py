@@ -123,10 +123,7 @@ def evaluate(
       row = timm_csv.row(name, found, params, evaluator, image_shape)
       written.append(epath.Path(workdir) / f'results-{key}.csv')
       timm_csv.write(written[-1], row)
-    if predictions := getattr(evaluator, 'predictions', None):
-      written += confusion.write(
-        workdir, key, predictions, class_names=class_names
-      )
+  written += confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
   stopwatch.lap('evals')
   new = Writer(workdir, writers=writers, record=record)
