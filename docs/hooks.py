@@ -212,7 +212,7 @@ their values.
 
 def _keys(config, loaded):
   """Return the keys of a config with its default argument, as Markdown."""
-  for path in config._unset(loaded, ''):
+  for path in config.unset_paths(loaded):
     config.override(loaded, [f'{path}=...'])
   call, _ = config.plan_run(loaded)
   lines = '\n'.join(config.settings(call))
@@ -269,7 +269,7 @@ def _target_page(targets):
 def _is_run(name):
   from vit_jax import config
 
-  first = next(iter(config._parameters(config.locate(name))), '')
+  first = next(iter(config.parameters_of(config.locate(name))), '')
   return first == 'workdir'
 
 
@@ -284,7 +284,7 @@ def _dataclasses(runs):
   for name in runs:
     fn = config.locate(name)
     hints = list(typing.get_type_hints(fn).values())
-    hints += [type(p.default) for p in config._parameters(fn).values()]
+    hints += [type(p.default) for p in config.parameters_of(fn).values()]
     while hints:
       hint = hints.pop()
       hints += typing.get_args(hint)

@@ -20,7 +20,7 @@ from vit_jax import config as configs
 from vit_jax import dry_runs, optim
 from vit_jax import train as train_lib
 from vit_jax.data import pipeline, vtab
-from vit_jax.durations import Timeline, epochs
+from vit_jax.durations import Duration, Timeline, epochs
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLASSES = {
@@ -423,7 +423,7 @@ def test_rates_that_the_paper_does_not_state():
 def _rates(config, num_examples, epochs):
   """Return the learning rates in the middle of these epochs."""
   schedule = dict(config.schedule)
-  warmup = configs.Duration(schedule.pop('warmup_steps'), 'steps')
+  warmup = Duration(schedule.pop('warmup_steps'), 'steps')
   schedule = optim.Schedule(**schedule, warmup=warmup)
   rate = schedule(timeline(config, num_examples))
   steps = [int((e + 0.5) * num_examples / 4096) for e in epochs]

@@ -27,6 +27,10 @@ FOLDERS = {  # folder: what it may import of this package
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
   ),
 }
+# Config files -> values -> calls -> objects.
+CONFIG = (
+  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+)
 MODULES = {
   'main': (
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
@@ -49,7 +53,8 @@ MODULES = {
       'preprocess',
       'profiling',
     ),
-    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('divergence', 'reports.confusion', 'reports.page', 'sharding', 'step'),
+    'weights.',
     *('workdirs', 'writers'),
   ),
   'evaluate': (
@@ -68,10 +73,13 @@ MODULES = {
   'checkpoint': (),
   'compilation_cache': (),
   'distributed': (),
-  'metrics': ('terminal',),
+  'metrics': ('divergence', 'records', 'terminal'),
+  'divergence': ('sharding',),
+  'records': (),
   'profiling': (),
   'writers': (),
-  'config': (),
+  **{f'config/{each}': ('config.',) for each in CONFIG},
+  'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
@@ -141,7 +149,7 @@ def test_who_imports_which_package():
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {
-    'vit_jax.config',
+    'vit_jax.config.values',
     'vit_jax.main',
     'vit_jax.study',
   }

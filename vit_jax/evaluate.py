@@ -123,10 +123,7 @@ def evaluate(
       row = timm_csv.row(name, found, params, evaluator, image_shape)
       written.append(epath.Path(workdir) / f'results-{key}.csv')
       timm_csv.write(written[-1], row)
-    if predictions := getattr(evaluator, 'predictions', None):
-      written += confusion.write(
-        workdir, key, predictions, class_names=class_names
-      )
+  written += confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
   stopwatch.lap('evals')
   new = Writer(workdir, writers=writers, record=record)
@@ -138,6 +135,8 @@ def evaluate(
   rows = _rows(results)
   table = terminal.table(f'step {step}', ['metric', 'value'], rows)
   terminal.console().print(table)
+  if warning := evaluators_lib.non_finite(step, results):
+    terminal.say(warning)
   for path in written:
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)

@@ -1,26 +1,29 @@
 """Training: the story of a run around the pure step of step.py.
 
-Setup comes first, in the order in which it happens: workdir, data, model,
-optimizer, shapes, shardings, memory, initialisation; then the loop.
+Setup comes first, once, in the order in which it happens: workdir, data, model,
+optimizer, shapes, shardings, memory, evaluators. Then an attempt: a state to
+start from (checkpoint, weights or scratch), and the loop.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import dry_runs, reuse, terminal, workdirs
+from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.config import Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
+from vit_jax.divergence import NonFiniteError
 from vit_jax.durations import Duration, Timeline, steps
 from vit_jax.evaluators import Evaluator, Factory
 from vit_jax.files import PathLike
@@ -42,10 +45,13 @@ from vit_jax.sharding import (
 )
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
-from vit_jax.types import LossFn, Model, Objective, Params, Preprocess
+from vit_jax.types import LossFn, Model, Objective, Params, Preprocess, Shape
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
+
+# What rollbacks add to the item 'data' of checkpoints, and to the metrics.
+_COUNTS = ('rollbacks', 'batches_skipped')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +88,18 @@ def train(
   log_every: Duration = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
   profile: str | None = None,
+  on_nan: str = 'stop',
+  max_rollbacks: int = 3,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
   dry_run: bool = False,
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
+
+  The setup happens once: data, model, shapes, evaluators. Then comes an
+  attempt: the state of the newest checkpoint, or an initial one, is trained to
+  the end. No state is saved or evaluated that has NaN or Inf. If one is found,
+  the run ends, or a rollback starts another attempt.
 
   Args:
     workdir: directory of the run; local, or gs://...
@@ -110,6 +123,10 @@ def train(
     log_every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
     profile: steps to trace, such as '10:15', see profiling.py.
+    on_nan: what to do when the loss, the gradient or the state is NaN or Inf.
+      'stop': raise NonFiniteError. 'rollback': go back to the newest checkpoint
+      or the initial state, and skip the batches that were used since.
+    max_rollbacks: give up after this many rollbacks without a new checkpoint.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop before the first step, after all checks; print a summary.
@@ -119,10 +136,13 @@ def train(
 
   Raises:
     ValueError: anything that does not fit, before the first step.
-    metrics.NonFiniteError: the loss or the gradient is NaN or Inf.
+    metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
+      and `on_nan` is 'stop' or rollbacks did not help.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
+  checks.one_of('on_nan', on_nan, ('stop', 'rollback'))
+  checks.integer('max_rollbacks', max_rollbacks, 1)
   workdirs.prepare(workdir)
 
   # 1. Data: its size gives the number of steps and classes.
@@ -167,9 +187,9 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
-  start = checkpointer.latest_step() or 0
-  profiler = Profiler(workdir, profile, start=start, total=total_steps)
-  if init_from and checkpointer.latest_step() is None:
+  newest = checkpointer.latest_step()
+  profiler = Profiler(workdir, profile, start=newest or 0, total=total_steps)
+  if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
     dry_runs.report_training(
@@ -189,82 +209,225 @@ def train(
     class_names=class_names,
     activation=getattr(loss_fn, 'activation', 'softmax'),
   )
-
-  # 5. Initialisation: workdir, then init_from, then scratch.
-  position, origin = 0, 'initialised from scratch'
-  if checkpointer.latest_step() is not None:
-    state, saved = checkpointer.restore(abstract_state)
-    position = saved['position']
-    origin = f'resumed at step {start} of {workdir}'
-  else:
-    with terminal.waiting('initialising ...'):
-      state = init(jax.random.key(seed))
-    if init_from:
-      state, origin = surgery.load_into(state, model, init_from, workdir)
   forward_flops = reuse.call(flops.forward, model, images)
-  monitor = Monitor(
-    workdir,
-    total_steps=total_steps,
+  run = _Run(
+    workdir=workdir,
+    model=model,
+    image_shape=image_shape,
     batch_size=data.batch_size,
-    log_every_steps=timeline.steps(log_every),
-    flops_per_step=3 * data.batch_size * forward_flops,
-    start_step=start,
-    learning_rate=learning_rate,
-    stopwatch=stopwatch,
-    writers=writers,
-    record=record,
+    mesh=mesh,
+    total_steps=total_steps,
+    abstract_state=abstract_state,
+    init=functools.partial(init, jax.random.key(seed)),
+    init_from=init_from,
+    step_fn=step_fn,
+    batches=functools.partial(
+      data.train_batches,
+      seed=seed,
+      num_classes=model.num_classes,
+      **this_process(),
+    ),
+    monitor=functools.partial(
+      Monitor,
+      workdir,
+      total_steps=total_steps,
+      batch_size=data.batch_size,
+      log_every_steps=timeline.steps(log_every),
+      flops_per_step=3 * data.batch_size * forward_flops,
+      learning_rate=learning_rate,
+      writers=writers,
+      record=record,
+    ),
+    profiler=profiler,
+    evaluators=evaluators,
+    eval_every=eval_every,
+    class_names=class_names,
+    checkpointer=checkpointer,
+    save_every=save_every,
   )
-  monitor.introduce(model, state.params, image_shape, mesh, origin)
 
-  # 6. The loop. Metrics lag one step, so the host never waits for the device.
-  batches = data.train_batches(
-    seed=seed,
-    start=position,
-    num_classes=model.num_classes,
-    **this_process(),
-  )
+  # 5. Attempts. Each restores or initialises a state and trains it to the end,
+  # unless that meets NaN.
+  failed: list[int] = []  # steps that met NaN since the newest checkpoint
+  with contextlib.closing(checkpointer), contextlib.closing(profiler):
+    while True:
+      try:
+        state = _attempt(run, newest, failed, stopwatch)
+        break
+      except NonFiniteError as error:
+        cause, step = error.cause, error.step
+      stopwatch = Stopwatch()
+      checkpointer.wait()
+      before, newest = newest, checkpointer.latest_step()
+      failed = [*(failed if newest == before else ()), step]
+      rollbacks = len(failed) - 1
+      if on_nan == 'stop' or rollbacks == max_rollbacks:
+        advice = divergence.advice(workdir, newest, step, record, rollbacks)
+        raise NonFiniteError(cause, advice, step=step)
+      terminal.say(cause)
+  page.write_at_end(workdir, evaluators)
+  return state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+  """What the setup of a run has made, for its attempts.
+
+  `init`, `batches` and `monitor` are functions that make the state at step 0,
+  the batches from a position, and the Monitor from a step.
+  """
+
+  workdir: PathLike
+  model: Model
+  image_shape: Shape
+  batch_size: int
+  mesh: jax.sharding.Mesh
+  total_steps: int
+  abstract_state: TrainState
+  init: Callable[[], TrainState]
+  init_from: InitFrom | None
+  step_fn: Callable[..., Any]
+  batches: Callable[..., pipeline.TrainBatches]
+  monitor: Callable[..., Monitor]
+  profiler: Profiler
+  evaluators: Mapping[str, Evaluator]
+  eval_every: Mapping[str, int | None]
+  class_names: Sequence[str] | None
+  checkpointer: Checkpointer
+  save_every: int
+
+
+def _attempt(
+  run: _Run, newest: int | None, failed: Sequence[int], stopwatch: Stopwatch
+) -> TrainState:
+  """Train from the newest checkpoint, or from step 0, to the last step.
+
+  Args:
+    run: see `_Run`.
+    newest: step of the newest checkpoint, or None.
+    failed: steps in which earlier attempts from there met NaN. All batches that
+      they have used are skipped.
+    stopwatch: Stopwatch that started with the attempt.
+
+  Raises:
+    NonFiniteError: NaN or Inf. What was saved before is finite.
+  """
+  state, saved, origin = _first_state(run, newest)
+  start, position = int(state.step), saved['position']
+  if bad := divergence.non_finite(state, run.mesh):
+    folder = run.checkpointer.directory / str(start)
+    raise ValueError(
+      f'There is {bad} before the first step ({origin}). '
+      + (
+        'Check the weights of init_from and the initialisation of the model.'
+        if newest is None
+        else f'An earlier version of this code saved it. Move {folder} away; '
+        'the same command then resumes from an older checkpoint, if there is '
+        'one, or starts again.'
+      )
+    )
+  counts = {key: saved[key] for key in _COUNTS if key in saved}
+  if failed:
+    skipped = sum(step - start for step in failed)
+    position += skipped * run.batch_size
+    rollbacks, batches_skipped = (saved.get(key, 0) for key in _COUNTS)
+    counts = dict(
+      zip(_COUNTS, (rollbacks + len(failed), batches_skipped + skipped))
+    )
+    origin = (
+      f'rollback {counts["rollbacks"]}: {origin}; the next {skipped} batches '
+      f'are skipped, {counts["batches_skipped"]} in total'
+    )
+  monitor = run.monitor(start_step=start, stopwatch=stopwatch, counts=counts)
+  if failed:
+    monitor.say(origin)
+  else:
+    monitor.introduce(
+      run.model, state.params, run.image_shape, run.mesh, origin
+    )
+  batches = run.batches(start=position)
+
+  # The loop. Metrics lag one step, so the host never waits for the device.
   with (
     contextlib.closing(monitor),
-    contextlib.closing(checkpointer),
     contextlib.closing(batches),
-    contextlib.closing(profiler),
     StopSignal() as stop,
-    jax.set_mesh(mesh),
+    jax.set_mesh(run.mesh),
     jax.transfer_guard('disallow'),
   ):
     monitor.compiling()
-    for step in range(start + 1, total_steps + 1):
-      with profiler.step(step, monitor):
+    for step in range(start + 1, run.total_steps + 1):
+      with run.profiler.step(step, monitor):
         with monitor.waiting():
-          batch = put_batch(next(batches), mesh)
-        state, metrics = step_fn(state, batch)
+          batch = put_batch(next(batches), run.mesh)
+        state, metrics = run.step_fn(state, batch)
         monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == total_steps, stop.requested()
+      last = step == run.total_steps
       due = {
         name: evaluator
-        for name, evaluator in evaluators.items()
-        if last or ((every := eval_every[name]) and step % every == 0)
+        for name, evaluator in run.evaluators.items()
+        if last or ((every := run.eval_every[name]) and step % every == 0)
       }
+      if due:
+        _check_finite(run, step, state, monitor)
       results = run_evaluators(due, step, state.eval_params, monitor)
       if last:
-        _write_predictions(workdir, evaluators, class_names)
-      if last or stopping or step % save_every == 0:
-        monitor.flush()  # raises if the state has met NaN: it is not saved
+        confusion.write_all(
+          run.workdir,
+          run.evaluators,
+          class_names=run.class_names,
+          figure=False,  # `evaluate` draws it
+        )
+      stopping = stop.requested()
+      if last or stopping or step % run.save_every == 0:
+        _check_finite(run, step, state, monitor)
         with monitor.pause('saving'):
-          position = {'position': batches.position}
-          checkpointer.save(step, state, position, metrics=results)
+          saved = {'position': batches.position, **counts}
+          finite = {k: v for k, v in results.items() if math.isfinite(v)}
+          run.checkpointer.save(step, state, saved, metrics=finite)
           if last or stopping:
-            checkpointer.wait()
+            run.checkpointer.wait()
       if last or stopping:
         monitor.finish(step)
       if stopping and not last:
-        monitor.say(stop.message(step, total_steps, workdir))
+        monitor.say(stop.message(step, run.total_steps, run.workdir))
         raise Stopped(stop)
-  page.write_at_end(workdir, evaluators)
   return state
+
+
+def _first_state(
+  run: _Run, newest: int | None
+) -> tuple[TrainState, Mapping[str, Any], str]:
+  """Return the state to start from, its saved data, and its origin in words.
+
+  It comes from the newest checkpoint of the workdir, else from `init_from`,
+  else from scratch.
+  """
+  if newest is not None:
+    state, saved = run.checkpointer.restore(run.abstract_state)
+    return state, saved, f'resumed at step {state.step} of {run.workdir}'
+  with terminal.waiting('initialising ...'):
+    state = run.init()
+  origin = 'initialised from scratch'
+  if run.init_from:
+    state, origin = surgery.load_into(
+      state, run.model, run.init_from, run.workdir
+    )
+  return state, {'position': 0}, origin
+
+
+def _check_finite(run, step, state, monitor):
+  """Raise NonFiniteError if a metric up to this step, or the state, is."""
+  monitor.flush()
+  if bad := divergence.non_finite(state, run.mesh):
+    raise NonFiniteError(
+      f'{bad} of the state after step {step} (of {run.total_steps}), which was '
+      'not saved. Earlier checkpoints are kept.',
+      step=step,
+    )
 
 
 def run_evaluators(
@@ -282,15 +445,9 @@ def run_evaluators(
     results |= {f'{name}/{key}': value for key, value in found.items()}
   if results:
     monitor.write(step, results)
+  if warning := evaluators_lib.non_finite(step, results):
+    monitor.say(warning)
   return results
-
-
-def _write_predictions(workdir, evaluators, class_names):
-  """Write what classifiers got wrong at the end; `evaluate` also draws it."""
-  for name, evaluator in evaluators.items():
-    if predictions := getattr(evaluator, 'predictions', None):
-      options = {'class_names': class_names, 'figure': False}
-      confusion.write(workdir, name, predictions, **options)
 
 
 def make_step(

@@ -1,0 +1,47 @@
+"""From a config file to objects, and from objects to JSON.
+
+    config.model = dict(target='vit_jax.models.vit.VisionTransformer', width=64)
+
+A `target` is the dotted path of a class or function; the keys next to it are
+its keyword arguments. There is no registry: whatever can be imported can be
+named, in this package or in another. Five rules turn a config into objects:
+
+- Nested targets are called first. If required arguments are still missing,
+  the result is a partial: the code that receives it supplies the rest, such as
+  `objective(model, preprocess=...)`. So an objective can wrap an objective.
+- Annotations are the schema. A dict without a target becomes the dataclass
+  that is the default of the parameter, or its annotation.
+- A dataclass may have one field with metadata {'rest': True}: then its own
+  fields and a target with its keywords stand in one flat dict, as in
+  `evals.test = dict(target=..., data=..., every_steps=1000)`.
+- `Annotated[Callable, ('data', Data)]` is always a partial: the code that gets
+  it makes the call. If its argument `data` has no annotation, a dict with a
+  `source` becomes a Data.
+- `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
+  units are those of durations.py.
+
+All keys are checked before anything is called, so that a typo costs nothing.
+"""
+
+from vit_jax.config.calls import Call as Call
+from vit_jax.config.calls import Partial as Partial
+from vit_jax.config.calls import make as make
+from vit_jax.config.calls import settings as settings
+from vit_jax.config.errors import ConfigError as ConfigError
+from vit_jax.config.errors import suggest as suggest
+from vit_jax.config.files import import_configs as import_configs
+from vit_jax.config.files import load as load
+from vit_jax.config.files import shipped_configs as shipped_configs
+from vit_jax.config.objects import build as build
+from vit_jax.config.objects import describe as describe
+from vit_jax.config.plan import check_set as check_set
+from vit_jax.config.plan import plan_run as plan_run
+from vit_jax.config.plan import resolve as resolve
+from vit_jax.config.plan import run as run
+from vit_jax.config.signatures import locate as locate
+from vit_jax.config.signatures import parameters_of as parameters_of
+from vit_jax.config.values import changes as changes
+from vit_jax.config.values import check_filled as check_filled
+from vit_jax.config.values import leaves as leaves
+from vit_jax.config.values import override as override
+from vit_jax.config.values import unset_paths as unset_paths

@@ -1,0 +1,138 @@
+"""Calls that a config describes: checked, listed, then made."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.config.errors import ConfigError
+from vit_jax.config.signatures import (
+  full_name,
+  is_required,
+  lacks_text,
+  missing_of,
+  parameters_of,
+  rest_field_of,
+)
+from vit_jax.config.values import ConfigDict
+from vit_jax.durations import Duration
+
+DEFAULT = '  # default'
+
+
+class Partial(functools.partial):
+  """A target that still lacks required arguments; called when they are known.
+
+  Two of them are equal if they would call the same function in the same way.
+
+  Raises:
+    ConfigError: on a call that leaves some of them out, or sets one twice.
+  """
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Partial) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash((self.func, self.args, tuple(sorted(self.keywords.items()))))
+
+  @property
+  def _key(self):
+    return self.func, self.args, self.keywords
+
+  def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    if twice := sorted(self.keywords.keys() & kwargs.keys()):
+      raise ConfigError(
+        f'{full_name(self.func)}: {", ".join(twice)} is set by the code that '
+        'calls it. Remove it from the config.'
+      )
+    if missing := missing_of(self.func, self.keywords | kwargs, len(args)):
+      raise ConfigError(lacks_text(self.func, missing))
+    return super().__call__(*args, **kwargs)
+
+
+@dataclasses.dataclass
+class Call:
+  """A target with its arguments, checked but not yet called.
+
+  Attributes:
+    fn: what the target names.
+    kwargs: its arguments; calls within them are not made yet either.
+    where: dotted path in the config.
+    hidden: arguments that the config cannot set.
+    later: whether the code makes the call itself, even if nothing is missing.
+  """
+
+  fn: Any
+  kwargs: dict[str, Any]
+  where: str = ''
+  hidden: tuple[str, ...] = ()
+  later: bool = False
+
+  def make(self, *args: Any, **supplied: Any) -> Any:
+    """Make all calls, innermost first, and return the result of this one."""
+    kwargs = {name: make(value) for name, value in self.kwargs.items()}
+    if self.later or missing_of(self.fn, kwargs | supplied, len(args)):
+      return Partial(self.fn, *args, **kwargs, **supplied)
+    return self.fn(*args, **kwargs, **supplied)
+
+
+def make(value: Any) -> Any:
+  """Return the value with every Call in it made, innermost first."""
+  if isinstance(value, Call):
+    return value.make()
+  if isinstance(value, dict):
+    return {k: make(v) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(make(v) for v in value)
+  return value
+
+
+def settings(
+  value: Any, where: str = 'config', note: str = ''
+) -> Iterator[str]:
+  """Yield a line 'KEY = VALUE' for everything that can be set in a Call.
+
+  Values that the config does not set are their defaults, and marked so.
+
+  Args:
+    value: a Call, as `plan_run` returns it, or a value in one.
+    where: dotted path of the value.
+    note: appended to each line.
+  """
+  if isinstance(value, Call):
+    flat = dataclasses.is_dataclass(value.fn) and rest_field_of(value.fn)
+    if flat:  # the target and its keywords stand next to the own fields
+      yield from settings(value.kwargs[flat.name], where, note)
+    else:
+      key = 'target' if value.where else 'run'
+      yield f'{where}.{key} = {full_name(value.fn)}{note}'
+    for name, parameter in parameters_of(value.fn).items():
+      path = f'{where}.{name}'
+      if name in value.kwargs and not (flat and name == flat.name):
+        unset = value.kwargs[name] is None and is_required(parameter)
+        more = '  # to be set by you' if unset else ''
+        yield from settings(value.kwargs[name], path, note + more)
+      elif parameter.default is not parameter.empty and (
+        name not in value.hidden
+      ):
+        yield from settings(parameter.default, path, DEFAULT)
+  elif isinstance(value, Duration):
+    yield f'{where}_{value.unit} = {value.value!r}{note}'
+  elif isinstance(value, Mapping | ConfigDict) and len(value):
+    for key in value:
+      yield from settings(value[key], f'{where}.{key}', note)
+  elif isinstance(value, list | tuple) and any(
+    isinstance(inner, Call | dict) for inner in value
+  ):
+    for index, inner in enumerate(value):
+      yield from settings(inner, f'{where}.{index}', note)
+  elif inspect.isclass(value) or inspect.isfunction(value):
+    yield f'{where}.target = {full_name(value)}{note}'
+  elif dataclasses.is_dataclass(value):
+    for field in dataclasses.fields(value):
+      if field.init and field.name not in ('parent', 'name'):
+        inner = getattr(value, field.name)
+        yield from settings(inner, f'{where}.{field.name}', note)
+  else:
+    yield f'{where} = {value!r}{note}'

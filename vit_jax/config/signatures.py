@@ -1,0 +1,158 @@
+"""What can be named in a config, and which arguments it takes."""
+
+import collections.abc
+import dataclasses
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.config.errors import ConfigError, suggest
+from vit_jax.durations import UNITS, Duration
+
+
+def locate(dotted_path: Any) -> Any:
+  """Return the object that 'package.module.name' (or 'Class.method') names."""
+  if not isinstance(dotted_path, str) or '.' not in dotted_path:
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported. A target is a dotted path such as '
+      "'vit_jax.models.vit.VisionTransformer'."
+    )
+  try:
+    return pkgutil.resolve_name(dotted_path)
+  except ModuleNotFoundError as error:
+    if not (dotted_path + '.').startswith(f'{error.name}.'):
+      raise  # a module that exists and fails to import something says so
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported: there is no module '
+      f'{error.name!r}. Is its package installed?'
+    ) from error
+  except AttributeError as error:
+    module, name = error.obj, str(error.name)
+    have = [n for n in dir(module) if not n.startswith('_')]
+    raise ConfigError(
+      f'{dotted_path!r}: {getattr(module, "__name__", module)} has no '
+      f'{name!r}{suggest(name, have)}.'
+    ) from error
+  except ValueError as error:
+    raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
+
+
+def parameters_of(fn: Any) -> dict[str, inspect.Parameter]:
+  """Return {name: parameter} without those that Flax adds to modules."""
+  try:
+    found = dict(inspect.signature(fn).parameters)
+  except ValueError:  # some built-ins have no signature
+    empty = inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD)
+    return {'kwargs': empty}
+  if hasattr(fn, 'clone') and 'parent' in found:
+    found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
+  positional = inspect.Parameter.VAR_POSITIONAL
+  return {k: v for k, v in found.items() if v.kind != positional}
+
+
+def hints_of(fn: Any) -> dict[str, Any]:
+  """Return {name: annotation} of the arguments of a class or function."""
+  try:
+    fn = fn.__init__ if inspect.isclass(fn) else fn
+    return typing.get_type_hints(fn, include_extras=True)
+  except (NameError, TypeError, AttributeError):
+    return {}
+
+
+def missing_of(
+  fn: Any, given: Any, num_args: int, supplied: Sequence[str] = ()
+) -> list[str]:
+  """Return the names of required parameters of fn that are not given."""
+  parameters = list(parameters_of(fn).values())[num_args:]
+  keywords = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+  )
+  return [
+    p.name
+    for p in parameters
+    if p.default is p.empty
+    and p.kind in keywords
+    and p.name not in given
+    and p.name not in supplied
+  ]
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+  """Return whether a parameter has no default."""
+  return parameter.default is parameter.empty
+
+
+def lacks_text(fn: Any, missing: Sequence[str]) -> str:
+  """Return the error that required arguments are missing."""
+  return (
+    f'{full_name(fn)}: {", ".join(map(repr, missing))} '
+    f'{"is" if len(missing) == 1 else "are"} missing. '
+    f'It takes: {", ".join(parameters_of(fn))}.'
+  )
+
+
+def keys_of(name: str, annotation: Any) -> list[str]:
+  """Return the keys by which a config sets a parameter."""
+  if is_duration(annotation):
+    return [f'{name}_{unit}' for unit in UNITS]
+  return [name]
+
+
+def is_duration(annotation: Any) -> bool:
+  """Return whether the key of such a parameter has a unit."""
+  return without_none(annotation) is Duration
+
+
+def stem_of(key: str) -> str:
+  """Return the key without its unit; '' if it has none."""
+  stem, _, unit = key.rpartition('_')
+  return stem if unit in UNITS else ''
+
+
+def of_factory(annotation: Any) -> dict[str, Any] | None:
+  """Return {argument: type} of Annotated[Callable, ...], else None."""
+  found = getattr(annotation, '__metadata__', None)
+  return None if found is None else dict(found)
+
+
+def takes_partials(annotation: Any) -> bool:
+  """Return whether a target that lacks arguments fits the annotation."""
+  annotation = getattr(annotation, '__origin__', annotation)
+  origin = typing.get_origin(annotation) or annotation
+  return annotation is Any or origin is collections.abc.Callable
+
+
+def without_none(annotation: Any) -> Any:
+  """Return X for X | None, and Any for other unions."""
+  if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    inner = [a for a in typing.get_args(annotation) if a is not type(None)]
+    return inner[0] if len(inner) == 1 else Any
+  return annotation
+
+
+def rest_field_of(cls: Any) -> Any:
+  """Return the field of a dataclass that holds a target, or None."""
+  fields = (f for f in dataclasses.fields(cls) if f.metadata.get('rest'))
+  return next(fields, None)
+
+
+def is_number(parameter: inspect.Parameter) -> bool:
+  """Return whether a parameter is a number or a bool."""
+  return parameter.annotation in (bool, int, float) or isinstance(
+    parameter.default, int | float
+  )
+
+
+def join(where: str, key: Any) -> str:
+  """Return the path of a key in a part of the config."""
+  return f'{where}.{key}' if where else str(key)
+
+
+def full_name(fn: Any) -> str:
+  """Return the dotted path of a class or function."""
+  module = getattr(fn, '__module__', '')
+  return f'{module}.{getattr(fn, "__qualname__", "?")}'
