@@ -318,7 +318,7 @@ def failing_together() -> Iterator[None]:
 
 def _fail(job, error):
   """Print the error, send its first line to the other hosts, and exit."""
-  if isinstance(error, jax.errors.JaxRuntimeError):
+  if _is_from_runtime(error):
     # Perhaps of a collective with a dead host. Then another thread names that
     # host and ends the process.
     time.sleep(SILENT_S + 3 * POLL_S)
@@ -339,10 +339,31 @@ def _fail(job, error):
   os._exit(1)
 
 
+def _is_from_runtime(error):
+  """Return whether XLA has raised the error, or what led to it.
+
+  Depending on where a collective fails, it raises a JaxRuntimeError or a
+  ValueError; the text of both begins with the name of a status.
+  """
+  while error is not None:
+    if isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(
+      str(error)
+    ):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
+
+
+_STATUS = re.compile(
+  'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|'
+  'FAILED_PRECONDITION'
+)
+
+
 class _Contact:
   """Time of the last answer from the store."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.time = time.monotonic()
 
 

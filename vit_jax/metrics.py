@@ -110,6 +110,7 @@ class Monitor:
     writers: {name: writer}, see writers.py; they get all records.
     record: JSON values of the config, for the writers.
     counts: {name: number}, such as the rollbacks so far; records have them.
+    before_write: called before each record; raises if it must not be written.
   """
 
   def __init__(
@@ -126,8 +127,10 @@ class Monitor:
     writers: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
+    before_write: Callable[[], None] = lambda: None,
   ) -> None:
     self.total_steps: int = total_steps
+    self._before_write = before_write
     self._counts = counts or {}
     self._batch_size = batch_size
     self._log_every = log_every_steps
@@ -262,11 +265,13 @@ class Monitor:
 
   def write(self, step: int, record: Mapping[str, float]) -> None:
     """Write a record of the step to the files and the terminal."""
+    self._before_write()
     self.writer.write(step, record | self._spent(step))
     self._terminal.show(step, record)
 
   def finish(self, step: int) -> None:
     """Write the final account of the time, after the last checkpoint."""
+    self._before_write()
     self.writer.write(step, self._spent(step))
 
   def _spent(self, step):
