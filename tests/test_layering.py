@@ -29,10 +29,12 @@ FOLDERS = {  # folder: what it may import of this package
 }
 # Config files -> values -> calls -> objects.
 CONFIG = (
-  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+  *('errors', 'values', 'signatures', 'calls', 'entries', 'plan', 'files'),
+  'objects',
 )
 MODULES = {
   'main': (
+    'changes',
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
     *('terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
@@ -79,6 +81,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
+  'changes': ('config', 'workdirs'),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 
