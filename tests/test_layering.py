@@ -36,7 +36,7 @@ MODULES = {
   'main': (
     'changes',
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
-    *('terminal', 'workdirs'),
+    *('signals', 'terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.'),
@@ -66,7 +66,7 @@ MODULES = {
   'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
-    *('eta', 'reuse', 'weights.formats', 'workdirs'),
+    *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
   'reuse': (),
@@ -74,7 +74,8 @@ MODULES = {
   'sharding': ('models.mesh',),
   'checkpoint': (),
   'compilation_cache': (),
-  'distributed': (),
+  'distributed': ('signals',),
+  'signals': (),
   'metrics': ('divergence', 'records', 'terminal'),
   'divergence': ('sharding',),
   'records': (),

@@ -27,6 +27,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import signals
 from vit_jax.files import PathLike
 
 START_S = 300  # Time for all hosts to join.
@@ -257,37 +258,47 @@ class Stopped(SystemExit):
 class StopSignal:
   """Context manager that turns SIGTERM and SIGINT into a request to stop.
 
-  A second signal acts at once, as without this class. On several hosts, a
-  signal to any of them stops all of them after the same step.
+  The first signal is acknowledged at once. A second one ends the process of a
+  command at once; in a library, it acts as without this class. On several
+  hosts, a signal to any of them stops all of them after the same step.
 
   jax's preemption point, which Orbax uses, would do this for SIGTERM only, and
   would ignore a second signal.
   """
 
   def __init__(self) -> None:
-    self.number: int | None = None
+    self._number: int | None = None
     self._previous: dict[int, Any] = {}
 
+  @property
+  def number(self) -> int | None:
+    """Number of the signal, or None."""
+    return self._number or signals.asked()
+
   def __enter__(self) -> 'StopSignal':
-    for number in (signal.SIGTERM, signal.SIGINT):
+    if signals.defer(True):
+      return self
+    for number in signals.NUMBERS:
       with contextlib.suppress(ValueError):  # not in the main thread
         self._previous[number] = signal.signal(number, self._handle)
     return self
 
   def __exit__(self, *_: Any) -> None:
+    signals.defer(False)
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
   def _handle(self, number, _):
-    self.number = number
+    self._number = number
     signal.signal(number, self._previous[number])
+    signals.acknowledge(number)
 
   def requested(self) -> bool:
     """Return whether to stop now. All hosts must ask once after each step."""
     if jax.process_count() > 1:
       if not _agree_to_stop(self.number is not None):
         return False
-      self.number = self.number or signal.SIGTERM  # that of another host
+      self._number = self.number or signal.SIGTERM  # that of another host
     return self.number is not None
 
   def message(self, step: int, total_steps: int, workdir: PathLike) -> str:

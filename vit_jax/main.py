@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import environment
+from vit_jax import environment, signals
 
 
 def first_line(words: Sequence[str]) -> str:
@@ -32,8 +32,10 @@ def first_line(words: Sequence[str]) -> str:
 
 
 if __name__ == '__main__':  # before the imports that take seconds
+  signals.watch()
   if settings := environment.faster():
     os.environ.update(settings)
+    signals.block()
     os.execv(sys.executable, sys.orig_argv)
   # Of several hosts only the first prints, and none knows its number yet.
   if '--distributed' not in sys.argv and first_line(sys.argv[1:]):
@@ -123,6 +125,7 @@ def main(argv: Sequence[str]) -> None:
         '--workdir=/tmp/run.'
       )
   _join_other_hosts()
+  signals.install()  # jax.distributed has its own for SIGTERM
   with distributed.failing_together(), terminal.one_message():
     if _DISTRIBUTED.value:
       facts = changes.facts(*config.plan_run(resolved, **supplied))
