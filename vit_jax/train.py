@@ -148,7 +148,7 @@ def train(
   # 1. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
   check_batch_size(data.batch_size, mesh, parts=accum_steps)
-  example = pipeline.first_example(data.source, data.transforms)
+  example = data.first_example()
   image_shape = example['image'].shape
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   timeline = Timeline(data.batch_size, len(data.source))
