@@ -526,19 +526,23 @@ def _by_host(store, folder):
 
 
 def _end_too(message):
+  """End this process because another host is lost."""
   _end(
     f'\n{message} This host ends too. Run the same command on all hosts to '
-    'resume.\n'
+    'resume.\n',
+    # The store ends with host 0. The others shall read there what it has read.
+    after_s=3 * POLL_S if _job().process_id == 0 else 0,
   )
 
 
-def _end(message):
+def _end(message, after_s=0.0):
   """Print the message and exit with status 1, without waiting for any host."""
   _ending.acquire()
   try:
     sys.stderr.write(message)
     sys.stderr.flush()
     sys.stdout.flush()
+    time.sleep(after_s)
   finally:
     os._exit(1)
 
