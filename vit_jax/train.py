@@ -262,9 +262,13 @@ class _Run:
 
 def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
   """Train from the newest checkpoint, or from step 0, to the last step."""
+  stopwatch.lap('setup')
   state, saved, origin = _first_state(run, newest)
+  stopwatch.lap('setup' if newest is None else 'restoring')
   start = int(state.step)
-  monitor = run.monitor(start_step=start, stopwatch=stopwatch)
+  monitor = run.monitor(
+    start_step=start, stopwatch=stopwatch, carried=saved.get('metrics')
+  )
   monitor.introduce(run.model, state.params, run.image_shape, run.mesh, origin)
   batches = run.batches(start=saved['position'])
 
@@ -303,8 +307,8 @@ def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
       if last or stopping or step % run.save_every == 0:
         monitor.flush()  # raises if the state has met NaN: it is not saved
         with monitor.pause('saving'):
-          position = {'position': batches.position}
-          run.checkpointer.save(step, state, position, metrics=results)
+          data = {'position': batches.position, 'metrics': monitor.carry(step)}
+          run.checkpointer.save(step, state, data, metrics=results)
           if last or stopping:
             run.checkpointer.wait()
       if last or stopping:

@@ -245,6 +245,8 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     data = file.read_bytes()
     while len(data) >= 12:  # length, checksum, event, checksum
       length = int.from_bytes(data[:8], 'little')
+      if len(data) < 16 + length:
+        break  # cut off by a kill: TensorBoard, too, goes to the next file
       event = event_pb2.Event.FromString(data[12 : 12 + length])
       data = data[16 + length :]
       if event.session_log.status == event_pb2.SessionLog.START:
