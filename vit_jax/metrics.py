@@ -23,6 +23,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import records, terminal
+from vit_jax.divergence import NonFiniteError as NonFiniteError
 from vit_jax.files import PathLike
 from vit_jax.records import read_records as read_records
 from vit_jax.terminal import Terminal
@@ -51,10 +52,6 @@ PEAK_FLOPS = {
   'RTX 4090': 165e12,
   'RTX 3090': 71e12,
 }
-
-
-class NonFiniteError(FloatingPointError):
-  """A metric of a training step is NaN or Inf."""
 
 
 def peak_flops(device_kind: str) -> float | None:
@@ -134,6 +131,7 @@ class Monitor:
     record: JSON values of the config, for the writers.
     carried: what `carry` returned when the checkpoint was saved, from which the
       run resumes; None: its next record averages the new steps only.
+    counts: {name: number}, such as the rollbacks so far; records have them.
   """
 
   def __init__(
@@ -150,8 +148,10 @@ class Monitor:
     writers: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
     carried: Mapping[str, Any] | None = None,
+    counts: Mapping[str, int] | None = None,
   ) -> None:
     self.total_steps: int = total_steps
+    self._counts = counts or {}
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
@@ -258,9 +258,8 @@ class Monitor:
     raise NonFiniteError(
       f'{shown} in step {" and ".join(map(str, steps))} (of '
       f'{self.total_steps}). The last finite step was {self._last_finite}. '
-      'Earlier checkpoints are kept; none was written after that step. Try a '
-      'lower learning rate, a longer warm-up, or clip_norm, and run the same '
-      'command again.'
+      'Earlier checkpoints are kept.',
+      step=step,
     )
 
   def _log(self, step, skipped):
@@ -277,6 +276,7 @@ class Monitor:
       record['exaflops'] = step * self._flops_per_step / 1e18
     if skipped:
       record['data_skipped'] = skipped
+    record |= self._counts
     self.write(step, record)
     self._sums.clear()
     self._logged = step
