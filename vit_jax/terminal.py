@@ -5,6 +5,7 @@ import datetime
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import threading
@@ -173,6 +174,9 @@ def one_message() -> Iterator[None]:
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
+  except KeyboardInterrupt:
+    print('\nInterrupted.', file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
   except (ValueError, FloatingPointError) as error:
     if not _raised_by_vit_jax(error):
       raise

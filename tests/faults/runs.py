@@ -88,6 +88,7 @@ class Run:
         env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
         stdout=log,
         stderr=log,
+        start_new_session=True,
       )
 
   @property
@@ -104,6 +105,11 @@ class Run:
         return True
       time.sleep(0.02)
     return bool(condition())
+
+  def press_ctrl_c(self) -> None:
+    """Send SIGINT to the process and its workers, as a terminal does."""
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.process.pid, signal.SIGINT)
 
   def kill(self) -> None:
     """End the process by SIGKILL, if it still runs."""

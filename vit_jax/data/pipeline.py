@@ -39,6 +39,7 @@ import dataclasses
 import math
 import os
 import pickle
+import signal
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -589,4 +590,21 @@ def _read_ahead(chunks):
   dataset = grain.experimental.ThreadPrefetchIterDataset(
     dataset, prefetch_buffer_size=1
   )
-  return iter(dataset)
+  iterator = iter(dataset)
+  with _ctrl_c_blocked():
+    iterator.start_prefetch()
+  return iterator
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked():
+  """Context manager that starts threads and processes which ignore Ctrl-C.
+
+  A terminal sends SIGINT to all processes of a command. The first one decides
+  what to do; the workers must go on until it has.
+  """
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
