@@ -29,12 +29,14 @@ FOLDERS = {  # folder: what it may import of this package
 }
 # Config files -> values -> calls -> objects.
 CONFIG = (
-  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+  *('errors', 'values', 'signatures', 'calls', 'entries', 'plan', 'files'),
+  'objects',
 )
 MODULES = {
   'main': (
+    'changes',
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
-    *('terminal', 'workdirs'),
+    *('signals', 'terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.'),
@@ -53,7 +55,8 @@ MODULES = {
       'preprocess',
       'profiling',
     ),
-    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('divergence', 'reports.confusion', 'reports.page', 'sharding', 'step'),
+    'weights.',
     *('workdirs', 'writers'),
   ),
   'evaluate': (
@@ -63,7 +66,7 @@ MODULES = {
   'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
-    *('eta', 'reuse', 'weights.formats', 'workdirs'),
+    *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
   'reuse': (),
@@ -71,8 +74,10 @@ MODULES = {
   'sharding': ('models.mesh',),
   'checkpoint': (),
   'compilation_cache': (),
-  'distributed': (),
-  'metrics': ('records', 'terminal'),
+  'distributed': ('signals',),
+  'signals': (),
+  'metrics': ('divergence', 'records', 'terminal'),
+  'divergence': ('sharding',),
   'records': (),
   'profiling': (),
   'writers': (),
@@ -80,6 +85,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
+  'changes': ('config', 'workdirs'),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 

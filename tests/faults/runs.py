@@ -88,6 +88,7 @@ class Run:
         env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
         stdout=log,
         stderr=log,
+        start_new_session=True,
       )
 
   @property
@@ -104,6 +105,11 @@ class Run:
         return True
       time.sleep(0.02)
     return bool(condition())
+
+  def press_ctrl_c(self) -> None:
+    """Send SIGINT to the process and its workers, as a terminal does."""
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.process.pid, signal.SIGINT)
 
   def kill(self) -> None:
     """End the process by SIGKILL, if it still runs."""
@@ -221,7 +227,11 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
     if a.keys() != b.keys():
       return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
     for path in a:
-      if not np.array_equal(a[path], b[path], equal_nan=True):
+      if path.startswith('data/'):
+        same = a[path] == b[path]
+      else:
+        same = np.array_equal(a[path], b[path], equal_nan=True)
+      if not same:
         return f'checkpoint {step}: {path} differs'
   a, b = records(one), records(other)
   if a != b:
@@ -245,6 +255,8 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     data = file.read_bytes()
     while len(data) >= 12:  # length, checksum, event, checksum
       length = int.from_bytes(data[:8], 'little')
+      if len(data) < 16 + length:
+        break  # cut off by a kill: TensorBoard, too, goes to the next file
       event = event_pb2.Event.FromString(data[12 : 12 + length])
       data = data[16 + length :]
       if event.session_log.status == event_pb2.SessionLog.START:
