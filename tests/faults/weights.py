@@ -38,6 +38,7 @@ ADDRESS_SPACE = 4 << 30  # bytes more than the worker has when it begins
 SLACK = 100 << 20  # bytes of memory in addition to twice the file and the model
 LOADS = ('load', 'init_from', 'params')
 
+
 class Outcome(NamedTuple):
   """What came of one mutation.
 
