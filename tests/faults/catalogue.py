@@ -1,4 +1,4 @@
 """All faults: importing a module of faults registers them."""
 
-from . import hosts, kills, long_runs, states  # noqa: F401
+from . import hosts, kills, long_runs, states, weights  # noqa: F401
 from .harness import FAULTS as FAULTS
