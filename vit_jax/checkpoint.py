@@ -10,20 +10,26 @@ A run is initialised from the first of these that exists:
 A checkpoint at step n is the state after n steps. It is stored in
 workdir/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
 optimizer state and rng) and 'data' (position in the training data), so that
-parameters can be read without knowing what trained them.
+parameters can be read without knowing what trained them. The item 'checksums'
+has the shape, dtype and checksum of each array.
+
+A checkpoint is verified when it is read. A run sets a damaged one aside, as
+workdir/checkpoints/damaged-n, and resumes from the newest good one.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, tree
+from vit_jax import checks, checksums, terminal, tree
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.files import PathLike, check_remote
 
@@ -141,6 +147,7 @@ class Checkpointer:
       )
       policies.append(best)
     self.directory = epath.Path(workdir) / 'checkpoints'
+    self._set_aside(_not_checkpoints(self.directory))
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       options=ocp.CheckpointManagerOptions(
@@ -155,57 +162,100 @@ class Checkpointer:
         'ema': ocp.StandardCheckpointHandler(),
         'train': ocp.StandardCheckpointHandler(),
         'data': ocp.JsonCheckpointHandler(),
+        'checksums': _ChecksumHandler(),
       },
     )
+    if self.latest_step() is None:
+      self._refuse_only_damaged()
 
   def latest_step(self) -> int | None:
     """Return the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
   def restore(
-    self, abstract_state: Any, step: int | None = None
+    self,
+    abstract_state: Any,
+    step: int | None = None,
+    *,
+    batch_size: int | None = None,
   ) -> tuple[Any, dict[str, Any]]:
-    """Return (state, position in the data) of a checkpoint.
+    """Return (state, position in the data) of the newest good checkpoint.
+
+    Damaged checkpoints are set aside under another name, with a line that says
+    so. All hosts must call this function, and take the same decision.
 
     Args:
       abstract_state: TrainState of ShapeDtypeStructs with shardings, which need
         not be those that the checkpoint was written with.
-      step: which checkpoint; None for the newest.
+      step: which checkpoint, if not the newest.
+      batch_size: examples per step, to check positions of checkpoints that
+        have no checksums.
 
     Raises:
-      ValueError: the checkpoint has other arrays; with a diff.
+      ValueError: the checkpoint has other arrays, with a diff; it cannot be
+        read; or no checkpoint is good.
     """
-    step = self.latest_step() if step is None else step
-    items = _state_items(abstract_state)
-    saved = self._manager.item_metadata(step)
-    if (saved.get('ema') is None) != ('ema' not in items):
-      has, needs = ('an', 'none') if 'ema' not in items else ('no', 'one')
-      raise ValueError(
-        f"{self.directory / str(step)} has {has} 'ema'; this run needs {needs} "
-        f'(ema_decay). {_OTHER_RUN}'
-      )
-    for name, item in items.items():
-      want = tree.flatten(jax.tree.map(_as_stored, item))
-      have = tree.flatten(_abstract(saved[name]))
-      if lines := tree.diff(have, want):
-        raise ValueError(
-          f'{self.directory / str(step)} does not fit this run. In {name!r} of '
-          f'the checkpoint (-), in this run (+):\n{lines}\n{_OTHER_RUN}'
+    self.wait()
+    while True:
+      chosen = self.latest_step() if step is None else step
+      if chosen is None:
+        self._refuse_only_damaged()
+        raise ValueError(f'{self.directory} has no checkpoint.')
+      path = self.directory / str(chosen)
+      found, reason = None, ''
+      try:
+        found = _read_state(path, abstract_state, batch_size)
+      except _Damaged as error:
+        reason = str(error)
+      reason = _first_reason(reason)
+      if not reason:
+        state, saved, recorded = found
+        reason = _differing(
+          {
+            name: {k: checksums.of_device(v) for k, v in arrays.items()}
+            for name, arrays in _flat_items(state).items()
+          },
+          recorded,
         )
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        data=ocp.args.JsonRestore(),
-        **{k: ocp.args.StandardRestore(v) for k, v in items.items()},
-      ),
-    )
-    state = dataclasses.replace(
-      abstract_state,
-      params=restored['params'],
-      ema=restored.get('ema'),
-      **restored['train'],
-    )
-    return state, restored['data']
+      if not reason:
+        return state, saved
+      found = state = None  # their memory is needed for the next one
+      self._set_aside({path.name: reason})
+      self._manager.reload()
+      if step is not None:
+        raise ValueError(f'{path} is damaged: {reason}.')
+
+  def _set_aside(self, reasons):
+    """Rename checkpoints; each gets a line with the reason."""
+    for name, reason in reasons.items():
+      target = self.directory / f'{_ASIDE}{name}'
+      number = 1
+      while target.exists():
+        number += 1
+        target = self.directory / f'{_ASIDE}{name}-{number}'
+      _together()  # All hosts have chosen the name.
+      if jax.process_index() == 0:
+        (self.directory / name).rename(target)
+      _together()
+      terminal.say(
+        f'{self.directory / name} is damaged: {reason}. It is set aside as '
+        f'{target.name}.'
+      )
+
+  def _refuse_only_damaged(self):
+    """Raise ValueError if all checkpoints of the run have been set aside."""
+    if not self.directory.exists():
+      return
+    names = [path.name for path in self.directory.iterdir()]
+    names = sorted(name for name in names if name.startswith(_ASIDE))
+    if names:
+      raise ValueError(
+        f'{self.directory} has no good checkpoint left. Damaged and set aside: '
+        f'{", ".join(names)}. Put a good copy of a checkpoint there, under the '
+        'number of its step, or use another workdir to train from scratch. To '
+        f'train from scratch in this one, delete {names[0]}'
+        f'{" and the others" * (len(names) > 1)}.'
+      )
 
   def save(
     self,
@@ -224,12 +274,20 @@ class Checkpointer:
     """
     if step == self.latest_step():
       return
+    items = _state_items(state)
+    # Dispatched before the next step, which donates the state.
+    sums = {
+      name: {k: (v, checksums.of_device(v)) for k, v in arrays.items()}
+      for name, arrays in _flat_items(state).items()
+    }
+    XX
     if self.best_metric and self.best_metric not in (metrics or {}):
       metrics = None  # kept by the other policies; cannot be the best
     self._manager.save(
       step,
       args=ocp.args.Composite(
         data=ocp.args.JsonSave(data),
+        checksums=_ChecksumArgs(sums),
         **{k: ocp.args.StandardSave(v) for k, v in _state_items(state).items()},
       ),
       metrics=metrics if self.best_metric else None,
