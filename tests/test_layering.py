@@ -53,7 +53,8 @@ MODULES = {
       'preprocess',
       'profiling',
     ),
-    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('divergence', 'reports.confusion', 'reports.page', 'sharding', 'step'),
+    'weights.',
     *('workdirs', 'writers'),
   ),
   'evaluate': (
@@ -69,10 +70,13 @@ MODULES = {
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
-  'checkpoint': (),
+  'checkpoint': ('checksums', 'terminal'),
+  'checksums': (),
   'compilation_cache': (),
   'distributed': (),
-  'metrics': ('terminal',),
+  'metrics': ('divergence', 'records', 'terminal'),
+  'divergence': ('sharding',),
+  'records': (),
   'profiling': (),
   'writers': (),
   **{f'config/{each}': ('config.',) for each in CONFIG},
@@ -142,7 +146,7 @@ def test_who_imports_which_package():
   assert folders('grain') == {'vit_jax.data'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
   assert folders('tensorflow_datasets') <= {'vit_jax.data', 'vit_jax.tools'}
-  assert importers('orbax') == {'vit_jax.checkpoint'}
+  assert importers('orbax') == {'vit_jax.checkpoint', 'vit_jax.checksums'}
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {

@@ -1,4 +1,4 @@
-"""Checksums of arrays, computed where the arrays are.
+"""Checksums of the arrays in a checkpoint, computed where the arrays are.
 
 The checksum of an array is a number of 32 bits that depends on the values and
 on their places, not on how the array is sharded. So a checkpoint that was
@@ -14,17 +14,24 @@ codec crc32c to the index of a shard, not to its chunks, and has no option for
 more; OCDBT has checksums of its B-tree and its manifest, not of the values.
 """
 
+import dataclasses
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax.files import read_json
 
 # Odd numbers: the product with them is a bijection of 32-bit words.
 _GOLDEN = 0x9E3779B9
 _MIX = 0x85EBCA6B
+_FILE = 'metadata'  # As Orbax names JSON.
 _ROWS = 1 << 16  # words that `of_host` hashes at once: they fit the cache
 
 
@@ -58,7 +65,140 @@ def of_host(array: np.ndarray) -> int:
 
 def of_json(value: Any) -> int:
   """Return the checksum of JSON values, whatever the order of their keys."""
-  return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+  plain = json.loads(json.dumps(value))  # Keys are strings, as in the file.
+  return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
+
+
+def as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
+  """Return the shape and dtype of an array in a checkpoint: ints for keys."""
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    leaf = jax.eval_shape(jax.random.key_data, leaf)
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checksums:
+  """Shapes, dtypes and checksums of everything in a checkpoint.
+
+  Attributes:
+    arrays: {item: {path: (dtype, shape, checksum)}}.
+    data, metrics: checksums of JSON values; 0 where there are none.
+  """
+
+  arrays: Mapping[str, Mapping[str, Any]]
+  data: int = 0
+  metrics: int = 0
+
+  @classmethod
+  def of(
+    cls,
+    items: Mapping[str, Mapping[str, Any]],
+    data: Mapping[str, Any],
+    metrics: Mapping[str, float] | None,
+  ) -> 'Checksums':
+    """Return those of {item: {path: array}}, still being computed."""
+    arrays = {
+      name: {
+        path: (stored.dtype.name, stored.shape, of_device(array))
+        for path, array in item.items()
+        for stored in [as_stored(array)]
+      }
+      for name, item in items.items()
+    }
+    return cls(arrays, of_json(data), of_json(metrics) if metrics else 0)
+
+  @classmethod
+  def read(cls, checkpoint: epath.Path) -> 'Checksums | None':
+    """Return those of a checkpoint; None if it was written without them.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    if not (checkpoint / 'checksums').exists():
+      return None
+    content = read_json(checkpoint / 'checksums' / _FILE)
+    own = content.pop('checksums', None)
+    if own != of_json(content):
+      raise ValueError('its checksums differ from their own checksum')
+    return cls(**content)
+
+  def write(self, folder: epath.Path) -> None:
+    """Wait for the checksums, and write them to a file."""
+    found = jax.device_get(self.arrays)
+    arrays = {
+      name: {path: (*x[:2], int(x[2])) for path, x in item.items()}
+      for name, item in found.items()
+    }
+    content = dataclasses.asdict(dataclasses.replace(self, arrays=arrays))
+    content['checksums'] = of_json(content)
+    (folder / _FILE).write_text(json.dumps(content))
+
+  def shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+    """Return {item: {path: shape and dtype}}."""
+    return {
+      name: {
+        path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+        for path, (dtype, shape, _) in item.items()
+      }
+      for name, item in self.arrays.items()
+    }
+
+  def difference(self, items: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what differs in {item: {path: array}}, as text; '' if nothing."""
+    found = {
+      name: {
+        path: of_host(x) if isinstance(x, np.ndarray) else of_device(x)
+        for path, x in item.items()
+      }
+      for name, item in items.items()
+    }
+    found = jax.device_get(found)
+    bad = [
+      f'{name}/{path}'
+      for name, item in found.items()
+      for path in sorted({*item, *self.arrays.get(name, {})})
+      if path not in item
+      or path not in self.arrays.get(name, {})
+      or int(item[path]) != self.arrays[name][path][2]
+    ]
+    if not bad:
+      return ''
+    more = f' and {len(bad) - 1} more arrays' * (len(bad) > 1)
+    return f'{bad[0]}{more} differ{"" if more else "s"} from the checksum'
+
+
+class Handler(ocp.AsyncCheckpointHandler):
+  """Orbax's item 'checksums', written when the checksums are computed."""
+
+  async def async_save(self, directory: epath.Path, args: 'SaveArgs') -> list:
+    return [_Write(directory, args.checksums)]
+
+  def save(self, directory: epath.Path, args: 'SaveArgs') -> None:
+    _Write(directory, args.checksums).result()
+
+  def restore(self, directory: epath.Path, args: Any = None) -> Any:
+    raise NotImplementedError('Use Checksums.read.')
+
+
+@ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class SaveArgs(ocp.args.CheckpointArgs):
+  """What the item 'checksums' consists of."""
+
+  checksums: Checksums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Write:
+  """The future that Orbax's thread waits for: it writes the file itself."""
+
+  directory: epath.Path
+  checksums: Checksums
+
+  def result(self, timeout: float | None = None) -> None:
+    del timeout
+    if jax.process_index() == 0:
+      self.checksums.write(self.directory)
 
 
 def _device_words(array):

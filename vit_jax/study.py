@@ -21,6 +21,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -216,9 +217,13 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
         f'best_of: {name} has no metric {best.metric!r}; it has '
         f'{", ".join(k for k in last if "/" in k)}.'
       )
-    scores[name] = last[best.metric]
+    if math.isfinite(last[best.metric]):
+      scores[name] = last[best.metric]
   if not scores:
-    raise ConfigError(f'best_of: all runs {best.runs!r} diverged.')
+    raise ConfigError(
+      f'best_of: all runs {best.runs!r} diverged, or their {best.metric} is '
+      'NaN or Inf.'
+    )
   winner = max(scores, key=scores.__getitem__)
   taken = {}
   with config.unlocked():
@@ -380,8 +385,8 @@ def _run(config, workdir, preset):
   try:
     configs.run(config, str(workdir), preset=preset)
   except NonFiniteError as error:
-    outcome['diverged'] = str(error)
-    terminal.say(f'Diverged: {error}')
+    outcome['diverged'] = error.cause
+    terminal.say(f'Diverged: {error.cause}')
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
     write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
