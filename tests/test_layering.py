@@ -29,12 +29,14 @@ FOLDERS = {  # folder: what it may import of this package
 }
 # Config files -> values -> calls -> objects.
 CONFIG = (
-  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+  *('errors', 'values', 'signatures', 'calls', 'entries', 'plan', 'files'),
+  'objects',
 )
 MODULES = {
   'main': (
+    'changes',
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
-    *('terminal', 'workdirs'),
+    *('signals', 'terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.'),
@@ -64,7 +66,7 @@ MODULES = {
   'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
-    *('eta', 'reuse', 'weights.formats', 'workdirs'),
+    *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
   'reuse': (),
@@ -73,7 +75,8 @@ MODULES = {
   'checkpoint': ('checksums', 'terminal'),
   'checksums': (),
   'compilation_cache': (),
-  'distributed': (),
+  'distributed': ('signals',),
+  'signals': (),
   'metrics': ('divergence', 'records', 'terminal'),
   'divergence': ('sharding',),
   'records': (),
@@ -83,6 +86,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
+  'changes': ('config', 'workdirs'),
   **{leaf: ('checks', 'types') for leaf in LEAVES},
 }
 

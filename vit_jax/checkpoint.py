@@ -37,7 +37,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import checks, checksums, terminal, tree
 from vit_jax.durations import Duration, Timeline, fraction
-from vit_jax.files import PathLike, check_remote, read_json
+from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -612,6 +612,7 @@ def saved_params(
     raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
   with _refused(directory), _handler() as handler:
+    size = _size(item)
     recorded = checksums.Checksums.read(directory)
     abstract = _abstract(handler.metadata(item))
     shapes = tree.flatten(abstract)
@@ -630,14 +631,22 @@ def saved_params(
         raise _Damaged(found)
       return params
 
-  return SavedParams(shapes, _size(item), read)
+  return SavedParams(shapes, size, read)
 
 
 def _size(path):
-  """Return the bytes of a file, or of all files in a folder."""
+  """Return the bytes of a file, or of all files in a folder.
+
+  Raises:
+    ValueError: a file of JSON is so large that parsing it takes all memory.
+  """
   if path.is_dir():
     return sum(_size(inner) for inner in path.iterdir())
-  return path.stat().length
+  size = path.stat().length
+  is_json = path.name.startswith(('.z', 'zarr', '_', 'process_'))
+  if is_json and size > LARGEST_JSON:
+    raise ValueError(f'{path.name} has {size} bytes of JSON')
+  return size
 
 
 def _handler():

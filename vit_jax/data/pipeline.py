@@ -27,7 +27,7 @@ picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i). (With `balanced`, see balance.py, e counts
+its augmentation from (seed, e, i). (With `balanced`, see order.py, e counts
 the visits of the example instead.) Threads, processes and restarts change
 neither. A global batch is a range of positions. Each process reads an equal,
 contiguous part of this range, so the global batch does not depend on the number
@@ -36,19 +36,20 @@ of processes.
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import pickle
+import signal
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
-from vit_jax.data import images, order
+from vit_jax.data import images
+from vit_jax.data.order import BalancedOrder, EpochOrder
 from vit_jax.data.transforms import scale_to
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
@@ -88,8 +89,10 @@ class Data:
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    balanced: train on each class equally often, see balance.BalancedOrder. The
+    balanced: train on each class equally often, see order.BalancedOrder. The
       length of an epoch stays the number of examples.
+    max_image_bytes: limit on H * W * channels of an image file, read from its
+      header before it is decoded. A larger image is an unreadable example.
 
   Raises:
     ValueError: an argument has an invalid value.
@@ -103,17 +106,25 @@ class Data:
   labels: bool = True
   balanced: bool = False
   image_size: int | tuple[int, int] | None = None
+  max_image_bytes: int = images.MAX_IMAGE_BYTES
 
   def __post_init__(self) -> None:
     checks.integer('batch_size', self.batch_size, 1)
     checks.integer('num_workers', self.num_workers, 0)
     checks.one_of('on_error', self.on_error, ('raise', 'skip'))
+    checks.integer('max_image_bytes', self.max_image_bytes, 1)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
     object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
+
+  def first_example(self) -> dict[str, Any]:
+    """Return the first readable example, transformed: {'image', 'label'}."""
+    examples = _Examples(dataclasses.replace(self, on_error='skip'))
+    image, label, _ = examples.load(0, 0, replace=True)
+    return {'image': image, 'label': label}
 
   def train_batches(
     self,
@@ -139,12 +150,10 @@ class Data:
       (number of unreadable examples so far) and `.close()`. It raises
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
-    examples = _Examples(self, num_classes, seed)
+    order = None
     if self.balanced:
-      from vit_jax.data import balance  # it reads labels by this module
-
-      order = balance.BalancedOrder(labels(self.source), seed)
-      examples.at = order  # type: ignore[method-assign]
+      order = BalancedOrder(labels(self.source), seed)
+    examples = _Examples(self, num_classes, seed, order)
     chunks = _Chunks(examples, process_index, process_count, start=start)
     return TrainBatches(chunks)
 
@@ -194,9 +203,7 @@ def first_example(
   source: Source, transforms: Sequence[Transform] = ()
 ) -> dict[str, Any]:
   """Return the first readable example, transformed: {'image', 'label'}."""
-  examples = _Examples(Data(source, 1, transforms, on_error='skip'))
-  image, label, _ = examples.load(0, 0, replace=True)
-  return {'image': image, 'label': label}
+  return Data(source, 1, transforms).first_example()
 
 
 def labels(source: Source) -> np.ndarray:
@@ -256,10 +263,17 @@ class _Unreadable(ValueError):
 
 
 class _Examples:
-  """Reads, checks and transforms single examples."""
+  """Reads, checks and transforms single examples.
+
+  `at` returns the (epoch, index) of a position of training.
+  """
 
   def __init__(
-    self, data: Data, num_classes: int | None = None, seed: int = 0
+    self,
+    data: Data,
+    num_classes: int | None = None,
+    seed: int = 0,
+    order: Callable[[int], tuple[int, int]] | None = None,
   ) -> None:
     self.source, self.data, self._seed = data.source, data, seed
     self._name, count = type(self.source).__name__, len(self.source)
@@ -273,12 +287,7 @@ class _Examples:
     if num_classes is None:
       num_classes = getattr(self.source, 'num_classes', None)
     self._num_classes = num_classes
-
-  def at(self, position):
-    """Return (epoch, index) of a global position of training."""
-    epoch, place = divmod(position, len(self.source))
-    key = _shuffle_seed(self._seed, epoch)
-    return epoch, order.index_at(place, len(self.source), key)
+    self.at = order or EpochOrder(count, seed)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -309,7 +318,9 @@ class _Examples:
       example = self.source[index]
       image = example['image']
       if isinstance(image, bytes):
-        image = images.decode(image, getattr(self.source, 'channels', 3))
+        channels = getattr(self.source, 'channels', 3)
+        limit = self.data.max_image_bytes
+        image = images.decode(image, channels, max_image_bytes=limit)
     except (OSError, ValueError) as error:
       raise _Unreadable(
         f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
@@ -367,11 +378,6 @@ class _Examples:
     except Exception as error:  # the record itself may be broken
       what = f'no description: {error}'
     return f'example {index} of {self._name} ({what})'
-
-
-@functools.lru_cache(maxsize=16)
-def _shuffle_seed(seed, epoch):
-  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
 
 # Chunks of consecutive examples: the tasks of Grain's workers.
@@ -584,4 +590,21 @@ def _read_ahead(chunks):
   dataset = grain.experimental.ThreadPrefetchIterDataset(
     dataset, prefetch_buffer_size=1
   )
-  return iter(dataset)
+  iterator = iter(dataset)
+  with _ctrl_c_blocked():
+    iterator.start_prefetch()
+  return iterator
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked():
+  """Context manager that starts threads and processes which ignore Ctrl-C.
+
+  A terminal sends SIGINT to all processes of a command. The first one decides
+  what to do; the workers must go on until it has.
+  """
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
