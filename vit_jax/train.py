@@ -423,7 +423,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(run.abstract_state)
+    state, saved = run.checkpointer.restore(
+      run.abstract_state, batch_size=run.batch_size
+    )
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()
