@@ -1,8 +1,11 @@
 """What is kept, what is restored, and what does not fit."""
 
+import contextlib
+import errno
 import json
 import logging
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import checkpoint, sharding
+from vit_jax import checkpoint, checksums, sharding, storage
 from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.durations import Timeline, steps
 from vit_jax.train import TrainState
@@ -336,3 +339,66 @@ def test_damaged_parameters_are_refused(tmp_path):
       checkpoint.load_params(tmp_path, ema=ema)
   checkpoint.load_params(tmp_path, step=3)
   assert names_in(tmp_path) == ['3', '5']
+
+
+def test_training_waits_for_a_checkpoint_that_lags(tmp_path):
+  checkpoints = Checkpoints(every=steps(5), max_lag=steps(2))
+  checkpointer, _ = checkpoints.open(tmp_path, Timeline(1, 1, 10), {})
+  assert not checkpointer.must_wait(5)
+  checkpointer.save(5, make_state(5), {'position': 5})
+  assert checkpointer.must_wait(7)
+  checkpointer.wait()
+  assert not checkpointer.must_wait(8)
+  assert checkpointer.complete_step() == 5
+  checkpointer.close()
+
+
+def test_a_failed_save_raises_soon_and_leaves_nothing(tmp_path, monkeypatch):
+  checkpointer = Checkpointer(tmp_path, keep_last=2)
+  checkpointer.save(1, make_state(1), {'position': 1})
+  checkpointer.wait()
+
+  def fail(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device', str(tmp_path))
+
+  (tmp_path / storage.MARK).write_text('{}')
+  monkeypatch.setattr(checksums.Checksums, 'write', fail)
+  message = (
+    r'is full: .* are free, and a checkpoint takes .*B. The newest complete '
+    r'checkpoint is step 1. Free some space'
+  )
+  with (
+    pytest.raises(storage.WorkdirError, match=message),
+    storage.explained(tmp_path, checkpointer.complete_step),
+    contextlib.closing(checkpointer),
+  ):
+    checkpointer.save(2, make_state(2), {'position': 2})
+    while not checkpointer.must_wait(3):
+      time.sleep(0.01)
+    checkpointer.wait()
+  assert names_in(tmp_path) == ['1']
+
+
+def test_a_workdir_that_is_gone_is_not_created_again(tmp_path):
+  workdir = tmp_path / 'run'
+  checkpointer = Checkpointer(workdir)
+  (workdir / storage.MARK).write_text('{}')
+  with (
+    pytest.raises(
+      storage.WorkdirError, match=r'is gone: .* is step 1\. .*back'
+    ),
+    storage.explained(workdir, checkpointer.complete_step),
+    contextlib.closing(checkpointer),
+  ):
+    checkpointer.save(1, make_state(1), {'position': 1})
+    checkpointer.wait()
+    workdir.rename(tmp_path / 'moved')
+    checkpointer.save(2, make_state(2), {'position': 2})
+  assert not workdir.exists()
+  # Errors that have nothing to do with the workdir stay as they are.
+  (tmp_path / 'moved' / storage.MARK).write_text('{}')
+  with (
+    pytest.raises(FileNotFoundError),
+    storage.explained(tmp_path / 'moved'),
+  ):
+    (tmp_path / 'no_image.png').read_bytes()

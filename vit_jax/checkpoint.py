@@ -13,6 +13,10 @@ optimizer state and rng) and 'data' (position in the training data), so that
 parameters can be read without knowing what trained them. The item 'checksums'
 has the shape, dtype and checksum of each array.
 
+A checkpoint is written while training continues. When it is begun, the one
+before is complete, so that a kill loses at most two intervals between
+checkpoints; with `max_lag`, at most one interval and the lag.
+
 A checkpoint is verified when it is read. A run sets a damaged one aside, as
 workdir/checkpoints/damaged-n, and resumes from the newest good one.
 """
@@ -22,8 +26,11 @@ import dataclasses
 import gc
 import json
 import logging
+import os
 import re
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,7 +42,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, checksums, terminal, tree
+from vit_jax import checks, checksums, storage, terminal, tree
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json
 
@@ -47,6 +54,10 @@ class Checkpoints:
   Attributes:
     every: time between checkpoints; None for one at the end. A run that is
       stopped also writes one.
+    max_lag: training waits when a checkpoint is still being written after this
+      time. A kill at any moment then loses at most `every` + `max_lag`, in
+      steps; 0 waits for each checkpoint. None: at most twice `every`, because
+      training waits only before the next checkpoint.
     keep_last: number of newest checkpoints to keep.
     keep_every: checkpoints at multiples of this are kept for good.
     best_metric: 'EVALUATOR/METRIC', by which the best checkpoint is kept.
@@ -58,6 +69,7 @@ class Checkpoints:
   """
 
   every: Duration | None = None
+  max_lag: Duration | None = None
   keep_last: int = 1
   keep_every: Duration | None = None
   best_metric: str | None = None
@@ -98,6 +110,7 @@ class Checkpoints:
     checkpointer = Checkpointer(
       workdir,
       keep_last=self.keep_last,
+      max_lag_steps=timeline.steps(self.max_lag),
       keep_every_steps=keep_every,
       best_metric=self.best_metric,
       best_mode=self.best_mode,
@@ -127,6 +140,7 @@ class Checkpointer:
     workdir: local, or any path that epath understands (gs://...).
     keep_last, best_metric, best_mode, keep_best: see Checkpoints.
     keep_every_steps: checkpoints whose step is a multiple are kept for good.
+    max_lag_steps: see `must_wait`.
   """
 
   def __init__(
@@ -135,11 +149,18 @@ class Checkpointer:
     *,
     keep_last: int = 1,
     keep_every_steps: int | None = None,
+    max_lag_steps: int | None = None,
     best_metric: str | None = None,
     best_mode: str = 'max',
     keep_best: int = 1,
   ) -> None:
     self.best_metric = best_metric
+    self._max_lag = max_lag_steps
+    self._writing: int | None = None  # Step of the checkpoint in progress.
+    self._described = False  # Whether the workdir had its mark.
+    self._threads: set[threading.Thread] = set()  # Of the save in progress.
+    for name in ('absl', 'asyncio'):
+      logging.getLogger(name).addFilter(_repeats_no_error)
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
       policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
@@ -153,6 +174,7 @@ class Checkpointer:
       )
       policies.append(best)
     self.directory = epath.Path(workdir) / 'checkpoints'
+    self._mark = epath.Path(workdir) / storage.MARK
     self._manager: Any = None
     self._set_aside(_of_first_host(_not_checkpoints(self.directory)))
     self._manager = ocp.CheckpointManager(
@@ -281,6 +303,23 @@ class Checkpointer:
     if self.best_metric and self.best_metric not in (metrics or {}):
       metrics = None  # kept by the other policies; cannot be the best
     metrics = metrics if self.best_metric else None
+    if self._described and not self._mark.exists():
+      raise storage.WorkdirError(
+        storage.gone(self.directory.parent, self.complete_step())
+      )
+    self._described = self._mark.exists()
+    self.wait()
+    self._writing = step
+    before = {*threading.enumerate()}
+    try:
+      self._start(step, state, data, metrics)
+    except Exception:
+      self._remove_remains()
+      raise
+    finally:
+      self._threads = {*threading.enumerate()} - before
+
+  def _start(self, step, state, data, metrics):
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -295,14 +334,81 @@ class Checkpointer:
       force=True,
     )
 
+  def must_wait(self, step: int) -> bool:
+    """Return whether to call `wait` after this step.
+
+    The checkpoint that is being written began `max_lag_steps` ago; or it is
+    written, perhaps with an error, which `wait` then raises.
+    """
+    if self._writing is None:
+      return False
+    is_late = (
+      self._max_lag is not None and step - self._writing >= self._max_lag
+    )
+    return is_late or not self._manager.is_saving_in_progress()
+
+  def complete_step(self) -> int | None:
+    """Return the step of the newest checkpoint that is written, or None."""
+    steps = [x for x in self._manager.all_steps() if x != self._writing]
+    return max(steps, default=None)
+
   def wait(self) -> None:
-    """Wait until everything is written."""
-    self._manager.wait_until_finished()
+    """Wait until everything is written; raise the error if it failed."""
+    try:
+      self._manager.wait_until_finished()
+    except Exception:
+      self._remove_remains()
+      raise
+    self._writing = None
+
+  def _remove_remains(self):
+    """Remove what a failed save has left, which may fill the disk.
+
+    If the workdir was moved meanwhile, TensorStore has created its folders
+    again, and Orbax may have renamed the incomplete checkpoint.
+    """
+    if self._writing is None or jax.process_index():
+      return
+    end = time.monotonic() + 60
+    for thread in self._threads:  # Others still write.
+      thread.join(max(0, end - time.monotonic()))
+    is_gone = self._described and not self._mark.exists()
+    name = str(self._writing)
+    with contextlib.suppress(OSError):
+      for path in self.directory.iterdir():
+        is_begun = path.name.startswith(f'{name}.orbax-checkpoint-tmp')
+        if is_begun or (is_gone and path.name == name):
+          storage.remove(path)
 
   def close(self) -> None:
-    """Wait until everything is written, and release the directory."""
-    self.wait()
-    self._manager.close()
+    """Wait until everything is written, and release the directory.
+
+    While another error is raised, errors are ignored, and several hosts do not
+    wait: a host that has failed cannot finish a checkpoint with the others.
+    """
+    is_failing = sys.exception() is not None
+    if is_failing and jax.process_count() > 1:
+      return
+    try:
+      self.wait()
+    except Exception:
+      if not is_failing:
+        raise
+    finally:
+      self._manager.close()
+
+
+def _repeats_no_error(record):
+  """Return whether to print a log record: no errors that Orbax also raises.
+
+  Threads and coroutines that a failed save leaves behind log them even when the
+  interpreter ends.
+  """
+  if not record.exc_info:
+    return True
+  marks = (f'{os.sep}orbax{os.sep}', 'OCDBT', 'TensorStore')
+  texts = record.pathname, record.getMessage()
+  return not any(mark in text for mark in marks for text in texts)
 
 
 _STEP = re.compile('0|[1-9][0-9]*')  # Names of checkpoints.
@@ -365,7 +471,7 @@ def _reading(path: epath.Path) -> Iterator[None]:
     problem = f'{type(error).__name__}: {text.removesuffix("."):.200}'
   else:
     return
-  raise _Damaged(problem)  # without Orbax's frames, see `_quiet`
+  raise _Damaged(problem)
 
 
 @contextlib.contextmanager
@@ -379,7 +485,8 @@ def _quiet() -> Iterator[None]:
   sys.unraisablehook = lambda _: None
   try:
     yield
-  except _Damaged:
+  except _Damaged as error:
+    error.__context__ = None  # It holds Orbax's frames.
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')
       gc.collect()

@@ -70,7 +70,8 @@ class Profiler:
     self._first = self._last = None
     # Local directory of a running trace.
     self._trace: tempfile.TemporaryDirectory | None = None
-    self._path = epath.Path(workdir) / 'profile'
+    self._workdir = epath.Path(workdir)
+    self._path = self._workdir / 'profile'
     if jax.process_count() > 1:
       self._path /= f'host_{jax.process_index()}'
     if steps is None:
@@ -112,6 +113,8 @@ class Profiler:
     with self._trace as folder:
       self._trace = None
       jax.profiler.stop_trace()
+      if not self._workdir.exists():
+        return  # It was moved; do not create it again.
       for file in sorted(pathlib.Path(folder).rglob('*')):
         if file.is_file():
           target = self._path / file.relative_to(folder)

@@ -15,7 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
+from vit_jax import (
+  checks,
+  divergence,
+  dry_runs,
+  reuse,
+  storage,
+  terminal,
+  workdirs,
+)
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
@@ -252,7 +260,11 @@ def train(
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
   # unless that meets NaN.
   failed: list[int] = []  # steps that met NaN since the newest checkpoint
-  with contextlib.closing(checkpointer), contextlib.closing(profiler):
+  with (
+    storage.explained(workdir, checkpointer.complete_step),
+    contextlib.closing(checkpointer),
+    contextlib.closing(profiler),
+  ):
     while True:
       try:
         state = _attempt(run, newest, failed, stopwatch)
@@ -268,7 +280,8 @@ def train(
         advice = divergence.advice(workdir, newest, step, record, rollbacks)
         raise NonFiniteError(cause, advice, step=step)
       terminal.say(cause)
-  page.write_at_end(workdir, evaluators)
+  with storage.explained(workdir, checkpointer.complete_step):
+    page.write_at_end(workdir, evaluators)
   return state
 
 
@@ -406,6 +419,9 @@ def _attempt(
           run.checkpointer.save(step, state, saved, metrics=finite)
           if last or stopping:
             run.checkpointer.wait()
+      if run.checkpointer.must_wait(step):
+        with monitor.pause('saving'):
+          run.checkpointer.wait()
       if last or stopping:
         monitor.finish(step)
       if stopping and not last:

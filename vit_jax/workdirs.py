@@ -43,7 +43,7 @@ def prepare(workdir: PathLike) -> None:
   probe = path / f'.write_test_{jax.process_index()}'
   try:
     path.mkdir(parents=True, exist_ok=True)
-    probe.write_text('')
+    probe.write_text(4096 * ' ')  # An empty file fits a full disk.
     probe.unlink()
   except Exception as e:  # each file system has its own errors
     raise ValueError(

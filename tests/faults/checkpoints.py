@@ -1,18 +1,26 @@
 """Damaged checkpoints, foreign files, full disks, vanished workdirs, lag."""
 
+import contextlib
+import json
+import os
 import pathlib
 import random
+import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from .harness import Case, fault
-from .runs import CONFIG
+from .runs import CONFIG, Run, steps
 
-# The cheapest run that has all kinds of checkpoint files.
-SMALL = CONFIG.replace('every_steps=5, keep_last=2', 'every_steps=5')
-SMALL = SMALL.replace('total_steps=40', 'total_steps=20')
+EVERY = 5  # steps between checkpoints
+LONG = '--config.total_steps=100000'
+# No evaluations, which would take most of the time; a line for each step.
+PLAIN = re.sub(r'\n    evals=.*?(?=\n    data=)', '', CONFIG, flags=re.DOTALL)
+PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
+PLAIN = PLAIN.replace('log_every_steps=3', 'log_every_steps=1')
 
 
 @fault(times=300, in_ci=20)
@@ -96,3 +104,211 @@ def _lost(restore, workdir, expected):
     return 'wrong values without a word'
   names = {path.name for path in (workdir / 'checkpoints').iterdir()}
   return '' if names & {'2', 'damaged-2'} else f'deleted: {names}'
+
+
+KINDS = {
+  'values': 'params/ocdbt.process_0/d/*',
+  'index': 'train/manifest.ocdbt',
+  'tree': 'params/_METADATA',
+  'position': 'data/metadata',
+  'metrics': 'metrics/metrics',
+  'checksums': 'checksums/metadata',
+  'root': '_CHECKPOINT_METADATA',
+}
+
+
+def _empty(file):
+  file.write_bytes(b'')
+
+
+def _truncate(file):
+  os.truncate(file, file.stat().st_size // 2)
+
+
+def _flip_one(file):
+  _flip(file, 8 * (file.stat().st_size // 3) + 2)
+
+
+def _delete(file):
+  file.unlink()
+
+
+def _forbid(file):
+  file.chmod(0)
+
+
+@fault(times=35, in_ci=3)
+def damaged_files(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """A file of the newest checkpoint emptied, cut, changed, deleted, locked."""
+  good, expected, restore = _two_checkpoints(folder / 'good')
+  ways = (_truncate, _flip_one, _delete, _empty, _forbid)
+  cases = [(kind, way) for way in ways for kind in KINDS][:times]
+  for kind, way in cases:
+    workdir = folder / f'{kind}{way.__name__}'
+    shutil.copytree(good, workdir / 'checkpoints')
+    found = (workdir / 'checkpoints' / '2').glob(KINDS[kind])
+    files = sorted(found, key=lambda file: file.stat().st_size)
+    if files:  # Older versions have no checksums.
+      way(files[-1])
+    lost = _lost(restore, workdir, expected)
+    if way is _forbid and 'permission' in lost:
+      lost = ''  # Nothing is lost: the user can give the permission back.
+    yield Case(f'{kind}, {way.__name__.strip("_")}', lost)
+
+
+FOREIGN: dict[str, Callable[[pathlib.Path], object]] = {
+  'an empty folder 7': lambda x: (x / '7').mkdir(),
+  'a file 7': lambda x: (x / '7').write_text('notes'),
+  'a folder backup': lambda x: (x / 'backup').mkdir(),
+  'a folder 12 (copy)': lambda x: shutil.copytree(x / '1', x / '12 (copy)'),
+  'a folder 100.bak': lambda x: shutil.copytree(x / '2', x / '100.bak'),
+  'a copy of 1 named 9': lambda x: shutil.copytree(x / '1', x / '9'),
+  **{
+    f'a position {position}': lambda x, position=position: (
+      x / '2' / 'data' / 'metadata'
+    ).write_text(json.dumps(position))
+    for position in (
+      *({'position': p} for p in (-16, 'x', None, 7, 2**70, 1.5, [16])),
+      *({}, [], 'x'),
+    )
+  },
+}
+
+
+@fault(times=len(FOREIGN), in_ci=4)
+def foreign_files(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Foreign files among the steps, and impossible data positions."""
+  good, expected, restore = _two_checkpoints(folder / 'good')
+  for number, (name, put) in enumerate([*FOREIGN.items()][:times]):
+    workdir = folder / str(number)
+    shutil.copytree(good, workdir / 'checkpoints')
+    put(workdir / 'checkpoints')
+    yield Case(name, _lost(restore, workdir, expected))
+
+
+@fault(times=15, in_ci=2)
+def lag_of_checkpoints(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Kill -9 right after the line of a step: steps that were lost."""
+  for number in range(times):
+    rng, lag = random.Random(number), (2, 0, None)[number % 3]
+    workdir = folder / str(number)
+    flags = [LONG, f'--config.checkpoint.every_steps={EVERY}']
+    if lag is not None:
+      flags.append(f'--config.checkpoint.max_lag_steps={lag}')
+    wanted = rng.randint(12, 60)
+    run = Run(folder, workdir, *flags, config=PLAIN)
+    _wait_for_step(run, wanted)
+    run.kill()
+    reached, newest = _last_step(run), max(steps(workdir), default=0)
+    bound = 2 * EVERY if lag is None else EVERY + lag
+    lost = f'{reached - newest} steps, the bound is {bound}'
+    is_kept = reached >= wanted and reached - newest <= bound
+    yield Case(
+      f'max_lag_steps={lag}, killed after {reached}, resumes at {newest}',
+      '' if is_kept else lost,
+    )
+    shutil.rmtree(workdir)
+
+
+def _last_step(run):
+  """Return the step of the last line of progress."""
+  found = re.findall(r'^ *(\d+)/100000 loss', run.output, re.MULTILINE)
+  return int(found[-1]) if found else 0
+
+
+@fault(times=8, in_ci=2)
+def vanished_workdirs(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """A workdir that is moved or deleted while the run writes to it."""
+  for number in range(times):
+    workdir, moved = folder / f'run{number}', folder / f'moved{number}'
+    run, wanted = Run(folder, workdir, LONG, config=PLAIN), 11 + number
+    _wait_for_step(run, wanted)
+    workdir.rename(moved)
+    if number % 4 == 3:
+      shutil.rmtree(moved)
+    lost, message = _one_message(run, 'is gone')
+    if workdir.exists():
+      found = [x.relative_to(workdir) for x in workdir.rglob('*')]
+      lost = lost or f'created again: {sorted(map(str, found))}'
+    if not lost and moved.exists():
+      lost = _not_resumed(Run(folder, moved, LONG, config=PLAIN))
+    yield Case(f'after step {wanted}', lost, message)
+
+
+def _wait_for_step(run, step):
+  run.wait_for(lambda: _last_step(run) >= step)
+
+
+def _not_resumed(run):
+  """Return what keeps a run from resuming, or ''; kill it."""
+  resumes = run.wait_for(lambda: 'resumed at step' in run.output)
+  run.kill()
+  return '' if resumes else f'it does not resume: {run.output[-200:]}'
+
+
+def _one_message(run, expected):
+  """Return (what is wrong with the end of a run, its message)."""
+  try:
+    status = run.finish(120)
+  except subprocess.TimeoutExpired:
+    return 'it hangs', ''
+  lines = run.output.splitlines()
+  kept = [line for line in lines if not re.match(r' *\d+/100000 ', line)]
+  message = kept[-1] if kept else ''
+  if 'Traceback' in run.output:
+    return f'{len(kept)} lines with tracebacks', message
+  if status != 1 or expected not in message:
+    return f'status {status}: {message:.300}', message
+  return '', message
+
+
+@contextlib.contextmanager
+def _small_disk(folder, size):
+  """Mount a disk in memory; yield whether that is permitted."""
+  folder.mkdir()
+  options = ['-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)]
+  try:
+    done = subprocess.run(['mount', *options], capture_output=True)
+    is_mounted = done.returncode == 0
+  except OSError:
+    is_mounted = False
+  try:
+    yield is_mounted
+  finally:
+    if is_mounted:
+      subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
+@fault(times=6, in_ci=2)
+def full_disks(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """A disk that is full, or becomes read-only, while the run writes to it."""
+  for number in range(times):
+    disk, flags = folder / f'disk{number}', ['--config.checkpoint.keep_last=99']
+    is_full = number % 2 == 0
+    # From a disk too small for any checkpoint to one that holds several.
+    size = f'{300 + 450 * number}k' if is_full else '50m'
+    with _small_disk(disk, size) as is_mounted:
+      if not is_mounted:
+        yield Case('skipped: mounting a disk is not permitted')
+        return
+      run = Run(folder, disk / 'run', LONG, *flags, config=PLAIN)
+      if is_full:
+        expected = 'is full'
+      else:
+        _wait_for_step(run, 12)
+        expected = 'cannot be written to any more'
+        while not _remount(disk, 'ro') and run.process.poll() is None:
+          pass
+      lost, message = _one_message(run, expected)
+      if not lost:
+        _remount(disk, 'rw,size=50m')
+        again = Run(folder, disk / 'run', LONG, *flags, config=PLAIN)
+        lost = _not_resumed(again) if steps(disk / 'run') else ''
+        again.kill()
+      yield Case(f'{size} disk' if is_full else 'read-only', lost, message)
+
+
+def _remount(disk, options):
+  """Return whether the disk has the new options; not while files are open."""
+  command = ['mount', '-o', f'remount,{options}', str(disk)]
+  return subprocess.run(command, capture_output=True).returncode == 0
