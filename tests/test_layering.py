@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
 # Leaves that every layer may import.
-LEAVES = ('checks', 'files', 'tree', 'durations', 'types')
+LEAVES = ('checks', 'domains', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
@@ -79,7 +79,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  **{leaf: ('checks', 'types') for leaf in LEAVES},
+  **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 
 

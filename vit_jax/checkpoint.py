@@ -15,7 +15,7 @@ parameters can be read without knowing what trained them.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -23,11 +23,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, tree
+from vit_jax import tree
+from vit_jax.domains import Count, Interval, OneOf, checked
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.files import PathLike, check_remote
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
   """When checkpoints are written and which of them are kept.
@@ -45,17 +47,12 @@ class Checkpoints:
     ValueError: values that make no sense.
   """
 
-  every: Duration | None = None
-  keep_last: int = 1
-  keep_every: Duration | None = None
+  every: Interval | None = None
+  keep_last: Count = 1
+  keep_every: Interval | None = None
   best_metric: str | None = None
-  best_mode: str = 'max'
-  keep_best: int = 1
-
-  def __post_init__(self) -> None:
-    if self.keep_last < 1:
-      raise ValueError(f'keep_last={self.keep_last} must be at least 1.')
-    checks.one_of('best_mode', self.best_mode, ('max', 'min'))
+  best_mode: Annotated[str, OneOf('max', 'min')] = 'max'
+  keep_best: Count = 1
 
   def open(
     self,

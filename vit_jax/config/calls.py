@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vit_jax import domains
+from vit_jax.config import signatures
 from vit_jax.config.errors import ConfigError
 from vit_jax.config.signatures import (
   full_name,
@@ -52,7 +54,7 @@ class Partial(functools.partial):
 
 
 @dataclasses.dataclass
-class Call:
+class Call(domains.Deferred):
   """A target with its arguments, checked but not yet called.
 
   Attributes:
@@ -75,6 +77,11 @@ class Call:
     if self.later or missing_of(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
+
+  def makes(self, annotation: Any) -> bool:
+    """Return whether the result, or the Partial, fits an annotation."""
+    lacks = self.later or missing_of(self.fn, self.kwargs, 0)
+    return signatures.makes(self.fn, annotation, is_partial=bool(lacks))
 
 
 def make(value: Any) -> Any:
@@ -136,3 +143,12 @@ def settings(
         yield from settings(inner, f'{where}.{field.name}', note)
   else:
     yield f'{where} = {value!r}{note}'
+
+
+def has_calls(value: Any) -> bool:
+  """Return whether there is a Call in a list, tuple or dict, at any depth."""
+  if isinstance(value, dict):
+    value = value.values()
+  elif not isinstance(value, list | tuple):
+    return False
+  return any(isinstance(x, Call) or has_calls(x) for x in value)

@@ -7,14 +7,15 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.calls import DEFAULT, Call, make, settings
+from vit_jax import domains
+from vit_jax.config.calls import DEFAULT, Call, has_calls, make, settings
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
   full_name,
-  hints_of,
   is_duration,
   is_number,
   is_required,
+  item_of,
   join,
   keys_of,
   lacks_text,
@@ -33,6 +34,7 @@ from vit_jax.config.values import (
   check_filled,
   to_set,
 )
+from vit_jax.domains import hints_of
 from vit_jax.durations import Duration
 from vit_jax.files import PathLike
 
@@ -238,18 +240,24 @@ def _plan_flat(cls, values, where, problems, hint):
     return None
   found = _plan_call(cls, own, where, problems)
   own_keys = [k for n in names for k in keys_of(n, hints_of(cls).get(n))]
-  found.kwargs[field.name] = _plan_target(
-    values, hints_of(cls)[field.name], where, problems, own_keys
-  )
+  annotation = hints_of(cls)[field.name]
+  target = _plan_target(values, annotation, where, problems, own_keys)
+  if target is not None:
+    problems += _misfits(target, annotation, where)
+  found.kwargs[field.name] = target
   return found
 
 
 def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
-  parameters, hints = parameters_of(fn), hints_of(fn)
+  parameters, hints = parameters_of(fn), {**hints_of(fn)}
   for name, annotation in (types or {}).items():
     value = values.get(name)
-    if isinstance(value, Mapping | ConfigDict) and 'source' in value:
-      hints.setdefault(name, annotation)
+    has_source = isinstance(value, Mapping | ConfigDict) and 'source' in value
+    if dataclasses.is_dataclass(annotation):
+      if has_source:
+        hints.setdefault(name, annotation)
+    elif not domains.is_known(hints.get(name, Any)):
+      hints[name] = annotation  # of a library, whose annotation says less
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
   for key, value in values.items():
@@ -280,11 +288,31 @@ def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
       if any(x.startswith(f'{path}: ') for x in problems):
         kwargs[name] = None
       continue
-    annotation = hints.get(name, Any)
+    annotation, found = hints.get(name, Any), len(problems)
+    fields = annotation
     if parameter and dataclasses.is_dataclass(parameter.default):
-      annotation = type(parameter.default)  # its fields, without a target
-    kwargs[name] = _plan(value, annotation, path, problems)
+      fields = type(parameter.default)  # without a target
+    kwargs[name] = _plan(value, fields, path, problems)
+    # A required argument that is None is reported with its flag, by check_set.
+    to_be_set = value is None and parameter and is_required(parameter)
+    if len(problems) == found and not to_be_set:
+      problems += _misfits(kwargs[name], annotation, path)
   return Call(fn, kwargs, where, tuple(supplied))
+
+
+def _misfits(value, annotation, path):
+  """Yield the error of each part of a planned value that does not fit."""
+  if isinstance(value, Call):
+    if what := domains.expected(value, annotation):
+      yield f'{path}.target={full_name(value.fn)!r} is not {what}.'
+  elif has_calls(value):
+    inner = item_of(annotation)
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+      yield from _misfits(each, inner, join(path, key))
+  elif what := domains.expected(value, annotation):
+    value = getattr(value, 'value', value)  # of a Duration
+    yield f'{path}={domains.shown(value)} must be {what}.'
 
 
 def _duration(key, value, path, problems):

@@ -18,19 +18,21 @@ F features after the last stage, K classes.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax.domains import Dtype, OneOf, Range, checked
 from vit_jax.models import common
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.types import Size
 
 FORMS = ('preact', 'postact')
+Stages = tuple[Annotated[int, Range(1, 1000)], ...]
 ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
 
 
@@ -153,15 +155,6 @@ class Backbone(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
-    for what, counts in (
-      ('ResNet stages', self.stages),
-      ('width_factor', (self.width_factor,)),
-    ):
-      if any(not isinstance(n, int) or n < 1 for n in counts):
-        raise ValueError(
-          f'{what}: {counts}; expected integers of 1 or more, as in '
-          'stages=(3, 4, 6, 3), width_factor=1.'
-        )
     width = ROOT_WIDTH * self.width_factor
     out = {}
     out['stage0'] = x = Root(width, self.form, self.dtype, name='root')(images)
@@ -225,6 +218,7 @@ class Stage(nn.Module):
     return x
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Hybrid(PatchEmbedding):
   """Patches of the feature map of a ResNet (section 3.1), for hybrids.
@@ -236,8 +230,8 @@ class Hybrid(PatchEmbedding):
       alone.
   """
 
-  patch_size: Size = 1
-  stages: tuple[int, ...] = (3, 4, 6, 3)
+  patch_size: common.Cells | tuple[common.Cells, common.Cells] = 1
+  stages: Stages = (3, 4, 6, 3)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -275,14 +269,14 @@ class ResNet(common.Classifier):
       AxialResNet has another one.
   """
 
-  stages: tuple[int, ...] = (3, 4, 6, 3)
-  width_factor: int = 1
-  form: str = 'preact'
+  stages: Stages = (3, 4, 6, 3)
+  width_factor: Annotated[int, Range(1, 64)] = 1
+  form: Annotated[str, OneOf(*FORMS)] = 'preact'
   head: Head = Head()
-  num_classes: int | None = None
-  dtype: Any = 'float32'
-  remat: str = 'none'
-  middle: Any = StdConv
+  num_classes: common.NumClasses | None = None
+  dtype: Dtype = 'float32'
+  remat: common.Remat = 'none'
+  middle: Callable[..., nn.Module] = StdConv
 
   @nn.compact
   def features(
@@ -297,8 +291,6 @@ class ResNet(common.Classifier):
     """
     del train
     common.check_images(self, images)
-    one_of('form', self.form, FORMS)
-    one_of('remat', self.remat, common.REMAT)
     maps = Backbone(
       self.stages,
       width_factor=self.width_factor,
