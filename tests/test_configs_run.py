@@ -22,6 +22,7 @@ from test_configs import (
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
+from vit_jax.metrics import read_records
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -124,11 +125,7 @@ def pretrained(data_dir, tmp_path_factory):
 
 
 def _last_record(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  record = {}
-  for line in lines:
-    record |= json.loads(line)
-  return record
+  return {k: v for r in read_records(workdir) for k, v in r.items()}
 
 
 @pytest.mark.parametrize(

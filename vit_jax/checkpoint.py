@@ -13,8 +13,9 @@ optimizer state and rng) and 'data' (position in the training data), so that
 parameters can be read without knowing what trained them.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -24,8 +25,8 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import tree
-from vit_jax.domains import Count, Interval, OneOf, checked
-from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.domains import Count, OneOf, checked
+from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.files import PathLike, check_remote
 
 
@@ -327,17 +328,72 @@ def load_params(
     ({path: np.ndarray}, directory of the checkpoint).
   """
   directory = find(path, step)
+  return saved_params(directory, ema=ema).read(), directory
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedParams:
+  """Parameters in a checkpoint, of which only shapes have been read.
+
+  Attributes:
+    shapes: {path: ShapeDtypeStruct}.
+    size: bytes of their files.
+    read: function () -> {path: np.ndarray}.
+  """
+
+  shapes: dict[str, jax.ShapeDtypeStruct]
+  size: int
+  read: Callable[[], dict[str, np.ndarray]]
+
+
+def saved_params(
+  directory: epath.Path, *, ema: bool | str = 'auto'
+) -> SavedParams:
+  """Return the parameters in the directory of one checkpoint.
+
+  Raises:
+    ValueError: it has no EMA, or cannot be read. So does `read`.
+  """
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
     raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
-  handler = ocp.PyTreeCheckpointHandler()
-  restore_args = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    _abstract(handler.metadata(item)),
-  )
-  params = handler.restore(
-    item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
-  )
-  handler.close()
-  return tree.flatten(params), directory
+  with _readable(item), _handler() as handler:
+    abstract = _abstract(handler.metadata(item))
+    shapes = tree.flatten(abstract)
+
+  def read():
+    restore_args = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract
+    )
+    with _readable(item), _handler() as handler:
+      params = handler.restore(
+        item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+      )
+      return tree.flatten(params)
+
+  return SavedParams(shapes, _size(item), read)
+
+
+def _size(path):
+  """Return the bytes of a file, or of all files in a folder."""
+  if path.is_dir():
+    return sum(_size(inner) for inner in path.iterdir())
+  return path.stat().length
+
+
+def _handler():
+  return contextlib.closing(ocp.PyTreeCheckpointHandler())
+
+
+@contextlib.contextmanager
+def _readable(item):
+  """Turn whatever Orbax raises on broken files into one ValueError."""
+  try:
+    yield
+  except Exception as e:
+    reason = ' '.join(str(e).split())
+    raise ValueError(
+      f'{item} cannot be read: {type(e).__name__}: {reason:.300}. It is '
+      'incomplete or corrupt. Use another step, or another copy of it.'
+    ) from e

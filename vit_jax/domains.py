@@ -37,7 +37,7 @@ class Domain(Protocol):
   def holds(self, value: Any) -> bool:
     """Return whether a value of the type is in the domain."""
 
-  def describe(self, kind: str) -> str:
+  def describe(self, kind: str, value: Any = None) -> str:
     """Return what is expected, such as 'an integer of at least 1'."""
 
 
@@ -62,11 +62,34 @@ class Range:
       low and (value < self.high if self.below else value <= self.high)
     )
 
-  def describe(self, kind: str) -> str:
-    low = f'{"above" if self.above else "of at least"} {self.low}'
-    high = f'{"below" if self.below else "at most"} {self.high}'
-    parts = [low] * (self.low > -math.inf) + [high] * (self.high < math.inf)
-    return f'{kind} {" and ".join(parts)}'
+  def describe(self, kind: str, value: Any = None) -> str:
+    low, high = f'{self.low:.15g}', f'{self.high:.20g}'
+    if self.high == math.inf:
+      return f'{kind} {"above" if self.above else "of at least"} {low}'
+    if kind == _NAMES[int]:
+      too_large = _is_number(value, int) and value > self.high
+      return f'{kind} of at {f"most {high}" if too_large else f"least {low}"}'
+    if self.above != self.below:
+      ends = f'{"[("[self.above]}{low}, {high}{"])"[self.below]}'
+      return f'{kind} in {ends}'
+    return f'{kind} between {low} and {high}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+  """One integer, or a pair (height, width), from 1 to `high`."""
+
+  high: int = 2**14
+
+  def holds(self, value: Any) -> bool:
+    sides = value if isinstance(value, list | tuple) else (value, value)
+    return all(1 <= side <= self.high for side in sides)
+
+  def describe(self, kind: str, value: Any = None) -> str:
+    return (
+      f'an integer or (height, width), each at least 1 pixel and at most '
+      f'{self.high}'
+    )
 
 
 class OneOf:
@@ -78,7 +101,7 @@ class OneOf:
   def holds(self, value: Any) -> bool:
     return value in self.values
 
-  def describe(self, kind: str) -> str:
+  def describe(self, kind: str, value: Any = None) -> str:
     return f'one of {", ".join(map(repr, self.values))}'
 
 
@@ -92,7 +115,7 @@ class Regex:
       return False
     return True
 
-  def describe(self, kind: str) -> str:
+  def describe(self, kind: str, value: Any = None) -> str:
     return "a regular expression such as 'head/.*'"
 
 
@@ -104,7 +127,7 @@ class FloatType:
   def holds(self, value: Any) -> bool:
     return str(getattr(value, '__name__', value)) in self.names
 
-  def describe(self, kind: str) -> str:
+  def describe(self, kind: str, value: Any = None) -> str:
     return f'one of {", ".join(map(repr, self.names))}'
 
 
@@ -113,6 +136,8 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, above=True)]  # (0, 1]
+Between = Annotated[float, Range(0, 1, above=True, below=True)]
 Rate = Annotated[float, Range(0, 1, below=True)]
 # A larger one is a mistake: no rule of optax trains with it, and updates of
 # parameters of size 1 overflow.
@@ -121,6 +146,7 @@ Seed = Annotated[int, Range(0, 2**64 - 1)]
 # jax.random.key uses 32 bits: a larger seed would repeat a smaller one.
 KeySeed = Annotated[int, Range(0, 2**32 - 1)]
 Side = Annotated[int, Range(1, 2**14)]  # of an image, in pixels
+Size = Annotated[int | tuple[int, int], Sides()]  # of a square, or (H, W)
 PathRule = Annotated[str, Regex()]  # of paths of parameters, see tree.py
 Dtype = Annotated[Any, FloatType()]
 
@@ -137,11 +163,13 @@ def expected(value: Any, annotation: Any) -> str:
   """Return what is expected in place of the value; '' if it fits."""
   if fits(value, annotation):
     return ''
-  hint = ''
+  text, hint = describe(annotation, value), ''
   if isinstance(value, str):
     near = difflib.get_close_matches(value, _choices(annotation), n=1)
     hint = f' (did you mean {near[0]!r}?)' if near else ''
-  return describe(annotation) + hint
+  elif _is_number(value, float):  # the reader knows that it is one
+    text = re.sub('^a number (?=in|between)', '', text)
+  return text + hint
 
 
 def check(fn: Any, arguments: Mapping[str, Any]) -> None:
@@ -149,7 +177,8 @@ def check(fn: Any, arguments: Mapping[str, Any]) -> None:
   hints = hints_of(fn)
   for name, value in arguments.items():
     if what := expected(value, hints.get(name, Any)):
-      raise ValueError(f'{name}={shown(value)} must be {what}.')
+      value = getattr(value, 'value', value)  # of a Duration
+      raise ValueError(f'{fn.__name__}: {name}={shown(value)} must be {what}.')
 
 
 def shown(value: Any) -> str:
@@ -184,7 +213,7 @@ def checked(fn: T) -> T:
 
   if not inspect.isclass(fn):
     return typing.cast(T, checking)
-  fn.__init__ = checking  # type: ignore[misc]
+  setattr(fn, '__init__', checking)  # noqa: B010 (mypy refuses the other)
   return fn
 
 
@@ -194,12 +223,26 @@ def hints_of(fn: Any) -> Mapping[str, Any]:
 
   Those that cannot be resolved are left out.
   """
+  fn = fn.__init__ if inspect.isclass(fn) else fn
   try:
-    fn = fn.__init__ if inspect.isclass(fn) else fn
-    found = typing.get_type_hints(fn, include_extras=True)
+    return typing.get_type_hints(fn, include_extras=True)
   except (NameError, TypeError, AttributeError):
-    return {}
-  return found
+    each = {k: _hint(fn, v) for k, v in _annotations(fn).items()}
+    return {name: hint for name, hint in each.items() if hint is not None}
+
+
+def _annotations(fn):
+  return getattr(fn, '__annotations__', {})
+
+
+def _hint(fn, annotation):
+  """Return an annotation without forward references, None if it has others."""
+  alone = types.SimpleNamespace(__annotations__={'it': annotation})
+  names = getattr(inspect.unwrap(fn), '__globals__', {})
+  try:
+    return typing.get_type_hints(alone, names, include_extras=True)['it']
+  except (NameError, TypeError, AttributeError):
+    return None
 
 
 # What fits.
@@ -210,7 +253,7 @@ _UNIONS = (typing.Union, types.UnionType)
 def fits(value: Any, annotation: Any) -> bool:
   """Return whether a value fits an annotation."""
   if isinstance(value, Deferred):
-    return any(value.makes(each) for each in alternatives(annotation))
+    return any(value.makes(each) for each in _plain(annotation))
   return any(_fits(value, each) for each in alternatives(annotation))
 
 
@@ -219,6 +262,16 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
   if typing.get_origin(annotation) in _UNIONS:
     return typing.get_args(annotation)
   return (annotation,)
+
+
+def _plain(annotation):
+  """Return the alternatives of an annotation without domains."""
+  found = []
+  for each in alternatives(annotation):
+    inner = getattr(each, '__origin__', each)
+    has_domains = hasattr(each, '__metadata__')
+    found += _plain(inner) if has_domains else [each]
+  return found
 
 
 def _fits(value, annotation):
@@ -240,7 +293,11 @@ def _fits(value, annotation):
   if kind is collections.abc.Callable:
     return callable(value)
   if getattr(kind, '_is_protocol', False):
-    return not inspect.isclass(value) and has(value, *members(kind))
+    # An object of a class may have less, where that is all that is used.
+    is_object = type(value).__module__ != 'builtins'
+    return is_object or (
+      not inspect.isclass(value) and has(value, *members(kind))
+    )
   if not inspect.isclass(kind):
     return True
   if issubclass(kind, Mapping):
@@ -293,6 +350,13 @@ def has(value: Any, *names: str) -> bool:
   return all(hasattr(value, name) for name in names)
 
 
+def is_opaque(cls: Any) -> bool:
+  """Return whether a class is of an extension module: its methods may hide."""
+  attributes = [x for each in cls.__mro__ for x in vars(each).values()]
+  written = any(map(inspect.isfunction, attributes))
+  return not written
+
+
 def domains_of(annotation: Any) -> list[Any]:
   """Return the domains of an Annotated."""
   metadata = getattr(annotation, '__metadata__', ())
@@ -311,16 +375,20 @@ _NAMES = {
 }
 
 
-def describe(annotation: Any) -> str:
-  """Return what an annotation expects, such as 'a number of at least 0'."""
-  return ' or '.join(dict.fromkeys(map(_describe, alternatives(annotation))))
+def describe(annotation: Any, value: Any = None) -> str:
+  """Return what an annotation expects, such as 'a number of at least 0'.
+
+  Of a Range the bound is named that the value violates.
+  """
+  each = (_describe(x, value) for x in alternatives(annotation))
+  return ' or '.join(dict.fromkeys(each))
 
 
-def _describe(annotation):
+def _describe(annotation, value=None):
   if hasattr(annotation, '__metadata__'):
     text = describe(annotation.__origin__)
     for domain in domains_of(annotation):
-      text = domain.describe(text)
+      text = domain.describe(text, value)
     return text
   if annotation in _NAMES:
     return _NAMES[annotation]

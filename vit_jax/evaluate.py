@@ -19,30 +19,32 @@ from etils import epath
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax import terminal, workdirs
+from vit_jax.domains import Count, KeySeed, Side, checked
 from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page, timm_csv
-from vit_jax.sharding import MeshSizes
+from vit_jax.sharding import MeshSizes, Rules
 from vit_jax.types import Model, Preprocess
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
 
 
+@checked
 def evaluate(
   workdir: PathLike,
   *,
   evals: Mapping[str, Factory],
   init_from: InitFrom | None = None,
   model: Model | None = None,
-  image_shape: tuple[int, ...] | None = None,
+  image_shape: tuple[Side, Side, Count] | None = None,
   preprocess: Preprocess | None = None,
   mesh: MeshSizes = MeshSizes(),
-  sharding: Any = None,
+  sharding: Rules | None = None,
   name: str | None = None,
-  seed: int = 0,
+  seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
@@ -123,10 +125,7 @@ def evaluate(
       row = timm_csv.row(name, found, params, evaluator, image_shape)
       written.append(epath.Path(workdir) / f'results-{key}.csv')
       timm_csv.write(written[-1], row)
-    if predictions := getattr(evaluator, 'predictions', None):
-      written += confusion.write(
-        workdir, key, predictions, class_names=class_names
-      )
+  written += confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
   stopwatch.lap('evals')
   new = Writer(workdir, writers=writers, record=record)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import stat
 import uuid
@@ -49,6 +50,46 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_bytes(content)
     else:
       partial.write_text(content)
+
+
+_LARGEST_JSON = 1 << 23  # bytes; parsed, they can take 25 times as much
+_DEEPEST_JSON = 50  # levels; recursive functions can take them
+
+
+def read_json(path: PathLike) -> dict[str, Any]:
+  """Return the dict in a JSON file that others may have written.
+
+  Args:
+    path: local, or any path that epath understands (gs://...).
+
+  Raises:
+    ValueError: it cannot be read; it is not a JSON object (says in which line
+      and column); it has more than 8 MB or 50 levels.
+  """
+  try:
+    with epath.Path(path).open('rb') as file:
+      data = file.read(_LARGEST_JSON + 1)
+    if len(data) > _LARGEST_JSON:
+      raise ValueError(f'it has more than {_LARGEST_JSON >> 20} MB')
+    found = json.loads(data)
+  except OSError as e:
+    raise ValueError(f'{path} cannot be opened: {e.strerror or e}.') from e
+  except (ValueError, RecursionError) as e:  # invalid UTF-8 is a ValueError too
+    raise ValueError(f'{path} is not valid JSON: {e}.') from e
+  if not isinstance(found, dict):
+    what = type(found).__name__
+    raise ValueError(f'{path}: expected {{...}}, found a {what}.')
+  level: list[Any] = [found]
+  for _ in range(_DEEPEST_JSON):
+    level = [
+      inner
+      for value in level
+      if isinstance(value, dict | list)
+      for inner in (value.values() if isinstance(value, dict) else value)
+    ]
+  if level:
+    raise ValueError(f'{path} has more than {_DEEPEST_JSON} levels.')
+  return found
 
 
 # The package that a protocol needs, and how to install it.

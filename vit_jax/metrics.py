@@ -10,7 +10,6 @@ run so far was spent on.
 import collections
 import contextlib
 import datetime
-import json
 import math
 import resource
 import sys
@@ -23,8 +22,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from vit_jax import terminal
-from vit_jax.files import PathLike, write_atomically
+from vit_jax import records, terminal
+from vit_jax.files import PathLike
+from vit_jax.records import read_records as read_records
 from vit_jax.terminal import Terminal
 from vit_jax.types import Metrics, Params
 
@@ -342,18 +342,14 @@ class Writer:
     self._active = jax.process_index() == 0
     if not self._active:
       return
-    from tensorboardX import SummaryWriter
-
-    self._path = epath.Path(workdir) / 'metrics.jsonl'
-    records = read_records(workdir)
+    self._log, found = records.open_log(workdir, start_step)
+    for message in found.messages:
+      terminal.say(message)
     purge = None
     if start_step is not None:
-      kept = [r for r in records if r['step'] <= start_step]
-      self.spent = _spent(records, kept)
-      records, purge = kept, start_step + 1
-    self._lines = [json.dumps(r) for r in records]
-    self._save()
-    self._board = SummaryWriter(str(workdir), purge_step=purge)
+      self.spent = _spent(found.kept, found.removed)
+      purge = start_step + 1
+    self._events = records.Events(workdir, purge)
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
     for writer in self._writers.values():
@@ -364,11 +360,8 @@ class Writer:
     if not self._active:
       return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-    self._lines.append(json.dumps({'step': step, 'time': now, **record}))
-    self._save()
-    for name, value in record.items():
-      self._board.add_scalar(name, value, step)
-    self._board.flush()
+    self._log.append({'step': step, 'time': now, **record})
+    self._events.write(step, record)
     self._each('write', step, record)
 
   def image(self, name: str, path: PathLike) -> None:
@@ -391,17 +384,12 @@ class Writer:
             file=sys.stderr,
           )
 
-  def _save(self):
-    # The whole file, because object stores cannot append.
-    write_atomically(self._path, ''.join(f'{x}\n' for x in self._lines))
-
   def close(self) -> None:
     if self._active:
-      self._board.close()
       self._each('close')
 
 
-def _spent(records, kept):
+def _spent(kept, removed):
   """Return {phase: seconds} of the kept records, and what was lost."""
   prefix = 'seconds/'
 
@@ -410,18 +398,10 @@ def _spent(records, kept):
     return {k.removeprefix(prefix): v for k, v in values.items()}
 
   spent = last(kept)
-  lost = sum(last(records).values()) - sum(spent.values())
+  lost = sum(last(kept + removed).values()) - sum(spent.values())
   if lost > 0:
     spent['lost'] = spent.get('lost', 0.0) + lost
   return spent
-
-
-def read_records(workdir: PathLike) -> list[dict[str, Any]]:
-  """Return the records of workdir/metrics.jsonl, oldest first; [] if none."""
-  path = epath.Path(workdir) / 'metrics.jsonl'
-  if not path.exists():
-    return []
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def memory_gb() -> float:

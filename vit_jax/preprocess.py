@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from vit_jax.domains import Range, checked
 from vit_jax.types import Array
 
-
 # Of pixels in 0..255, also of a few that are scaled otherwise.
 Level = Annotated[float, Range(-1e4, 1e4)]
 Scale = Annotated[float, Range(0, 1e4, above=True)]

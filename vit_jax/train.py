@@ -1,13 +1,14 @@
 """Training: the story of a run around the pure step of step.py.
 
-Setup comes first, in the order in which it happens: workdir, data, model,
-optimizer, shapes, shardings, memory, initialisation; then the loop.
+Setup comes first, once, in the order in which it happens: workdir, data, model,
+optimizer, shapes, shardings, memory, evaluators. Then an attempt: a state to
+start from (checkpoint, weights or scratch), and the loop.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,12 +17,13 @@ import jax.numpy as jnp
 from vit_jax import dry_runs, reuse, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.config import Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
-from vit_jax.durations import Duration, Timeline, steps
+from vit_jax.domains import Count, KeySeed, Rate, checked
+from vit_jax.durations import Interval, Timeline, steps
 from vit_jax.evaluators import Evaluator, Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Monitor, Stopwatch
@@ -42,7 +44,7 @@ from vit_jax.sharding import (
 )
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
-from vit_jax.types import LossFn, Model, Objective, Params, Preprocess
+from vit_jax.types import LossFn, Model, Objective, Params, Preprocess, Shape
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
@@ -58,9 +60,10 @@ class Evaluation:
   """
 
   evaluator: Factory = dataclasses.field(metadata={'rest': True})
-  every: Duration | None = None
+  every: Interval | None = None
 
 
+@checked
 def train(
   workdir: PathLike,
   *,
@@ -69,17 +72,17 @@ def train(
   objective: Objective,
   optimizer: Optimizer,
   schedule: Schedule,
-  total: Duration,
+  total: Interval,
   evals: Mapping[str, Evaluation] | None = None,
   checkpoint: Checkpoints = Checkpoints(),
   init_from: InitFrom | None = None,
   mesh: MeshSizes = MeshSizes(),
-  sharding: Any = None,
+  sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
-  accum_steps: int = 1,
-  ema_decay: float | None = None,
-  seed: int = 0,
-  log_every: Duration = steps(50),
+  accum_steps: Count = 1,
+  ema_decay: Rate | None = None,
+  seed: KeySeed = 0,
+  log_every: Interval = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
   profile: str | None = None,
   record: Mapping[str, Any] | None = None,
@@ -167,9 +170,9 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
-  start = checkpointer.latest_step() or 0
-  profiler = Profiler(workdir, profile, start=start, total=total_steps)
-  if init_from and checkpointer.latest_step() is None:
+  newest = checkpointer.latest_step()
+  profiler = Profiler(workdir, profile, start=newest or 0, total=total_steps)
+  if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
   if dry_run:
     dry_runs.report_training(
@@ -189,82 +192,150 @@ def train(
     class_names=class_names,
     activation=getattr(loss_fn, 'activation', 'softmax'),
   )
-
-  # 5. Initialisation: workdir, then init_from, then scratch.
-  position, origin = 0, 'initialised from scratch'
-  if checkpointer.latest_step() is not None:
-    state, saved = checkpointer.restore(abstract_state)
-    position = saved['position']
-    origin = f'resumed at step {start} of {workdir}'
-  else:
-    with terminal.waiting('initialising ...'):
-      state = init(jax.random.key(seed))
-    if init_from:
-      state, origin = surgery.load_into(state, model, init_from, workdir)
   forward_flops = reuse.call(flops.forward, model, images)
-  monitor = Monitor(
-    workdir,
+  run = _Run(
+    workdir=workdir,
+    model=model,
+    image_shape=image_shape,
+    mesh=mesh,
     total_steps=total_steps,
-    batch_size=data.batch_size,
-    log_every_steps=timeline.steps(log_every),
-    flops_per_step=3 * data.batch_size * forward_flops,
-    start_step=start,
-    learning_rate=learning_rate,
-    stopwatch=stopwatch,
-    writers=writers,
-    record=record,
+    abstract_state=abstract_state,
+    init=functools.partial(init, jax.random.key(seed)),
+    init_from=init_from,
+    step_fn=step_fn,
+    batches=functools.partial(
+      data.train_batches,
+      seed=seed,
+      num_classes=model.num_classes,
+      **this_process(),
+    ),
+    monitor=functools.partial(
+      Monitor,
+      workdir,
+      total_steps=total_steps,
+      batch_size=data.batch_size,
+      log_every_steps=timeline.steps(log_every),
+      flops_per_step=3 * data.batch_size * forward_flops,
+      learning_rate=learning_rate,
+      writers=writers,
+      record=record,
+    ),
+    profiler=profiler,
+    evaluators=evaluators,
+    eval_every=eval_every,
+    class_names=class_names,
+    checkpointer=checkpointer,
+    save_every=save_every,
   )
-  monitor.introduce(model, state.params, image_shape, mesh, origin)
 
-  # 6. The loop. Metrics lag one step, so the host never waits for the device.
-  batches = data.train_batches(
-    seed=seed,
-    start=position,
-    num_classes=model.num_classes,
-    **this_process(),
-  )
+  # 5. An attempt: a state to start from, then the loop.
+  with contextlib.closing(checkpointer), contextlib.closing(profiler):
+    state = _attempt(run, newest, stopwatch)
+  page.write_at_end(workdir, evaluators)
+  return state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+  """What the setup of a run has made, for its attempts.
+
+  `init`, `batches` and `monitor` are functions that make the state at step 0,
+  the batches from a position, and the Monitor from a step.
+  """
+
+  workdir: PathLike
+  model: Model
+  image_shape: Shape
+  mesh: jax.sharding.Mesh
+  total_steps: int
+  abstract_state: TrainState
+  init: Callable[[], TrainState]
+  init_from: InitFrom | None
+  step_fn: Callable[..., Any]
+  batches: Callable[..., pipeline.TrainBatches]
+  monitor: Callable[..., Monitor]
+  profiler: Profiler
+  evaluators: Mapping[str, Evaluator]
+  eval_every: Mapping[str, int | None]
+  class_names: Sequence[str] | None
+  checkpointer: Checkpointer
+  save_every: int
+
+
+def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
+  """Train from the newest checkpoint, or from step 0, to the last step."""
+  state, saved, origin = _first_state(run, newest)
+  start = int(state.step)
+  monitor = run.monitor(start_step=start, stopwatch=stopwatch)
+  monitor.introduce(run.model, state.params, run.image_shape, run.mesh, origin)
+  batches = run.batches(start=saved['position'])
+
+  # The loop. Metrics lag one step, so the host never waits for the device.
   with (
     contextlib.closing(monitor),
-    contextlib.closing(checkpointer),
     contextlib.closing(batches),
-    contextlib.closing(profiler),
     StopSignal() as stop,
-    jax.set_mesh(mesh),
+    jax.set_mesh(run.mesh),
     jax.transfer_guard('disallow'),
   ):
     monitor.compiling()
-    for step in range(start + 1, total_steps + 1):
-      with profiler.step(step, monitor):
+    for step in range(start + 1, run.total_steps + 1):
+      with run.profiler.step(step, monitor):
         with monitor.waiting():
-          batch = put_batch(next(batches), mesh)
-        state, metrics = step_fn(state, batch)
+          batch = put_batch(next(batches), run.mesh)
+        state, metrics = run.step_fn(state, batch)
         monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == total_steps, stop.requested()
+      last, stopping = step == run.total_steps, stop.requested()
       due = {
         name: evaluator
-        for name, evaluator in evaluators.items()
-        if last or ((every := eval_every[name]) and step % every == 0)
+        for name, evaluator in run.evaluators.items()
+        if last or ((every := run.eval_every[name]) and step % every == 0)
       }
       results = run_evaluators(due, step, state.eval_params, monitor)
       if last:
-        _write_predictions(workdir, evaluators, class_names)
-      if last or stopping or step % save_every == 0:
+        confusion.write_all(
+          run.workdir,
+          run.evaluators,
+          class_names=run.class_names,
+          figure=False,  # `evaluate` draws it
+        )
+      if last or stopping or step % run.save_every == 0:
         monitor.flush()  # raises if the state has met NaN: it is not saved
         with monitor.pause('saving'):
           position = {'position': batches.position}
-          checkpointer.save(step, state, position, metrics=results)
+          run.checkpointer.save(step, state, position, metrics=results)
           if last or stopping:
-            checkpointer.wait()
+            run.checkpointer.wait()
       if last or stopping:
         monitor.finish(step)
       if stopping and not last:
-        monitor.say(stop.message(step, total_steps, workdir))
+        monitor.say(stop.message(step, run.total_steps, run.workdir))
         raise Stopped(stop)
-  page.write_at_end(workdir, evaluators)
   return state
+
+
+def _first_state(
+  run: _Run, newest: int | None
+) -> tuple[TrainState, Mapping[str, Any], str]:
+  """Return the state to start from, its saved data, and its origin in words.
+
+  It comes from the newest checkpoint of the workdir, else from `init_from`,
+  else from scratch.
+  """
+  if newest is not None:
+    state, saved = run.checkpointer.restore(run.abstract_state)
+    return state, saved, f'resumed at step {state.step} of {run.workdir}'
+  with terminal.waiting('initialising ...'):
+    state = run.init()
+  origin = 'initialised from scratch'
+  if run.init_from:
+    state, origin = surgery.load_into(
+      state, run.model, run.init_from, run.workdir
+    )
+  return state, {'position': 0}, origin
 
 
 def run_evaluators(
@@ -283,14 +354,6 @@ def run_evaluators(
   if results:
     monitor.write(step, results)
   return results
-
-
-def _write_predictions(workdir, evaluators, class_names):
-  """Write what classifiers got wrong at the end; `evaluate` also draws it."""
-  for name, evaluator in evaluators.items():
-    if predictions := getattr(evaluator, 'predictions', None):
-      options = {'class_names': class_names, 'figure': False}
-      confusion.write(workdir, name, predictions, **options)
 
 
 def make_step(

@@ -20,7 +20,7 @@ import jax
 from etils import epath
 
 from vit_jax import config, distributed
-from vit_jax.files import PathLike, check_remote, write_atomically
+from vit_jax.files import PathLike, check_remote, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
 _PACKAGES = (
@@ -115,12 +115,13 @@ def description(
   """Return the content of model.json of a workdir, or of a checkpoint in it.
 
   Raises:
-    ValueError: there is none; with missing_ok, None is returned instead.
+    ValueError: it is not valid JSON; or there is none (with missing_ok, None is
+      returned instead).
   """
   path = epath.Path(path)
   for folder in (path, path.parent, path.parent.parent):
     if (file := folder / 'model.json').exists():
-      return json.loads(file.read_text())
+      return read_json(file)
   if missing_ok:
     return None
   raise ValueError(

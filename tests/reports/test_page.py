@@ -225,7 +225,7 @@ def test_what_is_no_workdir(tmp_path, capsys):
 
 def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
   write_run(tmp_path, training())
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nhalf a li')
+  (tmp_path / 'done.json').write_text('half a fi')
   page.write_at_end(tmp_path)
   (said,) = capsys.readouterr().err.splitlines()
   assert said.startswith('report.html was not written: JSONDecodeError')

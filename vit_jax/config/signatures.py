@@ -12,6 +12,7 @@ from typing import Any
 
 from vit_jax import domains
 from vit_jax.config.errors import ConfigError, suggest
+from vit_jax.domains import hints_of
 from vit_jax.durations import UNITS, Duration
 
 
@@ -111,7 +112,9 @@ def stem_of(key: str) -> str:
 def of_factory(annotation: Any) -> dict[str, Any] | None:
   """Return {argument: type} of Annotated[Callable, ...], else None."""
   metadata = getattr(annotation, '__metadata__', ())
-  found = dict(each for each in metadata if isinstance(each, tuple))
+  found: dict[str, Any] = dict(
+    each for each in metadata if isinstance(each, tuple)
+  )
   return found or None
 
 
@@ -141,7 +144,7 @@ def makes(fn: Any, annotation: Any, *, is_partial: bool) -> bool:
   """
   if hasattr(annotation, '__metadata__'):
     annotation = annotation.__origin__
-  made = fn if inspect.isclass(fn) else _result(fn)
+  made = fn if inspect.isclass(fn) else hints_of(fn).get('return', Any)
   wanted = typing.get_origin(annotation) or annotation
   inner = typing.get_args(annotation)
   if wanted is functools.partial or (
@@ -151,22 +154,14 @@ def makes(fn: Any, annotation: Any, *, is_partial: bool) -> bool:
   return annotation is Any or (not is_partial and _is_a(made, annotation))
 
 
-def _result(fn):
-  """Return the annotation of what a function returns, or Any."""
-  try:
-    return typing.get_type_hints(fn).get('return', Any)
-  except (NameError, TypeError, AttributeError):
-    return Any
-
-
 def _is_a(made, wanted):
   """Return whether an instance of `made` may be what is wanted."""
   made = typing.get_origin(made) or made
   wanted = typing.get_origin(wanted) or wanted
   if Any in (made, wanted) or made is wanted:
     return True
-  if inspect.isclass(made) and not any(map(inspect.isfunction, _all(made))):
-    return True  # not written in Python: unknown
+  if inspect.isclass(made) and domains.is_opaque(made):
+    return True
   if wanted is collections.abc.Callable:
     return not inspect.isclass(made) or domains.has(made, '__call__')
   if getattr(wanted, '_is_protocol', False):
@@ -174,10 +169,6 @@ def _is_a(made, wanted):
   if inspect.isclass(made) and inspect.isclass(wanted):
     return issubclass(made, wanted)
   return not inspect.isclass(made)
-
-
-def _all(cls):
-  return [value for each in cls.__mro__ for value in vars(each).values()]
 
 
 def without_none(annotation: Any) -> Any:

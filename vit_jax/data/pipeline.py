@@ -43,13 +43,14 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images, order
 from vit_jax.data.transforms import scale_to
+from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
@@ -73,6 +74,7 @@ class Transform(Protocol):
   ) -> np.ndarray: ...
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Data:
   """A source and how to make batches from it.
@@ -96,18 +98,15 @@ class Data:
   """
 
   source: Source
-  batch_size: int
+  batch_size: Annotated[int, Range(1, 2**20)]
   transforms: Sequence[Transform] = ()
-  num_workers: int = 0
-  on_error: str = 'raise'
+  num_workers: Natural = 0
+  on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
   labels: bool = True
   balanced: bool = False
-  image_size: int | tuple[int, int] | None = None
+  image_size: Size | None = None
 
   def __post_init__(self) -> None:
-    checks.integer('batch_size', self.batch_size, 1)
-    checks.integer('num_workers', self.num_workers, 0)
-    checks.one_of('on_error', self.on_error, ('raise', 'skip'))
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)

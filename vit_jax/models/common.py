@@ -22,7 +22,7 @@ import numpy as np
 from flax import linen as nn
 
 from vit_jax import domains
-from vit_jax.domains import Dtype, NonNegative, OneOf, Rate, Range
+from vit_jax.domains import OneOf, Range, Rate
 from vit_jax.models import resample
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.types import Shape, Size
@@ -76,7 +76,6 @@ NumClasses = Annotated[int, Range(0, 2**24)]
 Remat = Annotated[str, OneOf(*REMAT)]
 Gelu = Annotated[str, OneOf(*GELU)]
 Epsilon = Annotated[float, Range(0, 1, above=True)]  # of a norm
-Cells = Annotated[int, Range(1, 2**14)]  # side of a patch, pixels or cells
 
 
 def remat(
@@ -314,8 +313,8 @@ class PatchEmbedding:
       objectives/masked_patches.py.
   """
 
-  patch_size: Cells | tuple[Cells, Cells]
-  stride: Cells | tuple[Cells, Cells] | None = None
+  patch_size: domains.Size
+  stride: domains.Size | None = None
   mask_token: bool = False
 
   def __post_init__(self) -> None:

@@ -25,11 +25,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Dtype, OneOf, Range, checked
+from vit_jax.domains import Dtype, OneOf, Range, Size
 from vit_jax.models import common
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.types import Size
 
 FORMS = ('preact', 'postact')
 Stages = tuple[Annotated[int, Range(1, 1000)], ...]
@@ -155,6 +154,15 @@ class Backbone(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+    for what, counts in (
+      ('ResNet stages', self.stages),
+      ('width_factor', (self.width_factor,)),
+    ):
+      if any(not isinstance(n, int) or n < 1 for n in counts):
+        raise ValueError(
+          f'{what}: {counts}; expected integers of 1 or more, as in '
+          'stages=(3, 4, 6, 3), width_factor=1.'
+        )
     width = ROOT_WIDTH * self.width_factor
     out = {}
     out['stage0'] = x = Root(width, self.form, self.dtype, name='root')(images)
@@ -218,7 +226,6 @@ class Stage(nn.Module):
     return x
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Hybrid(PatchEmbedding):
   """Patches of the feature map of a ResNet (section 3.1), for hybrids.
@@ -230,7 +237,7 @@ class Hybrid(PatchEmbedding):
       alone.
   """
 
-  patch_size: common.Cells | tuple[common.Cells, common.Cells] = 1
+  patch_size: Size = 1
   stages: Stages = (3, 4, 6, 3)
 
   def __post_init__(self) -> None:

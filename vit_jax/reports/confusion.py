@@ -15,7 +15,7 @@ import concurrent.futures
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,23 @@ _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
 _MOST_TILES = 250  # per side of the figure
 _PAIRS = 20
+
+
+def write_all(
+  workdir: PathLike, evaluators: Mapping[str, Any], **options: Any
+) -> list[epath.Path]:
+  """Write the files of each evaluator that has predictions; see `write`.
+
+  Args:
+    workdir: for the files.
+    evaluators: {name: evaluator}; see evaluators.py for `predictions`.
+    **options: of `write`.
+  """
+  paths = []
+  for name, evaluator in evaluators.items():
+    if predictions := getattr(evaluator, 'predictions', None):
+      paths += write(workdir, name, predictions, **options)
+  return paths
 
 
 def write(

@@ -31,6 +31,7 @@ from vit_jax.preprocess import Normalize
 from vit_jax.types import FlatParams, Model, Shape, Size
 from vit_jax.weights.keymap import KeyMap
 
+MAX_LAYERS = 9999  # of a file; a mistake must not cost all memory
 IMAGE_SIZE = 224  # if neither the file nor the user says
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
 POSEMBS = {

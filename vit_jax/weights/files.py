@@ -1,13 +1,17 @@
 """Files of arrays: .npz, safetensors and JSON, local or remote.
 
-Nothing that is read can execute code, and a broken or hostile file gives one
-ValueError without taking more memory than it has bytes. The format of a file
-is determined from its content, not its name. Floats of every width are
-returned as float32, which is how parameters are kept.
+Nothing that is read can execute code. Names, shapes and types are read first
+(`stored`), values only of the arrays that a model needs; so a broken or hostile
+file gives one ValueError, without more memory than twice its bytes and the
+model. The format of a file is determined from its content, not its name. Floats
+of every width are returned as float32, which is how parameters are kept.
 """
 
+import contextlib
+import dataclasses
 import difflib
 import hashlib
+import io
 import json
 import math
 import os
@@ -18,7 +22,7 @@ import time
 import typing
 import urllib.parse
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import fsspec
@@ -28,7 +32,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import PACKAGES, PathLike, replacing
+from vit_jax.files import PACKAGES, PathLike, read_json, replacing
 from vit_jax.types import FlatParams
 
 # (URL, bytes so far, total bytes or None)
@@ -40,7 +44,17 @@ READABLE = '.npz and .safetensors files (or the index of sharded ones)'
 _GCS = 'https://storage.googleapis.com'
 _GCS_VARIABLE = 'STORAGE_EMULATOR_HOST'
 _INDEX = '.safetensors.index.json'
-_BLOCK = 1 << 24  # bytes read at once
+_BLOCK = 1 << 22  # bytes read at once, also of directories and headers
+_HEADER = 1 << 10  # bytes of an array's header in .npz; numpy writes 118
+# Arrays may take this many times the bytes of their file, or this many bytes.
+_RATIO = 50
+_ALWAYS = 1 << 28
+_DTYPES = {  # of safetensors
+  **{'F64': 'f8', 'F32': 'f4', 'F16': 'f2', 'BF16': ml_dtypes.bfloat16},
+  **{'I64': 'i8', 'I32': 'i4', 'I16': 'i2', 'I8': 'i1', 'BOOL': '?'},
+  **{'U64': 'u8', 'U32': 'u4', 'U16': 'u2', 'U8': 'u1', 'C64': 'c8'},
+}
+_UNREADABLE = safetensors.SafetensorError, ValueError, TypeError, OSError
 _TENSORFLOW = struct.pack('<Q', 0xDB4775248B80FB57)  # ends its .index files
 _KNOWN = {  # first bytes of files that are not supported
   b'\x89HDF': 'an HDF5 file (Keras)',
@@ -91,9 +105,9 @@ def kind(path: PathLike) -> str:
 def _refuse_pickle(path, head):
   if head[:4] == b'PK\x03\x04':  # torch.save writes a zip with a pickle in it
     try:
-      with zipfile.ZipFile(path) as file:
+      with _zip(path) as (file, _):
         pickled = any(n.endswith('.pkl') for n in file.namelist())
-    except zipfile.BadZipFile:
+    except ValueError:
       pickled = b'.pkl' in head
   else:  # or, before PyTorch 1.6, the pickle alone
     pickled = head[:1] == b'\x80' and head[1:2] in (b'\1\2\3\4\5')
@@ -107,46 +121,117 @@ def _refuse_pickle(path, head):
     )
 
 
-def read_json(path: PathLike) -> dict[str, Any]:
-  """Return the dict in a JSON file.
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """Arrays in a file, of which only names, shapes and types have been read.
+
+  Attributes:
+    blanks: {name: zeros in the shape and type that `read` returns}. These take
+      no memory, so a whole model can be checked on them.
+    size: bytes of the file, or of all shards.
+    values: function (names) -> {name: array}.
+    path: of the file, for messages.
+    is_npz: whether it is an .npz file.
+  """
+
+  blanks: dict[str, np.ndarray]
+  size: int
+  values: Callable[[Iterable[str]], dict[str, np.ndarray]]
+  path: PathLike = ''
+  is_npz: bool = False
+
+  def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of these names, or all; the others stay blank.
+
+    Raises:
+      ValueError: the values are truncated or corrupt; or they take far more
+        memory than the file has bytes.
+    """
+    names = self.blanks.keys() if names is None else set(names)
+    needed = sum(self.blanks[name].nbytes for name in names)
+    if needed > max(_ALWAYS, _RATIO * self.size):
+      raise ValueError(
+        f'{self.path}: its arrays take {needed / 1e9:.1f} GB, '
+        f'{needed // self.size:,} times as much as the file. At most {_RATIO} '
+        'times as much is unpacked. If you trust the file, save its arrays '
+        'without compression (numpy.savez).'
+      )
+    return self.blanks | self.values([x for x in self.blanks if x in names])
+
+
+def blank(shape: Iterable[int], dtype: Any) -> np.ndarray:
+  """Return zeros that take no memory, float32 for floats of any width."""
+  dtype = np.dtype(dtype)
+  dtype = np.dtype(np.float32) if is_float(dtype) else dtype
+  return np.broadcast_to(np.zeros((), dtype), tuple(shape))
+
+
+def is_float(dtype: Any) -> bool:
+  """Return whether arrays of this type are converted to float32."""
+  dtype = np.dtype(dtype)
+  # numpy stores a bfloat16 as its 2 raw bytes, '|V2'.
+  return dtype.kind == 'f' or dtype in (ml_dtypes.bfloat16, np.dtype('V2'))
+
+
+def stored(path: PathLike) -> Stored:
+  """Return the arrays of a file of any supported format, not unpacked yet.
 
   Raises:
-    ValueError: it is not a JSON object; says in which line and column.
+    ValueError: as of `kind`, `stored_npz` or `stored_safetensors`.
   """
-  try:
-    found = json.loads(pathlib.Path(path).read_bytes())
-  except OSError as e:
-    raise ValueError(f'{path} cannot be opened: {e.strerror}.') from e
-  except (ValueError, RecursionError) as e:  # invalid UTF-8 is a ValueError too
-    raise ValueError(f'{path} is not valid JSON: {e}.') from e
-  if not isinstance(found, dict):
-    what = type(found).__name__
-    raise ValueError(f'{path}: expected {{...}}, found a {what}.')
-  return found
+  is_npz = kind(path) == 'npz'
+  return stored_npz(path) if is_npz else stored_safetensors(path)
 
 
 def read_npz(path: PathLike) -> dict[str, np.ndarray]:
-  """Return {name: array} of an .npz file.
+  """Return {name: array} of an .npz file; see `stored_npz`."""
+  return stored_npz(path).read()
+
+
+def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
+  """Return {name: array} of safetensors; see `stored_safetensors`."""
+  return stored_safetensors(path).read()
+
+
+def stored_npz(path: PathLike) -> Stored:
+  """Return the arrays of an .npz file, of which only headers are unpacked.
 
   float16, float64 and bfloat16 (also as the 2 raw bytes, '|V2', that numpy
   stores) are returned as float32.
 
   Raises:
-    ValueError: the file is not a zip, truncated or corrupt; a member is not an
-      array, is pickled, or has a header that does not fit its size.
+    ValueError: the file is not a zip, truncated or corrupt; its members
+      overlap; a member is not an array, is pickled, or has a header that does
+      not fit its size.
   """
-  arrays = {}
+  with _zip(path) as (file, size):
+    members = file.infolist()
+    _check_members(members, size)
+    blanks, of_name = {}, {}
+    for member in members:
+      name = member.filename.removesuffix('.npy')
+      with file.open(member) as stream:
+        shape, _, dtype, _ = _read_header(stream, member)
+      blanks[name], of_name[name] = blank(shape, dtype), member
+
+  def values(names):
+    out = {}
+    with _zip(path) as (file, _):
+      for name in names:
+        with file.open(of_name[name]) as stream:
+          out[name] = to_float32(_read_member(stream, of_name[name]))
+    return out
+
+  return Stored(blanks, size, values, path, is_npz=True)
+
+
+@contextlib.contextmanager
+def _zip(path):
+  """Yield (ZipFile, size in bytes); any error is one ValueError."""
   with _open(path) as f:
     try:
-      with zipfile.ZipFile(f) as file:
-        members = file.infolist()
-        _check_members(members, os.fstat(f.fileno()).st_size)
-        for member in members:
-          with file.open(member) as stream:
-            name = member.filename.removesuffix('.npy')
-            arrays[name] = _to_float32(_read_member(stream, member))
-    except MemoryError:
-      raise
+      with zipfile.ZipFile(_Bounded(f)) as file:
+        yield file, os.fstat(f.fileno()).st_size
     except _Refused as e:
       raise ValueError(f'{path}: {e}') from e
     except Exception as e:  # whatever zlib and numpy raise on broken bytes
@@ -154,11 +239,33 @@ def read_npz(path: PathLike) -> dict[str, np.ndarray]:
         f'{path} cannot be read as .npz: {e or type(e).__name__}. It is '
         'truncated or corrupt; copy or download it again.'
       ) from e
-  return arrays
 
 
 class _Refused(ValueError):
   """An error with a message of our own, unlike those of zipfile and numpy."""
+
+
+class _Bounded:
+  """A file of which zipfile cannot read more than a _BLOCK at once.
+
+  It reads the directory of an archive as a whole, and takes ten times as much
+  memory.
+  """
+
+  def __init__(self, file: Any) -> None:
+    self._file = file
+    self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+  def read(self, count: int = -1) -> bytes:
+    if count > _BLOCK:
+      raise _Refused(
+        f'Its directory has {count} bytes; expected at most {_BLOCK}. It is '
+        'truncated or corrupt.'
+      )
+    return self._file.read(count)
+
+  def seekable(self) -> bool:
+    return True
 
 
 def _check_members(members, size):
@@ -166,16 +273,27 @@ def _check_members(members, size):
   if not members:
     raise _Refused('It holds no arrays.')
   if no_array := [n for n in names if not n.endswith('.npy')]:
-    raise _Refused(f'It holds {no_array[0]!r}, which is not an array (.npy).')
+    raise _Refused(
+      f'It holds {no_array[0][:80]!r}, which is not an array (.npy).'
+    )
   if len(set(names)) != len(names):
     raise _Refused('It has several arrays of one name.')
-  # An archive whose members overlap unpacks to far more than its own size.
-  if sum(m.compress_size for m in members) > size:
-    raise _Refused('Its members are longer than the file: truncated?')
+  # Members that overlap unpack to far more than the file's size.
+  end = size
+  for member in sorted(members, key=lambda m: m.header_offset, reverse=True):
+    if member.header_offset + 30 + member.compress_size > end:
+      raise _Refused('Its members overlap or are longer than the file.')
+    end = member.header_offset
+  for member in members:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+      raise _Refused(
+        f'{member.filename} is compressed by method {member.compress_type}; '
+        'expected deflate (numpy.savez_compressed) or none (numpy.savez).'
+      )
 
 
-def _read_member(stream, member):
-  """Return one array, without allocating more than the member can hold."""
+def _read_header(stream, member):
+  """Return (shape, is Fortran order, dtype, bytes of values) of a member."""
   name = member.filename
   version = np.lib.format.read_magic(stream)
   read = {
@@ -184,12 +302,21 @@ def _read_member(stream, member):
   }.get(version)
   if read is None:
     raise _Refused(f'{name} has the unknown .npy version {version}.')
-  shape, fortran, dtype = read(stream)
+  lengths = stream.read(2 * version[0])
+  length = int.from_bytes(lengths, 'little')
+  if length > _HEADER:
+    raise _Refused(
+      f'{name} has a header of {length} bytes; expected at most {_HEADER}. The '
+      'file is corrupt; copy or download it again.'
+    )
+  shape, fortran, dtype = read(io.BytesIO(lengths + stream.read(length)))
   if dtype.hasobject:
     raise _Refused(
       f'{name} is pickled (dtype object), so reading it can execute any code. '
       'Store plain numbers instead, or leave it out.'
     )
+  if dtype.names or dtype.subdtype or not dtype.itemsize:
+    raise _Refused(f'{name} has the type {dtype!s:.80}; expected numbers.')
   size = math.prod(shape) * dtype.itemsize
   # Deflate packs at most 1032 to 1.
   there = min(member.file_size - stream.tell(), 1100 * member.compress_size)
@@ -197,6 +324,13 @@ def _read_member(stream, member):
     raise _Refused(
       f'{name} promises {shape} {dtype}, {size} bytes, but has {max(there, 0)}.'
     )
+  return shape, fortran, dtype, size
+
+
+def _read_member(stream, member):
+  """Return one array, without allocating more than the member can hold."""
+  name = member.filename
+  shape, fortran, dtype, size = _read_header(stream, member)
   data = np.empty(size, np.uint8)
   at = 0
   while block := stream.read(_BLOCK):  # to the end, where its CRC is checked
@@ -223,8 +357,10 @@ def write_npz(path: PathLike, arrays: FlatParams) -> None:
         np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
-  """Return {name: array} of a safetensors file, or of an index and its shards.
+def stored_safetensors(path: PathLike) -> Stored:
+  """Return the arrays of a safetensors file, or of an index and its shards.
+
+  Only headers are read.
 
   Raises:
     ValueError: truncated or corrupt; a shard is missing, lies in another
@@ -233,31 +369,67 @@ def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
   path = pathlib.Path(path)
   with _open(path) as f:
     head = f.read(9)
+    size = os.fstat(f.fileno()).st_size
   if head[8:9] != b'{' and head.lstrip()[:1] == b'{':
-    return _read_shards(path)
+    return _stored_shards(path)
+  length = int.from_bytes(head[:8], 'little')
   try:
+    if _BLOCK < length <= size:
+      raise ValueError(f'a header of {length} bytes; at most {_BLOCK}')
     with safetensors.safe_open(path, framework='np') as file:
-      return {n: _to_float32(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118
-  except (safetensors.SafetensorError, ValueError, TypeError, OSError) as e:
-    raise ValueError(
-      f'{path} cannot be read as safetensors: {e}. It is truncated or corrupt; '
-      'copy or download it again.'
-    ) from e
+      blanks = {n: _blank(n, file.get_slice(n)) for n in file.keys()}  # noqa: SIM118
+  except _UNREADABLE as e:
+    raise _not_safetensors(path, e) from e
+
+  def values(names):
+    try:
+      with safetensors.safe_open(path, framework='np') as file:
+        return {name: to_float32(file.get_tensor(name)) for name in names}
+    except _UNREADABLE as e:
+      raise _not_safetensors(path, e) from e
+
+  return Stored(blanks, size, values, path)
 
 
-def _read_shards(path):
-  arrays = {}
+def _blank(name, part):
+  kind = part.get_dtype()
+  if kind not in _DTYPES:
+    raise ValueError(f'{name} has the unsupported type {kind}')
+  return blank(part.get_shape(), _DTYPES[kind])
+
+
+def _not_safetensors(path, error):
+  return ValueError(
+    f'{path} cannot be read as safetensors: {error}. It is truncated or '
+    'corrupt; copy or download it again.'
+  )
+
+
+def _stored_shards(path):
+  blanks, shards, size = {}, [], 0
   for shard, listed in _shards(path).items():
     if not (path.parent / shard).is_file():
       raise ValueError(f'{path} names {shard}, which is not in its folder.')
-    found = read_safetensors(path.parent / shard)
-    if listed != found.keys():
+    if kind(path.parent / shard) != 'safetensors' or shard == path.name:
+      raise ValueError(f'{path} names {shard}, which is not safetensors.')
+    found = stored_safetensors(path.parent / shard)
+    if listed != found.blanks.keys():
       raise ValueError(
-        f'{path} and {shard} disagree: missing {sorted(listed - found.keys())}'
-        f', unexpected {sorted(found.keys() - listed)}.'
+        f'{path} and {shard} disagree: '
+        f'missing {sorted(listed - found.blanks.keys())[:9]}, '
+        f'unexpected {sorted(found.blanks.keys() - listed)[:9]}.'
       )
-    arrays |= found
-  return arrays
+    blanks |= found.blanks
+    shards.append(found)
+    size += found.size
+
+  def values(names):
+    out = {}
+    for shard in shards:
+      out |= shard.values([name for name in names if name in shard.blanks])
+    return out
+
+  return Stored(blanks, size, values, path)
 
 
 def _shards(path):
@@ -289,12 +461,11 @@ def write_safetensors(
       safetensors.numpy.save_file(arrays, partial, metadata)
 
 
-def _to_float32(array):
-  if array.dtype == np.dtype('V2'):  # numpy's way to store a bfloat16
+def to_float32(array: np.ndarray) -> np.ndarray:
+  """Return float32 for floats of any width, other arrays as they are."""
+  if array.dtype == np.dtype('V2'):
     array = array.view(ml_dtypes.bfloat16)
-  if array.dtype.kind == 'f' or array.dtype == ml_dtypes.bfloat16:
-    return np.asarray(array, np.float32)
-  return array
+  return np.asarray(array, np.float32) if is_float(array.dtype) else array
 
 
 def _open(path):

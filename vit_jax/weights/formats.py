@@ -48,6 +48,7 @@ NPZ_FORMATS = ('vit_jax', 'npz', 'big_vision')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _WEB = ('http://', 'https://', 'hf://')
+_MAX_LINES = 60  # of a message
 # Short names (see `bundle.replace`) that NAME.json of an npz may have.
 _SIDECAR_FIELDS = (
   'gelu',
@@ -222,18 +223,59 @@ def _read_checkpoint(directory, ema, trust, options):
   """Return Weights of WORKDIR/checkpoints/STEP; the workdir may be gone."""
   if 'grid' in options:
     raise ValueError(f'{directory} says its own grid; leave grid out.')
-  params, _ = checkpoint.load_params(directory.absolute(), ema=ema)
   content = workdirs.description(directory, missing_ok=True)
-  if content is not None:
-    weights = _described(content, params, trust, options)
-  else:
-    size = options.pop('image_size', None)
+
+  def convert(params):
+    if content is not None:
+      return _described(content, params, trust, options)
+    fields = {k: v for k, v in options.items() if k != 'image_size'}
     params = tree.unstack_blocks(params)
-    model = bundle.infer(params, **options)
+    model = bundle.infer(params, **fields)
+    size = options.get('image_size')
     shape = bundle.infer_image_shape(model, params, image_size=size)
-    weights = Weights(model, params, shape)
+    return Weights(model, params, shape)
+
+  saved = checkpoint.saved_params(directory.absolute(), ema=ema)
+  blanks = {k: files.blank(x.shape, x.dtype) for k, x in saved.shapes.items()}
+  found = files.Stored(blanks, saved.size, lambda _: saved.read(), directory)
+  weights = _converted(found, convert)
   weights.origin, weights.step = str(directory), int(directory.name)
   return weights
+
+
+def _converted(found, convert, needed=None, values=True):
+  """Return convert(arrays) for a `Stored`, of type Weights.
+
+  It is called with blank arrays first. So names, shapes and types are those of
+  a model before anything is unpacked.
+
+  Args:
+    found: Stored.
+    convert: function ({name: array}) -> Weights.
+    needed: names of the arrays whose values it needs; all if None.
+    values: whether to return Weights with values, not blank.
+  """
+
+  def checked(arrays):
+    try:
+      return convert(arrays)
+    except ValueError as e:
+      raise ValueError(f'{found.path}: {_shortened(e)}') from e
+    except Exception as e:  # arrays and JSON of others may be anything
+      raise ValueError(
+        f'{found.path}: no model can be read off it ({e!r:.200}).'
+      ) from e
+
+  weights = checked(found.blanks)
+  if values:
+    weights = checked(found.read(needed))
+  return weights
+
+
+def _shortened(error):
+  lines = str(error).splitlines()
+  more = len(lines) - _MAX_LINES
+  return '\n'.join(lines[:_MAX_LINES] + [f'and {more} more lines'] * (more > 0))
 
 
 def _described_model(content, trust, options):
@@ -261,6 +303,11 @@ def _described(content, params, trust, options):
       'The parameters are not those of the model that is described next to '
       f'them. Parameters (-), model (+):\n{lines}'
     )
+  for x, leaf in shapes.items():
+    if files.is_float(params[x].dtype) != files.is_float(leaf.dtype):
+      raise ValueError(
+        f'{x} has the type {params[x].dtype}; expected {leaf.dtype}.'
+      )
   return Weights(model, params, **use)
 
 
@@ -292,48 +339,65 @@ def usage(content: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
   return found
 
 
-def _read_file(path, source, trust, options):
-  file = files.fetch(source)
-  is_npz = files.kind(file) == 'npz'
-  found = files.read_npz(file) if is_npz else files.read_safetensors(file)
+def _read_file(path, source, trust, options, values=True):
+  found = files.stored(files.fetch(source))
+  found = dataclasses.replace(found, path=path)
   name = source.rsplit('/', 1)[-1].rsplit('.', 1)[0]
-  sidecar = _sibling(source, f'{name}.json') if is_npz else None
+  sidecar = _sibling(source, f'{name}.json') if found.is_npz else None
   if sidecar is not None and 'image_shape' not in sidecar:
     sidecar = None  # it is not ours
-  try:
-    if sidecar and 'target' in (_item(sidecar, 'model', dict) or {}):
-      weights = _described(sidecar, found, trust, options)
-      weights.origin = 'vit_jax'
-    else:
-      weights = _read_others(found, source, sidecar, trust, options)
-  except ValueError as e:
-    raise ValueError(f'{path}: {e}') from e
+  if (
+    sidecar
+    and isinstance(model := sidecar.get('model'), dict)
+    and ('target' in model)
+  ):
+
+    def convert(arrays):
+      return _described(sidecar, arrays, trust, options)
+
+    weights = _converted(found, convert, values=values)
+    weights.origin = 'vit_jax'
+  else:
+    weights = _read_others(found, source, sidecar, trust, options, values)
   weights.origin = f'{weights.origin}, {path}'
   weights.notes += _unusual(weights.model)
   return weights
 
 
-def _read_others(found, source, sidecar, trust, options):
-  name = next((n for n, m in _READERS.items() if m.recognise(found)), None)
+def _read_others(found, source, sidecar, trust, options, values):
+  names = found.blanks.keys()
+  name = next((n for n, m in _READERS.items() if m.recognise(names)), None)
   if name is None:
-    some = ', '.join(sorted(found)[:8]) + (', ...' if len(found) > 8 else '')
+    some = ', '.join(sorted(names)[:8]) + (', ...' if len(names) > 8 else '')
     raise ValueError(
-      f'The file has the arrays {some}. This is none of the known formats: '
-      f'{", ".join(FORMATS)}.'
+      f'{found.path}: The file has the arrays {some:.500}. This is none of the '
+      f'known formats: {", ".join(FORMATS)}.'
     )
-  if sidecar:
-    written = _item(sidecar, 'model', dict) or {}
-    known = {k: written[k] for k in _SIDECAR_FIELDS if k in written}
-    use = usage(sidecar, trust)
-    options = known | {'grid': sidecar.get('grid')} | options
-    weights = _READERS[name].read(found, **options)
-    for key, value in use.items():
-      setattr(weights, key, value)
+  needed = _READERS[name].needed(names)
+  settings = None
+  if not sidecar and name != 'npz':
+    settings = _sibling(source, 'config.json')
+    if name == 'hf' and (more := _sibling(source, 'preprocessor_config.json')):
+      settings = (settings or {}) | {'preprocessor_config': more}
+
+  def convert(arrays):
+    if not sidecar:
+      weights = _READERS[name].read(arrays, settings, **options)
+    else:
+      written = _item(sidecar, 'model', dict) or {}
+      known = {k: written[k] for k in _SIDECAR_FIELDS if k in written}
+      known |= {'grid': sidecar.get('grid')} | options
+      use = usage(sidecar, trust)
+      weights = _READERS[name].read(arrays, **known)
+      weights = dataclasses.replace(weights, **use)
+    for x in needed:
+      if arrays[x].size and not files.is_float(arrays[x].dtype):
+        raise ValueError(
+          f'{x} has the type {arrays[x].dtype}; expected floats.'
+        )
     return weights
-  settings = _sibling(source, 'config.json') if name != 'npz' else None
-  if name == 'hf' and (more := _sibling(source, 'preprocessor_config.json')):
-    settings = (settings or {}) | {'preprocessor_config': more}
-  return _READERS[name].read(found, settings, **options)
+
+  return _converted(found, convert, needed, values)
 
 
 def _sibling(path, name):

@@ -70,6 +70,13 @@ def recognise(names: Iterable[str]) -> bool:
   return any(name.endswith(f'{_PATCHES}.weight') for name in names)
 
 
+def needed(names: Iterable[str]) -> set[str]:
+  """Return the names without those of arrays that `read` does not use."""
+  names = set(names)
+  skipped = _skipped({name.removeprefix('vit.') for name in names})
+  return {name for name in names if name.removeprefix('vit.') not in skipped}
+
+
 def read(
   arrays: FlatParams,
   config: Mapping[str, Any] | None = None,
@@ -148,10 +155,8 @@ def _file_names(arrays):
 def _skip(arrays, config, notes):
   """Return the arrays that logits depend on."""
   act = config.get('pooler_act', 'tanh')
-  skipped = ['embeddings.mask_token', 'embeddings.position_ids']
-  if 'classifier.weight' in arrays:
-    skipped += ['pooler.dense.weight', 'pooler.dense.bias']
-  elif 'pooler.dense.weight' in arrays and act != 'tanh':
+  skipped = _skipped(arrays)
+  if 'pooler.dense.weight' in arrays.keys() - set(skipped) and act != 'tanh':
     raise ValueError(f"config.json: pooler_act is {act!r}; expected 'tanh'.")
   notes += [
     f'- {name}, which the logits do not depend on'
@@ -159,6 +164,13 @@ def _skip(arrays, config, notes):
     if name in arrays
   ]
   return {k: v for k, v in arrays.items() if k not in skipped}
+
+
+def _skipped(names):
+  skipped = ['embeddings.mask_token', 'embeddings.position_ids']
+  if 'classifier.weight' in names:
+    skipped += ['pooler.dense.weight', 'pooler.dense.bias']
+  return skipped
 
 
 def _hint(arrays):

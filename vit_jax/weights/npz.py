@@ -140,6 +140,26 @@ def _prefix(names):
   return None
 
 
+def needed(names: Iterable[str]) -> set[str]:
+  """Return the names without those of arrays that `read` does not use."""
+  names = set(names)
+  return names - {x for found in _left_out(names).values() for x in found}
+
+
+def _left_out(names):
+  """Return {what: names} of optimizer, other state and other tower."""
+  prefix = _prefix(names) or ''
+  found = {}
+  for name in names:
+    if prefix and name.startswith(prefix):
+      continue
+    if re.fullmatch(_STATE, name):
+      found.setdefault('optimizer and other state', []).append(name)
+    elif prefix.endswith('img/') and re.fullmatch(_TEXT, name):
+      found.setdefault('text tower, temperature, bias', []).append(name)
+  return found
+
+
 def read(
   arrays: FlatParams,
   config: Mapping[str, Any] | None = None,
@@ -201,16 +221,12 @@ def _parameters(arrays, notes):
   Stacked layers are taken apart. What is left out is added to notes.
   """
   prefix = _prefix(arrays) or ''
-  out, left_out = {}, {}
+  left_out, out = _left_out(arrays), {}
+  skipped = {name for found in left_out.values() for name in found}
   for name, array in arrays.items():
-    if prefix and name.startswith(prefix):
-      name = name[len(prefix) :]
-    elif re.fullmatch(_STATE, name):
-      left_out.setdefault('optimizer and other state', []).append(name)
+    if name in skipped:
       continue
-    elif prefix.endswith('img/') and re.fullmatch(_TEXT, name):
-      left_out.setdefault('text tower, temperature, bias', []).append(name)
-      continue
+    name = name.removeprefix(prefix)
     if re.fullmatch('(pre_logits|head)/?', name) and not array.size:
       left_out.setdefault('empty', []).append(name)
       continue
@@ -221,6 +237,8 @@ def _parameters(arrays, notes):
     name = re.sub(r'/unit0*(\d+)/', r'/unit\1/', name)  # BiT has unit01
     if name.startswith(f'{_LAYER}/') and array.ndim:
       rest = name[len(_LAYER) :]
+      if len(array) > bundle.MAX_LAYERS:
+        raise ValueError(f'{name} has {len(array)} layers.')
       out |= {f'{_LAYER}_{i}{rest}': layer for i, layer in enumerate(array)}
     else:
       out[name] = array

@@ -156,6 +156,11 @@ def recognise(names: Iterable[str]) -> bool:
   )
 
 
+def needed(names: Iterable[str]) -> set[str]:
+  """Return the names: `read` uses all arrays."""
+  return set(names)
+
+
 def read(
   arrays: FlatParams,
   config: Mapping[str, Any] | None = None,
@@ -223,7 +228,7 @@ def _add_biases(arrays, notes):
   """Return the arrays with zero biases of qkv, if no layer has any."""
   weights = {k: v for k, v in arrays.items() if k.endswith('.qkv.weight')}
   biases = {
-    k.replace('weight', 'bias'): np.zeros(v.shape[:1])
+    k.replace('weight', 'bias'): np.broadcast_to(np.float32(0), v.shape[:1])
     for k, v in weights.items()
   }
   if not biases or biases.keys() & arrays.keys():
