@@ -5,8 +5,11 @@ through the key-value store that jax keeps on host 0; everything else uses
 jax's public functions.
 """
 
+import base64
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import re
 import secrets
@@ -15,7 +18,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +27,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import signals
 from vit_jax.files import PathLike
 
 START_S = 300  # Time for all hosts to join.
@@ -31,6 +36,7 @@ POLL_S = 2.0  # Time between two looks into the store.
 
 # Folders of the store.
 _STOP, _FAILED, _ALIVE = (f'vit_jax/{x}' for x in ('stop', 'failed', 'alive'))
+_MARKS, _FACTS = (f'vit_jax/{x}' for x in ('marks', 'facts'))
 _LEFT = 'left'  # The last sign of life of a host that ends normally.
 _steps = itertools.count()  # Steps of all runs; equal on all hosts.
 
@@ -129,6 +135,84 @@ def _start_deadline(given):
     joined.set()
 
 
+def refuse_differences(
+  facts: Mapping[str, str], notes: Mapping[str, str] | None = None
+) -> None:
+  """Raise ValueError unless all hosts pass the same facts; with a diff.
+
+  All hosts must call this function, once. It uses no device: hosts with
+  different programs could wait for each other there.
+
+  Args:
+    facts: {name: text}, such as the config and the versions of packages.
+    notes: more of these, which may differ; they are shown with a difference.
+  """
+  job = _job()
+  mark = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+  packed = zlib.compress(json.dumps({**facts, **(notes or {})}).encode())
+  # One entry for all hosts that agree: a thousand hosts must not read a
+  # thousand configs.
+  job.client.key_value_set(
+    f'{_FACTS}/{mark}', base64.b64encode(packed).decode(), allow_overwrite=True
+  )
+  job.client.key_value_set(f'{_MARKS}/{job.process_id}', mark)
+  hosts: dict[str, list[int]] = {}
+  for host, found in sorted(_marks_of_all(job).items()):
+    hosts.setdefault(found, []).append(host)
+  if len(hosts) == 1:
+    return
+  told = {}
+  for found in hosts:
+    text = job.client.blocking_key_value_get(f'{_FACTS}/{found}', 30_000)
+    told[_named(hosts[found])] = json.loads(
+      zlib.decompress(base64.b64decode(text))
+    )
+  lines = _differences(told)
+  names = [name for name in lines if name not in (notes or {})]
+  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+  diff = '\n'.join(f'  {name}: {line}' for name, line in lines.items())
+  raise ValueError(
+    f'The hosts differ in {", ".join(names[:3])}{more}:\n{diff}\n'
+    'Start the same command with the same code and packages on all hosts.'
+  )
+
+
+def _marks_of_all(job):
+  """Return {number of each host: its mark}, waiting for the last one."""
+  end = time.monotonic() + START_S
+  while True:
+    found = {int(k): v for k, v in _by_host(job.client, _MARKS).items()}
+    if len(found) == job.num_processes:
+      return found
+    if time.monotonic() > end:
+      late = sorted({*range(job.num_processes)} - {*found})
+      raise ValueError(
+        f'{_named(late)} did not report config and versions within {START_S} '
+        's. Check that all hosts run the same version of this code.'
+      )
+    time.sleep(0.1)
+
+
+def _differences(told):
+  """Return {name: '1 on host 0; 2 on host 1'} of the facts that differ."""
+  lines = {}
+  for name in dict.fromkeys(name for facts in told.values() for name in facts):
+    who: dict[str, list[str]] = {}
+    for hosts, facts in told.items():
+      who.setdefault(facts.get(name, 'not set'), []).append(hosts)
+    if len(who) > 1:
+      parts = (f'{text} on {" and ".join(x)}' for text, x in who.items())
+      lines[name] = '; '.join(parts)
+  return lines
+
+
+def _named(hosts):
+  """Return 'host 0' or 'hosts 0, 1, 2', shortened."""
+  shown = ', '.join(map(str, hosts[:8]))
+  more = f' and {len(hosts) - 8} more' if len(hosts) > 8 else ''
+  return f'host{"s" * (len(hosts) > 1)} {shown}{more}'
+
+
 def check_shared(folder: PathLike) -> None:
   """Raise ValueError unless all hosts see the same files in the folder.
 
@@ -174,37 +258,47 @@ class Stopped(SystemExit):
 class StopSignal:
   """Context manager that turns SIGTERM and SIGINT into a request to stop.
 
-  A second signal acts at once, as without this class. On several hosts, a
-  signal to any of them stops all of them after the same step.
+  The first signal is acknowledged at once. A second one ends the process of a
+  command at once; in a library, it acts as without this class. On several
+  hosts, a signal to any of them stops all of them after the same step.
 
   jax's preemption point, which Orbax uses, would do this for SIGTERM only, and
   would ignore a second signal.
   """
 
   def __init__(self) -> None:
-    self.number: int | None = None
+    self._number: int | None = None
     self._previous: dict[int, Any] = {}
 
+  @property
+  def number(self) -> int | None:
+    """Number of the signal, or None."""
+    return self._number or signals.asked()
+
   def __enter__(self) -> 'StopSignal':
-    for number in (signal.SIGTERM, signal.SIGINT):
+    if signals.defer(True):
+      return self
+    for number in signals.NUMBERS:
       with contextlib.suppress(ValueError):  # not in the main thread
         self._previous[number] = signal.signal(number, self._handle)
     return self
 
   def __exit__(self, *_: Any) -> None:
+    signals.defer(False)
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
   def _handle(self, number, _):
-    self.number = number
+    self._number = number
     signal.signal(number, self._previous[number])
+    signals.acknowledge(number)
 
   def requested(self) -> bool:
     """Return whether to stop now. All hosts must ask once after each step."""
     if jax.process_count() > 1:
       if not _agree_to_stop(self.number is not None):
         return False
-      self.number = self.number or signal.SIGTERM  # that of another host
+      self._number = self.number or signal.SIGTERM  # that of another host
     return self.number is not None
 
   def message(self, step: int, total_steps: int, workdir: PathLike) -> str:

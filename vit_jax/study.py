@@ -23,6 +23,7 @@ import itertools
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from jax.experimental import multihost_utils
 from vit_jax import config as configs
 from vit_jax import eta, reuse, terminal, workdirs
 from vit_jax.config import ConfigError
+from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
 from vit_jax.reports import page
@@ -115,6 +117,7 @@ def study(
     _run(with_best(runs[name], runs, workdir), workdir / name, origin)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
+    _stop_if_asked(name)
     same = following and eta.programs(runs[following])
     if same != eta.programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
@@ -394,6 +397,17 @@ def _run(config, workdir, preset):
     page.write_at_end(workdir)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(workdir))
+
+
+def _stop_if_asked(name):
+  """Raise Stopped for a signal that came in the last step of a run."""
+  stop = StopSignal()
+  if stop.requested():
+    signal_name = signal.Signals(stop.number or 0).name
+    terminal.say(
+      f'{signal_name}: stopped after {name}. Run the same command to resume.'
+    )
+    raise Stopped(stop)
 
 
 def _report(reports, runs, workdir):

@@ -23,16 +23,12 @@ from vit_jax import config, distributed
 from vit_jax.files import PathLike, check_remote, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
+# Packages that compute, read or write something of a run.
 _PACKAGES = (
-  'jax',
-  'jaxlib',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'grain',
-  'tensorflow-datasets',
-  'numpy',
-  'opencv-python-headless',
+  *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorstore'),
+  *('grain', 'array-record', 'tensorflow-datasets', 'ml-collections', 'etils'),
+  *('numpy', 'scipy', 'scikit-learn', 'pillow', 'opencv-python-headless'),
+  *('matplotlib', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'),
 )
 
 
@@ -61,11 +57,12 @@ def record_config(
   """Save config.json, preset.json and environment.json, on the first host."""
   _write(workdir, 'config.json', record or {})
   _write(workdir, 'preset.json', preset or {})
+  python, *packages = versions().items()
   environment = {
     'argv': sys.argv,
     'git_commit': git_commit(),
-    'python': platform.python_version(),
-    'packages': {name: _version(name) for name in _PACKAGES},
+    'python': python[1],
+    'packages': dict(packages),
     'process_count': jax.process_count(),
     'devices': [str(d) for d in jax.devices()],
     'device_kind': jax.devices()[0].device_kind,
@@ -193,8 +190,12 @@ def _installed_commit(folder):
   return vcs.get('commit_id')
 
 
-def _version(package):
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
+def versions() -> dict[str, str | None]:
+  """Return the versions of Python and of packages; None: not installed."""
+  found: dict[str, str | None] = {'Python': platform.python_version()}
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  return found

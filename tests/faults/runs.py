@@ -88,6 +88,7 @@ class Run:
         env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
         stdout=log,
         stderr=log,
+        start_new_session=True,
       )
 
   @property
@@ -95,15 +96,23 @@ class Run:
     return self._log.read_text()
 
   def wait_for(
-    self, condition: Callable[[], Any], seconds: float = 300
+    self,
+    condition: Callable[[], Any],
+    seconds: float = 300,
+    poll_s: float = 0.02,
   ) -> bool:
     """Return whether the condition came true before the run ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and self.process.poll() is None:
       if condition():
         return True
-      time.sleep(0.02)
+      time.sleep(poll_s)
     return bool(condition())
+
+  def press_ctrl_c(self) -> None:
+    """Send SIGINT to the process and its workers, as a terminal does."""
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.process.pid, signal.SIGINT)
 
   def kill(self) -> None:
     """End the process by SIGKILL, if it still runs."""
@@ -214,14 +223,28 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
   Steps of the checkpoints that are kept (so also the best), all their arrays
   and positions, the metrics of all records, TensorBoard's scalars.
   """
-  if steps(one) != steps(other):
-    return f'checkpoints {steps(one)}, not {steps(other)}'
-  for step in steps(one):
+  kept, others = steps(one), steps(other)
+  # A run that a signal stops saves that step, too. Of the newest checkpoints
+  # that are kept, it can take the place of the second.
+  added, missing = (
+    set(x) - set(y) for x, y in ((others, kept), (kept, others))
+  )
+  if (
+    kept[-1:] != others[-1:]
+    or missing - set(kept[-2:])
+    or len(missing) > len(added)
+  ):
+    return f'checkpoints {kept}, now {others}'
+  for step in sorted(set(kept) - missing):
     a, b = everything(one, step), everything(other, step)
     if a.keys() != b.keys():
       return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
     for path in a:
-      if not np.array_equal(a[path], b[path], equal_nan=True):
+      if path.startswith('data/'):
+        same = a[path] == b[path]
+      else:
+        same = np.array_equal(a[path], b[path], equal_nan=True)
+      if not same:
         return f'checkpoint {step}: {path} differs'
   a, b = records(one), records(other)
   if a != b:
@@ -245,6 +268,8 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     data = file.read_bytes()
     while len(data) >= 12:  # length, checksum, event, checksum
       length = int.from_bytes(data[:8], 'little')
+      if len(data) < 16 + length:
+        break  # cut off by a kill: TensorBoard, too, goes to the next file
       event = event_pb2.Event.FromString(data[12 : 12 + length])
       data = data[16 + length :]
       if event.session_log.status == event_pb2.SessionLog.START:
@@ -255,7 +280,9 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
   return {
     name: events
     for name, events in found.items()
-    if name not in _OF_THE_CLOCK and not name.startswith('seconds/')
+    # A run that is stopped by a signal shows its progress then, too.
+    if name not in (*_OF_THE_CLOCK, 'progress')
+    and not name.startswith('seconds/')
   }
 
 

@@ -100,3 +100,32 @@ def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
     status = run.finish()
     lost = run.output[-500:] if status else difference(straight, workdir)
     yield Case(f'killed after {moment:.1f} s', lost)
+
+
+@fault(times=40, in_ci=4)
+def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Ctrl-C twice at random moments, then the same command again."""
+  straight = folder / 'straight'
+  begin = time.monotonic()
+  Run(folder, straight).finish()
+  length = time.monotonic() - begin
+  for number in range(times):
+    rng = random.Random(number)
+    moment = rng.uniform(0.1, 1) * length
+    flag = f'--config.data.num_workers={number % 2 * 2}'
+    workdir = folder / f'interrupted{number}'
+    run = Run(folder, workdir, flag)
+    for seconds in (moment, rng.choice([0.01, 0.1, 1])):
+      run.wait_for(lambda: False, seconds)
+      run.press_ctrl_c()
+    status, output = run.finish(30), run.output
+    lost = ''
+    if 'Traceback' in output or status not in (0, 130):
+      lost = f'status {status}: {output[-700:]}'
+    elif status and 'SIGINT: ' not in output:
+      lost = f'silent: {output[-300:]}'
+    else:
+      again = Run(folder, workdir, flag)
+      status = again.finish()
+      lost = again.output[-500:] if status else difference(straight, workdir)
+    yield Case(f'after {moment:.1f} s', lost, output[-300:] if lost else '')

@@ -7,7 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.calls import DEFAULT, Call, make, settings
+from vit_jax.config.calls import Call, make
+from vit_jax.config.entries import DEFAULT, settings
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
   full_name,
