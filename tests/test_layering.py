@@ -29,12 +29,14 @@ FOLDERS = {  # folder: what it may import of this package
 }
 # Config files -> values -> calls -> objects.
 CONFIG = (
-  *('errors', 'values', 'signatures', 'calls', 'plan', 'files', 'objects'),
+  *('errors', 'values', 'signatures', 'calls', 'entries', 'plan', 'files'),
+  'objects',
 )
 MODULES = {
   'main': (
+    'changes',
     *('canary', 'compilation_cache', 'config', 'distributed', 'environment'),
-    *('terminal', 'workdirs'),
+    *('signals', 'terminal', 'workdirs'),
     *('train', 'evaluate', 'study'),
   ),
   'models/names': ('config', 'models.'),
@@ -53,7 +55,8 @@ MODULES = {
       'preprocess',
       'profiling',
     ),
-    *('reports.confusion', 'reports.page', 'sharding', 'step', 'weights.'),
+    *('divergence', 'reports.confusion', 'reports.page', 'sharding', 'step'),
+    'weights.',
     *('workdirs', 'writers'),
   ),
   'evaluate': (
@@ -63,16 +66,19 @@ MODULES = {
   'evaluators': ('data.pipeline',),
   'study': (
     *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
-    *('eta', 'reuse', 'weights.formats', 'workdirs'),
+    *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
-  'checkpoint': (),
+  'checkpoint': ('checksums', 'terminal'),
+  'checksums': (),
   'compilation_cache': (),
-  'distributed': (),
-  'metrics': ('records', 'terminal'),
+  'distributed': ('signals',),
+  'signals': (),
+  'metrics': ('divergence', 'records', 'terminal'),
+  'divergence': ('sharding',),
   'records': (),
   'profiling': (),
   'writers': (),
@@ -80,6 +86,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
+  'changes': ('config', 'workdirs'),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 
@@ -143,7 +150,7 @@ def test_who_imports_which_package():
   assert folders('grain') == {'vit_jax.data'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
   assert folders('tensorflow_datasets') <= {'vit_jax.data', 'vit_jax.tools'}
-  assert importers('orbax') == {'vit_jax.checkpoint'}
+  assert importers('orbax') == {'vit_jax.checkpoint', 'vit_jax.checksums'}
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {

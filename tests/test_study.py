@@ -1,11 +1,14 @@
 """Studies: which runs are run, in which order, on what they build."""
 
 import json
+import signal
 
 import ml_collections
 import pytest
 
 from vit_jax import config as configs
+from vit_jax import signals
+from vit_jax.distributed import Stopped
 from vit_jax.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
@@ -295,3 +298,18 @@ def test_weights_are_looked_for_before_the_first_run(tmp_path):
   config.runs.a_seed1.init_from.path = '{workdir}/pretrain'
   study(config, tmp_path)
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']
+
+
+def test_a_signal_in_the_last_step_of_a_run_stops_the_study(
+  tmp_path, monkeypatch, capsys
+):
+  config = make_config(tmp_path)
+  monkeypatch.setattr(signals, 'asked', lambda: signal.SIGTERM)
+  with pytest.raises(Stopped) as stopped:
+    study(config, tmp_path)
+  assert stopped.value.code == 128 + signal.SIGTERM
+  assert CALLS == ['pretrain']
+  assert 'SIGTERM: stopped after pretrain.' in capsys.readouterr().out
+  monkeypatch.undo()
+  study(config, tmp_path)
+  assert CALLS.count('pretrain') == 1 and len(CALLS) == len(config['runs'])

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal, tree
-from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
 from vit_jax.types import Model, Shape
@@ -37,7 +36,7 @@ def report_training(
     timeline: Timeline of the run.
   """
   split = sharding.batch_sharding(mesh)
-  label = jnp.asarray(pipeline.first_example(data.source)['label'])
+  label = jnp.asarray(data.first_example()['label'])
   kind = jnp.float32 if label.ndim else jnp.int32
   shape = (data.batch_size,)
   batch = {

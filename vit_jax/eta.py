@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from vit_jax import config as configs
 from vit_jax.analysis import flops
-from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
 
@@ -160,7 +159,7 @@ def _forward(model, data):
 
 def _of_an_image(model, data):
   """Return the FLOPs of the model on one image of the data."""
-  image = pipeline.first_example(data.source, data.transforms)['image']
+  image = data.first_example()['image']
   # The head is negligible, and equal models are traced once.
   if isinstance(model, functools.partial):
     model = model(num_classes=_CLASSES)

@@ -137,6 +137,8 @@ def evaluate(
   rows = _rows(results)
   table = terminal.table(f'step {step}', ['metric', 'value'], rows)
   terminal.console().print(table)
+  if warning := evaluators_lib.non_finite(step, results):
+    terminal.say(warning)
   for path in written:
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)

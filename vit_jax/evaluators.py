@@ -11,6 +11,7 @@ and `mesh` what it takes. Optional attributes of an evaluator:
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
@@ -135,3 +136,19 @@ def _number(name, metric, value):
       f'{value.shape} for {metric!r}. Expected one number for each metric.'
     )
   return float(value.item()) if value.dtype.kind == 'f' else int(value.item())
+
+
+def non_finite(step: int, results: Mapping[str, float]) -> str:
+  """Return a line that names the metrics that are NaN or Inf; '' if none is.
+
+  Args:
+    step: of the training.
+    results: {'EVALUATOR/METRIC': value}.
+  """
+  bad = [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]
+  if not bad:
+    return ''
+  return (
+    f'Step {step}: evaluators returned {", ".join(bad)}. The records keep the '
+    'value; no checkpoint and no run is chosen as the best by it.'
+  )

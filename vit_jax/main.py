@@ -7,12 +7,13 @@ file mentions it: --config.seed=1 --config.optimizer.layer_decay.rate=0.75. The
 same command resumes the run.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import environment
+from vit_jax import environment, signals
 
 
 def first_line(words: Sequence[str]) -> str:
@@ -31,8 +32,10 @@ def first_line(words: Sequence[str]) -> str:
 
 
 if __name__ == '__main__':  # before the imports that take seconds
+  signals.watch()
   if settings := environment.faster():
     os.environ.update(settings)
+    signals.block()
     os.execv(sys.executable, sys.orig_argv)
   # Of several hosts only the first prints, and none knows its number yet.
   if '--distributed' not in sys.argv and first_line(sys.argv[1:]):
@@ -42,6 +45,7 @@ from absl import app, flags, logging  # noqa: E402
 
 from vit_jax import (  # noqa: E402
   canary,
+  changes,
   compilation_cache,
   config,
   distributed,
@@ -109,8 +113,7 @@ def main(argv: Sequence[str]) -> None:
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
-    resolved = load_config(_CONFIG.value)
-    preset = preset_of(_CONFIG.value, resolved)
+    resolved, preset = load_config(_CONFIG.value)
     supplied = _supplied(resolved)
     if _PRINT_CONFIG.value:
       found, _ = config.plan_run(resolved, **supplied)
@@ -122,7 +125,12 @@ def main(argv: Sequence[str]) -> None:
         '--workdir=/tmp/run.'
       )
   _join_other_hosts()
+  signals.install()  # jax.distributed has its own for SIGTERM
   with distributed.failing_together(), terminal.one_message():
+    if _DISTRIBUTED.value:
+      facts = changes.facts(*config.plan_run(resolved, **supplied))
+      commit = {'git commit': str(workdirs.git_commit())}
+      distributed.refuse_differences(facts, commit)
     compilation_cache.enable(_WORKDIR.value)
     canary.refuse_wrong_results()
     if _DISTRIBUTED.value:
@@ -132,22 +140,21 @@ def main(argv: Sequence[str]) -> None:
       terminal.say(workdirs.written(_WORKDIR.value))
 
 
-def load_config(spec: str | None) -> Any:
-  """Return the ConfigDict of --config, with --config.KEY=VALUE applied."""
+def load_config(spec: str | None) -> tuple[Any, dict[str, Any]]:
+  """Return the ConfigDict of --config, with --config.KEY=VALUE applied.
+
+  Also return its origin for `config.run`: file and changes.
+  """
   if not spec:
     raise config.ConfigError(
       '--config=FILE is missing. For example --config=vit_jax:quickstart '
       '--workdir=/tmp/quickstart; --help lists all flags.'
     )
   found = config.load(spec)
+  before = copy.deepcopy(config.leaves(found))
   config.override(found, assignments)
-  return found
-
-
-def preset_of(spec: str | None, resolved: Any) -> dict[str, Any]:
-  """Return the origin of a config for `config.run`: file and changes."""
-  before, after = (config.leaves(x) for x in (config.load(spec), resolved))
-  return {'config': spec, 'changed': config.changes(before, after)}
+  changed = config.changes(before, config.leaves(found))
+  return found, {'config': spec, 'changed': changed}
 
 
 def _supplied(resolved):

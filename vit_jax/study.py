@@ -21,7 +21,9 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,6 +36,7 @@ from jax.experimental import multihost_utils
 from vit_jax import config as configs
 from vit_jax import eta, reuse, terminal, workdirs
 from vit_jax.config import ConfigError
+from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.metrics import NonFiniteError, read_records
 from vit_jax.reports import page
@@ -114,6 +117,7 @@ def study(
     _run(with_best(runs[name], runs, workdir), workdir / name, origin)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
+    _stop_if_asked(name)
     same = following and eta.programs(runs[following])
     if same != eta.programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
@@ -216,9 +220,13 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
         f'best_of: {name} has no metric {best.metric!r}; it has '
         f'{", ".join(k for k in last if "/" in k)}.'
       )
-    scores[name] = last[best.metric]
+    if math.isfinite(last[best.metric]):
+      scores[name] = last[best.metric]
   if not scores:
-    raise ConfigError(f'best_of: all runs {best.runs!r} diverged.')
+    raise ConfigError(
+      f'best_of: all runs {best.runs!r} diverged, or their {best.metric} is '
+      'NaN or Inf.'
+    )
   winner = max(scores, key=scores.__getitem__)
   taken = {}
   with config.unlocked():
@@ -380,8 +388,8 @@ def _run(config, workdir, preset):
   try:
     configs.run(config, str(workdir), preset=preset)
   except NonFiniteError as error:
-    outcome['diverged'] = str(error)
-    terminal.say(f'Diverged: {error}')
+    outcome['diverged'] = error.cause
+    terminal.say(f'Diverged: {error.cause}')
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
     write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
@@ -389,6 +397,17 @@ def _run(config, workdir, preset):
     page.write_at_end(workdir)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(workdir))
+
+
+def _stop_if_asked(name):
+  """Raise Stopped for a signal that came in the last step of a run."""
+  stop = StopSignal()
+  if stop.requested():
+    signal_name = signal.Signals(stop.number or 0).name
+    terminal.say(
+      f'{signal_name}: stopped after {name}. Run the same command to resume.'
+    )
+    raise Stopped(stop)
 
 
 def _report(reports, runs, workdir):

@@ -8,13 +8,14 @@ start from (checkpoint, weights or scratch), and the loop.
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import dry_runs, reuse, terminal, workdirs
+from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
@@ -22,7 +23,8 @@ from vit_jax.config import Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
-from vit_jax.domains import Count, KeySeed, Rate, checked
+from vit_jax.divergence import NonFiniteError
+from vit_jax.domains import Count, KeySeed, OneOf, Rate, checked
 from vit_jax.durations import Interval, Timeline, steps
 from vit_jax.evaluators import Evaluator, Factory
 from vit_jax.files import PathLike
@@ -48,6 +50,9 @@ from vit_jax.types import LossFn, Model, Objective, Params, Preprocess, Shape
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
+
+# What rollbacks add to the item 'data' of checkpoints, and to the metrics.
+_COUNTS = ('rollbacks', 'batches_skipped')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +90,18 @@ def train(
   log_every: Interval = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
   profile: str | None = None,
+  on_nan: Annotated[str, OneOf('stop', 'rollback')] = 'stop',
+  max_rollbacks: Count = 3,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
   dry_run: bool = False,
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
+
+  The setup happens once: data, model, shapes, evaluators. Then comes an
+  attempt: the state of the newest checkpoint, or an initial one, is trained to
+  the end. No state is saved or evaluated that has NaN or Inf. If one is found,
+  the run ends, or a rollback starts another attempt.
 
   Args:
     workdir: directory of the run; local, or gs://...
@@ -113,6 +125,10 @@ def train(
     log_every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
     profile: steps to trace, such as '10:15', see profiling.py.
+    on_nan: what to do when the loss, the gradient or the state is NaN or Inf.
+      'stop': raise NonFiniteError. 'rollback': go back to the newest checkpoint
+      or the initial state, and skip the batches that were used since.
+    max_rollbacks: give up after this many rollbacks without a new checkpoint.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
     dry_run: stop before the first step, after all checks; print a summary.
@@ -122,7 +138,8 @@ def train(
 
   Raises:
     ValueError: anything that does not fit, before the first step.
-    metrics.NonFiniteError: the loss or the gradient is NaN or Inf.
+    metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
+      and `on_nan` is 'stop' or rollbacks did not help.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
@@ -131,7 +148,7 @@ def train(
   # 1. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
   check_batch_size(data.batch_size, mesh, parts=accum_steps)
-  example = pipeline.first_example(data.source, data.transforms)
+  example = data.first_example()
   image_shape = example['image'].shape
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   timeline = Timeline(data.batch_size, len(data.source))
@@ -179,6 +196,7 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
+  claim = workdirs.Claim(workdir)
   workdirs.record_config(workdir, record, preset)
   workdirs.record_model(
     workdir,
@@ -195,8 +213,10 @@ def train(
   forward_flops = reuse.call(flops.forward, model, images)
   run = _Run(
     workdir=workdir,
+    claim=claim,
     model=model,
     image_shape=image_shape,
+    batch_size=data.batch_size,
     mesh=mesh,
     total_steps=total_steps,
     abstract_state=abstract_state,
@@ -219,6 +239,7 @@ def train(
       learning_rate=learning_rate,
       writers=writers,
       record=record,
+      before_write=claim.check,
     ),
     profiler=profiler,
     evaluators=evaluators,
@@ -228,9 +249,25 @@ def train(
     save_every=save_every,
   )
 
-  # 5. An attempt: a state to start from, then the loop.
+  # 5. Attempts. Each restores or initialises a state and trains it to the end,
+  # unless that meets NaN.
+  failed: list[int] = []  # steps that met NaN since the newest checkpoint
   with contextlib.closing(checkpointer), contextlib.closing(profiler):
-    state = _attempt(run, newest, stopwatch)
+    while True:
+      try:
+        state = _attempt(run, newest, failed, stopwatch)
+        break
+      except NonFiniteError as error:
+        cause, step = error.cause, error.step
+      stopwatch = Stopwatch()
+      checkpointer.wait()
+      before, newest = newest, checkpointer.latest_step()
+      failed = [*(failed if newest == before else ()), step]
+      rollbacks = len(failed) - 1
+      if on_nan == 'stop' or rollbacks == max_rollbacks:
+        advice = divergence.advice(workdir, newest, step, record, rollbacks)
+        raise NonFiniteError(cause, advice, step=step)
+      terminal.say(cause)
   page.write_at_end(workdir, evaluators)
   return state
 
@@ -244,8 +281,10 @@ class _Run:
   """
 
   workdir: PathLike
+  claim: workdirs.Claim
   model: Model
   image_shape: Shape
+  batch_size: int
   mesh: jax.sharding.Mesh
   total_steps: int
   abstract_state: TrainState
@@ -262,13 +301,62 @@ class _Run:
   save_every: int
 
 
-def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
-  """Train from the newest checkpoint, or from step 0, to the last step."""
+def _attempt(
+  run: _Run, newest: int | None, failed: Sequence[int], stopwatch: Stopwatch
+) -> TrainState:
+  """Train from the newest checkpoint, or from step 0, to the last step.
+
+  Args:
+    run: see `_Run`.
+    newest: step of the newest checkpoint, or None.
+    failed: steps in which earlier attempts from there met NaN. All batches that
+      they have used are skipped.
+    stopwatch: Stopwatch that started with the attempt.
+
+  Raises:
+    NonFiniteError: NaN or Inf. What was saved before is finite.
+  """
+  stopwatch.lap('setup')
   state, saved, origin = _first_state(run, newest)
-  start = int(state.step)
-  monitor = run.monitor(start_step=start, stopwatch=stopwatch)
-  monitor.introduce(run.model, state.params, run.image_shape, run.mesh, origin)
-  batches = run.batches(start=saved['position'])
+  stopwatch.lap('setup' if newest is None else 'restoring')
+  start, position = int(state.step), saved['position']
+  if bad := divergence.non_finite(state, run.mesh):
+    folder = run.checkpointer.directory / str(start)
+    raise ValueError(
+      f'There is {bad} before the first step ({origin}). '
+      + (
+        'Check the weights of init_from and the initialisation of the model.'
+        if newest is None
+        else f'An earlier version of this code saved it. Move {folder} away; '
+        'the same command then resumes from an older checkpoint, if there is '
+        'one, or starts again.'
+      )
+    )
+  counts = {key: saved[key] for key in _COUNTS if key in saved}
+  if failed:
+    skipped = sum(step - start for step in failed)
+    position += skipped * run.batch_size
+    rollbacks, batches_skipped = (saved.get(key, 0) for key in _COUNTS)
+    counts = dict(
+      zip(_COUNTS, (rollbacks + len(failed), batches_skipped + skipped))
+    )
+    origin = (
+      f'rollback {counts["rollbacks"]}: {origin}; the next {skipped} batches '
+      f'are skipped, {counts["batches_skipped"]} in total'
+    )
+  monitor = run.monitor(
+    start_step=start,
+    stopwatch=stopwatch,
+    carried=saved.get('metrics'),
+    counts=counts,
+  )
+  if failed:
+    monitor.say(origin)
+  else:
+    monitor.introduce(
+      run.model, state.params, run.image_shape, run.mesh, origin
+    )
+  batches = run.batches(start=position)
 
   # The loop. Metrics lag one step, so the host never waits for the device.
   with (
@@ -288,12 +376,14 @@ def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
       if step == start + 1:
         monitor.compiled(step)
 
-      last, stopping = step == run.total_steps, stop.requested()
+      last = step == run.total_steps
       due = {
         name: evaluator
         for name, evaluator in run.evaluators.items()
         if last or ((every := run.eval_every[name]) and step % every == 0)
       }
+      if due:
+        _check_finite(run, step, state, monitor)
       results = run_evaluators(due, step, state.eval_params, monitor)
       if last:
         confusion.write_all(
@@ -302,11 +392,18 @@ def _attempt(run: _Run, newest: int | None, stopwatch: Stopwatch) -> TrainState:
           class_names=run.class_names,
           figure=False,  # `evaluate` draws it
         )
+      stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
-        monitor.flush()  # raises if the state has met NaN: it is not saved
+        _check_finite(run, step, state, monitor)
+        run.claim.check()
         with monitor.pause('saving'):
-          position = {'position': batches.position}
-          run.checkpointer.save(step, state, position, metrics=results)
+          saved = {
+            'position': batches.position,
+            'metrics': monitor.carry(step),
+            **counts,
+          }
+          finite = {k: v for k, v in results.items() if math.isfinite(v)}
+          run.checkpointer.save(step, state, saved, metrics=finite)
           if last or stopping:
             run.checkpointer.wait()
       if last or stopping:
@@ -326,7 +423,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(run.abstract_state)
+    state, saved = run.checkpointer.restore(
+      run.abstract_state, batch_size=run.batch_size
+    )
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()
@@ -336,6 +435,17 @@ def _first_state(
       state, run.model, run.init_from, run.workdir
     )
   return state, {'position': 0}, origin
+
+
+def _check_finite(run, step, state, monitor):
+  """Raise NonFiniteError if a metric up to this step, or the state, is."""
+  monitor.flush()
+  if bad := divergence.non_finite(state, run.mesh):
+    raise NonFiniteError(
+      f'{bad} of the state after step {step} (of {run.total_steps}), which was '
+      'not saved. Earlier checkpoints are kept.',
+      step=step,
+    )
 
 
 def run_evaluators(
@@ -353,6 +463,8 @@ def run_evaluators(
     results |= {f'{name}/{key}': value for key, value in found.items()}
   if results:
     monitor.write(step, results)
+  if warning := evaluators_lib.non_finite(step, results):
+    monitor.say(warning)
   return results
 
 

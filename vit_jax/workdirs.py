@@ -6,13 +6,17 @@ environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
 """
 
+import contextlib
+import datetime
 import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,16 +27,12 @@ from vit_jax import config, distributed
 from vit_jax.files import PathLike, check_remote, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
+# Packages that compute, read or write something of a run.
 _PACKAGES = (
-  'jax',
-  'jaxlib',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'grain',
-  'tensorflow-datasets',
-  'numpy',
-  'opencv-python-headless',
+  *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorstore'),
+  *('grain', 'array-record', 'tensorflow-datasets', 'ml-collections', 'etils'),
+  *('numpy', 'scipy', 'scikit-learn', 'pillow', 'opencv-python-headless'),
+  *('matplotlib', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'),
 )
 
 
@@ -53,6 +53,43 @@ def prepare(workdir: PathLike) -> None:
   distributed.check_shared(path)
 
 
+class Claim:
+  """Claim of a process to write into a workdir, until the run starts again.
+
+  A process that was stopped, or whose virtual machine was, can continue after
+  the run was started again. It must not write into the files of that run.
+
+  Args:
+    workdir: of the run. The first host writes `.claim` there.
+  """
+
+  def __init__(self, workdir: PathLike) -> None:
+    self._path = epath.Path(workdir) / '.claim'
+    self._own = f'process {os.getpid()} of {platform.node()}, '
+    self._own += datetime.datetime.now(datetime.UTC).isoformat()
+    self._checked = time.monotonic()
+    if jax.process_index() == 0:
+      write_atomically(self._path, self._own)
+
+  def check(self) -> None:
+    """Raise ValueError if the run was started again; before each write.
+
+    The file is read at most every 10 seconds of the clock, which also runs
+    while the process is stopped.
+    """
+    if jax.process_index() or time.monotonic() - self._checked < 10:
+      return
+    with contextlib.suppress(FileNotFoundError):
+      if (found := self._path.read_text()) != self._own:
+        raise ValueError(
+          f'The run in {self._path.parent} was started again by {found}, while '
+          f'this process was still there. This process (process {os.getpid()} '
+          f'of {platform.node()}) ends and writes nothing more. Start a run '
+          'once, or use another workdir.'
+        )
+    self._checked = time.monotonic()
+
+
 def record_config(
   workdir: PathLike,
   record: Mapping[str, Any] | None,
@@ -61,11 +98,12 @@ def record_config(
   """Save config.json, preset.json and environment.json, on the first host."""
   _write(workdir, 'config.json', record or {})
   _write(workdir, 'preset.json', preset or {})
+  python, *packages = versions().items()
   environment = {
     'argv': sys.argv,
     'git_commit': git_commit(),
-    'python': platform.python_version(),
-    'packages': {name: _version(name) for name in _PACKAGES},
+    'python': python[1],
+    'packages': dict(packages),
     'process_count': jax.process_count(),
     'devices': [str(d) for d in jax.devices()],
     'device_kind': jax.devices()[0].device_kind,
@@ -193,8 +231,12 @@ def _installed_commit(folder):
   return vcs.get('commit_id')
 
 
-def _version(package):
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
+def versions() -> dict[str, str | None]:
+  """Return the versions of Python and of packages; None: not installed."""
+  found: dict[str, str | None] = {'Python': platform.python_version()}
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  return found

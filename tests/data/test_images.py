@@ -159,3 +159,74 @@ def test_no_image_is_an_error(data):
 def test_channels_are_checked():
   with pytest.raises(ValueError, match='channels=4 must be'):
     images.decode(b'', channels=4)
+
+
+@pytest.mark.parametrize(
+  'kind, options',
+  [
+    ('JPEG', {}),
+    ('JPEG', {'progressive': True}),
+    ('PNG', {}),
+    ('WEBP', {}),
+    ('WEBP', {'lossless': True}),
+    ('WEBP', {'exif': b'Exif'}),  # VP8X
+    ('BMP', {}),
+    ('GIF', {}),
+    ('TIFF', {'compression': 'tiff_lzw'}),
+    ('PPM', {}),
+    ('JPEG2000', {}),
+    ('ICO', {'sizes': [(40, 24)]}),
+  ],
+)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_limit_on_the_decoded_size(kind, options, channels):
+  data, size = _encode(_picture(), kind, **options), 24 * 40 * channels
+  decoded = images.decode(data, channels, max_image_bytes=size)
+  assert decoded.nbytes == size
+  with pytest.raises(ValueError, match=r'24 x 40|960 pixels') as info:
+    images.decode(data, channels, max_image_bytes=size - 1)
+  assert f'max_image_bytes={size - 1:,}' in str(info.value)
+  assert f'Set max_image_bytes={size} to' in str(info.value)
+
+
+def test_limit_above_pillows_own():
+  pillows = Image.MAX_IMAGE_PIXELS
+  try:
+    Image.MAX_IMAGE_PIXELS = 100
+    for kind in ('GIF', 'TIFF'):
+      images.decode(_encode(_picture(), kind))  # warnings are errors
+    assert Image.MAX_IMAGE_PIXELS == 100
+  finally:
+    Image.MAX_IMAGE_PIXELS = pillows
+
+
+def test_limit_before_anything_is_decoded():
+  data = bytearray(_encode(_picture(), 'PNG'))
+  data[16:24] = (30_000).to_bytes(4, 'big') * 2
+  with pytest.raises(ValueError, match='30,000 x 30,000 pixels, 2,700,000,000'):
+    images.decode(data)
+
+
+def test_gif_whose_frame_is_larger_than_its_screen():
+  data = bytearray(_encode(Image.new('L', (16, 16)), 'GIF'))
+  at = data.index(b',\0\0\0\0\x10\0\x10\0')
+  data[at + 5 : at + 9] = b'\xff' * 4
+  with pytest.raises(ValueError, match='65,535 x 65,535'):
+    images.decode(data)
+
+
+def test_jpeg_of_many_scans():
+  data = _encode(_picture(), 'JPEG', progressive=True)
+  last = data[data.rindex(b'\xff\xda') : -2]
+  images.decode(data[:-2] + 50 * last + data[-2:])
+  with pytest.raises(ValueError, match=r'JPEG has 1,0\d\d scans'):
+    images.decode(data[:-2] + 1000 * last + data[-2:])
+
+
+def test_jpeg_with_junk_before_its_frame():
+  data = _encode(_picture(), 'JPEG')
+  at = data.index(b'\xff\xc0')
+  junk = data[:at] + b'\0junk\xff' + data[at:]  # as libjpeg, which warns
+  np.testing.assert_array_equal(images.decode(junk), images.decode(data))
+  with pytest.raises(ValueError, match='24 x 40'):
+    images.decode(junk, max_image_bytes=9)

@@ -26,7 +26,10 @@ All keys are checked before anything is called, so that a typo costs nothing.
 from vit_jax.config.calls import Call as Call
 from vit_jax.config.calls import Partial as Partial
 from vit_jax.config.calls import make as make
-from vit_jax.config.calls import settings as settings
+from vit_jax.config.entries import Entry as Entry
+from vit_jax.config.entries import entries as entries
+from vit_jax.config.entries import plain as plain
+from vit_jax.config.entries import settings as settings
 from vit_jax.config.errors import ConfigError as ConfigError
 from vit_jax.config.errors import suggest as suggest
 from vit_jax.config.files import import_configs as import_configs

@@ -1,26 +1,13 @@
-"""Calls that a config describes: checked, listed, then made."""
+"""Calls that a config describes: checked, then made."""
 
 import dataclasses
 import functools
-import inspect
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax import domains
 from vit_jax.config import signatures
 from vit_jax.config.errors import ConfigError
-from vit_jax.config.signatures import (
-  full_name,
-  is_required,
-  lacks_text,
-  missing_of,
-  parameters_of,
-  rest_field_of,
-)
-from vit_jax.config.values import ConfigDict
-from vit_jax.durations import Duration
-
-DEFAULT = '  # default'
+from vit_jax.config.signatures import full_name, lacks_text, missing_of
 
 
 class Partial(functools.partial):
@@ -93,56 +80,6 @@ def make(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return type(value)(make(v) for v in value)
   return value
-
-
-def settings(
-  value: Any, where: str = 'config', note: str = ''
-) -> Iterator[str]:
-  """Yield a line 'KEY = VALUE' for everything that can be set in a Call.
-
-  Values that the config does not set are their defaults, and marked so.
-
-  Args:
-    value: a Call, as `plan_run` returns it, or a value in one.
-    where: dotted path of the value.
-    note: appended to each line.
-  """
-  if isinstance(value, Call):
-    flat = dataclasses.is_dataclass(value.fn) and rest_field_of(value.fn)
-    if flat:  # the target and its keywords stand next to the own fields
-      yield from settings(value.kwargs[flat.name], where, note)
-    else:
-      key = 'target' if value.where else 'run'
-      yield f'{where}.{key} = {full_name(value.fn)}{note}'
-    for name, parameter in parameters_of(value.fn).items():
-      path = f'{where}.{name}'
-      if name in value.kwargs and not (flat and name == flat.name):
-        unset = value.kwargs[name] is None and is_required(parameter)
-        more = '  # to be set by you' if unset else ''
-        yield from settings(value.kwargs[name], path, note + more)
-      elif parameter.default is not parameter.empty and (
-        name not in value.hidden
-      ):
-        yield from settings(parameter.default, path, DEFAULT)
-  elif isinstance(value, Duration):
-    yield f'{where}_{value.unit} = {value.value!r}{note}'
-  elif isinstance(value, Mapping | ConfigDict) and len(value):
-    for key in value:
-      yield from settings(value[key], f'{where}.{key}', note)
-  elif isinstance(value, list | tuple) and any(
-    isinstance(inner, Call | dict) for inner in value
-  ):
-    for index, inner in enumerate(value):
-      yield from settings(inner, f'{where}.{index}', note)
-  elif inspect.isclass(value) or inspect.isfunction(value):
-    yield f'{where}.target = {full_name(value)}{note}'
-  elif dataclasses.is_dataclass(value):
-    for field in dataclasses.fields(value):
-      if field.init and field.name not in ('parent', 'name'):
-        inner = getattr(value, field.name)
-        yield from settings(inner, f'{where}.{field.name}', note)
-  else:
-    yield f'{where} = {value!r}{note}'
 
 
 def has_calls(value: Any) -> bool:

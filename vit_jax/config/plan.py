@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax import domains
-from vit_jax.config.calls import DEFAULT, Call, has_calls, make, settings
+from vit_jax.config.calls import Call, has_calls, make
+from vit_jax.config.entries import DEFAULT, settings
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
   full_name,

@@ -81,6 +81,26 @@ def is_required(parameter: inspect.Parameter) -> bool:
   return parameter.default is parameter.empty
 
 
+def default_of(fn: Any, name: str) -> Any:
+  """Return the default of an argument; Parameter.empty if it has none."""
+  parameter = parameters_of(fn).get(name)
+  if parameter is None:  # one of **kwargs
+    return inspect.Parameter.empty
+  if inspect.isclass(fn) and dataclasses.is_dataclass(fn):
+    for field in dataclasses.fields(fn):
+      if field.name == name and callable(field.default_factory):
+        return field.default_factory()
+  return parameter.default
+
+
+def owner_of(fn: Any, name: str) -> str:
+  """Return 'FUNCTION.NAME' of an argument; of a class, where it is defined."""
+  for cls in inspect.getmro(fn) if inspect.isclass(fn) else ():
+    if name in vars(cls).get('__annotations__', ()):
+      return f'{full_name(cls)}.{name}'
+  return f'{full_name(fn)}.{name}'
+
+
 def lacks_text(fn: Any, missing: Sequence[str]) -> str:
   """Return the error that required arguments are missing."""
   return (

@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
+from vit_jax import checks
 from vit_jax.data import images
 from vit_jax.files import check_remote
 
@@ -124,6 +125,7 @@ def load(
   transforms: Sequence[Any],
   *,
   channels: int = 3,
+  max_image_bytes: int = images.MAX_IMAGE_BYTES,
   num_workers: int | None = None,
   ahead: int = 64,
 ) -> Iterator[tuple[str, Any]]:
@@ -131,14 +133,15 @@ def load(
 
   Threads read, decode and transform up to `ahead` images in advance, in the
   order of `paths` (local paths or URLs). By default, `num_workers` is the
-  number of cores, at most 16.
+  number of cores, at most 16. `max_image_bytes` is that of `images.decode`.
   """
   num_workers = num_workers or min(16, os.cpu_count() or 1)
+  checks.integer('max_image_bytes', max_image_bytes, 1)
   pending: collections.deque[Any] = collections.deque()
   pool = concurrent.futures.ThreadPoolExecutor(num_workers)
   try:
     for path in paths:
-      future = pool.submit(_load, path, transforms, channels)
+      future = pool.submit(_load, path, transforms, channels, max_image_bytes)
       pending.append((path, future))
       if len(pending) > ahead:
         path, future = pending.popleft()
@@ -149,13 +152,13 @@ def load(
     pool.shutdown(cancel_futures=True)
 
 
-def _load(path, transforms, channels):
+def _load(path, transforms, channels, max_image_bytes):
   try:
     data = read(*file_system(path))
   except Exception as error:  # each file system raises its own types
     return ValueError(f'{path}: cannot be read: {error}')
   try:
-    image = images.decode(data, channels)
+    image = images.decode(data, channels, max_image_bytes=max_image_bytes)
     rng = np.random.default_rng(0)
     for transform in transforms:
       image = transform(image, rng)

@@ -1,10 +1,10 @@
-"""The order in which an epoch visits the examples of a set.
+"""The orders in which training visits examples.
 
-The order is the permutation of `grain.experimental.index_shuffle`. That finds
-one place at a time: it encrypts numbers of at least 16 bits, again and again
-until the result is an index of the set. For each of 10 examples this takes
-6,500 repetitions. For sets of up to 2**16 examples this module encrypts all
-numbers of 16 bits at once and keeps the order of the whole epoch. It is the
+The order of an epoch is the permutation of `grain.experimental.index_shuffle`.
+That finds one place at a time: it encrypts numbers of at least 16 bits, again
+and again until the result is an index of the set. For each of 10 examples this
+takes 6,500 repetitions. For sets of up to 2**16 examples this module encrypts
+all numbers of 16 bits at once and keeps the order of the whole epoch. It is the
 same order, so that older checkpoints resume exactly.
 """
 
@@ -13,6 +13,82 @@ import functools
 import numpy as np
 
 _SMALL = 2**16  # The cipher has 16 bits for sets of up to this many examples.
+
+
+class EpochOrder:
+  """Order of training that visits each example once in an epoch.
+
+  Args:
+    count: number of examples.
+    seed: of the order; each epoch has another one.
+  """
+
+  def __init__(self, count: int, seed: int) -> None:
+    self._count, self._seed = count, seed
+
+  def __call__(self, position: int) -> tuple[int, int]:
+    """Return (epoch, index of the example) of a position."""
+    epoch, place = divmod(position, self._count)
+    return epoch, index_at(place, self._count, _epoch_seed(self._seed, epoch))
+
+
+@functools.lru_cache(maxsize=16)
+def _epoch_seed(seed, epoch):
+  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+
+
+class BalancedOrder:
+  """Order of training that visits each class equally often.
+
+  Each K consecutive positions visit each of the K classes once, in an order
+  that depends on (seed, position // K). A class visits all of its examples
+  before it visits one again, in an order that depends on (seed, class, round).
+  So rare examples repeat, frequent ones take turns, and no state is kept: a run
+  resumes exactly, on any number of hosts. Classes without examples are left
+  out.
+
+  Args:
+    labels: int [n], of all examples.
+    seed: of the order.
+
+  Raises:
+    ValueError: labels that are not one class per example.
+  """
+
+  def __init__(self, labels: np.ndarray, seed: int) -> None:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
+      raise ValueError(
+        f'balanced=True needs one class per example; the labels are '
+        f'{labels.dtype} {labels.shape}. Set balanced=False.'
+      )
+    by_label = np.argsort(labels, kind='stable')
+    starts = np.flatnonzero(np.diff(labels[by_label])) + 1
+    self._members = np.split(by_label, starts)
+    self._seed = seed
+    # The last shuffle of each class: (round, indices).
+    self._shuffles = [(-1, members) for members in self._members]
+    self._order = (-1, np.arange(len(self._members)))
+
+  def __call__(self, position: int) -> tuple[int, int]:
+    """Return (round of the class, index of the example) of a position."""
+    visit, place = divmod(position, len(self._members))
+    kept, order = self._order
+    if kept != visit:
+      order = self._shuffled(len(self._members), visit)
+      self._order = visit, order
+    label = order[place]
+    members = self._members[label]
+    round_, place = divmod(visit, len(members))
+    kept, shuffle = self._shuffles[label]
+    if kept != round_:
+      shuffle = members[self._shuffled(len(members), round_, int(label))]
+      self._shuffles[label] = round_, shuffle
+    return round_, int(shuffle[place])
+
+  def _shuffled(self, count, *key):
+    seeds = np.random.SeedSequence([self._seed, *key])
+    return np.random.default_rng(seeds).permutation(count)
 
 
 def index_at(place: int, count: int, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""Batches of images and labels: exact, reproducible and resumable (Grain).
+"""Batches of images and labels: exact, reproducible and resumable.
 
 A source is any object with
 
@@ -27,34 +27,35 @@ picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i). (With `balanced`, see balance.py, e counts
+its augmentation from (seed, e, i). (With `balanced`, see order.py, e counts
 the visits of the example instead.) Threads, processes and restarts change
 neither. A global batch is a range of positions. Each process reads an equal,
 contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
-import functools
+import itertools
 import math
-import os
 import pickle
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
-from vit_jax.data import images, order
+from vit_jax.data import images, workers
+from vit_jax.data.order import BalancedOrder, EpochOrder
 from vit_jax.data.transforms import scale_to
 from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
-_CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
+_CHUNK = 32  # examples that a thread reads at a time
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
@@ -85,13 +86,18 @@ class Data:
     transforms: functions t(image, rng), applied in this order.
     image_size: int or (H, W). The sizes in `transforms` are scaled so that the
       images have this size. None: as the transforms say.
-    num_workers: number of reading processes. 0 reads on threads, which suits
-      decoding; processes suit sources and transforms that hold the GIL.
+    num_workers: number of reading processes, see workers.py. 0 reads on
+      threads, which suits decoding; processes suit sources and transforms that
+      hold the GIL.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    balanced: train on each class equally often, see balance.BalancedOrder. The
+    balanced: train on each class equally often, see order.BalancedOrder. The
       length of an epoch stays the number of examples.
+    max_image_bytes: limit on H * W * channels of an image file, read from its
+      header before it is decoded. A larger image is an unreadable example.
+    max_worker_restarts: number of dead worker processes that an iterator over
+      batches replaces, each at its position. One more is an error.
 
   Raises:
     ValueError: an argument has an invalid value.
@@ -105,8 +111,11 @@ class Data:
   labels: bool = True
   balanced: bool = False
   image_size: Size | None = None
+  max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
+  max_worker_restarts: Natural = 3
 
   def __post_init__(self) -> None:
+    workers.check_count('num_workers', self.num_workers)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
@@ -114,11 +123,18 @@ class Data:
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
+  def first_example(self) -> dict[str, Any]:
+    """Return the first readable example, transformed: {'image', 'label'}."""
+    examples = _Examples(dataclasses.replace(self, on_error='skip'))
+    image, label, _ = examples.load(0, 0, replace=True)
+    return {'image': image, 'label': label}
+
   def train_batches(
     self,
     *,
     seed: int = 0,
     start: int = 0,
+    skipped: int = 0,
     process_index: int = 0,
     process_count: int = 1,
     num_classes: int | None = None,
@@ -129,6 +145,7 @@ class Data:
       seed: of order and augmentation, 0 to 2**64 - 1.
       start: global position of the first example. To resume, pass the
         `.position` that the iterator had.
+      skipped: number of unreadable examples before it, `.skipped`.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
@@ -138,14 +155,12 @@ class Data:
       (number of unreadable examples so far) and `.close()`. It raises
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
-    examples = _Examples(self, num_classes, seed)
+    order = None
     if self.balanced:
-      from vit_jax.data import balance  # it reads labels by this module
-
-      order = balance.BalancedOrder(labels(self.source), seed)
-      examples.at = order  # type: ignore[method-assign]
+      order = BalancedOrder(labels(self.source), seed)
+    examples = _Examples(self, num_classes, seed, order)
     chunks = _Chunks(examples, process_index, process_count, start=start)
-    return TrainBatches(chunks)
+    return TrainBatches(chunks, skipped)
 
   def eval_batches(
     self,
@@ -193,9 +208,7 @@ def first_example(
   source: Source, transforms: Sequence[Transform] = ()
 ) -> dict[str, Any]:
   """Return the first readable example, transformed: {'image', 'label'}."""
-  examples = _Examples(Data(source, 1, transforms, on_error='skip'))
-  image, label, _ = examples.load(0, 0, replace=True)
-  return {'image': image, 'label': label}
+  return Data(source, 1, transforms).first_example()
 
 
 def labels(source: Source) -> np.ndarray:
@@ -255,10 +268,17 @@ class _Unreadable(ValueError):
 
 
 class _Examples:
-  """Reads, checks and transforms single examples."""
+  """Reads, checks and transforms single examples.
+
+  `at` returns the (epoch, index) of a position of training.
+  """
 
   def __init__(
-    self, data: Data, num_classes: int | None = None, seed: int = 0
+    self,
+    data: Data,
+    num_classes: int | None = None,
+    seed: int = 0,
+    order: Callable[[int], tuple[int, int]] | None = None,
   ) -> None:
     self.source, self.data, self._seed = data.source, data, seed
     self._name, count = type(self.source).__name__, len(self.source)
@@ -272,12 +292,7 @@ class _Examples:
     if num_classes is None:
       num_classes = getattr(self.source, 'num_classes', None)
     self._num_classes = num_classes
-
-  def at(self, position):
-    """Return (epoch, index) of a global position of training."""
-    epoch, place = divmod(position, len(self.source))
-    key = _shuffle_seed(self._seed, epoch)
-    return epoch, order.index_at(place, len(self.source), key)
+    self.at = order or EpochOrder(count, seed)
 
   def load(self, epoch, index, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -308,7 +323,9 @@ class _Examples:
       example = self.source[index]
       image = example['image']
       if isinstance(image, bytes):
-        image = images.decode(image, getattr(self.source, 'channels', 3))
+        channels = getattr(self.source, 'channels', 3)
+        limit = self.data.max_image_bytes
+        image = images.decode(image, channels, max_image_bytes=limit)
     except (OSError, ValueError) as error:
       raise _Unreadable(
         f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
@@ -368,16 +385,11 @@ class _Examples:
     return f'example {index} of {self._name} ({what})'
 
 
-@functools.lru_cache(maxsize=16)
-def _shuffle_seed(seed, epoch):
-  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-
-
-# Chunks of consecutive examples: the tasks of Grain's workers.
+# Chunks of consecutive examples: the tasks of threads and processes.
 
 
 class _Chunks:
-  """Data source for Grain: element k is chunk k of this process.
+  """Sequence whose element k is chunk k of this process.
 
   A chunk is a dict of arrays. If it fails, it is {'error': exception} instead:
   returned errors arrive unchanged and in order from threads and processes.
@@ -504,13 +516,12 @@ def _assemble(chunks):
 class TrainBatches:
   """Iterator over batches."""
 
-  def __init__(self, chunks: '_Chunks') -> None:
+  def __init__(self, chunks: '_Chunks', skipped: int = 0) -> None:
     self._batch_size = chunks.data.batch_size
     self.position: int = chunks.start
-    self.skipped: int = 0
-    self._iterator = [_read_ahead(chunks)]
-    # Also closed and released at garbage collection and at exit: Grain's own
-    # finalizers run after parts of its modules are gone.
+    self.skipped: int = skipped
+    self._iterator = [_Ahead(chunks)]
+    # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
   def __iter__(self) -> Iterator[Batch]:
@@ -524,7 +535,7 @@ class TrainBatches:
     except BaseException:
       self.close()
       raise
-    self.skipped += batch.pop('skipped')
+    self.skipped += int(batch.pop('skipped'))
     self.position += self._batch_size
     return batch
 
@@ -555,32 +566,46 @@ class EvalBatches:
         yield batch
 
 
+class _Ahead:
+  """Iterator that makes the next batch while the caller uses this one."""
+
+  def __init__(self, chunks: _Chunks) -> None:
+    self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._next = self._pool.submit(self._make)
+
+  def __next__(self) -> Batch:
+    batch = self._next.result()
+    self._next = self._pool.submit(self._make)
+    return batch
+
+  def _make(self):
+    chunks = list(itertools.islice(self._chunks, self._per_batch))
+    if not chunks:
+      raise StopIteration
+    return _assemble(chunks)
+
+  def close(self) -> None:
+    self._chunks.close()
+    self._pool.shutdown(cancel_futures=True)
+
+
 def _read_ahead(chunks):
-  """Return a Grain iterator that reads chunks and assembles them to batches."""
-  import grain
-
-  num_workers = chunks.data.num_workers
-  threads = min(16, 2 * (os.cpu_count() or 1))
-  if num_workers:
-    threads = max(1, threads // num_workers)
-  options = grain.ReadOptions(
-    num_threads=threads, prefetch_buffer_size=threads + chunks.per_batch
-  )
-  dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
-  if num_workers:
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():  # Grain's worker processes read them
-      flags.FLAGS.mark_as_parsed()
-    dataset = dataset.mp_prefetch(
-      grain.MultiprocessingOptions(
-        num_workers=num_workers,
-        per_worker_buffer_size=math.ceil(chunks.per_batch / num_workers) + 1,
-      )
+  """Return an iterator over the chunks, read by threads or by processes."""
+  data, threads = chunks.data, min(16, 2 * workers.cores())
+  indices = range(len(chunks))
+  if not data.num_workers:
+    ahead = threads + chunks.per_batch
+    return workers.Threads(
+      chunks.__getitem__, indices, threads=threads, ahead=ahead
     )
-  dataset = dataset.batch(chunks.per_batch, batch_fn=_assemble)
-  # Assembles the next batch while the caller uses this one.
-  dataset = grain.experimental.ThreadPrefetchIterDataset(
-    dataset, prefetch_buffer_size=1
+  threads = max(1, threads // data.num_workers)
+  return workers.Processes(
+    chunks.__getitem__,
+    indices,
+    processes=data.num_workers,
+    threads=threads,
+    # One more than the share of a worker in the next batch.
+    ahead=threads + math.ceil(chunks.per_batch / data.num_workers) + 1,
+    max_restarts=data.max_worker_restarts,
   )
-  return iter(dataset)

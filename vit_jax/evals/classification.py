@@ -74,7 +74,7 @@ class Classification(LabelEvaluator):
     source = self.data.source
     one_of('loss', self.loss, classification.LOSSES)
     one_of('confidence', self.confidence, (None, 'binomial', 'bootstrap'))
-    if self.per_class and np.ndim(pipeline.first_example(source)['label']):
+    if self.per_class and np.ndim(self.data.first_example()['label']):
       raise ValueError(
         'per_class=True needs one class number per example; the labels are '
         'vectors. Remove per_class.'

@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
-from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data, Transform
 from vit_jax.types import Batch, Params, Preprocess
 
@@ -52,7 +51,7 @@ class Collector:
     self._batches = data.eval_batches(
       **sharding.this_process(), num_classes=num_classes
     )
-    example = pipeline.first_example(data.source, data.transforms)
+    example = data.first_example()
     label = np.asarray(example['label'])
     example['label'] = label.astype(np.float32 if label.ndim else np.int32)
     example |= {'mask': np.bool_(True), 'index': np.int32(0)}

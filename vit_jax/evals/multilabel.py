@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import pipeline
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Params
@@ -34,7 +33,7 @@ class MultiLabel(LabelEvaluator):
     if not 0 < self.threshold < 1:
       raise ValueError(f'threshold={self.threshold!r} must be between 0 and 1.')
     source = self.data.source
-    label = np.asarray(pipeline.first_example(source)['label'])
+    label = np.asarray(self.data.first_example()['label'])
     if label.ndim != 1:
       raise ValueError(
         f'MultiLabel: the label of an example is {label!r}; it must be a '

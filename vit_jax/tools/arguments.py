@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import export, pretrained
+from vit_jax.data import images
 from vit_jax.files import PathLike
 from vit_jax.tools import parsers
 from vit_jax.tools.parsers import count
@@ -17,6 +18,13 @@ from vit_jax.types import Size
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
+# For `add_counts`.
+MAX_IMAGE_BYTES = {
+  'max_image_bytes': (
+    images.MAX_IMAGE_BYTES,
+    'limit on height x width x channels of an image',
+  )
+}
 _EMA: dict[str, bool | str] = {'auto': 'auto', 'on': True, 'off': False}
 
 
@@ -157,6 +165,7 @@ def add_images(parser: Any, batch_size: int, nargs: str = '+') -> None:
     parser,
     batch_size=(batch_size, 'images'),
     num_workers=(None, 'decoding threads (one per core, at most 16)'),
+    **MAX_IMAGE_BYTES,
   )
 
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained, terminal
-from vit_jax.data import image_files
+from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.reports.attention import STYLES, overlay
 from vit_jax.tools import arguments, outputs, predict
 from vit_jax.tools.look import arrays, figures
@@ -50,6 +50,7 @@ class Explainer:
 
   Args:
     weights: Weights.
+    max_image_bytes: of `images.decode`.
 
   Attributes:
     weights: these weights.
@@ -61,10 +62,13 @@ class Explainer:
     ValueError: there is nothing to show, or the model does not take images.
   """
 
-  def __init__(self, weights: Weights) -> None:
+  def __init__(
+    self, weights: Weights, max_image_bytes: int = MAX_IMAGE_BYTES
+  ) -> None:
     self.weights = weights
+    self._max_image_bytes = max_image_bytes
     self.no_attention = arrays.obstacles(weights).get('rollout')
-    _, self._shape = predict.load(weights, [], 1, None)
+    _, self._shape = predict.load(weights, [], 1)
     model, self._params = pretrained.build(weights)
     classify = predict.forward_fn(model, weights.preprocess, weights.activation)
     look = None
@@ -102,11 +106,10 @@ class Explainer:
     Raises:
       ValueError: the file is not an image.
     """
-    weights = self.weights
-    channels = weights.image_shape[2]
-    loaded = image_files.load([path], weights.transforms, channels=channels)
+    weights, limit = self.weights, self._max_image_bytes
+    loaded, _ = predict.load(weights, [path], 1, max_image_bytes=limit)
     found = self._run(loaded)
-    (picture,) = figures.finer_images(weights, [path], _SHOWN_PX)
+    (picture,) = figures.finer_images(weights, [path], _SHOWN_PX, limit)
     return found | {'picture': picture}
 
   def _run(self, loaded):
@@ -330,6 +333,7 @@ def parser() -> argparse.ArgumentParser:
     parser,
     top_k=(5, 'classes of each image'),
     port=(None, f'of the server (the first free one from {_PORT} on)'),
+    **arguments.MAX_IMAGE_BYTES,
   )
   add('--share', action='store_true', help='make a public link, too')
   return parser
@@ -340,7 +344,7 @@ def _run(args):
   weights = arguments.read_to_predict(args)
   if args.class_names:
     weights.class_names = arguments.names(args.class_names, weights)
-  explainer = Explainer(weights)
+  explainer = Explainer(weights, args.max_image_bytes)
   explainer.compile()
   launch(page(explainer, args.top_k), port=args.port, share=args.share)
 

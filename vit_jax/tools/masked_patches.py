@@ -134,7 +134,9 @@ def parser() -> argparse.ArgumentParser:
   add('images', nargs='*', help='images, folders, globs; local or gs://...')
   add('--workdir', required=True, help='of a run of masked patch prediction')
   add('--output', required=True, metavar='FILE.png', help='or FILE.pdf')
-  arguments.add_counts(parser, examples=(8, 'images to draw'))
+  arguments.add_counts(
+    parser, examples=(8, 'images to draw'), **arguments.MAX_IMAGE_BYTES
+  )
   add('--seed', type=int, default=0, help='of the corruption (0)')
   return parser
 
@@ -191,7 +193,8 @@ def _open_data(run, trust, batch_size):
 def _load(args, weights):
   """Return the images of the command line, uint8 [N, H, W, C]."""
   paths = image_files.find(args.images)[: args.examples]
-  loaded, _ = predict.load(weights, paths, args.examples, None)
+  limit = args.max_image_bytes
+  loaded, _ = predict.load(weights, paths, args.examples, max_image_bytes=limit)
   return np.stack(list(predict.images_of(loaded)))
 
 

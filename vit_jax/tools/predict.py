@@ -30,6 +30,7 @@ import numpy as np
 from vit_jax import pretrained, sharding, terminal
 from vit_jax.checks import one_of
 from vit_jax.data import image_files
+from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.tools import arguments, outputs
 from vit_jax.types import Params, Preprocess, Shape
 from vit_jax.weights.bundle import Weights
@@ -46,6 +47,7 @@ def predict(
   batch_size: int = 32,
   num_workers: int | None = None,
   on_error: str = 'raise',
+  max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> Iterator[dict[str, Any]]:
   """Yield the model's output for each image, in order.
 
@@ -62,6 +64,8 @@ def predict(
     num_workers: number of decoding threads; by default one per core, up to 16.
     on_error: for images that cannot be read: 'raise', or 'skip' to yield only
       'path' and 'error'.
+    max_image_bytes: limit on H * W * channels of an image file, read from its
+      header before it is decoded.
 
   Returns:
     iterator of dicts: 'path'; 'probabilities' float32 [K] if the model has a
@@ -74,7 +78,7 @@ def predict(
   activation = activation or weights.activation
   one_of('activation', activation, _ACTIVATIONS)
   one_of('on_error', on_error, ('raise', 'skip'))
-  loaded, shape = load(weights, paths, batch_size, num_workers)
+  loaded, shape = load(weights, paths, batch_size, num_workers, max_image_bytes)
   model, params = pretrained.build(weights)
   forward = forward_fn(model, weights.preprocess, activation, layer)
   out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
@@ -91,7 +95,8 @@ def load(
   weights: Weights,
   paths: Sequence[str],
   batch_size: int,
-  num_workers: int | None,
+  num_workers: int | None = None,
+  max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> tuple[Iterator[tuple[str, Any]], Shape]:
   """Return (iterator over transformed images, shape [B, H, W, C] of batches).
 
@@ -114,6 +119,7 @@ def load(
     paths,
     weights.transforms,
     channels=channels,
+    max_image_bytes=max_image_bytes,
     num_workers=num_workers,
     ahead=2 * size,
   )
@@ -270,6 +276,7 @@ def _run(args):
     batch_size=args.batch_size,
     num_workers=args.num_workers,
     on_error=args.on_error,
+    max_image_bytes=args.max_image_bytes,
   )
   wanted = not args.features or args.format or args.output
   shown = wanted and not args.output and sys.stdout.isatty()

@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> None:
         'or --table=FILE.'
       )
     else:
-      _run(program.load_config(flags.FLAGS.config), _TOPOLOGY.value)
+      config, _ = program.load_config(flags.FLAGS.config)
+      _run(config, _TOPOLOGY.value)
 
 
 def _run(config, topology):

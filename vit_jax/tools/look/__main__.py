@@ -37,7 +37,7 @@ from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
 _LOOK_OPTIONS = ('heads', 'residual', 'prefix', 'query')  # of arrays.look_at
-_LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error')
+_LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error', 'max_image_bytes')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,7 +112,7 @@ def _run(args):
   if of_images:
     options = {name: getattr(args, name) for name in _LOOK_OPTIONS}
     looks = arrays.look_at(weights, paths, figures=of_images, **options)
-  figures = Figures(weights, args.output, args.format)
+  figures = Figures(weights, args.output, args.format, args.max_image_bytes)
   if 'filters' in names:
     figures.filters(args.num_filters)
   if 'positions' in names:

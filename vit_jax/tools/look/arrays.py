@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax import export, pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.checks import one_of
+from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
@@ -93,6 +94,7 @@ def look_at(
   batch_size: int = 8,
   num_workers: int | None = None,
   on_error: str = 'raise',
+  max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
@@ -104,8 +106,8 @@ def look_at(
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
       default the tokens of `Pooling.token_weights`, such as the class token.
-    batch_size, num_workers, on_error: of `predict.predict`. The attention of
-      one layer for a batch must fit in memory.
+    batch_size, num_workers, on_error, max_image_bytes: of `predict.predict`.
+      The attention of one layer for a batch must fit in memory.
 
   Returns:
     Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
@@ -130,7 +132,9 @@ def look_at(
         f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
         'Rows and columns count from 0.'
       )
-  loaded, shape = predict.load(weights, paths, batch_size, num_workers)
+  loaded, shape = predict.load(
+    weights, paths, batch_size, num_workers, max_image_bytes
+  )
   model, params = pretrained.build(weights)
   rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
   distance = functools.partial(attention.mean_distance, prefix=prefix)

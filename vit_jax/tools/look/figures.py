@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax import pretrained, terminal
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
+from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.files import PathLike
 from vit_jax.reports import attention, embeddings
 from vit_jax.tools import outputs, predict
@@ -31,14 +32,20 @@ class Figures:
     weights: Weights.
     output: folder; it is created if necessary.
     format: 'png' or 'pdf'.
+    max_image_bytes: of `images.decode`.
   """
 
   def __init__(
-    self, weights: Weights, output: PathLike, format: str = 'png'
+    self,
+    weights: Weights,
+    output: PathLike,
+    format: str = 'png',
+    max_image_bytes: int = MAX_IMAGE_BYTES,
   ) -> None:
     self._weights = weights
     self._output = pathlib.Path(output).expanduser()
     self._format = format
+    self._max_image_bytes = max_image_bytes
     try:
       self._output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,23 +180,33 @@ class Figures:
   def _images(self, looks, px):
     """Return an iterator of what the model saw, finer: uint8 [H, W, C]."""
     paths = [look['path'] for look in looks]
-    images = finer_images(self._weights, paths, px)
+    images = finer_images(self._weights, paths, px, self._max_image_bytes)
     return terminal.track(images, len(looks), unit='images to draw')
 
 
 def finer_images(
-  weights: Weights, paths: Sequence[str], px: int
+  weights: Weights,
+  paths: Sequence[str],
+  px: int,
+  max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> Iterator[np.ndarray]:
   """Yield what the model sees of each image, finer: uint8 [H, W, C].
 
   The transforms are those of the weights, for the smallest multiple of their
-  image size whose smaller side has at least `px` pixels.
+  image size whose smaller side has at least `px` pixels. `max_image_bytes` is
+  that of `images.decode`.
   """
   shape = weights.image_shape
   factor = max(1, -(-px // min(shape[:2])))
   finer = tuple(side * factor for side in shape[:2])
   transforms = pretrained.scale(weights.transforms, shape, finer)
-  loaded = image_files.load(paths, transforms, channels=shape[2], ahead=8)
+  loaded = image_files.load(
+    paths,
+    transforms,
+    channels=shape[2],
+    max_image_bytes=max_image_bytes,
+    ahead=8,
+  )
   return predict.images_of(loaded)
 
 

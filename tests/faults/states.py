@@ -1,0 +1,131 @@
+"""States with NaN or Inf, rollbacks, and signals."""
+
+import os
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from .harness import Case, fault
+from .runs import CONFIG, Run, difference, everything, steps
+
+# An objective whose loss is NaN for some micro-batches of 4 images: those whose
+# labels have this sum, which are one in 30.
+_NAN_IF = """
+import jax.numpy as jnp
+
+def nan_if(model, *, preprocess, objective, label_sum):
+  inner = objective(model, preprocess=preprocess)
+
+  def loss_fn(params, batch, rng):
+    loss, metrics = inner(params, batch, rng)
+    factor = jnp.where(batch['label'].sum() == label_sum, jnp.nan, 1.0)
+    return loss * factor, metrics
+
+  return loss_fn
+"""
+_XENT = "target='vit_jax.objectives.classification.softmax_xent'"
+_NAN_CONFIG = CONFIG.replace(
+  _XENT, f"target='bad.nan_if', label_sum=11, objective=dict({_XENT})"
+)
+
+
+def _run(folder, workdir, *flags):
+  """Start a run that meets NaN in some batches."""
+  (folder / 'bad.py').write_text(_NAN_IF)
+  return Run(
+    folder,
+    workdir,
+    *flags,
+    config=_NAN_CONFIG,
+    env={'PYTHONPATH': f'{folder}{os.pathsep}{os.environ["PYTHONPATH"]}'},
+  )
+
+
+def _not_finite(workdir):
+  """Return the arrays of all checkpoints that have NaN or Inf."""
+  return [
+    f'{step}/{path}'
+    for step in steps(workdir)
+    for path, value in everything(workdir, step).items()
+    if getattr(value, 'dtype', np.dtype(int)).kind == 'f'
+    and not np.isfinite(value).all()
+  ]
+
+
+@fault(times=3, in_ci=1)
+def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Learning rate that overflows, with a checkpoint after each step."""
+  often = [f'--config.{x}.every_steps=1' for x in ('checkpoint', 'evals.val')]
+  for number, lr in enumerate((3e38, 1e30, 1e19)[:times]):
+    workdir = folder / f'overflow{number}'
+    flags = (*often, '--config.schedule.warmup_steps=0')
+    run = Run(folder, workdir, *flags, f'--config.schedule.lr={lr}')
+    status, lost = run.finish(), ''
+    message = run.output.partition('NonFiniteError')[2]
+    if status != 1 or 'Traceback' in run.output:
+      lost = run.output[-300:]
+    elif bad := _not_finite(workdir):
+      lost = f'NaN or Inf is saved in {len(bad)} arrays'
+    else:
+      changed = '--allow_changes=schedule.lr'
+      again = Run(folder, workdir, *flags, '--config.schedule.lr=1e-4', changed)
+      if again.finish():
+        lost = f'a lower rate does not help: {again.output[-300:]}'
+    yield Case(f'lr={lr:g}', lost, message)
+
+
+@fault(times=20, in_ci=2)
+def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Kill -9 of a run with rollbacks, then the same command again."""
+  flags = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
+  straight = folder / 'straight'
+  begin = time.monotonic()
+  run = _run(folder, straight, *flags)
+  if run.finish():
+    yield Case('never killed', run.output[-500:])
+    return
+  length = time.monotonic() - begin
+  message = '\n'.join(x for x in run.output.splitlines() if 'rollback' in x)
+  yield Case('never killed', '' if message else 'no rollback', message)
+  for number in range(times - 1):
+    moment = random.Random(number).uniform(0.3, 1) * length
+    workdir = folder / f'killed{number}'
+    run = _run(folder, workdir, *flags)
+    run.wait_for(lambda: False, moment)
+    run.kill()
+    run = _run(folder, workdir, *flags)
+    status = run.finish()
+    lost = run.output[-500:] if status else difference(straight, workdir)
+    yield Case(f'killed after {moment:.1f} s', lost)
+
+
+@fault(times=40, in_ci=4)
+def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Ctrl-C twice at random moments, then the same command again."""
+  straight = folder / 'straight'
+  begin = time.monotonic()
+  Run(folder, straight).finish()
+  length = time.monotonic() - begin
+  for number in range(times):
+    rng = random.Random(number)
+    moment = rng.uniform(0.1, 1) * length
+    flag = f'--config.data.num_workers={number % 2 * 2}'
+    workdir = folder / f'interrupted{number}'
+    run = Run(folder, workdir, flag)
+    for seconds in (moment, rng.choice([0.01, 0.1, 1])):
+      run.wait_for(lambda: False, seconds)
+      run.press_ctrl_c()
+    status, output = run.finish(30), run.output
+    lost = ''
+    if 'Traceback' in output or status not in (0, 130):
+      lost = f'status {status}: {output[-700:]}'
+    elif status and 'SIGINT: ' not in output:
+      lost = f'silent: {output[-300:]}'
+    else:
+      again = Run(folder, workdir, flag)
+      status = again.finish()
+      lost = again.output[-500:] if status else difference(straight, workdir)
+    yield Case(f'after {moment:.1f} s', lost, output[-300:] if lost else '')
