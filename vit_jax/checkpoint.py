@@ -35,7 +35,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, checksums, terminal, tree
+from vit_jax import checksums, terminal, tree
 from vit_jax.domains import Count, OneOf, checked
 from vit_jax.durations import Interval, Timeline, fraction
 from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json

@@ -5,11 +5,14 @@ Whatever makes it (a class, a function, a partial) gets of `model`, `preprocess`
 and `mesh` what it takes. Optional attributes of an evaluator:
 
   check(abstract_params)  raises an error before the first training step
+  metrics                 names of what `run` returns, to check the metric of
+                          the best checkpoint; 'NAME/' for all below it
   class_names             of the data; must be those of the model
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
 """
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +72,30 @@ def make(
       check(abstract_params)
     made[name] = evaluator
   return made
+
+
+def check_metric(
+  argument: str, metric: str | None, evaluators: Mapping[str, Evaluator]
+) -> None:
+  """Raise ValueError if it is known that no evaluator returns the metric.
+
+  Args:
+    argument: that has the metric, for the message.
+    metric: 'EVALUATOR/METRIC', or None.
+    evaluators: by name.
+  """
+  name, _, found = (metric or '').partition('/')
+  known = getattr(evaluators.get(name), 'metrics', None)
+  if known is None or found in known:
+    return
+  if any(k.endswith('/') and found.startswith(k) for k in known):
+    return
+  near = difflib.get_close_matches(found, known, n=1)
+  hint = f' (did you mean {f"{name}/{near[0]}"!r}?)' if near else ''
+  raise ValueError(
+    f'{argument}={metric!r}: the evaluator {name!r} has no metric '
+    f'{found!r}{hint}. It has {", ".join(known)}.'
+  )
 
 
 def _make(factory, model, **options):

@@ -26,7 +26,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import ml_collections
@@ -46,12 +46,22 @@ from vit_jax.weights import formats
 DONE = 'done.json'
 
 
+class Report(Protocol):
+  """Interface of reports."""
+
+  def check(self, results: Results) -> None:
+    """Raise ValueError for what no run of the study can fill."""
+
+  def __call__(self, results: Results) -> Any:
+    """Write the report of the runs that are done."""
+
+
 def study(
   workdir: PathLike,
   *,
   runs: Mapping[str, ml_collections.ConfigDict],
   order: Sequence[str] | None = None,
-  report: Sequence[Any] = (),
+  report: Sequence[Report] = (),
   shared: ml_collections.ConfigDict | None = None,
   discard: str = '',
   writers: ml_collections.ConfigDict | None = None,

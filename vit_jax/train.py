@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
+from vit_jax import divergence, dry_runs, reuse, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
@@ -187,6 +187,9 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
+  evaluators_lib.check_metric(
+    'checkpoint.best_metric', checkpoint.best_metric, evaluators
+  )
   newest = checkpointer.latest_step()
   profiler = Profiler(workdir, profile, start=newest or 0, total=total_steps)
   if init_from and newest is None:

@@ -17,13 +17,14 @@ import functools
 import os
 import pathlib
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from absl import logging
 from rich import console, progress
 
 from vit_jax import checks
+from vit_jax.domains import OneOf, Range, Seed
 from vit_jax.files import write_atomically
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
@@ -64,11 +65,11 @@ class Fractals:
     OSError: the cache lacks images and cannot be written.
   """
 
-  num_classes: int = 1000
-  images_per_class: int = 100
-  image_size: int = 32
-  seed: int = 0
-  channels: int = 1
+  num_classes: Annotated[int, Range(1, 10**5)] = 1000
+  images_per_class: Annotated[int, Range(1, 10**5)] = 100
+  image_size: Annotated[int, Range(8, 1024)] = 32
+  seed: Seed = 0
+  channels: Annotated[int, OneOf(1, 3)] = 1
   cache_dir: str | os.PathLike | None = None
   show_progress: bool = True
 
