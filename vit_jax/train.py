@@ -196,6 +196,7 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
+  claim = workdirs.Claim(workdir)
   workdirs.record_config(workdir, record, preset)
   workdirs.record_model(
     workdir,
@@ -212,6 +213,7 @@ def train(
   forward_flops = reuse.call(flops.forward, model, images)
   run = _Run(
     workdir=workdir,
+    claim=claim,
     model=model,
     image_shape=image_shape,
     batch_size=data.batch_size,
@@ -237,6 +239,7 @@ def train(
       learning_rate=learning_rate,
       writers=writers,
       record=record,
+      before_write=claim.check,
     ),
     profiler=profiler,
     evaluators=evaluators,
@@ -278,6 +281,7 @@ class _Run:
   """
 
   workdir: PathLike
+  claim: workdirs.Claim
   model: Model
   image_shape: Shape
   batch_size: int
@@ -391,6 +395,7 @@ def _attempt(
       stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
         _check_finite(run, step, state, monitor)
+        run.claim.check()
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
@@ -418,7 +423,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(run.abstract_state)
+    state, saved = run.checkpointer.restore(
+      run.abstract_state, batch_size=run.batch_size
+    )
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()

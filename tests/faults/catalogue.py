@@ -1,4 +1,13 @@
 """All faults: importing a module of faults registers them."""
 
-from . import damaged_metrics, goodput, kills, states, weights  # noqa: F401
+from . import (  # noqa: F401
+  checkpoints,
+  damaged_metrics,
+  goodput,
+  hosts,
+  kills,
+  long_runs,
+  states,
+  weights,
+)
 from .harness import FAULTS as FAULTS

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -136,21 +136,45 @@ def free_port() -> int:
     return free.getsockname()[1]
 
 
-@contextlib.contextmanager
-def hosts(
-  folder: pathlib.Path, workdir: pathlib.Path, count: int, *flags: str, **more
-) -> Iterator[list[Run]]:
-  """Start a run on several processes; they are killed at the end."""
-  join = [
-    '--distributed',
-    f'--coordinator_address=localhost:{free_port()}',
-    f'--num_processes={count}',
-  ]
-  started = [
-    Run(folder, workdir, *join, f'--process_id={i}', *flags, **more)
+def join(count: int) -> list[tuple[str, ...]]:
+  """Return the flags by which each of `count` processes joins the others."""
+  address = f'localhost:{free_port()}'
+  return [
+    (
+      '--distributed',
+      f'--coordinator_address={address}',
+      f'--num_processes={count}',
+      f'--process_id={i}',
+    )
     for i in range(count)
   ]
+
+
+@contextlib.contextmanager
+def hosts(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  count: int,
+  *flags: str,
+  of_host: Mapping[int, Mapping[str, Any]] | None = None,
+  **more,
+) -> Iterator[list[Run]]:
+  """Start a run on several processes; they are killed at the end.
+
+  Args:
+    folder, workdir, *flags, **more: see Run.
+    count: number of processes.
+    of_host: for a host {'flags': more flags, 'env': more variables, 'late_s':
+      seconds after which it is started}.
+  """
+  started = []
   try:
+    for i, joining in enumerate(join(count)):
+      own = (of_host or {}).get(i, {})
+      time.sleep(own.get('late_s', 0))
+      more_of_host = {'env': own['env']} if 'env' in own else {}
+      found = (*joining, *flags, *own.get('flags', ()))
+      started.append(Run(folder, workdir, *found, **(more | more_of_host)))
     yield started
   finally:
     for each in started:
