@@ -129,3 +129,20 @@ def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
       status = again.finish()
       lost = again.output[-500:] if status else difference(straight, workdir)
     yield Case(f'after {moment:.1f} s', lost, output[-300:] if lost else '')
+
+
+@fault()
+def too_little_memory(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Training step that needs more memory than the device has."""
+  del times
+  flags = ('--config.data.transforms.0.size=512', '--config.total_steps=1')
+  patches = '--config.model.embedding.patch_size=1'
+  run = Run(folder, folder / 'large', *flags, patches)
+  status, lost = run.finish(), ''
+  _, _, message = run.output.partition('OutOfMemoryError: ')
+  if status != 1 or 'Traceback' in run.output:
+    lost = run.output[-500:]
+  for part in ('per device', 'temporaries', 'batch_size=', 'accum', 'remat='):
+    if part not in message:
+      lost = lost or f'the message lacks {part}'
+  yield Case('step', lost, message)
