@@ -2,6 +2,8 @@
 
 from . import (  # noqa: F401
   checkpoints,
+  damaged_metrics,
+  goodput,
   hosts,
   kills,
   long_runs,
