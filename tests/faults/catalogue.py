@@ -2,6 +2,9 @@
 
 from . import (  # noqa: F401
   checkpoints,
+  configs,
+  damaged_metrics,
+  goodput,
   hosts,
   kills,
   long_runs,

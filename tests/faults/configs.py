@@ -562,7 +562,7 @@ def count(every: list[Mutation], run: Any) -> Iterator[tuple[Mutation, Any]]:
     yield mutation, run(mutation)
 
 
-@fault(times=10_000, in_ci=150)
+@fault(times=10_000, in_ci=100)
 def mutated_configs(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Mutated configs (wrong types, numbers, keys, targets), each a dry run."""
   del folder

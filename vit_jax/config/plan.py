@@ -1,5 +1,6 @@
 """From a config to calls: every key is checked before any call is made."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -122,8 +123,10 @@ def check_set(call: Call, config: Any, prefix: str = '') -> None:
       node = node[int(parent) if is_list else parent]
     if node[key] is None:
       unset.append(f'{prefix}{path}')
-      if isinstance(node, ConfigDict):
-        node.get_ref(key).set('set', type_safe=False)
+      # A None that is no placeholder has no reference.
+      with contextlib.suppress(ValueError):
+        if isinstance(node, ConfigDict):
+          node.get_ref(key).set('set', type_safe=False)
   if unset:
     raise ConfigError(to_set(unset))
 
@@ -282,15 +285,14 @@ def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
         f'{", ".join(keys_of(name, Duration))}.'
       )
       continue
-    parameter = parameters.get(name)
+    parameter, found = parameters.get(name), len(problems)
     if parameter and isinstance(value, str) and is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
     if value is None and name != key:  # a unit that is not used
       if any(x.startswith(f'{path}: ') for x in problems):
         kwargs[name] = None
       continue
-    annotation, found = hints.get(name, Any), len(problems)
-    fields = annotation
+    fields = annotation = hints.get(name, Any)
     if parameter and dataclasses.is_dataclass(parameter.default):
       fields = type(parameter.default)  # without a target
     kwargs[name] = _plan(value, fields, path, problems)
