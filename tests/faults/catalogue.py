@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401
   checkpoints,
+  data,
   hosts,
   kills,
   long_runs,
