@@ -214,16 +214,17 @@ def killed_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
   for number in range(times):
     workdir = folder / f'worker{number}'
     run = Run(folder, workdir, '--config.data.num_workers=2')
-    run.wait_for(lambda run=run: _is_training(run))
-    if workers := _workers(run):
-      os.kill(workers[number % len(workers)], signal.SIGKILL)
+    # At its start, because the others read ahead to the end of a short run.
+    run.wait_for(lambda run=run: len(_workers(run)) == 2)
+    for pid in _workers(run)[: 1 + number % 2]:
+      os.kill(pid, signal.SIGKILL)
     try:
       status = run.finish(120)
     except subprocess.TimeoutExpired:
       status = -1
     told = re.search(r'data worker .*', run.output)
     lost = difference(straight, workdir) if status == 0 else run.output[-500:]
-    yield Case(f'worker {number % 2 + 1} of 2', lost, told[0] if told else '')
+    yield Case(f'{1 + number % 2} of 2', lost, told[0] if told else '')
 
 
 _WAITING = re.compile('Waiting for data .*')
