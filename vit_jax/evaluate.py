@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
+from vit_jax import device_memory, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
-from vit_jax import terminal, workdirs
 from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Stopwatch, Writer
@@ -109,7 +109,10 @@ def evaluate(
     return {}
   workdirs.record_config(workdir, record, preset)
 
-  params, report = _params(init, model, weights, init_from, shardings, workdir)
+  with device_memory.explaining(_explain_memory):
+    params, report = _params(
+      init, model, weights, init_from, shardings, workdir
+    )
   terminal.say(report)
   name = name or timm_csv.name(init_from.path if init_from else None, model)
   results: dict[str, float] = {}
@@ -141,6 +144,13 @@ def evaluate(
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)
   return results
+
+
+def _explain_memory():
+  return (
+    'It cannot hold the parameters. Use more devices, and shard the parameters '
+    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+  )
 
 
 def _init(model, image_shape, rng):

@@ -15,7 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
+from vit_jax import (
+  checks,
+  device_memory,
+  divergence,
+  dry_runs,
+  reuse,
+  terminal,
+  workdirs,
+)
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
@@ -138,6 +146,7 @@ def train(
     ValueError: anything that does not fit, before the first step.
     metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
       and `on_nan` is 'stop' or rollbacks did not help.
+    device_memory.OutOfMemoryError: the model or the batch does not fit.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
@@ -252,7 +261,15 @@ def train(
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
   # unless that meets NaN.
   failed: list[int] = []  # steps that met NaN since the newest checkpoint
-  with contextlib.closing(checkpointer), contextlib.closing(profiler):
+  explain_memory = functools.partial(
+    dry_runs.explain_memory,
+    *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
+  )
+  with (
+    contextlib.closing(checkpointer),
+    contextlib.closing(profiler),
+    device_memory.explaining(explain_memory),
+  ):
     while True:
       try:
         state = _attempt(run, newest, failed, stopwatch)

@@ -2,7 +2,9 @@
 
 from . import (  # noqa: F401
   checkpoints,
+  damaged_metrics,
   data,
+  goodput,
   hosts,
   kills,
   long_runs,
