@@ -268,6 +268,7 @@ def train(
     *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
   )
   with (
+    claim,
     contextlib.closing(checkpointer),
     contextlib.closing(profiler),
     device_memory.explaining(explain_memory),
@@ -375,7 +376,7 @@ def _attempt(
     monitor.introduce(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
-  batches = run.batches(start=position)
+  batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
   with (
@@ -418,6 +419,7 @@ def _attempt(
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
+            'skipped': batches.skipped,
             'metrics': monitor.carry(step),
             **counts,
           }

@@ -4,6 +4,7 @@ from . import (  # noqa: F401
   checkpoints,
   configs,
   damaged_metrics,
+  data,
   goodput,
   hosts,
   kills,
