@@ -164,7 +164,7 @@ class Optimizer:
   clip_norm: domains.Positive | None = None
   decay_mask: Sequence[domains.PathRule] = KERNELS
   freeze: Sequence[domains.PathRule] = ()
-  lr_multipliers: Sequence[tuple[domains.PathRule, Strength]] = ()
+  lr_multipliers: Sequence[tuple[domains.PathRule, domains.NonNegative]] = ()
   layer_decay: LayerDecay | None = None
 
   def __call__(

@@ -60,7 +60,9 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   for number, lr in enumerate((3e38, 1e30, 1e19)[:times]):
     workdir = folder / f'overflow{number}'
     flags = (*often, '--config.schedule.warmup_steps=0')
-    run = Run(folder, workdir, *flags, f'--config.schedule.lr={lr}')
+    # A rate above 10,000 is refused; a factor on it has no bound.
+    factor = f'--config.optimizer.lr_multipliers=[(".*", {lr})]'
+    run = Run(folder, workdir, *flags, '--config.schedule.lr=1', factor)
     status, lost = run.finish(), ''
     message = run.output.partition('NonFiniteError')[2]
     if status != 1 or 'Traceback' in run.output:
@@ -70,7 +72,8 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
     else:
       lower = ['--config.schedule.lr=1e-4']
       if steps(workdir):  # resumes, and is compared with the run before
-        lower.append('--allow_changes=schedule.lr')
+        changed = 'schedule.lr,optimizer.lr_multipliers'
+        lower.append(f'--allow_changes={changed}')
       again = Run(folder, workdir, *flags, *lower)
       if again.finish():
         lost = f'a lower rate does not help: {again.output[-300:]}'

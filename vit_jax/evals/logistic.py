@@ -19,10 +19,8 @@ import optax
 from jax.sharding import Mesh
 
 from vit_jax import sharding
-from vit_jax.domains import Range, Share, checked
+from vit_jax.domains import Positive, Range, Share, checked
 from vit_jax.evals import frozen
-
-Strength = Annotated[float, Range(0, 1e8, above=True)]
 
 
 @checked
@@ -43,7 +41,7 @@ class Logistic(frozen.TunedLinear):
       by C n, for features divided by their root mean square) is larger.
   """
 
-  C: Strength | Sequence[Strength] = 1.0
+  C: Positive | Sequence[Positive] = 1.0
   standardise: bool = False
   max_iter: Annotated[int, Range(1, 10**6)] = 1000
   tol: Share = 1e-7
