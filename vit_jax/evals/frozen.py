@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
-from vit_jax.domains import Between, Seed, checked
+from vit_jax.domains import Seed, checked
 from vit_jax.evals.collect import Collector
 from vit_jax.types import Params, Preprocess
 
@@ -297,7 +297,7 @@ class Tuned:
     seed: of the held-out examples.
   """
 
-  held_out: Between = 0.1
+  held_out: float = 0.1
   seed: Seed = 0
 
   def __post_init__(self) -> None:

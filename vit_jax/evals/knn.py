@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from vit_jax import checks, sharding
-from vit_jax.domains import Between, Count, OneOf, Positive
+from vit_jax.domains import Count, OneOf, Positive
 from vit_jax.evals import frozen
 
 METRICS = ('cosine', 'euclidean')
@@ -50,7 +50,7 @@ class Knn(frozen.Tuned):
   k: Count | Sequence[Count] = (10, 20, 100, 200)
   temperature: Positive | Sequence[Positive | None] | None = (0.07,)
   metric: Annotated[str, OneOf(*METRICS)] = 'cosine'
-  held_out: Between | None = None  # type: ignore[assignment]
+  held_out: float | None = None  # type: ignore[assignment]
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'k', self.ks)
