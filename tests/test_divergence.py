@@ -126,7 +126,8 @@ def test_a_rollback_skips_the_batches_since_the_checkpoint(
     )
   assert held == [[], []]
   counts = {'rollbacks': 2, 'batches_skipped': 3}
-  assert saved_data(tmp_path, 8) == {'position': 11 * 8, **counts}
+  saved = saved_data(tmp_path, 8)
+  assert saved.items() >= {'position': 11 * 8, **counts}.items()
   losses = [r for r in read_records(tmp_path) if 'train/loss' in r]
   assert [r['step'] for r in losses] == [*range(1, 9)]
   assert [r.get('batches_skipped', 0) for r in losses] == [0] * 3 + [2] * 3 + [
@@ -140,7 +141,8 @@ def test_a_rollback_skips_the_batches_since_the_checkpoint(
   ) in said
   # The same command, later: nothing is forgotten.
   run(tmp_path, bad=[4, 8], total=9, on_nan='rollback')
-  assert saved_data(tmp_path, 9) == {'position': 12 * 8, **counts}
+  saved = saved_data(tmp_path, 9)
+  assert saved.items() >= {'position': 12 * 8, **counts}.items()
 
 
 def trained_on(numbers):

@@ -363,7 +363,7 @@ def test_the_time_is_divided_into_phases(tmp_path, monkeypatch):
   monitor.close()
   spent, _ = seconds()
   # The record of step 4 was written after step 5 was dispatched.
-  assert spent.pop('lost') == 5
+  assert spent.pop('lost') == 5 + 3
   assert spent == {
     'setup': 20,
     'compile': 40,
@@ -371,7 +371,76 @@ def test_the_time_is_divided_into_phases(tmp_path, monkeypatch):
     'steps': 20,
     'saving': 3,
   }
-  assert clock.now == sum(spent.values()) + 5 + 3  # a kill hides its last 3 s
+  assert clock.now == sum(spent.values()) + 5 + 3
+
+
+def test_a_checkpoint_carries_what_was_not_yet_recorded(tmp_path):
+  """Means over an interval with a restart are those of a run without one."""
+  losses = np.random.default_rng(0).normal(size=10).astype(np.float32)
+
+  def run(workdir, start, end, carried=None):
+    workdir.mkdir(exist_ok=True)
+    monitor = make_monitor(
+      workdir, start_step=start, log_every_steps=3, carried=carried
+    )
+    for step in range(start + 1, end + 1):
+      monitor.step(step, {'loss': losses[step - 1]})
+    monitor.flush()
+    carried = json.loads(json.dumps(monitor.carry(end)))
+    monitor.close()
+    return carried
+
+  run(tmp_path / 'straight', 0, 10)
+  carried = run(tmp_path / 'stopped', 0, 5)
+  run(tmp_path / 'stopped', 5, 7, carried)  # killed before a checkpoint
+  run(tmp_path / 'stopped', 5, 10, carried)
+  found = [
+    [(r['step'], r['train/loss']) for r in read_records(tmp_path / name)]
+    for name in ('straight', 'stopped')
+  ]
+  assert found[0] == found[1] and [x for x, _ in found[0]] == [3, 6, 9, 10]
+
+
+def test_work_that_a_checkpoint_has_is_not_lost(tmp_path, monkeypatch, capsys):
+  """Even if no record was written between it and the record before."""
+  clock = types.SimpleNamespace(now=0.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+
+  def run(start, end, carried=None):
+    monitor = make_monitor(
+      tmp_path, start_step=start, log_every_steps=5, carried=carried
+    )
+    for step in range(start + 1, end + 1):
+      clock.now += 2
+      monitor.step(step, {'loss': 1.0})
+      if step == start + 1:
+        monitor.compiled(step)
+    monitor.flush()
+    return monitor
+
+  first = run(0, 4)
+  with first.pause('saving'):
+    carried = first.carry(4)
+    clock.now += 1
+  run(4, 9, carried)  # killed after step 9, of which there is no record
+  last = run(4, 10, carried)
+  last.finish(10)
+  last.close()
+  record = read_records(tmp_path)[-1]
+  phases = {k: v for k, v in record.items() if k.startswith('seconds/')}
+  # Steps 1 and 5 count as compilation. Saving was not part of the checkpoint.
+  assert phases == {
+    'seconds/setup': 0,
+    'seconds/compile': 4,
+    'seconds/steps': 16,
+    'seconds/lost': 1 + 10,
+  }
+  assert clock.now == 4 * 2 + 1 + 5 * 2 + 6 * 2
+  *_, line = capsys.readouterr().out.splitlines()
+  assert line.startswith('wall time 0:00:31 | goodput (steps) 51.6% | comp')
+  assert line.endswith('| restoring 0.0% | setup 0.0% | lost 35.5%')
+  assert not (tmp_path / '.seconds.json').exists()
 
 
 def test_data_that_arrives_during_a_step_costs_nothing(tmp_path, monkeypatch):

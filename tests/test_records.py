@@ -244,12 +244,17 @@ def test_events_on_object_stores(store):
 
 
 def test_time_of_a_killed_run(tmp_path):
-  clock = records.Heartbeat(tmp_path)
-  assert clock.read() == 0
-  clock.write(12.5)
-  assert records.Heartbeat(tmp_path).read() == 12.5
-  (tmp_path / '.seconds').write_text('12')  # cut off by a kill
-  assert clock.read() == 0
-  clock.remove()
-  clock.remove()
+  first = records.Heartbeat(tmp_path)
+  assert (first.lived, first.spent) == (0, {})
+  first.save(5, {'steps': 3.5})
+  first.beat(12.5)
+  second = records.Heartbeat(tmp_path)
+  assert (second.lived, second.spent) == (12.5, {5: {'steps': 3.5}})
+  for content in ('{"lived": 1', '[]', '{"spent": 3, "lived": 4}', '\0'):
+    (tmp_path / '.seconds.json').write_text(content)
+    damaged = records.Heartbeat(tmp_path)
+    assert (damaged.lived, damaged.spent) == (0, {})
+  second.remove()
+  second.remove()
+  records.Heartbeat(tmp_path / 'gone').beat(1)  # creates nothing
   assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import checks, tree
 from vit_jax.durations import Duration, Timeline, fraction
-from vit_jax.files import PathLike, check_remote
+from vit_jax.files import LARGEST_JSON, PathLike, check_remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,6 +362,7 @@ def saved_params(
     raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
   with _readable(item), _handler() as handler:
+    size = _size(item)
     abstract = _abstract(handler.metadata(item))
     shapes = tree.flatten(abstract)
 
@@ -375,14 +376,22 @@ def saved_params(
       )
       return tree.flatten(params)
 
-  return SavedParams(shapes, _size(item), read)
+  return SavedParams(shapes, size, read)
 
 
 def _size(path):
-  """Return the bytes of a file, or of all files in a folder."""
+  """Return the bytes of a file, or of all files in a folder.
+
+  Raises:
+    ValueError: a file of JSON is so large that parsing it takes all memory.
+  """
   if path.is_dir():
     return sum(_size(inner) for inner in path.iterdir())
-  return path.stat().length
+  size = path.stat().length
+  is_json = path.name.startswith(('.z', 'zarr', '_', 'process_'))
+  if is_json and size > LARGEST_JSON:
+    raise ValueError(f'{path.name} has {size} bytes of JSON')
+  return size
 
 
 def _handler():

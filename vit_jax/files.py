@@ -52,7 +52,7 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_text(content)
 
 
-_LARGEST_JSON = 1 << 23  # bytes; parsed, they can take 25 times as much
+LARGEST_JSON = 1 << 23  # bytes; parsed, they can take 25 times as much
 _DEEPEST_JSON = 50  # levels; recursive functions can take them
 
 
@@ -68,9 +68,9 @@ def read_json(path: PathLike) -> dict[str, Any]:
   """
   try:
     with epath.Path(path).open('rb') as file:
-      data = file.read(_LARGEST_JSON + 1)
-    if len(data) > _LARGEST_JSON:
-      raise ValueError(f'it has more than {_LARGEST_JSON >> 20} MB')
+      data = file.read(LARGEST_JSON + 1)
+    if len(data) > LARGEST_JSON:
+      raise ValueError(f'it has more than {LARGEST_JSON >> 20} MB')
     found = json.loads(data)
   except OSError as e:
     raise ValueError(f'{path} cannot be opened: {e.strerror or e}.') from e

@@ -59,6 +59,20 @@ def peak_flops(device_kind: str) -> float | None:
   return next((x for k, x in PEAK_FLOPS.items() if k in device_kind), None)
 
 
+# Phases of the wall time of a training run, as a user reads them.
+_PHASES = {
+  'steps': 'goodput (steps)',
+  'compile': 'compiling',
+  'data': 'waiting for data',
+  'evals': 'evaluating',
+  'saving': 'saving',
+  'restoring': 'restoring',
+  'setup': 'setup',
+  'profile': 'profiling',
+  'lost': 'lost',
+}
+
+
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once."""
 
@@ -81,6 +95,11 @@ class Stopwatch:
     """Return {'seconds/PHASE': wall time so far}."""
     return {f'seconds/{k}': round(v, 3) for k, v in self._seconds.items()}
 
+  def total(self) -> float:
+    """Return the seconds of all phases, and those since the last lap."""
+    now = time.perf_counter()
+    return sum(self._seconds.values()) + now - self._begin
+
 
 class Monitor:
   """Metrics of a training run.
@@ -89,11 +108,12 @@ class Monitor:
   it was resumed, in each phase:
 
   setup: from the call of train() to the loop: data, shapes, initialisation.
+  restoring: reading a checkpoint.
   compile: the first step, which includes compilation.
   steps: training steps.
   data: waiting for a batch after all dispatched steps were finished.
   evals, saving, profile: evaluations, checkpoints, writing a trace.
-  lost: work after the last checkpoint of a run that was killed.
+  lost: all of that since the last checkpoint of a run that was killed.
 
   `goodput` is steps / sum, and `progress` the fraction of steps that are done.
 
@@ -109,6 +129,8 @@ class Monitor:
     stopwatch: Stopwatch that started with the run; None starts one.
     writers: {name: writer}, see writers.py; they get all records.
     record: JSON values of the config, for the writers.
+    carried: what `carry` returned when the checkpoint was saved, from which the
+      run resumes; None: its next record averages the new steps only.
     counts: {name: number}, such as the rollbacks so far; records have them.
   """
 
@@ -125,6 +147,7 @@ class Monitor:
     stopwatch: Stopwatch | None = None,
     writers: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
+    carried: Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
   ) -> None:
     self.total_steps: int = total_steps
@@ -134,6 +157,7 @@ class Monitor:
     self._learning_rate = learning_rate
     self._flops_per_step = flops_per_step
     self.writer = Writer(workdir, start_step, writers=writers, record=record)
+    self._beaten, self._is_finished = -math.inf, False
     self._stopwatch = stopwatch or Stopwatch()
     self._stopwatch.add(self.writer.spent)
     self._stopwatch.lap('setup')
@@ -143,8 +167,20 @@ class Monitor:
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched
     self._last_finite = start_step
     self._sums: dict[str, float] = collections.defaultdict(float)
-    self._logged = start_step
+    self._sums |= (carried or {}).get('sums', {})
+    self._logged = (carried or {}).get('logged', start_step)
     self.restart_clock(start_step)
+    self._beat(after_s=0)
+
+  def carry(self, step: int) -> dict[str, Any]:
+    """Return what the checkpoint of a step has to save, as JSON values.
+
+    A resumed run then writes the same means as one that was never stopped, also
+    over the log interval that the checkpoint divides. Call `flush` before.
+    """
+    self.writer.heartbeat.save(step, _by_phase(self._stopwatch.record()))
+    # Sums since the last record, and its step.
+    return {'sums': dict(self._sums), 'logged': self._logged}
 
   def restart_clock(self, step: int) -> None:
     """Measure rates from this step on."""
@@ -174,6 +210,7 @@ class Monitor:
     yield
     self._paused += time.perf_counter() - begin
     self._stopwatch.lap(phase)
+    self._beat()
 
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
     """Take the metrics of a dispatched step; log those of the step before.
@@ -200,6 +237,7 @@ class Monitor:
     for name, value in values.items():
       self._sums[name] += value
     self._terminal.advance(step)
+    self._beat()
     if step % self._log_every == 0 or step == self.total_steps:
       self._log(step, skipped)
 
@@ -266,8 +304,12 @@ class Monitor:
     self._terminal.show(step, record)
 
   def finish(self, step: int) -> None:
-    """Write the final account of the time, after the last checkpoint."""
-    self.writer.write(step, self._spent(step))
+    """Write and print the account of the time, after the last checkpoint."""
+    spent = self._spent(step)
+    self.writer.write(step, spent)
+    self.writer.heartbeat.remove()
+    self._is_finished = True
+    self.say(_account(_by_phase(spent)))
 
   def _spent(self, step):
     self._stopwatch.lap(self._phase)
@@ -275,6 +317,13 @@ class Monitor:
     total = sum(found.values())
     goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
     return {'progress': step / self.total_steps, 'goodput': goodput, **found}
+
+  def _beat(self, after_s=1):
+    """Record how long the run has lived, once a second."""
+    now = time.perf_counter()
+    if now - self._beaten >= after_s:
+      self._beaten = now
+      self.writer.heartbeat.beat(self._stopwatch.total())
 
   def compiling(self) -> None:
     """Show that the first step is being compiled, until `compiled`."""
@@ -312,6 +361,8 @@ class Monitor:
     """Close the files. A step that was not flushed is dropped."""
     self._compiling.close()
     self._terminal.close()
+    if not self._is_finished:
+      self._beat(after_s=0)
     self.writer.close()
 
 
@@ -326,8 +377,9 @@ class Writer:
     record: JSON values of the config, for the writers.
 
   Attributes:
-    spent: {phase: seconds} of the run before start_step. Time of removed
-      records is in the phase 'lost'.
+    spent: {phase: seconds} of the run before start_step. What a killed run has
+      spent since is in the phase 'lost'.
+    heartbeat: Heartbeat of the run, on the first host.
   """
 
   def __init__(
@@ -340,6 +392,7 @@ class Writer:
   ) -> None:
     self.spent = {}
     self._active = jax.process_index() == 0
+    self.heartbeat = records.Heartbeat(workdir, active=self._active)
     if not self._active:
       return
     self._log, found = records.open_log(workdir, start_step)
@@ -347,7 +400,7 @@ class Writer:
       terminal.say(message)
     purge = None
     if start_step is not None:
-      self.spent = _spent(found.kept, found.removed)
+      self.spent = _spent(found, self.heartbeat, start_step)
       purge = start_step + 1
     self._events = records.Events(workdir, purge)
     self._writers = dict(writers or {})
@@ -389,19 +442,47 @@ class Writer:
       self._each('close')
 
 
-def _spent(kept, removed):
-  """Return {phase: seconds} of the kept records, and what was lost."""
-  prefix = 'seconds/'
+def _spent(found, heartbeat, step):
+  """Return {phase: seconds} of a run up to a checkpoint, and what was lost.
 
-  def last(found):
-    values = {k: v for r in found for k, v in r.items() if k.startswith(prefix)}
-    return {k.removeprefix(prefix): v for k, v in values.items()}
-
-  spent = last(kept)
-  lost = sum(last(kept + removed).values()) - sum(spent.values())
+  Args:
+    found: records.Found, up to the checkpoint and after it.
+    heartbeat: Heartbeat of the run before it was stopped.
+    step: of the checkpoint.
+  """
+  saved = heartbeat.spent.get(step, {})
+  recorded, last = (
+    _by_phase({k: v for record in part for k, v in record.items()})
+    for part in (found.kept, found.kept + found.removed)
+  )
+  spent = dict(max(recorded, saved, key=_total))  # the later one
+  lost = max(_total(last), heartbeat.lived) - _total(spent)
   if lost > 0:
     spent['lost'] = spent.get('lost', 0.0) + lost
   return spent
+
+
+def _total(seconds):
+  return sum(seconds.values())
+
+
+def _by_phase(record):
+  """Return {phase: seconds} of a record."""
+  prefix = 'seconds/'
+  return {
+    k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)
+  }
+
+
+def _account(seconds):
+  """Return {phase: seconds} as a line of fractions."""
+  total = _total(seconds)
+  shown = [
+    f'{name} {seconds.get(phase, 0) / (total or 1):.1%}'
+    for phase, name in _PHASES.items()
+    if seconds.get(phase) or phase not in ('profile', 'lost')
+  ]
+  return ' | '.join([f'wall time {terminal.duration(total)}', *shown])
 
 
 def memory_gb() -> float:

@@ -11,6 +11,7 @@ the strings 'NaN', 'Infinity' and '-Infinity', which `read_records` and pandas
 read as floats.
 """
 
+import contextlib
 import json
 import math
 import numbers
@@ -27,6 +28,7 @@ from vit_jax.files import PathLike, write_atomically
 
 NAME = 'metrics.jsonl'
 SEGMENT = 256  # records; some 200 kB
+_CHECKPOINTS = 20  # whose account of time a Heartbeat keeps
 _OWN = re.compile(r'metrics(-(\d{6,}))?\.jsonl')
 _EVENTS = re.compile(r'events\.out\.tfevents\.(\d+)\..*')
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
@@ -162,30 +164,60 @@ def _framed(**content):
 
 
 class Heartbeat:
-  """Wall time of a run so far, in a small file.
+  """Wall time of a run, also of one that will be killed, in a small file.
 
-  After a kill, the next start reads from it how much time was lost since the
-  last record. Only on local file systems.
+  From it the next start knows what the run has spent until its checkpoint, and
+  what was lost since. Errors are ignored: then the records have to do. Object
+  stores get the file with each checkpoint, file systems once a second.
+
+  Args:
+    workdir: directory of the run.
+    active: whether this process reads and writes the file.
+
+  Attributes:
+    lived: seconds of the run.
+    spent: {step of a checkpoint: {phase: seconds} until it was begun}.
   """
 
-  def __init__(self, workdir: PathLike) -> None:
-    self._path = epath.Path(workdir) / '.seconds'
+  def __init__(self, workdir: PathLike, *, active: bool = True) -> None:
+    self._path = epath.Path(workdir) / '.seconds.json'
+    self._active = active
+    self.lived: float = 0.0
+    self.spent: dict[int, dict[str, float]] = {}
+    if not active:
+      return
+    # A kill, while the file is written, can leave half of it.
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+      found = json.loads(self._path.read_text())
+      self.spent = {
+        int(step): {phase: float(x) for phase, x in spent.items()}
+        for step, spent in found['spent'].items()
+      }
+      self.lived = float(found['lived'])
 
-  def write(self, seconds: float) -> None:
+  def beat(self, lived: float) -> None:
+    """Save how many seconds the run has lived."""
+    self.lived = lived
     if _is_local(self._path):
-      self._path.write_text(f'{seconds:.3f}\n')
+      self._write()
 
-  def read(self) -> float:
-    """Return the seconds, or 0 if they are not known."""
-    try:
-      text = self._path.read_text() if _is_local(self._path) else ''
-      return float(text) if text.endswith('\n') else 0.0
-    except (OSError, ValueError):
-      return 0.0
+  def save(self, step: int, spent: Mapping[str, float]) -> None:
+    """Save {phase: seconds} of the run until the checkpoint of this step."""
+    newest = sorted(self.spent.keys() - {step})[-_CHECKPOINTS:]
+    self.spent = {x: self.spent[x] for x in newest} | {step: dict(spent)}
+    self._write()
 
   def remove(self) -> None:
-    if _is_local(self._path):
-      self._path.unlink(missing_ok=True)
+    """Remove the file, because the last record says all that it does."""
+    if self._active:
+      with contextlib.suppress(OSError):
+        self._path.unlink()
+
+  def _write(self):
+    if self._active:
+      content = {'lived': round(self.lived, 3), 'spent': self.spent}
+      with contextlib.suppress(OSError):
+        self._path.write_text(json.dumps(content) + '\n')
 
 
 class _Growing:

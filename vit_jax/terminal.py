@@ -89,7 +89,7 @@ def line(record: Mapping[str, Any]) -> str:
     if name not in _COLUMNS and not _HIDDEN.fullmatch(name)
   ]
   if 'eta_s' in record:
-    parts.append(f'eta {_duration(record["eta_s"])}')
+    parts.append(f'eta {duration(record["eta_s"])}')
   return ' | '.join(parts)
 
 
@@ -234,7 +234,7 @@ def track(
           bar.start()
       elif now - reported > every_s:
         reported, rate = now, done / (now - start)
-        eta = _duration((total - done) / rate)
+        eta = duration((total - done) / rate)
         print(
           f'{done}/{total} {unit} | {rate:.3g}/s | eta {eta}', file=sys.stderr
         )
@@ -303,5 +303,6 @@ def _bar(on, **kwargs):
   )
 
 
-def _duration(seconds):
+def duration(seconds: float) -> datetime.timedelta:
+  """Return the duration in whole seconds, which prints as H:MM:SS."""
   return datetime.timedelta(seconds=round(seconds))

@@ -312,7 +312,9 @@ def _attempt(
   Raises:
     NonFiniteError: NaN or Inf. What was saved before is finite.
   """
+  stopwatch.lap('setup')
   state, saved, origin = _first_state(run, newest)
+  stopwatch.lap('setup' if newest is None else 'restoring')
   start, position = int(state.step), saved['position']
   if bad := divergence.non_finite(state, run.mesh):
     folder = run.checkpointer.directory / str(start)
@@ -338,7 +340,12 @@ def _attempt(
       f'rollback {counts["rollbacks"]}: {origin}; the next {skipped} batches '
       f'are skipped, {counts["batches_skipped"]} in total'
     )
-  monitor = run.monitor(start_step=start, stopwatch=stopwatch, counts=counts)
+  monitor = run.monitor(
+    start_step=start,
+    stopwatch=stopwatch,
+    carried=saved.get('metrics'),
+    counts=counts,
+  )
   if failed:
     monitor.say(origin)
   else:
@@ -385,7 +392,11 @@ def _attempt(
       if last or stopping or step % run.save_every == 0:
         _check_finite(run, step, state, monitor)
         with monitor.pause('saving'):
-          saved = {'position': batches.position, **counts}
+          saved = {
+            'position': batches.position,
+            'metrics': monitor.carry(step),
+            **counts,
+          }
           finite = {k: v for k, v in results.items() if math.isfinite(v)}
           run.checkpointer.save(step, state, saved, metrics=finite)
           if last or stopping:

@@ -227,7 +227,11 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
     if a.keys() != b.keys():
       return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
     for path in a:
-      if not np.array_equal(a[path], b[path], equal_nan=True):
+      if path.startswith('data/'):
+        same = a[path] == b[path]
+      else:
+        same = np.array_equal(a[path], b[path], equal_nan=True)
+      if not same:
         return f'checkpoint {step}: {path} differs'
   a, b = records(one), records(other)
   if a != b:
@@ -251,6 +255,8 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     data = file.read_bytes()
     while len(data) >= 12:  # length, checksum, event, checksum
       length = int.from_bytes(data[:8], 'little')
+      if len(data) < 16 + length:
+        break  # cut off by a kill: TensorBoard, too, goes to the next file
       event = event_pb2.Event.FromString(data[12 : 12 + length])
       data = data[16 + length :]
       if event.session_log.status == event_pb2.SessionLog.START:

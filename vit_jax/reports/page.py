@@ -36,6 +36,7 @@ _LISTED, _PAIRS = 10, 12
 _PHASES = {  # of metrics.Monitor
   'steps': ('training steps', 2),
   'setup': ('setup', 9),
+  'restoring': ('restoring a checkpoint', 8),
   'compile': ('first step, including compilation', 4),
   'data': ('waiting for data', 1),
   'evals': ('evaluation', 0),

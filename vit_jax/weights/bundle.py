@@ -31,7 +31,10 @@ from vit_jax.preprocess import Normalize
 from vit_jax.types import FlatParams, Model, Shape, Size
 from vit_jax.weights.keymap import KeyMap
 
-MAX_LAYERS = 9999  # of a file; a mistake must not cost all memory
+# Limits of what files say, because a mistake must not cost all memory.
+MAX_LAYERS = 9999
+_MAX_UNITS = 500  # of a ResNet, which are traced one by one
+_MAX_NUMBER = 1 << 20  # such as the number of classes
 IMAGE_SIZE = 224  # if neither the file nor the user says
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
 POSEMBS = {
@@ -110,7 +113,7 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
     return trace(model, tuple(image_shape))
   except ValueError as e:  # patches do not tile the image, ...
     raise ValueError(f'{e} (image_size={image_shape[:2]})') from e
-  except _ANY_FIELDS as e:  # the fields in a file may be of any type
+  except Exception as e:  # the fields in a file may be of any type
     name = type(model).__name__
     raise ValueError(f'The model {name} cannot be initialised: {e!r}') from e
 
@@ -118,6 +121,12 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
 @functools.lru_cache(maxsize=256)
 def _trace(model, image_shape):
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  if isinstance(model, MODELS):
+    _check_layers(model)
+  if isinstance(getattr(model, 'posemb', None), SinCos2d):
+    # Its table is no parameter, but computing it takes memory and time.
+    model.posemb.table({}, (1, 1), model.width)
+    model = model.clone(posemb=None)
   scans = isinstance(model, MODELS) and hasattr(model, 'scan')
   if scans:  # one layer is traced instead of all of them
     model = model.clone(scan=True)
@@ -131,6 +140,16 @@ def _trace(model, image_shape):
     else:
       out[path] = leaf
   return out
+
+
+def _check_layers(model):
+  depth = getattr(model, 'depth', 0)
+  stages = getattr(getattr(model, 'embedding', model), 'stages', None) or ()
+  if depth > MAX_LAYERS or sum(stages) > _MAX_UNITS:
+    raise ValueError(
+      f'depth={depth}, stages={stages!s:.80}; expected at most {MAX_LAYERS} '
+      f'layers and {_MAX_UNITS} units.'
+    )
 
 
 def replace(model: Any, **fields: Any) -> Any:
@@ -195,6 +214,7 @@ def build_model(settings: Any, trust: Sequence[str] = ()) -> Any:
   """
   if not isinstance(settings, dict):
     raise ValueError(f'The model is {settings!r:.80}, not a JSON object.')
+  _check_numbers(settings)
   for cls in MODELS:
     names = {f.name for f in dataclasses.fields(cls)}
     is_flat = bool(settings.keys() & (_FIELDS.keys() - names))
@@ -210,6 +230,18 @@ def build_model(settings: Any, trust: Sequence[str] = ()) -> Any:
   return model
 
 
+def _check_numbers(value, name='model'):
+  """Raise ValueError for a number that would take all memory in tracing."""
+  if isinstance(value, dict):
+    for key, inner in value.items():
+      _check_numbers(inner, key)
+  elif isinstance(value, list | tuple):
+    for inner in value:
+      _check_numbers(inner, name)
+  elif isinstance(value, int) and value > _MAX_NUMBER:
+    raise ValueError(f'{name}={value}; expected at most {_MAX_NUMBER}.')
+
+
 def build(settings: Any, trust: Sequence[str] = ()) -> Any:
   """Return `config.build` of settings from a file, of whatever types.
 
@@ -219,7 +251,9 @@ def build(settings: Any, trust: Sequence[str] = ()) -> Any:
   """
   try:
     built = config.build(settings, trust=trust)
-  except _ANY_FIELDS as e:
+  except ValueError:
+    raise
+  except Exception as e:
     raise ValueError(f'{settings!r:.200} cannot be built: {e!r}') from e
   if isinstance(built, functools.partial):
     raise ValueError(f'The file lacks arguments of {built.func.__name__}.')

@@ -14,6 +14,7 @@ executed: pickles are refused, and a file may only name the classes that
 `config.build` trusts.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -48,7 +49,6 @@ NPZ_FORMATS = ('vit_jax', 'npz', 'big_vision')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _WEB = ('http://', 'https://', 'hf://')
-_MAX_LINES = 60  # of a message
 # Short names (see `bundle.replace`) that NAME.json of an npz may have.
 _SIDECAR_FIELDS = (
   'gelu',
@@ -101,11 +101,12 @@ def read(
       'predict takes it. Give the weights that it was made from.'
     )
   options = {k: v for k, v in options.items() if v is not None}
-  directory, source = _locate(path, step)
-  if directory is not None:
-    weights = _read_checkpoint(directory, ema, trust, options)
-  else:
-    weights = _read_file(path, source, trust, options)
+  with _one_message(path):
+    directory, source = _locate(path, step)
+    if directory is not None:
+      weights = _read_checkpoint(directory, ema, trust, options)
+    else:
+      weights = _read_file(path, source, trust, options)
   shape, asked = weights.image_shape, options.get('image_size')
   if asked is not None and as_pair(asked) != tuple(shape[:2]):
     raise ValueError(
@@ -125,8 +126,8 @@ def describe(
 ) -> tuple[Weights, bool]:
   """Return what `read` does, without the parameters.
 
-  Of a workdir only model.json is read. A file is read as a whole, but only once
-  if it is described several times.
+  Of a workdir only model.json is read; of a file names, shapes and types, and
+  only once if it is described several times.
 
   Args:
     path, step, trust, **options: see `read`.
@@ -139,29 +140,62 @@ def describe(
     ValueError: as `read`.
   """
   options = {k: v for k, v in options.items() if v is not None}
-  directory, source = _locate(path, step)
-  if directory is not None:
-    content = workdirs.description(directory, missing_ok=True)
-    if content is not None:
-      model = _described_model(content, trust, options)
-      weights = Weights(model, {}, **usage(content, trust))
-      weights.origin = str(directory)
-      return weights, True
-    file = directory
-  else:
-    file = files.fetch(source)
-  changed = epath.Path(file).stat().mtime
-  weights = _describe_file(
-    str(path), step, tuple(trust), json.dumps(options, default=repr), changed
-  )
+  with _one_message(path):
+    directory, source = _locate(path, step)
+    if directory is not None:
+      content = workdirs.description(directory, missing_ok=True)
+      if content is not None:
+        model = _described_model(content, trust, options)
+        weights = Weights(model, {}, **usage(content, trust))
+        weights.origin = str(directory)
+        return weights, True
+      file = directory
+    else:
+      file = files.fetch(source)
+    changed = epath.Path(file).stat().mtime
+    described = json.dumps(options, default=repr)
+    weights = _describe_file(str(path), step, tuple(trust), described, changed)
   return weights, weights.origin.startswith('vit_jax, ')
+
+
+@contextlib.contextmanager
+def _one_message(path):
+  """Turn any error about a file into one ValueError that names it.
+
+  What is in the file of others may be anything, and so may the errors of the
+  libraries that read it. Messages have 60 lines of 400 characters at most.
+  """
+  try:
+    yield
+  except ValueError as error:
+    message = str(error)
+    if path is not None and str(path).rstrip('/') not in message:
+      message = f'{path}: {message}'
+    lines = [
+      x if len(x) <= 400 else f'{x[:400]} ...' for x in message.split('\n')
+    ]
+    if len(lines) > 60:
+      lines[59:] = [f'and {len(lines) - 59} more lines']
+    if lines == str(error).split('\n'):
+      raise
+    raise ValueError('\n'.join(lines)) from error
+  except Exception as error:
+    raise ValueError(
+      f'{path} cannot be read ({type(error).__name__}: {error!s:.200}). It is '
+      'damaged, or not a model that is supported.'
+    ) from error
 
 
 @functools.lru_cache(maxsize=8)
 def _describe_file(path, step, trust, options, changed):
   """Return Weights without parameters; `changed` is the time of the file."""
   del changed
-  weights = read(path, step=step, trust=trust, **json.loads(options))
+  options = json.loads(options)
+  directory, source = _locate(path, step)
+  if directory is not None:
+    weights = _read_checkpoint(directory, 'auto', trust, options, values=False)
+  else:
+    weights = _read_file(path, source, trust, options, values=False)
   return dataclasses.replace(weights, params={})
 
 
@@ -219,7 +253,7 @@ def _file(path):
   return f'{path}/{known[0]}'
 
 
-def _read_checkpoint(directory, ema, trust, options):
+def _read_checkpoint(directory, ema, trust, options, values=True):
   """Return Weights of WORKDIR/checkpoints/STEP; the workdir may be gone."""
   if 'grid' in options:
     raise ValueError(f'{directory} says its own grid; leave grid out.')
@@ -238,7 +272,7 @@ def _read_checkpoint(directory, ema, trust, options):
   saved = checkpoint.saved_params(directory.absolute(), ema=ema)
   blanks = {k: files.blank(x.shape, x.dtype) for k, x in saved.shapes.items()}
   found = files.Stored(blanks, saved.size, lambda _: saved.read(), directory)
-  weights = _converted(found, convert)
+  weights = _converted(found, convert, values=values)
   weights.origin, weights.step = str(directory), int(directory.name)
   return weights
 
@@ -256,26 +290,8 @@ def _converted(found, convert, needed=None, values=True):
     values: whether to return Weights with values, not blank.
   """
 
-  def checked(arrays):
-    try:
-      return convert(arrays)
-    except ValueError as e:
-      raise ValueError(f'{found.path}: {_shortened(e)}') from e
-    except Exception as e:  # arrays and JSON of others may be anything
-      raise ValueError(
-        f'{found.path}: no model can be read off it ({e!r:.200}).'
-      ) from e
-
-  weights = checked(found.blanks)
-  if values:
-    weights = checked(found.read(needed))
-  return weights
-
-
-def _shortened(error):
-  lines = str(error).splitlines()
-  more = len(lines) - _MAX_LINES
-  return '\n'.join(lines[:_MAX_LINES] + [f'and {more} more lines'] * (more > 0))
+  weights = convert(found.blanks)
+  return convert(found.read(needed)) if values else weights
 
 
 def _described_model(content, trust, options):
