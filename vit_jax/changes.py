@@ -5,11 +5,13 @@ argument, defaults included, and a fingerprint of each source of data. Hosts are
 compared with each other. An argument that is not listed here changes results.
 """
 
+import collections
 import dataclasses
 import datetime
 import hashlib
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -125,7 +127,10 @@ def basis_of(
   config, defaults, harmless = {}, set(), set()
   for each in entries:
     if HARMLESS.isdisjoint(each.arguments):
-      config[each.key] = _relative(configs.plain(each.value), workdir)
+      value = _relative(configs.plain(each.value), workdir)
+      if _is_name(each):  # the public name: packages move what is private
+        value = re.sub(r'\._.*\.', '.', value)
+      config[each.key] = value
       if each.is_default:
         defaults.add(each.key)
     else:
@@ -166,7 +171,7 @@ def _relative(value, workdir):
   return value
 
 
-def _sources(value, key='') -> Iterator[tuple[str, Any]]:
+def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
   """Yield (key, source) of every Data in a value."""
   if isinstance(value, Data):
     yield f'{key}.source', value.source
@@ -234,9 +239,8 @@ def compare(
   found = []
   for key in dict.fromkeys([*now.config, *before.config]):
     old, new = (x.config.get(key, _NOT_SET) for x in (before, now))
-    by_default = (
-      (key not in before.config and key in now.defaults)
-      or (key not in now.config and key in before.defaults)
+    by_default = (key not in before.config and key in now.defaults) or (
+      key not in now.config and key in before.defaults
     )
     if old != new and not by_default and key not in {*without, *now.harmless}:
       found.append(Change(key, old, new, f'{_shown(old)} -> {_shown(new)}'))
@@ -274,16 +278,15 @@ def check(
   """
   before, step = saved(workdir), newest_step(workdir)
   check_keys(allow_changes, now.keys | (before.keys if before else set()))
-  if step is None:
-    return []
-  if before is None:
+  if step is None or before is None:
     return []
   found = compare(before, now)
   refuse(
     found,
     allow_changes,
-    f'The run in {workdir} has {step} steps of another config or other data:',
-    'Use these again or another --workdir',
+    f'The run in {workdir} was started with another config or other data, and '
+    f'has {step} steps:',
+    'Use these again, or another --workdir',
   )
   return found
 
@@ -310,32 +313,44 @@ def refuse(
     allow_changes: see `check`.
     what, remedy: begin of the message, and what to do.
   """
-  if all(_is_allowed(each.key, allow_changes) for each in found):
+  refused = [x for x in found if not is_allowed(x.key, allow_changes)]
+  if not refused:
     return
-  lines = '\n'.join(f'  {each.key}: {each.text}' for each in found)
-  flag = ','.join([*allow_changes, *_to_allow(found, allow_changes)])
+  lines = '\n'.join(f'  {x.key}: {x.text}' for x in refused[:30])
+  if len(refused) > 30:
+    lines += f'\n  and {len(refused) - 30} more'
+  flag = ','.join([*allow_changes, *_parts([x.key for x in refused])])
   raise ChangedRunError(
     f'{what}\n{lines}\n{remedy}. If the changes are intended, add\n'
     f'  --allow_changes={flag}'
   )
 
 
-def _is_allowed(key, allow_changes):
+def is_allowed(key: str, allow_changes: Sequence[str]) -> bool:
+  """Return whether one of the keys is this one, or a part that contains it."""
   return any(
-    each == '' or key == each or key.startswith(f'{each}.')
-    for each in allow_changes
+    part == '' or key == part or key.startswith(f'{part}.')
+    for part in allow_changes
   )
 
 
-def _to_allow(found, allow_changes):
-  """Return the keys that the user has to allow, those of parts only once."""
-  keys = [x.key for x in found if not _is_allowed(x.key, allow_changes)]
-  # Another class has other arguments.
-  wholes = [x.removesuffix('.target') for x in keys if x.endswith('.target')]
-  wholes += [x for x in keys if x.endswith('.source')]
-  inside = [x for x in keys if _is_allowed(x, wholes)]
-  kept = dict.fromkeys([*wholes, *(x for x in keys if x not in inside)])
-  return [x for x in kept if not _is_allowed(x, [y for y in kept if y != x])]
+def _parts(keys):
+  """Return the keys or parts to allow, none of which contains another."""
+  keys = [x.removesuffix('.target') for x in keys]  # so are its arguments
+  in_runs = collections.Counter(x.split('.', 2)[-1] for x in keys)
+  parts = list(
+    dict.fromkeys(
+      x.split('.', 2)[2]
+      if x.startswith('runs.') and in_runs[x.split('.', 2)[2]] > 1
+      else x
+      for x in keys
+    )
+  )
+  return [
+    part
+    for part in parts
+    if not is_allowed(part, [other for other in parts if other != part])
+  ]
 
 
 def record(
@@ -351,7 +366,7 @@ def record(
   folder = epath.Path(workdir)
   if found:
     _keep(folder, step)
-    date = datetime.datetime.now(datetime.timezone.utc)
+    date = datetime.datetime.now(datetime.UTC)
     lines = [
       json.dumps(
         {
@@ -401,6 +416,7 @@ def of_run(allow_changes: Sequence[str], name: str, keys: Any) -> list[str]:
 
 
 # Hosts.
+
 
 def facts(call: configs.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   """Return what must be equal on all hosts, as {name: text}.

@@ -15,11 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checks, divergence, dry_runs, reuse, terminal, workdirs
+from vit_jax import (
+  changes,
+  checks,
+  divergence,
+  dry_runs,
+  reuse,
+  terminal,
+  workdirs,
+)
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
-from vit_jax.config import Partial
+from vit_jax.config import Entry, Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
@@ -92,6 +100,8 @@ def train(
   max_rollbacks: int = 3,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
+  entries: Sequence[Entry] | None = None,
+  allow_changes: Sequence[str] = (),
   dry_run: bool = False,
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
@@ -129,6 +139,9 @@ def train(
     max_rollbacks: give up after this many rollbacks without a new checkpoint.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    entries: the config by key, see config.entries; None: that of the arguments.
+      A run that resumes is compared with them, see changes.py.
+    allow_changes: keys that may differ from those that the run started with.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
@@ -136,14 +149,18 @@ def train(
 
   Raises:
     ValueError: anything that does not fit, before the first step.
+    changes.ChangedRunError: results depend on something that has changed.
     metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
       and `on_nan` is 'stop' or rollbacks did not help.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
+  arguments = dict(locals())
   stopwatch = Stopwatch()
   checks.one_of('on_nan', on_nan, ('stop', 'rollback'))
   checks.integer('max_rollbacks', max_rollbacks, 1)
   workdirs.prepare(workdir)
+  basis = changes.basis_of_call(workdir, train, arguments, entries)
+  changed = changes.check(workdir, basis, allow_changes)
 
   # 1. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
@@ -196,20 +213,26 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
-  workdirs.record_config(workdir, record, preset)
-  workdirs.record_model(
-    workdir,
-    model=model,
-    preprocess=preprocess,
-    transforms=next(
-      filter(None, (getattr(e, 'transforms', ()) for e in evaluators.values())),
-      None,
-    ),
-    image_shape=image_shape,
-    class_names=class_names,
-    activation=getattr(loss_fn, 'activation', 'softmax'),
-  )
   forward_flops = reuse.call(flops.forward, model, images)
+
+  def describe():
+    changes.record(workdir, basis, changed, newest)
+    workdirs.record_config(workdir, record, preset)
+    workdirs.record_model(
+      workdir,
+      model=model,
+      preprocess=preprocess,
+      transforms=next(
+        filter(
+          None, (getattr(e, 'transforms', ()) for e in evaluators.values())
+        ),
+        None,
+      ),
+      image_shape=image_shape,
+      class_names=class_names,
+      activation=getattr(loss_fn, 'activation', 'softmax'),
+    )
+
   run = _Run(
     workdir=workdir,
     model=model,
@@ -244,6 +267,7 @@ def train(
     class_names=class_names,
     checkpointer=checkpointer,
     save_every=save_every,
+    describe=describe,
   )
 
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
@@ -274,7 +298,8 @@ class _Run:
   """What the setup of a run has made, for its attempts.
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
-  the batches from a position, and the Monitor from a step.
+  the batches from a position, and the Monitor from a step. `describe` writes
+  the files that describe the run.
   """
 
   workdir: PathLike
@@ -295,6 +320,7 @@ class _Run:
   class_names: Sequence[str] | None
   checkpointer: Checkpointer
   save_every: int
+  describe: Callable[[], None]
 
 
 def _attempt(
@@ -328,6 +354,8 @@ def _attempt(
         'one, or starts again.'
       )
     )
+  if not failed:
+    run.describe()  # not before: a config that cannot resume is not recorded
   counts = {key: saved[key] for key in _COUNTS if key in saved}
   if failed:
     skipped = sum(step - start for step in failed)

@@ -84,9 +84,9 @@ def digest(parts: Iterable[str | bytes]) -> str:
   """Return a hash of a sequence of texts or bytes: 16 hexadecimal digits."""
   found = hashlib.sha256()
   for part in parts:
-    part = part.encode(errors='surrogateescape') if type(part) is str else part
-    found.update(b'%d:' % len(part))
-    found.update(part)
+    if isinstance(part, str):
+      part = part.encode(errors='surrogateescape')
+    found.update(b'%d:' % len(part) + part)
   return found.hexdigest()[:16]
 
 

@@ -106,8 +106,8 @@ class Real:
 
   def fingerprint(self) -> dict[str, Any]:
     """Return that of the wrapped source, with a hash of the labels."""
-    text = json_lib.dumps(self._real)
-    return fingerprints.described(self) | {'labels': fingerprints.digest([text])}
+    labels = fingerprints.digest([json_lib.dumps(self._real)])
+    return fingerprints.described(self) | {'labels': labels}
 
   def _label(self, index):
     file_name = getattr(self._source, 'file_name', lambda index: None)
