@@ -1,6 +1,8 @@
 """What is kept, what is restored, and what does not fit."""
 
+import json
 import logging
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -212,3 +214,125 @@ def test_find_and_load_params(tmp_path, caplog):
   np.testing.assert_array_equal(params['cls'], make_state().params['cls'])
   with pytest.raises(ValueError, match='has no EMA'):
     checkpoint.load_params(plain, ema=True)
+
+
+WIDTH = 800  # Values of smaller arrays are in the index, which has checksums.
+
+
+def saved(workdir, *steps, ema=False, **options):
+  """Save some small states, and return a function that restores one."""
+  checkpointer = Checkpointer(workdir, keep_last=9, **options)
+  for step in steps:
+    state = make_state(step, width=WIDTH, ema=ema, seed=step)
+    checkpointer.save(step, state, {'position': 2 * step})
+  checkpointer.close()
+  wanted = abstract(make_state(width=WIDTH, ema=ema))
+  return lambda: Checkpointer(workdir).restore(wanted, batch_size=2)
+
+
+def names_in(workdir):
+  return sorted(p.name for p in (workdir / 'checkpoints').iterdir())
+
+
+def damage(file, how):
+  if how == 'delete':
+    file.unlink()
+  elif how == 'empty':
+    file.write_bytes(b'')
+  elif how == 'truncate':
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+  else:  # flip a bit
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+  ('file', 'how'),
+  [
+    ('params/ocdbt.process_0/d/*', 'flip'),
+    ('params/ocdbt.process_0/d/*', 'truncate'),
+    ('train/_METADATA', 'delete'),
+    ('data/metadata', 'flip'),
+    ('checksums/metadata', 'flip'),
+  ],
+)
+def test_a_damaged_checkpoint_is_set_aside(file, how, tmp_path, capsys):
+  restore = saved(tmp_path, 3, 5)
+  newest = tmp_path / 'checkpoints' / '5'
+  damage(max(newest.glob(file), key=lambda f: f.stat().st_size), how)
+  state, data = restore()
+  assert_same(state, make_state(3, width=WIDTH, ema=False, seed=3))
+  assert data == {'position': 6}
+  assert names_in(tmp_path) == ['3', 'damaged-5']
+  [line] = capsys.readouterr().out.splitlines()
+  assert '5 is damaged: ' in line
+  assert 'It is set aside as damaged-5.' in line
+  assert restore()[1] == {'position': 6}  # and now it is no longer seen
+
+
+def test_without_a_good_checkpoint_nothing_is_changed(tmp_path):
+  restore = saved(tmp_path, 3, 5)
+  for step in '35':
+    damage(tmp_path / 'checkpoints' / step / 'data' / 'metadata', 'empty')
+  for _ in range(2):
+    with pytest.raises(
+      ValueError, match=r'(?s)has no good checkpoint:\n  5: .*\n  3: .*copy'
+    ):
+      restore()
+  assert names_in(tmp_path) == ['3', '5']
+  for step in '35':
+    (tmp_path / 'checkpoints' / step).rename(
+      tmp_path / 'checkpoints' / f'damaged-{step}'
+    )
+  with pytest.raises(ValueError, match=r'no good checkpoint left.*damaged-3'):
+    Checkpointer(tmp_path)  # a run would start from scratch
+
+
+def test_another_run_is_not_damage(tmp_path):
+  saved(tmp_path, 3, 5)
+  wanted = abstract(make_state(width=4, ema=False))
+  with pytest.raises(ValueError, match='does not fit this run'):
+    Checkpointer(tmp_path).restore(wanted)
+  assert names_in(tmp_path) == ['3', '5']
+
+
+def test_foreign_files_among_the_steps(tmp_path):
+  restore = saved(tmp_path, 3, 5)
+  folder = tmp_path / 'checkpoints'
+  for name in ('backup', '7', '12 (copy)', '5.bak', 'damaged-7'):
+    (folder / name).mkdir()
+  (folder / '9').write_text('notes')
+  shutil.copytree(folder / '3', folder / '11')
+  assert restore()[1] == {'position': 10}
+  expected = {'3', '5', 'backup', '12 (copy)', '5.bak', 'damaged-7'}
+  assert {*names_in(tmp_path)} == expected | {
+    'damaged-7-2',
+    'damaged-9',
+    'damaged-11',
+  }
+  assert (folder / 'damaged-9').read_text() == 'notes'
+
+
+@pytest.mark.parametrize('position', [-2, 'x', None, 7, 2**70, 10.0])
+def test_impossible_positions_of_old_checkpoints(position, tmp_path, capsys):
+  restore = saved(tmp_path, 3, 5)
+  for step in '35':  # as older versions of this code have written them
+    shutil.rmtree(tmp_path / 'checkpoints' / step / 'checksums')
+  assert restore()[1] == {'position': 10}
+  content = '{}' if position is None else json.dumps({'position': position})
+  file = tmp_path / 'checkpoints' / '5' / 'data' / 'metadata'
+  file.write_text(content)
+  assert restore()[1] == {'position': 6}
+  assert 'its data position is' in capsys.readouterr().out
+
+
+def test_damaged_parameters_are_refused(tmp_path):
+  saved(tmp_path, 3, 5, ema=True)
+  for item, ema in (('ema', 'auto'), ('params', False)):
+    files = (tmp_path / 'checkpoints' / '5' / item).glob('ocdbt*/d/*')
+    damage(max(files, key=lambda f: f.stat().st_size), 'flip')
+    with pytest.raises(ValueError, match=r'checkpoints/5 is damaged: .*copy'):
+      checkpoint.load_params(tmp_path, ema=ema)
+  checkpoint.load_params(tmp_path, step=3)
+  assert names_in(tmp_path) == ['3', '5']

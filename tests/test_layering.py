@@ -87,7 +87,8 @@ MODULES = {
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
-  'checkpoint': (),
+  'checkpoint': ('checksums', 'terminal'),
+  'checksums': (),
   'compilation_cache': (),
   'distributed': ('signals',),
   'signals': (),
@@ -164,7 +165,7 @@ def test_who_imports_which_package():
   assert folders('grain') == {'vit_jax.data'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
   assert folders('tensorflow_datasets') <= {'vit_jax.data', 'vit_jax.tools'}
-  assert importers('orbax') == {'vit_jax.checkpoint'}
+  assert importers('orbax') == {'vit_jax.checkpoint', 'vit_jax.checksums'}
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {

@@ -79,3 +79,21 @@ def test_git_commit_of_an_installed_package(tmp_path, monkeypatch):
   monkeypatch.setenv('PATH', '')  # no git
   assert commit(package / 'workdirs.py') == 'abc'
   assert commit(tmp_path / 'other' / 'workdirs.py') is None
+
+
+def test_a_process_that_was_stopped_does_not_write_into_a_restarted_run(
+  tmp_path, monkeypatch
+):
+  clock = [0.0]
+  monkeypatch.setattr(workdirs.time, 'monotonic', lambda: clock[0])
+  stopped = workdirs.Claim(tmp_path)
+  clock[0] += 60
+  stopped.check()
+  restarted = workdirs.Claim(tmp_path)
+  clock[0] += 60
+  with pytest.raises(ValueError, match='was started again by process'):
+    stopped.check()
+  restarted.check()
+  (tmp_path / '.claim').unlink()  # a moved workdir is reported elsewhere
+  clock[0] += 60
+  restarted.check()

@@ -10,23 +10,34 @@ A run is initialised from the first of these that exists:
 A checkpoint at step n is the state after n steps. It is stored in
 workdir/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
 optimizer state and rng) and 'data' (position in the training data), so that
-parameters can be read without knowing what trained them.
+parameters can be read without knowing what trained them. The item 'checksums'
+has the shape, dtype and checksum of each array.
+
+A checkpoint is verified when it is read. A run sets a damaged one aside, as
+workdir/checkpoints/damaged-n, and resumes from the newest good one.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import gc
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, tree
+from vit_jax import checks, checksums, terminal, tree
 from vit_jax.durations import Duration, Timeline, fraction
-from vit_jax.files import LARGEST_JSON, PathLike, check_remote
+from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +153,8 @@ class Checkpointer:
       )
       policies.append(best)
     self.directory = epath.Path(workdir) / 'checkpoints'
+    self._manager: Any = None
+    self._set_aside(_of_first_host(_not_checkpoints(self.directory)))
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       options=ocp.CheckpointManagerOptions(
@@ -156,57 +169,97 @@ class Checkpointer:
         'ema': ocp.StandardCheckpointHandler(),
         'train': ocp.StandardCheckpointHandler(),
         'data': ocp.JsonCheckpointHandler(),
+        'checksums': checksums.Handler(),
       },
     )
+    if self.latest_step() is None:
+      self._refuse_only_damaged()
 
   def latest_step(self) -> int | None:
     """Return the step of the newest complete checkpoint, or None."""
     return self._manager.latest_step()
 
   def restore(
-    self, abstract_state: Any, step: int | None = None
+    self,
+    abstract_state: Any,
+    step: int | None = None,
+    *,
+    batch_size: int | None = None,
   ) -> tuple[Any, dict[str, Any]]:
-    """Return (state, position in the data) of a checkpoint.
+    """Return (state, position in the data) of the newest good checkpoint.
+
+    Damaged checkpoints are set aside under another name, with a line that says
+    so. All hosts must call this function, and take the same decision.
 
     Args:
       abstract_state: TrainState of ShapeDtypeStructs with shardings, which need
         not be those that the checkpoint was written with.
-      step: which checkpoint; None for the newest.
+      step: which checkpoint, if not the newest.
+      batch_size: examples per step, to check positions of checkpoints that
+        have no checksums.
 
     Raises:
-      ValueError: the checkpoint has other arrays; with a diff.
+      ValueError: the checkpoint has other arrays, with a diff; it cannot be
+        read; or no checkpoint is good.
     """
-    step = self.latest_step() if step is None else step
-    items = _state_items(abstract_state)
-    saved = self._manager.item_metadata(step)
-    if (saved.get('ema') is None) != ('ema' not in items):
-      has, needs = ('an', 'none') if 'ema' not in items else ('no', 'one')
-      raise ValueError(
-        f"{self.directory / str(step)} has {has} 'ema'; this run needs {needs} "
-        f'(ema_decay). {_OTHER_RUN}'
+    self.wait()
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    bad: dict[str, str] = {}  # {name: reason}
+    for chosen in steps if step is None else [step]:
+      path, found, reason = self.directory / str(chosen), None, ''
+      try:
+        with _quiet():
+          found = _read(path, abstract_state, batch_size)
+      except _Damaged as error:
+        reason = str(error)
+      reason = _first_reason(reason)
+      if found and not reason:
+        state, saved, recorded = found
+        reason = recorded.difference(_flat_items(state)) if recorded else ''
+        if not reason:
+          # Only now: what fails for all checkpoints may not be their fault.
+          self._set_aside(bad)
+          return state, saved
+      bad[path.name] = reason
+      found = state = None  # The next one needs their memory.
+    reasons = '\n'.join(f'  {name}: {reason}' for name, reason in bad.items())
+    raise ValueError(
+      f'{self.directory} has no good checkpoint:\n{reasons}\nNothing was '
+      'changed. Put a good copy of a checkpoint there, under the number of its '
+      'step, or train in another workdir.'
+    )
+
+  def _set_aside(self, reasons):
+    """Rename checkpoints; each gets a line with the reason."""
+    for name, reason in reasons.items():
+      target, number = self.directory / f'{_ASIDE}{name}', 1
+      if jax.process_index() == 0:
+        while target.exists():
+          number += 1
+          target = self.directory / f'{_ASIDE}{name}-{number}'
+        (self.directory / name).rename(target)
+      _of_first_host('renamed')  # All hosts wait for it.
+      terminal.say(
+        f'{self.directory / name} is damaged: {reason}. It is set aside as '
+        f'{target.name}.'
       )
-    for name, item in items.items():
-      want = tree.flatten(jax.tree.map(_as_stored, item))
-      have = tree.flatten(_abstract(saved[name]))
-      if lines := tree.diff(have, want):
-        raise ValueError(
-          f'{self.directory / str(step)} does not fit this run. In {name!r} of '
-          f'the checkpoint (-), in this run (+):\n{lines}\n{_OTHER_RUN}'
-        )
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        data=ocp.args.JsonRestore(),
-        **{k: ocp.args.StandardRestore(v) for k, v in items.items()},
-      ),
-    )
-    state = dataclasses.replace(
-      abstract_state,
-      params=restored['params'],
-      ema=restored.get('ema'),
-      **restored['train'],
-    )
-    return state, restored['data']
+    if reasons and self._manager:
+      self._manager.reload()
+
+  def _refuse_only_damaged(self):
+    """Raise ValueError if all checkpoints of the run have been set aside."""
+    if not self.directory.exists():
+      return
+    names = [path.name for path in self.directory.iterdir()]
+    names = sorted(name for name in names if name.startswith(_ASIDE))
+    if names:
+      raise ValueError(
+        f'{self.directory} has no good checkpoint left. Damaged and set aside: '
+        f'{", ".join(names)}. Put a good copy of a checkpoint there, under the '
+        'number of its step, or use another workdir to train from scratch. To '
+        f'train from scratch in this one, delete {names[0]}'
+        f'{" and the others" * (len(names) > 1)}.'
+      )
 
   def save(
     self,
@@ -227,13 +280,18 @@ class Checkpointer:
       return
     if self.best_metric and self.best_metric not in (metrics or {}):
       metrics = None  # kept by the other policies; cannot be the best
+    metrics = metrics if self.best_metric else None
     self._manager.save(
       step,
       args=ocp.args.Composite(
+        checksums=checksums.SaveArgs(
+          # Dispatched before the next step, which donates the state.
+          checksums.Checksums.of(_flat_items(state), data, metrics)
+        ),
         data=ocp.args.JsonSave(data),
         **{k: ocp.args.StandardSave(v) for k, v in _state_items(state).items()},
       ),
-      metrics=metrics if self.best_metric else None,
+      metrics=metrics,
       force=True,
     )
 
@@ -246,6 +304,9 @@ class Checkpointer:
     self.wait()
     self._manager.close()
 
+
+_STEP = re.compile('0|[1-9][0-9]*')  # Names of checkpoints.
+_ASIDE = 'damaged-'  # Prefix of the names of those that are set aside.
 
 _OTHER_RUN = (
   'Use the config that the run was started with, or another workdir. To start '
@@ -267,11 +328,9 @@ def _state_items(state):
   return items
 
 
-def _as_stored(leaf):
-  """Return the abstract array that Orbax stores: integers for keys."""
-  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    return jax.eval_shape(jax.random.key_data, leaf)
-  return leaf
+def _flat_items(state):
+  """Return {item: {path: leaf}} of a TrainState."""
+  return {k: tree.flatten(v) for k, v in _state_items(state).items()}
 
 
 def _abstract(metadata):
@@ -279,6 +338,196 @@ def _abstract(metadata):
   return jax.tree.map(
     lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), metadata.tree
   )
+
+
+class _Damaged(Exception):
+  """What is wrong with a checkpoint, as the end of a sentence."""
+
+
+@contextlib.contextmanager
+def _reading(path: epath.Path) -> Iterator[None]:
+  """Turn whatever is raised on broken files into _Damaged.
+
+  Raises:
+    MemoryError, JaxRuntimeError: of the run, such as too little memory. They
+      say nothing about the files.
+    ValueError: a file may not be read.
+  """
+  try:
+    yield
+  except (_Damaged, MemoryError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    if 'RESOURCE_EXHAUSTED' in str(error):
+      raise
+    _check_permissions(path)
+    text = ' '.join(str(error).replace(f'{path}/', '').split())
+    problem = f'{type(error).__name__}: {text.removesuffix("."):.200}'
+  else:
+    return
+  raise _Damaged(problem)  # without Orbax's frames, see `_quiet`
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Silence the coroutines that Orbax leaves behind when a read fails.
+
+  Each would print a traceback when it is collected as garbage.
+  """
+  hook, logger = sys.unraisablehook, logging.getLogger('asyncio')
+  before, logger.disabled = logger.disabled, True
+  sys.unraisablehook = lambda _: None
+  try:
+    yield
+  except _Damaged:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      gc.collect()
+    raise
+  finally:
+    sys.unraisablehook, logger.disabled = hook, before
+
+
+def _check_permissions(path):
+  """Raise ValueError if the user may not read a file of the checkpoint."""
+  try:
+    if path.is_dir():
+      for inner in path.iterdir():
+        _check_permissions(inner)
+    else:
+      with path.open('rb') as file:
+        file.read(1)
+  except PermissionError as error:
+    raise ValueError(
+      f'{path} cannot be read: {error.strerror}. Nothing is wrong with the '
+      'checkpoint itself: get permission to read it, or move the checkpoint '
+      'away to resume from an older one.'
+    ) from error
+  except OSError:
+    pass  # It is damaged.
+
+
+def _not_checkpoints(directory: epath.Path) -> dict[str, str]:
+  """Return {name: reason} of what is named like a step but is no checkpoint.
+
+  Orbax would list, read and delete it. Other names do not matter to Orbax.
+  """
+  reasons: dict[str, str] = {}
+  if not directory.exists():
+    return reasons
+  for path in directory.iterdir():
+    if not _STEP.fullmatch(path.name):
+      continue
+    if '://' in str(path) and not (path / 'commit_success.txt').exists():
+      continue  # On object stores, a killed run leaves it; Orbax knows.
+    try:
+      if not (path / 'params').exists():
+        raise _Damaged('it is not a checkpoint, because it has no params')
+      if (path / 'metrics').exists():
+        with _reading(path):
+          metrics = read_json(path / 'metrics' / 'metrics')
+          recorded = checksums.Checksums.read(path)
+        if recorded and recorded.metrics != checksums.of_json(metrics):
+          raise _Damaged('its metrics differ from their checksum')
+    except _Damaged as error:
+      reasons[path.name] = str(error)
+  return reasons
+
+
+def _read(path, abstract_state, batch_size):
+  """Return (state, saved data, Checksums or None) of a checkpoint.
+
+  Raises:
+    ValueError: the checkpoint has other arrays; with a diff.
+    _Damaged: the files are not what was written.
+  """
+  items = _state_items(abstract_state)
+  handler = ocp.StandardCheckpointHandler()
+  with contextlib.closing(handler):
+    with _reading(path):
+      recorded = checksums.Checksums.read(path)
+      if recorded:
+        shapes = recorded.shapes()
+      else:
+        names = [k for k in ('params', 'train', 'ema') if (path / k).exists()]
+        shapes = {
+          k: tree.flatten(_abstract(handler.metadata(path / k))) for k in names
+        }
+    _check_fits(path, shapes, items)
+    with _reading(path):
+      saved = read_json(path / 'data' / 'metadata')
+      restored = {
+        k: handler.restore(path / k, args=ocp.args.StandardRestore(item))
+        for k, item in items.items()
+      }
+  state = dataclasses.replace(
+    abstract_state,
+    params=restored['params'],
+    ema=restored.get('ema'),
+    **restored['train'],
+  )
+  if int(state.step) != int(path.name):
+    raise _Damaged(f'it holds step {int(state.step)}')
+  if recorded:
+    if recorded.data != checksums.of_json(saved):
+      raise _Damaged('its data position differs from its checksum')
+  elif problem := _impossible(saved, int(path.name), batch_size):
+    raise _Damaged(problem)
+  return state, saved, recorded
+
+
+def _check_fits(path, shapes, items):
+  """Raise ValueError, with a diff, if a checkpoint has other arrays."""
+  if ('ema' in shapes) != ('ema' in items):
+    has, needs = ('an', 'none') if 'ema' in shapes else ('no', 'one')
+    raise ValueError(
+      f"{path} has {has} 'ema'; this run needs {needs} (ema_decay). "
+      f'{_OTHER_RUN}'
+    )
+  for name, item in items.items():
+    want = {k: checksums.as_stored(v) for k, v in tree.flatten(item).items()}
+    if lines := tree.diff(shapes.get(name, {}), want):
+      raise ValueError(
+        f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
+        f'this run (+):\n{lines}\n{_OTHER_RUN}'
+      )
+
+
+def _impossible(saved, step, batch_size):
+  """Return what is wrong with the data position of a checkpoint, or ''."""
+  position = saved.get('position')
+  if type(position) is not int or position < 0:
+    return f'its data position is {position!r}, not a number of examples'
+  steps = step + saved.get('batches_skipped', 0)
+  if batch_size and position != steps * batch_size:
+    return (
+      f'its data position is {position}, but {steps} steps with batches of '
+      f'{batch_size} use {steps * batch_size} examples'
+    )
+  return ''
+
+
+def _of_first_host(value):
+  """Return the JSON value that the first host passes, on all hosts."""
+  if jax.process_count() == 1:
+    return value
+  text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.array(len(text))))
+  if jax.process_index():
+    text = np.zeros(size, np.uint8)
+  return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))
+
+
+def _first_reason(reason):
+  """Return the first text that is not empty of those that the hosts pass."""
+  if jax.process_count() == 1:
+    return reason
+  text = np.frombuffer(reason.encode()[:400].ljust(400), np.uint8)
+  texts = [
+    bytes(x).decode(errors='ignore').strip()
+    for x in multihost_utils.process_allgather(text)
+  ]
+  return next(filter(None, texts), '')
 
 
 def find(path: PathLike, step: int | None = None) -> epath.Path:
@@ -298,13 +547,14 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
     )
   check_remote(path)
   path = epath.Path(path)
-  if path.name.isdigit() and (path / 'params').exists():
+  if _STEP.fullmatch(path.name) and (path / 'params').exists():
     return path
   folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
   steps = []
   if folder.exists():
     # A checkpoint gets its final name only when it is complete.
-    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    names = [p.name for p in folder.iterdir() if _STEP.fullmatch(p.name)]
+    steps = sorted(map(int, names))
   if not steps:
     seen = 'does not exist' if not path.exists() else 'has none'
     raise ValueError(
@@ -361,8 +611,9 @@ def saved_params(
   if ema is True and not has_ema:
     raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
   item = directory / ('ema' if ema and has_ema else 'params')
-  with _readable(item), _handler() as handler:
+  with _refused(directory), _handler() as handler:
     size = _size(item)
+    recorded = checksums.Checksums.read(directory)
     abstract = _abstract(handler.metadata(item))
     shapes = tree.flatten(abstract)
 
@@ -370,11 +621,15 @@ def saved_params(
     restore_args = jax.tree.map(
       lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract
     )
-    with _readable(item), _handler() as handler:
-      params = handler.restore(
-        item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+    with _refused(directory), _handler() as handler:
+      params = tree.flatten(
+        handler.restore(
+          item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
+        )
       )
-      return tree.flatten(params)
+      if recorded and (found := recorded.difference({item.name: params})):
+        raise _Damaged(found)
+      return params
 
   return SavedParams(shapes, size, read)
 
@@ -399,13 +654,13 @@ def _handler():
 
 
 @contextlib.contextmanager
-def _readable(item):
-  """Turn whatever Orbax raises on broken files into one ValueError."""
+def _refused(directory):
+  """Raise ValueError if the files of a checkpoint are not what was written."""
   try:
-    yield
-  except Exception as e:
-    reason = ' '.join(str(e).split())
+    with _quiet(), _reading(directory):
+      yield
+  except _Damaged as error:
     raise ValueError(
-      f'{item} cannot be read: {type(e).__name__}: {reason:.300}. It is '
-      'incomplete or corrupt. Use another step, or another copy of it.'
-    ) from e
+      f'{directory} is damaged: {error}. Use another step, or another copy of '
+      'it.'
+    ) from error

@@ -1,15 +1,18 @@
 """Several hosts as one run: they start, stop and fail together.
 
 `StopSignal` also serves a run on a single host. Messages between hosts go
-through the key-value store that jax keeps on host 0; everything else uses
-jax's public functions.
+through the key-value store that jax keeps on host 0. Where jax's client would
+abort the process because a host is lost, the process ends with a message.
 """
 
 import base64
 import contextlib
+import ctypes
+import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import secrets
@@ -31,6 +34,7 @@ from vit_jax import signals
 from vit_jax.files import PathLike
 
 START_S = 300  # Time for all hosts to join.
+WAITING_S = 10  # A host that waits for longer to join the others says so.
 SILENT_S = 30  # A host without a sign of life for this long counts as dead.
 POLL_S = 2.0  # Time between two looks into the store.
 
@@ -38,6 +42,8 @@ POLL_S = 2.0  # Time between two looks into the store.
 _STOP, _FAILED, _ALIVE = (f'vit_jax/{x}' for x in ('stop', 'failed', 'alive'))
 _MARKS, _FACTS = (f'vit_jax/{x}' for x in ('marks', 'facts'))
 _LEFT = 'left'  # The last sign of life of a host that ends normally.
+_lost = threading.Event()  # jax's client reports that a host is lost.
+_ending = threading.Lock()  # Held by the thread that ends the process.
 _steps = itertools.count()  # Steps of all runs; equal on all hosts.
 
 
@@ -69,13 +75,15 @@ def initialize(
     if given[name] is None:
       given[name] = os.environ.get(f'JAX_{name.upper()}')
   _check(given)
+  # This service would catch SIGTERM, which ends a run through `StopSignal`.
+  jax.config.update('jax_enable_preemption_service', False)
   try:
-    with _start_deadline(given):
+    with _start_deadline(given), _client_does_not_abort():
       jax.distributed.initialize(
         **given,
-        # jax's own deadlines abort the process with a C++ stack trace.
+        # Later than our own deadlines, which say what happened.
         initialization_timeout=2 * START_S,
-        heartbeat_timeout_seconds=2 * SILENT_S,
+        heartbeat_timeout_seconds=SILENT_S + 5 * math.ceil(POLL_S),
       )
   except ValueError as error:
     missing = ', '.join(f'--{k}' for k, v in given.items() if v is None)
@@ -114,25 +122,69 @@ def _start_deadline(given):
   joined = threading.Event()
 
   def watch():
-    if joined.wait(SILENT_S):
-      return
-    job = _job()  # has what jax found by itself
-    me = {k: getattr(job, k) if v is None else v for k, v in given.items()}
-    who = 'Host {process_id} of {num_processes}'.format(**me)
-    where = f'the coordinator address {me["coordinator_address"]}'
-    print(f'{who} is waiting for the others at {where}.', file=sys.stderr)
-    if not joined.wait(START_S - SILENT_S):
-      _end(
-        f'\n{who} has waited {START_S} s for the others at {where}. Check that '
-        'every host was started, each with its own process_id, and that all '
-        'can reach that address.\n'
-      )
+    begin, said = time.monotonic(), False
+    while not joined.wait(min(POLL_S, SILENT_S)):
+      waited = time.monotonic() - begin
+      job = _job()  # has what jax found by itself
+      me = {k: getattr(job, k) if v is None else v for k, v in given.items()}
+      who = 'Host {process_id} of {num_processes}'.format(**me)
+      where = f'the coordinator address {me["coordinator_address"]}'
+      if _lost.is_set():
+        _end(
+          f'\n{who} was waiting for the others at {where} when one of them, '
+          'which had joined already, was lost: it was killed or has lost its '
+          'network. Run the same command again on all hosts.\n'
+        )
+      if waited > START_S:
+        _end(
+          f'\n{who} has waited {START_S} s for the others at {where}. Check '
+          'that every host was started, each with its own process_id, and that '
+          'all can reach that address.\n'
+        )
+      if waited > min(WAITING_S, SILENT_S) and not said:
+        said = True
+        print(f'{who} is waiting for the others at {where}.', file=sys.stderr)
 
   threading.Thread(target=watch, daemon=True).start()
   try:
     yield
   finally:
     joined.set()
+
+
+@contextlib.contextmanager
+def _client_does_not_abort():
+  """Have the client that jax makes set `_lost` where it would abort.
+
+  It notices before anyone else that the process of host 0 is gone, and then
+  aborts with a C++ stack trace, which says nothing about hosts. jax's public
+  functions cannot change that. The client takes a callback, but jaxlib 0.10 to
+  0.12 cannot convert its argument for Python, so C++ terminates instead. This
+  function therefore also keeps the client's thread from terminating the
+  process. On systems without libstdc++ the client aborts as before.
+  """
+  from jax._src.lib import _jax
+
+  original = _jax.get_distributed_runtime_client
+  _jax.get_distributed_runtime_client = functools.partial(
+    original, missed_heartbeat_callback=lambda *_: _lost.set()
+  )
+  try:
+    set_terminate = ctypes.CDLL('libstdc++.so.6')._ZSt13set_terminatePFvvE
+    set_terminate(_on_terminate)
+  except (OSError, AttributeError):
+    _jax.get_distributed_runtime_client = original
+  try:
+    yield
+  finally:
+    _jax.get_distributed_runtime_client = original
+
+
+@ctypes.CFUNCTYPE(None)
+def _on_terminate():
+  _lost.set()
+  while True:  # The process would abort at the end of this function.
+    time.sleep(START_S)
 
 
 def refuse_differences(
@@ -338,22 +390,33 @@ def failing_together() -> Iterator[None]:
   if not jax.distributed.is_initialized():
     yield
     return
-  job, over = _job(), threading.Event()
-  watch = threading.Thread(target=_watch, args=(job, over), daemon=True)
+  job, over, contact = _job(), threading.Event(), _Contact()
+  watch = threading.Thread(
+    target=_watch, args=(job, over, contact), daemon=True
+  )
+  guard = threading.Thread(
+    target=_guard, args=(job, watch, contact), daemon=True
+  )
   watch.start()
+  guard.start()
   try:
     yield
   except BaseException as error:
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
       raise  # All hosts have agreed to stop.
-    _fail(job, over, error)
+    _fail(job, error)
   finally:
     over.set()
-    watch.join()
+    guard.join()
 
 
-def _fail(job, over, error):
+def _fail(job, error):
   """Print the error, send its first line to the other hosts, and exit."""
+  if _is_from_runtime(error):
+    # Perhaps of a collective with a dead host. Then another thread names that
+    # host and ends the process.
+    time.sleep(SILENT_S + 3 * POLL_S)
+  _ending.acquire()
   if isinstance(error, SystemExit):  # a message for users
     text = error.code.strip()
     print(f'\n{text}', file=sys.stderr, flush=True)
@@ -361,19 +424,44 @@ def _fail(job, over, error):
     text = f'{type(error).__name__}: {error}'
     traceback.print_exception(error)
     sys.stderr.flush()
-  if isinstance(error, jax.errors.JaxRuntimeError):
-    # Perhaps of a collective with a dead host. The watch then names that host.
-    time.sleep(SILENT_S + 3 * POLL_S)
-  over.set()
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     key = f'{_FAILED}/{job.process_id}'
     job.client.key_value_set(key, text.partition('\n')[0])
   if job.process_id == 0:
     time.sleep(3 * POLL_S)  # The store ends with this host.
-  _end('')
+  sys.stdout.flush()
+  os._exit(1)
 
 
-def _watch(job, over):
+def _is_from_runtime(error):
+  """Return whether XLA has raised the error, or what led to it.
+
+  Depending on where a collective fails, it raises a JaxRuntimeError or a
+  ValueError; the text of both begins with the name of a status.
+  """
+  while error is not None:
+    if isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(
+      str(error)
+    ):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
+
+
+_STATUS = re.compile(
+  'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|'
+  'FAILED_PRECONDITION'
+)
+
+
+class _Contact:
+  """Time of the last answer from the store."""
+
+  def __init__(self) -> None:
+    self.time = time.monotonic()
+
+
+def _watch(job, over, contact):
   """Send signs of life, and end this process when another host is lost."""
   store, me = job.client, str(job.process_id)
   heard = {}  # host: (its last sign of life, when it was new)
@@ -385,21 +473,50 @@ def _watch(job, over):
       failed = _by_host(store, _FAILED)
       alive = _by_host(store, _ALIVE)
     except jax.errors.JaxRuntimeError:
-      _end_too('Host 0, which connects the hosts, is gone.')
+      continue  # `_guard` decides when that has lasted too long.
+    now = contact.time = time.monotonic()
     for host, text in failed.items():
       if host != me:
         _end_too(f'Host {host} has failed: {text}')
-    now = time.monotonic()
-    for host, sign in alive.items():
-      if heard.get(host, (None, now))[0] != sign:
+    for host in map(str, range(job.num_processes)):
+      sign = alive.get(host)
+      if heard.setdefault(host, (sign, now))[0] != sign:
         heard[host] = sign, now
-      elif sign != _LEFT and now - heard[host][1] > SILENT_S:
-        _end_too(
-          f'Host {host} has been silent for {SILENT_S} s. It was killed '
-          'or has lost its network.'
-        )
+      elif sign != _LEFT and now - heard[host][1] > SILENT_S and host != me:
+        _end_too(_silent(host))
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     store.key_value_set(f'{_ALIVE}/{me}', _LEFT, allow_overwrite=True)
+
+
+def _guard(job, watch, contact):
+  """End this process if it was stopped, or if host 0 does not answer.
+
+  Calls of the store wait for host 0 without a deadline, so `_watch` cannot.
+  """
+  while watch.is_alive():
+    begin = time.monotonic()
+    watch.join(POLL_S)
+    now = time.monotonic()
+    if now - begin > SILENT_S:
+      _end(
+        f'\nHost {job.process_id} was stopped for {now - begin:.0f} s, so the '
+        'other hosts have ended. This host ends too, and writes nothing more. '
+        'Run the same command on all hosts to resume.\n'
+      )
+    if _lost.is_set() and now - contact.time > 2 * POLL_S and job.process_id:
+      _end_too(
+        'Host 0, which connects the hosts, is gone. It was killed or has lost '
+        'its network.'
+      )
+    if now - contact.time > SILENT_S + 2 * POLL_S:
+      _end_too(_silent('0'))
+
+
+def _silent(host):
+  return (
+    f'Host {host} has been silent for {SILENT_S} s. It was killed or stopped, '
+    'or has lost its network.'
+  )
 
 
 def _by_host(store, folder):
@@ -409,15 +526,23 @@ def _by_host(store, folder):
 
 
 def _end_too(message):
-  _end(f'\n{message} This host ends too. Run the same command to resume.\n')
+  """End this process because another host is lost."""
+  _end(
+    f'\n{message} This host ends too. Run the same command on all hosts to '
+    'resume.\n',
+    # The store ends with host 0. The others shall read there what it has read.
+    after_s=3 * POLL_S if _job().process_id == 0 else 0,
+  )
 
 
-def _end(message):
+def _end(message, after_s=0.0):
   """Print the message and exit with status 1, without waiting for any host."""
+  _ending.acquire()
   try:
     sys.stderr.write(message)
     sys.stderr.flush()
     sys.stdout.flush()
+    time.sleep(after_s)
   finally:
     os._exit(1)
 

@@ -188,9 +188,8 @@ def _supplied(resolved):
         f'--config.runs.NAME.profile={_PROFILE.value}.'
       )
     supplied['profile'] = _PROFILE.value
-  elif {'member', 'report_only'} & supplied.keys() and resolved.get(
-    'run'
-  ) != 'vit_jax.study.study':
+  of_study = {'member', 'report_only'} & supplied.keys()
+  if of_study and resolved.get('run') != 'vit_jax.study.study':
     raise config.ConfigError(
       '--study_member and --study_report are for studies; this config runs '
       f'{resolved.get("run")}. Leave them out.'

@@ -132,6 +132,7 @@ class Monitor:
     carried: what `carry` returned when the checkpoint was saved, from which the
       run resumes; None: its next record averages the new steps only.
     counts: {name: number}, such as the rollbacks so far; records have them.
+    before_write: called before each record; raises if it must not be written.
   """
 
   def __init__(
@@ -149,8 +150,10 @@ class Monitor:
     record: Mapping[str, Any] | None = None,
     carried: Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
+    before_write: Callable[[], None] = lambda: None,
   ) -> None:
     self.total_steps: int = total_steps
+    self._before_write = before_write
     self._counts = counts or {}
     self._batch_size = batch_size
     self._log_every = log_every_steps
@@ -300,11 +303,13 @@ class Monitor:
 
   def write(self, step: int, record: Mapping[str, float]) -> None:
     """Write a record of the step to the files and the terminal."""
+    self._before_write()
     self.writer.write(step, record | self._spent(step))
     self._terminal.show(step, record)
 
   def finish(self, step: int) -> None:
     """Write and print the account of the time, after the last checkpoint."""
+    self._before_write()
     spent = self._spent(step)
     self.writer.write(step, spent)
     self.writer.heartbeat.remove()

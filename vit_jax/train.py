@@ -213,7 +213,10 @@ def train(
       model, abstract_state, step_fn, data, image_shape, mesh, timeline
     )
     return None
+  claim = workdirs.Claim(workdir)
   forward_flops = reuse.call(flops.forward, model, images)
+
+  transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
 
   def describe():
     changes.record(workdir, basis, changed, newest)
@@ -222,12 +225,7 @@ def train(
       workdir,
       model=model,
       preprocess=preprocess,
-      transforms=next(
-        filter(
-          None, (getattr(e, 'transforms', ()) for e in evaluators.values())
-        ),
-        None,
-      ),
+      transforms=next(filter(None, transforms), None),
       image_shape=image_shape,
       class_names=class_names,
       activation=getattr(loss_fn, 'activation', 'softmax'),
@@ -235,6 +233,7 @@ def train(
 
   run = _Run(
     workdir=workdir,
+    claim=claim,
     model=model,
     image_shape=image_shape,
     batch_size=data.batch_size,
@@ -260,6 +259,7 @@ def train(
       learning_rate=learning_rate,
       writers=writers,
       record=record,
+      before_write=claim.check,
     ),
     profiler=profiler,
     evaluators=evaluators,
@@ -303,6 +303,7 @@ class _Run:
   """
 
   workdir: PathLike
+  claim: workdirs.Claim
   model: Model
   image_shape: Shape
   batch_size: int
@@ -419,6 +420,7 @@ def _attempt(
       stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
         _check_finite(run, step, state, monitor)
+        run.claim.check()
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
@@ -446,7 +448,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(run.abstract_state)
+    state, saved = run.checkpointer.restore(
+      run.abstract_state, batch_size=run.batch_size
+    )
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()

@@ -6,13 +6,17 @@ environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
 """
 
+import contextlib
+import datetime
 import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +51,43 @@ def prepare(workdir: PathLike) -> None:
       'directory, or get permission to write to it.'
     ) from e
   distributed.check_shared(path)
+
+
+class Claim:
+  """Claim of a process to write into a workdir, until the run starts again.
+
+  A process that was stopped, or whose virtual machine was, can continue after
+  the run was started again. It must not write into the files of that run.
+
+  Args:
+    workdir: of the run. The first host writes `.claim` there.
+  """
+
+  def __init__(self, workdir: PathLike) -> None:
+    self._path = epath.Path(workdir) / '.claim'
+    self._own = f'process {os.getpid()} of {platform.node()}, '
+    self._own += datetime.datetime.now(datetime.UTC).isoformat()
+    self._checked = time.monotonic()
+    if jax.process_index() == 0:
+      write_atomically(self._path, self._own)
+
+  def check(self) -> None:
+    """Raise ValueError if the run was started again; before each write.
+
+    The file is read at most every 10 seconds of the clock, which also runs
+    while the process is stopped.
+    """
+    if jax.process_index() or time.monotonic() - self._checked < 10:
+      return
+    with contextlib.suppress(FileNotFoundError):
+      if (found := self._path.read_text()) != self._own:
+        raise ValueError(
+          f'The run in {self._path.parent} was started again by {found}, while '
+          f'this process was still there. This process (process {os.getpid()} '
+          f'of {platform.node()}) ends and writes nothing more. Start a run '
+          'once, or use another workdir.'
+        )
+    self._checked = time.monotonic()
 
 
 def record_config(

@@ -1,4 +1,11 @@
 """All faults: importing a module of faults registers them."""
 
-from . import kills, states, weights  # noqa: F401
+from . import (  # noqa: F401
+  checkpoints,
+  hosts,
+  kills,
+  long_runs,
+  states,
+  weights,
+)
 from .harness import FAULTS as FAULTS

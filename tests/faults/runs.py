@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,14 +96,17 @@ class Run:
     return self._log.read_text()
 
   def wait_for(
-    self, condition: Callable[[], Any], seconds: float = 300
+    self,
+    condition: Callable[[], Any],
+    seconds: float = 300,
+    poll_s: float = 0.02,
   ) -> bool:
     """Return whether the condition came true before the run ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and self.process.poll() is None:
       if condition():
         return True
-      time.sleep(0.02)
+      time.sleep(poll_s)
     return bool(condition())
 
   def press_ctrl_c(self) -> None:
@@ -133,21 +136,45 @@ def free_port() -> int:
     return free.getsockname()[1]
 
 
-@contextlib.contextmanager
-def hosts(
-  folder: pathlib.Path, workdir: pathlib.Path, count: int, *flags: str, **more
-) -> Iterator[list[Run]]:
-  """Start a run on several processes; they are killed at the end."""
-  join = [
-    '--distributed',
-    f'--coordinator_address=localhost:{free_port()}',
-    f'--num_processes={count}',
-  ]
-  started = [
-    Run(folder, workdir, *join, f'--process_id={i}', *flags, **more)
+def join(count: int) -> list[tuple[str, ...]]:
+  """Return the flags by which each of `count` processes joins the others."""
+  address = f'localhost:{free_port()}'
+  return [
+    (
+      '--distributed',
+      f'--coordinator_address={address}',
+      f'--num_processes={count}',
+      f'--process_id={i}',
+    )
     for i in range(count)
   ]
+
+
+@contextlib.contextmanager
+def hosts(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  count: int,
+  *flags: str,
+  of_host: Mapping[int, Mapping[str, Any]] | None = None,
+  **more,
+) -> Iterator[list[Run]]:
+  """Start a run on several processes; they are killed at the end.
+
+  Args:
+    folder, workdir, *flags, **more: see Run.
+    count: number of processes.
+    of_host: for a host {'flags': more flags, 'env': more variables, 'late_s':
+      seconds after which it is started}.
+  """
+  started = []
   try:
+    for i, joining in enumerate(join(count)):
+      own = (of_host or {}).get(i, {})
+      time.sleep(own.get('late_s', 0))
+      more_of_host = {'env': own['env']} if 'env' in own else {}
+      found = (*joining, *flags, *own.get('flags', ()))
+      started.append(Run(folder, workdir, *found, **(more | more_of_host)))
     yield started
   finally:
     for each in started:
@@ -220,9 +247,19 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
   Steps of the checkpoints that are kept (so also the best), all their arrays
   and positions, the metrics of all records, TensorBoard's scalars.
   """
-  if steps(one) != steps(other):
-    return f'checkpoints {steps(one)}, not {steps(other)}'
-  for step in steps(one):
+  kept, others = steps(one), steps(other)
+  # A run that a signal stops saves that step, too. Of the newest checkpoints
+  # that are kept, it can take the place of the second.
+  added, missing = (
+    set(x) - set(y) for x, y in ((others, kept), (kept, others))
+  )
+  if (
+    kept[-1:] != others[-1:]
+    or missing - set(kept[-2:])
+    or len(missing) > len(added)
+  ):
+    return f'checkpoints {kept}, now {others}'
+  for step in sorted(set(kept) - missing):
     a, b = everything(one, step), everything(other, step)
     if a.keys() != b.keys():
       return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
@@ -267,7 +304,9 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
   return {
     name: events
     for name, events in found.items()
-    if name not in _OF_THE_CLOCK and not name.startswith('seconds/')
+    # A run that is stopped by a signal shows its progress then, too.
+    if name not in (*_OF_THE_CLOCK, 'progress')
+    and not name.startswith('seconds/')
   }
 
 

@@ -1,12 +1,11 @@
 """Pages about runs and studies: what they say, also in a headless Chromium."""
 
-import contextlib
 import io
 import json
 import re
-import shutil
 import types
 
+import chromium
 import jax
 import numpy as np
 import pytest
@@ -261,33 +260,10 @@ def test_markup():
   )
 
 
-@contextlib.contextmanager
-def browser(folder):
-  """Yield a driver of a headless Chromium without network, or skip."""
-  webdriver = pytest.importorskip('selenium.webdriver')
-  program, driver = shutil.which('chromium'), shutil.which('chromedriver')
-  if not (program and driver):
-    pytest.skip('chromium and chromedriver are not installed')
-  options = webdriver.ChromeOptions()
-  options.binary_location = program
-  for flag in (
-    *('headless', 'no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run'),
-    *('disable-background-networking', 'disable-component-update'),
-    *('disable-sync', 'window-size=1280,900', f'user-data-dir={folder}'),
-  ):
-    options.add_argument(f'--{flag}')
-  options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
-  made = webdriver.Chrome(options, webdriver.ChromeService(driver))
-  try:
-    yield made
-  finally:
-    made.quit()
-
-
 @pytest.mark.slow
 def test_pages_in_a_browser(folder, tmp_path):
   """Pointer, keyboard, zoom, log axis, hidden series and sorting."""
-  with browser(tmp_path / 'profile') as driver:
+  with chromium.driver(tmp_path / 'profile', log='browser') as driver:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 

@@ -8,12 +8,12 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import time
 import urllib.request
 
+import chromium
 import jax
 import numpy as np
 import pytest
@@ -141,26 +141,6 @@ def test_missing_gradio_names_the_extra(monkeypatch, capsys):
   assert "pip install -e '.[demo]'" in str(error.value)
 
 
-def browser(folder):
-  """Return a selenium driver of a headless Chromium, or skip the test."""
-  webdriver = pytest.importorskip('selenium.webdriver')
-  program = shutil.which('chromium') or shutil.which('google-chrome')
-  driver = shutil.which('chromedriver')
-  if not (program and driver):
-    pytest.skip('chromium and chromedriver are not installed')
-  options = webdriver.ChromeOptions()
-  options.binary_location = program
-  for flag in (
-    *('headless', 'no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run'),
-    *('disable-background-networking', 'disable-component-update'),
-    *('disable-sync', 'window-size=1280,900', f'user-data-dir={folder}'),
-  ):
-    options.add_argument(f'--{flag}')
-  options.set_capability('goog:loggingPrefs', {'performance': 'ALL'})
-  service = webdriver.ChromeService(driver)
-  return webdriver.Chrome(options=options, service=service)
-
-
 @contextlib.contextmanager
 def serving(*arguments):
   """Context manager: the address of a demo in another process."""
@@ -228,8 +208,8 @@ def test_page_in_a_browser(photo, tmp_path):
   formats.write(weights, tmp_path / 'vit', 'vit_jax')
   (tmp_path / 'broken.png').write_bytes(b'not an image')
   with contextlib.ExitStack() as stack:
-    driver = browser(tmp_path / 'chromium')
-    stack.callback(driver.quit)
+    profile = tmp_path / 'chromium'
+    driver = stack.enter_context(chromium.driver(profile, log='performance'))
     address = stack.enter_context(serving(f'--weights={tmp_path / "vit"}'))
     driver.get(address)
     page = Page(driver)

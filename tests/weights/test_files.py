@@ -328,12 +328,78 @@ def test_no_file_is_an_error(tmp_path):
       files.kind(path)
 
 
+def test_arrays_that_are_not_read_are_not_unpacked(tmp_path):
+  path = tmp_path / 'x.npz'
+  np.savez_compressed(path, a=np.ones(3), opt=np.zeros(3_000_000))
+  data = path.read_bytes()
+  at = data.index(b'opt.npy') + 1000
+  path.write_bytes(data[:at] + b'damaged' + data[at + 7 :])
+  tracemalloc.start()
+  found = files.stored(path)
+  assert {k: v.shape for k, v in found.blanks.items()} == {
+    'a': (3,),
+    'opt': (3_000_000,),
+  }
+  read = found.read(['a'])
+  assert tracemalloc.get_traced_memory()[1] < 1e6
+  tracemalloc.stop()
+  np.testing.assert_array_equal(read['a'], np.ones(3, np.float32))
+  with pytest.raises(ValueError, match=r'x\.npz cannot be read'):
+    found.read()
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_bytes(tmp_path, monkeypatch):
+  path = tmp_path / 'x.npz'
+  monkeypatch.setattr(files, '_ALWAYS', 1 << 20)
+  arrays = {'x': np.zeros(1 << 18, np.float32)}
+  np.savez_compressed(path, **arrays)
+  assert files.read_npz(path)['x'].size == 1 << 18  # as much as is always read
+  arrays['x'] = np.zeros(1 << 19, np.float32)
+  np.savez_compressed(path, **arrays)
+  with pytest.raises(ValueError, match=r'x\.npz.*0\.0 GB, 9\d\d times.*savez'):
+    files.read_npz(path)
+  np.savez(path, **arrays)
+  assert files.read_npz(path)['x'].size == 1 << 19
+
+
+@pytest.mark.parametrize('limit', ['members', 'header'])
+def test_directories_and_headers_are_limited(tmp_path, monkeypatch, limit):
+  path = tmp_path / 'x'
+  monkeypatch.setattr(files, '_BLOCK', 1000)
+  if limit == 'members':
+    np.savez(path.with_suffix('.npz'), **{f'x{i}': i for i in range(99)})
+    with pytest.raises(ValueError, match=r'directory has .* at most 1000'):
+      files.stored_npz(path.with_suffix('.npz'))
+  else:
+    arrays = {f'x{i}': np.zeros(1) for i in range(99)}
+    safetensors.numpy.save_file(arrays, path)
+    with pytest.raises(ValueError, match=r'header of \d+ bytes; at most 1000'):
+      files.stored_safetensors(path)
+
+
+def test_other_compression_and_overlapping_members(tmp_path):
+  path = tmp_path / 'x.npz'
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_BZIP2) as file:
+    file.writestr('x.npy', member())
+  with pytest.raises(ValueError, match=r'method 12; expected deflate'):
+    files.read_npz(path)
+  data = zipped(**{'x.npy': member(), 'y.npy': member()})
+  first, second = (
+    data.index(b'PK\x01\x02'),
+    data.rindex(b'PK\x01\x02'),
+  )
+  offset = data[first + 42 : first + 46]
+  path.write_bytes(data[: second + 42] + offset + data[second + 46 :])
+  with pytest.raises(ValueError, match='overlap'):
+    files.read_npz(path)
+
+
 class Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
   def __init__(self):
     super().__init__(('127.0.0.1', 0), Handler)
-    self.content, self.log, self.cut = {}, [], None
+    self.content, self.log, self.cut, self.said = {}, [], None, None
     self.url = f'http://127.0.0.1:{self.server_port}'
 
   def downloads(self):
@@ -341,7 +407,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-  """Serves Server.content {path: (bytes, version)}; cut: sends only so many."""
+  """Serves Server.content {path: (bytes, version)}.
+
+  cut: sends only so many bytes; said: HEAD says another length, 0 for none.
+  """
 
   def do_HEAD(self):
     self._send(body=False)
@@ -354,7 +423,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     found = self.server.content.get(self.path)
     self.send_response(200 if found else 404)
     data, version = found or (b'', '')
-    self.send_header('Content-Length', str(len(data)))
+    said = self.server.said
+    if said != 0:
+      self.send_header('Content-Length', str((not body and said) or len(data)))
     self.send_header('ETag', f'"{version}"')
     self.end_headers()
     if body:
@@ -421,6 +492,22 @@ def test_a_broken_connection_leaves_nothing(server, tmp_path):
     files.fetch(url, cache_dir=tmp_path)
   server.cut = None
   assert files.fetch(url, cache_dir=tmp_path).read_bytes() == b'b' * 100_000
+
+
+def test_a_server_that_sends_more_than_it_says(server, tmp_path, monkeypatch):
+  url = f'{server.url}/x.npz'
+  server.content['/x.npz'] = bytes(20_000_000), 1
+  server.said = 1000
+  with pytest.raises(ValueError, match=r'than the 1,000 bytes.*local path'):
+    files.fetch(url, cache_dir=tmp_path)
+  server.said = 10**16
+  with pytest.raises(ValueError, match=r'10,000,000\.0 GB.*VIT_JAX_CACHE'):
+    files.fetch(url, cache_dir=tmp_path)
+  server.said = 0
+  monkeypatch.setattr(files, '_UNSIZED', 1 << 20)
+  with pytest.raises(ValueError, match='more than the 1,048,576 bytes'):
+    files.fetch(url, cache_dir=tmp_path)
+  assert not names_in(tmp_path)
 
 
 def test_files_of_one_folder_lie_in_one(server, tmp_path, monkeypatch):

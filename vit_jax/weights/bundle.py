@@ -34,6 +34,7 @@ from vit_jax.weights.keymap import KeyMap
 # Limits of what files say, because a mistake must not cost all memory.
 MAX_LAYERS = 9999
 _MAX_UNITS = 500  # of a ResNet, which are traced one by one
+_MAX_TABLE = 1 << 26  # numbers in a table of positions
 _MAX_NUMBER = 1 << 20  # such as the number of classes
 IMAGE_SIZE = 224  # if neither the file nor the user says
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
@@ -124,9 +125,12 @@ def _trace(model, image_shape):
   if isinstance(model, MODELS):
     _check_layers(model)
   if isinstance(getattr(model, 'posemb', None), SinCos2d):
-    # Its table is no parameter, but computing it takes memory and time.
-    model.posemb.table({}, (1, 1), model.width)
-    model = model.clone(posemb=None)
+    grid = model.embedding.grid(image_shape)
+    if math.prod(grid) * model.width > _MAX_TABLE:  # computed, in no file
+      raise ValueError(
+        f'SinCos2d would compute positions of {grid[0]}x{grid[1]} patches with '
+        f'width {model.width}; expected at most {_MAX_TABLE} numbers.'
+      )
   scans = isinstance(model, MODELS) and hasattr(model, 'scan')
   if scans:  # one layer is traced instead of all of them
     model = model.clone(scan=True)

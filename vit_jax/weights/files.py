@@ -16,6 +16,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import struct
 import sys
 import time
@@ -32,7 +33,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import PACKAGES, PathLike, read_json, replacing
+from vit_jax.files import (
+  LARGEST_JSON,
+  PACKAGES,
+  PathLike,
+  read_json,
+  replacing,
+)
 from vit_jax.types import FlatParams
 
 # (URL, bytes so far, total bytes or None)
@@ -49,6 +56,9 @@ _HEADER = 1 << 10  # bytes of an array's header in .npz; numpy writes 118
 # Arrays may take this many times the bytes of their file, or this many bytes.
 _RATIO = 50
 _ALWAYS = 1 << 28
+# Downloads: bytes of a file whose size the server does not say; bytes/s.
+_UNSIZED = 1 << 31
+_SLOWEST = 1000
 _DTYPES = {  # of safetensors
   **{'F64': 'f8', 'F32': 'f4', 'F16': 'f2', 'BF16': ml_dtypes.bfloat16},
   **{'I64': 'i8', 'I32': 'i4', 'I16': 'i2', 'I8': 'i1', 'BOOL': '?'},
@@ -520,8 +530,9 @@ def fetch(
       a line on stderr every 10 seconds.
 
   Raises:
-    ValueError: the file does not exist; the download fails, of which nothing
-      is kept; the package for the protocol is not installed.
+    ValueError: the file does not exist; the download fails, or is larger than
+      the server has said, or than 2 GB if it has not said a size (nothing is
+      kept); the package for the protocol is not installed.
   """
   url = os.fspath(path)
   if '://' not in url:
@@ -586,9 +597,12 @@ def _refresh(url, local, progress, missing_ok):
     return True
   try:
     local.parent.mkdir(parents=True, exist_ok=True)
+    size = info.get('size')
+    limit = _limit(local, size)
     with replacing(local) as partial:
-      fs.get_file(remote, str(partial), callback=_Callback(url, progress))
-      size, have = info.get('size'), partial.stat().length
+      callback = _Callback(url, progress, limit)
+      fs.get_file(remote, str(partial), callback=callback)
+      have = partial.stat().length
       if size is not None and have != size:
         raise OSError(f'received {have} of {size} bytes')
       note.unlink(missing_ok=True)  # it describes the old file
@@ -596,6 +610,21 @@ def _refresh(url, local, progress, missing_ok):
   except Exception as e:
     raise ValueError(f'{url} could not be downloaded: {_text(e)}.') from e
   return True
+
+
+def _limit(local, size):
+  """Return the bytes that may be downloaded of a file of the given size.
+
+  A server may say another size than it sends, or send without end.
+  """
+  free = shutil.disk_usage(local.parent).free
+  if size is not None and size > free:
+    raise _Refused(
+      f'it has {size / 1e9:,.1f} GB, and {local.parent} {free / 1e9:,.1f} GB '
+      'free; set VIT_JAX_CACHE to another folder'
+    )
+  limit = min(_UNSIZED, free // 2) if size is None else size
+  return min(limit, LARGEST_JSON) if local.suffix == '.json' else limit
 
 
 def _file_system(url):
@@ -630,17 +659,28 @@ def _hint(url):
 
 
 def _text(error):
+  if isinstance(error, _Refused):
+    return str(error)
   return f'{type(error).__name__} {error}'.strip()
 
 
 class _Callback(fsspec.callbacks.Callback):
-  """fsspec's callback that calls `progress`."""
+  """fsspec's callback that calls `progress`, and ends endless downloads."""
 
-  def __init__(self, url: str, progress: Progress) -> None:
+  def __init__(self, url: str, progress: Progress, limit: int) -> None:
     super().__init__()
-    self._url, self._progress = url, progress
+    self._url, self._progress, self._limit = url, progress, limit
+    self._start = time.monotonic()
 
   def call(self, *args, **kwargs):
+    if self.value > self._limit:
+      raise _Refused(
+        f'it has sent more than the {self._limit:,} bytes that are expected; '
+        'download the file by other means and give its local path'
+      )
+    seconds = time.monotonic() - self._start
+    if seconds > 60 and self.value < _SLOWEST * seconds:
+      raise _Refused(f'it sends less than {_SLOWEST:,} bytes per second')
     self._progress(self._url, self.value, self.size)
 
 

@@ -1,0 +1,171 @@
+"""Runs of many steps: nothing that a process holds may grow with them."""
+
+import contextlib
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.metrics import read_records
+
+from .harness import Case, fault
+from .runs import CONFIG, Run
+
+# What a long run may grow by, from its first third to its last one. A leak of
+# 1 kB per step would be 67 MB in 100,000 steps, and 1.3 MB in 2,000.
+_LIMITS = {
+  'memory of the host, MB': 40,
+  'memory of a worker, MB': 20,
+  'file descriptors': 2,
+  'threads': 2,
+  'entries in /dev/shm': 2,
+}
+_SLOWER = 1.3  # Largest ratio of the time per step, of the medians.
+
+_EVERY = 500  # Steps between checkpoints, and between evaluations.
+
+# The smallest model with a step of about a millisecond.
+_CONFIG = (
+  CONFIG.replace('width=32', 'width=8')
+  .replace('depth=2', 'depth=1')
+  .replace('mlp_dim=64', 'mlp_dim=8')
+  .replace('accum_steps=2', 'accum_steps=1')
+  .replace('every_steps=5', f'every_steps={_EVERY}')
+  .replace('log_every_steps=3', 'log_every_steps=50')
+)
+
+
+class Sample(NamedTuple):
+  """What a run holds at one moment."""
+
+  host_mb: float
+  workers_mb: tuple[float, ...]
+  descriptors: int
+  threads: int
+  shared: int
+
+
+@fault(times=100_000, in_ci=1_500)
+def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Tiny steps with records, checkpoints and evaluations; 0 and 2 workers."""
+  for workers in (0, 2):
+    workdir = folder / f'long{workers}'
+    run = Run(
+      folder,
+      workdir,
+      f'--config.total_steps={times}',
+      f'--config.data.num_workers={workers}',
+      config=_CONFIG,
+    )
+    # Without the first records: compilation, the first save and evaluation.
+    warm = min(times // 5, 2 * _EVERY)
+    samples = _watch(run, warm, every_s=0.2 if times < 10_000 else 2)
+    if run.process.returncode:
+      yield Case(f'{workers} workers', run.output[-500:])
+      continue
+    growth = _growth(samples)
+    slower, per_step = _slower(workdir, warm)
+    lost = [
+      f'{name} grew by {growth[name]:.3g}'
+      for name, limit in _LIMITS.items()
+      if growth.get(name, 0) > limit
+    ]
+    if slower > _SLOWER:
+      lost.append(f'a step takes {slower:.2f} times as long at the end')
+    found = ', '.join(f'{name} {x:+.3g}' for name, x in growth.items())
+    yield Case(
+      f'{times:,} steps, {workers} workers',
+      '; '.join(lost),
+      f'{workers} workers: {found}; {1000 * per_step:.2f} ms per step, '
+      f'{slower:.2f} times as long at the end as at the beginning',
+    )
+
+
+def _steps_done(workdir):
+  """Return the last step in metrics.jsonl, by reading its end only."""
+  path = workdir / 'metrics.jsonl'
+  if not path.exists():
+    return 0
+  with path.open('rb') as file:
+    file.seek(max(0, path.stat().st_size - 4096))
+    found = re.findall(rb'"step": (\d+)', file.read())
+  return int(found[-1]) if found else 0
+
+
+def _watch(run, warm, every_s):
+  """Return the samples of a run from this step to its end."""
+  run.wait_for(lambda: _steps_done(run.workdir) >= warm, 3600)
+  samples = []
+  while run.process.poll() is None:
+    with contextlib.suppress(OSError):  # a process has just ended
+      samples.append(_sample(run.process.pid))
+    time.sleep(every_s)
+  return samples[:-1]  # during the last one the processes may end
+
+
+def _sample(pid):
+  shared = pathlib.Path('/dev/shm')
+  proc = pathlib.Path('/proc') / str(pid)
+  return Sample(
+    host_mb=_resident_mb(pid),
+    workers_mb=tuple(_resident_mb(child) for child in children(pid)),
+    descriptors=len(list((proc / 'fd').iterdir())),
+    threads=len(list((proc / 'task').iterdir())),
+    shared=len(list(shared.iterdir())),
+  )
+
+
+def children(pid: int) -> list[int]:
+  """Return the processes that a process and its children have started."""
+  parents = {}
+  for folder in pathlib.Path('/proc').glob('[0-9]*'):
+    with contextlib.suppress(OSError):  # it has just ended
+      # pid (name) state parent ...
+      stat = (folder / 'stat').read_text().rpartition(')')[2].split()
+      parents.setdefault(int(stat[1]), []).append(int(folder.name))
+  found = parents.get(pid, [])
+  for child in found:  # grows
+    found += parents.get(child, [])
+  return found
+
+
+def _resident_mb(pid):
+  pages = pathlib.Path(f'/proc/{pid}/statm').read_text().split()[1]
+  return int(pages) * os.sysconf('SC_PAGE_SIZE') / 1e6
+
+
+def _growth(samples):
+  """Return {name: median of the last third - median of the first third}."""
+  if len(samples) < 6:
+    raise ValueError(f'There are only {len(samples)} samples of the run.')
+
+  def of(values):
+    third = len(values) // 3
+    return float(np.median(values[-third:]) - np.median(values[:third]))
+
+  found = {
+    'memory of the host, MB': of([s.host_mb for s in samples]),
+    'file descriptors': of([s.descriptors for s in samples]),
+    'threads': of([s.threads for s in samples]),
+    'entries in /dev/shm': of([s.shared for s in samples]),
+  }
+  largest = [max(s.workers_mb) for s in samples if s.workers_mb]
+  if len(largest) >= 6:
+    found['memory of a worker, MB'] = of(largest)
+  return found
+
+
+def _slower(workdir, warm):
+  """Return (ratio of the time per step, end to beginning; seconds per step)."""
+  rates = [
+    8 / record['images_per_s']
+    for record in read_records(workdir)
+    if 'images_per_s' in record and record['step'] > warm
+  ]
+  third = len(rates) // 3
+  first, last = np.median(rates[:third]), np.median(rates[-third:])
+  return float(last / first), float(np.median(rates))
