@@ -244,7 +244,7 @@ def compare(
     )
     if old != new and not by_default and key not in {*without, *now.harmless}:
       found.append(Change(key, old, new, f'{_shown(old)} -> {_shown(new)}'))
-  for key in before.data.keys() & now.data.keys():
+  for key in [key for key in now.data if key in before.data]:
     old, new = before.data[key], now.data[key]
     if lines := fingerprints.differences(old, new):
       found.append(Change(key, _summary(old), _summary(new), '; '.join(lines)))

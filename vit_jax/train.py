@@ -267,6 +267,7 @@ def train(
     class_names=class_names,
     checkpointer=checkpointer,
     save_every=save_every,
+    changed=bool(changed),
     describe=describe,
   )
 
@@ -299,7 +300,7 @@ class _Run:
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
   the batches from a position, and the Monitor from a step. `describe` writes
-  the files that describe the run.
+  the files that describe the run; `changed`: its config or data has changed.
   """
 
   workdir: PathLike
@@ -321,6 +322,7 @@ class _Run:
   class_names: Sequence[str] | None
   checkpointer: Checkpointer
   save_every: int
+  changed: bool
   describe: Callable[[], None]
 
 
@@ -448,9 +450,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(
-      run.abstract_state, batch_size=run.batch_size
-    )
+    # Positions count examples: after a change, batches had another size.
+    size = None if run.changed else run.batch_size
+    state, saved = run.checkpointer.restore(run.abstract_state, batch_size=size)
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()

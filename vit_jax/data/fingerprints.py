@@ -120,7 +120,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
   if isinstance(before, int) and isinstance(after, int) and before != after:
     more = 'more' if after > before else 'fewer'
     found.append(
-      f'{abs(after - before):,} examples {more} ({before:,} -> {after:,})'
+      f'{_examples(after - before)} {more} ({before:,} -> {after:,})'
     )
   for key in dict.fromkeys([*saved, *now]):
     one, other = saved.get(key), now.get(key)
@@ -151,7 +151,7 @@ def _classes(saved, now):
     for name in both[:3]:
       change = now[name] - saved[name]
       more = 'more' if change > 0 else 'fewer'
-      yield f'class {name!r} has {abs(change):,} examples {more}'
+      yield f'class {name!r} has {_examples(change)} {more}'
     if len(both) > 3:
       yield f'{len(both) - 3} more classes have other numbers of examples'
 
@@ -159,6 +159,10 @@ def _classes(saved, now):
 def _both(saved, now):
   # Sets, because ImageNet-21k has 21,841 classes.
   return (list(saved), set(now)), (list(now), set(saved))
+
+
+def _examples(change):
+  return f'{abs(change):,} example{"s" * (abs(change) > 1)}'
 
 
 def _named(names, one, many):
