@@ -321,7 +321,10 @@ def _check_changes(runs, workdir, allow_changes):
   for name, config in runs.items():
     path = workdir / name
     config = config.copy_and_resolve_references()
-    take = config.pop('best_of', {}).get('take', ())
+    take: Sequence[str] = ()
+    if 'best_of' in config:
+      take = config.best_of.take
+      del config.best_of
     call, _ = configs.plan_run(config)
     now = changes.basis_of(path, configs.entries(call))
     before = changes.saved(path)

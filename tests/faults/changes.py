@@ -17,10 +17,8 @@ _SIZES = {'daisy': 7, 'roses': 6, 'tulips': 5}
 
 def _config(path: pathlib.Path) -> str:
   """Return the config of a short run on a folder of images."""
-  folder = (
-    f"  folder = dict(target='vit_jax.data.folder.Folder', path='{path}')\n"
-  )
-  text = runs.CONFIG.replace(_DIGITS, _DIGITS + folder)
+  folder = {'target': 'vit_jax.data.folder.Folder', 'path': str(path)}
+  text = runs.CONFIG
   for old, new in (
     (
       "source=dict(digits, split='test'), batch_size=200",

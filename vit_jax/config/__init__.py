@@ -43,6 +43,7 @@ from vit_jax.config.plan import plan_run as plan_run
 from vit_jax.config.plan import resolve as resolve
 from vit_jax.config.plan import run as run
 from vit_jax.config.signatures import locate as locate
+from vit_jax.config.signatures import owner_of as owner_of
 from vit_jax.config.signatures import parameters_of as parameters_of
 from vit_jax.config.values import ConfigDict as ConfigDict
 from vit_jax.config.values import changes as changes

@@ -22,7 +22,7 @@ _MOST_BYTES = 2**26  # Larger arrays count by shape and dtype only.
 def fingerprint(source: Source) -> dict[str, Any]:
   """Return the fingerprint of a source.
 
-  Known keys, each of which a source may leave out: 'source' (full name of its
+  Known keys, each of which a source may leave out: 'kind' (full name of its
   class), 'name', 'version', 'num_examples', 'classes' (a list of names, or
   {name: number of examples}), and 'files', 'sizes', 'labels' (hashes).
   """
@@ -40,7 +40,7 @@ def described(source: Source, without: Sequence[str] = ()) -> dict[str, Any]:
   """
   kind = type(source)
   found = {
-    'source': f'{kind.__module__}.{kind.__qualname__}',
+    'kind': f'{kind.__module__}.{kind.__qualname__}',
     'num_examples': len(source),
     'num_classes': getattr(source, 'num_classes', None),
   }

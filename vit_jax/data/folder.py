@@ -120,7 +120,7 @@ class Folder:
     """
     parts = (self._files.tobytes(), self._labels.astype('<i4').tobytes())
     found = {
-      'source': 'vit_jax.data.folder.Folder',
+      'kind': 'vit_jax.data.folder.Folder',
       'num_examples': len(self),
       'classes': self._class_sizes(),
       'files': fingerprints.digest(parts),

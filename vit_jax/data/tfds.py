@@ -145,7 +145,7 @@ class Tfds:
       for x, size in zip(files, sizes)
     ]
     return {
-      'source': 'vit_jax.data.tfds.Tfds',
+      'kind': 'vit_jax.data.tfds.Tfds',
       'name': info.full_name.removesuffix(f'/{info.version}'),
       'version': str(info.version),
       'num_examples': len(self),
