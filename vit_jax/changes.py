@@ -64,6 +64,7 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.train.train.on_nan',
   'vit_jax.train.train.max_rollbacks',
   'vit_jax.data.pipeline.Data.on_error',
+  'vit_jax.data.pipeline.Data.max_worker_restarts',
   'vit_jax.data.pipeline.Data.max_image_bytes',
 }
 

@@ -129,12 +129,6 @@ def _start_deadline(given):
       me = {k: getattr(job, k) if v is None else v for k, v in given.items()}
       who = 'Host {process_id} of {num_processes}'.format(**me)
       where = f'the coordinator address {me["coordinator_address"]}'
-      if _lost.is_set():
-        _end(
-          f'\n{who} was waiting for the others at {where} when one of them, '
-          'which had joined already, was lost: it was killed or has lost its '
-          'network. Run the same command again on all hosts.\n'
-        )
       if waited > START_S:
         _end(
           f'\n{who} has waited {START_S} s for the others at {where}. Check '

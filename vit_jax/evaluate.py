@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from vit_jax import changes, terminal, workdirs
+from vit_jax import changes, device_memory, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax.config import Entry
@@ -116,7 +116,10 @@ def evaluate(
     changes.record(workdir, basis, (), None)
   workdirs.record_config(workdir, record, preset)
 
-  params, report = _params(init, model, weights, init_from, shardings, workdir)
+  with device_memory.explaining(_explain_memory):
+    params, report = _params(
+      init, model, weights, init_from, shardings, workdir
+    )
   terminal.say(report)
   name = name or timm_csv.name(init_from.path if init_from else None, model)
   results: dict[str, float] = {}
@@ -148,6 +151,13 @@ def evaluate(
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)
   return results
+
+
+def _explain_memory():
+  return (
+    'It cannot hold the parameters. Use more devices, and shard the parameters '
+    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+  )
 
 
 def _init(model, image_shape, rng):

@@ -10,6 +10,7 @@ and `mesh` what it takes. Optional attributes of an evaluator:
                           which are then written, see reports/confusion.py
 """
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax import device_memory
 from vit_jax.data.pipeline import Data
 from vit_jax.types import Model, Params, Preprocess
 
@@ -117,8 +119,10 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
 
   Raises:
     ValueError: from the evaluator; or it did not return {metric: number}.
+    device_memory.OutOfMemoryError: with what to do.
   """
-  with jax.transfer_guard('allow'):
+  explain = functools.partial(_explain_memory, name, evaluator)
+  with jax.transfer_guard('allow'), device_memory.explaining(explain):
     found = evaluator.run(params)
     if not isinstance(found, Mapping):
       raise ValueError(
@@ -126,6 +130,18 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
         '{metric: number}.'
       )
     return {str(k): _number(name, k, value) for k, value in found.items()}
+
+
+def _explain_memory(name, evaluator):
+  batch_size = getattr(getattr(evaluator, 'data', None), 'batch_size', None)
+  if batch_size is None:
+    return f'The evaluator evals.{name} needs more. Use smaller batches in it.'
+  per_device = batch_size / jax.device_count()
+  return (
+    f'The evaluator evals.{name} has batches of {batch_size} images, '
+    f'{per_device:g} per device. Use a smaller batch: '
+    f'--config.evals.{name}.data.batch_size={max(1, batch_size // 2)}'
+  )
 
 
 def _number(name, metric, value):

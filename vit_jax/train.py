@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from vit_jax import (
   changes,
   checks,
+  device_memory,
   divergence,
   dry_runs,
   reuse,
@@ -152,6 +153,7 @@ def train(
     changes.ChangedRunError: results depend on something that has changed.
     metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
       and `on_nan` is 'stop' or rollbacks did not help.
+    device_memory.OutOfMemoryError: the model or the batch does not fit.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   arguments = dict(locals())
@@ -274,7 +276,15 @@ def train(
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
   # unless that meets NaN.
   failed: list[int] = []  # steps that met NaN since the newest checkpoint
-  with contextlib.closing(checkpointer), contextlib.closing(profiler):
+  explain_memory = functools.partial(
+    dry_runs.explain_memory,
+    *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
+  )
+  with (
+    contextlib.closing(checkpointer),
+    contextlib.closing(profiler),
+    device_memory.explaining(explain_memory),
+  ):
     while True:
       try:
         state = _attempt(run, newest, failed, stopwatch)
@@ -383,7 +393,7 @@ def _attempt(
     monitor.introduce(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
-  batches = run.batches(start=position)
+  batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
   with (
@@ -426,6 +436,7 @@ def _attempt(
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
+            'skipped': batches.skipped,
             'metrics': monitor.carry(step),
             **counts,
           }

@@ -3,6 +3,9 @@
 from . import (  # noqa: F401
   changes,
   checkpoints,
+  damaged_metrics,
+  data,
+  goodput,
   hosts,
   kills,
   long_runs,

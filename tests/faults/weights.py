@@ -9,6 +9,7 @@ are loaded in a process of its own, which watches itself.
 """
 
 import collections
+import contextlib
 import gc
 import hashlib
 import json
@@ -72,10 +73,12 @@ def mutated_weights(folder: pathlib.Path, times: int) -> Iterator[Case]:
 def _is_another_file(outcome):
   """Return whether other values are what the file says, or not detectable.
 
-  A zip has checksums. The format safetensors has none, nor has JSON.
+  Zips and checkpoints have checksums, safetensors and JSON have none.
   """
+  name = outcome.original
+  has_sums = name.endswith('.npz') or name.startswith(CHECKPOINTS)
   return outcome.what == 'other values' and (
-    'resealed' in outcome.mutation or not outcome.original.endswith('.npz')
+    'resealed' in outcome.mutation or not has_sums
   )
 
 
@@ -92,9 +95,10 @@ def inject(
     root, _, path = originals[name]
     file = rng.choice(alike)
     target = folder / 'mutated'
-    shutil.copytree(root, target)
+    shutil.copytree(root, target, copy_function=os.link)
     mutate = rng.choice(mutations.of_file(file.name))
     kind, data = mutate(rng, (root / file).read_bytes())
+    (target / file).unlink()
     (target / file).write_bytes(data)
     how = rng.choice(LOADS if name in CHECKPOINTS else LOADS[:2])
     size = sum(x.stat().st_size for x in target.rglob('*') if x.is_file())
@@ -441,7 +445,10 @@ def _memory(key, reset=False):
 def main() -> None:
   times, seed = (int(x) for x in (*sys.argv[1:], '1000', '0')[:2])
   counts: dict[str, collections.Counter[str]] = {}
-  with tempfile.TemporaryDirectory(prefix='weights_') as folder:
+  with (
+    tempfile.TemporaryDirectory(prefix='weights_') as folder,
+    contextlib.suppress(KeyboardInterrupt),
+  ):
     for outcome in inject(pathlib.Path(folder), times, seed):
       name = outcome.original.replace('/', ' ', 1)
       counts.setdefault(name, collections.Counter())[outcome.what] += 1
