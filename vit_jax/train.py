@@ -373,7 +373,7 @@ def _attempt(
     monitor.introduce(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
-  batches = run.batches(start=position)
+  batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
   with (
@@ -416,6 +416,7 @@ def _attempt(
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
+            'skipped': batches.skipped,
             'metrics': monitor.carry(step),
             **counts,
           }

@@ -56,8 +56,8 @@ def prepare(workdir: PathLike) -> None:
 class Claim:
   """Claim of a process to write into a workdir, until the run starts again.
 
-  A process that was stopped, or whose virtual machine was, can continue after
-  the run was started again. It must not write into the files of that run.
+  A process that was stopped can continue after the run was started again. It
+  must not write into the files of that run.
 
   Args:
     workdir: of the run. The first host writes `.claim` there.

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Noisy:
-  """Images that are functions of the index."""
+  """Images that are functions of the index; 32 fill the buffer of a socket."""
 
   num_classes = 10
 
@@ -27,7 +27,7 @@ class Noisy:
     return 100
 
   def __getitem__(self, index):
-    image = np.random.default_rng(index).integers(256, size=(9, 9, 3))
+    image = np.random.default_rng(index).integers(256, size=(64, 64, 3))
     return {'image': image.astype(np.uint8), 'label': index % 10}
 
 
@@ -36,7 +36,7 @@ def _add_noise(image, rng):
 
 
 def _open(**options):
-  data = pipeline.Data(Noisy(), 40, (_add_noise,), **options)
+  data = pipeline.Data(Noisy(), 64, (_add_noise,), **options)
   return data.train_batches(seed=1, start=80)
 
 
@@ -59,7 +59,7 @@ def test_killed_workers_are_replaced_where_they_were(caplog):
     worker.kill()
   for _ in range(20):  # more than what is read ahead
     _assert_equal(next(workers), next(threads))
-  assert workers.position == threads.position == 80 + 21 * 40
+  assert workers.position == threads.position == 80 + 21 * 64
   first, second = sorted(record.message for record in caplog.records)
   what = r'data worker {} of 2 \(process \d+\) was killed by SIGKILL'
   assert re.match(what.format(1), first) and re.match(what.format(2), second)

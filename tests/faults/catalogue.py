@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
   checkpoints,
   damaged_metrics,
+  data,
   goodput,
   hosts,
   kills,

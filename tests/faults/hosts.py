@@ -1,4 +1,4 @@
-"""Hosts of a run that are killed, stopped, late, or not like the others.
+"""Processes of a run that are killed, stopped, late, or unlike the others.
 
 Each host is a process of this machine, and they talk over loopback.
 """
@@ -136,6 +136,33 @@ def host_stopped(folder: pathlib.Path, times: int) -> Iterator[Case]:
         lost = 'the stopped host has written into the resumed run'
       message = runs[victim].output.strip().rpartition('\n')[-1]
     yield Case(f'host {victim} of {count}, {moment}', lost, message)
+
+
+@fault(times=2, in_ci=0)
+def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """SIGSTOP of a run, which is started again to its end, then SIGCONT."""
+  straight = folder / 'straight'
+  _unfinished([Run(folder, straight)])
+  for number in range(times):
+    workdir = folder / f'again{number}'
+    first = Run(folder, workdir)
+    moment = ('training', 'saving')[number % 2]
+    first.wait_for(lambda w=workdir, m=moment: _MOMENTS[m]((), w))
+    first.process.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+      lost = _unfinished([Run(folder, workdir)])
+      time.sleep(max(0, begin + 12 - time.monotonic()))
+      first.process.send_signal(signal.SIGCONT)
+      cause = 'was started again by process'
+      lost = lost or _not_ended([first], cause, time.monotonic())
+    finally:
+      first.kill()
+    yield Case(
+      moment,
+      lost or difference(straight, workdir),
+      first.output.strip().rpartition('\n')[-1],
+    )
 
 
 @fault(times=2, in_ci=0)

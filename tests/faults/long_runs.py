@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.metrics import read_records
-
 from .harness import Case, fault
 from .runs import CONFIG, Run
 
@@ -24,7 +22,7 @@ _LIMITS = {
   'threads': 10,
   'segments of shared memory': 10,
 }
-_SLOWER = 1.3  # Largest ratio of the times per step, of such medians.
+_SLOWER = 1.3  # Largest ratio of the CPU times per step, of such thirds.
 
 _EVERY = 500  # Steps between checkpoints, and between evaluations.
 
@@ -42,6 +40,8 @@ _CONFIG = (
 class Sample(NamedTuple):
   """What a run holds at one moment."""
 
+  step: int
+  cpu_s: float
   host_mb: float
   workers_mb: tuple[float, ...]
   descriptors: int
@@ -69,7 +69,7 @@ def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
       yield Case(f'{workers} workers', run.output[-500:])
       continue
     growth = _growth(samples)
-    slower, per_step = _slower(workdir, warm)
+    per_step, slower = _slower(samples)
     lost = [
       f'{name} grew by {growth[name]:.3g}'
       for name, limit in _LIMITS.items()
@@ -81,7 +81,7 @@ def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
     yield Case(
       f'{times:,} steps, {workers} workers',
       '; '.join(lost),
-      f'{workers} workers: {found}; {1000 * per_step:.2f} ms per step, '
+      f'{workers} workers: {found}; {1000 * per_step:.2f} ms of CPU per step, '
       f'{slower:.2f} times as long at the end as at the beginning',
     )
 
@@ -103,15 +103,18 @@ def _watch(run, warm, every_s):
   samples = []
   while run.process.poll() is None:
     with contextlib.suppress(OSError):  # a process has just ended
-      samples.append(_sample(run.process.pid))
+      samples.append(_sample(run.process.pid, run.workdir))
     time.sleep(every_s)
   return samples[:-1]  # during the last one the processes may end
 
 
-def _sample(pid):
+def _sample(pid, workdir):
   proc = pathlib.Path('/proc') / str(pid)
   workers = children(pid)
+  stat = (proc / 'stat').read_text().rpartition(')')[2].split()
   return Sample(
+    step=_steps_done(workdir),
+    cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf('SC_CLK_TCK'),
     host_mb=_resident_mb(pid),
     workers_mb=tuple(map(_resident_mb, workers)),
     descriptors=len(list((proc / 'fd').iterdir())),
@@ -166,13 +169,17 @@ def _growth(samples):
   return found
 
 
-def _slower(workdir, warm):
-  """Return (ratio of the time per step, end to beginning; seconds per step)."""
-  rates = [
-    8 / record['images_per_s']
-    for record in read_records(workdir)
-    if 'images_per_s' in record and record['step'] > warm
-  ]
-  third = len(rates) // 3
-  first, last = np.median(rates[:third]), np.median(rates[-third:])
-  return float(last / first), float(np.median(rates))
+def _slower(samples):
+  """Return (CPU time per step, its ratio of the last third to the first).
+
+  Not the wall time, which depends on what else the machine does.
+  """
+  third = len(samples) // 3
+
+  def per_step(first, last):
+    return (last.cpu_s - first.cpu_s) / max(1, last.step - first.step)
+
+  begin = per_step(samples[0], samples[third])
+  return per_step(samples[0], samples[-1]), (
+    per_step(samples[-1 - third], samples[-1]) / begin
+  )
