@@ -266,6 +266,7 @@ def train(
     *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
   )
   with (
+    claim,
     contextlib.closing(checkpointer),
     contextlib.closing(profiler),
     device_memory.explaining(explain_memory),

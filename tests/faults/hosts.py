@@ -146,7 +146,7 @@ def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
   for number in range(times):
     workdir = folder / f'again{number}'
     first = Run(folder, workdir)
-    moment = ('training', 'saving')[number % 2]
+    moment = ('saving', 'training')[number % 2]
     first.wait_for(lambda w=workdir, m=moment: _MOMENTS[m]((), w))
     first.process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
