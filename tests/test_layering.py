@@ -44,7 +44,14 @@ MODULES = {
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
-    *('analysis.flops', 'checkpoint', 'config', 'data.pipeline', 'distributed'),
+    *(
+      'changes',
+      'analysis.flops',
+      'checkpoint',
+      'config',
+      'data.pipeline',
+      'distributed',
+    ),
     *(
       'reuse',
       'terminal',
@@ -67,12 +74,20 @@ MODULES = {
     *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('device_memory', 'evaluators', 'metrics', 'preprocess', 'reports.'),
-    *('sharding', 'terminal', 'weights.', 'workdirs', 'writers'),
+    *('changes', 'config', 'device_memory', 'evaluators', 'metrics'),
+    *('preprocess', 'reports.', 'sharding', 'terminal', 'weights.'),
+    *('workdirs', 'writers'),
   ),
   'evaluators': ('data.pipeline', 'device_memory'),
   'study': (
-    *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
+    *(
+      'changes',
+      'config',
+      'metrics',
+      'reports.page',
+      'reports.results',
+      'terminal',
+    ),
     *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
@@ -94,7 +109,7 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  'changes': ('config', 'workdirs'),
+  'changes': ('config', 'data.fingerprints', 'data.pipeline', 'workdirs'),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 

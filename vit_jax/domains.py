@@ -306,7 +306,9 @@ def _fits(value, annotation):
     )
   if kind is not str and issubclass(kind, Sequence):
     return _is_sequence(value, kind, inner)
-  return isinstance(value, kind)
+  # A class with `duck_typed` stands for anything that is called like it.
+  is_like = getattr(kind, 'duck_typed', False) and callable(value)
+  return isinstance(value, kind) or is_like
 
 
 def _is_number(value, kind):

@@ -9,16 +9,17 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
-from vit_jax import device_memory, terminal, workdirs
+from vit_jax import changes, device_memory, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
+from vit_jax.config import Entry
 from vit_jax.domains import Count, KeySeed, Side, checked
 from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
@@ -48,6 +49,7 @@ def evaluate(
   writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
+  entries: Sequence[Entry] | None = None,
   dry_run: bool = False,
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
@@ -69,6 +71,7 @@ def evaluate(
     writers: more writers of metrics by name, see writers.py.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    entries: the config by key, saved so that a study can compare it later.
     dry_run: stop after all checks.
 
   Returns:
@@ -77,6 +80,7 @@ def evaluate(
   Raises:
     ValueError: anything that does not fit, before the first evaluation.
   """
+  arguments = dict(locals())
   stopwatch = Stopwatch()
   workdirs.prepare(workdir)
   mesh = mesh.make()
@@ -109,6 +113,9 @@ def evaluate(
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
+  if changes.newest_step(workdir) is None:  # not the workdir of a training run
+    basis = changes.basis_of_call(workdir, evaluate, arguments, entries)
+    changes.record(workdir, basis, (), None)
   workdirs.record_config(workdir, record, preset)
 
   with device_memory.explaining(_explain_memory):

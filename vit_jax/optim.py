@@ -167,6 +167,8 @@ class Optimizer:
   lr_multipliers: Sequence[tuple[domains.PathRule, domains.NonNegative]] = ()
   layer_decay: LayerDecay | None = None
 
+  duck_typed = True
+
   def __call__(
     self, params: Params, learning_rate: LearningRate
   ) -> optax.GradientTransformation:
@@ -279,6 +281,8 @@ class Schedule:
   timescale: domains.Count = 10_000
   milestones: Sequence[float] = ()
   step_factor: domains.Between = 0.1
+
+  duck_typed = True  # a schedule of yours is a function of a Timeline
 
   def __post_init__(self) -> None:
     if self.end_lr and self.decay not in ('linear', 'cosine'):

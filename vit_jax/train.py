@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import (
+  changes,
   device_memory,
   divergence,
   dry_runs,
@@ -26,7 +27,7 @@ from vit_jax import (
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
-from vit_jax.config import Partial
+from vit_jax.config import Entry, Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
@@ -101,6 +102,8 @@ def train(
   max_rollbacks: Count = 3,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
+  entries: Sequence[Entry] | None = None,
+  allow_changes: Sequence[str] = (),
   dry_run: bool = False,
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
@@ -138,6 +141,9 @@ def train(
     max_rollbacks: give up after this many rollbacks without a new checkpoint.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    entries: the config by key, see config.entries; None: that of the arguments.
+      A run that resumes is compared with them, see changes.py.
+    allow_changes: keys that may differ from those that the run started with.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
@@ -145,13 +151,17 @@ def train(
 
   Raises:
     ValueError: anything that does not fit, before the first step.
+    changes.ChangedRunError: results depend on something that has changed.
     metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
       and `on_nan` is 'stop' or rollbacks did not help.
     device_memory.OutOfMemoryError: the model or the batch does not fit.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
+  arguments = dict(locals())
   stopwatch = Stopwatch()
   workdirs.prepare(workdir)
+  basis = changes.basis_of_call(workdir, train, arguments, entries)
+  changed = changes.check(workdir, basis, allow_changes)
 
   # 1. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
@@ -208,20 +218,23 @@ def train(
     )
     return None
   claim = workdirs.Claim(workdir)
-  workdirs.record_config(workdir, record, preset)
-  workdirs.record_model(
-    workdir,
-    model=model,
-    preprocess=preprocess,
-    transforms=next(
-      filter(None, (getattr(e, 'transforms', ()) for e in evaluators.values())),
-      None,
-    ),
-    image_shape=image_shape,
-    class_names=class_names,
-    activation=getattr(loss_fn, 'activation', 'softmax'),
-  )
   forward_flops = reuse.call(flops.forward, model, images)
+
+  transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
+
+  def describe():
+    changes.record(workdir, basis, changed, newest)
+    workdirs.record_config(workdir, record, preset)
+    workdirs.record_model(
+      workdir,
+      model=model,
+      preprocess=preprocess,
+      transforms=next(filter(None, transforms), None),
+      image_shape=image_shape,
+      class_names=class_names,
+      activation=getattr(loss_fn, 'activation', 'softmax'),
+    )
+
   run = _Run(
     workdir=workdir,
     claim=claim,
@@ -258,6 +271,8 @@ def train(
     class_names=class_names,
     checkpointer=checkpointer,
     save_every=save_every,
+    changed=bool(changed),
+    describe=describe,
   )
 
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
@@ -297,7 +312,8 @@ class _Run:
   """What the setup of a run has made, for its attempts.
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
-  the batches from a position, and the Monitor from a step.
+  the batches from a position, and the Monitor from a step. `describe` writes
+  the files that describe the run; `changed`: its config or data has changed.
   """
 
   workdir: PathLike
@@ -319,6 +335,8 @@ class _Run:
   class_names: Sequence[str] | None
   checkpointer: Checkpointer
   save_every: int
+  changed: bool
+  describe: Callable[[], None]
 
 
 def _attempt(
@@ -352,6 +370,8 @@ def _attempt(
         'one, or starts again.'
       )
     )
+  if not failed:
+    run.describe()  # not before: a config that cannot resume is not recorded
   counts = {key: saved[key] for key in _COUNTS if key in saved}
   if failed:
     skipped = sum(step - start for step in failed)
@@ -444,9 +464,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(
-      run.abstract_state, batch_size=run.batch_size
-    )
+    # Positions count examples: after a change, batches had another size.
+    size = None if run.changed else run.batch_size
+    state, saved = run.checkpointer.restore(run.abstract_state, batch_size=size)
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()

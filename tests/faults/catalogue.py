@@ -1,6 +1,7 @@
 """All faults: importing a module of faults registers them."""
 
 from . import (  # noqa: F401
+  changes,
   checkpoints,
   configs,
   damaged_metrics,

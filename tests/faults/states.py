@@ -38,8 +38,13 @@ _ROLLBACK = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
 def _with_nan(folder):
   """Return options of a Run that meets NaN in some batches."""
   (folder / 'bad.py').write_text(_NAN_IF)
+  return {'config': _NAN_CONFIG, 'env': _path(folder)}
+
+
+def _path(folder):
+  """Return the environment in which modules of the folder can be imported."""
   paths = [str(folder), *filter(None, [os.environ.get('PYTHONPATH')])]
-  return {'config': _NAN_CONFIG, 'env': {'PYTHONPATH': os.pathsep.join(paths)}}
+  return {'PYTHONPATH': os.pathsep.join(paths)}
 
 
 def _not_finite(workdir):
@@ -53,31 +58,40 @@ def _not_finite(workdir):
   ]
 
 
+# A learning rate from some step on; before that it is small.
+_FROM = """
+def constant(timeline, *, rate, start):
+  return lambda step: (step >= start) * rate + (step < start) * 1e-3
+"""
+
+
 @fault(times=3, in_ci=1)
 def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Learning rate that overflows, with a checkpoint after each step."""
+  config = CONFIG.replace(
+    'lr=1e-2, warmup_steps=2', "target='rates.constant', rate=1e39, start=0"
+  )
+  (folder / 'rates.py').write_text(_FROM)
+  options = {'config': config, 'env': _path(folder)}
   often = [f'--config.{x}.every_steps=1' for x in ('checkpoint', 'evals.val')]
-  for number, lr in enumerate((3e38, 1e30, 1e19)[:times]):
-    workdir = folder / f'overflow{number}'
-    flags = (*often, '--config.schedule.warmup_steps=0')
-    # A rate above 10,000 is refused; a factor on it has no bound.
-    factor = f'--config.optimizer.lr_multipliers=[(".*", {lr})]'
-    run = Run(folder, workdir, *flags, '--config.schedule.lr=1', factor)
-    status, lost = run.finish(), ''
-    message = run.output.partition('NonFiniteError')[2]
+  for start in (0, 3, 6)[:times]:
+    workdir, lost = folder / f'overflow{start}', ''
+    flags = (*often, f'--config.schedule.start={start}')
+    run = Run(folder, workdir, *flags, **options)
+    status = run.finish()
+    message = run.output.partition('NonFiniteError: ')[2]
     if status != 1 or 'Traceback' in run.output:
       lost = run.output[-300:]
     elif bad := _not_finite(workdir):
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
     else:
-      lower = ['--config.schedule.lr=1e-4']
+      lower = ['--config.schedule.rate=1e-4']
       if steps(workdir):  # resumes, and is compared with the run before
-        changed = 'schedule.lr,optimizer.lr_multipliers'
-        lower.append(f'--allow_changes={changed}')
-      again = Run(folder, workdir, *flags, *lower)
+        lower.append('--allow_changes=schedule.rate')
+      again = Run(folder, workdir, *flags, *lower, **options)
       if again.finish():
         lost = f'a lower rate does not help: {again.output[-300:]}'
-    yield Case(f'lr={lr:g}', lost, message)
+    yield Case(f'in step {start + 1}', lost, message)
 
 
 @fault(times=20, in_ci=2)
@@ -91,7 +105,8 @@ def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
     yield Case('never killed', run.output[-500:])
     return
   length = time.monotonic() - begin
-  message = '\n'.join(x for x in run.output.splitlines() if 'rollback' in x)
+  lines = run.output.splitlines()
+  message = '\n'.join(x for x in lines if x.startswith('rollback'))
   yield Case('never killed', '' if message else 'no rollback', message)
   for number in range(times - 1):
     moment = random.Random(number).uniform(0.3, 1) * length

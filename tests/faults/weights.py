@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.faults import mutations
-from tests.faults.harness import Case, fault
+from . import mutations
+from .harness import Case, fault
 
 ROOT = pathlib.Path(__file__).parents[2]
 CPU_SECONDS = 20  # for one load; usual are 0.02
@@ -264,9 +264,7 @@ class Worker:
     if line:
       what, message = json.loads(line)
       return what, message
-    process.kill()
-    status = process.wait()
-    self._process = None
+    status = self.close()
     errors = (self._folder / 'stderr').read_text()[-500:]
     if not ready or status == -signal.SIGPROF:
       return 'hang', f'{CPU_SECONDS} s'
@@ -293,10 +291,14 @@ class Worker:
     self._process.stdin.write(json.dumps(originals) + '\n')
     return self._process
 
-  def close(self) -> None:
-    if self._process:
-      self._process.kill()
-      self._process.wait()
+  def close(self) -> int:
+    """End the process and return its status."""
+    process, self._process = self._process, None
+    if process is None:
+      return 0
+    with process:  # closes its pipes
+      process.kill()
+    return process.returncode
 
 
 # What runs in the worker.

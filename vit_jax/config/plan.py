@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax import domains
 from vit_jax.config.calls import Call, has_calls, make
-from vit_jax.config.entries import DEFAULT, settings
+from vit_jax.config.entries import Entry, entries
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
   full_name,
@@ -40,6 +40,9 @@ from vit_jax.domains import hints_of
 from vit_jax.durations import Duration
 from vit_jax.files import PathLike
 
+# Arguments that a config cannot set.
+HIDDEN = ('workdir', 'record', 'preset', 'entries', 'allow_changes')
+
 
 def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
   """Return the Call of the function that config.run names, all keys checked.
@@ -67,7 +70,7 @@ def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
     )
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in parameters_of(fn)}
-  hidden = ('workdir', 'record', 'preset', *taken)
+  hidden = (*HIDDEN, *taken)
   problems: list[str] = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
@@ -98,10 +101,15 @@ def run(
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
   preset = dict(preset or {})
-  found, taken = plan_run(config, record=record, preset=preset, **supplied)
+  listed: list[Entry] = []
+  found, taken = plan_run(
+    config, record=record, preset=preset, entries=listed, **supplied
+  )
   check_set(found, config)
-  lines = [x.removesuffix(DEFAULT) for x in settings(found) if DEFAULT in x]
-  preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
+  listed += entries(found)
+  preset['defaults'] = dict(
+    each.line().split(' = ', 1) for each in listed if not each.is_set
+  )
   return found.make(workdir, **taken)
 
 

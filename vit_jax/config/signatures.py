@@ -187,7 +187,10 @@ def _is_a(made, wanted):
   if getattr(wanted, '_is_protocol', False):
     return domains.has(made, *domains.members(wanted))
   if inspect.isclass(made) and inspect.isclass(wanted):
-    return issubclass(made, wanted)
+    is_like = getattr(wanted, 'duck_typed', False)
+    return issubclass(made, wanted) or (
+      is_like and domains.has(made, '__call__')
+    )
   return not inspect.isclass(made)
 
 

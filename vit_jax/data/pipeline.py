@@ -15,6 +15,8 @@ Optional attributes of a source:
   source.describe(i)  text that identifies example i in error messages
   source.labels()     labels of all examples, if they are known without reading
                       the images: int32 [n] or float32 [n, K]
+  source.fingerprint()  JSON values that differ for other data, see
+                      fingerprints.py; default: from its public attributes
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator. The transforms of

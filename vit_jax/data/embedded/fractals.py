@@ -24,6 +24,7 @@ from absl import logging
 from rich import console, progress
 
 from vit_jax import checks
+from vit_jax.data import fingerprints
 from vit_jax.domains import OneOf, Range, Seed
 from vit_jax.files import write_atomically
 
@@ -121,6 +122,11 @@ class Fractals:
     """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
     return f'fractal class {label}, image {instance} (in {self._path(label)})'
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return the arguments that determine the images."""
+    where = ('cache_dir', 'show_progress')
+    return fingerprints.described(self, where) | {'version': _VERSION}
 
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'
