@@ -60,8 +60,16 @@ def _not_finite(workdir):
 
 # A learning rate from some step on; before that it is small.
 _FROM = """
-def constant(timeline, *, rate, start):
-  return lambda step: (step >= start) * rate + (step < start) * 1e-3
+import dataclasses
+import jax.numpy as jnp
+
+@dataclasses.dataclass(frozen=True)
+class From:
+  rate: float
+  start: int
+
+  def __call__(self, timeline):
+    return lambda step: jnp.where(step < self.start, 1e-3, self.rate)
 """
 
 
@@ -69,7 +77,7 @@ def constant(timeline, *, rate, start):
 def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Learning rate that overflows, with a checkpoint after each step."""
   config = CONFIG.replace(
-    'lr=1e-2, warmup_steps=2', "target='rates.constant', rate=1e39, start=0"
+    'lr=1e-2, warmup_steps=2', "target='rates.From', rate=1e39, start=0"
   )
   (folder / 'rates.py').write_text(_FROM)
   options = {'config': config, 'env': _path(folder)}
@@ -80,7 +88,7 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
     run = Run(folder, workdir, *flags, **options)
     status = run.finish()
     message = run.output.partition('NonFiniteError: ')[2]
-    if status != 1 or 'Traceback' in run.output:
+    if status != 1 or not message or 'Traceback' in run.output:
       lost = run.output[-300:]
     elif bad := _not_finite(workdir):
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
