@@ -18,11 +18,12 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.1',
     'aiohttp>=3.10',  # fsspec uses it to read weights from http:// and https://
+    'cloudpickle>=3.0',
     'etils[epath]>=1.15',
     'flax>=0.12.7',
     'flatbuffers>=24.3.25',  # StableHLO export
     'fsspec>=2024.12',
-    'grain>=0.2.16',
+    'grain>=0.2.16',  # the order of an epoch
     'jax>=0.10.1',
     'matplotlib>=3.11',  # figures, and the fonts of the glyphs
     'ml-collections>=1.0',

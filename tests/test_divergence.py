@@ -86,6 +86,7 @@ def run(workdir, bad=(), **options):
     total=steps(options.pop('total')),
     log_every=steps(1),
     ema_decay=0.9,
+    allow_changes=['objective', 'total_steps'],
     **options,
   )
 

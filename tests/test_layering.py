@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
 # Leaves that every layer may import.
-LEAVES = ('checks', 'files', 'tree', 'durations', 'types')
+LEAVES = ('checks', 'domains', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
@@ -44,7 +44,14 @@ MODULES = {
   'step': ('sharding',),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
-    *('analysis.flops', 'checkpoint', 'config', 'data.pipeline', 'distributed'),
+    *(
+      'changes',
+      'analysis.flops',
+      'checkpoint',
+      'config',
+      'data.pipeline',
+      'distributed',
+    ),
     *(
       'reuse',
       'terminal',
@@ -55,17 +62,32 @@ MODULES = {
       'preprocess',
       'profiling',
     ),
-    *('divergence', 'reports.confusion', 'reports.page', 'sharding', 'step'),
+    *(
+      'device_memory',
+      'divergence',
+      'reports.confusion',
+      'reports.page',
+      'sharding',
+      'step',
+    ),
     'weights.',
     *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('evaluators', 'metrics', 'preprocess', 'reports.', 'sharding'),
-    *('terminal', 'weights.', 'workdirs', 'writers'),
+    *('changes', 'config', 'device_memory', 'evaluators', 'metrics'),
+    *('preprocess', 'reports.', 'sharding', 'terminal', 'weights.'),
+    *('workdirs', 'writers'),
   ),
-  'evaluators': ('data.pipeline',),
+  'evaluators': ('data.pipeline', 'device_memory'),
   'study': (
-    *('config', 'metrics', 'reports.page', 'reports.results', 'terminal'),
+    *(
+      'changes',
+      'config',
+      'metrics',
+      'reports.page',
+      'reports.results',
+      'terminal',
+    ),
     *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
@@ -76,19 +98,20 @@ MODULES = {
   'checksums': (),
   'storage': (),
   'compilation_cache': (),
+  'device_memory': (),
   'distributed': ('signals',),
   'signals': (),
   'metrics': ('divergence', 'records', 'terminal'),
   'divergence': ('sharding',),
   'records': (),
-  'profiling': (),
+  'profiling': ('terminal',),
   'writers': (),
   **{f'config/{each}': ('config.',) for each in CONFIG},
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  'changes': ('config', 'workdirs'),
-  **{leaf: ('checks', 'types') for leaf in LEAVES},
+  'changes': ('config', 'data.fingerprints', 'data.pipeline', 'workdirs'),
+  **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 
 

@@ -102,7 +102,11 @@ def call(config, workdir, *flags):
       ['--config.optimizer.layer_decy.rate=0.5'],
       r"optimizer\.layer_decy: .*did you mean 'layer_decay'",
     ),
-    ('config.schedule.lr = 1e20', [], r'NonFiniteError: .* in step \d'),
+    (
+      "config.optimizer.lr_multipliers = (('.*', 1e22),)",
+      [],
+      r'NonFiniteError: .* in step \d',
+    ),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--profile=x'], r"profile='x' is neither a step nor FIRST:LAST"),
     ('', ['--process_id=0'], r'--process_id without --distributed'),

@@ -45,6 +45,7 @@ def run(workdir, steps=6):
     sharding=fsdp(min_elements=64),
     ema_decay=0.9,
     log_every=durations.steps(1),
+    allow_changes=['total_steps'],
   )
 
 

@@ -48,10 +48,16 @@ def test_the_trace_has_exactly_these_steps(tmp_path, capsys):
   assert f'https://ui.perfetto.dev: {perfetto}' in said
 
 
-def test_a_resumed_run_counts_from_where_it_starts(tmp_path):
+def test_a_resumed_run_counts_from_where_it_starts(tmp_path, capsys):
   assert traced(tmp_path, '2', start=4) == [6]
   # A scheduler restarts a job with the same command.
+  capsys.readouterr()
   assert traced(tmp_path / 'end', '2:5', start=4) == []
+  said = capsys.readouterr().out
+  assert (
+    '--profile=2:5: nothing will be traced, because the run resumes' in said
+  )
+  assert 'Choose from the 4 steps that are left' in said
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_first_signal_is_acknowledged_while_the_main_thread_waits():
   lines = [process.stdout.readline()]
   while lines[-1] == 'waiting\n':
     lines.append(process.stdout.readline())
-  assert lines[-1] == f'SIGINT: saving after this step. {PRESSED}\n'
+  assert lines[-1] == f'SIGINT: saving after this step. {PRESSED}\n', lines
   process.send_signal(signal.SIGINT)
   output, _ = process.communicate(timeout=60)
   assert f'SIGINT: {ENDED}' in output and 'Traceback' not in output

@@ -33,7 +33,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -42,11 +42,13 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checks, checksums, storage, terminal, tree
-from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax import checksums, storage, terminal, tree
+from vit_jax.domains import Count, OneOf, checked
+from vit_jax.durations import Duration, Interval, Timeline, fraction
 from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
   """When checkpoints are written and which of them are kept.
@@ -68,18 +70,13 @@ class Checkpoints:
     ValueError: values that make no sense.
   """
 
-  every: Duration | None = None
+  every: Interval | None = None
   max_lag: Duration | None = None
-  keep_last: int = 1
-  keep_every: Duration | None = None
+  keep_last: Count = 1
+  keep_every: Interval | None = None
   best_metric: str | None = None
-  best_mode: str = 'max'
-  keep_best: int = 1
-
-  def __post_init__(self) -> None:
-    if self.keep_last < 1:
-      raise ValueError(f'keep_last={self.keep_last} must be at least 1.')
-    checks.one_of('best_mode', self.best_mode, ('max', 'min'))
+  best_mode: Annotated[str, OneOf('max', 'min')] = 'max'
+  keep_best: Count = 1
 
   def open(
     self,

@@ -15,6 +15,7 @@ more; OCDBT has checksums of its B-tree and its manifest, not of the values.
 """
 
 import dataclasses
+import functools
 import json
 import zlib
 from collections.abc import Mapping
@@ -72,8 +73,13 @@ def of_json(value: Any) -> int:
 def as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
   """Return the shape and dtype of an array in a checkpoint: ints for keys."""
   if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return _stored_key(leaf.shape, leaf.dtype)
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+@functools.cache  # Each call of eval_shape stays in a cache of jax.
+def _stored_key(shape, dtype):
+  return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
 
 
 @dataclasses.dataclass(frozen=True)

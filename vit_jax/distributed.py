@@ -129,12 +129,6 @@ def _start_deadline(given):
       me = {k: getattr(job, k) if v is None else v for k, v in given.items()}
       who = 'Host {process_id} of {num_processes}'.format(**me)
       where = f'the coordinator address {me["coordinator_address"]}'
-      if _lost.is_set():
-        _end(
-          f'\n{who} was waiting for the others at {where} when one of them, '
-          'which had joined already, was lost: it was killed or has lost its '
-          'network. Run the same command again on all hosts.\n'
-        )
       if waited > START_S:
         _end(
           f'\n{who} has waited {START_S} s for the others at {where}. Check '
@@ -384,8 +378,8 @@ def _agree_to_stop(wanted):
 def failing_together() -> Iterator[None]:
   """Context manager that ends all hosts when one fails or is killed.
 
-  The others would wait for it in a collective forever. Instead they print the
-  first line of its error, or that it is silent, and exit with status 1.
+  The others would wait for it in a collective forever. Instead they print its
+  error, or that it is silent, and exit with status 1.
   """
   if not jax.distributed.is_initialized():
     yield
@@ -411,7 +405,7 @@ def failing_together() -> Iterator[None]:
 
 
 def _fail(job, error):
-  """Print the error, send its first line to the other hosts, and exit."""
+  """Print the error, send its text to the other hosts, and exit."""
   if _is_from_runtime(error):
     # Perhaps of a collective with a dead host. Then another thread names that
     # host and ends the process.
@@ -426,7 +420,7 @@ def _fail(job, error):
     sys.stderr.flush()
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     key = f'{_FAILED}/{job.process_id}'
-    job.client.key_value_set(key, text.partition('\n')[0])
+    job.client.key_value_set(key, text[:4000])
   if job.process_id == 0:
     time.sleep(3 * POLL_S)  # The store ends with this host.
   sys.stdout.flush()
@@ -527,9 +521,10 @@ def _by_host(store, folder):
 
 def _end_too(message):
   """End this process because another host is lost."""
+  after = '\n' if '\n' in message else ' '
   _end(
-    f'\n{message} This host ends too. Run the same command on all hosts to '
-    'resume.\n',
+    f'\n{message}{after}This host ends too. Run the same command on all hosts '
+    'to resume.\n',
     # The store ends with host 0. The others shall read there what it has read.
     after_s=3 * POLL_S if _job().process_id == 0 else 0,
   )

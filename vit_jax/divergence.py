@@ -104,7 +104,8 @@ def _to_try(config):
   """Yield (key, value to try, value now) of a resolved config."""
   schedule, optimizer = (config.get(x) or {} for x in ('schedule', 'optimizer'))
   lr, clip_norm = schedule.get('lr'), optimizer.get('clip_norm')
-  yield 'schedule.lr', lr / 10 if lr and lr <= 1 else 1e-3, lr
+  if lr:
+    yield 'schedule.lr', lr / 10 if lr <= 1 else 1e-3, lr
   for key, value in schedule.items():
     if key.startswith('warmup_') and value:
       yield f'schedule.{key}', 2 * value, value

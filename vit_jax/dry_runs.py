@@ -35,19 +35,8 @@ def report_training(
     mesh: as returned by `sharding.make_mesh`.
     timeline: Timeline of the run.
   """
-  split = sharding.batch_sharding(mesh)
-  label = jnp.asarray(data.first_example()['label'])
-  kind = jnp.float32 if label.ndim else jnp.int32
-  shape = (data.batch_size,)
-  batch = {
-    'image': jax.ShapeDtypeStruct((*shape, *image_shape), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((*shape, *label.shape), kind),
-  }
-  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
-  with jax.set_mesh(mesh):
-    compiled = step_fn.lower(state, batch).compile()
+  compiled = _compile(state, step_fn, data, image_shape, mesh)
   params = jax.tree.leaves(state.params)
-  on_a_device = sum(_bytes_on_a_device(x) for x in jax.tree.leaves(state))
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   source = type(data.source).__name__
   rows = [
@@ -59,7 +48,7 @@ def report_training(
     ('batch size', str(data.batch_size)),
     ('steps', f'{timeline.total_steps:,}'),
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
-    ('state on a device', f'{on_a_device / GIB:.3f} GiB'),
+    ('state on a device', _size_on_a_device(state)),
     ('temporaries on a device', _temporaries(compiled)),
   ]
   for path, leaf in _largest(state.params):
@@ -69,11 +58,85 @@ def report_training(
   terminal.console().print(table)
 
 
+def explain_memory(
+  model: Model,
+  state: Any,
+  step_fn: Any,
+  data: Data,
+  image_shape: Shape,
+  mesh: Mesh,
+  accum_steps: int,
+) -> str:
+  """Return what a training step needs on a device, and how to need less.
+
+  Args:
+    model, state, step_fn, data, image_shape, mesh: as in `report_training`.
+    accum_steps: number of micro-batches of a step.
+  """
+  ways = sharding.axis_size(mesh, sharding.batch_sharding(mesh).spec[0])
+  temporaries = 'not estimated on several hosts'
+  if jax.process_count() == 1:
+    try:
+      with terminal.waiting('estimating the memory of a step ...'):
+        compiled = _compile(state, step_fn, data, image_shape, mesh)
+        temporaries = _temporaries(compiled)
+    except (jax.errors.JaxRuntimeError, MemoryError):
+      temporaries = 'too large to compile the step'
+  per_device = data.batch_size // ways
+  micro = f' in {accum_steps} micro-batches' if accum_steps > 1 else ''
+  lines = [
+    f'The batch of {data.batch_size} images is {per_device} per device{micro}. '
+    f'A training step needs per device: state {_size_on_a_device(state)}, '
+    f'temporaries {temporaries}. To need less:'
+  ]
+  if smaller := per_device // accum_steps // 2 * accum_steps * ways:
+    lines.append(
+      f'--config.data.batch_size={smaller}: a smaller batch; other results'
+    )
+  if more := _next_divisor(per_device, accum_steps):
+    lines.append(
+      f'--config.accum_steps={more}: the same batch in {more} micro-batches'
+    )
+  if getattr(model, 'remat', '') != 'full':
+    lines.append(
+      '--config.model.remat=full: compute activations again in the backward '
+      'pass, instead of keeping them'
+    )
+  return '\n  '.join(lines)
+
+
+def _next_divisor(number, above):
+  """Return the smallest divisor of `number` above another; None: no such."""
+  return next(
+    (x for x in range(above + 1, number + 1) if number % x == 0), None
+  )
+
+
+def _compile(state, step_fn, data, image_shape, mesh):
+  """Return the compiled train step."""
+  split = sharding.batch_sharding(mesh)
+  label = jnp.asarray(data.first_example()['label'])
+  kind = jnp.float32 if label.ndim else jnp.int32
+  shape = (data.batch_size,)
+  batch = {
+    'image': jax.ShapeDtypeStruct((*shape, *image_shape), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((*shape, *label.shape), kind),
+  }
+  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
+  with jax.set_mesh(mesh):
+    return step_fn.lower(state, batch).compile()
+
+
 def _temporaries(compiled):
   memory = compiled.memory_analysis()
   if memory is None:
     return 'not known for this device'
   return f'{memory.temp_size_in_bytes / GIB:.3f} GiB'
+
+
+def _size_on_a_device(state):
+  size = sum(_bytes_on_a_device(x) for x in jax.tree.leaves(state))
+  return f'{size / GIB:.3f} GiB'
 
 
 def _bytes_on_a_device(leaf):

@@ -9,43 +9,47 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
+from vit_jax import changes, device_memory, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
-from vit_jax import terminal, workdirs
+from vit_jax.config import Entry
+from vit_jax.domains import Count, KeySeed, Side, checked
 from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Stopwatch, Writer
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page, timm_csv
-from vit_jax.sharding import MeshSizes
+from vit_jax.sharding import MeshSizes, Rules
 from vit_jax.types import Model, Preprocess
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
 
 
+@checked
 def evaluate(
   workdir: PathLike,
   *,
   evals: Mapping[str, Factory],
   init_from: InitFrom | None = None,
   model: Model | None = None,
-  image_shape: tuple[int, ...] | None = None,
+  image_shape: tuple[Side, Side, Count] | None = None,
   preprocess: Preprocess | None = None,
   mesh: MeshSizes = MeshSizes(),
-  sharding: Any = None,
+  sharding: Rules | None = None,
   name: str | None = None,
-  seed: int = 0,
+  seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
+  entries: Sequence[Entry] | None = None,
   dry_run: bool = False,
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
@@ -67,6 +71,7 @@ def evaluate(
     writers: more writers of metrics by name, see writers.py.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    entries: the config by key, saved so that a study can compare it later.
     dry_run: stop after all checks.
 
   Returns:
@@ -75,6 +80,7 @@ def evaluate(
   Raises:
     ValueError: anything that does not fit, before the first evaluation.
   """
+  arguments = dict(locals())
   stopwatch = Stopwatch()
   workdirs.prepare(workdir)
   mesh = mesh.make()
@@ -107,9 +113,15 @@ def evaluate(
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
+  if changes.newest_step(workdir) is None:  # not the workdir of a training run
+    basis = changes.basis_of_call(workdir, evaluate, arguments, entries)
+    changes.record(workdir, basis, (), None)
   workdirs.record_config(workdir, record, preset)
 
-  params, report = _params(init, model, weights, init_from, shardings, workdir)
+  with device_memory.explaining(_explain_memory):
+    params, report = _params(
+      init, model, weights, init_from, shardings, workdir
+    )
   terminal.say(report)
   name = name or timm_csv.name(init_from.path if init_from else None, model)
   results: dict[str, float] = {}
@@ -141,6 +153,13 @@ def evaluate(
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)
   return results
+
+
+def _explain_memory():
+  return (
+    'It cannot hold the parameters. Use more devices, and shard the parameters '
+    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+  )
 
 
 def _init(model, image_shape, rng):

@@ -5,11 +5,15 @@ Whatever makes it (a class, a function, a partial) gets of `model`, `preprocess`
 and `mesh` what it takes. Optional attributes of an evaluator:
 
   check(abstract_params)  raises an error before the first training step
+  metrics                 names of what `run` returns, to check the metric of
+                          the best checkpoint; 'NAME/' for all below it
   class_names             of the data; must be those of the model
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
 """
 
+import difflib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax import device_memory
 from vit_jax.data.pipeline import Data
 from vit_jax.types import Model, Params, Preprocess
 
@@ -71,6 +76,30 @@ def make(
   return made
 
 
+def check_metric(
+  argument: str, metric: str | None, evaluators: Mapping[str, Evaluator]
+) -> None:
+  """Raise ValueError if it is known that no evaluator returns the metric.
+
+  Args:
+    argument: that has the metric, for the message.
+    metric: 'EVALUATOR/METRIC', or None.
+    evaluators: by name.
+  """
+  name, _, found = (metric or '').partition('/')
+  known = getattr(evaluators.get(name), 'metrics', None)
+  if known is None or found in known:
+    return
+  if any(k.endswith('/') and found.startswith(k) for k in known):
+    return
+  near = difflib.get_close_matches(found, known, n=1)
+  hint = f' (did you mean {f"{name}/{near[0]}"!r}?)' if near else ''
+  raise ValueError(
+    f'{argument}={metric!r}: the evaluator {name!r} has no metric '
+    f'{found!r}{hint}. It has {", ".join(known)}.'
+  )
+
+
 def _make(factory, model, **options):
   """Call the factory with those of the arguments that it takes."""
   if hasattr(factory, 'run') and not inspect.isclass(factory):
@@ -117,8 +146,10 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
 
   Raises:
     ValueError: from the evaluator; or it did not return {metric: number}.
+    device_memory.OutOfMemoryError: with what to do.
   """
-  with jax.transfer_guard('allow'):
+  explain = functools.partial(_explain_memory, name, evaluator)
+  with jax.transfer_guard('allow'), device_memory.explaining(explain):
     found = evaluator.run(params)
     if not isinstance(found, Mapping):
       raise ValueError(
@@ -126,6 +157,18 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
         '{metric: number}.'
       )
     return {str(k): _number(name, k, value) for k, value in found.items()}
+
+
+def _explain_memory(name, evaluator):
+  batch_size = getattr(getattr(evaluator, 'data', None), 'batch_size', None)
+  if batch_size is None:
+    return f'The evaluator evals.{name} needs more. Use smaller batches in it.'
+  per_device = batch_size / jax.device_count()
+  return (
+    f'The evaluator evals.{name} has batches of {batch_size} images, '
+    f'{per_device:g} per device. Use a smaller batch: '
+    f'--config.evals.{name}.data.batch_size={max(1, batch_size // 2)}'
+  )
 
 
 def _number(name, metric, value):

@@ -105,6 +105,14 @@ _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
 
+_ALLOW_CHANGES = flags.DEFINE_list(
+  'allow_changes',
+  [],
+  'Keys of the config, or of parts of it (schedule.lr,data), that may differ '
+  'from those that the run in workdir was started with. For a study: KEY for '
+  'all runs, or runs.NAME.KEY.',
+)
+
 assignments: list[str] = []  # 'KEY=VALUE' of the --config.KEY=VALUE flags
 
 
@@ -160,6 +168,14 @@ def load_config(spec: str | None) -> tuple[Any, dict[str, Any]]:
 def _supplied(resolved):
   """Arguments that flags have given to the function that the config names."""
   supplied = {'dry_run': _DRY_RUN.value}
+  if _ALLOW_CHANGES.value:
+    if resolved.get('run') == 'vit_jax.evaluate.evaluate':
+      raise config.ConfigError(
+        '--allow_changes is for training and studies, which resume; this '
+        'config runs vit_jax.evaluate.evaluate. Leave it out.'
+      )
+    found = (key.strip() for key in _ALLOW_CHANGES.value)
+    supplied['allow_changes'] = [key.removeprefix('config.') for key in found]
   if _MEMBER.value is not None:
     supplied['member'] = _MEMBER.value
   if _REPORT.value:
@@ -172,7 +188,8 @@ def _supplied(resolved):
         f'--config.runs.NAME.profile={_PROFILE.value}.'
       )
     supplied['profile'] = _PROFILE.value
-  elif len(supplied) > 1 and resolved.get('run') != 'vit_jax.study.study':
+  of_study = {'member', 'report_only'} & supplied.keys()
+  if of_study and resolved.get('run') != 'vit_jax.study.study':
     raise config.ConfigError(
       '--study_member and --study_report are for studies; this config runs '
       f'{resolved.get("run")}. Leave them out.'

@@ -14,14 +14,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import checks, tree
+from vit_jax import domains, tree
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.types import Params, PyTree
 
@@ -29,14 +29,29 @@ KERNELS = ('.*/kernel',)
 
 LearningRate = float | Callable[[Any], Any]  # a number, or step -> number
 
+# Weight decay, or anything else that a learning rate multiplies.
+Strength = Annotated[float, domains.Range(0, 1e4)]
+Small = Annotated[float, domains.Range(0, 1)]  # epsilon of a division
+# What makes a transformation of optax, with the domains of the arguments that
+# its rules have: optax annotates them as arrays of any kind.
+Rule = Annotated[
+  Callable[..., optax.GradientTransformation],
+  *((name, domains.Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),
+  *((name, domains.Rate | None) for name in ('momentum', 'decay')),
+  *((name, Small) for name in ('eps', 'eps_root')),
+  *(('weight_decay', Strength), ('nesterov', bool)),
+  *((f'{name}_dtype', domains.Dtype | None) for name in ('mu', 'accumulator')),
+]
 
+
+@domains.checked
 def sgd(
   learning_rate: LearningRate,
   *,
-  momentum: float = 0.9,
+  momentum: domains.Rate = 0.9,
   nesterov: bool = False,
-  accumulator_dtype: Any = None,
-  weight_decay: float = 0.0,
+  accumulator_dtype: domains.Dtype | None = None,
+  weight_decay: Strength = 0.0,
   mask: PyTree = None,
 ) -> optax.GradientTransformation:
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
@@ -76,6 +91,7 @@ def _stored_as(dtype, tx):
   return optax.GradientTransformation(init, update)
 
 
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class LayerDecay:
   """Layer-wise learning-rate decay: rate ** (distance to the head).
@@ -90,10 +106,10 @@ class LayerDecay:
       unrolled layers (the group is the index), and of scanned layers.
   """
 
-  rate: float
-  head: str = r'(norm|pre_logits|map_head|head)/.*'
-  block: str = r'(?:.*/)?block_(\d+)/.*'
-  stacked: str = r'(?:.*/)?blocks/.*'
+  rate: domains.Share
+  head: domains.PathRule = r'(norm|pre_logits|map_head|head)/.*'
+  block: domains.PathRule = r'(?:.*/)?block_(\d+)/.*'
+  stacked: domains.PathRule = r'(?:.*/)?blocks/.*'
 
   def factors(self, params: Params) -> PyTree:
     """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
@@ -126,6 +142,7 @@ class LayerDecay:
     return tree.map_with_path(factor, params)
 
 
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
   """The optimizer of a training run.
@@ -143,12 +160,14 @@ class Optimizer:
     layer_decay: layer-wise learning-rate decay, or None.
   """
 
-  rule: Callable[..., Any] = dataclasses.field(metadata={'rest': True})
-  clip_norm: float | None = None
-  decay_mask: Sequence[str] = KERNELS
-  freeze: Sequence[str] = ()
-  lr_multipliers: Sequence[tuple[str, float]] = ()
+  rule: Rule = dataclasses.field(metadata={'rest': True})
+  clip_norm: domains.Positive | None = None
+  decay_mask: Sequence[domains.PathRule] = KERNELS
+  freeze: Sequence[domains.PathRule] = ()
+  lr_multipliers: Sequence[tuple[domains.PathRule, domains.NonNegative]] = ()
   layer_decay: LayerDecay | None = None
+
+  duck_typed = True
 
   def __call__(
     self, params: Params, learning_rate: LearningRate
@@ -162,6 +181,12 @@ class Optimizer:
     multiplied = [path_rule for path_rule, _ in self.lr_multipliers]
     tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
+    if self.freeze and all(jax.tree.leaves(tree.mask(self.freeze, params))):
+      raise ValueError(
+        f'optimizer.freeze={tuple(self.freeze)} matches every parameter, so '
+        'nothing would be trained. Leave out the parameters that are to be '
+        "trained, as in '(?!head/).*'."
+      )
     parts = [self.rule(learning_rate, **self._mask(params))]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
@@ -221,6 +246,7 @@ def _scale_by(factors):
 DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
 
 
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class Schedule:
   """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
@@ -247,17 +273,18 @@ class Schedule:
     ValueError: values that make no sense, alone or together.
   """
 
-  lr: float
-  decay: str = 'cosine'
+  lr: domains.LearningRate
+  decay: Annotated[str, domains.OneOf(*DECAYS)] = 'cosine'
   warmup: Duration | None = None
   cooldown: Duration | None = None
-  end_lr: float = 0.0
-  timescale: int = 10_000
+  end_lr: domains.LearningRate = 0.0
+  timescale: domains.Count = 10_000
   milestones: Sequence[float] = ()
-  step_factor: float = 0.1
+  step_factor: domains.Between = 0.1
+
+  duck_typed = True  # a schedule of yours is a function of a Timeline
 
   def __post_init__(self) -> None:
-    checks.one_of('decay', self.decay, DECAYS)
     if self.end_lr and self.decay not in ('linear', 'cosine'):
       raise ValueError(
         f'end_lr={self.end_lr} has no meaning for decay={self.decay!r}. Leave '
@@ -276,10 +303,6 @@ class Schedule:
       raise ValueError(
         f"milestones={milestones} for decay='step'. Expected increasing "
         'fractions of the whole training between 0 and 1, e.g. (0.3, 0.6, 0.9).'
-      )
-    elif not 0 < self.step_factor < 1:
-      raise ValueError(
-        f'step_factor={self.step_factor} must be between 0 and 1.'
       )
 
   def __call__(self, timeline: Timeline) -> Callable[[Any], jax.Array]:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from vit_jax import terminal
 from vit_jax.files import PathLike
 
 
@@ -57,8 +58,8 @@ class Profiler:
     start: step from which the run starts or resumes.
     total: last step of the run.
 
-  A run that resumes with fewer steps left than that traces nothing, because
-  schedulers restart jobs with the same command.
+  A run that resumes with fewer steps left than that traces nothing and says so,
+  because schedulers restart jobs with the same command.
 
   Raises:
     ValueError: steps that this run does not have.
@@ -82,8 +83,14 @@ class Profiler:
         f'profile={steps!r} ends after the {total} steps of this run. Choose '
         'earlier steps.'
       )
-    if start + wanted.last <= total:
-      self._first, self._last = start + wanted.first, start + wanted.last
+    self._first, self._last = start + wanted.first, start + wanted.last
+    if self._last > total:
+      self._first = self._last = None
+      terminal.say(
+        f'--profile={steps}: nothing will be traced, because the run resumes '
+        f'at step {start} of {total} and steps count from there. Choose from '
+        f'the {total - start} steps that are left, or leave it out.'
+      )
 
   @contextlib.contextmanager
   def step(self, step: int, monitor: Any) -> Iterator[None]:

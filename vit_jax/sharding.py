@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
+from vit_jax.domains import OneOf, Range, checked
 from vit_jax.models.mesh import batch_axes, is_model_axis
 from vit_jax.types import PyTree, Shape
 
@@ -34,6 +35,10 @@ Spec = Sequence[Any] | Callable[..., Sequence[Any]]
 Rules = Sequence[tuple[str, Spec]]  # (path rule, spec)
 
 
+AxisSize = Annotated[int, Range(1, 2**20)] | Annotated[int, OneOf(-1)]
+
+
+@checked
 @dataclasses.dataclass(frozen=True)
 class MeshSizes:
   """Sizes of the mesh axes; one of them may be -1, all remaining devices.
@@ -46,9 +51,9 @@ class MeshSizes:
       they work on the same examples and must belong to one host.
   """
 
-  data: int = -1
-  fsdp: int = 1
-  model: int = 1
+  data: AxisSize = -1
+  fsdp: AxisSize = 1
+  model: AxisSize = 1
 
   def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh over `devices`, by default all devices of all hosts.

@@ -22,13 +22,13 @@ class _Process:
   """What is known about the signals of this process.
 
   Attributes:
-    watched: whether the thread runs.
+    writer: file descriptor of which the thread has the other end, or None.
     deferring: whether the first signal only asks to stop; else it ends all.
     asked: number of the signal that has asked to stop, or None.
   """
 
   def __init__(self) -> None:
-    self.watched = False
+    self.writer: int | None = None
     self.deferring = False
     self.asked: int | None = None
 
@@ -41,10 +41,8 @@ def watch() -> None:
 
   For the main thread of a command, not for a library.
   """
-  _process.watched = True
-  reader, writer = os.pipe()
-  os.set_blocking(writer, False)
-  signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+  reader, _process.writer = os.pipe()
+  os.set_blocking(_process.writer, False)
   threading.Thread(target=_answer, args=(reader,), daemon=True).start()
   install()
   signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
@@ -52,7 +50,8 @@ def watch() -> None:
 
 def install() -> None:
   """Install the handlers again, after a library that has installed its own."""
-  if _process.watched:
+  if _process.writer is not None:
+    signal.set_wakeup_fd(_process.writer, warn_on_full_buffer=False)
     for number in NUMBERS:
       signal.signal(number, _do_nothing)
 
@@ -83,8 +82,9 @@ def defer(on: bool) -> bool:
   Returns:
     Whether the signals of this process are watched. If not, nothing changes.
   """
-  _process.deferring = on and _process.watched
-  return _process.watched
+  is_watched = _process.writer is not None
+  _process.deferring = on and is_watched
+  return is_watched
 
 
 def asked() -> int | None:

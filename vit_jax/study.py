@@ -17,6 +17,7 @@ Values that runs have in common can be set once in `shared`, which they refer to
 by `config.shared.get_oneway_ref('weights')`.
 """
 
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -26,15 +27,15 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import ml_collections
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import changes, eta, reuse, terminal, workdirs
 from vit_jax import config as configs
-from vit_jax import eta, reuse, terminal, workdirs
 from vit_jax.config import ConfigError
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.files import PathLike, write_atomically
@@ -46,12 +47,22 @@ from vit_jax.weights import formats
 DONE = 'done.json'
 
 
+class Report(Protocol):
+  """Interface of reports."""
+
+  def check(self, results: Results) -> None:
+    """Raise ValueError for what no run of the study can fill."""
+
+  def __call__(self, results: Results) -> Any:
+    """Write the report of the runs that are done."""
+
+
 def study(
   workdir: PathLike,
   *,
   runs: Mapping[str, ml_collections.ConfigDict],
   order: Sequence[str] | None = None,
-  report: Sequence[Any] = (),
+  report: Sequence[Report] = (),
   shared: ml_collections.ConfigDict | None = None,
   discard: str = '',
   writers: ml_collections.ConfigDict | None = None,
@@ -59,6 +70,7 @@ def study(
   report_only: bool = False,
   record: Mapping | None = None,
   preset: Mapping | None = None,
+  allow_changes: Sequence[str] = (),
   dry_run: bool = False,
 ) -> list[Any]:
   """Do the runs that are not done, then report.
@@ -80,12 +92,16 @@ def study(
     report_only: do no run.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    allow_changes: keys that may differ from those that a run was started with:
+      'KEY' for all runs, 'runs.NAME.KEY' for one.
     dry_run: stop after all checks.
 
   Returns:
     What each report returns.
 
   Raises:
+    changes.ChangedRunError: before any run, if the config of one that is done
+      or has a checkpoint has changed.
     ValueError: before any run, for a mistake in a config, a report or
       `best_of`, and for data or weights that cannot be opened.
   """
@@ -103,18 +119,25 @@ def study(
     _check_ready(wanted[0], needs[wanted[0]], workdir)
   todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
   _check_configs(todo)
+  starts = _check_changes({x: runs[x] for x in wanted}, workdir, allow_changes)
   _check_sources(todo)
   _check_weights(todo, shared or {}, workdir)
   if dry_run:
     terminal.say(f'Dry run: {len(todo)} runs would be done.')
     return []
   workdirs.record_config(workdir, record, preset)
+  for name, start in starts.items():
+    if name not in todo and start.changed:
+      path = workdir / name
+      step = changes.newest_step(path)
+      changes.record(path, start.basis, start.changed, step)
 
   costs = functools.cache(lambda: eta.costs(runs))  # opens the data
   for name, following in itertools.pairwise([*todo, None]):
     _announce(name, runs, workdir, costs)
     origin = _origin(name, preset)
-    _run(with_best(runs[name], runs, workdir), workdir / name, origin)
+    config = with_best(runs[name], runs, workdir)
+    _run(config, workdir / name, origin, starts[name].allowed)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     _stop_if_asked(name)
@@ -291,6 +314,56 @@ def _check_configs(runs):
     configs.check_set(call, config, f'runs.{name}.')
 
 
+class _Start(NamedTuple):
+  """A start of a run: its Basis, and which changes are there and allowed."""
+
+  basis: changes.Basis
+  changed: Sequence[changes.Change]
+  allowed: Sequence[str]
+
+
+def _check_changes(runs, workdir, allow_changes):
+  """Return {name: _Start}; ChangedRunError for a run that has begun or ended.
+
+  What `best_of` takes is not compared: it is known when its turn comes.
+  """
+  starts, refused, known = {}, [], {'runs'}
+  for name, config in runs.items():
+    path = workdir / name
+    config = config.copy_and_resolve_references()
+    take: Sequence[str] = ()
+    if 'best_of' in config:
+      take = config.best_of.take
+      del config.best_of
+    call, _ = configs.plan_run(config)
+    now = changes.basis_of(path, configs.entries(call))
+    before = changes.saved(path)
+    keys = now.keys | (before.keys if before else set())
+    known |= keys | {f'runs.{name}', *(f'runs.{name}.{key}' for key in keys)}
+    allowed, found = changes.of_run(allow_changes, name, keys), []
+    if before and (is_done(path) or changes.newest_step(path) is not None):
+      found = changes.compare(before, now, take)
+      kept = {key: before.config[key] for key in take if key in before.config}
+      now = dataclasses.replace(
+        now, config={**now.config, **kept}, data=before.data
+      )
+    starts[name] = _Start(now, found, allowed)
+    refused += [
+      dataclasses.replace(each, key=f'runs.{name}.{each.key}')
+      for each in found
+      if not changes.is_allowed(each.key, allowed)
+    ]
+  changes.check_keys(allow_changes, known)
+  changes.refuse(
+    refused,
+    allow_changes,
+    f'Runs in {workdir} were done or begun with another config:',
+    'Use it again, another --workdir, or remove the folders of these runs to '
+    'do them again',
+  )
+  return starts
+
+
 def _check_sources(runs):
   """Open the data of all runs; ConfigError with everything that is missing."""
   seen, problems = set(), []
@@ -381,12 +454,14 @@ def _origin(name, preset):
   }
 
 
-def _run(config, workdir, preset):
+def _run(config, workdir, preset, allow_changes):
   """Do a run and mark it as done, with its seconds and whether it diverged."""
   began = time.perf_counter()
   outcome = {}
   try:
-    configs.run(config, str(workdir), preset=preset)
+    configs.run(
+      config, str(workdir), preset=preset, allow_changes=allow_changes
+    )
   except NonFiniteError as error:
     outcome['diverged'] = error.cause
     terminal.say(f'Diverged: {error.cause}')

@@ -177,7 +177,7 @@ def one_message() -> Iterator[None]:
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
-  except (ValueError, FloatingPointError) as error:
+  except (ValueError, FloatingPointError, MemoryError) as error:
     if not _raised_by_vit_jax(error):
       raise
     text = f'\n{type(error).__name__}: {error}'

@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import (
-  checks,
+  changes,
+  device_memory,
   divergence,
   dry_runs,
   reuse,
@@ -27,12 +28,13 @@ from vit_jax import (
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
 from vit_jax.checkpoint import Checkpointer, Checkpoints
-from vit_jax.config import Partial
+from vit_jax.config import Entry, Partial
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.divergence import NonFiniteError
-from vit_jax.durations import Duration, Timeline, steps
+from vit_jax.domains import Count, KeySeed, OneOf, Rate, checked
+from vit_jax.durations import Interval, Timeline, steps
 from vit_jax.evaluators import Evaluator, Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Monitor, Stopwatch
@@ -72,9 +74,10 @@ class Evaluation:
   """
 
   evaluator: Factory = dataclasses.field(metadata={'rest': True})
-  every: Duration | None = None
+  every: Interval | None = None
 
 
+@checked
 def train(
   workdir: PathLike,
   *,
@@ -83,23 +86,25 @@ def train(
   objective: Objective,
   optimizer: Optimizer,
   schedule: Schedule,
-  total: Duration,
+  total: Interval,
   evals: Mapping[str, Evaluation] | None = None,
   checkpoint: Checkpoints = Checkpoints(),
   init_from: InitFrom | None = None,
   mesh: MeshSizes = MeshSizes(),
-  sharding: Any = None,
+  sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
-  accum_steps: int = 1,
-  ema_decay: float | None = None,
-  seed: int = 0,
-  log_every: Duration = steps(50),
+  accum_steps: Count = 1,
+  ema_decay: Rate | None = None,
+  seed: KeySeed = 0,
+  log_every: Interval = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
   profile: str | None = None,
-  on_nan: str = 'stop',
-  max_rollbacks: int = 3,
+  on_nan: Annotated[str, OneOf('stop', 'rollback')] = 'stop',
+  max_rollbacks: Count = 3,
   record: Mapping[str, Any] | None = None,
   preset: Mapping[str, Any] | None = None,
+  entries: Sequence[Entry] | None = None,
+  allow_changes: Sequence[str] = (),
   dry_run: bool = False,
 ) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
@@ -137,6 +142,9 @@ def train(
     max_rollbacks: give up after this many rollbacks without a new checkpoint.
     record: JSON values saved as config.json, such as the resolved config.
     preset: origin of `record`, saved as preset.json, see config.run.
+    entries: the config by key, see config.entries; None: that of the arguments.
+      A run that resumes is compared with them, see changes.py.
+    allow_changes: keys that may differ from those that the run started with.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
@@ -144,14 +152,17 @@ def train(
 
   Raises:
     ValueError: anything that does not fit, before the first step.
+    changes.ChangedRunError: results depend on something that has changed.
     metrics.NonFiniteError: the loss, the gradient or the state is NaN or Inf,
       and `on_nan` is 'stop' or rollbacks did not help.
+    device_memory.OutOfMemoryError: the model or the batch does not fit.
     distributed.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
+  arguments = dict(locals())
   stopwatch = Stopwatch()
-  checks.one_of('on_nan', on_nan, ('stop', 'rollback'))
-  checks.integer('max_rollbacks', max_rollbacks, 1)
   workdirs.prepare(workdir)
+  basis = changes.basis_of_call(workdir, train, arguments, entries)
+  changed = changes.check(workdir, basis, allow_changes)
 
   # 1. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
@@ -195,6 +206,9 @@ def train(
     name: timeline.steps(each.every) for name, each in (evals or {}).items()
   }
   checkpointer, save_every = checkpoint.open(workdir, timeline, eval_every)
+  evaluators_lib.check_metric(
+    'checkpoint.best_metric', checkpoint.best_metric, evaluators
+  )
   newest = checkpointer.latest_step()
   profiler = Profiler(workdir, profile, start=newest or 0, total=total_steps)
   if init_from and newest is None:
@@ -205,20 +219,23 @@ def train(
     )
     return None
   claim = workdirs.Claim(workdir)
-  workdirs.record_config(workdir, record, preset)
-  workdirs.record_model(
-    workdir,
-    model=model,
-    preprocess=preprocess,
-    transforms=next(
-      filter(None, (getattr(e, 'transforms', ()) for e in evaluators.values())),
-      None,
-    ),
-    image_shape=image_shape,
-    class_names=class_names,
-    activation=getattr(loss_fn, 'activation', 'softmax'),
-  )
   forward_flops = reuse.call(flops.forward, model, images)
+
+  transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
+
+  def describe():
+    changes.record(workdir, basis, changed, newest)
+    workdirs.record_config(workdir, record, preset)
+    workdirs.record_model(
+      workdir,
+      model=model,
+      preprocess=preprocess,
+      transforms=next(filter(None, transforms), None),
+      image_shape=image_shape,
+      class_names=class_names,
+      activation=getattr(loss_fn, 'activation', 'softmax'),
+    )
+
   run = _Run(
     workdir=workdir,
     claim=claim,
@@ -255,15 +272,23 @@ def train(
     class_names=class_names,
     checkpointer=checkpointer,
     save_every=save_every,
+    changed=bool(changed),
+    describe=describe,
   )
 
   # 5. Attempts. Each restores or initialises a state and trains it to the end,
   # unless that meets NaN.
   failed: list[int] = []  # steps that met NaN since the newest checkpoint
+  explain_memory = functools.partial(
+    dry_runs.explain_memory,
+    *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
+  )
   with (
+    claim,
     storage.explained(workdir, checkpointer.complete_step),
     contextlib.closing(checkpointer),
     contextlib.closing(profiler),
+    device_memory.explaining(explain_memory),
   ):
     while True:
       try:
@@ -290,7 +315,8 @@ class _Run:
   """What the setup of a run has made, for its attempts.
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
-  the batches from a position, and the Monitor from a step.
+  the batches from a position, and the Monitor from a step. `describe` writes
+  the files that describe the run; `changed`: its config or data has changed.
   """
 
   workdir: PathLike
@@ -312,6 +338,8 @@ class _Run:
   class_names: Sequence[str] | None
   checkpointer: Checkpointer
   save_every: int
+  changed: bool
+  describe: Callable[[], None]
 
 
 def _attempt(
@@ -345,6 +373,8 @@ def _attempt(
         'one, or starts again.'
       )
     )
+  if not failed:
+    run.describe()  # not before: a config that cannot resume is not recorded
   counts = {key: saved[key] for key in _COUNTS if key in saved}
   if failed:
     skipped = sum(step - start for step in failed)
@@ -369,7 +399,7 @@ def _attempt(
     monitor.introduce(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
-  batches = run.batches(start=position)
+  batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
   with (
@@ -412,6 +442,7 @@ def _attempt(
         with monitor.pause('saving'):
           saved = {
             'position': batches.position,
+            'skipped': batches.skipped,
             'metrics': monitor.carry(step),
             **counts,
           }
@@ -439,9 +470,9 @@ def _first_state(
   else from scratch.
   """
   if newest is not None:
-    state, saved = run.checkpointer.restore(
-      run.abstract_state, batch_size=run.batch_size
-    )
+    # Positions count examples: after a change, batches had another size.
+    size = None if run.changed else run.batch_size
+    state, saved = run.checkpointer.restore(run.abstract_state, batch_size=size)
     return state, saved, f'resumed at step {state.step} of {run.workdir}'
   with terminal.waiting('initialising ...'):
     state = run.init()

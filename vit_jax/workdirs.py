@@ -56,8 +56,10 @@ def prepare(workdir: PathLike) -> None:
 class Claim:
   """Claim of a process to write into a workdir, until the run starts again.
 
-  A process that was stopped, or whose virtual machine was, can continue after
-  the run was started again. It must not write into the files of that run.
+  A process that was stopped can continue after the run was started again. It
+  must not write into the files of that run. As a context manager, it turns
+  errors that the other process has caused, such as missing files, into one that
+  names that process.
 
   Args:
     workdir: of the run. The first host writes `.claim` there.
@@ -71,23 +73,35 @@ class Claim:
     if jax.process_index() == 0:
       write_atomically(self._path, self._own)
 
+  def __enter__(self) -> 'Claim':
+    return self
+
+  def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+    if isinstance(error, Exception):
+      self._verify()
+
   def check(self) -> None:
     """Raise ValueError if the run was started again; before each write.
 
     The file is read at most every 10 seconds of the clock, which also runs
     while the process is stopped.
     """
-    if jax.process_index() or time.monotonic() - self._checked < 10:
-      return
-    with contextlib.suppress(FileNotFoundError):
-      if (found := self._path.read_text()) != self._own:
-        raise ValueError(
-          f'The run in {self._path.parent} was started again by {found}, while '
-          f'this process was still there. This process (process {os.getpid()} '
-          f'of {platform.node()}) ends and writes nothing more. Start a run '
-          'once, or use another workdir.'
-        )
-    self._checked = time.monotonic()
+    if time.monotonic() - self._checked >= 10:
+      self._verify()
+      self._checked = time.monotonic()
+
+  def _verify(self):
+    found = self._own
+    if jax.process_index() == 0:
+      with contextlib.suppress(OSError):
+        found = self._path.read_text()
+    if found != self._own:
+      raise ValueError(
+        f'The run in {self._path.parent} was started again by {found}, while '
+        f'this process was still there. This process (process {os.getpid()} of '
+        f'{platform.node()}) ends and writes nothing more. Start a run once, '
+        'or use another workdir.'
+      )
 
 
 def record_config(

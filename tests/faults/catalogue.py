@@ -1,7 +1,12 @@
 """All faults: importing a module of faults registers them."""
 
 from . import (  # noqa: F401
+  changes,
   checkpoints,
+  configs,
+  damaged_metrics,
+  data,
+  goodput,
   hosts,
   kills,
   long_runs,

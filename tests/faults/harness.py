@@ -36,7 +36,7 @@ class Fault:
   Attributes:
     inject: generator (empty folder, number of injections) -> cases.
     times: number of injections of `python -m tests.faults`.
-    in_ci: number of injections in the tests.
+    in_ci: number of injections in the tests; 0 for those that take minutes.
   """
 
   inject: Inject

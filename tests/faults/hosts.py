@@ -1,4 +1,4 @@
-"""Hosts of a run that are killed, stopped, late, or not like the others.
+"""Processes of a run that are killed, stopped, late, or unlike the others.
 
 Each host is a process of this machine, and they talk over loopback.
 """
@@ -71,7 +71,7 @@ _STOPS = (
 )
 
 
-@fault(times=len(_KILLS), in_ci=1)
+@fault(times=len(_KILLS), in_ci=0)
 def host_killed(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Kill -9 of one of 2 or 4 hosts, the first too."""
   for number, (count, victim, moment) in enumerate(_KILLS[:times]):
@@ -93,22 +93,26 @@ def host_killed(folder: pathlib.Path, times: int) -> Iterator[Case]:
 def host_killed_while_joining(
   folder: pathlib.Path, times: int
 ) -> Iterator[Case]:
-  """Kill -9 of a host while the others wait for the last one."""
-  for number, victim in enumerate((1, 0)[:times]):
-    workdir = folder / f'joining{number}' / 'run'
-    workdir.parent.mkdir()
+  """Kill -9 of a host while others wait for the last one; it starts again."""
+  for victim in (1, 0)[:times]:
+    workdir = folder / f'joining{victim}'
+    flags = join(4)
     with contextlib.ExitStack() as stack:
-      runs = [Run(folder, workdir, *flags) for flags in join(4)[:3]]
-      for run in runs:
+
+      def start(i, workdir=workdir, flags=flags, stack=stack):
+        run = Run(folder, workdir, *flags[i], _LOG, config=_CONFIG)
         stack.callback(run.kill)
+        return run
+
+      runs = [start(i) for i in range(3)]
       for run in runs:
         run.wait_for(lambda run=run: 'is waiting for the others' in run.output)
-      begin = time.monotonic()
       runs[victim].kill()
-      others = runs[:victim] + runs[victim + 1 :]
-      lost = _not_ended(others, 'one of them.*was lost', begin)
-      message = others[0].output.strip().rpartition('\n')[-1]
-    yield Case(f'host {victim} of 4', lost, message)
+      runs[victim] = start(victim)
+      lost = _unfinished([*runs, start(3)])
+    yield Case(
+      f'host {victim} of 4', lost or difference(_straight(folder, 4), workdir)
+    )
 
 
 @fault(times=len(_STOPS), in_ci=0)
@@ -132,6 +136,33 @@ def host_stopped(folder: pathlib.Path, times: int) -> Iterator[Case]:
         lost = 'the stopped host has written into the resumed run'
       message = runs[victim].output.strip().rpartition('\n')[-1]
     yield Case(f'host {victim} of {count}, {moment}', lost, message)
+
+
+@fault(times=2, in_ci=0)
+def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """SIGSTOP of a run, which is started again to its end, then SIGCONT."""
+  straight = folder / 'straight'
+  _unfinished([Run(folder, straight)])
+  for number in range(times):
+    workdir = folder / f'again{number}'
+    first = Run(folder, workdir)
+    moment = ('saving', 'training')[number % 2]
+    first.wait_for(lambda w=workdir, m=moment: _MOMENTS[m]((), w))
+    first.process.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+      lost = _unfinished([Run(folder, workdir)])
+      time.sleep(max(0, begin + 12 - time.monotonic()))
+      first.process.send_signal(signal.SIGCONT)
+      cause = 'was started again by process'
+      lost = lost or _not_ended([first], cause, time.monotonic())
+    finally:
+      first.kill()
+    yield Case(
+      moment,
+      lost or difference(straight, workdir),
+      first.output.strip().rpartition('\n')[-1],
+    )
 
 
 @fault(times=2, in_ci=0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .harness import Case, fault
-from .runs import CONFIG, Run, difference, everything, steps
+from .runs import CONFIG, Run, difference, everything, hosts, steps
 
 # An objective whose loss is NaN for some micro-batches of 4 images: those whose
 # labels have this sum, which are one in 30.
@@ -32,16 +32,19 @@ _NAN_CONFIG = CONFIG.replace(
 )
 
 
-def _run(folder, workdir, *flags):
-  """Start a run that meets NaN in some batches."""
+_ROLLBACK = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
+
+
+def _with_nan(folder):
+  """Return options of a Run that meets NaN in some batches."""
   (folder / 'bad.py').write_text(_NAN_IF)
-  return Run(
-    folder,
-    workdir,
-    *flags,
-    config=_NAN_CONFIG,
-    env={'PYTHONPATH': f'{folder}{os.pathsep}{os.environ["PYTHONPATH"]}'},
-  )
+  return {'config': _NAN_CONFIG, 'env': _path(folder)}
+
+
+def _path(folder):
+  """Return the environment in which modules of the folder can be imported."""
+  paths = [str(folder), *filter(None, [os.environ.get('PYTHONPATH')])]
+  return {'PYTHONPATH': os.pathsep.join(paths)}
 
 
 def _not_finite(workdir):
@@ -55,51 +58,92 @@ def _not_finite(workdir):
   ]
 
 
+# A learning rate from some step on; before that it is small.
+_FROM = """
+import dataclasses
+import jax.numpy as jnp
+
+@dataclasses.dataclass(frozen=True)
+class From:
+  rate: float
+  start: int
+
+  def __call__(self, timeline):
+    return lambda step: jnp.where(step < self.start, 1e-3, self.rate)
+"""
+
+
 @fault(times=3, in_ci=1)
 def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Learning rate that overflows, with a checkpoint after each step."""
+  config = CONFIG.replace(
+    'lr=1e-2, warmup_steps=2', "target='rates.From', rate=1e39, start=0"
+  )
+  (folder / 'rates.py').write_text(_FROM)
+  options = {'config': config, 'env': _path(folder)}
   often = [f'--config.{x}.every_steps=1' for x in ('checkpoint', 'evals.val')]
-  for number, lr in enumerate((3e38, 1e30, 1e19)[:times]):
-    workdir = folder / f'overflow{number}'
-    flags = (*often, '--config.schedule.warmup_steps=0')
-    run = Run(folder, workdir, *flags, f'--config.schedule.lr={lr}')
-    status, lost = run.finish(), ''
-    message = run.output.partition('NonFiniteError')[2]
-    if status != 1 or 'Traceback' in run.output:
+  for start in (0, 3, 6)[:times]:
+    workdir, lost = folder / f'overflow{start}', ''
+    flags = (*often, f'--config.schedule.start={start}')
+    run = Run(folder, workdir, *flags, **options)
+    status = run.finish()
+    message = run.output.partition('NonFiniteError: ')[2]
+    if status != 1 or not message or 'Traceback' in run.output:
       lost = run.output[-300:]
     elif bad := _not_finite(workdir):
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
     else:
-      changed = '--allow_changes=schedule.lr'
-      again = Run(folder, workdir, *flags, '--config.schedule.lr=1e-4', changed)
+      lower = ['--config.schedule.rate=1e-4']
+      if steps(workdir):  # resumes, and is compared with the run before
+        lower.append('--allow_changes=schedule.rate')
+      again = Run(folder, workdir, *flags, *lower, **options)
       if again.finish():
         lost = f'a lower rate does not help: {again.output[-300:]}'
-    yield Case(f'lr={lr:g}', lost, message)
+    yield Case(f'in step {start + 1}', lost, message)
 
 
 @fault(times=20, in_ci=2)
 def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Kill -9 of a run with rollbacks, then the same command again."""
-  flags = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
+  options = _with_nan(folder)
   straight = folder / 'straight'
   begin = time.monotonic()
-  run = _run(folder, straight, *flags)
+  run = Run(folder, straight, *_ROLLBACK, **options)
   if run.finish():
     yield Case('never killed', run.output[-500:])
     return
   length = time.monotonic() - begin
-  message = '\n'.join(x for x in run.output.splitlines() if 'rollback' in x)
+  lines = run.output.splitlines()
+  message = '\n'.join(x for x in lines if x.startswith('rollback'))
   yield Case('never killed', '' if message else 'no rollback', message)
   for number in range(times - 1):
     moment = random.Random(number).uniform(0.3, 1) * length
     workdir = folder / f'killed{number}'
-    run = _run(folder, workdir, *flags)
+    run = Run(folder, workdir, *_ROLLBACK, **options)
     run.wait_for(lambda: False, moment)
     run.kill()
-    run = _run(folder, workdir, *flags)
+    run = Run(folder, workdir, *_ROLLBACK, **options)
     status = run.finish()
     lost = run.output[-500:] if status else difference(straight, workdir)
     yield Case(f'killed after {moment:.1f} s', lost)
+
+
+@fault(times=2)
+def rollbacks_of_hosts(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """NaN on two hosts: both go back to the same checkpoint."""
+  options = _with_nan(folder)
+  for number in range(times):
+    workdir = folder / f'hosts{number}'
+    with hosts(folder, workdir, 2, *_ROLLBACK, **options) as processes:
+      statuses = [process.finish() for process in processes]
+    lost = ''
+    if any(statuses):
+      lost = f'{statuses}: {processes[0].output[-500:]}'
+    elif not everything(workdir, steps(workdir)[-1]).get('data/rollbacks'):
+      lost = 'the checkpoint has no rollbacks'
+    elif bad := _not_finite(workdir):
+      lost = f'NaN or Inf is saved in {len(bad)} arrays'
+    yield Case('2 hosts', lost)
 
 
 @fault(times=40, in_ci=4)
@@ -129,3 +173,20 @@ def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
       status = again.finish()
       lost = again.output[-500:] if status else difference(straight, workdir)
     yield Case(f'after {moment:.1f} s', lost, output[-300:] if lost else '')
+
+
+@fault()
+def too_little_memory(folder: pathlib.Path, times: int) -> Iterator[Case]:
+  """Training step that needs more memory than the device has."""
+  del times
+  flags = ('--config.data.transforms.0.size=512', '--config.total_steps=1')
+  patches = '--config.model.embedding.patch_size=1'
+  run = Run(folder, folder / 'large', *flags, patches)
+  status, lost = run.finish(), ''
+  _, _, message = run.output.partition('OutOfMemoryError: ')
+  if status != 1 or 'Traceback' in run.output:
+    lost = run.output[-500:]
+  for part in ('per device', 'temporaries', 'batch_size=', 'accum', 'remat='):
+    if part not in message:
+      lost = lost or f'the message lacks {part}'
+  yield Case('step', lost, message)

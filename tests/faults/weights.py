@@ -9,6 +9,7 @@ are loaded in a process of its own, which watches itself.
 """
 
 import collections
+import contextlib
 import gc
 import hashlib
 import json
@@ -28,8 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.faults import mutations
-from tests.faults.harness import Case, fault
+from . import mutations
+from .harness import Case, fault
 
 ROOT = pathlib.Path(__file__).parents[2]
 CPU_SECONDS = 20  # for one load; usual are 0.02
@@ -72,10 +73,12 @@ def mutated_weights(folder: pathlib.Path, times: int) -> Iterator[Case]:
 def _is_another_file(outcome):
   """Return whether other values are what the file says, or not detectable.
 
-  A zip has checksums. The format safetensors has none, nor has JSON.
+  Zips and checkpoints have checksums, safetensors and JSON have none.
   """
+  name = outcome.original
+  has_sums = name.endswith('.npz') or name.startswith(CHECKPOINTS)
   return outcome.what == 'other values' and (
-    'resealed' in outcome.mutation or not outcome.original.endswith('.npz')
+    'resealed' in outcome.mutation or not has_sums
   )
 
 
@@ -92,9 +95,10 @@ def inject(
     root, _, path = originals[name]
     file = rng.choice(alike)
     target = folder / 'mutated'
-    shutil.copytree(root, target)
+    shutil.copytree(root, target, copy_function=os.link)
     mutate = rng.choice(mutations.of_file(file.name))
     kind, data = mutate(rng, (root / file).read_bytes())
+    (target / file).unlink()
     (target / file).write_bytes(data)
     how = rng.choice(LOADS if name in CHECKPOINTS else LOADS[:2])
     size = sum(x.stat().st_size for x in target.rglob('*') if x.is_file())
@@ -260,9 +264,7 @@ class Worker:
     if line:
       what, message = json.loads(line)
       return what, message
-    process.kill()
-    status = process.wait()
-    self._process = None
+    status = self.close()
     errors = (self._folder / 'stderr').read_text()[-500:]
     if not ready or status == -signal.SIGPROF:
       return 'hang', f'{CPU_SECONDS} s'
@@ -289,10 +291,14 @@ class Worker:
     self._process.stdin.write(json.dumps(originals) + '\n')
     return self._process
 
-  def close(self) -> None:
-    if self._process:
-      self._process.kill()
-      self._process.wait()
+  def close(self) -> int:
+    """End the process and return its status."""
+    process, self._process = self._process, None
+    if process is None:
+      return 0
+    with process:  # closes its pipes
+      process.kill()
+    return process.returncode
 
 
 # What runs in the worker.
@@ -441,7 +447,10 @@ def _memory(key, reset=False):
 def main() -> None:
   times, seed = (int(x) for x in (*sys.argv[1:], '1000', '0')[:2])
   counts: dict[str, collections.Counter[str]] = {}
-  with tempfile.TemporaryDirectory(prefix='weights_') as folder:
+  with (
+    tempfile.TemporaryDirectory(prefix='weights_') as folder,
+    contextlib.suppress(KeyboardInterrupt),
+  ):
     for outcome in inject(pathlib.Path(folder), times, seed):
       name = outcome.original.replace('/', ' ', 1)
       counts.setdefault(name, collections.Counter())[outcome.what] += 1

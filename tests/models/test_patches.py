@@ -16,7 +16,7 @@ def tiny(**fields):
 
 @pytest.mark.parametrize('stride', [(4, 1), 2])
 def test_overlapping_patches_are_a_strided_convolution(stride):
-  model = tiny(embedding=PatchEmbedding((4, 2), stride), posemb=None, depth=0)
+  model = tiny(embedding=PatchEmbedding((4, 2), stride), posemb=None, depth=1)
   params = random_params(model)
   actual = model.apply({'params': params}, IMAGES, method='features')['patches']
   sy, sx = (stride, stride) if isinstance(stride, int) else stride

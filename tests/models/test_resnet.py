@@ -206,8 +206,11 @@ def test_width_factor_widens_everything():
   [
     ({'form': 'v1'}, "form='v1' must be one of 'preact', 'postact'"),
     ({'remat': 'all'}, "remat='all' must be one of 'none'"),
-    ({'stages': (2, 0)}, r'stages: \(2, 0\); expected integers of 1'),
-    ({'width_factor': 0.5}, r'width_factor: \(0.5,\); expected integers'),
+    (
+      {'stages': (2, 0)},
+      r'stages=\(2, 0\) must be .* an integer of at least 1',
+    ),
+    ({'width_factor': 0.5}, r'width_factor=0.5 must be an integer of at'),
   ],
 )
 def test_senseless_fields_are_errors(fields, message):

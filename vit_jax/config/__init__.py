@@ -37,12 +37,15 @@ from vit_jax.config.files import load as load
 from vit_jax.config.files import shipped_configs as shipped_configs
 from vit_jax.config.objects import build as build
 from vit_jax.config.objects import describe as describe
+from vit_jax.config.plan import HIDDEN as HIDDEN
 from vit_jax.config.plan import check_set as check_set
 from vit_jax.config.plan import plan_run as plan_run
 from vit_jax.config.plan import resolve as resolve
 from vit_jax.config.plan import run as run
 from vit_jax.config.signatures import locate as locate
+from vit_jax.config.signatures import owner_of as owner_of
 from vit_jax.config.signatures import parameters_of as parameters_of
+from vit_jax.config.values import ConfigDict as ConfigDict
 from vit_jax.config.values import changes as changes
 from vit_jax.config.values import check_filled as check_filled
 from vit_jax.config.values import leaves as leaves

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 from typing import Any
 
+from vit_jax import domains
+from vit_jax.config import signatures
 from vit_jax.config.errors import ConfigError
 from vit_jax.config.signatures import full_name, lacks_text, missing_of
 
@@ -39,7 +41,7 @@ class Partial(functools.partial):
 
 
 @dataclasses.dataclass
-class Call:
+class Call(domains.Deferred):
   """A target with its arguments, checked but not yet called.
 
   Attributes:
@@ -63,6 +65,11 @@ class Call:
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
 
+  def makes(self, annotation: Any) -> bool:
+    """Return whether the result, or the Partial, fits an annotation."""
+    lacks = self.later or missing_of(self.fn, self.kwargs, 0)
+    return signatures.makes(self.fn, annotation, is_partial=bool(lacks))
+
 
 def make(value: Any) -> Any:
   """Return the value with every Call in it made, innermost first."""
@@ -73,3 +80,12 @@ def make(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return type(value)(make(v) for v in value)
   return value
+
+
+def has_calls(value: Any) -> bool:
+  """Return whether there is a Call in a list, tuple or dict, at any depth."""
+  if isinstance(value, dict):
+    value = value.values()
+  elif not isinstance(value, list | tuple):
+    return False
+  return any(isinstance(x, Call) or has_calls(x) for x in value)

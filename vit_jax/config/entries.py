@@ -42,6 +42,11 @@ class Entry:
   is_required: bool = False
   arguments: tuple[str, ...] = ()
 
+  def line(self) -> str:
+    """Return 'config.KEY = VALUE'."""
+    is_name = self.key.rpartition('.')[2] in ('target', 'run')
+    return f'config.{self.key} = {self.value if is_name else repr(self.value)}'
+
 
 def entries(
   value: Any, key: str = '', arguments: tuple[str, ...] = ()
@@ -161,18 +166,13 @@ def plain(value: Any) -> Any:
   return full_name(type(value))
 
 
-DEFAULT = '  # default'
-
-
 def settings(call: Call) -> Iterator[str]:
   """Yield a line 'config.KEY = VALUE' for everything that can be set in a Call.
 
   Values that the config does not set are their defaults, and marked so.
   """
   for each in entries(call):
-    is_name = each.key.rpartition('.')[2] in ('target', 'run')
-    text = each.value if is_name else repr(each.value)
-    note = '' if each.is_set else DEFAULT
     if each.value is None and each.is_required:
-      note = '  # to be set by you'
-    yield f'config.{each.key} = {text}{note}'
+      yield f'{each.line()}  # to be set by you'
+    else:
+      yield each.line() + ('' if each.is_set else '  # default')

@@ -1,5 +1,6 @@
 """From a config to calls: every key is checked before any call is made."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -7,15 +8,16 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.calls import Call, make
-from vit_jax.config.entries import DEFAULT, settings
+from vit_jax import domains
+from vit_jax.config.calls import Call, has_calls, make
+from vit_jax.config.entries import Entry, entries
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
   full_name,
-  hints_of,
   is_duration,
   is_number,
   is_required,
+  item_of,
   join,
   keys_of,
   lacks_text,
@@ -34,8 +36,12 @@ from vit_jax.config.values import (
   check_filled,
   to_set,
 )
+from vit_jax.domains import hints_of
 from vit_jax.durations import Duration
 from vit_jax.files import PathLike
+
+# Arguments that a config cannot set.
+HIDDEN = ('workdir', 'record', 'preset', 'entries', 'allow_changes')
 
 
 def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
@@ -64,7 +70,7 @@ def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
     )
   fn = locate(fn)
   taken = {k: v for k, v in supplied.items() if k in parameters_of(fn)}
-  hidden = ('workdir', 'record', 'preset', *taken)
+  hidden = (*HIDDEN, *taken)
   problems: list[str] = []
   found = _plan_call(fn, values, '', problems, hidden)
   _require_all(found, hidden, problems)
@@ -95,10 +101,15 @@ def run(
   check_filled(config)
   record = json.loads(config.to_json_best_effort())
   preset = dict(preset or {})
-  found, taken = plan_run(config, record=record, preset=preset, **supplied)
+  listed: list[Entry] = []
+  found, taken = plan_run(
+    config, record=record, preset=preset, entries=listed, **supplied
+  )
   check_set(found, config)
-  lines = [x.removesuffix(DEFAULT) for x in settings(found) if DEFAULT in x]
-  preset['defaults'] = dict(x.split(' = ', 1) for x in lines)
+  listed += entries(found)
+  preset['defaults'] = dict(
+    each.line().split(' = ', 1) for each in listed if not each.is_set
+  )
   return found.make(workdir, **taken)
 
 
@@ -120,8 +131,10 @@ def check_set(call: Call, config: Any, prefix: str = '') -> None:
       node = node[int(parent) if is_list else parent]
     if node[key] is None:
       unset.append(f'{prefix}{path}')
-      if isinstance(node, ConfigDict):
-        node.get_ref(key).set('set', type_safe=False)
+      # A None that is no placeholder has no reference.
+      with contextlib.suppress(ValueError):
+        if isinstance(node, ConfigDict):
+          node.get_ref(key).set('set', type_safe=False)
   if unset:
     raise ConfigError(to_set(unset))
 
@@ -239,18 +252,24 @@ def _plan_flat(cls, values, where, problems, hint):
     return None
   found = _plan_call(cls, own, where, problems)
   own_keys = [k for n in names for k in keys_of(n, hints_of(cls).get(n))]
-  found.kwargs[field.name] = _plan_target(
-    values, hints_of(cls)[field.name], where, problems, own_keys
-  )
+  annotation = hints_of(cls)[field.name]
+  target = _plan_target(values, annotation, where, problems, own_keys)
+  if target is not None:
+    problems += _misfits(target, annotation, where)
+  found.kwargs[field.name] = target
   return found
 
 
 def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
-  parameters, hints = parameters_of(fn), hints_of(fn)
+  parameters, hints = parameters_of(fn), {**hints_of(fn)}
   for name, annotation in (types or {}).items():
     value = values.get(name)
-    if isinstance(value, Mapping | ConfigDict) and 'source' in value:
-      hints.setdefault(name, annotation)
+    has_source = isinstance(value, Mapping | ConfigDict) and 'source' in value
+    if dataclasses.is_dataclass(annotation):
+      if has_source:
+        hints.setdefault(name, annotation)
+    elif not domains.is_known(hints.get(name, Any)):
+      hints[name] = annotation  # of a library, whose annotation says less
   takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
   kwargs, known = {}, [n for n in parameters if n not in supplied]
   for key, value in values.items():
@@ -274,18 +293,37 @@ def _plan_call(fn, values, where, problems, supplied=(), also=(), types=None):
         f'{", ".join(keys_of(name, Duration))}.'
       )
       continue
-    parameter = parameters.get(name)
+    parameter, found = parameters.get(name), len(problems)
     if parameter and isinstance(value, str) and is_number(parameter):
       problems.append(f'{path}={value!r} is text, not a number or bool.')
     if value is None and name != key:  # a unit that is not used
       if any(x.startswith(f'{path}: ') for x in problems):
         kwargs[name] = None
       continue
-    annotation = hints.get(name, Any)
+    fields = annotation = hints.get(name, Any)
     if parameter and dataclasses.is_dataclass(parameter.default):
-      annotation = type(parameter.default)  # its fields, without a target
-    kwargs[name] = _plan(value, annotation, path, problems)
+      fields = type(parameter.default)  # without a target
+    kwargs[name] = _plan(value, fields, path, problems)
+    # A required argument that is None is reported with its flag, by check_set.
+    to_be_set = value is None and parameter and is_required(parameter)
+    if len(problems) == found and not to_be_set:
+      problems += _misfits(kwargs[name], annotation, path)
   return Call(fn, kwargs, where, tuple(supplied))
+
+
+def _misfits(value, annotation, path):
+  """Yield the error of each part of a planned value that does not fit."""
+  if isinstance(value, Call):
+    if what := domains.expected(value, annotation):
+      yield f'{path}.target={full_name(value.fn)!r} is not {what}.'
+  elif has_calls(value):
+    inner = item_of(annotation)
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+      yield from _misfits(each, inner, join(path, key))
+  elif what := domains.expected(value, annotation):
+    value = getattr(value, 'value', value)  # of a Duration
+    yield f'{path}={domains.shown(value)} must be {what}.'
 
 
 def _duration(key, value, path, problems):

@@ -2,14 +2,17 @@
 
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax import domains
 from vit_jax.config.errors import ConfigError, suggest
+from vit_jax.domains import hints_of
 from vit_jax.durations import UNITS, Duration
 
 
@@ -40,7 +43,8 @@ def locate(dotted_path: Any) -> Any:
     raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
 
 
-def parameters_of(fn: Any) -> dict[str, inspect.Parameter]:
+@functools.cache
+def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
   """Return {name: parameter} without those that Flax adds to modules."""
   try:
     found = dict(inspect.signature(fn).parameters)
@@ -51,15 +55,6 @@ def parameters_of(fn: Any) -> dict[str, inspect.Parameter]:
     found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
   positional = inspect.Parameter.VAR_POSITIONAL
   return {k: v for k, v in found.items() if v.kind != positional}
-
-
-def hints_of(fn: Any) -> dict[str, Any]:
-  """Return {name: annotation} of the arguments of a class or function."""
-  try:
-    fn = fn.__init__ if inspect.isclass(fn) else fn
-    return typing.get_type_hints(fn, include_extras=True)
-  except (NameError, TypeError, AttributeError):
-    return {}
 
 
 def missing_of(
@@ -124,7 +119,8 @@ def keys_of(name: str, annotation: Any) -> list[str]:
 
 def is_duration(annotation: Any) -> bool:
   """Return whether the key of such a parameter has a unit."""
-  return without_none(annotation) is Duration
+  annotation = without_none(annotation)
+  return getattr(annotation, '__origin__', annotation) is Duration
 
 
 def stem_of(key: str) -> str:
@@ -135,8 +131,11 @@ def stem_of(key: str) -> str:
 
 def of_factory(annotation: Any) -> dict[str, Any] | None:
   """Return {argument: type} of Annotated[Callable, ...], else None."""
-  found = getattr(annotation, '__metadata__', None)
-  return None if found is None else dict(found)
+  metadata = getattr(annotation, '__metadata__', ())
+  found: dict[str, Any] = dict(
+    each for each in metadata if isinstance(each, tuple)
+  )
+  return found or None
 
 
 def takes_partials(annotation: Any) -> bool:
@@ -144,6 +143,55 @@ def takes_partials(annotation: Any) -> bool:
   annotation = getattr(annotation, '__origin__', annotation)
   origin = typing.get_origin(annotation) or annotation
   return annotation is Any or origin is collections.abc.Callable
+
+
+def item_of(annotation: Any) -> Any:
+  """Return the annotation of the items of a list or dict."""
+  annotation = without_none(annotation)
+  origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+  if not inner or not inspect.isclass(origin):
+    return Any
+  return inner[1] if issubclass(origin, Mapping) else inner[0]
+
+
+def makes(fn: Any, annotation: Any, *, is_partial: bool) -> bool:
+  """Return whether what a class or function makes fits an annotation.
+
+  Args:
+    fn: a function without an annotation of its result may make anything.
+    annotation: without a union, see `domains.alternatives`.
+    is_partial: whether the call is left to the code that gets it.
+  """
+  if hasattr(annotation, '__metadata__'):
+    annotation = annotation.__origin__
+  made = fn if inspect.isclass(fn) else hints_of(fn).get('return', Any)
+  wanted = typing.get_origin(annotation) or annotation
+  inner = typing.get_args(annotation)
+  if wanted is functools.partial or (
+    wanted is collections.abc.Callable and (is_partial or not inner)
+  ):
+    return _is_a(made, inner[-1] if inner else Any)
+  return annotation is Any or (not is_partial and _is_a(made, annotation))
+
+
+def _is_a(made, wanted):
+  """Return whether an instance of `made` may be what is wanted."""
+  made = typing.get_origin(made) or made
+  wanted = typing.get_origin(wanted) or wanted
+  if Any in (made, wanted) or made is wanted:
+    return True
+  if inspect.isclass(made) and domains.is_opaque(made):
+    return True
+  if wanted is collections.abc.Callable:
+    return not inspect.isclass(made) or domains.has(made, '__call__')
+  if getattr(wanted, '_is_protocol', False):
+    return domains.has(made, *domains.members(wanted))
+  if inspect.isclass(made) and inspect.isclass(wanted):
+    is_like = getattr(wanted, 'duck_typed', False)
+    return issubclass(made, wanted) or (
+      is_like and domains.has(made, '__call__')
+    )
+  return not inspect.isclass(made)
 
 
 def without_none(annotation: Any) -> Any:

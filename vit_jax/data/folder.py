@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from vit_jax.data import image_files
+from vit_jax.data import fingerprints, image_files
 from vit_jax.files import PathLike
 
 _SPLIT_NAMES = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
@@ -112,6 +112,29 @@ class Folder:
     """Return the path of the file."""
     path = self._path(int(index))
     return path if self._fs is None else self._fs.unstrip_protocol(path)
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return class sizes and hashes of names, labels and sizes of the files.
+
+    Sizes of remote files are not counted: each would cost a request.
+    """
+    parts = (self._files.tobytes(), self._labels.astype('<i4').tobytes())
+    found = {
+      'kind': 'vit_jax.data.folder.Folder',
+      'num_examples': len(self),
+      'classes': self._class_sizes(),
+      'files': fingerprints.digest(parts),
+    }
+    if self._fs is None:
+      sizes = fingerprints.sizes([self._path(i) for i in range(len(self))])
+      found['sizes'] = fingerprints.digest([np.array(sizes, '<i8').tobytes()])
+    return found
+
+  def _class_sizes(self):
+    if self.class_names is None:
+      return None
+    counts = np.bincount(self._labels, minlength=len(self.class_names))
+    return dict(zip(self.class_names, counts.tolist()))
 
   def _path(self, index):
     return os.path.join(self._base, os.fsdecode(self._files[index]))

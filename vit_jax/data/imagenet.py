@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from vit_jax.data import pipeline
+from vit_jax.data import fingerprints, pipeline
 from vit_jax.data.pipeline import Source
 from vit_jax.files import PathLike
 
@@ -103,6 +103,11 @@ class Real:
   def describe(self, index: int) -> str:
     """Return the description of the wrapped source."""
     return pipeline.describe(self._source, index)
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return that of the wrapped source, with a hash of the labels."""
+    labels = fingerprints.digest([json_lib.dumps(self._real)])
+    return fingerprints.described(self) | {'labels': labels}
 
   def _label(self, index):
     file_name = getattr(self._source, 'file_name', lambda index: None)

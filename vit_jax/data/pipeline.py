@@ -1,4 +1,4 @@
-"""Batches of images and labels: exact, reproducible and resumable (Grain).
+"""Batches of images and labels: exact, reproducible and resumable.
 
 A source is any object with
 
@@ -15,6 +15,8 @@ Optional attributes of a source:
   source.describe(i)  text that identifies example i in error messages
   source.labels()     labels of all examples, if they are known without reading
                       the images: int32 [n] or float32 [n, K]
+  source.fingerprint()  JSON values that differ for other data, see
+                      fingerprints.py; default: from its public attributes
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator. The transforms of
@@ -34,27 +36,28 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import math
-import os
 import pickle
-import signal
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
-from vit_jax.data import images
+from vit_jax.data import images, workers
 from vit_jax.data.order import BalancedOrder, EpochOrder
 from vit_jax.data.transforms import scale_to
+from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
-_CHUNK = 32  # examples that a worker reads at a time; Grain adds 100 us to each
+_CHUNK = 32  # examples that a thread reads at a time
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
@@ -74,6 +77,7 @@ class Transform(Protocol):
   ) -> np.ndarray: ...
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Data:
   """A source and how to make batches from it.
@@ -84,8 +88,9 @@ class Data:
     transforms: functions t(image, rng), applied in this order.
     image_size: int or (H, W). The sizes in `transforms` are scaled so that the
       images have this size. None: as the transforms say.
-    num_workers: number of reading processes. 0 reads on threads, which suits
-      decoding; processes suit sources and transforms that hold the GIL.
+    num_workers: number of reading processes, see workers.py. 0 reads on
+      threads, which suits decoding; processes suit sources and transforms that
+      hold the GIL.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
@@ -93,26 +98,26 @@ class Data:
       length of an epoch stays the number of examples.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
+    max_worker_restarts: number of dead worker processes that an iterator over
+      batches replaces, each at its position. One more is an error.
 
   Raises:
     ValueError: an argument has an invalid value.
   """
 
   source: Source
-  batch_size: int
+  batch_size: Annotated[int, Range(1, 2**20)]
   transforms: Sequence[Transform] = ()
-  num_workers: int = 0
-  on_error: str = 'raise'
+  num_workers: Natural = 0
+  on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
   labels: bool = True
   balanced: bool = False
-  image_size: int | tuple[int, int] | None = None
-  max_image_bytes: int = images.MAX_IMAGE_BYTES
+  image_size: Size | None = None
+  max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
+  max_worker_restarts: Natural = 3
 
   def __post_init__(self) -> None:
-    checks.integer('batch_size', self.batch_size, 1)
-    checks.integer('num_workers', self.num_workers, 0)
-    checks.one_of('on_error', self.on_error, ('raise', 'skip'))
-    checks.integer('max_image_bytes', self.max_image_bytes, 1)
+    workers.check_count('num_workers', self.num_workers)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
@@ -131,6 +136,7 @@ class Data:
     *,
     seed: int = 0,
     start: int = 0,
+    skipped: int = 0,
     process_index: int = 0,
     process_count: int = 1,
     num_classes: int | None = None,
@@ -141,6 +147,7 @@ class Data:
       seed: of order and augmentation, 0 to 2**64 - 1.
       start: global position of the first example. To resume, pass the
         `.position` that the iterator had.
+      skipped: number of unreadable examples before it, `.skipped`.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
@@ -155,7 +162,7 @@ class Data:
       order = BalancedOrder(labels(self.source), seed)
     examples = _Examples(self, num_classes, seed, order)
     chunks = _Chunks(examples, process_index, process_count, start=start)
-    return TrainBatches(chunks)
+    return TrainBatches(chunks, skipped)
 
   def eval_batches(
     self,
@@ -380,11 +387,11 @@ class _Examples:
     return f'example {index} of {self._name} ({what})'
 
 
-# Chunks of consecutive examples: the tasks of Grain's workers.
+# Chunks of consecutive examples: the tasks of threads and processes.
 
 
 class _Chunks:
-  """Data source for Grain: element k is chunk k of this process.
+  """Sequence whose element k is chunk k of this process.
 
   A chunk is a dict of arrays. If it fails, it is {'error': exception} instead:
   returned errors arrive unchanged and in order from threads and processes.
@@ -511,13 +518,12 @@ def _assemble(chunks):
 class TrainBatches:
   """Iterator over batches."""
 
-  def __init__(self, chunks: '_Chunks') -> None:
+  def __init__(self, chunks: '_Chunks', skipped: int = 0) -> None:
     self._batch_size = chunks.data.batch_size
     self.position: int = chunks.start
-    self.skipped: int = 0
-    self._iterator = [_read_ahead(chunks)]
-    # Also closed and released at garbage collection and at exit: Grain's own
-    # finalizers run after parts of its modules are gone.
+    self.skipped: int = skipped
+    self._iterator = [_Ahead(chunks)]
+    # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
 
   def __iter__(self) -> Iterator[Batch]:
@@ -531,7 +537,7 @@ class TrainBatches:
     except BaseException:
       self.close()
       raise
-    self.skipped += batch.pop('skipped')
+    self.skipped += int(batch.pop('skipped'))
     self.position += self._batch_size
     return batch
 
@@ -562,49 +568,46 @@ class EvalBatches:
         yield batch
 
 
+class _Ahead:
+  """Iterator that makes the next batch while the caller uses this one."""
+
+  def __init__(self, chunks: _Chunks) -> None:
+    self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._next = self._pool.submit(self._make)
+
+  def __next__(self) -> Batch:
+    batch = self._next.result()
+    self._next = self._pool.submit(self._make)
+    return batch
+
+  def _make(self):
+    chunks = list(itertools.islice(self._chunks, self._per_batch))
+    if not chunks:
+      raise StopIteration
+    return _assemble(chunks)
+
+  def close(self) -> None:
+    self._chunks.close()
+    self._pool.shutdown(cancel_futures=True)
+
+
 def _read_ahead(chunks):
-  """Return a Grain iterator that reads chunks and assembles them to batches."""
-  import grain
-
-  num_workers = chunks.data.num_workers
-  threads = min(16, 2 * (os.cpu_count() or 1))
-  if num_workers:
-    threads = max(1, threads // num_workers)
-  options = grain.ReadOptions(
-    num_threads=threads, prefetch_buffer_size=threads + chunks.per_batch
-  )
-  dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
-  if num_workers:
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():  # Grain's worker processes read them
-      flags.FLAGS.mark_as_parsed()
-    dataset = dataset.mp_prefetch(
-      grain.MultiprocessingOptions(
-        num_workers=num_workers,
-        per_worker_buffer_size=math.ceil(chunks.per_batch / num_workers) + 1,
-      )
+  """Return an iterator over the chunks, read by threads or by processes."""
+  data, threads = chunks.data, min(16, 2 * workers.cores())
+  indices = range(len(chunks))
+  if not data.num_workers:
+    ahead = threads + chunks.per_batch
+    return workers.Threads(
+      chunks.__getitem__, indices, threads=threads, ahead=ahead
     )
-  dataset = dataset.batch(chunks.per_batch, batch_fn=_assemble)
-  # Assembles the next batch while the caller uses this one.
-  dataset = grain.experimental.ThreadPrefetchIterDataset(
-    dataset, prefetch_buffer_size=1
+  threads = max(1, threads // data.num_workers)
+  return workers.Processes(
+    chunks.__getitem__,
+    indices,
+    processes=data.num_workers,
+    threads=threads,
+    # One more than the share of a worker in the next batch.
+    ahead=threads + math.ceil(chunks.per_batch / data.num_workers) + 1,
+    max_restarts=data.max_worker_restarts,
   )
-  iterator = iter(dataset)
-  with _ctrl_c_blocked():
-    iterator.start_prefetch()
-  return iterator
-
-
-@contextlib.contextmanager
-def _ctrl_c_blocked():
-  """Context manager that starts threads and processes which ignore Ctrl-C.
-
-  A terminal sends SIGINT to all processes of a command. The first one decides
-  what to do; the workers must go on until it has.
-  """
-  mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-  try:
-    yield
-  finally:
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

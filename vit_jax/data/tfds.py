@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import pipeline
+from vit_jax.data import fingerprints, pipeline
 from vit_jax.files import check_remote
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
@@ -67,6 +67,7 @@ class Tfds:
         ' --config.evals.NAME.data.source.name; .split likewise.'
       )
     builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
+    self._builder = builder
     self._features = builder.info.features
     self._parsers: dict[Any, Any] = {}
     image = self._feature('image_key')
@@ -129,6 +130,29 @@ class Tfds:
     where = f'{self.name} {self.split}[{int(index)}]'
     name = self.file_name(index)
     return where if name is None else f'{where} ({name})'
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return name, version, classes and a hash of the index of the records.
+
+    The index has the name and the size of each file, and which of its records
+    belong to the split.
+    """
+    info = self._builder.info
+    files = info.splits[self.split].file_instructions
+    sizes = fingerprints.sizes([str(file.filename) for file in files])
+    index = [
+      f'{os.path.basename(x.filename)} {x.skip} {x.take} {size}'
+      for x, size in zip(files, sizes)
+    ]
+    return {
+      'kind': 'vit_jax.data.tfds.Tfds',
+      'name': info.full_name.removesuffix(f'/{info.version}'),
+      'version': str(info.version),
+      'num_examples': len(self),
+      'num_classes': self.num_classes,
+      'classes': self.class_names,
+      'files': fingerprints.digest(index),
+    }
 
   def __reduce__(self) -> tuple[Any, ...]:
     # Files and descriptors stay behind: each process opens its own.

@@ -14,14 +14,17 @@ without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images
+from vit_jax.domains import Fraction, OneOf, Side, Size, checked
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
+Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
+
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
@@ -81,12 +84,13 @@ def _check_interpolation(name, antialias):
     checks.one_of('with antialias=True, interpolation', name, _ANTIALIASED)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Resize(_Sized):
   """Resize to `size`, without keeping the aspect ratio."""
 
-  size: int | tuple[int, int]
-  interpolation: str = 'bilinear'
+  size: Size
+  interpolation: Interpolation = 'bilinear'
   antialias: bool = False
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -94,16 +98,16 @@ class Resize(_Sized):
     return resize(image, self.size, self.interpolation, self.antialias)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall:
   """Resize the smaller side to `size` pixels, keeping the aspect ratio."""
 
-  size: int
-  interpolation: str = 'area'
+  size: Side
+  interpolation: Interpolation = 'area'
   antialias: bool = False
 
   def __post_init__(self) -> None:
-    checks.integer('size', self.size, 1)
     _check_interpolation(self.interpolation, self.antialias)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -114,6 +118,7 @@ class ResizeSmall:
     return resize(image, size, self.interpolation, self.antialias)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop(_Sized):
   """A crop of random area, aspect ratio and position, resized to `size`.
@@ -131,12 +136,12 @@ class InceptionCrop(_Sized):
       whole image (torch: its centre, at the nearest ratio in bounds).
   """
 
-  size: int | tuple[int, int]
+  size: Size
   area: tuple[float, float] = (0.05, 1.0)
   ratio: tuple[float, float] = (3 / 4, 4 / 3)
-  interpolation: str = 'bilinear'
+  interpolation: Interpolation = 'bilinear'
   antialias: bool = False
-  method: str = 'tf'
+  method: Annotated[str, OneOf('tf', 'torch')] = 'tf'
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -148,7 +153,6 @@ class InceptionCrop(_Sized):
           f'InceptionCrop: {name}={bounds} must be (lowest, highest) with'
           f' 0 < lowest <= highest <= {top}.'
         )
-    checks.one_of('method', self.method, ('tf', 'torch'))
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
@@ -199,38 +203,35 @@ def _box_torch(height, width, area, ratio, rng):
   return (height - h) // 2, (width - w) // 2, h, w
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(_Sized):
   """A crop of `size` at a uniformly random position."""
 
-  size: int | tuple[int, int]
+  size: Size
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return _crop(self, image, lambda room: rng.integers(room + 1))
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(_Sized):
   """The crop of `size` at the centre, up and left of it by half a pixel."""
 
-  size: int | tuple[int, int]
+  size: Size
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
     return _crop(self, image, lambda room: room // 2)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class FlipLR:
   """Flip left and right with this probability."""
 
-  probability: float = 0.5
-
-  def __post_init__(self) -> None:
-    if not 0 <= self.probability <= 1:
-      raise ValueError(
-        f'FlipLR: probability={self.probability!r} must lie in [0, 1].'
-      )
+  probability: Fraction = 0.5
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.checks import one_of
 from vit_jax.data import pipeline
+from vit_jax.domains import Natural, OneOf, Range, checked
 from vit_jax.evals.collect import Columns, LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Params
@@ -42,6 +43,7 @@ class Predictions:
   describe: Callable[[int], str]
 
 
+@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Classification(LabelEvaluator):
   """Top-1 and top-5 accuracy, calibration error and loss of a split.
@@ -64,16 +66,14 @@ class Classification(LabelEvaluator):
     predictions: the Predictions of the last run, None before it.
   """
 
-  loss: str = 'softmax'
-  restrict: Any = None
-  calibration_bins: int | None = 15
-  confidence: str | None = None
+  loss: Annotated[str, OneOf(*classification.LOSSES)] = 'softmax'
+  restrict: str | Sequence[Natural] | None = None
+  calibration_bins: Annotated[int, Range(0, 10_000)] | None = 15
+  confidence: Annotated[str | None, OneOf(None, 'binomial', 'bootstrap')] = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
     source = self.data.source
-    one_of('loss', self.loss, classification.LOSSES)
-    one_of('confidence', self.confidence, (None, 'binomial', 'bootstrap'))
     if self.per_class and np.ndim(self.data.first_example()['label']):
       raise ValueError(
         'per_class=True needs one class number per example; the labels are '
@@ -81,6 +81,14 @@ class Classification(LabelEvaluator):
       )
     self._classes = _choices(self.restrict, source, self.model.num_classes)
     self.predictions: Predictions | None = None
+
+  @property
+  def metrics(self) -> list[str]:
+    names = [*_MEANS, *(['ece'] if self.calibration_bins else [])]
+    if self.confidence:
+      names += [f'{name}_{end}' for name in names for end in ('low', 'high')]
+    names += ['mean_per_class_accuracy', 'num_examples', 'num_unlabelled']
+    return [*names, 'skipped', *(['class_accuracy/'] if self.per_class else [])]
 
   def compare(
     self, logits: jax.Array, labels: jax.Array

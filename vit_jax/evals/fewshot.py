@@ -8,11 +8,16 @@ bias and strength; the defaults are those of big_vision.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.domains import Range, Seed
 from vit_jax.evals import frozen
+
+Shots = Annotated[int, Range(1, 10**6)]
+Penalty = Annotated[float, Range(0, 1e8, above=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +42,12 @@ class FewShot:
       big_vision does; False raises an error.
   """
 
-  shots: Sequence[int] = (1, 5, 10, 25)
-  seeds: Sequence[int] = (0, 1, 2)
-  l2: float | Sequence[float] = 2.0**10
+  shots: Sequence[Shots] = (1, 5, 10, 25)
+  seeds: Sequence[Seed] = (0, 1, 2)
+  l2: Penalty | Sequence[Penalty] = 2.0**10
   whiten: bool = True
-  bias: float | None = 100.0
-  held_out_shots: int | None = None
+  bias: Annotated[float, Range(-1e6, 1e6)] | None = 100.0
+  held_out_shots: Shots | None = None
   allow_fewer: bool = False
 
   def __post_init__(self) -> None:

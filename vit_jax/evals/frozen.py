@@ -20,7 +20,7 @@ nothing else; hyperparameters are never chosen on `test`.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,30 @@ from jax.sharding import Mesh
 from vit_jax import sharding
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
+from vit_jax.domains import Seed, checked
 from vit_jax.evals.collect import Collector
 from vit_jax.types import Params, Preprocess
 
 
+class Readout(Protocol):
+  """Interface of readouts, see the module docstring."""
+
+  def check(
+    self,
+    labels_train: np.ndarray,
+    labels_test: np.ndarray,
+    *,
+    labels_val: np.ndarray | None = None,
+  ) -> None:
+    """Raise ValueError if the readout cannot work with the labels."""
+
+  def __call__(
+    self, train: Any, test: Any, *, val: Any = None, mesh: Any
+  ) -> Mapping[str, float]:
+    """Return {metric: number}."""
+
+
+@checked
 @dataclasses.dataclass(eq=False)
 class Frozen:
   """Extract features on all devices, once per data set, for all readouts.
@@ -57,7 +77,7 @@ class Frozen:
   preprocess: Preprocess
   mesh: jax.sharding.Mesh
   data: Mapping[str, Mapping[str, Data]]
-  readouts: Any
+  readouts: Mapping[str, Readout]
   features: str = 'pre_logits'
 
   def __post_init__(self) -> None:
@@ -81,6 +101,11 @@ class Frozen:
         )
       x = out[self.features]
     return {'x': x.reshape(len(x), -1).astype('float32')}
+
+  @property
+  def metrics(self) -> list[str]:
+    names = [*self.data, *(['mean'] if len(self.data) > 1 else [])]
+    return [f'{name}/{key}/' for name in names for key in self.readouts]
 
   @functools.cached_property
   def _labels(self):
@@ -273,7 +298,7 @@ class Tuned:
   """
 
   held_out: float = 0.1
-  seed: int = 0
+  seed: Seed = 0
 
   def __post_init__(self) -> None:
     if not isinstance(self.held_out, float) or not 0 < self.held_out < 1:

@@ -13,14 +13,15 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from vit_jax import sharding
-from vit_jax.checks import one_of
+from vit_jax import checks, sharding
+from vit_jax.domains import Count, OneOf, Positive
 from vit_jax.evals import frozen
 
 METRICS = ('cosine', 'euclidean')
@@ -46,9 +47,9 @@ class Knn(frozen.Tuned):
       no `val`; None does not choose.
   """
 
-  k: int | Sequence[int] = (10, 20, 100, 200)
-  temperature: float | Sequence[float | None] | None = (0.07,)
-  metric: str = 'cosine'
+  k: Count | Sequence[Count] = (10, 20, 100, 200)
+  temperature: Positive | Sequence[Positive | None] | None = (0.07,)
+  metric: Annotated[str, OneOf(*METRICS)] = 'cosine'
   held_out: float | None = None  # type: ignore[assignment]
 
   def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Knn(frozen.Tuned):
     for t in self.temperatures:
       if t is not None:
         frozen.sweep(t, 'temperature')
-    one_of('metric', self.metric, METRICS)
+    checks.one_of('metric', self.metric, METRICS)
     if self.held_out is not None:
       super().__post_init__()
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
+from vit_jax.domains import LearningRate, Range, Rate
 from vit_jax.evals import frozen
 
 
@@ -36,11 +38,13 @@ class LinearProbe(frozen.TunedLinear):
       1 over the training examples, like a batch norm without parameters.
   """
 
-  lr: float | Sequence[float] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-  epochs: int = 100
-  batch_size: int = 256
-  momentum: float = 0.9
-  weight_decay: float | Sequence[float] = (0.0,)
+  lr: LearningRate | Sequence[LearningRate] = (
+    *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+  )
+  epochs: Annotated[int, Range(1, 10**6)] = 100
+  batch_size: Annotated[int, Range(1, 2**20)] = 256
+  momentum: Rate = 0.9
+  weight_decay: LearningRate | Sequence[LearningRate] = (0.0,)
   standardise: bool = True
 
   def __post_init__(self) -> None:

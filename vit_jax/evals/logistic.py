@@ -10,6 +10,7 @@ features, 100 classes), and cannot use accelerators or several hosts.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,11 @@ import optax
 from jax.sharding import Mesh
 
 from vit_jax import sharding
+from vit_jax.domains import Positive, Range, Share, checked
 from vit_jax.evals import frozen
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logistic(frozen.TunedLinear):
   """Accuracy of argmin over W, b of |W|^2 / 2 + C * sum of cross-entropies.
@@ -38,10 +41,10 @@ class Logistic(frozen.TunedLinear):
       by C n, for features divided by their root mean square) is larger.
   """
 
-  C: float | Sequence[float] = 1.0
+  C: Positive | Sequence[Positive] = 1.0
   standardise: bool = False
-  max_iter: int = 1000
-  tol: float = 1e-7
+  max_iter: Annotated[int, Range(1, 10**6)] = 1000
+  tol: Share = 1e-7
 
   def __post_init__(self) -> None:
     super().__post_init__()

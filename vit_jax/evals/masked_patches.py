@@ -4,11 +4,13 @@ import dataclasses
 
 import jax
 
+from vit_jax.domains import KeySeed, checked
 from vit_jax.evals.collect import SplitEvaluator, means
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.types import Batch, Params
 
 
+@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MaskedPatches(SplitEvaluator):
   """Loss and accuracy over the corrupted patches of a split; no labels.
@@ -22,13 +24,17 @@ class MaskedPatches(SplitEvaluator):
     task: that of the objective, see objectives/masked_patches.py.
   """
 
-  seed: int = 0
+  seed: KeySeed = 0
   task: Task = Task()
 
   def __post_init__(self) -> None:
     self._prediction = Prediction(self.model, self.preprocess, self.task)
     self.data = dataclasses.replace(self.data, labels=False)
     super().__post_init__()
+
+  @property
+  def metrics(self) -> list[str]:
+    return ['loss', 'accuracy', 'num_examples', 'skipped']
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     keys = keys_of(batch['index'], self.seed)

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.domains import Between, Positive, checked
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Params
 
 
+@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MultiLabel(LabelEvaluator):
   """Ranking and decision metrics of a sigmoid model on a whole split.
@@ -26,12 +28,10 @@ class MultiLabel(LabelEvaluator):
       every host keeps; sorting them takes about three times that.
   """
 
-  threshold: float = 0.5
-  max_gb: float = 8.0
+  threshold: Between = 0.5
+  max_gb: Positive = 8.0
 
   def __post_init__(self) -> None:
-    if not 0 < self.threshold < 1:
-      raise ValueError(f'threshold={self.threshold!r} must be between 0 and 1.')
     source = self.data.source
     label = np.asarray(self.data.first_example()['label'])
     if label.ndim != 1:
@@ -49,6 +49,12 @@ class MultiLabel(LabelEvaluator):
         'sorting them takes three times that.'
       )
     super().__post_init__()
+
+  @property
+  def metrics(self) -> list[str]:
+    names = ['mAP', 'f1_micro', 'f1_macro', 'hamming', 'exact_match', 'loss']
+    names += ['num_examples', 'skipped']
+    return [*names, *(['average_precision/'] if self.per_class else [])]
 
   def compare(
     self, logits: jax.Array, labels: jax.Array

@@ -14,14 +14,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax import domains
+from vit_jax.domains import OneOf, Range, Rate
 from vit_jax.models import resample
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.types import Shape, Size
@@ -65,6 +66,17 @@ REMAT = (
   *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
 )
 
+# Bounds far beyond what has been trained: above them, tracing and compiling
+# take hours, or the shapes overflow.
+Width = Annotated[int, Range(1, 2**16)]
+Hidden = Annotated[int, Range(1, 2**18)]  # width inside an MLP
+Depth = Annotated[int, Range(1, 1000)]
+Heads = Annotated[int, Range(1, 2**16)]
+NumClasses = Annotated[int, Range(0, 2**24)]
+Remat = Annotated[str, OneOf(*REMAT)]
+Gelu = Annotated[str, OneOf(*GELU)]
+Epsilon = Annotated[float, Range(0, 1, above=True)]  # of a norm
+
 
 def remat(
   module: type[nn.Module], name: str, **options: Any
@@ -77,7 +89,15 @@ def remat(
 
 
 class Classifier(nn.Module):
-  """Base class of the models, which define `features` and `num_classes`."""
+  """Base class of the models, which define `features` and `num_classes`.
+
+  Raises:
+    ValueError: a field that does not fit its annotation.
+  """
+
+  def __post_init__(self) -> None:
+    domains.check_fields(self)
+    super().__post_init__()
 
   def __call__(
     self, images: jax.Array, *, train: bool = False, **options: Any
@@ -143,14 +163,7 @@ def check_images(module: nn.Module, images: Any) -> None:
     )
 
 
-def check_rates(obj: Any, *fields: str) -> None:
-  """Raise ValueError unless 0 <= rate < 1 for the named attributes."""
-  for field in fields:
-    rate = getattr(obj, field)
-    if not 0 <= rate < 1:
-      raise ValueError(f'{field}={rate} must be in [0, 1).')
-
-
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class BlockOptions:
   """Options of an encoder layer that the paper does not vary.
@@ -163,15 +176,11 @@ class BlockOptions:
     norm_eps: epsilon of every LayerNorm; 1e-6 in the paper's code.
   """
 
-  attention_dropout: float = 0.0
-  layerscale_init: float | None = None
+  attention_dropout: Rate = 0.0
+  layerscale_init: Annotated[float, Range(-100, 100)] | None = None
   qk_norm: bool = False
-  gelu: str = 'tanh'
-  norm_eps: float = 1e-6
-
-  def __post_init__(self) -> None:
-    one_of('gelu', self.gelu, GELU)
-    check_rates(self, 'attention_dropout')
+  gelu: Gelu = 'tanh'
+  norm_eps: Epsilon = 1e-6
 
 
 class Affine(nn.Module):
@@ -291,6 +300,7 @@ def as_pair(size: Size) -> tuple[int, int]:
   return height, width
 
 
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class PatchEmbedding:
   """Linear embedding of image patches (E of equation 1).
@@ -303,8 +313,8 @@ class PatchEmbedding:
       objectives/masked_patches.py.
   """
 
-  patch_size: Size
-  stride: Size | None = None
+  patch_size: domains.Size
+  stride: domains.Size | None = None
   mask_token: bool = False
 
   def __post_init__(self) -> None:
@@ -440,6 +450,7 @@ class PatchEmbedding:
     return resample.resize_pixels(kernel, shape, method, adapt_channels)
 
 
+@domains.checked
 @dataclasses.dataclass(frozen=True)
 class Head:
   """Classification head: an optional tanh layer, and a linear layer.
@@ -451,8 +462,8 @@ class Head:
       many classes.
   """
 
-  representation_size: int | None = None
-  bias_init: float = 0.0
+  representation_size: Annotated[int, Range(0, 2**16)] | None = None
+  bias_init: Annotated[float, Range(-1e4, 1e4)] = 0.0
 
   def __call__(self, module: nn.Module, x: jax.Array) -> dict[str, jax.Array]:
     """Compute the logits of pooled features [..., D].

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax.domains import Dtype, Rate
 from vit_jax.models import common
 from vit_jax.models.common import (
   Head,
@@ -73,29 +73,26 @@ class MlpMixer(common.Classifier):
     dtype, scan, remat: as in VisionTransformer.
   """
 
-  width: int
-  depth: int
-  tokens_mlp_dim: int
-  channels_mlp_dim: int
+  width: common.Width
+  depth: common.Depth
+  tokens_mlp_dim: common.Hidden
+  channels_mlp_dim: common.Hidden
   embedding: PatchEmbedding
   head: Head = Head()
-  num_classes: int | None = None
-  stochastic_depth: float = 0.0
-  gelu: str = 'tanh'
-  norm_eps: float = 1e-6
-  dtype: Any = 'float32'
+  num_classes: common.NumClasses | None = None
+  stochastic_depth: Rate = 0.0
+  gelu: common.Gelu = 'tanh'
+  norm_eps: common.Epsilon = 1e-6
+  dtype: Dtype = 'float32'
   scan: bool = False
-  remat: str = 'none'
+  remat: common.Remat = 'none'
 
   @nn.compact
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
     """Compute the features of VisionTransformer.features; mean pooling."""
-    one_of('gelu', self.gelu, common.GELU)
     common.check_images(self, images)
-    one_of('remat', self.remat, common.REMAT)
-    common.check_rates(self, 'stochastic_depth')
     out, grid = self.embedding(self, images)
     self._check_tokens(grid)
     x, layers = common.run_layers(

@@ -5,12 +5,13 @@ nothing else has to change. Shapes as in vit.py.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from vit_jax.domains import Range, checked
 from vit_jax.models.common import INIT, BlockOptions, LayerNorm
 from vit_jax.models.posemb import Layout
 from vit_jax.types import Params
@@ -28,7 +29,7 @@ class Pooling:
   """
 
   class_token: bool = False
-  num_registers: int = 0
+  num_registers: Annotated[int, Range(0, 4096)] = 0
 
   norm_after = False  # whether the final LayerNorm comes after pooling
 
@@ -64,6 +65,7 @@ class Pooling:
     return weights.at[..., layout.prefix :].set(1 / patches)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ClassToken(Pooling):
   """The class token, as in the paper."""
@@ -79,6 +81,7 @@ class ClassToken(Pooling):
     return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Mean(Pooling):
   """Mean over the patches (figure 9).
@@ -96,6 +99,7 @@ class Mean(Pooling):
     return tokens[:, layout.prefix :].mean(axis=1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class NoPooling(Pooling):
   """No pooling: each patch gets its own logits."""
@@ -106,6 +110,7 @@ class NoPooling(Pooling):
     return tokens[:, layout.prefix :]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Map(Pooling):
   """One learned query that attends to the patches ("Scaling ViT")."""

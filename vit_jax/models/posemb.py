@@ -14,18 +14,19 @@ Shapes as in vit.py.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax.domains import OneOf, Range, checked
 from vit_jax.models import resample
 from vit_jax.types import Array, FlatParams, Shape
 
 PLACES = ('stem', 'layers', 'layers_shared')
+Std = Annotated[float, Range(0, 100)]  # of initial values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +132,7 @@ class PositionEmbedding:
     return None
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionEmbedding):
   """Learned embeddings, one for each patch and one for the class token.
@@ -143,14 +145,11 @@ class Learned(PositionEmbedding):
       with its own table; or 'layers_shared', with one table for all.
   """
 
-  init_std: float = 0.02
-  at: str = 'stem'
+  init_std: Std = 0.02
+  at: Annotated[str, OneOf(*PLACES)] = 'stem'
 
   # Names of the parameters that are grids.
   tables: ClassVar[Sequence[str]] = ('pos_embedding',)
-
-  def __post_init__(self) -> None:
-    one_of('at', self.at, PLACES)
 
   @property
   def in_layers(self) -> bool:
@@ -217,6 +216,7 @@ class Learned(PositionEmbedding):
     return jnp.concatenate(parts, axis=1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Learned2d(Learned):
   """Learned embeddings of columns (x) and rows (y), concatenated.
@@ -253,6 +253,7 @@ def _concatenate(x, y):
   return jnp.concatenate(both, axis=-1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class SinCos2d(PositionEmbedding):
   """Fixed sine and cosine embeddings, added to the embedded patches.
@@ -262,7 +263,7 @@ class SinCos2d(PositionEmbedding):
   baselines for ImageNet-1k", section 2). The class token has no position.
   """
 
-  temperature: float = 10_000.0
+  temperature: Annotated[float, Range(1, 1e9)] = 10_000.0
 
   def add_to_patches(
     self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
@@ -285,6 +286,7 @@ class SinCos2d(PositionEmbedding):
     return np.concatenate(waves, axis=-1).astype(np.float32)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Relative(PositionEmbedding):
   """Relative attention: learned embeddings of differences, in every layer.
@@ -305,7 +307,7 @@ class Relative(PositionEmbedding):
     init_std: standard deviation of the initial values.
   """
 
-  init_std: float = 0.02
+  init_std: Std = 0.02
   in_layers = True
 
   def logits(

@@ -18,19 +18,20 @@ F features after the last stage, K classes.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax.domains import Dtype, OneOf, Range, Size
 from vit_jax.models import common
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.types import Size
 
 FORMS = ('preact', 'postact')
+Stages = tuple[Annotated[int, Range(1, 1000)], ...]
 ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
 
 
@@ -237,7 +238,7 @@ class Hybrid(PatchEmbedding):
   """
 
   patch_size: Size = 1
-  stages: tuple[int, ...] = (3, 4, 6, 3)
+  stages: Stages = (3, 4, 6, 3)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -275,14 +276,14 @@ class ResNet(common.Classifier):
       AxialResNet has another one.
   """
 
-  stages: tuple[int, ...] = (3, 4, 6, 3)
-  width_factor: int = 1
-  form: str = 'preact'
+  stages: Stages = (3, 4, 6, 3)
+  width_factor: Annotated[int, Range(1, 64)] = 1
+  form: Annotated[str, OneOf(*FORMS)] = 'preact'
   head: Head = Head()
-  num_classes: int | None = None
-  dtype: Any = 'float32'
-  remat: str = 'none'
-  middle: Any = StdConv
+  num_classes: common.NumClasses | None = None
+  dtype: Dtype = 'float32'
+  remat: common.Remat = 'none'
+  middle: Callable[..., nn.Module] = StdConv
 
   @nn.compact
   def features(
@@ -297,8 +298,6 @@ class ResNet(common.Classifier):
     """
     del train
     common.check_images(self, images)
-    one_of('form', self.form, FORMS)
-    one_of('remat', self.remat, common.REMAT)
     maps = Backbone(
       self.stages,
       width_factor=self.width_factor,

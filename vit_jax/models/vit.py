@@ -14,15 +14,15 @@ embedding (posemb.py) and a pooling (pooling.py).
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.checks import one_of
+from vit_jax.domains import Dtype, OneOf, Rate
 from vit_jax.models import common
-from vit_jax.models.attention import attention
+from vit_jax.models.attention import IMPLEMENTATIONS, attention
 from vit_jax.models.common import (
   GELU,
   INIT,
@@ -208,22 +208,22 @@ class VisionTransformer(common.Classifier):
     attention: an implementation named in attention.py.
   """
 
-  width: int
-  depth: int
-  mlp_dim: int
-  num_heads: int
+  width: common.Width
+  depth: common.Depth
+  mlp_dim: common.Hidden
+  num_heads: common.Heads
   embedding: PatchEmbedding
   posemb: PositionEmbedding | None = Learned()
   pooling: Pooling = ClassToken()
   head: Head = Head()
-  num_classes: int | None = None
+  num_classes: common.NumClasses | None = None
   block: BlockOptions = BlockOptions()
-  dropout: float = 0.0
-  stochastic_depth: float = 0.0
-  dtype: Any = 'float32'
+  dropout: Rate = 0.0
+  stochastic_depth: Rate = 0.0
+  dtype: Dtype = 'float32'
   scan: bool = False
-  remat: str = 'none'
-  attention: str = 'auto'
+  remat: common.Remat = 'none'
+  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] = 'auto'
 
   layer = Block  # class of the layers
 
@@ -307,8 +307,6 @@ class VisionTransformer(common.Classifier):
     return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
 
   def _check(self):
-    one_of('remat', self.remat, common.REMAT)
-    common.check_rates(self, 'dropout', 'stochastic_depth')
     if self.width % self.num_heads:
       raise ValueError(
         f'width={self.width} must be a multiple of num_heads={self.num_heads}.'

@@ -12,16 +12,18 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from vit_jax.domains import NonNegative, Rate, checked
 from vit_jax.objectives.class_weights import check_weights, weights_of
 from vit_jax.types import Array, LossFn, Model, Preprocess
 
 
+@checked
 def softmax_xent(
   model: Model,
   *,
   preprocess: Preprocess,
-  label_smoothing: float = 0.0,
-  class_weights: Sequence[float] | None = None,
+  label_smoothing: Rate = 0.0,
+  class_weights: Sequence[NonNegative] | None = None,
 ) -> LossFn:
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
@@ -37,12 +39,13 @@ def softmax_xent(
   return _loss_fn(model, preprocess, label_smoothing, class_weights, 'softmax')
 
 
+@checked
 def sigmoid_xent(
   model: Model,
   *,
   preprocess: Preprocess,
-  label_smoothing: float = 0.0,
-  class_weights: Sequence[float] | None = None,
+  label_smoothing: Rate = 0.0,
+  class_weights: Sequence[NonNegative] | None = None,
 ) -> LossFn:
   """Return the sigmoid cross-entropy, summed over classes.
 
@@ -78,8 +81,6 @@ def soft_targets(
 
 
 def _loss_fn(model, preprocess, label_smoothing, class_weights, activation):
-  if not 0 <= label_smoothing < 1:
-    raise ValueError(f'label_smoothing={label_smoothing} must be in [0, 1).')
   weights = None if class_weights is None else check_weights(class_weights)
 
   def loss_fn(params, batch, rng):

@@ -15,17 +15,18 @@ comes from the same image. The mask vector is initialised as in common.py.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.checks import one_of
+from vit_jax.domains import Fraction, OneOf, Range, checked
 from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives import patch_targets
 from vit_jax.types import LossFn, Model, Params, Preprocess
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Task:
   """Corruption of patches, and the target that is predicted.
@@ -41,24 +42,18 @@ class Task:
       kept.
   """
 
-  predict: str = 'mean_colour'
-  downsampled_to: int = 4
-  ratio: float = 0.5
-  mask_share: float = 0.8
-  swap_share: float = 0.1
+  predict: Annotated[str, OneOf(*patch_targets.TARGETS)] = 'mean_colour'
+  downsampled_to: Annotated[int, Range(1, 64)] = 4
+  ratio: Annotated[float, Range(0, 1, above=True)] = 0.5
+  mask_share: Fraction = 0.8
+  swap_share: Fraction = 0.1
 
   def __post_init__(self) -> None:
-    one_of('predict', self.predict, patch_targets.TARGETS)
-    if not 0 < self.ratio <= 1:
-      raise ValueError(
-        f'ratio={self.ratio} must be above 0 and at most 1 (the paper: 0.5, '
-        'BERT: 0.15).'
-      )
     shares = self.mask_share, self.swap_share
-    if min(shares) < 0 or sum(shares) > 1 + 1e-6:
+    if sum(shares) > 1 + 1e-6:
       raise ValueError(
-        f'mask_share={shares[0]} and swap_share={shares[1]} must be 0 or more '
-        'and at most 1 in total; the remaining patches are kept.'
+        f'mask_share={shares[0]} and swap_share={shares[1]} must be at most 1 '
+        'in total; the remaining patches are kept.'
       )
 
   def draw(
@@ -87,6 +82,7 @@ class Task:
     return corrupted, jnp.where(masked, -1, sources)
 
 
+@checked
 def masked_patches(
   model: Model, *, preprocess: Preprocess, task: Task = Task()
 ) -> LossFn:

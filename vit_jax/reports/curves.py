@@ -23,7 +23,7 @@ class Curves:
     name: of the file NAME.png in the study's workdir.
   """
 
-  panels: tuple[Any, ...]
+  panels: tuple[Mapping[str, Any], ...]
   name: str = 'curves'
 
   def check(self, results: Results) -> None:

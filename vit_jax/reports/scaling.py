@@ -1,6 +1,7 @@
 """Accuracy against scale, as in the paper's figures 3, 4, 5 and 8."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.reports import pictures, table
@@ -27,7 +28,7 @@ class Scaling:
     name: of the files NAME.png, NAME.md and NAME.json in the workdir.
   """
 
-  panels: tuple[Any, ...]
+  panels: tuple[Mapping[str, Any], ...]
   title: str = 'Accuracy against scale'
   name: str = 'scaling'
 

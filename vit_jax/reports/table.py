@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import jax
 from etils import epath
 
 from vit_jax import terminal
+from vit_jax.domains import Range
 from vit_jax.files import write_atomically
 from vit_jax.reports.results import Results, Value
 
@@ -24,9 +25,9 @@ class Table:
     name: of the files NAME.md and NAME.json in the study's workdir.
   """
 
-  cells: tuple[Any, ...]
+  cells: tuple[Mapping[str, Any], ...]
   title: str = 'Results'
-  digits: int = 1
+  digits: Annotated[int, Range(0, 15)] = 1
   name: str = 'table'
 
   def check(self, results: Results) -> None:

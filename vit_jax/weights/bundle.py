@@ -218,7 +218,7 @@ def build_model(settings: Any, trust: Sequence[str] = ()) -> Any:
   """
   if not isinstance(settings, dict):
     raise ValueError(f'The model is {settings!r:.80}, not a JSON object.')
-  _check_numbers(settings)
+  _check_numbers(settings, _MAX_NUMBER)
   for cls in MODELS:
     names = {f.name for f in dataclasses.fields(cls)}
     is_flat = bool(settings.keys() & (_FIELDS.keys() - names))
@@ -234,25 +234,32 @@ def build_model(settings: Any, trust: Sequence[str] = ()) -> Any:
   return model
 
 
-def _check_numbers(value, name='model'):
-  """Raise ValueError for a number that would take all memory in tracing."""
+def _check_numbers(value, most, name='settings'):
+  """Raise ValueError for a number that would take all memory."""
   if isinstance(value, dict):
     for key, inner in value.items():
-      _check_numbers(inner, key)
+      _check_numbers(inner, most, key)
   elif isinstance(value, list | tuple):
     for inner in value:
-      _check_numbers(inner, name)
-  elif isinstance(value, int) and value > _MAX_NUMBER:
-    raise ValueError(f'{name}={value}; expected at most {_MAX_NUMBER}.')
+      _check_numbers(inner, most, name)
+  elif isinstance(value, int) and value > most:
+    raise ValueError(f'{name}={value}; expected at most {most}.')
 
 
-def build(settings: Any, trust: Sequence[str] = ()) -> Any:
+def build(
+  settings: Any, trust: Sequence[str] = (), *, most: int = _MAX_NUMBER
+) -> Any:
   """Return `config.build` of settings from a file, of whatever types.
+
+  Args:
+    settings, trust: as of `config.build`.
+    most: largest integer that the settings may have.
 
   Raises:
     ValueError: the settings name something that is not trusted, are incomplete
       or wrong.
   """
+  _check_numbers(settings, most)
   try:
     built = config.build(settings, trust=trust)
   except ValueError:

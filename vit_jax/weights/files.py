@@ -150,14 +150,9 @@ class Stored:
   path: PathLike = ''
   is_npz: bool = False
 
-  def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of these names, or all; the others stay blank.
-
-    Raises:
-      ValueError: the values are truncated or corrupt; or they take far more
-        memory than the file has bytes.
-    """
-    names = self.blanks.keys() if names is None else set(names)
+  def check_size(self, names: Iterable[str] | None = None) -> None:
+    """Raise ValueError if these arrays take far more than the file's bytes."""
+    names = self.blanks.keys() if names is None else names
     needed = sum(self.blanks[name].nbytes for name in names)
     if needed > max(_ALWAYS, _RATIO * self.size):
       raise ValueError(
@@ -166,6 +161,15 @@ class Stored:
         'times as much is unpacked. If you trust the file, save its arrays '
         'without compression (numpy.savez).'
       )
+
+  def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of these names, or all; the others stay blank.
+
+    Raises:
+      ValueError: the values are truncated or corrupt; or as of `check_size`.
+    """
+    self.check_size(names)
+    names = self.blanks.keys() if names is None else set(names)
     return self.blanks | self.values([x for x in self.blanks if x in names])
 
 

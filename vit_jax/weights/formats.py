@@ -49,6 +49,7 @@ NPZ_FORMATS = ('vit_jax', 'npz', 'big_vision')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _WEB = ('http://', 'https://', 'hf://')
+_LONGEST_SIDE = 1 << 14  # of an image; the largest number of a transform
 # Short names (see `bundle.replace`) that NAME.json of an npz may have.
 _SIDECAR_FIELDS = (
   'gelu',
@@ -290,6 +291,7 @@ def _converted(found, convert, needed=None, values=True):
     values: whether to return Weights with values, not blank.
   """
 
+  found.check_size(needed)
   weights = convert(found.blanks)
   return convert(found.read(needed)) if values else weights
 
@@ -348,7 +350,7 @@ def usage(content: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
       parts = settings if name == 'transforms' else [settings]
       if not isinstance(parts, list | tuple):
         raise ValueError(f'{name}={settings!r:.80}; expected a list.')
-      built = tuple(bundle.build(part, trust) for part in parts)
+      built = tuple(bundle.build(x, trust, most=_LONGEST_SIDE) for x in parts)
       if not all(map(callable, built)):
         raise ValueError(f'{name}={settings!r:.80} is not a function.')
       found[name] = built if name == 'transforms' else built[0]

@@ -9,7 +9,7 @@ import dataclasses
 import re
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from etils import epath
 
 from vit_jax import tree
 from vit_jax.checks import one_of
+from vit_jax.domains import Count, Natural, OneOf, PathRule, checked
 from vit_jax.files import PathLike, write_atomically
 from vit_jax.models import resample
 from vit_jax.models.common import as_pair
@@ -84,6 +85,7 @@ class Report:
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class InitFrom:
   """Weights to start from, and how they are adapted to the model.
@@ -105,16 +107,16 @@ class InitFrom:
       are summed to one channel, or repeated and scaled to more (as timm).
   """
 
-  path: str
-  step: int | None = None
-  ema: Any = 'auto'
-  grid: tuple[int, int] | None = None
+  path: PathLike
+  step: Natural | None = None
+  ema: bool | Annotated[str, OneOf('auto')] = 'auto'
+  grid: tuple[Count, Count] | None = None
   options: Mapping[str, Any] | None = None
   trust: tuple[str, ...] = ()
-  head: str | None = None
-  head_rule: str = HEAD
-  posemb_resize: str = 'paper'
-  patch_resize: str | None = None
+  head: Annotated[str, OneOf('reset', 'keep')] | None = None
+  head_rule: PathRule = HEAD
+  posemb_resize: Annotated[str, OneOf(*resample.METHODS)] = 'paper'
+  patch_resize: Annotated[str, OneOf(*resample.METHODS)] | None = None
   adapt_channels: bool = False
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images
+from vit_jax.domains import Count, OneOf, Range, Seed, Size
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
@@ -29,9 +30,9 @@ class Digits:
     seed: of the choice.
   """
 
-  split: str
-  examples_per_class: int | None = None
-  seed: int = 0
+  split: Annotated[str, OneOf('train', 'test')]
+  examples_per_class: Count | None = None
+  seed: Seed = 0
 
   num_classes = 10
 
@@ -76,11 +77,11 @@ class Synthetic:
       that depends on the label only, so that a model can learn the label.
   """
 
-  image_size: int | tuple[int, int]
-  num_classes: int
-  num_examples: int
-  seed: int = 0
-  channels: int = 3
+  image_size: Size
+  num_classes: Annotated[int, Range(1, 2**24)]
+  num_examples: Annotated[int, Range(1, 2**32)]
+  seed: Seed = 0
+  channels: Annotated[int, Range(1, 1024)] = 3
   learnable: bool = False
 
   def __post_init__(self) -> None:

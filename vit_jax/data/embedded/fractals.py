@@ -17,13 +17,15 @@ import functools
 import os
 import pathlib
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from absl import logging
 from rich import console, progress
 
 from vit_jax import checks
+from vit_jax.data import fingerprints
+from vit_jax.domains import OneOf, Range, Seed
 from vit_jax.files import write_atomically
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
@@ -64,11 +66,11 @@ class Fractals:
     OSError: the cache lacks images and cannot be written.
   """
 
-  num_classes: int = 1000
-  images_per_class: int = 100
-  image_size: int = 32
-  seed: int = 0
-  channels: int = 1
+  num_classes: Annotated[int, Range(1, 10**5)] = 1000
+  images_per_class: Annotated[int, Range(1, 10**5)] = 100
+  image_size: Annotated[int, Range(8, 1024)] = 32
+  seed: Seed = 0
+  channels: Annotated[int, OneOf(1, 3)] = 1
   cache_dir: str | os.PathLike | None = None
   show_progress: bool = True
 
@@ -120,6 +122,11 @@ class Fractals:
     """Return the class, the number of the image and the file that has it."""
     instance, label = divmod(index, self.num_classes)
     return f'fractal class {label}, image {instance} (in {self._path(label)})'
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return the arguments that determine the images."""
+    where = ('cache_dir', 'show_progress')
+    return fingerprints.described(self, where) | {'version': _VERSION}
 
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'

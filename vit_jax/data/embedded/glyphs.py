@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import cv2
 import matplotlib
@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax import checks
+from vit_jax.domains import Fraction, OneOf, Range, Seed
 
 FACES = (
   'DejaVuSans',
@@ -80,13 +81,13 @@ class Glyphs:
     noise: factor of the pixel noise; 0 disables it.
   """
 
-  image_size: int = 24
-  num_examples: int = 2**20
-  seed: int = 0
-  channels: int = 1
-  low_resolution: float = 0.6
-  deformation: float = 1.0
-  noise: float = 1.0
+  image_size: Annotated[int, Range(8, 2**14)] = 24
+  num_examples: Annotated[int, Range(1, 2**32)] = 2**20
+  seed: Seed = 0
+  channels: Annotated[int, OneOf(1, 3)] = 1
+  low_resolution: Fraction = 0.6
+  deformation: Annotated[float, Range(0, 100)] = 1.0
+  noise: Annotated[float, Range(0, 100)] = 1.0
 
   num_classes = len(CHARACTERS)
 
