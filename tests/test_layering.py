@@ -66,6 +66,7 @@ MODULES = {
       'device_memory',
       'divergence',
       'reports.confusion',
+      'storage',
       'reports.page',
       'sharding',
       'step',
