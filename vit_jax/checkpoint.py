@@ -158,6 +158,7 @@ class Checkpointer:
     self._threads: set[threading.Thread] = set()  # Of the save in progress.
     for name in ('absl', 'asyncio'):
       logging.getLogger(name).addFilter(_repeats_no_error)
+    _ignore_closed_loops()
     policies = [checkpoint_managers.LatestN(keep_last)]
     if keep_every_steps:
       policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
@@ -406,6 +407,23 @@ def _repeats_no_error(record):
   marks = (f'{os.sep}orbax{os.sep}', 'OCDBT', 'TensorStore')
   texts = record.pathname, record.getMessage()
   return not any(mark in text for mark in marks for text in texts)
+
+
+def _ignore_closed_loops():
+  """Keep TensorStore's threads silent that outlive the loop of a failed save.
+
+  Each would print a traceback when it has finished.
+  """
+  before = sys.unraisablehook
+  if getattr(before, 'ignores_closed_loops', False):
+    return
+
+  def hook(unraisable):
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      before(unraisable)
+
+  hook.ignores_closed_loops = True  # type: ignore[attr-defined]
+  sys.unraisablehook = hook
 
 
 _STEP = re.compile('0|[1-9][0-9]*')  # Names of checkpoints.
