@@ -295,9 +295,8 @@ def _fits(value, annotation):
   if getattr(kind, '_is_protocol', False):
     # An object of a class may have less, where that is all that is used.
     is_object = type(value).__module__ != 'builtins'
-    return is_object or (
-      not inspect.isclass(value) and has(value, *members(kind))
-    )
+    is_plain = inspect.isclass(value) or isinstance(value, dict)
+    return is_object or (not is_plain and has(value, *members(kind)))
   if not inspect.isclass(kind):
     return True
   if issubclass(kind, Mapping):

@@ -39,7 +39,7 @@ Rule = Annotated[
   *((name, domains.Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),
   *((name, domains.Rate | None) for name in ('momentum', 'decay')),
   *((name, Small) for name in ('eps', 'eps_root')),
-  *(('weight_decay', Strength), ('nesterov', bool)),
+  *(('weight_decay', Strength), ('nesterov', bool), ('mask', None)),
   *((f'{name}_dtype', domains.Dtype | None) for name in ('mu', 'accumulator')),
 ]
 

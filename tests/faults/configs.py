@@ -213,7 +213,7 @@ def _leaves(call, where):
     if parameter.kind not in (
       parameter.POSITIONAL_OR_KEYWORD,
       parameter.KEYWORD_ONLY,
-    ) or name in ('parent', 'name', *getattr(call, 'hidden', ())):
+    ) or name in (*_OF_FLAGS, *getattr(call, 'hidden', ())):
       continue
     if isinstance(call, configs.Call):
       given, value = name in call.kwargs, call.kwargs.get(name, _MISSING)
@@ -245,6 +245,8 @@ def _leaves(call, where):
 
 
 _MISSING = object()
+# Set by Flax, or by flags of the command line.
+_OF_FLAGS = ('parent', 'name', 'dry_run', 'member', 'report_only')
 
 
 def _slot(where):
@@ -502,6 +504,8 @@ def _names(mutation, text):
   if mutation.kind in ('two units', 'no unit'):
     return stem in text
   value = _read(mutation.value)
+  if value is None and f'{mutation.path}=...' in text:
+    return True  # has to be set
   shown = (
     [repr(value), str(value), f'{value:g}']
     if isinstance(value, float | int) and abs(value) < 1e308

@@ -329,6 +329,8 @@ def _misfits(value, annotation, path):
 def _duration(key, value, path, problems):
   if value is None:
     return None
+  if isinstance(value, ConfigDict):  # whose text has several lines
+    value = value.to_dict()
   try:
     return Duration(value, key.rpartition('_')[2])
   except ValueError as error:

@@ -171,6 +171,11 @@ def makes(fn: Any, annotation: Any, *, is_partial: bool) -> bool:
     wanted is collections.abc.Callable and (is_partial or not inner)
   ):
     return _is_a(made, inner[-1] if inner else Any)
+  if wanted is collections.abc.Callable and inspect.isclass(made):
+    if not domains.has(made, '__call__'):
+      return domains.is_opaque(made)
+    result = hints_of(inspect.getattr_static(made, '__call__'))
+    return _is_a(result.get('return', Any), inner[-1])
   return annotation is Any or (not is_partial and _is_a(made, annotation))
 
 

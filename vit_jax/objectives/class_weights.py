@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.types import Array
 
 
 def check_weights(class_weights: Sequence[float]) -> tuple[float, ...]:
   """Return the weights; ValueError unless they are numbers of 0 or more."""
-  numbers = not isinstance(class_weights, str) and all(
+  numbers = isinstance(class_weights, Sequence | np.ndarray) and all(
     isinstance(w, int | float) and 0 <= w < math.inf for w in class_weights
   )
   if not numbers:

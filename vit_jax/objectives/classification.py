@@ -7,12 +7,12 @@ logits to probabilities, 'softmax' or 'sigmoid'. An objective that wraps another
 one keeps it by `functools.wraps(loss_fn)`.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import NonNegative, Rate, checked
+from vit_jax.domains import Rate, checked
 from vit_jax.objectives.class_weights import check_weights, weights_of
 from vit_jax.types import Array, LossFn, Model, Preprocess
 
@@ -23,7 +23,7 @@ def softmax_xent(
   *,
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
-  class_weights: Sequence[NonNegative] | None = None,
+  class_weights: Any = None,
 ) -> LossFn:
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
@@ -45,7 +45,7 @@ def sigmoid_xent(
   *,
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
-  class_weights: Sequence[NonNegative] | None = None,
+  class_weights: Any = None,
 ) -> LossFn:
   """Return the sigmoid cross-entropy, summed over classes.
 
