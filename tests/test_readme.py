@@ -61,7 +61,7 @@ def test_settings_in_the_text_are_valid():
   for setting in found:
     loaded = config.load(path)
     loaded.init_from.path = loaded.data.source.path = '/tmp/none'
-    words = setting.split()
+    words = shlex.split(setting)
     config.override(loaded, [w.removeprefix('--config.') for w in words])
     config.plan_run(loaded)
 
