@@ -372,7 +372,7 @@ MEANINGS: dict[str, tuple[float, float]] = {
   r'num_registers': (0, 4096),
   r'num_classes|representation_size': (1, 2**31),
   r'calibration_bins': (0, 1e6),
-  r'(data|fsdp|model)': (1, 1),
+  r'(data|fsdp|model)': (-1, 1),  # -1: all devices that are left
   r'keep_last|keep_best|batch_size|accum_steps|depth|width|num_heads': (
     *(1, 2**31 - 1),
   ),
