@@ -180,18 +180,18 @@ class Folder:
         paths = [x['name'] for x in listed if x['type'] == 'directory']
         names = [os.path.basename(x.rstrip('/')) for x in paths]
     except Exception as error:  # each file system raises its own types
-      raise ValueError(
-        f'cannot list the folder {path}: {type(error).__name__}: {error}.'
-        ' Check the path and your permission to read it.'
-      ) from error
+      raise _not_listed(path, error) from error
     return sorted(x for x in names if not x.startswith('.'))
 
   def _images(self):
     """Return the sorted paths of the images below sub-folders of the base."""
     found, others = [], []
-    for path in image_files.walk(self._fs, self._base):
-      is_image = image_files.is_image(path) and '/' in path
-      (found if is_image else others).append(path)
+    try:
+      for path in image_files.walk(self._fs, self._base):
+        is_image = image_files.is_image(path) and '/' in path
+        (found if is_image else others).append(path)
+    except Exception as error:  # each file system raises its own types
+      raise _not_listed(self._base, error) from error
     self.ignored = len(others)
     if not found:
       raise ValueError(
@@ -232,6 +232,13 @@ class Folder:
       keep = [i for i, found in enumerate(table['split']) if found == split]
       files, labels = [files[i] for i in keep], [labels[i] for i in keep]
     return files, labels, names, bounds
+
+
+def _not_listed(path, error):
+  return ValueError(
+    f'cannot list the folder {path}: {type(error).__name__}: {error}. Check the'
+    ' path and your permission to read it.'
+  )
 
 
 def _parse_split(split, names):

@@ -52,22 +52,31 @@ def read(fs: Any, path: str) -> bytes:
 def walk(fs: Any, folder: str) -> Iterator[str]:
   """Yield the paths of all files below a folder, relative to it.
 
-  Hidden files and folders are left out. The order is not defined.
+  Hidden files and folders are left out, and so are pipes, devices, and links
+  to a folder that contains them. The order is not defined.
   """
-
-  def fail(error):
-    raise error
-
   folder = folder.rstrip('/') or '/'
   start = len(folder) + (folder != '/')
   if fs is not None:
     found = (path[start:] for path in fs.find(folder))
     yield from (path for path in found if not re.search(r'(^|/)\.', path))
     return
-  for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-    folders[:] = (name for name in folders if name[0] != '.')
-    visible = (name for name in names if name[0] != '.')
-    yield from (os.path.join(parent, name)[start:] for name in visible)
+  for path in _walk(folder, frozenset([os.path.realpath(folder)])):
+    yield path[start:]
+
+
+def _walk(folder, above):
+  """Yield paths of local files; `above` are the folders that are open."""
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.name[0] == '.':
+        continue
+      if os.path.isdir(entry.path):
+        real = os.path.realpath(entry.path)
+        if real not in above:
+          yield from _walk(entry.path, above | {real})
+      elif entry.is_symlink() or entry.is_file():  # also links to nothing
+        yield entry.path
 
 
 def find(patterns: Iterable[str]) -> list[str]:
