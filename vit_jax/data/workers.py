@@ -213,11 +213,25 @@ class _Worker:
       ) from error
     self._socket, remote = socket.socketpair()
     self._socket.settimeout(_POLL_S)
+    # The task is not an argument of the process: multiprocessing would wait
+    # for ever if the process died before it had read one of 64 kB.
     self.process = multiprocessing.get_context('spawn').Process(
-      target=_work, args=(remote, pickled, os.getpid()), name=name, daemon=True
+      target=_work, args=(remote, os.getpid()), name=name, daemon=True
     )
     with remote, _starting():
       self.process.start()
+    task = struct.pack('<Q', len(pickled)) + pickled
+    threading.Thread(target=self._send_task, args=(task,), daemon=True).start()
+
+  def _send_task(self, task):
+    rest = memoryview(task)
+    while rest:
+      try:
+        rest = rest[self._socket.send(rest) :]
+      except TimeoutError:  # it is still starting
+        continue
+      except OSError:  # it is dead, as `receive` will find, or closed
+        return
 
   def receive(self) -> Any:
     """Return the next value from the worker; raise _DiedError at its end."""
@@ -318,14 +332,16 @@ def _starting():
 # In the worker process.
 
 
-def _work(remote, pickled, parent):
-  """Send what a pickled task reads, until the parent closes the socket."""
+def _work(remote, parent):
+  """Read a task, and send what it reads until the parent closes the socket."""
   # Python 3.11 unblocks them when it starts the first process.
   signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
   threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
   try:
     try:
-      read, indices, options = cloudpickle.loads(pickled)
+      with remote.makefile('rb') as file:
+        (size,) = struct.unpack('<Q', file.read(8))
+        read, indices, options = cloudpickle.loads(file.read(size))
     except Exception as error:  # of any type, from the source
       what = f'{type(error).__name__}: {error}'
       _send(
