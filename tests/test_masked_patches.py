@@ -316,10 +316,10 @@ def test_one_step_on_eight_devices(accum_steps):
 @pytest.mark.parametrize(
   ('task', 'message'),
   [
-    ({'ratio': 0.0}, r'ratio=0\.0 must be above 0'),
-    ({'ratio': 1.1}, r'ratio=1\.1 must be above 0'),
+    ({'ratio': 0.0}, r'ratio=0\.0 must be in \(0, 1\]'),
+    ({'ratio': 1.1}, r'ratio=1\.1 must be in \(0, 1\]'),
     ({'mask_share': 0.9, 'swap_share': 0.2}, r'mask_share=0\.9 and swap'),
-    ({'swap_share': -0.1}, r'swap_share=-0\.1 must be 0 or more'),
+    ({'swap_share': -0.1}, r'swap_share=-0\.1 must be between 0 and 1'),
     ({'predict': 'colour'}, "predict='colour' must be one of 'mean_colour'"),
     ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .*=192'),
     (

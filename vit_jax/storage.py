@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -17,14 +18,16 @@ from etils import epath
 
 from vit_jax.files import PathLike
 
-# Present in a workdir from the start of a run to its end. Nothing creates it
-# again, so without it the workdir is gone, even if a folder of its name exists.
-MARK = 'config.json'
+# Written to a workdir at the start of a run, see workdirs.Claim. Nothing writes
+# it again, so without it the workdir is gone, even if there is a folder of its
+# name.
+MARK = '.claim'
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = ('No space left', 'quota exceeded', 'File too large')
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ONLY_TEXTS = ('Read-only file system', 'Permission denied')
+_QUIET_S = 2  # without a write: the threads of a failed save have ended
 _LITTLE = 10 << 20  # bytes; a disk with less is full
 
 
@@ -81,22 +84,34 @@ def remove(path: epath.Path) -> None:
 def _remove_created_again(workdir):
   """Remove a workdir that has nothing but what threads wrote after it was gone.
 
-  TensorStore creates missing folders, in which records are then appended.
+  TensorStore creates missing folders, in which records are then appended. Its
+  threads outlive a failed save, so wait until they have been quiet.
   """
   if not _is_local(workdir) or jax.process_index() or (workdir / MARK).exists():
     return
+  now = time.monotonic()
+  end, quiet = now + 30, now + _QUIET_S
+  while now < min(end, quiet):
+    if _is_created_again(workdir):
+      remove(workdir)
+      quiet = now + _QUIET_S
+    time.sleep(0.1)
+    now = time.monotonic()
+
+
+def _is_created_again(workdir):
+  """Return whether a folder has only what such threads can have written."""
   begun = re.compile(r'\d+\.orbax-checkpoint-tmp.*')
-  again = re.compile(
-    r'checkpoints|metrics\.jsonl|events\..*|\.seconds\.json|\.claim'
-  )
-  with contextlib.suppress(OSError):
+  again = re.compile(r'checkpoints|metrics\.jsonl|events\..*|\.seconds\.json')
+  try:
     names = [path.name for path in workdir.iterdir()]
     if 'checkpoints' in names:
-      folder = workdir / 'checkpoints'
-      if not all(begun.fullmatch(path.name) for path in folder.iterdir()):
-        return
-    if all(again.fullmatch(name) for name in names):
-      remove(workdir)
+      steps = [path.name for path in (workdir / 'checkpoints').iterdir()]
+      if not all(map(begun.fullmatch, steps)):
+        return False
+  except OSError:
+    return False
+  return all(map(again.fullmatch, names))
 
 
 def _explanation(workdir, error, newest):
