@@ -204,6 +204,7 @@ def test_find_and_load_params(tmp_path, caplog):
     with pytest.raises(ValueError, match=message):
       checkpoint.find(path, step)
 
+  caplog.clear()
   caplog.set_level(logging.WARNING)
   for ema, factor in (('auto', 2), (True, 2), (False, 1)):
     params, directory = checkpoint.load_params(run, step=9, ema=ema)

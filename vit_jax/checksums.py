@@ -50,6 +50,31 @@ def of_device(array: jax.Array) -> jax.Array:
   return jnp.sum(_mixed(sums, rows), dtype=jnp.uint32)
 
 
+@jax.jit
+def _of_devices(arrays):
+  """Return the checksums of a tree of arrays, by one program.
+
+  Programs for several devices that do not depend on one another can wait for
+  each other for ever on CPUs, and each costs a start.
+  """
+  return jax.tree.map(of_device, arrays)
+
+
+def _of_all(items):
+  """Return {item: {path: checksum}} of {item: {path: array}}."""
+  found: dict[str, dict[str, Any]] = {name: {} for name in items}
+  on_devices: dict[str, dict[str, jax.Array]] = {name: {} for name in items}
+  for name, item in items.items():
+    for path, array in item.items():
+      if isinstance(array, np.ndarray):
+        found[name][path] = of_host(array)
+      else:
+        on_devices[name][path] = array
+  for name, sums in _of_devices(on_devices).items():
+    found[name] |= sums
+  return found
+
+
 def of_host(array: np.ndarray) -> int:
   """Return the checksum of a numpy array, equal to that of `of_device`."""
   array = np.ascontiguousarray(np.atleast_1d(array))
@@ -103,9 +128,10 @@ class Checksums:
     metrics: Mapping[str, float] | None,
   ) -> 'Checksums':
     """Return those of {item: {path: array}}, still being computed."""
+    found = _of_all(items)
     arrays = {
       name: {
-        path: (stored.dtype.name, stored.shape, of_device(array))
+        path: (stored.dtype.name, stored.shape, found[name][path])
         for path, array in item.items()
         for stored in [as_stored(array)]
       }
@@ -151,14 +177,7 @@ class Checksums:
 
   def difference(self, items: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what differs in {item: {path: array}}, as text; '' if nothing."""
-    found = {
-      name: {
-        path: of_host(x) if isinstance(x, np.ndarray) else of_device(x)
-        for path, x in item.items()
-      }
-      for name, item in items.items()
-    }
-    found = jax.device_get(found)
+    found = jax.device_get(_of_all(items))
     bad = [
       f'{name}/{path}'
       for name, item in found.items()
