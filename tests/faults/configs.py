@@ -19,7 +19,6 @@ import pathlib
 import random
 import re
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -555,9 +554,9 @@ class Worker:
 
   def close(self) -> None:
     if self._process is not None:
-      self._process.send_signal(signal.SIGKILL)
-      self._process.wait()
-      self._process = None
+      self._process.kill()
+      with self._process:  # closes the pipes, and waits
+        self._process = None
 
 
 def count(every: list[Mutation], run: Any) -> Iterator[tuple[Mutation, Any]]:

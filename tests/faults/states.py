@@ -58,18 +58,19 @@ def _not_finite(workdir):
   ]
 
 
-# A learning rate from some step on; before that it is small.
-_FROM = """
+# A learning rate that overflows from some step on.
+_OVERFLOWING = """
 import dataclasses
 import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
-class From:
-  rate: float
+class Overflowing:
   start: int
+  overflows: bool = True
 
   def __call__(self, timeline):
-    return lambda step: jnp.where(step < self.start, 1e-3, self.rate)
+    last = self.start if self.overflows else timeline.total_steps
+    return lambda step: jnp.where(step < last, 1e-3, jnp.inf)
 """
 
 
@@ -77,11 +78,12 @@ class From:
 def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Learning rate that overflows, with a checkpoint after each step."""
   config = CONFIG.replace(
-    'lr=1e-2, warmup_steps=2', "target='rates.From', rate=1e39, start=0"
+    'lr=1e-2, warmup_steps=2', "target='rates.Overflowing', start=0"
   )
-  (folder / 'rates.py').write_text(_FROM)
+  (folder / 'rates.py').write_text(_OVERFLOWING)
   options = {'config': config, 'env': _path(folder)}
   often = [f'--config.{x}.every_steps=1' for x in ('checkpoint', 'evals.val')]
+  often.append('--config.total_steps=8')
   for start in (0, 3, 6)[:times]:
     workdir, lost = folder / f'overflow{start}', ''
     flags = (*often, f'--config.schedule.start={start}')
@@ -93,9 +95,9 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
     elif bad := _not_finite(workdir):
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
     else:
-      lower = ['--config.schedule.rate=1e-4']
+      lower = ['--config.schedule.overflows=false']
       if steps(workdir):  # resumes, and is compared with the run before
-        lower.append('--allow_changes=schedule.rate')
+        lower.append('--allow_changes=schedule.overflows')
       again = Run(folder, workdir, *flags, *lower, **options)
       if again.finish():
         lost = f'a lower rate does not help: {again.output[-300:]}'
@@ -179,9 +181,13 @@ def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
 def too_little_memory(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Training step that needs more memory than the device has."""
   del times
-  flags = ('--config.data.transforms.0.size=512', '--config.total_steps=1')
-  patches = '--config.model.embedding.patch_size=1'
-  run = Run(folder, folder / 'large', *flags, patches)
+  resize = "transforms=[dict(target=t + 'Resize', size=512)]"
+  config = (
+    CONFIG.replace('size=8', 'size=512')
+    .replace('batch_size=200', f'batch_size=200, {resize}')
+    .replace('patch_size=4', 'patch_size=1')
+  )
+  run = Run(folder, folder / 'large', config=config)
   status, lost = run.finish(), ''
   _, _, message = run.output.partition('OutOfMemoryError: ')
   if status != 1 or 'Traceback' in run.output:
