@@ -45,7 +45,13 @@ from orbax.checkpoint import checkpoint_managers
 from vit_jax import checksums, storage, terminal, tree
 from vit_jax.domains import Count, OneOf, checked
 from vit_jax.durations import Duration, Interval, Timeline, fraction
-from vit_jax.files import LARGEST_JSON, PathLike, check_remote, read_json
+from vit_jax.files import (
+  LARGEST_JSON,
+  PathLike,
+  check_remote,
+  is_local,
+  read_json,
+)
 
 
 @checked
@@ -540,7 +546,7 @@ def _not_checkpoints(directory: epath.Path) -> dict[str, str]:
   for path in directory.iterdir():
     if not _STEP.fullmatch(path.name):
       continue
-    if '://' in str(path) and not (path / 'commit_success.txt').exists():
+    if not is_local(path) and not (path / 'commit_success.txt').exists():
       continue  # On object stores, a killed run leaves it; Orbax knows.
     try:
       if not (path / 'params').exists():

@@ -24,7 +24,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax import checkpoint, config, tree, workdirs
-from vit_jax.files import PathLike, check_remote, write_atomically
+from vit_jax.files import PathLike, check_remote, is_local, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -228,7 +228,7 @@ def _is_remote_file(path):
 
   Public files of gs:// are read without the package that lists folders.
   """
-  return '://' in str(path) and str(path).endswith(_ENDINGS)
+  return not is_local(str(path)) and str(path).endswith(_ENDINGS)
 
 
 def _file(path):
