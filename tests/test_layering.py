@@ -95,7 +95,7 @@ MODULES = {
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
-  'checkpoint': ('checksums', 'storage', 'terminal'),
+  'checkpoint': ('checksums', 'storage', 'terminal', 'workdirs'),
   'checksums': (),
   'storage': (),
   'compilation_cache': (),

@@ -27,7 +27,6 @@ import gc
 import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -42,7 +41,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import checksums, storage, terminal, tree
+from vit_jax import checksums, storage, terminal, tree, workdirs
 from vit_jax.domains import Count, OneOf, checked
 from vit_jax.durations import Duration, Interval, Timeline, fraction
 from vit_jax.files import (
@@ -432,7 +431,6 @@ def _ignore_closed_loops():
   sys.unraisablehook = hook
 
 
-_STEP = re.compile('0|[1-9][0-9]*')  # Names of checkpoints.
 _ASIDE = 'damaged-'  # Prefix of the names of those that are set aside.
 
 _OTHER_RUN = (
@@ -544,7 +542,7 @@ def _not_checkpoints(directory: epath.Path) -> dict[str, str]:
   if not directory.exists():
     return reasons
   for path in directory.iterdir():
-    if not _STEP.fullmatch(path.name):
+    if not workdirs.is_step(path.name):
       continue
     if not is_local(path) and not (path / 'commit_success.txt').exists():
       continue  # On object stores, a killed run leaves it; Orbax knows.
@@ -675,14 +673,10 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
     )
   check_remote(path)
   path = epath.Path(path)
-  if _STEP.fullmatch(path.name) and (path / 'params').exists():
+  if workdirs.is_step(path.name) and (path / 'params').exists():
     return path
   folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
-  steps = []
-  if folder.exists():
-    # A checkpoint gets its final name only when it is complete.
-    names = [p.name for p in folder.iterdir() if _STEP.fullmatch(p.name)]
-    steps = sorted(map(int, names))
+  steps = workdirs.steps(folder)
   if not steps:
     seen = 'does not exist' if not path.exists() else 'has none'
     raise ValueError(

@@ -219,7 +219,7 @@ def _is_workdir(path):
     return not path.suffix and not path.exists()
   names = {child.name for child in path.iterdir()}
   return 'checkpoints' in names or any(
-    name.isdigit() or name == 'params' for name in names
+    workdirs.is_step(name) or name == 'params' for name in names
   )
 
 
