@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax import distributed, tree
+from vit_jax import distributed, tree, workdirs
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.metrics import read_records
 
@@ -141,8 +141,7 @@ def wait_for(condition, logs):
 
 
 def checkpoints(workdir):
-  folder = workdir / 'checkpoints'
-  return {int(x.name) for x in folder.glob('*') if x.name.isdigit()}
+  return {*workdirs.steps(workdir / 'checkpoints')}
 
 
 def everything(workdir, step):

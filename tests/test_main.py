@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from vit_jax import checkpoint, main, workdirs
+from vit_jax import main, stored, workdirs
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -167,8 +167,8 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
-  assert checkpoint.find(tmp_path).name == '2'
-  params, _ = checkpoint.load_params(tmp_path)
+  assert stored.find(tmp_path).name == '2'
+  params, _ = stored.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
 
 
@@ -216,8 +216,8 @@ def test_two_hosts_train_as_one(config, tmp_path):
   # Measured: 2.4e-7 of 2.3 (one unit in the last place), and 2.8e-9; the sums
   # over the batch are taken in another order.
   np.testing.assert_allclose(losses[0], losses[1], rtol=4e-7)
-  one, _ = checkpoint.load_params(tmp_path / 'one')
-  two, _ = checkpoint.load_params(tmp_path / 'two')
+  one, _ = stored.load_params(tmp_path / 'one')
+  two, _ = stored.load_params(tmp_path / 'two')
   for path in one:
     np.testing.assert_allclose(one[path], two[path], rtol=0, atol=1e-8)
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax import checkpoint
+from vit_jax import stored
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -163,8 +163,8 @@ class Run:
 
 def _assert_same_end(one, other):
   for item in ('params', 'ema'):
-    a, _ = checkpoint.load_params(one, step=6, ema=item == 'ema')
-    b, _ = checkpoint.load_params(other, step=6, ema=item == 'ema')
+    a, _ = stored.load_params(one, step=6, ema=item == 'ema')
+    b, _ = stored.load_params(other, step=6, ema=item == 'ema')
     assert a.keys() == b.keys()
     for path in a:
       np.testing.assert_array_equal(a[path], b[path], err_msg=path)
@@ -195,7 +195,7 @@ def test_six_steps_equal_three_a_kill_and_three_more(kind, tmp_path):
   run.wait_for_checkpoint(3)
   run.send(signal.SIGKILL)
   run.finish(-signal.SIGKILL)
-  assert checkpoint.find(killed).name == '3'  # not done when it was killed
+  assert stored.find(killed).name == '3'  # not done when it was killed
 
   output = Run(config, killed).finish()
   assert f'resumed at step 3 of {killed}' in output
@@ -210,7 +210,7 @@ def test_sigterm_saves_and_exits_with_a_message(tmp_path):
   run.wait_for_first_step()
   run.send(signal.SIGTERM)
   output = run.finish(128 + signal.SIGTERM)
-  step = checkpoint.find(stopped).name
+  step = stored.find(stopped).name
   assert step in '12345'
   assert f'SIGTERM: saved step {step} of 6 in {stopped}' in output
   assert 'Traceback' not in output

@@ -216,15 +216,6 @@ def saved(workdir: PathLike) -> Basis | None:
   return basis_of(workdir, configs.entries(call))
 
 
-def newest_step(workdir: PathLike) -> int | None:
-  """Return the step of the newest checkpoint, read off the names of folders."""
-  folder = epath.Path(workdir) / 'checkpoints'
-  if not folder.exists():
-    return None
-  names = (path.name for path in folder.iterdir())
-  return max((int(name) for name in names if name.isdigit()), default=None)
-
-
 def compare(
   before: Basis, now: Basis, without: Sequence[str] = ()
 ) -> list[Change]:
@@ -277,7 +268,7 @@ def check(
     ChangedRunError: other changes; with a diff.
     ConfigError: an unknown key in allow_changes.
   """
-  before, step = saved(workdir), newest_step(workdir)
+  before, step = saved(workdir), workdirs.newest_step(workdir)
   check_keys(allow_changes, now.keys | (before.keys if before else set()))
   if step is None or before is None:
     return []

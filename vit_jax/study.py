@@ -129,7 +129,7 @@ def study(
   for name, start in starts.items():
     if name not in todo and start.changed:
       path = workdir / name
-      step = changes.newest_step(path)
+      step = workdirs.newest_step(path)
       changes.record(path, start.basis, start.changed, step)
 
   costs = functools.cache(lambda: eta.costs(runs))  # opens the data
@@ -341,7 +341,7 @@ def _check_changes(runs, workdir, allow_changes):
     keys = now.keys | (before.keys if before else set())
     known |= keys | {f'runs.{name}', *(f'runs.{name}.{key}' for key in keys)}
     allowed, found = changes.of_run(allow_changes, name, keys), []
-    if before and (is_done(path) or changes.newest_step(path) is not None):
+    if before and (is_done(path) or workdirs.newest_step(path) is not None):
       found = changes.compare(before, now, take)
       kept = {key: before.config[key] for key in take if key in before.config}
       now = dataclasses.replace(

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -180,6 +181,27 @@ def description(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
     'there is no model.json. Give a workdir or a weights file.'
   )
+
+
+def is_step(name: str) -> bool:
+  """Return whether the name of a folder is that of a complete checkpoint."""
+  return re.fullmatch('0|[1-9][0-9]*', name) is not None
+
+
+def steps(folder: PathLike) -> list[int]:
+  """Return the steps of the checkpoints in a folder, sorted.
+
+  They are read off the names of its folders, which need not be checkpoints.
+  """
+  folder = epath.Path(folder)
+  if not folder.exists():
+    return []
+  return sorted(int(x.name) for x in folder.iterdir() if is_step(x.name))
+
+
+def newest_step(workdir: PathLike) -> int | None:
+  """Return the step of the newest checkpoint in a workdir, or None."""
+  return max(steps(epath.Path(workdir) / 'checkpoints'), default=None)
 
 
 def written(workdir: PathLike) -> str:
