@@ -112,7 +112,10 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  'changes': ('config', 'data.fingerprints', 'data.pipeline', 'workdirs'),
+  'changes': (
+    *('config', 'workdirs'),
+    *('data.balance', 'data.fingerprints', 'data.pipeline'),
+  ),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 
