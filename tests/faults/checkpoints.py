@@ -150,10 +150,14 @@ def damaged_files(folder: pathlib.Path, times: int) -> Iterator[Case]:
     files = sorted(found, key=lambda file: file.stat().st_size)
     if files:  # Older versions have no checksums.
       way(files[-1])
+    name = f'{kind}, {way.__name__.strip("_")}'
+    if way is _forbid and files and os.access(files[-1], os.R_OK):
+      yield Case(name, skipped='root reads files without permission')
+      continue
     lost = _lost(restore, workdir, expected)
     if way is _forbid and 'permission' in lost:
       lost = ''  # Nothing is lost: the user can give the permission back.
-    yield Case(f'{kind}, {way.__name__.strip("_")}', lost)
+    yield Case(name, lost)
 
 
 FOREIGN: dict[str, Callable[[pathlib.Path], object]] = {
@@ -287,10 +291,11 @@ def full_disks(folder: pathlib.Path, times: int) -> Iterator[Case]:
     is_full = number % 2 == 0
     # From a disk too small for any checkpoint to one that holds several.
     size = f'{300 + 450 * number}k' if is_full else '50m'
+    name = f'{size} disk' if is_full else 'read-only'
     with _small_disk(disk, size) as is_mounted:
       if not is_mounted:
-        yield Case('skipped: mounting a disk is not permitted')
-        return
+        yield Case(name, skipped='mounting a disk is not permitted')
+        continue
       run = Run(folder, disk / 'run', LONG, *flags, config=PLAIN)
       if is_full:
         expected = 'is full'
@@ -305,7 +310,7 @@ def full_disks(folder: pathlib.Path, times: int) -> Iterator[Case]:
         again = Run(folder, disk / 'run', LONG, *flags, config=PLAIN)
         lost = _not_resumed(again) if steps(disk / 'run') else ''
         again.kill()
-      yield Case(f'{size} disk' if is_full else 'read-only', lost, message)
+      yield Case(name, lost, message)
 
 
 def _remount(disk, options):
