@@ -1,6 +1,8 @@
 """Runs of `python -m vit_jax.main` in processes of their own."""
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -8,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -127,6 +130,16 @@ class Run:
     except subprocess.TimeoutExpired:
       self.kill()
       raise
+
+
+@functools.cache
+def undisturbed() -> pathlib.Path:
+  """Return the workdir of a run of CONFIG to its end, one for all faults."""
+  folder = tempfile.TemporaryDirectory(prefix='vit_jax_undisturbed_')
+  atexit.register(folder.cleanup)
+  run = Run(pathlib.Path(folder.name), pathlib.Path(folder.name, 'run'))
+  assert run.finish() == 0, run.output
+  return run.workdir
 
 
 def free_port() -> int:
