@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .harness import Case, fault
-from .runs import CONFIG, Run, steps
+from .runs import PLAIN, Run, steps
 
 EVERY = 5  # steps between checkpoints
 LONG = '--config.total_steps=100000'
-# No evaluations, which would take most of the time; a line for each step.
-PLAIN = re.sub(r'\n    evals=.*?(?=\n    data=)', '', CONFIG, flags=re.DOTALL)
-PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
-PLAIN = PLAIN.replace('log_every_steps=3', 'log_every_steps=1')
 
 
 @fault(times=300, in_ci=20)

@@ -243,19 +243,22 @@ def _unfinished(runs):
 
 def _not_resumed(folder, workdir, count):
   """Run the same command again; return how it differs from a straight run."""
-  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-    lost = _unfinished(runs)
+  lost = _not_finished(folder, workdir, count)
   return lost or difference(_straight(folder, count), workdir)
 
 
 def _straight(folder, count):
   """Return the workdir of a run on these hosts that nothing has disturbed."""
   workdir = folder / f'straight{count}'
-  if not workdir.exists():
-    with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-      if lost := _unfinished(runs):
-        raise ValueError(lost)
+  if not workdir.exists() and (lost := _not_finished(folder, workdir, count)):
+    raise ValueError(lost)
   return workdir
+
+
+def _not_finished(folder, workdir, count):
+  """Start a run on hosts; return what is wrong with its end, or ''."""
+  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
+    return _unfinished(runs)
 
 
 def _files(workdir):
