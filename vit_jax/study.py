@@ -141,8 +141,8 @@ def study(
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     _stop_if_asked(name)
-    same = following and eta.programs(runs[following])
-    if same != eta.programs(runs[name]):
+    same = following and reuse.programs(runs[following])
+    if same != reuse.programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
   page.write_at_end(workdir)
