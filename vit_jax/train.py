@@ -437,7 +437,8 @@ def _attempt(
         )
       stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
-        _check_finite(run, step, state, monitor)
+        if not due:  # else it was checked before the evaluators
+          _check_finite(run, step, state, monitor)
         run.claim.check()
         with monitor.pause('saving'):
           saved = {
@@ -501,10 +502,12 @@ def run_evaluators(
   params: Params,
   monitor: Monitor,
 ) -> dict[str, float]:
-  """Run the evaluators, log and return {'NAME/METRIC': value}."""
+  """Run the evaluators, log and return {'NAME/METRIC': value}.
+
+  The metrics of this step must have been flushed.
+  """
   results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
-    monitor.flush()
     with monitor.pause('evals'):
       found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
