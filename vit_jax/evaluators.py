@@ -29,7 +29,7 @@ from vit_jax.types import Model, Params, Preprocess
 
 
 class Evaluator(Protocol):
-  """What is required of an evaluator; see the module docstring."""
+  """Interface of evaluators, see the module docstring."""
 
   def run(self, params: Any) -> Mapping[str, float]: ...
 

@@ -60,7 +60,7 @@ from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
 
-# What rollbacks add to the item 'data' of checkpoints, and to the metrics.
+# Counts of rollbacks, in the item 'data' of checkpoints and in the metrics.
 _COUNTS = ('rollbacks', 'batches_skipped')
 
 
@@ -69,7 +69,7 @@ class Evaluation:
   """An evaluator of a training run, and when it runs.
 
   Attributes:
-    evaluator: what makes it, see evaluators.py. In a config, the `target`.
+    evaluator: factory of it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
   """
 
@@ -312,7 +312,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-  """What the setup of a run has made, for its attempts.
+  """Objects that the setup of a run has made, for its attempts.
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
   the batches from a position, and the Monitor from a step. `describe` writes

@@ -207,7 +207,7 @@ def newest_step(workdir: PathLike) -> int | None:
 def written(workdir: PathLike) -> str:
   """Return a line that names the files and folders in workdir.
 
-  What has no suffix counts as a folder; asking an object store is slow.
+  A name without a suffix counts as a folder; asking an object store is slow.
   """
   names = sorted(path.name for path in epath.Path(workdir).iterdir())
   names = [name for name in names if not name.startswith('.')]
