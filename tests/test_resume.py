@@ -26,7 +26,7 @@ from faults.runs import (
   with_source,
 )
 
-from vit_jax import checkpoint
+from vit_jax import stored
 from vit_jax.metrics import read_records
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -90,7 +90,7 @@ def test_a_killed_run_equals_one_that_was_not(kind, tmp_path):
   run = Run(tmp_path, killed, config=config)
   assert run.wait_for(lambda: steps(killed), poll_s=0.002), run.output
   run.kill()
-  step = checkpoint.find(killed).name
+  step = stored.find(killed).name
   assert step != '40'  # the run was not done when it was killed
 
   run = Run(tmp_path, killed, config=config)
@@ -106,7 +106,7 @@ def test_sigterm_saves_and_exits_with_a_message(tmp_path):
   assert run.wait_for(lambda: read_records(stopped), poll_s=0.002), run.output
   run.process.send_signal(signal.SIGTERM)
   assert run.finish() == 128 + signal.SIGTERM, run.output
-  step = checkpoint.find(stopped).name
+  step = stored.find(stopped).name
   assert 3 <= int(step) < 40
   assert f'SIGTERM: saved step {step} of 40 in {stopped}' in run.output
   assert 'Traceback' not in run.output

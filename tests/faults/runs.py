@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import checkpoint
+from vit_jax import stored
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -367,4 +367,4 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
 
 def newest(workdir: pathlib.Path) -> pathlib.Path:
   """Return the folder of the newest checkpoint."""
-  return pathlib.Path(checkpoint.find(workdir))
+  return pathlib.Path(stored.find(workdir))

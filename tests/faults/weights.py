@@ -393,11 +393,11 @@ def _paths(folder):
 
 def _load(name, path, how):
   """Return {path: array}, loaded as users load it."""
-  from vit_jax import checkpoint, pretrained, tree
+  from vit_jax import pretrained, stored, tree
   from vit_jax.weights import surgery
 
   if how == 'params':
-    return checkpoint.load_params(path)[0]
+    return stored.load_params(path)[0]
   options = OPTIONS.get(name, {})
   options = {'num_heads': 4} if name == 'big_vision' else options
   if how == 'load':
