@@ -350,7 +350,7 @@ def attacked_folder(folder: pathlib.Path, times: int) -> Iterator[Case]:
     if early:
       attack(images)
     config = _FOLDER.replace('PATH', str(images))
-    flags = ['--config.total_steps=30'] if early else []
+    flags = ['--config.total_steps=10'] if early else []
     run = Run(folder, folder / f'attacked{number}', *flags, config=config)
     run.wait_for(lambda run=run: _is_training(run), 60)
     if not early:

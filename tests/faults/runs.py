@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import stored
+from vit_jax import workdirs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -238,8 +238,7 @@ def hosts(
 
 def steps(workdir: pathlib.Path) -> list[int]:
   """Return the steps of the complete checkpoints of a run, sorted."""
-  folder = workdir / 'checkpoints'
-  return sorted(int(x.name) for x in folder.glob('*') if x.name.isdigit())
+  return workdirs.steps(workdir / 'checkpoints')
 
 
 def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
@@ -363,8 +362,3 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     if name not in (*_OF_THE_CLOCK, 'progress')
     and not name.startswith('seconds/')
   }
-
-
-def newest(workdir: pathlib.Path) -> pathlib.Path:
-  """Return the folder of the newest checkpoint."""
-  return pathlib.Path(stored.find(workdir))
