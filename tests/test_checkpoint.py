@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import checkpoint, checksums, sharding, storage
+from vit_jax import checksums, sharding, storage, stored
 from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.durations import Timeline, steps
 from vit_jax.train import TrainState
@@ -192,32 +192,32 @@ def test_find_and_load_params(tmp_path, caplog):
   checkpointer.close()
 
   folder = run / 'checkpoints'
-  assert checkpoint.find(run) == folder / '10'  # as numbers, not as text
-  assert checkpoint.find(run, 9) == folder / '9'
-  assert checkpoint.find(folder) == folder / '10'
-  assert checkpoint.find(str(folder / '9')) == folder / '9'
+  assert stored.find(run) == folder / '10'  # as numbers, not as text
+  assert stored.find(run, 9) == folder / '9'
+  assert stored.find(folder) == folder / '10'
+  assert stored.find(str(folder / '9')) == folder / '9'
   for path, step, message in (
     (tmp_path / 'nowhere', None, 'nowhere does not exist'),
     (tmp_path, None, 'has none'),
     (run, 4, r'has no step 4; it has \[9, 10\]'),
   ):
     with pytest.raises(ValueError, match=message):
-      checkpoint.find(path, step)
+      stored.find(path, step)
 
   caplog.clear()
   caplog.set_level(logging.WARNING)
   for ema, factor in (('auto', 2), (True, 2), (False, 1)):
-    params, directory = checkpoint.load_params(run, step=9, ema=ema)
+    params, directory = stored.load_params(run, step=9, ema=ema)
     assert directory == folder / '9'
     expected = make_state(seed=9).params
     assert params.keys() == {'cls', 'head/kernel'}
     assert type(params['cls']) is np.ndarray
     np.testing.assert_array_equal(params['cls'], factor * expected['cls'])
   assert not caplog.records  # absl's warnings would alarm the user
-  params, _ = checkpoint.load_params(plain)
+  params, _ = stored.load_params(plain)
   np.testing.assert_array_equal(params['cls'], make_state().params['cls'])
   with pytest.raises(ValueError, match='has no EMA'):
-    checkpoint.load_params(plain, ema=True)
+    stored.load_params(plain, ema=True)
 
 
 WIDTH = 800  # Values of smaller arrays are in the index, which has checksums.
@@ -337,8 +337,8 @@ def test_damaged_parameters_are_refused(tmp_path):
     files = (tmp_path / 'checkpoints' / '5' / item).glob('ocdbt*/d/*')
     damage(max(files, key=lambda f: f.stat().st_size), 'flip')
     with pytest.raises(ValueError, match=r'checkpoints/5 is damaged: .*copy'):
-      checkpoint.load_params(tmp_path, ema=ema)
-  checkpoint.load_params(tmp_path, step=3)
+      stored.load_params(tmp_path, ema=ema)
+  stored.load_params(tmp_path, step=3)
   assert names_in(tmp_path) == ['3', '5']
 
 

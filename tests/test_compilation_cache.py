@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import canary, checkpoint, compilation_cache
+from vit_jax import canary, compilation_cache, stored
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -169,7 +169,7 @@ def test_a_second_start_compiles_nothing_and_gives_the_same_bits(
       for r in read_records(tmp_path / name)
       if 'train/loss' in r
     ]
-    params = checkpoint.load_params(tmp_path / name)[0]
+    params = stored.load_params(tmp_path / name)[0]
     return int(counts[1]), int(counts[3]), losses, params
 
   misses, hits, losses, params = start('first')

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import checkpoint, config, pretrained, tree
+from vit_jax import config, pretrained, stored, tree
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
@@ -143,7 +143,7 @@ def test_the_row_that_timm_would_write(run, tmp_path, capsys):
   assert f'{found["test/accuracy"]:.4g} [{low:.4g}, {high:.4g}]' in shown
   assert 'accuracy_low' not in shown and ' 768 ' in shown
   assert read_records(tmp_path)[-1]['test/accuracy_low'] == low
-  params, _ = checkpoint.load_params(run)
+  params, _ = stored.load_params(run)
   count = sum(x.size for x in params.values())
   for name, rest in (
     ('test', {'crop_pct': '1.000', 'interpolation': ''}),
@@ -206,7 +206,7 @@ def test_training_starts_from_weights_of_any_format(run, tmp_path):
   formats.write(formats.read(run), tmp_path / 'x', 'timm')
   init_from = InitFrom(path=str(tmp_path / 'x'), head='keep')
   state = _train(tmp_path / 'run', 0.0, total=steps(1), init_from=init_from)
-  loaded, _ = checkpoint.load_params(run)
+  loaded, _ = stored.load_params(run)
   for path, value in tree.flatten(state.params).items():
     np.testing.assert_array_equal(value, loaded[path], err_msg=path)
 

@@ -24,7 +24,7 @@ FOLDERS = {  # folder: what it may import of this package
   # Progress while shards are indexed.
   'data': ('data.', 'terminal'),
   'weights': (
-    *('weights.', 'config', 'checkpoint', 'workdirs', 'models.'),
+    *('weights.', 'config', 'stored', 'workdirs', 'models.'),
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
   ),
 }
@@ -92,11 +92,12 @@ MODULES = {
     ),
     *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
-  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
+  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
-  'checkpoint': ('checksums', 'storage', 'terminal'),
+  'checkpoint': ('checksums', 'storage', 'stored', 'terminal'),
+  'stored': ('checksums', 'workdirs'),
   'checksums': (),
   'storage': (),
   'compilation_cache': (),
@@ -176,7 +177,11 @@ def test_who_imports_which_package():
   assert folders('grain') == {'vit_jax.data'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
   assert folders('tensorflow_datasets') <= {'vit_jax.data', 'vit_jax.tools'}
-  assert importers('orbax') == {'vit_jax.checkpoint', 'vit_jax.checksums'}
+  assert importers('orbax') == {
+    'vit_jax.checkpoint',
+    'vit_jax.checksums',
+    'vit_jax.stored',
+  }
   assert not importers('configs') | importers('tensorflow')
   # No ConfigDict travels below these.
   assert importers('ml_collections') <= {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from vit_jax import checkpoint, main, workdirs
+from vit_jax import main, stored, workdirs
 from vit_jax.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -38,6 +38,13 @@ def get_config(argument=''):
   exec(argument.replace(';', '\\n'))
   return config
 """
+EVALS = """config.evals = dict(test=dict(
+  target='vit_jax.evals.classification.Classification', every_steps=1,
+  data=dict(batch_size=64, source=dict(
+    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
+  '\n', ' '
+)
+RESIZE = 'vit_jax.data.transforms.Resize'
 
 
 @pytest.fixture(scope='module')
@@ -107,6 +114,11 @@ def call(config, workdir, *flags):
       [],
       r'NonFiniteError: .* in step \d',
     ),
+    (
+      f"{EVALS};config.data.transforms = [dict(target='{RESIZE}', size=16)]",
+      [],
+      r'ValueError: evals\.test: The images need a table',
+    ),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--profile=x'], r"profile='x' is neither a step nor FIRST:LAST"),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
@@ -167,17 +179,9 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
-  assert checkpoint.find(tmp_path).name == '2'
-  params, _ = checkpoint.load_params(tmp_path)
+  assert stored.find(tmp_path).name == '2'
+  params, _ = stored.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
-
-
-EVALS = """config.evals = dict(test=dict(
-  target='vit_jax.evals.classification.Classification', every_steps=1,
-  data=dict(batch_size=64, source=dict(
-    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
-  '\n', ' '
-)
 
 
 @pytest.mark.slow
@@ -216,8 +220,8 @@ def test_two_hosts_train_as_one(config, tmp_path):
   # Measured: 2.4e-7 of 2.3 (one unit in the last place), and 2.8e-9; the sums
   # over the batch are taken in another order.
   np.testing.assert_allclose(losses[0], losses[1], rtol=4e-7)
-  one, _ = checkpoint.load_params(tmp_path / 'one')
-  two, _ = checkpoint.load_params(tmp_path / 'two')
+  one, _ = stored.load_params(tmp_path / 'one')
+  two, _ = stored.load_params(tmp_path / 'two')
   for path in one:
     np.testing.assert_allclose(one[path], two[path], rtol=0, atol=1e-8)
 

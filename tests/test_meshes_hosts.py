@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import checkpoint, distributed, durations
+from vit_jax import distributed, durations, stored
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
@@ -98,9 +98,9 @@ def test_two_processes_are_one(tmp_path):
   assert found['test/accuracy'] == expected['test/accuracy']
   assert found['test/num_examples'] == expected['test/num_examples']
   assert abs(found['test/loss'] - expected['test/loss']) < 1e-6
-  params, _ = checkpoint.load_params(tmp_path / 'one', ema=False)
+  params, _ = stored.load_params(tmp_path / 'one', ema=False)
   for name in ('both', 'two_one', 'one_two'):
-    others, _ = checkpoint.load_params(tmp_path / name, ema=False)
+    others, _ = stored.load_params(tmp_path / name, ema=False)
     assert params.keys() == others.keys()
     for where, value in params.items():
       np.testing.assert_allclose(others[where], value, rtol=0, atol=1e-6)

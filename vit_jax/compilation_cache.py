@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.files import PathLike
+from vit_jax.files import PathLike, is_local
 
 MAX_BYTES = 10 * 2**30
 _MIN_COMPILE_S = 0.2  # Programs that compile faster are not worth a file.
@@ -51,7 +51,7 @@ def enable(workdir: PathLike) -> None:
   jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
   if _THRESHOLD.upper() not in os.environ:
     jax.config.update(_THRESHOLD, _MIN_COMPILE_S)
-  if '://' in os.fspath(folder):
+  if not is_local(folder):
     # XLA's own cache of GPU kernels, in the same folder, opens no URLs.
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
   elif not chosen and jax.process_count() == 1:

@@ -113,7 +113,7 @@ def evaluate(
   if dry_run:
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
-  if changes.newest_step(workdir) is None:  # not the workdir of a training run
+  if workdirs.newest_step(workdir) is None:  # no training run is there
     basis = changes.basis_of_call(workdir, evaluate, arguments, entries)
     changes.record(workdir, basis, (), None)
   workdirs.record_config(workdir, record, preset)

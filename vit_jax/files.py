@@ -15,6 +15,11 @@ from etils import epath
 PathLike = str | os.PathLike[str]
 
 
+def is_local(path: PathLike) -> bool:
+  """Return whether a path is on a file system of this host, not a URL."""
+  return '://' not in os.fspath(path)
+
+
 @contextlib.contextmanager
 def replacing(path: PathLike) -> Iterator[epath.Path]:
   """Yield a temporary path in the same folder; rename it to `path` at the end.
@@ -29,13 +34,12 @@ def replacing(path: PathLike) -> Iterator[epath.Path]:
   """
   path = epath.Path(path)
   partial = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')
-  is_local = '://' not in os.fspath(path)
   try:
-    if is_local:
+    if is_local(path):
       partial.touch()
       mode = os.stat(partial).st_mode
     yield partial
-    if is_local:
+    if is_local(path):
       os.chmod(partial, stat.S_IMODE(mode))
     partial.replace(path)
   except BaseException:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.files import PathLike, is_local, write_atomically
 
 NAME = 'metrics.jsonl'
 SEGMENT = 256  # records; some 200 kB
@@ -93,7 +93,7 @@ def open_log(
     if part.damaged or not all(stays):
       _rewrite(path, lines, in_place=not part.damaged and _falls(stays))
   file = _Growing(path, _following, lines)
-  if not _is_local(path) and path.name == NAME:
+  if not is_local(path) and path.name == NAME:
     file.next()  # the single file of an older run stays as it is
   return Log(file), found
 
@@ -198,7 +198,7 @@ class Heartbeat:
   def beat(self, lived: float) -> None:
     """Save how many seconds the run has lived."""
     self.lived = lived
-    if _is_local(self._path):
+    if is_local(self._path):
       self._write()
 
   def save(self, step: int, spent: Mapping[str, float]) -> None:
@@ -239,7 +239,7 @@ class _Growing:
   ) -> None:
     self._path, self._following, self._header = path, following, header
     self._count = len(chunks or ())
-    self._is_local = _is_local(path)
+    self._is_local = is_local(path)
     self._content = b'' if self._is_local else b''.join(chunks or ())
 
   def append(self, chunk: bytes) -> None:
@@ -291,7 +291,7 @@ def _read(path):
   except FileNotFoundError:
     return _Part(b'', [], [])
   except OSError as error:
-    if not _is_local(path):
+    if not is_local(path):
       raise  # perhaps the network
     return _Part(b'', [], [], error=error.strerror or str(error))
   *found, rest = text.split(b'\n')
@@ -367,7 +367,7 @@ def _set_aside(path, part):
 
 def _rewrite(path, lines, *, in_place):
   """Reduce a file to these lines; `in_place` if they are its beginning."""
-  if not _is_local(path):
+  if not is_local(path):
     path.write_bytes(b''.join(lines)) if lines else path.unlink()
   elif in_place:
     os.truncate(path, sum(map(len, lines)))
@@ -393,7 +393,3 @@ def _names(folder):
     return [path.name for path in folder.iterdir()]
   except (FileNotFoundError, NotADirectoryError):
     return []
-
-
-def _is_local(path):
-  return '://' not in os.fspath(path)

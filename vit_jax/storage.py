@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import jax
 from etils import epath
 
-from vit_jax.files import PathLike
+from vit_jax.files import PathLike, is_local
 
 # Written to a workdir at the start of a run, see workdirs.Claim. Nothing writes
 # it again, so without it the workdir is gone, even if there is a folder of its
@@ -74,7 +74,7 @@ def gone(workdir: PathLike, newest: int | None = None) -> str:
 
 def remove(path: epath.Path) -> None:
   """Remove a folder as far as possible."""
-  if _is_local(path):
+  if is_local(path):
     shutil.rmtree(path, ignore_errors=True)
   else:
     with contextlib.suppress(Exception):  # each file system has its own errors
@@ -87,7 +87,7 @@ def _remove_created_again(workdir):
   TensorStore creates missing folders, in which records are then appended. Its
   threads outlive a failed save, so wait until they have been quiet.
   """
-  if not _is_local(workdir) or jax.process_index() or (workdir / MARK).exists():
+  if not is_local(workdir) or jax.process_index() or (workdir / MARK).exists():
     return
   now = time.monotonic()
   end, quiet = now + 30, now + _QUIET_S
@@ -121,14 +121,14 @@ def _explanation(workdir, error, newest):
   found = list(_chain(error))
   texts = [str(each) for each in found]
   numbers = {getattr(each, 'errno', None) for each in found}
-  place = os.path.abspath(workdir) if _is_local(workdir) else str(workdir)
+  place = os.path.abspath(workdir) if is_local(workdir) else str(workdir)
   is_here = any(place in text or str(workdir) in text for text in texts)
   resume = (
     'No checkpoint is complete yet'
     if newest is None
     else f'The newest complete checkpoint is step {newest}'
   )
-  free = shutil.disk_usage(workdir).free if _is_local(workdir) else None
+  free = shutil.disk_usage(workdir).free if is_local(workdir) else None
   has_little = free is not None and free < _LITTLE
   if _has(_FULL, _FULL_TEXTS, numbers, texts) and (is_here or has_little):
     left = '' if free is None else f': {_size(free)} are free'
@@ -171,7 +171,7 @@ def _exists(path):
 def _newest_size(workdir, newest):
   """Return the bytes of the newest checkpoint on a local disk, or 0."""
   folder = workdir / 'checkpoints' / str(newest)
-  if newest is None or not _is_local(workdir):
+  if newest is None or not is_local(workdir):
     return 0
   return sum(
     os.stat(os.path.join(root, name)).st_size
@@ -186,7 +186,3 @@ def _size(count):
       return f'{count:.3g} {unit}'
     count /= 1000
   return f'{count:,.3g} GB'
-
-
-def _is_local(path):
-  return '://' not in os.fspath(path)

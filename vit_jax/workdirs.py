@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import config, distributed
+from vit_jax import config, distributed, storage
 from vit_jax.files import PathLike, check_remote, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
@@ -66,7 +67,7 @@ class Claim:
   """
 
   def __init__(self, workdir: PathLike) -> None:
-    self._path = epath.Path(workdir) / '.claim'
+    self._path = epath.Path(workdir) / storage.MARK
     self._own = f'process {os.getpid()} of {platform.node()}, '
     self._own += datetime.datetime.now(datetime.UTC).isoformat()
     self._checked = time.monotonic()
@@ -182,10 +183,31 @@ def description(
   )
 
 
+def is_step(name: str) -> bool:
+  """Return whether the name of a folder is that of a complete checkpoint."""
+  return re.fullmatch('0|[1-9][0-9]*', name) is not None
+
+
+def steps(folder: PathLike) -> list[int]:
+  """Return the steps of the checkpoints in a folder, sorted.
+
+  They are read off the names of its folders, which need not be checkpoints.
+  """
+  folder = epath.Path(folder)
+  if not folder.exists():
+    return []
+  return sorted(int(x.name) for x in folder.iterdir() if is_step(x.name))
+
+
+def newest_step(workdir: PathLike) -> int | None:
+  """Return the step of the newest checkpoint in a workdir, or None."""
+  return max(steps(epath.Path(workdir) / 'checkpoints'), default=None)
+
+
 def written(workdir: PathLike) -> str:
   """Return a line that names the files and folders in workdir.
 
-  What has no suffix counts as a folder; asking an object store is slow.
+  A name without a suffix counts as a folder; asking an object store is slow.
   """
   names = sorted(path.name for path in epath.Path(workdir).iterdir())
   names = [name for name in names if not name.startswith('.')]

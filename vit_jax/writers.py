@@ -21,7 +21,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.files import PathLike, is_local, write_atomically
 
 
 class MetricsWriter(typing.Protocol):
@@ -62,7 +62,6 @@ class WandB:
 
   def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     workdir = epath.Path(workdir)
-    is_local = '://' not in str(workdir)
     saved = _saved(workdir / 'wandb.json')
     self._run = _init_wandb(
       project=self.project,
@@ -74,7 +73,7 @@ class WandB:
       id=saved.get('id') or secrets.token_hex(4),
       resume='allow',
       config=config,
-      dir=str(workdir) if is_local else None,
+      dir=str(workdir) if is_local(workdir) else None,
     )
     # W&B's own step only grows. A run that was killed repeats some steps.
     self._run.define_metric('*', step_metric='step')

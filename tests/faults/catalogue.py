@@ -3,13 +3,13 @@
 from . import (  # noqa: F401
   changes,
   checkpoints,
-  configs,
   damaged_metrics,
   data,
   goodput,
   hosts,
   kills,
   long_runs,
+  mutated_configs,
   states,
   weights,
 )

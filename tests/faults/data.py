@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from .harness import Case, fault
-from .runs import ROOT, Run, difference
+from .runs import ROOT, Run, difference, undisturbed
 
 _SIDE = 30_000  # of the bombs, in pixels
 _SECONDS, _BYTES = 5, 2**30  # that refusing a bomb may take, of the CPU
@@ -209,8 +209,6 @@ def orphans(folder: pathlib.Path, times: int) -> Iterator[Case]:
 @fault(times=6, in_ci=1)
 def killed_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Kill -9 of a worker: the run ends bit-identical and says which."""
-  straight = folder / 'straight'
-  Run(folder, straight).finish()
   for number in range(times):
     workdir = folder / f'worker{number}'
     run = Run(folder, workdir, '--config.data.num_workers=2')
@@ -223,7 +221,9 @@ def killed_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
     except subprocess.TimeoutExpired:
       status = -1
     told = re.search(r'data worker .*', run.output)
-    lost = difference(straight, workdir) if status == 0 else run.output[-500:]
+    lost = (
+      difference(undisturbed(), workdir) if status == 0 else run.output[-500:]
+    )
     yield Case(f'{1 + number % 2} of 2', lost, told[0] if told else '')
 
 

@@ -16,14 +16,16 @@ class Case(NamedTuple):
   """One injection.
 
   Attributes:
-    name: what was injected.
-    lost: what was lost or went wrong; empty if nothing was.
-    message: what the user was told, if that is worth showing.
+    name: description of the injection.
+    lost: description of what was lost or went wrong; '' if nothing was.
+    message: message to the user, if it is worth showing.
+    skipped: reason why nothing could be injected; '' if the fault was injected.
   """
 
   name: str
   lost: str = ''
   message: str = ''
+  skipped: str = ''
 
 
 Inject = Callable[[pathlib.Path, int], Iterator[Case]]
@@ -74,14 +76,31 @@ class Row:
   seconds: float
 
   @property
+  def injected(self) -> list[Case]:
+    return [case for case in self.cases if not case.skipped]
+
+  @property
+  def lost(self) -> list[Case]:
+    return [case for case in self.injected if case.lost]
+
+  @property
   def survived(self) -> int:
-    return sum(not case.lost for case in self.cases)
+    return len(self.injected) - len(self.lost)
+
+  @property
+  def skipped(self) -> str:
+    """Number and reasons of the skipped cases; '' if there are none."""
+    reasons = [case.skipped for case in self.cases if case.skipped]
+    shown = '; '.join(dict.fromkeys(reasons))
+    return f'{len(reasons):,} skipped: {shown}' if reasons else ''
 
   def cells(self) -> tuple[str, str, str, str]:
-    lost = [f'{case.name}: {case.lost}' for case in self.cases if case.lost]
+    count, survived = f'{len(self.injected):,}', f'{self.survived:,}'
+    if self.skipped:
+      count += f' of {len(self.cases):,}, {self.skipped}'
+    lost = [f'{case.name}: {case.lost}' for case in self.lost]
     shown = '; '.join(lost[:3]) + f'; {len(lost) - 3} more' * (len(lost) > 3)
-    count = f'{len(self.cases):,}'
-    return self.fault.title, count, f'{self.survived:,}', shown or 'nothing'
+    return self.fault.title, count, survived, shown or 'nothing'
 
 
 HEADER = ('fault', 'injected', 'survived', 'lost')

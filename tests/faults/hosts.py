@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from vit_jax.evals.classification import Classification
 
 from .harness import Case, fault
-from .runs import CONFIG, Run, difference, hosts, join, steps
+from .runs import CONFIG, Run, difference, hosts, join, steps, undisturbed
 
 LIMIT_S = 60  # Every host ends within this time of the fault.
 STOP_S = 65  # Longer than the time after which the others give a host up.
@@ -141,8 +141,6 @@ def host_stopped(folder: pathlib.Path, times: int) -> Iterator[Case]:
 @fault(times=2, in_ci=0)
 def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """SIGSTOP of a run, which is started again to its end, then SIGCONT."""
-  straight = folder / 'straight'
-  _unfinished([Run(folder, straight)])
   for number in range(times):
     workdir = folder / f'again{number}'
     first = Run(folder, workdir)
@@ -160,7 +158,7 @@ def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
       first.kill()
     yield Case(
       moment,
-      lost or difference(straight, workdir),
+      lost or difference(undisturbed(), workdir),
       first.output.strip().rpartition('\n')[-1],
     )
 
@@ -245,19 +243,22 @@ def _unfinished(runs):
 
 def _not_resumed(folder, workdir, count):
   """Run the same command again; return how it differs from a straight run."""
-  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-    lost = _unfinished(runs)
+  lost = _not_finished(folder, workdir, count)
   return lost or difference(_straight(folder, count), workdir)
 
 
 def _straight(folder, count):
   """Return the workdir of a run on these hosts that nothing has disturbed."""
   workdir = folder / f'straight{count}'
-  if not workdir.exists():
-    with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-      if lost := _unfinished(runs):
-        raise ValueError(lost)
+  if not workdir.exists() and (lost := _not_finished(folder, workdir, count)):
+    raise ValueError(lost)
   return workdir
+
+
+def _not_finished(folder, workdir, count):
+  """Start a run on hosts; return what is wrong with its end, or ''."""
+  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
+    return _unfinished(runs)
 
 
 def _files(workdir):

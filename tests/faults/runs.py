@@ -1,20 +1,24 @@
-"""Runs of `python -m vit_jax.main` in processes of their own."""
+"""Runs of `python -m vit_jax.main`, each in its own process."""
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax import checkpoint
+from vit_jax import stored
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -55,37 +59,51 @@ def get_config():
 """
 
 
-class Run:
-  """A run that was started, and its output.
+# The same without evaluations, which take most of its time, and with a record
+# of each step.
+PLAIN = re.sub(r'\n    evals=.*?(?=\n    data=)', '', CONFIG, flags=re.DOTALL)
+PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
+PLAIN = PLAIN.replace('log_every_steps=3', 'log_every_steps=1')
+
+
+def with_source(source: dict[str, Any]) -> str:
+  """Return CONFIG with another source, for training and for evaluation."""
+  text, resize = CONFIG, "[dict(target=t + 'Resize', size=8)]"
+  for old, new in (
+    (
+      "source=dict(digits, split='test'), batch_size=200",
+      f'source={source}, transforms={resize}, batch_size=8',
+    ),
+    ('source=digits', f'source={source}'),
+  ):
+    assert old in text
+    text = text.replace(old, new)
+  return text
+
+
+class Process:
+  """A process of Python that was started, and its output.
 
   Args:
-    folder: for the config file and the log.
-    workdir: of the run.
-    *flags: more flags, such as '--config.total_steps=10'.
-    config: text of the config file.
+    folder: folder for the log.
+    *command: arguments of Python.
     env: more environment variables.
   """
 
   def __init__(
     self,
     folder: pathlib.Path,
-    workdir: pathlib.Path,
-    *flags: str,
-    config: str = CONFIG,
-    env: dict[str, str] | None = None,
+    *command: str,
+    env: Mapping[str, str] | None = None,
   ) -> None:
-    self.workdir = workdir
-    file = folder / 'config.py'
-    if not file.exists() or file.read_text() != config:
-      file.write_text(config)
     number = len(list(folder.glob('log*')))
     self._log = folder / f'log{number}'
-    command = ['-m', 'vit_jax.main', f'--config={file}', f'--workdir={workdir}']
+    one = {'JAX_NUM_CPU_DEVICES': '1'}
     with self._log.open('w') as log:
       self.process = subprocess.Popen(
-        [sys.executable, *command, *flags],
+        [sys.executable, *command],
         cwd=ROOT,
-        env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
+        env={'JAX_PLATFORMS': 'cpu', **os.environ, **one, **(env or {})},
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -127,6 +145,43 @@ class Run:
     except subprocess.TimeoutExpired:
       self.kill()
       raise
+
+
+class Run(Process):
+  """A run that was started, and its output.
+
+  Args:
+    folder: folder for the config file and the log.
+    workdir: workdir of the run.
+    *flags: more flags, such as '--config.total_steps=10'.
+    config: text of the config file.
+    env: more environment variables.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    workdir: pathlib.Path,
+    *flags: str,
+    config: str = CONFIG,
+    env: Mapping[str, str] | None = None,
+  ) -> None:
+    self.workdir = workdir
+    file = folder / 'config.py'
+    if not file.exists() or file.read_text() != config:
+      file.write_text(config)
+    command = ['-m', 'vit_jax.main', f'--config={file}', f'--workdir={workdir}']
+    super().__init__(folder, *command, *flags, env=env)
+
+
+@functools.cache
+def undisturbed() -> pathlib.Path:
+  """Return the workdir of a run of CONFIG to its end, one for all faults."""
+  folder = tempfile.TemporaryDirectory(prefix='vit_jax_undisturbed_')
+  atexit.register(folder.cleanup)
+  run = Run(pathlib.Path(folder.name), pathlib.Path(folder.name, 'run'))
+  assert run.finish() == 0, run.output
+  return run.workdir
 
 
 def free_port() -> int:
@@ -312,4 +367,4 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
 
 def newest(workdir: pathlib.Path) -> pathlib.Path:
   """Return the folder of the newest checkpoint."""
-  return pathlib.Path(checkpoint.find(workdir))
+  return pathlib.Path(stored.find(workdir))

@@ -1,4 +1,4 @@
-"""Damaged and hostile weights: mutations.py, loaded as a user loads them.
+"""Damaged and hostile weights, loaded as a user loads them.
 
 python -m tests.faults.weights [NUMBER [SEED]]
 
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import mutations
+from . import weight_mutations
 from .harness import Case, fault
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def inject(
     file = rng.choice(alike)
     target = folder / 'mutated'
     shutil.copytree(root, target, copy_function=os.link)
-    mutate = rng.choice(mutations.of_file(file.name))
+    mutate = rng.choice(weight_mutations.of_file(file.name))
     kind, data = mutate(rng, (root / file).read_bytes())
     (target / file).unlink()
     (target / file).write_bytes(data)
@@ -166,12 +166,12 @@ def make_originals(
   _shard(folder / 'sharded')
   (folder / 'torch').mkdir()
   (folder / 'torch' / 'x.pth').write_bytes(
-    mutations.zipped(
-      [('x/data.pkl', mutations.PICKLE), ('x/data/0', bytes(64))]
+    weight_mutations.zipped(
+      [('x/data.pkl', weight_mutations.PICKLE), ('x/data/0', bytes(64))]
     )
   )
   (folder / 'pickle').mkdir()
-  (folder / 'pickle' / 'x.bin').write_bytes(mutations.PICKLE + bytes(64))
+  (folder / 'pickle' / 'x.bin').write_bytes(weight_mutations.PICKLE + bytes(64))
   for name in CHECKPOINTS:
     _write_checkpoint(folder / name, model, params, name == CHECKPOINTS[0])
   paths |= {'sharded': '.', 'torch': 'x.pth', 'pickle': 'x.bin'}
@@ -271,7 +271,7 @@ class Worker:
     return 'crash', f'status {status}: {errors}'
 
   def _start(self):
-    canary = self._folder / f'{mutations.CANARY}.py'
+    canary = self._folder / f'{weight_mutations.CANARY}.py'
     ran = self._folder / 'canary_ran'
     text = f'open({str(ran)!r}, "w").close()\ndef run(*args, **more): pass\n'
     canary.write_text(text)
@@ -393,11 +393,11 @@ def _paths(folder):
 
 def _load(name, path, how):
   """Return {path: array}, loaded as users load it."""
-  from vit_jax import checkpoint, pretrained, tree
+  from vit_jax import pretrained, stored, tree
   from vit_jax.weights import surgery
 
   if how == 'params':
-    return checkpoint.load_params(path)[0]
+    return stored.load_params(path)[0]
   options = OPTIONS.get(name, {})
   options = {'num_heads': 4} if name == 'big_vision' else options
   if how == 'load':

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 from small import tiny
 
-from vit_jax import checkpoint, pretrained, workdirs
+from vit_jax import pretrained, stored, workdirs
 from vit_jax.data import folder, tfds
 from vit_jax.weights import files, formats
 
@@ -624,7 +624,7 @@ def test_public_weights_of_gs_need_no_package(
   [
     lambda path: pretrained.load(path),
     lambda path: workdirs.prepare(path),
-    lambda path: checkpoint.find(path),
+    lambda path: stored.find(path),
     lambda path: formats.write(tiny(), f'{path}/x.npz', 'npz'),
     lambda path: folder.Folder(path),
     lambda path: tfds.Tfds(name='x', split='train', data_dir=path),

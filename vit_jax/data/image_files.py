@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images
-from vit_jax.files import check_remote
+from vit_jax.files import check_remote, is_local
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
@@ -29,7 +29,7 @@ def is_image(path: str) -> bool:
 
 def file_system(path: str) -> tuple[Any, str]:
   """Return (fsspec file system, path in it); local paths have None."""
-  if '://' not in path:
+  if is_local(path):
     return None, os.path.expanduser(path)
   check_remote(path)
   try:

@@ -27,7 +27,7 @@ import numpy as np
 import rich.filesize
 
 from vit_jax import config, export, terminal
-from vit_jax.files import PathLike
+from vit_jax.files import PathLike, is_local
 from vit_jax.models.resample import METHODS
 from vit_jax.tools import arguments
 from vit_jax.weights import formats
@@ -90,7 +90,7 @@ def format_of(target: str, format: str | None = None) -> tuple[Any, str]:
     ValueError: the ending does not determine a format, or contradicts `format`.
   """
   path = pathlib.Path(target).expanduser()
-  if '://' in str(target):
+  if not is_local(target):
     raise ValueError(f'{target}: write to a local path, and copy it there.')
   if path.name == 'model.safetensors':  # the file name in timm and hf
     path = path.parent

@@ -37,6 +37,7 @@ from vit_jax.files import (
   LARGEST_JSON,
   PACKAGES,
   PathLike,
+  is_local,
   read_json,
   replacing,
 )
@@ -469,10 +470,10 @@ def write_safetensors(
   """Write {name: array} and the metadata {str: str}."""
   arrays = {k: np.asarray(v, order='C') for k, v in arrays.items()}
   with replacing(path) as partial:
-    if '://' in os.fspath(partial):  # the library writes local files only
-      partial.write_bytes(safetensors.numpy.save(arrays, metadata))
-    else:
+    if is_local(partial):
       safetensors.numpy.save_file(arrays, partial, metadata)
+    else:  # the library writes local files only
+      partial.write_bytes(safetensors.numpy.save(arrays, metadata))
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:
@@ -539,7 +540,7 @@ def fetch(
       kept); the package for the protocol is not installed.
   """
   url = os.fspath(path)
-  if '://' not in url:
+  if is_local(url):
     return _local(pathlib.Path(url).expanduser(), missing_ok)
   if url.startswith('file://'):
     local = pathlib.Path(urllib.parse.unquote(url[len('file://') :]))

@@ -23,8 +23,8 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import checkpoint, config, tree, workdirs
-from vit_jax.files import PathLike, check_remote, write_atomically
+from vit_jax import config, stored, tree, workdirs
+from vit_jax.files import PathLike, check_remote, is_local, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -85,7 +85,7 @@ def read(
 
   Args:
     path: file or folder; local, gs://, s3://, http(s):// or hf://USER/MODEL.
-    step, ema: of a workdir, see `checkpoint.load_params`.
+    step, ema: of a workdir, see `stored.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
     **options: for what a file does not contain: grid=(rows, columns) of a
@@ -163,8 +163,8 @@ def describe(
 def _one_message(path):
   """Turn any error about a file into one ValueError that names it.
 
-  What is in the file of others may be anything, and so may the errors of the
-  libraries that read it. Messages have 60 lines of 400 characters at most.
+  A file of others may contain anything, so the libraries that read it may raise
+  any error. Messages have 60 lines of 400 characters at most.
   """
   try:
     yield
@@ -203,7 +203,7 @@ def _describe_file(path, step, trust, options, changed):
 def _locate(path, step):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None or _is_workdir(path):
-    return checkpoint.find(path, step), None
+    return stored.find(path, step), None
   if step is not None:
     raise ValueError(f'{path} is not a workdir; leave out step={step}.')
   return None, _file(str(path))
@@ -219,7 +219,7 @@ def _is_workdir(path):
     return not path.suffix and not path.exists()
   names = {child.name for child in path.iterdir()}
   return 'checkpoints' in names or any(
-    name.isdigit() or name == 'params' for name in names
+    workdirs.is_step(name) or name == 'params' for name in names
   )
 
 
@@ -228,7 +228,7 @@ def _is_remote_file(path):
 
   Public files of gs:// are read without the package that lists folders.
   """
-  return '://' in str(path) and str(path).endswith(_ENDINGS)
+  return not is_local(str(path)) and str(path).endswith(_ENDINGS)
 
 
 def _file(path):
@@ -270,7 +270,7 @@ def _read_checkpoint(directory, ema, trust, options, values=True):
     shape = bundle.infer_image_shape(model, params, image_size=size)
     return Weights(model, params, shape)
 
-  saved = checkpoint.saved_params(directory.absolute(), ema=ema)
+  saved = stored.saved_params(directory.absolute(), ema=ema)
   blanks = {k: files.blank(x.shape, x.dtype) for k, x in saved.shapes.items()}
   found = files.Stored(blanks, saved.size, lambda _: saved.read(), directory)
   weights = _converted(found, convert, values=values)

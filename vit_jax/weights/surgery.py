@@ -75,7 +75,7 @@ _NO_PARAMETERS = (
 
 @dataclasses.dataclass
 class Report:
-  """How each parameter was adapted, except those loaded unchanged."""
+  """Human-readable report of the parameters that were adapted."""
 
   loaded: int = 0
   notes: list[str] = dataclasses.field(default_factory=list)
@@ -93,7 +93,7 @@ class InitFrom:
   Attributes:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
     step, ema: which checkpoint of a workdir, and whether its EMA; see
-      `checkpoint.load_params`.
+      `stored.load_params`.
     grid: (rows, columns) of a position table that is not square.
     options: more of what a file does not say, see `formats.read`.
     trust: packages that the file may name classes of.
