@@ -21,7 +21,8 @@ FOLDERS = {  # folder: what it may import of this package
   'reports': (
     *('reports.', 'data.images', 'data.transforms', 'metrics', 'terminal'),
   ),
-  'data': ('data.',),
+  # Progress while shards are indexed.
+  'data': ('data.', 'terminal'),
   'weights': (
     *('weights.', 'config', 'stored', 'workdirs', 'models.'),
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
