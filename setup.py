@@ -42,10 +42,16 @@ setuptools.setup(
   ],
   extras_require={
     # selenium: the tests of the report and the demo, if there is a Chromium.
-    'test': ['mypy==2.4.1', 'pytest', 'pytest-xdist', 'ruff', 'selenium'],
+    'test': [
+      *('mypy==2.4.1', 'pytest', 'pytest-xdist', 'ruff', 'selenium'),
+      *('pyarrow', 'datasets'),
+    ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
+    's3': ['s3fs'],
+    'parquet': ['pyarrow>=18'],
+    'huggingface': ['datasets>=4'],
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],

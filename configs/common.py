@@ -265,7 +265,7 @@ def balance(config, *, balanced, class_weights):
       "'balanced' and 'class_weights' both make up for rare classes. Keep one."
     )
   if balanced:
-    config.data.order = {'target': 'vit_jax.data.balance.Balanced'}
+    config.data.order = {'target': 'vit_jax.data.sampling.Balanced'}
   if class_weights:
     config.objective.class_weights = {
       'target': 'vit_jax.data.balance.class_weights',

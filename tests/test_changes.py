@@ -14,11 +14,11 @@ from vit_jax import config as configs
 from vit_jax.changes import ChangedRunError
 from vit_jax.config import ConfigError
 from vit_jax.data import fingerprints
-from vit_jax.data.balance import Weighted
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.folder import Folder
 from vit_jax.data.order import Repeated
 from vit_jax.data.pipeline import Data, Unlabelled
+from vit_jax.data.sampling import Weighted
 
 OLD_RUN = pathlib.Path(__file__).parent / 'golden' / 'old_run'
 DIGITS = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
@@ -173,7 +173,7 @@ def test_a_workdir_of_older_code(tmp_path):
 
 @pytest.mark.parametrize('balanced', [True, False])
 def test_data_balanced_of_older_code_is_an_order(tmp_path, balanced):
-  order = {'data.order.target': 'vit_jax.data.balance.Balanced'}
+  order = {'data.order.target': 'vit_jax.data.sampling.Balanced'}
   now, other = basis(**(order if balanced else {})), basis()
   begun(tmp_path, basis())
   saved = json.loads((tmp_path / 'resume.json').read_text())

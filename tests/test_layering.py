@@ -21,7 +21,8 @@ FOLDERS = {  # folder: what it may import of this package
   'reports': (
     *('reports.', 'data.images', 'data.transforms', 'metrics', 'terminal'),
   ),
-  'data': ('data.',),
+  # Progress while shards are indexed.
+  'data': ('data.', 'terminal'),
   'weights': (
     *('weights.', 'config', 'stored', 'workdirs', 'models.'),
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
@@ -91,7 +92,7 @@ MODULES = {
     ),
     *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
-  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
+  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),
@@ -114,7 +115,7 @@ MODULES = {
   'canary': ('environment',),
   'changes': (
     *('config', 'workdirs'),
-    *('data.balance', 'data.fingerprints', 'data.pipeline'),
+    *('data.fingerprints', 'data.pipeline', 'data.sampling'),
   ),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }

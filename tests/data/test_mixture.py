@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vit_jax.data import fingerprints, pipeline
-from vit_jax.data.balance import Balanced
 from vit_jax.data.mixture import Mixed, Mixture
+from vit_jax.data.sampling import Balanced
 from vit_jax.data.subset import Subset
 
 

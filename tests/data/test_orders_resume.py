@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from vit_jax.data.balance import Balanced, Weighted
 from vit_jax.data.mixture import Mixed, Mixture
 from vit_jax.data.order import Repeated, Shuffled
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sampling import Balanced, Weighted
 from vit_jax.data.subset import Subset
 
 BATCH = 24

@@ -11,8 +11,9 @@ run resumes exactly, on any number of hosts and worker processes. `visits` must
 be picklable. Whatever the order, an epoch is as many positions as the source
 has examples.
 
-This module has the orders that need no more than the number of examples;
-balance.py has those by class and by weight, mixture.py that of a mixture.
+This module has the orders that need no more than the number of examples, and
+the visits of all; sampling.py has the orders by class and by weight, mixture.py
+that of a mixture.
 
 The order of an epoch is the permutation of `grain.experimental.index_shuffle`.
 That finds one place at a time: it encrypts numbers of at least 16 bits, again
@@ -177,6 +178,110 @@ def _integers(weights):
     if common > 2**40 or not math.isclose(ratio, fraction, rel_tol=1e-12):
       return [math.ceil(x * 2**40) for x in ratios]
   return [int(x * common) for x in exact]
+
+
+class BalancedOrder:
+  """Visits of classes in turn, equally often or in other proportions.
+
+  By default each K consecutive positions visit each of the K classes once, in
+  an order that depends on (seed, position // K). A class visits all of its
+  examples before it visits one again, in an order that depends on (seed, class,
+  round). So rare examples repeat, frequent ones take turns. Classes without
+  examples are left out. For other proportions see `Turns`.
+
+  Args:
+    labels: int [n], of all examples.
+    seed: of the order.
+    power, weights: see sampling.Balanced; weights float [K], None: all 1.
+
+  Raises:
+    ValueError: labels that are not one class per example; no weight for a
+      class; weights that are negative, not finite, or 0 for all examples.
+  """
+
+  def __init__(
+    self,
+    labels: np.ndarray,
+    seed: int,
+    *,
+    power: float = 0.0,
+    weights: np.ndarray | None = None,
+  ) -> None:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
+      raise ValueError(
+        f'Balanced needs one class per example; the labels are {labels.dtype} '
+        f'{labels.shape}. Use another order, such as Shuffled or Weighted.'
+      )
+    by_label = np.argsort(labels, kind='stable')
+    classes, starts = np.unique(labels[by_label], return_index=True)
+    members = np.split(by_label, starts[1:])
+    shares = np.array([len(x) for x in members], np.float64) ** power
+    if weights is not None:
+      weights = np.asarray(weights, np.float64)
+      check_weights('Balanced: weights', weights)
+      if classes[-1] >= len(weights):
+        raise ValueError(
+          f'Balanced: weights has {len(weights)} numbers, but there are '
+          f'examples of class {classes[-1]}. Give one number for each class.'
+        )
+      shares *= weights[classes]
+      if not shares.any():
+        raise ValueError(
+          'Balanced: weights is 0 for every class that has examples. At least '
+          'one of them must be above 0.'
+        )
+    self._members = [x for x, share in zip(members, shares) if share]
+    self._turns = Turns(shares[shares > 0].tolist(), seed)
+    self._seed = seed
+    # The last shuffle of each class: (round, indices).
+    self._shuffles = [(-1, members) for members in self._members]
+
+  def __call__(self, position: int) -> tuple[int, int]:
+    """Return (round of the class, index of the example) of a position."""
+    label, turn = self._turns(position)
+    members = self._members[label]
+    round_, place = divmod(turn, len(members))
+    kept, shuffle = self._shuffles[label]
+    if kept != round_:
+      places = shuffled(len(members), self._seed, round_, label)
+      shuffle = members[places]
+      self._shuffles[label] = round_, shuffle
+    return round_, int(shuffle[place])
+
+
+class WeightedOrder:
+  """Visits of examples that are drawn in proportion to weights.
+
+  The draw at a position depends on (seed, position). Each position is a visit
+  of its own.
+
+  Args:
+    weights: float [n], of the examples.
+    seed: of the order.
+    what: name of the weights, for messages.
+
+  Raises:
+    ValueError: weights that are negative, not finite, or all 0.
+  """
+
+  def __init__(
+    self, weights: np.ndarray, seed: int, *, what: str = 'weights'
+  ) -> None:
+    weights = np.asarray(weights, np.float64)
+    check_weights(what, weights)
+    self._bounds, self._seed = np.cumsum(weights / weights.max()), seed
+    self._last = int(np.flatnonzero(weights)[-1])
+
+  def __call__(self, position: int) -> tuple[int, int]:
+    """Return (position, index of the example) of a position."""
+    # The pipeline has 0 in the last word of its counters.
+    counter = np.array([0, 0, position, 1], np.uint64)
+    key = np.array([self._seed, 0], np.uint64)
+    draw = np.random.Philox(key=key, counter=counter).random_raw() >> 11
+    at = draw * 2.0**-53 * self._bounds[-1]
+    index = int(np.searchsorted(self._bounds, at, side='right'))
+    return position, min(index, self._last)  # `at` may be rounded up
 
 
 def check_weights(what: str, weights: np.ndarray) -> None:

@@ -94,7 +94,7 @@ class Data:
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    order: in which training visits the examples, see order.py, balance.py and
+    order: in which training visits the examples, see order.py, sampling.py and
       mixture.py. An epoch is always as many visits as there are examples.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
