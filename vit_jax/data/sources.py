@@ -56,7 +56,9 @@ def _tfds(name: str, **options: Any) -> Tfds:
     return Tfds(name, **options)
   with open(about) as file:
     info = json.load(file)
-  *above, _, version = os.path.abspath(os.path.dirname(about)).split('/')
+  *above, name, version = os.path.abspath(os.path.dirname(about)).split('/')
+  if version != info['version']:  # a folder of its own, see tools.prepare
+    return Tfds(version, data_dir='/'.join([*above, name]) or '/', **options)
   config = info.get('configName')
   if config:
     *above, _ = above
