@@ -113,7 +113,10 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  'changes': ('config', 'data.fingerprints', 'data.pipeline', 'workdirs'),
+  'changes': (
+    *('config', 'workdirs'),
+    *('data.fingerprints', 'data.pipeline', 'data.sampling'),
+  ),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 

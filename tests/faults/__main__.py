@@ -1,4 +1,4 @@
-"""python -m tests.faults: inject faults and print what was lost."""
+"""Command `python -m tests.faults`: inject faults, print the losses."""
 
 import argparse
 import sys
@@ -15,7 +15,9 @@ def main() -> int:
     '--scale', type=float, default=1.0, help='factor for numbers of injections'
   )
   parser.add_argument(
-    '--messages', action='store_true', help='also print what the user was told'
+    '--messages',
+    action='store_true',
+    help='also print the messages to the user',
   )
   options = parser.parse_args()
   if unknown := set(options.names) - set(FAULTS):

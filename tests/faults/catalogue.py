@@ -1,4 +1,4 @@
-"""All faults: importing a module of faults registers them."""
+"""All faults; importing their modules registers them."""
 
 from . import (  # noqa: F401
   changes,

@@ -24,7 +24,7 @@ def _write_images(folder: pathlib.Path) -> None:
 
 
 class _Change(NamedTuple):
-  """A change, and what the message must say; None: it is harmless."""
+  """A change, and the text expected in the message; None if harmless."""
 
   name: str
   expected: str | None
@@ -130,13 +130,14 @@ def changed_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
     if change.expected is None:
       lost = '' if status == 0 else f'refused: {run.output[-300:]}'
     elif status == 0:
-      lost = 'resumed without a word'
+      lost = 'resumed without a message'
     elif change.expected not in run.output or 'Traceback' in run.output:
       lost = f'another message: {run.output[-300:]}'
     elif _files(workdir) != _files(kept / 'run'):
       lost = 'files were written'
-    told = '' if change.expected is None else run.output.partition('...\n')[2]
-    yield Case(change.name, lost, told.replace(str(folder), ''))
+    is_refused = change.expected is not None
+    message = run.output.partition('...\n')[2] if is_refused else ''
+    yield Case(change.name, lost, message.replace(str(folder), ''))
 
 
 def _files(workdir):

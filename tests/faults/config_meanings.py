@@ -1,4 +1,4 @@
-"""Which values of an argument have a meaning, by the name of the argument.
+"""Ranges of meaningful values of arguments, by the name of the argument.
 
 The ranges are independent of the domains that the signatures declare.
 """
@@ -49,9 +49,9 @@ FREE_TEXT += r'|discard|.*_rule|head|block|stacked|cache_dir|path|data_dir'
 
 
 def has_meaning(mutation: Mutation) -> bool:
-  """Return whether a run with the mutated value is what someone may want."""
+  """Return whether a user may want a run with the mutated value."""
   if mutation.kind == 'missing':
-    return True  # an accepted one is an argument with a default
+    return True  # if it is accepted, the argument has a default
   if mutation.kind not in ('out of range', 'wrong type'):
     return mutation.kind == 'wrong target' and mutation.value == 'None'
   value, text = read(mutation.value), mutation.annotation

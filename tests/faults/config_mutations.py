@@ -44,11 +44,11 @@ class Mutation(typing.NamedTuple):
   Attributes:
     base: config and argument, one of BASES.
     path: dotted path of the key.
-    kind: what is changed.
-    new: the key that is set; the old one is removed. None: the key is removed.
-    value: of it, as Python source: it may be nan.
-    annotation: of the argument, as text.
-    argument: full name of the argument, for which a mutation is made once.
+    kind: kind of the change, such as 'out of range' or 'misspelt'.
+    new: key that replaces the last one of the path; None to remove that key.
+    value: value of the new key, as Python source, because it can be NaN.
+    annotation: annotation of the argument, as text.
+    argument: full name of the argument. Each is mutated in one base only.
   """
 
   base: str
@@ -96,7 +96,7 @@ TARGETS = {
 
 @functools.cache
 def base(name: str) -> ml_collections.ConfigDict:
-  """Return a base that can run here: its data are small and embedded."""
+  """Return a base that runs without files: its data are small and embedded."""
   config = configs.load(f'vit_jax:{name}').copy_and_resolve_references()
   with config.unlocked():
     for part in (config, *config.get('runs', {}).values()):
@@ -105,7 +105,7 @@ def base(name: str) -> ml_collections.ConfigDict:
         part.image_shape = (24, 24, 3)
         part.model = _model()
       _embed(part, 24 if is_evaluation else None)
-      for key in ('init_from', 'mesh'):  # weights and devices that are not here
+      for key in ('init_from', 'mesh'):  # they need files and devices
         if key in part:
           del part[key]
     if 'shared' in config:
@@ -119,7 +119,7 @@ def _model():
 
 
 def _embed(value, size=None):
-  """Replace every source in a config, in place, by one without files.
+  """Replace every source in a config, in place, with one without files.
 
   If a size is given, all images are resized to it.
   """
@@ -170,7 +170,7 @@ def _of_base(name):
 
 
 def _leaves(call, where):
-  """Yield (path, full argument, annotation, value, whether it is given)."""
+  """Yield (path, full argument, annotation, value, whether it is set)."""
   fn = call.fn if isinstance(call, configs.Call) else type(call)
   hints = _hints(fn)
   rest = ''
@@ -282,7 +282,7 @@ def _is_plain(value):
 
 
 def _values(annotation, value):
-  """Return {kind: values} that a leaf is changed to."""
+  """Return {kind: new values} of a leaf."""
   value = getattr(value, 'value', value)
   text = str(annotation)
   if annotation == 'target':

@@ -1,4 +1,4 @@
-"""A metrics.jsonl that something has damaged while the run was not running."""
+"""Damage to the metrics.jsonl of a run between two starts."""
 
 import json
 import pathlib
@@ -40,7 +40,8 @@ _DAMAGES: dict[str, Callable[[pathlib.Path], object]] = {
 }
 
 
-@fault(times=8, in_ci=2)
+# tests/test_records.py tests the other kinds of damage without a run.
+@fault(times=8, in_ci=1)
 def damaged_metrics(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Damaged metrics.jsonl, then the same command again."""
   killed = folder / 'killed'
@@ -62,7 +63,7 @@ def damaged_metrics(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 
 def _lost(workdir, *, all_earlier):
-  """Return which records are missing, or not valid; '' if none."""
+  """Return which records are missing or invalid; '' if none are."""
   expected, found = records(undisturbed()), records(workdir)
   found = [record for record in found if 'x' not in record]
   if all_earlier:  # the damage removed all earlier records

@@ -1,4 +1,4 @@
-"""The part of the wall time that goes into steps when a run is killed often."""
+"""Fraction of the wall time spent in steps when a run is killed often."""
 
 import pathlib
 import re
@@ -38,11 +38,11 @@ def killed_every_minute(folder: pathlib.Path, times: int) -> Iterator[Case]:
   work, saving, waiting for data and everything else.
 
   A single kill comes after 30 steps, and goodput is not compared, because it
-  depends on the machine. Always compared are the steps that a kill loses, and
-  the phases of the wall time.
+  depends on the machine. The steps that a kill loses and the phases of the wall
+  time are always checked.
   """
   is_long, flags, every = times > 1, [_TRANSFORMS], 200
-  if is_long:  # The first start of the others finds compiled programs, too.
+  if is_long:  # Compile first, so that all measured starts use the cache.
     _start(Run(folder, folder / 'compiled', *flags, config=_CONFIG)).kill()
   else:
     every = 10
@@ -77,7 +77,7 @@ def killed_every_minute(folder: pathlib.Path, times: int) -> Iterator[Case]:
     lost.append(f'{missing:.1f} of {wall:.1f} s are missing in the phases')
   lines = [x for x in run.output.splitlines() if 'goodput' in x]
   fractions = re.findall(r'([\d.]+)%', ''.join(lines))
-  # Each is rounded to 0.1%.
+  # Each fraction is rounded to 0.1%.
   if abs(sum(map(float, fractions)) - 100) > 0.05 * len(fractions):
     lost.append(f'the phases do not add up to 100%: {lines}')
   done = f'{times} kills in {wall:.0f} s, restarts of {restart:.1f} s'
@@ -100,7 +100,7 @@ def _last_step(workdir):
 
 
 def _lost_steps(run, reached, bound):
-  """Return what is wrong with the step at which a killed run resumes."""
+  """Return errors in the step at which a killed run resumes."""
   found = re.search(r'resumed at step (\d+)', run.output)
   if not found:
     return [f'not resumed: {run.output[-300:]}']

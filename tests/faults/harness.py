@@ -1,4 +1,4 @@
-"""The registry of faults, and the table of what they did.
+"""Registry of faults, and the table of their results.
 
 A fault is a generator, decorated with `fault`, that injects something into a
 run or a file and yields a Case for each injection.
@@ -36,9 +36,9 @@ class Fault:
   """A kind of fault.
 
   Attributes:
-    inject: generator (empty folder, number of injections) -> cases.
+    inject: generator function (empty folder, number of injections) -> cases.
     times: number of injections of `python -m tests.faults`.
-    in_ci: number of injections in the tests; 0 for those that take minutes.
+    in_ci: number of injections in the tests; 0 if the fault takes minutes.
   """
 
   inject: Inject
@@ -69,7 +69,7 @@ def fault(*, times: int = 1, in_ci: int = 1) -> Callable[[Inject], Inject]:
 
 @dataclasses.dataclass
 class Row:
-  """A line of the table: the cases of a fault, and how long they took."""
+  """Line of the table: the cases of a fault and their duration."""
 
   fault: Fault
   cases: list[Case]
@@ -107,9 +107,9 @@ HEADER = ('fault', 'injected', 'survived', 'lost')
 
 
 def run(fault: Fault, times: int) -> Row:
-  """Inject a fault so many times, in a temporary folder.
+  """Inject a fault `times` times, in a temporary folder.
 
-  An exception of the fault itself counts as a case that was not survived.
+  An exception of the fault itself counts as a case with a loss.
   """
   begin, cases = time.monotonic(), []
   with tempfile.TemporaryDirectory(prefix='vit_jax_fault_') as folder:

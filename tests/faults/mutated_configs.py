@@ -1,4 +1,4 @@
-"""Mutated configs: each is refused, or it has a meaning.
+"""Mutated configs, each of which is refused or has a meaning.
 
 `python -m tests.faults.mutated_configs` runs the mutations on stdin. The fault
 starts it, because some mutations must be stopped.
@@ -28,7 +28,7 @@ from .runs import ROOT
 
 SECONDS = 40  # for one mutation, which is traced without a cache
 
-# Outcomes. The first two are what a user wants.
+# Outcomes. The first two are correct.
 REFUSED = 'refused'
 ACCEPTED = 'accepted, has a meaning'
 UNCLEAR = 'refused, but the message does not name the key and the value'
@@ -82,8 +82,8 @@ def _refusal(mutation, error):
   from vit_jax import terminal
 
   text = f'{type(error).__name__}: {error}'
-  ours = isinstance(error, ValueError | FloatingPointError)
-  if not ours or not terminal._raised_by_vit_jax(error):
+  is_expected = isinstance(error, ValueError | FloatingPointError)
+  if not is_expected or not terminal._raised_by_vit_jax(error):
     last = traceback.extract_tb(error.__traceback__)[-1]
     return TRACEBACK, f'{text[:300]} ({last.filename}:{last.lineno})'
   named = _names(mutation, str(error)) and len(text) < 1200
@@ -91,7 +91,7 @@ def _refusal(mutation, error):
 
 
 def _names(mutation, text):
-  """Return whether a message names the key, and the value if it is one."""
+  """Return whether a message names the key and, if one is set, the value."""
   *parents, key = mutation.path.split('.')
   if mutation.kind == 'misspelt above':
     return parents[-1] in text
@@ -104,7 +104,7 @@ def _names(mutation, text):
     return stem in text
   value = read(mutation.value)
   if value is None and f'{mutation.path}=...' in text:
-    return True  # has to be set
+    return True  # the message asks to set the value
   shown = (
     [repr(value), str(value), f'{value:g}']
     if isinstance(value, float | int) and abs(value) < 1e308
@@ -160,7 +160,7 @@ class Worker:
   def close(self) -> None:
     if self._process is not None:
       self._process.kill()
-      with self._process:  # closes the pipes, and waits
+      with self._process:  # closes the pipes and waits
         self._process = None
 
 

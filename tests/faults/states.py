@@ -20,8 +20,8 @@ from .runs import (
   undisturbed,
 )
 
-# An objective whose loss is NaN for some micro-batches of 4 images: those whose
-# labels have this sum, which are one in 30.
+# An objective whose loss is NaN for micro-batches of 4 images whose labels have
+# a given sum. These are 1 in 30.
 _NAN_IF = """
 import jax.numpy as jnp
 
@@ -45,7 +45,7 @@ _ROLLBACK = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
 
 
 def _with_nan(folder):
-  """Return options of a Run that meets NaN in some batches."""
+  """Return options of a Run whose loss is NaN for some batches."""
   (folder / 'bad.py').write_text(_NAN_IF)
   return {'config': _NAN_CONFIG, 'env': _path(folder)}
 
@@ -57,7 +57,7 @@ def _path(folder):
 
 
 def _not_finite(workdir):
-  """Return the arrays of all checkpoints that have NaN or Inf."""
+  """Return the paths of all arrays in checkpoints that have NaN or Inf."""
   return [
     f'{step}/{path}'
     for step in steps(workdir)
@@ -105,7 +105,7 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
     else:
       lower = ['--config.schedule.overflows=false']
-      if steps(workdir):  # resumes, and is compared with the run before
+      if steps(workdir):  # it resumes and is compared with the last start
         lower.append('--allow_changes=schedule.overflows')
       again = Run(folder, workdir, *flags, *lower, **options)
       if again.finish():
@@ -141,7 +141,7 @@ def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 @fault(times=2)
 def rollbacks_of_hosts(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """NaN on two hosts: both go back to the same checkpoint."""
+  """NaN on two hosts: both return to the same checkpoint."""
   options = _with_nan(folder)
   for number in range(times):
     workdir = folder / f'hosts{number}'

@@ -2,9 +2,8 @@
 
 A mutator is a function (random.Random, bytes) -> (name, bytes). It knows the
 structure of a format, changes one part of it, and leaves the rest valid. The
-result is a damaged or a hostile file. Where a checksum covers what was changed,
-'resealed' in the name says that it was computed again: such a file is a valid
-file with another content.
+result is a damaged or a hostile file. 'resealed' in the name means that the
+checksum was computed again after the change, so the file is valid.
 """
 
 import copy
@@ -22,7 +21,7 @@ from typing import Any
 
 Mutator = Callable[[random.Random, bytes], tuple[str, bytes]]
 
-# A module in the folder of the worker, which writes a file when imported.
+# A module in the folder of the worker that writes a file when it is imported.
 CANARY = 'canary_of_the_mutations'
 CODE = f"__import__('{CANARY}').run()"
 _BOMB = 150_000_000  # unpacked size of a bomb in bytes
@@ -41,7 +40,7 @@ _LARGE = [2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63]
 
 
 def _number(rng: random.Random, value: int, limit: int) -> int:
-  """Return another number, often near the value or near a limit."""
+  """Return a random number, often near the value or near a limit."""
   found = rng.choice(
     [
       *(value + 1, value - 1, value * 2, value ^ (1 << rng.randrange(16))),
@@ -436,7 +435,7 @@ def json_tree(rng: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def _places(value):
-  """Yield (dict or list, key) of everything in a JSON value."""
+  """Yield (parent dict or list, key) of all values in JSON."""
   if isinstance(value, dict | list):
     for key in value if isinstance(value, dict) else range(len(value)):
       yield value, key
@@ -520,7 +519,7 @@ def safetensors_length(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   """Change the length of the header."""
   length = struct.unpack_from('<Q', data)[0]
   new = _number(rng, length, 2**64 - 1)
-  if rng.random() < 0.2:  # a header that is right, but has 6 MB of spaces
+  if rng.random() < 0.2:  # a valid header with 6 MB of spaces
     spaces = b' ' * 6_000_000
     head = struct.pack('<Q', length + len(spaces)) + data[8 : 8 + length]
     return 'length of the header', head + spaces + data[8 + length :]
