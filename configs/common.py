@@ -117,8 +117,13 @@ def own_images(split, **fields):
 
   It is a folder, or the name of another source, see data/sources.py.
   """
-  target = 'vit_jax.data.sources.open_source'
-  return folder(split) | {'target': target, **fields}
+  return {
+    **folder(split),
+    'target': 'vit_jax.data.sources.open_source',
+    'image_key': placeholder(str),
+    'label_key': placeholder(str),
+    **fields,
+  }
 
 
 def own_slice(split):
