@@ -221,7 +221,8 @@ class Maker:
       image = images.decode(
         image, self.features.channels, max_image_bytes=self.max_image_bytes
       )
-      is_turned = orientation(data) != 1
+      turns = example.get('exif', getattr(self.source, 'exif', True))
+      is_turned = turns and orientation(data) != 1
     else:
       data = None
       _check_pixels(image)

@@ -66,8 +66,8 @@ class Input:
       return sources.open_source(text, split=self.split, **options)
     try:
       return sources.open_source(text, **options)
-    except ValueError:
-      if split is None:
+    except ValueError as error:
+      if split is None or 'split' not in str(error):
         raise
       return sources.open_source(text, split=split, **options)
 
