@@ -211,8 +211,8 @@ class Tar:
         f'{self._name} contains the folders {folders}, which look like splits.'
         f' Choose one, e.g. split={folders[0]!r}.'
       )
-    found = tops
-    if split in folders:
+    found, in_split = tops, split in folders
+    if in_split:
       found = _folders(paths, [start + len(x) + 1 for x in tops])
       start += len(split) + 1
     elif split not in (None, *above):
@@ -223,7 +223,7 @@ class Tar:
     kept = [
       i
       for i, (top, name) in enumerate(zip(tops, found))
-      if name and (split not in folders or top == split)
+      if name and (not in_split or top == split)
     ]
     self.ignored += sum(not name for name in found)
     names = sorted({*found} - {''}) if names is None else names
