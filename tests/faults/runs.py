@@ -234,7 +234,8 @@ def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
     {
       key: value
       for key, value in record.items()
-      if key not in _OF_THE_CLOCK and not key.startswith('seconds/')
+      if key not in _OF_THE_CLOCK
+      and not key.startswith(('seconds/', 'data_wait/'))
     }
     for record in read_records(workdir)
   ]
@@ -306,7 +307,7 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     for name, events in found.items()
     # A run that is stopped by a signal shows its progress then, too.
     if name not in (*_OF_THE_CLOCK, 'progress')
-    and not name.startswith('seconds/')
+    and not name.startswith(('seconds/', 'data_wait/'))
   }
 
 

@@ -36,12 +36,14 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
 import math
 import pickle
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +59,14 @@ from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
+# Parts of making a batch, whose seconds are counted.
+PARTS = ('reading', 'decoding', 'transforming')
+
 _CHUNK = 32  # examples that a thread reads at a time
+# Cores that one process keeps busy. The GIL is held for a twentieth of the time
+# of an image, so more threads would begin to wait for it.
+_CORES_PER_PROCESS = 8
+_SHARE_OF_MEMORY = 4  # Complete batches take at most 1 / 4 of the memory.
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
@@ -89,8 +98,13 @@ class Data:
     image_size: int or (H, W). The sizes in `transforms` are scaled so that the
       images have this size. None: as the transforms say.
     num_workers: number of reading processes, see workers.py. 0 reads on
-      threads, which suits decoding; processes suit sources and transforms that
-      hold the GIL.
+      threads of this process, which suits decoding; processes suit sources and
+      transforms that hold the GIL. None: 0 on up to 16 cores, then one for each
+      8 cores.
+    num_threads: number of reading threads over all of these processes. None: 2
+      for each core, at most 16 in a process.
+    prefetch: number of batches that are complete before they are asked for.
+      They are limited to a quarter of the memory of this machine.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
@@ -108,7 +122,9 @@ class Data:
   source: Source
   batch_size: Annotated[int, Range(1, 2**20)]
   transforms: Sequence[Transform] = ()
-  num_workers: Natural = 0
+  num_workers: Natural | None = None
+  num_threads: Annotated[int, Range(1, 1024)] | None = None
+  prefetch: Annotated[int, Range(1, 64)] = 2
   on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
   labels: bool = True
   balanced: bool = False
@@ -117,7 +133,8 @@ class Data:
   max_worker_restarts: Natural = 3
 
   def __post_init__(self) -> None:
-    workers.check_count('num_workers', self.num_workers)
+    if self.num_workers is not None:
+      workers.check_count('num_workers', self.num_workers)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
@@ -125,10 +142,21 @@ class Data:
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
+  def processes_and_threads(self) -> tuple[int, int]:
+    """Return the numbers of reading processes, and of threads in each."""
+    cores, processes = workers.cores(), self.num_workers
+    if processes is None:
+      processes = cores // _CORES_PER_PROCESS if cores > 16 else 0
+    share = max(1, processes)
+    if self.num_threads is None:
+      return processes, max(1, min(16, 2 * cores // share))
+    return processes, math.ceil(self.num_threads / share)
+
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
     examples = _Examples(dataclasses.replace(self, on_error='skip'))
-    image, label, _ = examples.load(0, 0, replace=True)
+    spent: dict[str, Any] = collections.Counter()
+    image, label, _ = examples.load(0, 0, spent, replace=True)
     return {'image': image, 'label': label}
 
   def train_batches(
@@ -296,11 +324,12 @@ class _Examples:
     self._num_classes = num_classes
     self.at = order or EpochOrder(count, seed)
 
-  def load(self, epoch, index, *, replace):
+  def load(self, epoch, index, spent, *, replace):
     """Return (image, label, number of unreadable examples before it).
 
     With `replace` and on_error='skip', the next readable example by index
     replaces an unreadable one and is augmented with the same random numbers.
+    The seconds of each part are added to the Counter `spent`.
     """
     count, first_error = len(self.source), None
     replace = replace and self.data.on_error == 'skip'
@@ -308,26 +337,31 @@ class _Examples:
     for skipped in range(tries):
       actual = (index + skipped) % count
       try:
-        image, label = self._read(actual)
+        image, label = self._read(actual, spent)
       except _Unreadable as error:
         if not replace:
           raise
         first_error = first_error or error
       else:
-        return self._transform(image, epoch, index, actual), label, skipped
+        image = self._transform(image, epoch, index, actual, spent)
+        return image, label, skipped
     raise ValueError(
       f'gave up after {tries} unreadable examples in a row. The first error:'
       f' {first_error}'
     )
 
-  def _read(self, index):
+  def _read(self, index, spent):
+    begin = time.perf_counter()
     try:
       example = self.source[index]
       image = example['image']
+      read = time.perf_counter()
       if isinstance(image, bytes):
         channels = getattr(self.source, 'channels', 3)
         limit = self.data.max_image_bytes
         image = images.decode(image, channels, max_image_bytes=limit)
+      spent['reading'] += read - begin
+      spent['decoding'] += time.perf_counter() - read
     except (OSError, ValueError) as error:
       raise _Unreadable(
         f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
@@ -361,9 +395,10 @@ class _Examples:
       f' num_classes={limit}.'
     )
 
-  def _transform(self, image, epoch, index, actual):
+  def _transform(self, image, epoch, index, actual, spent):
     if not self.data.transforms:
       return image
+    begin = time.perf_counter()
     # A counter-based generator: (seed, epoch) is its key and `index` a word of
     # its counter, so no two examples share a stream.
     key = np.array([self._seed, epoch], np.uint64)
@@ -377,6 +412,7 @@ class _Examples:
       except Exception as error:
         error.add_note(f'In {transform} on {self._where(actual)}.')
         raise
+    spent['transforming'] += time.perf_counter() - begin
     return image
 
   def _where(self, index):
@@ -442,27 +478,30 @@ class _Chunks:
 
   def _train(self, positions):
     load, at = self._examples.load, self._examples.at
-    rows = [load(*at(p), replace=True) for p in positions]
-    return _stack(rows, skipped=sum(skipped for _, _, skipped in rows))
+    spent = collections.Counter()
+    rows = [load(*at(p), spent, replace=True) for p in positions]
+    skipped = sum(skipped for _, _, skipped in rows)
+    return _stack(rows, skipped=skipped, spent=spent)
 
   def _evaluation(self, positions):
-    rows = [self._evaluation_row(index) for index in positions]
+    spent = collections.Counter()
+    rows = [self._evaluation_row(index, spent) for index in positions]
     mask = np.array([row is not None for row in rows])
     # Padding is zero and has the shape of any other example.
     like = next(filter(None, rows), None)
-    like = like or self._examples.load(0, 0, replace=True)
+    like = like or self._examples.load(0, 0, spent, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
     index = np.array(positions, np.int32)
     skipped = int(np.sum(~mask & (index < self._end)))
     rows = [row or padding for row in rows]
-    return _stack(rows, mask=mask, index=index, skipped=skipped)
+    return _stack(rows, mask=mask, index=index, skipped=skipped, spent=spent)
 
-  def _evaluation_row(self, index):
+  def _evaluation_row(self, index, spent):
     """Return the loaded example; None for padding and skipped examples."""
     if index >= self._end:
       return None
     try:
-      return self._examples.load(0, index, replace=False)
+      return self._examples.load(0, index, spent, replace=False)
     except _Unreadable:
       if self.data.on_error == 'raise':
         raise
@@ -505,23 +544,32 @@ def _assemble(chunks):
     if 'error' in chunk:
       raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
+  spent = sum((chunk.pop('spent') for chunk in chunks), collections.Counter())
   batch = chunks[0]
   if len(chunks) > 1:
     _check_shapes([chunk['image'][0] for chunk in chunks])
     batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
-  return {**batch, 'skipped': skipped}
+  return {**batch, 'skipped': skipped, 'spent': spent}
 
 
 # Batches, in the process that uses them.
 
 
 class TrainBatches:
-  """Iterator over batches."""
+  """Iterator over batches.
+
+  Attributes:
+    position: of the first example of the next batch.
+    skipped: number of unreadable examples so far.
+    spent: {part, see PARTS: seconds}, over all threads and processes, of the
+      batches so far.
+  """
 
   def __init__(self, chunks: '_Chunks', skipped: int = 0) -> None:
     self._batch_size = chunks.data.batch_size
     self.position: int = chunks.start
     self.skipped: int = skipped
+    self.spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     self._iterator = [_Ahead(chunks)]
     # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
@@ -538,6 +586,8 @@ class TrainBatches:
       self.close()
       raise
     self.skipped += int(batch.pop('skipped'))
+    for part, seconds in batch.pop('spent').items():
+      self.spent[part] += seconds
     self.position += self._batch_size
     return batch
 
@@ -569,16 +619,20 @@ class EvalBatches:
 
 
 class _Ahead:
-  """Iterator that makes the next batch while the caller uses this one."""
+  """Iterator that makes the next batches while the caller uses this one."""
 
   def __init__(self, chunks: _Chunks) -> None:
     self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
+    self._prefetch = chunks.data.prefetch
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._next = self._pool.submit(self._make)
+    self._next = collections.deque([self._pool.submit(self._make)])
 
-  def __next__(self) -> Batch:
-    batch = self._next.result()
-    self._next = self._pool.submit(self._make)
+  def __next__(self) -> dict[str, Any]:
+    batch = self._next.popleft().result()
+    size = sum(x.nbytes for x in batch.values() if isinstance(x, np.ndarray))
+    most = max(1, workers.memory() // _SHARE_OF_MEMORY // size)
+    while len(self._next) < min(self._prefetch, most):
+      self._next.append(self._pool.submit(self._make))
     return batch
 
   def _make(self):
@@ -594,20 +648,19 @@ class _Ahead:
 
 def _read_ahead(chunks):
   """Return an iterator over the chunks, read by threads or by processes."""
-  data, threads = chunks.data, min(16, 2 * workers.cores())
-  indices = range(len(chunks))
-  if not data.num_workers:
+  data, indices = chunks.data, range(len(chunks))
+  processes, threads = data.processes_and_threads()
+  if not processes:
     ahead = threads + chunks.per_batch
     return workers.Threads(
       chunks.__getitem__, indices, threads=threads, ahead=ahead
     )
-  threads = max(1, threads // data.num_workers)
   return workers.Processes(
     chunks.__getitem__,
     indices,
-    processes=data.num_workers,
+    processes=processes,
     threads=threads,
     # One more than the share of a worker in the next batch.
-    ahead=threads + math.ceil(chunks.per_batch / data.num_workers) + 1,
+    ahead=threads + math.ceil(chunks.per_batch / processes) + 1,
     max_restarts=data.max_worker_restarts,
   )
