@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 KINDS = {  # the first is the default
   'imagenet': Kind((375, 500), 90, 6, 64),
   'records': Kind((256, 341), 90, 6, 64),
-  'photographs': Kind((3000, 4000), 90, 2, 4),
+  'photographs': Kind((3000, 4000), 90, 4, 4),
 }
 
 
