@@ -107,7 +107,7 @@ def add_finetuning(runs, values, *words, path, args):
     runs[f'finetune_{path}_{data}_seed{seed}'] = follow(config, values)
 
 
-# What reports take.
+# Functions that reports use.
 
 
 def few_shot(runs, tiny, **best):

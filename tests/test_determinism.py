@@ -1,4 +1,4 @@
-"""What is bit-identical on a CPU, as docs/faults.md says."""
+"""Results that are bit-identical on a CPU, as docs/faults.md says."""
 
 import numpy as np
 import pytest

@@ -91,7 +91,7 @@ MODULES = {
     ),
     *('distributed', 'eta', 'reuse', 'weights.formats', 'workdirs'),
   ),
-  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations'),
+  'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
   'optim': (),
   'sharding': ('models.mesh',),

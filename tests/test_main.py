@@ -38,6 +38,13 @@ def get_config(argument=''):
   exec(argument.replace(';', '\\n'))
   return config
 """
+EVALS = """config.evals = dict(test=dict(
+  target='vit_jax.evals.classification.Classification', every_steps=1,
+  data=dict(batch_size=64, source=dict(
+    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
+  '\n', ' '
+)
+RESIZE = 'vit_jax.data.transforms.Resize'
 
 
 @pytest.fixture(scope='module')
@@ -107,6 +114,11 @@ def call(config, workdir, *flags):
       [],
       r'NonFiniteError: .* in step \d',
     ),
+    (
+      f"{EVALS};config.data.transforms = [dict(target='{RESIZE}', size=16)]",
+      [],
+      r'ValueError: evals\.test: The images need a table',
+    ),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
     ('', ['--profile=x'], r"profile='x' is neither a step nor FIRST:LAST"),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
@@ -170,14 +182,6 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert stored.find(tmp_path).name == '2'
   params, _ = stored.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
-
-
-EVALS = """config.evals = dict(test=dict(
-  target='vit_jax.evals.classification.Classification', every_steps=1,
-  data=dict(batch_size=64, source=dict(
-    target='vit_jax.data.embedded.digits.Digits', split='test'))))""".replace(
-  '\n', ' '
-)
 
 
 @pytest.mark.slow

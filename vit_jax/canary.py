@@ -19,10 +19,10 @@ from vit_jax import environment
 from vit_jax.types import Shape
 
 # Largest error (see `run`) that rounding explains, by the least accurate dtype
-# in a computation. At most a third of it was measured on CPUs. What is not
-# rounding, such as values of another row, makes errors of about 1.
+# in a computation. At most a third of it was measured on CPUs. Errors
+# that are not rounding, such as values of another row, are about 1.
 BOUNDS = {'float32': 4e-5, 'tf32': 0.06, 'bfloat16': 0.25}
-# What devices round the factors of a float32 product to, by default.
+# Dtype to which devices round the factors of a float32 product, by default.
 _PRODUCTS = {'cpu': 'float32', 'gpu': 'tf32', 'tpu': 'bfloat16'}
 
 

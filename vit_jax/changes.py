@@ -1,4 +1,4 @@
-"""Which changes of a run, or between its hosts, are allowed.
+"""Rules for changes of a run, and for differences between its hosts.
 
 A run that resumes is compared with what was saved of its last start: every
 argument, defaults included, and a fingerprint of each source of data. Hosts are
@@ -44,7 +44,7 @@ OF_THE_MACHINE = frozenset(
   }
 )
 HARMLESS = OF_THE_MACHINE | {
-  # What is written, when, and what is kept of it.
+  # Files that a run writes.
   'vit_jax.train.train.log_every',
   'vit_jax.train.train.writers',
   'vit_jax.train.train.profile',
@@ -54,7 +54,7 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.evaluate.evaluate.writers',
   'vit_jax.evaluate.evaluate.name',
   'vit_jax.evaluate.evaluate.dry_run',
-  # How the same computation is done: equal up to rounding on any mesh.
+  # Layout of the computation: results are equal up to rounding.
   'vit_jax.train.train.mesh',
   'vit_jax.train.train.sharding',
   'vit_jax.evaluate.evaluate.mesh',
@@ -62,7 +62,7 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.models.vit.VisionTransformer.remat',
   'vit_jax.models.resnet.ResNet.remat',
   'vit_jax.models.mixer.MlpMixer.remat',
-  # Whether a run that cannot continue ends. Before that they do nothing.
+  # Behaviour of a run that cannot continue. Before that they do nothing.
   'vit_jax.train.train.on_nan',
   'vit_jax.train.train.max_rollbacks',
   'vit_jax.data.pipeline.Data.on_error',
@@ -80,7 +80,7 @@ class ChangedRunError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-  """What the results of a run depend on.
+  """Arguments and data that the results of a run depend on.
 
   Attributes:
     config: {key: JSON value} of the arguments.

@@ -50,7 +50,7 @@ _ASIDE = 'damaged-'  # Prefix of the names of checkpoints that are set aside.
 @checked
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-  """When checkpoints are written and which of them are kept.
+  """Rules for writing and keeping checkpoints.
 
   Attributes:
     every: time between checkpoints; None for one at the end. A run that is

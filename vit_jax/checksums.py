@@ -208,7 +208,7 @@ class Handler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class SaveArgs(ocp.args.CheckpointArgs):
-  """What the item 'checksums' consists of."""
+  """Content of the item 'checksums'."""
 
   checksums: Checksums
 

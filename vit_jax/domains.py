@@ -245,7 +245,7 @@ def _hint(fn, annotation):
     return None
 
 
-# What fits.
+# Values that fit.
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -364,7 +364,7 @@ def domains_of(annotation: Any) -> list[Any]:
   return [each for each in metadata if hasattr(each, 'holds')]
 
 
-# What is expected, in words.
+# Expected values, in words.
 
 _NAMES = {
   bool: 'True or False',

@@ -9,10 +9,9 @@ from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal, tree
 from vit_jax.data.pipeline import Data
+from vit_jax.device_memory import GIB
 from vit_jax.durations import Timeline
 from vit_jax.types import Model, Shape
-
-GIB = 2**30
 
 
 def report_training(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import config as configs
+from vit_jax import reuse
 from vit_jax.analysis import flops
 from vit_jax.data.pipeline import Data
 from vit_jax.durations import Timeline
@@ -93,27 +94,10 @@ def costs(runs: Mapping[str, Any]) -> dict[str, Cost] | None:
     flops = known[key]
     if flops is None:
       return None
-    found[name] = Cost(flops[0], flops[1], programs(config) not in seen)
-    seen.add(programs(config))
+    programs = reuse.programs(config)
+    found[name] = Cost(flops[0], flops[1], first=programs not in seen)
+    seen.add(programs)
   return found
-
-
-def programs(config: Any) -> str:
-  """Return a text that is equal for runs which compile the same programs.
-
-  It is the config without seeds and without the weights to start from.
-  """
-  values = config.to_dict()
-  values.pop('init_from', None)
-  return repr(_without_seeds(values))
-
-
-def _without_seeds(value):
-  if isinstance(value, dict):
-    return {k: _without_seeds(v) for k, v in value.items() if k != 'seed'}
-  if isinstance(value, list | tuple):
-    return [_without_seeds(v) for v in value]
-  return value
 
 
 def _flops(config):

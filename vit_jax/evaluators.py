@@ -12,6 +12,7 @@ and `mesh` what it takes. Optional attributes of an evaluator:
                           which are then written, see reports/confusion.py
 """
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -29,7 +30,7 @@ from vit_jax.types import Model, Params, Preprocess
 
 
 class Evaluator(Protocol):
-  """What is required of an evaluator; see the module docstring."""
+  """Interface of evaluators, see the module docstring."""
 
   def run(self, params: Any) -> Mapping[str, float]: ...
 
@@ -63,7 +64,8 @@ def make(
   """
   made = {}
   for name, factory in evals.items():
-    evaluator = _make(factory, model, preprocess=preprocess, mesh=mesh)
+    with _named(name):
+      evaluator = _make(factory, model, preprocess=preprocess, mesh=mesh)
     if not callable(getattr(evaluator, 'run', None)):
       raise ValueError(
         f'evals.{name} is {evaluator!r}, which has no method run(params). '
@@ -71,9 +73,19 @@ def make(
       )
     _check_class_names(name, class_names, evaluator)
     if check := getattr(evaluator, 'check', None):
-      check(abstract_params)
+      with _named(name):
+        check(abstract_params)
     made[name] = evaluator
   return made
+
+
+@contextlib.contextmanager
+def _named(name):
+  """Context manager that prepends the config key of an evaluator to errors."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'evals.{name}: {error}') from error
 
 
 def check_metric(

@@ -32,8 +32,8 @@ LearningRate = float | Callable[[Any], Any]  # a number, or step -> number
 # Weight decay, or anything else that a learning rate multiplies.
 Strength = Annotated[float, domains.Range(0, 1e4)]
 Small = Annotated[float, domains.Range(0, 1)]  # epsilon of a division
-# What makes a transformation of optax, with the domains of the arguments that
-# its rules have: optax annotates them as arrays of any kind.
+# A function that makes a transformation of optax, with the domains of the
+# arguments that its rules have: optax annotates them as arrays of any kind.
 Rule = Annotated[
   Callable[..., optax.GradientTransformation],
   *((name, domains.Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),

@@ -1,4 +1,4 @@
-"""Where arrays live: a mesh, path rules, and batches laid over it.
+"""Placement of arrays: a mesh, path rules, and batches laid over it.
 
 The model and the train step know nothing of this file (a model only knows which
 mesh axes split the batch, models/mesh.py). Three mesh axes are enough for all

@@ -19,7 +19,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Process:
-  """What is known about the signals of this process.
+  """State of the signals of this process.
 
   Attributes:
     writer: file descriptor of which the thread has the other end, or None.

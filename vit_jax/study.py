@@ -97,7 +97,7 @@ def study(
     dry_run: stop after all checks.
 
   Returns:
-    What each report returns.
+    list of the values that the reports return.
 
   Raises:
     changes.ChangedRunError: before any run, if the config of one that is done
@@ -141,8 +141,8 @@ def study(
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     _stop_if_asked(name)
-    same = following and eta.programs(runs[following])
-    if same != eta.programs(runs[name]):
+    same = following and reuse.programs(runs[following])
+    if same != reuse.programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
   page.write_at_end(workdir)
@@ -325,7 +325,7 @@ class _Start(NamedTuple):
 def _check_changes(runs, workdir, allow_changes):
   """Return {name: _Start}; ChangedRunError for a run that has begun or ended.
 
-  What `best_of` takes is not compared: it is known when its turn comes.
+  Values from `best_of` are not compared: they are known later.
   """
   starts, refused, known = {}, [], {'runs'}
   for name, config in runs.items():

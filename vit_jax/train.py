@@ -60,7 +60,7 @@ from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.writers import MetricsWriter
 
-# What rollbacks add to the item 'data' of checkpoints, and to the metrics.
+# Counts of rollbacks, in the item 'data' of checkpoints and in the metrics.
 _COUNTS = ('rollbacks', 'batches_skipped')
 
 
@@ -69,7 +69,7 @@ class Evaluation:
   """An evaluator of a training run, and when it runs.
 
   Attributes:
-    evaluator: what makes it, see evaluators.py. In a config, the `target`.
+    evaluator: factory of it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
   """
 
@@ -312,7 +312,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-  """What the setup of a run has made, for its attempts.
+  """Objects that the setup of a run has made, for its attempts.
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
   the batches from a position, and the Monitor from a step. `describe` writes
@@ -439,7 +439,8 @@ def _attempt(
         )
       stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
-        _check_finite(run, step, state, monitor)
+        if not due:  # else it was checked before the evaluators
+          _check_finite(run, step, state, monitor)
         run.claim.check()
         with monitor.pause('saving'):
           saved = {
@@ -503,10 +504,12 @@ def run_evaluators(
   params: Params,
   monitor: Monitor,
 ) -> dict[str, float]:
-  """Run the evaluators, log and return {'NAME/METRIC': value}."""
+  """Run the evaluators, log and return {'NAME/METRIC': value}.
+
+  The metrics of this step must have been flushed.
+  """
   results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
-    monitor.flush()
     with monitor.pause('evals'):
       found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import config, distributed
+from vit_jax import config, distributed, storage
 from vit_jax.files import PathLike, check_remote, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
@@ -67,7 +67,7 @@ class Claim:
   """
 
   def __init__(self, workdir: PathLike) -> None:
-    self._path = epath.Path(workdir) / '.claim'
+    self._path = epath.Path(workdir) / storage.MARK
     self._own = f'process {os.getpid()} of {platform.node()}, '
     self._own += datetime.datetime.now(datetime.UTC).isoformat()
     self._checked = time.monotonic()
@@ -207,7 +207,7 @@ def newest_step(workdir: PathLike) -> int | None:
 def written(workdir: PathLike) -> str:
   """Return a line that names the files and folders in workdir.
 
-  What has no suffix counts as a folder; asking an object store is slow.
+  A name without a suffix counts as a folder; asking an object store is slow.
   """
   names = sorted(path.name for path in epath.Path(workdir).iterdir())
   names = [name for name in names if not name.startswith('.')]

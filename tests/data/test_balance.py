@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data import balance, pipeline
+from vit_jax.data.order import BalancedOrder
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 
 COUNTS = (50, 7, 1, 0, 3)  # of each class; one is empty
@@ -47,7 +48,7 @@ def batches(count, *, start=0, seed=0, **process):
 
 
 def test_each_class_is_visited_equally_often():
-  order = balance.BalancedOrder(LABELS, seed=3)
+  order = BalancedOrder(LABELS, seed=3)
   visits = [order(p) for p in range(4 * 100)]
   labels = LABELS[[index for _, index in visits]].reshape(100, 4)
   np.testing.assert_array_equal(np.sort(labels), [[0, 1, 2, 4]] * 100)
@@ -59,7 +60,7 @@ def test_each_class_is_visited_equally_often():
     assert all(n in (100 // count, 100 // count + 1) for n in seen)
   # Visits of one example differ in what their augmentation is drawn from.
   assert len(set(visits)) == len(visits)
-  assert visits != [balance.BalancedOrder(LABELS, 4)(p) for p in range(400)]
+  assert visits != [BalancedOrder(LABELS, 4)(p) for p in range(400)]
 
 
 def test_it_resumes_exactly_on_any_number_of_hosts():
@@ -82,7 +83,7 @@ def test_evaluation_visits_each_example_once():
 
 def test_balance_needs_one_class_per_example():
   with pytest.raises(ValueError, match=r'one class per example.*\(3, 5\)'):
-    balance.BalancedOrder(np.zeros((3, 5), np.float32), 0)
+    BalancedOrder(np.zeros((3, 5), np.float32), 0)
 
 
 def test_class_weights():

@@ -1,4 +1,4 @@
-"""What can be named in a config, and which arguments it takes."""
+"""Functions and classes that a config can name, and their arguments."""
 
 import collections.abc
 import dataclasses

@@ -1,12 +1,11 @@
-"""Imbalanced classes: visit each class equally often, or weight the loss."""
+"""Weights of the loss for classes of different sizes."""
 
 import numpy as np
 
 from vit_jax.data import pipeline
-from vit_jax.data.order import BalancedOrder as BalancedOrder
 
 
-def class_weights(source: 'pipeline.Source') -> tuple[float, ...]:
+def class_weights(source: pipeline.Source) -> tuple[float, ...]:
   """Return n / (K n_c) for each class c, to weight the loss of its examples.
 
   n is the number of examples, n_c that of class c, and K the number of classes

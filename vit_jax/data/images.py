@@ -181,7 +181,7 @@ def _open(data, max_pixels):
 
 
 class _Header(NamedTuple):
-  """What the beginning of a file says.
+  """Facts from the beginning of an image file.
 
   Attributes:
     height, width: in pixels.

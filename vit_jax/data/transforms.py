@@ -4,11 +4,13 @@
 own generator `rng`, so a transform may draw any number of random numbers.
 
 Interpolations, all with half-pixel centres: 'nearest', 'bilinear', 'bicubic',
-'area' (mean over the covered box when shrinking; bilinear when enlarging) and
-'lanczos'. When shrinking, only 'area' filters out high frequencies, unless
-antialias=True, which stretches the kernel over the covered box as Pillow and
-the antialiased resizes of other frameworks do. The cubic kernel has a = -0.75
-without and -0.5 with antialiasing; lanczos has 4 and 3 lobes.
+'area' and 'lanczos'. 'area' is the mean over the box of the image that a pixel
+covers, whether it shrinks or enlarges: it equals TensorFlow's 'area', rounded
+to the nearest integer. When shrinking, only 'area' filters out high
+frequencies, unless antialias=True, which stretches the kernel over the covered
+box as Pillow and the antialiased resizes of other frameworks do. The cubic
+kernel has a = -0.75 without and -0.5 with antialiasing; lanczos has 4 and 3
+lobes.
 """
 
 import dataclasses
@@ -40,6 +42,9 @@ def resize(
     return image
   if antialias:
     return _resize_antialiased(image, height, width, interpolation)
+  shrinks = height <= image.shape[0] and width <= image.shape[1]
+  if interpolation == 'area' and not shrinks:
+    return _enlarge_area(image, height, width)
   cv2 = images.opencv()
   code = {
     'nearest': cv2.INTER_NEAREST_EXACT,
@@ -48,11 +53,29 @@ def resize(
     'area': cv2.INTER_AREA,
     'lanczos': cv2.INTER_LANCZOS4,
   }[interpolation]
-  shrinks = height <= image.shape[0] and width <= image.shape[1]
-  if interpolation == 'area' and not shrinks:
-    code = cv2.INTER_LINEAR  # INTER_AREA would enlarge in blocks
   out = cv2.resize(image, (width, height), interpolation=code)
   return out.reshape(height, width, image.shape[2])  # cv2 drops a C of 1
+
+
+def _enlarge_area(image, height, width):
+  """Return the mean of the box of each pixel; one side or both enlarge.
+
+  INTER_AREA is this mean only if both sides shrink or both enlarge, so they
+  shrink first. Pixels are rounded once, at the end.
+  """
+  cv2 = images.opencv()
+  old = min(height, image.shape[0]), min(width, image.shape[1])
+  out = cv2.resize(
+    image.astype(np.float32), old[::-1], interpolation=cv2.INTER_AREA
+  )
+  # If a box starts at the edge of a pixel, rounding can make OpenCV take the
+  # pixel before it. Boxes that are larger by 1e-9 start after the edge.
+  fy, fx = (
+    new / before * (1 - 1e-9) for new, before in zip((height, width), old)
+  )
+  out = cv2.resize(out, None, fx=fx, fy=fy, interpolation=cv2.INTER_AREA)
+  out = np.rint(out).astype(np.uint8)
+  return out.reshape(height, width, image.shape[2])
 
 
 def _resize_antialiased(image, height, width, interpolation):

@@ -20,7 +20,7 @@ _MEANS = ('accuracy', 'top5_accuracy', 'loss')  # metrics that are means
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-  """What a classifier predicted for each example that counts.
+  """Predictions of a classifier for all examples that count.
 
   Attributes:
     index: int [n], of each example in the source.

@@ -143,7 +143,7 @@ class Prediction:
 
   @property
   def target(self) -> patch_targets.Colours | patch_targets.Pixels:
-    """What is predicted, see patch_targets.py."""
+    """Function that makes the targets, see patch_targets.py."""
     if self.task.predict == 'pixels':
       return patch_targets.Pixels(self.preprocess)
     one = self.task.predict == 'mean_colour'

@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+MAX_BYTES = 8_000_000  # of a file that becomes part of a page
+
 
 class Html(str):
   """Text that is HTML already."""
@@ -92,6 +94,12 @@ def table(
 def fold(title: str, *children: Any, **attributes: Any) -> Html:
   """Return content that a click on the title shows."""
   return tag('details', tag('summary', title), *children, **attributes)
+
+
+def section(title: str, *children: Html | None) -> Html | None:
+  """Return a section with a heading; None if it has no content."""
+  children = tuple(child for child in children if child)
+  return tag('section', tag('h2', title), *children) if children else None
 
 
 def script(values: Any) -> Html:

@@ -1,4 +1,4 @@
-"""What the figures of all reports share."""
+"""Parts that the figures of all reports share."""
 
 import io
 import math

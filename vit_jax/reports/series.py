@@ -12,6 +12,8 @@ _NOT_DRAWN = re.compile(
   r'|.*/(num_examples|num_unlabelled|skipped)'
   r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
 )
+# Details that only tables show.
+DETAIL = re.compile(r'.*/class_accuracy/.*|.*_seed\d+')
 # Charts in the order of this list, and the group that each belongs to.
 _GROUPS = {
   'speed': (

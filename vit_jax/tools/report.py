@@ -18,6 +18,7 @@ import jax
 
 from vit_jax import terminal
 from vit_jax.reports import page
+from vit_jax.reports.workdir import Workdir
 from vit_jax.tools import arguments
 
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   # A training that is running may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')
   with terminal.one_message():
-    found = page.Workdir(args.workdir)
+    found = Workdir(args.workdir)
     for run in found.runs() if found.is_study else []:
       if run.records:
         page.write(run.path)

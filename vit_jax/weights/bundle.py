@@ -63,7 +63,7 @@ _FIELDS = {  # short name: field of the model, field of that part
   'gelu': ('block', 'gelu'),
   'norm_eps': ('block', 'norm_eps'),
 }
-# What a constructor raises for fields of a wrong type.
+# Errors that a constructor raises for fields of a wrong type.
 _ANY_FIELDS = (LookupError, ArithmeticError, TypeError, AttributeError)
 _HEADS = {width: heads for width, _, _, heads in SIZES.values()}
 

@@ -163,8 +163,8 @@ def describe(
 def _one_message(path):
   """Turn any error about a file into one ValueError that names it.
 
-  What is in the file of others may be anything, and so may the errors of the
-  libraries that read it. Messages have 60 lines of 400 characters at most.
+  A file of others may contain anything, so the libraries that read it may raise
+  any error. Messages have 60 lines of 400 characters at most.
   """
   try:
     yield

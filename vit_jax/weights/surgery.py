@@ -75,7 +75,7 @@ _NO_PARAMETERS = (
 
 @dataclasses.dataclass
 class Report:
-  """How each parameter was adapted, except those loaded unchanged."""
+  """Human-readable report of the parameters that were adapted."""
 
   loaded: int = 0
   notes: list[str] = dataclasses.field(default_factory=list)

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 
 from vit_jax import metrics, terminal
+from vit_jax.device_memory import GIB
 from vit_jax.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import costs
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jax.experimental import topologies
 from vit_jax import config as configs
 from vit_jax import sharding
 from vit_jax.analysis import flops
+from vit_jax.device_memory import GIB
 from vit_jax.durations import Timeline
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
@@ -157,7 +158,7 @@ def lower(
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
-    'arguments_gib': argument_bytes / report.GIB,
+    'arguments_gib': argument_bytes / GIB,
     'model_tflop': flop / 1e12,
   }
 

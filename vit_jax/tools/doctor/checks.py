@@ -315,6 +315,6 @@ def _step_by_numpy(params, images, labels):
 
 
 def _without_key_biases(loss, norm, updates):
-  """Leave out the biases of keys, whose gradient is 0 but for rounding."""
+  """Leave out the biases of keys, whose gradient is only rounding errors."""
   found = tree.flatten(updates) | {'loss': loss, 'grad_norm': norm}
   return {k: v for k, v in found.items() if not k.endswith('key/bias')}
