@@ -269,7 +269,7 @@ def balance(config, *, balanced, class_weights):
       "'balanced' and 'class_weights' both make up for rare classes. Keep one."
     )
   if balanced:
-    config.data.balanced = True
+    config.data.order = {'target': 'vit_jax.data.sampling.Balanced'}
   if class_weights:
     config.objective.class_weights = {
       'target': 'vit_jax.data.balance.class_weights',

@@ -16,7 +16,9 @@ from vit_jax.config import ConfigError
 from vit_jax.data import fingerprints
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.folder import Folder
+from vit_jax.data.order import Repeated
 from vit_jax.data.pipeline import Data, Unlabelled
+from vit_jax.data.sampling import Weighted
 
 OLD_RUN = pathlib.Path(__file__).parent / 'golden' / 'old_run'
 DIGITS = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}
@@ -167,6 +169,50 @@ def test_a_workdir_of_older_code(tmp_path):
     changes.check(tmp_path, basis(seed=1))
   shutil.copytree(OLD_RUN, tmp_path / 'old')
   assert changes.check(tmp_path / 'old', basis()) == []
+
+
+@pytest.mark.parametrize('balanced', [True, False])
+def test_data_balanced_of_older_code_is_an_order(tmp_path, balanced):
+  order = {'data.order.target': 'vit_jax.data.sampling.Balanced'}
+  now, other = basis(**(order if balanced else {})), basis()
+  begun(tmp_path, basis())
+  saved = json.loads((tmp_path / 'resume.json').read_text())
+  del saved['config']['data.order.target']
+  saved['config'] |= {'data.balanced': balanced}
+  saved['defaults'].remove('data.order.target')
+  saved['defaults'] += [] if balanced else ['data.balanced']
+  (tmp_path / 'resume.json').write_text(json.dumps(saved))
+  assert changes.check(tmp_path, now) == []
+  if balanced:
+    with pytest.raises(ChangedRunError, match=r'data\.order\.target'):
+      changes.check(tmp_path, other)
+  # A workdir that has only config.json.
+  (tmp_path / 'resume.json').unlink()
+  config = json.loads(config_of().to_json())
+  config['data']['balanced'] = balanced
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  assert changes.check(tmp_path, now) == []
+  if balanced:
+    with pytest.raises(ChangedRunError, match=r'data\.order\.target'):
+      changes.check(tmp_path, other)
+
+
+def test_weights_in_another_file(tmp_path):
+  """The path may change, the weights may not."""
+
+  def basis_of(name, weights):
+    np.save(tmp_path / name, weights)
+    order = Repeated(2, Weighted(tmp_path / name))
+    sources = {'data': Data(Digits(split='train'), 8, order=order)}
+    entries = configs.entries(sources['data'], 'data')
+    return changes.basis_of(tmp_path, entries, sources)
+
+  before = basis_of('one.npy', np.arange(4))
+  begun(tmp_path, before)
+  assert changes.check(tmp_path, basis_of('other.npy', np.arange(4))) == []
+  with pytest.raises(ChangedRunError) as error:
+    changes.check(tmp_path, basis_of('one.npy', np.arange(4) + 1))
+  assert 'data.order.order: other weights' in str(error.value)
 
 
 def test_runs_that_are_moved_together(tmp_path):

@@ -9,7 +9,7 @@ from faults.runs import Run, difference, records, steps
 def test_what_is_bit_identical(tmp_path):
   def start(name, *flags, devices=1):
     more = ['--config.total_steps=10', '--config.log_every_steps=1', *flags]
-    env = {'JAX_NUM_CPU_DEVICES': str(devices), 'JAX_PLATFORMS': 'cpu'}
+    env = {'JAX_NUM_CPU_DEVICES': str(devices)}
     run = Run(tmp_path, tmp_path / name, *more, env=env)
     assert run.finish() == 0, run.output
     return run.workdir

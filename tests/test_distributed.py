@@ -1,62 +1,33 @@
 """Several processes on loopback as one run, and signals to any run."""
 
-import json
 import os
-import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from faults.runs import PLAIN, ROOT, Process, everything, free_port, join, steps
 
-from vit_jax import distributed, tree, workdirs
+from vit_jax import distributed
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.metrics import read_records
 
-ROOT = pathlib.Path(__file__).parents[1]
-
-# Parameters, optimizer state and EMA are sharded over the devices of both
-# hosts; dropout is on, images are augmented.
-CONFIG = """
-import ml_collections
+# Silent hosts are given up sooner. Parameters, optimizer state and EMA are
+# sharded over the devices of both hosts.
+CONFIG = f"""
 from vit_jax import distributed
 
 distributed.SILENT_S, distributed.POLL_S = 8, 0.2
-
-def get_config():
-  source = dict(target='vit_jax.data.embedded.digits.Digits', split='train')
-  return ml_collections.ConfigDict(dict(
-    run='vit_jax.train.train',
-    total_steps=1_000_000,
-    log_every_steps=1,
-    ema_decay=0.9,
-    mesh=dict(fsdp=-1),
-    sharding=dict(target='vit_jax.sharding.fsdp', min_elements=1),
-    data=dict(
-      source=source,
-      transforms=[dict(target='vit_jax.data.transforms.InceptionCrop', size=8)],
-      batch_size=8),
-    model=dict(target='vit_jax.models.vit.VisionTransformer', width=16,
-               depth=1, mlp_dim=16, num_heads=2, dropout=0.1, embedding=dict(
-                 target='vit_jax.models.common.PatchEmbedding', patch_size=4)),
-    objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
-    optimizer=dict(target='optax.adam'),
-    schedule=dict(lr=0.01, decay='constant'),
-    checkpoint=dict(every_steps=4, keep_last=100),
-  ))
-"""
-
-
-def free_port():
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    return free.getsockname()[1]
+{PLAIN}"""
+FLAGS = [
+  '--config.total_steps=1000000',
+  '--config.checkpoint.keep_last=100',
+  '--config.mesh.fsdp=-1',
+  '--config.sharding.target=vit_jax.sharding.fsdp',
+  '--config.sharding.min_elements=1',
+]
 
 
 @pytest.fixture
@@ -64,105 +35,46 @@ def start(tmp_path):
   """Return a function that starts a command on two hosts."""
   started = []
 
-  def start_both(command, join, devices=1):
-    job, processes, logs = join(), [], []
-    for i in range(2):
-      environment, flags = job(i)
-      environment |= {
-        'JAX_PLATFORMS': 'cpu',
-        'JAX_NUM_CPU_DEVICES': str(devices),
-      }
-      logs.append(tmp_path / f'log{len(started)}')
-      with logs[-1].open('w') as log:
-        processes.append(
-          subprocess.Popen(
-            [sys.executable, *command, *flags],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=log,
-            stderr=log,
-          )
-        )
-      started.append(processes[-1])
-    return processes, logs
+  def start_both(command, joining, devices=1):
+    hosts = []
+    for variables, flags in joining:
+      env = variables | {'JAX_NUM_CPU_DEVICES': str(devices)}
+      hosts.append(Process(tmp_path, *command, *flags, env=env))
+      started.append(hosts[-1])
+    return hosts
 
   yield start_both
   for process in started:
     process.kill()
-    process.wait()
+
+
+# Functions that return (environment variables, flags) of two hosts.
 
 
 def by_environment():
-  port = free_port()
-  return lambda i: (
-    {
-      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-      'JAX_NUM_PROCESSES': '2',
-      'JAX_PROCESS_ID': str(i),
-    },
-    [],
-  )
+  variables = {
+    'JAX_COORDINATOR_ADDRESS': f'localhost:{free_port()}',
+    'JAX_NUM_PROCESSES': '2',
+  }
+  return [(variables | {'JAX_PROCESS_ID': str(i)}, ()) for i in range(2)]
 
 
 def by_flags():
-  port = free_port()
-  return lambda i: (
-    {},
-    [
-      f'--coordinator_address=localhost:{port}',
-      '--num_processes=2',
-      f'--process_id={i}',
-    ],
-  )
+  return [({}, flags) for flags in join(2)]
 
 
 def by_slurm():
   """Variables that srun sets; jax derives a port from the job's number."""
-  job = free_port() % 2**12
-  return lambda i: (
-    {
-      'SLURM_JOB_ID': str(job),
-      'SLURM_STEP_NODELIST': 'localhost',
-      'SLURM_STEP_NUM_NODES': '1',
-      'SLURM_NTASKS': '2',
-      'SLURM_PROCID': str(i),
-      'SLURM_LOCALID': str(i),
-    },
-    [],
-  )
-
-
-def wait_for(condition, logs):
-  for _ in range(1200):
-    if condition():
-      return
-    time.sleep(0.1)
-  raise AssertionError('\n'.join(log.read_text() for log in logs))
-
-
-def checkpoints(workdir):
-  return {*workdirs.steps(workdir / 'checkpoints')}
-
-
-def everything(workdir, step):
-  """Return all arrays of a checkpoint by path, and its position in the data.
-
-  Read by Orbax alone: parameters, EMA, optimizer state, rng and step.
-  """
-  folder = workdir / 'checkpoints' / str(step)
-  handler = ocp.PyTreeCheckpointHandler()
-  arrays = {}
-  for item in ('params', 'ema', 'train'):
-    restore_args = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-      handler.metadata(folder / item).tree,
-    )
-    found = handler.restore(
-      folder / item, args=ocp.args.PyTreeRestore(restore_args=restore_args)
-    )
-    arrays |= {f'{item}/{k}': v for k, v in tree.flatten(found).items()}
-  position = json.loads((folder / 'data' / 'metadata').read_text())
-  return arrays, position
+  variables = {
+    'SLURM_JOB_ID': str(free_port() % 2**12),
+    'SLURM_STEP_NODELIST': 'localhost',
+    'SLURM_STEP_NUM_NODES': '1',
+    'SLURM_NTASKS': '2',
+  }
+  return [
+    (variables | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)}, ())
+    for i in range(2)
+  ]
 
 
 @pytest.mark.slow
@@ -176,42 +88,46 @@ def test_kills_and_signals(start, tmp_path):
   config.write_text(CONFIG)
   broken, straight = tmp_path / 'broken', tmp_path / 'straight'
 
-  def start_run(workdir, join):
+  def start_run(workdir, joining):
     command = ['-m', 'vit_jax.main', '--distributed', f'--workdir={workdir}']
-    return start([*command, f'--config={config}'], join, devices=2)
+    return start([*command, f'--config={config}', *FLAGS], joining, devices=2)
 
-  def stop(receiver, workdir, after_step, processes, logs):
-    """Send SIGTERM to a host once this checkpoint is there."""
-    wait_for(lambda: max(checkpoints(workdir), default=0) >= after_step, logs)
-    processes[receiver].send_signal(signal.SIGTERM)
-    for process in processes:
-      assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    text = logs[0].read_text()
+  def wait_for_checkpoint(workdir, step, hosts):
+    def is_there():
+      return max(steps(workdir), default=0) >= step
+
+    assert hosts[0].wait_for(is_there), [host.output for host in hosts]
+
+  def stop(receiver, workdir, after_step, hosts):
+    """Send SIGTERM to a host as soon as this checkpoint exists."""
+    wait_for_checkpoint(workdir, after_step, hosts)
+    hosts[receiver].process.send_signal(signal.SIGTERM)
+    for host in hosts:
+      assert host.finish(60) == 128 + signal.SIGTERM, host.output
+    text = hosts[0].output
     assert ' steps on 4 x cpu' in text
-    assert 'loss' not in logs[1].read_text()  # Only host 0 prints progress.
+    assert 'loss' not in hosts[1].output  # Only host 0 prints progress.
     (step,) = map(int, re.findall(r'SIGTERM: saved step (\d+) of', text))
-    assert step == max(checkpoints(workdir))
+    assert step == max(steps(workdir))
 
-  processes, logs = start_run(broken, by_flags)
-  wait_for(lambda: checkpoints(broken), logs)
-  processes[0].kill()
-  assert processes[1].wait(timeout=60) == 1
-  text = logs[1].read_text()
+  hosts = start_run(broken, by_flags())
+  wait_for_checkpoint(broken, 1, hosts)
+  hosts[0].kill()
+  assert hosts[1].finish(60) == 1
+  text = hosts[1].output
   assert 'Host 0, which connects the hosts, is gone.' in text
   assert 'Traceback' not in text and ' @ 0x' not in text
 
-  resumed = max(checkpoints(broken))
-  processes, logs = start_run(broken, by_slurm)
-  stop(1, broken, resumed + 4, processes, logs)
-  assert f'resumed at step {resumed} of {broken}' in logs[0].read_text()
-  stop(0, straight, resumed + 4, *start_run(straight, by_environment))
+  resumed = max(steps(broken))
+  hosts = start_run(broken, by_slurm())
+  stop(1, broken, resumed + 5, hosts)
+  assert f'resumed at step {resumed} of {broken}' in hosts[0].output
+  stop(0, straight, resumed + 5, start_run(straight, by_environment()))
 
-  common = max(checkpoints(broken) & checkpoints(straight))
-  assert common >= resumed + 4
-  arrays, position = everything(straight, common)
-  other, other_position = everything(broken, common)
-  assert position == other_position
-  assert position['position'] == common * 8
+  common = max({*steps(broken)} & {*steps(straight)})
+  assert common >= resumed + 5
+  arrays, other = everything(straight, common), everything(broken, common)
+  assert arrays['data/position'] == common * 8
   assert arrays.keys() == other.keys()
   prefixes = {'/'.join(path.split('/')[:2]) for path in arrays}
   assert prefixes >= {'train/opt_state', 'train/rng', 'ema/head'}
@@ -253,9 +169,9 @@ with distributed.failing_together(), terminal.one_message():
 @pytest.mark.parametrize('failing', [0, 1])
 def test_an_error_on_one_ends_all(failing, start, tmp_path):
   command = ['-c', TOGETHER, str(tmp_path), str(failing)]
-  processes, logs = start(command, by_environment)
-  codes = [process.wait(timeout=60) for process in processes]
-  texts = [log.read_text() for log in logs]
+  hosts = start(command, by_environment())
+  codes = [host.finish(60) for host in hosts]
+  texts = [host.output for host in hosts]
   assert codes == [1, 1], texts
   for i, text in enumerate(texts):
     assert (

@@ -21,7 +21,8 @@ FOLDERS = {  # folder: what it may import of this package
   'reports': (
     *('reports.', 'data.images', 'data.transforms', 'metrics', 'terminal'),
   ),
-  'data': ('data.',),
+  # Progress while shards are indexed.
+  'data': ('data.', 'terminal'),
   'weights': (
     *('weights.', 'config', 'stored', 'workdirs', 'models.'),
     *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
@@ -112,7 +113,10 @@ MODULES = {
   'config/__init__': ('config.',),
   'environment': (),
   'canary': ('environment',),
-  'changes': ('config', 'data.fingerprints', 'data.pipeline', 'workdirs'),
+  'changes': (
+    *('config', 'workdirs'),
+    *('data.fingerprints', 'data.pipeline', 'data.sampling'),
+  ),
   **{leaf: ('checks', 'domains', 'types') for leaf in LEAVES},
 }
 

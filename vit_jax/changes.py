@@ -23,6 +23,7 @@ from vit_jax import config as configs
 from vit_jax import workdirs
 from vit_jax.data import fingerprints
 from vit_jax.data.pipeline import Data
+from vit_jax.data.sampling import Weighted
 from vit_jax.files import PathLike, write_atomically
 
 # Arguments that do not change results, by the function or class that defines
@@ -35,6 +36,7 @@ OF_THE_MACHINE = frozenset(
     'vit_jax.data.pipeline.Data.num_threads',
     'vit_jax.data.pipeline.Data.num_workers',
     'vit_jax.data.pipeline.Data.prefetch',
+    'vit_jax.data.sampling.Weighted.weights',
     'vit_jax.data.folder.Folder.path',
     'vit_jax.data.folder.Folder.csv',
     'vit_jax.data.tfds.Tfds.data_dir',
@@ -72,6 +74,7 @@ HARMLESS = OF_THE_MACHINE | {
 
 _SAVED, _HISTORY = 'resume.json', 'changes.jsonl'
 _NOT_SET = 'not set'
+_BALANCED = 'vit_jax.data.sampling.Balanced'
 
 
 class ChangedRunError(ValueError):
@@ -175,9 +178,13 @@ def _relative(value, workdir):
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
-  """Yield (key, source) of every Data in a value."""
+  """Yield (key, source) of every Data in a value, and orders with files."""
   if isinstance(value, Data):
     yield f'{key}.source', value.source
+    yield from _sources(value.order, f'{key}.order')
+    return
+  if isinstance(value, Weighted):
+    yield key, value
     return
   if isinstance(value, list | tuple):
     value = dict(enumerate(value))
@@ -205,17 +212,36 @@ def saved(workdir: PathLike) -> Basis | None:
   folder = epath.Path(workdir)
   if (file := folder / _SAVED).exists():
     found = json.loads(file.read_text())
-    return Basis(
-      found['config'], frozenset(found['defaults']), data=found['data']
-    )
+    config = _upgraded(found['config'])
+    return Basis(config, frozenset(found['defaults']), data=found['data'])
   if not (file := folder / 'config.json').exists():
     return None
   content = json.loads(file.read_text())
   try:
-    call, _ = configs.plan_run(configs.ConfigDict(content))
+    call, _ = configs.plan_run(configs.ConfigDict(_upgraded(content)))
   except Exception:  # names of older code, or whatever was in that file
     return None
   return basis_of(workdir, configs.entries(call))
+
+
+def _upgraded(config):
+  """Return a config of older code, which had data.balanced for data.order.
+
+  Args:
+    config: nested, or {key: value} with dotted keys.
+  """
+  found: dict[str, Any] = {}
+  for key, value in config.items():
+    stem = key.removesuffix('balanced')
+    if isinstance(value, Mapping):
+      found[key] = _upgraded(value)
+    elif stem == key or f'{stem}batch_size' not in config:
+      found[key] = value
+    elif value and stem:
+      found[f'{stem}order.target'] = _BALANCED
+    elif value:
+      found['order'] = {'target': _BALANCED}
+  return found
 
 
 def compare(

@@ -74,7 +74,8 @@ class Timeline:
 
   Attributes:
     batch_size: global number of examples in a step.
-    num_examples: size of the training set.
+    num_examples: size of the training set, the visits of an epoch whatever
+      `data.order` is; for a mixture the sum over its sources.
     total_steps: length of the run; needed for durations in 'fraction'.
   """
 

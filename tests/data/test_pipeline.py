@@ -109,8 +109,8 @@ def test_every_epoch_is_another_permutation():
 
 
 def test_first_places_are_uniform():
-  examples = pipeline._Examples(pipeline.Data(Numbers(1000), 1))
-  firsts = [examples.at(1000 * epoch)[1] // 100 for epoch in range(300)]
+  visits = pipeline.Data(Numbers(1000), 1).visits()
+  firsts = [visits(1000 * epoch)[1] // 100 for epoch in range(300)]
   assert np.abs(np.bincount(firsts, minlength=10) - 30).max() < 22  # 4 sigma
 
 

@@ -109,6 +109,24 @@ time.sleep(100)
     time.sleep(0.1)
 
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_ctrl_c_does_not_reach_a_worker_that_starts():
+  code = """
+import pathlib, re
+from vit_jax.data import workers
+worker = workers._Worker('first', ())
+status = pathlib.Path(f'/proc/{worker.process.pid}/status').read_text()
+print(re.search(r'SigBlk:(.*)', status)[1])
+worker.close()
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, check=True
+  )
+  blocked = int(done.stdout, 16)
+  for number in (signal.SIGINT, signal.SIGTERM):
+    assert blocked >> (number - 1) & 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_a_stopped_worker_is_reported(caplog):

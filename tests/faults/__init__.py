@@ -1,4 +1,4 @@
-"""Faults injected into real runs, and what was lost.
+"""Faults that are injected into real runs, and a table of the losses.
 
 python -m tests.faults             inject all, print the table
 python -m tests.faults NAME ...    only these

@@ -1,4 +1,4 @@
-"""python -m tests.faults: inject faults and print what was lost."""
+"""Command `python -m tests.faults`: inject faults, print the losses."""
 
 import argparse
 import sys
@@ -15,7 +15,9 @@ def main() -> int:
     '--scale', type=float, default=1.0, help='factor for numbers of injections'
   )
   parser.add_argument(
-    '--messages', action='store_true', help='also print what the user was told'
+    '--messages',
+    action='store_true',
+    help='also print the messages to the user',
   )
   options = parser.parse_args()
   if unknown := set(options.names) - set(FAULTS):
@@ -32,20 +34,20 @@ def main() -> int:
     fault = FAULTS[name]
     times = max(1, round(fault.times * options.scale))
     print(f'{number}/{len(names)} {name} ...', file=sys.stderr, flush=True)
-    rows.append(harness.run(fault, times))
-    print(
-      f'  {rows[-1].survived:,} of {len(rows[-1].cases):,} survived, '
-      f'{rows[-1].seconds:.0f} s',
-      file=sys.stderr,
-      flush=True,
+    row = harness.run(fault, times)
+    rows.append(row)
+    count = f'{row.survived:,} of {len(row.injected):,} survived'
+    shown = ', '.join(
+      filter(None, [count, row.skipped, f'{row.seconds:.0f} s'])
     )
+    print(f'  {shown}', file=sys.stderr, flush=True)
   print(harness.markdown(rows))
   if options.messages:
     for row in rows:
       print(f'\n{row.fault.title}')
       for message in dict.fromkeys(c.message for c in row.cases if c.message):
         print(f'\n{message}')
-  return int(any(row.survived < len(row.cases) for row in rows))
+  return int(any(row.lost for row in rows))
 
 
 if __name__ == '__main__':

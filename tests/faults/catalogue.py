@@ -1,15 +1,15 @@
-"""All faults: importing a module of faults registers them."""
+"""All faults; importing their modules registers them."""
 
 from . import (  # noqa: F401
   changes,
   checkpoints,
-  configs,
   damaged_metrics,
   data,
   goodput,
   hosts,
   kills,
   long_runs,
+  mutated_configs,
   states,
   weights,
 )

@@ -8,28 +8,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from . import runs
 from .harness import Case, fault
-from .runs import Run
+from .runs import Run, with_source
 
 _SIZES = {'daisy': 7, 'roses': 6, 'tulips': 5}
-
-
-def _config(path: pathlib.Path) -> str:
-  """Return the config of a short run on a folder of images."""
-  folder = {'target': 'vit_jax.data.folder.Folder', 'path': str(path)}
-  text = runs.CONFIG
-  for old, new in (
-    (
-      "source=dict(digits, split='test'), batch_size=200",
-      f'source={folder}, batch_size=8',
-    ),
-    ('source=digits', f'source={folder}'),
-    ('total_steps=40', 'total_steps=5'),
-  ):
-    assert old in text
-    text = text.replace(old, new)
-  return text
 
 
 def _write_images(folder: pathlib.Path) -> None:
@@ -42,7 +24,7 @@ def _write_images(folder: pathlib.Path) -> None:
 
 
 class _Change(NamedTuple):
-  """A change, and what the message must say; None: it is harmless."""
+  """A change, and the text expected in the message; None if harmless."""
 
   name: str
   expected: str | None
@@ -133,7 +115,8 @@ def changed_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
   kept = folder / 'kept'
   _write_images(kept / 'images')
   images, workdir = folder / 'now' / 'images', folder / 'now' / 'run'
-  config = _config(images)
+  source = {'target': 'vit_jax.data.folder.Folder', 'path': str(images)}
+  config = with_source(source).replace('total_steps=40', 'total_steps=5')
   shutil.copytree(kept, folder / 'now')
   first = Run(folder, workdir, config=config)
   assert first.finish() == 0, first.output
@@ -147,13 +130,14 @@ def changed_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
     if change.expected is None:
       lost = '' if status == 0 else f'refused: {run.output[-300:]}'
     elif status == 0:
-      lost = 'resumed without a word'
+      lost = 'resumed without a message'
     elif change.expected not in run.output or 'Traceback' in run.output:
       lost = f'another message: {run.output[-300:]}'
     elif _files(workdir) != _files(kept / 'run'):
       lost = 'files were written'
-    told = '' if change.expected is None else run.output.partition('...\n')[2]
-    yield Case(change.name, lost, told.replace(str(folder), ''))
+    is_refused = change.expected is not None
+    message = run.output.partition('...\n')[2] if is_refused else ''
+    yield Case(change.name, lost, message.replace(str(folder), ''))
 
 
 def _files(workdir):

@@ -19,10 +19,11 @@ import numpy as np
 from PIL import Image
 
 from .harness import Case, fault
-from .runs import ROOT, Run, difference
+from .runs import ROOT, Run, difference, undisturbed
 
-_SIDE = 30_000  # of the bombs, in pixels
-_SECONDS, _BYTES = 5, 2**30  # that refusing a bomb may take, of the CPU
+_SIDE = 30_000  # height and width of the bombs in pixels
+# Largest CPU time and memory for refusing a bomb.
+_SECONDS, _BYTES = 5, 2**30
 
 
 def _encode(kind, **options):
@@ -37,7 +38,7 @@ def _chunk(name, body):
 
 
 def _zeros(size):
-  """Return `size` zeros, compressed without ever holding them."""
+  """Return `size` zeros, compressed in blocks to save memory."""
   pack, block = zlib.compressobj(9), bytes(2**20)
   parts = [pack.compress(block) for _ in range(size >> 20)]
   return b''.join((*parts, pack.compress(bytes(size % 2**20)), pack.flush()))
@@ -55,11 +56,11 @@ def _set(data, at, form, *values):
 
 
 def _bombs() -> Iterator[tuple[str, bytes]]:
-  """Yield (name, file): much in memory, or long to decode."""
+  """Yield (name, file) of images that need much memory or time to decode."""
   side = _SIDE
   grey = _zeros(side * (1 + side // 8))
   yield 'PNG of 1 bit', _png(side, 1, 0, grey)
-  yield 'PNG with alpha', _png(side, 8, 6, grey)  # that ends early
+  yield 'PNG with alpha', _png(side, 8, 6, grey)  # fewer bytes than pixels
   unpacked = _zeros(2**28)
   small = _zeros(16 * (1 + 3 * 16))
   for name, prefix in (
@@ -101,7 +102,7 @@ def _bombs() -> Iterator[tuple[str, bytes]]:
   yield 'TGA', _set(_encode('TGA'), 12, '<2H', side, side)
 
 
-# Each file in a process of its own, whose memory is measured.
+# Decodes each file in its own process and measures the memory of the process.
 _DECODE = """
 import json, os, pathlib, sys
 from vit_jax.data import images
@@ -128,7 +129,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).iterdir()):
 
 @fault(times=1)
 def image_bombs(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """Image files that are small and decode to much, or for long."""
+  """Small image files that need much memory or time to decode."""
   names = []
   for number, (name, data) in enumerate(_bombs()):
     names.append(f'{name} of {len(data) / 1e3:.0f} kB')
@@ -183,7 +184,7 @@ def _is_training(run: Run) -> bool:
 
 @fault(times=10, in_ci=1)
 def orphans(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """Kill -9 of the parent of workers: what is left after 5 s."""
+  """Kill -9 of the parent of workers: processes and memory left after 5 s."""
   flags = ('--config.data.num_workers=2', '--config.total_steps=100000')
   for number in range(times):
     before = _segments()
@@ -208,13 +209,11 @@ def orphans(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 @fault(times=6, in_ci=1)
 def killed_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """Kill -9 of a worker: the run ends bit-identical and says which."""
-  straight = folder / 'straight'
-  Run(folder, straight).finish()
+  """Kill -9 of a worker: the run reports it and ends bit-identical."""
   for number in range(times):
     workdir = folder / f'worker{number}'
     run = Run(folder, workdir, '--config.data.num_workers=2')
-    # At its start, because the others read ahead to the end of a short run.
+    # Early, because workers soon read ahead to the end of a short run.
     run.wait_for(lambda run=run: len(_workers(run)) == 2)
     for pid in _workers(run)[: 1 + number % 2]:
       os.kill(pid, signal.SIGKILL)
@@ -222,9 +221,12 @@ def killed_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
       status = run.finish(120)
     except subprocess.TimeoutExpired:
       status = -1
-    told = re.search(r'data worker .*', run.output)
-    lost = difference(straight, workdir) if status == 0 else run.output[-500:]
-    yield Case(f'{1 + number % 2} of 2', lost, told[0] if told else '')
+    message = re.search(r'data worker .*', run.output)
+    lost = (
+      difference(undisturbed(), workdir) if status == 0 else run.output[-500:]
+    )
+    name = f'{1 + number % 2} of 2'
+    yield Case(name, lost, message[0] if message else '')
 
 
 _WAITING = re.compile('Waiting for data .*')
@@ -232,7 +234,7 @@ _WAITING = re.compile('Waiting for data .*')
 
 @fault(times=1)
 def stopped_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """SIGSTOP of a worker for 20 s: the run says what it waits for."""
+  """SIGSTOP of a worker: the run reports that it waits for data."""
   flags = ('--config.data.num_workers=1', '--config.total_steps=100000')
   for _ in range(times):
     run = Run(folder, folder / 'stopped', *flags)
@@ -240,16 +242,17 @@ def stopped_worker(folder: pathlib.Path, times: int) -> Iterator[Case]:
     for pid in (workers := _workers(run)):
       os.kill(pid, signal.SIGSTOP)
     run.wait_for(lambda run=run: _WAITING.search(run.output), 60)
-    told = _WAITING.search(run.output)
+    message = _WAITING.search(run.output)
     for pid in workers:
       os.kill(pid, signal.SIGCONT)
     run.kill()
-    yield Case('for 20 s', '' if told else 'silence', told[0] if told else '')
+    lost = '' if message else 'no message'
+    yield Case('SIGSTOP', lost, message[0] if message else '')
 
 
 @fault(times=1)
 def too_many_workers(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """Numbers of workers that make no sense."""
+  """Invalid numbers of workers."""
   for value in ('10000', '-1', 'True', '1.5'):
     run = Run(folder, folder / 'many', f'--config.data.num_workers={value}')
     lost, message = '', ''
@@ -297,7 +300,7 @@ def _make_images(folder):
 
 
 def _attacks() -> Iterator[tuple[str, object, bool]]:
-  """Yield (name, function of the folder, whether before the run)."""
+  """Yield (name, function of the folder, whether to call it before the run)."""
 
   def vanish(images):
     shutil.rmtree(images / 'dog')
@@ -350,7 +353,7 @@ def attacked_folder(folder: pathlib.Path, times: int) -> Iterator[Case]:
     if early:
       attack(images)
     config = _FOLDER.replace('PATH', str(images))
-    flags = ['--config.total_steps=30'] if early else []
+    flags = ['--config.total_steps=10'] if early else []
     run = Run(folder, folder / f'attacked{number}', *flags, config=config)
     run.wait_for(lambda run=run: _is_training(run), 60)
     if not early:

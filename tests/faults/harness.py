@@ -1,4 +1,4 @@
-"""The registry of faults, and the table of what they did.
+"""Registry of faults, and the table of their results.
 
 A fault is a generator, decorated with `fault`, that injects something into a
 run or a file and yields a Case for each injection.
@@ -16,14 +16,16 @@ class Case(NamedTuple):
   """One injection.
 
   Attributes:
-    name: what was injected.
-    lost: what was lost or went wrong; empty if nothing was.
-    message: what the user was told, if that is worth showing.
+    name: description of the injection.
+    lost: description of what was lost or went wrong; '' if nothing was.
+    message: message to the user, if it is worth showing.
+    skipped: reason why nothing could be injected; '' if the fault was injected.
   """
 
   name: str
   lost: str = ''
   message: str = ''
+  skipped: str = ''
 
 
 Inject = Callable[[pathlib.Path, int], Iterator[Case]]
@@ -34,9 +36,9 @@ class Fault:
   """A kind of fault.
 
   Attributes:
-    inject: generator (empty folder, number of injections) -> cases.
+    inject: generator function (empty folder, number of injections) -> cases.
     times: number of injections of `python -m tests.faults`.
-    in_ci: number of injections in the tests; 0 for those that take minutes.
+    in_ci: number of injections in the tests; 0 if the fault takes minutes.
   """
 
   inject: Inject
@@ -67,30 +69,47 @@ def fault(*, times: int = 1, in_ci: int = 1) -> Callable[[Inject], Inject]:
 
 @dataclasses.dataclass
 class Row:
-  """A line of the table: the cases of a fault, and how long they took."""
+  """Line of the table: the cases of a fault and their duration."""
 
   fault: Fault
   cases: list[Case]
   seconds: float
 
   @property
+  def injected(self) -> list[Case]:
+    return [case for case in self.cases if not case.skipped]
+
+  @property
+  def lost(self) -> list[Case]:
+    return [case for case in self.injected if case.lost]
+
+  @property
   def survived(self) -> int:
-    return sum(not case.lost for case in self.cases)
+    return len(self.injected) - len(self.lost)
+
+  @property
+  def skipped(self) -> str:
+    """Number and reasons of the skipped cases; '' if there are none."""
+    reasons = [case.skipped for case in self.cases if case.skipped]
+    shown = '; '.join(dict.fromkeys(reasons))
+    return f'{len(reasons):,} skipped: {shown}' if reasons else ''
 
   def cells(self) -> tuple[str, str, str, str]:
-    lost = [f'{case.name}: {case.lost}' for case in self.cases if case.lost]
+    count, survived = f'{len(self.injected):,}', f'{self.survived:,}'
+    if self.skipped:
+      count += f' of {len(self.cases):,}, {self.skipped}'
+    lost = [f'{case.name}: {case.lost}' for case in self.lost]
     shown = '; '.join(lost[:3]) + f'; {len(lost) - 3} more' * (len(lost) > 3)
-    count = f'{len(self.cases):,}'
-    return self.fault.title, count, f'{self.survived:,}', shown or 'nothing'
+    return self.fault.title, count, survived, shown or 'nothing'
 
 
 HEADER = ('fault', 'injected', 'survived', 'lost')
 
 
 def run(fault: Fault, times: int) -> Row:
-  """Inject a fault so many times, in a temporary folder.
+  """Inject a fault `times` times, in a temporary folder.
 
-  An exception of the fault itself counts as a case that was not survived.
+  An exception of the fault itself counts as a case with a loss.
   """
   begin, cases = time.monotonic(), []
   with tempfile.TemporaryDirectory(prefix='vit_jax_fault_') as folder:

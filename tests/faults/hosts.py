@@ -1,6 +1,6 @@
 """Processes of a run that are killed, stopped, late, or unlike the others.
 
-Each host is a process of this machine, and they talk over loopback.
+Each host is a process of this machine; they communicate over loopback.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from vit_jax.evals.classification import Classification
 
 from .harness import Case, fault
-from .runs import CONFIG, Run, difference, hosts, join, steps
+from .runs import CONFIG, Run, difference, hosts, join, steps, undisturbed
 
-LIMIT_S = 60  # Every host ends within this time of the fault.
-STOP_S = 65  # Longer than the time after which the others give a host up.
-# Traces of Python, of C++, and of faulthandler.
+LIMIT_S = 60  # largest time from the fault to the end of every host
+STOP_S = 65  # longer than the silence after which the other hosts end
+# Stack traces of Python, C++ and faulthandler.
 _TRACE = re.compile(r'Traceback|^ +@ +0x|Fatal Python error|\*\*\* ', re.M)
 _LOST = r'has been silent for 30 s|is gone'
-_LOG = '--config.log_every_steps=5'  # As often as checkpoints are written.
+_LOG = '--config.log_every_steps=5'  # as often as checkpoints
 
 
 class Observed(Classification):
-  """Classification that shows that it runs, by a file, for a second."""
+  """Classification that touches a file first and takes a second longer."""
 
   def run(self, params):
     if path := os.environ.get('VIT_JAX_EVALUATING'):
@@ -38,7 +38,7 @@ _CONFIG = CONFIG.replace(
   'vit_jax.evals.classification.Classification', 'tests.faults.hosts.Observed'
 )
 
-# Moments at which a fault is injected: (runs, workdir) -> whether it is now.
+# Moments of a fault: a function (runs, workdir) -> whether it has come.
 _MOMENTS = {
   'setup': lambda runs, _: all('[Gloo]' in run.output for run in runs),
   'compiling': lambda runs, _: 'compiling ...' in runs[0].output,
@@ -73,7 +73,7 @@ _STOPS = (
 
 @fault(times=len(_KILLS), in_ci=0)
 def host_killed(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """Kill -9 of one of 2 or 4 hosts, the first too."""
+  """Kill -9 of one of 2 or 4 hosts, including the first."""
   for number, (count, victim, moment) in enumerate(_KILLS[:times]):
     workdir = folder / f'killed{number}' / 'run'
     with _at(folder, workdir, count, moment) as runs:
@@ -141,8 +141,6 @@ def host_stopped(folder: pathlib.Path, times: int) -> Iterator[Case]:
 @fault(times=2, in_ci=0)
 def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """SIGSTOP of a run, which is started again to its end, then SIGCONT."""
-  straight = folder / 'straight'
-  _unfinished([Run(folder, straight)])
   for number in range(times):
     workdir = folder / f'again{number}'
     first = Run(folder, workdir)
@@ -160,7 +158,7 @@ def started_again(folder: pathlib.Path, times: int) -> Iterator[Case]:
       first.kill()
     yield Case(
       moment,
-      lost or difference(straight, workdir),
+      lost or difference(undisturbed(), workdir),
       first.output.strip().rpartition('\n')[-1],
     )
 
@@ -174,7 +172,7 @@ def host_late(folder: pathlib.Path, times: int) -> Iterator[Case]:
     with hosts(folder, workdir, count, _LOG, config=_CONFIG, of_host=late) as r:
       lost = _unfinished(r)
       if not lost and 'Host 0 of' not in r[0].output:
-        lost = 'host 0 did not say that it waits'
+        lost = 'host 0 did not report that it waits'
     yield Case(
       f'{count} hosts', lost or difference(_straight(folder, count), workdir)
     )
@@ -195,7 +193,7 @@ def host_differs(folder: pathlib.Path, times: int) -> Iterator[Case]:
     (4, 'batch_size', {'flags': ['--config.data.batch_size=16']}),
     (2, 'optax', {'env': {'PYTHONPATH': path}}),
   )
-  for number, (count, what, own) in enumerate(differences[:times]):
+  for number, (count, cause, own) in enumerate(differences[:times]):
     workdir = folder / f'differs{number}' / 'run'
     other = {count - 1: own}
     with hosts(
@@ -203,14 +201,14 @@ def host_differs(folder: pathlib.Path, times: int) -> Iterator[Case]:
     ) as runs:
       for run in runs:
         run.wait_for(lambda run=run: '[Gloo]' in run.output)
-      lost = _not_ended(runs, what, time.monotonic())
+      lost = _not_ended(runs, cause, time.monotonic())
       message = runs[0].output.strip()
-    yield Case(f'{what} of host {count - 1} of {count}', lost, message)
+    yield Case(f'{cause} of host {count - 1} of {count}', lost, message)
 
 
 @contextlib.contextmanager
 def _at(folder, workdir, count, moment):
-  """Start a run on hosts, and yield them when the moment has come."""
+  """Start a run on hosts and yield its processes at a moment."""
   workdir.parent.mkdir()
   env = {'VIT_JAX_EVALUATING': str(workdir.parent / 'evaluating')}
   env = env if moment == 'evaluating' else {}
@@ -221,7 +219,7 @@ def _at(folder, workdir, count, moment):
 
 
 def _not_ended(runs, cause, begin):
-  """Return what is wrong with the ends of these hosts; '' if nothing is."""
+  """Return an error if a host does not end in time and name the cause."""
   for run in runs:
     run.wait_for(lambda: False, begin + LIMIT_S - time.monotonic())
     if run.process.poll() is None:
@@ -244,20 +242,23 @@ def _unfinished(runs):
 
 
 def _not_resumed(folder, workdir, count):
-  """Run the same command again; return how it differs from a straight run."""
-  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-    lost = _unfinished(runs)
+  """Run the same command again; return its difference from a straight run."""
+  lost = _not_finished(folder, workdir, count)
   return lost or difference(_straight(folder, count), workdir)
 
 
 def _straight(folder, count):
-  """Return the workdir of a run on these hosts that nothing has disturbed."""
+  """Return the workdir of an undisturbed run on so many hosts."""
   workdir = folder / f'straight{count}'
-  if not workdir.exists():
-    with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
-      if lost := _unfinished(runs):
-        raise ValueError(lost)
+  if not workdir.exists() and (lost := _not_finished(folder, workdir, count)):
+    raise ValueError(lost)
   return workdir
+
+
+def _not_finished(folder, workdir, count):
+  """Run to the end on hosts; return an error or ''."""
+  with hosts(folder, workdir, count, _LOG, config=_CONFIG) as runs:
+    return _unfinished(runs)
 
 
 def _files(workdir):

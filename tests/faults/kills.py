@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from .harness import Case, fault
-from .runs import Run, difference
+from .runs import Run, difference, undisturbed
 
-# Moments of a run: whether it is there, given a step that is drawn, and the
-# most seconds that the kill comes after it.
+# Moments of a run: a function (run, random step) -> whether the moment has
+# come, and the largest delay of the kill after it in seconds.
 _MOMENTS: dict[str, tuple[Callable[[Run, int], bool], float]] = {
   'the start': (lambda run, step: True, 5),
   'compilation': (lambda run, step: 'compiling' in run.output, 3),
@@ -25,14 +25,9 @@ _MOMENTS: dict[str, tuple[Callable[[Run, int], bool], float]] = {
 }
 
 
-@fault(times=50, in_ci=3)
+@fault(times=50, in_ci=2)
 def killed_at_random(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Kill -9 or SIGTERM at random moments, then the same command again."""
-  straight = folder / 'straight'
-  run = Run(folder, straight)
-  if run.finish():
-    yield Case('never killed', run.output[-500:])
-    return
   number = 0
   while number < times:
     rng = random.Random(number)
@@ -43,19 +38,26 @@ def killed_at_random(folder: pathlib.Path, times: int) -> Iterator[Case]:
       run = Run(folder, workdir, flag)
       done.append(f'{workers} workers, {_end(run, rng)}')
     run = Run(folder, workdir, flag)
-    lost = run.output[-500:] if run.finish() else difference(straight, workdir)
-    for what in done:
-      yield Case(what, lost)
+    lost = (
+      run.output[-500:] if run.finish() else difference(undisturbed(), workdir)
+    )
+    for name in done:
+      yield Case(name, lost)
     number += len(done)
 
 
-def _end(run, rng):
-  """End a run at a random moment; return how and when."""
+def wait_for_random_moment(run: Run, rng: random.Random) -> str:
+  """Wait for a random moment of a run and return its description."""
   moment, step = rng.choice(list(_MOMENTS)), rng.randint(5, 40)
   is_there, late = _MOMENTS[moment]
   run.wait_for(lambda: is_there(run, step), poll_s=0.002)
   time.sleep(rng.uniform(0, late))
-  at = f'{moment}, {_records(run)} records written'
+  return f'{moment}, {_records(run)} records written'
+
+
+def _end(run, rng):
+  """End a run at a random moment; return a description of the end."""
+  at = wait_for_random_moment(run, rng)
   if rng.random() < 0.25:
     run.process.send_signal(signal.SIGTERM)
     return f'SIGTERM at {at}, status {run.finish()}'

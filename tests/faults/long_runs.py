@@ -1,4 +1,4 @@
-"""Runs of many steps: nothing that a process holds may grow with them."""
+"""Runs of many steps: the resources of a process may not grow."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ import numpy as np
 from .harness import Case, fault
 from .runs import CONFIG, Run
 
-# Limits of growth from the first third of a run to its last one: of the median
-# for memory, of the minimum for the others, because the 20 threads and the
-# files of a save come and go. A leak of 1 kB per step is 67 MB in 100,000
-# steps, one of a thread per save is 133 threads.
+# Largest growth from the first to the last third of a run: of the median for
+# memory, of the minimum for the others, because a save opens files and about 20
+# threads for a while. In 100,000 steps, a leak of 1 kB per step is 67 MB, and a
+# leak of one thread per save is 133 threads.
 _LIMITS = {
   'MB of the host': 40,
   'MB of a worker': 20,
@@ -24,9 +24,9 @@ _LIMITS = {
   'threads': 25,
   'segments of shared memory': 10,
 }
-_SLOWER = 1.3  # Largest ratio of the CPU times per step, of such thirds.
+_SLOWER = 1.3  # largest ratio of the CPU time per step of these thirds
 
-_EVERY = 500  # Steps between checkpoints, and between evaluations.
+_EVERY = 500  # steps between checkpoints, and between evaluations
 
 # The smallest model with a step of about a millisecond.
 _CONFIG = (
@@ -40,7 +40,7 @@ _CONFIG = (
 
 
 class Sample(NamedTuple):
-  """What a run holds at one moment."""
+  """State of the processes of a run at one moment."""
 
   step: int
   cpu_s: float
@@ -64,7 +64,7 @@ def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
       f'--config.data.num_workers={workers}',
       config=_CONFIG,
     )
-    # Without the first records: compilation, the first save and evaluation.
+    # Skip compilation, the first save and the first evaluation.
     warm = min(times // 5, 2 * _EVERY)
     samples = _watch(run, warm, every_s=2 if is_long else 0.2)
     if run.process.returncode:
@@ -77,7 +77,7 @@ def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
       for name, limit in _LIMITS.items()
       if growth.get(name, 0) > limit
     ]
-    if is_long and slower > _SLOWER:  # else it is noise
+    if is_long and slower > _SLOWER:  # short runs are too noisy
       lost.append(f'a step takes {slower:.2f} times as long at the end')
     found = ', '.join(f'{x:+.3g} {name}' for name, x in growth.items())
     yield Case(
@@ -89,7 +89,7 @@ def long_run(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 
 def _steps_done(workdir):
-  """Return the last step in metrics.jsonl, by reading its end only."""
+  """Return the last step in metrics.jsonl; read only the end of the file."""
   path = workdir / 'metrics.jsonl'
   if not path.exists():
     return 0
@@ -140,7 +140,7 @@ def children(pid: int) -> list[int]:
       stat = (folder / 'stat').read_text().rpartition(')')[2].split()
       parents.setdefault(int(stat[1]), []).append(int(folder.name))
   found = parents.get(pid, [])
-  for child in found:  # grows
+  for child in found:  # the list grows in the loop
     found += parents.get(child, [])
   return found
 
@@ -174,7 +174,7 @@ def _growth(samples):
 def _slower(samples):
   """Return (CPU time per step, its ratio of the last third to the first).
 
-  Not the wall time, which depends on what else the machine does.
+  Wall time would depend on the load of the machine.
   """
   third = len(samples) // 3
 

@@ -1,25 +1,29 @@
-"""Runs of `python -m vit_jax.main` in processes of their own."""
+"""Runs of `python -m vit_jax.main`, each in its own process."""
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax import stored
+from vit_jax import workdirs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Dropout, augmentation, gradient accumulation, an EMA, an evaluator, a best
-# checkpoint: everything that has a state which a restart could lose.
+# A config with everything whose state a restart could lose: dropout,
+# augmentation, gradient accumulation, an EMA, an evaluator, a best checkpoint.
 CONFIG = """
 import ml_collections
 
@@ -55,37 +59,51 @@ def get_config():
 """
 
 
-class Run:
-  """A run that was started, and its output.
+# CONFIG without evaluations, which take most of the time, and with a record of
+# each step.
+PLAIN = re.sub(r'\n    evals=.*?(?=\n    data=)', '', CONFIG, flags=re.DOTALL)
+PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
+PLAIN = PLAIN.replace('log_every_steps=3', 'log_every_steps=1')
+
+
+def with_source(source: dict[str, Any]) -> str:
+  """Return CONFIG with another source for training and evaluation."""
+  text, resize = CONFIG, "[dict(target=t + 'Resize', size=8)]"
+  for old, new in (
+    (
+      "source=dict(digits, split='test'), batch_size=200",
+      f'source={source}, transforms={resize}, batch_size=8',
+    ),
+    ('source=digits', f'source={source}'),
+  ):
+    assert old in text
+    text = text.replace(old, new)
+  return text
+
+
+class Process:
+  """Python process and its output.
 
   Args:
-    folder: for the config file and the log.
-    workdir: of the run.
-    *flags: more flags, such as '--config.total_steps=10'.
-    config: text of the config file.
+    folder: folder for the log.
+    *command: arguments of Python.
     env: more environment variables.
   """
 
   def __init__(
     self,
     folder: pathlib.Path,
-    workdir: pathlib.Path,
-    *flags: str,
-    config: str = CONFIG,
-    env: dict[str, str] | None = None,
+    *command: str,
+    env: Mapping[str, str] | None = None,
   ) -> None:
-    self.workdir = workdir
-    file = folder / 'config.py'
-    if not file.exists() or file.read_text() != config:
-      file.write_text(config)
     number = len(list(folder.glob('log*')))
     self._log = folder / f'log{number}'
-    command = ['-m', 'vit_jax.main', f'--config={file}', f'--workdir={workdir}']
+    one = {'JAX_NUM_CPU_DEVICES': '1'}
     with self._log.open('w') as log:
       self.process = subprocess.Popen(
-        [sys.executable, *command, *flags],
+        [sys.executable, *command],
         cwd=ROOT,
-        env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'} | (env or {}),
+        env={'JAX_PLATFORMS': 'cpu', **os.environ, **one, **(env or {})},
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -129,15 +147,52 @@ class Run:
       raise
 
 
+class Run(Process):
+  """Run of `python -m vit_jax.main` and its output.
+
+  Args:
+    folder: folder for the config file and the log.
+    workdir: workdir of the run.
+    *flags: more flags, such as '--config.total_steps=10'.
+    config: text of the config file.
+    env: more environment variables.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    workdir: pathlib.Path,
+    *flags: str,
+    config: str = CONFIG,
+    env: Mapping[str, str] | None = None,
+  ) -> None:
+    self.workdir = workdir
+    file = folder / 'config.py'
+    if not file.exists() or file.read_text() != config:
+      file.write_text(config)
+    command = ['-m', 'vit_jax.main', f'--config={file}', f'--workdir={workdir}']
+    super().__init__(folder, *command, *flags, env=env)
+
+
+@functools.cache
+def undisturbed() -> pathlib.Path:
+  """Run CONFIG to its end, once for all faults, and return the workdir."""
+  folder = tempfile.TemporaryDirectory(prefix='vit_jax_undisturbed_')
+  atexit.register(folder.cleanup)
+  run = Run(pathlib.Path(folder.name), pathlib.Path(folder.name, 'run'))
+  assert run.finish() == 0, run.output
+  return run.workdir
+
+
 def free_port() -> int:
-  """Return a TCP port of this machine that is free now."""
+  """Return a free TCP port of this machine."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     return free.getsockname()[1]
 
 
 def join(count: int) -> list[tuple[str, ...]]:
-  """Return the flags by which each of `count` processes joins the others."""
+  """Return the flags of `count` processes that join each other."""
   address = f'localhost:{free_port()}'
   return [
     (
@@ -159,13 +214,13 @@ def hosts(
   of_host: Mapping[int, Mapping[str, Any]] | None = None,
   **more,
 ) -> Iterator[list[Run]]:
-  """Start a run on several processes; they are killed at the end.
+  """Start a run on several processes and kill them at the end.
 
   Args:
     folder, workdir, *flags, **more: see Run.
     count: number of processes.
-    of_host: for a host {'flags': more flags, 'env': more variables, 'late_s':
-      seconds after which it is started}.
+    of_host: options of some hosts, {index: {'flags': more flags, 'env': more
+      variables, 'late_s': delay of the start in seconds}}.
   """
   started = []
   try:
@@ -183,12 +238,11 @@ def hosts(
 
 def steps(workdir: pathlib.Path) -> list[int]:
   """Return the steps of the complete checkpoints of a run, sorted."""
-  folder = workdir / 'checkpoints'
-  return sorted(int(x.name) for x in folder.glob('*') if x.name.isdigit())
+  return workdirs.steps(workdir / 'checkpoints')
 
 
 def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-  """Return all arrays and values of a checkpoint by path, read by Orbax."""
+  """Return {path: array or value} of a checkpoint, read by Orbax alone."""
   import jax
   import orbax.checkpoint as ocp
 
@@ -227,7 +281,7 @@ _OF_THE_CLOCK = (
 
 
 def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the records of a run without what depends on the clock."""
+  """Return the records of a run without entries that depend on the clock."""
   from vit_jax.metrics import read_records
 
   kept = [
@@ -243,14 +297,14 @@ def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def difference(one: pathlib.Path, other: pathlib.Path) -> str:
-  """Return how the ends of two runs differ, bit by bit; '' if they do not.
+  """Return a difference between the ends of two runs; '' if they are equal.
 
-  Steps of the checkpoints that are kept (so also the best), all their arrays
-  and positions, the metrics of all records, TensorBoard's scalars.
+  Compared bit by bit are the steps, arrays and data positions of the
+  checkpoints, the metrics of all records, and TensorBoard's scalars.
   """
   kept, others = steps(one), steps(other)
-  # A run that a signal stops saves that step, too. Of the newest checkpoints
-  # that are kept, it can take the place of the second.
+  # A run that is stopped by a signal saves that step, too. This checkpoint can
+  # replace one of the two newest.
   added, missing = (
     set(x) - set(y) for x, y in ((others, kept), (kept, others))
   )
@@ -283,8 +337,8 @@ def difference(one: pathlib.Path, other: pathlib.Path) -> str:
 def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
   """Return {name: [(step, value)]} as TensorBoard shows them.
 
-  TensorBoard drops earlier events from the step on at which a later start of
-  the run says so. What depends on the clock is left out.
+  Each start of a run writes its first step, and TensorBoard drops earlier
+  events from that step on. Scalars that depend on the clock are left out.
   """
   from tensorboardX.proto import event_pb2
 
@@ -294,7 +348,7 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     while len(data) >= 12:  # length, checksum, event, checksum
       length = int.from_bytes(data[:8], 'little')
       if len(data) < 16 + length:
-        break  # cut off by a kill: TensorBoard, too, goes to the next file
+        break  # truncated by a kill; TensorBoard, too, skips the rest
       event = event_pb2.Event.FromString(data[12 : 12 + length])
       data = data[16 + length :]
       if event.session_log.status == event_pb2.SessionLog.START:
@@ -305,12 +359,7 @@ def scalars(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
   return {
     name: events
     for name, events in found.items()
-    # A run that is stopped by a signal shows its progress then, too.
+    # A run that is stopped by a signal writes its progress once more.
     if name not in (*_OF_THE_CLOCK, 'progress')
     and not name.startswith(('seconds/', 'data_wait/'))
   }
-
-
-def newest(workdir: pathlib.Path) -> pathlib.Path:
-  """Return the folder of the newest checkpoint."""
-  return pathlib.Path(stored.find(workdir))

@@ -9,10 +9,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from .harness import Case, fault
-from .runs import CONFIG, Run, difference, everything, hosts, steps
+from .kills import wait_for_random_moment
+from .runs import (
+  CONFIG,
+  Run,
+  difference,
+  everything,
+  hosts,
+  steps,
+  undisturbed,
+)
 
-# An objective whose loss is NaN for some micro-batches of 4 images: those whose
-# labels have this sum, which are one in 30.
+# An objective whose loss is NaN for micro-batches of 4 images whose labels have
+# a given sum. These are 1 in 30.
 _NAN_IF = """
 import jax.numpy as jnp
 
@@ -36,7 +45,7 @@ _ROLLBACK = ('--config.on_nan=rollback', '--config.max_rollbacks=9')
 
 
 def _with_nan(folder):
-  """Return options of a Run that meets NaN in some batches."""
+  """Return options of a Run whose loss is NaN for some batches."""
   (folder / 'bad.py').write_text(_NAN_IF)
   return {'config': _NAN_CONFIG, 'env': _path(folder)}
 
@@ -48,7 +57,7 @@ def _path(folder):
 
 
 def _not_finite(workdir):
-  """Return the arrays of all checkpoints that have NaN or Inf."""
+  """Return the paths of all arrays in checkpoints that have NaN or Inf."""
   return [
     f'{step}/{path}'
     for step in steps(workdir)
@@ -83,10 +92,10 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
   (folder / 'rates.py').write_text(_OVERFLOWING)
   options = {'config': config, 'env': _path(folder)}
   often = [f'--config.{x}.every_steps=1' for x in ('checkpoint', 'evals.val')]
-  often.append('--config.total_steps=8')
   for start in (0, 3, 6)[:times]:
     workdir, lost = folder / f'overflow{start}', ''
-    flags = (*often, f'--config.schedule.start={start}')
+    flags = [*often, f'--config.schedule.start={start}']
+    flags.append(f'--config.total_steps={start + 3}')
     run = Run(folder, workdir, *flags, **options)
     status = run.finish()
     message = run.output.partition('NonFiniteError: ')[2]
@@ -96,7 +105,7 @@ def rates_that_overflow(folder: pathlib.Path, times: int) -> Iterator[Case]:
       lost = f'NaN or Inf is saved in {len(bad)} arrays'
     else:
       lower = ['--config.schedule.overflows=false']
-      if steps(workdir):  # resumes, and is compared with the run before
+      if steps(workdir):  # it resumes and is compared with the last start
         lower.append('--allow_changes=schedule.overflows')
       again = Run(folder, workdir, *flags, *lower, **options)
       if again.finish():
@@ -132,7 +141,7 @@ def killed_with_rollbacks(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 @fault(times=2)
 def rollbacks_of_hosts(folder: pathlib.Path, times: int) -> Iterator[Case]:
-  """NaN on two hosts: both go back to the same checkpoint."""
+  """NaN on two hosts: both return to the same checkpoint."""
   options = _with_nan(folder)
   for number in range(times):
     workdir = folder / f'hosts{number}'
@@ -148,22 +157,18 @@ def rollbacks_of_hosts(folder: pathlib.Path, times: int) -> Iterator[Case]:
     yield Case('2 hosts', lost)
 
 
-@fault(times=40, in_ci=4)
+@fault(times=40, in_ci=2)
 def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
   """Ctrl-C twice at random moments, then the same command again."""
-  straight = folder / 'straight'
-  begin = time.monotonic()
-  Run(folder, straight).finish()
-  length = time.monotonic() - begin
   for number in range(times):
     rng = random.Random(number)
-    moment = rng.uniform(0.1, 1) * length
     flag = f'--config.data.num_workers={number % 2 * 2}'
     workdir = folder / f'interrupted{number}'
     run = Run(folder, workdir, flag)
-    for seconds in (moment, rng.choice([0.01, 0.1, 1])):
-      run.wait_for(lambda: False, seconds)
-      run.press_ctrl_c()
+    moment = wait_for_random_moment(run, rng)
+    run.press_ctrl_c()
+    run.wait_for(lambda: False, rng.choice([0.01, 0.1, 1]))
+    run.press_ctrl_c()
     status, output = run.finish(30), run.output
     lost = ''
     if 'Traceback' in output or status not in (0, 130):
@@ -173,8 +178,9 @@ def interrupted_twice(folder: pathlib.Path, times: int) -> Iterator[Case]:
     else:
       again = Run(folder, workdir, flag)
       status = again.finish()
-      lost = again.output[-500:] if status else difference(straight, workdir)
-    yield Case(f'after {moment:.1f} s', lost, output[-300:] if lost else '')
+      end = undisturbed()
+      lost = again.output[-500:] if status else difference(end, workdir)
+    yield Case(f'at {moment}', lost, output[-300:] if lost else '')
 
 
 @fault()

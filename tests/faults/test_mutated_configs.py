@@ -4,17 +4,18 @@ import pytest
 
 from vit_jax import config as configs
 
-from . import configs as mutated
+from .config_mutations import base, mutations
+from .mutated_configs import ACCEPTED, REFUSED, outcome
 
 BASE = 'pretrain_imagenet:B/16,tiny'
 
 
 def test_mutations_are_refused_or_have_a_meaning():
-  every = [x for x in mutated.mutations() if x.base == BASE]
+  every = [x for x in mutations() if x.base == BASE]
   assert len(every) > 500
   for mutation in every[:40]:
-    found, message = mutated.outcome(mutation, compiles=False)
-    assert found in (mutated.REFUSED, mutated.ACCEPTED), (mutation, message)
+    found, message = outcome(mutation)
+    assert found in (REFUSED, ACCEPTED), (mutation, message)
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,14 @@ def test_mutations_are_refused_or_have_a_meaning():
   ],
 )
 def test_each_is_one_message(assignment, message, tmp_path):
-  config = mutated.base(BASE).copy_and_resolve_references()
+  config = base(BASE).copy_and_resolve_references()
   configs.override(config, [assignment])
   with pytest.raises(ValueError, match=message):
     configs.run(config, tmp_path / 'run', dry_run=True)
 
 
 def test_an_evaluator_without_batch_size(tmp_path):
-  config = mutated.base(BASE).copy_and_resolve_references()
+  config = base(BASE).copy_and_resolve_references()
   del config.evals.minival.data.batch_size
   with pytest.raises(configs.ConfigError, match="'batch_size' is missing"):
     configs.run(config, tmp_path / 'run', dry_run=True)

@@ -1,11 +1,11 @@
-"""Damaged and hostile weights: mutations.py, loaded as a user loads them.
+"""Damaged and hostile weights, loaded as a user loads them.
 
 python -m tests.faults.weights [NUMBER [SEED]]
 
-prints what came of so many mutations: each is refused (one ValueError that
-names the file), harmless (the parameters are as they were), 'other values', or
-a failure: a crash, a hang, memory, code that ran, or any other exception. They
-are loaded in a process of its own, which watches itself.
+prints the outcomes of NUMBER mutations: 'refused' (one ValueError that names
+the file), 'harmless' (the parameters are unchanged), 'other values', or a
+failure: a crash, a hang, too much memory, code that ran, or another exception.
+A worker process loads the files and watches itself.
 """
 
 import collections
@@ -29,25 +29,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import mutations
+from . import weight_mutations
 from .harness import Case, fault
 
 ROOT = pathlib.Path(__file__).parents[2]
-CPU_SECONDS = 20  # for one load; usual are 0.02
+CPU_SECONDS = 20  # for one load, which usually takes 0.02
 WALL_SECONDS = 300
-ADDRESS_SPACE = 4 << 30  # bytes more than the worker has when it begins
+ADDRESS_SPACE = 4 << 30  # bytes in addition to those at the worker's start
 SLACK = 100 << 20  # bytes of memory in addition to twice the file and the model
 LOADS = ('load', 'init_from', 'params')
 
 
 class Outcome(NamedTuple):
-  """What came of one mutation.
+  """Outcome of one mutation.
 
   Attributes:
-    original: name of what was mutated, and the file in it.
-    mutation: what was changed.
+    original: name of the original weights, and the file in them.
+    mutation: description of the change.
     what: 'refused', 'harmless', 'other values', or a failure.
-    message: the exception, or what failed.
+    message: the exception, or details of the failure.
   """
 
   original: str
@@ -71,9 +71,9 @@ def mutated_weights(folder: pathlib.Path, times: int) -> Iterator[Case]:
 
 
 def _is_another_file(outcome):
-  """Return whether other values are what the file says, or not detectable.
+  """Return whether other values are valid or cannot be detected.
 
-  Zips and checkpoints have checksums, safetensors and JSON have none.
+  Zips and checkpoints have checksums; safetensors and JSON have none.
   """
   name = outcome.original
   has_sums = name.endswith('.npz') or name.startswith(CHECKPOINTS)
@@ -85,7 +85,7 @@ def _is_another_file(outcome):
 def inject(
   folder: pathlib.Path, times: int, seed: int = 0
 ) -> Iterator[Outcome]:
-  """Make mutations, load them in a worker, and yield what came of each."""
+  """Make mutations, load them in a worker, and yield the outcomes."""
   originals = make_originals(folder / 'originals')
   worker = Worker(folder)
   turns = _turns(originals)
@@ -96,7 +96,7 @@ def inject(
     file = rng.choice(alike)
     target = folder / 'mutated'
     shutil.copytree(root, target, copy_function=os.link)
-    mutate = rng.choice(mutations.of_file(file.name))
+    mutate = rng.choice(weight_mutations.of_file(file.name))
     kind, data = mutate(rng, (root / file).read_bytes())
     (target / file).unlink()
     (target / file).write_bytes(data)
@@ -133,7 +133,7 @@ def make_originals(
   """Write small weights of all formats.
 
   Returns:
-    {name: (folder, files in it that are mutated, path in it to load)}.
+    {name: (folder, files to mutate, path to load)}, paths relative to it.
   """
   from vit_jax.models.vit import VisionTransformer
   from vit_jax.weights import bundle, formats
@@ -166,12 +166,12 @@ def make_originals(
   _shard(folder / 'sharded')
   (folder / 'torch').mkdir()
   (folder / 'torch' / 'x.pth').write_bytes(
-    mutations.zipped(
-      [('x/data.pkl', mutations.PICKLE), ('x/data/0', bytes(64))]
+    weight_mutations.zipped(
+      [('x/data.pkl', weight_mutations.PICKLE), ('x/data/0', bytes(64))]
     )
   )
   (folder / 'pickle').mkdir()
-  (folder / 'pickle' / 'x.bin').write_bytes(mutations.PICKLE + bytes(64))
+  (folder / 'pickle' / 'x.bin').write_bytes(weight_mutations.PICKLE + bytes(64))
   for name in CHECKPOINTS:
     _write_checkpoint(folder / name, model, params, name == CHECKPOINTS[0])
   paths |= {'sharded': '.', 'torch': 'x.pth', 'pickle': 'x.bin'}
@@ -188,7 +188,7 @@ def _files(folder):
 
 
 def _shard(folder):
-  """Replace model.safetensors by an index and two shards."""
+  """Replace model.safetensors with an index and two shards."""
   from vit_jax.weights import files
 
   arrays = files.read_safetensors(folder / 'model.safetensors')
@@ -230,7 +230,7 @@ def _write_checkpoint(workdir, model, params, ocdbt):
     checkpointer = ocp.Checkpointer(handler)
     checkpointer.save(folder, ocp.args.PyTreeSave(state.params))
     checkpointer.close()
-  for item in ('train', 'data'):  # loading parameters does not read them
+  for item in ('train', 'data'):  # not read when parameters are loaded
     shutil.rmtree(workdir / 'checkpoints' / '7' / item)
   workdirs.record_model(
     workdir,
@@ -244,7 +244,7 @@ def _write_checkpoint(workdir, model, params, ocdbt):
 
 
 class Worker:
-  """A process that loads weights, and is started again when it ends."""
+  """Process that loads weights and is started again when it ends."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     self._folder = folder
@@ -253,7 +253,7 @@ class Worker:
   def load(
     self, name: str, path: pathlib.Path, how: str, size: int
   ) -> tuple[str, str]:
-    """Return (what came of it, message) of loading one file."""
+    """Load one file and return (outcome, message)."""
     process = self._process or self._start()
     assert process.stdin and process.stdout
     task = {'name': name, 'path': str(path), 'how': how, 'size': size}
@@ -271,7 +271,7 @@ class Worker:
     return 'crash', f'status {status}: {errors}'
 
   def _start(self):
-    canary = self._folder / f'{mutations.CANARY}.py'
+    canary = self._folder / f'{weight_mutations.CANARY}.py'
     ran = self._folder / 'canary_ran'
     text = f'open({str(ran)!r}, "w").close()\ndef run(*args, **more): pass\n'
     canary.write_text(text)
@@ -301,7 +301,7 @@ class Worker:
     return process.returncode
 
 
-# What runs in the worker.
+# Code of the worker.
 
 # Events of sys.addaudithook that no weights file may cause.
 _FORBIDDEN = (
@@ -311,11 +311,12 @@ _FORBIDDEN = (
 )
 
 
-_LOUD = 'this', 'antigravity'  # of the standard library, named by mutations
+# Modules of the standard library that mutations name.
+_LOUD = 'this', 'antigravity'
 
 
 class Watch:
-  """Notes what code does while a file is loaded."""
+  """Record of forbidden actions of code while a file is loaded."""
 
   def __init__(self) -> None:
     self.armed, self.seen = False, []
@@ -350,9 +351,9 @@ class Watch:
 
 
 def work() -> None:
-  """Load what standard input says, one after the other."""
+  """Load the files that standard input names, one after the other."""
   answers = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)  # what is printed does not mix with the answers
+  os.dup2(2, 1)  # keep printed text out of the answers
   sys.path.append(os.environ['CANARY_FOLDER'])
   ran = pathlib.Path(os.environ['CANARY_RAN'])
   originals = pathlib.Path(json.loads(sys.stdin.readline()))
@@ -392,7 +393,7 @@ def _paths(folder):
 
 
 def _load(name, path, how):
-  """Return {path: array}, loaded as users load it."""
+  """Return {path: array}, loaded as a user loads the file."""
   from vit_jax import pretrained, stored, tree
   from vit_jax.weights import surgery
 

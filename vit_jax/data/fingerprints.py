@@ -24,7 +24,8 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
   Known keys, each of which a source may leave out: 'kind' (full name of its
   class), 'name', 'version', 'num_examples', 'classes' (a list of names, or
-  {name: number of examples}), and 'files', 'sizes', 'labels' (hashes).
+  {name: number of examples}), and 'files', 'sizes', 'labels', 'weights'
+  (hashes).
   """
   if callable(own := getattr(source, 'fingerprint', None)):
     return own()
@@ -110,6 +111,7 @@ _HASHES = {
   'files': 'other files, or files in another order',
   'sizes': 'files of the same names have other sizes',
   'labels': 'other labels',
+  'weights': 'other weights',
 }
 
 

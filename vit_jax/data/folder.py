@@ -1,22 +1,14 @@
 """A folder of images, local or on any file system that fsspec reaches."""
 
-import collections
-import csv as csv_lib
-import io
 import os
-import re
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from vit_jax.data import fingerprints, image_files
+from vit_jax.data import fingerprints, image_files, splits, tables
 from vit_jax.files import PathLike
-
-_SPLIT_NAMES = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
-_SPLIT_NAMES |= {'test', 'testing', 'eval'}
 
 
 class Folder:
@@ -86,7 +78,7 @@ class Folder:
     else:
       files, labels, names, bounds = self._from_folders(split, names)
     if bounds is not None:
-      keep = _slice(files, bounds, labels if stratified else None)
+      keep = splits.choose(files, bounds, labels if stratified else None)
       if not keep:
         raise ValueError(f'{self._name}: split {split!r} contains no images.')
       files, labels = [files[i] for i in keep], [labels[i] for i in keep]
@@ -122,7 +114,7 @@ class Folder:
     found = {
       'kind': 'vit_jax.data.folder.Folder',
       'num_examples': len(self),
-      'classes': self._class_sizes(),
+      'classes': tables.class_sizes(self._labels, self.class_names),
       'files': fingerprints.digest(parts),
     }
     if self._fs is None:
@@ -130,21 +122,15 @@ class Folder:
       found['sizes'] = fingerprints.digest([np.array(sizes, '<i8').tobytes()])
     return found
 
-  def _class_sizes(self):
-    if self.class_names is None:
-      return None
-    counts = np.bincount(self._labels, minlength=len(self.class_names))
-    return dict(zip(self.class_names, counts.tolist()))
-
   def _path(self, index):
     return os.path.join(self._base, os.fsdecode(self._files[index]))
 
   def _from_folders(self, split, names):
     """Return (relative paths, labels, class names, bounds of the slice)."""
     folders = self._folders('')
-    split, bounds = _parse_split(split, folders)
+    split, bounds = splits.parse(split, folders)
     if split is None:
-      if folders and {x.lower() for x in folders} <= _SPLIT_NAMES:
+      if folders and {x.lower() for x in folders} <= splits.NAMES:
         raise ValueError(
           f'{self._name} contains the folders {folders}, which look like'
           f' splits. Choose one, e.g. split={folders[0]!r}.'
@@ -155,18 +141,19 @@ class Folder:
     else:
       raise ValueError(
         f'{self._name} has no folder for the split {split!r}. Its folders are'
-        f' {_shorten(folders)}.'
+        f' {tables.shorten(folders)}.'
       )
     self._base = os.path.join(self._root, split) if split else self._root
     files = self._images()
     found = [file.split('/', 1)[0] for file in files]
     if split is None and names is None and (empty := {*classes} - {*found}):
       logging.warning(
-        f'Folder {self._base}: the class folders {_shorten(sorted(empty))} have'
-        ' no images. They count as classes. Remove them if they are none.'
+        f'Folder {self._base}: the class folders'
+        f' {tables.shorten(sorted(empty))} have no images. They count as'
+        ' classes. Remove them if they are none.'
       )
     names = classes if names is None else names
-    labels = _index(f'{self._base} has folders', found, names)
+    labels = tables.index(f'{self._base} has folders', found, names)
     return files, labels, names, bounds
 
   def _folders(self, relative):
@@ -196,7 +183,7 @@ class Folder:
     if not found:
       raise ValueError(
         f'{self._base} has no images in class sub-folders, but {len(others)}'
-        f' other files: {_shorten(sorted(others))}. Expected'
+        f' other files: {tables.shorten(sorted(others))}. Expected'
         f' {self._base}/CLASS/IMAGE with an ending of'
         f' {", ".join(image_files.ENDINGS)}.'
       )
@@ -217,14 +204,14 @@ class Folder:
       raise ValueError(
         f'cannot read the table {path}: {type(error).__name__}: {error}'
       ) from error
-    table = _read_table(path, text)
-    splits = sorted(set(table.get('split', ())))
-    split, bounds = _parse_split(split, splits)
-    labels, names = _read_labels(path, table['label'], names)
+    table = tables.read(path, text)
+    known = sorted(set(table.get('split', ())))
+    split, bounds = splits.parse(split, known)
+    labels, names = tables.labels(path, table['label'], names)
     files = table['path']
     if split is not None:
-      if split not in splits:
-        has = splits or 'no column "split"'
+      if split not in known:
+        has = known or 'no column "split"'
         raise ValueError(
           f'{path} has no split {split!r}. It has {has}. Add a column "split"'
           ' with a header, or use one table for each split.'
@@ -239,87 +226,3 @@ def _not_listed(path, error):
     f'cannot list the folder {path}: {type(error).__name__}: {error}. Check the'
     ' path and your permission to read it.'
   )
-
-
-def _parse_split(split, names):
-  """Return ('train', (None, '90%')) for 'train[:90%]' unless it is a name."""
-  if split is None or split in names:
-    return split, None
-  match = re.fullmatch(r'([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]', split)
-  return (match[1] or None, match.groups()[1:]) if match else (split, None)
-
-
-def _slice(paths, bounds, labels=None):
-  """Return the sorted indices of a slice of the paths in a shuffled order.
-
-  Sorted paths are sorted by class, so a slice of them would lack classes. The
-  shuffle is by checksum of the path, the same on every machine. With `labels`
-  example j of the n in a class comes at (j + 1/2) / n of the order, so that
-  every slice has the same fraction of each class, up to one example.
-  """
-  keys = [(zlib.crc32(path.encode(errors='replace')), path) for path in paths]
-  order = sorted(range(len(paths)), key=keys.__getitem__)
-  if labels is not None:
-    sizes, seen = collections.Counter(labels), collections.Counter()
-    places = {}
-    for i in order:
-      places[i] = (seen[labels[i]] + 0.5) / sizes[labels[i]]
-      seen[labels[i]] += 1
-    order = sorted(order, key=places.__getitem__)  # stable
-
-  def index(text):
-    if text and text.endswith('%'):
-      return round(len(paths) * int(text[:-1]) / 100)
-    return text and int(text)
-
-  return sorted(order[slice(*map(index, bounds))])
-
-
-def _read_table(path, text):
-  """Return the columns of a CSV: {'path': [...], 'label': [...], ...}."""
-  rows = [[x.strip() for x in row] for row in csv_lib.reader(io.StringIO(text))]
-  rows = [row for row in rows if any(row)]
-  if not rows:
-    raise ValueError(f'{path} is empty. Expected rows of path,label.')
-  columns = ['path', 'label']
-  header = [cell.lower() for cell in rows[0]]
-  if {'path', 'label'} <= set(header):
-    columns, rows = header, rows[1:]
-  elif not image_files.is_image(header[0]) and header[1:2] == ['label']:
-    rows = rows[1:]  # a header with another word for the path
-  short = [i for i, row in enumerate(rows) if len(row) < len(columns)]
-  if short or not rows:
-    what = f'row {short[0]} is {rows[short[0]]}' if short else 'no rows'
-    raise ValueError(f'{path}: {what}. Expected the columns {columns}.')
-  return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
-
-
-def _read_labels(path, cells, names):
-  """Return the labels as ints, and the class names or None."""
-  are_ints = all(re.fullmatch(r'-?\d+', cell) for cell in set(cells))
-  if are_ints and (names is None or not set(cells) <= set(names)):
-    labels = [int(cell) for cell in cells]
-    limit = 2**31 if names is None else len(names)
-    if bad := [x for x in labels if not 0 <= x < limit]:
-      raise ValueError(
-        f'{path} has the label {bad[0]}. Labels must lie in [0, {limit}).'
-      )
-    return labels, names
-  names = sorted(set(cells)) if names is None else names
-  return _index(f'{path} has labels', cells, names), names
-
-
-def _index(what, classes, names):
-  """Return the label of each class; `what` begins the error message."""
-  label_of = {name: label for label, name in enumerate(names)}
-  if unknown := sorted(set(classes) - set(names)):
-    raise ValueError(
-      f'{what} that class_names does not list: {_shorten(unknown)}.'
-      f' class_names is {_shorten(names)}.'
-    )
-  return [label_of[x] for x in classes]
-
-
-def _shorten(values, count=10):
-  more = f' and {len(values) - count} more' if len(values) > count else ''
-  return f'{values[:count]}{more}'

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json as json_lib
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from vit_jax.data import fingerprints, pipeline
 from vit_jax.data.pipeline import Source
+from vit_jax.data.tar import Tar
 from vit_jax.files import PathLike
 
 NUM_CLASSES = 1000
@@ -147,3 +149,60 @@ def _read(path):
         f' {NUM_CLASSES - 1}.'
       )
   return real
+
+
+# The files that image-net.org distributes.
+
+SPLITS = ('train', 'validation', 'val')
+
+
+def downloads() -> str:
+  """Return the folder where TFDS expects files that are downloaded by hand."""
+  import tensorflow_datasets as tfds
+
+  data = os.path.expanduser(tfds.core.constants.DATA_DIR)
+  return os.path.join(data, 'downloads', 'manual')
+
+
+def validation_labels() -> dict[str, str]:
+  """Return the WordNet ids of the 50,000 validation images by file name."""
+  import tensorflow_datasets as tfds
+
+  path = 'datasets/imagenet2012/validation_labels.txt'
+  found = tfds.core.tfds_path(path).read_text().split()
+  return {
+    f'ILSVRC2012_val_{i:08d}.JPEG': wnid for i, wnid in enumerate(found, 1)
+  }
+
+
+def archives(
+  folder: PathLike,
+  *,
+  split: str,
+  channels: int = 3,
+  cache_dir: PathLike | None = None,
+) -> Tar:
+  """Return ImageNet 2012 from its own tar files, which are not unpacked.
+
+  Args:
+    folder: contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar; local
+      or a URL.
+    split: 'train' or 'validation' (or 'val').
+    channels, cache_dir: of `Tar`.
+
+  Raises:
+    ValueError: another split; and those of `Tar`.
+  """
+  if split not in SPLITS:
+    raise ValueError(
+      f'split={split!r} of the tar files of ImageNet must be one of {SPLITS}.'
+    )
+  is_train = split == 'train'
+  name = f'ILSVRC2012_img_{"train" if is_train else "val"}.tar'
+  return Tar(
+    os.path.join(folder, name),
+    csv=None if is_train else validation_labels(),
+    class_names=wnids(),
+    channels=channels,
+    cache_dir=cache_dir,
+  )

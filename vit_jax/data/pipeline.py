@@ -29,8 +29,8 @@ picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i). (With `balanced`, see order.py, e counts
-the visits of the example instead.) Threads, processes and restarts change
+its augmentation from (seed, e, i). (With another `order` e counts the visits of
+the example instead, see order.py.) Threads, processes and restarts change
 neither. A global batch is a range of positions. Each process reads an equal,
 contiguous part of this range, so the global batch does not depend on the number
 of processes.
@@ -46,14 +46,14 @@ import pickle
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images, workers
-from vit_jax.data.order import BalancedOrder, EpochOrder
+from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.transforms import scale_to
 from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
@@ -108,8 +108,8 @@ class Data:
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    balanced: train on each class equally often, see order.BalancedOrder. The
-      length of an epoch stays the number of examples.
+    order: in which training visits the examples, see order.py, sampling.py and
+      mixture.py. An epoch is always as many visits as there are examples.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
     max_worker_restarts: number of dead worker processes that an iterator over
@@ -127,7 +127,7 @@ class Data:
   prefetch: Annotated[int, Range(1, 64)] = 2
   on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
   labels: bool = True
-  balanced: bool = False
+  order: Order = Shuffled()
   image_size: Size | None = None
   max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
   max_worker_restarts: Natural = 3
@@ -159,6 +159,17 @@ class Data:
     image, label, _ = examples.load(0, 0, spent, replace=True)
     return {'image': image, 'label': label}
 
+  def visits(self, seed: int = 0) -> Visits:
+    """Return the order of training for a seed; see order.py.
+
+    Raises:
+      ValueError: the order does not fit the source.
+    """
+    source = self.source
+    if isinstance(source, Unlabelled):  # an order may need labels or parts
+      source = source.source
+    return self.order.bind(source, seed)
+
   def train_batches(
     self,
     *,
@@ -168,6 +179,7 @@ class Data:
     process_index: int = 0,
     process_count: int = 1,
     num_classes: int | None = None,
+    visits: Visits | None = None,
   ) -> 'TrainBatches':
     """Return an endless iterator over training batches.
 
@@ -178,6 +190,7 @@ class Data:
       skipped: number of unreadable examples before it, `.skipped`.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
+      visits: `self.visits(seed)`, if it is known already.
 
     Returns:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
@@ -185,10 +198,8 @@ class Data:
       (number of unreadable examples so far) and `.close()`. It raises
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
-    order = None
-    if self.balanced:
-      order = BalancedOrder(labels(self.source), seed)
-    examples = _Examples(self, num_classes, seed, order)
+    visits = visits or self.visits(seed)
+    examples = _Examples(self, num_classes, seed, visits)
     chunks = _Chunks(examples, process_index, process_count, start=start)
     return TrainBatches(chunks, skipped)
 
@@ -300,7 +311,7 @@ class _Unreadable(ValueError):
 class _Examples:
   """Reads, checks and transforms single examples.
 
-  `at` returns the (epoch, index) of a position of training.
+  `visits` returns the (epoch, index) of a position of training.
   """
 
   def __init__(
@@ -308,7 +319,7 @@ class _Examples:
     data: Data,
     num_classes: int | None = None,
     seed: int = 0,
-    order: Callable[[int], tuple[int, int]] | None = None,
+    visits: Visits | None = None,
   ) -> None:
     self.source, self.data, self._seed = data.source, data, seed
     self._name, count = type(self.source).__name__, len(self.source)
@@ -322,7 +333,7 @@ class _Examples:
     if num_classes is None:
       num_classes = getattr(self.source, 'num_classes', None)
     self._num_classes = num_classes
-    self.at = order or EpochOrder(count, seed)
+    self.visits = visits
 
   def load(self, epoch, index, spent, *, replace):
     """Return (image, label, number of unreadable examples before it).
@@ -477,9 +488,9 @@ class _Chunks:
       return {'error': _portable(error)}
 
   def _train(self, positions):
-    load, at = self._examples.load, self._examples.at
-    spent = collections.Counter()
-    rows = [load(*at(p), spent, replace=True) for p in positions]
+    load, visits = self._examples.load, self._examples.visits
+    spent: dict[str, Any] = collections.Counter()
+    rows = [load(*visits(p), spent, replace=True) for p in positions]
     skipped = sum(skipped for _, _, skipped in rows)
     return _stack(rows, skipped=skipped, spent=spent)
 
@@ -511,6 +522,7 @@ class _Chunks:
 def _stack(rows, **more):
   images_, labels_, _ = zip(*rows)
   _check_shapes(images_)
+  _check_label_shapes(labels_)
   return {'image': np.stack(images_), 'label': stack_labels(labels_), **more}
 
 
@@ -521,6 +533,15 @@ def _check_shapes(images_):
       f'images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
       ' the transforms with one that gives all images the same shape, such as'
       ' Resize, InceptionCrop or CentralCrop.'
+    )
+
+
+def _check_label_shapes(labels_):
+  shapes = sorted({np.shape(label) for label in labels_})
+  if len(shapes) > 1:
+    raise ValueError(
+      f'labels of one batch have the shapes {shapes[0]} and {shapes[1]}. All'
+      ' examples need one class (an int), or one weight for each class.'
     )
 
 
@@ -548,6 +569,7 @@ def _assemble(chunks):
   batch = chunks[0]
   if len(chunks) > 1:
     _check_shapes([chunk['image'][0] for chunk in chunks])
+    _check_label_shapes([chunk['label'][0] for chunk in chunks])
     batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
   return {**batch, 'skipped': skipped, 'spent': spent}
 

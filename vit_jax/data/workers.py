@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import math
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import pathlib
 import pickle
@@ -325,6 +326,8 @@ def _starting():
   """
   with _start_lock:
     main = sys.modules['__main__']
+    # Python 3.11 unblocks signals when it starts its resource tracker.
+    multiprocessing.resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     sys.modules['__main__'] = types.ModuleType('__main__')
     try:
@@ -339,8 +342,6 @@ def _starting():
 
 def _work(remote, parent):
   """Read a task, and send what it reads until the parent closes the socket."""
-  # Python 3.11 unblocks them when it starts the first process.
-  signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
   threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
   try:
     try:

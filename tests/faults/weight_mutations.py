@@ -2,11 +2,11 @@
 
 A mutator is a function (random.Random, bytes) -> (name, bytes). It knows the
 structure of a format, changes one part of it, and leaves the rest valid. The
-result is a damaged or a hostile file. Where a checksum covers what was changed,
-'resealed' in the name says that it was computed again: such a file is a valid
-file with another content.
+result is a damaged or a hostile file. 'resealed' in the name means that the
+checksum was computed again after the change, so the file is valid.
 """
 
+import copy
 import functools
 import io
 import json
@@ -21,10 +21,10 @@ from typing import Any
 
 Mutator = Callable[[random.Random, bytes], tuple[str, bytes]]
 
-# A module in the folder of the worker, which writes a file when imported.
+# A module in the folder of the worker that writes a file when it is imported.
 CANARY = 'canary_of_the_mutations'
 CODE = f"__import__('{CANARY}').run()"
-_BOMB = 150_000_000  # bytes that a bomb unpacks
+_BOMB = 150_000_000  # unpacked size of a bomb in bytes
 
 
 class Harmful:
@@ -40,7 +40,7 @@ _LARGE = [2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63]
 
 
 def _number(rng: random.Random, value: int, limit: int) -> int:
-  """Return another number, often near the value or near a limit."""
+  """Return a random number, often near the value or near a limit."""
   found = rng.choice(
     [
       *(value + 1, value - 1, value * 2, value ^ (1 << rng.randrange(16))),
@@ -114,10 +114,11 @@ def npz_fields(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   starts = _all(data, signature)
   field = rng.choice(list(fields))
   offset, size = fields[field]
-  at, other = rng.choice(starts) + offset, rng.choice(starts) + offset
+  at = rng.choice(starts) + offset
+  other = rng.choice(starts) + offset
   value = int.from_bytes(data[at : at + size], 'little')
   new = _number(rng, value, 256**size - 1)
-  if rng.random() < 0.3:  # that of another member
+  if rng.random() < 0.3:  # the value of another member
     new = int.from_bytes(data[other : other + size], 'little')
   changed = data[:at] + new.to_bytes(size, 'little') + data[at + size :]
   return f'{field} in the {where}', changed
@@ -136,24 +137,51 @@ def npz_zip64(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   numbers = [rng.choice([*_SMALL, *_LARGE[:-1]]) for _ in range(3)]
   end = data.rindex(b'PK\x05\x06')
   if rng.random() < 0.5:
-    record = struct.pack('<4sQ2H2I', b'PK\x06\x06', 44, 45, 45, 0, 0)
-    record += struct.pack('<2Q2Q', 1, numbers[0], numbers[1], numbers[2])
-    locator = struct.pack('<4sIQI', b'PK\x06\x07', 0, end, 1)
-    tail = data[end : end + 8] + b'\xff' * 12 + data[end + 20 :]
-    return 'zip64 end', data[:end] + record + locator + tail
+    return 'zip64 end', _with_zip64_end(data, end, numbers)
   at = rng.choice(_all(data, b'PK\x01\x02'))
-  length, extra = struct.unpack_from('<HH', data, at + 28)
-  more = struct.pack('<HH3Q', 1, 24, *numbers)
-  head = bytearray(data[at : at + 46])
-  head[20:28], head[42:46] = b'\xff' * 8, b'\xff' * 4
-  head[30:32] = struct.pack('<H', extra + len(more))
-  name = data[at + 46 : at + 46 + length]
-  rest = data[at + 46 + length : end]
-  size, start = struct.unpack_from('<2I', data, end + 12)
-  tail = data[end : end + 12] + struct.pack('<2I', size + len(more), start)
-  return 'zip64 sizes', data[:at] + head + name + more + rest + (
-    tail + data[end + 20 :]
-  )
+  return 'zip64 sizes', _with_zip64_sizes(data, at, end, numbers)
+
+
+def _with_zip64_end(data, end, numbers):
+  """Add 64-bit numbers of entries, size and offset of the directory.
+
+  Args:
+    data: archive.
+    end: offset of the end record.
+    numbers: number of all entries, size and offset.
+  """
+  # Signature, size of the rest, two versions, two disks; entries on this disk.
+  record = struct.pack('<4sQ2H2I', b'PK\x06\x06', 44, 45, 45, 0, 0)
+  record += struct.pack('<4Q', 1, *numbers)
+  # Signature, disk and offset of the record, number of disks.
+  locator = struct.pack('<4sIQI', b'PK\x06\x07', 0, end, 1)
+  # In the end record, bits that are all 1 refer to the 64-bit record.
+  tail = data[end : end + 8] + b'\xff' * 12 + data[end + 20 :]
+  return data[:end] + record + locator + tail
+
+
+def _with_zip64_sizes(data, at, end, numbers):
+  """Add 64-bit sizes and a 64-bit offset to an entry of the directory.
+
+  Args:
+    data: archive.
+    at: offset of the entry.
+    end: offset of the end record.
+    numbers: size, compressed size and offset of the member.
+  """
+  name_length, extra_length = struct.unpack_from('<HH', data, at + 28)
+  extra = struct.pack('<HH3Q', 1, 24, *numbers)  # 1: zip64; 24 bytes follow
+  header = bytearray(data[at : at + 46])
+  # Bits that are all 1 refer to the extra field.
+  header[20:28] = b'\xff' * 8  # both sizes
+  header[42:46] = b'\xff' * 4  # offset
+  header[30:32] = struct.pack('<H', extra_length + len(extra))
+  rest = at + 46 + name_length
+  name = data[at + 46 : rest]
+  directory = data[:at] + header + name + extra + data[rest:end]
+  (size,) = struct.unpack_from('<I', data, end + 12)
+  size = struct.pack('<I', size + len(extra))
+  return directory + data[end : end + 12] + size + data[end + 16 :]
 
 
 def npz_stream(rng: random.Random, data: bytes) -> tuple[str, bytes]:
@@ -209,7 +237,7 @@ def npz_members(rng: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def zipped(entries: Any, method: int = zipfile.ZIP_DEFLATED) -> bytes:
-  """Return a zip of (name, bytes), also with a name twice."""
+  """Return a zip of (name, bytes); a name can occur twice."""
   out = io.BytesIO()
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
@@ -226,8 +254,8 @@ class Packed(bytes):
   """Bytes that are already compressed by deflate.
 
   Attributes:
-    size: bytes that they unpack.
-    crc: of these.
+    size: number of bytes after unpacking.
+    crc: CRC-32 of the unpacked bytes.
   """
 
   size: int
@@ -244,16 +272,20 @@ def bomb(header: bool = False) -> Packed:
     content = npy((_BOMB // 4,)) + bytes(_BOMB)
   packer = zlib.compressobj(1, zlib.DEFLATED, -15)
   found = Packed(packer.compress(content) + packer.flush())
-  found.size, found.crc = len(content), zlib.crc32(content)
+  found.size = len(content)
+  found.crc = zlib.crc32(content)
   return found
 
 
 def _write_packed(file, name, content):
   info = zipfile.ZipInfo(name)
   info.compress_type = zipfile.ZIP_DEFLATED
-  info.CRC, info.file_size = content.crc, content.size
-  info.compress_size, info.header_offset = len(content), file.fp.tell()
+  info.CRC = content.crc
+  info.file_size = content.size
+  info.compress_size = len(content)
+  info.header_offset = file.fp.tell()
   file.fp.write(info.FileHeader() + content)
+  # `ZipFile.close` writes the directory there, from this list.
   file.start_dir = file.fp.tell()
   file.filelist.append(info)
   file.NameToInfo[name] = info
@@ -274,7 +306,7 @@ _DESCRS = [
 
 
 def npz_header(rng: random.Random, data: bytes) -> tuple[str, bytes]:
-  """Change the header of an array; sometimes with a right checksum."""
+  """Change the header of an array, sometimes with a correct checksum."""
   with zipfile.ZipFile(io.BytesIO(data)) as file:
     entries = [[m.filename, file.read(m)] for m in file.infolist()]
     crcs = [m.CRC for m in file.infolist()]
@@ -282,7 +314,7 @@ def npz_header(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   content = entries[number][1]
   length = struct.unpack_from('<H', content, 8)[0]
   header, values = content[10 : 10 + length], content[10 + length :]
-  found = eval(header)  # our own file
+  found = eval(header)  # of a file that make_originals has written
   shape, descr = found['shape'], found['descr']
   order = found['fortran_order']
   kind = rng.choice(['shape', 'shape', 'descr', 'order', 'text', 'bytes'])
@@ -301,9 +333,9 @@ def npz_header(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   out = zipped(entries, rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
   if rng.random() < 0.5:
     return f'{kind} in the header of an array, resealed', out
-  at = out.rindex(b'PK\x05\x06')
-  at = _all(out, b'PK\x01\x02')[number] + 16  # the checksum of before
-  out = out[:at] + struct.pack('<I', crcs[number]) + out[at + 4 :]
+  offset, size = _CENTRAL['crc']
+  at = _all(out, b'PK\x01\x02')[number] + offset
+  out = out[:at] + struct.pack('<I', crcs[number]) + out[at + size :]
   return f'{kind} in the header of an array', out
 
 
@@ -393,7 +425,8 @@ def json_tree(rng: random.Random, data: bytes) -> tuple[str, bytes]:
     del node[key]
   elif kind == 'move':
     other, place = rng.choice(places)
-    node[key], other[place] = json.loads(json.dumps([other[place], old]))
+    # Copies, because one of the values can contain the other.
+    node[key], other[place] = copy.deepcopy((other[place], old))
   else:
     for _ in range(rng.choice([1, 45, 60, 500])):
       old = rng.choice([[old], {'target': old}])
@@ -402,7 +435,7 @@ def json_tree(rng: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def _places(value):
-  """Yield (dict or list, key) of everything in a JSON value."""
+  """Yield (parent dict or list, key) of all values in JSON."""
   if isinstance(value, dict | list):
     for key in value if isinstance(value, dict) else range(len(value)):
       yield value, key
@@ -439,7 +472,7 @@ JSON: list[Mutator] = [json_tree, json_tree, json_tree, json_text, any_bytes]
 
 
 def safetensors_header(rng: random.Random, data: bytes) -> tuple[str, bytes]:
-  """Change the JSON header, whose length stays right."""
+  """Change the JSON header and keep its length correct."""
   length = struct.unpack_from('<Q', data)[0]
   text, values = data[8 : 8 + length], data[8 + length :]
   header = json.loads(text)
@@ -486,7 +519,7 @@ def safetensors_length(rng: random.Random, data: bytes) -> tuple[str, bytes]:
   """Change the length of the header."""
   length = struct.unpack_from('<Q', data)[0]
   new = _number(rng, length, 2**64 - 1)
-  if rng.random() < 0.2:  # a header that is right, but has 6 MB of spaces
+  if rng.random() < 0.2:  # a valid header with 6 MB of spaces
     spaces = b' ' * 6_000_000
     head = struct.pack('<Q', length + len(spaces)) + data[8 : 8 + length]
     return 'length of the header', head + spaces + data[8 + length :]
