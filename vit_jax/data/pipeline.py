@@ -12,6 +12,7 @@ Optional attributes of a source:
   source.num_classes  K; labels are checked against it
   source.class_names  names of the K classes
   source.channels     1 or 3: image files are decoded to so many (default: 3)
+  source.exif         whether the EXIF orientation is applied (default: True)
   source.describe(i)  text that identifies example i in error messages
   source.labels()     labels of all examples, if they are known without reading
                       the images: int32 [n] or float32 [n, K]
@@ -20,7 +21,9 @@ Optional attributes of a source:
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator. The transforms of
-this project are frozen dataclasses, so that they can be written to JSON.
+this project are frozen dataclasses, so that they can be written to JSON. With
+the class attribute `takes_encoded` a transform may get an `images.Encoded`, of
+which it decodes as much as it needs.
 
 Sources can wrap sources and transforms can wrap transforms: the outer
 constructor takes the inner object as an argument, in Python as in a config
@@ -110,6 +113,10 @@ class Data:
     labels: if False, `source` is wrapped in `Unlabelled`.
     order: in which training visits the examples, see order.py, sampling.py and
       mixture.py. An epoch is always as many visits as there are examples.
+    scaled_decoding: decode a JPEG at 1/2 or 1/4 of its size where a bilinear
+      resize shrinks it, or a crop of it, to as few pixels. This is faster for
+      large photographs, and changes them: it filters out the high frequencies
+      that such a resize samples. Needs the extension, see images.py.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
     max_worker_restarts: number of dead worker processes that an iterator over
@@ -129,6 +136,7 @@ class Data:
   labels: bool = True
   order: Order = Shuffled()
   image_size: Size | None = None
+  scaled_decoding: bool = False
   max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
   max_worker_restarts: Natural = 3
 
@@ -349,13 +357,12 @@ class _Examples:
       actual = (index + skipped) % count
       try:
         image, label = self._read(actual, spent)
+        image = self._transform(image, epoch, index, actual, spent)
+        return image, label, skipped
       except _Unreadable as error:
         if not replace:
           raise
         first_error = first_error or error
-      else:
-        image = self._transform(image, epoch, index, actual, spent)
-        return image, label, skipped
     raise ValueError(
       f'gave up after {tries} unreadable examples in a row. The first error:'
       f' {first_error}'
@@ -368,16 +375,18 @@ class _Examples:
       image = example['image']
       read = time.perf_counter()
       if isinstance(image, bytes):
-        channels = getattr(self.source, 'channels', 3)
-        limit = self.data.max_image_bytes
-        image = images.decode(image, channels, max_image_bytes=limit)
+        image = images.Encoded(
+          image,
+          getattr(self.source, 'channels', 3),
+          max_image_bytes=self.data.max_image_bytes,
+          exif=getattr(self.source, 'exif', True),
+          scaled=self.data.scaled_decoding,
+        )
       spent['reading'] += read - begin
-      spent['decoding'] += time.perf_counter() - read
     except (OSError, ValueError) as error:
-      raise _Unreadable(
-        f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
-        " set on_error='skip'.)"
-      ) from error
+      raise self._unreadable(index, error) from error
+    if isinstance(image, images.Encoded):
+      return image, self._check_label(example['label'], index)
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise ValueError(
@@ -385,6 +394,12 @@ class _Examples:
         ' [H, W, C], or the bytes of an image file.'
       )
     return image, self._check_label(example['label'], index)
+
+  def _unreadable(self, index, error):
+    return _Unreadable(
+      f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
+      " set on_error='skip'.)"
+    )
 
   def _check_label(self, label, index):
     limit = self._num_classes
@@ -407,23 +422,29 @@ class _Examples:
     )
 
   def _transform(self, image, epoch, index, actual, spent):
-    if not self.data.transforms:
-      return image
-    begin = time.perf_counter()
+    begin, encoded = time.perf_counter(), image
     # A counter-based generator: (seed, epoch) is its key and `index` a word of
     # its counter, so no two examples share a stream.
     key = np.array([self._seed, epoch], np.uint64)
     counter = np.array([0, 0, index, 0], np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
-    for transform in self.data.transforms:
+    for transform in (*self.data.transforms, None):
       try:
-        image = transform(image, rng)
+        takes_encoded = getattr(transform, 'takes_encoded', False)
+        if isinstance(image, images.Encoded) and not takes_encoded:
+          image = image.pixels()
+        if transform:
+          image = transform(image, rng)
+      except images.UnreadableError as error:
+        raise self._unreadable(actual, error) from error
       except ValueError as error:
         raise ValueError(f'{error} ({self._where(actual)})') from error
       except Exception as error:
         error.add_note(f'In {transform} on {self._where(actual)}.')
         raise
-    spent['transforming'] += time.perf_counter() - begin
+    decoding = getattr(encoded, 'seconds', 0.0)
+    spent['decoding'] += decoding
+    spent['transforming'] += time.perf_counter() - begin - decoding
     return image
 
   def _where(self, index):
