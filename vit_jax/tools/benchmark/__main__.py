@@ -77,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
       metavar='N,...',
       help=f'{text} ({default})',
     )
+  input_.add_argument(
+    '--scaled_decoding', action='store_true', help='of ours, see Data'
+  )
   add('--scan', action='store_true', help='scan over layers')
   add(
     '--first_fit',

@@ -64,7 +64,8 @@ class Input:
 
   Args:
     settings: 'batch_size', 'image_size', 'images' (of KINDS), 'num_examples',
-      'num_workers', 'num_threads' and as many cores, 'warmup' (batches).
+      'num_workers', 'num_threads' and as many cores, 'scaled_decoding',
+      'warmup' (batches).
   """
 
   def __init__(self, settings: Any) -> None:
@@ -85,6 +86,7 @@ class Input:
         (transforms.InceptionCrop(size), transforms.FlipLR()),
         num_workers=settings.get('num_workers', 0),
         num_threads=threads,
+        scaled_decoding=settings.get('scaled_decoding', False),
       )
       begin = time.perf_counter()
       self.round(1)
