@@ -116,9 +116,23 @@ def split_off(percent):
   return f'[:{100 - int(percent)}%]', f'[{100 - int(percent)}%:]'
 
 
-def own_folder(split):
-  """Return a slice of a folder of the user's, the same in each class."""
-  return folder(split) | {'stratified': True, 'channels': 3}
+def own_images(split, **fields):
+  """Return images of the user's; the user sets their path.
+
+  It is a folder, or the name of another source, see data/sources.py.
+  """
+  return {
+    **folder(split),
+    'target': 'vit_jax.data.sources.open_source',
+    'image_key': placeholder(str),
+    'label_key': placeholder(str),
+    **fields,
+  }
+
+
+def own_slice(split):
+  """Return a slice of images of the user's, the same in each class."""
+  return own_images(split, stratified=True, channels=3)
 
 
 def folder(split):

@@ -5,8 +5,10 @@
         --config.evals.test.data.source.path=PATH
 
 Arguments (separated by commas; the first of a list is the default):
-  folder, tfds   where the images are: PATH/CLASS/*.jpg, or a prepared TFDS set
-             (--config.evals.test.data.source.name=NAME and .split=SPLIT)
+  folder, tfds   where the images are: PATH/CLASS/*.jpg, or in other files, as
+             tar:FILES and wds:FILES, see vit_jax/data/sources.py; or a prepared
+             TFDS set (--config.evals.test.data.source.name=NAME and
+             .split=SPLIT)
   accuracy, fewshot, knn, logistic, probe   one or several. accuracy (the
              default) is top-1, top-5, loss and calibration of the classifier.
              The others are readouts of frozen features, for any classes; their
@@ -65,7 +67,7 @@ def data(args, config, split):
   if args.data == 'tfds':
     source = common.tfds(common.placeholder(str), split)
   else:
-    source = common.folder(common.placeholder(str))
+    source = common.own_images(common.placeholder(str))
   size = args.size or 224
   transforms = common.resize_crop(size * 8 // 7, size)
   made = common.data(source, transforms, batch_size=128)

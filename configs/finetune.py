@@ -13,6 +13,8 @@ On your own images, in PATH/CLASS/*.jpg (or png, webp, bmp):
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR \
         --config.data.source.path=PATH
 
+PATH can also name tar files, WebDataset shards and others, see docs/data.md.
+
 Arguments (separated by commas; the first of a list is the default):
   imagenet, cifar10, cifar100, pets, flowers   the data sets of table 4
   folder     your own: 90% of each class to train, 10% to test; held_out=20 is
@@ -239,7 +241,7 @@ def own_folder(args):
     if not args.epochs:
       warmup, total = {'warmup_steps': 100}, {'total_steps': 500}
   train, test = common.split_off(args.held_out)
-  return common.own_folder(train), {'test': test}, lr, warmup, total
+  return common.own_slice(train), {'test': test}, lr, warmup, total
 
 
 def size(args):

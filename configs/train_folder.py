@@ -3,6 +3,10 @@
     python -m vit_jax.main --config=configs/train_folder.py \
         --config.data.source.path=PATH --workdir=DIR
 
+PATH can also name tar files, WebDataset shards, parquet files, Hugging Face and
+TensorFlow data sets, such as 'wds:/data/train-{0000..0147}.tar' or 'hf:beans',
+see docs/data.md.
+
 Images end in jpg, jpeg, png, webp or bmp. A tenth of each class is held out and
 tested. For labels in a CSV see vit_jax/data/folder.py; for PATH/train and
 PATH/val add --config.data.source.split=train
@@ -64,7 +68,7 @@ def get_config(argument=''):
   train, test = common.split_off(args.held_out)
   crop = common.transform('InceptionCrop', size=args.size, area=(0.25, 1.0))
   config.data = common.data(
-    common.own_folder(train), [crop, common.transform('FlipLR')], batch_size=64
+    common.own_slice(train), [crop, common.transform('FlipLR')], batch_size=64
   )
   config.objective = common.xent('softmax', label_smoothing=0.1)
   config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)

@@ -70,6 +70,21 @@ def test_every_harmless_argument_exists():
     assert configs.owner_of(found, argument) == name
 
 
+def test_a_run_on_a_folder_resumes_where_any_source_is_named():
+  old = 'vit_jax.data.folder.Folder'
+  new = 'vit_jax.data.sources.open_source'
+  before = changes.Basis({'data.source.target': old}, data={'data.source': {}})
+  now = changes.Basis({'data.source.target': new}, data={'data.source': {}})
+  assert not changes.compare(before, now)
+  other = changes.Basis({'data.source.target': old}, data={'data.source': {}})
+  assert changes.compare(now, other)
+  gone = dataclasses.replace(now, data={'data.source': {'num_examples': 3}})
+  before = dataclasses.replace(
+    before, data={'data.source': {'num_examples': 4}}
+  )
+  assert [x.key for x in changes.compare(before, gone)] == ['data.source']
+
+
 @pytest.mark.parametrize(
   'changed, text',
   [

@@ -40,6 +40,19 @@ OF_THE_MACHINE = frozenset(
     'vit_jax.data.folder.Folder.path',
     'vit_jax.data.folder.Folder.csv',
     'vit_jax.data.tfds.Tfds.data_dir',
+    'vit_jax.data.sources.open_source.path',
+    'vit_jax.data.sources.open_source.csv',
+    'vit_jax.data.tar.Tar.files',
+    'vit_jax.data.tar.Tar.csv',
+    'vit_jax.data.tar.Tar.cache_dir',
+    'vit_jax.data.webdataset.WebDataset.files',
+    'vit_jax.data.webdataset.WebDataset.cache_dir',
+    'vit_jax.data.parquet.Parquet.files',
+    'vit_jax.data.parquet.Parquet.cache_bytes',
+    'vit_jax.data.hugging_face.HuggingFace.data_dir',
+    'vit_jax.data.hugging_face.HuggingFace.cache_dir',
+    'vit_jax.data.imagenet.archives.folder',
+    'vit_jax.data.imagenet.archives.cache_dir',
     'vit_jax.data.imagenet.Real.json',
     'vit_jax.data.embedded.fractals.Fractals.cache_dir',
     'vit_jax.data.embedded.fractals.Fractals.show_progress',
@@ -72,6 +85,9 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.data.pipeline.Data.max_image_bytes',
 }
 
+# Targets of older configs that make the same objects today: the fingerprints of
+# the data are compared.
+_SUCCESSORS = {'vit_jax.data.folder.Folder': 'vit_jax.data.sources.open_source'}
 _SAVED, _HISTORY = 'resume.json', 'changes.jsonl'
 _NOT_SET = 'not set'
 _BALANCED = 'vit_jax.data.sampling.Balanced'
@@ -259,6 +275,8 @@ def compare(
   found = []
   for key in dict.fromkeys([*now.config, *before.config]):
     old, new = (x.config.get(key, _NOT_SET) for x in (before, now))
+    if isinstance(old, str) and _SUCCESSORS.get(old) == new:
+      continue
     by_default = (key not in before.config and key in now.defaults) or (
       key not in now.config and key in before.defaults
     )

@@ -122,6 +122,17 @@ def test_turns_never_drift(weights):
     assert abs(len(own) - weight * count) < 4
 
 
+def test_parts_of_large_numbers():
+  rng = np.random.default_rng(0)
+  total = rng.integers(1, 2**62, 1000)
+  weight = (rng.random(1000) * total).astype(np.int64)
+  weight[:9], weight[9:99] = total[:9], 0
+  count = rng.integers(0, 2**50, 1000)
+  found = order._part_of(count, weight, total)
+  rows = zip(count.tolist(), weight.tolist(), total.tolist())
+  assert found.tolist() == [c * w // t for c, w, t in rows]
+
+
 def test_turns_depend_on_seed_and_block():
   turns = [order.Turns((2, 3), seed) for seed in (0, 0, 1)]
   found = [[t(p) for p in range(50)] for t in turns]

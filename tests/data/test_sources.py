@@ -8,7 +8,9 @@ import packed
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from test_configs import load_config
 
+from vit_jax import config as configs
 from vit_jax.data import pipeline, splits
 from vit_jax.data.folder import Folder
 from vit_jax.data.parquet import Parquet
@@ -135,6 +137,36 @@ def test_arguments_reach_the_source(root, tmp_path):
     open_source(root / 'wds', split='train')
 
 
+def test_folders_of_several_kinds(root, tmp_path):
+  """Tar files next to class folders do not change what a folder is."""
+  packed.write_folder(tmp_path / 'a', FILES)
+  packed.write_tar(tmp_path / 'a' / 'a.tar', FILES)
+  assert type(open_source(tmp_path / 'a')) is Folder
+  packed.write_tar(tmp_path / 'b' / 'a.tar', FILES)
+  (tmp_path / 'b' / 'a.parquet').write_bytes(b'')
+  with pytest.raises(ValueError, match='has files of several kinds'):
+    open_source(tmp_path / 'b')
+  packed.write_tar(
+    tmp_path / 'c' / 'ILSVRC2012_img_train.tar',
+    {'n01440764.tar': packed.tar_bytes({'x.JPEG': b'x'})},
+  )
+  found = open_source(tmp_path / 'c', split='train')
+  assert (len(found), found.num_classes) == (1, 1000)
+
+
+def test_a_config_reads_all_kinds(root):
+  """The held-out tenth is the same in a tar file as in a folder."""
+  found = {}
+  for name in ('folder', 'x.tar'):
+    config = load_config('train_folder', 'held_out=25')
+    config.data.source.path = str(root / name)
+    for data in (config.data, config.evals.test.data):
+      found.setdefault(name, []).append(configs.resolve(data.source))
+  for one, two in zip(*found.values()):
+    assert packed.all_of(one) == packed.all_of(two)
+  assert [len(x) for x in found['x.tar']] == [9, 3]
+
+
 def test_remote_names_are_guessed_too():
   memory = fsspec.filesystem('memory')
   try:
@@ -155,7 +187,7 @@ def test_remote_names_are_guessed_too():
     (None, 'path=None. Set it to a folder of images or another source'),
     ('webdataset:/data/x.tar', "unknown kind 'webdataset'. The kinds of"),
     ('tar:', "'tar:' has no name, as in 'tar:/data/flowers.tar'"),
-    ('/no/such', "'/no/such' is not a folder, .* The kinds of sources"),
+    ('/no/such', "'/no/such' is neither a folder .*No such .* The kinds of"),
     ('imagenet:/no/such', 'names no split. Add it, as in .*:train'),
     ('imagenet:/no/such:train', 'img_train.tar .No such file'),
     ('imagenet:train', 'manual/ILSVRC2012_img_train.tar .No such file'),

@@ -129,6 +129,26 @@ def test_threads_and_copies_read_the_same(tmp_path):
   assert found == [everything[i] for i in order]
 
 
+def test_one_folder_is_one_class_unless_it_is_a_split(tmp_path):
+  images = inner(FILES, 'ant')
+  cats = {f'data/train/cats/{k}': v for k, v in images.items()}
+  path = packed.write_tar(tmp_path / 'x.tar', cats)
+  for split in (None, 'train', 'train[:50%]'):
+    source = Tar(path, split=split)
+    assert source.class_names == ['cats']
+    assert len(source) == (2 if split == 'train[:50%]' else 4)
+  packed.write_tar(path, {f'val/{k}': v for k, v in images.items()})
+  with pytest.raises(ValueError, match='but no folders that would be'):
+    Tar(path)
+  packed.write_tar(
+    path, cats | {'data/train/dogs/x.png': b'', 'data/y.png': b''}
+  )
+  with pytest.raises(ValueError, match=r"\['train'\], which look like splits"):
+    Tar(path)
+  source = Tar(path, split='train')
+  assert (source.class_names, source.ignored) == (['cats', 'dogs'], 1)
+
+
 def test_more_files_than_may_stay_open(tmp_path, monkeypatch):
   monkeypatch.setattr(shards, '_OPEN', 2)
   for i, (name, data) in enumerate(FILES.items()):

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import inspect
 import math
-import random
 import re
 import typing
+import zlib
 from typing import Any
 
 import ml_collections
@@ -145,14 +145,15 @@ def _embed(value, size=None):
 
 
 def mutations() -> list[Mutation]:
-  """Return all mutations, each argument once, in a fixed random order."""
+  """Return all mutations, each argument once, in a random order.
+
+  The order of two mutations does not change when others come or go.
+  """
   found: dict[Any, Mutation] = {}
   for name in BASES:
     for each in _of_base(name):
       found.setdefault((each.argument, each.kind, each.value), each)
-  every = list(found.values())
-  random.Random(0).shuffle(every)
-  return every
+  return sorted(found.values(), key=lambda x: zlib.crc32(repr(x).encode()))
 
 
 def _of_base(name):
@@ -254,7 +255,8 @@ def _of_leaf(name, path, argument, annotation, value, given):
 
   for kind, values in _values(annotation, value).items():
     for each in values:
-      yield mutation(kind, key, each)
+      if each != repr(value):
+        yield mutation(kind, key, each)
   shown = repr(getattr(value, 'value', value))
   if _is_plain(value):
     yield mutation('misspelt', key[:1] + key[2:] + 'x', shown)

@@ -103,9 +103,14 @@ def owner_of(fn: Any, name: str) -> str:
 
 def lacks_text(fn: Any, missing: Sequence[str]) -> str:
   """Return the error that required arguments are missing."""
+  hints, text = hints_of(fn), ''
+  for name in missing:
+    if is_duration(hints.get(name)):
+      keys = (f'{key}=...' for key in keys_of(name, hints[name]))
+      text += f'Set one of {", ".join(keys)}. '
   return (
     f'{full_name(fn)}: {", ".join(map(repr, missing))} '
-    f'{"is" if len(missing) == 1 else "are"} missing. '
+    f'{"is" if len(missing) == 1 else "are"} missing. {text}'
     f'It takes: {", ".join(parameters_of(fn))}.'
   )
 

@@ -119,35 +119,38 @@ class Turns:
   """
 
   def __init__(self, weights: Sequence[float], seed: int) -> None:
-    whole = _integers(weights)
-    period = sum(whole) // math.gcd(*whole)
+    whole = np.array(_integers(weights), np.int64)
+    self._whole = whole // np.gcd.reduce(whole)
+    self._period = int(self._whole.sum())  # of the exact proportions
     least = max(len(whole), 16)
     some = range(least, 2 * least)
-    divisors = (length for length in some if period % length == 0)
+    divisors = (length for length in some if self._period % length == 0)
     # The length of a block: short, and exact at the end of each period.
-    self.length = period if period <= least else next(divisors, least)
+    short = self._period <= least
+    self.length = self._period if short else next(divisors, least)
     self._seed = seed
     # A tree whose leaves are the parts: (left children, parents) by level.
     padding = 2 ** (len(whole) - 1).bit_length() - len(whole)
-    children, self._levels = np.array(whole + [0] * padding, object), []
+    children, self._levels = np.pad(self._whole, (0, padding)), []
     while len(children) > 1:
       parents = children[::2] + children[1::2]
       self._levels.append((children[::2], np.maximum(parents, 1)))
       children = parents
-    self._count = len(whole)
-    self._block = -1, np.zeros(0, int), np.zeros(0, int)  # the last one
+    # The last blocks. Threads read neighbours at the same time.
+    self._blocks = [(-1, whole, whole)] * 4
 
   def __call__(self, position: int) -> tuple[int, int]:
     """Return (part, number of its turns before) of a position."""
     block, place = divmod(position, self.length)
-    kept, parts, turns = self._block
+    slot = block % len(self._blocks)
+    kept, parts, turns = self._blocks[slot]
     if kept != block:
-      _, parts, turns = self._block = self._make(block)
+      _, parts, turns = self._blocks[slot] = self._make(block)
     return int(parts[place]), int(turns[place])
 
   def _make(self, block):
     before, after = map(self._turns, (block, block + 1))
-    parts = np.repeat(np.arange(self._count), after - before)
+    parts = np.repeat(np.arange(len(before)), after - before)
     starts = np.cumsum(after - before) - after
     in_turn = np.arange(self.length) - starts[parts]
     parts = parts[shuffled(self.length, self._seed, block)]
@@ -156,16 +159,34 @@ class Turns:
     return block, parts, turns
 
   def _turns(self, blocks):
-    """Return the number of turns of each part in the first blocks: int [K].
+    """Return the number of turns of each part in the first blocks: int64 [K].
 
     Each parent divides its turns between its children. So the numbers add up
     exactly and never decrease.
     """
-    turns = np.array([blocks * self.length], object)
+    periods, rest = divmod(blocks * self.length, self._period)
+    whole = periods * self._whole
+    if not rest:
+      return whole
+    turns = np.array([rest])
     for left, parents in reversed(self._levels):
-      some = turns * left // parents
+      some = _part_of(turns, left, parents)
       turns = np.stack([some, turns - some], axis=1).reshape(-1)
-    return turns[: self._count].astype(np.int64)
+    return whole + turns[: len(whole)]
+
+
+def _part_of(count, weight, total):
+  """Return count * weight // total, where the product may exceed 64 bits.
+
+  Args:
+    count: int64 [n], below 2**50.
+    weight, total: int64 [n], 0 <= weight <= total < 2**62, total > 0.
+  """
+  found = (count.astype(np.float64) * weight / total).astype(np.int64)
+  # `found` is wrong by 1 at most. The rest is small, so that it is exact,
+  # whatever overflows on the way.
+  rest = count * weight - found * total
+  return found + (rest >= total) - (rest < 0)
 
 
 def _integers(weights):

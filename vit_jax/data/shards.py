@@ -247,6 +247,8 @@ class Shards(Sequence[str]):
 class _File:
   """An open local file. The last thread that uses it closes it."""
 
+  _close = staticmethod(os.close)  # `os` is gone when the interpreter ends
+
   def __init__(self, name: str) -> None:
     self.name = name
     self._number = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
@@ -261,7 +263,7 @@ class _File:
 
   def __del__(self) -> None:
     if hasattr(self, '_number'):
-      os.close(self._number)
+      self._close(self._number)
 
 
 def _absolute(name):

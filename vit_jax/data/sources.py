@@ -207,34 +207,48 @@ def _guess(text):
   fs, inner = image_files.file_system(text)
   try:
     if fs is None:
-      names = os.listdir(inner)
+      folders = {x.name: x.is_dir() for x in os.scandir(inner)}
     else:
-      listed = fs.ls(inner, detail=False)
-      names = [posixpath.basename(x.rstrip('/')) for x in listed]
+      listed = {x['name']: x['type'] for x in fs.ls(inner, detail=True)}
+      folders = {
+        posixpath.basename(k.rstrip('/')): v == 'directory'
+        for k, v in listed.items()
+      }
   except Exception as error:  # each file system raises its own types
     raise ValueError(
-      f'{text!r} is not a folder, and its ending does not say what it is'
-      f' ({error}). {_listed()}'
+      f'{text!r} is neither a folder nor a file of a known kind ({error}).'
+      f' {_listed()}'
     ) from error
-  return _kind_of_folder(inner if fs is None else text, names)
+  return _kind_of_folder(text, folders)
 
 
-def _kind_of_folder(folder, names):
+def _kind_of_folder(folder, is_folder):
+  """Return the kind of a folder from {name: whether it is a folder}."""
   marks = {
     'features.json': 'tfds',
     'dataset_dict.json': 'hf',
     'state.json': 'hf',
-    'ILSVRC2012_img_train.tar': 'imagenet',
-    'ILSVRC2012_img_val.tar': 'imagenet',
   }
   for mark, kind in marks.items():
-    if mark in names:
+    if mark in is_folder:
       return kind
-  for ending in ('.parquet', '.tar'):
-    if found := sorted(x for x in names if x.lower().endswith(ending)):
-      is_tar = ending == '.tar'
-      return _kind_of_tar(f'{folder}/{found[0]}') if is_tar else 'parquet'
-  return 'folder'
+  if any(v and not k.startswith('.') for k, v in is_folder.items()):
+    return 'folder'
+  if any(x.startswith('ILSVRC2012_img_') for x in is_folder):
+    return 'imagenet'
+  kinds = {
+    ending: min(found)
+    for ending in ('.parquet', '.tar')
+    if (found := [x for x in is_folder if x.lower().endswith(ending)])
+  }
+  if len(kinds) > 1:
+    raise ValueError(
+      f'{folder} has files of several kinds: {sorted(kinds.values())}. Name the'
+      f' kind, e.g. {f"parquet:{folder}"!r}.'
+    )
+  if '.tar' in kinds:
+    return _kind_of_tar(posixpath.join(folder, kinds['.tar']))
+  return 'parquet' if kinds else 'folder'
 
 
 def _kind_of_tar(text):

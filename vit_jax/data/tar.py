@@ -1,5 +1,6 @@
 """Images in tar files, read at random without unpacking them."""
 
+import itertools
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,49 +184,52 @@ class Tar:
     }
 
   def _from_folders(self, paths, names):
-    """Return (sorted indices, paths from the classes on, labels, ...).
+    """Return (sorted indices, paths from the class on or None, labels, ...).
 
-    That is, the class names and the bounds of the slice.
+    That is, the class names and the bounds of the slice. The paths are those of
+    a slice.
     """
     ends = [posixpath.dirname(x) for x in (min(paths), max(paths))]
     base = posixpath.join(posixpath.commonpath(ends), '')
-    above, parts = posixpath.basename(base[:-1]), {}
-    for i, path in enumerate(paths):
-      inner = path[len(base) :].split('/')
-      if len(inner) > 1:
-        parts[i] = inner
-    if not parts:
-      if not above:
-        raise ValueError(
-          f'{self._name} has {len(paths)} images, but no folders that would be'
-          ' their classes. Set csv to a table of path,label. (For the'
-          " validation images of ImageNet see 'imagenet:' in docs/data.md.)"
-        )
-      parts = {i: [above, ''] for i in range(len(paths))}
-    self.ignored += len(paths) - len(parts)
-    folders = sorted({x[0] for x in parts.values()})
+    above, start = base.split('/')[:-1], len(base)
+    tops = _folders(paths, start)
+    is_flat = not any(tops)
+    if is_flat and above and above[-1].lower() not in splits.NAMES:
+      start -= len(above[-1]) + 1  # one class
+      tops, is_flat = [above.pop()] * len(paths), False
+    if is_flat:
+      raise ValueError(
+        f'{self._name} has {len(paths)} images, but no folders that would be'
+        ' their classes. Set csv to a table of path,label. (For the validation'
+        " images of ImageNet see 'imagenet:' in docs/data.md.)"
+      )
+    folders = sorted({*tops} - {''})
     split, bounds = splits.parse(self._split, folders)
     if split is None and {x.lower() for x in folders} <= splits.NAMES:
       raise ValueError(
         f'{self._name} contains the folders {folders}, which look like splits.'
         f' Choose one, e.g. split={folders[0]!r}.'
       )
-    place = 0
+    found = tops
     if split in folders:
-      place = 1
-      parts = {i: x for i, x in parts.items() if len(x) > 2}
-    elif split is not None and split != above:
+      found = _folders(paths, [start + len(x) + 1 for x in tops])
+      start += len(split) + 1
+    elif split not in (None, *above):
       raise ValueError(
         f'{self._name} has no folder for the split {split!r}. Its folders are'
         f' {tables.shorten(folders)}.'
       )
-    classes = sorted({x[place] for x in parts.values()})
-    names = classes if names is None else names
-    kept = [i for i, x in parts.items() if not place or x[0] == split]
+    kept = [
+      i
+      for i, (top, name) in enumerate(zip(tops, found))
+      if name and (split not in folders or top == split)
+    ]
+    self.ignored += sum(not name for name in found)
+    names = sorted({*found} - {''}) if names is None else names
     kept.sort(key=paths.__getitem__)
-    found = [parts[i][place] for i in kept]
-    labels = tables.index(f'{self._name} has folders', found, names)
-    keys = ['/'.join(parts[i][place:]) for i in kept]
+    classes = [found[i] for i in kept]
+    labels = tables.index(f'{self._name} has folders', classes, names)
+    keys = None if bounds is None else [paths[i][start:] for i in kept]
     return kept, keys, labels, names, bounds
 
   def _from_table(self, paths, names):
@@ -270,6 +274,18 @@ def stream(name: PathLike) -> Iterator[tuple[str, bytes]]:
     raise ValueError(f'cannot open {name}: {error}') from error
   with opened as file:
     yield from tar_files.stream(file, name)
+
+
+def _folders(paths, starts):
+  """Return the folder that begins at a place of each path; '' for none."""
+  starts = itertools.repeat(starts) if isinstance(starts, int) else starts
+  same: dict[str, str] = {}  # a million paths share a thousand texts
+  found = []
+  for path, start in zip(paths, starts):
+    end = path.find('/', start)
+    name = path[start:end] if end >= 0 else ''
+    found.append(same.setdefault(name, name))
+  return found
 
 
 def _read_table(path):
