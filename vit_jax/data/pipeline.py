@@ -4,7 +4,8 @@ A source is any object with
 
   len(source)
   source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
-                       'label': int, or float [K]}
+                       'label': int, or float [K],
+                       'exif': bool, instead of source.exif; optional}
 
 where source[i] depends only on i and on the arguments of the constructor.
 Optional attributes of a source:
@@ -288,12 +289,13 @@ class Unlabelled:
   def __init__(self, source: Source) -> None:
     self.source = source
     self.channels: int = getattr(source, 'channels', 3)
+    self.exif: bool = getattr(source, 'exif', True)
 
   def __len__(self) -> int:
     return len(self.source)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'image': self.source[index]['image'], 'label': 0}
+    return {**self.source[index], 'label': 0}
 
   def describe(self, index: int) -> str:
     return describe(self.source, index)
@@ -379,7 +381,7 @@ class _Examples:
           image,
           getattr(self.source, 'channels', 3),
           max_image_bytes=self.data.max_image_bytes,
-          exif=getattr(self.source, 'exif', True),
+          exif=example.get('exif', getattr(self.source, 'exif', True)),
           scaled=self.data.scaled_decoding,
         )
       spent['reading'] += read - begin
