@@ -32,6 +32,21 @@ from vit_jax.metrics import read_records
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 
 
+# Each example twice, and three of one split for each of the other one.
+MIXTURE = """source=dict(
+        target='vit_jax.data.mixture.Mixture',
+        sources=dict(
+          one=digits,
+          few=dict(target='vit_jax.data.subset.Subset', per_class=2,
+                   source=dict(digits, split='test')))),
+      order=dict(
+        target='vit_jax.data.order.Repeated', times=2,
+        order=dict(
+          target='vit_jax.data.mixture.Mixed',
+          weights=dict(one=3, few=1),
+          orders=dict(one=dict(target='vit_jax.data.sampling.Balanced'))))"""
+
+
 def _source(kind, folder):
   """Return the config of a source of 20 PNGs of 12x10 pixels, 3 classes."""
   rng = np.random.default_rng(0)
@@ -77,13 +92,16 @@ def _prepare_tfds(folder, encoded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['folder', 'tfds', 'digits'])
+@pytest.mark.parametrize('kind', ['folder', 'tfds', 'digits', 'mixture'])
 def test_a_killed_run_equals_one_that_was_not(kind, tmp_path):
   config, straight = CONFIG, tmp_path / 'straight'
   if kind == 'digits':
     straight = undisturbed()
   else:
-    config = with_source(_source(kind, tmp_path / 'data'))
+    if kind == 'mixture':
+      config = CONFIG.replace('source=digits', MIXTURE)
+    else:
+      config = with_source(_source(kind, tmp_path / 'data'))
     run = Run(tmp_path, straight, config=config)
     assert run.finish() == 0, run.output
   killed = tmp_path / 'killed'

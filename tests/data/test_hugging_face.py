@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import pickle
+import sys
 
 import numpy as np
 import packed
@@ -138,3 +139,9 @@ def test_fingerprints(tmp_path):
     source = HuggingFace(tmp_path / str(i) / 'x', split='train')
     found.append(fingerprints.fingerprint(source))
   assert found[0] == found[1] != found[2]
+
+
+def test_the_package_is_missing(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'datasets', None)
+  with pytest.raises(ValueError, match=r"pip install 'vit_jax\[huggingface\]'"):
+    HuggingFace('x', split='train')

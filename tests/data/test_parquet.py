@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import pickle
+import sys
 
 import fsspec
 import numpy as np
@@ -232,3 +233,9 @@ def test_batches_equal_those_of_a_folder(tmp_path):
       np.testing.assert_array_equal(x['image'], y['image'])
       np.testing.assert_array_equal(x['label'], y['label'])
     one.close(), two.close()
+
+
+def test_the_package_is_missing(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
+  with pytest.raises(ValueError, match=r"pip install 'vit_jax\[parquet\]'"):
+    Parquet('x')

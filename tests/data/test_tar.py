@@ -1,9 +1,12 @@
 """Tar: layouts, inner tar files, links, damage, labels in a table, speed."""
 
 import concurrent.futures
+import functools
+import http.server
 import io
 import pickle
 import tarfile
+import threading
 
 import fsspec
 import numpy as np
@@ -277,6 +280,42 @@ def test_a_remote_file(tmp_path, cache):
     memory.rm('/tars', recursive=True)
 
 
+class WholeFiles(http.server.SimpleHTTPRequestHandler):
+  """A server that ignores byte ranges, as Python's own does."""
+
+  def log_message(self, *args):
+    pass
+
+
+def test_a_web_server_without_byte_ranges(tmp_path, monkeypatch):
+  monkeypatch.setattr(shards, '_BLOCK', 4096)
+  packed.write_tar(tmp_path / 'x.tar', FILES)
+  handler = functools.partial(WholeFiles, directory=str(tmp_path))
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f'http://127.0.0.1:{server.server_port}/x.tar'
+    names = [name for name, _ in stream(url)]
+    with pytest.raises(ValueError, match='returns the whole file instead of'):
+      Tar(url)
+    server.shutdown()
+  assert names == [*FILES]
+
+
+@pytest.mark.parametrize('bad', [float('nan'), -1e9, 1e300])
+def test_absurd_times_of_members(tmp_path, bad):
+  files = []
+  for name, data in FILES.items():
+    info = tarfile.TarInfo(name)
+    info.size, info.pax_headers = len(data), {'mtime': str(bad)}
+    files.append((info, data))
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode='w') as tar:
+    for info, data in files:
+      tar.addfile(info, io.BytesIO(data))
+  (tmp_path / 'x.tar').write_bytes(file.getvalue())
+  assert packed.contents(Tar(tmp_path / 'x.tar')) == packed.expected(FILES)
+
+
 def test_the_index_is_kept_until_a_file_changes(tmp_path, cache, monkeypatch):
   path = packed.write_tar(tmp_path / 'x.tar', FILES)
   before = Tar(path)
@@ -307,7 +346,7 @@ def test_fingerprints(tmp_path):
     assert fingerprints.fingerprint(Tar(path)) != first
 
 
-def test_imagenet_in_its_own_files(tmp_path):
+def test_imagenet_in_its_own_files(tmp_path, monkeypatch):
   wnids = imagenet.wnids()
   data = list(FILES.values())
   members = {
@@ -315,21 +354,25 @@ def test_imagenet_in_its_own_files(tmp_path):
     for i in (0, 7)
   }
   packed.write_tar(tmp_path / 'ILSVRC2012_img_train.tar', members)
-  labels = imagenet.validation_labels()
-  assert len(labels) == imagenet.NUM_VALIDATION
-  val = dict.fromkeys(labels, data[3])
-  packed.write_tar(
-    tmp_path / 'ILSVRC2012_img_val.tar', val, format=tarfile.USTAR_FORMAT
-  )
   train = imagenet.archives(tmp_path, split='train')
   assert [x['label'] for x in packed.all_of(train)] == [0, 7]
+  labels = imagenet.validation_labels()
+  assert len(labels) == imagenet.NUM_VALIDATION
+  assert set(labels.values()) == set(wnids)
+  first = dict([*labels.items()][:3])
+  val = packed.write_tar(
+    tmp_path / 'ILSVRC2012_img_val.tar', dict.fromkeys(first, data[3])
+  )
+  with pytest.raises(ValueError, match='csv lists 49997 images that'):
+    imagenet.archives(tmp_path, split='val')
+  monkeypatch.setattr(imagenet, 'validation_labels', lambda: first)
   source = imagenet.archives(tmp_path, split='validation')
-  assert (len(source), source.num_classes) == (50_000, 1000)
-  # The published labels of the first three images.
-  first = [source.class_names[x] for x in source.labels()[:3]]
-  assert first == ['n01751748', 'n09193705', 'n02105855']
+  assert (len(source), source.num_classes) == (3, 1000)
+  # The published labels of the first images.
+  found = [source.class_names[x] for x in source.labels()]
+  assert found == ['n01751748', 'n09193705', 'n02105855']
   with pytest.raises(ValueError, match='must be one of'):
-    imagenet.archives(tmp_path, split='test')
+    imagenet.archives(val.parent, split='test')
 
 
 def test_nothing_to_read(tmp_path):

@@ -101,12 +101,9 @@ class Weighted:
     return {'kind': kind, 'num_examples': len(weights), 'weights': digest}
 
   def _name(self):
+    name = 'Weighted: weights'
     is_path = isinstance(self.weights, str | os.PathLike)
-    return (
-      f'Weighted: weights={self.weights!r}'
-      if is_path
-      else ('Weighted: weights')
-    )
+    return f'{name}={self.weights!r}' if is_path else name
 
   def _load(self):
     """Return the weights: float64 [n]."""

@@ -170,8 +170,8 @@ class Shards(Sequence[str]):
     self._names = [_absolute(name) for name in names]
     self._stats = _stats(self._names)
     self.sizes: list[int] = [size for size, _ in self._stats]
-    self._open: collections.OrderedDict[int, _File] = collections.OrderedDict()
-    self._lock = threading.Lock()
+    self.reached = [0] * len(names)  # bytes that are indexed
+    self._start()
 
   def __len__(self) -> int:
     return len(self._names)
@@ -205,14 +205,22 @@ class Shards(Sequence[str]):
       return b''
     if not self.is_remote(shard):
       return self._file(shard).read(offset, end - offset)
-    fs, path = image_files.file_system(self._names[shard])
+    if shard not in self._remote:
+      self._remote[shard] = image_files.file_system(self._names[shard])
+    fs, path = self._remote[shard]
     try:
-      return fs.cat_file(path, start=offset, end=end)
+      data = fs.cat_file(path, start=offset, end=end)
     except Exception as error:  # each file system raises its own types
       raise OSError(
         f'cannot read {self._names[shard]} at byte {offset}:'
         f' {type(error).__name__}: {error}'
       ) from error
+    if len(data) > end - offset:
+      raise OSError(
+        f'{self._names[shard]}: the server returns the whole file instead of a'
+        ' part of it. Copy the file, or use a server that knows byte ranges.'
+      )
+    return data
 
   def fingerprint(self) -> str:
     """Return a hash of the names, without folders, and the sizes."""
@@ -237,11 +245,18 @@ class Shards(Sequence[str]):
       return self._open[shard]
 
   def __getstate__(self) -> dict[str, Any]:
-    return {k: v for k, v in vars(self).items() if k not in ('_open', '_lock')}
+    """Return names, sizes and times; files stay behind."""
+    own = ('_open', '_lock', '_remote')
+    return {k: v for k, v in vars(self).items() if k not in own}
 
   def __setstate__(self, state: Mapping[str, Any]) -> None:
     vars(self).update(state)
-    self._open, self._lock = collections.OrderedDict(), threading.Lock()
+    self._start()
+
+  def _start(self):
+    self._lock = threading.Lock()
+    self._open: collections.OrderedDict[int, _File] = collections.OrderedDict()
+    self._remote: dict[int, tuple[Any, str]] = {}
 
 
 class _File:
@@ -323,13 +338,14 @@ class Ahead:
   """
 
   def __init__(self, shards: Shards, shard: int) -> None:
-    self._read = shards.read_at_most
+    self._read, self._reached = shards.read_at_most, shards.reached
     self._shard = shard
     self._ahead = _BLOCK if shards.is_remote(shard) else 0
     self._start, self._block = 0, b''
 
   def __call__(self, offset: int, size: int) -> bytes:
     """Return bytes of the shard, fewer at its end."""
+    self._reached[self._shard] = offset
     if not self._ahead:
       return self._read(self._shard, offset, size)
     at = offset - self._start
@@ -410,42 +426,66 @@ def index(
     ValueError: the first errors of `scan`, and how many more there are.
   """
   folder = cache_folder(cache_dir)
+  paths = [
+    folder and folder / _cache_name(kind, shards.stamp(i))
+    for i in range(len(shards))
+  ]
 
-  def load(shard):
-    path = folder and folder / _cache_name(kind, shards.stamp(shard))
-    found = path and _read_arrays(path)
-    if not found:
-      found = scan(shard)
-      if path:
-        _write_arrays(path, found)
+  def scan_and_keep(shard):
+    found = scan(shard)
+    if path := paths[shard]:
+      _write_arrays(path, found)
     return found
 
-  results: list[Any] = [None] * len(shards)
-  errors: list[tuple[int, Exception]] = []
+  errors: dict[int, Exception] = {}
   with concurrent.futures.ThreadPoolExecutor(_SCANS) as pool:
-    futures = {pool.submit(load, i): i for i in range(len(shards))}
+    results: list[Any] = list(pool.map(_read_arrays, paths))
+    missing = [i for i, found in enumerate(results) if found is None]
+    futures = {pool.submit(scan_and_keep, i): i for i in missing}
     try:
-      for future in _tracked(futures):
+      for future in _with_progress(futures, shards):
         try:
           results[futures[future]] = future.result()
         except (ValueError, OSError) as error:
-          errors.append((futures[future], error))
+          errors[futures[future]] = error
           if len(errors) > 10:
             break
     finally:
       pool.shutdown(cancel_futures=True)
   if errors:
-    _, first = min(errors, key=lambda each: each[0])
+    first = errors[min(errors)]
     more = f' (Errors in {len(errors) - 1} more shards.)' * (len(errors) > 1)
     raise ValueError(f'{first}{more}') from first
   return results
 
 
-def _tracked(futures):
+def _with_progress(futures, shards):
+  """Yield futures that are done; report how much of their shards is read."""
+  if not futures:
+    return
   from vit_jax import terminal  # worker processes do without jax
 
-  done = concurrent.futures.as_completed(futures)
-  return terminal.track(done, len(futures), unit='shards indexed')
+  def advance():
+    """Append to `done`, and yield once for each MB that is read."""
+    waiting, shown = {*futures}, 0
+    while waiting:
+      ended, waiting = concurrent.futures.wait(
+        waiting, 0.5, concurrent.futures.FIRST_COMPLETED
+      )
+      done.extend(ended)
+      for future in ended:
+        shards.reached[futures[future]] = shards.sizes[futures[future]]
+      read = sum(shards.reached[i] for i in futures.values()) // 2**20
+      yield from range(shown, read)
+      shown = max(shown, read)
+    yield shown
+
+  done: list[Any] = []
+  total = sum(shards.sizes[i] for i in futures.values()) // 2**20
+  unit = f'MB of {len(futures)} tar files indexed'
+  for _ in terminal.track(advance(), total, unit=unit):
+    while done:
+      yield done.pop()
 
 
 def _cache_name(kind, stamp):
@@ -456,6 +496,8 @@ def _cache_name(kind, stamp):
 
 def _read_arrays(path):
   """Return the arrays of a file; None if there is none, or a damaged one."""
+  if path is None:
+    return None
   try:
     with path.open('rb') as file:
       data = io.BytesIO(file.read())

@@ -11,7 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from vit_jax.data import image_files, imagenet, shards, splits, tar_files
+from vit_jax.data import (
+  image_files,
+  imagenet,
+  shards,
+  splits,
+  tables,
+  tar_files,
+)
 from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import HuggingFace
 from vit_jax.data.parquet import Parquet
@@ -134,7 +141,7 @@ def open_source(
     'csv': csv,
     'image_key': image_key,
     'label_key': label_key,
-    'class_names': class_names,
+    'class_names': tables.class_names(class_names),
   }
   options = {k: v for k, v in options.items() if v is not None}
   if beyond := [k for k in options if not made_from.takes(k)]:

@@ -48,9 +48,10 @@ class Tar:
     split: a folder above the classes, a split of the table, a slice of one of
       them ('train[:90%]'), or a slice of all ('[90%:]'), as of `Folder`.
     stratified: whether each slice has nearly the same fraction of every class.
-    csv: a table path,label[,split] as of `Folder`, local or a URL, or a dict
-      {path: label}. A path is that of a member, or its last part if only one
-      member has it. Members that are not in the table are ignored.
+    csv: a table path,label[,split] as of `Folder`, whose path is relative to
+      the folder of the tar file, or a dict {path: label}. A path in it is that
+      of a member, or its last part if only one member has it. Members that are
+      not in the table are ignored.
     class_names: names of the classes in the order of their labels, or a file
       with one name per line, or a JSON list.
     channels: 1 or 3, to which the images are decoded.
@@ -244,7 +245,9 @@ class Tar:
         'label': [str(label) for label in self._csv.values()],
       }
     else:
-      where = str(self._csv)
+      where = os.path.expanduser(os.fspath(self._csv))
+      if '://' not in where:
+        where = posixpath.join(posixpath.dirname(self._shards[0]), where)
       table = _read_table(where)
       split, bounds = splits.parse(self._split, set(table.get('split', ())))
     labels, names = tables.labels(where, table['label'], names)

@@ -34,6 +34,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {
 }
 _BLOCK = tarfile.BLOCKSIZE
 _SKIP = 2**16  # bytes read at a time after the end of an archive
+_DEEPEST = 8  # tar files in each other
 _UNKNOWN = sys.maxsize  # size of a stream
 
 Read = Callable[[int, int], bytes]  # (offset, size) -> bytes, fewer at the end
@@ -129,11 +130,15 @@ def compression(start: bytes) -> tuple[str, str] | None:
   return next((v for k, v in _COMPRESSED.items() if start.startswith(k)), None)
 
 
-def _members(read, begin, end, name, folder, links):
+def _members(read, begin, end, name, folder, links, depth=0):
   """Yield the members of the archives in [begin, end) of a file.
 
   Links are appended to `links` as (path, path of the target).
   """
+  if depth > _DEEPEST:
+    raise ValueError(
+      f'{name}: {folder}.tar is in more than {_DEEPEST} tar files. Unpack some.'
+    )
   at = begin
   while at == begin or (at < end and read(at, 1)):
     window = _Window(read, at, end)
@@ -150,15 +155,17 @@ def _members(read, begin, end, name, folder, links):
         links.append((path, target))
       elif not info.isreg():
         continue
+      elif info.size < 0:
+        raise _damaged(name, at + info.offset)
       elif offset + info.size > end:
         raise _truncated(name, end, path)
       elif path.endswith(ENDINGS):
-        inner = path.removesuffix('.tar')
+        inner, inner_end = path.removesuffix('.tar'), offset + info.size
         yield from _members(
-          read, offset, offset + info.size, name, inner, links
+          read, offset, inner_end, name, inner, links, depth + 1
         )
       else:
-        yield Member(path, offset, info.size, int(info.mtime))
+        yield Member(path, offset, info.size, _seconds(info.mtime))
     at = _next_archive(read, at + tar.offset, end, name)
 
 
@@ -195,14 +202,18 @@ def _next_archive(read, at, end, name):
   if len(block) < _BLOCK:
     raise _truncated(name, at + len(block))
   if any(block):
-    raise ValueError(
-      f'{name} is damaged: byte {at} does not begin a member. Copy it again.'
-    )
+    raise _damaged(name, at)
   while at < end and (data := read(at, min(_SKIP, end - at))):
     if rest := data.lstrip(b'\0'):
       return at + (len(data) - len(rest)) // _BLOCK * _BLOCK
     at += len(data)
   return end
+
+
+def _damaged(name, at):
+  return ValueError(
+    f'{name} is damaged: byte {at} does not begin a member. Copy it again.'
+  )
 
 
 def _truncated(name, end, path=None):
@@ -212,6 +223,11 @@ def _truncated(name, end, path=None):
     ' archive (zeros). Copy it again. If its writer is known to leave out the'
     ' end, add it with\n  head -c 1024 /dev/zero >> FILE'
   )
+
+
+def _seconds(time):
+  """Return a time as an int; 0 if it is absurd."""
+  return int(time) if 0 <= time < 2**40 else 0
 
 
 def _path(folder, name):
@@ -265,24 +281,24 @@ class _Forward:
 
   def __init__(self, file: Any, name: str) -> None:
     self._file, self._name = file, name
-    self._start, self._data = 0, b''
+    self._start, self._data = 0, bytearray()
 
   def __call__(self, offset: int, size: int) -> bytes:
     assert offset >= self._start
+    self._drop(offset)
     while (missing := offset + size - self._start - len(self._data)) > 0:
-      self._drop(offset)
       block = self._next(max(missing, _SKIP))
       if not block:
         break
       self._data += block
-    self._drop(offset)
-    return self._data[:size]
+      self._drop(offset)
+    return bytes(self._data[:size])
 
   def _drop(self, offset):
     """Forget what is before the offset."""
     count = min(offset - self._start, len(self._data))
-    if count:
-      self._start, self._data = self._start + count, self._data[count:]
+    self._start += count
+    del self._data[:count]
 
   def _next(self, size):
     # Bytes that are skipped are read in parts.
