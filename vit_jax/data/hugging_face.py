@@ -105,7 +105,7 @@ class HuggingFace:
     cell = self._images[index][self._image_key]
     label = self._labels[index]
     return {
-      'image': arrow.image_bytes(cell, self.name),
+      'image': arrow.image_bytes(cell, os.path.expanduser(self.name)),
       'label': label.copy() if label.ndim else int(label),
     }
 
@@ -197,10 +197,11 @@ def _load(datasets, name, split, options):
   except Exception as error:  # of many types: of the hub, of files, of arrow
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
+    more = ''.join(f', {k}={v!r}' for k, v in options.items())
     raise ValueError(
-      f'cannot load the Hugging Face data set {name!r}, split {split!r}'
-      f' {options or ""}: {reason} Check the names, and the network if it is'
-      ' on the hub.'
+      f'cannot load the Hugging Face data set {name!r}, split={split!r}{more}:'
+      f' {reason.rstrip(".")}. Check the names, and the network if it is on the'
+      ' hub.'
     ) from error
   return found
 
