@@ -37,6 +37,7 @@ class HuggingFace:
       with one name per line, or a JSON list. Default: those of the ClassLabel;
       else the sorted labels, if they are texts.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_dir: folder of prepared data sets; default: that of `datasets`.
 
   Raises:
@@ -56,10 +57,12 @@ class HuggingFace:
     label_key: str = 'label',
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_dir: PathLike | None = None,
   ) -> None:
     datasets = _package()
     self.channels: int = channels
+    self.exif: bool = exif
     self.name, self.split, self.config = os.fspath(name), split, config
     self._image_key = image_key
     options = {

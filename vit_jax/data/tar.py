@@ -55,6 +55,7 @@ class Tar:
     class_names: names of the classes in the order of their labels, or a file
       with one name per line, or a JSON list.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_dir: folder of the indices of members; default: vit_jax/index in the
       user's cache folder. An empty string disables the cache.
 
@@ -73,9 +74,11 @@ class Tar:
     csv: PathLike | Mapping[str, Any] | None = None,
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_dir: PathLike | None = None,
   ) -> None:
     self.channels: int = channels
+    self.exif: bool = exif
     self._split, self._csv = split, csv
     names = shards.expand(files, endings=tar_files.ENDINGS)
     self._shards = shards.Shards(names)
