@@ -14,6 +14,19 @@ setuptools.setup(
     'vit_jax.configs',
   ],
   package_dir={'vit_jax.configs': 'configs'},
+  # Decodes the crop of a JPEG only. It is left out without a C compiler or the
+  # header of libjpeg-turbo (libjpeg-dev): OpenCV then decodes whole images.
+  ext_modules=[
+    setuptools.Extension(
+      'vit_jax.data._jpeg',
+      ['vit_jax/data/_jpeg.c'],
+      libraries=['jpeg'],
+      extra_compile_args=['-O3'],
+      py_limited_api=True,
+      optional=True,
+    )
+  ],
+  options={'bdist_wheel': {'py_limited_api': 'cp311'}},
   package_data={'vit_jax': ['py.typed', 'reports/page.css', 'reports/page.js']},
   install_requires=[
     'absl-py>=2.1',

@@ -36,7 +36,11 @@ def shared(**more):
 
   For example --config.shared.data_dir=PATH. `follow` makes a run use it.
   """
-  values = {'data_dir': placeholder(str), 'num_workers': 0, 'accum_steps': 1}
+  values = {
+    'data_dir': placeholder(str),
+    'num_workers': placeholder(int),
+    'accum_steps': 1,
+  }
   return ConfigDict(values | more)
 
 

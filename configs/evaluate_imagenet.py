@@ -76,7 +76,7 @@ def get_config(argument=''):
   shared = {
     'data_dir': config_dict.FieldReference(None, field_type=str),
     'batch_size': config_dict.FieldReference(128),
-    'num_workers': config_dict.FieldReference(0),
+    'num_workers': config_dict.FieldReference(None, field_type=int),
     'loss': config_dict.FieldReference('softmax'),
   }
   config.evals = {

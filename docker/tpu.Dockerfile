@@ -16,6 +16,12 @@ FROM python:3.12-slim-bookworm
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PYTHONUNBUFFERED=1
 
+# For the extension that decodes crops of JPEGs.
+# hadolint ignore=DL3008
+RUN apt-get update && \
+    apt-get install -y --no-install-recommends gcc libc6-dev libjpeg-dev && \
+    rm -rf /var/lib/apt/lists/*
+
 WORKDIR /src
 
 # Dependencies first: this layer is built again only if these files change.

@@ -89,7 +89,7 @@ def test_rates(tmp_path, monkeypatch):
   monitor.flush()
   monitor.restart_clock(1)
   for step in (2, 3, 4):
-    with monitor.waiting():
+    with monitor.waiting('transfer'):
       clock.now += 0.5
     clock.now += 1.5
     with monitor.pause():
@@ -191,6 +191,31 @@ def test_tensorboard(tmp_path):
 )
 def test_peak_flops(kind, tera):
   assert metrics.peak_flops(kind) == (tera and tera * 1e12)
+
+
+def test_waiting_is_divided_among_its_causes(tmp_path, monkeypatch):
+  clock = types.SimpleNamespace(now=0.0)
+  clock.perf_counter = lambda: clock.now
+  monkeypatch.setattr(metrics, 'time', clock)
+  monitor = make_monitor(tmp_path, log_every_steps=2)
+  spent = {'reading': 5.0, 'decoding': 7.0}
+  for step in (1, 2):
+    with monitor.waiting(spent):
+      spent['reading'] += 3  # of several threads
+      spent['decoding'] += 1
+      clock.now += 2
+    with monitor.waiting('transfer'):
+      clock.now += 1
+    clock.now += 7
+    monitor.step(step, {'loss': 1.0})
+  monitor.flush()
+  (record,) = read_records(tmp_path)
+  assert record['data_wait'] == pytest.approx(0.3)
+  assert record['data_wait/reading'] == pytest.approx(0.15)
+  assert record['data_wait/decoding'] == pytest.approx(0.05)
+  assert record['data_wait/transfer'] == pytest.approx(0.1)
+  numbers = {k: v for k, v in record.items() if isinstance(v, float)}
+  assert 'data wait 30% (reading)' in terminal.line(numbers)
 
 
 def test_terminal_line():
@@ -336,7 +361,7 @@ def test_the_time_is_divided_into_phases(tmp_path, monkeypatch):
     clock.now += 10
     monitor = make_monitor(tmp_path, start_step=start, stopwatch=stopwatch)
     for step in steps:
-      with monitor.waiting():
+      with monitor.waiting('transfer'):
         clock.now += 1
       clock.now += 4 if step > start + 1 else 20
       monitor.step(step, {'loss': 1.0})
@@ -453,7 +478,7 @@ def test_data_that_arrives_during_a_step_costs_nothing(tmp_path, monkeypatch):
   monitor.compiled(1)
   for step, is_computing in ((2, True), (3, False)):
     monkeypatch.setattr(monitor, '_is_computing', lambda x=is_computing: x)
-    with monitor.waiting():
+    with monitor.waiting('transfer'):
       clock.now += 2
     monitor.step(step, {'loss': jnp.float32(1)})
   monitor.flush()

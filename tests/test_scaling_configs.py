@@ -82,7 +82,7 @@ def flat(config):
 
 def difference(run, name, argument):
   """Return {path: value in the run} where it differs from another config."""
-  defaults = {'accum_steps': 1, 'num_workers': 0, 'remat': 'none', 'seed': 0}
+  defaults = {'accum_steps': 1, 'num_workers': None, 'remat': 'none', 'seed': 0}
 
   def changed(config):
     return {

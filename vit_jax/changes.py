@@ -33,7 +33,9 @@ from vit_jax.files import PathLike, write_atomically
 # elsewhere, because their fingerprint is compared.
 OF_THE_MACHINE = frozenset(
   {
+    'vit_jax.data.pipeline.Data.num_threads',
     'vit_jax.data.pipeline.Data.num_workers',
+    'vit_jax.data.pipeline.Data.prefetch',
     'vit_jax.data.sampling.Weighted.weights',
     'vit_jax.data.folder.Folder.path',
     'vit_jax.data.folder.Folder.csv',

@@ -188,15 +188,30 @@ class Monitor:
   def restart_clock(self, step: int) -> None:
     """Measure rates from this step on."""
     self._clock_step, self._clock = step, time.perf_counter()
-    self._waited = self._paused = 0.0
+    self._waited: dict[str, float] = collections.defaultdict(float)
+    self._paused = 0.0
 
   @contextlib.contextmanager
-  def waiting(self) -> Iterator[None]:
-    """Context manager that counts its time as waiting for data."""
+  def waiting(self, cause: str | Mapping[str, float]) -> Iterator[None]:
+    """Context manager that counts its time as waiting for data.
+
+    Args:
+      cause: name of the cause, or {name: a number that grows}: the time is
+        divided among several causes in proportion to how much they grow.
+    """
     self._stopwatch.lap(self._phase)
+    before = {} if isinstance(cause, str) else dict(cause)
     begin = time.perf_counter()
     yield
-    self._waited += time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    if isinstance(cause, str):
+      grown = {cause: 1.0}
+    else:
+      grown = {name: cause[name] - before[name] for name in cause}
+    total = sum(grown.values()) or 1.0
+    self._waited['data_wait'] += seconds
+    for name, growth in grown.items():
+      self._waited[f'data_wait/{name}'] += seconds * growth / total
     self._stopwatch.lap(self._phase if self._is_computing() else 'data')
 
   def _is_computing(self):
@@ -292,9 +307,9 @@ class Monitor:
     rates = {
       'images_per_s': images_per_s,
       'images_per_s_per_device': images_per_s / devices,
-      'data_wait': min(1.0, self._waited / seconds),
       'eta_s': (self.total_steps - step) * seconds / steps,
     }
+    rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
     if self._flops_per_step and peak:
       flops_per_s = steps * self._flops_per_step / seconds

@@ -34,9 +34,10 @@ _COLUMNS = {  # name in the record: heading, format
   'memory_gb': ('mem', '{:.1f}GB'),
   'data_skipped': ('skipped', '{:.0f}'),
 }
+_NOTABLE = 0.1  # Share of waiting from which on its main cause is shown.
 # Left out: details that only metrics.jsonl and TensorBoard have.
 _HIDDEN = re.compile(
-  'eta_s|exaflops|train/.*|'
+  'eta_s|exaflops|train/.*|data_wait/.*|'
   r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 
@@ -79,7 +80,7 @@ def line(record: Mapping[str, Any]) -> str:
   if record.get(per_device) == record.get('images_per_s'):  # one device
     del columns[per_device]
   parts = [
-    f'{heading} {form.format(record[name])}'
+    f'{heading} {form.format(record[name])}{_cause(record, name)}'
     for name, (heading, form) in columns.items()
     if name in record
   ]
@@ -91,6 +92,14 @@ def line(record: Mapping[str, Any]) -> str:
   if 'eta_s' in record:
     parts.append(f'eta {duration(record["eta_s"])}')
   return ' | '.join(parts)
+
+
+def _cause(record, name):
+  """Return the main cause of a share that is large, in brackets."""
+  parts = {k: v for k, v in record.items() if k.startswith(f'{name}/')}
+  if not parts or record[name] < _NOTABLE:
+    return ''
+  return f' ({max(parts, key=parts.__getitem__).removeprefix(f"{name}/")})'
 
 
 def say(text: str, on: rich.console.Console | None = None) -> None:

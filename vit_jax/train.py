@@ -414,8 +414,10 @@ def _attempt(
     monitor.compiling()
     for step in range(start + 1, run.total_steps + 1):
       with run.profiler.step(step, monitor):
-        with monitor.waiting():
-          batch = put_batch(next(batches), run.mesh)
+        with monitor.waiting(batches.spent):
+          batch = next(batches)
+        with monitor.waiting('transfer'):
+          batch = put_batch(batch, run.mesh)
         state, metrics = run.step_fn(state, batch)
         monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:

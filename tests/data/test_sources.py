@@ -17,6 +17,7 @@ from vit_jax.data.parquet import Parquet
 from vit_jax.data.sources import open_source
 from vit_jax.data.tar import Tar
 from vit_jax.data.tfds import Tfds
+from vit_jax.data.transforms import FlipLR
 from vit_jax.data.webdataset import WebDataset
 
 made_up = importlib.import_module('made_up')
@@ -81,6 +82,25 @@ def test_slices_hold_out_a_part_of_each_class(root, name):
     assert labels == part.labels().tolist() == pipeline.labels(part).tolist()
   images = [x['image'] for part in parts for x in packed.all_of(part)]
   assert sorted(images) == sorted(FILES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['{}/x.tar', '{}/wds', '{}/pq'])
+def test_worker_processes_read_the_same(root, name):
+  """Batches are those of a folder, on two hosts and with two processes."""
+  folder, source = open_source(root / 'folder'), open_source(name.format(root))
+  for host in range(2):
+    one, two = (
+      pipeline.Data(each, 4, [FlipLR()], num_workers=workers).train_batches(
+        seed=3, process_index=host, process_count=2
+      )
+      for each, workers in ((folder, 0), (source, 2))
+    )
+    for _ in range(5):
+      x, y = next(one), next(two)
+      np.testing.assert_array_equal(x['image'], y['image'])
+      np.testing.assert_array_equal(x['label'], y['label'])
+    one.close(), two.close()
 
 
 def test_hugging_face_by_name(root, tmp_path):

@@ -93,10 +93,8 @@ def test_split_folders_and_slices_equal_those_of_a_folder(tmp_path):
     Tar(path, split='test')
 
 
-def batches(source, hosts=1, num_workers=0):
-  data = pipeline.Data(
-    source, 4, [FlipLR(), Resize(8)], num_workers=num_workers
-  )
+def batches(source, hosts):
+  data = pipeline.Data(source, 4, [FlipLR(), Resize(8)])
   for host in range(hosts):
     found = data.train_batches(seed=3, process_index=host, process_count=hosts)
     yield from (next(found) for _ in range(4))
@@ -114,12 +112,6 @@ def test_batches_equal_those_of_a_folder(tmp_path, hosts):
   folder = Folder(packed.write_folder(tmp_path / 'a', FILES))
   tar = Tar(packed.write_tar(tmp_path / 'x.tar', FILES))
   assert_same_batches(batches(folder, hosts), batches(tar, hosts))
-
-
-@pytest.mark.slow
-def test_worker_processes_read_the_same(tmp_path):
-  tar = Tar(packed.write_tar(tmp_path / 'x.tar', FILES))
-  assert_same_batches(batches(tar), batches(tar, num_workers=2))
 
 
 def test_threads_and_copies_read_the_same(tmp_path):

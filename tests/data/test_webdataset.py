@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import pickle
+import time
 
 import fsspec
 import numpy as np
@@ -206,6 +207,24 @@ def test_shards_are_indexed_once(tmp_path, cache, monkeypatch):
   assert names == [str(broken)]
   WebDataset(tmp_path, label_key='')  # other labels, another index
   assert len(names) == 4
+
+
+def test_an_interrupt_stops_the_scans(tmp_path, monkeypatch):
+  write(tmp_path)
+  scanned, read = [], tar_files.members
+
+  def members(fn, size, name):
+    if name.endswith('0000.tar'):
+      raise KeyboardInterrupt
+    for member in read(fn, size, name):
+      scanned.append(member)
+      time.sleep(0.1)
+      yield member
+
+  monkeypatch.setattr(tar_files, 'members', members)
+  with pytest.raises(KeyboardInterrupt):
+    WebDataset(tmp_path)
+  assert len(scanned) < 12
 
 
 def test_remote_shards(tmp_path, monkeypatch):

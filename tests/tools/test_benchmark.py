@@ -261,6 +261,26 @@ def test_cases_are_all_combinations():
   assert len(found) == 2 + 2 * 2 * 2
   assert found[2]['fields'] == {'dtype': 'bfloat16', 'num_classes': 1000}
   assert found[-1]['fields']['remat'] == 'full'
+  arguments = '--mode=input --images=imagenet,records --num_threads=1,2'
+  found = cases.cases(benchmark.parser().parse_args(arguments.split()))
+  assert [(case['images'], case['num_threads']) for case in found] == [
+    *(('imagenet', 1), ('imagenet', 2), ('records', 1), ('records', 2))
+  ]
+
+
+def test_input_is_timed_by_part_and_against_a_peer(tmp_path, monkeypatch):
+  """The peer is our own worker: it speaks the protocol without TensorFlow."""
+  monkeypatch.setattr(cases, 'peer_command', lambda *_: cases.our_command())
+  path = tmp_path / 'rows.csv'
+  arguments = '--mode=input --batch_sizes=4 --steps=2 --rounds=2 --warmup=1 '
+  arguments += '--image_size=32 --num_threads=1 --peer=tf.data --images=records'
+  benchmark.main([*arguments.split(), f'--csv={path}'])
+  with path.open() as file:
+    (row,) = csv.DictReader(file)
+  assert row['images'] == 'records' and row['num_threads'] == '1'
+  assert float(row['ratio']) > 0 and float(row['ratio_of_cpu_time']) >= 0
+  parts = [float(row[f'{x}_ms']) for x in ('reading', 'decoding')]
+  assert parts[1] > parts[0] and float(row['cpu_ms']) > 0
 
 
 @pytest.mark.parametrize(

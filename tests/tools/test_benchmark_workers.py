@@ -1,6 +1,5 @@
 """The benchmark's workers: ours, plain Linen, timm, and the input."""
 
-import functools
 import importlib.util
 import subprocess
 import sys
@@ -36,11 +35,32 @@ def test_ours_trains_on_all_devices():
     ours.make(settings | {'batch_size': 3})
 
 
-def test_input_makes_batches(monkeypatch):
-  monkeypatch.setattr(input, 'Jpegs', functools.partial(input.Jpegs, 4))
-  found = input.Input({'batch_size': 2, 'image_size': 32, 'warmup': 1})
-  assert found.round(1) > 0
-  assert 30e3 < found.started['jpeg_bytes'] < 150e3
+@pytest.mark.parametrize('kind', ['imagenet', 'records'])
+def test_input_makes_batches(kind, monkeypatch):
+  few = input.KINDS[kind]._replace(num_files=1)
+  monkeypatch.setitem(input.KINDS, kind, few)
+  settings = {'batch_size': 2, 'image_size': 32, 'warmup': 1, 'images': kind}
+  found = input.Input(settings)
+  answer = found.round(1)
+  assert answer['seconds'] > 0 and answer['cpu_seconds'] >= 0
+  parts = found.profile(1)
+  assert set(parts) == {'reading', 'decoding', 'transforming'}
+  assert parts['decoding'] > parts['reading'] >= 0
+  size = {'imagenet': 54e3, 'records': 25e3}[kind]
+  assert 0.7 * size < found.started['jpeg_bytes'] < 1.5 * size
+  image = images.decode(found._source.files[0])
+  assert image.shape == (*few.size, 3)
+
+
+def test_cpu_time_includes_worker_processes():
+  code = 'sum(range(10_000_000)); print(flush=True); input()'
+  before = input._cpu_seconds()
+  with subprocess.Popen(
+    [sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+  ) as child:
+    child.stdout.readline()
+    assert input._cpu_seconds() - before > 0.05
+    child.kill()
 
 
 def test_matrix_product_is_positive():
@@ -57,7 +77,6 @@ def test_models_by_name():
 
 
 def test_input_names_what_is_missing(monkeypatch):
-  monkeypatch.setattr(input, 'Jpegs', functools.partial(input.Jpegs, 1))
   monkeypatch.setitem(sys.modules, 'cv2', None)
   images.opencv.cache_clear()
   message = 'not installed here: pip install opencv-python'

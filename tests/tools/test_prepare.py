@@ -312,13 +312,17 @@ def test_reencode_shrinks_only(tmp_path):
   assert record['reencoded'] == 4 and record['turned'] == 0
 
 
-def test_bytes_are_copied_without_a_short_side(tmp_path):
+def test_bytes_are_copied_without_a_short_side(tmp_path, capsys):
   data = encoded(photo(0), '.jpg', exif=TURNED)
   source = write_folder(tmp_path / 'in', {'a/0.jpg': data})
   prepared(source, tmp_path / 'set')
   assert Tfds('set', split='train', data_dir=tmp_path)[0]['image'] == data
   record = json.loads((tmp_path / 'set' / 'prepare-train.json').read_text())
-  assert record['turned'] == 1  # the command says so
+  assert record['turned'] == 1
+  exif = '--config.data.source.exif=True'
+  assert capsys.readouterr().out.count(exif) == 2
+  turned = open_source(f'tfds:{tmp_path}/set:train', exif=True)
+  assert turned.exif and not Tfds('set', split='train', data_dir=tmp_path).exif
 
 
 # Unreadable images.
@@ -481,11 +485,11 @@ def test_copies_are_listed_and_left_out(tmp_path, monkeypatch, capsys):
 
 
 def test_different_digits_and_glyphs_are_no_copies(tmp_path):
-  test = Digits(split='test', examples_per_class=20)
+  test = Digits(split='test', examples_per_class=10)
   train = Digits(split='train')
   index = duplicates.build(tmp_path, [test], 10, _map)
-  assert not [m for i in range(100) for m in index.find(train[i]['image'])]
-  glyphs = [Glyphs()[i]['image'] for i in range(0, 2**20, 2**14)]
+  assert not [m for i in range(50) for m in index.find(train[i]['image'])]
+  glyphs = [Glyphs()[i]['image'] for i in range(0, 2**20, 2**15)]
   index = duplicates.build(tmp_path, [Listed(glyphs)], 10, _map)
   found = [[m.place for m in index.find(glyph)] for glyph in glyphs]
   assert found == [[i] for i in range(len(glyphs))]

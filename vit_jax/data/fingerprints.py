@@ -48,7 +48,8 @@ def described(source: Source, without: Sequence[str] = ()) -> dict[str, Any]:
   if (names := getattr(source, 'class_names', None)) is not None:
     found['classes'] = [str(name) for name in names]
   for name, value in sorted(getattr(source, '__dict__', {}).items()):
-    if name in (*without, *found, 'class_names'):
+    # `exif` is an argument of the source, compared with the config.
+    if name in (*without, *found, 'class_names', 'exif'):
       continue
     if _is_source(value):
       found[name.lstrip('_')] = fingerprint(value)

@@ -42,6 +42,7 @@ class Folder:
       `class_names`; ints without `class_names` leave `num_classes` None.
     class_names: names of the classes in the order of their labels.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
 
   Raises:
     ValueError: nothing at `path`, an unknown split, no images, an invalid CSV.
@@ -56,6 +57,7 @@ class Folder:
     csv: PathLike | None = None,
     class_names: Sequence[str] | None = None,
     channels: int = 3,
+    exif: bool = True,
   ) -> None:
     if path is None:
       raise ValueError(
@@ -63,6 +65,7 @@ class Folder:
         ' --config.data.source.path or --config.evals.NAME.data.source.path.'
       )
     self.channels: int = channels
+    self.exif: bool = exif
     self.ignored = 0
     self._name = str(path)
     if csv is None and self._name.startswith(('http:', 'https:')):

@@ -37,6 +37,7 @@ class HuggingFace:
       with one name per line, or a JSON list. Default: those of the ClassLabel;
       else the sorted labels, if they are texts.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_dir: folder of prepared data sets; default: that of `datasets`.
 
   Raises:
@@ -56,10 +57,12 @@ class HuggingFace:
     label_key: str = 'label',
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_dir: PathLike | None = None,
   ) -> None:
     datasets = _package()
     self.channels: int = channels
+    self.exif: bool = exif
     self.name, self.split, self.config = os.fspath(name), split, config
     self._image_key = image_key
     options = {
@@ -102,7 +105,7 @@ class HuggingFace:
     cell = self._images[index][self._image_key]
     label = self._labels[index]
     return {
-      'image': arrow.image_bytes(cell, self.name),
+      'image': arrow.image_bytes(cell, os.path.expanduser(self.name)),
       'label': label.copy() if label.ndim else int(label),
     }
 
@@ -194,10 +197,11 @@ def _load(datasets, name, split, options):
   except Exception as error:  # of many types: of the hub, of files, of arrow
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
+    more = ''.join(f', {k}={v!r}' for k, v in options.items())
     raise ValueError(
-      f'cannot load the Hugging Face data set {name!r}, split {split!r}'
-      f' {options or ""}: {reason} Check the names, and the network if it is'
-      ' on the hub.'
+      f'cannot load the Hugging Face data set {name!r}, split={split!r}{more}:'
+      f' {reason.rstrip(".")}. Check the names, and the network if it is on the'
+      ' hub.'
     ) from error
   return found
 

@@ -87,6 +87,7 @@ class Real:
       )
     self._source, self._real = source, _read(str(json))
     self.channels: int = getattr(source, 'channels', 3)
+    self.exif: bool = getattr(source, 'exif', True)
     self.class_names: Sequence[str] | None = getattr(
       source, 'class_names', None
     )
@@ -204,5 +205,6 @@ def archives(
     csv=None if is_train else validation_labels(),
     class_names=wnids(),
     channels=channels,
+    exif=False,  # as TensorFlow decodes them
     cache_dir=cache_dir,
   )

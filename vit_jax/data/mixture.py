@@ -72,7 +72,8 @@ class Mixture:
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     name, inner = self._find(index)
-    example = self.sources[name][inner]
+    source = self.sources[name]
+    example = {'exif': getattr(source, 'exif', True), **source[inner]}
     label = self._mapped(name, np.asarray(example['label']))
     return {**example, 'label': label if label.ndim else int(label)}
 

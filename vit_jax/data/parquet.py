@@ -44,6 +44,7 @@ class Parquet:
       with one name per line, or a JSON list. Default: those in the metadata of
       Hugging Face; else the sorted labels, if they are texts.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_bytes: limit on the row groups that a process keeps in memory; the
       latest one is kept whatever its size.
 
@@ -62,10 +63,12 @@ class Parquet:
     label_key: str = 'label',
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_bytes: Annotated[int, Range(1, 2**50)] = 2**29,
   ) -> None:
     arrow.pyarrow()
     self.channels: int = channels
+    self.exif: bool = exif
     self._image_key, self._label_key = image_key, label_key
     names = shards.expand(files, endings=('.parquet',), split=split)
     shards.check_one_split(names, split)

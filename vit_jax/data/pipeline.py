@@ -4,7 +4,8 @@ A source is any object with
 
   len(source)
   source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
-                       'label': int, or float [K]}
+                       'label': int, or float [K],
+                       'exif': bool, instead of source.exif; optional}
 
 where source[i] depends only on i and on the arguments of the constructor.
 Optional attributes of a source:
@@ -12,6 +13,7 @@ Optional attributes of a source:
   source.num_classes  K; labels are checked against it
   source.class_names  names of the K classes
   source.channels     1 or 3: image files are decoded to so many (default: 3)
+  source.exif         whether the EXIF orientation is applied (default: True)
   source.describe(i)  text that identifies example i in error messages
   source.labels()     labels of all examples, if they are known without reading
                       the images: int32 [n] or float32 [n, K]
@@ -20,7 +22,9 @@ Optional attributes of a source:
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator. The transforms of
-this project are frozen dataclasses, so that they can be written to JSON.
+this project are frozen dataclasses, so that they can be written to JSON. With
+the class attribute `takes_encoded` a transform may get an `images.Encoded`, of
+which it decodes as much as it needs.
 
 Sources can wrap sources and transforms can wrap transforms: the outer
 constructor takes the inner object as an argument, in Python as in a config
@@ -36,12 +40,14 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
 import math
 import pickle
+import time
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +63,14 @@ from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
+# Parts of making a batch, whose seconds are counted.
+PARTS = ('reading', 'decoding', 'transforming')
+
 _CHUNK = 32  # examples that a thread reads at a time
+# Cores that one process keeps busy. The GIL is held for a twentieth of the time
+# of an image, so more threads would begin to wait for it.
+_CORES_PER_PROCESS = 8
+_SHARE_OF_MEMORY = 4  # Complete batches take at most 1 / 4 of the memory.
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
@@ -89,13 +102,22 @@ class Data:
     image_size: int or (H, W). The sizes in `transforms` are scaled so that the
       images have this size. None: as the transforms say.
     num_workers: number of reading processes, see workers.py. 0 reads on
-      threads, which suits decoding; processes suit sources and transforms that
-      hold the GIL.
+      threads of this process, which suits decoding; processes suit sources and
+      transforms that hold the GIL. None: 0 on up to 16 cores, then one for each
+      8 cores.
+    num_threads: number of reading threads over all of these processes. None: 2
+      for each core, at most 16 in a process.
+    prefetch: number of batches that are complete before they are asked for.
+      They are limited to a quarter of the memory of this machine.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
     order: in which training visits the examples, see order.py, sampling.py and
       mixture.py. An epoch is always as many visits as there are examples.
+    scaled_decoding: decode a JPEG at 1/2 or 1/4 of its size where a bilinear
+      resize shrinks it, or a crop of it, to as few pixels. This is faster for
+      large photographs, and changes them: it filters out the high frequencies
+      that such a resize samples. Needs the extension, see images.py.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
     max_worker_restarts: number of dead worker processes that an iterator over
@@ -108,16 +130,20 @@ class Data:
   source: Source
   batch_size: Annotated[int, Range(1, 2**20)]
   transforms: Sequence[Transform] = ()
-  num_workers: Natural = 0
+  num_workers: Natural | None = None
+  num_threads: Annotated[int, Range(1, 1024)] | None = None
+  prefetch: Annotated[int, Range(1, 64)] = 2
   on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
   labels: bool = True
   order: Order = Shuffled()
   image_size: Size | None = None
+  scaled_decoding: bool = False
   max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
   max_worker_restarts: Natural = 3
 
   def __post_init__(self) -> None:
-    workers.check_count('num_workers', self.num_workers)
+    if self.num_workers is not None:
+      workers.check_count('num_workers', self.num_workers)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
@@ -125,10 +151,21 @@ class Data:
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))
 
+  def processes_and_threads(self) -> tuple[int, int]:
+    """Return the numbers of reading processes, and of threads in each."""
+    cores, processes = workers.cores(), self.num_workers
+    if processes is None:
+      processes = cores // _CORES_PER_PROCESS if cores > 16 else 0
+    share = max(1, processes)
+    if self.num_threads is None:
+      return processes, max(1, min(16, 2 * cores // share))
+    return processes, math.ceil(self.num_threads / share)
+
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
     examples = _Examples(dataclasses.replace(self, on_error='skip'))
-    image, label, _ = examples.load(0, 0, replace=True)
+    spent: dict[str, Any] = collections.Counter()
+    image, label, _ = examples.load(0, 0, spent, replace=True)
     return {'image': image, 'label': label}
 
   def visits(self, seed: int = 0) -> Visits:
@@ -252,12 +289,13 @@ class Unlabelled:
   def __init__(self, source: Source) -> None:
     self.source = source
     self.channels: int = getattr(source, 'channels', 3)
+    self.exif: bool = getattr(source, 'exif', True)
 
   def __len__(self) -> int:
     return len(self.source)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'image': self.source[index]['image'], 'label': 0}
+    return {**self.source[index], 'label': 0}
 
   def describe(self, index: int) -> str:
     return describe(self.source, index)
@@ -307,11 +345,12 @@ class _Examples:
     self._num_classes = num_classes
     self.visits = visits
 
-  def load(self, epoch, index, *, replace):
+  def load(self, epoch, index, spent, *, replace):
     """Return (image, label, number of unreadable examples before it).
 
     With `replace` and on_error='skip', the next readable example by index
     replaces an unreadable one and is augmented with the same random numbers.
+    The seconds of each part are added to the Counter `spent`.
     """
     count, first_error = len(self.source), None
     replace = replace and self.data.on_error == 'skip'
@@ -319,31 +358,37 @@ class _Examples:
     for skipped in range(tries):
       actual = (index + skipped) % count
       try:
-        image, label = self._read(actual)
+        image, label = self._read(actual, spent)
+        image = self._transform(image, epoch, index, actual, spent)
+        return image, label, skipped
       except _Unreadable as error:
         if not replace:
           raise
         first_error = first_error or error
-      else:
-        return self._transform(image, epoch, index, actual), label, skipped
     raise ValueError(
       f'gave up after {tries} unreadable examples in a row. The first error:'
       f' {first_error}'
     )
 
-  def _read(self, index):
+  def _read(self, index, spent):
+    begin = time.perf_counter()
     try:
       example = self.source[index]
       image = example['image']
+      read = time.perf_counter()
       if isinstance(image, bytes):
-        channels = getattr(self.source, 'channels', 3)
-        limit = self.data.max_image_bytes
-        image = images.decode(image, channels, max_image_bytes=limit)
+        image = images.Encoded(
+          image,
+          getattr(self.source, 'channels', 3),
+          max_image_bytes=self.data.max_image_bytes,
+          exif=example.get('exif', getattr(self.source, 'exif', True)),
+          scaled=self.data.scaled_decoding,
+        )
+      spent['reading'] += read - begin
     except (OSError, ValueError) as error:
-      raise _Unreadable(
-        f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
-        " set on_error='skip'.)"
-      ) from error
+      raise self._unreadable(index, error) from error
+    if isinstance(image, images.Encoded):
+      return image, self._check_label(example['label'], index)
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise ValueError(
@@ -351,6 +396,12 @@ class _Examples:
         ' [H, W, C], or the bytes of an image file.'
       )
     return image, self._check_label(example['label'], index)
+
+  def _unreadable(self, index, error):
+    return _Unreadable(
+      f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
+      " set on_error='skip'.)"
+    )
 
   def _check_label(self, label, index):
     limit = self._num_classes
@@ -372,22 +423,30 @@ class _Examples:
       f' num_classes={limit}.'
     )
 
-  def _transform(self, image, epoch, index, actual):
-    if not self.data.transforms:
-      return image
+  def _transform(self, image, epoch, index, actual, spent):
+    begin, encoded = time.perf_counter(), image
     # A counter-based generator: (seed, epoch) is its key and `index` a word of
     # its counter, so no two examples share a stream.
     key = np.array([self._seed, epoch], np.uint64)
     counter = np.array([0, 0, index, 0], np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
-    for transform in self.data.transforms:
+    for transform in (*self.data.transforms, None):
       try:
-        image = transform(image, rng)
+        takes_encoded = getattr(transform, 'takes_encoded', False)
+        if isinstance(image, images.Encoded) and not takes_encoded:
+          image = image.pixels()
+        if transform:
+          image = transform(image, rng)
+      except images.UnreadableError as error:
+        raise self._unreadable(actual, error) from error
       except ValueError as error:
         raise ValueError(f'{error} ({self._where(actual)})') from error
       except Exception as error:
         error.add_note(f'In {transform} on {self._where(actual)}.')
         raise
+    decoding = getattr(encoded, 'seconds', 0.0)
+    spent['decoding'] += decoding
+    spent['transforming'] += time.perf_counter() - begin - decoding
     return image
 
   def _where(self, index):
@@ -453,27 +512,30 @@ class _Chunks:
 
   def _train(self, positions):
     load, visits = self._examples.load, self._examples.visits
-    rows = [load(*visits(p), replace=True) for p in positions]
-    return _stack(rows, skipped=sum(skipped for _, _, skipped in rows))
+    spent: dict[str, Any] = collections.Counter()
+    rows = [load(*visits(p), spent, replace=True) for p in positions]
+    skipped = sum(skipped for _, _, skipped in rows)
+    return _stack(rows, skipped=skipped, spent=spent)
 
   def _evaluation(self, positions):
-    rows = [self._evaluation_row(index) for index in positions]
+    spent = collections.Counter()
+    rows = [self._evaluation_row(index, spent) for index in positions]
     mask = np.array([row is not None for row in rows])
     # Padding is zero and has the shape of any other example.
     like = next(filter(None, rows), None)
-    like = like or self._examples.load(0, 0, replace=True)
+    like = like or self._examples.load(0, 0, spent, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
     index = np.array(positions, np.int32)
     skipped = int(np.sum(~mask & (index < self._end)))
     rows = [row or padding for row in rows]
-    return _stack(rows, mask=mask, index=index, skipped=skipped)
+    return _stack(rows, mask=mask, index=index, skipped=skipped, spent=spent)
 
-  def _evaluation_row(self, index):
+  def _evaluation_row(self, index, spent):
     """Return the loaded example; None for padding and skipped examples."""
     if index >= self._end:
       return None
     try:
-      return self._examples.load(0, index, replace=False)
+      return self._examples.load(0, index, spent, replace=False)
     except _Unreadable:
       if self.data.on_error == 'raise':
         raise
@@ -526,24 +588,33 @@ def _assemble(chunks):
     if 'error' in chunk:
       raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
+  spent = sum((chunk.pop('spent') for chunk in chunks), collections.Counter())
   batch = chunks[0]
   if len(chunks) > 1:
     _check_shapes([chunk['image'][0] for chunk in chunks])
     _check_label_shapes([chunk['label'][0] for chunk in chunks])
     batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
-  return {**batch, 'skipped': skipped}
+  return {**batch, 'skipped': skipped, 'spent': spent}
 
 
 # Batches, in the process that uses them.
 
 
 class TrainBatches:
-  """Iterator over batches."""
+  """Iterator over batches.
+
+  Attributes:
+    position: of the first example of the next batch.
+    skipped: number of unreadable examples so far.
+    spent: {part, see PARTS: seconds}, over all threads and processes, of the
+      batches so far.
+  """
 
   def __init__(self, chunks: '_Chunks', skipped: int = 0) -> None:
     self._batch_size = chunks.data.batch_size
     self.position: int = chunks.start
     self.skipped: int = skipped
+    self.spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     self._iterator = [_Ahead(chunks)]
     # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, _close_iterator, self._iterator)
@@ -560,6 +631,8 @@ class TrainBatches:
       self.close()
       raise
     self.skipped += int(batch.pop('skipped'))
+    for part, seconds in batch.pop('spent').items():
+      self.spent[part] += seconds
     self.position += self._batch_size
     return batch
 
@@ -591,16 +664,20 @@ class EvalBatches:
 
 
 class _Ahead:
-  """Iterator that makes the next batch while the caller uses this one."""
+  """Iterator that makes the next batches while the caller uses this one."""
 
   def __init__(self, chunks: _Chunks) -> None:
     self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
+    self._prefetch = chunks.data.prefetch
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._next = self._pool.submit(self._make)
+    self._next = collections.deque([self._pool.submit(self._make)])
 
-  def __next__(self) -> Batch:
-    batch = self._next.result()
-    self._next = self._pool.submit(self._make)
+  def __next__(self) -> dict[str, Any]:
+    batch = self._next.popleft().result()
+    size = sum(x.nbytes for x in batch.values() if isinstance(x, np.ndarray))
+    most = max(1, workers.memory() // _SHARE_OF_MEMORY // size)
+    while len(self._next) < min(self._prefetch, most):
+      self._next.append(self._pool.submit(self._make))
     return batch
 
   def _make(self):
@@ -616,20 +693,19 @@ class _Ahead:
 
 def _read_ahead(chunks):
   """Return an iterator over the chunks, read by threads or by processes."""
-  data, threads = chunks.data, min(16, 2 * workers.cores())
-  indices = range(len(chunks))
-  if not data.num_workers:
+  data, indices = chunks.data, range(len(chunks))
+  processes, threads = data.processes_and_threads()
+  if not processes:
     ahead = threads + chunks.per_batch
     return workers.Threads(
       chunks.__getitem__, indices, threads=threads, ahead=ahead
     )
-  threads = max(1, threads // data.num_workers)
   return workers.Processes(
     chunks.__getitem__,
     indices,
-    processes=data.num_workers,
+    processes=processes,
     threads=threads,
     # One more than the share of a worker in the next batch.
-    ahead=threads + math.ceil(chunks.per_batch / data.num_workers) + 1,
+    ahead=threads + math.ceil(chunks.per_batch / processes) + 1,
     max_restarts=data.max_worker_restarts,
   )

@@ -33,6 +33,7 @@ Arrays = dict[str, np.ndarray]
 _OPEN = 256  # local files that a process keeps open
 _THREADS = 32  # requests to a file system at a time
 _SCANS = 16  # shards that are indexed at a time
+_MOST_ERRORS = 10  # shards with errors before indexing ends
 _BLOCK = 2**23  # bytes of one request while a remote shard is indexed
 _VERSION = 1  # of what an index contains
 
@@ -171,6 +172,7 @@ class Shards(Sequence[str]):
     self._stats = _stats(self._names)
     self.sizes: list[int] = [size for size, _ in self._stats]
     self.reached = [0] * len(names)  # bytes that are indexed
+    self.indexed = False
     self._start()
 
   def __len__(self) -> int:
@@ -338,21 +340,22 @@ class Ahead:
   """
 
   def __init__(self, shards: Shards, shard: int) -> None:
-    self._read, self._reached = shards.read_at_most, shards.reached
-    self._shard = shard
+    self._shards, self._shard = shards, shard
     self._ahead = _BLOCK if shards.is_remote(shard) else 0
     self._start, self._block = 0, b''
 
   def __call__(self, offset: int, size: int) -> bytes:
     """Return bytes of the shard, fewer at its end."""
-    self._reached[self._shard] = offset
+    if self._shards.indexed:
+      raise OSError('indexing was stopped.')
+    self._shards.reached[self._shard] = offset
     if not self._ahead:
-      return self._read(self._shard, offset, size)
+      return self._shards.read_at_most(self._shard, offset, size)
     at = offset - self._start
     if not 0 <= at <= at + size <= len(self._block):
       length = max(size, self._ahead)
       self._start, at = offset, 0
-      self._block = self._read(self._shard, offset, length)
+      self._block = self._shards.read_at_most(self._shard, offset, length)
     return self._block[at : at + size]
 
 
@@ -442,15 +445,21 @@ def index(
     results: list[Any] = list(pool.map(_read_arrays, paths))
     missing = [i for i, found in enumerate(results) if found is None]
     futures = {pool.submit(scan_and_keep, i): i for i in missing}
+
+    def collect(future):
+      try:
+        results[futures[future]] = future.result()
+      except (ValueError, OSError) as error:
+        errors[futures[future]] = error
+        if len(errors) > _MOST_ERRORS:
+          raise
+
     try:
-      for future in _with_progress(futures, shards):
-        try:
-          results[futures[future]] = future.result()
-        except (ValueError, OSError) as error:
-          errors[futures[future]] = error
-          if len(errors) > 10:
-            break
+      _with_progress(futures, shards, collect)
+    except (ValueError, OSError):
+      pass  # one of `errors`
     finally:
+      shards.indexed = True  # scans that still run, after Ctrl-C, end
       pool.shutdown(cancel_futures=True)
   if errors:
     first = errors[min(errors)]
@@ -459,33 +468,30 @@ def index(
   return results
 
 
-def _with_progress(futures, shards):
-  """Yield futures that are done; report how much of their shards is read."""
+def _with_progress(futures, shards, collect):
+  """Call `collect` with futures that are done; report what has been read."""
   if not futures:
     return
   from vit_jax import terminal  # worker processes do without jax
 
   def advance():
-    """Append to `done`, and yield once for each MB that is read."""
+    """Yield once for each MB that is read."""
     waiting, shown = {*futures}, 0
     while waiting:
-      ended, waiting = concurrent.futures.wait(
+      done, waiting = concurrent.futures.wait(
         waiting, 0.5, concurrent.futures.FIRST_COMPLETED
       )
-      done.extend(ended)
-      for future in ended:
+      for future in done:
         shards.reached[futures[future]] = shards.sizes[futures[future]]
+        collect(future)
       read = sum(shards.reached[i] for i in futures.values()) // 2**20
       yield from range(shown, read)
       shown = max(shown, read)
-    yield shown
 
-  done: list[Any] = []
   total = sum(shards.sizes[i] for i in futures.values()) // 2**20
   unit = f'MB of {len(futures)} tar files indexed'
   for _ in terminal.track(advance(), total, unit=unit):
-    while done:
-      yield done.pop()
+    pass
 
 
 def _cache_name(kind, stamp):

@@ -101,6 +101,7 @@ class Slice:
         ' examples, contains no examples.'
       )
     self.channels: int = getattr(source, 'channels', 3)
+    self.exif: bool = getattr(source, 'exif', True)
     self.num_classes: int | None = getattr(source, 'num_classes', None)
     self.class_names: Sequence[str] | None = getattr(
       source, 'class_names', None

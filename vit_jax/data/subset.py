@@ -47,6 +47,7 @@ class Subset:
     self.num_classes: int | None = getattr(source, 'num_classes', None)
     self.class_names = getattr(source, 'class_names', None)
     self.channels: int = getattr(source, 'channels', 3)
+    self.exif: bool = getattr(source, 'exif', True)
     # Raw numbers: they are the same in all versions of numpy.
     keys = np.random.Philox(key=seed).random_raw(len(source))
     kept, self._labels = np.arange(len(source)), None

@@ -55,6 +55,7 @@ class Tar:
     class_names: names of the classes in the order of their labels, or a file
       with one name per line, or a JSON list.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_dir: folder of the indices of members; default: vit_jax/index in the
       user's cache folder. An empty string disables the cache.
 
@@ -73,9 +74,11 @@ class Tar:
     csv: PathLike | Mapping[str, Any] | None = None,
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_dir: PathLike | None = None,
   ) -> None:
     self.channels: int = channels
+    self.exif: bool = exif
     self._split, self._csv = split, csv
     names = shards.expand(files, endings=tar_files.ENDINGS)
     self._shards = shards.Shards(names)
@@ -211,8 +214,8 @@ class Tar:
         f'{self._name} contains the folders {folders}, which look like splits.'
         f' Choose one, e.g. split={folders[0]!r}.'
       )
-    found = tops
-    if split in folders:
+    found, in_split = tops, split in folders
+    if in_split:
       found = _folders(paths, [start + len(x) + 1 for x in tops])
       start += len(split) + 1
     elif split not in (None, *above):
@@ -223,7 +226,7 @@ class Tar:
     kept = [
       i
       for i, (top, name) in enumerate(zip(tops, found))
-      if name and (split not in folders or top == split)
+      if name and (not in_split or top == split)
     ]
     self.ignored += sum(not name for name in found)
     names = sorted({*found} - {''}) if names is None else names

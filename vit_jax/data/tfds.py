@@ -43,6 +43,8 @@ class Tfds:
       and `class_names` if they are known. It must be picklable: use a dataclass
       of a module.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation. TensorFlow does not, and neither do the
+      code bases that publish results on these data sets.
 
   Raises:
     ValueError: unknown data set, split or key; the data set is not prepared,
@@ -58,6 +60,7 @@ class Tfds:
   label_key: str = 'label'
   label_fn: Callable | None = None
   channels: int = 3
+  exif: bool = False
 
   def __post_init__(self) -> None:
     import tensorflow_datasets as tfds

@@ -16,7 +16,7 @@ lobes.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from vit_jax.domains import Fraction, OneOf, Side, Size, checked
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
+
+Image = np.ndarray | images.Encoded
 
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
@@ -91,6 +93,34 @@ def _resize_antialiased(image, height, width, interpolation):
   return np.stack([resized(x) for x in np.moveaxis(image, -1, 0)], axis=-1)
 
 
+def _part(image, box, size=None):
+  """Return pixels that contain a part of an image, and its box in them."""
+  if isinstance(image, images.Encoded):
+    return image.part(box, size)
+  y, x, height, width = box
+  return image[y : y + height, x : x + width], (0, 0, height, width)
+
+
+def _resize_part(image, box, size, interpolation, antialias):
+  """Return a part of an image, which may be encoded, resized."""
+  scaled = interpolation == 'bilinear' and not antialias
+  pixels, inner = _part(image, box, size if scaled else None)
+  height, width = pixels.shape[:2]
+  if tuple(inner) == (0, 0, height, width):
+    return resize(pixels, size, interpolation, antialias)
+  # Fractions of pixels: the centres of the result in those of `pixels`.
+  y, x, *extent = inner
+  steps = [e / s for e, s in zip(extent, size)]
+  starts = [start + step / 2 - 0.5 for start, step in zip((y, x), steps)]
+  matrix = np.array([[steps[1], 0, starts[1]], [0, steps[0], starts[0]]])
+  cv2 = images.opencv()
+  flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+  out = cv2.warpAffine(
+    pixels, matrix, size[::-1], flags=flags, borderMode=cv2.BORDER_REPLICATE
+  )
+  return out.reshape(*size, pixels.shape[2])
+
+
 class _Sized:
   """Makes the field `size` a pair, and checks `interpolation`."""
 
@@ -115,10 +145,14 @@ class Resize(_Sized):
   size: Size
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
+  takes_encoded: ClassVar = True
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
-    return resize(image, self.size, self.interpolation, self.antialias)
+    whole = (0, 0, *image.shape[:2])
+    return _resize_part(
+      image, whole, self.size, self.interpolation, self.antialias
+    )
 
 
 @checked
@@ -129,16 +163,19 @@ class ResizeSmall:
   size: Side
   interpolation: Interpolation = 'area'
   antialias: bool = False
+  takes_encoded: ClassVar = True
 
   def __post_init__(self) -> None:
     _check_interpolation(self.interpolation, self.antialias)
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
     height, width = image.shape[:2]
     factor = self.size / min(height, width)
     size = (round(height * factor), round(width * factor))
-    return resize(image, size, self.interpolation, self.antialias)
+    return _resize_part(
+      image, (0, 0, height, width), size, self.interpolation, self.antialias
+    )
 
 
 @checked
@@ -165,6 +202,7 @@ class InceptionCrop(_Sized):
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
   method: Annotated[str, OneOf('tf', 'torch')] = 'tf'
+  takes_encoded: ClassVar = True
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -177,10 +215,11 @@ class InceptionCrop(_Sized):
           f' 0 < lowest <= highest <= {top}.'
         )
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    y, x, height, width = self.box(image.shape[0], image.shape[1], rng)
-    crop = image[y : y + height, x : x + width]
-    return resize(crop, self.size, self.interpolation, self.antialias)
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
+    box = self.box(image.shape[0], image.shape[1], rng)
+    return _resize_part(
+      image, box, self.size, self.interpolation, self.antialias
+    )
 
   def box(
     self, height: int, width: int, rng: np.random.Generator
@@ -232,8 +271,9 @@ class RandomCrop(_Sized):
   """A crop of `size` at a uniformly random position."""
 
   size: Size
+  takes_encoded: ClassVar = True
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     return _crop(self, image, lambda room: rng.integers(room + 1))
 
 
@@ -243,8 +283,9 @@ class CentralCrop(_Sized):
   """The crop of `size` at the centre, up and left of it by half a pixel."""
 
   size: Size
+  takes_encoded: ClassVar = True
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
     return _crop(self, image, lambda room: room // 2)
 
@@ -274,7 +315,7 @@ def _crop(transform, image, place):
       f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
     )
   y, x = map(place, room)
-  return image[y : y + height, x : x + width]
+  return _part(image, (int(y), int(x), height, width))[0]
 
 
 def scale(

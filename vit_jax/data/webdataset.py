@@ -52,6 +52,7 @@ class WebDataset:
       next to the shards or in the folder above, if it exists and labels are
       ints; the sorted labels, if they are names.
     channels: 1 or 3, to which the images are decoded.
+    exif: apply the EXIF orientation; see `images.decode`.
     cache_dir: folder of the indices of shards; default: vit_jax/index in the
       user's cache folder. An empty string disables the cache.
 
@@ -70,9 +71,11 @@ class WebDataset:
     label_key: str = 'cls;index;json:label',
     class_names: PathLike | Sequence[str] | None = None,
     channels: Annotated[int, OneOf(1, 3)] = 3,
+    exif: bool = True,
     cache_dir: PathLike | None = None,
   ) -> None:
     self.channels: int = channels
+    self.exif: bool = exif
     self._image_keys = [x.lower().lstrip('.') for x in image_key.split(';')]
     self._label_keys = _label_keys(label_key)
     names, counts = _shards(files, split)

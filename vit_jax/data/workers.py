@@ -48,6 +48,11 @@ def cores() -> int:
   return os.cpu_count() or 1
 
 
+def memory() -> int:
+  """Return the bytes of memory of this machine."""
+  return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
 def check_count(name: str, value: Any) -> None:
   """Raise ValueError unless `value` is a sensible number of processes.
 
@@ -55,13 +60,13 @@ def check_count(name: str, value: Any) -> None:
   memory of this machine.
   """
   checks.integer(name, value, 0)
-  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  most = min(max(64, 4 * cores()), memory // _WORKER_BYTES)
+  most = min(max(64, 4 * cores()), memory() // _WORKER_BYTES)
   if value > most:
     raise ValueError(
       f'{name}={value} must be at most {most} on this machine, which has'
-      f' {cores()} cores and {memory / 2**30:.1f} GiB of memory. More processes'
-      ' than cores do not read faster, unless they wait for a network.'
+      f' {cores()} cores and {memory() / 2**30:.1f} GiB of memory. More'
+      ' processes than cores do not read faster, unless they wait for a'
+      ' network.'
     )
 
 

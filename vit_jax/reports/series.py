@@ -8,7 +8,8 @@ from typing import Any
 
 # Not drawn: accounts, constants, and details that tables show.
 _NOT_DRAWN = re.compile(
-  'seconds/.*|progress|eta_s|exaflops|.*/(num_examples|num_unlabelled|skipped)'
+  '(seconds|data_wait)/.*|progress|eta_s|exaflops'
+  r'|.*/(num_examples|num_unlabelled|skipped)'
   r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
 )
 # Details that only tables show.

@@ -28,6 +28,13 @@ def parser(doc: str | None, usage: str) -> Parser:
   return made
 
 
+def natural(text: str) -> int:
+  """Return an int of at least 0; for `type` of arguments."""
+  if not text.isdecimal():
+    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from 0 up')
+  return int(text)
+
+
 def count(text: str) -> int:
   """Return an int of at least 1; for `type` of arguments."""
   if not text.isdecimal() or int(text) < 1:

@@ -3,12 +3,19 @@ r"""Benchmark training, inference and input speed, optionally against a peer.
   python -m vit_jax.tools.benchmark --models=S/16,B/16 --batch_sizes=8,32 \
     --mode=train,infer,input --csv=FILE
   python -m vit_jax.tools.benchmark --models=S/16 --batch_sizes=8 --peer=timm
+  python -m vit_jax.tools.benchmark --mode=input --images=imagenet,records \
+    --num_threads=1,2 --batch_sizes=64 --steps=20 --peer=tf.data
 
 Every combination of models, batch sizes, precisions, attention implementations
 and remat policies is compiled, warmed up and timed in rounds, in a process of
 its own: if it runs out of memory, its row says so. After each round a peer has
 its round on the same device, so that a ratio compares neighbours in time, and
 then the device multiplies large matrices, which gives a second MFU.
+
+The input is timed from JPEGs in memory to batches, for every combination of its
+own arguments. Its row also has the CPU time of an image, by part, and the
+overhead: what a batch costs besides these parts. --peer=tf.data is what the
+code of the ViT papers uses; it needs TensorFlow (pip install tensorflow-cpu).
 
 --peer=timm needs torch and timm (--peer_python names an interpreter that has
 them); --peer=linen is benchmarks/plain_linen_vit.py; any other script that
@@ -22,8 +29,8 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import environment, terminal
-from vit_jax.tools import arguments, outputs
-from vit_jax.tools.benchmark import cases, report, rounds
+from vit_jax.tools import arguments, outputs, parsers
+from vit_jax.tools.benchmark import cases, input, report, rounds
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,6 +57,29 @@ def parser() -> argparse.ArgumentParser:
       metavar='NAME,...',
       help=f'some of {", ".join(choices)} (the first)',
     )
+  input_ = parser.add_argument_group('of the input')
+  input_.add_argument(
+    '--images',
+    type=several(tuple(input.KINDS)),
+    default=next(iter(input.KINDS)),
+    metavar='NAME,...',
+    help=f'some of {", ".join(input.KINDS)} (the first)',
+  )
+  for name, default, text in (
+    ('num_examples', input.NUM_EXAMPLES, 'length of the source'),
+    ('num_workers', 0, 'reading processes'),
+    ('num_threads', 0, 'reading threads, on as many cores; 0: as in a run'),
+  ):
+    input_.add_argument(
+      f'--{name}',
+      type=several(convert=parsers.natural),
+      default=str(default),
+      metavar='N,...',
+      help=f'{text} ({default})',
+    )
+  input_.add_argument(
+    '--scaled_decoding', action='store_true', help='of ours, see Data'
+  )
   add('--scan', action='store_true', help='scan over layers')
   add(
     '--first_fit',
@@ -64,8 +94,11 @@ def parser() -> argparse.ArgumentParser:
     rounds=(5, 'rounds that the steps are divided into'),
     warmup=(5, 'steps before the timed ones'),
   )
-  add('--num_workers', type=int, default=0, help='processes of the input (0)')
-  add('--peer', default='none', help='timm, linen, none (default), or a script')
+  add(
+    '--peer',
+    default='none',
+    help='timm, linen, none (default), or a script; tf.data for the input',
+  )
   add('--peer_python', default=sys.executable, help='interpreter of the peer')
   add(
     '--peer_compile',

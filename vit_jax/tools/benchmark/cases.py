@@ -12,7 +12,9 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.benchmark import workers
 
 NUM_CLASSES = 1000
+TF_DATA = 'tf.data'  # the only peer that makes batches, and nothing else
 LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
+INPUT = ('images', 'num_examples', 'num_workers', 'num_threads')
 CHOICES = {  # the first is the default
   'precision': ('float32', 'bfloat16'),
   'attention': attention.IMPLEMENTATIONS,
@@ -23,11 +25,15 @@ CHOICES = {  # the first is the default
 
 def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Return every combination of the command line's lists, as dicts."""
-  shared = {'image_size': args.image_size, 'num_workers': args.num_workers}
+  shared = {'image_size': args.image_size}
   out = []
   if 'input' in args.mode:
-    for size in args.batch_sizes:
-      out.append(shared | {'mode': 'input', 'model': '', 'batch_size': size})
+    lists = {'batch_size': args.batch_sizes}
+    lists |= {name: getattr(args, name) for name in INPUT}
+    for values in itertools.product(*lists.values()):
+      case = dict(zip(lists, values))
+      case['scaled_decoding'] = args.scaled_decoding
+      out.append(shared | {'mode': 'input', 'model': ''} | case)
   lists = {'model': args.models, 'batch_size': args.batch_sizes}
   lists |= {name: getattr(args, name) for name in CHOICES}
   lists['mode'] = [mode for mode in args.mode if mode != 'input']
@@ -59,11 +65,13 @@ def peer_command(peer: str, python: str) -> list[str] | None:
     return None
   if peer == 'timm':
     return [python, '-m', 'vit_jax.tools.benchmark.timm']
+  if peer == TF_DATA:
+    return [python, '-m', 'vit_jax.tools.benchmark.tf_data']
   path = str(LINEN) if peer == 'linen' else peer
   if not os.path.exists(path):
     raise ValueError(
       f'--peer={peer}: {path} does not exist. Use timm, linen (in a clone of '
-      'the repository), none, or the path of a script.'
+      'the repository), tf.data, none, or the path of a script.'
     )
   return [python if peer != 'linen' else sys.executable, path]
 

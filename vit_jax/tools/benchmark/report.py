@@ -6,6 +6,7 @@ from typing import Any
 
 from vit_jax.files import PathLike
 from vit_jax.tools import outputs
+from vit_jax.tools.benchmark import cases
 
 COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'model',
@@ -35,6 +36,16 @@ COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'matrix_tflops',
   'input_samples_per_sec',
   'input_batch_size',
+  'images',
+  'num_examples',
+  'num_workers',
+  'num_threads',
+  'scaled_decoding',
+  'cpu_ms',  # CPU time of an image in a batch
+  'reading_ms',  # and of its parts, measured alone on one thread
+  'decoding_ms',
+  'transforming_ms',
+  'overhead',  # cpu_ms / the sum of the parts - 1, median over rounds
   'peer',
   'peer_settings',
   'peer_samples_per_sec',
@@ -59,6 +70,7 @@ def row(case: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
   mode, started = case['mode'], found.get('started', {})
   if mode == 'input':
     out = {'mode': mode, 'input_batch_size': case['batch_size']}
+    out |= {name: case[name] for name in (*cases.INPUT, 'scaled_decoding')}
   else:
     given = ('model', 'mode', 'precision', 'attention', 'remat', 'scan')
     out = {name: case[name] for name in given}
@@ -71,6 +83,8 @@ def row(case: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     out['infer_gmacs'] = started['forward_flops'] / 2e9
   if found.get('times'):
     out |= _speed(case, found)
+  if 'profile' in found:
+    out |= _of_input(case, found)
   if found.get('peer_times'):
     out |= _against_peer(case, found)
   kept = ('peer', 'peer_settings', 'error')
@@ -100,6 +114,17 @@ def _speed(case, found):
   return out
 
 
+def _of_input(case, found):
+  per_image = [1e3 * x / case['batch_size'] for x in found['cpu_times']]
+  rounds = list(zip(per_image, found['profile']))
+  parts = {
+    f'{part}_ms': statistics.median(parts[part] for _, parts in rounds)
+    for part in _INPUT_PARTS
+  }
+  overhead = statistics.median(x / sum(p.values()) - 1 for x, p in rounds)
+  return {'cpu_ms': statistics.median(per_image), **parts, 'overhead': overhead}
+
+
 def _against_peer(case, found):
   ours, theirs = found['times'], found['peer_times']
   step = statistics.median(theirs)
@@ -121,11 +146,15 @@ def _against_peer(case, found):
   return out
 
 
+_INPUT_PARTS = ('reading', 'decoding', 'transforming')
 _PARTS = {  # columns of a line in the terminal
   'samples_per_sec': '{:,.1f} img/s',
   'step_time': '{:.1f} ms ({step_time_min:.1f} to {step_time_max:.1f})',
   'mfu': 'MFU {:.1%}',
   'mfu_measured': 'of measured product {:.1%}',
+  'cpu_ms': 'CPU {:.3f} ms per image (reading {reading_ms:.3f}, decoding '
+  '{decoding_ms:.3f}, transforming {transforming_ms:.3f})',
+  'overhead': 'overhead {:.1%}',
   'hbm_peak': 'memory {:.2f} GB',
   'compile_s': 'compiled in {:.1f} s',
 }
@@ -135,9 +164,14 @@ def line(row: dict[str, Any]) -> str:
   """Return a row as one to three lines of text."""
   mode = row['mode']
   batch = row[f'{mode}_batch_size']
-  parts = [f'{row.get("model", "JPEGs")} {mode}, batch {batch}']
+  parts = [f'{row.get("model", row.get("images"))} {mode}, batch {batch}']
   settings = ('precision', 'attention', 'remat')
   parts += [row[name] for name in settings if name in row]
+  if mode == 'input':
+    parts.append(
+      '{num_examples:,} examples, {num_workers} workers, '
+      '{num_threads} threads'.format(**row)
+    )
   for name, shown in _PARTS.items():
     if (value := row.get(name, row.get(f'{mode}_{name}'))) is not None:
       parts.append(shown.format(value, **row))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax import environment
+from vit_jax.tools.benchmark import cases
 from vit_jax.tools.benchmark.workers import Worker, WorkerError
 
 
@@ -71,7 +72,7 @@ def measure(
       runs: dict[str, Callable[[int], Any]] = {
         '': functools.partial(_round, mine)
       }
-      if peer and has_model:
+      if peer and has_model == (peer_name != cases.TF_DATA):
         found |= {'peer': peer_name, 'peer_settings': peer_settings}
         their_env = our_env
         if peer_settings == 'own':
@@ -81,9 +82,13 @@ def measure(
           runs['peer_'] = functools.partial(_round, theirs)
       if has_model:
         runs['ceiling'] = lambda _: _ceiling(mine)
+      else:
+        runs['profile'] = lambda steps: mine.ask('profile', steps=steps)
       results = dict(zip(runs, in_turn([*runs.values()], shares)))
       if has_model:
         found['ceiling'] = max(results.pop('ceiling')) or None
+      else:
+        found['profile'] = results.pop('profile')
       for prefix, of_rounds in results.items():
         times, cpu_times = zip(*of_rounds)
         found |= {f'{prefix}times': times, f'{prefix}cpu_times': cpu_times}

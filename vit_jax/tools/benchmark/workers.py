@@ -90,7 +90,8 @@ def serve(make: Callable[[Any], Any]) -> None:
 
   Args:
     make: settings -> object with `started`, the answer to 'start', and a
-      method `round(steps) -> seconds`. Its other methods return dicts.
+      method `round(steps)` that returns seconds, or the whole answer to
+      'round'. Its other methods return dicts.
   """
   # Libraries may print to stdout: send that to stderr.
   answers = os.fdopen(os.dup(1), 'w')
@@ -105,9 +106,10 @@ def serve(make: Callable[[Any], Any]) -> None:
         answer = worker.started
       elif do == 'round':
         cpu = time.process_time()
-        seconds = worker.round(**request)
-        used = time.process_time() - cpu
-        answer = {'seconds': seconds, 'cpu_seconds': used}
+        answer = worker.round(**request)
+        if not isinstance(answer, dict):
+          used = time.process_time() - cpu
+          answer = {'seconds': answer, 'cpu_seconds': used}
       else:
         answer = getattr(worker, do)(**request)
     except Exception as error:

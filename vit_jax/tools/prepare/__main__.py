@@ -207,8 +207,8 @@ def _report(record, dest):
     'unreadable': f'unreadable examples are in unreadable-{split}.csv',
     'copies': f'copies of evaluation examples are in copies-{split}.csv',
     'left_out': 'of them are left out',
-    'turned': 'images keep an EXIF orientation, which readers of TFDS sets'
-    ' ignore; --short_side applies it',
+    'turned': 'images keep an EXIF orientation, which TensorFlow ignores, and'
+    ' vit_jax without exif=True; --short_side applies it',
   }
   for key, text in notes.items():
     if record[key]:
@@ -227,10 +227,11 @@ def _report(record, dest):
     f'--config.data.source.{key}={shlex.quote(value)}'
     for key, value in fields.items()
   )
+  exif = ' --config.data.source.exif=True' if record['turned'] else ''
   run.say(
     'Train a small model on it, or set the source of any config:\n'
     '  python -m vit_jax.main --config=configs/train_folder.py'
-    f' --config.data.source.path={source} --workdir=DIR\n  {flags}'
+    f' --config.data.source.path={source}{exif} --workdir=DIR\n  {flags}{exif}'
   )
 
 

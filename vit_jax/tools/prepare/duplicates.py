@@ -267,9 +267,11 @@ def build(
 
 def _views_of(source, index):
   try:
-    image = source[index]['image']
+    example = source[index]
+    image = example['image']
     if isinstance(image, bytes):
-      image = images.decode(image, getattr(source, 'channels', 3))
+      exif = example.get('exif', getattr(source, 'exif', True))
+      image = images.decode(image, getattr(source, 'channels', 3), exif=exif)
     return views(image)
   except (OSError, ValueError) as error:
     where = pipeline.describe(source, index)

@@ -214,17 +214,19 @@ class Maker:
 
   def _made(self, index, name):
     example = self.source[index]
-    image, is_turned = example['image'], False
+    image, data, is_turned = example['image'], None, False
     if isinstance(image, bytes):
-      data: bytes | None = image
       # Decoded even if the bytes are copied: a prepared set has no bad images.
-      image = images.decode(
-        image, self.features.channels, max_image_bytes=self.max_image_bytes
-      )
-      turns = example.get('exif', getattr(self.source, 'exif', True))
+      data, turns = image, getattr(self.source, 'exif', True)
+      turns = example.get('exif', turns)
       is_turned = turns and orientation(data) != 1
+      image = images.decode(
+        data,
+        self.features.channels,
+        max_image_bytes=self.max_image_bytes,
+        exif=turns,
+      )
     else:
-      data = None
       _check_pixels(image)
     label = self.features.check(example['label'])
     matches = ()
