@@ -426,6 +426,16 @@ def test_verify_finds_a_flipped_byte_and_it_is_repaired(
   assert 'no prepare-SPLIT.json' in message
 
 
+def test_errors_leave_no_folder(folder, tmp_path, capsys):
+  dest = tmp_path / 'set'
+  refused(capsys, tmp_path / 'absent', dest)
+  refused(capsys, folder, dest, '--shards=13')
+  refused(capsys, folder, dest, '--quality=101')
+  assert not dest.exists()
+  message = refused(capsys, folder, pathlib.Path(folder) / 'ant/000.png/x')
+  assert 'cannot write to' in message
+
+
 def test_two_processes_do_not_write_one_folder(folder, tmp_path, capsys):
   dest = tmp_path / 'set'
   dest.mkdir()
@@ -480,6 +490,10 @@ def test_copies_are_listed_and_left_out(tmp_path, monkeypatch, capsys):
     kept = Tfds(name, split='train', data_dir=tmp_path)
     assert len(kept) == (10 if left_out else 24)
     command.main(['--verify', str(dest)])
+  flags = ['--leave_out=seen', '--on_error=skip']
+  message = refused(capsys, 'seen', tmp_path / 'none', *flags)
+  assert 'no example of seen is left' in message
+  assert len(read_csv(tmp_path / 'none' / 'copies-train.csv')) >= 24
   message = refused(capsys, 'seen', tmp_path / 'rest', '--shards=2')
   assert "- leave_out=['held']" in message
 

@@ -31,7 +31,7 @@ from vit_jax.tools.prepare.examples import (
 from vit_jax.tools.prepare.inputs import Input, is_url, output_split
 
 _WORK = '.prepare'  # folder in the data set while it is prepared
-_FEW = 2000  # examples that are prepared before worker processes pay off
+_FEW = 1000  # examples that are prepared before worker processes pay off
 _PACKAGES = ('vit_jax', 'array_record', 'numpy', 'opencv-python-headless')
 _FORMAT = 1
 
@@ -99,9 +99,8 @@ def prepare(
     )
   folder = pathlib.Path(folder).expanduser().absolute()
   _check_target(folder, source)
-  folder.mkdir(parents=True, exist_ok=True)
+  work = folder / _WORK
   with _locked(folder):
-    work = folder / _WORK
     given = Input(source, source_split, source_options or {}, work / 'unpacked')
     run = _Run(folder, given, options, split, num_workers)
     done = run.run()
@@ -338,11 +337,6 @@ class _Run:
     entries = _in_order(self.log)
     names = [x['name'] for x in record['evaluation_sets']]
     kept = sum(x['examples'] for x in entries)
-    if not kept:
-      raise ValueError(
-        f'no example of {self.given.text} is left: all are unreadable or copies'
-        f' of evaluation examples. {self.path.name} has the options.'
-      )
     copies = [row for x in entries for row in x['copies']]
     bad = [row for x in entries for row in x['unreadable']]
     tables = {
@@ -356,6 +350,12 @@ class _Run:
       if columns:
         path = self.folder / f'{what}-{self.split}.csv'
         duplicates.write_csv(path, columns, rows)
+    if not kept:
+      raise ValueError(
+        f'no example of {self.given.text} is left: {len(bad)} are unreadable,'
+        f' the others are copies of evaluation examples. {self.folder} has'
+        ' lists of them.'
+      )
     _verify(self.folder, self.split, entries, features)
     lengths = [x['examples'] for x in entries]
     size = sum(x['bytes'] for x in entries)
@@ -510,16 +510,30 @@ def _check_target(folder, source):
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-  """Context manager in which no other process prepares this folder."""
-  (folder / _WORK).mkdir(exist_ok=True)
-  with open(folder / _WORK / 'lock', 'w') as file:
+  """Context manager in which no other process prepares this folder.
+
+  The folder is created, and removed if it is still empty at the end.
+  """
+  work = folder / _WORK
+  try:
+    work.mkdir(parents=True, exist_ok=True)
+    (work / 'lock').touch()
+  except OSError as error:
+    raise ValueError(f'cannot write to {folder}: {error}.') from error
+  with open(work / 'lock', 'w') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
       raise ValueError(
         f'another process is preparing {folder}. Wait until it ends.'
       ) from error
-    yield
+    try:
+      yield
+    finally:
+      if work.exists() and [x.name for x in work.iterdir()] == ['lock']:
+        shutil.rmtree(work)
+      with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 class _Progress:
