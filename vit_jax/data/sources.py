@@ -101,6 +101,7 @@ def open_source(
   image_key: str | None = None,
   label_key: str | None = None,
   class_names: PathLike | Sequence[str] | None = None,
+  exif: bool | None = None,
   channels: Annotated[int, OneOf(1, 3)] = 3,
 ) -> Source:
   """Return the source that a name such as 'wds:/data/*.tar' stands for.
@@ -122,8 +123,8 @@ def open_source(
     split: a split, if it is not in the name, and a slice: 'train[:90%]'. Of
       sources without splits a slice: '[:90%]'.
     stratified: whether each slice has nearly the same fraction of every class.
-    csv, image_key, label_key, class_names, channels: of the source; None is its
-      own default.
+    csv, image_key, label_key, class_names, exif, channels: of the source; None
+      is its own default.
 
   Raises:
     ValueError: an unknown kind; nothing to guess from; an argument that this
@@ -142,6 +143,7 @@ def open_source(
     'image_key': image_key,
     'label_key': label_key,
     'class_names': tables.class_names(class_names),
+    'exif': exif,
   }
   options = {k: v for k, v in options.items() if v is not None}
   if beyond := [k for k in options if not made_from.takes(k)]:
