@@ -103,6 +103,10 @@ class Folder:
     """Return the labels of all examples: int32 [n]."""
     return self._labels.copy()
 
+  def file_name(self, index: int) -> str:
+    """Return the path of the file, relative to the folder or the CSV."""
+    return os.fsdecode(self._files[int(index)])
+
   def describe(self, index: int) -> str:
     """Return the path of the file."""
     path = self._path(int(index))

@@ -63,7 +63,9 @@ def _tfds(name: str, **options: Any) -> Tfds:
     return Tfds(name, **options)
   with open(about) as file:
     info = json.load(file)
-  *above, _, version = os.path.abspath(os.path.dirname(about)).split('/')
+  *above, name, version = os.path.abspath(os.path.dirname(about)).split('/')
+  if version != info['version']:  # a folder of its own, see tools.prepare
+    return Tfds(version, data_dir='/'.join([*above, name]) or '/', **options)
   config = info.get('configName')
   if config:
     *above, _ = above
@@ -101,8 +103,8 @@ def open_source(
   image_key: str | None = None,
   label_key: str | None = None,
   class_names: PathLike | Sequence[str] | None = None,
-  exif: bool | None = None,
   channels: Annotated[int, OneOf(1, 3)] = 3,
+  exif: bool | None = None,
 ) -> Source:
   """Return the source that a name such as 'wds:/data/*.tar' stands for.
 
@@ -123,7 +125,7 @@ def open_source(
     split: a split, if it is not in the name, and a slice: 'train[:90%]'. Of
       sources without splits a slice: '[:90%]'.
     stratified: whether each slice has nearly the same fraction of every class.
-    csv, image_key, label_key, class_names, exif, channels: of the source; None
+    csv, image_key, label_key, class_names, channels, exif: of the source; None
       is its own default.
 
   Raises:

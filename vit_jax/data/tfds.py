@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import json
 import os
 import re
 from collections.abc import Callable
@@ -29,7 +30,8 @@ class Tfds:
   feature; they are None for other labels.
 
   Attributes:
-    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'.
+    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'; or the path of a folder
+      with dataset_info.json, which may be in `data_dir`.
     split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
     image_key: feature with the image.
@@ -93,6 +95,10 @@ class Tfds:
     self.class_names: list[str] | None = getattr(known, 'class_names', None)
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
+    names = builder.data_path / 'class_names.json'  # of tools.prepare
+    if known is label and self.label_key == 'label' and names.exists():
+      self.class_names = json.loads(names.read_text())
+      self.num_classes = len(self.class_names)
 
   def __len__(self) -> int:
     return len(self._records)
@@ -253,6 +259,10 @@ def _directory(name, data_dir):
   data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
   check_remote(data_dir or '')
   folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
+  prepared = os.path.join(data_dir or '', os.path.expanduser(name))
+  is_path = data_dir is not None or '/' in name
+  if is_path and os.path.isfile(os.path.join(prepared, 'dataset_info.json')):
+    return prepared
   try:
     builder = tfds.builder(name, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError:

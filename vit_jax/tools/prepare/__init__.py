@@ -1,0 +1,1 @@
+"""Data sets prepared once: from any source to sharded ArrayRecord files."""
