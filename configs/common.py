@@ -122,8 +122,10 @@ def own_images(split, **fields):
   It is a folder, or the name of another source, see data/sources.py.
   """
   return {
-    **folder(split),
     'target': 'vit_jax.data.sources.open_source',
+    'path': placeholder(str),
+    'split': split,
+    'csv': placeholder(str),
     'image_key': placeholder(str),
     'label_key': placeholder(str),
     **fields,
@@ -135,23 +137,13 @@ def own_slice(split):
   return own_images(split, stratified=True, channels=3)
 
 
-def folder(split):
-  """Return a folder of images; the user sets its path."""
-  return {
-    'target': 'vit_jax.data.folder.Folder',
-    'path': placeholder(str),
-    'split': split,
-    'csv': placeholder(str),
-  }
-
-
 def imagenet(from_folder):
   """Return (source, {evaluator: split}): 99% of train; the rest is 'minival'.
 
-  A folder has the splits train and val.
+  A folder, or what its path names instead, has the splits train and val.
   """
   train, val = 'train[:99%]', 'val' if from_folder else 'validation'
-  source = folder(train) if from_folder else tfds('imagenet2012', train)
+  source = own_images(train) if from_folder else tfds('imagenet2012', train)
   return source, {'minival': 'train[99%:]', 'val': val}
 
 

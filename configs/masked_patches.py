@@ -30,7 +30,8 @@ Arguments (separated by commas; the first of a list is the default):
   name=jft      the TFDS data set
   imagenet      ImageNet instead
   folder        ImageNet from PATH/train/CLASS and PATH/val/CLASS, not TFDS:
-                --config.data.source.path=PATH
+                --config.data.source.path=PATH, or
+                imagenet:PATH (its tar files), wds:FILES; see docs/data.md
   steps=1000000
   tiny          seconds on a CPU, on the same data
 

@@ -11,7 +11,8 @@ Arguments (separated by commas; the first of a list is the default):
            of BiT's
   epochs=90
   folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-           PATH/val/CLASS: --config.data.source.path=PATH
+           PATH/val/CLASS: --config.data.source.path=PATH, or
+           imagenet:PATH (its tar files), wds:FILES; see docs/data.md
   tiny     seconds on a CPU, on the same data
 
 Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's

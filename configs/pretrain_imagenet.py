@@ -7,7 +7,8 @@ Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, L/16, L/32, H/14   the model; the row is for "all ViT"
   epochs=300
   folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-           PATH/val/CLASS: --config.data.source.path=PATH
+           PATH/val/CLASS: --config.data.source.path=PATH, or
+           imagenet:PATH (its tar files), wds:FILES; see docs/data.md
   tiny     seconds on a CPU, on the same data
 
 Expected (table 5): top-1 in % after fine-tuning at 384 px with finetune.py; the

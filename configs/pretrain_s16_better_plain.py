@@ -6,7 +6,8 @@
 Arguments (separated by commas):
   epochs=90   the paper has 90, 150 and 300
   folder      instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-              PATH/val/CLASS: --config.data.source.path=PATH
+              PATH/val/CLASS: --config.data.source.path=PATH, or
+              imagenet:PATH (its tar files), wds:FILES; see docs/data.md
   tiny        seconds on a CPU, on the same data
 
 LEFT OUT: RandAugment(2, 10) and mixup(0.2), which this version does not have.

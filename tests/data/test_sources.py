@@ -187,6 +187,32 @@ def test_a_config_reads_all_kinds(root):
   assert [len(x) for x in found['x.tar']] == [9, 3]
 
 
+def test_imagenet_presets_read_its_own_tar_files(tmp_path):
+  wnids = {'n01440764': 2, 'n01443537': 3}
+  members = {
+    f'{wnid}.tar': packed.tar_bytes(
+      {f'{wnid}_{i}.JPEG': b'%d' % i for i in range(count)}
+    )
+    for wnid, count in wnids.items()
+  }
+  packed.write_tar(tmp_path / 'ILSVRC2012_img_train.tar', members)
+  config = load_config('pretrain_imagenet', 'folder')
+  config.data.source.path = f'imagenet:{tmp_path}'
+  config.data.source.split = 'train[:80%]'
+  source = configs.resolve(config.data.source)
+  assert (len(source), source.num_classes, source.exif) == (4, 1000, False)
+  assert source.class_names[1] == 'n01443537'
+  assert config.evals.val.data.source.path == config.data.source.path
+  assert config.evals.val.data.source.split == 'val'
+
+
+def test_exif_is_that_of_the_kind_unless_it_is_set(root, tfds):
+  for name, default in ((root / 'x.tar', True), (f'tfds:{tfds}:train', False)):
+    assert open_source(name).exif is default
+    part = open_source(name, split='[:50%]', stratified=True, exif=not default)
+    assert part.exif is not default
+
+
 def test_remote_names_are_guessed_too():
   memory = fsspec.filesystem('memory')
   try:
