@@ -15,7 +15,7 @@ ImageNet from its own tar files, in a shuffled order; then the second split:
   python -m vit_jax.tools.prepare imagenet:/data/downloads:validation \\
       /data/sets/imagenet --short_side=256
 
-ImageNet-21k without copies of evaluation images, which copies.csv lists:
+ImageNet-21k without copies of evaluation images, which copies-train.csv lists:
 
   python -m vit_jax.tools.prepare tar:/data/fall11_whole.tar \\
       /data/sets/imagenet21k --short_side=256 --shuffle_seed=0 \\
