@@ -110,7 +110,9 @@ def host_killed_while_joining(
       runs[victim].kill()
       runs[victim] = again = start(victim)
       # Else the last host could join first, and count it as there.
-      again.wait_for(lambda: 'is waiting for the others' in again.output)
+      again.wait_for(
+        lambda run=again: 'is waiting for the others' in run.output
+      )
       lost = _unfinished([*runs, start(3)])
     yield Case(
       f'host {victim} of 4', lost or difference(_straight(folder, 4), workdir)
