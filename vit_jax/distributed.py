@@ -64,7 +64,8 @@ def initialize(
     process_id: number of this process, from 0.
 
   Raises:
-    ValueError: an argument is missing or invalid.
+    ValueError: an argument is missing or invalid; this host was started again
+      after all hosts had joined.
   """
   given: dict[str, Any] = {
     'coordinator_address': coordinator_address,
@@ -93,6 +94,14 @@ def initialize(
       '--coordinator_address=HOST:PORT (of process 0), --num_processes=N and '
       '--process_id=0 to N-1 to every process, or leave out --distributed for '
       f'a single process. (jax: {error})'
+    ) from error
+  except jax.errors.JaxRuntimeError as error:
+    if 'different incarnation' not in str(error):
+      raise
+    raise ValueError(
+      f'Host {_job().process_id} was started again after all hosts had joined. '
+      'The others end, too, because it was lost. Run the same command on all '
+      'hosts.'
     ) from error
 
 
