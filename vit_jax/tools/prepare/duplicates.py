@@ -16,7 +16,8 @@ a copy may be cropped by up to 10% (central) or 5% (at a corner). They are
 
 The hash finds candidates fast. It is compared with all views of all evaluation
 examples, without an index: 50,000 of them take 2.5 ms of one core per image,
-which is 10 core-hours for 14 million images, less than decoding them. The
+and the views of the image 0.6 ms (one measurement, with random hashes). This is
+12 core-hours for 14 million images, more than decoding small photographs. The
 cosine separates copies from images that only look alike at this size, such as
 two scans of the same digit. Mirrored and rotated copies are not found.
 """
