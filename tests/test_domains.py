@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -37,6 +37,12 @@ from vit_jax.domains import Count, Dtype, PathRule, Rate, Size
 )
 def test_expected(value, annotation, what):
   assert domains.expected(value, annotation) == what
+
+
+def test_a_misspelt_target_is_named():
+  near = domains.expected({'trgetx': 'a.B', 'size': 3}, Callable[..., int])
+  assert "(did you mean 'target' by 'trgetx'?)" in near
+  assert 'did you mean' not in domains.expected({'size': 3}, int)
 
 
 def test_checked_classes_and_functions():

@@ -512,7 +512,12 @@ def _guard(job, watch, contact):
         'its network.'
       )
     if now - contact.time > SILENT_S + 2 * POLL_S:
-      _end_too(_silent('0'))
+      # The store of host 0 also refuses all calls when a host comes back.
+      _end_too(
+        _silent('0')
+        if job.process_id
+        else 'Another host was lost and has been started again by itself.'
+      )
 
 
 def _silent(host):

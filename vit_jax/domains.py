@@ -167,6 +167,9 @@ def expected(value: Any, annotation: Any) -> str:
   if isinstance(value, str):
     near = difflib.get_close_matches(value, _choices(annotation), n=1)
     hint = f' (did you mean {near[0]!r}?)' if near else ''
+  elif isinstance(value, Mapping):
+    near = difflib.get_close_matches('target', map(str, value), n=1)
+    hint = f" (did you mean 'target' by {near[0]!r}?)" if near else ''
   elif _is_number(value, float):  # the reader knows that it is one
     text = re.sub('^a number (?=in|between)', '', text)
   return text + hint

@@ -9,6 +9,7 @@ This module uses the standard library only, because a command watches its
 signals before it imports anything else.
 """
 
+import atexit
 import contextlib
 import os
 import signal
@@ -44,6 +45,7 @@ def watch() -> None:
   reader, _process.writer = os.pipe()
   os.set_blocking(_process.writer, False)
   threading.Thread(target=_answer, args=(reader,), daemon=True).start()
+  atexit.register(_ignore)
   install()
   signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
 
@@ -63,6 +65,16 @@ def block() -> None:
 
 def _do_nothing(*_):
   """Handle a signal in Python, so that it does not end the process."""
+
+
+def _ignore():
+  """Ignore signals while the interpreter ends.
+
+  It would restore the default handlers, and a second Ctrl-C would then kill a
+  process that has just saved and said so.
+  """
+  for number in NUMBERS:
+    signal.signal(number, signal.SIG_IGN)
 
 
 def _answer(reader):

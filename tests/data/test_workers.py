@@ -137,7 +137,7 @@ def test_a_stopped_worker_is_reported(caplog):
   try:
     for _ in range(20):
       end = time.monotonic() + 60
-      while not batches._iterator[0]._next.done():
+      while not batches._iterator[0]._next[0].done():
         if caplog.records or time.monotonic() > end:
           break
         time.sleep(0.1)

@@ -57,7 +57,8 @@ def has_meaning(mutation: Mutation) -> bool:
   value, text = read(mutation.value), mutation.annotation
   key = re.sub(r'.*\.', '', mutation.path)
   if value is None:
-    return 'None' in text or 'Any' in text or bool(re.fullmatch(_UNIT, key))
+    may_be_none = re.search('None|Optional|Any', text)
+    return bool(may_be_none or re.fullmatch(_UNIT, key))
   if isinstance(value, bool):
     return 'bool' in text or text.endswith('Any')
   if isinstance(value, str):

@@ -66,7 +66,7 @@ class Reencode:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """What the records contain: an image, a label, and a text.
+  """Contents of the records: an image, a label, and a text.
 
   Attributes:
     channels: 1 or 3.
@@ -160,7 +160,7 @@ def _check_names(names, count):
 
 
 class Made(NamedTuple):
-  """What became of an example.
+  """Result of preparing one example.
 
   Attributes:
     source_index: in the source.

@@ -1,4 +1,4 @@
-"""Which release of ImageNet a list of classes is."""
+"""Releases of ImageNet, recognised by their lists of classes."""
 
 import re
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ _FORMAT = 1
 @checked
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What the result depends on, apart from the source.
+  """All that the result depends on, apart from the source.
 
   Attributes:
     short_side: re-encode larger images to this short side; None copies bytes.

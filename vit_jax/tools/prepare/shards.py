@@ -27,7 +27,7 @@ _SAMPLE = 256  # examples from which the bytes of all are estimated
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Which examples go to which shard.
+  """Division of the examples among the shards.
 
   Shard k has the positions [n * k // shards, n * (k + 1) // shards). Examples
   without a record leave the shard shorter, so no shard depends on another one.
