@@ -82,9 +82,11 @@ def initialize(
     with _start_deadline(given), _client_does_not_abort():
       jax.distributed.initialize(
         **given,
-        # Later than our own deadlines, which say what happened.
+        # Later than our own deadlines, which say what happened. jax sends a
+        # heartbeat in each half of its timeout, so the last one may have come
+        # that long before the silence.
         initialization_timeout=2 * START_S,
-        heartbeat_timeout_seconds=SILENT_S + 5 * math.ceil(POLL_S),
+        heartbeat_timeout_seconds=2 * (SILENT_S + 5 * math.ceil(POLL_S)),
       )
   except ValueError as error:
     missing = ', '.join(f'--{k}' for k, v in given.items() if v is None)
