@@ -19,6 +19,9 @@ KINDS = {
   '4:4:4': {'subsampling': 0},
   'progressive': {'progressive': True},
   'restart markers': {'restart_marker_blocks': 3},
+  'codes of its own': {'optimize': True},
+  'long codes': {'quality': 100},
+  'few coefficients': {'quality': 3},
 }
 
 
@@ -63,6 +66,33 @@ def _assert_parts_are_of_the_whole(data, channels=3, **options):
 def test_parts_of_jpegs(kind, channels):
   encoded = _assert_parts_are_of_the_whole(_jpeg(**KINDS[kind]), channels)
   assert images._jpeg is None or encoded._pixels is None  # only the part
+
+
+@pytest.mark.parametrize('factors', [0x411111, 0x121111])
+def test_parts_of_jpegs_with_other_sampling(factors):
+  """Four columns, or two rows, have one value of colour: 4:1:1 and 4:4:0."""
+  cv2 = images.opencv()
+  options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factors]
+  data = cv2.imencode('.jpg', _picture(), options)[1].tobytes()
+  _assert_parts_are_of_the_whole(data)
+
+
+def test_a_damaged_part_is_that_of_the_damaged_whole():
+  data, (y, x, h, w) = _jpeg(optimize=True), (20, 30, 40, 50)
+  start = data.index(b'\xff\xda') + 14  # of the codes
+  rng = np.random.default_rng(5)
+  compared = 0
+  for _ in range(300):
+    damaged = bytearray(data)
+    damaged[rng.integers(start, len(data) - 2)] = rng.integers(255)
+    try:
+      whole = images.decode(bytes(damaged))
+      part = images.Encoded(bytes(damaged)).part((y, x, h, w))[0]
+    except images.UnreadableError:
+      continue
+    np.testing.assert_array_equal(part, whole[y : y + h, x : x + w])
+    compared += 1
+  assert compared > 30
 
 
 @pytest.mark.parametrize('channels', [1, 3])

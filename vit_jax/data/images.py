@@ -15,6 +15,7 @@ header, and compared with a limit, before anything is decoded.
 
 import functools
 import io
+import math
 import re
 import struct
 import threading
@@ -216,10 +217,15 @@ class Encoded:
       for start, extent in zip(stored[:2], stored[2:])
     ]
     height, width = (end - start for start, end in zip(low, high))
-    pixels = np.empty((height, width, self._channels), np.uint8)
+    room = height, width + _jpeg.MORE_COLUMNS, self._channels
+    out = np.empty(math.prod(room), np.uint8)
     area = (*low, height, width)
-    if not _jpeg.decode(data, area, self._channels, denominator, pixels):
+    found = _jpeg.decode(data, area, self._channels, denominator, out)
+    if found is None:
       return None
+    left, stride = found
+    rows = out[: height * stride * self._channels].reshape(height, stride, -1)
+    pixels = rows[:, left : left + width]
     inner = [
       *(x / denominator - start for x, start in zip(stored[:2], low)),
       *(x / denominator for x in stored[2:]),
@@ -237,6 +243,8 @@ class _Turn(NamedTuple):
   flip_x: bool
 
   def apply(self, image):
+    if not any(self):
+      return image
     if self.transpose:
       image = image.swapaxes(0, 1)
     rows, columns = (

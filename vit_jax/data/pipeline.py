@@ -44,6 +44,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import pickle
@@ -463,8 +464,9 @@ class _Examples:
 class _Chunks:
   """Sequence whose element k is chunk k of this process.
 
-  A chunk is a dict of arrays. If it fails, it is {'error': exception} instead:
-  returned errors arrive unchanged and in order from threads and processes.
+  A chunk is a dict of lists over its examples, 'skipped' and 'spent'. If it
+  fails, it is {'error': exception} instead: returned errors arrive unchanged
+  and in order from threads and processes.
   """
 
   def __init__(
@@ -515,20 +517,24 @@ class _Chunks:
     spent: dict[str, Any] = collections.Counter()
     rows = [load(*visits(p), spent, replace=True) for p in positions]
     skipped = sum(skipped for _, _, skipped in rows)
-    return _stack(rows, skipped=skipped, spent=spent)
+    return _columns(rows, skipped=skipped, spent=spent)
 
   def _evaluation(self, positions):
     spent = collections.Counter()
     rows = [self._evaluation_row(index, spent) for index in positions]
-    mask = np.array([row is not None for row in rows])
+    mask = [row is not None for row in rows]
     # Padding is zero and has the shape of any other example.
     like = next(filter(None, rows), None)
     like = like or self._examples.load(0, 0, spent, replace=True)
     padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
-    index = np.array(positions, np.int32)
-    skipped = int(np.sum(~mask & (index < self._end)))
-    rows = [row or padding for row in rows]
-    return _stack(rows, mask=mask, index=index, skipped=skipped, spent=spent)
+    skipped = sum(i < self._end for i in positions) - sum(mask)
+    return _columns(
+      [row or padding for row in rows],
+      mask=mask,
+      index=list(positions),
+      skipped=skipped,
+      spent=spent,
+    )
 
   def _evaluation_row(self, index, spent):
     """Return the loaded example; None for padding and skipped examples."""
@@ -542,11 +548,9 @@ class _Chunks:
       return None
 
 
-def _stack(rows, **more):
+def _columns(rows, **more):
   images_, labels_, _ = zip(*rows)
-  _check_shapes(images_)
-  _check_label_shapes(labels_)
-  return {'image': np.stack(images_), 'label': stack_labels(labels_), **more}
+  return {'image': images_, 'label': labels_, **more}
 
 
 def _check_shapes(images_):
@@ -589,12 +593,26 @@ def _assemble(chunks):
       raise chunk['error']
   skipped = sum(chunk.pop('skipped') for chunk in chunks)
   spent = sum((chunk.pop('spent') for chunk in chunks), collections.Counter())
-  batch = chunks[0]
-  if len(chunks) > 1:
-    _check_shapes([chunk['image'][0] for chunk in chunks])
-    _check_label_shapes([chunk['label'][0] for chunk in chunks])
-    batch = {key: np.concatenate([c[key] for c in chunks]) for key in batch}
-  return {**batch, 'skipped': skipped, 'spent': spent}
+  batch = {
+    key: list(itertools.chain.from_iterable(chunk[key] for chunk in chunks))
+    for key in chunks[0]
+  }
+  _check_shapes(batch['image'])
+  _check_label_shapes(batch['label'])
+  return {
+    **{key: _ARRAYS[key](values) for key, values in batch.items()},
+    'skipped': skipped,
+    'spent': spent,
+  }
+
+
+# How the values of the examples become an array of a batch.
+_ARRAYS = {
+  'image': np.stack,
+  'label': stack_labels,
+  'mask': np.array,
+  'index': functools.partial(np.array, dtype=np.int32),
+}
 
 
 # Batches, in the process that uses them.
