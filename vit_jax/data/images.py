@@ -15,7 +15,6 @@ header, and compared with a limit, before anything is decoded.
 
 import functools
 import io
-import math
 import re
 import struct
 import threading
@@ -210,29 +209,34 @@ class Encoded:
     if header.for_pillow or data[-2:] != _END:
       return None
     stored = self._turn.undo(box, self.shape)
-    # The pixels that the part touches, and where it lies there.
-    low = [start // denominator for start in stored[:2]]
-    high = [
-      -(-(start + extent) // denominator)
-      for start, extent in zip(stored[:2], stored[2:])
-    ]
-    height, width = (end - start for start, end in zip(low, high))
-    room = height, width + _jpeg.MORE_COLUMNS, self._channels
-    out = np.empty(math.prod(room), np.uint8)
-    area = (*low, height, width)
+    area, inner = stored, (0, 0, *stored[2:])
+    if denominator > 1:
+      area, inner = _scaled(stored, denominator)
+    height, width = area[2:]
+    room = height * (width + _jpeg.MORE_COLUMNS) * self._channels
+    out = np.empty(room, np.uint8)
     found = _jpeg.decode(data, area, self._channels, denominator, out)
     if found is None:
       return None
     left, stride = found
     rows = out[: height * stride * self._channels].reshape(height, stride, -1)
     pixels = rows[:, left : left + width]
-    inner = [
-      *(x / denominator - start for x, start in zip(stored[:2], low)),
-      *(x / denominator for x in stored[2:]),
-    ]
-    if denominator == 1:
-      inner = [0, 0, height, width]
     return self._turn.apply(pixels), self._turn.apply_box(inner, pixels.shape)
+
+
+def _scaled(box, denominator):
+  """Return the pixels of a scaled image that a box touches, and it in them."""
+  y, x, height, width = box
+  top, left = y // denominator, x // denominator
+  bottom, right = (
+    -(-(y + height) // denominator),
+    -(-(x + width) // denominator),
+  )
+  inner = y / denominator - top, x / denominator - left
+  return (
+    (top, left, bottom - top, right - left),
+    (*inner, height / denominator, width / denominator),
+  )
 
 
 class _Turn(NamedTuple):

@@ -29,6 +29,13 @@ Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
 
 Image = np.ndarray | images.Encoded
 
+_CODES = {  # of OpenCV
+  'nearest': 'INTER_NEAREST_EXACT',
+  'bilinear': 'INTER_LINEAR',
+  'bicubic': 'INTER_CUBIC',
+  'area': 'INTER_AREA',
+  'lanczos': 'INTER_LANCZOS4',
+}
 _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
@@ -48,13 +55,7 @@ def resize(
   if interpolation == 'area' and not shrinks:
     return _enlarge_area(image, height, width)
   cv2 = images.opencv()
-  code = {
-    'nearest': cv2.INTER_NEAREST_EXACT,
-    'bilinear': cv2.INTER_LINEAR,
-    'bicubic': cv2.INTER_CUBIC,
-    'area': cv2.INTER_AREA,
-    'lanczos': cv2.INTER_LANCZOS4,
-  }[interpolation]
+  code = getattr(cv2, _CODES[interpolation])
   out = cv2.resize(image, (width, height), interpolation=code)
   return out.reshape(height, width, image.shape[2])  # cv2 drops a C of 1
 
