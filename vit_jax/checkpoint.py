@@ -21,6 +21,7 @@ A checkpoint is verified when it is read. A run sets a damaged one aside, as
 workdir/checkpoints/damaged-n, and resumes from the newest good one.
 """
 
+import concurrent.futures.thread
 import contextlib
 import dataclasses
 import json
@@ -308,14 +309,14 @@ class Checkpointer:
     self._described = self._mark.exists()
     self.wait()
     self._writing = step
-    before = {*threading.enumerate()}
+    before = _writers()
     try:
       self._start(step, state, data, metrics)
     except Exception:
       self._remove_remains()
       raise
     finally:
-      self._threads = {*threading.enumerate()} - before
+      self._threads = _writers() - before
 
   def _start(self, step, state, data, metrics):
     items = stored.items_of(state)
@@ -395,6 +396,12 @@ class Checkpointer:
         raise
     finally:
       self._manager.close()
+
+
+def _writers():
+  """Return the threads that may write and then end; those of pools do not."""
+  pools = concurrent.futures.thread._threads_queues  # type: ignore[attr-defined]
+  return {*threading.enumerate()} - {*pools}
 
 
 def _repeats_no_error(record):

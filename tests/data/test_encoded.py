@@ -294,6 +294,21 @@ def test_workers_and_threads_are_chosen_from_the_machine(
   assert data.processes_and_threads() == expected
 
 
+@pytest.mark.parametrize(
+  'num_workers, expected',
+  [
+    # 2 batches of 20 images, and 4 + 1 chunks of 32, of 32 x 32 x 3 bytes.
+    (0, 'read by 4 threads; at most 0.6 MB of images ahead'),
+    # 2 batches, and 2 x (2 + 1 + 1) chunks.
+    (2, 'read by 2 worker processes with 2 threads each; at most 0.9 MB of'),
+  ],
+)
+def test_a_run_says_what_reads_its_batches(num_workers, expected, monkeypatch):
+  monkeypatch.setattr(pipeline.workers, 'cores', lambda: 2)
+  data = pipeline.Data(Photographs(), 20, num_workers=num_workers)
+  assert data.describe_reading((32, 32, 3)).startswith(expected)
+
+
 def test_complete_batches_take_a_bounded_share_of_memory(monkeypatch):
   monkeypatch.setattr(pipeline.workers, 'memory', lambda: 4 * 3 * 32 * 32 * 40)
   data = pipeline.Data(

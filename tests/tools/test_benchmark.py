@@ -268,6 +268,7 @@ def test_cases_are_all_combinations():
   ]
 
 
+@pytest.mark.slow
 def test_input_is_timed_by_part_and_against_a_peer(tmp_path, monkeypatch):
   """The peer is our own worker: it speaks the protocol without TensorFlow."""
   monkeypatch.setattr(cases, 'peer_command', lambda *_: cases.our_command())

@@ -163,6 +163,34 @@ class Data:
       return processes, max(1, min(16, 2 * cores // share))
     return processes, math.ceil(self.num_threads / share)
 
+  def batches_ahead(self, batch_bytes: int) -> int:
+    """Return how many batches of so many bytes are complete in advance."""
+    most = workers.memory() // _SHARE_OF_MEMORY // batch_bytes
+    return max(1, min(self.prefetch, most))
+
+  def chunks_ahead(self, per_batch: int) -> int:
+    """Return how many chunks each process reads in advance."""
+    processes, threads = self.processes_and_threads()
+    if not processes:
+      return threads + per_batch
+    # One more than the share of a worker in the next batch.
+    return threads + math.ceil(per_batch / processes) + 1
+
+  def describe_reading(
+    self, image_shape: Sequence[int], process_count: int = 1
+  ) -> str:
+    """Return what reads the batches of a host, and the memory of its images."""
+    processes, threads = self.processes_and_threads()
+    local, size = self.batch_size // process_count, math.prod(image_shape)
+    chunks = self.chunks_ahead(math.ceil(local / _CHUNK)) * max(1, processes)
+    count = local * self.batches_ahead(local * size) + _CHUNK * chunks
+    what = f'{threads} {"thread" if threads == 1 else "threads"}'
+    if processes:
+      what = f'{processes} worker processes with {what} each'
+    return (
+      f'read by {what}; at most {count * size / 1e6:,.1f} MB of images ahead'
+    )
+
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
     examples = _Examples(dataclasses.replace(self, on_error='skip'))
@@ -709,15 +737,14 @@ class _Ahead:
 
   def __init__(self, chunks: _Chunks) -> None:
     self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
-    self._prefetch = chunks.data.prefetch
+    self._data = chunks.data
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._next = collections.deque([self._pool.submit(self._make)])
 
   def __next__(self) -> dict[str, Any]:
     batch = self._next.popleft().result()
     size = sum(x.nbytes for x in batch.values() if isinstance(x, np.ndarray))
-    most = max(1, workers.memory() // _SHARE_OF_MEMORY // size)
-    while len(self._next) < min(self._prefetch, most):
+    while len(self._next) < self._data.batches_ahead(size):
       self._next.append(self._pool.submit(self._make))
     return batch
 
@@ -736,8 +763,8 @@ def _read_ahead(chunks):
   """Return an iterator over the chunks, read by threads or by processes."""
   data, indices = chunks.data, range(len(chunks))
   processes, threads = data.processes_and_threads()
+  ahead = data.chunks_ahead(chunks.per_batch)
   if not processes:
-    ahead = threads + chunks.per_batch
     return workers.Threads(
       chunks.__getitem__, indices, threads=threads, ahead=ahead
     )
@@ -746,7 +773,6 @@ def _read_ahead(chunks):
     indices,
     processes=processes,
     threads=threads,
-    # One more than the share of a worker in the next batch.
-    ahead=threads + math.ceil(chunks.per_batch / processes) + 1,
+    ahead=ahead,
     max_restarts=data.max_worker_restarts,
   )
