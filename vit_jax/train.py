@@ -256,6 +256,7 @@ def train(
       num_classes=model.num_classes,
       **this_process(),
     ),
+    reading=data.describe_reading(image_shape, jax.process_count()),
     monitor=functools.partial(
       Monitor,
       workdir,
@@ -318,7 +319,8 @@ class _Run:
 
   `init`, `batches` and `monitor` are functions that make the state at step 0,
   the batches from a position, and the Monitor from a step. `describe` writes
-  the files that describe the run; `changed`: its config or data has changed.
+  the files that describe the run; `changed`: its config or data has changed;
+  `reading` says what reads the batches.
   """
 
   workdir: PathLike
@@ -333,6 +335,7 @@ class _Run:
   init_from: InitFrom | None
   step_fn: Callable[..., Any]
   batches: Callable[..., pipeline.TrainBatches]
+  reading: str
   monitor: Callable[..., Monitor]
   profiler: Profiler
   evaluators: Mapping[str, Evaluator]
@@ -401,7 +404,7 @@ def _attempt(
     monitor.introduce(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
-    monitor.say(run.data.describe_reading(run.image_shape, jax.process_count()))
+    monitor.say(run.reading)
   batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
