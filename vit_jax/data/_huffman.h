@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
   Bits bits;
   const Code *dc[MAX_COMPS_IN_SCAN], *ac[MAX_COMPS_IN_SCAN];
-  int last_dc[MAX_COMPS_IN_SCAN];
+  unsigned last_dc[MAX_COMPS_IN_SCAN];  // as JCOEF, modulo 2^32
   JDIMENSION column, first_column, last_column;  // of MCUs
 } Scan;
 
@@ -214,7 +214,7 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     int c = jpeg->MCU_membership[i];
     unsigned entry = next_entry(&bits, scan->dc[c]);
     valid &= entry != 0;
-    if (SIZE(entry)) scan->last_dc[c] += value_of(&bits, entry);
+    if (SIZE(entry)) scan->last_dc[c] += (unsigned)value_of(&bits, entry);
     drop(&bits, LENGTH(entry));
     if (blocks && jpeg->cur_comp_info[c]->component_needed) {
       (*blocks[i])[0] = (JCOEF)scan->last_dc[c];
