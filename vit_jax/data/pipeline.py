@@ -168,13 +168,12 @@ class Data:
     most = workers.memory() // _SHARE_OF_MEMORY // batch_bytes
     return max(1, min(self.prefetch, most))
 
-  def chunks_ahead(self, per_batch: int) -> int:
-    """Return how many chunks each process reads in advance."""
+  def tasks_ahead(self, per_batch: int) -> int:
+    """Return how many chunks threads read in advance, or batches a worker."""
     processes, threads = self.processes_and_threads()
-    if not processes:
-      return threads + per_batch
-    # One more than the share of a worker in the next batch.
-    return threads + math.ceil(per_batch / processes) + 1
+    return (
+      math.ceil(threads / per_batch) + 1 if processes else threads + per_batch
+    )
 
   def describe_reading(
     self, image_shape: Sequence[int], process_count: int = 1
@@ -182,8 +181,10 @@ class Data:
     """Return what reads the batches of a host, and the memory of its images."""
     processes, threads = self.processes_and_threads()
     local, size = self.batch_size // process_count, math.prod(image_shape)
-    chunks = self.chunks_ahead(math.ceil(local / _CHUNK)) * max(1, processes)
-    count = local * self.batches_ahead(local * size) + _CHUNK * chunks
+    ahead = self.tasks_ahead(math.ceil(local / _CHUNK))
+    # A worker also has the batch that it sends.
+    count = processes * (ahead + 1) * local if processes else ahead * _CHUNK
+    count += local * self.batches_ahead(local * size)
     what = f'{threads} {"thread" if threads == 1 else "threads"}'
     if processes:
       what = f'{processes} worker processes with {what} each'
@@ -736,19 +737,52 @@ class _Ahead:
   """Iterator that makes the next batches while the caller uses this one."""
 
   def __init__(self, chunks: _Chunks) -> None:
-    self._chunks, self._per_batch = _read_ahead(chunks), chunks.per_batch
-    self._data = chunks.data
+    self._data, self._batches = chunks.data, _read(chunks)
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._next = collections.deque([self._pool.submit(self._make)])
+    self._next = collections.deque([self._submit()])
+
+  def _submit(self):
+    return self._pool.submit(next, self._batches)
 
   def __next__(self) -> dict[str, Any]:
     batch = self._next.popleft().result()
     size = sum(x.nbytes for x in batch.values() if isinstance(x, np.ndarray))
     while len(self._next) < self._data.batches_ahead(size):
-      self._next.append(self._pool.submit(self._make))
+      self._next.append(self._submit())
     return batch
 
-  def _make(self):
+  def close(self) -> None:
+    self._batches.close()
+    self._pool.shutdown(cancel_futures=True)
+
+
+def _read(chunks):
+  """Return an iterator over batches, read by threads or by processes."""
+  data = chunks.data
+  processes, threads = data.processes_and_threads()
+  ahead = data.tasks_ahead(chunks.per_batch)
+  if not processes:
+    return _OfThreads(chunks, threads, ahead)
+  return workers.Processes(
+    functools.partial(_read_in_worker, chunks, threads),
+    range(chunks.num_batches),
+    processes=processes,
+    threads=ahead,
+    ahead=ahead,
+    max_restarts=data.max_worker_restarts,
+  )
+
+
+class _OfThreads:
+  """Iterator over batches whose chunks are read by threads of this process."""
+
+  def __init__(self, chunks: _Chunks, threads: int, ahead: int) -> None:
+    self._per_batch = chunks.per_batch
+    self._chunks = workers.Threads(
+      chunks.__getitem__, range(len(chunks)), threads=threads, ahead=ahead
+    )
+
+  def __next__(self) -> dict[str, Any]:
     chunks = list(itertools.islice(self._chunks, self._per_batch))
     if not chunks:
       raise StopIteration
@@ -756,23 +790,22 @@ class _Ahead:
 
   def close(self) -> None:
     self._chunks.close()
-    self._pool.shutdown(cancel_futures=True)
 
 
-def _read_ahead(chunks):
-  """Return an iterator over the chunks, read by threads or by processes."""
-  data, indices = chunks.data, range(len(chunks))
-  processes, threads = data.processes_and_threads()
-  ahead = data.chunks_ahead(chunks.per_batch)
-  if not processes:
-    return workers.Threads(
-      chunks.__getitem__, indices, threads=threads, ahead=ahead
-    )
-  return workers.Processes(
-    chunks.__getitem__,
-    indices,
-    processes=processes,
-    threads=threads,
-    ahead=ahead,
-    max_restarts=data.max_worker_restarts,
-  )
+def _read_in_worker(chunks, threads, batch):
+  """Return a batch, or the error of one of its chunks, in a worker process.
+
+  The worker assembles it, so that its parent, which has all batches to receive,
+  need not copy it again.
+  """
+  numbers = range(batch * chunks.per_batch, (batch + 1) * chunks.per_batch)
+  try:
+    return _assemble(list(_pool(threads).map(chunks.__getitem__, numbers)))
+  except Exception as error:  # of a chunk: `_portable`
+    return error
+
+
+@functools.cache
+def _pool(threads):
+  """Return the threads of this worker process."""
+  return concurrent.futures.ThreadPoolExecutor(threads)
