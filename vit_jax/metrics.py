@@ -11,6 +11,7 @@ import collections
 import contextlib
 import datetime
 import math
+import re
 import resource
 import sys
 import time
@@ -38,13 +39,16 @@ PEAK_FLOPS = {
   'TPU v4': 275e12,
   'TPU v5 lite': 197e12,
   'TPU v5e': 197e12,
-  'TPU v5': 459e12,
-  'TPU v6': 918e12,
+  'TPU v5p': 459e12,
+  'TPU v5': 459e12,  # of a v5p, too
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
   'B200': 2250e12,
   'H200': 989e12,
   'H100 PCIe': 756e12,
   'H100': 989e12,
   'A100': 312e12,
+  'L40S': 362e12,
   'L40': 181e12,
   'L4': 121e12,
   'V100': 125e12,  # float16
@@ -56,7 +60,14 @@ PEAK_FLOPS = {
 
 def peak_flops(device_kind: str) -> float | None:
   """Return a device's peak bfloat16 FLOP/s, or None if it is not known."""
-  return next((x for k, x in PEAK_FLOPS.items() if k in device_kind), None)
+  return next(
+    (
+      flops
+      for name, flops in PEAK_FLOPS.items()
+      if re.search(rf'{name}\b', device_kind)  # L40 is no L4, GH200 an H200
+    ),
+    None,
+  )
 
 
 # Phases of the wall time of a training run, as a user reads them.
