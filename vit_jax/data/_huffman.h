@@ -1,8 +1,9 @@
 // Huffman decoding of a baseline JPEG (ITU-T T.81, annex F.2.2), in place of
 // libjpeg-turbo's, for decoding a part of an image.
 //
-// In blocks outside the part, one look-up passes over several coefficients. The coefficients are those of libjpeg-turbo; files that
-// violate the standard are refused.
+// In blocks outside the part, one look-up passes over several coefficients. The
+// coefficients are those of libjpeg-turbo; files that violate the standard are
+// refused.
 
 #include <setjmp.h>
 #include <stdint.h>
@@ -11,7 +12,6 @@
 #define JPEG_INTERNALS  // makes jpeglib.h include jpegint.h
 #include <jpeglib.h>
 
-#define OUT_OF_LINE static __attribute__((noinline))
 enum { LOOK_BITS = 11, PASS_BITS = 12, TABLES = 2 };
 
 // A code of T.81, annex C, and its look-up tables.
@@ -95,7 +95,7 @@ static inline void drop(Bits *bits, int count) {
 }
 
 // Returns the Entry of the code that these 16 bits begin with, or 0.
-OUT_OF_LINE unsigned find_code(const Code *code, uint32_t bits) {
+static __attribute__((noinline)) unsigned find_code(const Code *code, uint32_t bits) {
   for (int length = 1; length <= 16; length++)
     if (bits < code->limits[length]) {
       int place = code->offsets[length] + (int)(bits >> (16 - length));
@@ -158,9 +158,10 @@ static inline unsigned next_entry(Bits *bits, const Code *code) {
 // Returns the value after a code (T.81, F.2.2.1, EXTEND).
 static inline int value_of(const Bits *bits, unsigned entry) {
   int size = SIZE(entry);
-  int value = (int)(bits->bits >> 1 >> (63 - LENGTH(entry))) & ((1 << size) - 1);
+  int mask = (1 << size) - 1;
+  int value = (int)(bits->bits >> 1 >> (63 - LENGTH(entry))) & mask;
   int is_negative = value >> (size - 1) == 0;
-  return value - (-is_negative & ((1 << size) - 1));
+  return value - (-is_negative & mask);
 }
 
 // Decodes coefficients 1 to 63. Returns whether they are valid.
@@ -194,9 +195,7 @@ static inline int pass_ac(Bits *bits, const Code *code) {
     }
     unsigned entry = next_entry(bits, code);
     drop(bits, LENGTH(entry));
-    if (is_end(entry)) {
-      return entry != 0;
-    }
+    if (is_end(entry)) return entry != 0;
     k += RUN(entry) + 1;
     if (k > 64) return 0;
   }

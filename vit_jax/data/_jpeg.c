@@ -9,7 +9,14 @@
 #include <Python.h>
 #include <setjmp.h>
 
+#if __has_include(<jpegint.h>)
 #include "_huffman.h"
+#else  // Many systems do not install it: libjpeg-turbo decodes all by itself.
+#include <stdio.h>
+#include <jpeglib.h>
+typedef char Scan;
+#define use_own_decoder(jpeg, scan, left, width) ((void)(scan))
+#endif
 
 // Smooth upsampling of chroma uses a neighbour; with it the part is exact.
 #define MARGIN 2
