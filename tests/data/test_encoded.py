@@ -297,10 +297,11 @@ def test_workers_and_threads_are_chosen_from_the_machine(
 @pytest.mark.parametrize(
   'num_workers, expected',
   [
-    # 2 batches of 20 images, and 4 + 1 chunks of 32, of 32 x 32 x 3 bytes.
-    (0, 'read by 4 threads; at most 0.6 MB of images ahead'),
-    # 2 batches, and 3 and the one that is sent of each worker.
-    (2, 'read by 2 worker processes with 2 threads each; at most 0.6 MB of'),
+    # 2 batches of 20 images, the chunks of one of them, and 4 + 1 chunks of 32,
+    # of 32 x 32 x 3 bytes.
+    (0, 'read by 4 threads; at most 0.7 MB of images ahead'),
+    # 2 batches; of each worker 3 with their chunks, and the one that it sends.
+    (2, 'read by 2 worker processes with 2 threads each; at most 1.0 MB of'),
   ],
 )
 def test_a_run_says_what_reads_its_batches(num_workers, expected, monkeypatch):

@@ -21,9 +21,10 @@ Optional attributes of a source:
                       fingerprints.py; default: from its public attributes
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
-that draws its random numbers from `rng`, a numpy Generator. The transforms of
-this project are frozen dataclasses, so that they can be written to JSON. With
-the class attribute `takes_encoded` a transform may get an `images.Encoded`, of
+that draws its random numbers from `rng`, a numpy Generator for this example,
+which is used again for others after t has returned. The transforms of this
+project are frozen dataclasses, so that they can be written to JSON. With the
+class attribute `takes_encoded` a transform may get an `images.Encoded`, of
 which it decodes as much as it needs.
 
 Sources can wrap sources and transforms can wrap transforms: the outer
@@ -182,8 +183,11 @@ class Data:
     processes, threads = self.processes_and_threads()
     local, size = self.batch_size // process_count, math.prod(image_shape)
     ahead = self.tasks_ahead(math.ceil(local / _CHUNK))
-    # A worker also has the batch that it sends.
-    count = processes * (ahead + 1) * local if processes else ahead * _CHUNK
+    if processes:
+      # A batch that is assembled counts twice. A worker also sends one.
+      count = processes * (2 * ahead + 1) * local
+    else:
+      count = ahead * _CHUNK + local
     count += local * self.batches_ahead(local * size)
     what = f'{threads} {"thread" if threads == 1 else "threads"}'
     if processes:
