@@ -139,21 +139,21 @@ class RandAugment:
   faults: bool = False
   fill: Fill = 128
 
-  operations: ClassVar[tuple[str, ...]] = tuple(_BIG_VISION)
+  names: ClassVar[tuple[str, ...]] = tuple(_BIG_VISION)
 
   def __post_init__(self) -> None:
     _as_tuples(self, 'fill')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
-      name = self.operations[rng.integers(len(self.operations))]
+      name = self.names[rng.integers(len(self.names))]
       image = self.apply(name, image, rng)
     return image
 
   def apply(
     self, name: str, image: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
-    """Apply one of the `operations`, at this magnitude."""
+    """Apply one of the operations in `names`, at this magnitude."""
     arguments = _BIG_VISION[name](self.magnitude / 10)
     if name == 'Cutout':
       return self._cutout(image, arguments[0], rng)
@@ -211,14 +211,14 @@ class TimmRandAugment:
   interpolation: _RandomKernel = _RANDOM
   fill: Fill = 128
 
-  operations: ClassVar[tuple[str, ...]] = tuple(_TIMM)
+  names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
 
   def __post_init__(self) -> None:
     _as_tuples(self, 'fill')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
-      name = self.operations[rng.integers(len(self.operations))]
+      name = self.names[rng.integers(len(self.names))]
       if rng.random() < self.probability:
         image = self.apply(name, image, rng)
     return image
@@ -226,7 +226,7 @@ class TimmRandAugment:
   def apply(
     self, name: str, image: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
-    """Apply one of the `operations`, at a random magnitude."""
+    """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
     arguments = table[name](self._magnitude(rng) / 10)
     if name in operations.GEOMETRY:
@@ -252,13 +252,13 @@ class TimmRandAugment:
 
 
 _UNIFORM = 100  # a standard deviation above stands for uniform magnitudes
-_SECTIONS = {  # of timm's names: field, and how its value is read
-  'm': ('magnitude', float),
-  'mstd': ('magnitude_std', float),
-  'mmax': ('max_magnitude', float),
-  'n': ('num_layers', int),
-  'p': ('probability', float),
-  'inc': ('increasing', lambda text: bool(int(text))),
+_SECTIONS = {  # of timm's names, and the fields
+  'm': 'magnitude',
+  'mstd': 'magnitude_std',
+  'mmax': 'max_magnitude',
+  'n': 'num_layers',
+  'p': 'probability',
+  'inc': 'increasing',
 }
 
 
@@ -281,29 +281,25 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
     ValueError: the name has another form, or a field is given twice.
   """
   kind, *sections = policy.split('-')
-  found = {'magnitude': 10.0, 'magnitude_std': 0.0, 'increasing': False}
-  named = {}
-  for section in sections:
-    match = re.fullmatch(r'([a-z]+)(\d+\.?\d*|\.\d+)', section)
-    field, read = _SECTIONS.get(match[1] if match else '', ('', str))
-    try:
-      if kind != 'rand' or match is None or not field or field in named:
-        raise ValueError(section)
-      named[field] = read(match[2])
-    except ValueError:
-      kind = ''
-  if kind != 'rand':
+  pattern = r'([a-z]+)(\d*\.?\d+)'
+  found = [re.fullmatch(pattern, section) for section in sections]
+  named = {_SECTIONS.get(x[1], ''): float(x[2]) for x in found if x}
+  if kind != 'rand' or len(named) < len(sections) or '' in named:
     raise ValueError(
       f'policy={policy!r} is not a RandAugment of timm. Expected rand and '
       f'sections of {", ".join(_SECTIONS)}, each at most once and with a '
       "number, as in 'rand-m9-mstd0.5-inc1'."
     )
-  if twice := named.keys() & fields.keys():
+  if twice := sorted(named.keys() & fields.keys()):
     raise ValueError(
-      f'policy={policy!r} and {", ".join(sorted(twice))} say the same. Leave '
-      'one of them out.'
+      f'policy={policy!r} contains {", ".join(twice)}, which is also given as '
+      'a field. Leave one of them out.'
     )
-  return TimmRandAugment(**found | named | fields)
+  values: dict[str, Any] = dict(magnitude=10, magnitude_std=0, increasing=0)
+  for name, number in named.items():
+    values[name] = int(number) if number.is_integer() else number
+  values = values | {'increasing': values['increasing'] > 0} | fields
+  return TimmRandAugment(**values)
 
 
 @checked
@@ -323,13 +319,13 @@ class TrivialAugment:
   interpolation: _Kernel = 'nearest'
   fill: Fill = 0
 
-  operations: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
+  names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
 
   def __post_init__(self) -> None:
     _as_tuples(self, 'fill')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    name = self.operations[rng.integers(len(self.operations))]
+    name = self.names[rng.integers(len(self.names))]
     strength = rng.integers(self.num_bins) / (self.num_bins - 1)
     return self.apply(name, image, rng, strength)
 
@@ -340,7 +336,7 @@ class TrivialAugment:
     rng: np.random.Generator,
     strength: float,
   ) -> np.ndarray:
-    """Apply one of the `operations`, at a strength from 0 to 1."""
+    """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
       return image
     arguments = _TRIVIAL[name](strength)

@@ -21,6 +21,7 @@ from vit_jax.data import images
 Fill = int | Sequence[int]
 
 _LEVELS = np.arange(256)
+_LUMA = np.array([[19595, 38470, 7471]], np.float32) / 2**16  # as in Pillow
 
 
 def _look_up(image, table):
@@ -163,10 +164,9 @@ def _box(radius):
 
 def _luma(image):
   """Return [H, W]."""
-  cv2 = images.opencv()
   if image.shape[2] == 1:
     return image[..., 0]
-  return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+  return images.opencv().transform(image, _LUMA)
 
 
 def _spread(image, centre, factor):
