@@ -3,14 +3,12 @@ r"""Draw what augmentation does to an image, at several strengths.
   python -m vit_jax.tools.augmentations --output=FILE.png
   python -m vit_jax.tools.augmentations --output=FILE.png IMAGE
 
-Each row is an operation. Three columns each show RandAugment as of AugReg at
-magnitudes 5, 10 and 20, as of DeiT ('rand-m9-mstd0.5-inc1') at magnitudes 3, 6
-and 9, and TrivialAugment at a third, two thirds and all of its strength. Below
-are 3-Augment, colour jitter, random erasing and the simple random crop, at
-three strengths and with three seeds. Without IMAGE a photograph of scikit-learn
-is drawn.
-
-Every row has one seed, so a random direction is the same in its columns.
+Each row of the upper part is an operation, drawn at three strengths for each of
+RandAugment as of AugReg (magnitudes 5, 10 and 20), RandAugment as of DeiT
+('rand-m9-mstd0.5-inc1'; magnitudes 3, 6 and 9) and TrivialAugment (a third, two
+thirds and all of its strength). A cell is empty if the policy does not have the
+operation. The lower part has the other transforms, at three strengths and with
+three seeds. Without IMAGE a photograph of scikit-learn is drawn.
 """
 
 import argparse
@@ -29,7 +27,7 @@ from vit_jax.tools import arguments, outputs, predict
 _MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment
 _INCREASING = (3, 6, 9)  # of timm's
 _STRENGTHS = (1 / 3, 2 / 3, 1.0)  # of TrivialAugment
-_GAP_PX = 4
+_CELL_PX, _GAP_PX, _DPI = 112, 4, 100
 _SEED = 2
 Row = tuple[str, list[np.ndarray | None]]
 
@@ -49,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
   add('--output', required=True, metavar='FILE', help='.png or .pdf')
   arguments.add_counts(
     parser,
-    image_size=(112, 'height and width of each cell in pixels'),
+    image_size=(224, 'height and width of the augmented image in pixels'),
     **arguments.MAX_IMAGE_BYTES,
   )
   return parser
@@ -90,60 +88,91 @@ def of_others(image: np.ndarray) -> list[Row]:
   Args:
     image: uint8 [H, W, C].
   """
-  grey = [operations.grey(image)] + 2 * [None]
-  solarized = [operations.solarize(image, x) for x in (192, 128, 64)]
-  blurred = [operations.blur(image, x) for x in (0.5, 1, 2)]
   size = image.shape[:2]
-  strengths: dict[str, list[Any]] = {
-    'ColorJitter': [augment.ColorJitter(x, x, x) for x in (0.1, 0.3, 0.6)],
-    'with hue': [augment.ColorJitter(0, 0, 0, x) for x in (0.1, 0.25, 0.5)],
-    'RandomErasing': [
-      augment.RandomErasing(1.0, (x, x), mode=mode)
-      for x, mode in ((0.05, 'pixel'), (0.15, 'rand'), (0.3, 'const'))
+  fixed = {
+    'Grey': [operations.grey(image)],
+    'Solarize 192, 128, 64': [
+      operations.solarize(image, x) for x in (192, 128, 64)
     ],
-    'SimpleRandomCrop': [
-      transforms.SimpleRandomCrop(size, padding) for padding in (4, 12, 32)
+    'Blur 0.5, 1, 2': [operations.blur(image, x) for x in (0.5, 1, 2)],
+  }
+  strengths: dict[str, list[Any]] = {
+    'ColorJitter 0.1, 0.3, 0.6': [
+      augment.ColorJitter(x, x, x) for x in (0.1, 0.3, 0.6)
+    ],
+    'hue 0.1, 0.25, 0.5': [
+      augment.ColorJitter(0, 0, 0, x) for x in (0.1, 0.25, 0.5)
+    ],
+    **{
+      f'RandomErasing {mode}\n0.05, 0.15, 0.3': [
+        augment.RandomErasing(1.0, (x, x), mode=mode) for x in (0.05, 0.15, 0.3)
+      ]
+      for mode in ('pixel', 'rand', 'const')
+    },
+    'SimpleRandomCrop\npadding 4, 16, 64': [
+      transforms.SimpleRandomCrop(size, padding) for padding in (4, 16, 64)
     ],
   }
-  rows: list[Row] = [('3-Augment', [*grey, *solarized, *blurred])]
+  rows: list[Row] = []
+  for name, cells in fixed.items():
+    line: list[np.ndarray | None] = [None] * 9
+    line[: 3 * len(cells) : 3] = cells
+    rows.append((name, line))
   for name, each in strengths.items():
     seeds = range(_SEED, _SEED + 3)
     rows.append((name, [t(image, _rng(s)) for t in each for s in seeds]))
   return rows
 
 
-def draw(image: np.ndarray, rows: Sequence[Row], path: PathLike) -> None:
+def draw(
+  image: np.ndarray, parts: Sequence[Sequence[Row]], path: PathLike
+) -> None:
   """Write rows of images as a figure, .png or .pdf.
 
   Args:
     image: the original, in the first column.
-    rows: of `of_policies` and `of_others`.
+    parts: the results of `of_policies` and `of_others`.
     path: of the file.
   """
-  height, width, channels = image.shape
-  white = np.full((height + _GAP_PX, width + _GAP_PX, channels), 255, np.uint8)
-  lines = []
-  for _, cells in rows:
-    line = [white.copy() for _ in range(len(cells) + 1)]
-    for tile, cell in zip(line, [image, *cells]):
+  titles = (
+    [f'AugReg {x}' for x in _MAGNITUDES]
+    + [f'DeiT {x}' for x in _INCREASING]
+    + [f'Trivial {x:.2g}' for x in _STRENGTHS],
+    [f'{x} {i}' for x in ('weak', 'medium', 'strong') for i in (1, 2, 3)],
+  )
+  sheets = [_sheet(image, rows) for rows in parts]
+  heights = [len(sheet) for sheet in sheets]
+  inches = sheets[0].shape[1] / _DPI + 2, sum(heights) / _DPI + 1
+  figure = pictures.canvas(*inches)
+  panels = figure.subplots(2, height_ratios=heights)
+  side = _CELL_PX + _GAP_PX
+  for axes, sheet, rows, names in zip(panels, sheets, parts, titles):
+    axes.imshow(sheet.squeeze(), cmap='gray', vmin=0, vmax=255)
+    axes.set_yticks(_middles(len(rows)), [name for name, _ in rows])
+    axes.set_xticks(_middles(len(names) + 1), ['original', *names])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(0, side * (len(names) + 1) - _GAP_PX)
+  pictures.save(figure, epath.Path(path), dpi=_DPI, tight=True)
+
+
+def _middles(count):
+  return (np.arange(count) + 0.5) * (_CELL_PX + _GAP_PX)
+
+
+def _sheet(image, rows):
+  """Return the rows as one image; the first column is the original."""
+  side, channels = _CELL_PX + _GAP_PX, image.shape[2]
+  columns = len(rows[0][1]) + 1
+  sheet = np.full((len(rows) * side, columns * side, channels), 255, np.uint8)
+  for i, (_, cells) in enumerate(rows):
+    for j, cell in enumerate((image, *cells)):
       if cell is not None:
-        tile[:height, :width] = cell
-    lines.append(np.hstack(line))
-  sheet = np.vstack(lines)
-  figure = pictures.canvas(*(side / 100 for side in sheet.shape[1::-1]))
-  axes = figure.subplots()
-  axes.imshow(sheet.squeeze(), cmap='gray', vmin=0, vmax=255)
-  steps = (np.arange(n) + 0.5 for n in (len(rows), len(rows[0][1]) + 1))
-  rows_at, columns_at = (x * side for x, side in zip(steps, white.shape))
-  titles = ['original', *(f'AugReg {x}' for x in _MAGNITUDES)]
-  titles += [f'DeiT {x}' for x in _INCREASING]
-  titles += [f'Trivial {x:.2g}' for x in _STRENGTHS]
-  axes.set_yticks(rows_at, [name for name, _ in rows])
-  axes.set_xticks(columns_at, titles)
-  axes.xaxis.tick_top()
-  axes.tick_params(length=0)
-  axes.spines[:].set_visible(False)
-  pictures.save(figure, epath.Path(path))
+        small = transforms.resize(cell, _CELL_PX, 'area')
+        y, x = i * side, j * side
+        sheet[y : y + _CELL_PX, x : x + _CELL_PX] = small
+  return sheet
 
 
 def _rng(seed=_SEED):
@@ -156,8 +185,7 @@ def _run(args):
     raise ValueError(f'--output={args.output} must end with .png or .pdf.')
   outputs.check_folder(args.output)
   image = _read(args)
-  rows = of_policies(image) + of_others(image)
-  draw(image, rows, path)
+  draw(image, (of_policies(image), of_others(image)), path)
   print(path)
 
 
