@@ -124,6 +124,13 @@ def test_geometry_is_pillows(name, kernel, channels):
   assert distance.max() <= (kernel != 'nearest')
 
 
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('operation', O.GEOMETRY.values())
+def test_geometry_without_strength_changes_nothing(operation, kernel):
+  image = _picture()
+  np.testing.assert_array_equal(operation(image, 0, kernel, 9), image)
+
+
 @pytest.mark.parametrize('operation', [O.autocontrast, O.equalize, O.contrast])
 def test_images_of_one_level_stay(operation):
   image = np.full((5, 4, 3), 77, np.uint8)

@@ -324,10 +324,11 @@ def _bilinear(image, matrix, fill):
     borderMode=cv2.BORDER_REPLICATE,
   )
   xs, ys = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5
-  inside = True
-  for (a, b, c), size in zip(matrix, (width, height)):
-    at, start = a * xs, b * ys + c
-    inside = inside & (at >= -start) & (at < size - start)
+  inside = np.ones((height, width), bool)
+  for (a, b, c), same, size in zip(matrix, np.eye(2, 3), (width, height)):
+    if (a, b, c) != tuple(same):
+      at, start = a * xs, b * ys + c
+      inside &= (at >= -start) & (at < size - start)
   return _filled(out.reshape(image.shape), inside, fill)
 
 
@@ -338,20 +339,25 @@ def _bicubic_rows(image, row, fill):
   ys = np.arange(height)[:, None] + 0.5
   offset = row[1] * ys + row[2]
   whole = np.floor(offset)
-  # Four neighbours of each pixel, those of the row's ends repeated.
+  # Four neighbours of each pixel; those of the row's ends repeat.
   places = np.empty((height, width + 3, 2), np.int16)
-  places[..., 0] = np.clip(whole - 1 + np.arange(width + 3), 0, width - 1)
+  columns = np.arange(-1, width + 2, dtype=np.int16)
+  np.add(whole.astype(np.int16), columns, out=places[..., 0])
   places[..., 1] = np.arange(height)[:, None]
-  taken = cv2.remap(image, places, None, cv2.INTER_NEAREST)
-  taken = taken.reshape(height, width + 3, channels).astype(np.float32)
+  taken = cv2.remap(
+    image, places, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
+  ).astype(np.float32)
   distance = np.abs(offset - whole - [-1, 0, 1, 2])  # [H, 4]
   near = (distance - 2) * distance**2 + 1
   far = ((5 - distance) * distance - 8) * distance + 4
   weights = np.where(distance < 1, near, far).astype(np.float32)
-  out = np.full((height, width, channels), 1e-3, np.float32)
-  for tap in range(4):
-    out += weights[:, tap, None, None] * taken[:, tap : tap + width]
-  out = np.clip(out, 0, 255, out=out).astype(np.uint8)
+  strides = taken.strides[0], 4 * channels, 4
+  taps = np.lib.stride_tricks.as_strided(
+    taken, (height, 4, width * channels), strides
+  )
+  out = np.einsum('yt,ytx->yx', weights, taps)
+  out += 1e-3  # keeps integers what they are
+  out = np.clip(out, 0, 255, out=out).astype(np.uint8).reshape(image.shape)
   xs = np.arange(width) + 0.5
   return _filled(out, (xs >= -offset) & (xs < width - offset), fill)
 
