@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
-from vit_jax.data import operations, pipeline
+from vit_jax.data import images, operations, pipeline
 from vit_jax.data import transforms as T
 
 RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
@@ -294,10 +294,12 @@ def _recorded_of(recorded, *parts):
 def _assert_one_of(expected, made):
   """Check that each result is one of the expected, and each of them occurs."""
   found = set()
+  # OpenCV 4 has 32 places in a pixel.
+  limit = 1 if images.opencv().__version__ >= '5' else 3
   for out in made:
     far = {k: np.abs(out - x).max() for k, x in expected.items()}
     nearest = min(far, key=far.get)
-    assert far[nearest] <= 1
+    assert far[nearest] <= limit
     found.add(expected[nearest].tobytes())
   assert found == {x.tobytes() for x in expected.values()}
 

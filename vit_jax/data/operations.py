@@ -8,7 +8,8 @@ is.
 Geometric operations take the result's pixel (x, y) from another place in the
 image. Their other arguments are `interpolation` and `fill`, the level or the C
 levels of pixels from outside of the image. Interpolations: 'nearest',
-'bilinear', and 'bicubic' with a = -1, as Pillow transforms images.
+'bilinear', and 'bicubic' with a = -1, as Pillow transforms images. Bilinear
+levels of OpenCV 4 can differ by some more, as it has 32 places in a pixel.
 """
 
 import math
