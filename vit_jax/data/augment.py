@@ -124,6 +124,10 @@ class RandAugment:
   9, and none from 10 up; Color, Contrast, Brightness and Sharpness change
   nothing at 5. Magnitude 0 is not without effect.
 
+  Shears leave the upper left corner of the image in place, in big_vision the
+  centre of the first pixel, so the results differ by up to half a pixel times
+  the shear.
+
   Attributes:
     num_layers: number of operations applied to an image.
     magnitude: of all operations; 10 is the top of the usual scale.
