@@ -81,6 +81,20 @@ def test_config_of_a_mixture(tmp_path):
   assert len(config.resolve(made.data.source)) == 7
 
 
+def test_configs_of_augmentation():
+  page = (ROOT / 'docs/data.md').read_text()
+  (code,) = re.findall(r'```py\n(.*?)```', page, re.S)
+  image = np.zeros((50, 60, 3), np.uint8)
+  for recipe in re.findall(r'= (\[.*?\n\])', code, re.S):
+    names = {'T': 'vit_jax.data.transforms.', 'A': 'vit_jax.data.augment.'}
+    transforms = config.resolve(eval(recipe, names))
+    assert len(transforms) == 4
+    out = image
+    for transform in transforms:
+      out = transform(out, np.random.default_rng(0))
+    assert out.shape == (224, 224, 3)
+
+
 def test_config_of_the_first_hour(tmp_path):
   page = (ROOT / 'docs/first_hour.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)

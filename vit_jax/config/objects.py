@@ -14,6 +14,7 @@ from vit_jax.config.signatures import full_name, locate
 TRUSTED_MODULES = (
   'vit_jax.models.',
   'vit_jax.preprocess.',
+  'vit_jax.data.augment.',
   'vit_jax.data.transforms.',
 )
 TRUSTED = ('vit_jax.data.vtab.Scale',)

@@ -22,7 +22,7 @@ import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images
-from vit_jax.domains import Fraction, OneOf, Side, Size, checked
+from vit_jax.domains import Fraction, Natural, OneOf, Side, Size, checked
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
@@ -276,6 +276,46 @@ class RandomCrop(_Sized):
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     return _crop(self, image, lambda room: rng.integers(room + 1))
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class SimpleRandomCrop(_Sized):
+  """The simple random crop of DeiT III, which keeps most of the image.
+
+  The image is resized until it just covers `size`, without changing its aspect
+  ratio, padded by reflection, and cropped at a uniformly random position.
+
+  Attributes:
+    size: of the result.
+    padding: pixels on each side.
+    interpolation, antialias: of the resize; see the module docstring.
+  """
+
+  size: Size
+  padding: Natural = 4
+  interpolation: Interpolation = 'bicubic'
+  antialias: bool = True
+  takes_encoded: ClassVar = True
+
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
+    height, width = image.shape[:2]
+    rows, columns = images.size('size', self.size)
+    if rows * width >= columns * height:
+      columns = rows * width // height
+    else:
+      rows = columns * height // width
+    out = _resize_part(
+      image,
+      (0, 0, height, width),
+      (rows, columns),
+      self.interpolation,
+      self.antialias,
+    )
+    cv2, padding = images.opencv(), (self.padding,) * 4
+    padded = cv2.copyMakeBorder(out, *padding, cv2.BORDER_REFLECT_101)
+    padded = padded.reshape(*padded.shape[:2], out.shape[2])
+    return _crop(self, padded, lambda room: rng.integers(room + 1))
 
 
 @checked

@@ -1,0 +1,498 @@
+"""Augmentation against recordings of timm and torchvision, and Pillow."""
+
+import dataclasses
+import json
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from vit_jax import config as config_lib
+from vit_jax.data import augment as A
+from vit_jax.data import images, operations, pipeline
+from vit_jax.data import transforms as T
+
+RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
+FILL = (124, 116, 104)
+DEIT = 'rand-m9-mstd0.5-inc1'
+EACH = (
+  A.RandAugment(),
+  A.RandAugment(3, 20, faults=True),
+  A.rand_augment(DEIT, fill=FILL),
+  A.rand_augment('rand-m4-mstd101-n3-p1'),
+  A.TrivialAugment(),
+  A.ThreeAugment(),
+  A.ColorJitter(hue=0.2),
+  A.RandomErasing(0.7, count=3),
+  A.RandomErasing(0.7, mode='rand'),
+  A.RandomErasing(0.7, mode='const'),
+  T.SimpleRandomCrop((20, 24)),
+)
+
+
+@pytest.fixture(scope='module')
+def recorded():
+  with np.load(RECORDED) as file:
+    return dict(file)
+
+
+def _picture(height=30, width=40, channels=3):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def _rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+def _name(transform):
+  return type(transform).__name__
+
+
+# What all of them do.
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('transform', EACH, ids=_name)
+def test_result_depends_on_the_generator_only(transform, channels):
+  image = _picture(channels=channels)
+  before = image.copy()
+  out = [transform(image, _rng(seed)) for seed in range(60)]
+  again = [pickle.loads(pickle.dumps(transform))(image, _rng(3))]
+  np.testing.assert_array_equal(out[3], again[0])
+  np.testing.assert_array_equal(image, before)
+  size = getattr(transform, 'size', (30, 40))
+  assert {(x.shape, x.dtype) for x in out} == {
+    ((*size, channels), np.dtype(np.uint8))
+  }
+  assert len({x.tobytes() for x in out}) > 2
+
+
+@pytest.mark.parametrize('transform', EACH, ids=_name)
+def test_tiny_images(transform):
+  for shape in ((1, 1, 3), (2, 5, 1)):
+    image = np.full(shape, 9, np.uint8)
+    for seed in range(30):
+      assert transform(image, _rng(seed)).shape[2] == shape[2]
+
+
+@pytest.mark.parametrize('transform', EACH, ids=_name)
+def test_survives_json(transform):
+  settings = json.loads(json.dumps(config_lib.describe(transform)))
+  assert config_lib.build(settings) == transform
+
+
+def test_configs_name_rand_augment():
+  target = 'vit_jax.data.augment.rand_augment'
+  made = config_lib.resolve(
+    {'target': target, 'policy': DEIT, 'fill': [124, 116, 104]}
+  )
+  assert made == A.rand_augment(DEIT, fill=FILL)
+
+
+def test_in_a_pipeline():
+  source = [{'image': _picture(40, 50), 'label': i} for i in range(4)]
+  transforms = (
+    T.InceptionCrop(32, method='torch', interpolation='bicubic'),
+    T.FlipLR(),
+    A.rand_augment(DEIT),
+    A.RandomErasing(),
+  )
+  data = pipeline.Data(source, 4, transforms)
+  first, again = (next(data.train_batches())['image'] for _ in range(2))
+  assert first.shape == (4, 32, 32, 3)
+  np.testing.assert_array_equal(first, again)
+
+
+# RandAugment of big_vision.
+
+
+def test_rand_augment_has_the_16_operations():
+  assert len(A.RandAugment.names) == 16
+  assert 'Identity' not in A.RandAugment.names
+  drawn = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Spy(A.RandAugment):
+    def apply(self, name, image, rng):
+      drawn.append(name)
+      return image
+
+  transform = Spy(2)
+  for seed in range(1600):
+    transform(None, _rng(seed))
+  counts = [drawn.count(name) for name in A.RandAugment.names]
+  assert len(drawn) == 3200 and min(counts) > 140 and max(counts) < 265
+
+
+LEVELS = {  # name: Pillow's result at magnitudes 9 and 15
+  'AutoContrast': [ImageOps.autocontrast] * 2,
+  'Equalize': [ImageOps.equalize] * 2,
+  'Invert': [ImageOps.invert] * 2,
+  'Posterize': [lambda x, b=b: ImageOps.posterize(x, b) for b in (3, 6)],
+  'Solarize': [lambda x, t=t: ImageOps.solarize(x, t) for t in (230, 256)],
+  **{
+    name: [lambda x, f=f, kind=kind: kind(x).enhance(f) for f in (1.72, 2.8)]
+    for name, kind in (
+      ('Color', ImageEnhance.Color),
+      ('Contrast', ImageEnhance.Contrast),
+      ('Brightness', ImageEnhance.Brightness),
+      ('Sharpness', ImageEnhance.Sharpness),
+    )
+  },
+}
+
+
+@pytest.mark.parametrize('name', LEVELS)
+def test_rand_augment_levels(name):
+  image = _picture()
+  for magnitude, theirs in zip((9, 15), LEVELS[name]):
+    ours = A.RandAugment(1, magnitude).apply(name, image, _rng())
+    theirs = np.asarray(theirs(Image.fromarray(image))).astype(int)
+    assert np.abs(ours - theirs).max() <= 1
+
+
+@pytest.mark.parametrize(
+  ('name', 'operation', 'argument'),
+  [
+    ('Rotate', operations.rotate, 45),
+    ('ShearX', operations.shear_x, 0.45),
+    ('ShearY', operations.shear_y, 0.45),
+    ('TranslateX', operations.translate_x, 150),
+    ('TranslateY', operations.translate_y, 150),
+  ],
+)
+def test_rand_augment_geometry_has_a_random_sign(name, operation, argument):
+  image = _picture(220, 200)
+  expected = {
+    operation(image, sign * argument, 'nearest', 128).tobytes(): sign
+    for sign in (1, -1)
+  }
+  transform = A.RandAugment(1, 15)
+  signs = [
+    expected[transform.apply(name, image, _rng(seed)).tobytes()]
+    for seed in range(40)
+  ]
+  assert 8 <= signs.count(1) <= 32
+
+
+def test_solarize_add_and_cutout_levels():
+  image = _picture(90, 100)
+  out = A.RandAugment(1, 10).apply('SolarizeAdd', image, _rng())
+  expected = np.where(image < 128, np.minimum(image + 110.0, 255), image)
+  np.testing.assert_array_equal(out, expected)
+  whole = np.zeros((300, 300, 3), np.uint8)
+  sizes = [
+    (A.RandAugment(1, 10).apply('Cutout', whole, _rng(i)) == 128).sum() // 3
+    for i in range(30)
+  ]
+  assert max(sizes) == 80 * 80 and min(sizes) >= 40 * 40
+
+
+def test_posterize_keeps_one_bit_at_magnitude_0():
+  # As TensorFlow, which shifts by at most 7 bits.
+  out = A.RandAugment(1, 0).apply('Posterize', _picture(), _rng())
+  assert set(np.unique(out)) == {0, 128}
+
+
+def test_faults_are_off_by_default():
+  image = _picture(40, 30)
+  sound = A.RandAugment(1, 10)
+  assert not sound.faults
+  np.testing.assert_array_equal(sound.apply('Solarize', image, _rng()), image)
+  mean = Image.fromarray(image).convert('L')
+  mean = int(np.asarray(mean).mean() + 0.5)
+  out = sound.apply('Contrast', image, _rng())
+  expected = np.clip(mean + 1.9 * (image.astype(float) - mean), 0, 255)
+  assert np.abs(out - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+  ('magnitude', 'threshold'), [(5, 128), (10, 0), (15, 128), (20, 0)]
+)
+def test_faulty_solarize_wraps_its_threshold(magnitude, threshold):
+  image = _picture()
+  out = A.RandAugment(1, magnitude, faults=True).apply(
+    'Solarize', image, _rng()
+  )
+  expected = np.where(image < threshold, image, 255 - image)
+  np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+  ('size', 'mean'), [((40, 32), 5), ((224, 224), 196), ((256, 300), 255)]
+)
+def test_faulty_contrast_takes_the_number_of_pixels(size, mean):
+  image = _picture(*size)
+  out = A.RandAugment(1, 5, faults=True).apply('Contrast', image, _rng())
+  np.testing.assert_array_equal(out, image)  # factor 1
+  out = A.RandAugment(1, 2, faults=True).apply('Contrast', image, _rng())
+  expected = mean + 0.46 * (image.astype(float) - mean)
+  assert np.abs(out - expected).max() <= 1
+
+
+# RandAugment of timm.
+
+
+def test_name_of_deit():
+  assert A.rand_augment(DEIT) == A.TimmRandAugment(
+    magnitude=9, magnitude_std=0.5, increasing=True
+  )
+  assert A.rand_augment(DEIT) == A.TimmRandAugment()
+
+
+def test_name_without_sections_is_timms_default():
+  assert A.rand_augment('rand') == A.TimmRandAugment(
+    magnitude=10, magnitude_std=0, increasing=False
+  )
+
+
+def test_all_sections_and_fields():
+  made = A.rand_augment(
+    'rand-inc0-m7-n3-mstd101-mmax30-p.25', interpolation='bicubic', fill=FILL
+  )
+  assert made == A.TimmRandAugment(
+    *(7, 101, False, 3, 0.25, 30), interpolation='bicubic', fill=FILL
+  )
+
+
+@pytest.mark.parametrize(
+  'policy',
+  [
+    *('', 'm9', 'augmix-m3', 'rand-m', 'rand-m9-m8', 'rand-x3', 'rand--m9'),
+    *('RAND', 'rand-m9-mstd', 'rand-tweights', 'rand-m-9', 'rand-m9 '),
+  ],
+)
+def test_other_names_are_refused(policy):
+  with pytest.raises(ValueError, match=r'not a RandAugment of timm.*mstd0\.5'):
+    A.rand_augment(policy)
+
+
+def test_bad_values_are_refused():
+  with pytest.raises(ValueError, match='probability=2 must be between 0 and 1'):
+    A.rand_augment('rand-p2')
+  with pytest.raises(ValueError, match=r'num_layers=1\.5 must be an integer'):
+    A.rand_augment('rand-n1.5')
+  with pytest.raises(ValueError, match='magnitude, which is also given'):
+    A.rand_augment('rand-m9', magnitude=8)
+  with pytest.raises(ValueError, match="'bilinaer'"):
+    A.rand_augment('rand-m9', interpolation='bilinaer')
+
+
+def _recorded_of(recorded, *parts):
+  """Return {rest of the name: array} of the names that start with `parts`."""
+  start = '/'.join(parts) + '/'
+  return {
+    name.removeprefix(start): array.astype(int)
+    for name, array in recorded.items()
+    if name.startswith(start)
+  }
+
+
+def _assert_one_of(expected, made):
+  """Check that each result is one of the expected, and each of them occurs."""
+  found = set()
+  # OpenCV 4 has 32 places in a pixel.
+  limit = 1 if images.opencv().__version__ >= '5' else 3
+  for out in made:
+    far = {k: np.abs(out - x).max() for k, x in expected.items()}
+    nearest = min(far, key=far.get)
+    assert far[nearest] <= limit
+    found.add(expected[nearest].tobytes())
+  assert found == {x.tobytes() for x in expected.values()}
+
+
+@pytest.mark.parametrize('increasing', [False, True])
+@pytest.mark.parametrize('name', A.TimmRandAugment.names)
+def test_operations_are_timms(recorded, name, increasing):
+  expected = _recorded_of(recorded, 'timm', 'plain', name)
+  if increasing:
+    other = _recorded_of(recorded, 'timm', 'increasing', name)
+    expected = other or expected
+  transform = A.TimmRandAugment(7, 0, increasing, fill=FILL)
+  image = recorded['image']
+  made = [transform.apply(name, image, _rng(seed)) for seed in range(30)]
+  _assert_one_of(expected, made)
+
+
+def test_there_are_15_operations():
+  assert len(A.TimmRandAugment.names) == 15
+
+
+def test_interpolation_is_fixed_or_random(recorded):
+  expected = _recorded_of(recorded, 'timm', 'plain', 'Rotate')
+  transform = A.TimmRandAugment(7, 0, interpolation='bicubic', fill=FILL)
+  image = recorded['image']
+  made = [transform.apply('Rotate', image, _rng(seed)) for seed in range(9)]
+  bicubic = {k: v for k, v in expected.items() if k.startswith('bicubic')}
+  assert len(bicubic) == 2
+  _assert_one_of(bicubic, made)
+
+
+def test_layers_are_applied_with_the_probability():
+  image = _picture()
+  for probability, unchanged in ((0.0, 200), (0.5, 50), (1.0, 0)):
+    transform = A.TimmRandAugment(9, 0, probability=probability)
+    same = sum(
+      np.array_equal(transform(image, _rng(seed)), image) for seed in range(200)
+    )
+    assert abs(same - unchanged) <= 25
+
+
+@pytest.mark.parametrize(
+  ('std', 'top', 'mean', 'deviation'),
+  [(0, 10, 9, 0), (0.5, 30, 9, 0.5), (200, 10, 4.5, 2.6)],
+)
+def test_magnitudes(std, top, mean, deviation):
+  transform = A.TimmRandAugment(9, std, max_magnitude=top)
+  rng = _rng()
+  drawn = [transform._magnitude(rng) for _ in range(2000)]
+  assert np.mean(drawn) == pytest.approx(mean, abs=0.15)
+  assert np.std(drawn) == pytest.approx(deviation, abs=0.05)
+  assert max(drawn) <= top and min(drawn) >= 0
+
+
+def test_magnitudes_are_clipped():
+  rng = _rng()
+  drawn = [A.TimmRandAugment(9, 3)._magnitude(rng) for _ in range(500)]
+  assert max(drawn) == 10
+  assert A.TimmRandAugment(15, 0)._magnitude(rng) == 10
+
+
+# The others.
+
+
+@pytest.mark.parametrize('name', A.TrivialAugment.names)
+def test_trivial_augment_is_torchvisions(recorded, name):
+  for index in (11, 30):
+    found = _recorded_of(recorded, 'trivial', name, str(index))
+    made = [
+      A.TrivialAugment().apply(name, recorded['image'], _rng(i), index / 30)
+      for i in range(20)
+    ]
+    _assert_one_of(found, made)
+
+
+def test_trivial_augment_has_14_operations():
+  assert len(A.TrivialAugment.names) == 14
+
+
+@pytest.mark.parametrize('turn', [-0.3, 0.1, 0.5])
+def test_hue_is_torchvisions(recorded, turn):
+  out = operations.hue(recorded['image'], turn)
+  assert np.abs(out - recorded[f'hue/{turn}'].astype(int)).max() <= 1
+
+
+def test_three_augment_chooses_evenly():
+  image = _picture(60, 60)
+  grey = operations.grey(image)
+  solarized = operations.solarize(image, 128)
+  kinds = []
+  for seed in range(300):
+    out = A.ThreeAugment()(image, _rng(seed))
+    kinds.append(
+      'grey'
+      if np.array_equal(out, grey)
+      else 'solarized'
+      if np.array_equal(out, solarized)
+      else 'blurred'
+    )
+  assert all(70 <= kinds.count(kind) <= 130 for kind in set(kinds))
+  assert len(set(kinds)) == 3
+
+
+def test_jitter_stays_in_its_range_and_order_is_random():
+  grey = np.full((4, 4, 3), 100, np.uint8)
+  brightness = A.ColorJitter(0.3, 0, 0)
+  drawn = [brightness(grey, _rng(seed))[0, 0, 0] for seed in range(200)]
+  assert 70 <= min(drawn) < 74 and 126 < max(drawn) <= 130
+  image = _picture()
+  nothing = A.ColorJitter(0, 0, 0)
+  np.testing.assert_array_equal(nothing(image, _rng()), image)
+  # A factor is never negative.
+  wide = A.ColorJitter(5.0, 0, 0)
+  assert max(wide(grey, _rng(seed))[0, 0, 0] for seed in range(50)) == 255
+
+
+def _erased(transform, size=(60, 80), seeds=400):
+  """Return (fractions of the image, boxes) of what is erased of zeros."""
+  image = np.zeros((*size, 3), np.uint8)
+  fractions, boxes = [], []
+  for seed in range(seeds):
+    changed = transform(image, _rng(seed)).any(-1)
+    fractions.append(changed.mean())
+    if changed.any():
+      boxes.append([np.ptp(x) + 1 for x in np.nonzero(changed)])
+  return np.array(fractions), np.array(boxes)
+
+
+def test_erasing_area_ratio_and_probability():
+  fractions, boxes = _erased(A.RandomErasing(0.25, mode='const'))
+  assert 0.18 < (fractions > 0).mean() < 0.32
+  some = fractions[fractions > 0]
+  assert 0.015 < some.min() < 0.05 and 0.25 < some.max() < 0.35
+  ratios = boxes[:, 0] / boxes[:, 1]
+  assert ratios.min() < 0.5 < 2 < ratios.max()
+  # Boxes are filled entirely.
+  np.testing.assert_allclose(boxes.prod(1) / 4800, some)
+
+
+def test_boxes_share_the_area():
+  transform = A.RandomErasing(1.0, (0.3, 0.3), (1.0, 1.0), 'const', count=3)
+  fractions, _ = _erased(transform, seeds=60)
+  assert fractions.max() <= 0.32
+  assert fractions.min() < 0.25  # boxes overlap
+
+
+def test_erasing_noise_has_the_mean_and_deviation():
+  image = np.zeros((200, 200, 3), np.uint8)
+  transform = A.RandomErasing(1.0, (0.3, 0.3), (1, 1))
+  out = transform(image, _rng()).reshape(-1, 3)
+  noise = out[out.any(-1)]
+  assert np.abs(noise.mean(0) - (124, 116, 104)).max() < 3
+  assert np.abs(noise.std(0) - (58, 57, 57)).max() < 4
+  one = A.RandomErasing(1.0, (0.3, 0.3), (1, 1), 'rand')(image, _rng())
+  assert len(np.unique(one.reshape(-1, 3), axis=0)) == 2
+  mean = A.RandomErasing(1.0, mode='const')(image, _rng())
+  assert {tuple(x) for x in mean.reshape(-1, 3)} == {(0, 0, 0), (124, 116, 104)}
+
+
+@pytest.mark.parametrize(
+  'fields', [{'area': (0.3, 0.1)}, {'ratio': (2.0, 1.0)}, {'area': (0.1, 1.5)}]
+)
+def test_bounds_are_checked(fields):
+  with pytest.raises(ValueError, match=next(iter(fields))):
+    A.RandomErasing(**fields)
+
+
+def test_simple_random_crop_is_torchvisions(recorded):
+  image, padded = recorded['uncropped'], recorded['padded'].astype(int)
+  transform = T.SimpleRandomCrop(16)
+  windows = np.lib.stride_tricks.sliding_window_view(padded, (16, 16), (0, 1))
+  windows = windows.transpose(0, 1, 3, 4, 2)  # [y, x, 16, 16, 3]
+  found = set()
+  for seed in range(150):
+    far = np.abs(windows - transform(image, _rng(seed))).max((2, 3, 4))
+    assert far.min() <= 1
+    found.add(np.unravel_index(far.argmin(), far.shape))
+  rows, columns = np.array(sorted(found)).T
+  assert (rows.min(), rows.max()) == (0, 8)
+  assert (columns.min(), columns.max()) == (0, windows.shape[1] - 1)
+
+
+@pytest.mark.parametrize('shape', [(9, 40), (40, 9), (16, 16), (333, 500)])
+def test_simple_random_crop_covers_any_size(shape):
+  for size in ((16, 16), (12, 20)):
+    out = T.SimpleRandomCrop(size)(_picture(*shape), _rng())
+    assert out.shape == (*size, 3)
+  without = T.SimpleRandomCrop(shape, padding=0)
+  np.testing.assert_array_equal(
+    without(_picture(*shape), _rng()), _picture(*shape)
+  )
+
+
+def test_simple_random_crop_scales_with_the_image_size():
+  (scaled,) = T.scale_to([T.SimpleRandomCrop(224)], 384)
+  assert scaled == T.SimpleRandomCrop(384)
