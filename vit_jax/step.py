@@ -50,7 +50,9 @@ def train_step(
   Args:
     state: TrainState.
     batch: tree of arrays [B, ...].
-    loss_fn: (params, batch, rng) -> (mean loss, metrics).
+    loss_fn: (params, batch, rng) -> (mean loss, metrics). If it has a function
+      `prepare`, (batch, rng) -> batch, that changes the whole batch first,
+      before it is cut into micro-batches.
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
@@ -61,6 +63,9 @@ def train_step(
     gradients before clipping, frozen parameters included.
   """
   rng = jax.random.fold_in(state.rng, state.step)
+  if prepare := getattr(loss_fn, 'prepare', None):
+    prepare_rng, rng = jax.random.split(rng)
+    batch = prepare(batch, prepare_rng)
   grad_fn = jax.grad(loss_fn, has_aux=True)
   grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)

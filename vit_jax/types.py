@@ -20,10 +20,12 @@ FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
 Batch = Mapping[str, Any]  # arrays [B, ...], by name
 Metrics = dict[str, jax.Array]  # scalars
 
-# uint8 images [..., H, W, C] -> float images of the same shape.
+# Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
+# images of the same shape.
 Preprocess = Callable[[Any], jax.Array]
 # (params, batch, rng) -> (mean loss, metrics). Its attribute `activation`, if
-# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'.
+# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'. Its
+# attribute `prepare`, if there is one, changes whole batches, see step.py.
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

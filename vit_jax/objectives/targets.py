@@ -1,0 +1,41 @@
+"""Changes of the targets of an objective."""
+
+import functools
+
+import jax.numpy as jnp
+
+from vit_jax.domains import Rate, checked
+from vit_jax.types import LossFn, Model, Objective, Preprocess
+
+
+@checked
+def thresholded(
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  objective: Objective,
+  above: Rate = 0.0,
+) -> LossFn:
+  """Return the LossFn of `objective` with targets 0 and 1.
+
+  A target that is above the threshold becomes 1. With `above=0` and inside
+  `mixing.mixed` this is DeiT III's loss: both classes of a mixed image have the
+  target 1, whatever their shares. Labels are not smoothed yet: the smoothing of
+  `objective` comes after the threshold. Class numbers remain as they are.
+
+  Args:
+    model, preprocess: of the objective.
+    objective: the objective to wrap; DeiT III has `sigmoid_xent` with
+      over_classes='mean'.
+    above: threshold; targets that are equal to it become 0.
+  """
+  inner = objective(model, preprocess=preprocess)
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    labels = jnp.asarray(batch['label'])
+    if labels.ndim == 2:
+      batch = {**batch, 'label': (labels > above).astype(jnp.float32)}
+    return inner(params, batch, rng)
+
+  return loss_fn
