@@ -205,6 +205,12 @@ class LabelEvaluator(SplitEvaluator):
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     images = self.preprocess(batch['image'])
     logits = self.model.apply({'params': params}, images)
+    if logits.ndim != 2:
+      raise ValueError(
+        f'The model has logits of shape {logits.shape}; expected one row for '
+        'each image. A model of masked patches does not pool them, and its '
+        'outputs are no classes: fine-tune it, or read out its features.'
+      )
     return self.compare(logits, batch['label'])
 
   def compare(
