@@ -1,6 +1,9 @@
 """Mixup and CutMix: by hand, by distribution, and the same on any layout."""
 
 import functools
+import importlib
+import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +18,12 @@ from vit_jax.metrics import read_records
 from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
-from vit_jax.objectives.targets import thresholded
+from vit_jax.objectives.targets import mean_over_classes, thresholded
 from vit_jax.preprocess import Normalize
 from vit_jax.step import TrainState, train_step
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[1])]
+common = importlib.import_module('configs.common')
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (16, 4, 6, 3), np.uint8)
@@ -142,13 +148,15 @@ def test_targets_above_a_threshold():
 
 
 def test_mean_over_classes():
-  losses = [
-    sigmoid_xent(Linear(), preprocess=Normalize(), over_classes=over)(
+  mean = functools.partial(mean_over_classes, objective=sigmoid_xent)
+  (total, _), (loss, metrics) = (
+    objective(Linear(), preprocess=Normalize())(
       kernel(), BATCH, jax.random.key(0)
-    )[0]
-    for over in ('sum', 'mean')
-  ]
-  np.testing.assert_allclose(losses[0], 5 * losses[1], rtol=1e-6)
+    )
+    for objective in (sigmoid_xent, mean)
+  )
+  np.testing.assert_allclose(total, 5 * loss, rtol=1e-6)
+  assert metrics['loss'] == loss and set(metrics) == {'loss', 'accuracy'}
 
 
 # Draws.
@@ -355,13 +363,7 @@ def settings(**changes):
           {'target': 'vit_jax.objectives.mixing.Cutmix', 'alpha': 1.0},
         ),
       },
-      'objective': {
-        'target': 'vit_jax.objectives.targets.thresholded',
-        'objective': {
-          'target': 'vit_jax.objectives.classification.sigmoid_xent',
-          'over_classes': 'mean',
-        },
-      },
+      'objective': common.bce(),
     },
     'optimizer': {'target': 'optax.adamw'},
     'schedule': {'lr': 0.01},
@@ -391,6 +393,32 @@ def test_a_run_on_a_mesh_with_micro_batches(tmp_path):
   )
   assert len(one) == 3
   np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_the_arguments_of_timm_in_a_config():
+  xent = common.xent('softmax', label_smoothing=0.1)
+  assert common.mixed(xent) is xent
+
+  def mixer_of(**arguments):
+    found = common.mixed(xent, per='example', **arguments)
+    found = config.resolve(found)
+    assert found.keywords['per'] == 'example'
+    assert found.keywords['objective'].func is softmax_xent
+    return found.keywords['mixer']
+
+  bce = common.bce(label_smoothing=0.1, above=0.2)
+  assert config.resolve(bce).func is mean_over_classes
+  inner = config.resolve(bce).keywords['objective']
+  assert inner.func is thresholded and inner.keywords['above'] == 0.2
+  inner = inner.keywords['objective']
+  assert inner.func is sigmoid_xent
+  assert inner.keywords == {'label_smoothing': 0.1}
+
+  assert mixer_of(mixup=0.2) == Mixup(0.2)
+  assert mixer_of(cutmix=1.0, switch=0.1) == Cutmix(1.0)
+  assert mixer_of(cutmix=1.0, probability=0.5) == Choice((Cutmix(1.0),), (0.5,))
+  both = mixer_of(mixup=0.8, cutmix=1.0, probability=0.5, switch=0.25)
+  assert both == Choice((Mixup(0.8), Cutmix(1.0)), (0.375, 0.125))
 
 
 # Errors.

@@ -7,12 +7,12 @@ logits to probabilities, 'softmax' or 'sigmoid'. An objective that wraps another
 one keeps it by `functools.wraps(loss_fn)`.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import OneOf, Rate, checked
+from vit_jax.domains import Rate, checked
 from vit_jax.objectives.class_weights import check_weights, weights_of
 from vit_jax.types import Array, LossFn, Model, Preprocess
 
@@ -46,23 +46,14 @@ def sigmoid_xent(
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
   class_weights: Any = None,
-  over_classes: Annotated[str, OneOf('sum', 'mean')] = 'sum',
 ) -> LossFn:
-  """Return the sigmoid cross-entropy, by default summed over classes.
+  """Return the sigmoid cross-entropy, summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
-  The arguments are those of `softmax_xent`, and:
-
-  Args:
-    over_classes: 'sum', or 'mean' as in DeiT III (and PyTorch by default). This
-      divides loss and gradient by the number of classes, which matters where
-      gradients are clipped. The evaluators' loss is the sum.
+  The arguments are those of `softmax_xent`.
   """
-  mean = over_classes == 'mean'
-  return _loss_fn(
-    model, preprocess, label_smoothing, class_weights, 'sigmoid', mean
-  )
+  return _loss_fn(model, preprocess, label_smoothing, class_weights, 'sigmoid')
 
 
 def softmax_loss(logits: Array, targets: Array) -> jax.Array:
@@ -89,9 +80,7 @@ def soft_targets(
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _loss_fn(
-  model, preprocess, label_smoothing, class_weights, activation, mean=False
-):
+def _loss_fn(model, preprocess, label_smoothing, class_weights, activation):
   weights = None if class_weights is None else check_weights(class_weights)
 
   def loss_fn(params, batch, rng):
@@ -104,8 +93,6 @@ def _loss_fn(
     labels = batch['label']
     targets = soft_targets(labels, logits.shape[-1], label_smoothing)
     losses = LOSSES[activation](logits, targets)
-    if mean:
-      losses = losses / logits.shape[-1]
     if weights is not None:
       losses = losses * weights_of(labels, weights, logits.shape[-1])
     loss = jnp.mean(losses)

@@ -215,8 +215,7 @@ def mixed(
   @functools.wraps(inner)
   def loss_fn(params, batch, rng):
     if 'mixing' not in batch:
-      prepare_rng, rng = jax.random.split(rng)
-      batch = prepare(batch, prepare_rng)
+      batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
     return inner(params, mix(batch, num_classes), rng)
 
   loss_fn.prepare = prepare  # type: ignore[attr-defined]

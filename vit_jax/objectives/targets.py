@@ -1,4 +1,7 @@
-"""Changes of the targets of an objective."""
+"""Wrappers of an objective that together make DeiT III's cross-entropy.
+
+mean_over_classes(objective=thresholded(objective=sigmoid_xent))
+"""
 
 import functools
 
@@ -25,8 +28,7 @@ def thresholded(
 
   Args:
     model, preprocess: of the objective.
-    objective: the objective to wrap; DeiT III has `sigmoid_xent` with
-      over_classes='mean'.
+    objective: the objective to wrap, such as `sigmoid_xent`.
     above: threshold; targets that are equal to it become 0.
   """
   inner = objective(model, preprocess=preprocess)
@@ -37,5 +39,31 @@ def thresholded(
     if labels.ndim == 2:
       batch = {**batch, 'label': (labels > above).astype(jnp.float32)}
     return inner(params, batch, rng)
+
+  return loss_fn
+
+
+@checked
+def mean_over_classes(
+  model: Model, *, preprocess: Preprocess, objective: Objective
+) -> LossFn:
+  """Return the LossFn of `objective`, divided by the number of classes.
+
+  `sigmoid_xent` is the sum over classes; PyTorch's default, which DeiT III
+  uses, is the mean. This matters where gradients are clipped. The evaluators'
+  loss remains the sum.
+
+  Args:
+    model: has num_classes.
+    preprocess: of the objective.
+    objective: the objective to wrap.
+  """
+  inner = objective(model, preprocess=preprocess)
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    loss, metrics = inner(params, batch, rng)
+    loss = loss / model.num_classes
+    return loss, {**metrics, 'loss': loss}
 
   return loss_fn
