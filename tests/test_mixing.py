@@ -292,7 +292,10 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch(per):
   found = []
   for accum_steps in (1, 4):
     step = functools.partial(
-      train_step, loss_fn=wrap(spy, per=per), tx=tx, accum_steps=accum_steps
+      train_step,
+      loss_fn=wrap(spy, Choice((Mixup(0.8), Cutmix(1.0))), per=per),
+      tx=tx,
+      accum_steps=accum_steps,
     )
     _, metrics = jax.jit(step)(state, batch)
     found.append(accum_steps * np.asarray(metrics['codes']))

@@ -69,7 +69,7 @@ def test_a_readout_of_all_patches_is_refused(features, path, tmp_path):
     run(tmp_path / 'run', readout(features=features), path)
   numbers = 512 if features == 'logits' else 16
   assert f'features={features!r} has 4 x {numbers} numbers' in str(caught.value)
-  assert 'Set init_from.pooling=gap' in str(caught.value)
+  assert 'with init_from.pooling=gap' in str(caught.value)
 
 
 @pytest.mark.parametrize(

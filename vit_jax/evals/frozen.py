@@ -107,8 +107,8 @@ class Frozen:
         raise ValueError(
           f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
           'for each image: the model does not pool its patches, as for masked '
-          'patch prediction. Set init_from.pooling=gap for the mean over '
-          'patches, or init_from.pooling=token for the class token; or name '
+          'patch prediction. Evaluate its weights with init_from.pooling=gap '
+          '(mean over patches) or =token (class token), or set '
           "features='tokens' to read out all of them as one long vector."
         )
     return {'x': x.reshape(len(x), -1).astype('float32')}
