@@ -199,9 +199,23 @@ def test_labels_of_cutmix_have_the_shares_of_the_pixels():
   height, width = (bottom - top)[uncut], (right - left)[uncut]
   assert uncut.sum() > 1000
   assert np.all(abs(height / 8 - width / 12) < 0.25)
-  # Of alpha=1 the area before the cut is uniform: a quarter has w > 0.75.
-  assert abs(np.mean(np.sqrt(np.maximum(area, 0)) == 0) - 1 / 16) < 0.05
-  assert {*np.unique(top)} == {*range(8)} | ({8} & {*top.tolist()})
+
+
+def test_boxes_of_cutmix_have_the_distribution_of_the_paper():
+  """Drawn again by numpy, with its Beta distribution and loops."""
+  rng, height, width, shares = np.random.default_rng(0), 12, 20, []
+  for _ in range(20_000):
+    side = np.sqrt(1 - rng.beta(0.5, 0.5))
+    h, w = int(height * side) // 2, int(width * side) // 2
+    y, x = rng.integers(height), rng.integers(width)
+    rows = min(y + h, height) - max(y - h, 0)
+    columns = min(x + w, width) - max(x - w, 0)
+    shares.append(1 - rows * columns / (height * width))
+  found = blends(Cutmix(0.5), (height, width)).share
+  test = scipy.stats.ks_2samp(
+    found.astype(np.float64).round(5), np.round(shares, 5)
+  )
+  assert test.pvalue > 1e-3
 
 
 def test_choice_has_its_probabilities():
@@ -446,7 +460,15 @@ def test_a_config_is_refused_before_the_first_step(tmp_path):
     (lambda: wrap(per='pair'), "per='pair' must be one of"),
     (
       lambda: wrap(functools.partial(mixed, objective=seen, mixer=BOTH)),
-      'mixes images already',
+      'changes whole batches already',
+    ),
+    (
+      lambda: thresholded(
+        Linear(),
+        preprocess=Normalize(),
+        objective=functools.partial(mixed, objective=seen, mixer=BOTH),
+      ),
+      'Wrap thresholded in mixed',
     ),
   ],
 )

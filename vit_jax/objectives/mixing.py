@@ -3,8 +3,8 @@
 `mixed` wraps any objective. Example i of the global batch of B is mixed with
 its partner, example i + B // 2 (modulo B), whatever device, host or micro-batch
 they are on. Repeats of an image, which follow each other in a batch
-(`data.order.Repeated`), are never partners. A mesh of an even number of devices
-exchanges whole shards, as uint8.
+(`data.order.Repeated`), are not partners if they are at most half of the batch.
+A mesh of an even number of devices exchanges whole shards, as uint8.
 
 A mixer is any function (rng, (H, W)) -> Blend of one image:
 
@@ -35,7 +35,8 @@ from vit_jax.domains import Fraction, OneOf, Range, checked
 from vit_jax.objectives.classification import soft_targets
 from vit_jax.types import Batch, LossFn, Model, Objective, Preprocess
 
-# Of a Beta distribution; float32 has no smaller powers of random numbers.
+# Of a Beta distribution. Float32 rounds the draws of a smaller one to 0 and 1;
+# those of a larger one are all near 1/2.
 Alpha = Annotated[float, Range(1e-3, 1e3)]
 
 
@@ -174,8 +175,8 @@ def mixed(
     per: whether the whole batch shares one draw, or each example has its own.
 
   Raises:
-    ValueError: the model has no number of classes, `objective` mixes already,
-      or, at the first call, the batch has one example.
+    ValueError: the model has no number of classes, `objective` changes whole
+      batches already, or, at the first call, the batch has one example.
   """
   inner = objective(model, preprocess=preprocess)
   num_classes = model.num_classes
@@ -186,8 +187,8 @@ def mixed(
     )
   if hasattr(inner, 'prepare'):
     raise ValueError(
-      'mixed: the objective inside mixes images already. Use one `mixed`; its '
-      'mixer can be a Choice of several mixers.'
+      'mixed: the objective inside changes whole batches already, as `mixed` '
+      'does. Use one `mixed`; its mixer can be a Choice of several mixers.'
     )
 
   def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:

@@ -24,14 +24,23 @@ def thresholded(
   A target that is above the threshold becomes 1. With `above=0` and inside
   `mixing.mixed` this is DeiT III's loss: both classes of a mixed image have the
   target 1, whatever their shares. Labels are not smoothed yet: the smoothing of
-  `objective` comes after the threshold. Class numbers remain as they are.
+  `objective` comes after the threshold. Class numbers remain as they are. Of
+  several classes with the target 1, the metric 'accuracy' counts the first.
 
   Args:
     model, preprocess: of the objective.
     objective: the objective to wrap, such as `sigmoid_xent`.
     above: threshold; targets that are equal to it become 0.
+
+  Raises:
+    ValueError: `objective` mixes images.
   """
   inner = objective(model, preprocess=preprocess)
+  if hasattr(inner, 'prepare'):
+    raise ValueError(
+      'thresholded: the objective inside mixes images, so its targets are made '
+      'after the threshold. Wrap thresholded in mixed, not the reverse.'
+    )
 
   @functools.wraps(inner)
   def loss_fn(params, batch, rng):
