@@ -127,6 +127,7 @@ def test_some_sets_and_settings(weights, data_dir, tmp_path):
   assert row.endswith(',32,1.000,bilinear')
 
 
+@pytest.mark.slow
 def test_ten_crops(weights, data_dir, tmp_path):
   result = run('val,size=28,flip,five_crop', weights, data_dir, tmp_path)
   top1, top5, count = EXPECTED['val']

@@ -104,14 +104,16 @@ def test_vectors_of_labels_are_mixed_as_they_are():
   labels = RNG.integers(0, 2, (16, 5)).astype(np.float32)
   batch = {'image': IMAGES, 'label': labels}
   mixer = fixed(0.75, 0.25, [0, 0, 4, 6])
-  _, found = wrap(mixer=mixer)(None, batch, jax.random.key(0))
+  _, found = jax.jit(wrap(mixer=mixer))(None, batch, jax.random.key(0))
   np.testing.assert_array_equal(
     found, 0.75 * labels + 0.25 * np.roll(labels, 8, axis=0)
   )
 
 
 @pytest.mark.parametrize('objective', [softmax_xent, sigmoid_xent])
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize(
+  'smoothing', [pytest.param(0.0, marks=pytest.mark.slow), 0.1]
+)
 def test_losses_of_mixed_labels(objective, smoothing):
   """The cross-entropies are linear in the targets, which this test uses."""
   inner = functools.partial(objective, label_smoothing=smoothing)
@@ -201,6 +203,7 @@ def test_labels_of_cutmix_have_the_shares_of_the_pixels():
   assert np.all(abs(height / 8 - width / 12) < 0.25)
 
 
+@pytest.mark.slow
 def test_boxes_of_cutmix_have_the_distribution_of_the_paper():
   """Drawn again by numpy, with its Beta distribution and loops."""
   rng, height, width, shares = np.random.default_rng(0), 12, 20, []
@@ -331,6 +334,7 @@ def test_each_step_mixes_differently():
   assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_a_wrapper_around_it_mixes_once():
   def doubled(model, *, preprocess, objective):
     inner = objective(model, preprocess=preprocess)

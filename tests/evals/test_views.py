@@ -63,7 +63,9 @@ class Model:
     return predict(images) + variables['params']
 
 
-@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize(
+  'loss', ['softmax', pytest.param('sigmoid', marks=pytest.mark.slow)]
+)
 def test_an_evaluator_with_views(loss):
   source = Synthetic(image_size=6, num_classes=4, num_examples=21)
   mesh = splits.mesh_of(8)
