@@ -2,6 +2,8 @@
 
 from ml_collections import config_dict
 
+from vit_jax import config as config_lib
+from vit_jax.data import transforms
 from vit_jax.models import names
 
 ConfigDict = config_dict.ConfigDict
@@ -180,6 +182,31 @@ def resize_crop(small_size, size, resize='ResizeSmall'):
   return [transform(resize, size=small_size), crop]
 
 
+def evaluation_images(convention, size):
+  """Return the test transforms of 'original', 'big_vision' or 'timm'."""
+  *others, last = transforms.evaluation(convention, size)
+  # As in the other functions, an int stands for a square.
+  return [
+    *(config_lib.describe(each) for each in others),
+    config_lib.describe(last) | {'size': size},
+  ]
+
+
+def views(*, flip, five_crop=None):
+  """Return the views of an evaluator, for `classification(..., views=...)`.
+
+  Args:
+    flip: whether to add mirror images.
+    five_crop: size of crops at the corners and the centre; None: no crops.
+  """
+  found = []
+  if five_crop:
+    found.append({'target': 'vit_jax.evals.views.FiveCrop', 'size': five_crop})
+  if flip:
+    found.append({'target': 'vit_jax.evals.views.Flip'})
+  return found
+
+
 def random_crop(resize, load_size, size):
   """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
   return [
@@ -196,6 +223,63 @@ def xent(activation, **fields):
   """Return the 'softmax' or 'sigmoid' cross-entropy."""
   target = f'vit_jax.objectives.classification.{activation}_xent'
   return {'target': target, **fields}
+
+
+def mixed(
+  objective, *, mixup=0.0, cutmix=0.0, probability=1.0, switch=0.5, per='batch'
+):
+  """Return an objective for mixed images, with the arguments of timm.
+
+  Args:
+    objective: as of `xent`.
+    mixup, cutmix: alpha of each; 0: without it.
+    probability: that a batch (or an example) is mixed.
+    switch: probability of CutMix instead of mixup, if there are both.
+    per: 'batch' (big_vision, and timm by default) or 'example'.
+  """
+  module = 'vit_jax.objectives.mixing'
+  share = switch if mixup and cutmix else 1.0
+  chosen = {
+    'Mixup': (mixup, probability * ((1 - switch) if cutmix else 1.0)),
+    'Cutmix': (cutmix, probability * share),
+  }
+  chosen = {name: each for name, each in chosen.items() if each[0]}
+  if not chosen or not probability:
+    return objective
+  mixers = tuple(
+    {'target': f'{module}.{name}', 'alpha': alpha}
+    for name, (alpha, _) in chosen.items()
+  )
+  mixer = mixers[0]
+  if len(mixers) > 1 or probability < 1:
+    weights = tuple(weight for _, weight in chosen.values())
+    mixer = {
+      'target': f'{module}.Choice',
+      'mixers': mixers,
+      'probabilities': weights,
+    }
+  return {
+    'target': f'{module}.mixed',
+    'mixer': mixer,
+    'per': per,
+    'objective': objective,
+  }
+
+
+def bce(*, above=0.0, **fields):
+  """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes.
+
+  Args:
+    above: targets above this are 1, all others 0, see `targets.thresholded`.
+    **fields: arguments of `sigmoid_xent`.
+  """
+  module = 'vit_jax.objectives.targets'
+  hard = {
+    'target': f'{module}.thresholded',
+    'above': above,
+    'objective': xent('sigmoid', **fields),
+  }
+  return {'target': f'{module}.mean_over_classes', 'objective': hard}
 
 
 def adam(*, weight_decay=0.0, b2=0.999, **fields):
@@ -277,7 +361,10 @@ def balance(config, *, balanced, class_weights):
   if balanced:
     config.data.order = {'target': 'vit_jax.data.sampling.Balanced'}
   if class_weights:
-    config.objective.class_weights = {
+    objective = config.objective
+    while 'objective' in objective:  # that another one wraps
+      objective = objective.objective
+    objective.class_weights = {
       'target': 'vit_jax.data.balance.class_weights',
       'source': references(config.data.source),
     }

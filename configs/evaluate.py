@@ -18,6 +18,8 @@ Arguments (separated by commas; the first of a list is the default):
              `train`. The rest use all of `train`: nearest neighbours, logistic
              regression, and a linear layer trained by SGD. Their settings are
              chosen on a held-out tenth of `train`
+  flip       accuracy averages the probabilities of each image and its mirror
+             image
   size=224   pixels: smaller side resized to 8/7 of it, central crop. By default
              the size that the run was trained at; at another size its position
              embeddings are interpolated, which is reported
@@ -49,6 +51,7 @@ def get_config(argument=''):
     data=('folder', 'tfds'),
     accuracy=False,
     **arguments.switches(READOUTS),
+    flip=False,
     size=int,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
@@ -56,7 +59,13 @@ def get_config(argument=''):
   config.evals = {}
   test = data(args, config, 'test')
   if args.accuracy or not readouts:
-    config.evals.test = common.classification(test)
+    views = common.views(flip=args.flip)
+    config.evals.test = common.classification(test, views=views)
+  elif args.flip:
+    raise ValueError(
+      "'flip' is for accuracy, and readouts do not use it. Add 'accuracy', or "
+      "remove 'flip'."
+    )
   if readouts:
     images = {'train': data(args, config, 'train'), 'test': test}
     config.evals.frozen = common.frozen({'images': images}, readouts)

@@ -23,9 +23,15 @@ Arguments (separated by commas; the first of a list is the default):
   matched-frequency, threshold-0.7, topimages   how V2's images were selected
   size=224   pixels. If the model was trained at another size, its position
              embeddings are interpolated, which is reported
-  resize_crop, resize   resize the smaller side to 8/7 of it and crop the centre
-             (87.5%), as AugReg and others at 224; or resize to a square without
-             keeping the aspect ratio, as in the released code of the paper
+  resize_crop, original, big_vision, timm   the test images. resize_crop:
+             resize the smaller side to 8/7 of it and crop the centre (87.5%),
+             as AugReg and others at 224. The others are those of code bases,
+             see `evaluation` in vit_jax/data/transforms.py: original (or
+             resize), the released code of the paper, resizes to a square
+             without keeping the aspect ratio
+  flip       average the probabilities of each image and its mirror image
+  five_crop  average those of the crops at the corners and the centre of the
+             resized image (a square of it)
   binomial, bootstrap, no_intervals   Wilson intervals; or bootstrap, which also
              covers loss and calibration error
 
@@ -68,7 +74,9 @@ def get_config(argument=''):
     **arguments.switches(SETS),
     v2_images=('matched-frequency', 'threshold-0.7', 'topimages'),
     size=224,
-    view=('resize_crop', 'resize'),
+    view=('resize_crop', 'resize', 'original', 'big_vision', 'timm'),
+    flip=False,
+    five_crop=False,
     intervals=('binomial', 'bootstrap', 'no_intervals'),
   )
   config = common.evaluation(args.size)
@@ -94,19 +102,38 @@ def evaluator(args, name, shared):
   if name == 'real':
     source['label_key'] = 'real_label'
     source['label_fn'] = {'target': 'vit_jax.data.imagenet.RealLabels'}
-  if args.view == 'resize':
-    transforms = common.resize(args.size)
-  else:
-    transforms = common.resize_crop(args.size * 8 // 7, args.size)
+  transforms = images(args)
   data = common.data(source, transforms, batch_size=shared['batch_size'])
   return common.classification(
     data | {'num_workers': shared['num_workers']},
     loss=shared['loss'],
     restrict='present' if name in ('a', 'r') else None,
     per_class=False,
+    views=common.views(
+      flip=args.flip, five_crop=args.size if args.five_crop else None
+    ),
     confidence=None if args.intervals == 'no_intervals' else args.intervals,
     # All of these sets number the classes like ImageNet, 0 to 999 by WordNet
     # id, and so do published heads, whose class names may be words or missing.
     # A model with another number of classes is an error.
     same_classes=False,
   )
+
+
+def images(args):
+  """Return the transforms of test images; those of five crops are larger."""
+  if args.view == 'resize_crop':
+    found = common.resize_crop(args.size * 8 // 7, args.size)
+  else:
+    name = 'original' if args.view == 'resize' else args.view
+    found = common.evaluation_images(name, args.size)
+  if args.five_crop:
+    resize, *crop = found
+    if not crop or resize['size'] == args.size:
+      raise ValueError(
+        f"'five_crop' needs images that are larger than {args.size} pixels, "
+        f'which {args.view!r} does not make at this size. Use resize_crop.'
+      )
+    found = common.resize_crop(resize['size'], resize['size'])
+    found[0] = resize
+  return found

@@ -9,10 +9,11 @@ _ARGUMENTS = {
   """,
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384
-    tfds,accuracy,knn,logistic,probe
+    tfds,accuracy,knn,logistic,probe,flip
   """,
   'evaluate_imagenet': """
     default val,real,size=384,resize v2,topimages a,r,bootstrap
+    val,timm,flip sketch,big_vision,five_crop val,original,size=384
   """,
   'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic,probe',
   'finetune': """

@@ -127,6 +127,39 @@ def test_some_sets_and_settings(weights, data_dir, tmp_path):
   assert row.endswith(',32,1.000,bilinear')
 
 
+@pytest.mark.slow
+def test_ten_crops(weights, data_dir, tmp_path):
+  result = run('val,size=28,flip,five_crop', weights, data_dir, tmp_path)
+  top1, top5, count = EXPECTED['val']
+  assert result['val/accuracy'] == top1 / count
+  assert result['val/top5_accuracy'] == top5 / count
+  row = (tmp_path / 'results-val.csv').read_text().splitlines()[1]
+  assert row.endswith(',28,0.875,area')
+
+
+def test_the_images_of_a_code_base():
+  def transforms(argument):
+    return evaluate_imagenet.get_config(argument).evals.val.data.transforms
+
+  names = [
+    [
+      (x['target'].rpartition('.')[2], x['size'])
+      for x in transforms(f'val,{word}')
+    ]
+    for word in ('original', 'big_vision', 'timm', 'big_vision,five_crop')
+  ]
+  small, crop = 'ResizeSmall', 'CentralCrop'
+  assert names == [
+    [('Resize', 224)],
+    [(small, 256), (crop, 224)],
+    [(small, 248), (crop, 224)],
+    [(small, 256), (crop, 256)],
+  ]
+  for argument in ('val,original,five_crop', 'val,timm,size=384,five_crop'):
+    with pytest.raises(ValueError, match=r'larger than .* Use resize_crop'):
+      evaluate_imagenet.get_config(argument)
+
+
 def test_another_number_of_classes_is_an_error(data_dir, tmp_path):
   other = write_weights(tmp_path / 'other.npz', num_classes=1001)
   with pytest.raises(ValueError, match='has 1000 classes and the model 1001'):

@@ -17,6 +17,8 @@ from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+common = importlib.import_module('configs.common')
 README = (ROOT / 'README.md').read_text()
 # The commands in docs/hosts.md and docs/compile.md have gaps.
 PAGES = {
@@ -130,7 +132,7 @@ def test_python_examples_of_the_readme(tmp_path):
 
 
 def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
-  train, wrapper, wrapped = _python(PAGES['training'])
+  train, wrapper, wrapped, mixed = _python(PAGES['training'])
   package = types.ModuleType('my_package')
   package.objectives = types.ModuleType('my_package.objectives')
   monkeypatch.setitem(sys.modules, 'my_package', package)
@@ -149,6 +151,11 @@ def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
   _run(train, scope, shorter)
   assert scope['state'].step == 2
   assert any('test/accuracy' in r for r in metrics.read_records(tmp_path))
+  _run(mixed, scope, {})
+  found = config.resolve(scope['config'].objective)
+  assert found == config.resolve(
+    common.mixed(common.bce(), mixup=0.8, cutmix=1.0)
+  )
 
 
 @pytest.mark.parametrize('command', COMPILE)

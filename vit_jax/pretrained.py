@@ -184,8 +184,8 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   and no tanh layer, unless init_from.head is 'keep'. The model is regularised
   and run as `fields` say: by default without dropout and stochastic depth,
   unrolled and without remat. A workdir says the dtype; published files do not
-  and compute in bfloat16. The model of masked patches gets a pooling: its class
-  token, or the mean over patches.
+  and compute in bfloat16. The model of masked patches gets a pooling:
+  init_from.pooling, by default its class token, or else the mean over patches.
 
   Args:
     init_from: the weights. Only their description is read of a workdir.
@@ -219,6 +219,7 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   if isinstance(pooling, NoPooling):
     new = ClassToken if pooling.class_token else Mean
     changes['pooling'] = new(num_registers=pooling.num_registers)
+  if getattr(getattr(model, 'embedding', None), 'mask_token', False):
     changes['mask_token'] = False
   return bundle.replace(model, **changes | fields)
 

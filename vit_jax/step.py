@@ -50,7 +50,7 @@ def train_step(
   Args:
     state: TrainState.
     batch: tree of arrays [B, ...].
-    loss_fn: (params, batch, rng) -> (mean loss, metrics).
+    loss_fn: (params, batch, rng) -> (mean loss, metrics); see types.LossFn.
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
@@ -61,6 +61,8 @@ def train_step(
     gradients before clipping, frozen parameters included.
   """
   rng = jax.random.fold_in(state.rng, state.step)
+  if prepare := getattr(loss_fn, 'prepare', None):
+    batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
   grad_fn = jax.grad(loss_fn, has_aux=True)
   grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -95,10 +97,8 @@ def accumulate(
       return jax.tree.map(jnp.add, sums, out), None
 
     first = jax.tree.map(lambda x: x[0], (micro, rngs))
-    zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(grad_fn, params, *first),
-    )
+    shapes = jax.eval_shape(grad_fn, params, *first)
+    zeros = jax.tree.map(jnp.zeros_like, shapes)
     sums, _ = jax.lax.scan(add, zeros, (micro, rngs))
     return jax.tree.map(lambda x: x / accum_steps, sums)
 

@@ -20,10 +20,13 @@ FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
 Batch = Mapping[str, Any]  # arrays [B, ...], by name
 Metrics = dict[str, jax.Array]  # scalars
 
-# uint8 images [..., H, W, C] -> float images of the same shape.
+# Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
+# images of the same shape.
 Preprocess = Callable[[Any], jax.Array]
-# (params, batch, rng) -> (mean loss, metrics). Its attribute `activation`, if
-# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'.
+# (params, batch, rng) -> (mean loss, metrics). It may have two attributes:
+# `activation` converts logits to probabilities: 'softmax' or 'sigmoid';
+# `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
+# whole batch, before it is cut into micro-batches.
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

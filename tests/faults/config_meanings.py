@@ -16,7 +16,8 @@ MEANINGS: dict[str, tuple[float, float]] = {
   r'b1|b2|momentum|ema_decay|dropout|stochastic_depth|attention_dropout': (
     *(0, 1 - 1e-9),
   ),
-  r'label_smoothing|held_out': (0, 1 - 1e-9),
+  r'label_smoothing|held_out|above': (0, 1 - 1e-9),
+  r'alpha': (1e-3, 1e3),
   r'(train|schedule)\.lr|lr|end_lr': (0, 1e4),
   r'weight_decay|weight_decay_mask': (0, 1e4),
   r'eps|eps_root|norm_eps': (0, 1),
@@ -33,7 +34,7 @@ MEANINGS: dict[str, tuple[float, float]] = {
   r'patch_size|stride|size|image_size|stages|k': (1, 2**15),
   r'num_examples|images_per_class|examples_per_class|shots': (1, 2**32),
   r'timescale': (1, 2**31),
-  r'probability|low_resolution|step_factor|rate': (0, 1),
+  r'probability|probabilities|low_resolution|step_factor|rate': (0, 1),
   r'area': (1e-30, 1),
   r'ratio|mask_share|swap_share|threshold': (0, 1e6),
   r'std': (1e-30, 1e6),

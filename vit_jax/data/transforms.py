@@ -15,19 +15,20 @@ lobes.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from vit_jax import checks
 from vit_jax.data import images
-from vit_jax.domains import Fraction, Natural, OneOf, Side, Size, checked
+from vit_jax.domains import Fraction, Natural, OneOf, Share, Side, Size, checked
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
 
 Image = np.ndarray | images.Encoded
+Transform = Callable[[Any, np.random.Generator], np.ndarray]
 
 _CODES = {  # of OpenCV
   'nearest': 'INTER_NEAREST_EXACT',
@@ -159,11 +160,19 @@ class Resize(_Sized):
 @checked
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall:
-  """Resize the smaller side to `size` pixels, keeping the aspect ratio."""
+  """Resize the smaller side to `size` pixels, keeping the aspect ratio.
+
+  Attributes:
+    size: of the smaller side, in pixels.
+    interpolation, antialias: see the module docstring.
+    rounding: of the larger side to whole pixels: 'nearest', or 'down' as
+      torchvision does.
+  """
 
   size: Side
   interpolation: Interpolation = 'area'
   antialias: bool = False
+  rounding: Annotated[str, OneOf('nearest', 'down')] = 'nearest'
   takes_encoded: ClassVar = True
 
   def __post_init__(self) -> None:
@@ -174,6 +183,9 @@ class ResizeSmall:
     height, width = image.shape[:2]
     factor = self.size / min(height, width)
     size = (round(height * factor), round(width * factor))
+    if self.rounding == 'down':
+      smaller = min(height, width)
+      size = (self.size * height // smaller, self.size * width // smaller)
     return _resize_part(
       image, (0, 0, height, width), size, self.interpolation, self.antialias
     )
@@ -321,13 +333,23 @@ class SimpleRandomCrop(_Sized):
 @checked
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(_Sized):
-  """The crop of `size` at the centre, up and left of it by half a pixel."""
+  """The crop of `size` at the centre.
+
+  Attributes:
+    size: of the crop.
+    rounding: of the pixels before the crop, if there is an odd number around
+      it: 'down', as TensorFlow code does, or 'even', as torchvision does: 1.5
+      becomes 2 and 2.5 becomes 2.
+  """
 
   size: Size
+  rounding: Annotated[str, OneOf('down', 'even')] = 'down'
   takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
+    if self.rounding == 'even':
+      return _crop(self, image, lambda room: round(room / 2))
     return _crop(self, image, lambda room: room // 2)
 
 
@@ -344,6 +366,55 @@ class FlipLR:
     # cv2.flip is about ten times faster than copying numpy's negative stride.
     image = np.ascontiguousarray(image)
     return images.opencv().flip(image, 1).reshape(image.shape)
+
+
+@checked
+def evaluation(
+  convention: Annotated[str, OneOf('original', 'big_vision', 'timm')],
+  size: Side,
+  *,
+  crop: Share | None = None,
+) -> tuple[Transform, ...]:
+  """Return the transforms of test images as a code base has them.
+
+  Accuracies differ by some tenths of a percent among them, so weights are
+  evaluated with the transforms of their code base.
+
+  Args:
+    convention:
+      'original': the released code of the ViT paper. Resizes to a square
+        without keeping the aspect ratio, bilinear without antialiasing.
+      'big_vision': resizes the smaller side, by area, and crops the centre: 256
+        and 224, 448 and 384. Other sizes have the fraction 7/8.
+      'timm': resizes the smaller side to size / crop, bicubic with
+        antialiasing, and crops the centre. Rounds as torchvision does.
+    size: height and width of the images, in pixels.
+    crop: fraction of the smaller side that the crop keeps; None: that of the
+      convention. 'timm' has 0.9 for ViTs below 384 pixels and 1 from there.
+      'original' has no crop.
+
+  Raises:
+    ValueError: an unknown convention, or a crop of 'original'.
+  """
+  if convention == 'original':
+    if crop is not None:
+      raise ValueError(
+        f"evaluation: crop={crop} with 'original', which has no crop. Remove "
+        "it, or use 'big_vision' or 'timm'."
+      )
+    return (Resize(size),)
+  if convention == 'big_vision':
+    if crop is None:
+      crop = 6 / 7 if size == 384 else 7 / 8
+    return ResizeSmall(round(size / crop)), CentralCrop(size)
+  if crop is None:
+    crop = 0.9 if size < 384 else 1.0
+  # Not one pixel less because of the rounding of 0.9.
+  small = math.floor(size / crop + 1e-9)
+  return (
+    ResizeSmall(small, 'bicubic', antialias=True, rounding='down'),
+    CentralCrop(size, rounding='even'),
+  )
 
 
 def _crop(transform, image, place):

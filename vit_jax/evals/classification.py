@@ -83,6 +83,10 @@ class Classification(LabelEvaluator):
     self.predictions: Predictions | None = None
 
   @property
+  def activation(self) -> str:  # type: ignore[override]
+    return self.loss
+
+  @property
   def metrics(self) -> list[str]:
     names = [*_MEANS, *(['ece'] if self.calibration_bins else [])]
     if self.confidence:

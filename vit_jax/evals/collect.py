@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from vit_jax import sharding, terminal
 from vit_jax.data.pipeline import Data, Transform
+from vit_jax.evals.views import View, average
 from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.
@@ -177,6 +178,8 @@ class LabelEvaluator(SplitEvaluator):
     same_classes: whether class names of data and training must be equal. False
       assumes that both use the same class numbers with different names, such as
       WordNet ids and words.
+    views: of each image, over which predicted probabilities are averaged, see
+      views.py: Flip, FiveCrop.
     class_names: of the data, to compare with those of the training; or None.
 
   Raises:
@@ -185,6 +188,9 @@ class LabelEvaluator(SplitEvaluator):
 
   per_class: bool = False
   same_classes: bool = True
+  views: Sequence[View] = ()
+
+  activation = 'sigmoid'  # converts logits to probabilities
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -203,8 +209,18 @@ class LabelEvaluator(SplitEvaluator):
       )
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    images = self.preprocess(batch['image'])
-    logits = self.model.apply({'params': params}, images)
+    def predict(images):
+      logits = self.model.apply({'params': params}, self.preprocess(images))
+      if logits.ndim != 2:
+        raise ValueError(
+          f'The model has logits of shape {logits.shape}; expected one row for '
+          'each image. A model of masked patches does not pool them, and its '
+          'outputs are no classes: fine-tune it, or read out its features.'
+        )
+      return logits
+
+    images, activation = batch['image'], self.activation
+    logits = average(predict, images, self.views, activation)
     return self.compare(logits, batch['label'])
 
   def compare(

@@ -35,6 +35,9 @@ from vit_jax.domains import Seed, checked
 from vit_jax.evals.collect import Collector
 from vit_jax.types import Params, Preprocess
 
+# Outputs of `model.features` that are one vector for each image.
+_ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
+
 
 class Readout(Protocol):
   """Interface of readouts, see the module docstring."""
@@ -100,6 +103,14 @@ class Frozen:
           "outputs of this model) or 'pixels'."
         )
       x = out[self.features]
+      if self.features in _ONE_PER_IMAGE and x.ndim > 2:
+        raise ValueError(
+          f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
+          'for each image: the model does not pool its patches, as for masked '
+          'patch prediction. Evaluate its weights with init_from.pooling=gap '
+          '(mean over patches) or =token (class token), or set '
+          "features='tokens' to read out all of them as one long vector."
+        )
     return {'x': x.reshape(len(x), -1).astype('float32')}
 
   @property

@@ -34,9 +34,14 @@ def row(
   """Return {column: text} of one model, as timm's validate.py writes them."""
   top1, top5 = (100 * found[k] for k in ('accuracy', 'top5_accuracy'))
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-  size, crop, interpolation = _view(
-    getattr(evaluator, 'transforms', ()), image_shape
-  )
+  # Each of five crops, see evals/views.py, is as large as one at the centre.
+  crops = [
+    image_transforms.CentralCrop(view.size)
+    for view in getattr(evaluator, 'views', ())
+    if hasattr(view, 'size')
+  ]
+  transforms = [*getattr(evaluator, 'transforms', ()), *crops]
+  size, crop, interpolation = _view(transforms, image_shape)
   return {
     'model': model_name,
     'top1': f'{top1:.3f}',

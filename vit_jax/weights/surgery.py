@@ -23,7 +23,7 @@ from vit_jax.files import PathLike, write_atomically
 from vit_jax.models import resample
 from vit_jax.models.common import as_pair
 from vit_jax.types import FlatParams, Model, Params
-from vit_jax.weights import formats
+from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
 HEAD = r'(pre_logits|head)/.*'
@@ -105,6 +105,9 @@ class InitFrom:
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
+    pooling: of the model of the weights, where a run uses that model: 'gap',
+      the mean over patches, or 'token', the class token. Masked patch
+      prediction does not pool. None: as the weights say.
   """
 
   path: PathLike
@@ -118,11 +121,12 @@ class InitFrom:
   posemb_resize: Annotated[str, OneOf(*resample.METHODS)] = 'paper'
   patch_resize: Annotated[str, OneOf(*resample.METHODS)] | None = None
   adapt_channels: bool = False
+  pooling: Annotated[str, OneOf('gap', 'token')] | None = None
 
 
 def read(init_from: InitFrom) -> Weights:
   """Return the Weights that an InitFrom names."""
-  return formats.read(
+  weights = formats.read(
     init_from.path,
     step=init_from.step,
     ema=init_from.ema,
@@ -130,17 +134,44 @@ def read(init_from: InitFrom) -> Weights:
     grid=init_from.grid,
     **(init_from.options or {}),
   )
+  return _with_pooling(weights, init_from)
 
 
 def describe(init_from: InitFrom) -> tuple[Weights, bool]:
   """Return `formats.describe` of the weights that an InitFrom names."""
-  return formats.describe(
+  weights, is_described = formats.describe(
     init_from.path,
     step=init_from.step,
     trust=init_from.trust,
     grid=init_from.grid,
     **(init_from.options or {}),
   )
+  return _with_pooling(weights, init_from), is_described
+
+
+def _with_pooling(weights, init_from):
+  """Return the weights with the pooling that an InitFrom names."""
+  name = init_from.pooling
+  if name is None:
+    return weights
+  old = getattr(weights.model, 'pooling', None)
+  if old is None:
+    raise ValueError(
+      f'init_from.pooling={name!r}: the weights are of a '
+      f'{type(weights.model).__name__}, whose pooling is fixed. Remove it.'
+    )
+  if name == 'token' and not old.class_token:
+    raise ValueError(
+      "init_from.pooling='token': the weights have no class token. Use "
+      'init_from.pooling=gap, the mean over patches.'
+    )
+  model = bundle.replace(
+    weights.model,
+    pooling=name,
+    class_token=old.class_token,
+    num_registers=old.num_registers,
+  )
+  return dataclasses.replace(weights, model=model)
 
 
 def load_into(

@@ -1,0 +1,494 @@
+"""Mixup and CutMix: by hand, by distribution, and the same on any layout."""
+
+import functools
+import importlib
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from vit_jax import config, sharding
+from vit_jax.metrics import read_records
+from vit_jax.objectives import mixing
+from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
+from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
+from vit_jax.objectives.targets import mean_over_classes, thresholded
+from vit_jax.preprocess import Normalize
+from vit_jax.step import TrainState, train_step
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[1])]
+common = importlib.import_module('configs.common')
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (16, 4, 6, 3), np.uint8)
+LABELS = RNG.integers(0, 5, 16).astype(np.int32)
+BATCH = {'image': IMAGES, 'label': LABELS}
+BOTH = Choice((Mixup(0.8), Cutmix(1.0)), (0.4, 0.4))
+
+
+class Linear:
+  """Enough of a model: flat images times a kernel."""
+
+  num_classes = 5
+
+  def apply(self, variables, images, *, train, rngs):
+    flat = images.reshape(len(images), -1)
+    return flat @ variables['params']['kernel']
+
+
+def kernel():
+  values = np.random.default_rng(1).normal(size=(72, 5)) / 72
+  return {'kernel': values.astype(np.float32)}
+
+
+def seen(model, *, preprocess):
+  """An objective that returns what it is given in place of a loss."""
+
+  def loss_fn(params, batch, rng):
+    assert set(batch) == {'image', 'label'}
+    return batch['image'], batch['label']
+
+  loss_fn.activation = 'sigmoid'
+  return loss_fn
+
+
+def wrap(objective=seen, mixer=BOTH, **options):
+  return mixed(
+    Linear(),
+    preprocess=Normalize(),
+    objective=objective,
+    mixer=mixer,
+    **options,
+  )
+
+
+def one_hot(labels):
+  return np.eye(5, dtype=np.float32)[labels]
+
+
+# By hand.
+
+
+def fixed(share, weight, box):
+  return lambda rng, size: Blend(
+    jnp.float32(share), jnp.float32(weight), jnp.array(box, jnp.int32)
+  )
+
+
+@pytest.mark.parametrize(
+  ('count', 'per'), [(2, 'batch'), (5, 'example'), (6, 'batch')]
+)
+def test_pixels_and_labels_of_a_known_blend(per, count):
+  mixer = fixed(0.75, 0.25, [1, 2, 3, 6])
+  batch = {'image': IMAGES[:count], 'label': LABELS[:count]}
+  loss_fn = jax.jit(wrap(mixer=mixer, per=per))
+  images, labels = loss_fn(None, batch, jax.random.key(0))
+  partner = (np.arange(count) + count // 2) % count
+  expected = batch['image'].astype(np.float32)
+  inside = np.s_[:, 1:3, 2:6]
+  expected[inside] = (
+    0.25 * expected[inside] + 0.75 * batch['image'][partner][inside]
+  )
+  np.testing.assert_array_equal(images, expected)
+  rows = one_hot(batch['label'])
+  np.testing.assert_array_equal(labels, 0.75 * rows + 0.25 * rows[partner])
+
+
+def test_vectors_of_labels_are_mixed_as_they_are():
+  labels = RNG.integers(0, 2, (16, 5)).astype(np.float32)
+  batch = {'image': IMAGES, 'label': labels}
+  mixer = fixed(0.75, 0.25, [0, 0, 4, 6])
+  _, found = jax.jit(wrap(mixer=mixer))(None, batch, jax.random.key(0))
+  np.testing.assert_array_equal(
+    found, 0.75 * labels + 0.25 * np.roll(labels, 8, axis=0)
+  )
+
+
+@pytest.mark.parametrize('objective', [softmax_xent, sigmoid_xent])
+@pytest.mark.parametrize(
+  'smoothing', [pytest.param(0.0, marks=pytest.mark.slow), 0.1]
+)
+def test_losses_of_mixed_labels(objective, smoothing):
+  """The cross-entropies are linear in the targets, which this test uses."""
+  inner = functools.partial(objective, label_smoothing=smoothing)
+  loss_fn = wrap(inner, fixed(0.75, 0.75, [0, 0, 4, 6]))
+  loss, metrics = jax.jit(loss_fn)(kernel(), BATCH, jax.random.key(0))
+  image = IMAGES.astype(np.float32)
+  image = 0.75 * image + 0.25 * np.roll(image, 8, axis=0)
+  plain = inner(Linear(), preprocess=Normalize())
+  shares = [
+    plain(kernel(), {'image': image, 'label': each}, jax.random.key(0))[0]
+    for each in (LABELS, np.roll(LABELS, 8))
+  ]
+  np.testing.assert_allclose(loss, np.dot([0.75, 0.25], shares), rtol=1e-6)
+  assert metrics['loss'] == loss
+  assert loss_fn.activation == objective.__name__.split('_')[0]
+
+
+def test_targets_above_a_threshold():
+  mixer = fixed(0.75, 0.5, [0, 0, 4, 6])
+  mine, other = one_hot(LABELS), one_hot(np.roll(LABELS, 8))
+
+  def labels(above):
+    inner = functools.partial(thresholded, objective=seen, above=above)
+    return jax.jit(wrap(inner, mixer))(None, BATCH, jax.random.key(0))[1]
+
+  np.testing.assert_array_equal(labels(0.0), np.maximum(mine, other))
+  # Not above: 0.25 of the partner, except where both have the same class.
+  np.testing.assert_array_equal(labels(0.25), mine)
+  np.testing.assert_array_equal(labels(0.75), mine * other)
+  loss_fn = thresholded(Linear(), preprocess=Normalize(), objective=seen)
+  found = loss_fn(None, BATCH, jax.random.key(0))[1]
+  np.testing.assert_array_equal(found, LABELS)
+  assert loss_fn.activation == 'sigmoid'
+
+
+def test_mean_over_classes():
+  mean = functools.partial(mean_over_classes, objective=sigmoid_xent)
+  (total, _), (loss, metrics) = (
+    objective(Linear(), preprocess=Normalize())(
+      kernel(), BATCH, jax.random.key(0)
+    )
+    for objective in (sigmoid_xent, mean)
+  )
+  np.testing.assert_allclose(total, 5 * loss, rtol=1e-6)
+  assert metrics['loss'] == loss and set(metrics) == {'loss', 'accuracy'}
+
+
+# Draws.
+
+
+def blends(mixer, size=(8, 12), count=20_000):
+  rngs = jax.random.split(jax.random.key(4), count)
+  blend = jax.jit(jax.vmap(lambda rng: mixer(rng, size)))(rngs)
+  return jax.tree.map(np.asarray, blend)
+
+
+@pytest.mark.parametrize(
+  'alpha',
+  [0.2, *(pytest.param(x, marks=pytest.mark.slow) for x in (1e-3, 0.8, 1e3))],
+)
+def test_weights_of_mixup_have_a_beta_distribution(alpha):
+  share, weight, box = blends(Mixup(alpha))
+  np.testing.assert_array_equal(share, weight)
+  assert np.all(box == [0, 0, 8, 12])
+  assert share.min() >= 0 and share.max() <= 1
+  quantiles = np.linspace(0.05, 0.95, 19)
+  beta = scipy.stats.beta(alpha, alpha)
+  for at in beta.ppf(quantiles):
+    if 1e-6 < at < 1 - 1e-6:  # float32 has no numbers as near to 1
+      assert abs(np.mean(share <= at) - beta.cdf(at)) < 0.02
+  np.testing.assert_allclose(share.mean(), 0.5, atol=0.02)
+  np.testing.assert_allclose(share.var(), beta.var(), rtol=0.05)
+
+
+def test_labels_of_cutmix_have_the_shares_of_the_pixels():
+  share, weight, box = blends(Cutmix(1.0))
+  top, left, bottom, right = box.T
+  assert np.all(weight == 0)
+  assert np.all((top >= 0) & (top <= bottom) & (bottom <= 8))
+  assert np.all((left >= 0) & (left <= right) & (right <= 12))
+  area = (bottom - top) * (right - left)
+  np.testing.assert_allclose(share, 1 - area / 96, rtol=1e-6)
+  # Uncut boxes keep the aspect ratio, up to whole pixels on each side.
+  uncut = (top > 0) & (left > 0) & (bottom < 8) & (right < 12) & (area > 0)
+  height, width = (bottom - top)[uncut], (right - left)[uncut]
+  assert uncut.sum() > 1000
+  assert np.all(abs(height / 8 - width / 12) < 0.25)
+
+
+@pytest.mark.slow
+def test_boxes_of_cutmix_have_the_distribution_of_the_paper():
+  """Drawn again by numpy, with its Beta distribution and loops."""
+  rng, height, width, shares = np.random.default_rng(0), 12, 20, []
+  for _ in range(20_000):
+    side = np.sqrt(1 - rng.beta(0.5, 0.5))
+    h, w = int(height * side) // 2, int(width * side) // 2
+    y, x = rng.integers(height), rng.integers(width)
+    rows = min(y + h, height) - max(y - h, 0)
+    columns = min(x + w, width) - max(x - w, 0)
+    shares.append(1 - rows * columns / (height * width))
+  found = blends(Cutmix(0.5), (height, width)).share
+  test = scipy.stats.ks_2samp(
+    found.astype(np.float64).round(5), np.round(shares, 5)
+  )
+  assert test.pvalue > 1e-3
+
+
+def test_choice_has_its_probabilities():
+  a, b = (fixed(x, x, [0, 0, 8, 12]) for x in (0.25, 0.5))
+
+  def counts(*arguments):
+    share = blends(Choice((a, b), *arguments)).share
+    return [np.mean(share == x) for x in (0.25, 0.5, 1.0)]
+
+  np.testing.assert_allclose(counts(), [0.5, 0.5, 0], atol=0.02)
+  np.testing.assert_allclose(counts((0.1, 0.6)), [0.1, 0.6, 0.3], atol=0.02)
+  assert counts((0.0, 1.0)) == [0, 1, 0]
+  assert counts((0.0, 0.0)) == [0, 0, 1]
+
+
+def test_a_batch_shares_a_draw_and_examples_do_not():
+  white = np.zeros((16, 1, 1, 3), np.uint8)
+  white[:8] = 255
+  batch = {'image': white, 'label': LABELS}
+  for per, count in (('batch', 1), ('example', 16)):
+    loss_fn = jax.jit(wrap(mixer=Mixup(1.0), per=per))
+    found = [
+      np.asarray(loss_fn(None, batch, jax.random.key(seed))[0])[..., 0].ravel()
+      for seed in range(2)
+    ]
+    weights = [np.where(np.arange(16) < 8, x, 255 - x) for x in found]
+    assert [len(np.unique(x.round(2))) for x in weights] == [count] * 2
+    assert abs(weights[0] - weights[1]).min() > 1e-3
+
+
+# The same on any layout.
+
+
+@functools.cache
+def of_one_device(per):
+  return jax.jit(wrap(per=per))(None, BATCH, jax.random.key(3))
+
+
+@pytest.mark.parametrize(
+  ('axes', 'per'),
+  [
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 'example'),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in [
+        ({'data': 8}, 'batch'),
+        ({'data': 8}, 'example'),
+        ({'fsdp': 8}, 'batch'),
+        ({'data': 4, 'model': 2}, 'example'),
+        ({'data': 2, 'fsdp': 2, 'model': 2}, 'batch'),
+      ]
+    ),
+  ],
+  ids=str,
+)
+def test_mixed_batches_are_equal_on_all_meshes(axes, per):
+  mesh = sharding.make_mesh(**axes)
+  with jax.set_mesh(mesh):
+    fn = jax.jit(wrap(per=per))
+    arguments = None, sharding.put_batch(BATCH, mesh), jax.random.key(3)
+    found = fn(*arguments)
+    for one, other in zip(found, of_one_device(per)):
+      np.testing.assert_array_equal(one, other)
+    program = fn.lower(*arguments).compile().as_text()
+  # Shards are exchanged, not gathered.
+  assert 'collective-permute' in program
+  assert 'all-gather' not in program and 'all-reduce' not in program
+
+
+@pytest.mark.parametrize(
+  'per', ['example', pytest.param('batch', marks=pytest.mark.slow)]
+)
+def test_micro_batches_have_the_mixtures_of_the_whole_batch(per):
+  """The metrics are the mixed arrays; each example is added to zeros."""
+
+  def spy(model, *, preprocess):
+    def loss_fn(params, batch, rng):
+      def placed(x):
+        return jnp.zeros((16, *x.shape[1:])).at[batch['place']].set(x)
+
+      metrics = {name: placed(batch[name]) for name in ('image', 'label')}
+      return params['w'] * 0.0, metrics
+
+    return loss_fn
+
+  loss_fn = wrap(spy, Choice((Mixup(0.8), Cutmix(1.0))), per=per)
+  params, tx = {'w': jnp.ones(())}, optax.sgd(1.0)
+  step_fns = [
+    jax.jit(
+      functools.partial(train_step, loss_fn=loss_fn, tx=tx, accum_steps=count)
+    )
+    for count in (1, 4)
+  ]
+  for step in range(5):
+    state = TrainState(
+      jnp.int32(step), params, tx.init(params), jax.random.key(0)
+    )
+    whole, parts = (
+      fn(state, BATCH | {'place': np.arange(16)})[1] for fn in step_fns
+    )
+    assert np.any(np.asarray(whole['image']) != IMAGES)
+    for name in ('image', 'label'):  # the metrics are means over micro-batches
+      np.testing.assert_array_equal(whole[name], 4 * np.asarray(parts[name]))
+
+
+def test_each_step_mixes_differently():
+  tx, params = optax.sgd(0.0), kernel()
+  loss_fn = wrap(softmax_xent, per='example')
+  step = jax.jit(functools.partial(train_step, loss_fn=loss_fn, tx=tx))
+  losses = []
+  for number in (0, 0, 1):
+    state = TrainState(
+      jnp.int32(number), params, tx.init(params), jax.random.key(0)
+    )
+    losses.append(float(step(state, BATCH)[1]['loss']))
+  assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.slow
+def test_a_wrapper_around_it_mixes_once():
+  def doubled(model, *, preprocess, objective):
+    inner = objective(model, preprocess=preprocess)
+
+    @functools.wraps(inner)
+    def loss_fn(params, batch, rng):
+      loss, metrics = inner(params, batch, rng)
+      return 2 * loss, metrics
+
+    return loss_fn
+
+  inner = functools.partial(mixed, objective=softmax_xent, mixer=Mixup(1.0))
+  outer = doubled(Linear(), preprocess=Normalize(), objective=inner)
+  inner = inner(Linear(), preprocess=Normalize())
+  tx, params = optax.sgd(0.0), kernel()
+  state = TrainState(jnp.int32(0), params, tx.init(params), jax.random.key(0))
+  found = [
+    jax.jit(functools.partial(train_step, loss_fn=x, tx=tx))(state, BATCH)[1]
+    for x in (inner, outer)
+  ]
+  assert found[0]['loss'] == found[1]['loss']
+  np.testing.assert_allclose(
+    2 * found[0]['grad_norm'], found[1]['grad_norm'], rtol=1e-6
+  )
+
+
+def settings(**changes):
+  values = {
+    'run': 'vit_jax.train.train',
+    'total_steps': 3,
+    'log_every_steps': 1,
+    'model': {
+      'target': 'vit_jax.models.vit.VisionTransformer',
+      'width': 16,
+      'depth': 1,
+      'mlp_dim': 32,
+      'num_heads': 2,
+      'embedding': {'patch_size': 4},
+    },
+    'objective': {
+      'target': 'vit_jax.objectives.mixing.mixed',
+      'per': 'example',
+      'mixer': {
+        'target': 'vit_jax.objectives.mixing.Choice',
+        'mixers': (
+          {'target': 'vit_jax.objectives.mixing.Mixup', 'alpha': 0.8},
+          {'target': 'vit_jax.objectives.mixing.Cutmix', 'alpha': 1.0},
+        ),
+      },
+      'objective': common.bce(),
+    },
+    'optimizer': {'target': 'optax.adamw'},
+    'schedule': {'lr': 0.01},
+    'data': {
+      'source': {
+        'target': 'vit_jax.data.embedded.digits.Synthetic',
+        'image_size': 8,
+        'num_classes': 4,
+        'num_examples': 64,
+      },
+      'batch_size': 16,
+    },
+  }
+  return ml_collections.ConfigDict(values | changes)
+
+
+def losses_of(path, **changes):
+  config.run(settings(**changes), path)
+  return [r['train/loss'] for r in read_records(path) if 'train/loss' in r]
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mesh_with_micro_batches(tmp_path):
+  one = losses_of(tmp_path / 'one', mesh={'data': 8})
+  other = losses_of(
+    tmp_path / 'other', mesh={'data': 2, 'fsdp': 2, 'model': 2}, accum_steps=2
+  )
+  assert len(one) == 3
+  np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_the_arguments_of_timm_in_a_config():
+  xent = common.xent('softmax', label_smoothing=0.1)
+  assert common.mixed(xent) is xent
+
+  def mixer_of(**arguments):
+    found = common.mixed(xent, per='example', **arguments)
+    found = config.resolve(found)
+    assert found.keywords['per'] == 'example'
+    assert found.keywords['objective'].func is softmax_xent
+    return found.keywords['mixer']
+
+  bce = common.bce(label_smoothing=0.1, above=0.2)
+  assert config.resolve(bce).func is mean_over_classes
+  inner = config.resolve(bce).keywords['objective']
+  assert inner.func is thresholded and inner.keywords['above'] == 0.2
+  inner = inner.keywords['objective']
+  assert inner.func is sigmoid_xent
+  assert inner.keywords == {'label_smoothing': 0.1}
+
+  assert mixer_of(mixup=0.2) == Mixup(0.2)
+  assert mixer_of(cutmix=1.0, switch=0.1) == Cutmix(1.0)
+  assert mixer_of(cutmix=1.0, probability=0.5) == Choice((Cutmix(1.0),), (0.5,))
+  both = mixer_of(mixup=0.8, cutmix=1.0, probability=0.5, switch=0.25)
+  assert both == Choice((Mixup(0.8), Cutmix(1.0)), (0.375, 0.125))
+
+
+# Errors.
+
+
+def test_a_config_is_refused_before_the_first_step(tmp_path):
+  objective = settings().objective.to_dict()
+  objective['mixer']['mixers'][0]['alpha'] = 0.0
+  with pytest.raises(ValueError, match=r'mixers\.0\.alpha=0\.0 must be'):
+    config.run(settings(objective=objective), tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: Mixup(0.0), r'alpha=0\.0 must be'),
+    (lambda: Cutmix(float('nan')), r'alpha=nan must be'),
+    (lambda: Choice(()), '0 mixers have .* Give one or more'),
+    (lambda: Choice((Mixup(1.0),), (0.5, 0.5)), '1 mixers have .* Give one'),
+    (lambda: Choice((Mixup(1.0),) * 2, (0.5, 0.6)), 'in total at most 1'),
+    (lambda: Choice((Mixup(1.0),), (-0.5,)), r'probabilities=\(-0\.5,\) must'),
+    (lambda: wrap(per='pair'), "per='pair' must be one of"),
+    (
+      lambda: wrap(functools.partial(mixed, objective=seen, mixer=BOTH)),
+      'changes whole batches already',
+    ),
+    (
+      lambda: thresholded(
+        Linear(),
+        preprocess=Normalize(),
+        objective=functools.partial(mixed, objective=seen, mixer=BOTH),
+      ),
+      'Wrap thresholded in mixed',
+    ),
+  ],
+)
+def test_errors(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+def test_what_cannot_be_mixed():
+  one = {'image': IMAGES[:1], 'label': LABELS[:1]}
+  with pytest.raises(ValueError, match='batch has 1 example'):
+    wrap()(None, one, jax.random.key(0))
+  model = Linear()
+  model.num_classes = None
+  with pytest.raises(ValueError, match='model has num_classes=None'):
+    mixing.mixed(model, preprocess=Normalize(), objective=seen, mixer=BOTH)

@@ -1,0 +1,245 @@
+"""Mixing of images and of their labels: mixup and CutMix, on the device.
+
+`mixed` wraps any objective. Example i of the global batch of B is mixed with
+its partner, example i + B // 2 (modulo B), whatever device, host or micro-batch
+they are on. Repeats of an image, which follow each other in a batch
+(`data.order.Repeated`), are not partners if they are at most half of the batch.
+A mesh of an even number of devices exchanges whole shards, as uint8.
+
+A mixer is any function (rng, (H, W)) -> Blend of one image:
+
+  Mixup     weighted means of images (Zhang et al., 2018)
+  Cutmix    a box of the partner in the image (Yun et al., 2019)
+  Choice    one of several mixers, at random, or none
+
+timm's mixup=0.8, cutmix=1, mixup_prob=p, mixup_switch_prob=s is
+
+  Choice((Mixup(0.8), Cutmix(1.0)), (p * (1 - s), p * s))
+
+with mixup_mode 'batch' or 'elem' for per='batch' or 'example'. big_vision has
+mixup per batch and replaces w by max(w, 1 - w): this only exchanges the images
+with their partners.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.domains import Fraction, OneOf, Range, checked
+from vit_jax.objectives.classification import soft_targets
+from vit_jax.types import Batch, LossFn, Model, Objective, Preprocess
+
+# Of a Beta distribution. Float32 rounds the draws of a smaller one to 0 and 1;
+# those of a larger one are all near 1/2.
+Alpha = Annotated[float, Range(1e-3, 1e3)]
+
+
+class Blend(NamedTuple):
+  """How one image is mixed with its partner, or, with [B] in front, many.
+
+  Attributes:
+    share: float32, weight of the image's own label; the partner's is 1 - share.
+    weight: float32, weight of the image's own pixels in the box. Outside the
+      box there are only its own pixels.
+    box: int32 [4], (top, left, bottom, right) in pixels; the last two are
+      excluded.
+  """
+
+  share: jax.Array
+  weight: jax.Array
+  box: jax.Array
+
+
+Mixer = Callable[[jax.Array, tuple[int, int]], Blend]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Mixup:
+  """w * image + (1 - w) * partner for w ~ Beta(alpha, alpha), labels alike."""
+
+  alpha: Alpha
+
+  def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
+    weight = symmetric_beta(rng, self.alpha)
+    return Blend(weight, weight, _whole(size))
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Cutmix:
+  """A box of the partner; labels are weighted by the pixels of each image.
+
+  The box has the aspect ratio of the image and the area 1 - w of it, for w ~
+  Beta(alpha, alpha). Its centre is uniform in the image, and what exceeds the
+  image is cut off before pixels are counted.
+  """
+
+  alpha: Alpha
+
+  def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
+    area_rng, centre_rng = jax.random.split(rng)
+    sides = jnp.array(size, jnp.int32)
+    side = jnp.sqrt(1 - symmetric_beta(area_rng, self.alpha))
+    half = (sides * side).astype(jnp.int32) // 2
+    centre = jax.random.randint(centre_rng, (2,), 0, sides)
+    low = jnp.maximum(centre - half, 0)
+    high = jnp.minimum(centre + half, sides)
+    share = 1 - jnp.prod(high - low) / math.prod(size)
+    return Blend(share, jnp.zeros(()), jnp.concatenate([low, high]))
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """One of several mixers, with these probabilities; otherwise none.
+
+  Attributes:
+    mixers: one or more.
+    probabilities: one for each mixer, in total at most 1; the rest is the
+      probability that nothing is mixed. None: equal ones.
+  """
+
+  mixers: Sequence[Mixer]
+  probabilities: Sequence[Fraction] | None = None
+
+  def __post_init__(self) -> None:
+    mixers, each = tuple(self.mixers), self.probabilities
+    if each is None:
+      each = [1 / len(mixers) for _ in mixers]
+    if not mixers or len(each) != len(mixers) or sum(each) > 1 + 1e-6:
+      raise ValueError(
+        f'Choice: {len(mixers)} mixers have probabilities={tuple(each)}. Give '
+        'one or more mixers, and one probability for each, in total at most 1.'
+      )
+    object.__setattr__(self, 'mixers', mixers)
+    object.__setattr__(self, 'probabilities', tuple(each))
+
+  def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
+    which_rng, *rngs = jax.random.split(rng, 1 + len(self.mixers))
+    blends = [mixer(r, size) for mixer, r in zip(self.mixers, rngs)]
+    blends.append(Blend(jnp.ones(()), jnp.ones(()), _whole(size)))
+    ends = [*itertools.accumulate(self.probabilities or ())]
+    if abs(ends[-1] - 1) < 1e-6:  # always one of the mixers
+      ends[-1] = math.inf
+    draw = jax.random.uniform(which_rng)
+    chosen = jnp.sum(draw >= jnp.array(ends))
+    return jax.tree.map(lambda *x: jnp.stack(x)[chosen], *blends)
+
+
+def _whole(size):
+  return jnp.array([0, 0, *size], jnp.int32)
+
+
+def symmetric_beta(rng: jax.Array, alpha: float) -> jax.Array:
+  """Return a float32 scalar from Beta(alpha, alpha).
+
+  Exact, by Devroye's formula ("Random variate generation in one line of code",
+  1996). Rejection sampling has loops, in which devices wait for each other.
+  """
+  u, v = jax.random.uniform(rng, (2,))
+  power = (1 - u) ** (1 / alpha)  # of a number above 0
+  cosine = jnp.cos(2 * jnp.pi * v)
+  t = cosine * jnp.sqrt(1 - power)
+  scale = jnp.sqrt(jnp.maximum(power + t * t, 1e-30))  # not 0 / 0
+  return jnp.clip(0.5 + 0.5 * t / scale, 0, 1)
+
+
+@checked
+def mixed(
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  objective: Objective,
+  mixer: Mixer,
+  per: Annotated[str, OneOf('batch', 'example')] = 'batch',
+) -> LossFn:
+  """Return the LossFn of `objective` for mixed images and labels.
+
+  The inner objective gets float32 images in 0..255 and float32 labels [B, K].
+  Wrap distillation in `mixed`, not the other way round: teacher and student
+  then see the same mixed images. `LossFn.prepare` finds the partners before a
+  batch is cut into micro-batches, see `train_step`.
+
+  Args:
+    model: has num_classes.
+    preprocess: images in 0..255, float32 too, -> float images.
+    objective: the objective to wrap, (model, preprocess=...) -> LossFn.
+    mixer: see the module docstring.
+    per: whether the whole batch shares one draw, or each example has its own.
+
+  Raises:
+    ValueError: the model has no number of classes, `objective` changes whole
+      batches already, or, at the first call, the batch has one example.
+  """
+  inner = objective(model, preprocess=preprocess)
+  num_classes = model.num_classes
+  if not num_classes:
+    raise ValueError(
+      f'mixed: the model has num_classes={num_classes}, but mixed labels are '
+      'vectors with one number for each class. Set model.num_classes.'
+    )
+  if hasattr(inner, 'prepare'):
+    raise ValueError(
+      'mixed: the objective inside changes whole batches already, as `mixed` '
+      'does. Use one `mixed`; its mixer can be a Choice of several mixers.'
+    )
+
+  def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:
+    """Add 'mixing': the partner of each example, and how they are mixed."""
+    count, *size = batch['image'].shape[:3]
+    if count < 2:
+      raise ValueError(
+        'mixed: the batch has 1 example, so there is none to mix it with. Use '
+        'a batch_size of 2 or more.'
+      )
+    if per == 'batch':
+      blend = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))),
+        mixer(rng, (size[0], size[1])),
+      )
+    else:
+      draw = jax.vmap(mixer, in_axes=(0, None))
+      blend = draw(jax.random.split(rng, count), (size[0], size[1]))
+    partner = {
+      name: jnp.roll(batch[name], -(count // 2), axis=0)
+      for name in ('image', 'label')
+    }
+    return {**batch, 'mixing': {**partner, 'blend': blend}}
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    if 'mixing' not in batch:
+      batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
+    return inner(params, mix(batch, num_classes), rng)
+
+  loss_fn.prepare = prepare  # type: ignore[attr-defined]
+  return loss_fn
+
+
+def mix(batch: Batch, num_classes: int) -> dict[str, Any]:
+  """Return the batch with the images and labels that `prepare` decided on."""
+  kept = {name: x for name, x in batch.items() if name != 'mixing'}
+  partner, blend = batch['mixing'], batch['mixing']['blend']
+  height, width = batch['image'].shape[1:3]
+  top, left, bottom, right = jnp.split(blend.box, 4, axis=-1)  # [B, 1] each
+  y, x = jnp.arange(height)[None], jnp.arange(width)[None]
+  inside = ((y >= top) & (y < bottom))[..., None, None]
+  inside &= ((x >= left) & (x < right))[:, None, :, None]
+  weights = jnp.where(inside, blend.weight[:, None, None, None], 1.0)
+  labels = [soft_targets(x['label'], num_classes) for x in (batch, partner)]
+  return kept | {
+    'image': _mean(weights, batch['image'], partner['image']),
+    'label': _mean(blend.share[:, None], *labels),
+  }
+
+
+def _mean(weight, one, other):
+  """Return the weighted mean; at weights of 0 and 1 exactly one of them."""
+  return weight * one + (1 - weight) * other
