@@ -1,11 +1,15 @@
 """Optimizers and learning-rate schedules.
 
 An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
-transformation: `optax.adamw`, `optax.lion`, `sgd` of this file, or your own.
+transformation: `optax.adamw`, `optax.nadamw`, `optax.lion`, a rule of this file
+(`sgd`, `adafactor`, `lamb`, `schedule_free_adamw`, `muon`), or your own.
 `Optimizer` adds clipping, decay masks, frozen parameters and more. The paper's
 Adam (section 4.1) is `optax.adamw`, whose weight decay is multiplied by the
 learning rate. big_vision's `wd` is multiplied by the shape of the schedule
 only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
+
+Rules treat scanned layers, whose parameters have a leading layer dimension,
+like unrolled ones.
 """
 
 import dataclasses
@@ -22,7 +26,10 @@ import numpy as np
 import optax
 
 from vit_jax import domains, tree
+from vit_jax.averages import averages_itself
 from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.muon import muon as muon
+from vit_jax.transformations import each_layer, scale_by, stored_as
 from vit_jax.types import Params, PyTree
 
 KERNELS = ('.*/kernel',)
@@ -42,6 +49,9 @@ Rule = Annotated[
   *(('weight_decay', Strength), ('nesterov', bool), ('mask', None)),
   *((f'{name}_dtype', domains.Dtype | None) for name in ('mu', 'accumulator')),
 ]
+
+# ((path rule, factor), ...)
+Multipliers = Sequence[tuple[domains.PathRule, domains.NonNegative]]
 
 
 @domains.checked
@@ -68,27 +78,145 @@ def sgd(
     mask: tree of bools, True where weight decay applies.
   """
   trace = optax.trace(momentum, nesterov)
-  if accumulator_dtype is not None:
-    trace = _stored_as(accumulator_dtype, trace)
   return optax.chain(
     optax.add_decayed_weights(weight_decay, mask=mask),
-    trace,
+    stored_as(accumulator_dtype, trace),
     optax.scale_by_learning_rate(learning_rate),
   )
 
 
-def _stored_as(dtype, tx):
-  """Keep the state of tx in a dtype between steps; compute in float32."""
+@domains.checked
+def adafactor(
+  learning_rate: LearningRate,
+  *,
+  b2: domains.Rate = 0.999,
+  decay_rate: domains.Positive = 0.8,
+  eps: Small = 1e-30,
+  min_dim_size_to_factor: domains.Count = 32,
+  momentum: domains.Rate | None = 0.9,
+  accumulator_dtype: domains.Dtype | None = 'bfloat16',
+  weight_decay: Strength = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
+  """Adafactor as "Scaling ViT" runs it: without scaling by parameter norms.
 
-  def init(params):
-    return optax.tree.cast(tx.init(params), dtype)
+  Unlike `optax.adafactor`, the momentum accumulates updates before they are
+  multiplied by the learning rate, and no update is clipped to an RMS of 1.
 
-  def update(updates, state, params=None):
-    state = optax.tree.cast(state, jnp.float32)
-    updates, state = tx.update(updates, state, params)
-    return updates, optax.tree.cast(state, dtype)
+  Args:
+    learning_rate: float or schedule.
+    b2: upper bound of the decay of the second moment. In step t, counted from
+      0, the decay is min(b2, 1 - (t + 1) ** -decay_rate).
+    decay_rate: see b2.
+    eps: added to squared gradients.
+    min_dim_size_to_factor: a second moment is stored as row and column means
+      over the two largest dimensions of one layer, if both have at least this
+      size.
+    momentum: decay of an EMA of the updates, not debiased; None: no momentum,
+      and no memory for it.
+    accumulator_dtype: of the momentum between steps; None: that of the
+      parameters.
+    weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
+      ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
+    mask: tree of bools, True where weight decay applies.
+  """
+  second_moment = optax.scale_by_factored_rms(
+    decay_rate=decay_rate,
+    min_dim_size_to_factor=min_dim_size_to_factor,
+    epsilon=eps,
+    decay_rate_fn=lambda t, power: jnp.minimum(b2, 1 - (t + 1.0) ** -power),
+  )
+  parts = [each_layer(second_moment, optax.FactoredState)]
+  if momentum is not None:
+    ema = optax.ema(momentum, debias=False)
+    parts.append(stored_as(accumulator_dtype, ema))
+  return optax.chain(
+    *parts,
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
 
-  return optax.GradientTransformation(init, update)
+
+@domains.checked
+def lamb(
+  learning_rate: LearningRate,
+  *,
+  b1: domains.Rate = 0.9,
+  b2: domains.Rate = 0.999,
+  eps: Small = 1e-6,
+  weight_decay: Strength = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
+  """LAMB, the optimizer of DeiT III: Adam with a trust ratio per parameter.
+
+  The update of a parameter, weight decay included, is multiplied by the norm of
+  the parameter over the norm of the update. As in the implementation that DeiT
+  III used (from memory), this holds only for parameters with weight decay;
+  `optax.lamb` does it for all, and so biases, which start at 0, hardly move.
+  That implementation also clips gradients at a global norm of 1 (from memory):
+  `Optimizer.clip_norm`. Its query, key and value are one parameter with one
+  ratio; here each has its own.
+
+  Args:
+    learning_rate: float or schedule.
+    b1, b2, eps: of Adam.
+    weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
+      ImageNet-21k.
+    mask: tree of bools, True where weight decay and the trust ratio apply;
+      None: everywhere.
+  """
+  trust = each_layer(optax.scale_by_trust_ratio(), optax.EmptyState)
+  return optax.chain(
+    optax.scale_by_adam(b1, b2, eps),
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    trust if mask is None else optax.masked(trust, mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+@domains.checked
+def schedule_free_adamw(
+  learning_rate: LearningRate,
+  *,
+  b1: domains.Between = 0.9,
+  b2: domains.Rate = 0.999,
+  eps: Small = 1e-8,
+  weight_decay: Strength = 0.0,
+  weight_lr_power: domains.NonNegative = 2.0,
+  mask: PyTree = None,
+  factors: PyTree = None,
+) -> optax.GradientTransformation:
+  """Schedule-free AdamW (Defazio et al., 2024; from memory).
+
+  AdamW without momentum moves a sequence z. Its weighted average x is the
+  result. Gradients are computed at y = b1 * x + (1 - b1) * z. `TrainState` has
+  y as `params`, and x as `ema`, which evaluators see and weights files have.
+  Use a `Schedule` with warm-up, decay 'constant', and no cooldown.
+
+  Args:
+    learning_rate: float or schedule.
+    b1: interpolation between z and x. The average takes the place of momentum.
+    b2, eps: of Adam.
+    weight_decay: of y, decoupled, multiplied by the learning rate.
+    weight_lr_power: the weight of each z in x is the largest learning rate so
+      far to this power.
+    mask: tree of bools, True where weight decay applies.
+    factors: tree of factors on the updates of z, see `Optimizer`.
+  """
+  moves = [
+    optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True),
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    optax.scale_by_learning_rate(learning_rate),
+  ]
+  if factors is not None:
+    moves.append(scale_by(factors))
+  rate: Any = learning_rate
+  if callable(learning_rate):
+    # optax counts from 1 here, and from 0 in the other transformations.
+    rate = lambda count: learning_rate(count - 1)  # noqa: E731
+  return optax.contrib.schedule_free(
+    optax.chain(*moves), rate, b1, weight_lr_power
+  )
 
 
 @domains.checked
@@ -149,11 +277,15 @@ class Optimizer:
 
   Attributes:
     rule: see the module. In a config, the `target` and the keys that are not
-      attributes here. It gets `mask` if it has such a parameter.
+      attributes here. It gets `mask` if it has such a parameter. It also gets
+      `factors` (those of lr_multipliers and layer_decay, or None) if it has
+      such a parameter; the updates of other rules are multiplied by them.
     clip_norm: global norm that gradients are clipped to, frozen parameters not
       counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
     decay_mask: path rules of the parameters with weight decay; kernels only, as
       in big_vision (the paper does not say).
+    decay_multipliers: ((path rule, factor), ...) on weight_decay; the first
+      match counts. "Scaling ViT" has (('head/.*', 100.0),).
     freeze: path rules of parameters that are not trained and take no memory.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
@@ -163,8 +295,9 @@ class Optimizer:
   rule: Rule = dataclasses.field(metadata={'rest': True})
   clip_norm: domains.Positive | None = None
   decay_mask: Sequence[domains.PathRule] = KERNELS
+  decay_multipliers: Multipliers = ()
   freeze: Sequence[domains.PathRule] = ()
-  lr_multipliers: Sequence[tuple[domains.PathRule, domains.NonNegative]] = ()
+  lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
 
   duck_typed = True
@@ -178,8 +311,9 @@ class Optimizer:
       ValueError: a path rule that matches no parameter, or weight decay with a
         rule that cannot be masked.
     """
-    multiplied = [path_rule for path_rule, _ in self.lr_multipliers]
-    tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
+    for name in ('lr_multipliers', 'decay_multipliers'):
+      multiplied = [path_rule for path_rule, _ in getattr(self, name)]
+      tree.check_rules_match(multiplied, params, what=f'optimizer.{name}')
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     if self.freeze and all(jax.tree.leaves(tree.mask(self.freeze, params))):
       raise ValueError(
@@ -187,12 +321,21 @@ class Optimizer:
         'nothing would be trained. Leave out the parameters that are to be '
         "trained, as in '(?!head/).*'."
       )
-    parts = [self.rule(learning_rate, **self._mask(params))]
+    factors, arguments = self._factors(params), self._mask(params)
+    takes_factors = self._has_parameter('factors')
+    if takes_factors:
+      arguments['factors'] = factors
+    parts = [self._with_decay(params, learning_rate, arguments)]
+    if factors is not None and not takes_factors:
+      if averages_itself(jax.eval_shape(parts[0].init, params)):
+        raise ValueError(
+          'lr_multipliers and layer_decay cannot be used with this '
+          'schedule-free rule: they would scale the difference of averages. '
+          'Use vit_jax.optim.schedule_free_adamw.'
+        )
+      parts.append(scale_by(factors))
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
-    factors = self._factors(params)
-    if factors is not None:
-      parts.append(_scale_by(factors))
     tx = optax.chain(*parts)
     if self.freeze:
       frozen = tree.mask(self.freeze, params)
@@ -201,9 +344,33 @@ class Optimizer:
       tx = optax.partition(parts, labels)
     return tx
 
+  def _has_parameter(self, name):
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    return name in inspect.signature(rule).parameters
+
+  def _with_decay(self, params, learning_rate, arguments):
+    """Return the rule for each group of parameters with the same decay."""
+    if not self.decay_multipliers:
+      return self.rule(learning_rate, **arguments)
+    decay = getattr(self.rule, 'keywords', {}).get('weight_decay')
+    if not decay or 'mask' not in arguments:
+      raise ValueError(
+        f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
+        f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
+      )
+    factors = _first_factors(self.decay_multipliers, params)
+    groups = {
+      f'decay_x{factor:g}': self.rule(
+        learning_rate, **arguments, weight_decay=factor * decay
+      )
+      for factor in sorted(set(jax.tree.leaves(factors)))
+    }
+    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
+    return optax.partition(groups, labels)
+
   def _mask(self, params):
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
-    if 'mask' in inspect.signature(rule).parameters:
+    if self._has_parameter('mask'):
       what = 'optimizer.decay_mask'
       tree.check_rules_match(self.decay_mask, params, what=what)
       return {'mask': tree.mask(self.decay_mask, params)}
@@ -220,27 +387,22 @@ class Optimizer:
     """Tree of factors on the updates, or None if there are none."""
     if not self.lr_multipliers and self.layer_decay is None:
       return None
-    rules = [path_rule for path_rule, _ in self.lr_multipliers]
-
-    def named(path, _):
-      i = tree.first_match(rules, path)
-      return 1.0 if i is None else self.lr_multipliers[i][1]
-
-    factors = tree.map_with_path(named, params)
+    factors = _first_factors(self.lr_multipliers, params)
     if self.layer_decay is not None:
       by_layer = self.layer_decay.factors(params)
       factors = jax.tree.map(np.multiply, factors, by_layer)
     return factors
 
 
-def _scale_by(factors):
-  """Multiply updates by a tree of constants; masked leaves pass unchanged."""
-  flat = tree.flatten(factors)
+def _first_factors(multipliers, params):
+  """Return a tree of the factors of the first rules that match, else 1."""
+  rules = [path_rule for path_rule, _ in multipliers]
 
-  def scale(path, update):
-    return update * jnp.asarray(flat[path], update.dtype)
+  def first(path, _):
+    i = tree.first_match(rules, path)
+    return 1.0 if i is None else multipliers[i][1]
 
-  return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
+  return tree.map_with_path(first, params)
 
 
 DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
