@@ -76,8 +76,7 @@ def muon(
     mask: tree of bools, True where weight decay applies.
 
   Raises:
-    ValueError: by its `init`, for a matrix with too few dimensions, or if no
-      parameter is a matrix.
+    ValueError: by its `init`, for a matrix with too few dimensions.
   """
 
   def labels(params):
@@ -166,7 +165,8 @@ def _orthogonalize(flat, views, ns_steps, eps, consistent_rms):
       view = views[path]
       x = flat[path].reshape(view.count, view.inputs, view.outputs)
       parts.append(x.mT if view.is_tall else x)
-    x = newton_schulz(_spread(jnp.concatenate(parts)), ns_steps, eps)
+    x = _spread(jnp.concatenate(parts))
+    x = _collect(newton_schulz(x, ns_steps, eps))
     start = 0
     for path in paths:
       view = views[path]
@@ -199,14 +199,42 @@ def newton_schulz(x: jax.Array, steps: int = 5, eps: float = 1e-8) -> jax.Array:
   return x
 
 
+def _mesh_axes():
+  """Return the axes of the mesh that split arrays, 'fsdp*' first, and its size.
+
+  Parameters are sharded along the first ones, so that matrices stay sharded
+  along them when they are collected.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+  return sorted(axes, key=lambda name: not name.startswith('fsdp')), mesh.size
+
+
+# Arrays are moved along one mesh axis after the other: the compiler would
+# gather all of them, if it had to move them along several at once.
+
+
 def _spread(x):
   """Return x, [b, m, n], with whole matrices on each device of the mesh.
 
   Zeros are appended up to a multiple of the number of devices.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.size == 1:
+  axes, num_devices = _mesh_axes()
+  if not axes:
     return x
-  padding = -len(x) % mesh.size
-  x = jnp.pad(x, ((0, padding), (0, 0), (0, 0)))
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh.axis_names))
+  free = PartitionSpec.UNCONSTRAINED
+  x = jnp.pad(x, ((0, -len(x) % num_devices), (0, 0), (0, 0)))
+  for i in range(1, len(axes)):
+    spec = PartitionSpec(tuple(axes[:i]), free, free)
+    x = jax.lax.with_sharding_constraint(x, spec)
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(tuple(axes)))
+
+
+def _collect(x):
+  """Return x, as `_spread` placed it, sharded along 'fsdp*' axes only."""
+  axes, _ = _mesh_axes()
+  num_fsdp = sum(name.startswith('fsdp') for name in axes)
+  for i in reversed(range(num_fsdp, len(axes))):
+    spec = PartitionSpec(tuple(axes[:i]))
+    x = jax.lax.with_sharding_constraint(x, spec)
+  return x
