@@ -38,7 +38,8 @@ def ema_weight(
   if debias and decay:
     # 1 - decay**n, without cancellation.
     weight /= -jnp.expm1(jnp.maximum(n, 1) * math.log(decay))
-  return jnp.where(n <= 0, 1.0, weight)
+  # Exactly 1 in the first update of a debiased average, whatever rounding does.
+  return jnp.where(n <= int(debias), 1.0, weight)
 
 
 def _schedule_free(opt_state):
