@@ -11,8 +11,8 @@ Legend: b matrices of one shape, m rows, n >= m columns.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from vit_jax import domains, tree
-from vit_jax.transformations import stored_as
+from vit_jax.transformations import LearningRate, Small, Strength, stored_as
 from vit_jax.types import PyTree
 
 Matrices = Sequence[tuple[domains.PathRule, domains.Count]]
@@ -37,7 +37,7 @@ MATRICES = (
 
 @domains.checked
 def muon(
-  learning_rate: float | Callable[[Any], Any],
+  learning_rate: LearningRate,
   *,
   momentum: domains.Rate = 0.95,
   nesterov: bool = True,
@@ -46,9 +46,9 @@ def muon(
   matrices: Matrices = MATRICES,
   b1: domains.Rate = 0.9,
   b2: domains.Rate = 0.999,
-  eps: Annotated[float, domains.Range(0, 1)] = 1e-8,
+  eps: Small = 1e-8,
   mu_dtype: domains.Dtype | None = None,
-  weight_decay: Annotated[float, domains.Range(0, 1e4)] = 0.0,
+  weight_decay: Strength = 0.0,
   mask: PyTree = None,
 ) -> optax.GradientTransformation:
   """Muon for matrices, AdamW for all other parameters and the head.

@@ -1,13 +1,20 @@
 """Transformations of updates that optimizer rules are composed of."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import tree
+from vit_jax import domains, tree
 from vit_jax.types import PyTree
+
+LearningRate = float | Callable[[Any], Any]  # a number, or step -> number
+
+# Weight decay, or anything else that a learning rate multiplies.
+Strength = Annotated[float, domains.Range(0, 1e4)]
+Small = Annotated[float, domains.Range(0, 1)]  # epsilon of a division
 
 
 def stored_as(
