@@ -25,12 +25,12 @@ from vit_jax.types import PyTree
 def adafactor(
   learning_rate: LearningRate,
   *,
+  b1: domains.Rate | None = 0.9,
   b2: domains.Rate = 0.999,
   decay_rate: domains.Positive = 0.8,
   eps: Small = 1e-30,
   min_dim_size_to_factor: domains.Count = 32,
-  momentum: domains.Rate | None = 0.9,
-  accumulator_dtype: domains.Dtype | None = 'bfloat16',
+  mu_dtype: domains.Dtype | None = 'bfloat16',
   weight_decay: Strength = 0.0,
   mask: PyTree = None,
 ) -> optax.GradientTransformation:
@@ -41,6 +41,8 @@ def adafactor(
 
   Args:
     learning_rate: float or schedule.
+    b1: decay of the momentum, an EMA of the updates that is not debiased; None:
+      no momentum, and no memory for it.
     b2: upper bound of the decay of the second moment. In step t, counted from
       0, the decay is min(b2, 1 - (t + 1) ** -decay_rate).
     decay_rate: see b2.
@@ -48,10 +50,7 @@ def adafactor(
     min_dim_size_to_factor: a second moment is stored as row and column means
       over the two largest dimensions of one layer, if both have at least this
       size.
-    momentum: decay of an EMA of the updates, not debiased; None: no momentum,
-      and no memory for it.
-    accumulator_dtype: of the momentum between steps; None: that of the
-      parameters.
+    mu_dtype: of the momentum between steps; None: that of the parameters.
     weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
       ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
     mask: tree of bools, True where weight decay applies.
@@ -63,9 +62,8 @@ def adafactor(
     decay_rate_fn=lambda t, power: jnp.minimum(b2, 1 - (t + 1.0) ** -power),
   )
   parts = [each_layer(second_moment, optax.FactoredState)]
-  if momentum is not None:
-    ema = optax.ema(momentum, debias=False)
-    parts.append(stored_as(accumulator_dtype, ema))
+  if b1 is not None:
+    parts.append(stored_as(mu_dtype, optax.ema(b1, debias=False)))
   return optax.chain(
     *parts,
     optax.add_decayed_weights(weight_decay, mask=mask),
@@ -80,6 +78,7 @@ def lamb(
   b1: domains.Rate = 0.9,
   b2: domains.Rate = 0.999,
   eps: Small = 1e-6,
+  mu_dtype: domains.Dtype | None = None,
   weight_decay: Strength = 0.0,
   mask: PyTree = None,
 ) -> optax.GradientTransformation:
@@ -96,6 +95,7 @@ def lamb(
   Args:
     learning_rate: float or schedule.
     b1, b2, eps: of Adam.
+    mu_dtype: of the first moment between steps; None: that of the parameters.
     weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
       ImageNet-21k.
     mask: tree of bools, True where weight decay and the trust ratio apply;
@@ -103,7 +103,7 @@ def lamb(
   """
   trust = each_layer(optax.scale_by_trust_ratio(), optax.EmptyState)
   return optax.chain(
-    optax.scale_by_adam(b1, b2, eps),
+    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
     optax.add_decayed_weights(weight_decay, mask=mask),
     trust if mask is None else optax.masked(trust, mask),
     optax.scale_by_learning_rate(learning_rate),
