@@ -28,10 +28,14 @@ each_rule = pytest.mark.parametrize('name', RULES)
 WIDTH, HEADS, HIDDEN = 8, 2, 16
 
 
-def set_slow(*slow, rules=tuple(RULES)):
-  """Return the names of rules, some of them marked slow."""
-  mark = pytest.mark.slow
-  return [pytest.param(x, marks=mark) if x in slow else x for x in rules]
+# The default tests have Muon, and the others are slow.
+muon_is_fast = pytest.mark.parametrize(
+  'name',
+  [
+    name if name == 'muon' else pytest.param(name, marks=pytest.mark.slow)
+    for name in RULES
+  ],
+)
 
 
 def make_tree(seed=0, scan=False, depth=1):
@@ -181,6 +185,7 @@ def test_lamb_adapts_parameters_with_weight_decay():
   assert_close(actual, reference(leaf_rule))
 
 
+@pytest.mark.slow
 def test_lamb_without_a_mask_is_that_of_optax():
   params = {'w': make_tree()['head']['kernel'], 'b': np.zeros(3, np.float32)}
   grads = jax.tree.map(lambda x: 0.1 * x + 1, params)
@@ -275,6 +280,7 @@ def test_muon(consistent_rms):
   assert_close(actual, reference(leaf_rule), 2e-5)
 
 
+@pytest.mark.slow
 def test_muon_next_to_optax():
   """The first step on plain matrices, whose momentum differs by a factor."""
   params = {'a': {'kernel': make_tree()['block_0']['mlp']['fc1']['kernel']}}
@@ -319,7 +325,7 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize('name', set_slow('nadamw', 'schedule_free'))
+@muon_is_fast
 def test_scanned_and_unrolled_layers_are_updated_alike(name):
   unrolled, scanned = everything(name), everything(name, scan=True)
   for one, other in zip(unrolled, scanned):
@@ -407,7 +413,7 @@ def test_muon_does_not_communicate_in_its_iterations():
   assert set(many) == {'all-to-all'}
 
 
-@pytest.mark.parametrize('name', set_slow('adafactor', 'lamb', 'nadamw'))
+@muon_is_fast
 def test_clipping_comes_first_and_multipliers_last(name):
   before = tree.flatten(make_tree())
   rule = functools.partial(RULES[name], weight_decay=0.1)
@@ -438,9 +444,8 @@ def test_frozen_parameters_take_no_memory(name):
 
 
 # Not LAMB: its trust ratio makes such a step independent of the decay.
-@pytest.mark.parametrize(
-  'name', set_slow('adafactor', 'nadamw', 'schedule_free', rules=DECAYED)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DECAYED)
 def test_weight_decay_by_group(name):
   """Without a gradient, decoupled decay is all that moves a parameter."""
   params = make_tree()
