@@ -1,4 +1,4 @@
-"""Optimizers: a rule, and what surrounds it.
+"""Optimizers and learning-rate schedules.
 
 An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
 transformation: `optax.adamw`, `optax.nadamw`, `optax.lion`, `sgd` of this file,
@@ -11,21 +11,25 @@ only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
 
 import dataclasses
 import inspect
-import re
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from vit_jax import domains, tree
 from vit_jax.averages import averages_itself
+from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.multipliers import LayerDecay as LayerDecay
+from vit_jax.multipliers import Multipliers, first_factors
 from vit_jax.muon import muon as muon
 from vit_jax.rules import adafactor as adafactor
 from vit_jax.rules import lamb as lamb
 from vit_jax.rules import schedule_free_adamw as schedule_free_adamw
-from vit_jax.schedules import Schedule as Schedule
 from vit_jax.transformations import (
   LearningRate,
   Small,
@@ -47,9 +51,6 @@ Rule = Annotated[
   *(('weight_decay', Strength), ('nesterov', bool), ('mask', None)),
   *((f'{name}_dtype', domains.Dtype | None) for name in ('mu', 'accumulator')),
 ]
-
-# ((path rule, factor), ...)
-Multipliers = Sequence[tuple[domains.PathRule, domains.NonNegative]]
 
 
 @domains.checked
@@ -81,57 +82,6 @@ def sgd(
     stored_as(accumulator_dtype, trace),
     optax.scale_by_learning_rate(learning_rate),
   )
-
-
-@domains.checked
-@dataclasses.dataclass(frozen=True)
-class LayerDecay:
-  """Layer-wise learning-rate decay: rate ** (distance to the head).
-
-  The head and the final norm have factor 1, the last block `rate`, the first of
-  L blocks rate**L, and everything before it (patch, class and position
-  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory).
-
-  Attributes:
-    rate: e.g. 0.75.
-    head, block, stacked: path rules of the parameters with factor 1, of
-      unrolled layers (the group is the index), and of scanned layers.
-  """
-
-  rate: domains.Share
-  head: domains.PathRule = r'(norm|pre_logits|map_head|head)/.*'
-  block: domains.PathRule = r'(?:.*/)?block_(\d+)/.*'
-  stacked: domains.PathRule = r'(?:.*/)?blocks/.*'
-
-  def factors(self, params: Params) -> PyTree:
-    """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
-
-    Raises:
-      ValueError: no parameter belongs to a block.
-    """
-    depth = 0
-    for path, leaf in tree.flatten(params).items():
-      if found := re.fullmatch(self.block, path):
-        depth = max(depth, int(found.group(1)) + 1)
-      elif re.fullmatch(self.stacked, path):
-        depth = max(depth, leaf.shape[0])
-    if not depth:
-      raise ValueError(
-        f'layer_decay: no parameter path matches block={self.block!r} or '
-        f'stacked={self.stacked!r}. Set them to the paths of your model.'
-      )
-
-    def factor(path, leaf):
-      if re.fullmatch(self.head, path):
-        return 1.0
-      if found := re.fullmatch(self.block, path):
-        return self.rate ** (depth - int(found.group(1)))
-      if re.fullmatch(self.stacked, path):
-        powers = self.rate ** (depth - np.arange(depth, dtype=np.float32))
-        return powers.reshape((depth,) + (1,) * (leaf.ndim - 1))
-      return self.rate ** (depth + 1)
-
-    return tree.map_with_path(factor, params)
 
 
 @domains.checked
@@ -222,7 +172,7 @@ class Optimizer:
         f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
         f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
       )
-    factors = _first_factors(self.decay_multipliers, params)
+    factors = first_factors(self.decay_multipliers, params)
     groups = {
       f'decay_x{factor:g}': self.rule(
         learning_rate, **arguments, weight_decay=factor * decay
@@ -251,19 +201,113 @@ class Optimizer:
     """Tree of factors on the updates, or None if there are none."""
     if not self.lr_multipliers and self.layer_decay is None:
       return None
-    factors = _first_factors(self.lr_multipliers, params)
+    factors = first_factors(self.lr_multipliers, params)
     if self.layer_decay is not None:
       by_layer = self.layer_decay.factors(params)
       factors = jax.tree.map(np.multiply, factors, by_layer)
     return factors
 
 
-def _first_factors(multipliers, params):
-  """Return a tree of the factors of the first rules that match, else 1."""
-  rules = [path_rule for path_rule, _ in multipliers]
+DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
 
-  def first(path, _):
-    i = tree.first_match(rules, path)
-    return 1.0 if i is None else multipliers[i][1]
 
-  return tree.map_with_path(first, params)
+@domains.checked
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
+
+  The decay runs from the end of warm-up to the end of training; warm-up
+  multiplies it by min(1, step / warm-up steps), as in the paper's released code
+  and big_vision.
+
+  Attributes:
+    lr: peak learning rate.
+    decay: 'linear' or 'cosine' (to end_lr), 'constant', 'rsqrt':
+      lr / sqrt(1 + (step - warm-up steps) / timescale) ("Scaling ViT"), or
+      'step': times step_factor at each milestone, as in BiT.
+    warmup: 10,000 steps in every pre-training of the paper (Table 3).
+    cooldown: linear ramp to zero at the end; 50,000 steps in "Scaling ViT".
+    end_lr: final rate of 'linear' and 'cosine'. The paper's released code ends
+      'linear' at 1e-5, big_vision at 0.
+    timescale: of 'rsqrt', in steps.
+    milestones: of 'step': increasing fractions of the whole training, warm-up
+      included; (1/3, 2/3, 8/9) is epochs 30, 60 and 80 of 90.
+    step_factor: of 'step'.
+
+  Raises:
+    ValueError: values that make no sense, alone or together.
+  """
+
+  lr: domains.LearningRate
+  decay: Annotated[str, domains.OneOf(*DECAYS)] = 'cosine'
+  warmup: Duration | None = None
+  cooldown: Duration | None = None
+  end_lr: domains.LearningRate = 0.0
+  timescale: domains.Count = 10_000
+  milestones: Sequence[float] = ()
+  step_factor: domains.Between = 0.1
+
+  duck_typed = True  # a schedule of yours is a function of a Timeline
+
+  def __post_init__(self) -> None:
+    if self.end_lr and self.decay not in ('linear', 'cosine'):
+      raise ValueError(
+        f'end_lr={self.end_lr} has no meaning for decay={self.decay!r}. Leave '
+        'it out, or use linear or cosine decay.'
+      )
+    milestones = tuple(self.milestones)
+    if self.decay != 'step':
+      if milestones or self.step_factor != 0.1:
+        raise ValueError(
+          f'milestones={milestones} and step_factor={self.step_factor} have no '
+          f"meaning for decay={self.decay!r}. Leave them out, or use 'step'."
+        )
+    elif not milestones or any(
+      low >= high for low, high in itertools.pairwise((0, *milestones, 1))
+    ):
+      raise ValueError(
+        f"milestones={milestones} for decay='step'. Expected increasing "
+        'fractions of the whole training between 0 and 1, e.g. (0.3, 0.6, 0.9).'
+      )
+
+  def __call__(self, timeline: Timeline) -> Callable[[Any], jax.Array]:
+    """Return the traceable function step -> float32 learning rate.
+
+    Raises:
+      ValueError: warm-up and cooldown are longer than the Timeline of the run.
+    """
+    total_steps = timeline.steps(fraction(1))
+    warmup_steps = timeline.steps(self.warmup) or 0
+    cooldown_steps = timeline.steps(self.cooldown) or 0
+    if warmup_steps + cooldown_steps > total_steps:
+      raise ValueError(
+        f'Warm-up ({warmup_steps} steps) and cooldown ({cooldown_steps}) are '
+        f'longer than the run ({total_steps} steps). Shorten them, or train '
+        'longer.'
+      )
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    milestones = [round(x * total_steps, 6) for x in self.milestones]
+    milestones = np.ceil(milestones).astype(np.float32)
+    lr, end_lr = self.lr, self.end_lr
+
+    def at(step):
+      step = jnp.asarray(step, jnp.float32)
+      since = jnp.maximum(0.0, step - warmup_steps)
+      done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
+      if self.decay == 'constant':
+        rate = jnp.float32(lr)
+      elif self.decay == 'linear':
+        rate = end_lr + (lr - end_lr) * (1 - done)
+      elif self.decay == 'cosine':
+        rate = end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
+      elif self.decay == 'rsqrt':
+        rate = lr / jnp.sqrt(1 + since / self.timescale)
+      else:
+        rate = lr * self.step_factor ** (step >= milestones).sum()
+      if warmup_steps:
+        rate *= jnp.minimum(1.0, step / warmup_steps)
+      if cooldown_steps:
+        rate *= jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
+      return rate
+
+    return at
