@@ -4,6 +4,7 @@ Gradients are given. The bounds are a few roundings of float32 on values of
 order one.
 """
 
+import dataclasses
 import functools
 import re
 
@@ -14,7 +15,8 @@ import optax
 import pytest
 
 from vit_jax import averages, config, optim, sharding, tree
-from vit_jax.muon import newton_schulz
+from vit_jax.models import names
+from vit_jax.muon import MATRICES, _find, newton_schulz
 
 RULES = {
   'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),
@@ -278,6 +280,32 @@ def test_muon(consistent_rms):
   )
   actual, _ = run(make_tx(rule, make_tree()))
   assert_close(actual, reference(leaf_rule), 2e-5)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_matrices_of_a_vit(scan):
+  """{path: (matrices, inputs, outputs)} of a real model; AdamW has the rest."""
+  model = names.create('ViT-mu/4', num_classes=7, scan=scan, depth=2)
+  images = jax.ShapeDtypeStruct((1, 24, 24, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  found = {
+    path: dataclasses.astuple(view)
+    for path, x in tree.flatten(params).items()
+    if (view := _find(path, x, MATRICES))
+  }
+  layer = {
+    **{f'attn/{x}/kernel': (32, 32) for x in ('query', 'key', 'value', 'out')},
+    **{'mlp/fc1/kernel': (32, 128), 'mlp/fc2/kernel': (128, 32)},
+  }
+  prefixes = {'blocks': 2} if scan else {'block_0': 1, 'block_1': 1}
+  assert found == {
+    'embedding/kernel': (1, 4 * 4 * 3, 32),
+    **{
+      f'{prefix}/{path}': (count, *sides)
+      for prefix, count in prefixes.items()
+      for path, sides in layer.items()
+    },
+  }
 
 
 @pytest.mark.slow

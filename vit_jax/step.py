@@ -147,7 +147,7 @@ def init_state(
     raise ValueError(
       'ema_decay is set, but the schedule-free optimizer defines an average of '
       'the parameters, which evaluations and saved weights use. Leave out '
-      'ema_decay.'
+      'ema_decay, or set it to None.'
     )
   return TrainState(
     step=jnp.zeros((), jnp.int32),
