@@ -76,8 +76,8 @@ weight decay 0.03, MAP pooling without a tanh layer, sigmoid, head bias -10.
 Different here: Adam with the first moment in bfloat16 instead of its Adafactor
 (--config.optimizer.target=vit_jax.optim.adafactor), the head's weight decay
 (--config.optimizer.decay_multipliers="(('head/.*',100.0),)"), and the data; for
-JFT-3B set name= and classes= (29593). Unknown to us: its augmentation and split. It
-reaches 90.45% on ImageNet, fine-tuned at 518 px.
+JFT-3B set name= and classes= (29593). Unknown to us: its augmentation and
+split. It reaches 90.45% on ImageNet, fine-tuned at 518 px.
 
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True (ResNets do not have it), and the words fsdp and
