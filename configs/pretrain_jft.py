@@ -73,10 +73,11 @@ G/14 is not in the paper. Its training on JFT-3B ("Scaling ViT", according to
 big_vision's train_vit_g.py), and here: rate 8e-4, batch 16,384, 1M steps,
 warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping at 1,
 weight decay 0.03, MAP pooling without a tanh layer, sigmoid, head bias -10.
-Different here: Adam with the first moment in bfloat16 instead of its Adafactor,
-the head's weight decay (there 100 times the body's), and the data; for JFT-3B
-set name= and classes= (29593). Unknown to us: its augmentation and split. It
-reaches 90.45% on ImageNet, fine-tuned at 518 px.
+Different here: Adam with the first moment in bfloat16 instead of its Adafactor
+(--config.optimizer.target=vit_jax.optim.adafactor), the head's weight decay
+(--config.optimizer.decay_multipliers="(('head/.*',100.0),)"), and the data; for
+JFT-3B set name= and classes= (29593). Unknown to us: its augmentation and
+split. It reaches 90.45% on ImageNet, fine-tuned at 518 px.
 
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True (ResNets do not have it), and the words fsdp and

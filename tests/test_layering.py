@@ -25,7 +25,7 @@ FOLDERS = {  # folder: what it may import of this package
   'data': ('data.', 'terminal'),
   'weights': (
     *('weights.', 'config', 'stored', 'workdirs', 'models.'),
-    *('preprocess', 'data.transforms', 'data.vtab', 'terminal'),
+    *('averages', 'preprocess', 'data.transforms', 'data.vtab', 'terminal'),
   ),
 }
 # Config files -> values -> calls -> objects.
@@ -42,7 +42,7 @@ MODULES = {
   ),
   'models/names': ('config', 'models.'),
   'names': ('models.names', 'tools.parsers', 'analysis.summary'),
-  'step': ('sharding',),
+  'step': ('averages', 'sharding'),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *(
@@ -94,7 +94,12 @@ MODULES = {
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
-  'optim': (),
+  'optim': ('averages', 'multipliers', 'muon', 'rules', 'transformations'),
+  'rules': ('transformations',),
+  'muon': ('transformations',),
+  'transformations': (),
+  'multipliers': (),
+  'averages': (),
   'sharding': ('models.mesh',),
   'checkpoint': ('checksums', 'storage', 'stored', 'terminal'),
   'stored': ('checksums', 'workdirs'),

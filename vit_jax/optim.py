@@ -1,7 +1,8 @@
 """Optimizers and learning-rate schedules.
 
 An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
-transformation: `optax.adamw`, `optax.lion`, `sgd` of this file, or your own.
+transformation: `optax.adamw`, `optax.nadamw`, `optax.lion`, `sgd` of this file,
+`adafactor`, `lamb` and `schedule_free_adamw` of rules.py, `muon`, or your own.
 `Optimizer` adds clipping, decay masks, frozen parameters and more. The paper's
 Adam (section 4.1) is `optax.adamw`, whose weight decay is multiplied by the
 learning rate. big_vision's `wd` is multiplied by the shape of the schedule
@@ -12,7 +13,6 @@ import dataclasses
 import inspect
 import itertools
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -22,16 +22,25 @@ import numpy as np
 import optax
 
 from vit_jax import domains, tree
+from vit_jax.averages import averages_itself
 from vit_jax.durations import Duration, Timeline, fraction
+from vit_jax.multipliers import LayerDecay as LayerDecay
+from vit_jax.multipliers import Multipliers, first_factors
+from vit_jax.muon import muon as muon
+from vit_jax.rules import adafactor as adafactor
+from vit_jax.rules import lamb as lamb
+from vit_jax.rules import schedule_free_adamw as schedule_free_adamw
+from vit_jax.transformations import (
+  LearningRate,
+  Small,
+  Strength,
+  scale_by,
+  stored_as,
+)
 from vit_jax.types import Params, PyTree
 
 KERNELS = ('.*/kernel',)
 
-LearningRate = float | Callable[[Any], Any]  # a number, or step -> number
-
-# Weight decay, or anything else that a learning rate multiplies.
-Strength = Annotated[float, domains.Range(0, 1e4)]
-Small = Annotated[float, domains.Range(0, 1)]  # epsilon of a division
 # A function that makes a transformation of optax, with the domains of the
 # arguments that its rules have: optax annotates them as arrays of any kind.
 Rule = Annotated[
@@ -68,78 +77,11 @@ def sgd(
     mask: tree of bools, True where weight decay applies.
   """
   trace = optax.trace(momentum, nesterov)
-  if accumulator_dtype is not None:
-    trace = _stored_as(accumulator_dtype, trace)
   return optax.chain(
     optax.add_decayed_weights(weight_decay, mask=mask),
-    trace,
+    stored_as(accumulator_dtype, trace),
     optax.scale_by_learning_rate(learning_rate),
   )
-
-
-def _stored_as(dtype, tx):
-  """Keep the state of tx in a dtype between steps; compute in float32."""
-
-  def init(params):
-    return optax.tree.cast(tx.init(params), dtype)
-
-  def update(updates, state, params=None):
-    state = optax.tree.cast(state, jnp.float32)
-    updates, state = tx.update(updates, state, params)
-    return updates, optax.tree.cast(state, dtype)
-
-  return optax.GradientTransformation(init, update)
-
-
-@domains.checked
-@dataclasses.dataclass(frozen=True)
-class LayerDecay:
-  """Layer-wise learning-rate decay: rate ** (distance to the head).
-
-  The head and the final norm have factor 1, the last block `rate`, the first of
-  L blocks rate**L, and everything before it (patch, class and position
-  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory).
-
-  Attributes:
-    rate: e.g. 0.75.
-    head, block, stacked: path rules of the parameters with factor 1, of
-      unrolled layers (the group is the index), and of scanned layers.
-  """
-
-  rate: domains.Share
-  head: domains.PathRule = r'(norm|pre_logits|map_head|head)/.*'
-  block: domains.PathRule = r'(?:.*/)?block_(\d+)/.*'
-  stacked: domains.PathRule = r'(?:.*/)?blocks/.*'
-
-  def factors(self, params: Params) -> PyTree:
-    """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
-
-    Raises:
-      ValueError: no parameter belongs to a block.
-    """
-    depth = 0
-    for path, leaf in tree.flatten(params).items():
-      if found := re.fullmatch(self.block, path):
-        depth = max(depth, int(found.group(1)) + 1)
-      elif re.fullmatch(self.stacked, path):
-        depth = max(depth, leaf.shape[0])
-    if not depth:
-      raise ValueError(
-        f'layer_decay: no parameter path matches block={self.block!r} or '
-        f'stacked={self.stacked!r}. Set them to the paths of your model.'
-      )
-
-    def factor(path, leaf):
-      if re.fullmatch(self.head, path):
-        return 1.0
-      if found := re.fullmatch(self.block, path):
-        return self.rate ** (depth - int(found.group(1)))
-      if re.fullmatch(self.stacked, path):
-        powers = self.rate ** (depth - np.arange(depth, dtype=np.float32))
-        return powers.reshape((depth,) + (1,) * (leaf.ndim - 1))
-      return self.rate ** (depth + 1)
-
-    return tree.map_with_path(factor, params)
 
 
 @domains.checked
@@ -149,11 +91,15 @@ class Optimizer:
 
   Attributes:
     rule: see the module. In a config, the `target` and the keys that are not
-      attributes here. It gets `mask` if it has such a parameter.
+      attributes here. It gets `mask` if it has such a parameter. It also gets
+      `factors` (those of lr_multipliers and layer_decay, or None) if it has
+      such a parameter; the updates of other rules are multiplied by them.
     clip_norm: global norm that gradients are clipped to, frozen parameters not
       counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
     decay_mask: path rules of the parameters with weight decay; kernels only, as
       in big_vision (the paper does not say).
+    decay_multipliers: ((path rule, factor), ...) on weight_decay; the first
+      match counts. "Scaling ViT" has (('head/.*', 100.0),).
     freeze: path rules of parameters that are not trained and take no memory.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
@@ -163,8 +109,9 @@ class Optimizer:
   rule: Rule = dataclasses.field(metadata={'rest': True})
   clip_norm: domains.Positive | None = None
   decay_mask: Sequence[domains.PathRule] = KERNELS
+  decay_multipliers: Multipliers = ()
   freeze: Sequence[domains.PathRule] = ()
-  lr_multipliers: Sequence[tuple[domains.PathRule, domains.NonNegative]] = ()
+  lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
 
   duck_typed = True
@@ -178,8 +125,9 @@ class Optimizer:
       ValueError: a path rule that matches no parameter, or weight decay with a
         rule that cannot be masked.
     """
-    multiplied = [path_rule for path_rule, _ in self.lr_multipliers]
-    tree.check_rules_match(multiplied, params, what='optimizer.lr_multipliers')
+    for name in ('lr_multipliers', 'decay_multipliers'):
+      multiplied = [path_rule for path_rule, _ in getattr(self, name)]
+      tree.check_rules_match(multiplied, params, what=f'optimizer.{name}')
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     if self.freeze and all(jax.tree.leaves(tree.mask(self.freeze, params))):
       raise ValueError(
@@ -187,12 +135,21 @@ class Optimizer:
         'nothing would be trained. Leave out the parameters that are to be '
         "trained, as in '(?!head/).*'."
       )
-    parts = [self.rule(learning_rate, **self._mask(params))]
+    factors, arguments = self._factors(params), self._mask(params)
+    takes_factors = self._has_parameter('factors')
+    if takes_factors:
+      arguments['factors'] = factors
+    parts = [self._with_decay(params, learning_rate, arguments)]
+    if factors is not None and not takes_factors:
+      if averages_itself(jax.eval_shape(parts[0].init, params)):
+        raise ValueError(
+          'lr_multipliers and layer_decay cannot be used with this '
+          'schedule-free rule: they would scale the difference of averages. '
+          'Use vit_jax.optim.schedule_free_adamw.'
+        )
+      parts.append(scale_by(factors))
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
-    factors = self._factors(params)
-    if factors is not None:
-      parts.append(_scale_by(factors))
     tx = optax.chain(*parts)
     if self.freeze:
       frozen = tree.mask(self.freeze, params)
@@ -201,9 +158,33 @@ class Optimizer:
       tx = optax.partition(parts, labels)
     return tx
 
+  def _has_parameter(self, name):
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    return name in inspect.signature(rule).parameters
+
+  def _with_decay(self, params, learning_rate, arguments):
+    """Return the rule for each group of parameters with the same decay."""
+    if not self.decay_multipliers:
+      return self.rule(learning_rate, **arguments)
+    decay = getattr(self.rule, 'keywords', {}).get('weight_decay')
+    if not decay or 'mask' not in arguments:
+      raise ValueError(
+        f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
+        f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
+      )
+    factors = first_factors(self.decay_multipliers, params)
+    groups = {
+      f'decay_x{factor:g}': self.rule(
+        learning_rate, **arguments, weight_decay=factor * decay
+      )
+      for factor in sorted(set(jax.tree.leaves(factors)))
+    }
+    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
+    return optax.partition(groups, labels)
+
   def _mask(self, params):
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
-    if 'mask' in inspect.signature(rule).parameters:
+    if self._has_parameter('mask'):
       what = 'optimizer.decay_mask'
       tree.check_rules_match(self.decay_mask, params, what=what)
       return {'mask': tree.mask(self.decay_mask, params)}
@@ -220,27 +201,11 @@ class Optimizer:
     """Tree of factors on the updates, or None if there are none."""
     if not self.lr_multipliers and self.layer_decay is None:
       return None
-    rules = [path_rule for path_rule, _ in self.lr_multipliers]
-
-    def named(path, _):
-      i = tree.first_match(rules, path)
-      return 1.0 if i is None else self.lr_multipliers[i][1]
-
-    factors = tree.map_with_path(named, params)
+    factors = first_factors(self.lr_multipliers, params)
     if self.layer_decay is not None:
       by_layer = self.layer_decay.factors(params)
       factors = jax.tree.map(np.multiply, factors, by_layer)
     return factors
-
-
-def _scale_by(factors):
-  """Multiply updates by a tree of constants; masked leaves pass unchanged."""
-  flat = tree.flatten(factors)
-
-  def scale(path, update):
-    return update * jnp.asarray(flat[path], update.dtype)
-
-  return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
 
 
 DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import averages
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
@@ -22,7 +23,11 @@ from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 )
 @dataclasses.dataclass
 class TrainState:
-  """Everything that changes in training; `ema` is None unless asked for."""
+  """Everything that changes in training.
+
+  `ema` is an average of the parameters, see averages.py: that of a
+  schedule-free optimizer, an EMA if there is an `ema_decay`, or None.
+  """
 
   step: jax.Array  # int32 scalar: number of updates done
   params: Params
@@ -44,6 +49,8 @@ def train_step(
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
   ema_decay: float | None = None,
+  ema_start: int = 0,
+  ema_debias: bool = False,
 ) -> tuple[TrainState, Metrics]:
   """Make one update: the whole of training, except what surrounds it.
 
@@ -55,6 +62,8 @@ def train_step(
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
     ema_decay: d in ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
+    ema_start, ema_debias: number of updates before the EMA starts, and whether
+      it is debiased; see `averages.ema_weight`.
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
@@ -68,10 +77,13 @@ def train_step(
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
-  if ema is not None:
+  if averages.averages_itself(opt_state):
+    ema = averages.of_optimizer(opt_state, params)
+  elif ema is not None:
     if ema_decay is None:
       raise ValueError('The state has an EMA. Give its ema_decay, e.g. 0.9999.')
-    ema = optax.incremental_update(params, ema, 1 - ema_decay)
+    weight = averages.ema_weight(state.step, ema_decay, ema_start, ema_debias)
+    ema = optax.incremental_update(params, ema, weight)
   metrics |= {'grad_norm': optax.tree.norm(grads)}
   state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
   return state, metrics
@@ -120,15 +132,27 @@ def init_state(
     model: Flax module.
     images: ShapeDtypeStruct of a batch of float images.
     tx: function params -> optax transformation.
-    ema: whether to keep an EMA, which starts at the parameters.
+    ema: whether to keep an EMA, which starts at the parameters. The average of
+      a schedule-free optimizer is always kept.
+
+  Raises:
+    ValueError: an EMA with a schedule-free optimizer.
   """
   init_rng, train_rng = jax.random.split(rng)
   example = jnp.zeros(images.shape, images.dtype)
   params = model.init(init_rng, example)['params']
+  opt_state = tx(params).init(params)
+  has_average = averages.averages_itself(opt_state)
+  if ema and has_average:
+    raise ValueError(
+      'ema_decay is set, but the schedule-free optimizer defines an average of '
+      'the parameters, which evaluations and saved weights use. Leave out '
+      'ema_decay, or set it to None.'
+    )
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
-    opt_state=tx(params).init(params),
+    opt_state=opt_state,
     rng=train_rng,
-    ema=jax.tree.map(jnp.copy, params) if ema else None,
+    ema=jax.tree.map(jnp.copy, params) if ema or has_average else None,
   )

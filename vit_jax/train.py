@@ -34,7 +34,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.distributed import Stopped, StopSignal
 from vit_jax.divergence import NonFiniteError
 from vit_jax.domains import Count, KeySeed, OneOf, Rate, checked
-from vit_jax.durations import Interval, Timeline, steps
+from vit_jax.durations import Duration, Interval, Timeline, steps
 from vit_jax.evaluators import Evaluator, Factory
 from vit_jax.files import PathLike
 from vit_jax.metrics import Monitor, Stopwatch
@@ -95,6 +95,8 @@ def train(
   preprocess: Preprocess = Normalize(),
   accum_steps: Count = 1,
   ema_decay: Rate | None = None,
+  ema_start: Duration | None = None,
+  ema_debias: bool = False,
   seed: KeySeed = 0,
   log_every: Interval = steps(50),
   writers: Mapping[str, MetricsWriter] | None = None,
@@ -131,7 +133,11 @@ def train(
     preprocess: uint8 images -> float images, on the device.
     accum_steps: micro-batches per step, to save memory; same result.
     ema_decay: decay of an EMA of the parameters, used by evaluators and saved;
-      the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
+      the paper's Table 2 has 0.9999 for ImageNet. None: no EMA. A schedule-free
+      optimizer has an average of its own in its place.
+    ema_start: time before the EMA starts. Until then it equals the parameters.
+    ema_debias: whether the EMA leaves out the parameters at its start, which
+      otherwise have the weight ema_decay**n after n more steps.
     seed: of initialisation, data order, augmentation and dropout.
     log_every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
@@ -191,6 +197,8 @@ def train(
     rules=sharding,
     accum_steps=accum_steps,
     ema_decay=ema_decay,
+    ema_start=_ema_start(timeline, ema_decay, ema_start, ema_debias),
+    ema_debias=ema_debias,
   )
 
   # 4. Evaluators open their data now, not after a day of training.
@@ -493,6 +501,27 @@ def _first_state(
   return state, {'position': 0}, origin
 
 
+def _ema_start(timeline, ema_decay, ema_start, ema_debias):
+  """Return the number of updates before the EMA starts.
+
+  Raises:
+    ValueError: there is no EMA, or the run ends before it starts.
+  """
+  if not ema_decay and (ema_start is not None or ema_debias):
+    raise ValueError(
+      'ema_start and ema_debias have no meaning without an EMA. Set ema_decay, '
+      'e.g. to 0.9999, or leave them out.'
+    )
+  start = timeline.steps(ema_start) or 0
+  if start >= timeline.total_steps:
+    raise ValueError(
+      f'ema_start ({start} steps) must be shorter than the run '
+      f'({timeline.total_steps} steps). Start the EMA earlier, or leave out '
+      'ema_decay.'
+    )
+  return start
+
+
 def _check_finite(run, step, state, monitor):
   """Raise NonFiniteError if a metric up to this step, or the state, is."""
   monitor.flush()
@@ -536,6 +565,8 @@ def make_step(
   rules: Rules | None = None,
   accum_steps: int = 1,
   ema_decay: float | None = None,
+  ema_start: int = 0,
+  ema_debias: bool = False,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return the jitted initialisation and train step, and the state's shapes.
 
@@ -546,7 +577,7 @@ def make_step(
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, ema_decay: see `train_step`.
+    accum_steps, ema_decay, ema_start, ema_debias: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
@@ -564,6 +595,8 @@ def make_step(
     tx=make_tx(abstract_state.params),
     accum_steps=accum_steps,
     ema_decay=ema_decay,
+    ema_start=ema_start,
+    ema_debias=ema_debias,
   )
   outputs = (shardings, replicated(mesh))
   return (

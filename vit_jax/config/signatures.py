@@ -43,9 +43,17 @@ def locate(dotted_path: Any) -> Any:
     raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
 
 
-@functools.cache
 def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
   """Return {name: parameter} without those that Flax adds to modules."""
+  try:
+    hash(fn)
+  except TypeError:  # an object with a list in it
+    return _parameters_of.__wrapped__(fn)
+  return _parameters_of(fn)
+
+
+@functools.cache
+def _parameters_of(fn):
   try:
     found = dict(inspect.signature(fn).parameters)
   except ValueError:  # some built-ins have no signature

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import tree
+from vit_jax import averages, tree
 from vit_jax.checks import one_of
 from vit_jax.domains import Count, Natural, OneOf, PathRule, checked
 from vit_jax.files import PathLike, write_atomically
@@ -194,7 +194,11 @@ def load_into(
   weights = read(init_from)
   params, report = fit(weights, state.params, model, init_from, folder)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  return dataclasses.replace(state, params=params, ema=ema), report
+  opt_state = averages.restart(state.opt_state, params)
+  state = dataclasses.replace(
+    state, params=params, ema=ema, opt_state=opt_state
+  )
+  return state, report
 
 
 def fit(
