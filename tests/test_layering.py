@@ -15,7 +15,8 @@ LEAVES = ('checks', 'domains', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
-  'objectives': ('objectives.', 'models.common', 'models.pooling'),
+  # Distillation: its teacher.
+  'objectives': ('objectives.', 'models.common', 'models.pooling', 'teacher'),
   'evals': ('evals.', 'data.', 'sharding', 'terminal', 'objectives.'),
   'analysis': ('analysis.',),
   'reports': (
@@ -54,6 +55,7 @@ MODULES = {
       'distributed',
     ),
     *(
+      'frozen',
       'reuse',
       'terminal',
       'dry_runs',
@@ -94,6 +96,8 @@ MODULES = {
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
+  'frozen': ('sharding',),
+  'teacher': ('frozen', 'models.', 'pretrained', 'weights.'),
   'optim': (),
   'sharding': ('models.mesh',),
   'checkpoint': ('checksums', 'storage', 'stored', 'terminal'),

@@ -20,6 +20,7 @@ from vit_jax import (
   device_memory,
   divergence,
   dry_runs,
+  frozen,
   reuse,
   storage,
   terminal,
@@ -180,8 +181,10 @@ def train(
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
   learning_rate = reuse.call(schedule, timeline)
 
-  # 3. Shapes, then shardings, then memory.
-  init, abstract_state, step_fn = reuse.call(
+  # 3. Shapes, then shardings, then memory. No later run shares a teacher, which
+  # would stay on the devices.
+  call = _call if frozen.of(loss_fn) else reuse.call
+  init, abstract_state, step_fn = call(
     make_step,
     model,
     images=images,
@@ -405,6 +408,9 @@ def _attempt(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
     monitor.say(run.reading)
+  if isinstance(run.step_fn, frozen.Step):
+    with terminal.waiting('loading the teacher ...'):
+      run.step_fn.load()
   batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
@@ -550,7 +556,8 @@ def make_step(
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
-    shardings; and `train_step`, which donates the state that it is given.
+    shardings; and `train_step`, which donates the state that it is given; a
+    frozen.Step if the loss uses arrays that are not trained.
   """
   init = functools.partial(
     init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
@@ -566,11 +573,21 @@ def make_step(
     ema_decay=ema_decay,
   )
   outputs = (shardings, replicated(mesh))
+  if parts := frozen.of(loss_fn):
+    compiled: Any = frozen.Step(
+      step_fn, parts, mesh=mesh, rules=rules, out_shardings=outputs
+    )
+  else:
+    compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
   return (
     jax.jit(init, out_shardings=shardings),
     annotate(abstract_state, shardings),
-    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+    compiled,
   )
+
+
+def _call(fn, *args, **kwargs):
+  return fn(*args, **kwargs)
 
 
 def with_num_classes(model: Any, source: Any) -> Any:

@@ -23,7 +23,9 @@ Metrics = dict[str, jax.Array]  # scalars
 # uint8 images [..., H, W, C] -> float images of the same shape.
 Preprocess = Callable[[Any], jax.Array]
 # (params, batch, rng) -> (mean loss, metrics). Its attribute `activation`, if
-# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'.
+# there is one, converts logits to probabilities: 'softmax' or 'sigmoid'. Its
+# attribute `frozen`, if there is one, lists arrays that it uses but that are
+# not trained, see frozen.py.
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.
