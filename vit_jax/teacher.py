@@ -82,8 +82,7 @@ class Teacher:
     shape = weights.image_shape
     if self.image_size is not None:
       shape = (*as_pair(self.image_size), shape[2])
-    shapes = _nested(model, bundle.shapes(model, shape))
-    frozen = Frozen(shapes, self._load)
+    frozen = Frozen(_shapes(model, shape), self._load)
     return Predictor(str(self.path), model, weights, shape, frozen)
 
   def fingerprint(self) -> dict[str, Any]:
@@ -110,7 +109,10 @@ class Teacher:
       weights, _ = pretrained.fit(
         weights, image_size=self.image_size, posemb_resize=self.posemb_resize
       )
-    return _nested(weights.model, weights.params)
+    params: FlatParams = weights.params
+    if _is_scanned(weights.model):
+      params = tree.stack_blocks(params)
+    return tree.unflatten(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +154,14 @@ class Predictor:
     return jax.lax.stop_gradient(logits)
 
 
-def _nested(model: Any, params: FlatParams) -> Params:
-  """Return {path: array or shape}, unrolled, in the layout of the model."""
-  if getattr(model, 'scan', False) and isinstance(model, bundle.MODELS):
-    params = _stacked(params)
-  return tree.unflatten(params)
+def _is_scanned(model: Any) -> bool:
+  return getattr(model, 'scan', False) and isinstance(model, bundle.MODELS)
 
 
-def _stacked(params: FlatParams) -> FlatParams:
-  if any(isinstance(x, jax.ShapeDtypeStruct) for x in params.values()):
-    return jax.eval_shape(tree.stack_blocks, params)
-  return tree.stack_blocks(params)
+def _shapes(model: Any, image_shape: tuple[int, int, int]) -> Params:
+  """Return the ShapeDtypeStructs of a model's parameters, nested."""
+  shapes = tree.unflatten(bundle.shapes(model, image_shape))
+  if not _is_scanned(model):
+    return shapes
+  images = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
+  return jax.eval_shape(model.init, jax.random.key(0), images)['params']
