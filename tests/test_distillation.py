@@ -381,7 +381,7 @@ def arguments(teacher, **changes):
 def records(workdir):
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   found = [json.loads(line) for line in lines]
-  return {x['step']: x['loss'] for x in found if 'loss' in x}
+  return {x['step']: x['train/loss'] for x in found if 'train/loss' in x}
 
 
 @pytest.mark.slow

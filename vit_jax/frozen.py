@@ -102,18 +102,18 @@ class Step:
 
   def load(self) -> None:
     """Load the arrays and put them on the mesh; the first call does so, too."""
-    with jax.transfer_guard('allow'):
+    if self._values is None:
       # On several hosts device_put checks that all have the same values.
-      self._values = [
-        jax.device_put(
-          part.load(), jax.tree.map(lambda x: x.sharding, argument)
-        )
-        for part, argument in zip(self._parts, self.arguments)
-      ]
+      with jax.transfer_guard('allow'), jax.ensure_compile_time_eval():
+        self._values = [
+          jax.device_put(
+            part.load(), jax.tree.map(lambda x: x.sharding, argument)
+          )
+          for part, argument in zip(self._parts, self.arguments)
+        ]
 
   def __call__(self, state: Any, batch: Any) -> Any:
-    if self._values is None:
-      self.load()
+    self.load()
     return self._jitted(state, batch, self._values)
 
   def lower(self, state: Any, batch: Any) -> Any:
