@@ -198,18 +198,6 @@ def xent(activation, **fields):
   return {'target': target, **fields}
 
 
-def distillation(objective, **fields):
-  """Return distillation from weights that the user names, as a wrapper."""
-  target = 'vit_jax.objectives.distillation.distillation'
-  teacher = {'path': placeholder(str)}
-  return {
-    'target': target,
-    'teacher': teacher,
-    'objective': objective,
-    **fields,
-  }
-
-
 def adam(*, weight_decay=0.0, b2=0.999, **fields):
   """Return the paper's Adam; the schedule multiplies the weight decay."""
   settings = {'b1': 0.9, 'b2': b2, 'weight_decay': weight_decay}
@@ -245,6 +233,18 @@ def set_bit_sgd(config, *, milestones, lr=None):
     'decay': 'step',
     'milestones': milestones,
     'warmup_steps': 5000,
+  }
+
+
+def distillation(objective, **fields):
+  """Return distillation from weights that the user names, as a wrapper."""
+  target = 'vit_jax.objectives.distillation.distillation'
+  teacher = {'path': placeholder(str)}
+  return {
+    'target': target,
+    'teacher': teacher,
+    'objective': objective,
+    **fields,
   }
 
 
