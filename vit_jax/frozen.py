@@ -11,12 +11,16 @@ functools.wraps copies it.
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from vit_jax import tree
 from vit_jax.sharding import Rules, annotate, infer
 from vit_jax.types import LossFn, PyTree
 
@@ -103,12 +107,9 @@ class Step:
   def load(self) -> None:
     """Load the arrays and put them on the mesh; the first call does so, too."""
     if self._values is None:
-      # On several hosts device_put checks that all have the same values.
       with jax.transfer_guard('allow'), jax.ensure_compile_time_eval():
         self._values = [
-          jax.device_put(
-            part.load(), jax.tree.map(lambda x: x.sharding, argument)
-          )
+          _place(part.load(), argument)
           for part, argument in zip(self._parts, self.arguments)
         ]
 
@@ -119,3 +120,32 @@ class Step:
   def lower(self, state: Any, batch: Any) -> Any:
     """Return the lowered step, as of a jitted function."""
     return self._jitted.lower(state, batch, self.arguments)
+
+
+def digest(arrays: PyTree) -> str:
+  """Return a hash of names, types, shapes and values: 16 hexadecimal digits."""
+  found = hashlib.sha256()
+  for path, array in sorted(tree.flatten(arrays).items()):
+    found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+    found.update(np.ascontiguousarray(array).tobytes())
+  return found.hexdigest()[:16]
+
+
+def _place(arrays, argument):
+  """Return arrays on the mesh; ValueError if hosts have other values."""
+  if jax.process_count() > 1:
+    mine = np.frombuffer(bytes.fromhex(digest(arrays)), np.uint32)
+    hosts = multihost_utils.process_allgather(mine)
+    other = np.flatnonzero((hosts != hosts[0]).any(axis=1))
+    if other.size:
+      raise ValueError(
+        'The parameters of the teacher that host 0 has read are not those of '
+        f'host {", ".join(map(str, other[:8]))}. Give all hosts the same file.'
+      )
+
+  def place(array, shape):
+    return jax.make_array_from_callback(
+      shape.shape, shape.sharding, lambda index: np.asarray(array)[index]
+    )
+
+  return jax.tree.map(place, arrays, argument)

@@ -1,7 +1,6 @@
 """Teachers of distillation: a model and its parameters, from a weights file."""
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from vit_jax import pretrained, tree
 from vit_jax.domains import Count, Dtype, Natural, OneOf, Size, checked
 from vit_jax.files import PathLike
-from vit_jax.frozen import Frozen
+from vit_jax.frozen import Frozen, digest
 from vit_jax.models import resample
 from vit_jax.models.common import as_pair
 from vit_jax.types import Array, FlatParams, Params
@@ -88,11 +87,7 @@ class Teacher:
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
     self._weights = self._read()
-    found = hashlib.sha256()
-    for path, array in sorted(self._weights.params.items()):
-      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
-      found.update(np.ascontiguousarray(array).tobytes())
-    return {'weights': found.hexdigest()[:16]}
+    return {'weights': digest(self._weights.params)}
 
   def _options(self) -> dict[str, Any]:
     given = {'trust': self.trust, 'grid': self.grid}
