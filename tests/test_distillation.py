@@ -420,3 +420,17 @@ def test_a_workdir_teaches(tmp_path):
   read = formats.read(tmp_path / 'student')
   assert read.model.pooling == DistillationToken()
   assert MODEL.pooling == ClassToken()
+
+
+def test_other_classes_of_the_teacher_are_refused(tmp_path):
+  weights = make_weights(MODEL, class_names=['a', 'b', 'd', 'c'])
+  path = write(tmp_path / 'teacher.npz', weights)
+
+  def run(**fields):
+    given = arguments(Teacher(path, **fields))
+    given['data'].source.class_names = ['a', 'b', 'c', 'd']
+    return train(tmp_path / 'run', **given, dry_run=True)
+
+  with pytest.raises(ValueError, match=r"class 2 is \['d'\] there and \['c'\]"):
+    run()
+  assert run(same_classes=True) is None

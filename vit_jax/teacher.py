@@ -39,6 +39,8 @@ class Teacher:
       that have another size are resized on the device, with antialiasing.
     posemb_resize: method that resizes position embeddings, see `posemb.resize`.
     dtype: dtype of the teacher's computation. None: that of the student.
+    same_classes: whether its classes are those of the data, in the same order,
+      even if they have other names. False: names that both have must be equal.
   """
 
   path: PathLike
@@ -50,6 +52,7 @@ class Teacher:
   image_size: Size | None = None
   posemb_resize: Annotated[str, OneOf(*resample.METHODS)] = 'paper'
   dtype: Dtype | None = None
+  same_classes: bool = False
 
   def __post_init__(self) -> None:
     self._weights: Weights | None = None  # as read for the fingerprint

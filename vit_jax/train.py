@@ -198,6 +198,7 @@ def train(
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data.source, 'class_names', None)
+  _check_class_names(class_names, getattr(loss_fn, 'class_names', None))
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in (evals or {}).items()},
     model,
@@ -583,6 +584,23 @@ def make_step(
     jax.jit(init, out_shardings=shardings),
     annotate(abstract_state, shardings),
     compiled,
+  )
+
+
+def _check_class_names(of_data, of_teacher):
+  """Raise ValueError if a teacher was trained on other classes."""
+  if not of_data or not of_teacher or list(of_data) == list(of_teacher):
+    return
+  i = next(
+    (i for i, (a, b) in enumerate(zip(of_data, of_teacher)) if a != b),
+    min(len(of_data), len(of_teacher)),
+  )
+  here, there = (list(x[i : i + 1]) for x in (of_data, of_teacher))
+  raise ValueError(
+    f'The classes of the teacher are not those of the data: class {i} is '
+    f'{there} there and {here} here. Use a teacher that was trained on the '
+    'same classes. If they are the same classes in the same order under other '
+    'names, set config.objective.teacher.same_classes=True.'
   )
 
 

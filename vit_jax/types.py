@@ -25,7 +25,7 @@ Preprocess = Callable[[Any], jax.Array]
 # (params, batch, rng) -> (mean loss, metrics). Its attribute `activation`, if
 # there is one, converts logits to probabilities: 'softmax' or 'sigmoid'. Its
 # attribute `frozen`, if there is one, lists arrays that it uses but that are
-# not trained, see frozen.py.
+# not trained, see frozen.py; `class_names` are those of a teacher.
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

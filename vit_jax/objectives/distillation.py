@@ -111,6 +111,9 @@ def distillation(
     *getattr(inner, 'frozen', ()),
     predict.frozen,
   )
+  if not teacher.same_classes:
+    names = predict.weights.class_names
+    loss_fn.class_names = names  # type: ignore[attr-defined]
   if weight == 1:
     loss_fn.activation = 'softmax'  # type: ignore[attr-defined]
   return loss_fn
