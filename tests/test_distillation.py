@@ -11,7 +11,7 @@ import optax
 import pytest
 import scipy.special
 
-from vit_jax import frozen, sharding, tree
+from vit_jax import frozen, pretrained, sharding, tree
 from vit_jax.changes import ChangedRunError
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data.embedded import digits
@@ -160,6 +160,23 @@ def test_prediction_is_the_mean_of_both_heads():
   both = out['class_logits'] + out['distillation_logits']
   assert np.abs(out['class_logits'] - out['distillation_logits']).max() > 0.1
   np.testing.assert_allclose(out['logits'], both / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize('format', ['npz', 'big_vision', 'hf'])
+def test_formats_without_a_distillation_token_refuse_it(tmp_path, format):
+  with pytest.raises(ValueError, match=r'distillation token.*--format=timm'):
+    formats.write(make_weights(TWO_HEADS), tmp_path / 'x.npz', format)
+
+
+def test_another_head_replaces_both(tmp_path):
+  path = write(tmp_path / 'student.npz', make_weights(TWO_HEADS))
+  model, params = pretrained.load(path, num_classes=7, report=None)
+  assert model.pooling == DistillationToken()
+  for name in ('cls', 'dist'):
+    assert params['head'][name]['kernel'].shape == (16, 7)
+    assert not params['head'][name]['kernel'].any()
+  bare, params = pretrained.load(path, num_classes=0, report=None)
+  assert 'head' not in params and bare.num_classes is None
 
 
 def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
