@@ -320,6 +320,18 @@ def set_bit_sgd(config, *, milestones, lr=None):
   }
 
 
+def distillation(objective, **fields):
+  """Return distillation from weights that the user names, as a wrapper."""
+  target = 'vit_jax.objectives.distillation.distillation'
+  teacher = {'path': placeholder(str)}
+  return {
+    'target': target,
+    'teacher': teacher,
+    'objective': objective,
+    **fields,
+  }
+
+
 def classification(data, **fields):
   """Return an evaluator of the model's own predictions."""
   target = 'vit_jax.evals.classification.Classification'

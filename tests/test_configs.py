@@ -12,6 +12,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from config_variants import VARIANTS
 from ml_collections import ConfigDict
@@ -21,6 +22,8 @@ from vit_jax import dry_runs, optim
 from vit_jax import train as train_lib
 from vit_jax.data import pipeline, vtab
 from vit_jax.durations import Duration, Timeline, epochs
+from vit_jax.models import names
+from vit_jax.weights import bundle, formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLASSES = {
@@ -94,6 +97,16 @@ def replace_data(config, **fields):
   return config
 
 
+def write_teacher(folder, num_classes):
+  """Write a small ViT of zeros for images of 8 pixels; return its path."""
+  model = names.create('mu/8', num_classes=num_classes)
+  shapes = bundle.shapes(model, (8, 8, 3)).items()
+  params = {path: np.zeros(x.shape, x.dtype) for path, x in shapes}
+  path = folder / 'teacher.npz'
+  formats.write(bundle.Weights(model, params, (8, 8, 3)), path, 'vit_jax')
+  return str(path)
+
+
 def assert_documented(module, argument, *more):
   text = module.__doc__ + ''.join(x.__doc__ for x in more)
   models = load_module('finetune').MODELS
@@ -135,6 +148,9 @@ def trace(monkeypatch, tmp_path):
     config.data.batch_size -= config.data.batch_size % 8  # devices
     if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
+    if 'teacher' in config.objective:
+      classes = config.data.source.num_classes
+      config.objective.teacher.path = write_teacher(tmp_path, classes)
     kinds = _kinds(config)
     if kinds <= _traced:
       configs.plan_run(config)  # every key
@@ -252,7 +268,11 @@ def test_counts_are_those_of_the_paper():
 
 def _expected_count(name, argument):
   words = argument.split(',')
-  default = 'Ti/16' if name == 'train_folder' else 'B/16'
+  default = {
+    'train_folder': 'Ti/16',
+    'distill_deit': 'S/16',
+    'distill_patient': 'R50x1',
+  }.get(name, 'B/16')
   model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
   data = {
     'pretrain_imagenet': 'imagenet2012',
@@ -260,6 +280,8 @@ def _expected_count(name, argument):
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
     'pretrain_s16_better_plain': 'imagenet2012',
+    'distill_deit': 'imagenet2012',
+    'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
     data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
@@ -284,6 +306,9 @@ def _expected_count(name, argument):
   if name == 'pretrain_s16_better_plain':
     # Neither class token nor learned positions (197 of them).
     return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
+  if name == 'distill_deit':  # the token, its position and its head
+    width = BARE[model][1]
+    return _count(model, classes=classes) + 2 * width + (width + 1) * classes
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width

@@ -18,6 +18,7 @@ from test_configs import (
   load_config,
   load_module,
   replace_data,
+  write_teacher,
 )
 
 from vit_jax import config as configs
@@ -143,6 +144,17 @@ def test_tiny_pretraining_runs(name, pretrained):
   config = json.loads((workdir / 'config.json').read_text())
   for evaluator in config['evals']:
     assert 0 <= record[f'{evaluator}/accuracy'] <= 1
+
+
+@pytest.mark.slow
+def test_tiny_distillation_runs(data_dir, tmp_path):
+  config = load_config('distill_deit', 'soft,tiny')
+  config.data.source.data_dir = str(data_dir)
+  config.objective.teacher.path = write_teacher(tmp_path, num_classes=1000)
+  configs.run(config, tmp_path / 'run')
+  record = _last_record(tmp_path / 'run')
+  assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
+  assert 0 <= record['val/accuracy'] <= 1
 
 
 @pytest.mark.parametrize(

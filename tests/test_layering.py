@@ -15,7 +15,8 @@ LEAVES = ('checks', 'domains', 'files', 'tree', 'durations', 'types')
 FOLDERS = {  # folder: what it may import of this package
   'models': ('models.',),
   # Masked patches: what patches are, and a model that does not pool them.
-  'objectives': ('objectives.', 'models.common', 'models.pooling'),
+  # Distillation: its teacher.
+  'objectives': ('objectives.', 'models.common', 'models.pooling', 'teacher'),
   'evals': ('evals.', 'data.', 'sharding', 'terminal', 'objectives.'),
   'analysis': ('analysis.',),
   'reports': (
@@ -54,6 +55,7 @@ MODULES = {
       'distributed',
     ),
     *(
+      'frozen',
       'reuse',
       'terminal',
       'dry_runs',
@@ -94,6 +96,8 @@ MODULES = {
   ),
   'eta': ('analysis.flops', 'config', 'data.pipeline', 'durations', 'reuse'),
   'reuse': (),
+  'frozen': ('sharding',),
+  'teacher': ('frozen', 'models.', 'pretrained', 'weights.'),
   'optim': ('averages', 'multipliers', 'muon', 'rules', 'transformations'),
   'rules': ('transformations',),
   'muon': ('transformations',),
@@ -208,6 +212,7 @@ def test_training_imports_without_data_packages():
   """An accelerator box may have neither grain, tfds nor an image decoder."""
   modules = ['train', 'step', 'optim', 'models.names']
   modules += ['objectives.classification', 'objectives.masked_patches']
+  modules += ['objectives.distillation']
   modules += ['models.vit', 'models.resnet', 'models.mixer', 'models.axial']
   code = f"""
 import sys

@@ -56,6 +56,8 @@ OF_THE_MACHINE = frozenset(
     'vit_jax.data.imagenet.Real.json',
     'vit_jax.data.embedded.fractals.Fractals.cache_dir',
     'vit_jax.data.embedded.fractals.Fractals.show_progress',
+    # So is the fingerprint of a teacher.
+    'vit_jax.teacher.Teacher.path',
   }
 )
 HARMLESS = OF_THE_MACHINE | {
@@ -194,12 +196,12 @@ def _relative(value, workdir):
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
-  """Yield (key, source) of every Data in a value, and orders with files."""
+  """Yield (key, object) of sources, orders with files and teachers."""
   if isinstance(value, Data):
     yield f'{key}.source', value.source
     yield from _sources(value.order, f'{key}.order')
     return
-  if isinstance(value, Weighted):
+  if isinstance(value, Weighted) or hasattr(type(value), 'fingerprint'):
     yield key, value
     return
   if isinstance(value, list | tuple):

@@ -51,6 +51,7 @@ def report_training(
     ('steps', f'{timeline.total_steps:,}'),
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
     ('state on a device', _size_on_a_device(state)),
+    *_teacher(step_fn),
     ('temporaries on a device', _temporaries(compiled)),
   ]
   for path, leaf in _largest(state.params):
@@ -58,6 +59,14 @@ def report_training(
     rows.append((path, f'{tuple(leaf.shape)} {spec}'))
   table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
   terminal.console().print(table)
+
+
+def _teacher(step_fn):
+  """Return a row of the arrays that a loss uses and that are not trained."""
+  arguments = getattr(step_fn, 'arguments', None)
+  if arguments is None:
+    return []
+  return [('teacher on a device', _size_on_a_device(arguments))]
 
 
 def _by_source(data, timeline):
@@ -111,7 +120,8 @@ def explain_memory(
   lines = [
     f'The batch of {data.batch_size} images is {per_device} per device{micro}. '
     f'A training step needs per device: state {_size_on_a_device(state)}, '
-    f'temporaries {temporaries}. To need less:'
+    + ''.join(f'teacher {size}, ' for _, size in _teacher(step_fn))
+    + f'temporaries {temporaries}. To need less:'
   ]
   if smaller := per_device // accum_steps // 2 * accum_steps * ways:
     lines.append(

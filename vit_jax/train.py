@@ -20,6 +20,7 @@ from vit_jax import (
   device_memory,
   divergence,
   dry_runs,
+  frozen,
   reuse,
   storage,
   terminal,
@@ -186,8 +187,10 @@ def train(
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
   learning_rate = reuse.call(schedule, timeline)
 
-  # 3. Shapes, then shardings, then memory.
-  init, abstract_state, step_fn = reuse.call(
+  # 3. Shapes, then shardings, then memory. No later run shares a teacher, which
+  # would stay on the devices.
+  call = _call if frozen.of(loss_fn) else reuse.call
+  init, abstract_state, step_fn = call(
     make_step,
     model,
     images=images,
@@ -203,6 +206,7 @@ def train(
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data.source, 'class_names', None)
+  _check_class_names(class_names, getattr(loss_fn, 'class_names', None))
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in (evals or {}).items()},
     model,
@@ -413,6 +417,9 @@ def _attempt(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
     monitor.say(run.reading)
+  if isinstance(run.step_fn, frozen.Step):
+    with terminal.waiting('loading the teacher ...'):
+      run.step_fn.load()
   batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
@@ -581,7 +588,8 @@ def make_step(
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
-    shardings; and `train_step`, which donates the state that it is given.
+    shardings; and `train_step`, which donates the state that it is given; a
+    frozen.Step if the loss uses arrays that are not trained.
   """
   init = functools.partial(
     init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
@@ -599,11 +607,38 @@ def make_step(
     ema_debias=ema_debias,
   )
   outputs = (shardings, replicated(mesh))
+  if parts := frozen.of(loss_fn):
+    compiled: Any = frozen.Step(
+      step_fn, parts, mesh=mesh, rules=rules, out_shardings=outputs
+    )
+  else:
+    compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
   return (
     jax.jit(init, out_shardings=shardings),
     annotate(abstract_state, shardings),
-    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
+    compiled,
   )
+
+
+def _check_class_names(of_data, of_teacher):
+  """Raise ValueError if a teacher was trained on other classes."""
+  if not of_data or not of_teacher or list(of_data) == list(of_teacher):
+    return
+  i = next(
+    (i for i, (a, b) in enumerate(zip(of_data, of_teacher)) if a != b),
+    min(len(of_data), len(of_teacher)),
+  )
+  here, there = (list(x[i : i + 1]) for x in (of_data, of_teacher))
+  raise ValueError(
+    f'The classes of the teacher are not those of the data: class {i} is '
+    f'{there} there and {here} here. Use a teacher that was trained on the '
+    'same classes. If they are the same classes in the same order under other '
+    'names, set config.objective.teacher.same_classes=True.'
+  )
+
+
+def _call(fn, *args, **kwargs):
+  return fn(*args, **kwargs)
 
 
 def with_num_classes(model: Any, source: Any) -> Any:

@@ -23,10 +23,12 @@ Metrics = dict[str, jax.Array]  # scalars
 # Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
 # images of the same shape.
 Preprocess = Callable[[Any], jax.Array]
-# (params, batch, rng) -> (mean loss, metrics). It may have two attributes:
+# (params, batch, rng) -> (mean loss, metrics). It may have these attributes:
 # `activation` converts logits to probabilities: 'softmax' or 'sigmoid';
 # `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
-# whole batch, before it is cut into micro-batches.
+# whole batch, before it is cut into micro-batches;
+# `frozen` lists arrays that it uses but that are not trained, see frozen.py;
+# `class_names` are those of a teacher.
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

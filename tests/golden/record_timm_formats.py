@@ -12,6 +12,7 @@ import json
 import pathlib
 import tempfile
 
+import numpy as np
 import safetensors.numpy
 import seeded
 from PIL import Image
@@ -42,6 +43,7 @@ SMALL = {
   'num_classes': 5,
 }
 PLAIN, DEIT3 = 'vit_base_patch16_224', 'deit3_small_patch16_224'
+DISTILLED = 'deit_tiny_distilled_patch16_224'
 THEIRS = {  # name: architecture, arguments
   'token': (PLAIN, {'depth': 2}),
   'avg': (PLAIN, {'global_pool': 'avg', 'class_token': False}),
@@ -59,6 +61,7 @@ THEIRS = {  # name: architecture, arguments
     },
   ),
   'deit3': (DEIT3, {}),
+  'distilled': (DISTILLED, {'depth': 2}),
   'no_positions': (PLAIN, {'pos_embed': 'none', 'num_classes': 0}),
   'channels': (PLAIN, {'in_chans': 1, 'act_layer': 'gelu_tanh'}),
 }
@@ -77,6 +80,9 @@ OURS = {  # name: settings of models of ours that are written
   'gap': VIT | {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
   'fc_norm': VIT | {'pooling': 'gap', 'norm_after_pooling': True},
   'map': VIT | {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
+  'distilled': VIT | {'pooling': 'distilled', 'depth': 2},
+  'distilled_features': VIT
+  | {'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
   'features': VIT | {'num_classes': None},
   'hybrid_root': VIT
   | {'resnet_stages': (), 'patch_size': (4, 4), 'image_shape': (64, 32, 3)},
@@ -145,7 +151,8 @@ def write_cases():
     arrays, files = ours.write(weights)
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)
-      safetensors.numpy.save_file(arrays, path / 'model.safetensors')
+      rows = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+      safetensors.numpy.save_file(rows, path / 'model.safetensors')
       (path / 'config.json').write_text(json.dumps(files['config.json']))
       model = timm.create_model(f'local-dir:{folder}', pretrained=True)
     transform = data.create_transform(

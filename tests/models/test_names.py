@@ -98,6 +98,10 @@ def test_parameter_count_with_other_heads(name):
     ('B/16', {'pooling': Mean()}, 86_566_120),
     ('S/16', {'pooling': Mean(), 'posemb': SinCos2d()}, 21_974_632),
     ('B/16', {'head': Head(representation_size=768)}, 87_158_248),
+    # As large as timm's.
+    ('deit_tiny_distilled_patch16_224', {}, 5_910_800),
+    ('deit_small_distilled_patch16_224', {}, 22_436_432),
+    ('deit_base_distilled_patch16_224.fb_in1k', {}, 87_338_192),
   ],
 )
 def test_parameter_count_of_other_kinds(name, fields, expected):
@@ -210,7 +214,7 @@ def test_parts_of_timm_names(name, fields):
     ('Mixer-B16', 'SIZE is one of S, B, L, H. Similar names: Mixer-B/16'),
     ('Mixer-X/16', 'SIZE is one of S, B, L, H'),
     ('Mixer-B/0', 'SIZE is one of S, B, L, H'),
-    ('deit_base_distilled_patch16_224', 'second class token .* deit_base_'),
+    ('deit_huge_distilled_patch16_224', 'no model named .* names: deit_'),
     ('vit_base_patch16_clip_224', 'no model named .* names: vit_base'),
     ('vit_base_patch16_224_miil', 'no model named'),
     ('deit3_tiny_patch16_224', 'no model named'),

@@ -9,7 +9,15 @@ import pytest
 from contract import TINY_VIT, apply, random_params
 from jax import numpy as jnp
 
-from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling, Pooling
+from vit_jax.models.common import Head
+from vit_jax.models.pooling import (
+  ClassToken,
+  DistillationToken,
+  Map,
+  Mean,
+  NoPooling,
+  Pooling,
+)
 from vit_jax.models.vit import VisionTransformer
 
 
@@ -43,12 +51,18 @@ def test_layout():
   layout = Mean(class_token=True, num_registers=2).layout((2, 6))
   assert (layout.prefix, layout.num_tokens) == (3, 15)
   assert ClassToken().layout((2, 6)).prefix == 1
+  assert DistillationToken(num_registers=2).layout((2, 6)).prefix == 4
   assert Map().layout([2, 6]).prefix == 0
 
 
 @pytest.mark.parametrize(
   'pooling',
-  [ClassToken(num_registers=2), Mean(num_registers=2), NoPooling(True)],
+  [
+    ClassToken(num_registers=2),
+    DistillationToken(num_registers=2),
+    Mean(num_registers=2),
+    NoPooling(True),
+  ],
   ids=str,
 )
 def test_weights_of_tokens_give_the_pooled_tokens(pooling):
@@ -98,3 +112,23 @@ def test_a_pooling_of_our_own():
   patches = np.abs(out['tokens'][:, 2:]) + 1
   expected = (patches ** params['power']).mean(1)
   np.testing.assert_allclose(out['pooled'], expected, rtol=1e-5)
+
+
+def test_each_head_reads_its_own_token():
+  """The tanh layers differ, too."""
+  model = tiny(pooling=DistillationToken(), head=Head(representation_size=8))
+  params = random_params(model)
+  out = apply(model, params, method='features', per_layer=False)
+  for i, (name, logits) in enumerate(
+    (('cls', 'class_logits'), ('dist', 'distillation_logits'))
+  ):
+    x = out['tokens'][:, i]
+    for layer in ('pre_logits', 'head'):
+      x = x @ params[layer][name]['kernel'] + params[layer][name]['bias'][None]
+      x = jnp.tanh(x) if layer == 'pre_logits' else x
+    np.testing.assert_allclose(out[logits], x, atol=1e-5)
+  features = tiny(pooling=DistillationToken(), num_classes=None)
+  kept = {k: v for k, v in params.items() if k not in ('head', 'pre_logits')}
+  np.testing.assert_allclose(
+    apply(features, kept), out['tokens'][:, :2].mean(axis=1), atol=1e-6
+  )

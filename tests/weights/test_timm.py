@@ -33,6 +33,9 @@ OURS = {  # as record_timm_formats.py has them
   'gap': SMALL | {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
   'fc_norm': SMALL | {'pooling': 'gap', 'norm_after_pooling': True},
   'map': SMALL | {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
+  'distilled': SMALL | {'pooling': 'distilled', 'depth': 2},
+  'distilled_features': SMALL
+  | {'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
   'features': SMALL | {'num_classes': None},
   'hybrid_root': SMALL
   | {'resnet_stages': (), 'patch_size': (4, 4), 'image_shape': (64, 32, 3)},
@@ -69,6 +72,7 @@ def test_what_is_read_computes_what_timm_does(name):
     ('registers', {'pooling': 'token', 'num_registers': 2}),
     ('registers_avg', {'num_registers': 3, 'qk_norm': True}),
     ('deit3', {'pooling': 'token', 'layerscale_init': 1e-5}),
+    ('distilled', {'pooling': 'distilled', 'num_classes': 5, 'depth': 2}),
     ('no_positions', {'posemb': 'none', 'num_classes': None}),
     ('channels', {'gelu': 'tanh'}),
     ('hybrid', {'resnet_stages': (1, 1), 'patch_size': (1, 1)}),
@@ -159,7 +163,8 @@ def test_writing_and_reading_gives_the_same(name):
     assert again.model.posemb == Learned()
     check_logits(again, WRITTEN[name])
     again.params.pop('pos_embedding')
-    again.params.pop('cls_pos_embedding', None)
+    for name in ('cls_pos_embedding', 'dist_pos_embedding'):
+      again.params.pop(name, None)
   else:
     fields = (
       {'layerscale_init': 1e-5} if 'layerscale_init' in OURS[name] else {}
@@ -172,7 +177,9 @@ def test_writing_and_reading_gives_the_same(name):
   assert again.preprocess.std == weights.preprocess.std
 
 
-@pytest.mark.parametrize('name', ['token', 'siglip', 'deit3', 'no_positions'])
+@pytest.mark.parametrize(
+  'name', ['token', 'siglip', 'deit3', 'distilled', 'no_positions']
+)
 def test_reading_and_writing_gives_the_file_back(name):
   file = fill(READ[name])
   arrays, _ = timm.write(read(name))
@@ -258,7 +265,7 @@ def test_families_beyond_what_timm_has_are_not_written():
 @pytest.mark.parametrize(
   'more, said',
   [
-    ({'dist_token': (1, 1, 24)}, 'distillation token'),
+    ({'dist_token': (1, 1, 24)}, 'pos_embed has 11 patches'),
     ({'norm_pre.weight': (24,)}, 'norm before the layers'),
     ({'blocks.0.mlp.w12.weight': (96, 24)}, 'SwiGLU'),
     ({'blocks.0.attn.rel_pos.table': (9, 3)}, 'relative positions'),

@@ -35,6 +35,7 @@ from vit_jax.types import Shape, Size
 INIT = {
   'embedding': nn.initializers.lecun_normal(),  # E of equation 1
   'cls': nn.initializers.zeros,  # x_class of equation 1
+  'dist': nn.initializers.zeros,  # DeiT's distillation token, as 'cls'
   'registers': nn.initializers.normal(0.02),
   'mask': nn.initializers.normal(0.02),  # appendix B.1.2; BERT's std
   # Position embeddings: normal, with the init_std of posemb.py.
@@ -215,6 +216,26 @@ class Affine(nn.Module):
     # TPUs without bfloat16 arithmetic take several times as long otherwise.
     x = (x.astype(jnp.float32) + bias.reshape(1, -1)).astype(self.dtype)
     return x.reshape(*batch, *self.outputs)
+
+
+class AffinePerToken(Affine):
+  """x W + b with other W and b for each of two tokens: [B, 2, D] -> [B, 2, K].
+
+  The parameters are those of Affine, below 'cls' and 'dist'.
+  """
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    affine = functools.partial(
+      Affine,
+      self.inputs,
+      self.outputs,
+      self.kernel_init,
+      self.bias_init,
+      self.dtype,
+    )
+    tokens = affine(name='cls')(x[:, 0]), affine(name='dist')(x[:, 1])
+    return jnp.stack(tokens, axis=1)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -465,8 +486,15 @@ class Head:
   representation_size: Annotated[int, Range(0, 2**16)] | None = None
   bias_init: Annotated[float, Range(-1e4, 1e4)] = 0.0
 
-  def __call__(self, module: nn.Module, x: jax.Array) -> dict[str, jax.Array]:
+  def __call__(
+    self, module: nn.Module, x: jax.Array, *, layer: type[Affine] = Affine
+  ) -> dict[str, jax.Array]:
     """Compute the logits of pooled features [..., D].
+
+    Args:
+      module: the model, which gets the parameters.
+      x: pooled features.
+      layer: class of the layers.
 
     Returns:
       {'pooled': x, 'pre_logits': output of the tanh layer or x,
@@ -475,13 +503,13 @@ class Head:
     out = {'pooled': x}
     if self.representation_size:
       outputs, init = (self.representation_size,), INIT['pre_logits']
-      affine = Affine(
+      affine = layer(
         x.shape[-1:], outputs, init, dtype=module.dtype, name='pre_logits'
       )
       x = jnp.tanh(affine(x))
     out['pre_logits'] = x
     if module.num_classes:
-      out['logits'] = Affine(
+      out['logits'] = layer(
         x.shape[-1:],
         (module.num_classes,),
         INIT['head'],

@@ -160,7 +160,8 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   timm, where SIZE is tiny, small, ..., are, without '.tag':
 
     vit_SIZE_patchP[_regR][_siglip][_gap][_224]
-    deit_SIZE_patch16_224, deit3_SIZE_patchP_224, but not the distilled ones
+    deit_SIZE_patch16_224, deit_SIZE_distilled_patch16_224,
+    deit3_SIZE_patchP_224
     vit_SIZE_r50_s16_224 and the like, vit_SIZE_r_s16_p8_224
     resnetv2_50x1_bit and the like, mixer_b16_224 and the like
 
@@ -348,11 +349,9 @@ def _timm_mixer(size, patch):
   return _mixer(f'Mixer-{size.upper()}/{patch}')
 
 
-def _distilled():
-  raise ValueError(
-    'Distilled DeiTs have a second class token and head, which no model here '
-    'has.'
-  )
+def _distilled(size, patch):
+  pooling = {'pooling': {'target': f'{POOLING}.DistillationToken'}}
+  return _vit(f'{_TIMM_SIZES[size]}/{patch}') | pooling
 
 
 _SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
@@ -365,7 +364,9 @@ _TIMM_PATTERNS = {
   ),
   rf'(?P<family>deit3)_(?P<size>small|medium|base|large|huge)_patch'
   rf'(?P<patch>\d+){_PIXELS}': _timm_vit,
-  rf'deit_\w+_distilled_patch\d+{_PIXELS}': _distilled,
+  rf'deit_(?P<size>tiny|small|base)_distilled_patch(?P<patch>16){_PIXELS}': (
+    _distilled
+  ),
   rf'vit_{_SIZE}_r(?P<resnet>\d+)_s(?P<reduction>\d+){_PIXELS}': _timm_hybrid,
   rf'vit_{_SIZE}_r_s16_p8{_PIXELS}': functools.partial(
     _timm_hybrid, resnet='', reduction='16'

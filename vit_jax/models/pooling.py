@@ -12,8 +12,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.domains import Range, checked
-from vit_jax.models.common import INIT, BlockOptions, LayerNorm
-from vit_jax.models.posemb import Layout
+from vit_jax.models.common import (
+  INIT,
+  AffinePerToken,
+  BlockOptions,
+  Head,
+  LayerNorm,
+)
+from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import Params
 
 
@@ -25,17 +31,46 @@ class Pooling:
 
   Attributes:
     class_token: whether a learned class token comes first in the sequence.
-    num_registers: number of learned tokens after it that pooling ignores.
+    num_registers: number of learned tokens before the patches that pooling
+      ignores.
   """
 
   class_token: bool = False
   num_registers: Annotated[int, Range(0, 4096)] = 0
 
   norm_after = False  # whether the final LayerNorm comes after pooling
+  distillation_token = False  # whether one follows the class token
 
   def layout(self, grid: tuple[int, int]) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
-    return Layout((grid[0], grid[1]), self.class_token, self.num_registers)
+    return Layout(
+      (grid[0], grid[1]),
+      self.class_token,
+      self.num_registers,
+      self.distillation_token,
+    )
+
+  def tokens(
+    self, module: nn.Module, posemb: PositionEmbedding, layout: Layout
+  ) -> list[jax.Array]:
+    """Return the tokens before the patches, each float32 [1, ., D].
+
+    Args:
+      module: the model, which gets the parameters.
+      posemb: its position embedding.
+      layout: Layout of all tokens.
+    """
+    width, found = module.width, []
+    if layout.class_token:
+      cls = module.param('cls', INIT['cls'], (1, 1, width))
+      found.append(posemb.add_to_class_token(module, cls))
+    if layout.distillation_token:
+      dist = module.param('dist', INIT['dist'], (1, 1, width))
+      found.append(posemb.add_to_distillation_token(module, dist))
+    if layout.num_registers:
+      shape = (1, layout.num_registers, width)
+      found.append(module.param('registers', INIT['registers'], shape))
+    return found
 
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
@@ -48,6 +83,18 @@ class Pooling:
       layout: their Layout.
     """
     raise NotImplementedError
+
+  def classify(
+    self, module: nn.Module, head: Head, x: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Return the features of the head by name, see `Head.__call__`.
+
+    Args:
+      module: the model, which gets the parameters.
+      head: its Head.
+      x: result of `__call__`, after the final LayerNorm.
+    """
+    return head(module, x)
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the weights of tokens in the representation, [B or 1, 1, N].
@@ -79,6 +126,40 @@ class ClassToken(Pooling):
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class DistillationToken(Pooling):
+  """A class token and a distillation token, each with a head of its own (DeiT).
+
+  The logits are the mean of both heads, and so is the representation of both
+  tokens. Objectives see both heads, as the features 'class_logits' and
+  'distillation_logits', see objectives/distillation.py.
+  """
+
+  class_token: bool = dataclasses.field(default=True, init=False)
+
+  distillation_token = True
+
+  def __call__(
+    self, module: nn.Module, tokens: jax.Array, layout: Layout
+  ) -> jax.Array:
+    """Return both tokens, [B, 2, D]."""
+    return tokens[:, :2]
+
+  def classify(
+    self, module: nn.Module, head: Head, x: jax.Array
+  ) -> dict[str, jax.Array]:
+    out = head(module, x, layer=AffinePerToken)  # each [B, 2, .]
+    heads = {}
+    if 'logits' in out:
+      names = 'class_logits', 'distillation_logits'
+      heads = {name: out['logits'][:, i] for i, name in enumerate(names)}
+    return {name: both.mean(axis=1) for name, both in out.items()} | heads
+
+  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
+    return jnp.zeros((1, 1, layout.num_tokens)).at[..., :2].set(0.5)
 
 
 @checked

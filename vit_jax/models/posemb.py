@@ -31,22 +31,27 @@ Std = Annotated[float, Range(0, 100)]  # of initial values
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Order of the tokens: class token, registers, then the patches row by row.
+  """Order of the tokens.
+
+  The class token, the distillation token, registers, then the patches row by
+  row.
 
   Attributes:
     grid: (gh, gw) of the patches.
     class_token: whether there is one.
     num_registers: number of registers; they have no position.
+    distillation_token: whether there is one.
   """
 
   grid: tuple[int, int]
   class_token: bool = False
   num_registers: int = 0
+  distillation_token: bool = False
 
   @property
   def prefix(self) -> int:
     """Number of tokens before the patches."""
-    return self.class_token + self.num_registers
+    return self.class_token + self.distillation_token + self.num_registers
 
   @property
   def num_tokens(self) -> int:
@@ -74,6 +79,12 @@ class PositionEmbedding:
   def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
     """Add a position to the class token, [1, 1, D]."""
     return cls
+
+  def add_to_distillation_token(
+    self, module: nn.Module, dist: jax.Array
+  ) -> jax.Array:
+    """Add a position to the distillation token, [1, 1, D]."""
+    return dist
 
   def shared(
     self, module: nn.Module, layout: Layout, width: int
@@ -135,7 +146,7 @@ class PositionEmbedding:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionEmbedding):
-  """Learned embeddings, one for each patch and one for the class token.
+  """Learned embeddings of patches, class token and distillation token.
 
   Attributes:
     init_std: standard deviation of the initial values; the paper's code has
@@ -161,7 +172,16 @@ class Learned(PositionEmbedding):
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
   def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
-    return cls if self.in_layers else cls + self._class_token(module, cls.shape)
+    return (
+      cls if self.in_layers else cls + self._token(module, 'cls', cls.shape)
+    )
+
+  def add_to_distillation_token(
+    self, module: nn.Module, dist: jax.Array
+  ) -> jax.Array:
+    if self.in_layers:
+      return dist
+    return dist + self._token(module, 'dist', dist.shape)
 
   def shared(
     self, module: nn.Module, layout: Layout, width: int
@@ -201,16 +221,18 @@ class Learned(PositionEmbedding):
     )
     return table.reshape(1, -1, width)
 
-  def _class_token(self, module, shape):
+  def _token(self, module, name, shape):
     """Return [1, 1, D]; with the patches, the N + 1 rows of equation 1."""
     init = jax.nn.initializers.normal(self.init_std)
-    return module.param('cls_pos_embedding', init, shape)
+    return module.param(f'{name}_pos_embedding', init, shape)
 
   def _tokens(self, module, layout, width):
     """Return [1, N, D], with zeros for registers."""
     parts = []
     if layout.class_token:
-      parts.append(self._class_token(module, (1, 1, width)))
+      parts.append(self._token(module, 'cls', (1, 1, width)))
+    if layout.distillation_token:
+      parts.append(self._token(module, 'dist', (1, 1, width)))
     parts.append(jnp.zeros((1, layout.num_registers, width)))
     parts.append(self._patches(module, layout.grid, width))
     return jnp.concatenate(parts, axis=1)

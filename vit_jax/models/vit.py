@@ -3,7 +3,7 @@
 Shapes:
   B  examples in the batch      ph, pw  patch height and width
   H  image height, W width      gh, gw  the grid of patches, H / ph by W / pw
-  C  image channels             N  tokens: class token, registers, then the
+  C  image channels             N  tokens: those of the pooling, then the
   D  model width                   gh * gw patches, row by row
   h  attention heads            M  hidden width of the MLPs
   d  head dimension, D / h      L  layers, K classes
@@ -256,6 +256,7 @@ class VisionTransformer(common.Classifier):
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
+      class_logits, distillation_logits: [B, K], see pooling.DistillationToken.
     """
     self._check()
     common.check_images(self, images)
@@ -289,20 +290,13 @@ class VisionTransformer(common.Classifier):
     out['tokens'] = tokens if pooling.norm_after else norm(tokens)
     x = pooling(self, out['tokens'], layout)
     x = norm(x) if pooling.norm_after else x
-    return out | self.head(self, x)
+    return out | pooling.classify(self, self.head, x)
 
   def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
-    batch, _, width = patches.shape
-    x = patches.astype(jnp.float32)
+    batch, x = len(patches), patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
-    prefix = []
-    if layout.class_token:
-      cls = self.param('cls', INIT['cls'], (1, 1, width))
-      prefix.append(posemb.add_to_class_token(self, cls))
-    if layout.num_registers:
-      shape = (1, layout.num_registers, width)
-      prefix.append(self.param('registers', INIT['registers'], shape))
+    prefix = self.pooling.tokens(self, posemb, layout)
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
     return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
 

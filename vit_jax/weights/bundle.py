@@ -23,7 +23,13 @@ from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.common import PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
-from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
+from vit_jax.models.pooling import (
+  ClassToken,
+  DistillationToken,
+  Map,
+  Mean,
+  NoPooling,
+)
 from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -45,7 +51,13 @@ POSEMBS = {
   'relative': Relative,
   'none': None,
 }
-POOLINGS = {'token': ClassToken, 'gap': Mean, 'map': Map, 'none': NoPooling}
+POOLINGS = {
+  'token': ClassToken,
+  'distilled': DistillationToken,
+  'gap': Mean,
+  'map': Map,
+  'none': NoPooling,
+}
 _FIELDS = {  # short name: field of the model, field of that part
   'patch_size': ('embedding', 'patch_size'),
   'patch_stride': ('embedding', 'stride'),
@@ -383,7 +395,7 @@ def _some(names):
 
 def _facts(params, given):
   """Return (class, {short name: value}) of what the parameters show."""
-  head = params.get('head/kernel')
+  head = params.get('head/kernel', params.get('head/cls/kernel'))
   found = {'num_classes': None if head is None else head.shape[-1]}
   if 'block_0/token_mixing/fc1/kernel' in params:
     fc1 = 'block_0/{}_mixing/fc1/kernel'
@@ -431,6 +443,8 @@ def _vit_facts(params, given):
   if 'mask' in params:  # pre-training of masked_patches.py
     found |= {'mask_token': True, 'class_token': 'cls' in params}
     found['pooling'] = 'none'
+  elif 'dist' in params:
+    found['pooling'] = 'distilled'
   elif 'cls' in params:
     found['pooling'] = 'token'
   elif 'map_head/probe' in params:
@@ -442,6 +456,7 @@ def _vit_facts(params, given):
   found |= _posemb_facts(params, given)
   for name, path, axis in (
     ('representation_size', 'pre_logits/kernel', -1),
+    ('representation_size', 'pre_logits/cls/kernel', -1),
     ('num_registers', 'registers', 1),
   ):
     if path in params:

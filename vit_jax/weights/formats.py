@@ -28,7 +28,7 @@ from vit_jax.files import PathLike, check_remote, is_local, write_atomically
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
-from vit_jax.models.pooling import NoPooling
+from vit_jax.models.pooling import DistillationToken, NoPooling
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -487,6 +487,12 @@ def _check_portable(model, format):
   embedding = getattr(model, 'embedding', None)
   if getattr(embedding, 'stride', None):
     problems.append(f'stride={embedding.stride}')
+  pooling = getattr(model, 'pooling', None)
+  if isinstance(pooling, DistillationToken) and format != 'timm':
+    raise ValueError(
+      f'{format} cannot hold a distillation token with its own head. Use '
+      '--format=timm or --format=vit_jax instead.'
+    )
   remedy = 'Use --format=vit_jax instead'
   if getattr(embedding, 'mask_token', False):
     problems.append('mask_token=True')

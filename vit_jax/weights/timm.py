@@ -1,8 +1,8 @@
 """timm: model.safetensors and config.json, read and written.
 
-Supported: VisionTransformer (DeiT, DeiT III, SigLIP's image tower, DINOv2
-except with SwiGLU), its hybrids, BiT and MLP-Mixers. A class token that is not
-pooled is read as our first register, which is equivalent.
+Supported: VisionTransformer (DeiT, also distilled, DeiT III, SigLIP's image
+tower, DINOv2 except with SwiGLU), its hybrids, BiT and MLP-Mixers. A class
+token that is not pooled is read as our first register, which is equivalent.
 
     {'architecture': 'vit_base_patch16_224', 'num_classes': 1000,
      'global_pool': 'token', 'model_args': {...}, 'label_names': [...],
@@ -25,9 +25,15 @@ import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models import names
-from vit_jax.models.common import as_pair
+from vit_jax.models.common import PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
+from vit_jax.models.pooling import (
+  ClassToken,
+  DistillationToken,
+  Map,
+  Mean,
+  NoPooling,
+)
 from vit_jax.models.resnet import ResNet
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
@@ -38,10 +44,14 @@ _WRAPPER = 'timm_model.'  # of the class in transformers that wraps them
 
 
 @functools.cache
-def _vit_keys(last_norm='norm', root_only=False):
+def _vit_keys(last_norm='norm', root_only=False, distilled=False):
   backbone = 'patch_embed.backbone'
+  heads = linear('head', 'head')
+  if distilled:
+    heads = [*linear('head', 'head/cls'), *linear('head_dist', 'head/dist')]
   return KeyMap(
     Key('cls_token', 'cls'),
+    Key('dist_token', 'dist'),
     Key('reg_token', 'registers'),
     Key('pos_embed', 'pos_embedding'),
     *conv('patch_embed.proj', 'embedding'),
@@ -60,7 +70,7 @@ def _vit_keys(last_norm='norm', root_only=False):
     *norm('attn_pool.norm', 'map_head/norm'),
     *linear('attn_pool.mlp.fc{n}', 'map_head/mlp/fc{n}'),
     *linear('pre_logits.fc', 'pre_logits'),
-    *linear('head', 'head'),
+    *heads,
     *_backbone_keys(
       f'{backbone}.' if root_only else f'{backbone}.stem.', f'{backbone}.'
     ),
@@ -106,7 +116,6 @@ _FIRST_CONVS = (
 )
 # Why a timm model has no counterpart here, by the names of its arrays.
 _REASONS = {
-  r'dist_token|head_dist\..*': 'it has a distillation token (DeiT distilled)',
   r'norm_pre\..*': 'it has a norm before the layers (CLIP)',
   r'.*\.(w12|fc1_g|w1)\..*': 'its MLPs have gates (SwiGLU)',
   r'.*rel_pos.*|.*relative_position.*': 'it has relative positions',
@@ -187,7 +196,11 @@ def read(
     keys, fields = _MIXER_KEYS, {'gelu': config.gelu} | fields
   elif 'patch_embed.proj.weight' in arrays:
     last_norm = 'fc_norm' if 'fc_norm.weight' in arrays else 'norm'
-    keys = _vit_keys(last_norm, 'patch_embed.backbone.conv.weight' in arrays)
+    keys = _vit_keys(
+      last_norm,
+      'patch_embed.backbone.conv.weight' in arrays,
+      'dist_token' in arrays,
+    )
     arrays = _add_biases(arrays, notes)
   else:
     keys = _RESNET_KEYS
@@ -242,6 +255,8 @@ def _vit_fields(params, config, last_norm):
   pooling = config.pooling
   if 'map_head/probe' in params:
     pooling = 'map'
+  elif 'dist' in params and pooling in (None, 'token'):
+    pooling = 'distilled'
   elif not pooling:
     pooling = 'token' if 'cls' in params and last_norm == 'norm' else 'gap'
   fields = {'gelu': config.gelu, 'pooling': pooling}
@@ -271,18 +286,23 @@ def _place_tokens(params, fields, last_norm, config, grid, notes):
       'The file has no pos_embed, and nothing says that its model has none. '
       "If it has none, pass posemb='none'."
     )
-  tokens = [params.pop(name, None) for name in ('cls', 'registers')]
+  tokens = [params.pop(name, None) for name in ('cls', 'dist', 'registers')]
   has_cls = tokens[0] is not None
   tokens = [x for x in tokens if x is not None]
   if any(x.ndim != 3 or x.shape[0] != 1 for x in tokens):
-    raise ValueError('cls_token and reg_token must have the shape (1, n, D).')
+    raise ValueError(
+      'cls_token, dist_token and reg_token must have the shape (1, n, D).'
+    )
   prefix = np.concatenate(tokens, axis=1) if tokens else np.zeros((1, 0, 0))
-  first = int(pooling == 'token')
-  if first:
-    if not has_cls:
-      raise ValueError("The file has no cls_token; pooling cannot be 'token'.")
-    params['cls'] = prefix[:, :1]
-  elif has_cls:
+  pooled = {'token': ('cls',), 'distilled': ('cls', 'dist')}.get(pooling, ())
+  first = len(pooled)
+  if pooled and not has_cls:
+    raise ValueError(
+      f'The file has no cls_token; pooling cannot be {pooling!r}.'
+    )
+  for i, name in enumerate(pooled):
+    params[name] = prefix[:, i : i + 1]
+  if not pooled and has_cls:
     notes.append('  the class token, which is not pooled, is register 0')
   if prefix.shape[1] > first:
     params['registers'] = prefix[:, first:]
@@ -300,9 +320,9 @@ def _place_tokens(params, fields, last_norm, config, grid, notes):
       f'pos_embed has {rows.shape[1]} rows before those of the patches, and '
       f'there are {prefix.shape[1]} tokens.'
     )
-  if first:
-    no_row = np.zeros_like(params['cls'])
-    params['cls_pos_embedding'] = rows[:, :1] if rows.shape[1] else no_row
+  for i, name in enumerate(pooled):
+    row = rows[:, i : i + 1] if rows.shape[1] else np.zeros_like(params[name])
+    params[f'{name}_pos_embedding'] = row
   if rows[:, first:].any():
     params['registers'] = params['registers'] + rows[:, first:]
     notes.append('  positions of registers added to them: ours have none')
@@ -454,6 +474,13 @@ def _architecture(model):
     ValueError: timm has no such ResNet, Mixer or hybrid.
   """
   embedding = getattr(model, 'embedding', None)
+  if isinstance(getattr(model, 'pooling', None), DistillationToken):
+    if type(embedding) is not PatchEmbedding:
+      raise ValueError(
+        'timm has no hybrid with a distillation token. Use --format=vit_jax '
+        'instead.'
+      )
+    return 'deit_base_distilled_patch16_224'
   known = [
     (name, other)
     for name, other in _architectures()
@@ -502,7 +529,11 @@ def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   else:
     args = _vit_args(weights, params)
     root_only = getattr(model.embedding, 'stages', None) == ()
-    keys = _vit_keys('fc_norm' if args['fc_norm'] else 'norm', root_only)
+    keys = _vit_keys(
+      'fc_norm' if args['fc_norm'] else 'norm',
+      root_only,
+      isinstance(model.pooling, DistillationToken),
+    )
   arrays = keys.to_theirs(params)
   arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
   return arrays, {'config.json': _make_config(weights, name, args, arrays)}
@@ -524,7 +555,18 @@ def _vit_args(weights, params):
       '--format=stablehlo instead.'
     )
   _check_eps(block.norm_eps)
-  pools = {ClassToken: 'token', Mean: 'avg', Map: 'map'}
+  distilled = isinstance(pooling, DistillationToken)
+  if distilled and pooling.num_registers:
+    raise ValueError(
+      f'timm has no registers (num_registers={pooling.num_registers}) next to '
+      'a distillation token. Use --format=vit_jax instead.'
+    )
+  pools = {
+    ClassToken: 'token',
+    DistillationToken: 'token',
+    Mean: 'avg',
+    Map: 'map',
+  }
   args = {
     'img_size': list(weights.image_shape[:2]),
     'patch_size': _patch(model),
@@ -543,15 +585,19 @@ def _vit_args(weights, params):
   if block.gelu == 'tanh':
     args['act_layer'] = 'gelu_tanh'
   args['no_embed_class'] = True
-  if model.posemb is None:
+  if model.posemb is None and not distilled:
     args['pos_embed'] = 'none'
-  else:
-    params['pos_embedding'] = rows = bundle.patch_positions(weights)
-    if (cls := params.pop('cls_pos_embedding', None)) is not None:
-      shape = 1, pooling.num_registers, model.width
-      table = [cls, np.zeros(shape, np.float32), rows]
-      params['pos_embedding'] = np.concatenate(table, axis=1)
-      args['no_embed_class'] = False
+    return args
+  params['pos_embedding'] = rows = bundle.patch_positions(weights)
+  prefix = [
+    params.pop(f'{name}_pos_embedding', None) for name in ('cls', 'dist')
+  ]
+  if prefix[0] is not None or distilled:  # a distilled model always has these
+    blank = np.zeros((1, 1, model.width), np.float32)
+    ours = [blank if x is None else x for x in prefix[: 1 + distilled]]
+    blank = np.zeros((1, pooling.num_registers, model.width), np.float32)
+    params['pos_embedding'] = np.concatenate([*ours, blank, rows], axis=1)
+    args['no_embed_class'] = False
   return args
 
 
@@ -611,7 +657,7 @@ def _make_config(weights, architecture, args, arrays):
       'num_classes': num_classes,
       'pool_size': None,
       'first_conv': first_conv,
-      'classifier': 'head.fc' if 'stem.conv.weight' in arrays else 'head',
+      'classifier': _classifier(arrays),
     },
   }
   if weights.class_names:
@@ -619,6 +665,12 @@ def _make_config(weights, architecture, args, arrays):
   if weights.activation != 'softmax':
     config['activation'] = weights.activation
   return config
+
+
+def _classifier(arrays):
+  if 'stem.conv.weight' in arrays:
+    return 'head.fc'
+  return ['head', 'head_dist'] if 'dist_token' in arrays else 'head'
 
 
 def _fraction(large, size):

@@ -146,7 +146,7 @@ def lower(
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
   argument_bytes = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves((state, batch))
+    for x in jax.tree.leaves((state, getattr(step_fn, 'arguments', ()), batch))
   )
   return lowered, {
     'device_kind': devices[0].device_kind,

@@ -1,0 +1,453 @@
+"""Distillation: losses by hand, a teacher that stays as it is, any mesh."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.special
+
+from vit_jax import frozen, pretrained, sharding, tree
+from vit_jax.changes import ChangedRunError
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.data.embedded import digits
+from vit_jax.data.pipeline import Data
+from vit_jax.durations import steps
+from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.pooling import ClassToken, DistillationToken
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives import distillation as module
+from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
+from vit_jax.objectives.distillation import distillation
+from vit_jax.objectives.masked_patches import masked_patches
+from vit_jax.optim import Optimizer
+from vit_jax.preprocess import Normalize
+from vit_jax.sharding import MeshSizes
+from vit_jax.teacher import Teacher
+from vit_jax.train import make_step, train
+from vit_jax.weights import bundle, formats
+from vit_jax.weights.bundle import Weights
+
+RNG = np.random.default_rng(0)
+BATCH = {
+  'image': RNG.integers(0, 256, (8, 8, 8, 3), np.uint8),
+  'label': np.arange(8, dtype=np.int32) % 4,
+}
+MODEL = VisionTransformer(
+  width=16,
+  depth=1,
+  mlp_dim=32,
+  num_heads=2,
+  embedding=PatchEmbedding(4),
+  num_classes=4,
+)
+TWO_HEADS = MODEL.clone(pooling=DistillationToken())
+
+
+def make_weights(model, size=8, seed=1, **attributes):
+  rng = np.random.default_rng(seed)
+  params = {
+    path: 0.3 * rng.standard_normal(x.shape, np.float32)
+    for path, x in bundle.shapes(model, (size, size, 3)).items()
+  }
+  return Weights(model, params, (size, size, 3), **attributes)
+
+
+def write(path, weights):
+  formats.write(weights, path, 'vit_jax')
+  return str(path)
+
+
+@pytest.fixture
+def teacher_file(tmp_path):
+  """Weights with a preprocessing of their own."""
+  weights = make_weights(
+    MODEL.clone(depth=2), preprocess=Normalize(100.0, 50.0)
+  )
+  return write(tmp_path / 'teacher.npz', weights)
+
+
+@functools.cache
+def features(model):
+  return jax.jit(functools.partial(model.apply, method='features'))
+
+
+def logits_of(weights, images, name='logits'):
+  variables = {'params': tree.unflatten(weights.params)}
+  out = features(weights.model)(variables, weights.preprocess(images))
+  return np.asarray(out[name], np.float64)
+
+
+def xent(logits, classes):
+  found = scipy.special.log_softmax(logits, axis=1)
+  return -found[np.arange(len(classes)), classes].mean()
+
+
+def kl(teacher, student, temperature):
+  theirs = scipy.special.log_softmax(teacher / temperature, axis=1)
+  ours = scipy.special.log_softmax(student / temperature, axis=1)
+  return temperature**2 * (np.exp(theirs) * (theirs - ours)).sum(1).mean()
+
+
+def test_losses_of_small_arrays():
+  """Two classes: KL((3/4, 1/4) || (1/2, 1/2)) is 3/4 log 3 - log 2."""
+  teacher, student = jnp.log(jnp.array([[3.0, 1.0]])), jnp.zeros((1, 2))
+  expected = 0.75 * np.log(3) - np.log(2)
+  soft = module.teacher_loss(student, teacher)
+  np.testing.assert_allclose(soft, [expected], rtol=1e-6)
+  scaled = module.teacher_loss(student, 2 * teacher, temperature=2.0)
+  np.testing.assert_allclose(scaled, [4 * expected], rtol=1e-6)
+  hard = module.teacher_loss(student, teacher, kind='hard')
+  np.testing.assert_allclose(hard, [np.log(2)], rtol=1e-6)
+  np.testing.assert_allclose(
+    module.teacher_loss(teacher, teacher, temperature=3.0), [0], atol=1e-7
+  )
+
+
+@pytest.mark.parametrize(
+  'student, fields',
+  [
+    (MODEL, {}),
+    (MODEL, {'temperature': 3.0, 'weight': 0.1}),
+    (TWO_HEADS, {'kind': 'hard', 'weight': 0.5}),
+  ],
+  ids=['patient', 'soft', 'hard'],
+)
+def test_loss_of_models(teacher_file, student, fields):
+  """Each head has its loss; the teacher normalises as its file says."""
+  mine, theirs = make_weights(student, seed=2), formats.read(teacher_file)
+  inner = functools.partial(softmax_xent, label_smoothing=0.1)
+  loss_fn = distillation(
+    student,
+    preprocess=Normalize(),
+    teacher=Teacher(teacher_file),
+    objective=inner,
+    **fields,
+  )
+  params = tree.unflatten(mine.params)
+  loss, metrics = jax.jit(loss_fn)(params, BATCH, jax.random.key(0))
+  names = ('logits', 'logits')
+  if student is TWO_HEADS:
+    names = ('class_logits', 'distillation_logits')
+  by_label, by_teacher = (logits_of(mine, BATCH['image'], x) for x in names)
+  targets = logits_of(theirs, BATCH['image'])
+  label_loss = 0.9 * xent(by_label, BATCH['label'])
+  label_loss += 0.1 * np.mean([xent(by_label, [k] * 8) for k in range(4)])
+  found = kl(targets, by_teacher, fields.get('temperature', 1.0))
+  if fields.get('kind') == 'hard':
+    found = xent(by_teacher, targets.argmax(1))
+  weight = fields.get('weight', 1.0)
+  expected = (1 - weight) * label_loss + weight * found
+  np.testing.assert_allclose(loss, expected, rtol=2e-5)
+  np.testing.assert_allclose(metrics['label_loss'], label_loss, rtol=2e-5)
+  np.testing.assert_allclose(metrics['teacher_loss'], found, rtol=2e-5)
+  same = (by_teacher.argmax(1) == targets.argmax(1)).mean()
+  np.testing.assert_allclose(metrics['agreement'], same)
+  right = (by_label.argmax(1) == BATCH['label']).mean()
+  np.testing.assert_allclose(metrics['accuracy'], right)
+
+
+def test_prediction_is_the_mean_of_both_heads():
+  weights = make_weights(TWO_HEADS)
+  out = {
+    name: logits_of(weights, BATCH['image'], name)
+    for name in ('logits', 'class_logits', 'distillation_logits')
+  }
+  both = out['class_logits'] + out['distillation_logits']
+  assert np.abs(out['class_logits'] - out['distillation_logits']).max() > 0.1
+  np.testing.assert_allclose(out['logits'], both / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize('format', ['npz', 'big_vision', 'hf'])
+def test_formats_without_a_distillation_token_refuse_it(tmp_path, format):
+  with pytest.raises(ValueError, match=r'distillation token.*--format=timm'):
+    formats.write(make_weights(TWO_HEADS), tmp_path / 'x.npz', format)
+
+
+def test_another_head_replaces_both(tmp_path):
+  path = write(tmp_path / 'student.npz', make_weights(TWO_HEADS))
+  model, params = pretrained.load(path, num_classes=7, report=None)
+  assert model.pooling == DistillationToken()
+  for name in ('cls', 'dist'):
+    assert params['head'][name]['kernel'].shape == (16, 7)
+    assert not params['head'][name]['kernel'].any()
+  bare, params = pretrained.load(path, num_classes=0, report=None)
+  assert 'head' not in params and bare.num_classes is None
+
+
+def test_without_weight_the_loss_and_gradient_are_those_of_the_objective(
+  teacher_file,
+):
+  """So the student runs as it does without a teacher, dropout included."""
+  student = MODEL.clone(dropout=0.5)
+  params = tree.unflatten(make_weights(student).params)
+  plain = softmax_xent(student, preprocess=Normalize())
+  wrapped = distillation(
+    student, preprocess=Normalize(), teacher=Teacher(teacher_file), weight=0.0
+  )
+  found, expected = (
+    jax.jit(jax.value_and_grad(f, has_aux=True))(
+      params, BATCH, jax.random.key(3)
+    )
+    for f in (wrapped, plain)
+  )
+  np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-6)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    *(found[1], expected[1]),
+  )
+  assert found[0][1]['accuracy'] == expected[0][1]['accuracy']
+
+
+def test_activation_is_that_of_what_is_learned(teacher_file):
+  make = functools.partial(
+    distillation,
+    MODEL,
+    preprocess=Normalize(),
+    teacher=Teacher(teacher_file),
+    objective=sigmoid_xent,
+  )
+  assert make().activation == 'softmax'
+  assert make(weight=0.5).activation == 'sigmoid'
+
+
+def brighter(model, *, preprocess, objective):
+  """A wrapper that changes images, as mixup does."""
+  inner = objective(model, preprocess=preprocess)
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    image = jnp.minimum(batch['image'] + 40.0, 255.0)
+    return inner(params, {**batch, 'image': image}, rng)
+
+  return loss_fn
+
+
+def test_the_teacher_sees_what_a_wrapper_makes_of_the_images(teacher_file):
+  inner = functools.partial(distillation, teacher=Teacher(teacher_file))
+  outer = brighter(MODEL, preprocess=Normalize(), objective=inner)
+  params = tree.unflatten(make_weights(MODEL, seed=2).params)
+  loss, _ = outer(params, BATCH, jax.random.key(0))
+  images = np.minimum(BATCH['image'] + 40.0, 255.0)
+  student = logits_of(make_weights(MODEL, seed=2), images)
+  targets = logits_of(formats.read(teacher_file), images)
+  np.testing.assert_allclose(loss, kl(targets, student, 1.0), rtol=1e-5)
+  assert len(frozen.of(outer)) == 1
+
+
+@pytest.mark.parametrize(
+  'objective, said',
+  [
+    (functools.partial(brighter, objective=softmax_xent), 'other way|changes'),
+    (masked_patches, 'NoPooling|masked_patches'),
+  ],
+)
+def test_objectives_of_other_images_are_refused(teacher_file, objective, said):
+  with pytest.raises(ValueError, match=said):
+    distillation(
+      MODEL,
+      preprocess=Normalize(),
+      teacher=Teacher(teacher_file),
+      objective=objective,
+    )(tree.unflatten(make_weights(MODEL).params), BATCH, jax.random.key(0))
+
+
+def test_teachers_of_another_image_size(tmp_path):
+  """Images are resized to the teacher, or the teacher to the images."""
+  weights = make_weights(MODEL, size=16)
+  path = write(tmp_path / 'large.npz', weights)
+  x = weights.preprocess(BATCH['image'])
+  large = jax.image.resize(x, (8, 16, 16, 3), 'bilinear')
+  resized = dataclasses.replace(weights, preprocess=lambda images: images)
+  predict = Teacher(path).open(MODEL)
+  np.testing.assert_allclose(
+    predict(BATCH['image']), logits_of(resized, large), atol=2e-5
+  )
+  small = Teacher(path, image_size=8).open(MODEL)
+  assert small.image_shape == (8, 8, 3)
+  found = small(BATCH['image'])
+  assert found.shape == (8, 4)
+  assert np.abs(found - predict(BATCH['image'])).max() > 1e-3
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
+  teacher_file, scan
+):
+  teacher = Teacher(teacher_file, options={'scan': scan})
+  predict = teacher.open(MODEL.clone(dtype='bfloat16'))
+  assert predict.model.dtype == 'bfloat16'
+  assert ('blocks' in predict.frozen.shapes) == scan
+  expected = logits_of(formats.read(teacher_file), BATCH['image'])
+  np.testing.assert_allclose(predict(BATCH['image']), expected, atol=0.2)
+
+
+@pytest.mark.parametrize(
+  'fields, student, said',
+  [
+    ({'path': 'nothing.npz'}, MODEL, 'nothing.npz'),
+    ({}, MODEL.clone(num_classes=5), 'has 4 classes, the student 5'),
+    ({'image_size': 7}, MODEL, 'image_size'),
+  ],
+)
+def test_wrong_teachers_are_refused_at_once(
+  teacher_file, fields, student, said
+):
+  teacher = Teacher(**{'path': teacher_file} | fields)
+  with pytest.raises(ValueError, match=said):
+    distillation(student, preprocess=Normalize(), teacher=teacher)
+
+
+def test_other_wrong_arguments(teacher_file, tmp_path):
+  make = functools.partial(
+    distillation, MODEL, preprocess=Normalize(), teacher=Teacher(teacher_file)
+  )
+  with pytest.raises(ValueError, match=r"temperature=2 .*kind='hard'"):
+    make(kind='hard', temperature=2.0)
+  with pytest.raises(ValueError, match="'soft', 'hard'"):
+    make(kind='medium')
+  with pytest.raises(ValueError, match='weight'):
+    make(weight=1.5)
+  bare = write(
+    tmp_path / 'bare.npz', make_weights(MODEL.clone(num_classes=None))
+  )
+  with pytest.raises(ValueError, match='has no classes'):
+    make(teacher=Teacher(bare))
+  grey = {'image': BATCH['image'][..., :1], 'label': BATCH['label']}
+  with pytest.raises(ValueError, match=r'3 channels.* 1'):
+    Teacher(teacher_file).open(MODEL)(grey['image'])
+
+
+# Training.
+
+
+def make_tx(params):
+  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  return Optimizer(rule)(params, learning_rate=0.01)
+
+
+def run_steps(loss_fn, axes, count=3, accum_steps=1):
+  devices = jax.devices()[: int(np.prod(list(axes.values())))]
+  mesh = sharding.make_mesh(devices, **axes)
+  rules = None
+  if 'fsdp' in axes:
+    others = sharding.tensor_parallel() if 'model' in axes else ()
+    rules = sharding.fsdp(min_elements=64, others=others)
+  init, _, step_fn = make_step(
+    TWO_HEADS,
+    images=jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32),
+    loss_fn=loss_fn,
+    make_tx=make_tx,
+    mesh=mesh,
+    rules=rules,
+    accum_steps=accum_steps,
+  )
+  state, losses = init(jax.random.key(0)), []
+  with jax.set_mesh(mesh):
+    for _ in range(count):
+      state, metrics = step_fn(state, sharding.put_batch(BATCH, mesh))
+      losses.append(float(metrics['loss']))
+  return step_fn, state, losses
+
+
+@pytest.mark.slow
+def test_any_mesh_gives_the_same_losses_and_the_teacher_stays(teacher_file):
+  loss_fn = distillation(
+    TWO_HEADS,
+    preprocess=Normalize(),
+    teacher=Teacher(teacher_file),
+    kind='hard',
+    weight=0.5,
+  )
+  _, _, expected = run_steps(loss_fn, {'data': 1})
+  assert len(set(expected)) == 3
+  axes = {'data': 2, 'fsdp': 2, 'model': 2}
+  step_fn, state, losses = run_steps(loss_fn, axes, accum_steps=2)
+  np.testing.assert_allclose(losses, expected, rtol=2e-5)
+  (params,) = step_fn._values
+  kernel = params['block_1']['mlp']['fc1']['kernel']
+  assert not kernel.sharding.is_fully_replicated
+  file = formats.read(teacher_file).params
+  for path, array in tree.flatten(params).items():
+    np.testing.assert_array_equal(array, file[path])
+  assert not any('frozen' in path for path in tree.flatten(state))
+
+
+def arguments(teacher, **changes):
+  objective = functools.partial(
+    distillation, teacher=teacher, kind='hard', weight=0.5
+  )
+  source = digits.Synthetic(image_size=8, num_classes=4, num_examples=32)
+  return {
+    'model': TWO_HEADS,
+    'data': Data(source, 8),
+    'objective': objective,
+    'optimizer': Optimizer(optax.adam),
+    'schedule': lambda timeline: lambda step: 1e-3,
+    'total': steps(4),
+    'checkpoint': Checkpoints(every=steps(2)),
+    'mesh': MeshSizes(data=2, fsdp=2, model=2),
+    'log_every': steps(1),
+  } | changes
+
+
+def records(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  found = [json.loads(line) for line in lines]
+  return {x['step']: x['train/loss'] for x in found if 'train/loss' in x}
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_the_same_teacher_and_with_no_other(
+  teacher_file, tmp_path
+):
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  expected = train(whole, **arguments(Teacher(teacher_file)))
+  train(parts, **arguments(Teacher(teacher_file), total=steps(2)))
+  moved = write(tmp_path / 'moved.npz', formats.read(teacher_file))
+  resumed = train(
+    parts,
+    **arguments(Teacher(moved)),
+    allow_changes=['total_steps'],
+  )
+  jax.tree.map(np.testing.assert_array_equal, resumed.params, expected.params)
+  assert records(parts)[4] == records(whole)[4]
+  saved = {x.name for x in (whole / 'checkpoints').rglob('*')}
+  assert not any('teacher' in name or 'frozen' in name for name in saved)
+  other = write(tmp_path / 'other.npz', make_weights(MODEL, seed=7))
+  with pytest.raises(ChangedRunError, match=r'objective\.teacher: other'):
+    train(
+      parts,
+      **arguments(Teacher(other), total=steps(6)),
+      allow_changes=['total_steps'],
+    )
+
+
+@pytest.mark.slow
+def test_a_workdir_teaches(tmp_path):
+  """The student of a student; its predictions are the mean of both heads."""
+  plain = arguments(None, objective=softmax_xent, model=MODEL, total=steps(1))
+  train(tmp_path / 'teacher', **plain)
+  student = arguments(Teacher(str(tmp_path / 'teacher')), total=steps(1))
+  train(tmp_path / 'student', **student)
+  read = formats.read(tmp_path / 'student')
+  assert read.model.pooling == DistillationToken()
+  assert MODEL.pooling == ClassToken()
+
+
+def test_other_classes_of_the_teacher_are_refused(tmp_path):
+  weights = make_weights(MODEL, class_names=['a', 'b', 'd', 'c'])
+  path = write(tmp_path / 'teacher.npz', weights)
+
+  def run(**fields):
+    given = arguments(Teacher(path, **fields))
+    given['data'].source.class_names = ['a', 'b', 'c', 'd']
+    return train(tmp_path / 'run', **given, dry_run=True)
+
+  with pytest.raises(ValueError, match=r"class 2 is \['d'\] there and \['c'\]"):
+    run()
+  assert run(same_classes=True) is None

@@ -1,0 +1,192 @@
+"""Distillation: a student learns the predictions of a teacher.
+
+`distillation` wraps any objective whose loss is computed from the logits and
+the labels. Teacher and student see the same pixels ("consistent" teaching in
+"Knowledge distillation: A good teacher is patient and consistent", Beyer et
+al., 2021). This includes mixup, if it is outside:
+
+    mixed(objective=distillation(objective=softmax_xent))
+
+A student with the pooling DistillationToken (DeiT) learns the labels with the
+head of its class token, and the teacher with the head of its distillation
+token. It predicts the mean of both.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.domains import Fraction, OneOf, Range, checked
+from vit_jax.objectives.classification import softmax_loss, softmax_xent
+from vit_jax.teacher import Teacher
+from vit_jax.types import Array, LossFn, Model, Objective, Preprocess
+
+KINDS = ('soft', 'hard')
+
+
+@checked
+def distillation(
+  model: Model,
+  *,
+  preprocess: Preprocess,
+  teacher: Teacher,
+  objective: Objective = softmax_xent,
+  kind: Annotated[str, OneOf(*KINDS)] = 'soft',
+  temperature: Annotated[float, Range(1e-3, 1e3)] = 1.0,
+  weight: Fraction = 1.0,
+) -> LossFn:
+  """Return (1 - weight) * loss of the labels + weight * loss of the teacher.
+
+  The teacher is not trained. Its parameters are not in the checkpoints, and are
+  sharded by the rules of the model.
+
+  Published settings: "patient teacher": soft, temperature 1, weight 1. DeiT:
+  hard, weight 0.5; or soft, temperature 3, weight 0.1 (from memory of the
+  paper).
+
+  Args:
+    model: the student.
+    preprocess: images in 0..255 -> float images, for the student.
+    teacher: weights of the teacher.
+    objective: the objective to wrap, (model, preprocess=...) -> LossFn; it
+      gives the loss of the labels. Its metrics are kept, except for 'loss'.
+    kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
+      summed over classes, times temperature^2; 'hard': the softmax
+      cross-entropy of the teacher's most probable class.
+    temperature: of 'soft'.
+    weight: of the loss of the teacher. At 1 the labels are not used, except for
+      metrics.
+
+  Returns:
+    LossFn whose metrics are those of `objective`, 'loss', 'label_loss',
+    'teacher_loss' and 'agreement': the fraction of examples for which teacher
+    and student have the same most probable class.
+
+  Raises:
+    ValueError: the teacher cannot be read, or has other classes; or `objective`
+      is not computed from the logits of the same images.
+  """
+  if kind == 'hard' and temperature != 1:
+    raise ValueError(
+      f"temperature={temperature:g} has no effect on kind='hard'. Leave it "
+      "out, or use kind='soft'."
+    )
+  inner = objective(_Known(model), preprocess=lambda images: images)
+  if hasattr(inner, 'prepare'):
+    raise ValueError(_OTHER_IMAGES)
+  predict = teacher.open(model)
+
+  @functools.wraps(inner)
+  def loss_fn(params, batch, rng):
+    logits, logits_for_teacher = student_logits(
+      model, params, preprocess(batch['image']), rng
+    )
+    label_loss, metrics = inner((batch['image'], logits), batch, rng)
+    targets = predict(batch['image'])
+    if targets.shape != logits_for_teacher.shape:
+      raise ValueError(
+        f'The logits of the teacher {teacher.path} have the shape '
+        f'{targets.shape}, those of the student {logits_for_teacher.shape}. '
+        'Expected one logit for each class of the student.'
+      )
+    losses = teacher_loss(
+      logits_for_teacher, targets, kind=kind, temperature=temperature
+    )
+    loss = jnp.mean(losses)
+    same = jnp.argmax(logits_for_teacher, -1) == jnp.argmax(targets, -1)
+    total = weight * loss
+    if weight < 1:
+      total += (1 - weight) * label_loss
+    return total, metrics | {
+      'loss': total,
+      'label_loss': label_loss,
+      'teacher_loss': loss,
+      'agreement': jnp.mean(same),
+    }
+
+  loss_fn.frozen = (  # type: ignore[attr-defined]
+    *getattr(inner, 'frozen', ()),
+    predict.frozen,
+  )
+  if not teacher.same_classes:
+    names = predict.weights.class_names
+    loss_fn.class_names = names  # type: ignore[attr-defined]
+  if weight == 1:
+    loss_fn.activation = 'softmax'  # type: ignore[attr-defined]
+  return loss_fn
+
+
+def teacher_loss(
+  logits: Array, targets: Array, *, kind: str = 'soft', temperature: float = 1.0
+) -> jax.Array:
+  """Return the loss of each example, see `distillation`: -> float32 [B].
+
+  Args:
+    logits: of the student, [B, K].
+    targets: logits of the teacher, [B, K].
+    kind, temperature: see `distillation`.
+  """
+  if kind == 'hard':
+    classes = jnp.argmax(targets, axis=-1)
+    return softmax_loss(logits, jax.nn.one_hot(classes, targets.shape[-1]))
+  ours = jax.nn.log_softmax(logits / temperature)
+  theirs = jax.nn.log_softmax(targets / temperature)
+  return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+
+
+def student_logits(
+  model: Model, params: Any, images: jax.Array, rng: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Return the logits [B, K] for the labels, and those for the teacher.
+
+  They are the same, unless the model has a distillation token.
+  """
+  variables, options = (
+    {'params': params},
+    {'train': True, 'rngs': {'dropout': rng}},
+  )
+  pooling = getattr(model, 'pooling', None)
+  if not getattr(pooling, 'distillation_token', False):
+    logits = model.apply(variables, images, **options)
+    return logits, logits
+  out = model.apply(
+    variables, images, method='features', per_layer=False, **options
+  )
+  return out['class_logits'], out['distillation_logits']
+
+
+_OTHER_IMAGES = (
+  'distillation: the objective inside changes the images, so that the teacher '
+  'would not see what the student sees. Wrap distillation in it instead: '
+  'mixed(objective=distillation(objective=softmax_xent)).'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+  """A model whose logits are known, for the objective that is wrapped.
+
+  So the student runs once. Its "parameters" are (images, logits).
+  """
+
+  model: Any
+
+  def apply(
+    self, variables: Any, images: Any, *, train: bool = True, **options: Any
+  ) -> jax.Array:
+    known, logits = variables['params']
+    if images is not known:
+      raise ValueError(_OTHER_IMAGES)
+    if more := sorted(options.keys() - {'rngs'}):
+      raise ValueError(
+        'distillation: the objective inside calls the model with '
+        f'{", ".join(more)}. Expected an objective that is computed from '
+        'logits and labels, such as softmax_xent.'
+      )
+    return logits
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.model, name)
