@@ -66,6 +66,7 @@ _ARGUMENTS = {
   """,
   'pretrain_s16_better_plain': 'default epochs=150 epochs=300 folder tiny',
   'quickstart': 'default tiny',
+  'recipes_embedded': 'default seeds=1,steps=300 tiny',
   'scaling_compute': """
     default r200_lr=5e-4,seeds=3 B/32,R50x1,R50+B/32,grid,real
     name=my_set,classes=0,L/16,H/14 tiny B/32,R50x1,tiny
