@@ -139,14 +139,18 @@ def own_slice(split):
   return own_images(split, stratified=True, channels=3)
 
 
-def imagenet(from_folder):
+def imagenet(from_folder, *, minival=True):
   """Return (source, {evaluator: split}): 99% of train; the rest is 'minival'.
 
   A folder, or what its path names instead, has the splits train and val.
+  Without `minival`, training is on all of train.
   """
-  train, val = 'train[:99%]', 'val' if from_folder else 'validation'
+  held_out = {'val': 'val' if from_folder else 'validation'}
+  train = 'train'
+  if minival:
+    train, held_out = 'train[:99%]', {'minival': 'train[99%:]', **held_out}
   source = own_images(train) if from_folder else tfds('imagenet2012', train)
-  return source, {'minival': 'train[99%:]', 'val': val}
+  return source, held_out
 
 
 def imagenet21k(tiny):
@@ -163,9 +167,17 @@ def transform(name, **fields):
   return {'target': f'vit_jax.data.transforms.{name}', **fields}
 
 
-def inception_crop(size):
-  """Return the training crop of the paper's released code and big_vision."""
-  return [transform('InceptionCrop', size=size), transform('FlipLR')]
+def augmentation(name, **fields):
+  """Return an augmentation of vit_jax/data/augment.py."""
+  return {'target': f'vit_jax.data.augment.{name}', **fields}
+
+
+def inception_crop(size, **fields):
+  """Return the training crop of the paper's released code and big_vision.
+
+  `fields` are more of InceptionCrop, e.g. interpolation='bicubic'.
+  """
+  return [transform('InceptionCrop', size=size, **fields), transform('FlipLR')]
 
 
 def resize(size):
