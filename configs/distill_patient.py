@@ -27,9 +27,9 @@ one for each batch; the labels are mixed too, but not used.
 big_vision's config distill/bit_i1k: batch 4096, inception crop at 224 px and
 flip, mixup(1.0), KL divergence at temperature 1 and nothing of the labels, Adam
 with first moments in bfloat16, learning rate 0.03, 5k steps of warm-up, cosine
-to 0, clipping at norm 1, 98% of train. Its decoupled decay of 3e-4, which is not
-multiplied by the learning rate, is 0.01 here. Test images: smaller side to 256
-px, central 224. The minival here is the last 1% of train; so is its own.
+to 0, clipping at norm 1, 98% of train. Its decoupled decay of 3e-4, which is
+not multiplied by the learning rate, is 0.01 here. Test images: smaller side to
+256 px, central 224. The minival here is the last 1% of train; so is its own.
 """
 
 from configs import arguments, common

@@ -65,8 +65,8 @@ _ARGUMENTS = {
     R101x1,sgd,tiny
   """,
   'pretrain_better_plain': """
-    S/16 S/16,epochs=150,faults S/16,epochs=300 S/16,folder B/16 S/16,faults,tiny
-    B/16,tiny
+    S/16 S/16,epochs=150,faults S/16,epochs=300 S/16,folder B/16 B/16,tiny
+    S/16,faults,tiny
   """,
   'quickstart': 'default tiny',
   'scaling_compute': """
