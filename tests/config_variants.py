@@ -64,7 +64,10 @@ _ARGUMENTS = {
     G/14,epochs=3,fsdp,tensor=2 B/16,tiny G/14,fsdp,tensor=2,tiny R50+L/32,tiny
     R101x1,sgd,tiny
   """,
-  'pretrain_s16_better_plain': 'default epochs=150 epochs=300 folder tiny',
+  'pretrain_better_plain': """
+    S/16 S/16,epochs=150,faults S/16,epochs=300 S/16,folder B/16 B/16,tiny
+    S/16,faults,tiny
+  """,
   'quickstart': 'default tiny',
   'scaling_compute': """
     default r200_lr=5e-4,seeds=3 B/32,R50x1,R50+B/32,grid,real

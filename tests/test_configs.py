@@ -107,6 +107,14 @@ def write_teacher(folder, num_classes):
   return str(path)
 
 
+def find_distillation(config):
+  """Return the distillation in the objective, or None."""
+  objective = config.objective
+  while objective is not None and 'teacher' not in objective:
+    objective = objective.get('objective')
+  return objective
+
+
 def assert_documented(module, argument, *more):
   text = module.__doc__ + ''.join(x.__doc__ for x in more)
   models = load_module('finetune').MODELS
@@ -148,9 +156,9 @@ def trace(monkeypatch, tmp_path):
     config.data.batch_size -= config.data.batch_size % 8  # devices
     if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
-    if 'teacher' in config.objective:
+    if distilled := find_distillation(config):
       classes = config.data.source.num_classes
-      config.objective.teacher.path = write_teacher(tmp_path, classes)
+      distilled.teacher.path = write_teacher(tmp_path, classes)
     kinds = _kinds(config)
     if kinds <= _traced:
       configs.plan_run(config)  # every key
@@ -279,7 +287,7 @@ def _expected_count(name, argument):
     'pretrain_imagenet21k': 'imagenet21k',
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
-    'pretrain_s16_better_plain': 'imagenet2012',
+    'pretrain_better_plain': 'imagenet2012',
     'distill_deit': 'imagenet2012',
     'distill_patient': 'imagenet2012',
   }.get(name)
@@ -303,9 +311,10 @@ def _expected_count(name, argument):
       'flowers,R26+S/32,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
-  if name == 'pretrain_s16_better_plain':
+  if name == 'pretrain_better_plain':
     # Neither class token nor learned positions (197 of them).
-    return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
+    width = BARE[model][1]
+    return _count(model, classes=classes, hidden=True) - 198 * width
   if name == 'distill_deit':  # the token, its position and its head
     width = BARE[model][1]
     return _count(model, classes=classes) + 2 * width + (width + 1) * classes
@@ -533,8 +542,9 @@ def test_left_out_of_bit():
   assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
 
 
-def test_better_plain_vit():
-  config = load_config('pretrain_s16_better_plain')
+@pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
+def test_better_plain_vit(name, width):
+  config = load_config('pretrain_better_plain', name)
   model, adam = config.model, config.optimizer
   assert model.pooling.target.endswith('.Mean')
   assert model.posemb.target.endswith('.SinCos2d')
@@ -542,7 +552,18 @@ def test_better_plain_vit():
   assert config.total_epochs == 90 and config.data.batch_size == 1024
   assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
   assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
-  assert 'RandAugment' in load_module('pretrain_s16_better_plain').__doc__
+  assert (model.width, model.head.representation_size) == (width, width)
+  *_, augment = config.data.transforms
+  assert dict(augment) == {
+    'target': 'vit_jax.data.augment.RandAugment',
+    'num_layers': 2,
+    'magnitude': 10.0,
+    'faults': False,
+  }
+  published = load_config('pretrain_better_plain', f'{name},faults')
+  assert published.data.transforms[-1]['faults']
+  assert config.objective.mixer.alpha == 0.2
+  assert config.objective.per == 'batch'
   steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
 

@@ -29,7 +29,7 @@ BASES = (
   *('masked_patches:B/16,imagenet,tiny', 'train_folder:tiny'),
   *('pretrain_bit:imagenet,R50x1,tiny', 'pretrain_imagenet21k:B/16,tiny'),
   *('pretrain_jft:G/14,fsdp,tensor=2,tiny', 'pretrain_jft:R50+L/32,tiny'),
-  *('pretrain_s16_better_plain:tiny', 'evaluate_imagenet', 'fewshot'),
+  *('pretrain_better_plain:S/16,tiny', 'evaluate_imagenet', 'fewshot'),
   'evaluate:tfds,accuracy,knn,logistic,probe',
   *('masked_patches_embedded:tiny', 'quickstart:tiny', 'ablations:shape,tiny'),
   *('scaling_compute:tiny', 'scaling_data:tiny', 'scaling_embedded:tiny'),
