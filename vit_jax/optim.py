@@ -26,6 +26,7 @@ from vit_jax.averages import averages_itself
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.multipliers import LayerDecay as LayerDecay
 from vit_jax.multipliers import Multipliers, first_factors
+from vit_jax.muon import MATRICES
 from vit_jax.muon import muon as muon
 from vit_jax.rules import adafactor as adafactor
 from vit_jax.rules import lamb as lamb
@@ -140,6 +141,9 @@ class Optimizer:
     if takes_factors:
       arguments['factors'] = factors
     parts = [self._with_decay(params, learning_rate, arguments)]
+    matrices = getattr(self.rule, 'keywords', {}).get('matrices', ())
+    own = [each[0] for each in matrices if tuple(each) not in MATRICES]
+    tree.check_rules_match(own, params, what='optimizer.matrices')
     if factors is not None and not takes_factors:
       if averages_itself(jax.eval_shape(parts[0].init, params)):
         raise ValueError(
