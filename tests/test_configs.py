@@ -30,6 +30,7 @@ CLASSES = {
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
   'jft': 18_291,
+  'jft_3b': 29_593,
   'my_set': 7,
   'cifar10': 10,
   'cifar100': 100,
@@ -148,9 +149,12 @@ def trace(monkeypatch, tmp_path):
     config.data.batch_size -= config.data.batch_size % 8  # devices
     if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
-    if 'teacher' in config.objective:
+    objective = config.objective
+    while 'objective' in objective and 'teacher' not in objective:
+      objective = objective.objective
+    if 'teacher' in objective:
       classes = config.data.source.num_classes
-      config.objective.teacher.path = write_teacher(tmp_path, classes)
+      objective.teacher.path = write_teacher(tmp_path, classes)
     kinds = _kinds(config)
     if kinds <= _traced:
       configs.plan_run(config)  # every key
@@ -197,6 +201,9 @@ def _kinds(config):
 # of hybrids, those of the released models less heads of 1000 classes.
 BARE = {
   'Ti/16': (5_524_416, 192),
+  # M/16 and So400m/14 by the closed formula.
+  'M/16': (38_324_736, 512),
+  'So400m/14': (412_444_656, 1152),
   'S/32': (22_493_952, 384),
   'S/16': (21_665_664, 384),
   'B/32': (87_455_232, 768),
@@ -204,6 +211,7 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'g/14': (1_011_202_432, 1408),
   'G/14': (1_842_775_680, 1664),
   'R50+B/16': (98_659_112 - 769_000, 768),
   'R50+B/32': (110_945_832 - 769_000, 768),
@@ -270,7 +278,7 @@ def _expected_count(name, argument):
   words = argument.split(',')
   default = {
     'train_folder': 'Ti/16',
-    'distill_deit': 'S/16',
+    'pretrain_deit': 'S/16',
     'distill_patient': 'R50x1',
   }.get(name, 'B/16')
   model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
@@ -280,7 +288,10 @@ def _expected_count(name, argument):
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
     'pretrain_s16_better_plain': 'imagenet2012',
-    'distill_deit': 'imagenet2012',
+    'pretrain_deit': 'imagenet2012',
+    'pretrain_deit3': words[0] if words[0] == 'imagenet21k' else 'imagenet2012',
+    'finetune_deit3': 'imagenet2012',
+    'pretrain_scaling_vit': 'my_set' if 'my_set' in argument else 'jft_3b',
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
@@ -306,20 +317,30 @@ def _expected_count(name, argument):
   if name == 'pretrain_s16_better_plain':
     # Neither class token nor learned positions (197 of them).
     return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
-  if name == 'distill_deit':  # the token, its position and its head
-    width = BARE[model][1]
-    return _count(model, classes=classes) + 2 * width + (width + 1) * classes
+  if name == 'pretrain_deit':
+    count, width = _count(model, classes=classes), BARE[model][1]
+    if {'distilled', 'soft'} & set(words):
+      count += 2 * width + (width + 1) * classes  # token, position and head
+    return count
+  if 'deit3' in name:
+    return _count_deit3(model, load_config(name, argument), classes)
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width
-  if 'classes=29593' in words:
-    classes = 29_593
-  if model == 'G/14':
+  if name == 'pretrain_scaling_vit':
     # MAP's query, attention, norm and MLP for the class token and its position.
-    d, m = 1664, 8192
+    d, _, m, _ = names.SIZES[model.split('/')[0]]
     extra = d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d - 2 * d
     return _count(model, classes=classes) + extra
   return _count(model, classes=classes, hidden=True)
+
+
+def _count_deit3(model, config, classes):
+  """Its LayerScales, and no position of the class token."""
+  depth = names.SIZES[model.split('/')[0]][1]
+  size = config.evals[next(iter(config.evals))].data.transforms[-1]['size']
+  count = _count(model, classes=classes, pixels=size)
+  return count + (2 * depth - 1) * BARE[model][1]
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))
