@@ -64,6 +64,13 @@ _ARGUMENTS = {
     G/14,epochs=3,fsdp,tensor=2 B/16,tiny G/14,fsdp,tensor=2,tiny R50+L/32,tiny
     R101x1,sgd,tiny
   """,
+  'pretrain_augreg': """
+    imagenet,B/16 imagenet,Ti/16,none imagenet,S/32,light1 imagenet,R+Ti/16
+    imagenet,S/16,folder,weight_decay=0.03 imagenet,B/32,strong2,reg=0,faults
+    imagenet,R26+S/32,light2 imagenet21k,L/16,strong1,reg=0.1
+    imagenet21k,R50+L/32,medium1 imagenet21k,B/16,epochs=30,medium2
+    imagenet,B/16,tiny imagenet21k,R50+L/32,tiny
+  """,
   'pretrain_better_plain': """
     S/16 S/16,epochs=150,faults S/16,epochs=300 S/16,folder B/16 B/16,tiny
     S/16,faults,tiny

@@ -288,6 +288,9 @@ def _expected_count(name, argument):
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
     'pretrain_better_plain': 'imagenet2012',
+    'pretrain_augreg': (
+      'imagenet21k' if 'imagenet21k' in words else 'imagenet2012'
+    ),
     'distill_deit': 'imagenet2012',
     'distill_patient': 'imagenet2012',
   }.get(name)
@@ -321,6 +324,9 @@ def _expected_count(name, argument):
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width
+  if name == 'pretrain_augreg':
+    hidden = 'imagenet21k' not in words
+    return _count(model, classes=classes, hidden=hidden)
   if 'classes=29593' in words:
     classes = 29_593
   if model == 'G/14':
@@ -568,6 +574,66 @@ def test_better_plain_vit(name, width):
   assert steps == pytest.approx(111_476, abs=1)
 
 
+# Section 3 of AugReg: RandAugment's layers and magnitude, mixup.
+AUGREG = """
+  none     -   -   -
+  light1   2   0   -
+  light2   2  10  0.2
+  medium1  2  15  0.2
+  medium2  2  15  0.5
+  strong1  2  20  0.5
+  strong2  2  20  0.8
+"""
+
+
+@pytest.mark.parametrize('data', ['imagenet', 'imagenet21k'])
+@pytest.mark.parametrize('row', AUGREG.strip().splitlines())
+def test_augreg_levels(row, data):
+  level, *cells = row.split()
+  layers, magnitude, mixup = (None if x == '-' else float(x) for x in cells)
+  words = f'{data},L/16,{level},reg=0.1,weight_decay=0.03'
+  config = load_config('pretrain_augreg', words)
+  crop, flip, *augment = config.data.transforms
+  assert crop['target'].endswith('.InceptionCrop') and crop['size'] == 224
+  assert flip['target'].endswith('.FlipLR')
+  assert [(x['num_layers'], x['magnitude'], x['faults']) for x in augment] == (
+    [] if layers is None else [(layers, magnitude, False)]
+  )
+  objective = config.objective
+  mixed = objective.target.endswith('.mixed')
+  assert (objective.mixer.alpha if mixed else None) == mixup
+  loss = objective.objective if mixed else objective
+  assert loss.target.endswith('.sigmoid_xent')
+  model, adam = config.model, config.optimizer
+  assert (model.dropout, model.stochastic_depth) == (0.1, 0.1)
+  assert (adam.weight_decay, adam.clip_norm) == (0.03, 1.0)
+  assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
+  assert (config.total_epochs, config.data.batch_size) == (300, 4096)
+  if augment:
+    faulty = load_config('pretrain_augreg', f'{words},faults')
+    assert faulty.data.transforms[-1]['faults']
+  else:
+    with pytest.raises(ValueError, match=r"'faults' are of RandAugment"):
+      load_config('pretrain_augreg', f'{words},faults')
+
+
+def test_augreg_defaults_are_the_best_of_figure_4():
+  module = load_module('pretrain_augreg')
+  page = (ROOT / 'docs' / 'augreg.md').read_text()
+  for (data, number), best in module.BEST.items():
+    title = 'ImageNet' if data == 'imagenet' else 'ImageNet-21k'
+    table = page.split(f'### {title}, {number} epochs\n\n')[1].split('\n\n')[0]
+    cells = {}
+    for line in table.splitlines()[2:]:
+      model, reg, *values = (x.strip() for x in line.strip('|').split('|'))
+      for level, value in zip(module.LEVELS, values, strict=True):
+        cells[model, level, float(reg)] = int(value)
+    assert {model for model, _, _ in cells} == set(best) == set(module.MODELS)
+    for model, setting in best.items():
+      highest = max(cells[key] for key in cells if key[0] == model)
+      assert cells[model, *setting] == highest
+
+
 @pytest.mark.parametrize('name', TRAINING)
 def test_a_wrong_argument_lists_what_is_allowed(name):
   with pytest.raises(ValueError, match=r'(?s)does not take.*B/61.*tiny'):
@@ -609,6 +675,7 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
+    ('pretrain_augreg', 'imagenet21k,folder', "'folder' is for 'imagenet'"),
   ],
 )
 def test_arguments_that_contradict(name, argument, message):

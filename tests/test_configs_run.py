@@ -109,6 +109,7 @@ def image_folder(tmp_path_factory):
 def pretrained(data_dir, tmp_path_factory):
   """Function from a file to the workdir of its run, which it does once."""
   models = {
+    'pretrain_augreg': 'imagenet,Ti/16,light2,',
     'pretrain_bit': 'R50x1,',
     'pretrain_jft': 'R50+L/32,',
     'pretrain_better_plain': 'S/16,',
