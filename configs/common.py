@@ -172,6 +172,13 @@ def augmentation(name, **fields):
   return {'target': f'vit_jax.data.augment.{name}', **fields}
 
 
+def rand_augment(magnitude, *, faults):
+  """Return big_vision's RandAugment with 2 layers; see its class."""
+  return augmentation(
+    'RandAugment', num_layers=2, magnitude=float(magnitude), faults=faults
+  )
+
+
 def inception_crop(size, **fields):
   """Return the training crop of the paper's released code and big_vision.
 

@@ -1,5 +1,5 @@
-r"""DeiT on ImageNet, also distilled ("Training data-efficient image transformers
-& distillation through attention", Touvron et al., 2021).
+r"""DeiT on ImageNet, also distilled ("Training data-efficient image
+transformers & distillation through attention", Touvron et al., 2021).
 
     python -m vit_jax.main --config=configs/pretrain_deit.py:S/16 --workdir=DIR
     python -m vit_jax.main --config=configs/pretrain_deit.py:S/16,distilled \
@@ -32,16 +32,16 @@ The last line is DeiT without distillation in JAX, by another project.
 DeiT's script (main.py), and here: AdamW, learning rate 5e-4 per 512 images,
 weight decay 0.05, no clipping, 5 epochs of warm-up, cosine to 1e-5, stochastic
 depth 0.1, label smoothing 0.1, an EMA of 0.99996; repeated augmentation (3),
-bicubic random crops, flip, RandAugment rand-m9-mstd0.5-inc1, mixup 0.8 or CutMix
-1.0 with equal probability, one draw per batch, and random erasing 0.25. The
-script has colour jitter, too, but timm leaves it out where there is RandAugment
-(from memory). The whole of train, and the mean and deviation of ImageNet's
-pixels. Kernels start from a normal distribution of 0.02.
+bicubic random crops, flip, RandAugment rand-m9-mstd0.5-inc1, mixup 0.8 or
+CutMix 1.0 with equal probability, one draw per batch, and random erasing 0.25.
+The script has colour jitter, too, but timm leaves it out where there is
+RandAugment (from memory). The whole of train, and the mean and deviation of
+ImageNet's pixels. Kernels start from a normal distribution of 0.02.
 
-Batch 1024 and the test images (smaller side to 256 px, bicubic, central 224) are
-also those of deit3-jax. From memory: the stochastic depth grows linearly; crops
-cover 8 to 100% of an image; exact GELU; weight decay is for kernels only; and
-the settings of the distillation: hard labels and weight 0.5, or soft ones,
+Batch 1024 and the test images (smaller side to 256 px, bicubic, central 224)
+are also those of deit3-jax. From memory: the stochastic depth grows linearly;
+crops cover 8 to 100% of an image; exact GELU; weight decay is for kernels only;
+and the settings of the distillation: hard labels and weight 0.5, or soft ones,
 temperature 3 and weight 0.1.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with

@@ -1,10 +1,11 @@
-r"""DeiT III: pre-training on ImageNet or ImageNet-21k ("DeiT III: Revenge of the
-ViT", Touvron et al., 2022).
+r"""DeiT III: pre-training on ImageNet or ImageNet-21k ("DeiT III: Revenge of
+the ViT", Touvron et al., 2022).
 
     python -m vit_jax.main --config=configs/pretrain_deit3.py:imagenet,B/16 \
         --workdir=DIR
 
-Then fine-tune it with finetune_deit3.py; only the S/16 of ImageNet is complete.
+Then fine-tune it with finetune_deit3.py. Only S/16 on ImageNet is complete
+without, at 224 px.
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data; see pretrain_imagenet21k.py for the latter
@@ -33,9 +34,10 @@ paper's models, and at 224 px of a JAX implementation (deit3-jax on GitHub):
 
 deit3-jax has a weight decay of 0.02 and a stochastic depth of 0, .1, .4 and .5
 (S, B, L, H) for 400 epochs, and for 90 epochs of B/16 a learning rate of 3e-3:
---config.optimizer.weight_decay, --config.model.stochastic_depth=(0.1,0.1) and
---config.schedule.lr. Its ImageNet-21k is the one of winter 2021, with 19,167
-classes.
+epochs=400 with --config.optimizer.weight_decay=0.02 and
+--config.model.stochastic_depth="(0.1,0.1)", epochs=90 with
+--config.schedule.lr=3e-3. Its ImageNet-21k is the one of winter 2021, with
+19,167 classes.
 
 The commands of its README and its code, and here: batch 2048, 5 epochs of
 warm-up, LAMB, cosine to 1e-5, no dropout, and
@@ -51,12 +53,12 @@ warm-up, LAMB, cosine to 1e-5, no dropout, and
     loss                     mean sigmoid cross-entropy  softmax, smoothing 0.1
 
 Both have a flip, 3-Augment and colour jitter 0.3, and the mean and deviation of
-ImageNet's pixels. A mixed image has both classes as targets of 1 for the sigmoid
-cross-entropy. The model: LayerScale that starts at 1e-4 on both branches,
-position embeddings of the patches only, to which the class token is prepended,
-stochastic depth constant over depth, exact GELU, epsilon 1e-6 of LayerNorms, a
-linear head, kernels from a normal distribution of 0.02. (That is PyTorch's
-truncated one, which ends at -2 and 2.)
+ImageNet's pixels. A mixed image has both classes as targets of 1 for the
+sigmoid cross-entropy. The model: LayerScale that starts at 1e-4 on both
+branches, position embeddings of the patches only, to which the class token is
+prepended, stochastic depth constant over depth, exact GELU, epsilon 1e-6 of
+LayerNorms, a linear head, kernels from a normal distribution of 0.02. (That is
+PyTorch's truncated one, which ends at -2 and 2.)
 
 From deit3-jax: LAMB's epsilon of 1e-8 and clipping at norm 1; test images
 (smaller side to the size of training, bicubic, cropped to a square); 154 and

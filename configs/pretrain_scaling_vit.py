@@ -1,9 +1,9 @@
-r"""Pre-training on JFT-3B, or your own data, as in "Scaling Vision Transformers"
-(Zhai et al., 2021), also of SoViT-400m ("Getting ViT in Shape", 2023).
+r"""Pre-training on JFT-3B, or your own data, as in "Scaling Vision
+Transformers" (Zhai et al., 2021), also of SoViT-400m ("Getting ViT in Shape",
+2023).
 
-    python -m vit_jax.main \
-        --config=configs/pretrain_scaling_vit.py:G/14,fsdp,name=my_set,classes=0 \
-        --workdir=DIR --config.data.source.data_dir=TFDS_DIR
+    python -m vit_jax.main --workdir=DIR \
+        --config=configs/pretrain_scaling_vit.py:G/14,fsdp,name=my_set,classes=0
 
 JFT-3B is not public; what a set of your own needs is in pretrain_jft.py's
 docstring: a split 'train', whose first 50,000 images are kept for validation.
@@ -20,8 +20,9 @@ Arguments (separated by commas; the first of a list is the default):
   tiny          seconds on a CPU, on the same data
 
 Published, after pre-training on JFT-3B: top-1 in % on ImageNet after
-fine-tuning, and of a linear regression with 10 images per class at 224 px. G/14:
-abstract of "Scaling ViT", and, like the others, tables 1 and 3 of SoViT's paper:
+fine-tuning, and of a linear regression with 10 images per class at 224 px.
+G/14: abstract of "Scaling ViT", and, like the others, tables 1 and 3 of SoViT's
+paper:
 
                            px    ImageNet   ReaL     V2    10-shot
     L/16                  384        88.5   90.4   80.4       81.5
@@ -31,13 +32,13 @@ abstract of "Scaling ViT", and, like the others, tables 1 and 3 of SoViT's paper
     g/14                  518        90.2   90.9      -       84.0
     G/14                  518       90.45   90.8   83.3      84.86
 
-big_vision's train_vit_g.py, which is for g/14 and G/14, and here: Adafactor with
-the first moment in bfloat16 (vit_jax.optim.adafactor), learning rate 8e-4, batch
-16,384, 1M steps, warm-up 10k, rsqrt decay with a time scale of 10k, cooldown
-50k, clipping at 1, weight decay 0.03 and 100 times as much for the head, MAP
-pooling (no class token, no tanh layer), sigmoid loss, head bias -10; inception
-crop at 224 px and flip; test images with the smaller side at 256 px, central
-224. Its splits of JFT-3B are 'train' and 'val'.
+big_vision's train_vit_g.py, which is for g/14 and G/14, and here: Adafactor
+with the first moment in bfloat16 (vit_jax.optim.adafactor), learning rate 8e-4,
+batch 16,384, 1M steps, warm-up 10k, rsqrt decay with a time scale of 10k,
+cooldown 50k, clipping at 1, weight decay 0.03 and 100 times as much for the
+head, MAP pooling (no class token, no tanh layer), sigmoid loss, head bias -10;
+inception crop at 224 px and flip; test images with the smaller side at 256 px,
+central 224. Its splits of JFT-3B are 'train' and 'val'.
 
 SoViT's paper has the same settings in its study (table 5), with batch 128, and
 says 40 billion examples for So400m/14 (16 billion for g/14). Its fine-tuning
@@ -47,10 +48,9 @@ says 40 billion examples for So400m/14 (16 billion for g/14). Its fine-tuning
         --config=configs/finetune.py:imagenet,size=518,lr=0.03,layer_decay=0.9 \
         --config.init_from.path=DIR --config.total_steps=50000 --workdir=DIR2
 
-Not known: the batch of So400m/14, here 16,384; of the smaller models all but
-their shapes, here as G/14, although the paper's study has a batch of 4096 and
-many durations (from memory). Which of these models was averaged or selected
-before fine-tuning.
+Not known: the batch of So400m/14, here 16,384; and the settings of the smaller
+models, here those of G/14, although the paper's study of them has a batch of
+4096 and many durations (from memory).
 
 Different here: the data and its split; the evaluators have no few-shot
 regression (fewshot.py has). Position embeddings start at a deviation of 0.02;

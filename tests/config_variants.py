@@ -51,8 +51,9 @@ _ARGUMENTS = {
   """,
   'finetune_deit3': """
     imagenet,S/16 imagenet,M/16 imagenet,B/16,layer_decay=0.75 imagenet,L/16
-    imagenet,H/14,fsdp,tensor=2 imagenet,B/16,size=384,epochs=10 imagenet21k,S/16
-    imagenet21k,M/16,folder imagenet21k,B/16 imagenet21k,L/16 imagenet21k,H/14
+    imagenet,H/14,fsdp,tensor=2 imagenet,B/16,size=384,epochs=10
+    imagenet21k,S/16 imagenet21k,M/16,folder
+    imagenet21k,B/16 imagenet21k,L/16 imagenet21k,H/14
     imagenet,H/14,tiny imagenet21k,B/16,tiny
   """,
   'pretrain_deit': """
@@ -78,11 +79,21 @@ _ARGUMENTS = {
     R50x1,sgd R152x2,sgd,postact B/16,name=my_set,classes=0 H/14,fsdp
     H/14,fsdp,tensor=2 L/16,tensor=2 B/16,tiny R50+L/32,tiny R101x1,sgd,tiny
   """,
-  'pretrain_s16_better_plain': 'default epochs=150 epochs=300 folder tiny',
   'pretrain_scaling_vit': """
     G/14 g/14 So400m/14 L/16 B/16 B/32 S/16 S/32 Ti/16
     G/14,fsdp,name=my_set,classes=0 G/14,epochs=3,fsdp,tensor=2
     So400m/14,epochs=1,tensor=2 G/14,fsdp,tensor=2,tiny So400m/14,tiny
+  """,
+  'pretrain_augreg': """
+    imagenet,B/16 imagenet,Ti/16,none imagenet,S/32,light1 imagenet,R+Ti/16
+    imagenet,S/16,folder,weight_decay=0.03 imagenet,B/32,strong2,reg=0,faults
+    imagenet,R26+S/32,light2 imagenet21k,L/16,strong1,reg=0.1
+    imagenet21k,R50+L/32,medium1 imagenet21k,B/16,epochs=30,medium2
+    imagenet,B/16,tiny imagenet21k,R50+L/32,tiny
+  """,
+  'pretrain_better_plain': """
+    S/16 S/16,epochs=150,faults S/16,epochs=300 S/16,folder B/16 B/16,tiny
+    S/16,faults,tiny
   """,
   'quickstart': 'default tiny',
   'scaling_compute': """

@@ -15,6 +15,7 @@ from PIL import Image
 from test_configs import (
   CLASSES,
   TRAINING,
+  find_distillation,
   load_config,
   load_module,
   replace_data,
@@ -109,11 +110,12 @@ def image_folder(tmp_path_factory):
 def pretrained(data_dir, tmp_path_factory):
   """Function from a file to the workdir of its run, which it does once."""
   models = {
+    'pretrain_augreg': 'imagenet,Ti/16,light2,',
     'pretrain_bit': 'R50x1,',
     'pretrain_deit3': 'imagenet,B/16,',
     'pretrain_scaling_vit': 'So400m/14,',
     'pretrain_jft': 'R50+L/32,',
-    'pretrain_s16_better_plain': '',
+    'pretrain_better_plain': 'S/16,',
   }
 
   @functools.cache
@@ -153,8 +155,8 @@ def test_tiny_pretraining_runs(name, pretrained):
 def test_tiny_distillation_runs(data_dir, tmp_path):
   config = load_config('pretrain_deit', 'soft,tiny')
   config.data.source.data_dir = str(data_dir)
-  teacher = config.objective.objective.teacher
-  teacher.path = write_teacher(tmp_path, num_classes=1000)
+  path = write_teacher(tmp_path, num_classes=1000)
+  find_distillation(config).teacher.path = path
   configs.run(config, tmp_path / 'run')
   record = _last_record(tmp_path / 'run')
   assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
@@ -230,11 +232,9 @@ def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
     'model.posemb.target=vit_jax.models.posemb.SinCos2d',
   )
   for part in override:
-    assert (
-      f'--config.{part}' in load_module('pretrain_s16_better_plain').__doc__
-    )
+    assert f'--config.{part}' in load_module('pretrain_better_plain').__doc__
   configs.override(config, override)
-  config.init_from.path = str(pretrained('pretrain_s16_better_plain'))
+  config.init_from.path = str(pretrained('pretrain_better_plain'))
   config.data.source.data_dir = str(data_dir)
   state = configs.run(config, tmp_path)
   assert state.ema is not None

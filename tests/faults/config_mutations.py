@@ -30,7 +30,7 @@ BASES = (
   *('pretrain_bit:imagenet,R50x1,tiny', 'pretrain_imagenet21k:B/16,tiny'),
   *('pretrain_scaling_vit:G/14,fsdp,tensor=2,tiny', 'pretrain_deit3:tiny'),
   *('pretrain_jft:R50+L/32,tiny', 'pretrain_deit:distilled,tiny'),
-  *('pretrain_s16_better_plain:tiny', 'evaluate_imagenet', 'fewshot'),
+  *('pretrain_better_plain:S/16,tiny', 'evaluate_imagenet', 'fewshot'),
   'evaluate:tfds,accuracy,knn,logistic,probe',
   *('masked_patches_embedded:tiny', 'quickstart:tiny', 'ablations:shape,tiny'),
   *('scaling_compute:tiny', 'scaling_data:tiny', 'scaling_embedded:tiny'),

@@ -301,7 +301,7 @@ class VisionTransformer(common.Classifier):
 
   def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
-    batch, x = len(patches), patches.astype(jnp.float32)
+    batch, x = patches.shape[0], patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = self.pooling.tokens(self, posemb, layout)
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]

@@ -8,6 +8,7 @@ before the first model is written by hand, and kept.
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,7 @@ def text(rows: Sequence[dict[str, Any]], page: pathlib.Path) -> str:
       of_model.sort(key=lambda row: list(SLICES).index(row['topology']))
       size = of_model[0]['parameters'] / 1e6
       sections.append(
-        f'## {model}\n\n{size:,.1f}M parameters; `{" ".join(arguments)}`\n\n'
+        f'## {model}\n\n{size:,.1f}M parameters; `{shlex.join(arguments)}`\n\n'
         + report.markdown(of_model, COLUMNS)
       )
   packages = ('jax', 'libtpu')
