@@ -290,28 +290,18 @@ def test_initial_distributions(scan, pooling):
 
 
 def test_initial_deviation_of_deit():
-  """Of all kernels; everything else starts as without it."""
   model = tiny(
     width=64,
+    depth=1,
     mlp_dim=128,
     embedding=PatchEmbedding(4, init_std=0.02),
     head=Head(init_std=0.02),
     block=BlockOptions(init_std=0.02),
   )
-  plain = model.clone(
-    embedding=PatchEmbedding(4), head=Head(), block=BlockOptions()
-  )
-  params, others = (
-    traverse_util.flatten_dict(
-      jax.jit(each.init)(quick_key(0), IMAGES)['params'], sep='/'
-    )
-    for each in (model, plain)
-  )
-  for name, value in params.items():
+  params = jax.jit(model.init)(quick_key(0), IMAGES)['params']
+  for name, value in traverse_util.flatten_dict(params, sep='/').items():
     if name.endswith('kernel'):
       assert_distributed(np.asarray(value), 'normal', 0.02, name)
-    else:
-      np.testing.assert_array_equal(value, others[name], name)
 
 
 def assert_distributed(x, kind, parameter, name):
