@@ -7,6 +7,10 @@ _ARGUMENTS = {
     positions,tiny pooling,tiny head,tiny axial,tiny optimizer,tiny
     overlap,tiny shape,tiny positions,embedded,steps=300,seeds=3
   """,
+  'algoperf': """
+    default target_setting,faults folder synthetic target_setting,tiny
+    synthetic,tiny
+  """,
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384

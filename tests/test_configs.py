@@ -285,6 +285,7 @@ def _expected_count(name, argument):
     'train_folder': 'Ti/16',
     'pretrain_deit': 'S/16',
     'distill_patient': 'R50x1',
+    'algoperf': 'S/16',
   }.get(name, 'B/16')
   model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
   data = {
@@ -293,6 +294,7 @@ def _expected_count(name, argument):
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
     'pretrain_better_plain': 'imagenet2012',
+    'algoperf': None if 'synthetic' in words else 'imagenet2012',
     'pretrain_augreg': (
       'imagenet21k' if 'imagenet21k' in words else 'imagenet2012'
     ),
@@ -322,7 +324,7 @@ def _expected_count(name, argument):
       'flowers,R26+S/32,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
-  if name == 'pretrain_better_plain':
+  if name in ('pretrain_better_plain', 'algoperf'):
     # Neither class token nor learned positions (197 of them).
     width = BARE[model][1]
     return _count(model, classes=classes, hidden=True) - 198 * width
@@ -590,6 +592,26 @@ def test_better_plain_vit(name, width):
   assert config.objective.per == 'batch'
   steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
+
+
+def test_algoperf():
+  config = load_config('algoperf')
+  assert config.data.source.split == 'train'  # all of it
+  assert {x.data.source.split for x in config.evals.values()} == {'validation'}
+  assert config.data.batch_size == 1024 and config.total_steps == 186_666
+  crop, _, augment = config.data.transforms
+  assert (crop['area'], crop['interpolation']) == ((0.08, 1.0), 'bicubic')
+  assert (augment['num_layers'], augment['magnitude']) == (2, 10)
+  assert config.objective.mixer.alpha == 0.2
+  schedule, nadamw = config.schedule, config.optimizer
+  assert nadamw.target == 'optax.nadamw' and nadamw.decay_mask == ('.*',)
+  assert nadamw.b1 == pytest.approx(0.9327, abs=1e-4)
+  assert nadamw.weight_decay == pytest.approx(0.0812, abs=1e-4)
+  assert (schedule.decay, schedule.warmup_fraction) == ('cosine', 0.02)
+  target = load_config('algoperf', 'target_setting')
+  assert (target.total_steps, target.optimizer.b1) == (140_000, 0.7132)
+  with pytest.raises(ValueError, match="'synthetic' and 'folder'"):
+    load_config('algoperf', 'synthetic,folder')
 
 
 # Section 3 of AugReg: RandAugment's layers and magnitude, mixup.
