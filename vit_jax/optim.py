@@ -170,7 +170,9 @@ class Optimizer:
     """Return the rule for each group of parameters with the same decay."""
     if not self.decay_multipliers:
       return self.rule(learning_rate, **arguments)
-    decay = getattr(self.rule, 'keywords', {}).get('weight_decay')
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    arguments = getattr(self.rule, 'keywords', {}) | arguments
+    decay = arguments.get('weight_decay')
     if not decay or 'mask' not in arguments:
       raise ValueError(
         f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
@@ -178,8 +180,8 @@ class Optimizer:
       )
     factors = first_factors(self.decay_multipliers, params)
     groups = {
-      f'decay_x{factor:g}': self.rule(
-        learning_rate, **arguments, weight_decay=factor * decay
+      f'decay_x{factor:g}': rule(
+        learning_rate, **arguments | {'weight_decay': factor * decay}
       )
       for factor in sorted(set(jax.tree.leaves(factors)))
     }
