@@ -200,7 +200,7 @@ def digits(seed):
 
   Learning rates are tried on training digits that no run is trained on.
   """
-  data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=50)
+  data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
   val = embedded.digits('test', PX)
   if seed == TRIAL:
     val['source'] = part(data['source'], '[50%:]')

@@ -36,7 +36,8 @@ Expected: the published columns of the table. Their means of groups are computed
 from table 9; the mean of all tasks and its deviation are table 2's.
 
 Not in the paper: warm-up, 200 steps (scenic's, for ViT-G; AugReg's for 2500
-steps; 100 for 500), softmax loss, a bfloat16 momentum, the 378 pixels.
+steps; 100 for 500), softmax loss, a bfloat16 momentum, the 378 pixels, and
+random crops at 224 pixels, which are from 256 as in scenic.
 
 No run keeps its checkpoint (0.5 GB each for a B/16, 1.8 GB for an L/16).
 --config.discard= keeps them all.

@@ -30,6 +30,7 @@ CLASSES = {
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
   'jft': 18_291,
+  'jft_3b': 29_593,
   'my_set': 7,
   'cifar10': 10,
   'cifar100': 100,
@@ -107,6 +108,14 @@ def write_teacher(folder, num_classes):
   return str(path)
 
 
+def find_distillation(config):
+  """Return the distillation in the objective, or None."""
+  objective = config.objective
+  while objective is not None and 'teacher' not in objective:
+    objective = objective.get('objective')
+  return objective
+
+
 def assert_documented(module, argument, *more):
   text = module.__doc__ + ''.join(x.__doc__ for x in more)
   models = load_module('finetune').MODELS
@@ -148,9 +157,9 @@ def trace(monkeypatch, tmp_path):
     config.data.batch_size -= config.data.batch_size % 8  # devices
     if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
-    if 'teacher' in config.objective:
+    if distilled := find_distillation(config):
       classes = config.data.source.num_classes
-      config.objective.teacher.path = write_teacher(tmp_path, classes)
+      distilled.teacher.path = write_teacher(tmp_path, classes)
     kinds = _kinds(config)
     if kinds <= _traced:
       configs.plan_run(config)  # every key
@@ -197,6 +206,9 @@ def _kinds(config):
 # of hybrids, those of the released models less heads of 1000 classes.
 BARE = {
   'Ti/16': (5_524_416, 192),
+  # M/16 and So400m/14 by the closed formula.
+  'M/16': (38_324_736, 512),
+  'So400m/14': (412_444_656, 1152),
   'S/32': (22_493_952, 384),
   'S/16': (21_665_664, 384),
   'B/32': (87_455_232, 768),
@@ -204,6 +216,7 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'g/14': (1_011_202_432, 1408),
   'G/14': (1_842_775_680, 1664),
   'R50+B/16': (98_659_112 - 769_000, 768),
   'R50+B/32': (110_945_832 - 769_000, 768),
@@ -270,8 +283,9 @@ def _expected_count(name, argument):
   words = argument.split(',')
   default = {
     'train_folder': 'Ti/16',
-    'distill_deit': 'S/16',
+    'pretrain_deit': 'S/16',
     'distill_patient': 'R50x1',
+    'algoperf': 'S/16',
   }.get(name, 'B/16')
   model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
   data = {
@@ -279,8 +293,15 @@ def _expected_count(name, argument):
     'pretrain_imagenet21k': 'imagenet21k',
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
-    'pretrain_s16_better_plain': 'imagenet2012',
-    'distill_deit': 'imagenet2012',
+    'pretrain_better_plain': 'imagenet2012',
+    'algoperf': None if 'synthetic' in words else 'imagenet2012',
+    'pretrain_augreg': (
+      'imagenet21k' if 'imagenet21k' in words else 'imagenet2012'
+    ),
+    'pretrain_deit': 'imagenet2012',
+    'pretrain_deit3': words[0] if words[0] == 'imagenet21k' else 'imagenet2012',
+    'finetune_deit3': 'imagenet2012',
+    'pretrain_scaling_vit': 'my_set' if 'my_set' in argument else 'jft_3b',
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
@@ -303,23 +324,37 @@ def _expected_count(name, argument):
       'flowers,R26+S/32,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
-  if name == 'pretrain_s16_better_plain':
+  if name in ('pretrain_better_plain', 'algoperf'):
     # Neither class token nor learned positions (197 of them).
-    return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
-  if name == 'distill_deit':  # the token, its position and its head
     width = BARE[model][1]
-    return _count(model, classes=classes) + 2 * width + (width + 1) * classes
+    return _count(model, classes=classes, hidden=True) - 198 * width
+  if name == 'pretrain_deit':
+    count, width = _count(model, classes=classes), BARE[model][1]
+    if {'distilled', 'soft'} & set(words):
+      count += 2 * width + (width + 1) * classes  # token, position and head
+    return count
+  if 'deit3' in name:
+    return _count_deit3(model, load_config(name, argument), classes)
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width
-  if 'classes=29593' in words:
-    classes = 29_593
-  if model == 'G/14':
+  if name == 'pretrain_augreg':
+    hidden = 'imagenet21k' not in words
+    return _count(model, classes=classes, hidden=hidden)
+  if name == 'pretrain_scaling_vit':
     # MAP's query, attention, norm and MLP for the class token and its position.
-    d, m = 1664, 8192
+    d, _, m, _ = names.SIZES[model.split('/')[0]]
     extra = d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d - 2 * d
     return _count(model, classes=classes) + extra
   return _count(model, classes=classes, hidden=True)
+
+
+def _count_deit3(model, config, classes):
+  """Its LayerScales, and no position of the class token."""
+  depth = names.SIZES[model.split('/')[0]][1]
+  size = config.evals[next(iter(config.evals))].data.transforms[-1]['size']
+  count = _count(model, classes=classes, pixels=size)
+  return count + (2 * depth - 1) * BARE[model][1]
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))
@@ -533,8 +568,9 @@ def test_left_out_of_bit():
   assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
 
 
-def test_better_plain_vit():
-  config = load_config('pretrain_s16_better_plain')
+@pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
+def test_better_plain_vit(name, width):
+  config = load_config('pretrain_better_plain', name)
   model, adam = config.model, config.optimizer
   assert model.pooling.target.endswith('.Mean')
   assert model.posemb.target.endswith('.SinCos2d')
@@ -542,9 +578,100 @@ def test_better_plain_vit():
   assert config.total_epochs == 90 and config.data.batch_size == 1024
   assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
   assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
-  assert 'RandAugment' in load_module('pretrain_s16_better_plain').__doc__
+  assert (model.width, model.head.representation_size) == (width, width)
+  *_, augment = config.data.transforms
+  assert dict(augment) == {
+    'target': 'vit_jax.data.augment.RandAugment',
+    'num_layers': 2,
+    'magnitude': 10.0,
+    'faults': False,
+  }
+  published = load_config('pretrain_better_plain', f'{name},faults')
+  assert published.data.transforms[-1]['faults']
+  assert config.objective.mixer.alpha == 0.2
+  assert config.objective.per == 'batch'
   steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
+
+
+def test_algoperf():
+  config = load_config('algoperf')
+  assert config.data.source.split == 'train'  # all of it
+  assert {x.data.source.split for x in config.evals.values()} == {'validation'}
+  assert config.data.batch_size == 1024 and config.total_steps == 186_666
+  crop, _, augment = config.data.transforms
+  assert (crop['area'], crop['interpolation']) == ((0.08, 1.0), 'bicubic')
+  assert (augment['num_layers'], augment['magnitude']) == (2, 10)
+  assert config.objective.mixer.alpha == 0.2
+  schedule, nadamw = config.schedule, config.optimizer
+  assert nadamw.target == 'optax.nadamw' and nadamw.decay_mask == ('.*',)
+  assert nadamw.b1 == pytest.approx(0.9327, abs=1e-4)
+  assert nadamw.weight_decay == pytest.approx(0.0812, abs=1e-4)
+  assert (schedule.decay, schedule.warmup_fraction) == ('cosine', 0.02)
+  target = load_config('algoperf', 'target_setting')
+  assert (target.total_steps, target.optimizer.b1) == (140_000, 0.7132)
+  with pytest.raises(ValueError, match="'synthetic' and 'folder'"):
+    load_config('algoperf', 'synthetic,folder')
+
+
+# Section 3 of AugReg: RandAugment's layers and magnitude, mixup.
+AUGREG = """
+  none     -   -   -
+  light1   2   0   -
+  light2   2  10  0.2
+  medium1  2  15  0.2
+  medium2  2  15  0.5
+  strong1  2  20  0.5
+  strong2  2  20  0.8
+"""
+
+
+@pytest.mark.parametrize('data', ['imagenet', 'imagenet21k'])
+@pytest.mark.parametrize('row', AUGREG.strip().splitlines())
+def test_augreg_levels(row, data):
+  level, *cells = row.split()
+  layers, magnitude, mixup = (None if x == '-' else float(x) for x in cells)
+  words = f'{data},L/16,{level},reg=0.1,weight_decay=0.03'
+  config = load_config('pretrain_augreg', words)
+  crop, flip, *augment = config.data.transforms
+  assert crop['target'].endswith('.InceptionCrop') and crop['size'] == 224
+  assert flip['target'].endswith('.FlipLR')
+  assert [(x['num_layers'], x['magnitude'], x['faults']) for x in augment] == (
+    [] if layers is None else [(layers, magnitude, False)]
+  )
+  objective = config.objective
+  mixed = objective.target.endswith('.mixed')
+  assert (objective.mixer.alpha if mixed else None) == mixup
+  loss = objective.objective if mixed else objective
+  assert loss.target.endswith('.sigmoid_xent')
+  model, adam = config.model, config.optimizer
+  assert (model.dropout, model.stochastic_depth) == (0.1, 0.1)
+  assert (adam.weight_decay, adam.clip_norm) == (0.03, 1.0)
+  assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
+  assert (config.total_epochs, config.data.batch_size) == (300, 4096)
+  if augment:
+    faulty = load_config('pretrain_augreg', f'{words},faults')
+    assert faulty.data.transforms[-1]['faults']
+  else:
+    with pytest.raises(ValueError, match=r"'faults' are of RandAugment"):
+      load_config('pretrain_augreg', f'{words},faults')
+
+
+def test_augreg_defaults_are_the_best_of_figure_4():
+  module = load_module('pretrain_augreg')
+  page = (ROOT / 'docs' / 'augreg.md').read_text()
+  for (data, number), best in module.BEST.items():
+    title = 'ImageNet' if data == 'imagenet' else 'ImageNet-21k'
+    table = page.split(f'### {title}, {number} epochs\n\n')[1].split('\n\n')[0]
+    cells = {}
+    for line in table.splitlines()[2:]:
+      model, reg, *values = (x.strip() for x in line.strip('|').split('|'))
+      for level, value in zip(module.LEVELS, values, strict=True):
+        cells[model, level, float(reg)] = int(value)
+    assert {model for model, _, _ in cells} == set(best) == set(module.MODELS)
+    for model, setting in best.items():
+      highest = max(cells[key] for key in cells if key[0] == model)
+      assert cells[model, *setting] == highest
 
 
 @pytest.mark.parametrize('name', TRAINING)
@@ -588,6 +715,7 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
+    ('pretrain_augreg', 'imagenet21k,folder', "'folder' is for 'imagenet'"),
   ],
 )
 def test_arguments_that_contradict(name, argument, message):
