@@ -132,19 +132,14 @@ def test_a_tiny_study_reports(compile_fast, tmp_path):  # noqa: F811
   config = load_config('recipes_embedded', 'tiny')
   for name in (
     *('glyphs_baseline_lr1e-03', 'glyphs_baseline_seed0'),
-    *('glyphs_randaugment_seed0', 'finetune_baseline_lr1e-03'),
-    'finetune_baseline_seed0',
+    'glyphs_randaugment_seed0',
   ):
-    rates, recipes, optimizers, steps, _ = configs.run(
-      config, tmp_path, member=name
-    )
-  assert {row for row, found in rates.items() if found} == {
-    *('glyphs: AdamW', 'digits, fine-tuned: AdamW')
-  }
+    made = configs.run(config, tmp_path, member=name)
+  rates, recipes, optimizers, steps, _ = made
+  assert [row for row, found in rates.items() if found] == ['glyphs: AdamW']
   assert [(x['row'], x['column']) for x in recipes] == [
     ('baseline', 'glyphs, held out'),
     ('baseline', 'digits, linear'),
-    ('baseline', 'digits, fine-tuned'),
     ('RandAugment', 'glyphs, held out'),
     ('RandAugment', 'digits, linear'),
   ]
