@@ -201,9 +201,13 @@ def resize_crop(small_size, size, resize='ResizeSmall'):
   return [transform(resize, size=small_size), crop]
 
 
-def evaluation_images(convention, size):
-  """Return the test transforms of 'original', 'big_vision' or 'timm'."""
-  *others, last = transforms.evaluation(convention, size)
+def evaluation_images(convention, size, *, crop=None):
+  """Return the test transforms of 'original', 'big_vision' or 'timm'.
+
+  `crop` is the fraction of the smaller side that is kept; None: that of the
+  convention.
+  """
+  *others, last = transforms.evaluation(convention, size, crop=crop)
   # As in the other functions, an int stands for a square.
   return [
     *(config_lib.describe(each) for each in others),
@@ -531,8 +535,8 @@ def tiny(config):
     for each in part.transforms:
       if 'size' in each:
         each['size'] //= factor
-  if 'total_epochs' in config:
-    del config.total_epochs
+  for total in {'total_epochs', 'total_examples'}.intersection(config):
+    del config[total]
   config.update(total_steps=4, log_every_steps=2)
   config.checkpoint.every_steps = 4
   shorter = {
@@ -541,6 +545,9 @@ def tiny(config):
     'every_steps': 4,
     'every_fraction': 0.5,
   }
+  if 'warmup_epochs' in config.schedule:
+    del config.schedule.warmup_epochs
+    config.schedule.warmup_steps = shorter['warmup_steps']
   for durations in (config.schedule, *config.evals.values()):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]

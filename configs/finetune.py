@@ -38,6 +38,8 @@ Arguments (separated by commas; the first of a list is the default):
              for Mixers, as in the released code. With from_weights these are
              for weights of 224 px: smaller ones grow as much (24 px to 40 px)
              and larger ones up to that size, see pretrained.finetuning_size
+  layer_decay=RATE   multiply the learning rate of each layer by this, once for
+             each layer after it (not in the paper; 0.65 to 0.9 is usual)
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
   inception, resize, resize_small   how images are cropped, see below
@@ -194,6 +196,7 @@ def get_config(argument=''):
     postact=False,
     mode=('final', 'dev'),
     lr=float,
+    layer_decay=float,
     size=int,
     polyak=False,
     crop=CROPS,
@@ -238,6 +241,8 @@ def get_config(argument=''):
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
     if args.data == 'imagenet' or args.data.startswith('cifar'):
       config.objective = common.mixed(config.objective, mixup=0.1)
+  if args.layer_decay:
+    config.optimizer.layer_decay = {'rate': args.layer_decay}
   common.balance(
     config, balanced=args.balanced, class_weights=args.class_weights
   )

@@ -30,6 +30,7 @@ CLASSES = {
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
   'jft': 18_291,
+  'jft_3b': 29_593,
   'my_set': 7,
   'cifar10': 10,
   'cifar100': 100,
@@ -70,7 +71,7 @@ def test_every_config_is_covered():
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
     *('ablations', 'scaling_embedded', 'transfer', 'vtab'),
-    'masked_patches_embedded',
+    *('masked_patches_embedded', 'recipes_embedded'),
   }
 
 
@@ -207,6 +208,9 @@ def _kinds(config):
 # of hybrids, those of the released models less heads of 1000 classes.
 BARE = {
   'Ti/16': (5_524_416, 192),
+  # M/16 and So400m/14 by the closed formula.
+  'M/16': (38_324_736, 512),
+  'So400m/14': (412_444_656, 1152),
   'S/32': (22_493_952, 384),
   'S/16': (21_665_664, 384),
   'B/32': (87_455_232, 768),
@@ -214,6 +218,7 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'g/14': (1_011_202_432, 1408),
   'G/14': (1_842_775_680, 1664),
   'R50+B/16': (98_659_112 - 769_000, 768),
   'R50+B/32': (110_945_832 - 769_000, 768),
@@ -280,7 +285,7 @@ def _expected_count(name, argument):
   words = argument.split(',')
   default = {
     'train_folder': 'Ti/16',
-    'distill_deit': 'S/16',
+    'pretrain_deit': 'S/16',
     'distill_patient': 'R50x1',
     'algoperf': 'S/16',
   }.get(name, 'B/16')
@@ -295,7 +300,10 @@ def _expected_count(name, argument):
     'pretrain_augreg': (
       'imagenet21k' if 'imagenet21k' in words else 'imagenet2012'
     ),
-    'distill_deit': 'imagenet2012',
+    'pretrain_deit': 'imagenet2012',
+    'pretrain_deit3': words[0] if words[0] == 'imagenet21k' else 'imagenet2012',
+    'finetune_deit3': 'imagenet2012',
+    'pretrain_scaling_vit': 'my_set' if 'my_set' in argument else 'jft_3b',
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
@@ -325,23 +333,33 @@ def _expected_count(name, argument):
     # Neither class token nor learned positions (197 of them).
     width = BARE[model][1]
     return _count(model, classes=classes, hidden=True) - 198 * width
-  if name == 'distill_deit':  # the token, its position and its head
-    width = BARE[model][1]
-    return _count(model, classes=classes) + 2 * width + (width + 1) * classes
+  if name == 'pretrain_deit':
+    count, width = _count(model, classes=classes), BARE[model][1]
+    if {'distilled', 'soft'} & set(words):
+      count += 2 * width + (width + 1) * classes  # token, position and head
+    return count
+  if 'deit3' in name:
+    return _count_deit3(model, load_config(name, argument), classes)
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width
   if name == 'pretrain_augreg':
     hidden = 'imagenet21k' not in words
     return _count(model, classes=classes, hidden=hidden)
-  if 'classes=29593' in words:
-    classes = 29_593
-  if model == 'G/14':
+  if name == 'pretrain_scaling_vit':
     # MAP's query, attention, norm and MLP for the class token and its position.
-    d, m = 1664, 8192
+    d, _, m, _ = names.SIZES[model.split('/')[0]]
     extra = d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d - 2 * d
     return _count(model, classes=classes) + extra
   return _count(model, classes=classes, hidden=True)
+
+
+def _count_deit3(model, config, classes):
+  """Its LayerScales, and no position of the class token."""
+  depth = names.SIZES[model.split('/')[0]][1]
+  size = config.evals[next(iter(config.evals))].data.transforms[-1]['size']
+  count = _count(model, classes=classes, pixels=size)
+  return count + (2 * depth - 1) * BARE[model][1]
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))

@@ -88,6 +88,7 @@ def prepare_all(path):
   _prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 20})
   _prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
   _prepare(path, 'jft', '1.0.0', {'train': 60})
+  _prepare(path, 'jft_3b', '1.0.0', {'train': 60})
   _prepare(path, 'cifar10', '3.0.2', train_and_test)
   _prepare(path, 'cifar100', '3.0.2', train_and_test)
   _prepare(path, 'oxford_iiit_pet', '4.0.0', train_and_test)
@@ -111,6 +112,8 @@ def pretrained(data_dir, tmp_path_factory):
   models = {
     'pretrain_augreg': 'imagenet,Ti/16,light2,',
     'pretrain_bit': 'R50x1,',
+    'pretrain_deit3': 'imagenet,B/16,',
+    'pretrain_scaling_vit': 'So400m/14,',
     'pretrain_jft': 'R50+L/32,',
     'pretrain_better_plain': 'S/16,',
   }
@@ -150,7 +153,7 @@ def test_tiny_pretraining_runs(name, pretrained):
 
 @pytest.mark.slow
 def test_tiny_distillation_runs(data_dir, tmp_path):
-  config = load_config('distill_deit', 'soft,tiny')
+  config = load_config('pretrain_deit', 'soft,tiny')
   config.data.source.data_dir = str(data_dir)
   path = write_teacher(tmp_path, num_classes=1000)
   find_distillation(config).teacher.path = path

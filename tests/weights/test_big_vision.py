@@ -183,10 +183,12 @@ def test_other_families_are_written_as_they_were():
     released.mixer(),
     released.resnet((1,)),
     released.big_vision_bit((1, 2)),
-    released.big_vision_bit((11,)),  # unit10 comes after unit09
   ):
     file = fill(shapes)
     assert equal(npz.write_big_vision(npz.read(file))[0], file)
+  file = released.hollow(released.big_vision_bit((11,)))
+  names = npz.write_big_vision(npz.read(file))[0].keys()
+  assert names == file.keys()  # unit10 comes after unit09
 
 
 @pytest.mark.parametrize('prefix', ['', 'params/', 'opt/target/'])
