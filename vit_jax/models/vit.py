@@ -22,7 +22,7 @@ from flax import linen as nn
 
 from vit_jax.domains import Dtype, OneOf, Rate
 from vit_jax.models import common
-from vit_jax.models.attention import IMPLEMENTATIONS, attention
+from vit_jax.models.attention import IMPLEMENTATIONS, Chooser, attention
 from vit_jax.models.common import (
   GELU,
   INIT,
@@ -51,7 +51,7 @@ class Attention(nn.Module):
   options: BlockOptions = BlockOptions()
   posemb: PositionEmbedding = PositionEmbedding()
   layout: Layout = Layout((0, 0))
-  implementation: str = 'auto'
+  implementation: str | Chooser = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
@@ -129,7 +129,7 @@ class Block(nn.Module):
   posemb: PositionEmbedding = PositionEmbedding()
   layout: Layout = Layout((0, 0))
   dropout: float = 0.0
-  attention: str = 'auto'
+  attention: str | Chooser = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
@@ -212,7 +212,7 @@ class VisionTransformer(common.Classifier):
     remat: what to recompute in the backward pass to save memory: 'none';
       'dots', all but the results of matrix products without a batch
       dimension; 'full', each layer; or any name in jax.checkpoint_policies.
-    attention: an implementation named in attention.py.
+    attention: an implementation named in attention.py, or its Chooser.
   """
 
   width: common.Width
@@ -230,7 +230,7 @@ class VisionTransformer(common.Classifier):
   dtype: Dtype = 'float32'
   scan: bool = False
   remat: common.Remat = 'none'
-  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] = 'auto'
+  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] | Chooser = 'auto'
 
   layer = Block  # class of the layers
 
