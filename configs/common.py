@@ -139,14 +139,18 @@ def own_slice(split):
   return own_images(split, stratified=True, channels=3)
 
 
-def imagenet(from_folder):
+def imagenet(from_folder, *, minival=True):
   """Return (source, {evaluator: split}): 99% of train; the rest is 'minival'.
 
   A folder, or what its path names instead, has the splits train and val.
+  Without `minival`, training is on all of train.
   """
-  train, val = 'train[:99%]', 'val' if from_folder else 'validation'
+  held_out = {'val': 'val' if from_folder else 'validation'}
+  train = 'train'
+  if minival:
+    train, held_out = 'train[:99%]', {'minival': 'train[99%:]', **held_out}
   source = own_images(train) if from_folder else tfds('imagenet2012', train)
-  return source, {'minival': 'train[99%:]', 'val': val}
+  return source, held_out
 
 
 def imagenet21k(tiny):
@@ -163,9 +167,24 @@ def transform(name, **fields):
   return {'target': f'vit_jax.data.transforms.{name}', **fields}
 
 
-def inception_crop(size):
-  """Return the training crop of the paper's released code and big_vision."""
-  return [transform('InceptionCrop', size=size), transform('FlipLR')]
+def augmentation(name, **fields):
+  """Return an augmentation of vit_jax/data/augment.py."""
+  return {'target': f'vit_jax.data.augment.{name}', **fields}
+
+
+def rand_augment(magnitude, *, faults):
+  """Return big_vision's RandAugment with 2 layers; see its class."""
+  return augmentation(
+    'RandAugment', num_layers=2, magnitude=float(magnitude), faults=faults
+  )
+
+
+def inception_crop(size, **fields):
+  """Return the training crop of the paper's released code and big_vision.
+
+  `fields` are more of InceptionCrop, e.g. interpolation='bicubic'.
+  """
+  return [transform('InceptionCrop', size=size, **fields), transform('FlipLR')]
 
 
 def resize(size):
@@ -182,9 +201,13 @@ def resize_crop(small_size, size, resize='ResizeSmall'):
   return [transform(resize, size=small_size), crop]
 
 
-def evaluation_images(convention, size):
-  """Return the test transforms of 'original', 'big_vision' or 'timm'."""
-  *others, last = transforms.evaluation(convention, size)
+def evaluation_images(convention, size, *, crop=None):
+  """Return the test transforms of 'original', 'big_vision' or 'timm'.
+
+  `crop` is the fraction of the smaller side that is kept; None: that of the
+  convention.
+  """
+  *others, last = transforms.evaluation(convention, size, crop=crop)
   # As in the other functions, an int stands for a square.
   return [
     *(config_lib.describe(each) for each in others),
@@ -512,8 +535,8 @@ def tiny(config):
     for each in part.transforms:
       if 'size' in each:
         each['size'] //= factor
-  if 'total_epochs' in config:
-    del config.total_epochs
+  for total in {'total_epochs', 'total_examples'}.intersection(config):
+    del config[total]
   config.update(total_steps=4, log_every_steps=2)
   config.checkpoint.every_steps = 4
   shorter = {
@@ -522,6 +545,9 @@ def tiny(config):
     'every_steps': 4,
     'every_fraction': 0.5,
   }
+  if 'warmup_epochs' in config.schedule:
+    del config.schedule.warmup_epochs
+    config.schedule.warmup_steps = shorter['warmup_steps']
   for durations in (config.schedule, *config.evals.values()):
     for name in shorter.keys() & durations.keys():
       durations[name] = shorter[name]

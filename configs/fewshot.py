@@ -20,9 +20,9 @@ Arguments (separated by commas):
   size=224   pixels; images are resized to 8/7 of it, without keeping the aspect
              ratio, and the centre is cropped
 
-Splits are big_vision's: train and test. uc_merced has only one split; its first
-1,000 images are for training. The splits of the first five are from memory. If
-a set is not prepared, the error shows how to prepare it.
+Splits are those of big_vision's common_fewshot.py: train and test. uc_merced
+has only one split; its first 1,000 images are for training. If a set is not
+prepared, the error shows how to prepare it.
 
 Expected: the paper draws its few-shot results in figures only, except for table
 8: ImageNet 5-shot of a B/16 pre-trained on JFT, 64.2%.

@@ -7,8 +7,8 @@ Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data: BiT-S, BiT-M. TFDS has no public
            imagenet21k; see pretrain_imagenet21k.py for what it must be
   R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model
-  postact  the form of big_vision and of the ViT paper's released code instead
-           of BiT's
+  postact  the form of the ViT paper's released code instead of BiT's; in
+           big_vision, its BiT for ImageNet (bit_i1k) has it, the others do not
   epochs=90
   folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
            PATH/val/CLASS: --config.data.source.path=PATH, or

@@ -11,7 +11,6 @@ with one weight for each class.
 
 Arguments (separated by commas; the first of a list is the default):
   L/16, L/32, B/16, B/32, H/14   the model
-  G/14            the model of "Scaling ViT", see below
   R50+B/16, R50+B/32, R50+L/16, R50+L/32   hybrids
   R50x1, R50x2, R101x1, R152x1, R152x2, R200x3   BiT's ResNets
   postact         a ResNet in the form of the released code instead of BiT's
@@ -69,21 +68,13 @@ Not in the paper:
   steps of warm-up. BiT trains 40 epochs on JFT, and its rate falls to a tenth
   at epochs 10, 23, 30 and 37; the same fractions of 7 epochs are our choice.
 
-G/14 is not in the paper. Its training on JFT-3B ("Scaling ViT", according to
-big_vision's train_vit_g.py), and here: rate 8e-4, batch 16,384, 1M steps,
-warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping at 1,
-weight decay 0.03, MAP pooling without a tanh layer, sigmoid, head bias -10.
-Different here: Adam with the first moment in bfloat16 instead of its Adafactor
-(--config.optimizer.target=vit_jax.optim.adafactor), the head's weight decay
-(--config.optimizer.decay_multipliers="(('head/.*',100.0),)"), and the data; for
-JFT-3B set name= and classes= (29593). Unknown to us: its augmentation and
-split. It reaches 90.45% on ImageNet, fine-tuned at 518 px.
+For G/14 and other models on JFT-3B see pretrain_scaling_vit.py.
 
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True (ResNets do not have it), and the words fsdp and
 tensor=2. None of them changes the result. With fsdp, --config.mesh.data=4 keeps
 four complete copies, each sharded over a quarter of the devices: the number of
-shards should divide the model's width (G/14: 128 shards).
+shards should divide the model's width (H/14: 256 shards).
 """
 
 from configs import arguments, common
@@ -104,7 +95,6 @@ TABLE_3 = {  # learning rate, epochs
   'R152x1': (6e-4, 7),
   'R152x2': (6e-4, 7),
   'R200x3': (None, 14),  # table 6
-  'G/14': (8e-4, None),  # "Scaling ViT": 1M steps
 }
 BIT_L_MILESTONES = tuple(epoch / 40 for epoch in (10, 23, 30, 37))
 
@@ -136,7 +126,7 @@ def get_config(argument=''):
     source=common.tfds(args.name, f'train[{first}:]'),
     num_classes=args.classes or None,
     held_out={'val': f'train[:{first}]'},
-    epochs=args.epochs or epochs or 0,
+    epochs=args.epochs or epochs,
     lr=args.lr or lr,
     decay='linear',
     weight_decay=0.1,
@@ -147,11 +137,6 @@ def get_config(argument=''):
     if 'x' not in args.model:
       raise ValueError(f"'sgd' is for ResNets (table 7), not for {args.model}.")
     common.set_bit_sgd(config, milestones=BIT_L_MILESTONES, lr=args.lr)
-  if args.model == 'G/14':
-    scaling_vit(config)
-  if not config.total_epochs:
-    del config.total_epochs
-    config.total_steps = 1_000_000
   common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
   return common.tiny(config) if args.tiny else config
 
@@ -159,14 +144,3 @@ def get_config(argument=''):
 def held_out(tiny):
   """Return the number of validation images, which come first."""
   return 16 if tiny else 50_000
-
-
-def scaling_vit(config):
-  """Change what "Scaling ViT" does differently."""
-  config.data.batch_size = 16_384
-  for evaluator in config.evals.values():
-    evaluator.data.batch_size = 4096
-  config.model.pooling = common.pooling('Map')
-  del config.model.head.representation_size
-  config.optimizer.update(weight_decay=0.03, clip_norm=1.0, mu_dtype='bfloat16')
-  config.schedule.update(decay='rsqrt', timescale=10_000, cooldown_steps=50_000)

@@ -28,10 +28,10 @@ axes and lines are the paper's: the average of the five data sets, and ImageNet,
 against exaFLOPs of pre-training on a log axis.
 
 exaFLOPs are counted as in table 6: three times the forward pass, two for each
-multiply-add, images x epochs. Our counts of ViTs are within 0.3% of the printed
-ones (B/32: 2.0% above), those of ResNets about 3% above, as if the paper did
-not count the products with zeros of the padding. The epochs are table 6's on
-any data, so that the x axis shows the compute on your data.
+multiply-add, images x epochs. Our counts of ViTs are within 0.1% of the printed
+ones (B/32: 2.3% above), those of ResNets 3.5% (R50x2) to 5.0% (R50x1) above, as
+if the paper did not count the products with zeros of the padding. The epochs
+are table 6's on any data, so that the x axis shows the compute on your data.
 
 Expected: TABLE_6 in configs/published.py, which the reports show; with ReaL it
 is also in the docstring of pretrain_jft.py. According to the paper's text a ViT

@@ -31,7 +31,7 @@ Arguments (separated by commas; the first of a list is the default):
   tiny       seconds on a CPU, to try out the data
 
 The recipe is ours for small data sets, not the paper's; the parts are those of
-"Better plain ViT baselines for ImageNet-1k" (pretrain_s16_better_plain.py):
+"Better plain ViT baselines for ImageNet-1k" (pretrain_better_plain.py):
 mean over patches, fixed 2-D sine-cosine positions, Adam with weight decay 0.05,
 cosine decay after a warm-up of a tenth of the steps, clipping at norm 1. Batch
 64, so that small sets get enough steps; label smoothing 0.1; an inception crop

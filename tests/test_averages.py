@@ -162,6 +162,7 @@ def test_a_schedule_free_run_evaluates_and_saves_its_average(tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_resumes_exactly(tmp_path):
   whole = run(tmp_path / 'whole', schedule_free_adamw)
   run(tmp_path / 'parts', schedule_free_adamw, total=2)
@@ -172,6 +173,7 @@ def test_a_schedule_free_run_resumes_exactly(tmp_path):
     assert_same(getattr(resumed, name), getattr(whole, name))
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_averages_from_the_weights_that_it_loads(tmp_path):
   run(tmp_path / 'first', seed=1)
   init_from = InitFrom(

@@ -30,11 +30,14 @@ CLASSES = {
   'imagenet2012': 1000,
   'imagenet21k': 21_843,
   'jft': 18_291,
+  'jft_3b': 29_593,
   'my_set': 7,
   'cifar10': 10,
   'cifar100': 100,
   'oxford_iiit_pet': 37,
   'oxford_flowers102': 102,
+  'resisc45': 45,
+  'kitti': 4,
   'folder': 5,
 }
 
@@ -68,7 +71,7 @@ def test_every_config_is_covered():
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
     *('ablations', 'scaling_embedded', 'transfer', 'vtab'),
-    'masked_patches_embedded',
+    *('masked_patches_embedded', 'recipes_embedded'),
   }
 
 
@@ -105,6 +108,14 @@ def write_teacher(folder, num_classes):
   path = folder / 'teacher.npz'
   formats.write(bundle.Weights(model, params, (8, 8, 3)), path, 'vit_jax')
   return str(path)
+
+
+def find_distillation(config):
+  """Return the distillation in the objective, or None."""
+  objective = config.objective
+  while objective is not None and 'teacher' not in objective:
+    objective = objective.get('objective')
+  return objective
 
 
 def assert_documented(module, argument, *more):
@@ -148,9 +159,9 @@ def trace(monkeypatch, tmp_path):
     config.data.batch_size -= config.data.batch_size % 8  # devices
     if config.get('init_from'):  # not read, see above
       config.init_from.path = '/weights'
-    if 'teacher' in config.objective:
+    if distilled := find_distillation(config):
       classes = config.data.source.num_classes
-      config.objective.teacher.path = write_teacher(tmp_path, classes)
+      distilled.teacher.path = write_teacher(tmp_path, classes)
     kinds = _kinds(config)
     if kinds <= _traced:
       configs.plan_run(config)  # every key
@@ -197,6 +208,9 @@ def _kinds(config):
 # of hybrids, those of the released models less heads of 1000 classes.
 BARE = {
   'Ti/16': (5_524_416, 192),
+  # M/16 and So400m/14 by the closed formula.
+  'M/16': (38_324_736, 512),
+  'So400m/14': (412_444_656, 1152),
   'S/32': (22_493_952, 384),
   'S/16': (21_665_664, 384),
   'B/32': (87_455_232, 768),
@@ -204,6 +218,7 @@ BARE = {
   'L/32': (305_510_400, 1024),
   'L/16': (303_301_632, 1024),
   'H/14': (630_764_800, 1280),
+  'g/14': (1_011_202_432, 1408),
   'G/14': (1_842_775_680, 1664),
   'R50+B/16': (98_659_112 - 769_000, 768),
   'R50+B/32': (110_945_832 - 769_000, 768),
@@ -270,8 +285,9 @@ def _expected_count(name, argument):
   words = argument.split(',')
   default = {
     'train_folder': 'Ti/16',
-    'distill_deit': 'S/16',
+    'pretrain_deit': 'S/16',
     'distill_patient': 'R50x1',
+    'algoperf': 'S/16',
   }.get(name, 'B/16')
   model = next((x for x in words if re.search(r'/\d|^R\d+x', x)), default)
   data = {
@@ -279,12 +295,21 @@ def _expected_count(name, argument):
     'pretrain_imagenet21k': 'imagenet21k',
     'pretrain_jft': 'my_set' if 'my_set' in argument else 'jft',
     'pretrain_bit': 'imagenet21k' if 'imagenet21k' in words else 'imagenet2012',
-    'pretrain_s16_better_plain': 'imagenet2012',
-    'distill_deit': 'imagenet2012',
+    'pretrain_better_plain': 'imagenet2012',
+    'algoperf': None if 'synthetic' in words else 'imagenet2012',
+    'pretrain_augreg': (
+      'imagenet21k' if 'imagenet21k' in words else 'imagenet2012'
+    ),
+    'pretrain_deit': 'imagenet2012',
+    'pretrain_deit3': words[0] if words[0] == 'imagenet21k' else 'imagenet2012',
+    'finetune_deit3': 'imagenet2012',
+    'pretrain_scaling_vit': 'my_set' if 'my_set' in argument else 'jft_3b',
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
-    data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
+    others = {'resisc45': ('resisc45',), 'kitti': ('kitti',)}
+    table_4 = load_module(name).TABLE_4 | others
+    data = table_4.get(words[0], ('folder',))[0]
   if name == 'masked_patches':
     patch = int(model.split('/')[1])
     outputs = 16 * 512 if 'downsampled' in words else 512
@@ -301,25 +326,40 @@ def _expected_count(name, argument):
       'imagenet,H/14,polyak': 518,
       'flowers,S/16,size=224,resize': 224,
       'flowers,R26+S/32,size=224': 224,
+      'imagenet,S/16,augreg,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
-  if name == 'pretrain_s16_better_plain':
+  if name in ('pretrain_better_plain', 'algoperf'):
     # Neither class token nor learned positions (197 of them).
-    return _count('S/16', classes=classes, hidden=True) - 384 - 197 * 384
-  if name == 'distill_deit':  # the token, its position and its head
     width = BARE[model][1]
-    return _count(model, classes=classes) + 2 * width + (width + 1) * classes
+    return _count(model, classes=classes, hidden=True) - 198 * width
+  if name == 'pretrain_deit':
+    count, width = _count(model, classes=classes), BARE[model][1]
+    if {'distilled', 'soft'} & set(words):
+      count += 2 * width + (width + 1) * classes  # token, position and head
+    return count
+  if 'deit3' in name:
+    return _count_deit3(model, load_config(name, argument), classes)
   if name == 'train_folder' and model not in MIXERS:
     width = BARE[model][1]  # as in the better plain ViT
     return _count(model, classes=classes) - 198 * width
-  if 'classes=29593' in words:
-    classes = 29_593
-  if model == 'G/14':
+  if name == 'pretrain_augreg':
+    hidden = 'imagenet21k' not in words
+    return _count(model, classes=classes, hidden=hidden)
+  if name == 'pretrain_scaling_vit':
     # MAP's query, attention, norm and MLP for the class token and its position.
-    d, m = 1664, 8192
+    d, _, m, _ = names.SIZES[model.split('/')[0]]
     extra = d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d - 2 * d
     return _count(model, classes=classes) + extra
   return _count(model, classes=classes, hidden=True)
+
+
+def _count_deit3(model, config, classes):
+  """Its LayerScales, and no position of the class token."""
+  depth = names.SIZES[model.split('/')[0]][1]
+  size = config.evals[next(iter(config.evals))].data.transforms[-1]['size']
+  count = _count(model, classes=classes, pixels=size)
+  return count + (2 * depth - 1) * BARE[model][1]
 
 
 @pytest.mark.parametrize('name, argument', list(variants(tiny=False)))
@@ -529,12 +569,74 @@ def test_bit_hyper_rule(row):
   assert test['target'].endswith('.Resize') and test['size'] == size
 
 
-def test_left_out_of_bit():
-  assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
+@pytest.mark.parametrize('data', ['imagenet', 'cifar10', 'pets', 'folder'])
+def test_bit_mixes_larger_data_sets(data):
+  objective = load_config('finetune', f'{data},R50x1,bit').objective
+  if data in ('imagenet', 'cifar10'):  # of 20k images and more
+    assert objective.mixer.alpha == 0.1
+  else:
+    assert objective.target.endswith('.softmax_xent')
 
 
-def test_better_plain_vit():
-  config = load_config('pretrain_s16_better_plain')
+# Section 3.3 of AugReg: name; rates; steps: warm-up; dev and test splits.
+AUGREG_TRANSFER = """
+  imagenet imagenet2012    .01,.03         20000:500           train[:99%]
+  cifar100 cifar100        .001,.003,.01   2500:200,10000:500  train[:98%]
+  pets     oxford_iiit_pet .001,.003,.01   500:100,2500:200    train[:90%]
+  resisc45 resisc45        .001,.003,.01   2500:200,10000:500  train[:60%]
+  kitti    kitti           .001,.003,.01   500:100,2500:200    train
+"""
+
+
+@pytest.mark.parametrize('row', AUGREG_TRANSFER.strip().splitlines())
+def test_augreg_transfer(row):
+  data, name, rates, steps, train = row.split()
+  runs = load_config('transfer', f'B/16,augreg,{data}').runs
+  warmup = dict(x.split(':') for x in steps.split(','))
+  seen = set()
+  for key, run in runs.items():
+    part = 'dev' if '_dev_' in key else 'test'
+    assert run.data.source.name == name and run.data.source.split == train
+    held_out = run.evals[part].data.source
+    assert (held_out.name, held_out.split) != (name, train)
+    assert str(run.schedule.warmup_steps) == warmup[str(run.total_steps)]
+    sgd = run.optimizer
+    assert sgd.target.endswith('.sgd') and 'weight_decay' not in sgd
+    assert (sgd.momentum, sgd.clip_norm) == (0.9, 1.0)
+    assert (run.data.batch_size, run.schedule.decay) == (512, 'cosine')
+    if part == 'dev':
+      assert 'test' not in run.evals
+      seen.add((run.schedule.lr, str(run.total_steps)))
+    else:
+      assert 'dev' not in run.evals and 'total_steps' in run.best_of.take
+  grid = {(float(x), y) for x in rates.split(',') for y in warmup}
+  assert seen == grid and sum('final' in key for key in runs) == 3
+
+
+def test_augreg_selects_on_imagenet_v2():
+  """For weights that have seen ImageNet's training images only."""
+  name = 'imagenet_dev_lr1e-02_steps20000'
+  for pretrained, source in (
+    ('imagenet21k', ('imagenet_v2/matched-frequency', 'test')),
+    ('imagenet1k', ('imagenet2012', 'train[99%:]')),
+  ):
+    config = load_config('transfer', f'B/16,augreg,imagenet,{pretrained}')
+    dev = config.runs[name].evals.dev.data.source
+    assert (dev.name, dev.split) == source
+
+
+def test_augreg_published_in_the_study():
+  cells = load_config('transfer', 'L/16,augreg,size=224').report[0]['cells']
+  values = {x['column']: x['value'] for x in cells if 'value' in x}
+  assert values == {
+    'AugReg, 30 epochs': pytest.approx(0.8205),
+    'AugReg, 300 epochs': pytest.approx(0.8398),
+  }
+
+
+@pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
+def test_better_plain_vit(name, width):
+  config = load_config('pretrain_better_plain', name)
   model, adam = config.model, config.optimizer
   assert model.pooling.target.endswith('.Mean')
   assert model.posemb.target.endswith('.SinCos2d')
@@ -542,9 +644,100 @@ def test_better_plain_vit():
   assert config.total_epochs == 90 and config.data.batch_size == 1024
   assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
   assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
-  assert 'RandAugment' in load_module('pretrain_s16_better_plain').__doc__
+  assert (model.width, model.head.representation_size) == (width, width)
+  *_, augment = config.data.transforms
+  assert dict(augment) == {
+    'target': 'vit_jax.data.augment.RandAugment',
+    'num_layers': 2,
+    'magnitude': 10.0,
+    'faults': False,
+  }
+  published = load_config('pretrain_better_plain', f'{name},faults')
+  assert published.data.transforms[-1]['faults']
+  assert config.objective.mixer.alpha == 0.2
+  assert config.objective.per == 'batch'
   steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
+
+
+def test_algoperf():
+  config = load_config('algoperf')
+  assert config.data.source.split == 'train'  # all of it
+  assert {x.data.source.split for x in config.evals.values()} == {'validation'}
+  assert config.data.batch_size == 1024 and config.total_steps == 186_666
+  crop, _, augment = config.data.transforms
+  assert (crop['area'], crop['interpolation']) == ((0.08, 1.0), 'bicubic')
+  assert (augment['num_layers'], augment['magnitude']) == (2, 10)
+  assert config.objective.mixer.alpha == 0.2
+  schedule, nadamw = config.schedule, config.optimizer
+  assert nadamw.target == 'optax.nadamw' and nadamw.decay_mask == ('.*',)
+  assert nadamw.b1 == pytest.approx(0.9327, abs=1e-4)
+  assert nadamw.weight_decay == pytest.approx(0.0812, abs=1e-4)
+  assert (schedule.decay, schedule.warmup_fraction) == ('cosine', 0.02)
+  target = load_config('algoperf', 'target_setting')
+  assert (target.total_steps, target.optimizer.b1) == (140_000, 0.7132)
+  with pytest.raises(ValueError, match="'synthetic' and 'folder'"):
+    load_config('algoperf', 'synthetic,folder')
+
+
+# Section 3 of AugReg: RandAugment's layers and magnitude, mixup.
+AUGREG = """
+  none     -   -   -
+  light1   2   0   -
+  light2   2  10  0.2
+  medium1  2  15  0.2
+  medium2  2  15  0.5
+  strong1  2  20  0.5
+  strong2  2  20  0.8
+"""
+
+
+@pytest.mark.parametrize('data', ['imagenet', 'imagenet21k'])
+@pytest.mark.parametrize('row', AUGREG.strip().splitlines())
+def test_augreg_levels(row, data):
+  level, *cells = row.split()
+  layers, magnitude, mixup = (None if x == '-' else float(x) for x in cells)
+  words = f'{data},L/16,{level},reg=0.1,weight_decay=0.03'
+  config = load_config('pretrain_augreg', words)
+  crop, flip, *augment = config.data.transforms
+  assert crop['target'].endswith('.InceptionCrop') and crop['size'] == 224
+  assert flip['target'].endswith('.FlipLR')
+  assert [(x['num_layers'], x['magnitude'], x['faults']) for x in augment] == (
+    [] if layers is None else [(layers, magnitude, False)]
+  )
+  objective = config.objective
+  mixed = objective.target.endswith('.mixed')
+  assert (objective.mixer.alpha if mixed else None) == mixup
+  loss = objective.objective if mixed else objective
+  assert loss.target.endswith('.sigmoid_xent')
+  model, adam = config.model, config.optimizer
+  assert (model.dropout, model.stochastic_depth) == (0.1, 0.1)
+  assert (adam.weight_decay, adam.clip_norm) == (0.03, 1.0)
+  assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
+  assert (config.total_epochs, config.data.batch_size) == (300, 4096)
+  if augment:
+    faulty = load_config('pretrain_augreg', f'{words},faults')
+    assert faulty.data.transforms[-1]['faults']
+  else:
+    with pytest.raises(ValueError, match=r"'faults' are of RandAugment"):
+      load_config('pretrain_augreg', f'{words},faults')
+
+
+def test_augreg_defaults_are_the_best_of_figure_4():
+  module = load_module('pretrain_augreg')
+  page = (ROOT / 'docs' / 'augreg.md').read_text()
+  for (data, number), best in module.BEST.items():
+    title = 'ImageNet' if data == 'imagenet' else 'ImageNet-21k'
+    table = page.split(f'### {title}, {number} epochs\n\n')[1].split('\n\n')[0]
+    cells = {}
+    for line in table.splitlines()[2:]:
+      model, reg, *values = (x.strip() for x in line.strip('|').split('|'))
+      for level, value in zip(module.LEVELS, values, strict=True):
+        cells[model, level, float(reg)] = int(value)
+    assert {model for model, _, _ in cells} == set(best) == set(module.MODELS)
+    for model, setting in best.items():
+      highest = max(cells[key] for key in cells if key[0] == model)
+      assert cells[model, *setting] == highest
 
 
 @pytest.mark.parametrize('name', TRAINING)
@@ -587,7 +780,18 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50x1,bit,inception', "leave out 'inception'"),
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_augreg', 'imagenet,light0', "the paper's name, 'light1'"),
+    ('finetune', 'kitti', "'kitti' is for AugReg's protocol"),
+    ('finetune', 'cifar10,augreg', "AugReg has no 'cifar10'"),
+    ('finetune', 'pets,augreg,bit', "'augreg' and 'bit' contradict"),
+    ('finetune', 'pets,augreg,steps=400', 'Use one of 500, 2500'),
+    ('finetune', 'pets,steps=500', "'steps=' is for AugReg's"),
+    ('finetune', 'imagenet,augreg,v2', "'v2' is for 'imagenet' with 'dev'"),
+    ('finetune', 'kitti,augreg,resize', "leave out 'resize'"),
+    ('transfer', 'cifar10,augreg', "'cifar10' is not in AugReg"),
+    ('transfer', 'kitti', "'kitti' is not in table 4"),
     ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
+    ('pretrain_augreg', 'imagenet21k,folder', "'folder' is for 'imagenet'"),
   ],
 )
 def test_arguments_that_contradict(name, argument, message):

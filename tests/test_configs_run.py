@@ -15,6 +15,7 @@ from PIL import Image
 from test_configs import (
   CLASSES,
   TRAINING,
+  find_distillation,
   load_config,
   load_module,
   replace_data,
@@ -87,6 +88,7 @@ def prepare_all(path):
   _prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 20})
   _prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
   _prepare(path, 'jft', '1.0.0', {'train': 60})
+  _prepare(path, 'jft_3b', '1.0.0', {'train': 60})
   _prepare(path, 'cifar10', '3.0.2', train_and_test)
   _prepare(path, 'cifar100', '3.0.2', train_and_test)
   _prepare(path, 'oxford_iiit_pet', '4.0.0', train_and_test)
@@ -108,9 +110,12 @@ def image_folder(tmp_path_factory):
 def pretrained(data_dir, tmp_path_factory):
   """Function from a file to the workdir of its run, which it does once."""
   models = {
+    'pretrain_augreg': 'imagenet,Ti/16,light2,',
     'pretrain_bit': 'R50x1,',
+    'pretrain_deit3': 'imagenet,B/16,',
+    'pretrain_scaling_vit': 'So400m/14,',
     'pretrain_jft': 'R50+L/32,',
-    'pretrain_s16_better_plain': '',
+    'pretrain_better_plain': 'S/16,',
   }
 
   @functools.cache
@@ -148,9 +153,10 @@ def test_tiny_pretraining_runs(name, pretrained):
 
 @pytest.mark.slow
 def test_tiny_distillation_runs(data_dir, tmp_path):
-  config = load_config('distill_deit', 'soft,tiny')
+  config = load_config('pretrain_deit', 'soft,tiny')
   config.data.source.data_dir = str(data_dir)
-  config.objective.teacher.path = write_teacher(tmp_path, num_classes=1000)
+  path = write_teacher(tmp_path, num_classes=1000)
+  find_distillation(config).teacher.path = path
   configs.run(config, tmp_path / 'run')
   record = _last_record(tmp_path / 'run')
   assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
@@ -226,11 +232,9 @@ def test_finetuning_a_better_plain_vit(pretrained, data_dir, tmp_path):
     'model.posemb.target=vit_jax.models.posemb.SinCos2d',
   )
   for part in override:
-    assert (
-      f'--config.{part}' in load_module('pretrain_s16_better_plain').__doc__
-    )
+    assert f'--config.{part}' in load_module('pretrain_better_plain').__doc__
   configs.override(config, override)
-  config.init_from.path = str(pretrained('pretrain_s16_better_plain'))
+  config.init_from.path = str(pretrained('pretrain_better_plain'))
   config.data.source.data_dir = str(data_dir)
   state = configs.run(config, tmp_path)
   assert state.ema is not None

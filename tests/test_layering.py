@@ -47,6 +47,7 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *(
+      'autotune',
       'changes',
       'analysis.flops',
       'checkpoint',
@@ -82,6 +83,7 @@ MODULES = {
     *('preprocess', 'reports.', 'sharding', 'terminal', 'weights.'),
     *('workdirs', 'writers'),
   ),
+  'autotune': ('distributed', 'models.', 'terminal', 'workdirs'),
   'evaluators': ('data.pipeline', 'device_memory'),
   'study': (
     *(

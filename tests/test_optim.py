@@ -255,10 +255,10 @@ def test_weight_decay_is_big_visions_times_the_learning_rate():
   rate = schedule(lr=lr, total_steps=4)
   actual = run(make_optimizer(optax.adamw, PARAMS, rate, weight_decay=0.1))
   adam = optax.scale_by_adam()
-  params, state = PARAMS, adam.init(PARAMS)
+  params, state, update = PARAMS, adam.init(PARAMS), jax.jit(adam.update)
   for i in range(3):
     shape = (1 + np.cos(np.pi * i / 4)) / 2
-    scaled, state = adam.update(random_tree(100 + i), state, params)
+    scaled, state = update(random_tree(100 + i), state, params)
 
     def apply(path, p, u, shape=shape):
       decay = wd if path.endswith('/kernel') else 0.0

@@ -225,6 +225,11 @@ def test_optimizer_state_of_another_shape():
   """Adafactor keeps rows and columns under the parameter's name."""
   mesh = sharding.make_mesh(data=4, model=2)
   state = {'v_row': {'block_0': {'mlp': {'fc2': {'kernel': TREE['bias']}}}}}
+  number, of_layers = (
+    {'mlp': {'fc1': {'bias': jax.ShapeDtypeStruct(shape, 'float32')}}}
+    for shape in ((1,), (4, 1))
+  )
+  state |= {'v_col': {'block_0': number}, 'scanned': {'blocks': of_layers}}
   found = sharding.infer(state, sharding.tensor_parallel(), mesh)
   assert all(s.is_fully_replicated for s in jax.tree.leaves(found))
 

@@ -87,6 +87,20 @@ def test_the_mask_vector_starts_anew():
     adapt(flat_params(), fresh, head='keep')
 
 
+def test_position_of_the_class_token():
+  """It is added to the token, or 0, if only one model has it."""
+  with_one, without = flat_params(), flat_params(seed=1)
+  del without['cls_pos_embedding']
+  out, report = adapt(with_one, without)
+  assert out.keys() == without.keys()
+  total = with_one['cls'] + with_one['cls_pos_embedding']
+  np.testing.assert_array_equal(out['cls'], total)
+  assert '  cls_pos_embedding added to cls' in str(report).split('\n')
+  out, _ = adapt(without, with_one)
+  assert_taken(out, without, ['cls'])
+  assert not out['cls_pos_embedding'].any()
+
+
 def test_keep_takes_the_head_over():
   loaded, fresh = flat_params(), flat_params(seed=1)
   out, report = adapt(loaded, fresh, head='keep')

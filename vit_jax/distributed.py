@@ -270,6 +270,18 @@ def _named(hosts):
   return f'host{"s" * (len(hosts) > 1)} {shown}{more}'
 
 
+def of_first_host(text: str) -> str:
+  """Return the text that the first host passes. All hosts must call this."""
+  if jax.process_count() == 1:
+    return text
+  data = np.frombuffer(text.encode(), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.array(len(data))))
+  if jax.process_index():
+    data = np.zeros(size, np.uint8)
+  data = np.asarray(multihost_utils.broadcast_one_to_all(data), np.uint8)
+  return data.tobytes().decode()
+
+
 def check_shared(folder: PathLike) -> None:
   """Raise ValueError unless all hosts see the same files in the folder.
 

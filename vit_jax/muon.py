@@ -68,6 +68,8 @@ def muon(
       singular values of about sqrt(max(1, outputs / inputs)).
     matrices: ((path rule, number of trailing dimensions that are outputs),
       ...); the first match counts. AdamW updates what no rule matches.
+      `Optimizer` raises ValueError for a rule that matches nothing, unless it
+      is one of the defaults, which not every model needs.
     b1, b2: of AdamW.
     eps: of AdamW, and added to the norm that a matrix is divided by.
     mu_dtype: of the momentum of both between steps; None: that of the
@@ -211,7 +213,9 @@ def _mesh_axes():
 
 
 # Arrays are moved along one mesh axis after the other: the compiler would
-# gather all of them, if it had to move them along several at once.
+# gather all of them, if it had to move them along several at once. How the
+# sides of matrices are split in between is left to it, because that depends on
+# the parameters that they come from and go to.
 
 
 def _spread(x):
@@ -231,10 +235,11 @@ def _spread(x):
 
 
 def _collect(x):
-  """Return x, as `_spread` placed it, sharded along 'fsdp*' axes only."""
+  """Return x, as `_spread` placed it, with matrices split over 'fsdp*' only."""
   axes, _ = _mesh_axes()
+  free = PartitionSpec.UNCONSTRAINED
   num_fsdp = sum(name.startswith('fsdp') for name in axes)
   for i in reversed(range(num_fsdp, len(axes))):
-    spec = PartitionSpec(tuple(axes[:i]))
+    spec = PartitionSpec(tuple(axes[:i]), free, free)
     x = jax.lax.with_sharding_constraint(x, spec)
   return x

@@ -26,6 +26,7 @@ from vit_jax.averages import averages_itself
 from vit_jax.durations import Duration, Timeline, fraction
 from vit_jax.multipliers import LayerDecay as LayerDecay
 from vit_jax.multipliers import Multipliers, first_factors
+from vit_jax.muon import MATRICES
 from vit_jax.muon import muon as muon
 from vit_jax.rules import adafactor as adafactor
 from vit_jax.rules import lamb as lamb
@@ -140,6 +141,9 @@ class Optimizer:
     if takes_factors:
       arguments['factors'] = factors
     parts = [self._with_decay(params, learning_rate, arguments)]
+    matrices = getattr(self.rule, 'keywords', {}).get('matrices', ())
+    own = [each[0] for each in matrices if tuple(each) not in MATRICES]
+    tree.check_rules_match(own, params, what='optimizer.matrices')
     if factors is not None and not takes_factors:
       if averages_itself(jax.eval_shape(parts[0].init, params)):
         raise ValueError(
@@ -166,7 +170,9 @@ class Optimizer:
     """Return the rule for each group of parameters with the same decay."""
     if not self.decay_multipliers:
       return self.rule(learning_rate, **arguments)
-    decay = getattr(self.rule, 'keywords', {}).get('weight_decay')
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    arguments = getattr(self.rule, 'keywords', {}) | arguments
+    decay = arguments.get('weight_decay')
     if not decay or 'mask' not in arguments:
       raise ValueError(
         f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
@@ -174,8 +180,8 @@ class Optimizer:
       )
     factors = first_factors(self.decay_multipliers, params)
     groups = {
-      f'decay_x{factor:g}': self.rule(
-        learning_rate, **arguments, weight_decay=factor * decay
+      f'decay_x{factor:g}': rule(
+        learning_rate, **arguments | {'weight_decay': factor * decay}
       )
       for factor in sorted(set(jax.tree.leaves(factors)))
     }

@@ -305,10 +305,12 @@ def tensor_parallel(axis: str = 'model') -> Rules:
 def _split(axis, ndim, split_dim, path, shape, mesh):
   """Spec of a parameter with `ndim` dimensions, one of which is split.
 
-  Optimizer state of another shape (Adafactor: a row, a column) stays whole.
+  Optimizer state of another shape (Adafactor: a row, a column, or one number
+  where there is neither) stays whole.
   """
   del mesh
-  if len(shape) != ndim + _is_stacked(path):
+  of_layer = shape[_is_stacked(path) :]
+  if len(of_layer) != ndim or of_layer == (1,):
     return ()
   spec: list[Any] = [None] * len(shape)
   spec[split_dim] = axis

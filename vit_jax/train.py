@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import (
+  autotune,
   changes,
   device_memory,
   divergence,
@@ -95,6 +96,7 @@ def train(
   sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
   accum_steps: Count = 1,
+  attention_autotune: bool | autotune.Autotuner = True,
   ema_decay: Rate | None = None,
   ema_start: Duration | None = None,
   ema_debias: bool = False,
@@ -133,6 +135,9 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     preprocess: uint8 images -> float images, on the device.
     accum_steps: micro-batches per step, to save memory; same result.
+    attention_autotune: whether attention='auto' of the model is chosen by
+      measurement on accelerators; False: by a table. An autotune.Autotuner has
+      other candidates or limits.
     ema_decay: decay of an EMA of the parameters, used by evaluators and saved;
       the paper's Table 2 has 0.9999 for ImageNet. None: no EMA. A schedule-free
       optimizer has an average of its own in its place.
@@ -183,7 +188,15 @@ def train(
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
 
   # 2. What is trained, and how.
-  model = with_num_classes(model, data.source)
+  described = with_num_classes(model, data.source)
+  attention = autotune.find(attention_autotune).choose(
+    described,
+    images,
+    batch_size=data.batch_size // accum_steps,
+    mesh=mesh,
+    workdir=workdir,
+  )
+  model = attention.apply(described)
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
   learning_rate = reuse.call(schedule, timeline)
 
@@ -238,10 +251,11 @@ def train(
 
   def describe():
     changes.record(workdir, basis, changed, newest)
+    attention.record(workdir)
     workdirs.record_config(workdir, record, preset)
     workdirs.record_model(
       workdir,
-      model=model,
+      model=described,
       preprocess=preprocess,
       transforms=next(filter(None, transforms), None),
       image_shape=image_shape,
@@ -252,7 +266,7 @@ def train(
   run = _Run(
     workdir=workdir,
     claim=claim,
-    model=model,
+    model=described,
     image_shape=image_shape,
     batch_size=data.batch_size,
     mesh=mesh,

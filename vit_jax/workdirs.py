@@ -1,9 +1,10 @@
-"""The directory of a run: checked, created, and described by four files.
+"""The directory of a run: checked, created, and described by files.
 
 config.json       the config that the run was started with
 preset.json       the config file, what the command line changed, the defaults
 environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
+attention.json    on accelerators, the measured choice of attention
 """
 
 import contextlib

@@ -221,9 +221,11 @@ def test_transforms():
     first = [scale] if key.startswith('dsprites') else []
     assert _kinds(key, train=False) == [*first, plain]
   assert _kinds('pets', size=224, train=True)[:2] == [
-    ('Resize', 261),
+    ('Resize', 256),  # of scenic; 7/6 is 261
     ('RandomCrop', 224),
   ]
+  assert _kinds('pets', size=378, train=True)[0] == ('Resize', 441)
+  assert _kinds('kitti', size=224, train=True)[0] == ('Resize', 224)
   assert _kinds('kitti', size=32, train=True)[0] == ('Resize', 32)
 
 

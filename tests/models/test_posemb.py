@@ -42,6 +42,8 @@ ALL = [
   Learned2d(at='layers'),
   Learned(at='layers_shared'),
   Learned2d(at='layers_shared'),
+  Learned(prefix=False),
+  Learned(at='layers', prefix=False),
 ]
 REGISTER = ClassToken(num_registers=1)
 by_kind = pytest.mark.parametrize('kind', [Learned, Learned2d])
@@ -73,7 +75,8 @@ def test_parameters(positions):
     if isinstance(positions, Learned2d):
       tables = {'pos_embedding_x': (1, 1, 6, 8)}
       tables['pos_embedding_y'] = 1, 2, 1, 8
-    tables['cls_pos_embedding'] = 1, 1, 16
+    if positions.prefix:
+      tables['cls_pos_embedding'] = 1, 1, 16
     expected = {f'{w}{k}': v for w in where for k, v in tables.items()}
   assert own == expected
 
@@ -97,6 +100,21 @@ def test_learned2d_is_a_grid_of_x_and_y():
   found = Learned().table(same, GRID, 16)
   np.testing.assert_array_equal(found, same['pos_embedding'][0])
   assert Learned2d().table(same, GRID, 16) is None
+
+
+@pytest.mark.parametrize('at', ['stem', 'layers'])
+def test_positions_of_the_patches_only(at):
+  """As a position of zeros of the class token."""
+  with_prefix = tiny(posemb=Learned(at=at), pooling=REGISTER)
+  params = random_params(with_prefix)
+  for part in (params, params['block_0'], params['block_1']):
+    if 'cls_pos_embedding' in part:
+      part['cls_pos_embedding'] = np.zeros((1, 1, 16), np.float32)
+  expected = apply(with_prefix, params)
+  for part in (params, params['block_0'], params['block_1']):
+    part.pop('cls_pos_embedding', None)
+  without = with_prefix.clone(posemb=Learned(at=at, prefix=False))
+  np.testing.assert_allclose(apply(without, params), expected, atol=1e-6)
 
 
 @by_kind

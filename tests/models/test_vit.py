@@ -289,6 +289,21 @@ def test_initial_distributions(scan, pooling):
       assert not np.array_equal(layers[0], layers[1]), name
 
 
+def test_initial_deviation_of_deit():
+  model = tiny(
+    width=64,
+    depth=1,
+    mlp_dim=128,
+    embedding=PatchEmbedding(4, init_std=0.02),
+    head=Head(init_std=0.02),
+    block=BlockOptions(init_std=0.02),
+  )
+  params = jax.jit(model.init)(quick_key(0), IMAGES)['params']
+  for name, value in traverse_util.flatten_dict(params, sep='/').items():
+    if name.endswith('kernel'):
+      assert_distributed(np.asarray(value), 'normal', 0.02, name)
+
+
 def assert_distributed(x, kind, parameter, name):
   """Mean, deviation and range of x; the first two within 5 standard errors."""
   if kind == 'constant':
@@ -417,12 +432,22 @@ def test_each_layer_draws_its_own_dropout(scan):
     assert abs(both - 0.25**2) < 0.01
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_stochastic_depth_grows_linearly_and_skips_whole_examples(scan):
-  added = layers_that_add_one(scan, stochastic_depth=0.5)
+@pytest.mark.parametrize(
+  ('scan', 'stochastic_depth', 'rates'),
+  [
+    (False, 0.5, (0, 0.25, 0.5)),
+    (True, 0.5, (0, 0.25, 0.5)),
+    (False, (0.5, 0.5), (0.5, 0.5, 0.5)),
+    (True, (0.4, 0.2), (0.4, 0.3, 0.2)),
+  ],
+)
+def test_stochastic_depth_is_linear_and_skips_whole_examples(
+  scan, stochastic_depth, rates
+):
+  added = layers_that_add_one(scan, stochastic_depth=stochastic_depth)
   per_example = added[:, :, :1, :1]
   np.testing.assert_allclose(added - per_example, 0, atol=1e-5)
-  for layer, rate in enumerate([0, 0.25, 0.5]):
+  for layer, rate in enumerate(rates):
     skipped = np.abs(per_example[layer]) < 1e-5
     # 256 examples: the standard error is 0.03 at most.
     assert abs(skipped.mean() - rate) <= 0.1 * (rate > 0)

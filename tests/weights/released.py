@@ -162,6 +162,26 @@ def bit(stages=(3, 4, 6, 3), factor=1, classes=5):
   return out
 
 
+def big_vision_bit(stages=(3, 4, 6, 3), factor=1, classes=5):
+  """big_vision's bit_paper.py: the same models as `bit`."""
+  inputs = 64 * factor
+  out = {'root_block/conv_root/kernel': (7, 7, 3, inputs)}
+  for b, units in enumerate(stages, 1):
+    n = 64 * factor * 2 ** (b - 1)
+    for u in range(1, units + 1):
+      unit = f'block{b}/unit{u:02d}'
+      if u == 1:
+        out[f'{unit}/conv_proj/kernel'] = 1, 1, inputs, 4 * n
+      out[f'{unit}/conv1/kernel'] = 1, 1, inputs, n
+      out[f'{unit}/conv2/kernel'] = 3, 3, n, n
+      out[f'{unit}/conv3/kernel'] = 1, 1, n, 4 * n
+      for i, width in enumerate((inputs, n, n), 1):
+        out[f'{unit}/gn{i}/scale'] = out[f'{unit}/gn{i}/bias'] = 1, 1, 1, width
+      inputs = 4 * n
+  out['norm-pre-head/scale'] = out['norm-pre-head/bias'] = 1, 1, 1, inputs
+  return out | dense('head', (inputs,), (classes,))
+
+
 def fill(shapes, prefix='', seed=0):
   """{prefix + name: float32}; no two numbers are the same, nearly."""
   rng = np.random.RandomState(seed)  # whose numbers never change

@@ -7,9 +7,10 @@ import released
 from released import equal, fill
 from small import logits, tiny
 
+from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import SinCos2d
-from vit_jax.weights import files, npz
+from vit_jax.weights import files, formats, npz
 
 KINDS = {
   'cls': released.big_vision(),
@@ -175,12 +176,112 @@ def test_what_cannot_be_written_is_named():
   hybrid = npz.read(released.hollow(released.hybrid((1,))))
   with pytest.raises(ValueError, match=r'hybrid.*npz'):
     npz.write_big_vision(hybrid)
-  bit = npz.read(released.hollow(released.bit((1,))))
-  with pytest.raises(ValueError, match=r'ResNet.*npz'):
-    npz.write_big_vision(bit)
-  for shapes in (released.mixer(), released.resnet((1,))):
+
+
+def test_other_families_are_written_as_they_were():
+  for shapes in (
+    released.mixer(),
+    released.resnet((1,)),
+    released.big_vision_bit((1, 2)),
+  ):
     file = fill(shapes)
     assert equal(npz.write_big_vision(npz.read(file))[0], file)
+  file = released.hollow(released.big_vision_bit((11,)))
+  names = npz.write_big_vision(npz.read(file))[0].keys()
+  assert names == file.keys()  # unit10 comes after unit09
+
+
+@pytest.mark.parametrize('prefix', ['', 'params/', 'opt/target/'])
+def test_resnets_of_the_paper(prefix):
+  """Both layouts of the BiT paper's model are read as one model."""
+  theirs = fill(released.bit((1, 2)))
+  conv, norm = 'standardized_conv2d/kernel', {'gamma': 'scale', 'beta': 'bias'}
+  file = {
+    'root_block/conv_root/kernel': theirs[f'resnet/root_block/{conv}'],
+    'head/kernel': theirs['resnet/head/conv2d/kernel'][0, 0],
+    'head/bias': theirs['resnet/head/conv2d/bias'],
+  }
+  for old, new in norm.items():
+    array = theirs[f'resnet/group_norm/{old}']
+    file[f'norm-pre-head/{new}'] = array.reshape(1, 1, 1, -1)
+  for unit in ('block1/unit01', 'block2/unit01', 'block2/unit02'):
+    for i, letter in enumerate('abc', 1):
+      part = f'resnet/{unit}/{letter}'
+      file[f'{unit}/conv{i}/kernel'] = theirs[f'{part}/{conv}']
+      for old, new in norm.items():
+        array = theirs[f'{part}/group_norm/{old}']
+        file[f'{unit}/gn{i}/{new}'] = array.reshape(1, 1, 1, -1)
+    if unit.endswith('1'):
+      file[f'{unit}/conv_proj/kernel'] = theirs[f'resnet/{unit}/a/proj/{conv}']
+  assert file.keys() == released.big_vision_bit((1, 2)).keys()
+  expected = npz.read(theirs)
+  stored = {f'{prefix}{name}': array for name, array in file.items()}
+  assert npz.recognise(stored)
+  weights = npz.read(stored)
+  assert weights.model == expected.model and weights.model.form == 'preact'
+  assert equal(weights.params, expected.params) and not weights.notes
+  assert equal(npz.write(weights)[0], theirs)
+  assert equal(npz.write_big_vision(expected)[0], file)
+
+
+def test_the_form_of_a_resnet_is_that_of_its_names():
+  post = npz.read(fill(released.resnet((1,))))
+  assert post.model.form == 'postact' and 'big_vision' in post.origin
+  file = released.hollow(released.big_vision_bit((3, 4, 6, 3), 3, 21_843))
+  weights = npz.read(file)
+  model = weights.model
+  assert (model.form, model.width_factor) == ('preact', 3)
+  assert model.stages == (3, 4, 6, 3)
+  for name in file:  # each is needed, in its shape
+    rest = {k: v for k, v in file.items() if k != name}
+    wrong = rest | {name: np.broadcast_to(np.float32(0), (3, 2))}
+    for changed in (rest, wrong) if 'block' not in name else ():
+      with pytest.raises(ValueError):
+        npz.read(changed)
+  broken = {k: v for k, v in file.items() if 'block3/unit02/gn2' not in k}
+  with pytest.raises(ValueError, match=r'\+ block3/unit2/gn2/bias'):
+    npz.read(broken)
+
+
+@pytest.mark.parametrize(
+  ('shapes', 'prefix', 'transforms'),
+  [
+    (released.big_vision(patch=(8, 8)), '', (ResizeSmall(27), CentralCrop(24))),
+    (
+      released.big_vision(patch=(16, 16), rows=196, cls=False),
+      'params/',
+      (ResizeSmall(256), CentralCrop(224)),
+    ),
+    (
+      released.big_vision(patch=(16, 16), rows=576, cls=False),
+      'opt/target/',
+      (ResizeSmall(448), CentralCrop(384)),
+    ),
+    (released.resnet((1,)), '', (ResizeSmall(256), CentralCrop(224))),
+    (released.big_vision_bit((1,)), '', (ResizeSmall(256), CentralCrop(224))),
+    # Without a convention for them: not square, and of two towers.
+    (released.big_vision(), '', (Resize((12, 6)),)),
+    (released.big_vision(patch=(8, 8)), 'params/img/', (Resize(24),)),
+    # Of the paper's code.
+    (released.vit(patch=(8, 8)), '', (Resize(24),)),
+    (released.bit((1,)), '', (Resize(224),)),
+  ],
+)
+def test_images_are_evaluated_as_the_code_of_the_weights_does(
+  shapes, prefix, transforms
+):
+  file = {f'{prefix}{k}': v for k, v in released.hollow(shapes).items()}
+  assert npz.read(file).transforms == transforms
+
+
+def test_transforms_in_the_json_come_first(tmp_path):
+  weights = npz.read(fill(released.big_vision(patch=(8, 8))))
+  weights.transforms = (Resize(24),)
+  formats.write(weights, tmp_path / 'x.npz', 'big_vision')
+  assert formats.read(tmp_path / 'x.npz').transforms == (Resize(24),)
+  (tmp_path / 'x.json').unlink()
+  found = formats.read(tmp_path / 'x.npz').transforms
+  assert found == (ResizeSmall(27), CentralCrop(24))
 
 
 def test_a_missing_layer_is_named():

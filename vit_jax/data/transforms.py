@@ -409,10 +409,10 @@ def evaluation(
     return ResizeSmall(round(size / crop)), CentralCrop(size)
   if crop is None:
     crop = 0.9 if size < 384 else 1.0
-  # Not one pixel less because of the rounding of 0.9.
-  small = math.floor(size / crop + 1e-9)
   return (
-    ResizeSmall(small, 'bicubic', antialias=True, rounding='down'),
+    ResizeSmall(
+      math.floor(size / crop), 'bicubic', antialias=True, rounding='down'
+    ),
     CentralCrop(size, rounding='even'),
   )
 

@@ -210,14 +210,14 @@ def transforms(
   """Return the configs of a task's transforms, a list of dicts.
 
   Images are resized to `size` pixels a side. With `train` they are cropped at
-  random from 7/6 of the size (384 from 448) and flipped at random, where the
-  task allows it.
+  random from 7/6 of the size (384 from 448; 224 from 256, as scenic has it) and
+  flipped at random, where the task allows it.
   """
   task, module = _task(key), 'vit_jax.data.transforms'
   crop, flip = train and task.crop, train and task.flip
-  resized = round(size * 7 / 6) if crop else size
+  large = 256 if size == 224 else round(size * 7 / 6)
   found = [_config('Scale', factor=255)] if task.is_binary else []
-  found.append({'target': f'{module}.Resize', 'size': resized})
+  found.append({'target': f'{module}.Resize', 'size': large if crop else size})
   if crop:
     found.append({'target': f'{module}.RandomCrop', 'size': size})
   if flip:

@@ -3,15 +3,40 @@
 Shapes: B examples, Q queries, N keys, h heads of dimension d.
 """
 
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.checks import one_of
-from vit_jax.models import mesh, pallas_attention
+from vit_jax.models import mesh, pallas_attention, splash_attention
 
-IMPLEMENTATIONS = ('auto', 'xla', 'cudnn', 'einsum', 'pallas')
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+  """A way to compute attention without dropout and added logits.
+
+  Attributes:
+    name: in configs, logs and records.
+    attend: function of q [B, Q, h, d] and k, v [B, N, h, d], which returns
+      softmax(q kᵀ / √d) v, [B, Q, h, d] in the dtype of v.
+    obstacle: function of the same arrays, or of their ShapeDtypeStructs. It
+      returns what the implementation needs and lacks, or None if it can run.
+    platforms: where it is meant to run, see `mesh.platform`.
+  """
+
+  name: str
+  attend: Callable[..., jax.Array]
+  obstacle: Callable[..., str | None] = lambda *_: None
+  platforms: tuple[str, ...] = ('cpu', 'gpu', 'tpu')
+
+
+# Chooses an implementation from q, k and v while attention is traced.
+Chooser = Callable[[Any, Any, Any], Implementation]
 
 
 def attention(
@@ -19,7 +44,7 @@ def attention(
   k: jax.Array,
   v: jax.Array,
   *,
-  implementation: str = 'auto',
+  implementation: str | Chooser = 'auto',
   dropout_rate: float = 0.0,
   dropout_rng: jax.Array | None = None,
   position_logits: jax.Array | None = None,
@@ -40,8 +65,9 @@ def attention(
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is written out here, and the only one that can drop attention
       weights or add to the logits; 'pallas' is the kernel for TPUs in
-      pallas_attention.py; 'auto' is the fastest one that supports the
-      arguments, except 'pallas', which has not run on a TPU yet.
+      pallas_attention.py, 'splash' the one of JAX, 'tokamax' that of the
+      package for GPUs and TPUs; 'auto' is `fastest`. A Chooser is asked where
+      'auto' has a choice; training has one that has measured, see autotune.py.
     dropout_rate: fraction of the attention weights to drop, independently.
     dropout_rng: key for dropout, required if dropout_rate > 0.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
@@ -52,7 +78,8 @@ def attention(
   Raises:
     ValueError: the named implementation does not support the arguments.
   """
-  one_of('attention', implementation, IMPLEMENTATIONS)
+  if not callable(implementation):
+    one_of('attention', implementation, IMPLEMENTATIONS)
   if not 0 <= dropout_rate < 1:
     raise ValueError(
       f'attention dropout_rate={dropout_rate} must be in [0, 1).'
@@ -62,36 +89,41 @@ def attention(
       f'attention dropout_rate={dropout_rate} needs a dropout_rng. Pass a key, '
       'or rate 0.'
     )
-  if implementation == 'auto':
-    only_einsum = dropout_rate or position_logits is not None
-    implementation = 'einsum' if only_einsum else fastest(q)
-  if implementation == 'einsum':
+  only_einsum = dropout_rate or position_logits is not None
+  if callable(implementation):
+    chosen = KERNELS['einsum'] if only_einsum else implementation(q, k, v)
+  elif implementation == 'auto':
+    chosen = KERNELS['einsum' if only_einsum else fastest(q)]
+  else:
+    chosen = KERNELS[implementation]
+  if chosen.name == 'einsum':
     return _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
   if position_logits is not None:
     raise ValueError(
-      f'attention={implementation!r} is fused and cannot add position logits. '
+      f'attention={chosen.name!r} is fused and cannot add position logits. '
       "Use 'einsum' or 'auto', or another position embedding."
     )
   if dropout_rate:
     raise ValueError(
-      f'attention={implementation!r} cannot drop attention weights (rate '
+      f'attention={chosen.name!r} cannot drop attention weights (rate '
       f"{dropout_rate}). Use 'einsum' or 'auto', or set the rate to 0."
     )
-  if implementation == 'cudnn' and (obstacle := _cudnn_obstacle(q)):
+  # With one query, as in MAP pooling, scores are no matrix to keep on chip.
+  if q.shape[1] == 1 and chosen.name in ('pallas', 'splash', 'tokamax'):
+    chosen = KERNELS['xla']
+  if obstacle := chosen.obstacle(q, k, v):
     raise ValueError(
-      f"attention='cudnn' needs {obstacle}. Use 'auto', 'xla' or 'einsum'."
+      f'attention={chosen.name!r} needs {obstacle}. '
+      "Use 'auto', 'xla' or 'einsum'."
     )
-  if implementation == 'pallas':
-    # With one query, as in MAP pooling, scores are no matrix to keep on chip.
-    if q.shape[1] > 1:
-      return pallas_attention.attend(q, k, v)
-    implementation = 'xla'
-  fused: Any = implementation
-  return jax.nn.dot_product_attention(q, k, v, implementation=fused)
+  return chosen.attend(q, k, v)
 
 
 def fastest(q: jax.Array) -> str:
-  """Return what 'auto' chooses for queries of that shape and dtype."""
+  """Return what 'auto' chooses for queries of that shape and dtype.
+
+  It is a table: nothing is measured, see autotune.py.
+  """
   # On a CPU, forward and backward of 'einsum' took 0.7 to 1.0 of the time of
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32).
   if mesh.platform() == 'cpu':
@@ -100,7 +132,7 @@ def fastest(q: jax.Array) -> str:
   return 'xla' if q.shape[1] == 1 or _cudnn_obstacle(q) else 'cudnn'
 
 
-def _cudnn_obstacle(q):
+def _cudnn_obstacle(q, *_):
   """Return what the fused kernel needs and lacks, or None if it can run."""
   head_dim = q.shape[-1]
   if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -118,7 +150,7 @@ def _cudnn_obstacle(q):
   return None
 
 
-def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits):
+def _einsum(q, k, v, dropout_rate=0.0, dropout_rng=None, position_logits=None):
   # Heads come first, by an explicit transpose: CPUs multiply contiguous
   # matrices far faster than strided ones; accelerators choose layouts anyway.
   q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
@@ -133,3 +165,42 @@ def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits):
     weights = jnp.where(keep, weights / (1 - dropout_rate), 0)
   out = jnp.einsum('bhqn,bhnd->bhqd', weights.astype(v.dtype), v)
   return jnp.swapaxes(out, 1, 2)
+
+
+def _tokamax(q, k, v):
+  import tokamax
+
+  # Without 'xla', to which it would turn for what its kernels do not support.
+  kernels = ('mosaic', 'triton')
+  attend = functools.partial(
+    tokamax.dot_product_attention, implementation=kernels
+  )
+  return mesh.per_device(attend, q, k, v)
+
+
+def _tokamax_obstacle(*_):
+  return None if importlib.util.find_spec('tokamax') else 'the package tokamax'
+
+
+_jax_nn = jax.nn.dot_product_attention
+KERNELS = {
+  each.name: each
+  for each in (
+    Implementation('xla', functools.partial(_jax_nn, implementation='xla')),
+    Implementation(
+      'cudnn',
+      functools.partial(_jax_nn, implementation='cudnn'),
+      _cudnn_obstacle,
+      ('gpu',),
+    ),
+    Implementation('einsum', _einsum),
+    Implementation(
+      'pallas', pallas_attention.attend, pallas_attention.obstacle, ('tpu',)
+    ),
+    Implementation(
+      'splash', splash_attention.attend, splash_attention.obstacle, ('tpu',)
+    ),
+    Implementation('tokamax', _tokamax, _tokamax_obstacle, ('gpu', 'tpu')),
+  )
+}
+IMPLEMENTATIONS = ('auto', *KERNELS)

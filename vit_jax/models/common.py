@@ -51,6 +51,12 @@ INIT = {
   'head': nn.initializers.zeros,  # section 3.2; Head sets its bias
 }
 
+
+def initializer(name: str, std: float | None = None) -> Callable[..., Any]:
+  """Return INIT[name], or, with `std`, a normal distribution around 0."""
+  return INIT[name] if std is None else nn.initializers.normal(std)
+
+
 GELU = {
   'tanh': functools.partial(nn.gelu, approximate=True),
   'exact': functools.partial(nn.gelu, approximate=False),
@@ -77,6 +83,10 @@ NumClasses = Annotated[int, Range(0, 2**24)]
 Remat = Annotated[str, OneOf(*REMAT)]
 Gelu = Annotated[str, OneOf(*GELU)]
 Epsilon = Annotated[float, Range(0, 1, above=True)]  # of a norm
+Std = Annotated[float, Range(0, 100)]  # of initial values
+# Rate in the last layer, which grows linearly from 0 in the first layer; or
+# the rates in the first and in the last layer.
+StochasticDepth = Rate | tuple[Rate, Rate]
 
 
 def remat(
@@ -175,6 +185,8 @@ class BlockOptions:
     qk_norm: whether queries and keys are normalised per head (LayerNorm).
     gelu: 'tanh' (the paper's code) or 'exact' (PyTorch models).
     norm_eps: epsilon of every LayerNorm; 1e-6 in the paper's code.
+    init_std: standard deviation of the initial kernels of attention and MLP;
+      DeiT has 0.02. None: as in INIT.
   """
 
   attention_dropout: Rate = 0.0
@@ -182,6 +194,7 @@ class BlockOptions:
   qk_norm: bool = False
   gelu: Gelu = 'tanh'
   norm_eps: Epsilon = 1e-6
+  init_std: Std | None = None
 
 
 class Affine(nn.Module):
@@ -265,7 +278,7 @@ def run_layers(
   x: jax.Array,
   *,
   depth: int,
-  stochastic_depth: float,
+  stochastic_depth: float | tuple[float, float],
   scan: bool,
   remat_policy: str,
   per_layer: bool,
@@ -286,8 +299,9 @@ def run_layers(
   Returns:
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
   """
-  rate = stochastic_depth
-  rates = jnp.linspace(0, rate, depth) if rate else None
+  rates = None
+  if stochastic_depth:
+    rates = jnp.linspace(*depth_rates(stochastic_depth), depth)
   # Inside a scan nothing can be merged with the forward pass anyway.
   layer = remat(layer, remat_policy, prevent_cse=not scan)
 
@@ -315,6 +329,12 @@ def run_layers(
   return x, found
 
 
+def depth_rates(rate: float | tuple[float, float]) -> tuple[float, float]:
+  """Return the rates of StochasticDepth in the first and the last layer."""
+  first, last = (0.0, rate) if isinstance(rate, int | float) else rate
+  return first, last
+
+
 def as_pair(size: Size) -> tuple[int, int]:
   """Return (height, width) of a size that is one number or two."""
   height, width = (size, size) if isinstance(size, int) else size
@@ -332,11 +352,13 @@ class PatchEmbedding:
       overlap if it is smaller than patch_size. None: patch_size.
     mask_token: whether there is a learned vector that can replace patches, see
       objectives/masked_patches.py.
+    init_std: standard deviation of the initial kernel; None: as in INIT.
   """
 
   patch_size: domains.Size
   stride: domains.Size | None = None
   mask_token: bool = False
+  init_std: Std | None = None
 
   def __post_init__(self) -> None:
     size, stride = as_pair(self.patch_size), self.stride
@@ -391,7 +413,7 @@ class PatchEmbedding:
     x = Affine(
       x.shape[3:],
       (module.width,),
-      INIT['embedding'],
+      initializer('embedding', self.init_std),
       dtype=module.dtype,
       name='embedding',
     )(x)
@@ -481,10 +503,12 @@ class Head:
       (section 3.1); None: no such layer.
     bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
       many classes.
+    init_std: standard deviation of the initial kernels; None: as in INIT.
   """
 
   representation_size: Annotated[int, Range(0, 2**16)] | None = None
   bias_init: Annotated[float, Range(-1e4, 1e4)] = 0.0
+  init_std: Std | None = None
 
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Affine] = Affine
@@ -502,7 +526,8 @@ class Head:
     """
     out = {'pooled': x}
     if self.representation_size:
-      outputs, init = (self.representation_size,), INIT['pre_logits']
+      outputs = (self.representation_size,)
+      init = initializer('pre_logits', self.init_std)
       affine = layer(
         x.shape[-1:], outputs, init, dtype=module.dtype, name='pre_logits'
       )
@@ -512,7 +537,7 @@ class Head:
       out['logits'] = layer(
         x.shape[-1:],
         (module.num_classes,),
-        INIT['head'],
+        initializer('head', self.init_std),
         nn.initializers.constant(self.bias_init),
         name='head',
       )(x)

@@ -6,6 +6,7 @@ names begin with 'fsdp'.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 from jax.sharding import PartitionSpec
@@ -31,6 +32,36 @@ def platform() -> str:
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
+
+
+def per_device(fn: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+  """Return fn(*arrays), computed by each device on its part of the arrays.
+
+  The compiler cannot shard kernels. Within `with jax.set_mesh(mesh)`, examples
+  are sharded over the batch axes, and heads over the others, if these divide
+  them. Without a mesh, the arrays must be on one device.
+
+  Args:
+    fn: function of arrays [B, N, h, d], which returns one like the first.
+    *arrays: [B, N, h, d].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.size <= 1:
+    return fn(*arrays)
+  of_heads = tuple(a for a in mesh.axis_names if is_model_axis(a))
+
+  # A batch of one example, as at initialisation, is not sharded.
+  def dividing(names, size):
+    return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
+
+  batch, _, heads, _ = arrays[0].shape
+  spec = PartitionSpec(
+    dividing(batch_axes(mesh), batch), None, dividing(of_heads, heads)
+  )
+  # The check of replicated values (check_vma) does not support kernels.
+  return jax.shard_map(
+    fn, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False
+  )(*arrays)
 
 
 def keep_batch_split(x: jax.Array) -> jax.Array:

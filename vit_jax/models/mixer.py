@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Dtype, Rate
+from vit_jax.domains import Dtype
 from vit_jax.models import common
 from vit_jax.models.common import (
   Head,
@@ -80,7 +80,7 @@ class MlpMixer(common.Classifier):
   embedding: PatchEmbedding
   head: Head = Head()
   num_classes: common.NumClasses | None = None
-  stochastic_depth: Rate = 0.0
+  stochastic_depth: common.StochasticDepth = 0.0
   gelu: common.Gelu = 'tanh'
   norm_eps: common.Epsilon = 1e-6
   dtype: Dtype = 'float32'

@@ -16,11 +16,12 @@ Shapes: B examples, N tokens, h heads of dimension d, W lanes of a block.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.mesh import batch_axes, is_model_axis, platform
+from vit_jax.models.mesh import per_device, platform
 
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
@@ -38,30 +39,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   Raises:
     ValueError: the kernel does not support the arguments.
   """
-  if reason := _obstacle(q, k, v):
+  if reason := obstacle(q, k, v):
     raise ValueError(
       f"attention='pallas' needs {reason}. Use 'auto', 'xla' or 'einsum'."
     )
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.size <= 1:
-    return _attend_local(q, k, v)
-  of_batch = batch_axes(mesh)
-  of_heads = tuple(a for a in mesh.axis_names if is_model_axis(a))
-
-  # A batch of one example, as at initialisation, is not sharded.
-  def dividing(names, size):
-    return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
-
-  spec = jax.sharding.PartitionSpec(
-    dividing(of_batch, q.shape[0]), None, dividing(of_heads, q.shape[2])
-  )
-  # The check of replicated values (check_vma) does not support kernels.
-  return jax.shard_map(
-    _attend_local,
-    in_specs=(spec,) * 3,
-    out_specs=spec,
-    check_vma=False,
-  )(q, k, v)
+  return per_device(_attend_local, q, k, v)
 
 
 def _attend_local(q, k, v):
@@ -70,7 +52,7 @@ def _attend_local(q, k, v):
   return _attend(width, *flat).reshape(q.shape)
 
 
-def _obstacle(q, k, v):
+def obstacle(q: Any, k: Any, v: Any) -> str | None:
   """Return what the kernel needs and lacks, or None if it can run."""
   if platform() == 'gpu':
     return 'a TPU, got a GPU'

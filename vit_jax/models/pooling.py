@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.domains import Range, checked
+from vit_jax.models.attention import Chooser
 from vit_jax.models.common import (
   INIT,
   AffinePerToken,
@@ -226,7 +227,7 @@ class MapHead(nn.Module):
   mlp_dim: int
   options: BlockOptions = BlockOptions()
   dtype: Any = 'float32'
-  attention: str = 'auto'
+  attention: str | Chooser = 'auto'
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:

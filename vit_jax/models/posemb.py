@@ -23,10 +23,10 @@ from flax import linen as nn
 
 from vit_jax.domains import OneOf, Range, checked
 from vit_jax.models import resample
+from vit_jax.models.common import Std
 from vit_jax.types import Array, FlatParams, Shape
 
 PLACES = ('stem', 'layers', 'layers_shared')
-Std = Annotated[float, Range(0, 100)]  # of initial values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,10 +154,14 @@ class Learned(PositionEmbedding):
     at: where embeddings are added (table 8): at the 'stem', that is, to the
       embedded patches (the paper); to the input of each of the 'layers', each
       with its own table; or 'layers_shared', with one table for all.
+    prefix: whether the class token and the distillation token have embeddings,
+      too (the paper). If False only the patches have, as in DeiT III and
+      big_vision.
   """
 
   init_std: Std = 0.02
   at: Annotated[str, OneOf(*PLACES)] = 'stem'
+  prefix: bool = True
 
   # Names of the parameters that are grids.
   tables: ClassVar[Sequence[str]] = ('pos_embedding',)
@@ -172,14 +176,14 @@ class Learned(PositionEmbedding):
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
   def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
-    return (
-      cls if self.in_layers else cls + self._token(module, 'cls', cls.shape)
-    )
+    if self.in_layers or not self.prefix:
+      return cls
+    return cls + self._token(module, 'cls', cls.shape)
 
   def add_to_distillation_token(
     self, module: nn.Module, dist: jax.Array
   ) -> jax.Array:
-    if self.in_layers:
+    if self.in_layers or not self.prefix:
       return dist
     return dist + self._token(module, 'dist', dist.shape)
 
@@ -227,13 +231,13 @@ class Learned(PositionEmbedding):
     return module.param(f'{name}_pos_embedding', init, shape)
 
   def _tokens(self, module, layout, width):
-    """Return [1, N, D], with zeros for registers."""
+    """Return [1, N, D], with zeros for tokens without a position."""
     parts = []
-    if layout.class_token:
+    if layout.class_token and self.prefix:
       parts.append(self._token(module, 'cls', (1, 1, width)))
-    if layout.distillation_token:
+    if layout.distillation_token and self.prefix:
       parts.append(self._token(module, 'dist', (1, 1, width)))
-    parts.append(jnp.zeros((1, layout.num_registers, width)))
+    parts.append(jnp.zeros((1, layout.prefix - len(parts), width)))
     parts.append(self._patches(module, layout.grid, width))
     return jnp.concatenate(parts, axis=1)
 

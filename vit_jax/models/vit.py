@@ -22,7 +22,7 @@ from flax import linen as nn
 
 from vit_jax.domains import Dtype, OneOf, Rate
 from vit_jax.models import common
-from vit_jax.models.attention import IMPLEMENTATIONS, attention
+from vit_jax.models.attention import IMPLEMENTATIONS, Chooser, attention
 from vit_jax.models.common import (
   GELU,
   INIT,
@@ -32,6 +32,7 @@ from vit_jax.models.common import (
   LayerNorm,
   PatchEmbedding,
   drop_path,
+  initializer,
 )
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.pooling import ClassToken, Pooling
@@ -50,7 +51,7 @@ class Attention(nn.Module):
   options: BlockOptions = BlockOptions()
   posemb: PositionEmbedding = PositionEmbedding()
   layout: Layout = Layout((0, 0))
-  implementation: str = 'auto'
+  implementation: str | Chooser = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
@@ -59,7 +60,9 @@ class Attention(nn.Module):
     width, options = tokens.shape[-1], self.options
     heads = self.num_heads, width // self.num_heads
     affine = functools.partial(
-      Affine, kernel_init=INIT['attention'], dtype=self.dtype
+      Affine,
+      kernel_init=initializer('attention', options.init_std),
+      dtype=self.dtype,
     )
     q = affine((width,), heads, name='query')(queries)
     k = affine((width,), heads, name='key')(tokens)
@@ -89,7 +92,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
   """Two layers with a GELU between them: [..., D] -> [..., D].
 
-  `kernel_init` is the key of the kernels' initialiser in INIT.
+  `kernel_init` is the key of the kernels' initialiser in INIT; `init_std` as in
+  BlockOptions.
   """
 
   mlp_dim: int
@@ -98,6 +102,7 @@ class Mlp(nn.Module):
   dtype: Any = 'float32'
   train: bool = False
   kernel_init: str = 'mlp'
+  init_std: float | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -105,7 +110,7 @@ class Mlp(nn.Module):
     hidden = (self.mlp_dim,)
     affine = functools.partial(
       Affine,
-      kernel_init=INIT[self.kernel_init],
+      kernel_init=initializer(self.kernel_init, self.init_std),
       bias_init=INIT[f'{self.kernel_init}_bias'],
       dtype=self.dtype,
     )
@@ -124,7 +129,7 @@ class Block(nn.Module):
   posemb: PositionEmbedding = PositionEmbedding()
   layout: Layout = Layout((0, 0))
   dropout: float = 0.0
-  attention: str = 'auto'
+  attention: str | Chooser = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
@@ -166,6 +171,7 @@ class Block(nn.Module):
       gelu=options.gelu,
       dtype=self.dtype,
       train=self.train,
+      init_std=options.init_std,
       name='mlp',
     )(y)
     return x + self._branch(y, 'ls2', drop_rate)
@@ -197,7 +203,8 @@ class VisionTransformer(common.Classifier):
     dropout: rate of dropout after the position embedding, the attention output
       and both MLP layers.
     stochastic_depth: fraction of examples whose residual branches are dropped,
-      in the last layer; grows linearly from 0 in the first layer (AugReg).
+      in the last layer; grows linearly from 0 in the first layer (AugReg). Or
+      those in the first and the last layer; two equal ones in DeiT III.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     scan: compile one layer and loop over stacked parameters, instead of L
       layers one after the other. Parameters are then blocks/... with a leading
@@ -205,7 +212,7 @@ class VisionTransformer(common.Classifier):
     remat: what to recompute in the backward pass to save memory: 'none';
       'dots', all but the results of matrix products without a batch
       dimension; 'full', each layer; or any name in jax.checkpoint_policies.
-    attention: an implementation named in attention.py.
+    attention: an implementation named in attention.py, or its Chooser.
   """
 
   width: common.Width
@@ -219,11 +226,11 @@ class VisionTransformer(common.Classifier):
   num_classes: common.NumClasses | None = None
   block: BlockOptions = BlockOptions()
   dropout: Rate = 0.0
-  stochastic_depth: Rate = 0.0
+  stochastic_depth: common.StochasticDepth = 0.0
   dtype: Dtype = 'float32'
   scan: bool = False
   remat: common.Remat = 'none'
-  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] = 'auto'
+  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] | Chooser = 'auto'
 
   layer = Block  # class of the layers
 
@@ -294,7 +301,7 @@ class VisionTransformer(common.Classifier):
 
   def _assemble(self, patches, layout, posemb):
     """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
-    batch, x = len(patches), patches.astype(jnp.float32)
+    batch, x = patches.shape[0], patches.astype(jnp.float32)
     x = posemb.add_to_patches(self, x, layout.grid)
     prefix = self.pooling.tokens(self, posemb, layout)
     prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]

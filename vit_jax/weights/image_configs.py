@@ -144,7 +144,9 @@ def describe(weights: Any) -> tuple[tuple[int, int], bool, str]:
   """
   image_size = tuple(weights.image_shape[:2])
   first, *rest = [*weights.transforms] or [Resize(image_size)]
-  crops = len(rest) == 1 and rest[0] == CentralCrop(image_size)
+  crops = len(rest) == 1 and (
+    type(rest[0]) is CentralCrop and as_pair(rest[0].size) == image_size
+  )
   keeps_aspect = (
     type(first) is ResizeSmall and crops and image_size[0] == image_size[1]
   )

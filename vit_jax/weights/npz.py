@@ -13,6 +13,13 @@ the class token is added to 'cls'. There may be a MAP head; layers may be
 stacked, 'Transformer/encoderblock/...' with a leading dimension; the model may
 be the image tower of two, 'params/img/...'. A file without a table has fixed
 positions: it is read as posemb='sincos2d' unless the caller says otherwise.
+Its ResNets have both forms of `models.resnet`: 'root_block/conv_root' and
+'block1/unit01' are 'preact', as the BiT paper has it; 'conv_root' and
+'block1/unit1' are 'postact'.
+
+Neither format contains transforms of test images. Those of big_vision's models
+are big_vision's; those of 'npz', and of the image tower of two, resize to a
+square as both code bases do for such models.
 
 The ImageNet-21k files of the first release have the tanh layer 'pre_logits'
 and a head of zeros; AugReg's have a working head and no such layer.
@@ -27,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checks import one_of
+from vit_jax.data import transforms
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map, NoPooling
@@ -42,13 +50,17 @@ GENERATIONS = {  # numbers of the modules in a layer: attention, 2nd norm, MLP
   'pre_linen': (1, 2, 3),  # counted for all of them together
 }
 _BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
-_ANCHORS = 'embedding/kernel', 'stem/kernel', 'conv_root/kernel', _BIT_ROOT
+_POSTACT_ROOT, _PREACT_ROOT = 'conv_root/kernel', 'root_block/conv_root/kernel'
+_ROOTS = _POSTACT_ROOT, _PREACT_ROOT, _BIT_ROOT
+_ANCHORS = 'embedding/kernel', 'stem/kernel', *_ROOTS
 _PREFIXES = '', 'opt/target/', 'params/img/', 'img/', 'params/', 'target/'
 _STATE = r'(opt|opt_state|state)/.*|(.*/)?step'
 _TEXT = r'(params/)?(txt/.*|t|b)'  # the other tower, temperature and bias
 _LAYER = 'Transformer/encoderblock'
 _GROUP_NORM = r'(.*/)?(gn([123]|_root|_proj)/(scale|bias)|group_norm/.*)'
 
+_UNIT, _OUR_UNIT = 'block{s}/unit{u}', 'resnet/stage{s}/unit{u}'
+_UNIT_CONV = Key(f'{_UNIT}/conv{{n}}/kernel', f'{_OUR_UNIT}/conv{{n}}/kernel')
 _MIXER = KeyMap(
   Key('stem/{p}', 'embedding/{p}'),
   Key('MixerBlock_{i}/LayerNorm_0/{p}', 'block_{i}/norm1/{p}'),
@@ -86,20 +98,30 @@ def _vit_keys(generation):
     Key(f'{map_head}/LayerNorm_0/{{p}}', 'map_head/norm/{p}'),
     Key(f'{map_head}/MlpBlock_0/Dense_0/{{p}}', 'map_head/mlp/fc1/{p}'),
     Key(f'{map_head}/MlpBlock_0/Dense_1/{{p}}', 'map_head/mlp/fc2/{p}'),
-    Key('conv_root/kernel', 'resnet/root/conv/kernel'),
+    Key(_POSTACT_ROOT, 'resnet/root/conv/kernel'),
     Key('gn_root/{p}', 'resnet/root/norm/{p}'),
-    Key(
-      'block{s}/unit{u}/conv{n}/kernel',
-      'resnet/stage{s}/unit{u}/conv{n}/kernel',
-    ),
-    Key('block{s}/unit{u}/gn{n}/{p}', 'resnet/stage{s}/unit{u}/norm{n}/{p}'),
+    _UNIT_CONV,
+    Key(f'{_UNIT}/gn{{n}}/{{p}}', f'{_OUR_UNIT}/norm{{n}}/{{p}}'),
   )
+
+
+def _spatial_norm(theirs, ours):
+  """Return the row of a GroupNorm that is stored as [1, 1, 1, C]."""
+  return Key(theirs, ours, np.ravel, lambda x: x[None, None, None], ndim=4)
+
+
+_PREACT = KeyMap(
+  Key(_PREACT_ROOT, 'resnet/root/conv/kernel'),
+  _UNIT_CONV,
+  _spatial_norm(f'{_UNIT}/gn{{n}}/{{p}}', f'{_OUR_UNIT}/norm{{n}}/{{p}}'),
+  _spatial_norm('norm-pre-head/{p}', 'norm/{p}'),
+  Key('head/{p}', 'head/{p}'),
+)
 
 
 @functools.cache
 def _bit_keys():
-  conv, unit = 'standardized_conv2d/kernel', 'resnet/block{s}/unit{u}'
-  ours = 'resnet/stage{s}/unit{u}'
+  conv, unit, ours = 'standardized_conv2d/kernel', f'resnet/{_UNIT}', _OUR_UNIT
   keys = [
     Key(_BIT_ROOT, 'resnet/root/conv/kernel'),
     Key(f'{unit}/a/proj/{conv}', f'{ours}/conv_proj/kernel'),
@@ -134,7 +156,7 @@ def _prefix(names):
     if any(prefix + anchor in names for anchor in _ANCHORS):
       # Our checkpoints have 'embedding/kernel' too, but other layers.
       layers = f'{prefix}{_LAYER}', f'{prefix}MixerBlock', f'{prefix}resnet/'
-      other = f'{prefix}conv_root/kernel', f'{prefix}Transformer/'
+      other = [f'{prefix}{x}' for x in (*_ROOTS, 'Transformer/')]
       if any(name.startswith((*layers, *other)) for name in names):
         return prefix
   return None
@@ -183,6 +205,7 @@ def read(
   """
   del config
   notes: list[str] = []
+  is_tower = (_prefix(arrays) or '').endswith('img/')
   arrays = _parameters(arrays, notes)
   is_old = any('/MlpBlock_3/' in name for name in arrays)
   is_vit = any(name.startswith(_LAYER) for name in arrays)
@@ -190,11 +213,15 @@ def read(
   if is_vit and TABLE not in arrays:
     origin = 'big_vision npz'
     if 'pos_embedding' not in arrays and (
-      is_old or 'conv_root/kernel' in arrays
+      is_old or _POSTACT_ROOT in arrays
     ):  # older than fixed positions, which are in no table
       raise ValueError(f'The file has no position table, {TABLE}.')
+  elif not is_vit and {_POSTACT_ROOT, _PREACT_ROOT} & arrays.keys():
+    origin = 'big_vision npz'
   if _BIT_ROOT in arrays:
     origin, keys = 'BiT npz', _bit_keys()
+  elif _PREACT_ROOT in arrays:
+    keys = _PREACT
   elif 'stem/kernel' in arrays:
     keys = _MIXER
   else:
@@ -210,9 +237,12 @@ def read(
   params, shape = bundle.finish(
     model, params, names, arrays, keys, image_size=image_size, grid=grid
   )
+  use: dict[str, Any] = {}
+  if origin == 'big_vision npz' and shape[0] == shape[1] and not is_tower:
+    use['transforms'] = transforms.evaluation('big_vision', shape[0])
   if is_old:
     origin += ' (pre-Linen names)'
-  return Weights(model, params, shape, origin=origin, notes=notes)
+  return Weights(model, params, shape, origin=origin, notes=notes, **use)
 
 
 def _parameters(arrays, notes):
@@ -235,6 +265,8 @@ def _parameters(arrays, notes):
     if re.match('probe$|(LayerNorm|MlpBlock|MultiHead[a-zA-Z]*)_0/', name):
       name = f'MAPHead_0/{name}'  # early files have the head's parts outside
     name = re.sub(r'/unit0*(\d+)/', r'/unit\1/', name)  # BiT has unit01
+    # Some of BiT's files number these.
+    name = re.sub(r'/standardized_conv2d_\d+/', '/standardized_conv2d/', name)
     if name.startswith(f'{_LAYER}/') and array.ndim:
       rest = name[len(_LAYER) :]
       if len(array) > bundle.MAX_LAYERS:
@@ -321,13 +353,13 @@ def write_big_vision(
     ValueError: the format cannot hold the model.
   """
   model = weights.model
-  is_bit = isinstance(model, ResNet) and model.form == 'preact'
-  if is_bit or isinstance(getattr(model, 'embedding', None), Hybrid):
-    what = 'a pre-activation ResNet' if is_bit else 'a hybrid'
+  if isinstance(getattr(model, 'embedding', None), Hybrid):
     raise ValueError(
-      f"big_vision's .npz cannot hold {what}. Use --format=npz instead."
+      "big_vision's .npz cannot hold a hybrid. Use --format=npz instead."
     )
   params = _writable(weights, 'big_vision')
+  if isinstance(model, ResNet) and model.form == 'preact':
+    return _two_digits(_PREACT.to_theirs(params)), {}
   cls = params.pop('cls_pos_embedding', None)
   table = params.pop('pos_embedding', None)
   out = _keys_of(model, 'linen').to_theirs(params)

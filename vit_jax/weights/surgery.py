@@ -354,7 +354,8 @@ def adapt(
 
   Scanned and unrolled layers are converted. A mask vector is dropped if only
   the old model has one, and stays as initialised if only the new model has
-  (head 'reset').
+  (head 'reset'). The position of a token is added to the token if the new model
+  has none, and is 0 if only the new model has one.
 
   Args:
     loaded: {path: array} of the old model.
@@ -367,7 +368,7 @@ def adapt(
   """
   one_of('head', head, ('reset', 'keep'))
   report = Report()
-  loaded = _with_layout(loaded, fresh, report)
+  loaded = _with_positions(_with_layout(loaded, fresh, report), fresh, report)
   reset = re.compile('(?!)')  # matches nothing
   if head == 'reset':
     reset = re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')
@@ -414,6 +415,22 @@ def _with_layout(loaded, fresh, report):
   if tree.is_stacked(loaded) and not tree.is_stacked(fresh):
     report.notes.append('  layers unstacked, as this model is unrolled')
     return tree.unstack_blocks(loaded)
+  return loaded
+
+
+def _with_positions(loaded, fresh, report):
+  """Return the loaded tokens with positions of their own, or without."""
+  loaded = dict(loaded)
+  for token in ('cls', 'dist'):
+    position = f'{token}_pos_embedding'
+    if token not in loaded or token not in fresh:
+      continue
+    if position in loaded and position not in fresh:
+      loaded[token] = loaded[token] + loaded.pop(position)
+      report.notes.append(f'  {position} added to {token}')
+    elif position in fresh and position not in loaded:
+      loaded[position] = np.zeros_like(loaded[token])
+      report.notes.append(f'  {position} is 0: only the patches have positions')
   return loaded
 
 

@@ -422,7 +422,8 @@ class _Config:
     """Return arguments of Weights for timm's evaluation of images.
 
     crop_mode 'center' resizes the shorter side to the image size / crop_pct
-    and crops the centre, 'squash' resizes both sides. timm antialiases.
+    and crops the centre, 'squash' resizes both sides. timm antialiases, and
+    rounds as torchvision does.
     """
     data = self.data
     if not data:
@@ -435,7 +436,7 @@ class _Config:
     size = tuple(image_shape[:2])
     large = tuple(int(side / fraction) for side in size)
     if mode == 'center' and large[0] == large[1]:
-      resize = ResizeSmall(large[0], **method)
+      resize = ResizeSmall(large[0], **method, rounding='down')
     else:
       resize = Resize(large, **method)
       if mode != 'squash':
@@ -450,7 +451,8 @@ class _Config:
       1 / 255,
       image_shape[2],
     )
-    transforms = (resize, CentralCrop(size)) if crops else (resize,)
+    crop = CentralCrop(size, rounding='even')
+    transforms = (resize, crop) if crops else (resize,)
     return {'preprocess': preprocess, 'transforms': transforms}
 
 

@@ -8,6 +8,7 @@ before the first model is written by hand, and kept.
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 
 _JFT = 'configs/pretrain_jft.py'
+_SCALING = 'configs/pretrain_scaling_vit.py'
 _SCAN = '--config.model.scan=True'
 _BIT = 'configs/pretrain_bit.py'
 
@@ -27,10 +29,14 @@ MODELS = {  # name: arguments
   'L/16': [f'--config={_JFT}:L/16', _SCAN],
   'H/14': [f'--config={_JFT}:H/14,fsdp', _SCAN],
   'G/14': [
-    f'--config={_JFT}:G/14,fsdp',
+    f'--config={_SCALING}:G/14,fsdp,classes=18291',
     _SCAN,
     '--config.mesh.data=2',  # its width of 1664 divides by at most 128
     '--config.data.batch_size=4096',
+    # Adam, like the other models; docs/training.md has Adafactor.
+    '--config.optimizer.target=optax.adamw',
+    '--config.optimizer.mu_dtype=bfloat16',
+    '--config.optimizer.decay_multipliers=()',
   ],
   'R50x1': [f'--config={_JFT}:R50x1'],
   'R152x4': [f'--config={_BIT}:imagenet21k,R152x4'],
@@ -90,7 +96,7 @@ def text(rows: Sequence[dict[str, Any]], page: pathlib.Path) -> str:
       of_model.sort(key=lambda row: list(SLICES).index(row['topology']))
       size = of_model[0]['parameters'] / 1e6
       sections.append(
-        f'## {model}\n\n{size:,.1f}M parameters; `{" ".join(arguments)}`\n\n'
+        f'## {model}\n\n{size:,.1f}M parameters; `{shlex.join(arguments)}`\n\n'
         + report.markdown(of_model, COLUMNS)
       )
   packages = ('jax', 'libtpu')

@@ -1,0 +1,599 @@
+"""The implementation of attention='auto', chosen by measurement.
+
+    model = Autotuner().choose(model, images, ...).apply(model)
+
+On an accelerator each candidate is compiled for the attention of the model as
+one device computes it, forward and backward, with the dtype of the model;
+compared with float32 einsum on random inputs; and timed. The fastest one that
+is right is used. A candidate that does not compile, fails, or is wrong is
+reported and left out. No model masks its attention. Dropout of attention
+weights and relative positions leave no choice, see attention.py.
+
+The choice of a run is kept in WORKDIR/attention.json, so that a resumed run
+uses the same one and stays bit-identical. Measurements are kept in the user's
+cache folder, by kind of device, shape and versions.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from vit_jax import distributed, terminal, workdirs
+from vit_jax.files import PathLike, write_atomically
+from vit_jax.models import attention
+from vit_jax.models.attention import Implementation
+from vit_jax.models.mesh import batch_axes, is_model_axis
+from vit_jax.types import Model
+
+FILE = 'attention.json'
+
+# Largest error that a candidate may have, see `_compile_comparison`. Measured
+# on a CPU, of 'xla', 'einsum', 'pallas' and 'splash' for 50 to 785 tokens, head
+# dimensions of 64 to 104: float32 2.7e-6, float16 0.0031, bfloat16 0.030, and
+# 0.059 for float32 whose products are of bfloat16 numbers, as on accelerators
+# by default. Attention to one token too many: 0.41 or more.
+BOUNDS = {'float32': 1e-4, 'float16': 0.02, 'bfloat16': 0.1}
+
+_PACKAGES = (
+  *('jax', 'jaxlib', 'libtpu', 'tokamax', 'jax-cuda12-plugin'),
+  *('jax-cuda13-plugin', 'nvidia-cudnn-cu12', 'nvidia-cudnn-cu13'),
+)
+_ROUNDS, _ROUND_S = 5, 0.02  # Rounds of timing; the least seconds of one.
+_LATE = 'not ready within'
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Attention that a model computes: Q queries, N tokens, h heads of size d."""
+
+  queries: int
+  tokens: int
+  heads: int
+  head_dim: int
+  dtype: str
+
+  @classmethod
+  def of(cls, q: Any, k: Any) -> 'Case':
+    """Return the case of q [B, Q, h, d] and k [B, N, h, d]."""
+    _, queries, heads, head_dim = q.shape
+    return cls(queries, k.shape[1], heads, head_dim, str(q.dtype))
+
+  def __str__(self) -> str:
+    return (
+      f'{self.tokens} tokens, {self.heads} heads of {self.head_dim}, '
+      f'{self.dtype}'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+  """The part of a case that one device computes: batch B, and heads.
+
+  The batch is that of a micro-batch.
+  """
+
+  case: Case
+  batch: int
+  heads: int
+  device_kind: str
+
+  @classmethod
+  def of(cls, case: Case, batch_size: int, mesh: jax.sharding.Mesh) -> 'Local':
+    """Return the part of a case on a device of the mesh, see mesh.per_device.
+
+    Args:
+      case: of the model.
+      batch_size: examples that all devices process at a time.
+      mesh: of the devices.
+    """
+    sizes = mesh.shape
+    of_batch = math.prod(sizes[name] for name in batch_axes(mesh))
+    of_heads = math.prod(
+      size for name, size in sizes.items() if is_model_axis(name)
+    )
+    return cls(
+      case,
+      max(batch_size // of_batch, 1),
+      case.heads if case.heads % of_heads else case.heads // of_heads,
+      mesh.devices.flat[0].device_kind,
+    )
+
+  @property
+  def place(self) -> tuple[str, Case]:
+    """What a resumed run has in common with its start, on any mesh."""
+    return self.device_kind, self.case
+
+  @property
+  def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of q, k, v and of the gradient of the output, [B, ., h, d]."""
+    case = self.case
+    return tuple(
+      jax.ShapeDtypeStruct(
+        (self.batch, n, self.heads, case.head_dim), case.dtype
+      )
+      for n in (case.queries, case.tokens, case.tokens, case.queries)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """What was found out about a candidate.
+
+  Attributes:
+    name: of the candidate.
+    seconds: time of a forward and backward pass, or None.
+    error: largest relative error, or None; see BOUNDS.
+    problem: why it is left out, or None.
+  """
+
+  name: str
+  seconds: float | None = None
+  error: float | None = None
+  problem: str | None = None
+
+  def __str__(self) -> str:
+    if self.seconds is None:
+      return f'{self.name}: left out, {self.problem}'
+    return f'{self.name}: {1e3 * self.seconds:.3g} ms, error {self.error:.2g}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+  """The choice for a case, and how it was made.
+
+  Attributes:
+    local: what was measured.
+    chosen: name of the implementation; None: no candidate is right.
+    trials: of all candidates.
+    versions: see `versions`.
+  """
+
+  local: Local
+  chosen: str | None
+  trials: tuple[Trial, ...]
+  versions: Mapping[str, str]
+
+  @classmethod
+  def from_json(cls, row: Mapping[str, Any]) -> 'Measurement':
+    """Return what `dataclasses.asdict` has made of a Measurement."""
+    local = dict(row['local'])
+    return cls(
+      Local(Case(**local.pop('case')), **local),
+      row['chosen'],
+      tuple(Trial(**trial) for trial in row['trials']),
+      row['versions'],
+    )
+
+  def describe(self) -> str:
+    """Return lines for the log: the choice, then each candidate."""
+    local = self.local
+    chosen = self.chosen or 'the default, because no candidate is right'
+    title = (
+      f'attention: {chosen}, measured on {local.device_kind}, forward and '
+      f'backward, {local.batch} x {local.case}'
+    )
+    if local.heads != local.case.heads:
+      title += f' ({local.heads} heads on each device)'
+    return '\n'.join([title, *(f'  {trial}' for trial in self.trials)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """The implementations that were chosen, as a Chooser of attention.py.
+
+  Attributes:
+    by_case: (Case, Implementation) pairs. Other cases get the table's.
+    rows: what is recorded.
+  """
+
+  by_case: tuple[tuple[Case, Implementation], ...] = ()
+  rows: tuple[Measurement, ...] = dataclasses.field(default=(), compare=False)
+
+  def __call__(self, q: Any, k: Any, v: Any) -> Implementation:
+    found = dict(self.by_case).get(Case.of(q, k))
+    return found or attention.KERNELS[attention.fastest(q)]
+
+  def apply(self, model: Model) -> Model:
+    """Return the model with these choices; the same one if there are none."""
+    return model.clone(attention=self) if self.by_case else model
+
+  def record(self, workdir: PathLike) -> None:
+    """Write the choices to the workdir, on the first host."""
+    if jax.process_index() or not self.rows:
+      return
+    file = epath.Path(workdir) / FILE
+    rows = {row.local.place: row for row in (*_read(file), *self.rows)}
+    text = json.dumps([_plain(row) for row in rows.values()], indent=2)
+    write_atomically(file, text + '\n')
+
+
+@dataclasses.dataclass(frozen=True)
+class Autotuner:
+  """Chooses implementations of attention by measurement.
+
+  Attributes:
+    candidates: what is compared. None: all that the platform has.
+    platforms: on others nothing is measured, and the table in attention.py
+      stays.
+    max_seconds: time for all of it. Candidates for which none is left are left
+      out, and the result is not kept in the cache.
+    timer: function (fn, *arrays) -> seconds of a call.
+    cache: folder; None: in the cache folder of the user.
+  """
+
+  candidates: tuple[Implementation, ...] | None = None
+  platforms: tuple[str, ...] = ('gpu', 'tpu')
+  max_seconds: float = 20.0
+  timer: Callable[..., float] | None = None
+  cache: PathLike | None = None
+
+  def choose(
+    self,
+    model: Model,
+    images: jax.ShapeDtypeStruct,
+    *,
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+    workdir: PathLike,
+  ) -> Choice:
+    """Return the choice for a model, on all hosts that of the first one.
+
+    It comes from the workdir if that has a checkpoint, else from the cache,
+    else from measurements. What was found out is printed.
+
+    Args:
+      model: Flax module. One without 'auto' as `attention` has no choice.
+      images: ShapeDtypeStruct of a batch of images.
+      batch_size: examples that all devices process at a time.
+      mesh: of the devices.
+      workdir: of the run.
+    """
+    first = mesh.devices.flat[0]
+    if first.platform not in self.platforms:
+      return Choice()
+    wanted = [Local.of(case, batch_size, mesh) for case in cases(model, images)]
+    candidates = self.candidates or candidates_of(first.platform)
+    known = _of_first_host(self._known(wanted, candidates, workdir))
+    if known is None or not wanted:
+      return Choice()
+    names = {each.name: each for each in candidates}
+    rows, begin = [], time.monotonic()
+    for local, source in zip(wanted, known):
+      if source:
+        origin, row = source[0], Measurement.from_json(source[1])
+        chosen = row.chosen or 'the default'
+        terminal.say(f'attention: {chosen} for {local.case}, from {origin}')
+      else:
+        with terminal.waiting('measuring implementations of attention ...'):
+          trials = measure(
+            local,
+            candidates,
+            device=mesh.local_devices[0],
+            max_seconds=self.max_seconds - (time.monotonic() - begin),
+            timer=self.timer,
+          )
+        row = Measurement(local, fastest(trials), trials, versions())
+        row = Measurement.from_json(_of_first_host(_plain(row)))
+        self._keep(row, candidates)
+        terminal.say(row.describe())
+      rows.append(row)
+    by_case = [
+      (row.local.case, names[row.chosen]) for row in rows if row.chosen
+    ]
+    return Choice(tuple(by_case), tuple(rows))
+
+  def _known(self, wanted, candidates, workdir):
+    """Return [origin, JSON value] or None of each case; None for the table."""
+    file = epath.Path(workdir) / FILE
+    resumes = workdirs.newest_step(workdir) is not None
+    if resumes and not file.exists():
+      return None  # The run has started without a choice.
+    recorded = {x.local.place: x for x in _read(file)} if resumes else {}
+    names = {None, *(each.name for each in candidates)}
+    found = []
+    for local in wanted:
+      places = {
+        str(file): recorded.get(local.place),
+        'the cache': next(iter(_read(self._file(local, candidates))), None),
+      }
+      found.append(
+        next(
+          (
+            [origin, _plain(row)]
+            for origin, row in places.items()
+            if row and row.chosen in names
+          ),
+          None,
+        )
+      )
+    return found
+
+  def _file(self, local, candidates):
+    """Return the file of the cache for these shapes and versions."""
+    facts = [_plain(local), versions(), [each.name for each in candidates]]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+    folder = self.cache
+    if folder is None:
+      home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+      folder = epath.Path(home).expanduser() / 'vit_jax' / 'attention'
+    return epath.Path(folder) / f'{key}.json'
+
+  def _keep(self, row, candidates):
+    """Write a measurement to the cache, if it is complete and a file can be."""
+    late = any(_LATE in (trial.problem or '') for trial in row.trials)
+    if jax.process_index() or not row.chosen or late:
+      return
+    file = self._file(row.local, candidates)
+    with contextlib.suppress(OSError):  # The next start measures again.
+      file.parent.mkdir(parents=True, exist_ok=True)
+      write_atomically(file, json.dumps([_plain(row)], indent=2) + '\n')
+
+
+def find(setting: bool | Autotuner) -> Autotuner:
+  """Return the Autotuner of a setting: True, False for none, or an object."""
+  if isinstance(setting, Autotuner):
+    return setting
+  return Autotuner() if setting else Autotuner(platforms=())
+
+
+def candidates_of(platform: str) -> tuple[Implementation, ...]:
+  """Return the implementations that are meant for a platform."""
+  return tuple(
+    each for each in attention.KERNELS.values() if platform in each.platforms
+  )
+
+
+def cases(model: Model, images: jax.ShapeDtypeStruct) -> list[Case]:
+  """Return the cases for which a model in training leaves a choice.
+
+  Args:
+    model: Flax module. One without 'auto' as `attention` leaves none.
+    images: ShapeDtypeStruct of a batch of images.
+  """
+  if getattr(model, 'attention', None) != 'auto':
+    return []
+  found: dict[Case, None] = {}
+
+  def note(q, k, v):
+    if q.shape[1] > 1:  # With one query, a kernel saves nothing.
+      found[Case.of(q, k)] = None
+    return attention.KERNELS['einsum']
+
+  noting = model.clone(attention=note)
+  rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
+  jax.eval_shape(functools.partial(noting.init, train=True), rngs, images)
+  return list(found)
+
+
+def measure(
+  local: Local,
+  candidates: Sequence[Implementation],
+  *,
+  device: Any,
+  max_seconds: float,
+  timer: Callable[..., float] | None = None,
+) -> tuple[Trial, ...]:
+  """Compile, check and time the candidates on a device.
+
+  All are compiled at the same time. Three quarters of the time are for that.
+
+  Args:
+    local: the case, as one device computes it.
+    candidates: what is compared.
+    device: where it runs.
+    max_seconds: time for all of it.
+    timer: see Autotuner; None: `seconds_per_call`.
+  """
+  begin = time.monotonic()
+  pool = concurrent.futures.ThreadPoolExecutor(len(candidates) + 1)
+  reference = pool.submit(_compile_comparison, local, device)
+  compiling = [pool.submit(compile_pass, x, local, device) for x in candidates]
+  everything = [reference, *compiling]
+  concurrent.futures.wait(everything, timeout=0.75 * max_seconds)
+  pool.shutdown(wait=False, cancel_futures=True)
+  arrays = _random_inputs(local, device)
+  found = []
+  for candidate, future in zip(candidates, compiling):
+    late = time.monotonic() - begin > max_seconds
+    if late or not future.done() or not reference.done():
+      problem = f'{_LATE} {max_seconds:.3g} s'
+      found.append(Trial(candidate.name, problem=problem))
+      continue
+    try:
+      step = future.result()
+      error = max(map(float, reference.result()(step(*arrays), *arrays)))
+      if not error <= (bound := _bound(local.case.dtype, device)):
+        problem = f'wrong: error {error:.3g}, where {bound:g} is allowed'
+        found.append(Trial(candidate.name, error=error, problem=problem))
+        continue
+      seconds = (timer or seconds_per_call)(step, *arrays)
+      found.append(Trial(candidate.name, seconds, error))
+    except Exception as exception:  # Each compiler has its own errors.
+      found.append(Trial(candidate.name, problem=_first_line(exception)))
+  return tuple(found)
+
+
+def compile_pass(
+  candidate: Implementation, local: Local, device: Any
+) -> jax.stages.Compiled:
+  """Return the compiled forward and backward pass of a candidate.
+
+  It maps q, k, v and the gradient of the output, [B, N * h * d] as projections
+  write and read them, to the output and the gradients of q, k and v.
+
+  Args:
+    candidate: an implementation.
+    local: the case, as one device computes it.
+    device: to compile for; present, or described.
+
+  Raises:
+    ValueError: the candidate does not support the case.
+  """
+
+  def step(*flat):
+    *qkv, gradient = (
+      x.reshape(like.shape) for x, like in zip(flat, local.shapes)
+    )
+    out, pull = jax.vjp(candidate.attend, *qkv)
+    return tuple(
+      x.reshape(like.shape) for x, like in zip((out, *pull(gradient)), flat)
+    )
+
+  mesh = jax.sharding.Mesh(
+    [device], ('data',), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  with jax.set_mesh(mesh):
+    if obstacle := candidate.obstacle(*local.shapes[:3]):
+      raise ValueError(f'it needs {obstacle}')
+    return jax.jit(step).lower(*_flat(local, device)).compile()
+
+
+def _compile_comparison(local, device):
+  """Return a compiled function of results and inputs -> errors of 4 arrays.
+
+  The error is the largest difference from float32 einsum over all elements,
+  relative to the element's size plus the root mean square of the array in that
+  example. One example is computed at a time, because the scores of all would
+  take much memory.
+  """
+  einsum = attention.KERNELS['einsum'].attend
+
+  def one(example):
+    found, inputs = example
+    found, inputs = (
+      [
+        x.astype(jnp.float32).reshape(1, *like.shape[1:])
+        for x, like in zip(each, local.shapes)
+      ]
+      for each in (found, inputs)
+    )
+    *qkv, gradient = inputs
+    out, pull = jax.vjp(einsum, *qkv)
+    return jnp.stack(
+      [
+        jnp.max(jnp.abs(x - y) / (jnp.abs(y) + jnp.sqrt(jnp.mean(y**2))))
+        for x, y in zip(found, (out, *pull(gradient)))
+      ]
+    )
+
+  def compare(found, *inputs):
+    return jnp.max(jax.lax.map(one, (found, inputs)), axis=0)
+
+  flat = _flat(local, device)
+  found = (flat[0], *flat[:3])  # the output is like the queries
+  with jax.default_matmul_precision('highest'):
+    return jax.jit(compare).lower(found, *flat).compile()
+
+
+def _bound(dtype, device):
+  exact = dtype != 'float32' or device.platform == 'cpu'
+  return BOUNDS[dtype if exact else 'bfloat16']
+
+
+def _flat(local, device):
+  """Return the shapes of the arrays as projections write them, [B, N, h * d].
+
+  With heads apart, a TPU would pad them, and copies would take most of the
+  time.
+  """
+  sharding = jax.sharding.SingleDeviceSharding(device)
+  return [
+    jax.ShapeDtypeStruct(
+      (*x.shape[:2], math.prod(x.shape[2:])), x.dtype, sharding=sharding
+    )
+    for x in local.shapes
+  ]
+
+
+def _random_inputs(local, device):
+  """Return q, k, v and the gradient of the output.
+
+  Scores are about -4, so that keys of padding, with a score of 0, would show.
+  """
+  rng = np.random.default_rng(0)
+  shift = 2 * local.case.head_dim**-0.25
+  return [
+    jax.device_put(
+      (rng.standard_normal(x.shape, np.float32) + mean).astype(x.dtype), device
+    )
+    for x, mean in zip(_flat(local, device), (shift, -shift, 0, 0))
+  ]
+
+
+def seconds_per_call(fn: Callable[..., Any], *arrays: Any) -> float:
+  """Return the seconds of a call of a compiled function, the least of 5 rounds.
+
+  Calls are queued, so that a device waits for none of them.
+  """
+
+  def seconds(calls):
+    begin = time.perf_counter()
+    for _ in range(calls):
+      last = fn(*arrays)
+    jax.block_until_ready(last)
+    return (time.perf_counter() - begin) / calls
+
+  calls = math.ceil(_ROUND_S / max(seconds(1), _ROUND_S / 50))
+  return min(seconds(calls) for _ in range(_ROUNDS))
+
+
+def fastest(trials: Sequence[Trial]) -> str | None:
+  """Return the name of the fastest candidate that is right, or None."""
+  right = [trial for trial in trials if trial.problem is None]
+  best = min(right, key=lambda trial: trial.seconds or 0.0, default=None)
+  return best.name if best else None
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  """Return what else times and errors depend on: packages, driver, our code."""
+  found = {}
+  for name in _PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  found['runtime'] = jax.local_devices()[0].client.platform_version
+  files = [pathlib.Path(__file__)]
+  files += sorted(pathlib.Path(attention.__file__).parent.glob('*attention.py'))
+  code = b''.join(file.read_bytes() for file in files)
+  found['code'] = hashlib.sha256(code).hexdigest()[:12]
+  return found
+
+
+def _of_first_host(value):
+  """Return the JSON value that the first host passes."""
+  return json.loads(distributed.of_first_host(json.dumps(value)))
+
+
+def _plain(value):
+  return json.loads(json.dumps(dataclasses.asdict(value)))
+
+
+def _read(file):
+  """Return the Measurements in a file; none if it is absent or damaged."""
+  try:
+    rows = json.loads(file.read_text())
+    return [Measurement.from_json(row) for row in rows]
+  except (OSError, ValueError, TypeError, KeyError):
+    return []
+
+
+def _first_line(exception):
+  """Return the kind and the first line of an exception, shortened."""
+  text = next(iter(str(exception).splitlines()), '')
+  text = f'{type(exception).__name__}: {text}'
+  return text if len(text) <= 200 else f'{text[:200]} ...'
