@@ -2,6 +2,7 @@
 
 __main__  command line: python -m vit_jax.tools.compile
 step      a config's train step, lowered for the devices and compiled
+attention the choice of attention='auto' by estimates
 costs     cycles, bytes and collectives, read from the compiled program
 report    rows of numbers from both, as a table, CSV, JSON or Markdown
 search    the largest batch that fits, and the cheapest remat policy for it
