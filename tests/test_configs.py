@@ -36,6 +36,8 @@ CLASSES = {
   'cifar100': 100,
   'oxford_iiit_pet': 37,
   'oxford_flowers102': 102,
+  'resisc45': 45,
+  'kitti': 4,
   'folder': 5,
 }
 
@@ -69,7 +71,7 @@ def test_every_config_is_covered():
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
     *('ablations', 'scaling_embedded', 'transfer', 'vtab'),
-    'masked_patches_embedded',
+    *('masked_patches_embedded', 'recipes_embedded'),
   }
 
 
@@ -305,7 +307,9 @@ def _expected_count(name, argument):
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
-    data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
+    others = {'resisc45': ('resisc45',), 'kitti': ('kitti',)}
+    table_4 = load_module(name).TABLE_4 | others
+    data = table_4.get(words[0], ('folder',))[0]
   if name == 'masked_patches':
     patch = int(model.split('/')[1])
     outputs = 16 * 512 if 'downsampled' in words else 512
@@ -322,6 +326,7 @@ def _expected_count(name, argument):
       'imagenet,H/14,polyak': 518,
       'flowers,S/16,size=224,resize': 224,
       'flowers,R26+S/32,size=224': 224,
+      'imagenet,S/16,augreg,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
   if name in ('pretrain_better_plain', 'algoperf'):
@@ -564,8 +569,69 @@ def test_bit_hyper_rule(row):
   assert test['target'].endswith('.Resize') and test['size'] == size
 
 
-def test_left_out_of_bit():
-  assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
+@pytest.mark.parametrize('data', ['imagenet', 'cifar10', 'pets', 'folder'])
+def test_bit_mixes_larger_data_sets(data):
+  objective = load_config('finetune', f'{data},R50x1,bit').objective
+  if data in ('imagenet', 'cifar10'):  # of 20k images and more
+    assert objective.mixer.alpha == 0.1
+  else:
+    assert objective.target.endswith('.softmax_xent')
+
+
+# Section 3.3 of AugReg: name; rates; steps: warm-up; dev and test splits.
+AUGREG_TRANSFER = """
+  imagenet imagenet2012    .01,.03         20000:500           train[:99%]
+  cifar100 cifar100        .001,.003,.01   2500:200,10000:500  train[:98%]
+  pets     oxford_iiit_pet .001,.003,.01   500:100,2500:200    train[:90%]
+  resisc45 resisc45        .001,.003,.01   2500:200,10000:500  train[:60%]
+  kitti    kitti           .001,.003,.01   500:100,2500:200    train
+"""
+
+
+@pytest.mark.parametrize('row', AUGREG_TRANSFER.strip().splitlines())
+def test_augreg_transfer(row):
+  data, name, rates, steps, train = row.split()
+  runs = load_config('transfer', f'B/16,augreg,{data}').runs
+  warmup = dict(x.split(':') for x in steps.split(','))
+  seen = set()
+  for key, run in runs.items():
+    part = 'dev' if '_dev_' in key else 'test'
+    assert run.data.source.name == name and run.data.source.split == train
+    held_out = run.evals[part].data.source
+    assert (held_out.name, held_out.split) != (name, train)
+    assert str(run.schedule.warmup_steps) == warmup[str(run.total_steps)]
+    sgd = run.optimizer
+    assert sgd.target.endswith('.sgd') and 'weight_decay' not in sgd
+    assert (sgd.momentum, sgd.clip_norm) == (0.9, 1.0)
+    assert (run.data.batch_size, run.schedule.decay) == (512, 'cosine')
+    if part == 'dev':
+      assert 'test' not in run.evals
+      seen.add((run.schedule.lr, str(run.total_steps)))
+    else:
+      assert 'dev' not in run.evals and 'total_steps' in run.best_of.take
+  grid = {(float(x), y) for x in rates.split(',') for y in warmup}
+  assert seen == grid and sum('final' in key for key in runs) == 3
+
+
+def test_augreg_selects_on_imagenet_v2():
+  """For weights that have seen ImageNet's training images only."""
+  name = 'imagenet_dev_lr1e-02_steps20000'
+  for pretrained, source in (
+    ('imagenet21k', ('imagenet_v2/matched-frequency', 'test')),
+    ('imagenet1k', ('imagenet2012', 'train[99%:]')),
+  ):
+    config = load_config('transfer', f'B/16,augreg,imagenet,{pretrained}')
+    dev = config.runs[name].evals.dev.data.source
+    assert (dev.name, dev.split) == source
+
+
+def test_augreg_published_in_the_study():
+  cells = load_config('transfer', 'L/16,augreg,size=224').report[0]['cells']
+  values = {x['column']: x['value'] for x in cells if 'value' in x}
+  assert values == {
+    'AugReg, 30 epochs': pytest.approx(0.8205),
+    'AugReg, 300 epochs': pytest.approx(0.8398),
+  }
 
 
 @pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
@@ -714,6 +780,16 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50x1,bit,inception', "leave out 'inception'"),
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_augreg', 'imagenet,light0', "the paper's name, 'light1'"),
+    ('finetune', 'kitti', "'kitti' is for AugReg's protocol"),
+    ('finetune', 'cifar10,augreg', "AugReg has no 'cifar10'"),
+    ('finetune', 'pets,augreg,bit', "'augreg' and 'bit' contradict"),
+    ('finetune', 'pets,augreg,steps=400', 'Use one of 500, 2500'),
+    ('finetune', 'pets,steps=500', "'steps=' is for AugReg's"),
+    ('finetune', 'imagenet,augreg,v2', "'v2' is for 'imagenet' with 'dev'"),
+    ('finetune', 'kitti,augreg,resize', "leave out 'resize'"),
+    ('transfer', 'cifar10,augreg', "'cifar10' is not in AugReg"),
+    ('transfer', 'kitti', "'kitti' is not in table 4"),
     ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
     ('pretrain_augreg', 'imagenet21k,folder', "'folder' is for 'imagenet'"),
   ],

@@ -78,6 +78,15 @@ def test_labels_are_balanced_and_names_fit():
   assert sorted(first) == list(range(source.num_classes))
   assert first != sorted(first)
   assert source.class_names == list(CHARACTERS)
+
+
+def test_fewer_classes():
+  source = glyphs.Glyphs(num_examples=30, image_size=8, num_classes=10)
+  labels = [source[i]['label'] for i in range(30)]
+  assert sorted(labels[:10]) == sorted(labels[10:20]) == list(range(10))
+  assert source.class_names == list(CHARACTERS[:10])
+  with pytest.raises(ValueError, match='num_classes=481 must be at most 480'):
+    glyphs.Glyphs(num_classes=481)
   assert repr(source.class_names[labels[7]]) in source.describe(7)
 
 

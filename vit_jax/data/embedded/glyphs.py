@@ -79,6 +79,7 @@ class Glyphs:
       and enlarged again.
     deformation: factor of the elastic deformation; 0 disables it.
     noise: factor of the pixel noise; 0 disables it.
+    num_classes: the first so many of CHARACTERS are the classes.
   """
 
   image_size: Annotated[int, Range(8, 2**14)] = 24
@@ -88,14 +89,19 @@ class Glyphs:
   low_resolution: Fraction = 0.6
   deformation: Annotated[float, Range(0, 100)] = 1.0
   noise: Annotated[float, Range(0, 100)] = 1.0
-
-  num_classes = len(CHARACTERS)
+  num_classes: Annotated[int, Range(2, len(CHARACTERS))] = len(CHARACTERS)
 
   def __post_init__(self) -> None:
     checks.integer('image_size', self.image_size, 8)
     checks.integer('num_examples', self.num_examples, 1)
     checks.integer('seed', self.seed, 0)
     checks.one_of('channels', self.channels, (1, 3))
+    checks.integer('num_classes', self.num_classes, 2)
+    if self.num_classes > len(CHARACTERS):
+      raise ValueError(
+        f'num_classes={self.num_classes} must be at most {len(CHARACTERS)}, the'
+        ' number of characters.'
+      )
     if not 0 <= self.low_resolution <= 1:
       raise ValueError(
         f'low_resolution={self.low_resolution} must be a fraction from 0 to 1.'
@@ -105,7 +111,7 @@ class Glyphs:
         f'deformation={self.deformation} and noise={self.noise} must not be'
         ' negative. Use 0 to disable them.'
       )
-    self.class_names = list(CHARACTERS)
+    self.class_names = list(CHARACTERS[: self.num_classes])
     rng = np.random.default_rng(self.seed)
     self._labels = rng.permutation(self.num_classes).tolist()
 

@@ -242,17 +242,21 @@ def _flops(instruction, computation):
 
 
 def _convolution_flops(rest, lhs, rhs, out):
-  of_lhs, of_rhs, of_out = re.search(
-    r'dim_labels=(\w+)_(\w+)->(\w+)', rest
-  ).groups()
+  # The TPU compiler writes '?' for a dim that has no role, as in '0b?f'.
+  labels = re.search(r'dim_labels=([\w?]+)_([\w?]+)->([\w?]+)', rest).groups()
+  of_lhs, of_rhs, of_out = (
+    dict(zip(names, shape)) for names, shape in zip(labels, (lhs, rhs, out))
+  )
   window = re.findall(r'\b(stride|pad|lhs_dilate|rhs_dilate)=(\S+?)[ }]', rest)
-  total = 2 * out[of_out.index('b')] * out[of_out.index('f')]
-  total *= rhs[of_rhs.index('i')]
-  for i in range(len(lhs) - 2):
-    size, kernel = lhs[of_lhs.index(str(i))], rhs[of_rhs.index(str(i))]
+  total = 2 * of_out.get('b', 1) * of_out.get('f', 1) * of_rhs.get('i', 1)
+  total *= math.prod(n for name, n in zip(labels[2], out) if name == '?')
+  for name in filter(str.isdecimal, of_out):
+    size, kernel = of_lhs.get(name, 1), of_rhs.get(name, 1)
     # 'pad=1_1x2_2' is low and high of each dim.
-    settings = {k: int(v.split('x')[i].split('_')[0]) for k, v in window}
-    total *= num_products(size, kernel, out[of_out.index(str(i))], **settings)
+    settings = {
+      k: int(v.split('x')[int(name)].split('_')[0]) for k, v in window
+    }
+    total *= num_products(size, kernel, of_out[name], **settings)
   return total
 
 

@@ -216,6 +216,21 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
     console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
 
 
+def show_ratio(row: dict[str, Any], peer: dict[str, Any]) -> None:
+  """Print a peer's cycles over ours."""
+  if (ratio := row['peer_ratio']) is None:
+    sentence = (
+      'No ratio: there are no cycles of a step that does not fit, nor of any '
+      'step on devices other than TPUs.'
+    )
+  else:
+    sentence = (
+      f"The peer's step takes {ratio:.2f} times our cycles: "
+      f'{text(peer["megacycles"])} to {text(row["megacycles"])} Mcycles.'
+    )
+  terminal.console().print(sentence, style='bold', highlight=False)
+
+
 def cells(row: dict[str, Any], columns: Iterable[str] = COLUMNS) -> list[str]:
   """Return the texts of the columns, which are keys of COLUMNS."""
   return [

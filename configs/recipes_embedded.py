@@ -1,0 +1,301 @@
+"""Which parts of a recipe help a small ViT, and which optimizer, on a CPU.
+
+    python -m vit_jax.main --config=configs/recipes_embedded.py --workdir=DIR
+
+Three tasks that need no download: pre-training on 960 glyphs, fine-tuning of
+its baseline on 10 handwritten digits per class, and the same digits from
+scratch. Each is done with a baseline (AdamW, random crops), and with the
+baseline and one part more: RandAugment, mixup, CutMix, random erasing,
+stochastic depth, EMA or label smoothing. For pre-training there are also five
+optimizers, and the steps that they take to a target.
+
+A seed stands for the images, their order and the initialisation. All recipes
+and optimizers have the same seeds, so that differences within a seed can be
+compared.
+
+The learning rates of each optimizer and task are tried with one more seed, on
+data that no result is measured on: other glyphs, and half of the training
+digits. Recipes have the rate of the baseline.
+
+`--study_member=i` does one run, `--study_report` only reports; see
+vit_jax/study.py.
+
+Arguments (separated by commas):
+  seeds=3    of each recipe and optimizer
+  steps=600  of 32 images, on glyphs
+  tiny       one seed, few steps: minutes, to check that it runs
+"""
+
+from configs import arguments, common, embedded
+
+PX, LOAD_PX = 16, 18  # random crops of PX
+CLASSES, IMAGES, SHOTS = 64, 960, 10
+TRIAL = 100  # seed of the runs that try learning rates
+TASKS = {
+  'glyphs': 'glyphs',
+  'finetune': 'digits, fine-tuned',
+  'scratch': 'digits, from scratch',
+}
+TARGETS = (0.2, 0.3)  # accuracies of the optimizers on held-out glyphs
+
+
+def model(**fields):
+  return embedded.vit(
+    width=48,
+    depth=4,
+    mlp_dim=192,
+    num_heads=3,
+    patch_size=4,
+    scan=True,
+    **fields,
+  )
+
+
+def softmax(**fields):
+  return {'objective': common.xent('softmax', **fields)}
+
+
+def mixed(**fields):
+  return {'objective': common.mixed(common.xent('softmax'), **fields)}
+
+
+def optimizer(target, **fields):
+  return {'optimizer': embedded.adam() | {'target': target, **fields}}
+
+
+def augment(name, **fields):
+  return {'target': f'vit_jax.data.augment.{name}', **fields}
+
+
+RAND_AUGMENT = augment('rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0)
+ERASING = augment('RandomErasing', mean=64, std=83)  # those of glyphs
+RECIPES = {  # title: (name, settings of a run, transforms after the crop)
+  'baseline': ('baseline', {}, ()),
+  'RandAugment': ('randaugment', {}, (RAND_AUGMENT,)),
+  'mixup': ('mixup', mixed(mixup=0.2), ()),
+  'CutMix': ('cutmix', mixed(cutmix=1.0, probability=0.5), ()),
+  'random erasing': ('erasing', {}, (ERASING,)),
+  'stochastic depth': ('depth', {'model': model(stochastic_depth=0.1)}, ()),
+  'EMA': ('ema', {'ema_decay': 0.99, 'ema_debias': True}, ()),
+  'label smoothing': ('smoothing', softmax(label_smoothing=0.1), ()),
+}
+
+NADAMW = optimizer('optax.nadamw')
+MUON = optimizer('vit_jax.optim.muon')
+FREE = optimizer('vit_jax.optim.schedule_free_adamw')
+FREE['schedule'] = embedded.cosine(1e-3) | {'decay': 'constant'}
+SGD = {
+  'optimizer': {
+    'target': 'vit_jax.optim.sgd',
+    'momentum': 0.9,
+    'weight_decay': 1e-4,
+    'clip_norm': 1.0,
+  }
+}
+RATES = (1e-3, 3e-3, 1e-2)
+OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
+  'AdamW': ('baseline', {}, RATES),
+  'NAdamW': ('nadamw', NADAMW, RATES),
+  'schedule-free AdamW': ('schedule_free', FREE, RATES),
+  'Muon': ('muon', MUON, RATES),
+  'SGD': ('sgd', SGD, (0.03, 0.1, 0.3)),
+}
+
+
+def get_config(argument=''):
+  args = arguments.parse(argument, seeds=3, steps=600, tiny=False)
+  args.digits_steps, args.rates = 150, 3
+  if args.tiny:
+    args.seeds, args.steps, args.digits_steps, args.rates = 1, 4, 4, 1
+  runs = {}
+  for task in TASKS:
+    others = {}
+    for name, settings, rates in optimizers(task).values():
+      others[name] = settings
+      for rate in rates[: args.rates]:
+        run = train(args, task, TRIAL, settings)
+        run.schedule.lr = rate
+        runs[f'{task}_{name}_lr{rate:.0e}'] = run
+    for name, settings, transforms in RECIPES.values():
+      others.pop(name, None)
+      add_seeds(runs, args, task, name, settings, transforms)
+    for name, settings in others.items():
+      add_seeds(runs, args, task, name, settings, rate_of=name)
+  # Fine-tuning starts from the baseline.
+  discard = '(?!glyphs_baseline_seed).*'
+  return common.study(runs, reports(args), discard=discard)
+
+
+def optimizers(task):
+  """Return those of a task: all for glyphs, the baseline's for digits."""
+  return {
+    title: each
+    for title, each in OPTIMIZERS.items()
+    if task == 'glyphs' or each[0] == 'baseline'
+  }
+
+
+def add_seeds(
+  runs, args, task, name, settings, transforms=(), *, rate_of='baseline'
+):
+  """Add the runs of a recipe, with the best learning rate of an optimizer."""
+  for seed in range(args.seeds):
+    run = train(args, task, seed, settings)
+    run.data.transforms = (*run.data.transforms, *transforms)
+    if task == 'glyphs' and name == rate_of:
+      run.evals.progress = common.classification(
+        run.evals.val.data, every_steps=25
+      )
+    run.best_of = {
+      'runs': f'{task}_{rate_of}_lr.*',
+      'metric': 'val/accuracy',
+      'take': ('schedule.lr',),
+    }
+    runs[f'{task}_{name}_seed{seed}'] = run
+
+
+def train(args, task, seed, settings):
+  """Return a run of a task; TRIAL has data that the results do not have."""
+  steps, evals, init_from = args.digits_steps, {}, None
+  if task == 'glyphs':
+    steps = args.steps
+    data = glyphs('RandomCrop', seed=1 + seed)
+    val = glyphs('CentralCrop', seed=TRIAL if seed == TRIAL else 0)
+    evals['frozen'] = embedded.linear_on_digits(
+      PX, shots=(SHOTS,), seeds=(0, 1, 2, 3, 4)
+    )
+  else:
+    data, val = digits(seed)
+  if task == 'finetune':
+    start = 0 if seed == TRIAL else seed
+    init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
+  fields = {
+    'run': 'vit_jax.train.train',
+    'seed': seed,
+    'total_steps': steps,
+    'log_every_fraction': 0.25,
+    'model': model(),
+    'init_from': init_from,
+    'optimizer': embedded.adam(),
+    'schedule': embedded.cosine(RATES[0]),
+    'data': data,
+    'evals': {'val': common.classification(val), **evals},
+    **softmax(),
+  }
+  run = common.ConfigDict(fields | settings)
+  if args.tiny:
+    run.model.update(width=24, depth=1, mlp_dim=48)
+  return run
+
+
+def glyphs(crop, *, seed):
+  source = embedded.glyphs(
+    LOAD_PX, num_classes=CLASSES, num_examples=IMAGES, seed=seed
+  )
+  return common.data(source, [common.transform(crop, size=PX)], batch_size=32)
+
+
+def digits(seed):
+  """Return the data of training, SHOTS per class, and of evaluation.
+
+  Learning rates are tried on training digits that no run is trained on.
+  """
+  data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
+  val = embedded.digits('test', PX)
+  if seed == TRIAL:
+    val['source'] = part(data['source'], '[50%:]')
+  data['source'] = {
+    'target': 'vit_jax.data.subset.Subset',
+    'source': part(data['source'], '[:50%]'),
+    'per_class': SHOTS,
+    'seed': seed,
+  }
+  return data, val
+
+
+def part(source, bounds):
+  target = 'vit_jax.data.splits.Slice'
+  return {'target': target, 'source': source, 'bounds': bounds}
+
+
+def reports(args):
+  recipes = {title: name for title, (name, *_) in RECIPES.items()}
+  rules = {title: name for title, (name, *_) in OPTIMIZERS.items()}
+  of_glyphs = {
+    'glyphs, held out': ('glyphs', 'val/accuracy'),
+    'digits, linear': ('glyphs', 'frozen/digits/fewshot/10shot'),
+  }
+  of_digits = {
+    TASKS[task]: (task, 'val/accuracy') for task in ('finetune', 'scratch')
+  }
+  return (
+    common.table(tried(args), title='Learning rates tried', name='rates'),
+    paired(recipes, of_glyphs | of_digits, name='recipes'),
+    paired(rules, of_glyphs, name='optimizers'),
+    {
+      'target': 'vit_jax.reports.targets.Targets',
+      'cells': tuple(steps_to_targets(rules)),
+    },
+    common.curves([progress(rules)]),
+  )
+
+
+def paired(rows, columns, *, name):
+  """Return the differences to the first row."""
+  cells = tuple(
+    {
+      'row': row,
+      'column': column,
+      'runs': seeds(task, run),
+      'metric': metric,
+    }
+    for row, run in rows.items()
+    for column, (task, metric) in columns.items()
+  )
+  return {
+    'target': 'vit_jax.reports.paired.Paired',
+    'cells': cells,
+    'title': f'Differences to {next(iter(rows))}',
+    'name': name,
+  }
+
+
+def seeds(task, name):
+  return rf'{task}_{name}_seed(?P<seed>\d+)'
+
+
+def steps_to_targets(rules):
+  for row, name in rules.items():
+    for target in TARGETS:
+      yield {
+        'row': row,
+        'column': 'held-out glyphs',
+        'runs': seeds('glyphs', name),
+        'metric': 'progress/accuracy',
+        'at_least': target,
+      }
+
+
+def progress(rules):
+  """Return the panel of the optimizers' learning curves."""
+  return {
+    'title': 'Pre-training on glyphs (mean ± std of the seeds)',
+    'ylabel': 'accuracy on held-out glyphs',
+    'lines': {
+      row: (seeds('glyphs', name), 'progress/accuracy')
+      for row, name in rules.items()
+    },
+  }
+
+
+def tried(args):
+  """Return the cells of all learning rates."""
+  for task, column in TASKS.items():
+    for row, (name, _, rates) in optimizers(task).items():
+      for rate in rates[: args.rates]:
+        yield {
+          'row': f'{column}: {row}',
+          'column': f'{rate:g}',
+          'runs': f'{task}_{name}_lr{rate:.0e}',
+          'metric': 'val/accuracy',
+        }
