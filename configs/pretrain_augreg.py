@@ -136,6 +136,10 @@ LESS_DECAY = ('S/16', 'Ti/16', 'R+Ti/16')  # 0.03 on ImageNet-21k
 
 
 def get_config(argument=''):
+  if 'light0' in argument.split(','):
+    raise ValueError(
+      "'light0' is the label of released files. Use the paper's name, 'light1'."
+    )
   args = arguments.parse(
     argument,
     data=('imagenet', 'imagenet21k'),

@@ -8,8 +8,7 @@ _ARGUMENTS = {
     overlap,tiny shape,tiny positions,embedded,steps=300,seeds=3
   """,
   'algoperf': """
-    default target_setting,faults folder synthetic target_setting,tiny
-    synthetic,tiny
+    default target_setting,faults folder target_setting,tiny synthetic,tiny
   """,
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
@@ -38,7 +37,7 @@ _ARGUMENTS = {
     folder,from_weights,tiny cifar10,tiny cifar100,tiny pets,tiny
     flowers,tiny folder,tiny imagenet,S/16,augreg,size=224
     imagenet,B/32,augreg,dev,v2 cifar100,L/16,augreg,steps=2500
-    pets,R26+S/32,augreg,dev kitti,Ti/16,augreg
+    pets,S/32,augreg,dev kitti,Ti/16,augreg
     resisc45,B/16,augreg,dev,steps=10000 kitti,augreg,steps=2500,tiny
   """,
   'masked_patches': """
@@ -92,10 +91,10 @@ _ARGUMENTS = {
     So400m/14,epochs=1,tensor=2 G/14,fsdp,tensor=2,tiny So400m/14,tiny
   """,
   'pretrain_augreg': """
-    imagenet,B/16 imagenet,Ti/16,none imagenet,S/32,light1 imagenet,R+Ti/16
+    imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/32,light1
     imagenet,S/16,folder,weight_decay=0.03 imagenet,B/32,strong2,reg=0,faults
-    imagenet,R26+S/32,light2 imagenet21k,L/16,strong1,reg=0.1
-    imagenet21k,R50+L/32,medium1 imagenet21k,B/16,epochs=30,medium2
+    imagenet,R+Ti/16,light2 imagenet,R26+S/32,light2 imagenet,R50+L/32,medium1
+    imagenet21k,L/16,strong1,reg=0.1 imagenet21k,B/16,epochs=30,medium2
     imagenet,B/16,tiny imagenet21k,R50+L/32,tiny
   """,
   'pretrain_better_plain': """

@@ -780,6 +780,7 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50x1,bit,inception', "leave out 'inception'"),
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_augreg', 'imagenet,light0', "the paper's name, 'light1'"),
     ('finetune', 'kitti', "'kitti' is for AugReg's protocol"),
     ('finetune', 'cifar10,augreg', "AugReg has no 'cifar10'"),
     ('finetune', 'pets,augreg,bit', "'augreg' and 'bit' contradict"),
