@@ -1,4 +1,7 @@
-"""A ViT in plain Flax Linen: the worker of `benchmark --peer=linen`.
+"""A ViT in plain Flax Linen, to compare with.
+
+It is the worker of `benchmark --peer=linen`, and a script for
+`compile --peer_script=benchmarks/plain_linen_vit.py:B/16`.
 
 The model that the paper's authors released, from the same modules of Flax: a
 convolution for the patches, LayerNorm, MultiHeadDotProductAttention (separate
@@ -84,6 +87,54 @@ def create(name, num_classes, dtype='float32'):
   )
 
 
+def make_functions(model):
+  """Return (optax transformation, update, infer) of a PlainViT.
+
+  update: ((params, opt_state), images, labels) -> (the new state, loss).
+  infer: (params, images, labels) -> logits.
+  """
+  tx = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.1)
+  )
+
+  def infer(params, images, labels):
+    del labels
+    return model.apply(params, images.astype(jnp.float32) / 127.5 - 1)
+
+  def loss(params, images, labels):
+    found = optax.softmax_cross_entropy_with_integer_labels(
+      infer(params, images, labels), labels
+    )
+    return found.mean()
+
+  def update(state, images, labels):
+    params, opt_state = state
+    value, grads = jax.value_and_grad(loss)(params, images, labels)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), value
+
+  return tx, update, infer
+
+
+def make_step(name='B/16', *, batch_size, image_shape, num_classes, mesh):
+  """Return a bfloat16 step and the shapes of its arguments, see peer.py."""
+  del mesh  # the state is replicated, and the batch sharded
+  model = create(name, num_classes, 'bfloat16')
+  tx, update, _ = make_functions(model)
+
+  def init():
+    params = model.init(jax.random.key(0), jnp.zeros((1, *image_shape)))
+    return params, tx.init(params)
+
+  images = jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8)
+  labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+
+  def step(state, batch):
+    return update(state, *batch)
+
+  return step, (jax.eval_shape(init), (images, labels))
+
+
 class Plain:
   """A compiled step of it, with its batch; settings as in ours.py."""
 
@@ -97,29 +148,8 @@ class Plain:
     self._batch = jax.device_put((images, labels))
     params = model.init(jax.random.key(0), jnp.zeros((1, size, size, 3)))
     self._train = settings['mode'] == 'train'
-    tx = optax.chain(
-      optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.1)
-    )
+    tx, update, infer = make_functions(model)
     self._state = (params, tx.init(params)) if self._train else params
-
-    def logits(params, images):
-      return model.apply(params, images.astype(jnp.float32) / 127.5 - 1)
-
-    def loss(params, images, labels):
-      found = optax.softmax_cross_entropy_with_integer_labels(
-        logits(params, images), labels
-      )
-      return found.mean()
-
-    def update(state, images, labels):
-      params, opt_state = state
-      value, grads = jax.value_and_grad(loss)(params, images, labels)
-      updates, opt_state = tx.update(grads, opt_state, params)
-      return (optax.apply_updates(params, updates), opt_state), value
-
-    def infer(params, images, labels):
-      return logits(params, images)
-
     step = update if self._train else infer
     step = jax.jit(step, donate_argnums=0 if self._train else ())
     start = time.perf_counter()

@@ -34,15 +34,15 @@ How many A100s these are is from memory: four. With images, "data wait" must be
 near 0 too. We have neither trained this to the target nor timed it on a GPU.
 
 From the workload's code: S/16, mean over patches, fixed 2-D sine-cosine
-positions, a head with a tanh layer, zero-initialised; softmax loss; batch 1024;
+positions, a head with a tanh layer, zero-initialised; softmax loss;
 all 1,281,167 training images; random crops of 8 to 100% of the area, bicubic,
 flip, RandAugment(2, 10), mixup(0.2) with one weight for each batch; mean and
 deviation of ImageNet; test images: smaller side to 256 px, central 224,
 bicubic. The target is on all 50,000 validation images. The second target,
 65.19% on ImageNet-V2 (10,000 images), is tested by evaluate_imagenet.py:v2.
 
-From its NAdamW baselines, with cosine decay to 0 after a linear warm-up, and
-weight decay for all parameters:
+From its NAdamW baselines: batch 1024, cosine decay to 0 after a linear warm-up,
+weight decay for all parameters, and
 
                        self_tuning   target_setting
     steps                  186,666          140,000
@@ -56,9 +56,10 @@ weight decay for all parameters:
 target_setting is the run that set an earlier target, 77.171%; that the present
 one has the same settings is not known. Its steps are 3/4 of the step hint.
 
-Differences: bfloat16 matrices (AlgoPerf: float32, on A100s TF32); bias
-correction of NAdamW as in optax; crops as in TensorFlow's code, but of any area
-after 100 attempts instead of the centre after 10; a cubic kernel of OpenCV.
+Differences: bfloat16 matrices (AlgoPerf: float32, on A100s TF32); the bias
+correction of optax's NAdamW, which differs in the first steps; after 100 failed
+attempts a crop is the whole image (AlgoPerf: the central crop, after 10); the
+cubic kernel of OpenCV instead of TensorFlow's.
 """
 
 from configs import arguments, common

@@ -36,8 +36,8 @@ light0 is derived: no file is labelled light2, and the accuracy of the B/32 of
 the label light1 is that of light2 in figure 4.
 
 Expected: top-1 in % on ImageNet (table 3), of the best setting for each model:
-after training on ImageNet, and after fine-tuning at 384 px; docs/augreg.md has
-figure 4 and all of table 3.
+after training on ImageNet, and after fine-tuning at 384 px (finetune.py with
+`augreg`); docs/augreg.md has figure 4 and all of table 3.
 
                     imagenet,            fine-tuned at 384 px after
                   300 epochs   imagenet   imagenet21k: 30 epochs      300
@@ -136,6 +136,10 @@ LESS_DECAY = ('S/16', 'Ti/16', 'R+Ti/16')  # 0.03 on ImageNet-21k
 
 
 def get_config(argument=''):
+  if 'light0' in argument.split(','):
+    raise ValueError(
+      "'light0' is the label of released files. Use the paper's name, 'light1'."
+    )
   args = arguments.parse(
     argument,
     data=('imagenet', 'imagenet21k'),

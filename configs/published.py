@@ -14,6 +14,8 @@ TABLE_7  {(model, optimizer of pre-training): {data set: value}}, 7 epochs on
          JFT. Adam's rows are table 6's.
 TABLE_8  {positions: {where: value}}: 5-shot linear on ImageNet, B/16 on JFT.
 TABLE_9  {(pre-training, model): {task: value}}.
+AUGREG   {(pre-training, pixels, its epochs): {model: value}}: ImageNet, table 3
+         of AugReg (arXiv 2106.10270).
 
 For H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
 for CIFAR-100, Pets and Flowers. The 859 exaFLOPs of R50+L/16 do not fit those
@@ -88,6 +90,27 @@ TABLE_6 = _named((*_DATA, 'exaflops'), {
   ('R50+L/16', 7): (86.60, 89.72, 99.18, 93.64, 97.03, 99.40, 859),
   ('R50+L/16', 14): (87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 })
+
+_AUGREG = (  # models, columns of table 3
+  'L/16', 'B/16', 'S/16', 'R50+L/32', 'R26+S/32', 'Ti/16', 'B/32', 'S/32',
+  'R+Ti/16')
+AUGREG = {
+  key: dict(zip(_AUGREG, values, strict=True))
+  for key, values in {
+    ('imagenet1k', 224, 300): (
+      74.01, 78.73, 77.51, 74.17, 78.20, 69.56, 71.38, 69.19, 67.30),
+    ('imagenet21k', 224, 30): (
+      82.05, 80.42, 76.04, 80.26, 77.42, 68.89, 72.24, 68.49, 65.65),
+    ('imagenet21k', 224, 300): (
+      83.98, 83.96, 80.46, 82.74, 80.81, 73.75, 79.13, 73.47, 69.69),
+    ('imagenet1k', 384, 300): (
+      77.21, 81.63, 80.70, 76.71, 81.55, 74.64, 76.60, 75.65, 73.48),
+    ('imagenet21k', 384, 30): (
+      84.48, 83.46, 80.22, 83.19, 81.11, 74.20, 78.65, 75.74, 71.97),
+    ('imagenet21k', 384, 300): (
+      85.59, 85.49, 83.73, 85.99, 83.85, 78.22, 83.59, 79.58, 75.40),
+  }.items()
+}
 
 _FIVE = tuple(data for data in _DATA if data != 'real')
 TABLE_7 = {

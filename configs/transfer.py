@@ -25,6 +25,9 @@ Arguments (separated by commas; the first of a list is the default):
              numbers: table 5, or table 6 for models that table 5 lacks
   imagenet, cifar10, cifar100, pets, flowers   only these; all by default
   seeds=3    of the final runs
+  augreg     AugReg's protocol: its data sets (imagenet, cifar100, pets,
+             resisc45, kitti), rates and numbers of steps, see finetune.py.
+             With imagenet21k, ImageNet-V2 selects the setting for ImageNet
   bit        also three final runs by BiT-HyperRule for each data set, in a
              separate column: for ResNets the paper reports the better of both
   polyak, size=384, inception, resize, resize_small, postact   as in
@@ -50,6 +53,8 @@ TITLES = {
   'cifar100': 'CIFAR-100',
   'pets': 'Pets',
   'flowers': 'Flowers',
+  'resisc45': 'Resisc45',
+  'kitti': 'KITTI-Dist',
 }
 PRETRAINED = ('imagenet21k', 'jft', 'imagenet1k')
 
@@ -59,8 +64,9 @@ def get_config(argument=''):
     argument,
     model=finetune.MODELS,
     pretrained=PRETRAINED,
-    **arguments.switches(RATES),
+    **arguments.switches(x for x in TITLES if x != 'real'),
     seeds=3,
+    augreg=False,
     bit=False,
     polyak=False,
     size=int,
@@ -68,7 +74,14 @@ def get_config(argument=''):
     postact=False,
     tiny=False,
   )
-  chosen = arguments.chosen(args, RATES)
+  known = tuple(finetune.AUGREG if args.augreg else RATES)
+  chosen = [x for x in TITLES if getattr(args, x, False)] or known
+  if others := [x for x in chosen if x not in known]:
+    raise ValueError(
+      f'{others[0]!r} is not in {"AugReg" if args.augreg else "table 4"}. Use '
+      f'{", ".join(known)}, or {"leave out" if args.augreg else "add"} '
+      "'augreg'."
+    )
   runs = {}
   for data in chosen:
     runs |= grid(data, args) | finals(data, args)
@@ -108,16 +121,34 @@ def best_of(runs, evaluator, *more):
 
 
 def grid(data, args):
-  """Return {name: config} of all learning rates, on the dev split."""
+  """Return {name: config} of all settings, on the dev split."""
   return {
-    f'{data}_dev_lr{rate:.0e}': _finetuning(data, args, 'dev', f'lr={rate}')
-    for rate in RATES[data]
+    _dev(data, *setting): _finetuning(data, args, 'dev', *_words(*setting))
+    for setting in settings(data, args)
   }
+
+
+def settings(data, args):
+  """Return the (learning rate, steps) of a grid; steps=None is table 4's."""
+  if not args.augreg:
+    return [(rate, None) for rate in RATES[data]]
+  rates, steps, _ = finetune.AUGREG[data]
+  return [(rate, x) for x in sorted(steps) for rate in sorted(rates)]
+
+
+def _dev(data, rate, steps):
+  """Return the name of a run on the dev split."""
+  return f'{data}_dev_lr{rate:.0e}' + (f'_steps{steps}' if steps else '')
+
+
+def _words(rate, steps):
+  return [f'lr={rate}', *([f'steps={steps}'] if steps else ())]
 
 
 def finals(data, args):
   """Return {name: config} of the best rate, and of `bit`, on all of train."""
-  best = best_of(rf'{data}_dev_lr.*', 'dev')
+  more = ('total_steps', 'schedule.warmup_steps') if args.augreg else ()
+  best = best_of(rf'{data}_dev_lr.*', 'dev', *more)
   runs = {}
   for seed in range(args.seeds):
     runs[f'{data}_final_seed{seed}'] = _finetuning(data, args, 'final')
@@ -135,8 +166,12 @@ def _finetuning(data, args, *words):
   words = [data, args.model, *words]
   if args.size:
     words.append(f'size={args.size}')
-  if 'bit' not in words:
+  if 'bit' not in words and data != 'kitti':
     words.append(args.crop)
+  if args.augreg:
+    words.append('augreg')
+    seen = (data, args.pretrained) == ('imagenet', 'imagenet21k')
+    words += ['v2'] if seen and 'dev' in words else []
   if args.polyak and data == 'imagenet':
     words.append('polyak')
   words += [x for x in ('postact', 'tiny') if getattr(args, x)]
@@ -166,6 +201,8 @@ def cells(chosen, args):
       spec = {'runs': runs, 'metric': f'{metric}/accuracy'}
       found.append({'row': TITLES[row], 'column': column, **spec})
     for column, numbers in _published(args):
+      if row not in numbers:
+        continue
       spec = {'value': published.fraction(numbers[row])}
       found.append({'row': TITLES[row], 'column': column, **spec})
   return tuple(found)
@@ -181,6 +218,12 @@ def _rows(chosen):
 
 def _published(args):
   """Yield (column, {data set: percent}) of each table with this model."""
+  if args.augreg:
+    size = args.size or 384
+    for (*key, epochs), table in published.AUGREG.items():
+      if key == [args.pretrained, size] and args.model in table:
+        yield f'AugReg, {epochs} epochs', {'imagenet': table[args.model]}
+    return
   key = (args.pretrained, args.model)
   if key in published.TABLE_5:
     yield 'table 5', published.TABLE_5[key]
@@ -195,10 +238,10 @@ def _published(args):
 
 def panel(data, args):
   """Return a panel: all rates on the dev split, the best on the test set."""
-  lines = {
-    f'dev, lr {rate}': (rf'{data}_dev_lr{rate:.0e}', 'dev/accuracy')
-    for rate in RATES[data]
-  }
+  lines = {}
+  for rate, steps in settings(data, args):
+    name = f'dev, lr {rate}' + (f', {steps} steps' if steps else '')
+    lines[name] = (_dev(data, rate, steps), 'dev/accuracy')
   lines['test'] = (f'{data}_final_seed.*', 'test/accuracy')
   if args.bit:
     lines['test, BiT-HyperRule'] = (f'{data}_bit_seed.*', 'test/accuracy')

@@ -50,7 +50,7 @@ from vit_jax.data import vtab
 
 TASKS = tuple(vtab.TASKS)
 RATES = (0.001, 0.003, 0.01, 0.03)
-WARMUP_STEPS = {500: 100, 2500: 200}  # {total steps: warm-up steps}
+STEPS = (500, 2500)
 
 
 def get_config(argument=''):
@@ -86,7 +86,7 @@ def grid(task, args):
       task, args, 'train800', 'val', rate, steps
     )
     for rate in RATES
-    for steps in WARMUP_STEPS
+    for steps in STEPS
   }
 
 
@@ -115,7 +115,7 @@ def finetuning(task, args, split, evaluator, lr, steps):
   config.data = images(task, split, size, train=True)
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
-  warmup_steps = WARMUP_STEPS[steps]
+  warmup_steps = finetune.WARMUP_STEPS[steps]
   config.schedule = {'lr': lr, 'decay': 'cosine', 'warmup_steps': warmup_steps}
   test = images(task, held_out, size, train=False)
   config.evals = {evaluator: common.classification(test)}

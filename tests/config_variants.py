@@ -8,8 +8,7 @@ _ARGUMENTS = {
     overlap,tiny shape,tiny positions,embedded,steps=300,seeds=3
   """,
   'algoperf': """
-    default target_setting,faults folder synthetic target_setting,tiny
-    synthetic,tiny
+    default target_setting,faults folder target_setting,tiny synthetic,tiny
   """,
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
@@ -36,7 +35,10 @@ _ARGUMENTS = {
     cifar10,R200x3 cifar10,Mixer-B/16 imagenet,Mixer-B/32 flowers,Mixer-L/16
     imagenet,B/16,tiny imagenet,tiny
     folder,from_weights,tiny cifar10,tiny cifar100,tiny pets,tiny
-    flowers,tiny folder,tiny
+    flowers,tiny folder,tiny imagenet,S/16,augreg,size=224
+    imagenet,B/32,augreg,dev,v2 cifar100,L/16,augreg,steps=2500
+    pets,S/32,augreg,dev kitti,Ti/16,augreg
+    resisc45,B/16,augreg,dev,steps=10000 kitti,augreg,steps=2500,tiny
   """,
   'masked_patches': """
     B/16 B/32 S/16 S/32 L/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
@@ -55,7 +57,7 @@ _ARGUMENTS = {
   """,
   'finetune_deit3': """
     imagenet,S/16 imagenet,M/16 imagenet,B/16,layer_decay=0.75 imagenet,L/16
-    imagenet,H/14,fsdp,tensor=2 imagenet,B/16,size=384,epochs=10
+    imagenet,H/14 imagenet,B/16,size=384,epochs=10
     imagenet21k,S/16 imagenet21k,M/16,folder
     imagenet21k,B/16 imagenet21k,L/16 imagenet21k,H/14
     imagenet,H/14,tiny imagenet21k,B/16,tiny
@@ -66,9 +68,9 @@ _ARGUMENTS = {
   """,
   'pretrain_deit3': """
     imagenet,S/16 imagenet,M/16 imagenet,B/16 imagenet,L/16 imagenet,H/14
-    imagenet21k,S/16 imagenet21k,M/16 imagenet21k,B/16 imagenet21k,L/16,tensor=2
-    imagenet21k,H/14,fsdp imagenet,B/16,folder,epochs=400 imagenet,B/16,tiny
-    imagenet21k,H/14,fsdp,tiny
+    imagenet21k,S/16 imagenet21k,M/16 imagenet21k,B/16 imagenet21k,L/16
+    imagenet21k,H/14,fsdp,tensor=2 imagenet,B/16,folder,epochs=400
+    imagenet,B/16,tiny imagenet21k,H/14,fsdp,tiny
   """,
   'pretrain_imagenet': """
     B/16 B/32 L/16 L/32 H/14 B/16,epochs=90 B/16,folder B/16,tiny
@@ -85,14 +87,14 @@ _ARGUMENTS = {
   """,
   'pretrain_scaling_vit': """
     G/14 g/14 So400m/14 L/16 B/16 B/32 S/16 S/32 Ti/16
-    G/14,fsdp,name=my_set,classes=0 G/14,epochs=3,fsdp,tensor=2
-    So400m/14,epochs=1,tensor=2 G/14,fsdp,tensor=2,tiny So400m/14,tiny
+    G/14,epochs=3,fsdp,tensor=2,name=my_set,classes=0 So400m/14,epochs=1
+    G/14,fsdp,tensor=2,tiny So400m/14,tiny
   """,
   'pretrain_augreg': """
-    imagenet,B/16 imagenet,Ti/16,none imagenet,S/32,light1 imagenet,R+Ti/16
+    imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/32,light1
     imagenet,S/16,folder,weight_decay=0.03 imagenet,B/32,strong2,reg=0,faults
-    imagenet,R26+S/32,light2 imagenet21k,L/16,strong1,reg=0.1
-    imagenet21k,R50+L/32,medium1 imagenet21k,B/16,epochs=30,medium2
+    imagenet,R+Ti/16,light2 imagenet,R26+S/32,light2 imagenet,R50+L/32,medium1
+    imagenet21k,L/16,strong1,reg=0.1 imagenet21k,B/16,epochs=30,medium2
     imagenet,B/16,tiny imagenet21k,R50+L/32,tiny
   """,
   'pretrain_better_plain': """
@@ -119,7 +121,8 @@ _ARGUMENTS = {
   'transfer': """
     default imagenet,L/16,jft,polyak H/14,cifar10,pets,seeds=1
     R50x1,jft,flowers,bit R50+B/16,jft,imagenet,size=224,resize tiny
-    R50x1,pets,bit,tiny
+    R50x1,pets,bit,tiny B/16,augreg L/16,augreg,imagenet1k,size=224,seeds=1
+    S/16,augreg,pets,kitti,tiny
   """,
   'vtab': """
     default L/16,sweep,seeds=1 H/14,natural,kitti

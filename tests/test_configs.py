@@ -36,6 +36,8 @@ CLASSES = {
   'cifar100': 100,
   'oxford_iiit_pet': 37,
   'oxford_flowers102': 102,
+  'resisc45': 45,
+  'kitti': 4,
   'folder': 5,
 }
 
@@ -305,7 +307,9 @@ def _expected_count(name, argument):
     'distill_patient': 'imagenet2012',
   }.get(name)
   if name == 'finetune':
-    data = load_module(name).TABLE_4.get(words[0], ('folder',))[0]
+    others = {'resisc45': ('resisc45',), 'kitti': ('kitti',)}
+    table_4 = load_module(name).TABLE_4 | others
+    data = table_4.get(words[0], ('folder',))[0]
   if name == 'masked_patches':
     patch = int(model.split('/')[1])
     outputs = 16 * 512 if 'downsampled' in words else 512
@@ -322,6 +326,7 @@ def _expected_count(name, argument):
       'imagenet,H/14,polyak': 518,
       'flowers,S/16,size=224,resize': 224,
       'flowers,R26+S/32,size=224': 224,
+      'imagenet,S/16,augreg,size=224': 224,
     }.get(argument, 384)
     return _count(model, classes=classes, pixels=pixels)
   if name in ('pretrain_better_plain', 'algoperf'):
@@ -564,8 +569,69 @@ def test_bit_hyper_rule(row):
   assert test['target'].endswith('.Resize') and test['size'] == size
 
 
-def test_left_out_of_bit():
-  assert 'LEFT OUT: mixup' in load_module('finetune').__doc__
+@pytest.mark.parametrize('data', ['imagenet', 'cifar10', 'pets', 'folder'])
+def test_bit_mixes_larger_data_sets(data):
+  objective = load_config('finetune', f'{data},R50x1,bit').objective
+  if data in ('imagenet', 'cifar10'):  # of 20k images and more
+    assert objective.mixer.alpha == 0.1
+  else:
+    assert objective.target.endswith('.softmax_xent')
+
+
+# Section 3.3 of AugReg: name; rates; steps: warm-up; dev and test splits.
+AUGREG_TRANSFER = """
+  imagenet imagenet2012    .01,.03         20000:500           train[:99%]
+  cifar100 cifar100        .001,.003,.01   2500:200,10000:500  train[:98%]
+  pets     oxford_iiit_pet .001,.003,.01   500:100,2500:200    train[:90%]
+  resisc45 resisc45        .001,.003,.01   2500:200,10000:500  train[:60%]
+  kitti    kitti           .001,.003,.01   500:100,2500:200    train
+"""
+
+
+@pytest.mark.parametrize('row', AUGREG_TRANSFER.strip().splitlines())
+def test_augreg_transfer(row):
+  data, name, rates, steps, train = row.split()
+  runs = load_config('transfer', f'B/16,augreg,{data}').runs
+  warmup = dict(x.split(':') for x in steps.split(','))
+  seen = set()
+  for key, run in runs.items():
+    part = 'dev' if '_dev_' in key else 'test'
+    assert run.data.source.name == name and run.data.source.split == train
+    held_out = run.evals[part].data.source
+    assert (held_out.name, held_out.split) != (name, train)
+    assert str(run.schedule.warmup_steps) == warmup[str(run.total_steps)]
+    sgd = run.optimizer
+    assert sgd.target.endswith('.sgd') and 'weight_decay' not in sgd
+    assert (sgd.momentum, sgd.clip_norm) == (0.9, 1.0)
+    assert (run.data.batch_size, run.schedule.decay) == (512, 'cosine')
+    if part == 'dev':
+      assert 'test' not in run.evals
+      seen.add((run.schedule.lr, str(run.total_steps)))
+    else:
+      assert 'dev' not in run.evals and 'total_steps' in run.best_of.take
+  grid = {(float(x), y) for x in rates.split(',') for y in warmup}
+  assert seen == grid and sum('final' in key for key in runs) == 3
+
+
+def test_augreg_selects_on_imagenet_v2():
+  """For weights that have seen ImageNet's training images only."""
+  name = 'imagenet_dev_lr1e-02_steps20000'
+  for pretrained, source in (
+    ('imagenet21k', ('imagenet_v2/matched-frequency', 'test')),
+    ('imagenet1k', ('imagenet2012', 'train[99%:]')),
+  ):
+    config = load_config('transfer', f'B/16,augreg,imagenet,{pretrained}')
+    dev = config.runs[name].evals.dev.data.source
+    assert (dev.name, dev.split) == source
+
+
+def test_augreg_published_in_the_study():
+  cells = load_config('transfer', 'L/16,augreg,size=224').report[0]['cells']
+  values = {x['column']: x['value'] for x in cells if 'value' in x}
+  assert values == {
+    'AugReg, 30 epochs': pytest.approx(0.8205),
+    'AugReg, 300 epochs': pytest.approx(0.8398),
+  }
 
 
 @pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
@@ -674,6 +740,112 @@ def test_augreg_defaults_are_the_best_of_figure_4():
       assert cells[model, *setting] == highest
 
 
+def _names(transforms):
+  return [x['target'].rpartition('.')[2] for x in transforms]
+
+
+def test_deit():
+  config = load_config('pretrain_deit', 'S/16,distilled')
+  crop, _, policy, erasing = config.data.transforms
+  assert policy['policy'] == 'rand-m9-mstd0.5-inc1'
+  assert (crop['size'], erasing['probability']) == (224, 0.25)
+  assert config.data.order.times == 3 and config.data.batch_size == 1024
+  # Mixing is outside of the distillation.
+  mixer, distillation = config.objective.mixer, config.objective.objective
+  assert [x['alpha'] for x in mixer.mixers] == [0.8, 1.0]
+  assert mixer.probabilities == (0.5, 0.5)
+  assert (distillation.kind, distillation.weight) == ('hard', 0.5)
+  assert distillation.objective.label_smoothing == 0.1
+  assert config.model.stochastic_depth == 0.1 and config.ema_decay == 0.99996
+  assert (config.schedule.lr, config.optimizer.weight_decay) == (1e-3, 0.05)
+  assert list(config.evals) == ['val'] and config.data.source.split == 'train'
+  plain = load_config('pretrain_deit', 'S/16')
+  assert 'pooling' not in plain.model
+  assert plain.objective.objective == distillation.objective
+  soft = load_config('pretrain_deit', 'soft')
+  assert soft.objective.objective.temperature == 3
+
+
+# DeiT III's commands. Pre-training: data, model; epochs, learning rate, weight
+# decay, pixels, stochastic depth. Fine-tuning: the same.
+DEIT3 = """
+  pretrain imagenet    S/16 800 4e-3 0.05 224 0.05
+  pretrain imagenet    B/16 800 3e-3 0.05 192 0.2
+  pretrain imagenet    L/16 800 3e-3 0.05 192 0.45
+  pretrain imagenet    H/14 800 3e-3 0.05 154 0.6
+  pretrain imagenet21k S/16 240 1e-3 0.02 224 0.05
+  pretrain imagenet21k B/16 240 1e-3 0.02 224 0.1
+  pretrain imagenet21k L/16 240 1e-3 0.02 224 0.3
+  pretrain imagenet21k H/14  90 1e-3 0.02 126 0.5
+  finetune imagenet    S/16  20 1e-5 0.1  384 0.0
+  finetune imagenet    B/16  20 1e-5 0.1  224 0.2
+  finetune imagenet    L/16  20 1e-5 0.1  224 0.45
+  finetune imagenet    H/14  20 1e-5 0.1  224 0.55
+  finetune imagenet21k S/16  50 3e-4 0.02 224 0.05
+  finetune imagenet21k B/16  50 3e-4 0.02 224 0.15
+  finetune imagenet21k L/16  50 3e-4 0.02 224 0.4
+  finetune imagenet21k H/14  50 3e-4 0.02 224 0.45
+"""
+
+
+@pytest.mark.parametrize('row', DEIT3.strip().splitlines())
+def test_deit3(row):
+  stage, data, model, *numbers = row.split()
+  epochs, lr, decay, size, depth = map(float, numbers)
+  config = load_config(f'{stage}_deit3', f'{data},{model}')
+  assert (config.total_epochs, config.schedule.lr) == (epochs, lr)
+  assert config.schedule.warmup_epochs == 5
+  assert config.optimizer.weight_decay == decay
+  resolution = (stage, data) == ('finetune', 'imagenet')
+  rule = 'optax.adamw' if resolution else 'vit_jax.optim.lamb'
+  assert config.optimizer.target == rule
+  assert config.data.batch_size == (512 if resolution else 2048)
+  assert config.data.transforms[0]['size'] == size
+  small, crop = config.evals[next(iter(config.evals))].data.transforms
+  assert small['size'] == crop['size'] == size
+  assert config.model.stochastic_depth == (depth, depth)
+  assert config.model.block.layerscale_init == 1e-4
+  crop, _, *others = _names(config.data.transforms)
+  from_scratch = (stage, data) == ('pretrain', 'imagenet')
+  assert ('order' in config.data) == from_scratch
+  if resolution:
+    assert others == ['rand_augment'] and config.init_from.head == 'keep'
+  else:
+    assert others == ['ThreeAugment', 'ColorJitter']
+    simple = data == 'imagenet21k'
+    assert crop == ('SimpleRandomCrop' if simple else 'InceptionCrop')
+  objective = config.objective
+  alphas = [x['alpha'] for x in objective.mixer.get('mixers', ())]
+  assert (alphas or objective.mixer.alpha) == (
+    1.0 if data == 'imagenet21k' else [0.8, 1.0]
+  )
+  inner = objective.objective.target.rpartition('.')[2]
+  assert inner == ('mean_over_classes' if from_scratch else 'softmax_xent')
+
+
+def test_layer_decay():
+  for name in ('finetune', 'finetune_deit3'):
+    config = load_config(name, 'layer_decay=.75')
+    assert config.optimizer.layer_decay.rate == 0.75
+    assert 'layer_decay' not in load_config(name).optimizer
+
+
+@pytest.mark.parametrize('model', ['g/14', 'G/14', 'So400m/14'])
+def test_scaling_vit(model):
+  config = load_config('pretrain_scaling_vit', model)
+  assert config.data.batch_size == 16_384
+  seen = config.get('total_examples') or config.total_steps * 16_384
+  assert seen == (40e9 if model == 'So400m/14' else 16_384_000_000)
+  schedule, optimizer = config.schedule, config.optimizer
+  assert (schedule.lr, schedule.decay) == (8e-4, 'rsqrt')
+  assert (schedule.warmup_steps, schedule.cooldown_steps) == (10_000, 50_000)
+  assert optimizer.target == 'vit_jax.optim.adafactor'
+  assert optimizer.weight_decay == 0.03 and optimizer.clip_norm == 1
+  assert optimizer.decay_multipliers == (('head/.*', 100.0),)
+  assert config.model.num_classes == 29_593
+  assert config.model.head.bias_init == -10
+
+
 @pytest.mark.parametrize('name', TRAINING)
 def test_a_wrong_argument_lists_what_is_allowed(name):
   with pytest.raises(ValueError, match=r'(?s)does not take.*B/61.*tiny'):
@@ -714,6 +886,16 @@ def test_finetune_arguments_that_contradict(argument):
     ('finetune', 'R50x1,bit,inception', "leave out 'inception'"),
     ('finetune', 'R50+B/16,postact', "'postact' is a form of ResNets"),
     ('pretrain_jft', 'L/16,postact', "'postact' is a form of ResNets"),
+    ('pretrain_augreg', 'imagenet,light0', "the paper's name, 'light1'"),
+    ('finetune', 'kitti', "'kitti' is for AugReg's protocol"),
+    ('finetune', 'cifar10,augreg', "AugReg has no 'cifar10'"),
+    ('finetune', 'pets,augreg,bit', "'augreg' and 'bit' contradict"),
+    ('finetune', 'pets,augreg,steps=400', 'Use one of 500, 2500'),
+    ('finetune', 'pets,steps=500', "'steps=' is for AugReg's"),
+    ('finetune', 'imagenet,augreg,v2', "'v2' is for 'imagenet' with 'dev'"),
+    ('finetune', 'kitti,augreg,resize', "leave out 'resize'"),
+    ('transfer', 'cifar10,augreg', "'cifar10' is not in AugReg"),
+    ('transfer', 'kitti', "'kitti' is not in table 4"),
     ('pretrain_bit', 'imagenet21k,R50x1,folder', "'folder' is for 'imagenet'"),
     ('pretrain_augreg', 'imagenet21k,folder', "'folder' is for 'imagenet'"),
   ],

@@ -56,7 +56,7 @@ def results(workdir):
   return np.array(losses), [r for r in records if 'test/loss' in r][-1]
 
 
-def run_two_processes(folder):
+def run_two_processes(folder, script=__file__):
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
@@ -69,7 +69,7 @@ def run_two_processes(folder):
   }
   started = [
     subprocess.Popen(
-      [sys.executable, __file__, folder],
+      [sys.executable, script, folder],
       env=environment | {'JAX_PROCESS_ID': str(i)},
       stderr=subprocess.PIPE,
       text=True,

@@ -5,7 +5,9 @@ Operations are recorded one by one, for both signs of those with a random sign:
   timm/TABLE/NAME/KERNEL/SIGN   magnitude 7 of rand-m7-inc0 and rand-m7-inc1
   trivial/NAME/BIN/SIGN         bins 11 and 30 of 31 of TrivialAugmentWide
   hue/TURN                      adjust_hue of a tensor
-  padded                        resized to 16 and padded by 4, before the crop
+  uncropped, padded             resized to 16 and padded by 4, before the crop
+
+tests/parity/test_augment_live.py makes them live, of larger images.
 
 Record again, in an environment of its own:
 
@@ -17,6 +19,7 @@ Record again, in an environment of its own:
 
 import pathlib
 import random
+from unittest import mock
 
 import numpy as np
 import seeded
@@ -29,7 +32,6 @@ auto_augment, autoaugment, functional = seeded.import_torch(
   'torchvision.transforms.functional',
 )
 
-HEIGHT, WIDTH = 18, 15
 FILL = (124, 116, 104)
 SIGNED = ('Rotate', 'ShearX', 'ShearY', 'TranslateX', 'TranslateY')
 ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
@@ -53,12 +55,13 @@ def timm_operation(name, kernel, image):
   hparams = {'img_mean': FILL, 'interpolation': KERNELS[kernel]}
   operation = auto_augment.AugmentOp(name, 1.0, 7, hparams)
   for sign, drawn in (('+', 0.1), ('-', 0.9)):
-    random.random = lambda drawn=drawn: drawn
-    yield sign, np.asarray(operation(image))
+    with mock.patch.object(random, 'random', lambda drawn=drawn: drawn):
+      yield sign, np.asarray(operation(image))
 
 
-def main():
-  image = picture(HEIGHT, WIDTH)
+def made(height, width):
+  """{name: array} of an image of this size."""
+  image = picture(height, width)
   arrays, pil = {'image': image}, Image.fromarray(image)
   for table, names in (
     ('plain', auto_augment._RAND_TRANSFORMS),
@@ -93,8 +96,9 @@ def main():
   )
   arrays['uncropped'] = picture(21, 35)
   arrays['padded'] = np.asarray(functional.pad(small, 4, 0, 'reflect'))
-  np.savez_compressed(pathlib.Path(__file__).parent / 'augment.npz', **arrays)
+  return arrays
 
 
 if __name__ == '__main__':
-  main()
+  path = pathlib.Path(__file__).parent / 'augment.npz'
+  np.savez_compressed(path, **made(18, 15))

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -17,9 +18,20 @@ from absl.testing import flagsaver
 
 from vit_jax import config as configs
 from vit_jax import main as program
+from vit_jax.autotune import Case, Local
+from vit_jax.data import tfds
+from vit_jax.data.embedded.glyphs import CHARACTERS
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import __main__ as command_line
-from vit_jax.tools.compile import report, search, step, table
+from vit_jax.tools.compile import (
+  attention,
+  classes,
+  peer,
+  report,
+  search,
+  step,
+  table,
+)
 from vit_jax.tools.compile.costs import costs, num_products
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -99,6 +111,22 @@ def test_loops_count_as_often_as_they_run():
   assert found.repeated_bytes == 2 * (2 * x + one_slice + 4 + 2 * x + 3 * 4)
 
 
+@pytest.mark.parametrize(
+  ('labels', 'x', 'w', 'out'),
+  [
+    ('b?f_io->b?f', '8,1,4', '4,4', '8,1,4'),
+    ('bf?_?io->?bf', '8,4,1', '1,4,4', '1,8,4'),
+    ('bf_io->bf?', '8,4', '4,4', '8,4,1'),
+    ('b?f_io->b?f', '2,4,4', '4,4', '2,4,4'),
+  ],
+)
+def test_dims_of_a_product_that_have_no_role(labels, x, w, out):
+  text = LOOP.replace('dim_labels=bf_io->bf', f'dim_labels={labels}')
+  for name, old, new in (('x', '8,4', x), ('w', '4,4', w), ('out', '8,4', out)):
+    text = text.replace(f'%{name} = bf16[{old}]', f'%{name} = bf16[{new}]')
+  assert costs(text).repeated_flops == 2 * (2 * 8 * 4 * 4)
+
+
 def test_collectives_by_kind():
   found = costs(LOOP).collectives
   assert found == {'all-reduce': 3 * 8 * 4 * 2, 'all-gather': 64 * 4}
@@ -134,6 +162,33 @@ def test_kernels_without_an_estimate_are_told():
   other = added.replace('tpu_custom_call', 'ConcatBitcast')
   assert costs(LOOP.replace('  %start =', other)).uncounted_kernels == 0
   assert report.warnings({'unknown_loops': 0}) == []
+
+
+def test_kernels_can_state_their_cost():
+  config = '{"cost_estimate":{"flops":"394000000","transcendentals":"7",'
+  config += '"bytes_accessed":"819000","remote_bytes_transferred":"0"}}'
+  kernel = '  %k = f32[16]{0} custom-call(%q), custom_call_target='
+  kernel += f'"tpu_custom_call", backend_config={config}\n  %start ='
+  stated = costs(LOOP.replace('  %start =', kernel))
+  assert (stated.kernel_flops, stated.kernel_bytes) == (394_000_000, 819_000)
+  assert (stated.uncounted_kernels, stated.unknown_kernels) == (1, 0)
+  # At v5e's 197 TFLOP/s, half of the lanes empty: 4 us; at 819 GB/s: 1 us.
+  case = Case(queries=197, tokens=197, heads=2, head_dim=64, dtype='bfloat16')
+  local = Local(case, 1, 2, 'TPU v5 lite')
+  assert attention.kernel_cycles(stated, local) == pytest.approx(5e-6 * 1.5e9)
+
+
+def test_the_estimate_with_the_fewest_cycles():
+  found = [
+    attention.Estimate('a', 3.0),
+    attention.Estimate('b', problem='no kernel here'),
+    attention.Estimate('c', 2.0),
+  ]
+  assert attention.fastest(found).name == 'c'
+  assert attention.fastest(found[1:2]) is None
+  assert '; '.join(map(str, found)) == (
+    'a 3 Mcycles; b is left out (no kernel here); c 2 Mcycles'
+  )
 
 
 def test_the_dearest_branch_counts():
@@ -283,6 +338,61 @@ def test_what_cannot_be_compiled(changes, options, message):
     step.lower(config, jax.devices(), **options)
 
 
+SOURCES = {  # number of classes: source, not opened
+  1000: {
+    'target': 'vit_jax.data.tfds.Tfds',
+    'name': 'imagenet2012',
+    'split': 'train[:99%]',
+    'data_dir': '/does/not/exist',
+  },
+  20: {
+    'target': 'vit_jax.data.sources.open_source',
+    'path': 'tfds:cifar100:train',
+    'label_key': 'coarse_label',
+  },
+  6: {
+    'target': 'vit_jax.data.subset.Subset',
+    'source': {
+      'target': 'vit_jax.data.tfds.Tfds',
+      'name': 'clevr',
+      'split': 'train',
+      'label_key': 'objects',
+      'label_fn': {'target': 'vit_jax.data.vtab.ClevrDistance'},
+    },
+    'examples': 8,
+  },
+  len(CHARACTERS): {'target': 'vit_jax.data.embedded.glyphs.Glyphs'},
+  7: {
+    'target': 'vit_jax.data.embedded.fractals.Fractals',
+    'num_classes': 7,
+    'image_size': 8,
+  },
+}
+
+
+@pytest.mark.parametrize('wanted', SOURCES)
+def test_classes_of_named_data_sets(wanted):
+  config = make_config()
+  config.data.source = SOURCES[wanted]
+  plan, _ = configs.plan_run(config)
+  assert classes.declared(plan.kwargs['data'].kwargs['source']) == wanted
+
+
+def test_classes_need_not_be_given_for_imagenet():
+  config = make_config()
+  config.data.source = SOURCES[1000]
+  _, row = step.lower(config, jax.devices())
+  assert row['num_classes'] == 1000
+  _, row = step.lower(config, jax.devices(), num_classes=5)
+  assert row['num_classes'] == 5
+
+
+def test_classes_of_imagenet_21k_and_of_unknown_names():
+  assert tfds.registered_classes('imagenet21k') == 21_843
+  assert tfds.registered_classes('my_own_set/config:1.0.0') is None
+  assert tfds.registered_classes('cifar10', 'no_such_feature') is None
+
+
 @pytest.mark.parametrize(
   ('text', 'shape'),
   [(None, None), ('8', (8, 8, 3)), ('8x4', (8, 4, 3)), ('8x4x1', (8, 4, 1))],
@@ -427,6 +537,75 @@ def get_config(name):
   assert 'batch_size' in (tmp_path / 'row.csv').read_text()
 
 
+PEER = """
+import jax
+import jax.numpy as jnp
+
+def make_step(factor='1', *, batch_size, image_shape, num_classes, mesh):
+  def step(w, images):
+    images = images.reshape(len(images), -1)
+    return w - (images.T @ (images @ w)) * float(factor), w.sum()
+  inputs = image_shape[0] * image_shape[1] * image_shape[2]
+  w = jax.ShapeDtypeStruct((inputs, num_classes), jnp.float32)
+  images = jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.float32)
+  return step, (w, images)
+"""
+
+
+def test_a_peer_gets_the_same_batch_and_devices(tmp_path, capsys):
+  config = make_config()
+  row = step.measure(config, jax.devices(), num_classes=5)
+  script = tmp_path / 'peer.py'
+  script.write_text(PEER)
+  mesh = step.make_mesh(config, jax.devices())
+  found = peer.measure(f'{script}:0.5', row, mesh)
+  shared = 'mesh', 'devices', 'batch_size', 'image_shape', 'num_classes'
+  assert [found[k] for k in shared] == [row[k] for k in shared]
+  inputs, share = 8 * 12 * 3, 16 / len(jax.devices())
+  assert found['arguments_gib'] * 2**30 == 4 * inputs * (5 + share)
+  assert found['model_tflop'] * 1e12 == 2 * 2 * share * inputs * 5
+  assert found['alias_gib'] * 2**30 == 4 * inputs * 5  # w is donated
+  assert set(found['collectives_mb']) == {'all-reduce'}
+  row['peer_ratio'] = peer.ratio(row, found)
+  report.show_ratio(row, found)
+  assert 'No ratio' in capsys.readouterr().out
+
+
+def test_the_ratio_of_a_peer(capsys):
+  ours, theirs = {'megacycles': 200.0}, {'megacycles': 300.0}
+  ours['peer_ratio'] = peer.ratio(ours, theirs)
+  report.show_ratio(ours, theirs)
+  assert '1.50 times our cycles: 300 to 200' in capsys.readouterr().out
+  assert peer.ratio(ours, {'fits': False}) is None
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('x = 1', 'no function make_step'),
+    ('def make_step(): pass', 'batch_size, image_shape, num_classes, mesh'),
+    ('def make_step(**about): return 3', 'returned int. Expected .step, arg'),
+    (None, 'is not a file'),
+  ],
+)
+def test_peers_that_are_none(text, message, tmp_path):
+  script = tmp_path / 'peer.py'
+  if text:
+    script.write_text(text)
+  row = {'batch_size': 8, 'image_shape': '8x8x3', 'num_classes': 2}
+  with pytest.raises(ValueError, match=message):
+    peer.measure(str(script), row, step.make_mesh(make_config(), jax.devices()))
+
+
+def test_the_plain_vit_is_a_peer():
+  script = runpy.run_path(str(ROOT / 'benchmarks' / 'plain_linen_vit.py'))
+  about = {'batch_size': 8, 'image_shape': (32, 32, 3), 'num_classes': 3}
+  train, arguments = script['make_step']('Ti/16', **about, mesh=None)
+  state, loss = jax.eval_shape(train, *arguments)
+  assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, arguments[0])
+  assert loss.shape == ()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_LIBTPU, reason='libtpu is installed')
 def test_without_the_compiler():
@@ -453,6 +632,7 @@ from vit_jax.tools.compile.costs import costs
 
 with pytest.raises(ValueError, match='v5e:16x16'):
   step.find_devices('v5e:99x99x99')
+assert len(step.find_devices('v5e:1x1')) == 1
 devices = step.find_devices('v5e:2x2')
 
 # The compiler's own printout, for programs that jaxlib cannot print.
@@ -479,6 +659,14 @@ assert row['fits'] and row['devices'] == 4 and row['unknown_loops'] == 0
 assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
 assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
 assert row['collectives_mb']['all-reduce'] > 0
+
+# Without a device the choice of attention is by estimates, unless it is off.
+assert row['attention'] in ('pallas', 'xla', 'einsum')
+(words,) = row['attention_estimates']
+assert 'einsum' in words and 'pallas' in words and 'Mcycles' in words
+config.override(training, ['attention_autotune=False'])
+lowered, row = step.lower(training, devices, num_classes=10)
+assert row['attention'] == 'auto' and 'attention_estimates' not in row
 """
   done = subprocess.run(
     [sys.executable, '-c', code],

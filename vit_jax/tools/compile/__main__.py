@@ -7,7 +7,12 @@ No TPU is needed, only its compiler: pip install -e '.[tpu]'. No data is opened
 and nothing is executed. As with vit_jax.main, any value of the config can be
 set: --config.data.batch_size=4096 --config.model.remat=full.
 
-A topology is FAMILY:SHAPE, with the shape in chips.
+A topology is FAMILY:SHAPE, with the shape in chips. The number of classes of a
+named data set, such as ImageNet, is known; for other data set --num_classes.
+
+--peer_script=benchmarks/plain_linen_vit.py:B/16 compiles another train step for
+the same devices and the same batch, and prints both with the ratio of their
+cycles. peer.py says what such a script defines.
 
 --search finds the largest batch that fits and the cheapest remat policy for
 it. With --json=FILE it keeps all results there; rerun an interrupted command to
@@ -28,7 +33,7 @@ from absl import app, flags, logging
 from vit_jax import main as program
 from vit_jax import terminal
 from vit_jax.tools import outputs
-from vit_jax.tools.compile import report, search, step, table
+from vit_jax.tools.compile import peer, report, search, step, table
 
 flags.declare_key_flag('config')  # of main, for --help
 _TOPOLOGY = flags.DEFINE_string(
@@ -38,7 +43,10 @@ _IMAGE_SIZE = flags.DEFINE_string(
   'image_size', None, 'N, HxW or HxWxC, if the transforms leave it open.'
 )
 _NUM_CLASSES = flags.DEFINE_integer(
-  'num_classes', None, 'Classes of the data, if the config leaves them open.'
+  'num_classes', None, 'Classes of the data, if neither config nor name say it.'
+)
+_PEER_SCRIPT = flags.DEFINE_string(
+  'peer_script', None, 'FILE.py[:ARGUMENT] with a train step to compare with.'
 )
 _SEARCH = flags.DEFINE_bool(
   'search', False, 'Find the largest batch and the cheapest remat that fit.'
@@ -62,6 +70,11 @@ def main(argv: Sequence[str]) -> None:
   with terminal.one_message():
     if _TABLE.value:
       table.write(pathlib.Path(_TABLE.value))
+    elif _SEARCH.value and _PEER_SCRIPT.value:
+      raise ValueError(
+        '--peer_script compares one program. Use it without --search, with the '
+        'batch size that the search has found.'
+      )
     elif flags.FLAGS.config is None or _TOPOLOGY.value is None:
       raise ValueError(
         'Use --config=FILE:ARGUMENT with --topology=v5e:16x16 (or another), '
@@ -94,9 +107,16 @@ def _run(config, topology):
   else:
     row = about | measure()
     rows = [row]
+    if script := _PEER_SCRIPT.value:
+      mesh = step.make_mesh(config, devices)
+      rows.append(peer.measure(script, row, mesh))
+      row['peer_ratio'] = peer.ratio(*rows)
     if _JSON.value:
       outputs.write_values(_JSON.value, rows)
   report.show(row, _OPERATIONS.value)
+  if _PEER_SCRIPT.value:
+    report.show(rows[1], _OPERATIONS.value)
+    report.show_ratio(*rows)
   if _CSV.value:
     report.write_csv(_CSV.value, rows)
 

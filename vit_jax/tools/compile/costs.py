@@ -22,6 +22,9 @@ _COLLECTIVE = re.compile(
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_STATED = re.compile(
+  r'"cost_estimate":\{"flops":"(\d+)"[^}]*"bytes_accessed":"(\d+)"'
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Parts of an instruction's name that do not say where in the model it is.
 _LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
@@ -43,6 +46,8 @@ class Costs:
     repeated_bytes: bytes read and written in loops, in the same way.
     unknown_loops: loops with an unknown number of iterations, counted as 1.
     uncounted_kernels: runs of Pallas kernels, which have no estimate.
+    unknown_kernels: those of them that do not state their cost.
+    kernel_flops, kernel_bytes: costs that the other kernels state.
   """
 
   cycles: int = 0
@@ -52,6 +57,9 @@ class Costs:
   repeated_bytes: int = 0
   unknown_loops: int = 0
   uncounted_kernels: int = 0
+  unknown_kernels: int = 0
+  kernel_flops: int = 0
+  kernel_bytes: int = 0
 
 
 def costs(text: str) -> Costs:
@@ -87,6 +95,11 @@ def _visit(module, name, times, found, fused=False):
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.rest:
       found.uncounted_kernels += times
+      if stated := _STATED.search(instruction.rest):
+        found.kernel_flops += times * int(stated[1])
+        found.kernel_bytes += times * int(stated[2])
+      else:
+        found.unknown_kernels += times
     if collective := _COLLECTIVE.fullmatch(op):
       payload = _payload(instruction, computation)
       found.collectives[collective[1]] += times * payload
@@ -229,17 +242,21 @@ def _flops(instruction, computation):
 
 
 def _convolution_flops(rest, lhs, rhs, out):
-  of_lhs, of_rhs, of_out = re.search(
-    r'dim_labels=(\w+)_(\w+)->(\w+)', rest
-  ).groups()
+  # The TPU compiler writes '?' for a dim that has no role, as in '0b?f'.
+  labels = re.search(r'dim_labels=([\w?]+)_([\w?]+)->([\w?]+)', rest).groups()
+  of_lhs, of_rhs, of_out = (
+    dict(zip(names, shape)) for names, shape in zip(labels, (lhs, rhs, out))
+  )
   window = re.findall(r'\b(stride|pad|lhs_dilate|rhs_dilate)=(\S+?)[ }]', rest)
-  total = 2 * out[of_out.index('b')] * out[of_out.index('f')]
-  total *= rhs[of_rhs.index('i')]
-  for i in range(len(lhs) - 2):
-    size, kernel = lhs[of_lhs.index(str(i))], rhs[of_rhs.index(str(i))]
+  total = 2 * of_out.get('b', 1) * of_out.get('f', 1) * of_rhs.get('i', 1)
+  total *= math.prod(n for name, n in zip(labels[2], out) if name == '?')
+  for name in filter(str.isdecimal, of_out):
+    size, kernel = of_lhs.get(name, 1), of_rhs.get(name, 1)
     # 'pad=1_1x2_2' is low and high of each dim.
-    settings = {k: int(v.split('x')[i].split('_')[0]) for k, v in window}
-    total *= num_products(size, kernel, out[of_out.index(str(i))], **settings)
+    settings = {
+      k: int(v.split('x')[int(name)].split('_')[0]) for k, v in window
+    }
+    total *= num_products(size, kernel, of_out[name], **settings)
   return total
 
 

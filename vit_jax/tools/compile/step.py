@@ -24,11 +24,13 @@ from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.device_memory import GIB
 from vit_jax.durations import Timeline
-from vit_jax.tools.compile import report
+from vit_jax.tools.compile import attention, classes, report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape
 
-EXAMPLES = 'v2:4x4, v3:4x8, v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
+EXAMPLES = (
+  'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
+)
 
 # libtpu then neither looks for a TPU nor waits for a process that has one.
 _NO_TPU = {
@@ -59,7 +61,11 @@ def measure(
     configs.override(config, [f'data.batch_size={batch_size}'])
   if remat is not None:
     configs.override(config, [f'model.remat={remat}'])
-  lowered, row = lower(config, devices, **options)
+  return compile_row(*lower(config, devices, **options))
+
+
+def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
+  """Compile a jax.stages.Lowered, and return its row with all columns."""
   start = time.perf_counter()
   try:
     compiled = lowered.compile()
@@ -101,7 +107,8 @@ def lower(
     config: of a training.
     devices: to compile for, present or described.
     image_shape: (H, W, C); None: what the transforms make of RGB images.
-    num_classes: of the data; needed if model.num_classes is None.
+    num_classes: of the data; None: those of a named data set. Needed for other
+      data if model.num_classes is None.
 
   Returns:
     (jax.stages.Lowered, columns of its row that need no compilation).
@@ -112,10 +119,13 @@ def lower(
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
   if num_classes is None and getattr(run.model, 'num_classes', None) is None:
-    raise ValueError(
-      'The config leaves model.num_classes to the data, which is not opened. '
-      'Add --num_classes=N, such as 1000.'
-    )
+    num_classes = classes.declared(run.source)
+    if num_classes is None:
+      raise ValueError(
+        'The config leaves model.num_classes to the data, which is not opened, '
+        'and the number of its classes is not known. Add --num_classes=N, such '
+        'as 1000.'
+      )
   data = types.SimpleNamespace(num_classes=num_classes)
   model = with_num_classes(run.model, data)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
@@ -124,6 +134,13 @@ def lower(
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
   learning_rate = run.schedule(timeline)
+  model, chosen = attention.choose(
+    model,
+    images,
+    batch_size=batch_size // run.accum_steps,
+    mesh=mesh,
+    setting=run.attention_autotune,
+  )
   _, state, step_fn = make_step(
     model,
     images=images,
@@ -144,10 +161,7 @@ def lower(
     lowered = step_fn.lower(state, batch)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  argument_bytes = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves((state, getattr(step_fn, 'arguments', ()), batch))
-  )
+  arguments = state, getattr(step_fn, 'arguments', ()), batch
   return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
@@ -155,18 +169,29 @@ def lower(
     'batch_size': batch_size,
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
+    'num_classes': model.num_classes,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
+    **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
-    'arguments_gib': argument_bytes / GIB,
+    'arguments_gib': argument_bytes(arguments) / GIB,
     'model_tflop': flop / 1e12,
   }
 
 
-def _train_arguments(config):
-  """Return the arguments of train(), with `batch_size` and `transforms`.
+def argument_bytes(arguments: Any) -> int:
+  """Return the bytes of annotated arrays that one device has."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(arguments)
+  )
 
-  Data is not opened, and evals, checkpoint and init_from are not made.
+
+def _train_arguments(config):
+  """Return the arguments of train(), and what is known of its data.
+
+  That is `batch_size`, `transforms` and the Call of the `source`. Data is not
+  opened, and evals, checkpoint and init_from are not made.
   """
   if config.get('run') != 'vit_jax.train.train':
     raise ValueError(
@@ -181,7 +206,13 @@ def _train_arguments(config):
   given['transforms'] = data.get('transforms', ())
   parameters = inspect.signature(train).parameters.values()
   defaults = {p.name: p.default for p in parameters}
-  return types.SimpleNamespace(**defaults | configs.make(given))
+  made = defaults | configs.make(given) | {'source': data.get('source')}
+  return types.SimpleNamespace(**made)
+
+
+def make_mesh(config: Any, devices: Sequence[Any]) -> jax.sharding.Mesh:
+  """Return the mesh of a config over the devices."""
+  return _train_arguments(config).mesh.make(devices)
 
 
 def smallest_batch(config: Any, devices: Sequence[Any]) -> int:
@@ -236,7 +267,9 @@ def find_devices(topology: str) -> Sequence[Any]:
     os.environ.setdefault(name, value)
   # On Cloud TPUs, the two cores of a v4 chip are one device.
   is_v4 = topology.startswith('v4:')
-  options = {'chip_config_name': 'megacore'} if is_v4 else {}
+  options: Any = {'chip_config_name': 'megacore'} if is_v4 else {}
+  if re.fullmatch(r'[^:]*:1(x1)*', topology):  # else hosts have 2x2 chips
+    options['chips_per_host_bounds'] = [1, 1, 1]
   try:
     return topologies.get_topology_desc(
       platform='tpu', topology_name=topology, **options

@@ -1,0 +1,39 @@
+"""The tests against recordings of timm and torchvision, with them live.
+
+The images are larger than the recorded one. timm and torchvision are compared
+with Pillow's operations, so that no operator of torchvision is needed.
+"""
+
+import pathlib
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'data'))
+
+from test_augment import (  # noqa: F401
+  test_hue_is_torchvisions,
+  test_interpolation_is_fixed_or_random,
+  test_operations_are_timms,
+  test_simple_random_crop_is_torchvisions,
+  test_trivial_augment_is_torchvisions,
+)
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.parity,
+  pytest.mark.filterwarnings('ignore'),
+  pytest.mark.skipif(
+    not (find_spec('timm') and find_spec('torchvision')),
+    reason='needs timm and torchvision',
+  ),
+]
+
+
+@pytest.fixture(scope='module', params=[(96, 128), (61, 47)])
+def recorded(request):
+  """What timm and torchvision make of an image of another size."""
+  import record_augment
+
+  return record_augment.made(*request.param)
