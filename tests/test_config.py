@@ -165,6 +165,10 @@ def test_an_objective_wraps_an_objective():
     ),
     ({'things': {'a': {'every_steps': 1}}}, r"things\.a needs a 'target'"),
     (
+      {'objective': {'trgetx': 'wrapper', 'objective': {'target': RESIZE}}},
+      r"objective needs a 'target', .* it has \['objective', 'trgetx'\]",
+    ),
+    (
       {'transforms': [{'target': RESIZE, 'size': 3, 'sise': 3}]},
       r"transforms\.0\.sise: .*Resize has no argument 'sise'",
     ),

@@ -249,7 +249,7 @@ class Autotuner:
     *,
     batch_size: int,
     mesh: jax.sharding.Mesh,
-    workdir: PathLike,
+    workdir: PathLike | None = None,
   ) -> Choice:
     """Return the choice for a model, on all hosts that of the first one.
 
@@ -261,7 +261,7 @@ class Autotuner:
       images: ShapeDtypeStruct of a batch of images.
       batch_size: examples that all devices process at a time.
       mesh: of the devices.
-      workdir: of the run.
+      workdir: of the run, if there is one.
     """
     first = mesh.devices.flat[0]
     if first.platform not in self.platforms:
@@ -299,8 +299,8 @@ class Autotuner:
 
   def _known(self, wanted, candidates, workdir):
     """Return [origin, JSON value] or None of each case; None for the table."""
-    file = epath.Path(workdir) / FILE
-    resumes = workdirs.newest_step(workdir) is not None
+    file = epath.Path(workdir or '') / FILE
+    resumes = workdir is not None and workdirs.newest_step(workdir) is not None
     if resumes and not file.exists():
       return None  # The run has started without a choice.
     recorded = {x.local.place: x for x in _read(file)} if resumes else {}
@@ -424,7 +424,7 @@ def measure(
       seconds = (timer or seconds_per_call)(step, *arrays)
       found.append(Trial(candidate.name, seconds, error))
     except Exception as exception:  # Each compiler has its own errors.
-      found.append(Trial(candidate.name, problem=_first_line(exception)))
+      found.append(Trial(candidate.name, problem=first_line(exception)))
   return tuple(found)
 
 
@@ -592,7 +592,7 @@ def _read(file):
     return []
 
 
-def _first_line(exception):
+def first_line(exception: BaseException) -> str:
   """Return the kind and the first line of an exception, shortened."""
   text = next(iter(str(exception).splitlines()), '')
   text = f'{type(exception).__name__}: {text}'

@@ -30,6 +30,14 @@ class Normalize:
   mean: Level | tuple[Level, ...] = 127.5
   std: Scale | tuple[Scale, ...] = 127.5
 
+  def __post_init__(self) -> None:
+    for name in ('mean', 'std'):
+      if getattr(self, name) in ((), []):
+        raise ValueError(
+          f'Normalize: {name}=() has no numbers. Give one number, or one for '
+          'each channel.'
+        )
+
   def __call__(self, images: Array) -> jax.Array:
     """uint8 [..., H, W, C] -> float32 of the same shape."""
     mean = jnp.asarray(self.mean, jnp.float32)

@@ -4,7 +4,7 @@ They treat scanned layers, whose parameters have a leading layer dimension, like
 unrolled ones. Muon is in muon.py.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import optax
@@ -27,7 +27,7 @@ def adafactor(
   *,
   b1: domains.Rate | None = 0.9,
   b2: domains.Rate = 0.999,
-  decay_rate: domains.Positive = 0.8,
+  decay_rate: Annotated[float, domains.Range(0, 10, above=True)] = 0.8,
   eps: Small = 1e-30,
   min_dim_size_to_factor: domains.Count = 32,
   mu_dtype: domains.Dtype | None = 'bfloat16',

@@ -32,7 +32,12 @@ def by_scope(fn: Callable[..., Any], *args: Any) -> dict[tuple[str, ...], int]:
 
 
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
-  """Return the FLOPs of model.apply on a ShapeDtypeStruct of images."""
+  """Return the FLOPs of model.apply on a ShapeDtypeStruct of images.
+
+  Attention counts as einsum, without what kernels add for padding.
+  """
+  if hasattr(model, 'attention'):
+    model = model.clone(attention='einsum')
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
   return count(model.apply, variables, images)
 
@@ -71,8 +76,11 @@ def _count_equation(eqn):
     # The fused kernel: q [B, N, h, d] times k, and the result times v.
     q, k = (v.aval for v in eqn.invars[:2])
     return 4 * q.size * k.shape[1]
-  if name == 'pallas_call':  # it declares what attention needs
-    return eqn.params['cost_estimate'].flops
+  if name == 'pallas_call':
+    if stated := eqn.params['cost_estimate']:
+      return stated.flops
+    programs = math.prod(eqn.params['grid_mapping'].grid)
+    return programs * _count(eqn.params['jaxpr'])
   inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(_forward(eqn))]
   if name == 'cond':
     return max(inner)

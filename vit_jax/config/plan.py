@@ -1,5 +1,6 @@
 """From a config to calls: every key is checked before any call is made."""
 
+import collections.abc
 import contextlib
 import copy
 import dataclasses
@@ -318,6 +319,14 @@ def _misfits(value, annotation, path):
       yield f'{path}.target={full_name(value.fn)!r} is not {what}.'
   elif has_calls(value):
     inner = item_of(annotation)
+    wanted = without_none(annotation)
+    kind = typing.get_origin(wanted) or wanted
+    if isinstance(value, dict) and kind is collections.abc.Callable:
+      yield (
+        f"{path} needs a 'target', the dotted path of a class or function; it "
+        f'has {list(value)}.'
+      )
+      return
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in items:
       yield from _misfits(each, inner, join(path, key))

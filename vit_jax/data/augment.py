@@ -37,6 +37,8 @@ from vit_jax.domains import (
 Level = Annotated[int, Range(0, 255)]
 Fill = Level | tuple[Level, Level, Level]
 
+_Strength = Annotated[float, Range(0, 100)]  # of a change of colour
+_Radius = Annotated[float, Range(0, 1000)]  # in pixels
 _RANDOM = 'random'
 _Kernel = Annotated[str, OneOf('nearest', 'bilinear', 'bicubic')]
 _RandomKernel = Annotated[str, OneOf(_RANDOM, 'nearest', 'bilinear', 'bicubic')]
@@ -370,7 +372,7 @@ class ThreeAugment:
   """
 
   threshold: Annotated[int, Range(0, 256)] = 128
-  radius: tuple[NonNegative, NonNegative] = (0.1, 2.0)
+  radius: tuple[_Radius, _Radius] = (0.1, 2.0)
 
   def __post_init__(self) -> None:
     _as_tuples(self, 'radius')
@@ -399,9 +401,9 @@ class ColorJitter:
       and x.
   """
 
-  brightness: NonNegative = 0.3
-  contrast: NonNegative = 0.3
-  saturation: NonNegative = 0.3
+  brightness: _Strength = 0.3
+  contrast: _Strength = 0.3
+  saturation: _Strength = 0.3
   hue: Annotated[float, Range(0, 0.5)] = 0.0
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

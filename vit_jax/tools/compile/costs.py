@@ -22,6 +22,9 @@ _COLLECTIVE = re.compile(
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_STATED = re.compile(
+  r'"cost_estimate":\{"flops":"(\d+)"[^}]*"bytes_accessed":"(\d+)"'
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Parts of an instruction's name that do not say where in the model it is.
 _LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
@@ -43,6 +46,8 @@ class Costs:
     repeated_bytes: bytes read and written in loops, in the same way.
     unknown_loops: loops with an unknown number of iterations, counted as 1.
     uncounted_kernels: runs of Pallas kernels, which have no estimate.
+    unknown_kernels: those of them that do not state their cost.
+    kernel_flops, kernel_bytes: costs that the other kernels state.
   """
 
   cycles: int = 0
@@ -52,6 +57,9 @@ class Costs:
   repeated_bytes: int = 0
   unknown_loops: int = 0
   uncounted_kernels: int = 0
+  unknown_kernels: int = 0
+  kernel_flops: int = 0
+  kernel_bytes: int = 0
 
 
 def costs(text: str) -> Costs:
@@ -87,6 +95,11 @@ def _visit(module, name, times, found, fused=False):
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.rest:
       found.uncounted_kernels += times
+      if stated := _STATED.search(instruction.rest):
+        found.kernel_flops += times * int(stated[1])
+        found.kernel_bytes += times * int(stated[2])
+      else:
+        found.unknown_kernels += times
     if collective := _COLLECTIVE.fullmatch(op):
       payload = _payload(instruction, computation)
       found.collectives[collective[1]] += times * payload

@@ -20,23 +20,24 @@ from vit_jax.tools.compile.costs import costs
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A kind of device: memory, clock, and bandwidth of all its links."""
+  """A kind of device: memory, clock, bandwidth of all links and of memory."""
 
   hbm_gib: float
   clock_ghz: float
   links_gb_s: float
+  hbm_gb_s: float
 
 
-# By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock
-# and links are from data sheets, quoted from memory; at this clock the matrix
-# units reach the peak FLOP/s that metrics.py has.
+# By device_kind. Memory is what libtpu 0.0.51 says a program can have. Clock,
+# links and bandwidth are from data sheets, quoted from memory; at this clock
+# the matrix units reach the peak FLOP/s that metrics.py has.
 CHIPS = {
-  'TPU v2': Chip(7.48, 0.7, 124),
-  'TPU v3': Chip(15.48, 0.94, 164),
-  'TPU v4': Chip(30.75, 1.05, 300),
-  'TPU v5 lite': Chip(15.75, 1.5, 200),
-  'TPU v5': Chip(95.73, 1.75, 600),
-  'TPU v6 lite': Chip(31.24, 1.75, 448),
+  'TPU v2': Chip(7.48, 0.7, 124, 700),
+  'TPU v3': Chip(15.48, 0.94, 164, 900),
+  'TPU v4': Chip(30.75, 1.05, 300, 1228),
+  'TPU v5 lite': Chip(15.75, 1.5, 200, 819),
+  'TPU v5': Chip(95.73, 1.75, 600, 2765),
+  'TPU v6 lite': Chip(31.24, 1.75, 448, 1640),
 }
 
 COLUMNS = {  # key of a row: heading
@@ -199,6 +200,13 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
       "Step time, images/s and MFU are estimates, from the compiler's cycles, "
       'without the time on links between chips. "+ links" is that time at the '
       "data sheet's rate, if nothing overlaps.",
+      highlight=False,
+    )
+  for words in row.get('attention_estimates', ()):
+    console.print(
+      f"attention='auto' is {row['attention']}, chosen by estimates, because "
+      'no such device is here; a run measures. Forward and backward, '
+      f'{words}.',
       highlight=False,
     )
   for sentence in warnings(row):

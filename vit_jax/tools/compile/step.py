@@ -24,7 +24,7 @@ from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.device_memory import GIB
 from vit_jax.durations import Timeline
-from vit_jax.tools.compile import classes, report
+from vit_jax.tools.compile import attention, classes, report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape
 
@@ -134,6 +134,13 @@ def lower(
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
   learning_rate = run.schedule(timeline)
+  model, chosen = attention.choose(
+    model,
+    images,
+    batch_size=batch_size // run.accum_steps,
+    mesh=mesh,
+    setting=run.attention_autotune,
+  )
   _, state, step_fn = make_step(
     model,
     images=images,
@@ -165,6 +172,7 @@ def lower(
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
+    **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
     'arguments_gib': argument_bytes(arguments) / GIB,

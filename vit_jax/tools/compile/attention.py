@@ -1,0 +1,137 @@
+"""The choice of attention='auto' where there is no device to measure on.
+
+A run measures (vit_jax/autotune.py). Here each candidate is compiled for the
+described device, and the estimates of cycles are compared.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from vit_jax import autotune, metrics
+from vit_jax.autotune import Local
+from vit_jax.models.attention import Implementation
+from vit_jax.tools.compile import report
+from vit_jax.tools.compile.costs import Costs, costs
+from vit_jax.types import Model
+
+_LANES = 128  # of a register; head dimensions are padded to multiples of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """What the compiler says about a candidate.
+
+  Attributes:
+    name: of the candidate.
+    megacycles: of a forward and backward pass on a device, or None.
+    problem: why it is left out, or None.
+  """
+
+  name: str
+  megacycles: float | None = None
+  problem: str | None = None
+
+  def __str__(self) -> str:
+    if self.megacycles is None:
+      return f'{self.name} is left out ({self.problem})'
+    return f'{self.name} {self.megacycles:.3g} Mcycles'
+
+
+def choose(
+  model: Model,
+  images: jax.ShapeDtypeStruct,
+  *,
+  batch_size: int,
+  mesh: jax.sharding.Mesh,
+  setting: bool | autotune.Autotuner = True,
+) -> tuple[Model, dict[str, Any]]:
+  """Return the model with an implementation of attention, and columns.
+
+  Devices that are present measure, as in a run, and described ones compare
+  estimates. On CPUs, and if the model or the setting leaves no choice, the
+  model stays as it is.
+
+  Args:
+    model: Flax module.
+    images: ShapeDtypeStruct of a batch of images.
+    batch_size: examples that all devices process at a time.
+    mesh: of the devices.
+    setting: `attention_autotune` of train().
+  """
+  tuner, device = autotune.find(setting), mesh.devices.flat[0]
+  if device in jax.devices():
+    choice = tuner.choose(model, images, batch_size=batch_size, mesh=mesh)
+    return choice.apply(model), _columns(choice)
+  if device.platform not in tuner.platforms:
+    return model, {}
+  candidates = tuner.candidates or autotune.candidates_of(device.platform)
+  by_case, words = [], []
+  for case in autotune.cases(model, images):
+    local = Local.of(case, batch_size, mesh)
+    found = [estimate(each, local, device) for each in candidates]
+    if best := fastest(found):
+      by_case += [(case, x) for x in candidates if x.name == best.name]
+    words.append(f'{local.batch} x {case}: {"; ".join(map(str, found))}')
+  choice = autotune.Choice(tuple(by_case))
+  return choice.apply(model), _columns(choice, words)
+
+
+def _columns(choice, words=()):
+  """Return the columns of a row: the choice, and the estimates in words."""
+  if not choice.by_case:
+    return {}
+  names = dict.fromkeys(each.name for _, each in choice.by_case)
+  found = {'attention': ', '.join(names)}
+  return found | {'attention_estimates': list(words)} if words else found
+
+
+def fastest(estimates: Sequence[Estimate]) -> Estimate | None:
+  """Return the Estimate with the fewest cycles, None if there is none."""
+  known = [each for each in estimates if each.megacycles is not None]
+  return min(known, key=lambda each: each.megacycles or 0.0, default=None)
+
+
+@functools.cache
+def estimate(candidate: Implementation, local: Local, device: Any) -> Estimate:
+  """Return the Estimate of a candidate's forward and backward pass.
+
+  Args:
+    candidate: an implementation.
+    local: the case, as one device computes it.
+    device: described by the compiler.
+  """
+  try:
+    compiled = autotune.compile_pass(candidate, local, device)
+  except Exception as error:  # Each compiler has its own errors.
+    return Estimate(candidate.name, problem=autotune.first_line(error))
+  counted = costs(compiled.as_text() or '')
+  if counted.unknown_kernels:
+    problem = (
+      f'{counted.cycles / 1e6:.3g} Mcycles without its kernels, which do not '
+      'state their cost'
+    )
+    return Estimate(candidate.name, problem=problem)
+  cycles = counted.cycles + kernel_cycles(counted, local)
+  return Estimate(candidate.name, cycles / 1e6)
+
+
+def kernel_cycles(counted: Costs, local: Local) -> float:
+  """Return the estimated cycles of Pallas kernels from the cost they state.
+
+  The matrix units and the memory work one after the other at their peak rates,
+  and a head fills whole registers. For the kernel of pallas_attention.py this
+  is 0.69 to 0.87 of the length of its schedules for v5e, see
+  docs/tpu_cycles.md.
+  """
+  chip = report.CHIPS[local.device_kind]
+  peak = metrics.peak_flops(local.device_kind)
+  assert peak is not None
+  head_dim = local.case.head_dim
+  padded = -(-head_dim // _LANES) * _LANES
+  seconds = counted.kernel_flops * padded / head_dim / peak
+  seconds += counted.kernel_bytes / chip.hbm_gb_s / 1e9
+  return seconds * chip.clock_ghz * 1e9
