@@ -9,7 +9,9 @@ implementations take turns in rounds. A line has the images per CPU second of
 both, and the median of the ratios of the rounds with the smallest and largest.
 The last rows are complete recipes without decoding and normalization, from
 375 x 500 pixels to 224 x 224; the others keep 224 x 224. What is drawn differs,
-so that small numbers of images give other ratios.
+so that small numbers of images give other ratios. With decoding and batches,
+the recipes are timed by `python -m vit_jax.tools.benchmark --mode=input
+--augmentation=deit,deit3 --peer=timm`.
 """
 
 import argparse
@@ -65,9 +67,6 @@ def policies():
     array = np.asarray(image).transpose(2, 0, 1)
     return erase(torch.from_numpy(array.copy()).float())
 
-  inception = T.InceptionCrop(
-    *(224, (0.08, 1.0)), interpolation='bicubic', antialias=True, method='torch'
-  )
   resized = factory.RandomResizedCropAndInterpolation(
     224, interpolation='bicubic'
   )
@@ -104,12 +103,12 @@ def policies():
     ),
     'DeiT: crop, flip, RandAugment, erasing': (
       None,
-      [inception, T.FlipLR(), *here, A.RandomErasing()],
+      input.augmentation('deit', 224),
       [resized, flip, rand(interpolation=Image.Resampling.BICUBIC), erased],
     ),
     'DeiT III: crop, flip, 3-Augment, jitter': (
       None,
-      [inception, T.FlipLR(), A.ThreeAugment(), A.ColorJitter()],
+      input.augmentation('deit3', 224),
       [resized, flip, three, jitter, np.asarray],
     ),
     'DeiT III, 21k: simple crop, flip, 3-Augment, jitter': (

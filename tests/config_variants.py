@@ -57,7 +57,7 @@ _ARGUMENTS = {
   """,
   'finetune_deit3': """
     imagenet,S/16 imagenet,M/16 imagenet,B/16,layer_decay=0.75 imagenet,L/16
-    imagenet,H/14,fsdp,tensor=2 imagenet,B/16,size=384,epochs=10
+    imagenet,H/14 imagenet,B/16,size=384,epochs=10
     imagenet21k,S/16 imagenet21k,M/16,folder
     imagenet21k,B/16 imagenet21k,L/16 imagenet21k,H/14
     imagenet,H/14,tiny imagenet21k,B/16,tiny
@@ -68,9 +68,9 @@ _ARGUMENTS = {
   """,
   'pretrain_deit3': """
     imagenet,S/16 imagenet,M/16 imagenet,B/16 imagenet,L/16 imagenet,H/14
-    imagenet21k,S/16 imagenet21k,M/16 imagenet21k,B/16 imagenet21k,L/16,tensor=2
-    imagenet21k,H/14,fsdp imagenet,B/16,folder,epochs=400 imagenet,B/16,tiny
-    imagenet21k,H/14,fsdp,tiny
+    imagenet21k,S/16 imagenet21k,M/16 imagenet21k,B/16 imagenet21k,L/16
+    imagenet21k,H/14,fsdp,tensor=2 imagenet,B/16,folder,epochs=400
+    imagenet,B/16,tiny imagenet21k,H/14,fsdp,tiny
   """,
   'pretrain_imagenet': """
     B/16 B/32 L/16 L/32 H/14 B/16,epochs=90 B/16,folder B/16,tiny
@@ -87,8 +87,8 @@ _ARGUMENTS = {
   """,
   'pretrain_scaling_vit': """
     G/14 g/14 So400m/14 L/16 B/16 B/32 S/16 S/32 Ti/16
-    G/14,fsdp,name=my_set,classes=0 G/14,epochs=3,fsdp,tensor=2
-    So400m/14,epochs=1,tensor=2 G/14,fsdp,tensor=2,tiny So400m/14,tiny
+    G/14,epochs=3,fsdp,tensor=2,name=my_set,classes=0 So400m/14,epochs=1
+    G/14,fsdp,tensor=2,tiny So400m/14,tiny
   """,
   'pretrain_augreg': """
     imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/32,light1

@@ -740,6 +740,112 @@ def test_augreg_defaults_are_the_best_of_figure_4():
       assert cells[model, *setting] == highest
 
 
+def _names(transforms):
+  return [x['target'].rpartition('.')[2] for x in transforms]
+
+
+def test_deit():
+  config = load_config('pretrain_deit', 'S/16,distilled')
+  crop, _, policy, erasing = config.data.transforms
+  assert policy['policy'] == 'rand-m9-mstd0.5-inc1'
+  assert (crop['size'], erasing['probability']) == (224, 0.25)
+  assert config.data.order.times == 3 and config.data.batch_size == 1024
+  # Mixing is outside of the distillation.
+  mixer, distillation = config.objective.mixer, config.objective.objective
+  assert [x['alpha'] for x in mixer.mixers] == [0.8, 1.0]
+  assert mixer.probabilities == (0.5, 0.5)
+  assert (distillation.kind, distillation.weight) == ('hard', 0.5)
+  assert distillation.objective.label_smoothing == 0.1
+  assert config.model.stochastic_depth == 0.1 and config.ema_decay == 0.99996
+  assert (config.schedule.lr, config.optimizer.weight_decay) == (1e-3, 0.05)
+  assert list(config.evals) == ['val'] and config.data.source.split == 'train'
+  plain = load_config('pretrain_deit', 'S/16')
+  assert 'pooling' not in plain.model
+  assert plain.objective.objective == distillation.objective
+  soft = load_config('pretrain_deit', 'soft')
+  assert soft.objective.objective.temperature == 3
+
+
+# DeiT III's commands. Pre-training: data, model; epochs, learning rate, weight
+# decay, pixels, stochastic depth. Fine-tuning: the same.
+DEIT3 = """
+  pretrain imagenet    S/16 800 4e-3 0.05 224 0.05
+  pretrain imagenet    B/16 800 3e-3 0.05 192 0.2
+  pretrain imagenet    L/16 800 3e-3 0.05 192 0.45
+  pretrain imagenet    H/14 800 3e-3 0.05 154 0.6
+  pretrain imagenet21k S/16 240 1e-3 0.02 224 0.05
+  pretrain imagenet21k B/16 240 1e-3 0.02 224 0.1
+  pretrain imagenet21k L/16 240 1e-3 0.02 224 0.3
+  pretrain imagenet21k H/14  90 1e-3 0.02 126 0.5
+  finetune imagenet    S/16  20 1e-5 0.1  384 0.0
+  finetune imagenet    B/16  20 1e-5 0.1  224 0.2
+  finetune imagenet    L/16  20 1e-5 0.1  224 0.45
+  finetune imagenet    H/14  20 1e-5 0.1  224 0.55
+  finetune imagenet21k S/16  50 3e-4 0.02 224 0.05
+  finetune imagenet21k B/16  50 3e-4 0.02 224 0.15
+  finetune imagenet21k L/16  50 3e-4 0.02 224 0.4
+  finetune imagenet21k H/14  50 3e-4 0.02 224 0.45
+"""
+
+
+@pytest.mark.parametrize('row', DEIT3.strip().splitlines())
+def test_deit3(row):
+  stage, data, model, *numbers = row.split()
+  epochs, lr, decay, size, depth = map(float, numbers)
+  config = load_config(f'{stage}_deit3', f'{data},{model}')
+  assert (config.total_epochs, config.schedule.lr) == (epochs, lr)
+  assert config.schedule.warmup_epochs == 5
+  assert config.optimizer.weight_decay == decay
+  resolution = (stage, data) == ('finetune', 'imagenet')
+  rule = 'optax.adamw' if resolution else 'vit_jax.optim.lamb'
+  assert config.optimizer.target == rule
+  assert config.data.batch_size == (512 if resolution else 2048)
+  assert config.data.transforms[0]['size'] == size
+  small, crop = config.evals[next(iter(config.evals))].data.transforms
+  assert small['size'] == crop['size'] == size
+  assert config.model.stochastic_depth == (depth, depth)
+  assert config.model.block.layerscale_init == 1e-4
+  crop, _, *others = _names(config.data.transforms)
+  from_scratch = (stage, data) == ('pretrain', 'imagenet')
+  assert ('order' in config.data) == from_scratch
+  if resolution:
+    assert others == ['rand_augment'] and config.init_from.head == 'keep'
+  else:
+    assert others == ['ThreeAugment', 'ColorJitter']
+    simple = data == 'imagenet21k'
+    assert crop == ('SimpleRandomCrop' if simple else 'InceptionCrop')
+  objective = config.objective
+  alphas = [x['alpha'] for x in objective.mixer.get('mixers', ())]
+  assert (alphas or objective.mixer.alpha) == (
+    1.0 if data == 'imagenet21k' else [0.8, 1.0]
+  )
+  inner = objective.objective.target.rpartition('.')[2]
+  assert inner == ('mean_over_classes' if from_scratch else 'softmax_xent')
+
+
+def test_layer_decay():
+  for name in ('finetune', 'finetune_deit3'):
+    config = load_config(name, 'layer_decay=.75')
+    assert config.optimizer.layer_decay.rate == 0.75
+    assert 'layer_decay' not in load_config(name).optimizer
+
+
+@pytest.mark.parametrize('model', ['g/14', 'G/14', 'So400m/14'])
+def test_scaling_vit(model):
+  config = load_config('pretrain_scaling_vit', model)
+  assert config.data.batch_size == 16_384
+  seen = config.get('total_examples') or config.total_steps * 16_384
+  assert seen == (40e9 if model == 'So400m/14' else 16_384_000_000)
+  schedule, optimizer = config.schedule, config.optimizer
+  assert (schedule.lr, schedule.decay) == (8e-4, 'rsqrt')
+  assert (schedule.warmup_steps, schedule.cooldown_steps) == (10_000, 50_000)
+  assert optimizer.target == 'vit_jax.optim.adafactor'
+  assert optimizer.weight_decay == 0.03 and optimizer.clip_norm == 1
+  assert optimizer.decay_multipliers == (('head/.*', 100.0),)
+  assert config.model.num_classes == 29_593
+  assert config.model.head.bias_init == -10
+
+
 @pytest.mark.parametrize('name', TRAINING)
 def test_a_wrong_argument_lists_what_is_allowed(name):
   with pytest.raises(ValueError, match=r'(?s)does not take.*B/61.*tiny'):

@@ -11,7 +11,7 @@ import pytest
 from vit_jax import environment
 from vit_jax.models import names
 from vit_jax.tools.benchmark import __main__ as benchmark
-from vit_jax.tools.benchmark import cases, report, rounds
+from vit_jax.tools.benchmark import cases, input, report, rounds
 
 TIMM_COLUMNS = (
   'model,infer_samples_per_sec,infer_step_time,infer_batch_size,'
@@ -268,6 +268,30 @@ def test_cases_are_all_combinations():
   ]
 
 
+@pytest.mark.parametrize(
+  ('peer', 'augmentations'),
+  [
+    ('timm', ['crop', 'deit', 'deit3']),
+    ('tf.data', ['crop']),
+    ('linen', []),
+    ('none', []),
+  ],
+)
+def test_peers_have_what_they_can_do(peer, augmentations):
+  arguments = '--models=mu/16 --mode=input,train --augmentation='
+  arguments += ','.join(input.AUGMENTATIONS)
+  found = cases.cases(benchmark.parser().parse_args(arguments.split()))
+  *inputs, train = found
+  assert len(inputs) == 4
+  commands = {
+    case['augmentation']: cases.peer_command(peer, 'python', case)
+    for case in inputs
+  }
+  assert [name for name, x in commands.items() if x] == augmentations
+  has_models = cases.peer_command(peer, 'python', train) is not None
+  assert has_models == (peer in ('timm', 'linen'))
+
+
 @pytest.mark.slow
 def test_input_is_timed_by_part_and_against_a_peer(tmp_path, monkeypatch):
   """The peer is our own worker: it speaks the protocol without TensorFlow."""
@@ -275,10 +299,12 @@ def test_input_is_timed_by_part_and_against_a_peer(tmp_path, monkeypatch):
   path = tmp_path / 'rows.csv'
   arguments = '--mode=input --batch_sizes=4 --steps=2 --rounds=2 --warmup=1 '
   arguments += '--image_size=32 --num_threads=1 --peer=tf.data --images=records'
+  arguments += ' --augmentation=augreg'
   benchmark.main([*arguments.split(), f'--csv={path}'])
   with path.open() as file:
     (row,) = csv.DictReader(file)
   assert row['images'] == 'records' and row['num_threads'] == '1'
+  assert row['augmentation'] == 'augreg'
   assert float(row['ratio']) > 0 and float(row['ratio_of_cpu_time']) >= 0
   parts = [float(row[f'{x}_ms']) for x in ('reading', 'decoding')]
   assert parts[1] > parts[0] and float(row['cpu_ms']) > 0

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from vit_jax.data import images
@@ -35,12 +36,30 @@ def test_ours_trains_on_all_devices():
     ours.make(settings | {'batch_size': 3})
 
 
+@pytest.mark.parametrize('name', input.AUGMENTATIONS)
+def test_augmentations_of_recipes(name):
+  """They are those of the recipes, and batches have them."""
+  transforms = input.augmentation(name, 32)
+  kinds = [type(transform).__name__ for transform in transforms]
+  more = {
+    'crop': [],
+    'deit': ['TimmRandAugment', 'RandomErasing'],
+    'deit3': ['ThreeAugment', 'ColorJitter'],
+    'augreg': ['RandAugment'],
+  }
+  assert kinds == ['InceptionCrop', 'FlipLR', *more[name]]
+  image, rng = np.full((40, 60, 3), 90, np.uint8), np.random.default_rng(0)
+  for transform in transforms:
+    image = transform(image, rng)
+  assert image.shape == (32, 32, 3) and image.dtype == np.uint8
+
+
 @pytest.mark.parametrize('kind', ['imagenet', 'records'])
 def test_input_makes_batches(kind, monkeypatch):
   few = input.KINDS[kind]._replace(num_files=1)
   monkeypatch.setitem(input.KINDS, kind, few)
   settings = {'batch_size': 2, 'image_size': 32, 'warmup': 1, 'images': kind}
-  found = input.Input(settings)
+  found = input.Input(settings | {'augmentation': 'deit3'})
   answer = found.round(1)
   assert answer['seconds'] > 0 and answer['cpu_seconds'] >= 0
   parts = found.profile(1)
@@ -133,7 +152,7 @@ def test_timm_worker(mode):
   case = {'mode': mode, 'precision': 'bfloat16'}
   case |= {'timm_name': 'vit_tiny_patch16_224', 'num_classes': 10}
   case |= {'image_size': 32, 'batch_size': 2}
-  command = cases.peer_command('timm', sys.executable)
+  command = cases.peer_command('timm', sys.executable, {'mode': 'infer'})
   with workers.Worker(command) as timm:
     started = timm.ask('start', **case, compile='none', warmup=1)
     assert started['notes'] == 'eager'

@@ -99,7 +99,7 @@ def contrast(
 ) -> np.ndarray:
   """Scale the distance from `mean`, by default the mean luma of the image."""
   if mean is None:
-    mean = int(_luma(image).mean() + 0.5)
+    mean = int(images.opencv().mean(_luma(image))[0] + 0.5)
   return _spread(image, mean, factor)
 
 

@@ -16,6 +16,8 @@ The input is timed from JPEGs in memory to batches, for every combination of its
 own arguments. Its row also has the CPU time of an image, by part, and the
 overhead: what a batch costs besides these parts. --peer=tf.data is what the
 code of the ViT papers uses; it needs TensorFlow (pip install tensorflow-cpu).
+--peer=timm has all --augmentation but augreg, and tf.data has crop only; other
+cases have no peer.
 
 --peer=timm needs torch and timm (--peer_python names an interpreter that has
 them); --peer=linen is benchmarks/plain_linen_vit.py; any other script that
@@ -65,6 +67,13 @@ def parser() -> argparse.ArgumentParser:
     metavar='NAME,...',
     help=f'some of {", ".join(input.KINDS)} (the first)',
   )
+  input_.add_argument(
+    '--augmentation',
+    type=several(input.AUGMENTATIONS),
+    default=input.AUGMENTATIONS[0],
+    metavar='NAME,...',
+    help=f'some of {", ".join(input.AUGMENTATIONS)} (the first)',
+  )
   for name, default, text in (
     ('num_examples', input.NUM_EXAMPLES, 'length of the source'),
     ('num_workers', 0, 'reading processes'),
@@ -97,7 +106,8 @@ def parser() -> argparse.ArgumentParser:
   add(
     '--peer',
     default='none',
-    help='timm, linen, none (default), or a script; tf.data for the input',
+    help='timm, linen, none (default), or a script; tf.data or timm for the '
+    'input',
   )
   add('--peer_python', default=sys.executable, help='interpreter of the peer')
   add(
@@ -119,11 +129,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(args):
   todo = cases.cases(args)
-  peer = cases.peer_command(args.peer, args.peer_python)
+  peers = []
   for case in todo:
+    peers.append(cases.peer_command(args.peer, args.peer_python, case))
     cases.check_peer(args.peer, case)
   records, fitted = [], []
-  for case in todo:
+  for case, peer in zip(todo, peers):
     kind = case | {'batch_size': None}
     if args.first_fit and kind in fitted:
       continue

@@ -12,9 +12,12 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools.benchmark import workers
 
 NUM_CLASSES = 1000
-TF_DATA = 'tf.data'  # the only peer that makes batches, and nothing else
 LINEN = workers.ROOT / 'benchmarks' / 'plain_linen_vit.py'
-INPUT = ('images', 'num_examples', 'num_workers', 'num_threads')
+INPUT = ('images', 'augmentation', 'num_examples', 'num_workers', 'num_threads')
+INPUT_PEERS = {  # module of the worker, and the augmentations that it has
+  'tf.data': ('tf_data', ('crop',)),
+  'timm': ('timm_input', ('crop', 'deit', 'deit3')),
+}
 CHOICES = {  # the first is the default
   'precision': ('float32', 'bfloat16'),
   'attention': attention.IMPLEMENTATIONS,
@@ -59,20 +62,32 @@ def our_command() -> list[str]:
   return [sys.executable, '-m', 'vit_jax.tools.benchmark.ours']
 
 
-def peer_command(peer: str, python: str) -> list[str] | None:
-  """Return the command of a peer's worker, None if there is no peer."""
-  if peer == 'none':
-    return None
+def peer_command(
+  peer: str, python: str, case: Mapping[str, Any]
+) -> list[str] | None:
+  """Return the command of a peer's worker, None if it does not have the case.
+
+  Raises:
+    ValueError: there is no such peer.
+  """
+  worker = 'vit_jax.tools.benchmark.'
+  is_input = case['mode'] == 'input'
+  if is_input and peer in INPUT_PEERS:
+    module, augmentations = INPUT_PEERS[peer]
+    has_case = case['augmentation'] in augmentations
+    return [python, '-m', worker + module] if has_case else None
   if peer == 'timm':
-    return [python, '-m', 'vit_jax.tools.benchmark.timm']
-  if peer == TF_DATA:
-    return [python, '-m', 'vit_jax.tools.benchmark.tf_data']
+    return [python, '-m', worker + 'timm']
+  if peer in ('none', 'tf.data'):
+    return None
   path = str(LINEN) if peer == 'linen' else peer
   if not os.path.exists(path):
     raise ValueError(
       f'--peer={peer}: {path} does not exist. Use timm, linen (in a clone of '
       'the repository), tf.data, none, or the path of a script.'
     )
+  if is_input:
+    return None
   return [python if peer != 'linen' else sys.executable, path]
 
 

@@ -29,6 +29,42 @@ KINDS = {  # the first is the default
   'photographs': Kind((3000, 4000), 90, 4, 4),
 }
 
+AUGMENTATIONS = ('crop', 'deit', 'deit3', 'augreg')  # the first is the default
+
+
+def augmentation(name: str, size: int) -> tuple[Any, ...]:
+  """Return the training transforms of a recipe, for images of this size.
+
+  Args:
+    name: of AUGMENTATIONS. 'crop': InceptionCrop and FlipLR, with which all
+      begin. 'deit': crops as torchvision's, bicubic, RandAugment of timm and
+      random erasing. 'deit3': the same crops, 3-Augment and colour jitter.
+      'augreg': RandAugment(2, 15) of big_vision, AugReg's medium level.
+    size: height and width in pixels.
+  """
+  from vit_jax.data import augment, transforms
+
+  if name in ('crop', 'augreg'):
+    crop = transforms.InceptionCrop(size)
+  else:
+    crop = transforms.InceptionCrop(
+      size,
+      area=(0.08, 1.0),
+      interpolation='bicubic',
+      antialias=True,
+      method='torch',
+    )
+  more: dict[str, tuple[Any, ...]] = {
+    'crop': (),
+    'deit': (
+      augment.rand_augment('rand-m9-mstd0.5-inc1', interpolation='bicubic'),
+      augment.RandomErasing(),
+    ),
+    'deit3': (augment.ThreeAugment(), augment.ColorJitter()),
+    'augreg': (augment.RandAugment(2, 15),),
+  }
+  return (crop, transforms.FlipLR(), *more[name])
+
 
 class Jpegs:
   """Source of encoded images that are held in memory.
@@ -60,12 +96,12 @@ class Jpegs:
 
 
 class Input:
-  """Batches of one process: decode, InceptionCrop, FlipLR.
+  """Batches of one process, decoded, cropped and augmented.
 
   Args:
-    settings: 'batch_size', 'image_size', 'images' (of KINDS), 'num_examples',
-      'num_workers', 'num_threads' and as many cores, 'scaled_decoding',
-      'warmup' (batches).
+    settings: 'batch_size', 'image_size', 'images' (of KINDS), 'augmentation'
+      (of AUGMENTATIONS), 'num_examples', 'num_workers', 'num_threads' and as
+      many cores, 'scaled_decoding', 'warmup' (batches).
   """
 
   def __init__(self, settings: Any) -> None:
@@ -73,17 +109,17 @@ class Input:
     threads = settings.get('num_threads') or None
     use_cores(threads)
     try:
-      from vit_jax.data import pipeline, transforms
+      from vit_jax.data import pipeline
 
       self._source = Jpegs(
         settings.get('images', 'imagenet'),
         settings.get('num_examples', NUM_EXAMPLES),
       )
-      size = settings['image_size']
+      name = settings.get('augmentation', AUGMENTATIONS[0])
       self._data = pipeline.Data(
         self._source,
         self._batch_size,
-        (transforms.InceptionCrop(size), transforms.FlipLR()),
+        augmentation(name, settings['image_size']),
         num_workers=settings.get('num_workers', 0),
         num_threads=threads,
         scaled_decoding=settings.get('scaled_decoding', False),

@@ -37,6 +37,7 @@ COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'input_samples_per_sec',
   'input_batch_size',
   'images',
+  'augmentation',
   'num_examples',
   'num_workers',
   'num_threads',
@@ -169,7 +170,7 @@ def line(row: dict[str, Any]) -> str:
   parts += [row[name] for name in settings if name in row]
   if mode == 'input':
     parts.append(
-      '{num_examples:,} examples, {num_workers} workers, '
+      '{augmentation}, {num_examples:,} examples, {num_workers} workers, '
       '{num_threads} threads'.format(**row)
     )
   for name, shown in _PARTS.items():

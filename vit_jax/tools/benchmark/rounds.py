@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax import environment
-from vit_jax.tools.benchmark import cases
 from vit_jax.tools.benchmark.workers import Worker, WorkerError
 
 
@@ -72,7 +71,7 @@ def measure(
       runs: dict[str, Callable[[int], Any]] = {
         '': functools.partial(_round, mine)
       }
-      if peer and has_model == (peer_name != cases.TF_DATA):
+      if peer:
         found |= {'peer': peer_name, 'peer_settings': peer_settings}
         their_env = our_env
         if peer_settings == 'own':
