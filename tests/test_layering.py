@@ -43,7 +43,7 @@ MODULES = {
   ),
   'models/names': ('config', 'models.'),
   'names': ('models.names', 'tools.parsers', 'analysis.summary'),
-  'step': ('averages', 'sharding'),
+  'step': ('averages', 'models.products', 'sharding'),
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *(

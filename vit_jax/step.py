@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax import averages
+from vit_jax.models.products import gradients_in
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
@@ -48,6 +49,7 @@ def train_step(
   loss_fn: LossFn,
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
+  grad_dtype: str = 'bfloat16',
   ema_decay: float | None = None,
   ema_start: int = 0,
   ema_debias: bool = False,
@@ -61,6 +63,7 @@ def train_step(
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
+    grad_dtype: of the gradients of bfloat16 models, see models/products.py.
     ema_decay: d in ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
     ema_start, ema_debias: number of updates before the EMA starts, and whether
       it is debiased; see `averages.ema_weight`.
@@ -73,7 +76,8 @@ def train_step(
   if prepare := getattr(loss_fn, 'prepare', None):
     batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
   grad_fn = jax.grad(loss_fn, has_aux=True)
-  grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
+  with gradients_in(grad_dtype):
+    grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema

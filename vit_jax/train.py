@@ -96,6 +96,7 @@ def train(
   sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
   accum_steps: Count = 1,
+  grad_dtype: Annotated[str, OneOf('float32', 'bfloat16')] = 'bfloat16',
   attention_autotune: bool | autotune.Autotuner = True,
   ema_decay: Rate | None = None,
   ema_start: Duration | None = None,
@@ -135,6 +136,9 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     preprocess: uint8 images -> float images, on the device.
     accum_steps: micro-batches per step, to save memory; same result.
+    grad_dtype: 'bfloat16' or 'float32', of the gradients of kernels, and of
+      their sum over devices, if the model computes in bfloat16. Float32 models
+      have float32 gradients. vision_transformer and big_vision sum float32.
     attention_autotune: whether attention='auto' of the model is chosen by
       measurement on accelerators; False: by a table. An autotune.Autotuner has
       other candidates or limits.
@@ -212,6 +216,7 @@ def train(
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,
+    grad_dtype=grad_dtype,
     ema_decay=ema_decay,
     ema_start=_ema_start(timeline, ema_decay, ema_start, ema_debias),
     ema_debias=ema_debias,
@@ -585,6 +590,7 @@ def make_step(
   mesh: Any,
   rules: Rules | None = None,
   accum_steps: int = 1,
+  grad_dtype: str = 'bfloat16',
   ema_decay: float | None = None,
   ema_start: int = 0,
   ema_debias: bool = False,
@@ -598,7 +604,8 @@ def make_step(
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, ema_decay, ema_start, ema_debias: see `train_step`.
+    accum_steps, grad_dtype: see `train_step`.
+    ema_decay, ema_start, ema_debias: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
@@ -616,6 +623,7 @@ def make_step(
     loss_fn=loss_fn,
     tx=make_tx(abstract_state.params),
     accum_steps=accum_steps,
+    grad_dtype=grad_dtype,
     ema_decay=ema_decay,
     ema_start=ema_start,
     ema_debias=ema_debias,

@@ -1,15 +1,23 @@
 """The TPU kernel, interpreted: against the formula in float64, and on meshes.
 
-That a TPU would run it no test can show here; that its compiler's front end
-takes it, one does.
+No test here can show that a TPU runs it. Tests show that the compiler accepts
+it, and that in a simulation of a TPU's memory it has no race and stays within
+its blocks.
 """
 
 import functools
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.models import pallas_attention
@@ -135,6 +143,129 @@ def test_lowers_for_tpus(tokens, heads, width, dtype):
   assert text.count('@tpu_custom_call') == 2
   # The scores, [.., tokens, tokens], are in no memory but the kernel's.
   assert f'{tokens}x{tokens}x' not in text
+
+
+@pytest.fixture
+def simulated(monkeypatch, capfd):
+  """Simulate the memory of a TPU with two cores, which share the grid.
+
+  Memory is full of NaN until it is written. Reads and writes outside of a block
+  raise. Races between the programs of the grid, and between these and the
+  copies of blocks, are looked for.
+  """
+  params = pltpu.InterpretParams(
+    detect_races=True,
+    out_of_bounds_reads='raise',
+    uninitialized_memory='nan',
+    num_cores_or_threads=2,
+    random_seed=0,
+  )
+  monkeypatch.setattr(pallas_attention, 'INTERPRET', params)
+  yield params
+  pltpu.reset_tpu_interpret_mode_state()
+  assert 'RACE DETECTED' not in capfd.readouterr().out
+
+
+def check_simulated(tokens, heads, width, dtype):
+  arrays = draw(tokens, heads, width, dtype)
+  # A new function, of which nothing has been compiled without the simulation.
+  found = jax.jit(lambda *arrays: output_and_gradients(*arrays))(*arrays)
+  exact = dtype == 'float32'
+  for x, expected in zip(found, formula(*arrays), strict=True):
+    # bfloat16 has 8 bits; weights, slopes and results are rounded.
+    bound = (5e-6 if exact else 2**-6) * max(1, abs(expected).max())
+    x = np.asarray(x, np.float64)
+    np.testing.assert_allclose(x, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_simulated(simulated, dtype):
+  check_simulated(21, 3, 80, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('tokens', 'heads', 'width', 'dtype'),
+  [  # Tokens and head dimensions of published models, fewer heads.
+    (50, 4, 64, 'float32'),  # B/32
+    (196, 2, 64, 'bfloat16'),  # S/16 without a class token
+    (197, 3, 64, 'float32'),  # Ti/16
+    (197, 12, 64, 'bfloat16'),  # B/16
+    (256, 2, 72, 'bfloat16'),  # So400m/14
+    (257, 2, 80, 'bfloat16'),  # H/14
+    (257, 2, 88, 'bfloat16'),  # g/14
+    (256, 2, 104, 'bfloat16'),  # G/14
+    (577, 2, 64, 'bfloat16'),  # B/16 at 384 px
+  ],
+)
+def test_simulated_published_shapes(simulated, tokens, heads, width, dtype):
+  check_simulated(tokens, heads, width, dtype)
+
+
+def test_the_simulation_finds_a_read_out_of_bounds(simulated):
+  def kernel(x_ref, out_ref):
+    out_ref[...] = x_ref[pl.ds(pl.program_id(0) + 1, 8)]
+
+  call = pl.pallas_call(
+    kernel,
+    grid=(1,),
+    out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+    interpret=simulated,
+  )
+  with pytest.raises(Exception, match='Out-of-bounds read'):
+    jax.block_until_ready(jax.jit(call)(jnp.ones((8, 128))))
+
+
+def test_the_simulation_finds_a_race(simulated, capfd):
+  def kernel(x_ref, out_ref):  # both programs write the same block
+    out_ref[...] = x_ref[...]
+
+  call = pl.pallas_call(
+    kernel,
+    grid=(2,),
+    in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+    out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)),
+    out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+    compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',)),
+    interpret=simulated,
+  )
+  jax.block_until_ready(jax.jit(call)(jnp.ones((16, 128))))
+  assert 'RACE DETECTED' in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
+)
+def test_compiles_for_tpus():
+  """In a process of its own: only one can use libtpu."""
+  code = """
+from vit_jax.autotune import Case, Local, compile_pass
+from vit_jax.models.attention import KERNELS
+from vit_jax.tools.compile import step
+
+for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
+  device = step.find_devices(topology)[0]
+  for tokens, heads, head_dim, dtype in (
+    (197, 12, 64, 'bfloat16'),
+    (197, 3, 64, 'float32'),
+    (257, 16, 80, 'bfloat16'),
+  ):
+    case = Case(tokens, tokens, heads, head_dim, dtype)
+    local = Local(case, 2, heads, device.device_kind)
+    text = compile_pass(KERNELS['pallas'], local, device).as_text()
+    assert text.count('"tpu_custom_call"') == 2, (topology, case)
+    print(topology, case)
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': ''},
+  )
+  assert done.returncode == 0, done.stderr
+  assert len(done.stdout.splitlines()) == 12
 
 
 def test_one_query_is_left_to_xla():

@@ -23,7 +23,7 @@ from flax import linen as nn
 
 from vit_jax import domains
 from vit_jax.domains import OneOf, Range, Rate
-from vit_jax.models import resample
+from vit_jax.models import products, resample
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.types import Shape, Size
 
@@ -224,7 +224,7 @@ class Affine(nn.Module):
     # One large product: with batch and tokens apart, XLA's CPU back-end takes
     # 1.2 times as long for a training step of a small ViT.
     x = jnp.asarray(x, self.dtype).reshape(-1, matrix[0])
-    x = x @ kernel.reshape(matrix).astype(self.dtype)
+    x = products.matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
     # TPUs without bfloat16 arithmetic take several times as long otherwise.
     x = (x.astype(jnp.float32) + bias.reshape(1, -1)).astype(self.dtype)
@@ -407,7 +407,8 @@ class PatchEmbedding:
     Returns:
       ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
     """
-    x = self.cut(images)
+    # Cast first: patches are a transpose of the images, which moves them.
+    x = self.cut(jnp.asarray(images, module.dtype))
     batch, gh, gw = x.shape[:3]
     # A convolution whose stride is its kernel size is one matrix product.
     x = Affine(

@@ -9,7 +9,9 @@ transposed. Only q, k and v are saved for the backward pass, which computes the
 attention weights again.
 
 This kernel has never run on a TPU. We know that interpret mode agrees with
-float64, that the TPU compiler accepts it, and the cycles of its schedule.
+float64, that a simulation of a TPU's memory finds no race and no access out of
+bounds, that the compiler accepts it for v4, v5e, v5p and v6e, and the cycles of
+its schedule.
 
 Shapes: B examples, N tokens, h heads of dimension d, W lanes of a block.
 """
@@ -26,6 +28,9 @@ from vit_jax.models.mesh import per_device, platform
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
 _BUDGET, _LIMIT = 14 * 2**20, 16 * 2**20
+# How CPUs run the kernels: True, or pltpu.InterpretParams, which simulates the
+# memory of a TPU and is much slower.
+INTERPRET: Any = True
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -142,7 +147,7 @@ def _call(kernel, width, arrays, num_outputs):
     name=f'attention{kernel.__name__}',
   )
   return jax.lax.platform_dependent(
-    *arrays, tpu=call(), cpu=call(interpret=True)
+    *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
 
 

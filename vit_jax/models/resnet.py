@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.domains import Dtype, OneOf, Range, Size
-from vit_jax.models import common
+from vit_jax.models import common, products
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 
@@ -62,11 +62,11 @@ class StdConv(nn.Module):
       # The square root has no finite gradient at a variance of 0.
       kernel /= jnp.sqrt(jnp.maximum(variance, 1e-20)) + 1e-5
       padding = 'SAME'
-    return jax.lax.conv_general_dilated(
+    return products.convolve(
       jnp.asarray(x, self.dtype),
-      kernel.astype(self.dtype),
-      (self.stride, self.stride),
-      padding,
+      kernel,
+      window_strides=(self.stride, self.stride),
+      padding=padding,
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
     )
 

@@ -149,6 +149,7 @@ def lower(
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
+    grad_dtype=run.grad_dtype,
     ema_decay=run.ema_decay,
   )
   batch = {
