@@ -407,8 +407,7 @@ class PatchEmbedding:
     Returns:
       ({'patches': [B, gh * gw, D]} and other features by name, (gh, gw)).
     """
-    # Cast first: patches are a transpose of the images, which moves them.
-    x = self.cut(jnp.asarray(images, module.dtype))
+    x = self.cut(images)
     batch, gh, gw = x.shape[:3]
     # A convolution whose stride is its kernel size is one matrix product.
     x = Affine(
