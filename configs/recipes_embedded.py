@@ -98,7 +98,7 @@ SGD = {
     'clip_norm': 1.0,
   }
 }
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
   'AdamW': ('baseline', {}, RATES),
   'NAdamW': ('nadamw', NADAMW, RATES),
@@ -110,7 +110,7 @@ OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
 
 def get_config(argument=''):
   args = arguments.parse(argument, seeds=3, steps=600, tiny=False)
-  args.digits_steps, args.rates = 150, 3
+  args.digits_steps, args.rates = 150, 4
   if args.tiny:
     args.seeds, args.steps, args.digits_steps, args.rates = 1, 4, 4, 1
   runs = {}
