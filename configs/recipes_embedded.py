@@ -25,7 +25,7 @@ Arguments (separated by commas):
   steps=600  of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
 
-Result (30.9 min on 2 busy CPU cores; 3 seeds): in fine-tuning on digits
+Result (23.4 min on 2 busy CPU cores; 3 seeds): in fine-tuning on digits
 CutMix, mixup and label smoothing help by 2 to 4 points; in pre-training, which
 is short, nothing helps, and RandAugment costs 19 points; from scratch CutMix
 helps by 1.6. Muon takes 225 steps to 30% on glyphs, AdamW 375. All numbers with
