@@ -125,6 +125,10 @@ def test_what_lacks_arguments_becomes_a_partial():
     given['objective']('model')
   with pytest.raises(ConfigError, match=r'loss: smoothing is set by the code'):
     given['objective']('model', preprocess='p', smoothing=0.2)
+  with pytest.raises(
+    ConfigError, match=r'passes other, which it does not'
+  ):
+    given['objective']('model', preprocess='p', other=1)
 
 
 def pair(data, size=1):
@@ -147,6 +151,16 @@ def test_an_objective_wraps_an_objective():
   given = call(objective={'target': here('wrapper'), 'objective': inner})
   made = given['objective']('model', preprocess='p')
   assert made == (0.2, ('loss', 'model', 'p', 0.1))
+
+
+def test_a_transform_is_no_objective():
+  flip = {'target': 'vit_jax.data.transforms.FlipLR'}
+  mixer = {'target': 'vit_jax.objectives.mixing.Mixup', 'alpha': 1.0}
+  mixed = {'target': 'vit_jax.objectives.mixing.mixed', 'mixer': mixer}
+  with pytest.raises(
+    ConfigError, match=r'objective\.objective\.target='
+  ):
+    call(objective=mixed | {'objective': flip})
 
 
 @pytest.mark.parametrize(
@@ -181,6 +195,10 @@ def test_an_objective_wraps_an_objective():
     (
       {'data': {'source': {'target': 'vit_jax.data.folder.Folder'}}},
       r"data\.source: vit_jax\.data\.folder\.Folder: 'path' is missing",
+    ),
+    (
+      {'data': {'transforms': [{'target': 'vit_jax.models.pooling.Mean'}]}},
+      r"data\.transforms\.0\.target='.*Mean' is not a Transform",
     ),
     (
       {'data': {'transforms': [{'target': RESIZE}]}},

@@ -7,7 +7,12 @@ from typing import Any
 from vit_jax import domains
 from vit_jax.config import signatures
 from vit_jax.config.errors import ConfigError
-from vit_jax.config.signatures import full_name, lacks_text, missing_of
+from vit_jax.config.signatures import (
+  full_name,
+  lacks_text,
+  missing_of,
+  parameters_of,
+)
 
 
 class Partial(functools.partial):
@@ -34,6 +39,14 @@ class Partial(functools.partial):
       raise ConfigError(
         f'{full_name(self.func)}: {", ".join(twice)} is set by the code that '
         'calls it. Remove it from the config.'
+      )
+    parameters = parameters_of(self.func)
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    if not takes_any and (unknown := sorted(kwargs.keys() - parameters)):
+      raise ConfigError(
+        f'{full_name(self.func)} cannot be used here: the code that calls it '
+        f'passes {", ".join(unknown)}, which it does not take. It takes: '
+        f'{", ".join(parameters)}. Name another target.'
       )
     if missing := missing_of(self.func, self.keywords | kwargs, len(args)):
       raise ConfigError(lacks_text(self.func, missing))

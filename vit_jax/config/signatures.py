@@ -198,18 +198,33 @@ def _is_a(made, wanted):
   wanted = typing.get_origin(wanted) or wanted
   if Any in (made, wanted) or made is wanted:
     return True
-  if inspect.isclass(made) and domains.is_opaque(made):
-    return True
   if wanted is collections.abc.Callable:
     return not inspect.isclass(made) or domains.has(made, '__call__')
+  if inspect.isclass(made) and domains.is_opaque(made):
+    return True
   if getattr(wanted, '_is_protocol', False):
-    return domains.has(made, *domains.members(wanted))
+    names = domains.members(wanted)
+    return domains.has(made, *names) and (
+      '__call__' not in names or _takes_arguments_of(made, wanted)
+    )
   if inspect.isclass(made) and inspect.isclass(wanted):
     is_like = getattr(wanted, 'duck_typed', False)
     return issubclass(made, wanted) or (
       is_like and domains.has(made, '__call__')
     )
   return not inspect.isclass(made)
+
+
+def _takes_arguments_of(made, protocol):
+  """Return whether a class can be called as a protocol says."""
+  call = inspect.signature(inspect.getattr_static(made, '__call__'))
+  given = inspect.signature(protocol.__call__).parameters.values()
+  keywords = {p.name: p for p in given if p.kind == p.KEYWORD_ONLY}
+  try:
+    call.bind(*(p for p in given if p.name not in keywords), **keywords)
+  except TypeError:
+    return False
+  return True
 
 
 def without_none(annotation: Any) -> Any:
