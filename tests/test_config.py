@@ -125,9 +125,7 @@ def test_what_lacks_arguments_becomes_a_partial():
     given['objective']('model')
   with pytest.raises(ConfigError, match=r'loss: smoothing is set by the code'):
     given['objective']('model', preprocess='p', smoothing=0.2)
-  with pytest.raises(
-    ConfigError, match=r'passes other, which it does not'
-  ):
+  with pytest.raises(ConfigError, match=r'passes other, which it does not'):
     given['objective']('model', preprocess='p', other=1)
 
 
@@ -157,9 +155,7 @@ def test_a_transform_is_no_objective():
   flip = {'target': 'vit_jax.data.transforms.FlipLR'}
   mixer = {'target': 'vit_jax.objectives.mixing.Mixup', 'alpha': 1.0}
   mixed = {'target': 'vit_jax.objectives.mixing.mixed', 'mixer': mixer}
-  with pytest.raises(
-    ConfigError, match=r'objective\.objective\.target='
-  ):
+  with pytest.raises(ConfigError, match=r'objective\.objective\.target='):
     call(objective=mixed | {'objective': flip})
 
 
