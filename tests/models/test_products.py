@@ -136,6 +136,9 @@ def test_a_step_makes_the_gradients_of_its_dtype(fields, accum_steps):
       lambda x, key: x[key], name.split('/'), found['bfloat16']
     )
     scale = float(jnp.abs(coarse).max())
-    np.testing.assert_allclose(fine, coarse, atol=0.02 * scale + 1e-12)
+    # Softmax does not depend on the bias of keys, whose gradient is rounding.
+    # The largest difference of all others was 0.0096 of the scale.
+    if not name.endswith('key/bias'):
+      np.testing.assert_allclose(fine, coarse, atol=0.02 * scale + 1e-12)
     if name.endswith('mlp/fc1/kernel') and accum_steps == 1:
       assert is_rounded(coarse) and not is_rounded(fine), name
