@@ -55,7 +55,10 @@ COLOR = {
   **{
     f'posterize {bits}': (
       *(O.posterize, (bits,)),
-      lambda image, bits=bits: ImageOps.posterize(image, bits),
+      # Pillow 13 refuses 0 bits, of which nothing is left.
+      lambda image, bits=bits: (
+        ImageOps.posterize(image, bits) if bits else image.point(lambda _: 0)
+      ),
     )
     for bits in (0, 1, 4, 8)
   },
