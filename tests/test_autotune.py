@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 import json
-import os
 import pathlib
-import socket
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from test_meshes_hosts import run_two_processes
 
 from vit_jax import autotune, distributed, durations
 from vit_jax.autotune import Autotuner, Case, Local, Trial, measure
@@ -304,31 +302,8 @@ def test_training(tmp_path):
 
 @pytest.mark.slow
 def test_all_hosts_take_the_choice_of_the_first(tmp_path):
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    port = free.getsockname()[1]
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': '2',
-    'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-    'JAX_NUM_PROCESSES': '2',
-    'PYTHONPATH': str(pathlib.Path(__file__).parents[1]),
-  }
-  started = [
-    subprocess.Popen(
-      [sys.executable, __file__, tmp_path],
-      env=environment | {'JAX_PROCESS_ID': str(i)},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    for i in range(2)
-  ]
-  said = []
-  for process in started:
-    out, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    said.append(json.loads(out.splitlines()[-1]))
+  printed = run_two_processes(tmp_path, __file__, num_devices=2)
+  said = [json.loads(out.splitlines()[-1]) for out in printed]
   # The clock of the second host says the opposite.
   assert said == [['xla', 'xla', 'xla']] * 2
 

@@ -56,13 +56,14 @@ def results(workdir):
   return np.array(losses), [r for r in records if 'test/loss' in r][-1]
 
 
-def run_two_processes(folder, script=__file__):
+def run_two_processes(folder, script=__file__, *, num_devices=4):
+  """Run a script on two hosts; return the standard output of each."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
   environment = os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': '4',
+    'JAX_NUM_CPU_DEVICES': str(num_devices),
     'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
     'JAX_NUM_PROCESSES': '2',
     'PYTHONPATH': str(pathlib.Path(__file__).parents[1]),
@@ -71,14 +72,18 @@ def run_two_processes(folder, script=__file__):
     subprocess.Popen(
       [sys.executable, script, folder],
       env=environment | {'JAX_PROCESS_ID': str(i)},
+      stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
     )
     for i in range(2)
   ]
+  printed = []
   for process in started:
-    _, errors = process.communicate(timeout=500)
+    out, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
+    printed.append(out)
+  return printed
 
 
 @pytest.mark.slow

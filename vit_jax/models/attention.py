@@ -198,7 +198,10 @@ KERNELS = {
       'pallas', pallas_attention.attend, pallas_attention.obstacle, ('tpu',)
     ),
     Implementation(
-      'splash', splash_attention.attend, splash_attention.obstacle, ('tpu',)
+      'splash',
+      splash_attention.attend,
+      pallas_attention.obstacle_of_inputs,
+      ('tpu',),
     ),
     Implementation('tokamax', _tokamax, _tokamax_obstacle, ('gpu', 'tpu')),
   )

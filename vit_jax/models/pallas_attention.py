@@ -57,8 +57,8 @@ def _attend_local(q, k, v):
   return _attend(width, *flat).reshape(q.shape)
 
 
-def obstacle(q: Any, k: Any, v: Any) -> str | None:
-  """Return what the kernel needs and lacks, or None if it can run."""
+def obstacle_of_inputs(q: Any, k: Any, v: Any) -> str | None:
+  """Return what TPU kernels need and these inputs lack, or None."""
   if platform() == 'gpu':
     return 'a TPU, got a GPU'
   if not q.shape == k.shape == v.shape:
@@ -70,6 +70,13 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
     return f'one dtype, got {q.dtype}, {k.dtype} and {v.dtype}'
   if q.dtype not in (jnp.bfloat16, jnp.float32):
     return f'bfloat16 or float32, got {q.dtype}'
+  return None
+
+
+def obstacle(q: Any, k: Any, v: Any) -> str | None:
+  """Return what the kernel needs and lacks, or None if it can run."""
+  if reason := obstacle_of_inputs(q, k, v):
+    return reason
   _, tokens, heads, width = q.shape
   size = _held(tokens, _least(heads, width) * width, q.dtype)
   if size > _BUDGET:

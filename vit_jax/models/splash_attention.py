@@ -3,8 +3,6 @@
 Shapes: B examples, N tokens, h heads of dimension d.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,20 +20,6 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   kernel is interpreted, which is slow and meant for tests.
   """
   return per_device(_attend_local, q, k, v)
-
-
-def obstacle(q: Any, k: Any, v: Any) -> str | None:
-  """Return what the kernel needs and lacks, or None if it can run."""
-  if platform() == 'gpu':
-    return 'a TPU, got a GPU'
-  if not q.shape == k.shape == v.shape:
-    return (
-      'queries, keys and values of one shape, '
-      f'got {q.shape}, {k.shape} and {v.shape}'
-    )
-  if q.dtype not in (jnp.bfloat16, jnp.float32):
-    return f'bfloat16 or float32, got {q.dtype}'
-  return None
 
 
 def _attend_local(q, k, v):
