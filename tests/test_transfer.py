@@ -88,7 +88,7 @@ def test_the_mask_vector_starts_anew():
 
 
 def test_position_of_the_class_token():
-  """It is added to the token, or 0, if only one model has it."""
+  """A position that one model lacks is added to the token, or is 0."""
   with_one, without = flat_params(), flat_params(seed=1)
   del without['cls_pos_embedding']
   out, report = adapt(with_one, without)

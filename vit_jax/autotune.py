@@ -115,7 +115,7 @@ class Local:
 
   @property
   def place(self) -> tuple[str, Case]:
-    """What a resumed run has in common with its start, on any mesh."""
+    """Key by which a resumed run finds its recorded choice, on any mesh."""
     return self.device_kind, self.case
 
   @property
@@ -132,7 +132,7 @@ class Local:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """What was found out about a candidate.
+  """Time and error of a candidate, or why it is left out.
 
   Attributes:
     name: of the candidate.

@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope='module', params=[(96, 128), (61, 47)])
 def recorded(request):
-  """What timm and torchvision make of an image of another size."""
+  """Return the results of timm and torchvision for an image of another size."""
   import record_augment
 
   return record_augment.made(*request.param)

@@ -41,7 +41,9 @@ Alpha = Annotated[float, Range(1e-3, 1e3)]
 
 
 class Blend(NamedTuple):
-  """How one image is mixed with its partner, or, with [B] in front, many.
+  """Weights and box by which an image is mixed with its partner.
+
+  For a batch, each array has a leading dimension [B].
 
   Attributes:
     share: float32, weight of the image's own label; the partner's is 1 - share.

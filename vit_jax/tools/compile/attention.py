@@ -23,7 +23,7 @@ _LANES = 128  # of a register; head dimensions are padded to multiples of it
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What the compiler says about a candidate.
+  """The compiler's estimate for a candidate, or why there is none.
 
   Attributes:
     name: of the candidate.
