@@ -208,10 +208,14 @@ class VisionTransformer(common.Classifier):
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     scan: compile one layer and loop over stacked parameters, instead of L
       layers one after the other. Parameters are then blocks/... with a leading
-      dimension L in place of block_0/..., block_1/... .
+      dimension L in place of block_0/..., block_1/... . A number, which must
+      divide L, is that of the layers which are compiled for one iteration;
+      parameters are those of True, and with L there is no loop.
     remat: what to recompute in the backward pass to save memory: 'none';
-      'dots', all but the results of matrix products without a batch
-      dimension; 'full', each layer; or any name in jax.checkpoint_policies.
+      'dots', all but the results of attention and of matrix products without
+      a batch dimension; 'full', each layer; or any name in
+      jax.checkpoint_policies. A loop writes what is not recomputed to memory
+      once more, so 'dots' is faster with it than 'none'.
     attention: an implementation named in attention.py, or its Chooser.
   """
 
@@ -228,7 +232,7 @@ class VisionTransformer(common.Classifier):
   dropout: Rate = 0.0
   stochastic_depth: common.StochasticDepth = 0.0
   dtype: Dtype = 'float32'
-  scan: bool = False
+  scan: common.Scan = False
   remat: common.Remat = 'none'
   attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] | Chooser = 'auto'
 
