@@ -306,6 +306,10 @@ def run_layers(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
+  Groups of layers have the parameters and the random numbers of single ones;
+  if all layers are one group there is no loop. A loop writes what the backward
+  pass needs to memory once more, so a policy that saves little is faster.
+
   Args:
     layer: class of modules, called as layer(x, rate or None, shared) -> x.
     x: [B, N, D].

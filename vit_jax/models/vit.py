@@ -206,16 +206,12 @@ class VisionTransformer(common.Classifier):
       in the last layer; grows linearly from 0 in the first layer (AugReg). Or
       those in the first and the last layer; two equal ones in DeiT III.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
-    scan: compile one layer and loop over stacked parameters, instead of L
-      layers one after the other. Parameters are then blocks/... with a leading
-      dimension L in place of block_0/..., block_1/... . A number, which must
-      divide L, is that of the layers which are compiled for one iteration;
-      parameters are those of True, and with L there is no loop.
+    scan: compile one layer and loop over stacked parameters, blocks/... with a
+      leading dimension L, instead of L layers block_0/..., block_1/... . Or the
+      number of layers that an iteration computes, a divisor of L.
     remat: what to recompute in the backward pass to save memory: 'none';
-      'dots', all but the results of attention and of matrix products without
-      a batch dimension; 'full', each layer; or any name in
-      jax.checkpoint_policies. A loop writes what is not recomputed to memory
-      once more, so 'dots' is faster with it than 'none'.
+      'dots', all but the results of attention and of products with parameters;
+      'full', each layer; or any name in jax.checkpoint_policies.
     attention: an implementation named in attention.py, or its Chooser.
   """
 
