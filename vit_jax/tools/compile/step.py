@@ -171,6 +171,7 @@ def lower(
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
+    'head_dim': _head_dim(model),
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
@@ -178,6 +179,12 @@ def lower(
     'arguments_gib': argument_bytes(arguments) / GIB,
     'model_tflop': flop / 1e12,
   }
+
+
+def _head_dim(model):
+  """Return the head dimension of a model's attention, None without any."""
+  heads = getattr(model, 'num_heads', None)
+  return heads and model.width // heads
 
 
 def argument_bytes(arguments: Any) -> int:
