@@ -28,9 +28,11 @@ from contract import (
 from flax import linen as nn
 from flax import traverse_util
 
+from vit_jax.analysis import flops
 from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, SinCos2d
+from vit_jax.models.products import gradients_in
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 
@@ -346,6 +348,59 @@ def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
   logits, grads = logits_and_grads(other, params)
   np.testing.assert_allclose(logits, expected, atol=1e-5)
   assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('group', 'remat'),
+  [
+    (2, 'none'),
+    pytest.param(2, 'dots', marks=pytest.mark.slow),
+    pytest.param(4, 'dots', marks=pytest.mark.slow),
+  ],
+)
+def test_groups_of_scanned_layers_give_the_results_of_single_ones(group, remat):
+  model = tiny(depth=4, dropout=0.2, stochastic_depth=0.2, scan=True)
+  params, rngs = random_params(model), {'dropout': quick_key(3)}
+  expected, expected_grads = logits_and_grads(model, params, rngs=rngs)
+  other = model.clone(scan=group, remat=remat)
+  logits, grads = logits_and_grads(other, params, rngs=rngs)
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('scan, layers', [(True, 1), (1, 1), (2, 2), (4, 4)])
+def test_an_iteration_computes_a_group_of_layers(scan, layers):
+  model = tiny(depth=4, scan=scan)
+  shapes = jax.eval_shape(model.init, quick_key(0), IMAGES)
+  assert shapes['params']['blocks']['norm1']['scale'].shape == (4, 16)
+  lowered = jax.jit(model.apply).lower(shapes, IMAGES).as_text()
+  assert ('stablehlo.while' in lowered) == (layers < 4)
+  traced = str(jax.make_jaxpr(model.apply)(shapes, IMAGES))
+  assert re.search(rf'unroll={layers}\b', traced)
+
+
+@pytest.mark.parametrize('scan', [3, 8, 0, -1, 'yes'])
+def test_groups_of_layers_that_are_none(scan):
+  with pytest.raises(ValueError, match='scan='):
+    tiny(depth=4, scan=scan)
+
+
+@pytest.mark.parametrize('grad_dtype', ['float32', 'bfloat16'])
+def test_dots_repeat_no_product_with_a_parameter(grad_dtype):
+  model = tiny(scan=True, dtype='bfloat16', head=Head(), attention='einsum')
+  shapes = jax.eval_shape(model.init, quick_key(0), IMAGES)
+  counts = {}
+  for remat in ('none', 'dots', 'full'):
+
+    def loss(variables, model=model.clone(remat=remat)):
+      with gradients_in(grad_dtype):
+        return model.apply(variables, IMAGES).sum()
+
+    counts[remat] = flops.count(jax.grad(loss), shapes)
+  examples, tokens = len(IMAGES), 2 * 6 + 1
+  scores = model.depth * 2 * examples * tokens**2 * model.width
+  assert counts['dots'] == counts['none'] + scores
+  assert counts['full'] > counts['dots'] + scores
 
 
 @pytest.mark.slow

@@ -606,6 +606,68 @@ def test_the_plain_vit_is_a_peer():
   assert loss.shape == ()
 
 
+BIG_VISION = """
+from big_vision import utils
+from big_vision.models import common
+import flax.linen as nn
+
+class Model(nn.Module):
+  num_classes: int
+  variant: str
+  rep_size: bool
+  pool_type: str
+  dtype_mm: str
+
+  @nn.compact
+  def __call__(self, image, *, train=False):
+    x = nn.Dense(self.num_classes, dtype=self.dtype_mm)(image.mean((1, 2)))
+    return x, {}
+"""
+VISION_TRANSFORMER = """
+from vit_jax import models_resnet
+import flax.linen as nn
+
+class VisionTransformer(nn.Module):
+  num_classes: int
+  model_name: str
+
+  @nn.compact
+  def __call__(self, inputs, *, train):
+    return nn.Dense(self.num_classes)(inputs.mean((1, 2)))
+"""
+REPOSITORIES = {
+  'big_vision': {'big_vision/models/vit.py': BIG_VISION},
+  'vision_transformer': {
+    'vit_jax/models_vit.py': VISION_TRANSFORMER,
+    'vit_jax/configs/models.py': (
+      "MODEL_CONFIGS = {'ViT-B_16': {'model_name': 'ViT-B_16'}}"
+    ),
+  },
+}
+
+
+@pytest.mark.parametrize('name', REPOSITORIES)
+def test_peers_in_a_checkout(name, tmp_path, monkeypatch):
+  script = str(ROOT / 'benchmarks' / f'peer_{name}.py')
+  row = {'batch_size': 8, 'image_shape': '32x32x3', 'num_classes': 3}
+  row |= {'device_kind': 'cpu', 'hbm_gib': None}
+  mesh = step.make_mesh(make_config(), jax.devices())
+  with pytest.raises(ValueError, match=f'PYTHONPATH. Clone .*/{name}, and'):
+    peer.measure(f'{script}:B/16', row, mesh)
+  monkeypatch.syspath_prepend(tmp_path)
+  for file, text in REPOSITORIES[name].items():
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+  before = set(sys.modules)
+  found = peer.measure(f'{script}:B/16', row, mesh)
+  images, labels = 4 * 32 * 32 * 3, 4 * 3
+  per_device = (images + labels) * 8 / len(jax.devices())
+  assert found['arguments_gib'] * 2**30 > per_device
+  assert found['batch_size'] == 8
+  added = {module.partition('.')[0] for module in set(sys.modules) - before}
+  assert 'big_vision' not in added and 'vit_jax' not in added
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_LIBTPU, reason='libtpu is installed')
 def test_without_the_compiler():

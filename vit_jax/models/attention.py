@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.checks import one_of
 from vit_jax.models import mesh, pallas_attention, splash_attention
@@ -34,6 +35,8 @@ class Implementation:
   obstacle: Callable[..., str | None] = lambda *_: None
   platforms: tuple[str, ...] = ('cpu', 'gpu', 'tpu')
 
+
+ATTENTION = 'attention'  # name of the results, for rematerialization
 
 # Chooses an implementation from q, k and v while attention is traced.
 Chooser = Callable[[Any, Any, Any], Implementation]
@@ -98,7 +101,8 @@ def attention(
   else:
     chosen = KERNELS[implementation]
   if chosen.name == 'einsum':
-    return _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
+    out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
+    return checkpoint_name(out, ATTENTION)
   if position_logits is not None:
     raise ValueError(
       f'attention={chosen.name!r} is fused and cannot add position logits. '
@@ -117,7 +121,7 @@ def attention(
       f'attention={chosen.name!r} needs {obstacle}. '
       "Use 'auto', 'xla' or 'einsum'."
     )
-  return chosen.attend(q, k, v)
+  return checkpoint_name(chosen.attend(q, k, v), ATTENTION)
 
 
 def fastest(q: jax.Array) -> str:

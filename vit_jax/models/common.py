@@ -24,7 +24,8 @@ from flax import linen as nn
 from vit_jax import domains
 from vit_jax.domains import OneOf, Range, Rate
 from vit_jax.models import products, resample
-from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.attention import ATTENTION
+from vit_jax.models.mesh import keep_batch_split, platform
 from vit_jax.types import Shape, Size
 
 # Initialisation of all models. Biases start at zero and norms as the identity
@@ -62,9 +63,13 @@ GELU = {
   'exact': functools.partial(nn.gelu, approximate=False),
 }
 
+_saveable = jax.checkpoint_policies
 _POLICIES = {
-  'dots': 'dots_with_no_batch_dims_saveable',
-  'full': 'nothing_saveable',
+  'dots': _saveable.save_from_both_policies(
+    _saveable.dots_with_no_batch_dims_saveable,
+    _saveable.save_only_these_names(ATTENTION),
+  ),
+  'full': _saveable.nothing_saveable,
 }
 # The other functions of jax.checkpoint_policies return a policy.
 REMAT = (
@@ -80,6 +85,8 @@ Hidden = Annotated[int, Range(1, 2**18)]  # width inside an MLP
 Depth = Annotated[int, Range(1, 1000)]
 Heads = Annotated[int, Range(1, 2**16)]
 NumClasses = Annotated[int, Range(0, 2**24)]
+# Whether to loop over stacked layers, or the number of layers per iteration.
+Scan = bool | Depth
 Remat = Annotated[str, OneOf(*REMAT)]
 Gelu = Annotated[str, OneOf(*GELU)]
 Epsilon = Annotated[float, Range(0, 1, above=True)]  # of a norm
@@ -95,7 +102,7 @@ def remat(
   """Return a module class with the rematerialisation of that name in REMAT."""
   if name == 'none':
     return module
-  policy = getattr(jax.checkpoint_policies, _POLICIES.get(name, name))
+  policy = _POLICIES.get(name) or getattr(jax.checkpoint_policies, name)
   return nn.remat(module, policy=policy, **options)
 
 
@@ -103,11 +110,14 @@ class Classifier(nn.Module):
   """Base class of the models, which define `features` and `num_classes`.
 
   Raises:
-    ValueError: a field that does not fit its annotation.
+    ValueError: a field that does not fit its annotation, or a `scan` that does
+      not divide `depth`.
   """
 
   def __post_init__(self) -> None:
     domains.check_fields(self)
+    if scan := getattr(self, 'scan', False):
+      _check_scan(scan, self.depth)
     super().__post_init__()
 
   def __call__(
@@ -131,6 +141,15 @@ class Classifier(nn.Module):
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']
+
+
+def _check_scan(scan, depth):
+  if depth % scan:
+    divisors = [str(k) for k in range(1, depth + 1) if depth % k == 0]
+    raise ValueError(
+      f'scan={scan} does not divide depth={depth}. Use True, False or the '
+      f'number of layers of a group: {", ".join(divisors)}.'
+    )
 
 
 def check_images(module: nn.Module, images: Any) -> None:
@@ -221,13 +240,17 @@ class Affine(nn.Module):
     )
     bias = self.param('bias', self.bias_init, self.outputs)
     batch = x.shape[: x.ndim - len(self.inputs)]
-    # One large product: with batch and tokens apart, XLA's CPU back-end takes
-    # 1.2 times as long for a training step of a small ViT.
-    x = jnp.asarray(x, self.dtype).reshape(-1, matrix[0])
+    # CPUs get one large product: with batch and tokens apart, a training step
+    # of a small ViT takes 1.2 times as long. TPUs get the tokens of each
+    # example apart: as rows of one matrix they lie elsewhere in memory, unless
+    # their number is a multiple of 8, so that activations would be copied.
+    rows = batch if platform() == 'tpu' else (-1,)
+    x = jnp.asarray(x, self.dtype).reshape(*rows, matrix[0])
     x = products.matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
     # TPUs without bfloat16 arithmetic take several times as long otherwise.
-    x = (x.astype(jnp.float32) + bias.reshape(1, -1)).astype(self.dtype)
+    bias = bias.reshape((1,) * (x.ndim - 1) + (-1,))
+    x = (x.astype(jnp.float32) + bias).astype(self.dtype)
     return x.reshape(*batch, *self.outputs)
 
 
@@ -279,13 +302,17 @@ def run_layers(
   *,
   depth: int,
   stochastic_depth: float | tuple[float, float],
-  scan: bool,
+  scan: bool | int,
   remat_policy: str,
   per_layer: bool,
   shared: jax.Array | None = None,
   **fields: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Apply layers 'block_0', 'block_1', ...; or loop over one, 'blocks'.
+  """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
+
+  Groups of layers have the parameters and the random numbers of single ones;
+  if all layers are one group there is no loop. A loop writes what the backward
+  pass needs to memory once more, so a policy that saves little is faster.
 
   Args:
     layer: class of modules, called as layer(x, rate or None, shared) -> x.
@@ -302,20 +329,23 @@ def run_layers(
   rates = None
   if stochastic_depth:
     rates = jnp.linspace(*depth_rates(stochastic_depth), depth)
-  # Inside a scan nothing can be merged with the forward pass anyway.
-  layer = remat(layer, remat_policy, prevent_cse=not scan)
+  group = int(scan)  # layers that an iteration computes; 0: there is no loop
+  # Inside a loop nothing can be merged with the forward pass anyway.
+  in_loop = 0 < group < depth
+  layer = remat(layer, remat_policy, prevent_cse=not in_loop)
 
   def apply(block, x, rate, shared):
     x = block(x, rate, shared)
     return x, x if per_layer else None
 
-  if scan:
+  if group:
     loop = nn.scan(
       apply,
       variable_axes={'params': 0, 'intermediates': 0},
       split_rngs={'params': True, 'dropout': True},
       in_axes=(0, nn.broadcast),
       length=depth,
+      unroll=group,
     )
     x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
   else:

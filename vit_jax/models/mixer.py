@@ -84,7 +84,7 @@ class MlpMixer(common.Classifier):
   gelu: common.Gelu = 'tanh'
   norm_eps: common.Epsilon = 1e-6
   dtype: Dtype = 'float32'
-  scan: bool = False
+  scan: common.Scan = False
   remat: common.Remat = 'none'
 
   @nn.compact

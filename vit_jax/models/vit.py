@@ -206,12 +206,12 @@ class VisionTransformer(common.Classifier):
       in the last layer; grows linearly from 0 in the first layer (AugReg). Or
       those in the first and the last layer; two equal ones in DeiT III.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
-    scan: compile one layer and loop over stacked parameters, instead of L
-      layers one after the other. Parameters are then blocks/... with a leading
-      dimension L in place of block_0/..., block_1/... .
+    scan: compile one layer and loop over stacked parameters, blocks/... with a
+      leading dimension L, instead of L layers block_0/..., block_1/... . Or the
+      number of layers that an iteration computes, a divisor of L.
     remat: what to recompute in the backward pass to save memory: 'none';
-      'dots', all but the results of matrix products without a batch
-      dimension; 'full', each layer; or any name in jax.checkpoint_policies.
+      'dots', all but the results of attention and of products with parameters;
+      'full', each layer; or any name in jax.checkpoint_policies.
     attention: an implementation named in attention.py, or its Chooser.
   """
 
@@ -228,7 +228,7 @@ class VisionTransformer(common.Classifier):
   dropout: Rate = 0.0
   stochastic_depth: common.StochasticDepth = 0.0
   dtype: Dtype = 'float32'
-  scan: bool = False
+  scan: common.Scan = False
   remat: common.Remat = 'none'
   attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] | Chooser = 'auto'
 

@@ -13,15 +13,23 @@ over the examples in the batch, and replicated elsewhere. A step that is not
 jitted yet is jitted, and donates all its arguments except the batch.
 
 Text after a colon, --peer_script=FILE.py:TEXT, is the first, positional
-argument of make_step. benchmarks/plain_linen_vit.py is an example.
+argument of make_step. benchmarks/plain_linen_vit.py is an example;
+peer_big_vision.py and peer_vision_transformer.py there take the models from a
+checkout of these repositories, with `load` and `supervised` of this module.
 """
 
+import contextlib
+import importlib.util
 import inspect
 import pathlib
 import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from vit_jax import sharding
 from vit_jax.analysis import flops
@@ -47,7 +55,7 @@ def measure(
       its arguments.
   """
   fn: Any
-  fn, arguments = _load(spec, row, mesh)
+  fn, arguments = _read(spec, row, mesh)
   *state, batch = arguments
   arguments = (
     *_annotate(state, sharding.replicated(mesh)),
@@ -77,7 +85,77 @@ def ratio(row: dict[str, Any], peer: dict[str, Any]) -> float | None:
   return theirs / ours if ours and theirs else None
 
 
-def _load(spec, row, mesh):
+def load(file: str, url: str, *, unused: Sequence[str] = ()) -> Any:
+  """Return a module, made from one file of a checkout on PYTHONPATH.
+
+  It is loaded by its path, so its package may have the name of another one.
+
+  Args:
+    file: path in the checkout, such as 'big_vision/models/vit.py'.
+    url: of the repository, for the error message.
+    unused: names of modules that the file imports and the step does not use;
+      they are replaced by empty ones, so that they need not be importable.
+
+  Raises:
+    ValueError: no folder on PYTHONPATH has the file.
+  """
+  paths = (pathlib.Path(folder, file) for folder in sys.path)
+  path = next((path for path in paths if path.is_file()), None)
+  if path is None:
+    raise ValueError(
+      f'--peer_script: {file} is in no folder of PYTHONPATH. Clone {url}, and '
+      'add the folder of the clone to PYTHONPATH.'
+    )
+  name = f'peer_{"_".join(pathlib.Path(file).with_suffix("").parts)}'
+  spec = importlib.util.spec_from_file_location(name, path)
+  assert spec and spec.loader
+  module = sys.modules[name] = importlib.util.module_from_spec(spec)
+  with _empty_modules(unused):
+    spec.loader.exec_module(module)
+  return module
+
+
+@contextlib.contextmanager
+def _empty_modules(names: Sequence[str]) -> Iterator[None]:
+  """Context manager in which these modules are empty, if not yet imported."""
+  added = [name for name in names if name not in sys.modules]
+  sys.modules.update({name: types.ModuleType(name) for name in added})
+  try:
+    yield
+  finally:
+    for name in added:
+      del sys.modules[name]
+
+
+def supervised(
+  init: Callable[[], Any],
+  loss: Callable[..., jax.Array],
+  tx: optax.GradientTransformation,
+  batch: tuple[jax.ShapeDtypeStruct, ...],
+) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+  """Return the step of a model that optax trains, and its arguments' shapes.
+
+  Args:
+    init: function that returns the parameters.
+    loss: function (params, *batch) -> scalar.
+    tx: optimizer.
+    batch: shapes of the arrays of a batch.
+  """
+
+  def start():
+    params = init()
+    return params, tx.init(params)
+
+  def step(state, batch):
+    params, opt_state = state
+    value, grads = jax.value_and_grad(loss)(params, *batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), value
+
+  return step, (jax.eval_shape(start), batch)
+
+
+def _read(spec, row, mesh):
   """Return (step, arguments) of a script."""
   name, colon, argument = spec.partition(':')
   path = pathlib.Path(name).expanduser()
