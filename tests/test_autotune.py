@@ -15,6 +15,8 @@ from vit_jax import autotune, distributed, durations
 from vit_jax.autotune import Autotuner, Case, Local, Trial, measure
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
+from vit_jax.evals.classification import Classification
+from vit_jax.evaluate import evaluate
 from vit_jax.metrics import read_records
 from vit_jax.models.attention import KERNELS, Implementation, attention
 from vit_jax.models.common import BlockOptions, PatchEmbedding
@@ -22,9 +24,12 @@ from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Relative
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.objectives.distillation import distillation
 from vit_jax.optim import Optimizer, Schedule, sgd
 from vit_jax.sharding import MeshSizes
+from vit_jax.teacher import Teacher
 from vit_jax.train import train
+from vit_jax.weights.surgery import InitFrom
 
 EINSUM, XLA = KERNELS['einsum'], KERNELS['xla']
 IMAGES = jax.ShapeDtypeStruct((1, 8, 8, 1), jnp.float32)
@@ -64,10 +69,10 @@ WRONG = {
 }
 
 
-def trials(*candidates, seconds=(), case=CASE, **options):
+def trials(*candidates, seconds=(), case=CASE, backward=True, **options):
   """Measure on a CPU, where right candidates take the given seconds."""
   clock = iter(seconds)
-  local = Local(case, batch=3, heads=case.heads, device_kind='cpu')
+  local = Local(case, 3, case.heads, 'cpu', backward)
   options = {'max_seconds': 100, 'timer': lambda *_: next(clock)} | options
   device = jax.devices()[0]
   return measure(local, candidates, device=device, **options)
@@ -88,6 +93,13 @@ def test_the_fastest_right_candidate_is_chosen():
   problem = 'NotImplementedError: no such kernel here'
   assert by_name['raises'].problem == problem
   assert 'needs a larger chip' in by_name['lacks'].problem
+
+
+def test_only_the_forward_pass_counts_where_nothing_is_trained():
+  wrong = [Implementation(name, attend) for name, attend in WRONG.items()]
+  found = trials(*wrong, EINSUM, seconds=[1.0, 2.0], backward=False)
+  right = [trial.name for trial in found if not trial.problem]
+  assert right == ['a gradient', 'einsum']
 
 
 def test_without_a_right_candidate_there_is_no_choice():
@@ -134,6 +146,11 @@ def test_calls_are_timed():
 )
 def test_cases_of_a_model(changes, expected):
   assert autotune.cases(MODEL.clone(**changes), IMAGES) == expected
+
+
+def test_evaluation_drops_no_attention_weights():
+  model = MODEL.clone(block=BlockOptions(attention_dropout=0.1))
+  assert autotune.cases(model, IMAGES, train=False) == [CASE]
 
 
 @pytest.mark.parametrize(
@@ -258,13 +275,16 @@ def test_settings():
   assert 'cpu' not in Autotuner().platforms  # there the table stays
 
 
-def run(workdir, setting=True, steps=3, **changes):
+def run(
+  workdir, setting=True, steps=3, objective=softmax_xent, evals=None, **changes
+):
   """Train for some steps, or resume; return the losses."""
   train(
     workdir,
     model=MODEL.clone(**changes),
     data=Data(digits.Digits(split='train'), batch_size=16),
-    objective=softmax_xent,
+    objective=objective,
+    evals=evals,
     optimizer=Optimizer(sgd),
     schedule=Schedule(lr=0.1, decay='constant'),
     total=durations.steps(steps),
@@ -298,6 +318,39 @@ def test_training(tmp_path):
   # It is the one that was used, and not what the table has.
   assert whole == run(tmp_path / 'named', attention='xla')
   assert not (tmp_path / 'named' / autotune.FILE).exists()
+
+
+@pytest.mark.slow
+def test_teachers_and_evaluations(tmp_path, capsys):
+  """The teacher of a run without a choice has one, as has an evaluation."""
+  run(tmp_path / 'teacher', num_heads=4)
+  weights = str(tmp_path / 'teacher')
+  kernel, traced = counting('mine')
+  teacher = Teacher(weights, same_classes=True)
+  objective = functools.partial(distillation, teacher=teacher)
+  own = tuner(tmp_path / 'a', XLA, kernel, seconds=[2, 1])
+  run(tmp_path / 'student', own, objective=objective, attention='einsum')
+  log = capsys.readouterr().out
+  assert 'attention: mine, measured on cpu, forward, 2 x 5 tokens, 4' in log
+  (row,) = json.loads((tmp_path / 'student' / autotune.FILE).read_text())
+  assert row['chosen'] == 'mine' and not row['local']['backward']
+  # A resumed run has its teacher's choice, whatever is measured now.
+  other = tuner(tmp_path / 'b', XLA, kernel, seconds=[1, 2])
+  run(tmp_path / 'student', other, 4, objective, attention='einsum')
+  assert 'attention: mine for 5 tokens, 4 heads' in capsys.readouterr().out
+
+  traced.clear()
+  test = Data(digits.Digits(split='test'), 64)
+  evaluate(
+    tmp_path / 'evaluation',
+    init_from=InitFrom(path=weights),
+    evals={'test': functools.partial(Classification, data=test)},
+    attention_autotune=tuner(tmp_path / 'c', XLA, kernel, seconds=[2, 1]),
+  )
+  assert 'cpu, forward, 8 x 5 tokens' in capsys.readouterr().out
+  (row,) = json.loads((tmp_path / 'evaluation' / autotune.FILE).read_text())
+  assert row['chosen'] == 'mine'
+  assert len(traced) > 1  # once to be measured
 
 
 @pytest.mark.slow

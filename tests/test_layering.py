@@ -79,7 +79,15 @@ MODULES = {
     *('workdirs', 'writers'),
   ),
   'evaluate': (
-    *('changes', 'config', 'device_memory', 'evaluators', 'metrics'),
+    *(
+      'autotune',
+      'data.pipeline',
+      'changes',
+      'config',
+      'device_memory',
+      'evaluators',
+      'metrics',
+    ),
     *('preprocess', 'reports.', 'sharding', 'terminal', 'weights.'),
     *('workdirs', 'writers'),
   ),

@@ -3,8 +3,9 @@
     model = Autotuner().choose(model, images, ...).apply(model)
 
 On an accelerator each candidate is compiled for the attention of the model as
-one device computes it, forward and backward, with the dtype of the model;
-compared with float32 einsum on random inputs; and timed. The fastest one that
+one device computes it, with the dtype of the model: forward and backward in
+training, and forward for evaluations and for the teacher of distillation. It is
+compared with float32 einsum on random inputs, and timed. The fastest one that
 is right is used. A candidate that does not compile, fails, or is wrong is
 reported and left out. No model masks its attention. Dropout of attention
 weights and relative positions leave no choice, see attention.py.
@@ -84,22 +85,30 @@ class Case:
 class Local:
   """The part of a case that one device computes: batch B, and heads.
 
-  The batch is that of a micro-batch.
+  The batch is that of a micro-batch. `backward`: with the gradient.
   """
 
   case: Case
   batch: int
   heads: int
   device_kind: str
+  backward: bool = True
 
   @classmethod
-  def of(cls, case: Case, batch_size: int, mesh: jax.sharding.Mesh) -> 'Local':
+  def of(
+    cls,
+    case: Case,
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+    backward: bool = True,
+  ) -> 'Local':
     """Return the part of a case on a device of the mesh, see mesh.per_device.
 
     Args:
       case: of the model.
       batch_size: examples that all devices process at a time.
       mesh: of the devices.
+      backward: whether the gradient is computed, too.
     """
     sizes = mesh.shape
     of_batch = math.prod(sizes[name] for name in batch_axes(mesh))
@@ -111,12 +120,13 @@ class Local:
       max(batch_size // of_batch, 1),
       case.heads if case.heads % of_heads else case.heads // of_heads,
       mesh.devices.flat[0].device_kind,
+      backward,
     )
 
   @property
-  def place(self) -> tuple[str, Case]:
+  def place(self) -> tuple[str, Case, bool]:
     """Key by which a resumed run finds its recorded choice, on any mesh."""
-    return self.device_kind, self.case
+    return self.device_kind, self.case, self.backward
 
   @property
   def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -136,7 +146,7 @@ class Trial:
 
   Attributes:
     name: of the candidate.
-    seconds: time of a forward and backward pass, or None.
+    seconds: time of a pass, or None.
     error: largest relative error, or None; see BOUNDS.
     problem: why it is left out, or None.
   """
@@ -183,9 +193,10 @@ class Measurement:
     """Return lines for the log: the choice, then each candidate."""
     local = self.local
     chosen = self.chosen or 'the default, because no candidate is right'
+    passes = 'forward and backward' if local.backward else 'forward'
     title = (
-      f'attention: {chosen}, measured on {local.device_kind}, forward and '
-      f'backward, {local.batch} x {local.case}'
+      f'attention: {chosen}, measured on {local.device_kind}, {passes}, '
+      f'{local.batch} x {local.case}'
     )
     if local.heads != local.case.heads:
       title += f' ({local.heads} heads on each device)'
@@ -199,10 +210,12 @@ class Choice:
   Attributes:
     by_case: (Case, Implementation) pairs. Other cases get the table's.
     rows: what is recorded.
+    seconds: time that was spent on measurements.
   """
 
   by_case: tuple[tuple[Case, Implementation], ...] = ()
   rows: tuple[Measurement, ...] = dataclasses.field(default=(), compare=False)
+  seconds: float = dataclasses.field(default=0.0, compare=False)
 
   def __call__(self, q: Any, k: Any, v: Any) -> Implementation:
     found = dict(self.by_case).get(Case.of(q, k))
@@ -250,6 +263,8 @@ class Autotuner:
     batch_size: int,
     mesh: jax.sharding.Mesh,
     workdir: PathLike | None = None,
+    backward: bool = True,
+    spent: float = 0.0,
   ) -> Choice:
     """Return the choice for a model, on all hosts that of the first one.
 
@@ -262,11 +277,16 @@ class Autotuner:
       batch_size: examples that all devices process at a time.
       mesh: of the devices.
       workdir: of the run, if there is one.
+      backward: whether the model is trained, or only computes its outputs.
+      spent: seconds of `max_seconds` that other choices of the run have taken.
     """
     first = mesh.devices.flat[0]
     if first.platform not in self.platforms:
       return Choice()
-    wanted = [Local.of(case, batch_size, mesh) for case in cases(model, images)]
+    wanted = [
+      Local.of(case, batch_size, mesh, backward)
+      for case in cases(model, images, train=backward)
+    ]
     candidates = self.candidates or candidates_of(first.platform)
     known = _of_first_host(self._known(wanted, candidates, workdir))
     if known is None or not wanted:
@@ -284,7 +304,7 @@ class Autotuner:
             local,
             candidates,
             device=mesh.local_devices[0],
-            max_seconds=self.max_seconds - (time.monotonic() - begin),
+            max_seconds=self.max_seconds - spent - (time.monotonic() - begin),
             timer=self.timer,
           )
         row = Measurement(local, fastest(trials), trials, versions())
@@ -295,7 +315,7 @@ class Autotuner:
     by_case = [
       (row.local.case, names[row.chosen]) for row in rows if row.chosen
     ]
-    return Choice(tuple(by_case), tuple(rows))
+    return Choice(tuple(by_case), tuple(rows), time.monotonic() - begin)
 
   def _known(self, wanted, candidates, workdir):
     """Return [origin, JSON value] or None of each case; None for the table."""
@@ -358,12 +378,15 @@ def candidates_of(platform: str) -> tuple[Implementation, ...]:
   )
 
 
-def cases(model: Model, images: jax.ShapeDtypeStruct) -> list[Case]:
-  """Return the cases for which a model in training leaves a choice.
+def cases(
+  model: Model, images: jax.ShapeDtypeStruct, *, train: bool = True
+) -> list[Case]:
+  """Return the cases for which a model leaves a choice.
 
   Args:
     model: Flax module. One without 'auto' as `attention` leaves none.
     images: ShapeDtypeStruct of a batch of images.
+    train: whether it is in training, with dropout.
   """
   if getattr(model, 'attention', None) != 'auto':
     return []
@@ -376,7 +399,7 @@ def cases(model: Model, images: jax.ShapeDtypeStruct) -> list[Case]:
 
   noting = model.clone(attention=note)
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
-  jax.eval_shape(functools.partial(noting.init, train=True), rngs, images)
+  jax.eval_shape(functools.partial(noting.init, train=train), rngs, images)
   return list(found)
 
 
@@ -431,10 +454,11 @@ def measure(
 def compile_pass(
   candidate: Implementation, local: Local, device: Any
 ) -> jax.stages.Compiled:
-  """Return the compiled forward and backward pass of a candidate.
+  """Return the compiled pass of a candidate.
 
-  It maps q, k, v and the gradient of the output, [B, N * h * d] as projections
-  write and read them, to the output and the gradients of q, k and v.
+  It maps q, k, v and the gradient of the output, [B, N, h * d] as projections
+  write and read them, to the output, and with a backward pass to the gradients
+  of q, k and v as well.
 
   Args:
     candidate: an implementation.
@@ -446,13 +470,9 @@ def compile_pass(
   """
 
   def step(*flat):
-    *qkv, gradient = (
-      x.reshape(like.shape) for x, like in zip(flat, local.shapes)
-    )
-    out, pull = jax.vjp(candidate.attend, *qkv)
-    return tuple(
-      x.reshape(like.shape) for x, like in zip((out, *pull(gradient)), flat)
-    )
+    given = (x.reshape(like.shape) for x, like in zip(flat, local.shapes))
+    found = _pass(candidate.attend, local, *given)
+    return tuple(x.reshape(like.shape) for x, like in zip(found, flat))
 
   mesh = jax.sharding.Mesh(
     [device], ('data',), axis_types=(jax.sharding.AxisType.Auto,)
@@ -463,8 +483,16 @@ def compile_pass(
     return jax.jit(step).lower(*_flat(local, device)).compile()
 
 
+def _pass(attend, local, q, k, v, gradient):
+  """Return the output, and with a backward pass the gradients of q, k, v."""
+  if not local.backward:
+    return (attend(q, k, v),)
+  out, pull = jax.vjp(attend, q, k, v)
+  return out, *pull(gradient)
+
+
 def _compile_comparison(local, device):
-  """Return a compiled function of results and inputs -> errors of 4 arrays.
+  """Return a compiled function of results and inputs -> error of each result.
 
   The error is the largest difference from float32 einsum over all elements,
   relative to the element's size plus the root mean square of the array in that
@@ -482,12 +510,10 @@ def _compile_comparison(local, device):
       ]
       for each in (found, inputs)
     )
-    *qkv, gradient = inputs
-    out, pull = jax.vjp(einsum, *qkv)
     return jnp.stack(
       [
         jnp.max(jnp.abs(x - y) / (jnp.abs(y) + jnp.sqrt(jnp.mean(y**2))))
-        for x, y in zip(found, (out, *pull(gradient)))
+        for x, y in zip(found, _pass(einsum, local, *inputs))
       ]
     )
 
@@ -495,7 +521,8 @@ def _compile_comparison(local, device):
     return jnp.max(jax.lax.map(one, (found, inputs)), axis=0)
 
   flat = _flat(local, device)
-  found = (flat[0], *flat[:3])  # the output is like the queries
+  # The output is like the queries.
+  found = (flat[0], *flat[:3]) if local.backward else (flat[0],)
   with jax.default_matmul_precision('highest'):
     return jax.jit(compare).lower(found, *flat).compile()
 

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from vit_jax import changes, device_memory, terminal, workdirs
+from vit_jax import autotune, changes, device_memory, terminal, workdirs
 from vit_jax import evaluators as evaluators_lib
 from vit_jax import sharding as layout
 from vit_jax.config import Entry
+from vit_jax.data.pipeline import Data
 from vit_jax.domains import Count, KeySeed, Side, checked
 from vit_jax.evaluators import Factory
 from vit_jax.files import PathLike
@@ -44,6 +45,7 @@ def evaluate(
   preprocess: Preprocess | None = None,
   mesh: MeshSizes = MeshSizes(),
   sharding: Rules | None = None,
+  attention_autotune: bool | autotune.Autotuner = True,
   name: str | None = None,
   seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
@@ -65,7 +67,8 @@ def evaluate(
       initialised model, the baseline for features of a trained one.
     model, image_shape, preprocess: by default those of the weights; image_shape
       is (H, W, C).
-    mesh, sharding: as in `train`.
+    mesh, sharding, attention_autotune: as in `train`. Only the forward pass is
+      measured, with the largest batch of the evaluators.
     name: of the model in results-*.csv; None: the end of init_from.path.
     seed: of the initialisation, without init_from.
     writers: more writers of metrics by name, see writers.py.
@@ -96,6 +99,15 @@ def evaluate(
     )
   preprocess = preprocess or Normalize()
   class_names = weights.class_names if weights else None
+  choice = autotune.find(attention_autotune).choose(
+    model,
+    jax.ShapeDtypeStruct((1, *image_shape), jnp.float32),
+    batch_size=_largest_batch(evals),
+    mesh=mesh,
+    workdir=workdir,
+    backward=False,
+  )
+  model = choice.apply(model)
   init = functools.partial(
     _init, model, tuple(image_shape), jax.random.key(seed)
   )
@@ -116,6 +128,7 @@ def evaluate(
   if workdirs.newest_step(workdir) is None:  # no training run is there
     basis = changes.basis_of_call(workdir, evaluate, arguments, entries)
     changes.record(workdir, basis, (), None)
+    choice.record(workdir)
   workdirs.record_config(workdir, record, preset)
 
   with device_memory.explaining(_explain_memory):
@@ -160,6 +173,13 @@ def _explain_memory():
     'It cannot hold the parameters. Use more devices, and shard the parameters '
     'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
   )
+
+
+def _largest_batch(evals):
+  """Return the largest batch size of the data of evaluators, at least 1."""
+  arguments = [getattr(factory, 'keywords', {}) for factory in evals.values()]
+  found = (x for x in jax.tree.leaves(arguments) if isinstance(x, Data))
+  return max((data.batch_size for data in found), default=1)
 
 
 def _init(model, image_shape, rng):

@@ -1,11 +1,11 @@
-"""Arrays that a loss uses but nobody trains: the parameters of a teacher.
+"""Models that a loss uses but nobody trains, such as the teacher's.
 
-A loss that closes over such arrays has them compiled into the program, and JAX
-refuses arrays that are sharded over several hosts. So an objective makes a
-Frozen, reads its `value`, and lists it in `loss_fn.frozen`. `make_step` then
-passes the arrays as an argument of the compiled step, sharded by the rules of
-the model. They are not part of the TrainState: no checkpoint contains them, and
-no optimizer sees them. Objectives that wrap others keep the list, because
+A loss that closes over their parameters has them compiled into the program, and
+JAX refuses arrays that are sharded over several hosts. So an objective makes a
+Frozen, calls its `apply`, and lists it in `loss_fn.frozen`. `make_step` then
+passes the parameters as an argument of the compiled step, sharded by the rules
+of the model. They are not part of the TrainState: no checkpoint contains them,
+and no optimizer sees them. Objectives that wrap others keep the list, because
 functools.wraps copies it.
 """
 
@@ -22,28 +22,41 @@ from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.sharding import Rules, annotate, infer
-from vit_jax.types import LossFn, PyTree
+from vit_jax.types import Array, LossFn, PyTree
 
 _given: dict['Frozen', PyTree] = {}  # while a step is traced
 
 
 class Frozen:
-  """Arrays of a loss that are not trained.
+  """A model of a loss that is not trained.
 
   Attributes:
-    shapes: tree of ShapeDtypeStructs.
-    load: function that returns the arrays, a tree of numpy arrays.
+    model: Flax module.
+    adapt: function of the model, which returns one that computes the same in
+      another way. Set it before a step is traced.
+    images: ShapeDtypeStruct of a batch of images.
+    shapes: of its parameters, tree of ShapeDtypeStructs.
+    load: function that returns the parameters, a tree of numpy arrays.
   """
 
-  def __init__(self, shapes: PyTree, load: Callable[[], PyTree]) -> None:
+  def __init__(
+    self,
+    model: Any,
+    images: jax.ShapeDtypeStruct,
+    shapes: PyTree,
+    load: Callable[[], PyTree],
+  ) -> None:
+    self.model, self.images = model, images
+    self.adapt: Callable[[Any], Any] = lambda model: model
     self.shapes, self.load = shapes, load
 
-  @property
-  def value(self) -> PyTree:
-    """The arrays: those that the step was given, else as they are loaded."""
-    if self in _given:
-      return _given[self]
-    return self._loaded
+  def apply(self, images: Array) -> Any:
+    """Return the outputs of the model for a batch of images.
+
+    The parameters are those that the step was given, else as they are loaded.
+    """
+    params = _given[self] if self in _given else self._loaded  # noqa: SIM401
+    return self.adapt(self.model).apply({'params': params}, images)
 
   @functools.cached_property
   def _loaded(self) -> PyTree:

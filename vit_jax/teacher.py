@@ -84,8 +84,9 @@ class Teacher:
     shape = weights.image_shape
     if self.image_size is not None:
       shape = (*as_pair(self.image_size), shape[2])
-    frozen = Frozen(_shapes(model, shape), self._load)
-    return Predictor(str(self.path), model, weights, shape, frozen)
+    images = jax.ShapeDtypeStruct((1, *shape), np.float32)
+    frozen = Frozen(model, images, _shapes(model, images), self._load)
+    return Predictor(str(self.path), weights, frozen)
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
@@ -119,17 +120,23 @@ class Predictor:
 
   Attributes:
     name: for messages.
-    model: Flax module.
     weights: description of the file.
-    image_shape: (H, W, C) that the model takes.
-    frozen: its parameters.
+    frozen: its model and parameters.
   """
 
   name: str
-  model: Any
   weights: Weights
-  image_shape: tuple[int, int, int]
   frozen: Frozen
+
+  @property
+  def model(self) -> Any:
+    """Flax module of the teacher."""
+    return self.frozen.model
+
+  @property
+  def image_shape(self) -> tuple[int, ...]:
+    """(H, W, C) that the model takes."""
+    return self.frozen.images.shape[1:]
 
   def __call__(self, images: Array) -> jax.Array:
     """Return float32 logits [B, K] of images [B, H, W, C] in 0..255.
@@ -148,18 +155,15 @@ class Predictor:
     if x.shape[1:3] != (height, width):
       shape = (len(x), height, width, channels)
       x = jax.image.resize(x, shape, 'bilinear')
-    logits = self.model.apply({'params': self.frozen.value}, x)
-    return jax.lax.stop_gradient(logits)
+    return jax.lax.stop_gradient(self.frozen.apply(x))
 
 
 def _is_scanned(model: Any) -> bool:
   return getattr(model, 'scan', False) and isinstance(model, bundle.MODELS)
 
 
-def _shapes(model: Any, image_shape: tuple[int, int, int]) -> Params:
+def _shapes(model: Any, images: jax.ShapeDtypeStruct) -> Params:
   """Return the ShapeDtypeStructs of a model's parameters, nested."""
-  shapes = tree.unflatten(bundle.shapes(model, image_shape))
   if not _is_scanned(model):
-    return shapes
-  images = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
+    return tree.unflatten(bundle.shapes(model, images.shape[1:]))
   return jax.eval_shape(model.init, jax.random.key(0), images)['params']

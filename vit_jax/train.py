@@ -193,15 +193,20 @@ def train(
 
   # 2. What is trained, and how.
   described = with_num_classes(model, data.source)
-  attention = autotune.find(attention_autotune).choose(
-    described,
-    images,
+  choose = functools.partial(
+    autotune.find(attention_autotune).choose,
     batch_size=data.batch_size // accum_steps,
     mesh=mesh,
     workdir=workdir,
   )
-  model = attention.apply(described)
+  choices = [choose(described, images)]
+  model = choices[0].apply(described)
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
+  for teacher in frozen.of(loss_fn):
+    spent = sum(choice.seconds for choice in choices)
+    found = choose(teacher.model, teacher.images, backward=False, spent=spent)
+    teacher.adapt = found.apply
+    choices.append(found)
   learning_rate = reuse.call(schedule, timeline)
 
   # 3. Shapes, then shardings, then memory. No later run shares a teacher, which
@@ -256,7 +261,8 @@ def train(
 
   def describe():
     changes.record(workdir, basis, changed, newest)
-    attention.record(workdir)
+    for choice in choices:
+      choice.record(workdir)
     workdirs.record_config(workdir, record, preset)
     workdirs.record_model(
       workdir,

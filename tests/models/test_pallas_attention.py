@@ -67,9 +67,10 @@ def output_and_gradients(q, k, v, do, implementation='pallas'):
 
 
 @pytest.mark.parametrize('name', SHAPES)
-def test_equals_the_formula(name):
-  arrays = draw(*SHAPES[name], jnp.float32)
-  found = jax.jit(output_and_gradients)(*arrays)
+def test_equals_the_formula(name, shapes=SHAPES):
+  arrays = draw(*shapes[name], jnp.float32)
+  # A new function, of which nothing has been compiled with another plan.
+  found = jax.jit(lambda *arrays: output_and_gradients(*arrays))(*arrays)
   for x, expected in zip(found, formula(*arrays), strict=True):
     atol = 2e-6 * max(1, abs(expected).max())
     np.testing.assert_allclose(x, expected, rtol=0, atol=atol)
@@ -88,6 +89,27 @@ def test_bfloat16_is_as_near_the_formula_as_xla():
 
   pairs = zip(errors('pallas'), errors('xla'), strict=True)
   assert all(ours <= 1.1 * theirs for ours, theirs in pairs)
+
+
+BLOCKED = {  # name: shape as above; with little memory on chip
+  'blocks of queries': (150, 2, 64),
+  'padded heads': (150, 1, 72),
+  'padded heads, all queries': (40, 8, 80),
+}
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+  monkeypatch.setattr(pallas_attention, '_BUDGET', 1.3 * 2**20)
+
+
+@pytest.mark.parametrize('name', BLOCKED)
+def test_what_does_not_fit_is_cut_or_padded(name, little_memory):
+  tokens, heads, width = BLOCKED[name]
+  plan = pallas_attention._plan(tokens, heads, width, 'float32')
+  assert plan.blocked == (tokens > 100)
+  assert plan.width == (64 if width == 64 else 128)
+  test_equals_the_formula(name, BLOCKED)
 
 
 def test_huge_scores_do_not_overflow():
@@ -167,10 +189,13 @@ def simulated(monkeypatch, capfd):
 
 
 def check_simulated(tokens, heads, width, dtype):
-  arrays = draw(tokens, heads, width, dtype)
+  check_against_formula(draw(tokens, heads, width, dtype))
+
+
+def check_against_formula(arrays):
   # A new function, of which nothing has been compiled without the simulation.
   found = jax.jit(lambda *arrays: output_and_gradients(*arrays))(*arrays)
-  exact = dtype == 'float32'
+  exact = arrays.dtype == 'float32'
   for x, expected in zip(found, formula(*arrays), strict=True):
     # bfloat16 has 8 bits; weights, slopes and results are rounded.
     bound = (5e-6 if exact else 2**-6) * max(1, abs(expected).max())
@@ -181,6 +206,40 @@ def check_simulated(tokens, heads, width, dtype):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_simulated(simulated, dtype):
   check_simulated(21, 3, 80, dtype)
+
+
+def test_blocks_of_queries_simulated(simulated, little_memory):
+  check_simulated(150, 1, 72, 'bfloat16')
+
+
+# Tokens of models with patches of 32, 16, 14 and 8 px and images of 224, 384
+# and 518 px, with and without a class token.
+TOKENS = (49, 50, 144, 145, 196, 197, 256, 257, 261, 576, 577, 729, 730)
+TOKENS += (784, 785, 1024, 1025, 1369, 1370, 1374, 2304, 2305)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('width', [64, 72, 80, 88, 104, 128])
+def test_takes_all_published_shapes(width, dtype):
+  for tokens in TOKENS:
+    for heads in (1, 3, 6, 12, 16, 24):
+      q = jax.ShapeDtypeStruct((8, tokens, heads, width), dtype)
+      assert pallas_attention.obstacle(q, q, q) is None, q
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('tokens', 'heads', 'width', 'dtype'),
+  [
+    (785, 2, 64, 'float32'),  # B/8
+    (730, 1, 72, 'float32'),
+    (1370, 2, 64, 'bfloat16'),  # 14 px at 518 px
+    (2305, 2, 64, 'float32'),  # B/8 at 384 px
+  ],
+)
+def test_many_tokens_equal_the_formula(tokens, heads, width, dtype):
+  assert pallas_attention._plan(tokens, heads, width, dtype).blocked
+  check_against_formula(draw(tokens, heads, width, dtype, batch=1))
 
 
 @pytest.mark.slow
@@ -254,6 +313,12 @@ for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     (197, 12, 64, 'bfloat16'),
     (197, 3, 64, 'float32'),
     (257, 16, 80, 'bfloat16'),
+    (577, 12, 64, 'float32'),
+    (257, 16, 88, 'float32'),  # padded heads
+    (257, 16, 104, 'bfloat16'),  # the same
+    (1370, 12, 64, 'bfloat16'),  # blocks of queries
+    (730, 16, 72, 'float32'),  # blocks of queries and padded heads
+    (2305, 12, 64, 'float32'),
   ):
     case = Case(tokens, tokens, heads, head_dim, dtype)
     local = Local(case, 2, heads, device.device_kind)
@@ -269,7 +334,7 @@ for topology in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': ''},
   )
   assert done.returncode == 0, done.stderr
-  assert len(done.stdout.splitlines()) == 12
+  assert len(done.stdout.splitlines()) == 36
 
 
 def test_one_query_is_left_to_xla():
@@ -286,8 +351,8 @@ def test_one_query_is_left_to_xla():
     (lambda q, k, v: (q, k, v.astype('float32')), 'one dtype, got bf.*float32'),
     (lambda q, k, v: [x.astype('float16') for x in (q, k, v)], 'got float16'),
     (
-      lambda q, k, v: [jnp.zeros((1, 1025, 2, 64), q.dtype)] * 3,
-      r'at most 14 MiB on chip .* got 26.4 MiB for 1025 tokens',
+      lambda q, k, v: [jnp.zeros((1, 5000, 2, 64), q.dtype)] * 3,
+      r'at most 14 MiB on chip .* got 19.8 MiB for 5000 tokens',
     ),
   ],
 )

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
-from vit_jax.models import names, products
+from vit_jax.models import common, names, products
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
 from vit_jax.step import init_state, train_step
@@ -20,6 +21,7 @@ OPTIONS = {
 }
 CASES = {  # product, shapes of the inputs and of the kernel
   'matmul': (products.matmul, (50, 6), (6, 4)),
+  'matmul, tokens apart': (products.matmul, (2, 25, 6), (6, 4)),
   'convolve': (
     functools.partial(products.convolve, **OPTIONS),
     (3, 7, 7, 2),
@@ -71,6 +73,26 @@ def test_gradients_of_kernels_are_sums_in_float32(name):
   assert fine[2].dtype == coarse[2].dtype == jnp.float32
   np.testing.assert_allclose(fine[2], wanted, rtol=1e-5, atol=1e-5)
   assert is_rounded(coarse[2]) and not is_rounded(fine[2])
+
+
+def test_affine_keeps_tokens_apart_for_tpus_only(monkeypatch):
+  affine = common.Affine((6,), (2, 3), nn.initializers.normal(1))
+  x = numbers((3, 5, 6), 0, jnp.float32)
+  params = affine.init(jax.random.key(1), x)
+
+  def loss(params, x):
+    return jnp.sum(jnp.sin(affine.apply(params, x)))
+
+  def products_and_gradients():
+    jaxpr = str(jax.make_jaxpr(affine.apply)(params, x))
+    return 'f32[15,6]' in jaxpr, jax.grad(loss, argnums=(0, 1))(params, x)
+
+  flat, expected = products_and_gradients()
+  monkeypatch.setattr(common, 'platform', lambda: 'tpu')
+  apart, found = products_and_gradients()
+  assert (flat, apart) == (True, False)
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', CASES)

@@ -70,7 +70,8 @@ def attention(
       weights or add to the logits; 'pallas' is the kernel for TPUs in
       pallas_attention.py, 'splash' the one of JAX, 'tokamax' that of the
       package for GPUs and TPUs; 'auto' is `fastest`. A Chooser is asked where
-      'auto' has a choice; training has one that has measured, see autotune.py.
+      'auto' has a choice; training, evaluations and teachers have one that has
+      measured, see autotune.py.
     dropout_rate: fraction of the attention weights to drop, independently.
     dropout_rng: key for dropout, required if dropout_rate > 0.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
@@ -179,11 +180,22 @@ def _tokamax(q, k, v):
   attend = functools.partial(
     tokamax.dot_product_attention, implementation=kernels
   )
-  return mesh.per_device(attend, q, k, v)
+  try:
+    return mesh.per_device(attend, q, k, v)
+  except ExceptionGroup as group:  # a NotImplementedError of each kernel
+    reasons = '; '.join(f'{error}' for error in group.exceptions)
+    raise ValueError(
+      f"attention='tokamax' cannot compute {q.dtype} {q.shape}: {reasons}. Use "
+      "'auto', 'xla' or 'einsum'."
+    ) from group
 
 
 def _tokamax_obstacle(*_):
-  return None if importlib.util.find_spec('tokamax') else 'the package tokamax'
+  if not importlib.util.find_spec('tokamax'):
+    return 'the package tokamax'
+  if mesh.platform() == 'cpu':
+    return 'a GPU or TPU, got a cpu'
+  return None
 
 
 _jax_nn = jax.nn.dot_product_attention

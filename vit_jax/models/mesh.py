@@ -34,7 +34,9 @@ def platform() -> str:
   return device.platform if device else jax.default_backend()
 
 
-def per_device(fn: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+def per_device(
+  fn: Callable[..., jax.Array], *arrays: jax.Array, heads: int | None = None
+) -> jax.Array:
   """Return fn(*arrays), computed by each device on its part of the arrays.
 
   The compiler cannot shard kernels. Within `with jax.set_mesh(mesh)`, examples
@@ -43,7 +45,8 @@ def per_device(fn: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
 
   Args:
     fn: function of arrays [B, N, h, d], which returns one like the first.
-    *arrays: [B, N, h, d].
+    *arrays: [B, N, h, d], or [B, N, h * d] with `heads`.
+    heads: h, if the arrays have no dimension for it.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size <= 1:
@@ -54,9 +57,9 @@ def per_device(fn: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
   def dividing(names, size):
     return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
 
-  batch, _, heads, _ = arrays[0].shape
+  batch, _, size, *_ = arrays[0].shape
   spec = PartitionSpec(
-    dividing(batch_axes(mesh), batch), None, dividing(of_heads, heads)
+    dividing(batch_axes(mesh), batch), None, dividing(of_heads, heads or size)
   )
   # The check of replicated values (check_vma) does not support kernels.
   return jax.shard_map(

@@ -3,19 +3,21 @@
     attend(q, k, v)
 
 The scores of a head never leave the chip: one program of the grid processes all
-tokens of one example, for some or all of its heads. It reads queries, keys and
-values as the projections write them, [B, N, h * d], so that heads are not
-transposed. Only q, k and v are saved for the backward pass, which computes the
-attention weights again.
+tokens of one example, for some or all of its heads; or, if that does not fit,
+a block of its queries. It reads queries, keys and values as the projections
+write them, [B, N, h * d], so that heads are not transposed. Only q, k and v are
+saved for the backward pass, which computes the attention weights again.
 
 This kernel has never run on a TPU. We know that interpret mode agrees with
 float64, that a simulation of a TPU's memory finds no race and no access out of
 bounds, that the compiler accepts it for v4, v5e, v5p and v6e, and the cycles of
 its schedule.
 
-Shapes: B examples, N tokens, h heads of dimension d, W lanes of a block.
+Shapes: B examples, N tokens, Q queries of a block, h heads of dimension d, W
+lanes of a block.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -48,13 +50,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     raise ValueError(
       f"attention='pallas' needs {reason}. Use 'auto', 'xla' or 'einsum'."
     )
-  return per_device(_attend_local, q, k, v)
-
-
-def _attend_local(q, k, v):
-  batch, tokens, heads, width = q.shape
-  flat = (x.reshape(batch, tokens, heads * width) for x in (q, k, v))
-  return _attend(width, *flat).reshape(q.shape)
+  *_, heads, width = q.shape
+  # Heads are merged outside: within, the compiler would write the products
+  # before and after in a layout with heads apart, and copy them.
+  flat = (x.reshape(*x.shape[:2], heads * width) for x in (q, k, v))
+  local = functools.partial(_attend, width)
+  return per_device(local, *flat, heads=heads).reshape(q.shape)
 
 
 def obstacle_of_inputs(q: Any, k: Any, v: Any) -> str | None:
@@ -78,13 +79,85 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   if reason := obstacle_of_inputs(q, k, v):
     return reason
   _, tokens, heads, width = q.shape
-  size = _held(tokens, _least(heads, width) * width, q.dtype)
-  if size > _BUDGET:
+  plan = _plan(tokens, heads, width, q.dtype)
+  if plan.held > _BUDGET:
     return (
       f'at most {_BUDGET / 2**20:.0f} MiB on chip for a few heads of an '
-      f'example, got {size / 2**20:.1f} MiB for {tokens} tokens'
+      f'example, got {plan.held / 2**20:.1f} MiB for {tokens} tokens'
     )
   return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """How the work on an example is cut into programs.
+
+  Attributes:
+    tokens: N.
+    width: head dimension of the arrays, which may be padded.
+    heads: those of a program.
+    queries: those of a program; all tokens, or a multiple of 128.
+    itemsize: bytes of an element.
+    scale: factor of scores, 1 / √d.
+  """
+
+  tokens: int
+  width: int
+  heads: int
+  queries: int
+  itemsize: int
+  scale: float
+
+  @property
+  def blocked(self) -> bool:
+    """Whether a program processes a part of the queries."""
+    return self.queries < self.tokens
+
+  @property
+  def held(self) -> int:
+    """Bytes on chip in the backward pass.
+
+    Two buffers of q, do, dq of all or some queries; of k, v, dk and dv two
+    buffers, or one if these stay for several programs, with the sums dk and dv
+    in float32; and 5 arrays of scores.
+    """
+    lanes = _round_up(self.heads * self.width, _LANES)
+    queries, keys = (_round_up(n, 16) for n in (self.queries, self.tokens))
+    scores = 20 * keys * _round_up(self.queries, _LANES)
+    of_keys = 2 * self.itemsize + 8 if self.blocked else 8 * self.itemsize
+    held = 6 * self.itemsize * queries + of_keys * keys
+    return held * lanes + scores
+
+
+def _plan(tokens, heads, width, dtype):
+  """Return the plan with the fewest programs that fits on the chip.
+
+  If the fewest heads that fill whole registers do not fit, heads are padded to
+  whole registers. If one does not fit either, queries are processed in blocks:
+  of the size that leaves the fewest undefined rows, then of the largest.
+  """
+  rest = jnp.dtype(dtype).itemsize, width**-0.5
+  aligned = _LANES % width == 0 and _least(heads, width) * width % _LANES == 0
+  padded = width if aligned else _round_up(width, _LANES)
+  for each in (width, padded):
+    least = _least(heads, each)
+    whole = [
+      _Plan(tokens, each, n, tokens, *rest)
+      for n in range(least, heads + 1, least)
+      if heads % n == 0
+    ]
+    if fitting := [plan for plan in whole if plan.held <= _BUDGET]:
+      return fitting[-1]
+  sizes = sorted(
+    range(_LANES, tokens, _LANES), key=lambda n: (_round_up(tokens, n), -n)
+  )
+  parts = [_Plan(tokens, padded, least, n, *rest) for n in sizes]
+  fitting = [plan for plan in parts if plan.held <= _BUDGET]
+  return next(iter(fitting), min(whole + parts, key=lambda plan: plan.held))
+
+
+def _round_up(n, unit):
+  return -(-n // unit) * unit
 
 
 def _least(heads, width):
@@ -93,25 +166,9 @@ def _least(heads, width):
   return heads if heads % least else least
 
 
-def _per_program(tokens, heads, width, dtype):
-  """Return as many heads as fit, because each program has an overhead."""
-  least = _least(heads, width)
-  sizes = [n for n in range(least, heads + 1, least) if heads % n == 0]
-  return max(
-    n for n in sizes if n == least or _held(tokens, n * width, dtype) <= _BUDGET
-  )
-
-
-def _held(tokens, lanes, dtype):
-  """Return bytes on chip in the backward pass: 7 double blocks, 5 scores."""
-  rows = -(-tokens // 16) * 16
-  lanes, columns = (-(-n // _LANES) * _LANES for n in (lanes, tokens))
-  return 14 * rows * lanes * jnp.dtype(dtype).itemsize + 20 * rows * columns
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(width, q, k, v):
-  return _call(_forward, width, (q, k, v), 1)[0]
+  return _call(_forward, width, (q, k, v))[0]
 
 
 def _attend_forward(width, q, k, v):
@@ -119,108 +176,160 @@ def _attend_forward(width, q, k, v):
 
 
 def _attend_backward(width, saved, gradient):
-  return tuple(_call(_backward, width, (*saved, gradient), 3))
+  q, k, v = saved
+  return tuple(_call(_backward, width, (q, gradient, k, v)))
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _call(kernel, width, arrays, num_outputs):
-  """Run a kernel over examples and groups of heads."""
+def _call(kernel, width, arrays):
+  """Run a kernel over examples, groups of heads, and blocks of queries.
+
+  Args:
+    kernel: _forward or _backward.
+    width: d, the head dimension.
+    arrays: inputs of the kernel, [B, N, h * d]; the last two are k and v.
+  """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
-  like = arrays[0]
-  batch, tokens, lanes = like.shape
-  heads = _per_program(tokens, lanes // width, width, like.dtype)
-  block = pl.BlockSpec(
-    (None, tokens, heads * width), lambda example, group: (example, 0, group)
+  batch, tokens, lanes = arrays[0].shape
+  dtype, heads = arrays[0].dtype, lanes // width
+  plan = _plan(tokens, heads, width, dtype)
+  arrays = [_pad_heads(x, width, plan.width) for x in arrays]
+  lanes = plan.heads * plan.width
+  of_queries = pl.BlockSpec(
+    (None, plan.queries, lanes), lambda example, group, i: (example, i, group)
   )
+  # What stays for all blocks of queries needs no second buffer.
+  of_keys = pl.BlockSpec(
+    (None, tokens, lanes),
+    lambda example, group, i: (example, 0, group),
+    pipeline_mode=pl.Buffered(1) if plan.blocked else None,
+  )
+  shape = batch, tokens, heads * plan.width
+  result = jax.ShapeDtypeStruct(shape, dtype)
+  sums = jax.ShapeDtypeStruct(shape, jnp.float32 if plan.blocked else dtype)
+  forward = kernel is _forward
+  out_specs = [of_queries] if forward else [of_queries, of_keys, of_keys]
+  out_shape = [result] if forward else [result, sums, sums]
+  flops = (4 if forward else 10) * batch * tokens**2
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, width),
-    grid=(batch, lanes // (heads * width)),
-    in_specs=[block] * len(arrays),
-    out_specs=[block] * num_outputs,
-    out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * num_outputs,
+    functools.partial(kernel, plan),
+    grid=(batch, heads // plan.heads, pl.cdiv(tokens, plan.queries)),
+    in_specs=[of_queries] * (len(arrays) - 2) + [of_keys] * 2,
+    out_specs=out_specs,
+    out_shape=out_shape,
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=_LIMIT
+      dimension_semantics=('parallel', 'parallel', 'arbitrary'),
+      vmem_limit_bytes=_LIMIT,
     ),
     cost_estimate=pl.CostEstimate(
-      flops=(4 if num_outputs == 1 else 10) * batch * tokens**2 * lanes,
-      transcendentals=batch * tokens**2 * lanes // width,
-      bytes_accessed=(len(arrays) + num_outputs) * like.size * like.itemsize,
+      flops=flops * heads * width,
+      transcendentals=batch * tokens**2 * heads,
+      bytes_accessed=sum(
+        x.size * x.dtype.itemsize for x in (*arrays, *out_shape)
+      ),
     ),
+    metadata={'register_flops': str(flops * _register_lanes(heads, plan))},
     name=f'attention{kernel.__name__}',
   )
-  return jax.lax.platform_dependent(
+  found = jax.lax.platform_dependent(
     *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
+  return [_pad_heads(x, plan.width, width).astype(dtype) for x in found]
 
 
-def _forward(width, q_ref, k_ref, v_ref, out_ref):
-  """Compute outputs of the heads of one example, [N, W] each."""
+def _pad_heads(x, width, new):
+  """Pad or cut head dimensions: [B, N, h * width] -> [B, N, h * new]."""
+  if width == new:
+    return x
+  x = x.reshape(*x.shape[:2], -1, width)
+  x = jnp.pad(x, ((0, 0),) * 3 + ((0, max(new - width, 0)),))[..., :new]
+  return x.reshape(*x.shape[:2], -1)
+
+
+def _forward(plan, q_ref, k_ref, v_ref, out_ref):
+  """Compute outputs of the heads of one example, [Q, W] each."""
 
   def group(q, k, v):
     parts = {}
-    for window, own in _heads(q.shape[-1], width):
+    for window, own in _heads(q.shape[-1], plan.width):
       scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
-      weights, total = _softmax(scores, width, axis=1)
+      weights, total = _softmax(scores, plan.scale, axis=1)
       out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
       _collect(parts, window, out / total)
     return (parts,)
 
-  _for_groups(group, width, (q_ref, k_ref, v_ref), (out_ref,))
+  _for_groups(group, plan, (q_ref, k_ref, v_ref), (out_ref,))
 
 
-def _backward(width, q_ref, k_ref, v_ref, do_ref, dq_ref, dk_ref, dv_ref):
-  """Compute gradients of the heads of one example, [N, W] each.
+def _backward(plan, q_ref, do_ref, k_ref, v_ref, dq_ref, dk_ref, dv_ref):
+  """Compute gradients of the heads of one example, [Q, W] and [N, W].
 
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
-  """
 
-  def group(*blocks):
+  With blocks of queries, dk and dv are sums over blocks. The last block may be
+  longer than what is left, and its end is undefined: rows are set to 0 there.
+  """
+  from jax.experimental import pallas as pl
+
+  if plan.blocked:
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+      dk_ref[...] = jnp.zeros_like(dk_ref)
+      dv_ref[...] = jnp.zeros_like(dv_ref)
+
+    left = plan.tokens - pl.program_id(2) * plan.queries
+
+  def group(q, do, k, v):
     parts = {}, {}, {}
-    for window, own in _heads(blocks[0].shape[-1], width):
-      q, k, v, do = (x[:, window] for x in blocks)
-      k = _keep(k, own)
-      weights, total = _softmax(_dot(k, q, 1, 1), width, axis=0)
+    if plan.blocked:
+      row = jax.lax.broadcasted_iota(jnp.int32, q.shape, 0)
+      q, do = (jnp.where(row < left, x, jnp.zeros_like(x)) for x in (q, do))
+    for window, own in _heads(q.shape[-1], plan.width):
+      q_, do_, k_, v_ = (x[:, window] for x in (q, do, k, v))
+      k_ = _keep(k_, own)
+      weights, total = _softmax(_dot(k_, q_, 1, 1), plan.scale, axis=0)
       weights /= total
-      slopes = _dot(_keep(v, own), do, 1, 1)
+      slopes = _dot(_keep(v_, own), do_, 1, 1)
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
       slopes = (weights * (slopes - mean)).astype(q.dtype)
-      scale = width**-0.5
-      _collect(parts[0], window, _dot(slopes, k, 0, 0) * scale)
-      _collect(parts[1], window, _dot(slopes, _keep(q, own), 1, 0) * scale)
+      _collect(parts[0], window, _dot(slopes, k_, 0, 0) * plan.scale)
+      of_keys = _dot(slopes, _keep(q_, own), 1, 0) * plan.scale
+      _collect(parts[1], window, of_keys)
       weights = weights.astype(q.dtype)
-      _collect(parts[2], window, _dot(weights, _keep(do, own), 1, 0))
+      _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
     return parts
 
-  inputs = q_ref, k_ref, v_ref, do_ref
-  _for_groups(group, width, inputs, (dq_ref, dk_ref, dv_ref))
+  inputs = q_ref, do_ref, k_ref, v_ref
+  _for_groups(group, plan, inputs, (dq_ref, dk_ref, dv_ref))
 
 
-def _for_groups(group, width, inputs, outputs):
+def _for_groups(group, plan, inputs, outputs):
   """Loop over the fewest heads that fill registers, for a short program."""
   from jax.experimental import pallas as pl
 
-  lanes = inputs[0].shape[-1]
-  heads = lanes // width
-  step = _least(heads, width)
-  while len(outputs) == 1 and step < 4 and heads % (2 * step) == 0:
+  step = _least(plan.heads, plan.width)
+  while len(outputs) == 1 and step < 4 and plan.heads % (2 * step) == 0:
     step *= 2
-  step *= width
+  count, step = plan.heads // step, step * plan.width
 
   def body(i, carry):
     begin = pl.multiple_of(i * step, step)
     parts = group(*(ref[:, pl.ds(begin, step)] for ref in inputs))
-    for part, ref in zip(parts, outputs, strict=True):
+    for j, (part, ref) in enumerate(zip(parts, outputs, strict=True)):
       for offset, x in part.items():
-        ref[:, pl.ds(begin + offset, x.shape[1])] = x.astype(ref.dtype)
+        lanes = pl.ds(begin + offset, x.shape[1])
+        x = x.astype(ref.dtype)
+        ref[:, lanes] = ref[:, lanes] + x if j and plan.blocked else x
     return carry
 
-  jax.lax.fori_loop(0, lanes // step, body, 0)
+  jax.lax.fori_loop(0, count, body, 0)
 
 
 def _heads(lanes, width):
@@ -237,6 +346,13 @@ def _heads(lanes, width):
     yield slice(first, last), (begin - first, end - first)
 
 
+def _register_lanes(heads, plan):
+  """Return the lanes that the products of all heads include."""
+  windows = _heads(plan.heads * plan.width, plan.width)
+  lanes = sum(_round_up(w.stop - w.start, _LANES) for w, _ in windows)
+  return lanes * heads // plan.heads
+
+
 def _keep(x, own):
   """Set the lanes of other heads to 0."""
   if own == (0, x.shape[1]):
@@ -251,10 +367,10 @@ def _dot(a, b, a_dim, b_dim):
   )
 
 
-def _softmax(scores, width, axis):
-  """Return exp(scores / √d) up to a factor, and its sum over an axis."""
+def _softmax(scores, scale, axis):
+  """Return exp(scale * scores) up to a factor, and its sum over an axis."""
   scores -= jnp.max(scores, axis=axis, keepdims=True)
-  weights = jnp.exp2(scores * (math.log2(math.e) * width**-0.5))
+  weights = jnp.exp2(scores * (math.log2(math.e) * scale))
   return weights, jnp.sum(weights, axis=axis, keepdims=True)
 
 

@@ -37,7 +37,7 @@ def gradients_in(dtype: str) -> Iterator[None]:
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Return x [n, i] @ kernel [i, o], [n, o] in the dtype of x."""
+  """Return x [..., i] @ kernel [i, o], [..., o] in the dtype of x."""
   if _as_usual(x, kernel):
     return x @ kernel.astype(x.dtype)
   return _matmul(x, kernel)
@@ -74,12 +74,13 @@ def _matmul_forward(x, kernel):
 
 def _matmul_backward(saved, gradient):
   x, kernel = saved
-  of_x = _dot(gradient, kernel.astype(x.dtype), 1, 1, x.dtype)
-  return of_x, _dot(x, gradient, 0, 0, kernel.dtype)
+  rows, last = tuple(range(x.ndim - 1)), (x.ndim - 1,)
+  of_x = _dot(gradient, kernel.astype(x.dtype), last, (1,), x.dtype)
+  return of_x, _dot(x, gradient, rows, rows, kernel.dtype)
 
 
-def _dot(a, b, a_dim, b_dim, dtype):
-  dims = ((a_dim,), (b_dim,)), ((), ())
+def _dot(a, b, a_dims, b_dims, dtype):
+  dims = (a_dims, b_dims), ((), ())
   return jax.lax.dot_general(a, b, dims, preferred_element_type=dtype)
 
 

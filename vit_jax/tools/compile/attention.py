@@ -46,6 +46,7 @@ def choose(
   batch_size: int,
   mesh: jax.sharding.Mesh,
   setting: bool | autotune.Autotuner = True,
+  backward: bool = True,
 ) -> tuple[Model, dict[str, Any]]:
   """Return the model with an implementation of attention, and columns.
 
@@ -59,17 +60,20 @@ def choose(
     batch_size: examples that all devices process at a time.
     mesh: of the devices.
     setting: `attention_autotune` of train().
+    backward: whether the model is trained, or only computes its outputs.
   """
   tuner, device = autotune.find(setting), mesh.devices.flat[0]
   if device in jax.devices():
-    choice = tuner.choose(model, images, batch_size=batch_size, mesh=mesh)
+    choice = tuner.choose(
+      model, images, batch_size=batch_size, mesh=mesh, backward=backward
+    )
     return choice.apply(model), _columns(choice)
   if device.platform not in tuner.platforms:
     return model, {}
   candidates = tuner.candidates or autotune.candidates_of(device.platform)
   by_case, words = [], []
-  for case in autotune.cases(model, images):
-    local = Local.of(case, batch_size, mesh)
+  for case in autotune.cases(model, images, train=backward):
+    local = Local.of(case, batch_size, mesh, backward)
     found = [estimate(each, local, device) for each in candidates]
     if best := fastest(found):
       by_case += [(case, x) for x in candidates if x.name == best.name]
@@ -95,7 +99,7 @@ def fastest(estimates: Sequence[Estimate]) -> Estimate | None:
 
 @functools.cache
 def estimate(candidate: Implementation, local: Local, device: Any) -> Estimate:
-  """Return the Estimate of a candidate's forward and backward pass.
+  """Return the Estimate of a candidate's pass.
 
   Args:
     candidate: an implementation.

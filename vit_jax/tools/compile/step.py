@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from vit_jax import config as configs
-from vit_jax import sharding
+from vit_jax import frozen, sharding
 from vit_jax.analysis import flops
 from vit_jax.device_memory import GIB
 from vit_jax.durations import Timeline
@@ -137,17 +137,21 @@ def lower(
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
   learning_rate = run.schedule(timeline)
-  model, chosen = attention.choose(
-    model,
-    images,
+  choose = functools.partial(
+    attention.choose,
     batch_size=batch_size // run.accum_steps,
     mesh=mesh,
     setting=run.attention_autotune,
   )
+  model, chosen = choose(model, images)
+  loss_fn = run.objective(model, preprocess=run.preprocess)
+  for teacher in frozen.of(loss_fn):
+    adapted, _ = choose(teacher.model, teacher.images, backward=False)
+    teacher.adapt = functools.partial(_first, adapted)
   _, state, step_fn = make_step(
     model,
     images=images,
-    loss_fn=run.objective(model, preprocess=run.preprocess),
+    loss_fn=loss_fn,
     make_tx=functools.partial(run.optimizer, learning_rate=learning_rate),
     mesh=mesh,
     rules=run.sharding,
@@ -188,6 +192,10 @@ def lower(
 def _head_dim(model):
   heads = getattr(model, 'num_heads', None)
   return heads and model.width // heads
+
+
+def _first(value, _):
+  return value
 
 
 def argument_bytes(arguments: Any) -> int:
