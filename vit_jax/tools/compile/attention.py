@@ -15,7 +15,7 @@ from vit_jax import autotune
 from vit_jax.autotune import Local
 from vit_jax.models.attention import Implementation
 from vit_jax.tools.compile import report
-from vit_jax.tools.compile.costs import Costs, costs
+from vit_jax.tools.compile.costs import costs
 from vit_jax.types import Model
 
 
@@ -117,10 +117,6 @@ def estimate(candidate: Implementation, local: Local, device: Any) -> Estimate:
       'state their cost'
     )
     return Estimate(candidate.name, problem=problem)
-  cycles = counted.cycles + kernel_cycles(counted, local)
-  return Estimate(candidate.name, cycles / 1e6)
-
-
-def kernel_cycles(counted: Costs, local: Local) -> float:
-  """Return the cycles of Pallas kernels, see `report.kernel_cycles`."""
-  return report.kernel_cycles(counted, local.device_kind, local.case.head_dim)
+  kind, head_dim = local.device_kind, local.case.head_dim
+  kernels = report.kernel_cycles(counted, kind, head_dim)
+  return Estimate(candidate.name, (counted.cycles + kernels) / 1e6)

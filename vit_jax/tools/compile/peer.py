@@ -34,7 +34,7 @@ import optax
 from vit_jax import sharding
 from vit_jax.analysis import flops
 from vit_jax.device_memory import GIB
-from vit_jax.tools.compile import report, step
+from vit_jax.tools.compile import step
 
 
 def measure(
@@ -81,7 +81,7 @@ def measure(
 
 def ratio(row: dict[str, Any], peer: dict[str, Any]) -> float | None:
   """Return the cycles of the peer over ours; None if either is not known."""
-  ours, theirs = map(report.total_megacycles, (row, peer))
+  ours, theirs = row.get('megacycles'), peer.get('megacycles')
   return theirs / ours if ours and theirs else None
 
 

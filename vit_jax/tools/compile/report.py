@@ -14,6 +14,7 @@ import jax
 from vit_jax import metrics, terminal
 from vit_jax.device_memory import GIB
 from vit_jax.files import PathLike
+from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import Costs, costs
 
@@ -40,8 +41,6 @@ CHIPS = {
   'TPU v6 lite': Chip(31.24, 1.75, 448, 1640),
 }
 
-_LANES = 128  # of a register; head dimensions are padded to multiples of it
-
 COLUMNS = {  # key of a row: heading
   'config': 'config',
   'topology': 'topology',
@@ -60,7 +59,7 @@ COLUMNS = {  # key of a row: heading
   'accessed_gb': 'accessed GB',
   'collectives_mb': 'collectives MB',
   'megacycles': 'Mcycles',
-  'kernel_megacycles': '+ kernels',
+  'kernel_megacycles': '- of kernels',
   'step_ms': 'step ms',
   'collectives_ms': '+ links ms',
   'images_per_s': 'images/s',
@@ -81,22 +80,24 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   analysis = compiled.cost_analysis() or {}
   flops = analysis.get('flops', 0) + counted.repeated_flops
   accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
+  kind, head_dim = row['device_kind'], row.get('head_dim')
+  kernels = kernel_cycles(counted, kind, head_dim)
+  cycles = counted.cycles and counted.cycles + kernels
   found = _memory(compiled.memory_analysis(), row['hbm_gib']) | {
     'compiler_tflop': flops / 1e12 or None,
     'accessed_gb': accessed / 1e9 or None,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
-    'megacycles': counted.cycles / 1e6 or None,
+    'megacycles': cycles / 1e6 or None,
+    'kernel_megacycles': kernels / 1e6 or None,
     'unknown_loops': counted.unknown_loops,
     'uncounted_kernels': counted.unknown_kernels,
   }
-  if (chip := CHIPS.get(row['device_kind'])) and counted.cycles:
-    kernels = kernel_cycles(counted, row['device_kind'], row.get('head_dim'))
-    seconds = (counted.cycles + kernels) / chip.clock_ghz / 1e9
+  if (chip := CHIPS.get(row['device_kind'])) and cycles:
+    seconds = cycles / chip.clock_ghz / 1e9
     peak = metrics.peak_flops(row['device_kind'])
     # A device sends each byte at least once, of a sum twice.
     sent = counted.collectives.total() + counted.collectives['all-reduce']
     found |= {
-      'kernel_megacycles': kernels / 1e6 or None,
       'step_ms': seconds * 1e3,
       'collectives_ms': sent / chip.links_gb_s / 1e6,
       'images_per_s': row['batch_size'] / seconds,
@@ -109,30 +110,26 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
 def kernel_cycles(
   counted: Costs, device_kind: str, head_dim: int | None
 ) -> float:
-  """Return the estimated cycles of Pallas kernels from the cost they state.
+  """Return the estimated cycles of the Pallas kernels that state their cost.
 
-  The matrix units and the memory work one after the other at their peak rates,
-  and a head fills whole registers. For the kernel of pallas_attention.py this
-  is 0.69 to 0.87 of the length of its schedules for v5e, see
-  docs/tpu_cycles.md.
+  The matrix units and the memory work one after the other, at 1 / 1.15 of their
+  peak rates, and a head takes whole registers. For the kernel of
+  pallas_attention.py in B/16, L/16 and H/14 on v5e this is within 2% of the
+  length of its schedules, see docs/tpu_cycles.md.
 
   Args:
     counted: costs of a program.
-    device_kind: a key of CHIPS.
-    head_dim: of its attention, if there is one.
+    device_kind: of the device that it is compiled for.
+    head_dim: of the attention in the kernels; None: registers are full.
   """
+  if not counted.kernel_flops or device_kind not in CHIPS:
+    return 0.0
   chip, peak = CHIPS[device_kind], metrics.peak_flops(device_kind)
   assert peak is not None
-  padding = -(-head_dim // _LANES) * _LANES / head_dim if head_dim else 1
+  padding = lanes_per_head(head_dim) / head_dim if head_dim else 1.0
   seconds = counted.kernel_flops * padding / peak
   seconds += counted.kernel_bytes / chip.hbm_gb_s / 1e9
-  return seconds * chip.clock_ghz * 1e9
-
-
-def total_megacycles(row: Mapping[str, Any]) -> float | None:
-  """Return the cycles of a step with its kernels, None if not known."""
-  cycles = row.get('megacycles')
-  return cycles and cycles + (row.get('kernel_megacycles') or 0)
+  return 1.15 * seconds * chip.clock_ghz * 1e9
 
 
 def _memory(stats, hbm):
@@ -192,7 +189,8 @@ def hbm_gib(device: Any) -> float | None:
 
 _WARNINGS = {  # key of a row: what its numbers do not include
   'uncounted_kernels': 'NOT COUNTED: {} runs of Pallas kernels, for which the '
-  'compiler has no estimate. The real step takes longer.',
+  'compiler has no estimate, and which state no cost. The real step takes '
+  'longer.',
   'unknown_loops': 'NOT COUNTED: all but the first iteration of {} loops of '
   'unknown length. FLOPs, bytes and step time are too low.',
 }
@@ -237,9 +235,8 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
     console.print(
       "Step time, images/s and MFU are estimates, from the compiler's cycles, "
       'without the time on links between chips. "+ links" is that time at the '
-      "data sheet's rate, if nothing overlaps. "
-      '"+ kernels" is the time of Pallas kernels, from the cost that they '
-      'state, at peak rates; it is part of the step time.',
+      "data sheet's rate, if nothing overlaps. The compiler has no estimate "
+      'for Pallas kernels; theirs is made from the cost that they state.',
       highlight=False,
     )
   for words in row.get('attention_estimates', ()):
@@ -266,8 +263,7 @@ def show_ratio(row: dict[str, Any], peer: dict[str, Any]) -> None:
   else:
     sentence = (
       f"The peer's step takes {ratio:.2f} times our cycles: "
-      f'{text(total_megacycles(peer))} to {text(total_megacycles(row))} '
-      'Mcycles, kernels included.'
+      f'{text(peer["megacycles"])} to {text(row["megacycles"])} Mcycles.'
     )
   terminal.console().print(sentence, style='bold', highlight=False)
 

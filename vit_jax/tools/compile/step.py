@@ -178,10 +178,10 @@ def lower(
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
+    'head_dim': _head_dim(model),
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'grad_dtype': run.grad_dtype,
     **chosen,
-    'head_dim': _head_dim(model),
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
     'arguments_gib': argument_bytes(arguments) / GIB,
@@ -190,6 +190,7 @@ def lower(
 
 
 def _head_dim(model):
+  """Return the head dimension of a model's attention, None without any."""
   heads = getattr(model, 'num_heads', None)
   return heads and model.width // heads
 

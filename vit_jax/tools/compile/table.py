@@ -53,7 +53,8 @@ SLICES = {  # topology: description
   'v5p:4x4x4': '64 chips, v5p-128',
   'v4:4x4x4': '64 chips, v4-128',
 }
-COLUMNS = [c for c in report.COLUMNS if c not in ('config', 'batch_size')]
+_LEFT_OUT = ('config', 'batch_size', 'kernel_megacycles', 'accessed_gb')
+COLUMNS = [c for c in report.COLUMNS if c not in _LEFT_OUT]
 
 
 def write(page: Any) -> None:
