@@ -43,9 +43,9 @@ _LOOP = (
   (_ATTENTION, 'model.scan=True', 'model.remat=full'),
 )
 MODELS = {
+  'B/16': Entry((f'--config={_JFT}:B/16',), _LOOP),
   'L/16': Entry((f'--config={_JFT}:L/16',), _LOOP),
   'H/14': Entry((f'--config={_JFT}:H/14,fsdp',), _LOOP),
-  'B/16': Entry((f'--config={_JFT}:B/16',), _LOOP),
 }
 SLICES = {  # topology: description
   'v5e:16x16': '256 chips',
