@@ -116,7 +116,7 @@ def attention(
     chosen = KERNELS[implementation]
   if chosen.name == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
-    return checkpoint_name(out, ATTENTION)
+    return _named(out)
   if position_logits is not None:
     raise ValueError(
       f'attention={chosen.name!r} is fused and cannot add position logits. '
@@ -139,8 +139,18 @@ def attention(
   unchanged = results and all(x is y for x, y in zip(results, (q, k, v)))
   if chosen.attend_biased and unchanged:
     pairs = ((p.product, p.bias) for p in projections)
-    return checkpoint_name(chosen.attend_biased(*pairs), ATTENTION)
-  return checkpoint_name(chosen.attend(q, k, v), ATTENTION)
+    return _named(chosen.attend_biased(*pairs))
+  return _named(chosen.attend(q, k, v))
+
+
+def _named(x):
+  """Name x, [B, Q, h, d], for rematerialization.
+
+  Where it is kept, heads are merged: TPUs pad the last dimension to 128.
+  """
+  batch, queries, heads, head_dim = x.shape
+  x = checkpoint_name(x.reshape(batch, queries, heads * head_dim), ATTENTION)
+  return x.reshape(batch, queries, heads, head_dim)
 
 
 def fastest(q: jax.Array) -> str:

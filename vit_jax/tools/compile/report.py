@@ -46,7 +46,10 @@ COLUMNS = {  # key of a row: heading
   'topology': 'topology',
   'mesh': 'mesh',
   'batch_size': 'batch',
+  'attention': 'attention',
+  'scan': 'scan',
   'remat': 'remat',
+  'grad_dtype': 'gradients',
   'arguments_gib': 'args GiB',
   'temporaries_gib': 'temp GiB',
   'total_gib': 'total GiB',
@@ -61,6 +64,8 @@ COLUMNS = {  # key of a row: heading
   'collectives_ms': '+ links ms',
   'images_per_s': 'images/s',
   'mfu': 'MFU',
+  'compile_cpu_s': 'compile, CPU s',
+  'libtpu': 'libtpu',
 }
 
 

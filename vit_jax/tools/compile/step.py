@@ -66,7 +66,7 @@ def measure(
 
 def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
   """Compile a jax.stages.Lowered, and return its row with all columns."""
-  start = time.perf_counter()
+  start, cpu = time.perf_counter(), time.process_time()
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -75,7 +75,10 @@ def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
     row |= report.too_large(row, error)
   else:
     row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
-  return row | {'compile_s': time.perf_counter() - start}
+  return row | {
+    'compile_s': time.perf_counter() - start,
+    'compile_cpu_s': time.process_time() - cpu,
+  }
 
 
 def read_hlo(lowered: Any, compiled: Any) -> str:
@@ -177,6 +180,7 @@ def lower(
     'num_classes': model.num_classes,
     'head_dim': _head_dim(model),
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
+    'grad_dtype': run.grad_dtype,
     **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
