@@ -55,9 +55,10 @@ def digits(split, size, *, batch_size=128, crop=None, **fields):
   return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 
-def linear_on_digits(size, *, shots, seeds, features='pre_logits'):
+def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
   """Return the evaluator that fits a linear classifier to a few digits."""
-  data = {split: digits(split, size) for split in ('train', 'test')}
+  few = {'examples_per_class': 2 * max(shots)} if tiny else {}
+  data = {split: digits(split, size, **few) for split in ('train', 'test')}
   readouts = {'fewshot': common.few_shot(shots, seeds)}
   return common.frozen({'digits': data}, readouts, features=features)
 

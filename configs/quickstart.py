@@ -36,9 +36,9 @@ def get_config(argument=''):
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
   runs = {
     'pretrain': pretrain(tiny),
-    'linear_frozen': linear('pooled', pretrained),
-    'linear_untrained': linear('pooled', None),
-    'linear_pixels': linear('pixels', None),
+    'linear_frozen': linear('pooled', pretrained, tiny),
+    'linear_untrained': linear('pooled', None, tiny),
+    'linear_pixels': linear('pixels', None, tiny),
   }
   for n in shots:
     for name, init_from in (('scratch', None), ('finetune', pretrained)):
@@ -48,8 +48,11 @@ def get_config(argument=''):
   return common.study(runs, reports(shots))
 
 
-def model():
-  return embedded.vit(width=96, depth=4, mlp_dim=384, num_heads=3, patch_size=4)
+def model(tiny):
+  depth = 1 if tiny else 4
+  return embedded.vit(
+    width=96, depth=depth, mlp_dim=384, num_heads=3, patch_size=4
+  )
 
 
 def pretrain(tiny):
@@ -61,7 +64,7 @@ def pretrain(tiny):
     'run': 'vit_jax.train.train',
     'total_steps': 4 if tiny else 1300,
     'log_every_steps': 2 if tiny else 100,
-    'model': model(),
+    'model': model(tiny),
     'objective': common.xent('softmax', label_smoothing=0.1),
     'optimizer': embedded.adam(),
     'schedule': embedded.cosine(3e-3),
@@ -71,13 +74,13 @@ def pretrain(tiny):
   }
 
 
-def linear(features, init_from):
+def linear(features, init_from, tiny):
   digits = embedded.linear_on_digits(
     PRETRAIN_PX, shots=SHOTS, seeds=SEEDS, features=features
   )
   return {
     'run': 'vit_jax.evaluate.evaluate',
-    'model': model(),
+    'model': model(tiny),
     'image_shape': (PRETRAIN_PX, PRETRAIN_PX, 1),
     'init_from': init_from,
     'evals': {'linear': digits},
@@ -95,7 +98,7 @@ def train_on_digits(shots, seed, init_from, tiny):
     'seed': seed,
     'total_steps': 4 if tiny else 60 if init_from else 200,
     'log_every_steps': 2 if tiny else 30,
-    'model': model(),
+    'model': model(tiny),
     'init_from': init_from,
     'objective': common.xent('softmax'),
     'optimizer': common.adam(clip_norm=1.0),

@@ -168,7 +168,7 @@ def train(args, task, seed, settings):
     data = glyphs('RandomCrop', seed=1 + seed)
     val = glyphs('CentralCrop', seed=TRIAL if seed == TRIAL else 0)
     evals['frozen'] = embedded.linear_on_digits(
-      PX, shots=(SHOTS,), seeds=(0, 1, 2, 3, 4)
+      PX, shots=(SHOTS,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
     )
   else:
     data, val = digits(seed)

@@ -92,7 +92,7 @@ def run_config(args, model, size, seed):
   """Return a pre-training on `size` images that also evaluates its features."""
   batch_size = 16 if args.tiny else BATCH
   digits = embedded.linear_on_digits(
-    IMAGE_PX, shots=(10,), seeds=(0, 1, 2, 3, 4)
+    IMAGE_PX, shots=(10,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
   )
   evals = {'frozen': digits}
   if args.data == 'glyphs':

@@ -32,6 +32,7 @@ def _commands(program):
   blocks = re.findall(r'```bash\n(.*?)```', TEXT, re.S)
   lines = {line for block in blocks for line in block.splitlines()}
   commands = {line.split('&&')[-1].strip() for line in lines}
+  commands = {re.sub(r'^([A-Z_]+=\S* )+', '', command) for command in commands}
   return sorted(c for c in commands if c.startswith(f'python -m {program} '))
 
 

@@ -108,7 +108,7 @@ def test_a_tiny_study_of_two_runs(data_dir, tmp_path):
       ('pretrain_jft_B32', 'finetune_jft_B32_imagenet_seed0'),
       1,
     ),
-    ('scaling_shape', 'all,tiny', (None,), 3),
+    ('scaling_shape', 'all,tiny', ('pretrain_base',), 1),
   ],
 )
 def test_tiny_studies_run(name, argument, members, points, data_dir, tmp_path):

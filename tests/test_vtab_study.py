@@ -228,7 +228,8 @@ def test_missing_weights_are_found_before_the_first_run(
 @pytest.mark.slow
 def test_tiny_study_runs(compile_fast, tmp_path):  # noqa: F811
   """On data with the true sizes and features, for each kind of label."""
-  words = 'structured,caltech101,camelyon,seeds=1,size=224,tiny'
+  tasks = 'caltech101,clevr_count,dsprites_location,kitti,snorb_azimuth'
+  words = f'{tasks},seeds=1,size=224,tiny'
   config = load_config('vtab', words)
   used = {run.data.source.name for run in config.runs.values()}
   for name in used:

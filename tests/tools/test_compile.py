@@ -1,6 +1,7 @@
 """Reports on train steps: what they count, and what they refuse."""
 
 import csv
+import functools
 import importlib.util
 import json
 import os
@@ -18,7 +19,6 @@ from absl.testing import flagsaver
 
 from vit_jax import config as configs
 from vit_jax import main as program
-from vit_jax.autotune import Case, Local
 from vit_jax.data import tfds
 from vit_jax.data.embedded.glyphs import CHARACTERS
 from vit_jax.tools import outputs
@@ -172,10 +172,18 @@ def test_kernels_can_state_their_cost():
   stated = costs(LOOP.replace('  %start =', kernel))
   assert (stated.kernel_flops, stated.kernel_bytes) == (394_000_000, 819_000)
   assert (stated.uncounted_kernels, stated.unknown_kernels) == (1, 0)
-  # At v5e's 197 TFLOP/s, half of the lanes empty: 4 us; at 819 GB/s: 1 us.
-  case = Case(queries=197, tokens=197, heads=2, head_dim=64, dtype='bfloat16')
-  local = Local(case, 1, 2, 'TPU v5 lite')
-  assert attention.kernel_cycles(stated, local) == pytest.approx(5e-6 * 1.5e9)
+  # At v5e's 197 TFLOP/s: 2 us; at 819 GB/s: 1 us; and 15%.
+  cycles = functools.partial(report.kernel_cycles, device_kind='TPU v5 lite')
+  found = cycles(stated, head_dim=128)
+  assert found == pytest.approx(1.15 * 3e-6 * 1.5e9)
+  assert found == cycles(stated, head_dim=None)
+  # Half of the lanes of registers are empty: 4 us and 1 us.
+  found = cycles(stated, head_dim=64)
+  assert found == pytest.approx(1.15 * 5e-6 * 1.5e9)
+  # Of 8 heads of 80 lanes, 4 are in two registers: 192 lanes on average.
+  found = cycles(stated, head_dim=80)
+  assert found == pytest.approx(1.15 * (2 * 192 / 80 + 1) * 1e-6 * 1.5e9)
+  assert cycles(costs(LOOP), head_dim=64) == 0
 
 
 def test_the_estimate_with_the_fewest_cycles():
@@ -494,6 +502,21 @@ def test_the_committed_page_is_made_of_its_data():
   rows = json.loads(page.with_suffix('.json').read_text())
   assert page.read_text() == table.text(rows, page)
   assert {'B/16', 'L/16'} <= {row['model'] for row in rows}
+
+
+@pytest.mark.parametrize('model', table.MODELS)
+def test_each_line_of_the_page_is_a_command(model):
+  entry = table.MODELS[model]
+  for options in entry.options:
+    (spec, *given) = entry.arguments
+    config = configs.load(ROOT / spec.removeprefix('--config='))
+    given = [word.removeprefix('--config.') for word in given]
+    configs.override(config, [*given, *options])
+    configs.plan_run(config)
+    made = configs.make({'model': config.model})['model']
+    for option in options:
+      key, value = option.removeprefix('model.').split('=')
+      assert str(getattr(made, key)) == value
 
 
 CONFIG = '--config=configs/pretrain_imagenet.py:B/16,tiny'

@@ -102,7 +102,7 @@ def attention(
     chosen = KERNELS[implementation]
   if chosen.name == 'einsum':
     out = _einsum(q, k, v, dropout_rate, dropout_rng, position_logits)
-    return checkpoint_name(out, ATTENTION)
+    return _named(out)
   if position_logits is not None:
     raise ValueError(
       f'attention={chosen.name!r} is fused and cannot add position logits. '
@@ -121,7 +121,17 @@ def attention(
       f'attention={chosen.name!r} needs {obstacle}. '
       "Use 'auto', 'xla' or 'einsum'."
     )
-  return checkpoint_name(chosen.attend(q, k, v), ATTENTION)
+  return _named(chosen.attend(q, k, v))
+
+
+def _named(x):
+  """Name x, [B, Q, h, d], for rematerialization.
+
+  Where it is kept, heads are merged: TPUs pad the last dimension to 128.
+  """
+  batch, queries, heads, head_dim = x.shape
+  x = checkpoint_name(x.reshape(batch, queries, heads * head_dim), ATTENTION)
+  return x.reshape(batch, queries, heads, head_dim)
 
 
 def fastest(q: jax.Array) -> str:

@@ -233,7 +233,6 @@ def _call(kernel, width, arrays):
         x.size * x.dtype.itemsize for x in (*arrays, *out_shape)
       ),
     ),
-    metadata={'register_flops': str(flops * _register_lanes(heads, plan))},
     name=f'attention{kernel.__name__}',
   )
   found = jax.lax.platform_dependent(
@@ -332,6 +331,13 @@ def _for_groups(group, plan, inputs, outputs):
   jax.lax.fori_loop(0, count, body, 0)
 
 
+def lanes_per_head(width: int) -> float:
+  """Return the lanes of whole registers that products of a head include."""
+  heads = _LANES // math.gcd(width, _LANES)
+  windows = [window for window, _ in _heads(heads * width, width)]
+  return sum(window.stop - window.start for window in windows) / heads
+
+
 def _heads(lanes, width):
   """Yield for each head the registers that contain it, and its own lanes.
 
@@ -344,13 +350,6 @@ def _heads(lanes, width):
     first = begin // _LANES * _LANES
     last = min(-(-end // _LANES) * _LANES, lanes)
     yield slice(first, last), (begin - first, end - first)
-
-
-def _register_lanes(heads, plan):
-  """Return the lanes that the products of all heads include."""
-  windows = _heads(plan.heads * plan.width, plan.width)
-  lanes = sum(_round_up(w.stop - w.start, _LANES) for w, _ in windows)
-  return lanes * heads // plan.heads
 
 
 def _keep(x, own):

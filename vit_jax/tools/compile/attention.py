@@ -11,14 +11,12 @@ from typing import Any
 
 import jax
 
-from vit_jax import autotune, metrics
+from vit_jax import autotune
 from vit_jax.autotune import Local
 from vit_jax.models.attention import Implementation
 from vit_jax.tools.compile import report
-from vit_jax.tools.compile.costs import Costs, costs
+from vit_jax.tools.compile.costs import costs
 from vit_jax.types import Model
-
-_LANES = 128  # of a register; head dimensions are padded to multiples of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,23 +117,6 @@ def estimate(candidate: Implementation, local: Local, device: Any) -> Estimate:
       'state their cost'
     )
     return Estimate(candidate.name, problem=problem)
-  cycles = counted.cycles + kernel_cycles(counted, local)
-  return Estimate(candidate.name, cycles / 1e6)
-
-
-def kernel_cycles(counted: Costs, local: Local) -> float:
-  """Return the estimated cycles of Pallas kernels from the cost they state.
-
-  The matrix units and the memory work one after the other at their peak rates,
-  and a head fills whole registers. For the kernel of pallas_attention.py this
-  is 0.69 to 0.87 of the length of its schedules for v5e, see
-  docs/tpu_cycles.md.
-  """
-  chip = report.CHIPS[local.device_kind]
-  peak = metrics.peak_flops(local.device_kind)
-  assert peak is not None
-  head_dim = local.case.head_dim
-  padded = -(-head_dim // _LANES) * _LANES
-  seconds = counted.kernel_flops * padded / head_dim / peak
-  seconds += counted.kernel_bytes / chip.hbm_gb_s / 1e9
-  return seconds * chip.clock_ghz * 1e9
+  kind, head_dim = local.device_kind, local.case.head_dim
+  kernels = report.kernel_cycles(counted, kind, head_dim)
+  return Estimate(candidate.name, (counted.cycles + kernels) / 1e6)

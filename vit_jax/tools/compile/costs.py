@@ -45,7 +45,8 @@ class Costs:
       the second iteration on, which `cost_analysis` leaves out.
     repeated_bytes: bytes read and written in loops, in the same way.
     unknown_loops: loops with an unknown number of iterations, counted as 1.
-    uncounted_kernels: runs of Pallas kernels, which have no estimate.
+    uncounted_kernels: runs of Pallas kernels, for which the compiler has no
+      estimate.
     unknown_kernels: those of them that do not state their cost.
     kernel_flops, kernel_bytes: costs that the other kernels state.
   """

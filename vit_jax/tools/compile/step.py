@@ -66,7 +66,7 @@ def measure(
 
 def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
   """Compile a jax.stages.Lowered, and return its row with all columns."""
-  start = time.perf_counter()
+  start, cpu = time.perf_counter(), time.process_time()
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -75,7 +75,10 @@ def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
     row |= report.too_large(row, error)
   else:
     row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
-  return row | {'compile_s': time.perf_counter() - start}
+  return row | {
+    'compile_s': time.perf_counter() - start,
+    'compile_cpu_s': time.process_time() - cpu,
+  }
 
 
 def read_hlo(lowered: Any, compiled: Any) -> str:
@@ -175,13 +178,21 @@ def lower(
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
+    'head_dim': _head_dim(model),
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
+    'grad_dtype': run.grad_dtype,
     **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
     'arguments_gib': argument_bytes(arguments) / GIB,
     'model_tflop': flop / 1e12,
   }
+
+
+def _head_dim(model):
+  """Return the head dimension of a model's attention, None without any."""
+  heads = getattr(model, 'num_heads', None)
+  return heads and model.width // heads
 
 
 def _first(value, _):
