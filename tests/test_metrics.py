@@ -77,13 +77,14 @@ def test_records_are_means_over_the_interval(tmp_path):
   assert all(r['memory_gb'] > 0.01 and 'mfu' not in r for r in records)
 
 
-def test_rates(tmp_path, monkeypatch):
+@pytest.mark.parametrize('flops_per_step', [4e12, lambda: 4e12])
+def test_rates(tmp_path, monkeypatch, flops_per_step):
   clock = types.SimpleNamespace(now=100.0)
   clock.perf_counter = lambda: clock.now
   monkeypatch.setattr(metrics, 'time', clock)
   kind = jax.devices()[0].device_kind
   monkeypatch.setitem(metrics.PEAK_FLOPS, kind, 1e12)
-  monitor = make_monitor(tmp_path, flops_per_step=4e12)
+  monitor = make_monitor(tmp_path, flops_per_step=flops_per_step)
   clock.now += 50  # compilation
   monitor.step(1, {'loss': 1.0})
   monitor.flush()

@@ -133,7 +133,8 @@ class Monitor:
     total_steps: length of the training, for the ETA.
     batch_size: global batch size, for images per second.
     log_every_steps: length of a log interval.
-    flops_per_step: FLOPs of the model (3 x forward), for the MFU; or None.
+    flops_per_step: FLOPs of the model (3 x forward), for the MFU; or a function
+      that returns them, which is called for the first record; or None.
     start_step: step from which the run resumes. Later records, which the
       interrupted run wrote, are removed.
     learning_rate: function of the step, to be logged; or None.
@@ -153,7 +154,7 @@ class Monitor:
     total_steps: int,
     batch_size: int,
     log_every_steps: int,
-    flops_per_step: float | None = None,
+    flops_per_step: float | Callable[[], float] | None = None,
     start_step: int = 0,
     learning_rate: Callable[[Any], Any] | None = None,
     stopwatch: Stopwatch | None = None,
@@ -169,7 +170,7 @@ class Monitor:
     self._batch_size = batch_size
     self._log_every = log_every_steps
     self._learning_rate = learning_rate
-    self._flops_per_step = flops_per_step
+    self._flops = flops_per_step
     self.writer = Writer(workdir, start_step, writers=writers, record=record)
     self._beaten, self._is_finished = -math.inf, False
     self._stopwatch = stopwatch or Stopwatch()
@@ -292,6 +293,9 @@ class Monitor:
     )
 
   def _log(self, step, skipped):
+    if callable(self._flops):  # not before: the first step need not wait
+      with self.pause('compile'), jax.transfer_guard('allow'):
+        self._flops = self._flops()
     averaged = step - self._logged
     record = {f'train/{k}': v / averaged for k, v in self._sums.items()}
     if self._learning_rate is not None:
@@ -301,8 +305,8 @@ class Monitor:
     if step > self._clock_step:
       record |= self._rates(step)
     record['memory_gb'] = memory_gb()
-    if self._flops_per_step:  # of the run so far, as in the paper's table 6
-      record['exaflops'] = step * self._flops_per_step / 1e18
+    if self._flops:  # of the run so far, as in the paper's table 6
+      record['exaflops'] = step * self._flops / 1e18
     if skipped:
       record['data_skipped'] = skipped
     record |= self._counts
@@ -322,8 +326,8 @@ class Monitor:
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
-    if self._flops_per_step and peak:
-      flops_per_s = steps * self._flops_per_step / seconds
+    if self._flops and peak:
+      flops_per_s = steps * self._flops / seconds
       rates['mfu'] = flops_per_s / (peak * devices)
     return rates
 

@@ -255,7 +255,6 @@ def train(
     )
     return None
   claim = workdirs.Claim(workdir)
-  forward_flops = reuse.call(flops.forward, model, images)
 
   transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
 
@@ -300,7 +299,9 @@ def train(
       total_steps=total_steps,
       batch_size=data.batch_size,
       log_every_steps=timeline.steps(log_every),
-      flops_per_step=3 * data.batch_size * forward_flops,
+      flops_per_step=lambda: (
+        3 * data.batch_size * reuse.call(flops.forward, model, images)
+      ),
       learning_rate=learning_rate,
       writers=writers,
       record=record,
@@ -641,8 +642,12 @@ def make_step(
     )
   else:
     compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
+  # It runs once: LLVM's costly passes take longer than they save on a CPU. The
+  # initial state has the same bits without them.
+  on_cpu = mesh.devices.flat[0].platform == 'cpu'
+  options = {'xla_backend_optimization_level': 1} if on_cpu else None
   return (
-    jax.jit(init, out_shardings=shardings),
+    jax.jit(init, out_shardings=shardings, compiler_options=options),
     annotate(abstract_state, shardings),
     compiled,
   )

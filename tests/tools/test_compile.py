@@ -504,6 +504,21 @@ def test_the_committed_page_is_made_of_its_data():
   assert {'B/16', 'L/16'} <= {row['model'] for row in rows}
 
 
+@pytest.mark.parametrize('model', table.MODELS)
+def test_each_line_of_the_page_is_a_command(model):
+  entry = table.MODELS[model]
+  for options in entry.options:
+    (spec, *given) = entry.arguments
+    config = configs.load(ROOT / spec.removeprefix('--config='))
+    given = [word.removeprefix('--config.') for word in given]
+    configs.override(config, [*given, *options])
+    configs.plan_run(config)
+    made = configs.make({'model': config.model})['model']
+    for option in options:
+      key, value = option.removeprefix('model.').split('=')
+      assert str(getattr(made, key)) == value
+
+
 CONFIG = '--config=configs/pretrain_imagenet.py:B/16,tiny'
 
 

@@ -12,12 +12,12 @@ stroke width, and their slope sets the blur.
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import threading
 from typing import Annotated, Any
 
 import cv2
-import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -238,7 +238,10 @@ def _distance_field(label, face):
 
 @functools.cache
 def _font(face):
-  path = os.path.join(matplotlib.get_data_path(), 'fonts/ttf', f'{face}.ttf')
+  # Its files only: the import would take as long as all others together.
+  package = importlib.util.find_spec('matplotlib')
+  folder = os.path.dirname((package and package.origin) or '')
+  path = os.path.join(folder, 'mpl-data/fonts/ttf', f'{face}.ttf')
   if not os.path.exists(path):
     raise FileNotFoundError(
       f'{path} does not exist: this installation of matplotlib has no fonts,'

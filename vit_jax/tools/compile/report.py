@@ -65,6 +65,7 @@ COLUMNS = {  # key of a row: heading
   'images_per_s': 'images/s',
   'mfu': 'MFU',
   'compile_cpu_s': 'compile, CPU s',
+  'libtpu': 'libtpu',
 }
 
 

@@ -5,8 +5,9 @@ the page, so that an interrupted command can continue. The text of the page
 before the first model is written by hand, and kept.
 """
 
+import dataclasses
+import itertools
 import json
-import os
 import pathlib
 import shlex
 import subprocess
@@ -19,61 +20,81 @@ from vit_jax.files import write_atomically
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 
+_BIT = 'configs/pretrain_bit.py'
 _JFT = 'configs/pretrain_jft.py'
 _SCALING = 'configs/pretrain_scaling_vit.py'
-_SCAN = '--config.model.scan=True'
-_BIT = 'configs/pretrain_bit.py'
 
-MODELS = {  # name: arguments
-  'B/16': [f'--config={_JFT}:B/16', _SCAN],
-  'L/16': [f'--config={_JFT}:L/16', _SCAN],
-  'H/14': [f'--config={_JFT}:H/14,fsdp', _SCAN],
-  'G/14': [
-    f'--config={_SCALING}:G/14,fsdp,classes=18291',
-    _SCAN,
-    '--config.mesh.data=2',  # its width of 1664 divides by at most 128
-    '--config.data.batch_size=4096',
-    # Adam, like the other models; docs/training.md has Adafactor.
-    '--config.optimizer.target=optax.adamw',
-    '--config.optimizer.mu_dtype=bfloat16',
-    '--config.optimizer.decay_multipliers=()',
-  ],
-  'R50x1': [f'--config={_JFT}:R50x1'],
-  'R152x4': [f'--config={_BIT}:imagenet21k,R152x4'],
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A model of the table.
+
+  Attributes:
+    arguments: of the command.
+    options: values of the config, compiled in this order until one fits.
+  """
+
+  arguments: tuple[str, ...]
+  options: tuple[tuple[str, ...], ...]
+
+
+_ATTENTION = 'model.attention=pallas'
+# A loop without recomputation needs more memory and more cycles.
+_LOOP = (
+  (_ATTENTION, 'model.scan=True', 'model.remat=dots'),
+  (_ATTENTION, 'model.scan=True', 'model.remat=full'),
+)
+_UNROLLED = (('model.remat=none',), ('model.remat=full',))
+MODELS = {
+  'B/16': Entry((f'--config={_JFT}:B/16',), _LOOP),
+  'L/16': Entry((f'--config={_JFT}:L/16',), _LOOP),
+  'H/14': Entry((f'--config={_JFT}:H/14,fsdp',), _LOOP),
+  'G/14': Entry(
+    (
+      f'--config={_SCALING}:G/14,fsdp,classes=18291',
+      '--config.mesh.data=2',  # its width of 1664 divides by at most 128
+      '--config.data.batch_size=4096',
+      # Adam, like the other models; docs/training.md has Adafactor.
+      '--config.optimizer.target=optax.adamw',
+      '--config.optimizer.mu_dtype=bfloat16',
+      '--config.optimizer.decay_multipliers=()',
+    ),
+    _LOOP,
+  ),
+  'R50x1': Entry((f'--config={_JFT}:R50x1',), _UNROLLED),
+  'R152x4': Entry((f'--config={_BIT}:imagenet21k,R152x4',), _UNROLLED),
 }
 SLICES = {  # topology: description
   'v5e:16x16': '256 chips',
-  'v4:4x4x4': '64 chips, v4-128',
-  'v3:4x8': '32 chips, 64 cores, v3-64',
   'v6e:16x16': '256 chips',
   'v5p:4x4x4': '64 chips, v5p-128',
+  'v4:4x4x4': '64 chips, v4-128',
+  'v3:4x8': '32 chips, 64 cores, v3-64',
 }
-POLICIES = ('none', 'full')  # compiled in this order until one fits
-_LEFT_OUT = ('config', 'batch_size', 'kernel_megacycles', 'attention', 'scan')
-_LEFT_OUT += ('grad_dtype', 'compile_cpu_s')
+_LEFT_OUT = ('config', 'batch_size', 'accessed_gb', 'grad_dtype')
 COLUMNS = [c for c in report.COLUMNS if c not in _LEFT_OUT]
 
 
 def write(page: Any) -> None:
-  """Compile the lines that page.json lacks, and write the page at the end."""
-  os.nice(10)  # hours of work, on a machine that others may use
+  """Compile the lines that page.json lacks, and write the page after each."""
   data = page.with_suffix('.json')
   rows = json.loads(data.read_text()) if data.exists() else []
   page.parent.mkdir(parents=True, exist_ok=True)
-  for model, arguments in MODELS.items():
-    for topology in SLICES:
-      for remat in POLICIES:
-        line = {'model': model, 'topology': topology, 'remat': remat}
-        row = report.find(rows, line)
-        if row is None:
-          print(f'{model} on {topology}, remat={remat}: ', end='', flush=True)
-          with_remat = [*arguments, f'--config.model.remat={remat}']
-          row = {'model': model} | compile_one(topology, with_remat)
-          rows.append(row)
-          outputs.write_values(data, rows)
-          print(f'{report.fits(row)} ({row["compile_s"]:.0f} s)')
-        if row.get('fits'):
-          break
+  for topology, (model, entry) in itertools.product(SLICES, MODELS.items()):
+    for options in entry.options:
+      line = {'model': model, 'topology': topology, 'options': list(options)}
+      row = report.find(rows, line)
+      if row is None:
+        print(f'{model} on {topology}, {" ".join(options)}: ', end='')
+        sys.stdout.flush()
+        given = [f'--config.{option}' for option in options]
+        row = line | compile_one(topology, [*entry.arguments, *given])
+        rows.append(row)
+        outputs.write_values(data, rows)
+        write_atomically(page, text(rows, page))
+        print(f'{report.fits(row)} ({row["compile_s"]:.0f} s)')
+      if row.get('fits'):
+        break
   write_atomically(page, text(rows, page))
 
 
@@ -89,17 +110,22 @@ def compile_one(topology: str, arguments: Sequence[str]) -> dict[str, Any]:
   return row
 
 
+def _place(row):
+  """Key of a line's place: by slice, then lines of older options last."""
+  return list(SLICES).index(row['topology']), 'options' not in row
+
+
 def text(rows: Sequence[dict[str, Any]], page: pathlib.Path) -> str:
   """Return the page, with a table for each model."""
   intro = page.read_text().partition('\n## ')[0] if page.exists() else ''
   sections = [intro]
-  for model, arguments in MODELS.items():
+  for model, entry in MODELS.items():
     if of_model := [row for row in rows if row['model'] == model]:
-      of_model.sort(key=lambda row: list(SLICES).index(row['topology']))
+      of_model.sort(key=_place)
       size = of_model[0]['parameters'] / 1e6
+      about = f'{size:,.1f}M parameters; `{shlex.join(entry.arguments)}`'
       sections.append(
-        f'## {model}\n\n{size:,.1f}M parameters; `{shlex.join(arguments)}`\n\n'
-        + report.markdown(of_model, COLUMNS)
+        f'## {model}\n\n{about}\n\n' + report.markdown(of_model, COLUMNS)
       )
   packages = ('jax', 'libtpu')
   versions = {f'{k} {row[k]}' for row in rows for k in packages if k in row}
