@@ -20,8 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from vit_jax.models import pallas_attention
+from vit_jax.models import names, pallas_attention
 from vit_jax.models.attention import attention
+from vit_jax.models.common import BlockOptions
 
 SHAPES = {  # name: tokens, heads, width of a head
   'one token': (1, 2, 64),
@@ -165,6 +166,80 @@ def test_lowers_for_tpus(tokens, heads, width, dtype):
   assert text.count('@tpu_custom_call') == 2
   # The scores, [.., tokens, tokens], are in no memory but the kernel's.
   assert f'{tokens}x{tokens}x' not in text
+
+
+@pytest.mark.parametrize(
+  ('tokens', 'heads', 'width', 'budget'),
+  [(21, 3, 80, 14), pytest.param(150, 2, 64, 1.3, marks=pytest.mark.slow)],
+)
+def test_gradients_of_biases(tokens, heads, width, budget, monkeypatch):
+  monkeypatch.setattr(pallas_attention, '_BUDGET', budget * 2**20)
+  *xs, do = draw(tokens, heads, width, jnp.float32)
+  biases = draw(1, heads, width, jnp.float32, batch=1)[:3, 0, 0]
+
+  def attend(xs, biases):
+    return pallas_attention.attend_biased(*zip(xs, biases))
+
+  out, pull = jax.vjp(lambda *both: attend(*both), tuple(xs), tuple(biases))
+  of_xs, of_biases = pull(do)
+  expected = formula(*(x + b[None, None] for x, b in zip(xs, biases)), do)
+  for x, y in zip((out, *of_xs), expected, strict=True):
+    np.testing.assert_allclose(x, y, atol=3e-6 * max(1, abs(y).max()))
+  for x, y in zip(of_biases, expected[1:], strict=True):
+    scale = abs(y).sum(axis=(0, 1)).max()  # the sum for keys is 0
+    np.testing.assert_allclose(x, y.sum(axis=(0, 1)), atol=3e-6 * scale)
+
+
+def test_biases_on_a_mesh():
+  mesh = jax.make_mesh(
+    (4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2
+  )
+  arrays = draw(5, 4, 64, jnp.float32, batch=8)
+  biases = draw(1, 4, 64, jnp.float32, batch=1)[:3, 0, 0]
+
+  def gradients(arrays, biases):
+    def attend(biases):
+      return pallas_attention.attend_biased(*zip(arrays[:3], biases))
+
+    return jax.vjp(attend, biases)[1](arrays[3])[0]
+
+  expected = jax.jit(gradients)(arrays, biases)
+  with jax.set_mesh(mesh):
+    found = jax.jit(gradients)(arrays, biases)
+  np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'qk_norm', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_a_model_has_the_gradients_of_einsum(qk_norm):
+  sizes = {'width': 16, 'depth': 1, 'mlp_dim': 8, 'num_heads': 2}
+  rng = jax.random.key(0)
+  images = jax.random.normal(rng, (2, 32, 32, 3))
+
+  def gradients(implementation):
+    model = names.create(
+      'Ti/16',
+      num_classes=None,
+      attention=implementation,
+      block=BlockOptions(qk_norm=qk_norm),
+      **sizes,
+    )
+    params = jax.tree.map(lambda x: x + 0.1, model.init(rng, images)['params'])
+
+    def loss(params):
+      return jnp.sum(model.apply({'params': params}, images) ** 3)
+
+    return jax.jit(jax.grad(loss))(params)
+
+  expected, found = gradients('einsum'), gradients('pallas')
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+    found,
+    expected,
+  )
+  of_keys = found['block_0']['attn']['key']['bias']
+  assert jnp.any(of_keys) == qk_norm  # else no weight depends on it
 
 
 @pytest.fixture

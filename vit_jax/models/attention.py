@@ -6,8 +6,8 @@ Shapes: B examples, Q queries, N keys, h heads of dimension d.
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.checks import one_of
 from vit_jax.models import mesh, pallas_attention, splash_attention
+
+
+class Projection(NamedTuple):
+  """Queries, keys or values [B, N, h, d]: result = product + bias [h, d]."""
+
+  result: jax.Array
+  product: jax.Array
+  bias: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +36,15 @@ class Implementation:
     obstacle: function of the same arrays, or of their ShapeDtypeStructs. It
       returns what the implementation needs and lacks, or None if it can run.
     platforms: where it is meant to run, see `mesh.platform`.
+    attend_biased: the same for (product, bias) in place of each of q, k and v,
+      which computes the gradients of biases at less cost; None: not available.
   """
 
   name: str
   attend: Callable[..., jax.Array]
   obstacle: Callable[..., str | None] = lambda *_: None
   platforms: tuple[str, ...] = ('cpu', 'gpu', 'tpu')
+  attend_biased: Callable[..., jax.Array] | None = None
 
 
 ATTENTION = 'attention'  # name of the results, for rematerialization
@@ -51,6 +62,7 @@ def attention(
   dropout_rate: float = 0.0,
   dropout_rng: jax.Array | None = None,
   position_logits: jax.Array | None = None,
+  projections: Sequence[Projection] = (),
 ) -> jax.Array:
   """Compute softmax(q kᵀ / √d) v with a float32 softmax (eq. 5 to 7).
 
@@ -75,6 +87,8 @@ def attention(
     dropout_rate: fraction of the attention weights to drop, independently.
     dropout_rng: key for dropout, required if dropout_rate > 0.
     position_logits: [B, h, Q, N], added to q kᵀ (relative attention).
+    projections: those of which q, k and v are the results; ignored if one of
+      these has been changed since.
 
   Returns:
     [B, Q, h, d] in the dtype of v.
@@ -121,6 +135,11 @@ def attention(
       f'attention={chosen.name!r} needs {obstacle}. '
       "Use 'auto', 'xla' or 'einsum'."
     )
+  results = [each.result for each in projections]
+  unchanged = results and all(x is y for x, y in zip(results, (q, k, v)))
+  if chosen.attend_biased and unchanged:
+    pairs = ((p.product, p.bias) for p in projections)
+    return _named(chosen.attend_biased(*pairs))
   return _named(chosen.attend(q, k, v))
 
 
@@ -221,7 +240,11 @@ KERNELS = {
     ),
     Implementation('einsum', _einsum),
     Implementation(
-      'pallas', pallas_attention.attend, pallas_attention.obstacle, ('tpu',)
+      'pallas',
+      pallas_attention.attend,
+      pallas_attention.obstacle,
+      ('tpu',),
+      pallas_attention.attend_biased,
     ),
     Implementation(
       'splash',

@@ -24,7 +24,7 @@ from flax import linen as nn
 from vit_jax import domains
 from vit_jax.domains import OneOf, Range, Rate
 from vit_jax.models import products, resample
-from vit_jax.models.attention import ATTENTION
+from vit_jax.models.attention import ATTENTION, Projection
 from vit_jax.models.mesh import keep_batch_split, platform
 from vit_jax.types import Shape, Size
 
@@ -230,7 +230,8 @@ class Affine(nn.Module):
   dtype: Any = 'float32'
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, *, parts: bool = False) -> Any:
+    """Return x W + b; with `parts`, a Projection."""
     matrix = math.prod(self.inputs), math.prod(self.outputs)
     kernel = self.param(
       'kernel',
@@ -249,9 +250,10 @@ class Affine(nn.Module):
     x = products.matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
     # TPUs without bfloat16 arithmetic take several times as long otherwise.
-    bias = bias.reshape((1,) * (x.ndim - 1) + (-1,))
-    x = (x.astype(jnp.float32) + bias).astype(self.dtype)
-    return x.reshape(*batch, *self.outputs)
+    row = bias.reshape((1,) * (x.ndim - 1) + (-1,))
+    y = (x.astype(jnp.float32) + row).astype(self.dtype)
+    x, y = (z.reshape(*batch, *self.outputs) for z in (x, y))
+    return Projection(y, x, bias) if parts else y
 
 
 class AffinePerToken(Affine):
@@ -261,7 +263,8 @@ class AffinePerToken(Affine):
   """
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, *, parts: bool = False) -> jax.Array:
+    assert not parts, 'there is no product common to both tokens'
     affine = functools.partial(
       Affine,
       self.inputs,

@@ -45,7 +45,7 @@ def per_device(
 
   Args:
     fn: function of arrays [B, N, h, d], which returns one like the first.
-    *arrays: [B, N, h, d], or [B, N, h * d] with `heads`.
+    *arrays: [B, N, h, d], or [B, N, h * d] with `heads`; B and N may be 1.
     heads: h, if the arrays have no dimension for it.
   """
   mesh = jax.sharding.get_abstract_mesh()
@@ -57,14 +57,15 @@ def per_device(
   def dividing(names, size):
     return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
 
-  batch, _, size, *_ = arrays[0].shape
-  spec = PartitionSpec(
-    dividing(batch_axes(mesh), batch), None, dividing(of_heads, heads or size)
-  )
+  def spec(x):
+    batch, size = dividing(batch_axes(mesh), x.shape[0]), heads or x.shape[2]
+    return PartitionSpec(batch, None, dividing(of_heads, size))
+
+  specs = tuple(map(spec, arrays))
   # The check of replicated values (check_vma) does not support kernels.
-  return jax.shard_map(
-    fn, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False
-  )(*arrays)
+  return jax.shard_map(fn, in_specs=specs, out_specs=specs[0], check_vma=False)(
+    *arrays
+  )
 
 
 def keep_batch_split(x: jax.Array) -> jax.Array:

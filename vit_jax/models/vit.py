@@ -64,9 +64,12 @@ class Attention(nn.Module):
       kernel_init=initializer('attention', options.init_std),
       dtype=self.dtype,
     )
-    q = affine((width,), heads, name='query')(queries)
-    k = affine((width,), heads, name='key')(tokens)
-    v = affine((width,), heads, name='value')(tokens)
+    inputs = {'query': queries, 'key': tokens, 'value': tokens}
+    projections = [
+      affine((width,), heads, name=name)(x, parts=True)
+      for name, x in inputs.items()
+    ]
+    q, k, v = (each.result for each in projections)
     if options.qk_norm:
       norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
       q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
@@ -78,13 +81,12 @@ class Attention(nn.Module):
       self.sow('intermediates', 'position_logits', position_logits)
     drop = self.train and options.attention_dropout > 0
     x = attention(
-      q,
-      k,
-      v,
+      *(q, k, v),
       implementation=self.implementation,
       dropout_rate=options.attention_dropout if drop else 0.0,
       dropout_rng=self.make_rng('dropout') if drop else None,
       position_logits=position_logits,
+      projections=projections,
     )
     return affine(heads, (width,), name='out')(x)
 
@@ -106,8 +108,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    width = (x.shape[-1],)
-    hidden = (self.mlp_dim,)
+    width, hidden = (x.shape[-1],), (self.mlp_dim,)
     affine = functools.partial(
       Affine,
       kernel_init=initializer(self.kernel_init, self.init_std),
@@ -149,8 +150,7 @@ class Block(nn.Module):
     """
     options = self.options
     norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-    x = keep_batch_split(x)
-    x = self.posemb.add_to_layer(self, x, self.layout, shared)
+    x = self.posemb.add_to_layer(self, keep_batch_split(x), self.layout, shared)
     y = norm(name='norm1')(x)
     y = Attention(
       num_heads=self.num_heads,
