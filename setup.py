@@ -57,7 +57,7 @@ setuptools.setup(
   extras_require={
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
-      *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist', 'ruff', 'selenium'),
+      *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
       *('pyarrow', 'datasets'),
     ],
     'tpu': ['jax[tpu]'],

@@ -1,5 +1,6 @@
 """Strict JAX settings for every test: 8 fake devices, no rank promotion."""
 
+import collections
 import gc
 import os
 import tempfile
@@ -11,7 +12,7 @@ import pytest
 from vit_jax import environment
 
 # Most of the tests' time is compilation, and without optimisation XLA compiles
-# twice as fast. Processes that tests start inherit the flag.
+# twice as fast. Processes that tests start inherit the flags.
 FLAGS = '--xla_backend_optimization_level=0'
 os.environ['XLA_FLAGS'] = f'{FLAGS} {os.environ.get("XLA_FLAGS", "")}'.strip()
 environment.avoid_wrong_results()
@@ -35,6 +36,15 @@ ocp.type_handlers.register_type_handler(
   ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
   override=True,
 )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+  """Begin with the files that take longest, so that no worker waits long."""
+  weights = collections.Counter()
+  for item in items:
+    weights[item.path] += 50 if item.get_closest_marker('slow') else 1
+  items.sort(key=lambda item: -weights[item.path])
 
 
 def pytest_collection_finish():

@@ -95,6 +95,20 @@ def test_affine_keeps_tokens_apart_for_tpus_only(monkeypatch):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('grad_dtype', ['float32', 'bfloat16'])
+def test_tpus_round_kernels_before_products(grad_dtype, monkeypatch):
+  x, kernel = numbers((5, 6), 0, jnp.bfloat16), numbers((6, 4), 1, jnp.float32)
+  expected = derivatives(products.matmul, x, kernel, grad_dtype)
+  monkeypatch.setattr(products, 'platform', lambda: 'tpu')
+
+  def matmul(*arrays):  # a new function, of which nothing has been traced
+    return products.matmul(*arrays)
+
+  for a, b in zip(derivatives(matmul, x, kernel, grad_dtype), expected):
+    np.testing.assert_array_equal(np.float32(a), np.float32(b))
+  assert 'optimization_barrier' in str(jax.make_jaxpr(matmul)(x, kernel))
+
+
 @pytest.mark.parametrize('name', CASES)
 def test_float32_inputs_are_not_affected(name):
   product, *shapes = CASES[name]

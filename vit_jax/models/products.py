@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from vit_jax.models.mesh import platform
+
 _DTYPE = contextvars.ContextVar('dtype of gradients', default='bfloat16')
 
 
@@ -39,7 +41,7 @@ def gradients_in(dtype: str) -> Iterator[None]:
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Return x [..., i] @ kernel [i, o], [..., o] in the dtype of x."""
   if _as_usual(x, kernel):
-    return x @ kernel.astype(x.dtype)
+    return x @ _round(kernel, x.dtype)
   return _matmul(x, kernel)
 
 
@@ -62,20 +64,32 @@ def _as_usual(x, kernel):
   return _DTYPE.get() != 'float32' or x.dtype == kernel.dtype
 
 
+def _round(kernel, dtype):
+  """Return the kernel in a dtype; TPUs round it before products.
+
+  Their compiler would do so within each product, which then reads float32, and
+  reads it again for each tile of the result.
+  """
+  rounded = kernel.astype(dtype)
+  if platform() != 'tpu' or kernel.dtype == dtype:
+    return rounded
+  return jax.lax.optimization_barrier(rounded)
+
+
 @jax.custom_vjp
 def _matmul(x, kernel):
-  return x @ kernel.astype(x.dtype)
+  return x @ _round(kernel, x.dtype)
 
 
 def _matmul_forward(x, kernel):
   # Not _matmul, inside which policies of rematerialization find no product.
-  return x @ kernel.astype(x.dtype), (x, kernel)
+  return x @ _round(kernel, x.dtype), (x, kernel)
 
 
 def _matmul_backward(saved, gradient):
   x, kernel = saved
   rows, last = tuple(range(x.ndim - 1)), (x.ndim - 1,)
-  of_x = _dot(gradient, kernel.astype(x.dtype), last, (1,), x.dtype)
+  of_x = _dot(gradient, _round(kernel, x.dtype), last, (1,), x.dtype)
   return of_x, _dot(x, gradient, rows, rows, kernel.dtype)
 
 

@@ -93,24 +93,20 @@ def _run(config, topology):
   about['jax'] = jax.__version__
   if topology != 'local':
     about['libtpu'] = importlib.metadata.version('libtpu')
-  measure = functools.partial(
-    step.measure,
-    config,
-    devices,
-    image_shape=step.read_image_shape(_IMAGE_SIZE.value),
-    num_classes=_NUM_CLASSES.value,
-  )
+  options = {
+    'image_shape': step.read_image_shape(_IMAGE_SIZE.value),
+    'num_classes': _NUM_CLASSES.value,
+  }
   if _SEARCH.value:
+    measure = functools.partial(step.measure, config, devices, **options)
     smallest = step.smallest_batch(config, devices)
     largest, file = _MAX_BATCH.value, _JSON.value
-    row, rows = search.run(measure, about, smallest, largest, file)
+    loops = config.get('model', {}).get('scan')
+    policies = search.POLICIES_OF_LOOPS if loops else search.POLICIES
+    row, rows = search.run(measure, about, smallest, largest, file, policies)
   else:
-    row = about | measure()
-    rows = [row]
-    if script := _PEER_SCRIPT.value:
-      mesh = step.make_mesh(config, devices)
-      rows.append(peer.measure(script, row, mesh))
-      row['peer_ratio'] = peer.ratio(*rows)
+    rows = _measure(config, devices, about, options)
+    row = rows[0]
     if _JSON.value:
       outputs.write_values(_JSON.value, rows)
   report.show(row, _OPERATIONS.value)
@@ -119,6 +115,22 @@ def _run(config, topology):
     report.show_ratio(*rows)
   if _CSV.value:
     report.write_csv(_CSV.value, rows)
+
+
+def _measure(config, devices, about, options):
+  """Return the row of the config's step, and that of the peer if there is one.
+
+  A peer that cannot be loaded is found before a long compilation.
+  """
+  script = _PEER_SCRIPT.value
+  if not script:
+    return [about | step.measure(config, devices, **options)]
+  lowered, row = step.lower(config, devices, **options)
+  row = about | row
+  theirs = peer.lower(script, row, step.make_mesh(config, devices))
+  rows = [step.compile_row(*both) for both in ((lowered, row), theirs)]
+  rows[0]['peer_ratio'] = peer.ratio(*rows)
+  return rows
 
 
 def _config_name():

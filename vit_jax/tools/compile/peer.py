@@ -40,15 +40,25 @@ from vit_jax.tools.compile import step
 def measure(
   spec: str, row: dict[str, Any], mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
-  """Return the row of a peer's step, for the batch of our own row.
+  """Compile what `lower` makes, and return its row."""
+  return step.compile_row(*lower(spec, row, mesh))
+
+
+def lower(
+  spec: str, row: dict[str, Any], mesh: jax.sharding.Mesh
+) -> tuple[Any, dict[str, Any]]:
+  """Lower a peer's step for the batch of our own.
 
   Its model TFLOP are those of all products in the step, and not 3 x the forward
   pass.
 
   Args:
     spec: 'FILE.py' or 'FILE.py:ARGUMENT'.
-    row: of `step.measure`.
+    row: of `step.lower`.
     mesh: of the devices to compile for.
+
+  Returns:
+    (jax.stages.Lowered, columns of its row that need no compilation).
 
   Raises:
     ValueError: the file has no such function, or it does not return a step and
@@ -68,15 +78,11 @@ def measure(
     flop = flops.count(fn, *arguments)
   shared = 'topology', 'jax', 'libtpu', 'device_kind', 'devices', 'mesh'
   shared = *shared, 'batch_size', 'image_shape', 'num_classes', 'hbm_gib'
-  return step.compile_row(
-    lowered,
-    {k: row[k] for k in shared if k in row}
-    | {
-      'config': f'peer {spec}',
-      'arguments_gib': step.argument_bytes(arguments) / GIB,
-      'model_tflop': flop / mesh.size / 1e12,
-    },
-  )
+  return lowered, {k: row[k] for k in shared if k in row} | {
+    'config': f'peer {spec}',
+    'arguments_gib': step.argument_bytes(arguments) / GIB,
+    'model_tflop': flop / mesh.size / 1e12,
+  }
 
 
 def ratio(row: dict[str, Any], peer: dict[str, Any]) -> float | None:
