@@ -7,6 +7,7 @@ is; what changes it on purpose records it again and says so.
 
 import functools
 import json
+import os
 import pathlib
 import platform
 import zlib
@@ -61,6 +62,8 @@ def losses():
   )
   # XLA's default, whatever XLA_FLAGS says.
   options = {'xla_backend_optimization_level': 3}
+  if (name := 'xla_cpu_use_fusion_emitters') in os.environ.get('XLA_FLAGS', ''):
+    options[name] = True
   state = jax.jit(init, compiler_options=options)(jax.random.key(0))
   loss_fn = softmax_xent(model, preprocess=Normalize(), label_smoothing=0.1)
   step_fn = functools.partial(

@@ -455,6 +455,11 @@ def test_search(largest, cheapest):
   assert len(tried) == len(set(tried)) <= 3 + 3
 
 
+def test_a_search_for_a_loop_over_layers_begins_with_dots():
+  policies = search.POLICIES_OF_LOOPS
+  assert search.search(lambda *_: True, [8, 16], policies) == (16, 'dots')
+
+
 def test_a_search_continues_after_an_interruption(tmp_path, capsys):
   compiled = []
 

@@ -4,7 +4,7 @@ Training is train.train_step as a run compiles it: Adam with clipping by global
 norm, softmax loss, no dropout. Inference computes the logits. Each step gets
 the same batch of random uint8 images, which is on the device already.
 Parameters and Adam's state are replicated over all devices; the batch is
-sharded.
+sharded. As in a run, accelerators measure what attention='auto' is.
 """
 
 import functools
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from vit_jax import metrics, optim, sharding, train
+from vit_jax import autotune, metrics, optim, sharding, train
 from vit_jax.analysis import flops
 from vit_jax.models import names
 from vit_jax.objectives import classification
@@ -43,6 +43,14 @@ class Model:
     batch_size, size = settings['batch_size'], settings['image_size']
     sharding.check_batch_size(batch_size, mesh)
     images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    choice = autotune.Autotuner().choose(
+      model,
+      images,
+      batch_size=batch_size,
+      mesh=mesh,
+      backward=self._trains,
+    )
+    model = choice.apply(model)
     make = training if self._trains else inference
     self._carry, step = make(model, images, mesh)
     rng = np.random.default_rng(0)

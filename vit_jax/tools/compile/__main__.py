@@ -101,7 +101,9 @@ def _run(config, topology):
     measure = functools.partial(step.measure, config, devices, **options)
     smallest = step.smallest_batch(config, devices)
     largest, file = _MAX_BATCH.value, _JSON.value
-    row, rows = search.run(measure, about, smallest, largest, file)
+    loops = config.get('model', {}).get('scan')
+    policies = search.POLICIES_OF_LOOPS if loops else search.POLICIES
+    row, rows = search.run(measure, about, smallest, largest, file, policies)
   else:
     rows = _measure(config, devices, about, options)
     row = rows[0]

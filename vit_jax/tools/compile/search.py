@@ -16,10 +16,15 @@ from vit_jax.tools.compile import report
 
 # Least recomputation first. Other names of policies are aliases of these.
 POLICIES = ('none', 'dots_saveable', 'dots', 'full')
+# A loop over layers writes what it keeps to memory once more: with 'none' it
+# takes more cycles than with 'dots', see docs/compile.md.
+POLICIES_OF_LOOPS = ('dots', 'full')
 
 
 def search(
-  fits: Callable[[int, str], bool], sizes: Sequence[int]
+  fits: Callable[[int, str], bool],
+  sizes: Sequence[int],
+  policies: Sequence[str] = POLICIES,
 ) -> tuple[int, str] | None:
   """Return (batch size, remat) of the best program that fits, or None.
 
@@ -29,12 +34,13 @@ def search(
   Args:
     fits: (batch size, remat) -> bool; it compiles, so it is called rarely.
     sizes: batch sizes, ascending.
+    policies: names in REMAT, the cheapest first and 'full' last.
   """
   count = bisect.bisect(sizes, False, key=lambda x: not fits(x, 'full'))
   if not count:
     return None
   size = sizes[count - 1]
-  return size, next(r for r in POLICIES if r == 'full' or fits(size, r))
+  return size, next(r for r in policies if r == 'full' or fits(size, r))
 
 
 def batch_sizes(smallest: int, largest: int) -> list[int]:
@@ -49,6 +55,7 @@ def run(
   smallest: int,
   largest: int,
   file: PathLike | None = None,
+  policies: Sequence[str] = POLICIES,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """Search the batch sizes from `smallest` to `largest`, and print each trial.
 
@@ -57,6 +64,7 @@ def run(
     about: first columns of all rows, which identify the search in `file`.
     smallest, largest: batch sizes.
     file: JSON file of rows, which are not compiled again; or None.
+    policies: as in `search`.
 
   Returns:
     (the best row, all rows).
@@ -71,7 +79,7 @@ def run(
   rows = json.loads(file.read_text()) if file and file.exists() else []
   tried, seconds = {}, []  # rows of this search, and how long they took
   say = functools.partial(terminal.console().print, highlight=False)
-  at_most = len(sizes).bit_length() + len(POLICIES) - 1
+  at_most = len(sizes).bit_length() + len(policies) - 1
 
   def fits(batch_size, remat):
     case = {'batch_size': batch_size, 'remat': remat}
@@ -97,7 +105,7 @@ def run(
     say(f'{report.fits(row)} ({text})')
     return row['fits']
 
-  best = search(fits, sizes)
+  best = search(fits, sizes, policies)
   if best is None:
     report.show(tried[smallest, 'full'])
     raise ValueError(
