@@ -58,8 +58,9 @@ def follow(config, values):
 def model(name, *, postact=False, **fields):
   """Return the model of this name, computing in bfloat16.
 
-  Parameters are float32. Gradients of kernels are bfloat16, unless a config
-  sets `grad_dtype='float32'`. `num_classes` comes from the training data unless
+  Parameters are float32, and so are the gradients of kernels and their sums
+  over devices, as in vision_transformer and big_vision, unless a config sets
+  `grad_dtype='bfloat16'`. `num_classes` comes from the training data unless
   `fields` has it. A ResNet has BiT's form or, with `postact`, the form of the
   ViT paper's released code.
   """

@@ -40,6 +40,7 @@ _ARGUMENTS = {
     pets,S/32,augreg,dev kitti,Ti/16,augreg
     resisc45,B/16,augreg,dev,steps=10000 kitti,augreg,steps=2500,tiny
   """,
+  'gradient_precision': 'default seeds=1,steps=300 tiny',
   'masked_patches': """
     B/16 B/32 S/16 S/32 L/16 L/32 B/16,downsampled B/16,pixels,ratio=0.15
     B/16,name=my_set,steps=100000 B/16,imagenet B/16,imagenet,folder B/16,tiny

@@ -71,7 +71,7 @@ def test_every_config_is_covered():
     *('evaluate', 'evaluate_imagenet', 'fewshot', 'quickstart'),
     *('scaling_compute', 'scaling_data', 'scaling_shape'),
     *('ablations', 'scaling_embedded', 'transfer', 'vtab'),
-    *('masked_patches_embedded', 'recipes_embedded'),
+    *('masked_patches_embedded', 'recipes_embedded', 'gradient_precision'),
   }
 
 

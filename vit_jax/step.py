@@ -49,7 +49,7 @@ def train_step(
   loss_fn: LossFn,
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
-  grad_dtype: str = 'bfloat16',
+  grad_dtype: str = 'float32',
   ema_decay: float | None = None,
   ema_start: int = 0,
   ema_debias: bool = False,

@@ -96,7 +96,7 @@ def train(
   sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
   accum_steps: Count = 1,
-  grad_dtype: Annotated[str, OneOf('float32', 'bfloat16')] = 'bfloat16',
+  grad_dtype: Annotated[str, OneOf('float32', 'bfloat16')] = 'float32',
   attention_autotune: bool | autotune.Autotuner = True,
   ema_decay: Rate | None = None,
   ema_start: Duration | None = None,
@@ -136,9 +136,10 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     preprocess: uint8 images -> float images, on the device.
     accum_steps: micro-batches per step, to save memory; same result.
-    grad_dtype: 'bfloat16' or 'float32', of the gradients of kernels, and of
-      their sum over devices, if the model computes in bfloat16. Float32 models
-      have float32 gradients. vision_transformer and big_vision sum float32.
+    grad_dtype: of the gradients of kernels, and of their sums over devices, if
+      the model computes in bfloat16: 'float32', as in vision_transformer and
+      big_vision, or 'bfloat16', for all-reduces of half the bytes. Float32
+      models have float32 gradients.
     attention_autotune: whether attention='auto' of the model is chosen by
       measurement on accelerators; False: by a table. An autotune.Autotuner has
       other candidates or limits.
@@ -597,7 +598,7 @@ def make_step(
   mesh: Any,
   rules: Rules | None = None,
   accum_steps: int = 1,
-  grad_dtype: str = 'bfloat16',
+  grad_dtype: str = 'float32',
   ema_decay: float | None = None,
   ema_start: int = 0,
   ema_debias: bool = False,
