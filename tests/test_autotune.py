@@ -95,6 +95,42 @@ def test_the_fastest_right_candidate_is_chosen():
   assert 'needs a larger chip' in by_name['lacks'].problem
 
 
+@jax.custom_vjp
+def wrong_bias_gradient(*pairs):
+  return EINSUM.attend(
+    *(x + bias[None, None].astype(x.dtype) for x, bias in pairs)
+  )
+
+
+def _bias_backward(pairs, gradient):
+  def attend(*pairs):
+    return EINSUM.attend(
+      *(x + bias[None, None].astype(x.dtype) for x, bias in pairs)
+    )
+
+  of_q, of_k, (dv, bias) = jax.vjp(attend, *pairs)[1](gradient)
+  return of_q, of_k, (dv, bias.at[-1, -1].add(jnp.abs(bias).mean()))
+
+
+wrong_bias_gradient.defvjp(
+  lambda *pairs: (wrong_bias_gradient(*pairs), pairs), _bias_backward
+)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_gradients_of_biases_by_a_kernel_are_compared(dtype):
+  """Each candidate has them: those that leave them to the compiler, too."""
+  case = Case(queries=40, tokens=40, heads=2, head_dim=64, dtype=dtype)
+  wrong = dataclasses.replace(
+    EINSUM, name='wrong', attend_biased=wrong_bias_gradient
+  )
+  found = trials(wrong, KERNELS['pallas'], XLA, case=case, seconds=[1.0, 2.0])
+  refused, *right = found
+  assert refused.problem.startswith('wrong: error')
+  for trial in right:
+    assert not trial.problem and trial.error < autotune.BOUNDS[dtype] / 2
+
+
 def test_only_the_forward_pass_counts_where_nothing_is_trained():
   wrong = [Implementation(name, attend) for name, attend in WRONG.items()]
   found = trials(*wrong, EINSUM, seconds=[1.0, 2.0], backward=False)
