@@ -444,3 +444,24 @@ def test_weights_cannot_be_dropped():
   key = jax.random.key(0)
   with pytest.raises(ValueError, match=r"'pallas' cannot drop .* Use 'einsum'"):
     attention(*qkv, implementation='pallas', dropout_rate=0.1, dropout_rng=key)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'dtype', 'fits'),
+  [
+    ('TPU v3', 'bfloat16', False),  # Mosaic: unsupported matmul
+    ('TPU v3', 'float32', True),
+    ('TPU v4', 'bfloat16', True),
+  ],
+)
+def test_old_tpus_multiply_no_bfloat16(kind, dtype, fits):
+  device = jax.sharding.AbstractDevice(
+    device_kind=kind, num_cores=1, platform='tpu'
+  )
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device)
+  x = jax.ShapeDtypeStruct((1, 197, 12, 64), dtype)
+  with jax.sharding.use_abstract_mesh(mesh):
+    reason = pallas_attention.obstacle(x, x, x)
+  assert (reason is None) == fits
+  if not fits:
+    assert reason == 'a TPU v4 or newer for bfloat16, got a TPU v3'

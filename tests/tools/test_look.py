@@ -43,6 +43,11 @@ MIXER = MlpMixer(
 RESNET = ResNet(stages=(1,))
 
 
+def load(path):
+  with np.load(path) as arrays:
+    return dict(arrays)
+
+
 def make_weights(model=VIT(), shape=SHAPE):
   return random_weights(model, shape, origin='tiny')
 
@@ -254,7 +259,7 @@ def test_command(npz, gallery, paths, tmp_path, capsys, monkeypatch):
     with Image.open(path) as image:
       assert min(image.size) > 100
       assert np.asarray(image.convert('L')).std() > 1
-  saved = {n: np.load(tmp_path / 'out/new' / f'{n}.npz') for n in names}
+  saved = {n: load(tmp_path / 'out/new' / f'{n}.npz') for n in names}
   assert [look['path'] for look in looks] == paths
   wanted = np.stack([look['rollout'] for look in looks])
   np.testing.assert_allclose(saved['rollout']['rollout'], wanted[:2], atol=1e-6)
@@ -319,9 +324,9 @@ def test_unreadable_images_and_another_size(npz, paths, tmp_path, capsys):
   out = tmp_path / 'out'
   assert {p.stem for p in out.iterdir()} == {'rollout', 'positions'}
   assert (out / 'rollout.pdf').read_bytes().startswith(b'%PDF')
-  saved = np.load(out / 'rollout.npz')
+  saved = load(out / 'rollout.npz')
   assert saved['rollout'].shape == (3, 4, 3) and len(saved['paths']) == 3
-  assert np.load(out / 'positions.npz')['similarity'].shape == (4, 3) * 2
+  assert load(out / 'positions.npz')['similarity'].shape == (4, 3) * 2
   status = call(*command, '--on_error=skip')
   assert 'No image could be read' in status
 
@@ -407,7 +412,7 @@ def test_tsne(model, tmp_path, capsys):
   given = f'--weights={weights}', f'--output={out}', '--figures=tsne'
   assert not call(*given, tmp_path / 'in')
   assert capsys.readouterr().out.split() == [f'{out}/tsne.png']
-  found = np.load(out / 'tsne.npz')
+  found = load(out / 'tsne.npz')
   assert found['paths'].tolist() == paths
   assert found['classes'].tolist() == ['a'] * 3 + ['b'] * 3
   assert found['points'].shape == (6, 2) and np.isfinite(found['points']).all()
@@ -418,7 +423,7 @@ def test_tsne(model, tmp_path, capsys):
     features = result['features']
     np.testing.assert_allclose(look['features'], features, atol=2e-5)
   assert not call(*given, '--num_points=5', '--thumbnails', tmp_path / 'in')
-  assert np.load(out / 'tsne.npz')['paths'].tolist() == (
+  assert load(out / 'tsne.npz')['paths'].tolist() == (
     [paths[i] for i in (0, 1, 2, 3, 5)]
   )
   said = call(*given, *paths[:4])

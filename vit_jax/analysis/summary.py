@@ -74,7 +74,13 @@ def _outputs(model, variables, images):
       variables, images, capture_intermediates=True, mutable=['intermediates']
     )
 
-  return jax.eval_shape(run, variables, images)[1]['intermediates']
+  outputs = jax.eval_shape(run, variables, images)[1]['intermediates']
+  # A projection returns its parts, too.
+  return jax.tree.map(
+    lambda x: getattr(x, 'result', x),
+    outputs,
+    is_leaf=lambda x: hasattr(x, 'result'),
+  )
 
 
 def _leaves(tree):
