@@ -60,6 +60,9 @@ Differences: bfloat16 matrices (AlgoPerf: float32, on A100s TF32); the bias
 correction of optax's NAdamW, which differs in the first steps; after 100 failed
 attempts a crop is the whole image (AlgoPerf: the central crop, after 10); the
 cubic kernel of OpenCV instead of TensorFlow's.
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

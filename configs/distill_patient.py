@@ -30,6 +30,9 @@ with first moments in bfloat16, learning rate 0.03, 5k steps of warm-up, cosine
 to 0, clipping at norm 1, 98% of train. Its decoupled decay of 3e-4, which is
 not multiplied by the learning rate, is 0.01 here. Test images: smaller side to
 256 px, central 224. The minival here is the last 1% of train; so is its own.
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

@@ -138,6 +138,9 @@ The head and its tanh layer are replaced by a zero-initialised head, and
 position embeddings are interpolated (section 3.2). With a model by name, one
 that was pre-trained without a class token needs its settings here too, for
 example --config.model.pooling.target=vit_jax.models.pooling.Mean.
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

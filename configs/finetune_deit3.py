@@ -48,6 +48,9 @@ Different here: position embeddings are interpolated by a cubic kernel with a =
 distribution of 0.02, as there; and what pretrain_deit3.py names. deit3-jax
 instead keeps those rows of the head of ImageNet-21k that are classes of
 ImageNet.
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common, pretrain_deit, pretrain_deit3

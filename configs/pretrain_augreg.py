@@ -81,6 +81,9 @@ the splits (99% of train; all but 51,200 images); test images (smaller side to
 256 px, central 224). The class token is that of the released weights, also for
 ImageNet-21k, where big_vision's config has the mean over patches.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. None of them changes the result.
 """

@@ -53,6 +53,9 @@ learning rate, is 0.1 here.
 To fine-tune it: finetune.py:imagenet,S/16 with
 --config.model.pooling.target=vit_jax.models.pooling.Mean and
 --config.model.posemb.target=vit_jax.models.posemb.SinCos2d
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

@@ -37,6 +37,9 @@ Those configs also differ from the recipe, which this one does not: they have a
 cosine schedule, clip gradients at norm 1 (--config.optimizer.clip_norm=1.0),
 and have for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full.
 """
 

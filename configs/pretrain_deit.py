@@ -48,6 +48,9 @@ Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; class and distillation token start at 0, their
 positions do not; the noise of random erasing is clipped to [0, 255]. Evaluators
 use the EMA; the script reports the parameters themselves.
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

@@ -75,6 +75,9 @@ query, key and value are one parameter of LAMB there. The script also has an
 EMA, which it does not report. ImageNet-21k has 21,843 classes, and 51,200 of
 its images are held out.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True, and the words fsdp and tensor=2. None of them changes
 the result.

@@ -33,6 +33,9 @@ Not in the paper:
 - the split: 99% of train, as in big_vision; the rest is 'minival'. Test images:
   smaller side to 256 px, central 224, as in big_vision.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. None of them changes the result.
 """

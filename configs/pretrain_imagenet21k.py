@@ -35,6 +35,9 @@ Not in the paper:
 - the split, 51,200 images kept for validation and test, and the test images
   (smaller side to 256 px, central 224): as in big_vision.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True, and the words fsdp and tensor=2. None of them changes
 the result.

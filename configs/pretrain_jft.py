@@ -70,6 +70,9 @@ Not in the paper:
 
 For G/14 and other models on JFT-3B see pretrain_scaling_vit.py.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True (ResNets do not have it), and the words fsdp and
 tensor=2. None of them changes the result. With fsdp, --config.mesh.data=4 keeps

@@ -56,6 +56,9 @@ Different here: the data and its split; the evaluators have no few-shot
 regression (fewshot.py has). Position embeddings start at a deviation of 0.02;
 1 / sqrt(width) in big_vision.
 
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True, and the words fsdp and tensor=2. None of them changes
 the result. With fsdp, --config.mesh.data=4 keeps four complete copies, each

@@ -40,6 +40,9 @@ cropping.
 
 An image that cannot be read stops the run with its name. Then repair or remove
 it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
+
+Precision: products in bfloat16; parameters, the gradients of kernels and their
+sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common, finetune
