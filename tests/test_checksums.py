@@ -27,6 +27,18 @@ def test_a_checksum_does_not_depend_on_the_sharding():
     assert int(checksums.of_device(sharded)) == checksums.of_host(array)
 
 
+def test_arrays_of_a_cpu_are_read_by_the_host(monkeypatch):
+  items = {'state': {'a': jnp.arange(6.0), 'key': jax.random.key(1)}}
+  by_host = checksums.Checksums.of(items, {}, None)
+  monkeypatch.setattr(checksums, 'in_host_memory', lambda _: False)
+  by_program = checksums.Checksums.of(items, {}, None)
+  for path, (*described, checksum) in by_host.arrays['state'].items():
+    *expected, on_device = by_program.arrays['state'][path]
+    assert isinstance(on_device, jax.Array)
+    assert described == expected
+    assert checksum == int(on_device)
+
+
 def test_each_bit_and_each_place_counts():
   array = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
   expected = checksums.of_host(array)

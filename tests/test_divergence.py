@@ -234,7 +234,10 @@ def test_a_metric_of_nan_is_reported_and_never_the_best(tmp_path, capsys):
     assert f'Step {step}: evaluators returned val/metric={value}. ' in said
 
 
-def test_arrays_that_are_not_finite_are_named():
+@pytest.mark.parametrize('by', ['NumPy', 'a program'])
+def test_arrays_that_are_not_finite_are_named(by, monkeypatch):
+  if by == 'a program':  # as on accelerators and on several hosts
+    monkeypatch.setattr(divergence, 'in_host_memory', lambda _: False)
   mesh = MeshSizes(data=2, fsdp=4).make()
   rows, whole = (NamedSharding(mesh, PartitionSpec(*x)) for x in (['fsdp'], []))
   state = {

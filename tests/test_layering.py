@@ -47,6 +47,7 @@ MODULES = {
   # It names no model, objective, optimizer rule or evaluator. MFU needs FLOPs.
   'train': (
     *(
+      'ahead',
       'autotune',
       'changes',
       'analysis.flops',
@@ -117,7 +118,7 @@ MODULES = {
   'sharding': ('models.mesh',),
   'checkpoint': ('checksums', 'storage', 'stored', 'terminal'),
   'stored': ('checksums', 'workdirs'),
-  'checksums': (),
+  'checksums': ('sharding',),
   'storage': (),
   'compilation_cache': (),
   'device_memory': (),

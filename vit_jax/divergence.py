@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.files import PathLike
-from vit_jax.sharding import replicated
+from vit_jax.sharding import in_host_memory, replicated
 from vit_jax.types import PyTree
 
 _SHOWN = 3  # arrays that a message names
@@ -34,7 +35,8 @@ def non_finite(state: PyTree, mesh: Mesh) -> str:
   """Return which arrays of a state have NaN or Inf; '' if none has.
 
   One program reduces the arrays on the devices that hold them. All hosts must
-  call this function together, and all get the same answer.
+  call this function together, and all get the same answer. On the CPU of a
+  single host NumPy does it, without a second of compilation.
 
   Args:
     state: TrainState, or any tree of arrays on the mesh.
@@ -45,7 +47,11 @@ def non_finite(state: PyTree, mesh: Mesh) -> str:
     for path, array in tree.flatten(state).items()
     if jnp.issubdtype(array.dtype, jnp.inexact)
   }
-  finite = jax.device_get(_are_finite(mesh)(list(arrays.values())))
+  values = list(arrays.values())
+  if all(map(in_host_memory, values)):
+    finite = [np.isfinite(x).all() for x in jax.device_get(values)]
+  else:
+    finite = jax.device_get(_are_finite(mesh)(values))
   bad = [path for path, ok in zip(arrays, finite) if not ok]
   if not bad:
     return ''

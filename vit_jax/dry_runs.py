@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding, terminal, tree
+from vit_jax import ahead, sharding, terminal, tree
 from vit_jax.data.mixture import Mixture
 from vit_jax.data.pipeline import Data, Unlabelled
 from vit_jax.device_memory import GIB
@@ -36,7 +35,7 @@ def report_training(
     mesh: as returned by `sharding.make_mesh`.
     timeline: Timeline of the run.
   """
-  compiled = _compile(state, step_fn, data, image_shape, mesh)
+  compiled = ahead.compile_step(state, step_fn, data, image_shape, mesh)
   params = jax.tree.leaves(state.params)
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   source = type(data.source).__name__
@@ -111,7 +110,7 @@ def explain_memory(
   if jax.process_count() == 1:
     try:
       with terminal.waiting('estimating the memory of a step ...'):
-        compiled = _compile(state, step_fn, data, image_shape, mesh)
+        compiled = ahead.compile_step(state, step_fn, data, image_shape, mesh)
         temporaries = _temporaries(compiled)
     except (jax.errors.JaxRuntimeError, MemoryError):
       temporaries = 'too large to compile the step'
@@ -144,21 +143,6 @@ def _next_divisor(number, above):
   return next(
     (x for x in range(above + 1, number + 1) if number % x == 0), None
   )
-
-
-def _compile(state, step_fn, data, image_shape, mesh):
-  """Return the compiled train step."""
-  split = sharding.batch_sharding(mesh)
-  label = jnp.asarray(data.first_example()['label'])
-  kind = jnp.float32 if label.ndim else jnp.int32
-  shape = (data.batch_size,)
-  batch = {
-    'image': jax.ShapeDtypeStruct((*shape, *image_shape), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((*shape, *label.shape), kind),
-  }
-  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
-  with jax.set_mesh(mesh):
-    return step_fn.lower(state, batch).compile()
 
 
 def _temporaries(compiled):

@@ -8,6 +8,7 @@ same command resumes the run.
 """
 
 import copy
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -143,6 +144,7 @@ def main(argv: Sequence[str]) -> None:
     canary.refuse_wrong_results()
     if _DISTRIBUTED.value:
       terminal.say(first_line(sys.argv[1:]))
+    gc.freeze()  # collections need not visit what imports made
     config.run(resolved, _WORKDIR.value, preset=preset, **supplied)
     if not _DRY_RUN.value:
       terminal.say(workdirs.written(_WORKDIR.value))

@@ -169,7 +169,8 @@ class Monitor:
     self._counts = counts or {}
     self._batch_size = batch_size
     self._log_every = log_every_steps
-    self._learning_rate = learning_rate
+    # Compiled: without that, each operation of it would be a program.
+    self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops = flops_per_step
     self.writer = Writer(workdir, start_step, writers=writers, record=record)
     self._beaten, self._is_finished = -math.inf, False
@@ -293,9 +294,7 @@ class Monitor:
     )
 
   def _log(self, step, skipped):
-    if callable(self._flops):  # not before: the first step need not wait
-      with self.pause('compile'), jax.transfer_guard('allow'):
-        self._flops = self._flops()
+    self._count_flops()
     averaged = step - self._logged
     record = {f'train/{k}': v / averaged for k, v in self._sums.items()}
     if self._learning_rate is not None:
@@ -314,6 +313,11 @@ class Monitor:
     self._sums.clear()
     self._logged = step
     self.restart_clock(step)
+
+  def _count_flops(self):
+    if callable(self._flops):
+      with jax.transfer_guard('allow'):
+        self._flops = self._flops()
 
   def _rates(self, step):
     steps, devices = step - self._clock_step, jax.device_count()
@@ -368,6 +372,7 @@ class Monitor:
     """Report how long the first step took, and measure rates from here on."""
     begin = self._clock
     self._compiling.close()
+    self._count_flops()  # while the device computes
     self.flush()
     self._stopwatch.lap('compile')
     self._phase = 'steps'

@@ -245,6 +245,14 @@ def this_process() -> dict[str, int]:
   }
 
 
+def in_host_memory(array: Any) -> bool:
+  """Return whether NumPy can read an array without a copy from a device."""
+  devices = array.sharding.device_set
+  return array.is_fully_addressable and all(
+    device.platform == 'cpu' for device in devices
+  )
+
+
 def put_batch(batch: PyTree, mesh: Mesh) -> Any:
   """Return global arrays [B, ...] on the mesh, from the rows of this host."""
   sharding = batch_sharding(mesh)

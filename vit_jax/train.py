@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import (
+  ahead,
   autotune,
   changes,
   device_memory,
@@ -286,6 +287,9 @@ def train(
     init=functools.partial(init, jax.random.key(seed)),
     init_from=init_from,
     step_fn=step_fn,
+    compile_step=functools.partial(
+      ahead.compile_step, abstract_state, step_fn, data, image_shape, mesh
+    ),
     batches=functools.partial(
       data.train_batches,
       seed=seed,
@@ -356,8 +360,9 @@ def train(
 class _Run:
   """Objects that the setup of a run has made, for its attempts.
 
-  `init`, `batches` and `monitor` are functions that make the state at step 0,
-  the batches from a position, and the Monitor from a step. `describe` writes
+  `init`, `compile_step`, `batches` and `monitor` are functions that make the
+  state at step 0, the compiled step, the batches from a position, and the
+  Monitor from a step. `describe` writes
   the files that describe the run; `changed`: its config or data has changed;
   `reading` says what reads the batches.
   """
@@ -373,6 +378,7 @@ class _Run:
   init: Callable[[], TrainState]
   init_from: InitFrom | None
   step_fn: Callable[..., Any]
+  compile_step: Callable[[], Any]
   batches: Callable[..., pipeline.TrainBatches]
   reading: str
   monitor: Callable[..., Monitor]
@@ -402,6 +408,7 @@ def _attempt(
     NonFiniteError: NaN or Inf. What was saved before is finite.
   """
   stopwatch.lap('setup')
+  compiling = ahead.start(run.compile_step, run.mesh)
   state, saved, origin = _first_state(run, newest)
   stopwatch.lap('setup' if newest is None else 'restoring')
   start, position = int(state.step), saved['position']
@@ -458,6 +465,7 @@ def _attempt(
     jax.transfer_guard('disallow'),
   ):
     monitor.compiling()
+    compiling.join()
     for step in range(start + 1, run.total_steps + 1):
       with run.profiler.step(step, monitor):
         with monitor.waiting(batches.spent):
