@@ -68,9 +68,7 @@ def _of_all(items):
   on_devices: dict[str, dict[str, jax.Array]] = {name: {} for name in items}
   for name, item in items.items():
     for path, array in item.items():
-      if isinstance(array, np.ndarray):
-        found[name][path] = of_host(array)
-      elif in_host_memory(array):
+      if in_host_memory(array):
         found[name][path] = of_host(jax.device_get(_without_keys(array)))
       else:
         on_devices[name][path] = array

@@ -247,6 +247,8 @@ def this_process() -> dict[str, int]:
 
 def in_host_memory(array: Any) -> bool:
   """Return whether NumPy can read an array without a copy from a device."""
+  if not isinstance(array, jax.Array):
+    return True
   devices = array.sharding.device_set
   return array.is_fully_addressable and all(
     device.platform == 'cpu' for device in devices

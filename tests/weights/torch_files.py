@@ -16,7 +16,8 @@ import seeded  # noqa: E402
 
 # Of the largest logit; the largest found: 5e-7 of ViTs, 1.1e-6 of ResNets.
 BOUND = 2e-6
-_FAST = {'xla_backend_optimization_level': 0}  # to compile
+# Without any optimization some CPUs are 10 times less precise, 2.3e-6.
+_FAST = {'xla_backend_optimization_level': 1}  # to compile
 HOSTILE = ['3', '../x', -1, 0, 2.5, 1e300, float('nan'), True, None, [], {}]
 HOSTILE += [[0, 0], [10**9, 10**9], ['a', 'b', 'c'], {'target': 'os.system'}]
 

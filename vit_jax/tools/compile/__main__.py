@@ -8,7 +8,7 @@ and nothing is executed. As with vit_jax.main, any value of the config can be
 set: --config.data.batch_size=4096 --config.model.remat=full.
 
 A topology is FAMILY:SHAPE, with the shape in chips. The number of classes of a
-named data set, such as ImageNet, is known; for other data set --num_classes.
+named data set, such as ImageNet, is known; for others give --num_classes.
 
 --peer_script=benchmarks/plain_linen_vit.py:B/16 compiles another train step for
 the same devices and the same batch, and prints both with the ratio of their
