@@ -207,8 +207,8 @@ class VisionTransformer(common.Classifier):
       those in the first and the last layer; two equal ones in DeiT III.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     scan: compile one layer and loop over stacked parameters, blocks/... with a
-      leading dimension L, instead of L layers block_0/..., block_1/... . Or the
-      number of layers that an iteration computes, a divisor of L.
+      leading dimension L, instead of block_0/..., block_1/... ; slower on TPUs,
+      see docs/compile.md. Or the layers of an iteration, a divisor of L.
     remat: what to recompute in the backward pass to save memory: 'none';
       'dots', all but the results of attention and of products with parameters;
       'full', each layer; or any name in jax.checkpoint_policies.
