@@ -249,7 +249,7 @@ def in_host_memory(array: Any) -> bool:
   """Return whether NumPy can read an array without a copy from a device."""
   if not isinstance(array, jax.Array):
     return True
-  devices = array.sharding.device_set
+  devices: Any = array.sharding.device_set
   return array.is_fully_addressable and all(
     device.platform == 'cpu' for device in devices
   )
