@@ -23,6 +23,8 @@ def test_the_first_call_finds_the_program():
     return state + batch['image'].mean(), batch['label'].sum()
 
   data = Data(Digits(split='train'), batch_size=16)
+  label = data.first_example()['label']
+  shapes = ahead.batch_shapes((8, 8, 1), label, 16, mesh)
   compiled = []
 
   def count(event, _, **kwargs):
@@ -31,7 +33,7 @@ def test_the_first_call_finds_the_program():
 
   jax.monitoring.register_event_duration_secs_listener(count)
   try:
-    of_the_step = (abstract_state, step_fn, data, (8, 8, 1), mesh)
+    of_the_step = (abstract_state, step_fn, shapes, mesh)
     ahead.start(lambda: ahead.compile_step(*of_the_step), mesh).join()
     batch = sharding.put_batch(next(data.train_batches()), mesh)
     assert compiled  # the listener works

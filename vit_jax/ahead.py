@@ -10,31 +10,39 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax import sharding
-from vit_jax.data.pipeline import Data
 from vit_jax.types import Shape
 
 
-def compile_step(
-  state: Any, step_fn: Any, data: Data, image_shape: Shape, mesh: Mesh
-) -> Any:
+def batch_shapes(
+  image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return the shapes, dtypes and shardings of a training batch.
+
+  Args:
+    image_shape: (H, W, C).
+    label: of any example: a class, or [K].
+    batch_size: of all hosts together.
+    mesh: as returned by `sharding.make_mesh`.
+  """
+  of_label = jnp.shape(label)
+  kind = jnp.float32 if of_label else jnp.int32
+  batch = {
+    'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((batch_size, *of_label), kind),
+  }
+  split = sharding.batch_sharding(mesh)
+  return sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
+
+
+def compile_step(state: Any, step_fn: Any, batch: Any, mesh: Mesh) -> Any:
   """Return the compiled train step.
 
   Args:
     state: TrainState of ShapeDtypeStructs with shardings.
     step_fn: jitted train step.
-    data: Data of the training.
-    image_shape: (H, W, C) of its images.
+    batch: see `batch_shapes`.
     mesh: as returned by `sharding.make_mesh`.
   """
-  split = sharding.batch_sharding(mesh)
-  label = jnp.asarray(data.first_example()['label'])
-  kind = jnp.float32 if label.ndim else jnp.int32
-  shape = (data.batch_size,)
-  batch = {
-    'image': jax.ShapeDtypeStruct((*shape, *image_shape), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((*shape, *label.shape), kind),
-  }
-  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
   with jax.set_mesh(mesh):
     return step_fn.lower(state, batch).compile()
 

@@ -35,7 +35,7 @@ def report_training(
     mesh: as returned by `sharding.make_mesh`.
     timeline: Timeline of the run.
   """
-  compiled = ahead.compile_step(state, step_fn, data, image_shape, mesh)
+  compiled = _compile(state, step_fn, data, image_shape, mesh)
   params = jax.tree.leaves(state.params)
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   source = type(data.source).__name__
@@ -110,7 +110,7 @@ def explain_memory(
   if jax.process_count() == 1:
     try:
       with terminal.waiting('estimating the memory of a step ...'):
-        compiled = ahead.compile_step(state, step_fn, data, image_shape, mesh)
+        compiled = _compile(state, step_fn, data, image_shape, mesh)
         temporaries = _temporaries(compiled)
     except (jax.errors.JaxRuntimeError, MemoryError):
       temporaries = 'too large to compile the step'
@@ -143,6 +143,13 @@ def _next_divisor(number, above):
   return next(
     (x for x in range(above + 1, number + 1) if number % x == 0), None
   )
+
+
+def _compile(state, step_fn, data, image_shape, mesh):
+  """Return the compiled train step."""
+  label = data.first_example()['label']
+  batch = ahead.batch_shapes(image_shape, label, data.batch_size, mesh)
+  return ahead.compile_step(state, step_fn, batch, mesh)
 
 
 def _temporaries(compiled):

@@ -246,7 +246,7 @@ def this_process() -> dict[str, int]:
 
 
 def in_host_memory(array: Any) -> bool:
-  """Return whether NumPy can read an array without a copy from a device."""
+  """Return whether an array is NumPy's, or only on CPUs of this process."""
   if not isinstance(array, jax.Array):
     return True
   devices: Any = array.sharding.device_set

@@ -288,7 +288,11 @@ def train(
     init_from=init_from,
     step_fn=step_fn,
     compile_step=functools.partial(
-      ahead.compile_step, abstract_state, step_fn, data, image_shape, mesh
+      ahead.compile_step,
+      abstract_state,
+      step_fn,
+      ahead.batch_shapes(image_shape, example['label'], data.batch_size, mesh),
+      mesh,
     ),
     batches=functools.partial(
       data.train_batches,
@@ -362,9 +366,9 @@ class _Run:
 
   `init`, `compile_step`, `batches` and `monitor` are functions that make the
   state at step 0, the compiled step, the batches from a position, and the
-  Monitor from a step. `describe` writes
-  the files that describe the run; `changed`: its config or data has changed;
-  `reading` says what reads the batches.
+  Monitor from a step. `describe` writes the files that describe the run;
+  `changed`: its config or data has changed; `reading` says what reads the
+  batches.
   """
 
   workdir: PathLike
