@@ -1,16 +1,39 @@
 """The train step is compiled while the state is made."""
 
+import contextlib
 import functools
 
+import flax.linen as nn
 import jax
 import numpy as np
+import optax
 import pytest
 
 from vit_jax import ahead, sharding
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
+from vit_jax.durations import steps
+from vit_jax.objectives import classification
+from vit_jax.optim import Optimizer, Schedule
+from vit_jax.train import train
 
 COMPILED = '/jax/core/compile/backend_compile_duration'
+
+
+@contextlib.contextmanager
+def compilations():
+  """Context manager with the list of the programs that JAX compiles in it."""
+  compiled = []
+
+  def note(event, _, **kwargs):
+    if event == COMPILED:
+      compiled.append(kwargs.get('fun_name'))
+
+  jax.monitoring.register_event_duration_secs_listener(note)
+  try:
+    yield compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(note)
 
 
 def test_the_first_call_finds_the_program():
@@ -25,25 +48,62 @@ def test_the_first_call_finds_the_program():
   data = Data(Digits(split='train'), batch_size=16)
   label = data.first_example()['label']
   shapes = ahead.batch_shapes((8, 8, 1), label, 16, mesh)
-  compiled = []
-
-  def count(event, _, **kwargs):
-    if event == COMPILED:
-      compiled.append(kwargs)
-
-  jax.monitoring.register_event_duration_secs_listener(count)
-  try:
+  with compilations() as compiled:
     of_the_step = (abstract_state, step_fn, shapes, mesh)
     ahead.start(lambda: ahead.compile_step(*of_the_step), mesh).join()
+    assert 'jit(step_fn)' in compiled
     batch = sharding.put_batch(next(data.train_batches()), mesh)
-    assert compiled  # the listener works
     compiled.clear()
     with jax.set_mesh(mesh), jax.transfer_guard('disallow'):
       state, labels = step_fn(state, batch)
     assert not compiled
-  finally:
-    jax.monitoring.unregister_event_duration_listener(count)
   assert jax.device_get(labels) > 0
+
+
+class Linear(nn.Module):
+  """The smallest model that can be trained."""
+
+  num_classes: int = 2
+
+  @nn.compact
+  def __call__(self, images, *, train=False):
+    del train
+    return nn.Dense(self.num_classes)(images.reshape(len(images), -1))
+
+
+class Several:
+  """Images of 2 x 2 pixels with two labels each."""
+
+  num_classes = 2
+  channels = 1
+
+  def __len__(self):
+    return 64
+
+  def __getitem__(self, index):
+    image = np.full((2, 2, 1), index, np.uint8)
+    return {'image': image, 'label': np.array([1.0, 0.0], np.float32)}
+
+
+@pytest.mark.parametrize(
+  ('source', 'objective'),
+  [
+    (Digits(split='train'), classification.softmax_xent),
+    (Several(), classification.sigmoid_xent),
+  ],
+)
+def test_a_run_compiles_its_step_once(source, objective, tmp_path):
+  with compilations() as compiled:
+    train(
+      tmp_path,
+      model=functools.partial(Linear),
+      data=Data(source, batch_size=16),
+      objective=objective,
+      optimizer=Optimizer(optax.adam),
+      schedule=Schedule(lr=1e-3),
+      total=steps(2),
+    )
+  assert compiled.count('jit(train_step)') == 1
 
 
 @pytest.mark.filterwarnings('error')
