@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 
 import flax.linen as nn
 import jax
@@ -22,12 +23,12 @@ COMPILED = '/jax/core/compile/backend_compile_duration'
 
 @contextlib.contextmanager
 def compilations():
-  """Context manager with the list of the programs that JAX compiles in it."""
+  """Context manager with a list of (program compiled in it, thread)."""
   compiled = []
 
   def note(event, _, **kwargs):
     if event == COMPILED:
-      compiled.append(kwargs.get('fun_name'))
+      compiled.append((kwargs['fun_name'], threading.current_thread().name))
 
   jax.monitoring.register_event_duration_secs_listener(note)
   try:
@@ -51,7 +52,7 @@ def test_the_first_call_finds_the_program():
   with compilations() as compiled:
     of_the_step = (abstract_state, step_fn, shapes, mesh)
     ahead.start(lambda: ahead.compile_step(*of_the_step), mesh).join()
-    assert 'jit(step_fn)' in compiled
+    assert compiled == [('jit(step_fn)', 'compile')]
     batch = sharding.put_batch(next(data.train_batches()), mesh)
     compiled.clear()
     with jax.set_mesh(mesh), jax.transfer_guard('disallow'):
@@ -92,7 +93,7 @@ class Several:
     (Several(), classification.sigmoid_xent),
   ],
 )
-def test_a_run_compiles_its_step_once(source, objective, tmp_path):
+def test_a_run_compiles_its_step_once_and_ahead(source, objective, tmp_path):
   with compilations() as compiled:
     train(
       tmp_path,
@@ -103,7 +104,8 @@ def test_a_run_compiles_its_step_once(source, objective, tmp_path):
       schedule=Schedule(lr=1e-3),
       total=steps(2),
     )
-  assert compiled.count('jit(train_step)') == 1
+  of_the_step = [x for x in compiled if x[0] == 'jit(train_step)']
+  assert of_the_step == [('jit(train_step)', 'compile')]
 
 
 @pytest.mark.filterwarnings('error')
