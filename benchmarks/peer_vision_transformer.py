@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.tools.compile import peer
 
 URL = 'https://github.com/google-research/vision_transformer'

@@ -197,7 +197,7 @@ def _embedded(args, members):
       config.schedule.lr *= (x.lr or 8e-4) / 8e-4
       if 'sgd' in x.words:
         config.optimizer = {
-          'target': 'vit_jax.optim.sgd',
+          'target': 'vit_jax.optim.optimizers.sgd',
           'momentum': 0.9,
           'weight_decay': 1e-4,
           'clip_norm': 1.0,

@@ -316,7 +316,7 @@ def adam(*, weight_decay=0.0, b2=0.999, **fields):
 def finetuning_sgd():
   """Return the optimizer of the paper's fine-tuning (table 4)."""
   return {
-    'target': 'vit_jax.optim.sgd',
+    'target': 'vit_jax.optim.optimizers.sgd',
     'momentum': 0.9,
     'accumulator_dtype': 'bfloat16',
     'clip_norm': 1.0,
@@ -333,7 +333,7 @@ def set_bit_sgd(config, *, milestones, lr=None):
     lr: learning rate; None is 0.03 per 256 images of a batch.
   """
   config.optimizer = {
-    'target': 'vit_jax.optim.sgd',
+    'target': 'vit_jax.optim.optimizers.sgd',
     'momentum': 0.9,
     'weight_decay': 1e-4,  # coupled: added to the gradient
   }

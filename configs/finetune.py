@@ -240,7 +240,10 @@ def get_config(argument=''):
   config.optimizer = common.finetuning_sgd()
   config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
   if args.bit:
-    config.optimizer = {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
+    config.optimizer = {
+      'target': 'vit_jax.optim.optimizers.sgd',
+      'momentum': 0.9,
+    }
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
     if args.data == 'imagenet' or args.data.startswith('cifar'):
       config.objective = common.mixed(config.objective, mixup=0.1)

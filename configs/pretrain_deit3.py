@@ -63,7 +63,7 @@ PyTorch's truncated one, which ends at -2 and 2.)
 From deit3-jax: LAMB's epsilon of 1e-8 and clipping at norm 1; test images
 (smaller side to the size of training, bicubic, cropped to a square); 154 and
 126 px of H/14, which has 160 and 128 in the README: patches of 14 do not cover
-the rest. See vit_jax.optim.lamb for more details of LAMB.
+the rest. See vit_jax.optim.optimizers.lamb for more details of LAMB.
 
 Not known: the settings of M/16, which the README lacks. The stochastic depth,
 224 px and 3e-3 are our choice.
@@ -185,7 +185,7 @@ def smoothed_cutmix():
 def lamb(*, weight_decay):
   """Return DeiT III's LAMB."""
   return {
-    'target': 'vit_jax.optim.lamb',
+    'target': 'vit_jax.optim.optimizers.lamb',
     'eps': 1e-8,
     'weight_decay': weight_decay,
     'clip_norm': 1.0,

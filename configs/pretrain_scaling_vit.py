@@ -33,7 +33,8 @@ paper:
     G/14                  518       90.45   90.8   83.3      84.86
 
 big_vision's train_vit_g.py, which is for g/14 and G/14, and here: Adafactor
-with the first moment in bfloat16 (vit_jax.optim.adafactor), learning rate 8e-4,
+with the first moment in bfloat16 (vit_jax.optim.optimizers.adafactor),
+learning rate 8e-4,
 batch 16,384, 1M steps, warm-up 10k, rsqrt decay with a time scale of 10k,
 cooldown 50k, clipping at 1, weight decay 0.03 and 100 times as much for the
 head, MAP pooling (no class token, no tanh layer), sigmoid loss, head bias -10;
@@ -106,7 +107,7 @@ def get_config(argument=''):
   )
   config.objective = common.xent('sigmoid')
   config.optimizer = {
-    'target': 'vit_jax.optim.adafactor',
+    'target': 'vit_jax.optim.optimizers.adafactor',
     'weight_decay': 0.03,
     'decay_multipliers': (('head/.*', 100.0),),
     'clip_norm': 1.0,

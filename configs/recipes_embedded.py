@@ -87,12 +87,12 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
 }
 
 NADAMW = optimizer('optax.nadamw')
-MUON = optimizer('vit_jax.optim.muon')
-FREE = optimizer('vit_jax.optim.schedule_free_adamw')
+MUON = optimizer('vit_jax.optim.optimizers.muon')
+FREE = optimizer('vit_jax.optim.optimizers.schedule_free_adamw')
 FREE['schedule'] = embedded.cosine(1e-3) | {'decay': 'constant'}
 SGD = {
   'optimizer': {
-    'target': 'vit_jax.optim.sgd',
+    'target': 'vit_jax.optim.optimizers.sgd',
     'momentum': 0.9,
     'weight_decay': 1e-4,
     'clip_norm': 1.0,

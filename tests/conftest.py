@@ -9,7 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax import environment
+from vit_jax.runs import environment
 
 # Most of the tests' time is compilation, and without optimisation XLA compiles
 # twice as fast. Processes that tests start inherit the flags.

@@ -120,7 +120,7 @@ def test_rules_of_table_7():
   for name, run in runs.items():
     if name.startswith('pretrain'):
       rule = name.rpartition('_')[2]
-      rules = {'adam': 'optax.adamw', 'sgd': 'vit_jax.optim.sgd'}
+      rules = {'adam': 'optax.adamw', 'sgd': 'vit_jax.optim.optimizers.sgd'}
       assert run.optimizer.target == rules[rule]
       assert run.model.target == names.RESNET and run.total_epochs == 7
     else:

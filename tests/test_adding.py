@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import config, evaluate, metrics, pretrained, tree
+from vit_jax import config, evaluate, pretrained, tree
+from vit_jax.runs import metrics
 from vit_jax.tools import convert, predict
 from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats

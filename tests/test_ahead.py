@@ -10,12 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import ahead, sharding
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import steps
 from vit_jax.objectives import classification
-from vit_jax.optim import Optimizer, Schedule
+from vit_jax.optim.durations import steps
+from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.parallel import sharding
+from vit_jax.runs import ahead
 from vit_jax.train import train
 
 COMPILED = '/jax/core/compile/backend_compile_duration'

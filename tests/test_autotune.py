@@ -11,23 +11,25 @@ import jax.numpy as jnp
 import pytest
 from test_meshes_hosts import run_two_processes
 
-from vit_jax import autotune, distributed, durations
-from vit_jax.autotune import Autotuner, Case, Local, Trial, measure
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
-from vit_jax.metrics import read_records
+from vit_jax.models import autotune
 from vit_jax.models.attention import KERNELS, Implementation, attention
+from vit_jax.models.autotune import Autotuner, Case, Local, Trial, measure
 from vit_jax.models.common import BlockOptions, PatchEmbedding
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Relative
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import distillation
-from vit_jax.optim import Optimizer, Schedule, sgd
-from vit_jax.sharding import MeshSizes
-from vit_jax.teacher import Teacher
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.optim import durations
+from vit_jax.optim.optimizers import Optimizer, Schedule, sgd
+from vit_jax.parallel import hosts as distributed
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import train
 from vit_jax.weights.surgery import InitFrom
 

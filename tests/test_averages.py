@@ -8,13 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import averages, stored, tree
+from vit_jax import tree
 from vit_jax.data.embedded.digits import Synthetic
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import epochs, steps
-from vit_jax.metrics import read_records
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import Optimizer, Schedule, schedule_free_adamw, sgd
+from vit_jax.optim import averages
+from vit_jax.optim.durations import epochs, steps
+from vit_jax.optim.optimizers import (
+  Optimizer,
+  Schedule,
+  schedule_free_adamw,
+  sgd,
+)
+from vit_jax.runs import stored
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import Checkpoints, Evaluation, train
 from vit_jax.weights.surgery import InitFrom
 

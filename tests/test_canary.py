@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import canary, environment
+from vit_jax.runs import canary, environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 RIGHT = canary.Check(

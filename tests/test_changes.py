@@ -9,9 +9,8 @@ import ml_collections
 import numpy as np
 import pytest
 
-from vit_jax import changes, study
 from vit_jax import config as configs
-from vit_jax.changes import ChangedRunError
+from vit_jax import study
 from vit_jax.config import ConfigError
 from vit_jax.data import fingerprints
 from vit_jax.data.embedded.digits import Digits
@@ -19,6 +18,8 @@ from vit_jax.data.folder import Folder
 from vit_jax.data.order import Repeated
 from vit_jax.data.pipeline import Data, Unlabelled
 from vit_jax.data.sampling import Weighted
+from vit_jax.runs import changes
+from vit_jax.runs.changes import ChangedRunError
 
 OLD_RUN = pathlib.Path(__file__).parent / 'golden' / 'old_run'
 DIGITS = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'train'}

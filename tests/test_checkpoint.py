@@ -13,9 +13,10 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import checksums, sharding, storage, stored
-from vit_jax.checkpoint import Checkpointer, Checkpoints
-from vit_jax.durations import Timeline, steps
+from vit_jax.optim.durations import Timeline, steps
+from vit_jax.parallel import sharding
+from vit_jax.runs import checksums, storage, stored
+from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
 from vit_jax.train import TrainState
 
 

@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import checksums, sharding
+from vit_jax.parallel import sharding
+from vit_jax.runs import checksums
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'bool'])

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import canary, compilation_cache, stored
-from vit_jax.metrics import read_records
+from vit_jax.parallel import compilation_cache
+from vit_jax.runs import canary, stored
+from vit_jax.runs.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
 

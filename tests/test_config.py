@@ -14,9 +14,9 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
-from vit_jax.durations import Duration, steps
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.optim.durations import Duration, steps
 from vit_jax.preprocess import Normalize
 
 RESIZE = 'vit_jax.data.transforms.Resize'
@@ -215,7 +215,10 @@ def test_a_transform_is_no_objective():
       {'number': {'target': 'adam'}},
       r"'adam' cannot be imported\. A",
     ),
-    ({'number': {'target': 'vit_jax.optim'}}, 'is not a class or a function'),
+    (
+      {'number': {'target': 'vit_jax.optim.optimizers'}},
+      'is not a class or a function',
+    ),
     ({'run': here('absent')}, "has no 'absent'"),
   ],
 )

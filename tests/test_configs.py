@@ -18,11 +18,12 @@ from config_variants import VARIANTS
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
-from vit_jax import dry_runs, optim
 from vit_jax import train as train_lib
 from vit_jax.data import pipeline, vtab
-from vit_jax.durations import Duration, Timeline, epochs
 from vit_jax.models import names
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.durations import Duration, Timeline, epochs
+from vit_jax.runs import dry_runs
 from vit_jax.weights import bundle, formats
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -554,7 +555,10 @@ def test_bit_hyper_rule(row):
   assert (config.total_steps, schedule.warmup_steps) == (steps, warmup)
   assert (schedule.lr, schedule.decay) == (0.003, 'step')
   assert schedule.milestones == (0.3, 0.6, 0.9)
-  assert sgd.to_dict() == {'target': 'vit_jax.optim.sgd', 'momentum': 0.9}
+  assert sgd.to_dict() == {
+    'target': 'vit_jax.optim.optimizers.sgd',
+    'momentum': 0.9,
+  }
   assert config.data.batch_size == 512
   transforms = [
     (x['target'].rpartition('.')[2], x.get('size'))
@@ -797,7 +801,7 @@ def test_deit3(row):
   assert config.schedule.warmup_epochs == 5
   assert config.optimizer.weight_decay == decay
   resolution = (stage, data) == ('finetune', 'imagenet')
-  rule = 'optax.adamw' if resolution else 'vit_jax.optim.lamb'
+  rule = 'optax.adamw' if resolution else 'vit_jax.optim.optimizers.lamb'
   assert config.optimizer.target == rule
   assert config.data.batch_size == (512 if resolution else 2048)
   assert config.data.transforms[0]['size'] == size
@@ -839,7 +843,7 @@ def test_scaling_vit(model):
   schedule, optimizer = config.schedule, config.optimizer
   assert (schedule.lr, schedule.decay) == (8e-4, 'rsqrt')
   assert (schedule.warmup_steps, schedule.cooldown_steps) == (10_000, 50_000)
-  assert optimizer.target == 'vit_jax.optim.adafactor'
+  assert optimizer.target == 'vit_jax.optim.optimizers.adafactor'
   assert optimizer.weight_decay == 0.03 and optimizer.clip_norm == 1
   assert optimizer.decay_multipliers == (('head/.*', 100.0),)
   assert config.model.num_classes == 29_593

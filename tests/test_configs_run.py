@@ -24,7 +24,7 @@ from test_configs import (
 
 from vit_jax import config as configs
 from vit_jax.config import resolve
-from vit_jax.metrics import read_records
+from vit_jax.runs.metrics import read_records
 
 
 @pytest.fixture(scope='module', autouse=True)

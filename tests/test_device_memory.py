@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from vit_jax import device_memory, dry_runs
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
-from vit_jax.evaluators import run
+from vit_jax.evals.evaluators import run
 from vit_jax.models import names
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.preprocess import Normalize
-from vit_jax.sharding import MeshSizes
+from vit_jax.runs import device_memory, dry_runs
 from vit_jax.train import make_step
 
 

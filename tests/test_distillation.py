@@ -11,23 +11,25 @@ import optax
 import pytest
 import scipy.special
 
-from vit_jax import frozen, pretrained, sharding, tree
-from vit_jax.changes import ChangedRunError
-from vit_jax.checkpoint import Checkpoints
+from vit_jax import pretrained, tree
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import steps
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, DistillationToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import distillation as module
+from vit_jax.objectives import frozen
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.masked_patches import masked_patches
-from vit_jax.optim import Optimizer
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.optim.durations import steps
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
+from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.preprocess import Normalize
-from vit_jax.sharding import MeshSizes
-from vit_jax.teacher import Teacher
+from vit_jax.runs.changes import ChangedRunError
+from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.train import make_step, train
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights

@@ -12,10 +12,11 @@ import pytest
 from test_distillation import MODEL, arguments, make_weights, write
 from test_meshes_hosts import run_two_processes
 
-from vit_jax import distributed, stored
-from vit_jax.metrics import read_records
-from vit_jax.sharding import MeshSizes, fsdp
-from vit_jax.teacher import Teacher
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.parallel import hosts as distributed
+from vit_jax.parallel.sharding import MeshSizes, fsdp
+from vit_jax.runs import stored
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import train
 
 KEYS = 'train/loss', 'train/teacher_loss'

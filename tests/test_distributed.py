@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from faults.runs import PLAIN, ROOT, Process, everything, free_port, join, steps
 
-from vit_jax import distributed
-from vit_jax.distributed import Stopped, StopSignal
-from vit_jax.metrics import read_records
+from vit_jax.parallel import hosts as distributed
+from vit_jax.parallel.hosts import Stopped, StopSignal
+from vit_jax.runs.metrics import read_records
 
 # Silent hosts are given up sooner. Parameters, optimizer state and EMA are
 # sharded over the devices of both hosts.
@@ -25,7 +25,7 @@ FLAGS = [
   '--config.total_steps=1000000',
   '--config.checkpoint.keep_last=100',
   '--config.mesh.fsdp=-1',
-  '--config.sharding.target=vit_jax.sharding.fsdp',
+  '--config.sharding.target=vit_jax.parallel.sharding.fsdp',
   '--config.sharding.min_elements=1',
 ]
 

@@ -12,16 +12,16 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import divergence
-from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.data.pipeline import Data
-from vit_jax.divergence import NonFiniteError
-from vit_jax.durations import steps
-from vit_jax.metrics import read_records
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import Optimizer, Schedule
+from vit_jax.optim.durations import steps
+from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.parallel.sharding import MeshSizes, put_batch
 from vit_jax.preprocess import Normalize
-from vit_jax.sharding import MeshSizes, put_batch
+from vit_jax.runs import divergence
+from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
+from vit_jax.runs.divergence import NonFiniteError
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, make_step, train
 
 

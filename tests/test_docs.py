@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import config
-from vit_jax.durations import epochs
+from vit_jax.optim.durations import epochs
 
 ROOT = pathlib.Path(__file__).parents[1]
 FAQ = (ROOT / 'docs/faq.md').read_text()

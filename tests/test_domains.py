@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from vit_jax import domains
-from vit_jax.domains import Count, Dtype, PathRule, Rate, Size
+from vit_jax.config import domains
+from vit_jax.config.domains import Count, Dtype, PathRule, Rate, Size
 
 
 @pytest.mark.parametrize(

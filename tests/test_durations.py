@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.durations import Duration, Timeline, epochs, fraction, steps
+from vit_jax.optim.durations import Duration, Timeline, epochs, fraction, steps
 
 IMAGENET = Timeline(4096, 1_281_167, total_steps=100)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vit_jax import environment
+from vit_jax.runs import environment
 
 ADDED = '--xla_cpu_experimental_ynn_fusion_type='
 

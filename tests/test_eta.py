@@ -3,9 +3,9 @@
 import ml_collections
 import pytest
 
-from vit_jax import eta
 from vit_jax.analysis import flops
-from vit_jax.eta import Cost, Spent
+from vit_jax.runs import eta
+from vit_jax.runs.eta import Cost, Spent
 
 
 def run(*, steps=10, seed=0, init_from=None, examples=30, patch_size=4):

@@ -11,21 +11,22 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config, pretrained, stored, tree
+from vit_jax import config, pretrained, tree
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
-from vit_jax.durations import steps
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
-from vit_jax.metrics import read_records
 from vit_jax.models import names
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import Optimizer, Schedule
+from vit_jax.optim.durations import steps
+from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import timm_csv
-from vit_jax.sharding import MeshSizes, fsdp
+from vit_jax.runs import stored
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, train
 from vit_jax.weights import formats
 from vit_jax.weights.surgery import InitFrom

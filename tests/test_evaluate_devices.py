@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax.data.embedded.digits import Digits
-from vit_jax.metrics import read_records
+from vit_jax.runs.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from vit_jax import main, stored, workdirs
-from vit_jax.metrics import read_records
+from vit_jax import main
+from vit_jax.runs import stored, workdirs
+from vit_jax.runs.metrics import read_records
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -32,7 +33,7 @@ def get_config(argument=''):
                depth=1, mlp_dim=32, num_heads=2,
                embedding=dict(patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
-    optimizer=dict(target='vit_jax.optim.sgd'),
+    optimizer=dict(target='vit_jax.optim.optimizers.sgd'),
     schedule=dict(lr=0.01),
   ))
   exec(argument.replace(';', '\\n'))

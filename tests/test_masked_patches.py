@@ -8,14 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import sharding, tree
 from vit_jax import train as train_lib
+from vit_jax import tree
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task, masked_patches
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
 
 RNG = np.random.default_rng(0)

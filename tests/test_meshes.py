@@ -14,8 +14,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding, tree
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import tree
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
@@ -25,8 +24,10 @@ from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import Optimizer
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import init_state, train_step
 
 TENSOR = sharding.tensor_parallel()

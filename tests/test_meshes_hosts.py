@@ -14,16 +14,18 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import distributed, durations, stored
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
-from vit_jax.metrics import read_records
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import Optimizer, Schedule, sgd
-from vit_jax.sharding import MeshSizes, fsdp
+from vit_jax.optim import durations
+from vit_jax.optim.optimizers import Optimizer, Schedule, sgd
+from vit_jax.parallel import hosts as distributed
+from vit_jax.parallel.sharding import MeshSizes, fsdp
+from vit_jax.runs import stored
+from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, train
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from vit_jax import metrics, terminal
-from vit_jax.metrics import Monitor, NonFiniteError, Writer, read_records
+from vit_jax.runs import metrics, terminal
+from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
 
 
 def make_monitor(workdir, **kwargs):

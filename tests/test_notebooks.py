@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from vit_jax import config, terminal
+from vit_jax import config
+from vit_jax.runs import terminal
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / 'notebooks'

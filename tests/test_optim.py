@@ -12,8 +12,9 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import config, optim, tree
-from vit_jax.durations import Timeline, steps
+from vit_jax import config, tree
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.durations import Timeline, steps
 
 
 def schedule(*, total_steps, warmup_steps=None, cooldown_steps=None, **fields):
@@ -408,7 +409,7 @@ def test_an_optimizer_can_wrap_an_optimizer():
   built = config.resolve(
     {
       'target': f'{__name__}.every_other_sign',
-      'optimizer': {'target': 'vit_jax.optim.sgd', 'momentum': 0.0},
+      'optimizer': {'target': 'vit_jax.optim.optimizers.sgd', 'momentum': 0.0},
     }
   )
   tx = optim.Optimizer(built)(PARAMS, 1.0)

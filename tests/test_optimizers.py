@@ -14,9 +14,12 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import averages, config, optim, sharding, tree
+from vit_jax import config, tree
 from vit_jax.models import names
-from vit_jax.muon import MATRICES, _find, newton_schulz
+from vit_jax.optim import averages
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.muon import MATRICES, _find, newton_schulz
+from vit_jax.parallel import sharding
 
 RULES = {
   'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),
@@ -541,7 +544,9 @@ def test_default_matrices_need_not_match():
   """Not every model has attention; and rules count that match frozen ones."""
   params = {'head': {'kernel': jnp.ones((4, 3))}, 'mlp': {'kernel': jnp.eye(4)}}
   matrices = [('head/kernel', 1), *(list(each) for each in MATRICES)]
-  rule = config.resolve({'target': 'vit_jax.optim.muon', 'matrices': matrices})
+  rule = config.resolve(
+    {'target': 'vit_jax.optim.optimizers.muon', 'matrices': matrices}
+  )
   tx = make_tx(rule, params, freeze=['head/.*'])
   moments = tree.flatten(jax.eval_shape(tx.init, params))
   assert not [path for path in moments if 'head' in path or 'adamw/mu' in path]

@@ -11,12 +11,13 @@ from PIL import Image
 from test_configs import load_config
 
 from vit_jax import config as configs
-from vit_jax import metrics, pretrained
+from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.models import pooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
+from vit_jax.runs import metrics
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.surgery import InitFrom
 

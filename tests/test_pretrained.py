@@ -15,9 +15,9 @@ sys.path.append(str(pathlib.Path(__file__).parent / 'weights'))
 from small import logits, random_weights
 
 from vit_jax import config, pretrained, tree
-from vit_jax.checkpoint import Checkpointer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.weights import bundle, formats
 

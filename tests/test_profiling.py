@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.metrics import Monitor
-from vit_jax.profiling import Profiler, Steps
+from vit_jax.runs.metrics import Monitor
+from vit_jax.runs.profiling import Profiler, Steps
 
 
 def traced(workdir, steps, *, start=0, total=8):

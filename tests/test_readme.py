@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from absl import flags
 
-from vit_jax import config, metrics, tree
+from vit_jax import config, tree
+from vit_jax.runs import metrics
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 

@@ -25,8 +25,8 @@ from faults.runs import (
   with_source,
 )
 
-from vit_jax import stored
-from vit_jax.metrics import read_records
+from vit_jax.runs import stored
+from vit_jax.runs.metrics import read_records
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 CLASSES = ('dog', 'cat', 'bird')

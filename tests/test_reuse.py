@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import reuse
 from vit_jax.config import Partial
+from vit_jax.runs import reuse
 
 
 def make(*args, **kwargs):

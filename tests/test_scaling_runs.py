@@ -10,7 +10,7 @@ from test_configs import load_config
 from test_configs_run import compile_fast, prepare_all  # noqa: F401
 
 from vit_jax import config as configs
-from vit_jax.metrics import read_records
+from vit_jax.runs.metrics import read_records
 
 
 def write(workdir, name, *records):

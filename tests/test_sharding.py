@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding, tree
+from vit_jax import tree
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.parallel import sharding
 
 TREE = {
   'kernel': jax.ShapeDtypeStruct((6, 16), 'float32'),

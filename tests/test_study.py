@@ -7,9 +7,9 @@ import ml_collections
 import pytest
 
 from vit_jax import config as configs
-from vit_jax import signals
-from vit_jax.distributed import Stopped
-from vit_jax.metrics import NonFiniteError, Writer, read_records
+from vit_jax.parallel import signals
+from vit_jax.parallel.hosts import Stopped
+from vit_jax.runs.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
 SEEN = {}

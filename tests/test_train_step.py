@@ -17,15 +17,17 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import config, optim, sharding, tree
+from vit_jax import config, tree
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
-from vit_jax.durations import Timeline, steps
-from vit_jax.metrics import read_records
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.durations import Timeline, steps
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
+from vit_jax.runs.metrics import read_records
 from vit_jax.step import TrainState, init_state, train_step
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'

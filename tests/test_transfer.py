@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax import sharding, tree
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import tree
 from vit_jax.models import names, resample
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.parallel import sharding
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.weights import bundle, surgery
 from vit_jax.weights.surgery import InitFrom

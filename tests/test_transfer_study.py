@@ -10,7 +10,7 @@ from test_vtab_study import write_weights
 
 from vit_jax import config as configs
 from vit_jax import study
-from vit_jax.metrics import Writer, read_records
+from vit_jax.runs.metrics import Writer, read_records
 
 sys.path.append(str(ROOT / 'tests' / 'data'))
 made_up = importlib.import_module('made_up')

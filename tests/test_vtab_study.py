@@ -12,8 +12,8 @@ from test_configs_run import compile_fast  # noqa: F401
 from vit_jax import config as configs
 from vit_jax import study, tree
 from vit_jax.data import vtab
-from vit_jax.metrics import Writer, read_records
 from vit_jax.models import names
+from vit_jax.runs.metrics import Writer, read_records
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 

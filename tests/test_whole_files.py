@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from vit_jax.files import replacing, write_atomically
+from vit_jax.runs.files import replacing, write_atomically
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002])

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from vit_jax import distributed, workdirs
+from vit_jax.parallel import hosts as distributed
+from vit_jax.runs import workdirs
 
 
 def test_prepare_makes_the_directory_and_leaves_nothing(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vit_jax import config
-from vit_jax.metrics import Writer, read_records
-from vit_jax.writers import MLflow, WandB
+from vit_jax.runs.metrics import Writer, read_records
+from vit_jax.runs.writers import MLflow, WandB
 
 # What `run_twice` writes.
 LOSSES = [(2, 2), (4, 4), (4, 6), (6, 8)]
@@ -163,4 +163,4 @@ def test_a_missing_package_names_the_extra(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   for name, extra in (('WandB', 'wandb'), ('MLflow', 'mlflow')):
     with pytest.raises(ValueError, match=rf"pip install -e '\.\[{extra}\]'"):
-      config.resolve({'target': f'vit_jax.writers.{name}'})
+      config.resolve({'target': f'vit_jax.runs.writers.{name}'})

@@ -14,19 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import evaluate, optim, pretrained, sharding, step, train
+from vit_jax import evaluate, pretrained, step, train
 from vit_jax.analysis import attention
-from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import pipeline, transforms
 from vit_jax.data.pipeline import Data
-from vit_jax.durations import Duration, epochs, examples, steps
 from vit_jax.evals.classification import Classification
 from vit_jax.models import names
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.posemb import PositionEmbedding, SinCos2d
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import classification
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.durations import Duration, epochs, examples, steps
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
+from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.types import LossFn, Metrics, Model, Params, Preprocess
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights

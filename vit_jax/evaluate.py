@@ -16,22 +16,23 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from vit_jax import autotune, changes, device_memory, terminal, workdirs
-from vit_jax import evaluators as evaluators_lib
-from vit_jax import sharding as layout
 from vit_jax.config import Entry
+from vit_jax.config.domains import Count, KeySeed, Side, checked
 from vit_jax.data.pipeline import Data
-from vit_jax.domains import Count, KeySeed, Side, checked
-from vit_jax.evaluators import Factory
-from vit_jax.files import PathLike
-from vit_jax.metrics import Stopwatch, Writer
+from vit_jax.evals import evaluators as evaluators_lib
+from vit_jax.evals.evaluators import Factory
+from vit_jax.models import autotune
+from vit_jax.parallel import sharding as layout
+from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page, timm_csv
-from vit_jax.sharding import MeshSizes, Rules
+from vit_jax.runs import changes, device_memory, terminal, workdirs
+from vit_jax.runs.files import PathLike
+from vit_jax.runs.metrics import Stopwatch, Writer
+from vit_jax.runs.writers import MetricsWriter
 from vit_jax.types import Model, Preprocess
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
-from vit_jax.writers import MetricsWriter
 
 
 @checked

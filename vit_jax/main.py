@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import environment, signals
+from vit_jax.parallel import signals
+from vit_jax.runs import environment
 
 
 def first_line(words: Sequence[str]) -> str:
@@ -44,12 +45,12 @@ if __name__ == '__main__':  # before the imports that take seconds
 
 from absl import app, flags, logging  # noqa: E402
 
-from vit_jax import (  # noqa: E402
+from vit_jax import config  # noqa: E402
+from vit_jax.parallel import compilation_cache  # noqa: E402
+from vit_jax.parallel import hosts as distributed  # noqa: E402
+from vit_jax.runs import (  # noqa: E402
   canary,
   changes,
-  compilation_cache,
-  config,
-  distributed,
   terminal,
   workdirs,
 )

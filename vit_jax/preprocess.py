@@ -9,7 +9,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Range, checked
+from vit_jax.config.domains import Range, checked
 from vit_jax.types import Array
 
 # Of pixels in 0..255, also of a few that are scaled otherwise.

@@ -16,10 +16,10 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.data.transforms import scale as scale
-from vit_jax.files import PathLike
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
+from vit_jax.runs.files import PathLike
 from vit_jax.types import Model, Params, Preprocess, Size
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import averages
 from vit_jax.models.products import gradients_in
+from vit_jax.optim import averages
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 

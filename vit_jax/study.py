@@ -34,14 +34,14 @@ import ml_collections
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import changes, eta, reuse, terminal, workdirs
 from vit_jax import config as configs
 from vit_jax.config import ConfigError
-from vit_jax.distributed import Stopped, StopSignal
-from vit_jax.files import PathLike, write_atomically
-from vit_jax.metrics import NonFiniteError, read_records
+from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
+from vit_jax.runs import changes, eta, reuse, terminal, workdirs
+from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs.metrics import NonFiniteError, read_records
 from vit_jax.weights import formats
 
 DONE = 'done.json'

@@ -15,37 +15,19 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import (
-  ahead,
-  autotune,
-  changes,
-  device_memory,
-  divergence,
-  dry_runs,
-  frozen,
-  reuse,
-  storage,
-  terminal,
-  workdirs,
-)
-from vit_jax import evaluators as evaluators_lib
 from vit_jax.analysis import flops
-from vit_jax.checkpoint import Checkpointer, Checkpoints
 from vit_jax.config import Entry, Partial
+from vit_jax.config.domains import Count, KeySeed, OneOf, Rate, checked
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
-from vit_jax.distributed import Stopped, StopSignal
-from vit_jax.divergence import NonFiniteError
-from vit_jax.domains import Count, KeySeed, OneOf, Rate, checked
-from vit_jax.durations import Duration, Interval, Timeline, steps
-from vit_jax.evaluators import Evaluator, Factory
-from vit_jax.files import PathLike
-from vit_jax.metrics import Monitor, Stopwatch
-from vit_jax.optim import Optimizer, Schedule
-from vit_jax.preprocess import Normalize
-from vit_jax.profiling import Profiler
-from vit_jax.reports import confusion, page
-from vit_jax.sharding import (
+from vit_jax.evals import evaluators as evaluators_lib
+from vit_jax.evals.evaluators import Evaluator, Factory
+from vit_jax.models import autotune
+from vit_jax.objectives import frozen
+from vit_jax.optim.durations import Duration, Interval, Timeline, steps
+from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.parallel.hosts import Stopped, StopSignal
+from vit_jax.parallel.sharding import (
   MeshSizes,
   Rules,
   annotate,
@@ -56,12 +38,30 @@ from vit_jax.sharding import (
   rules_for,
   this_process,
 )
+from vit_jax.preprocess import Normalize
+from vit_jax.reports import confusion, page
+from vit_jax.runs import (
+  ahead,
+  changes,
+  device_memory,
+  divergence,
+  dry_runs,
+  reuse,
+  storage,
+  terminal,
+  workdirs,
+)
+from vit_jax.runs.checkpoint import Checkpointer, Checkpoints
+from vit_jax.runs.divergence import NonFiniteError
+from vit_jax.runs.files import PathLike
+from vit_jax.runs.metrics import Monitor, Stopwatch
+from vit_jax.runs.profiling import Profiler
+from vit_jax.runs.writers import MetricsWriter
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
 from vit_jax.types import LossFn, Model, Objective, Params, Preprocess, Shape
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
-from vit_jax.writers import MetricsWriter
 
 # Counts of rollbacks, in the item 'data' of checkpoints and in the metrics.
 _COUNTS = ('rollbacks', 'batches_skipped')

@@ -1,19 +1,110 @@
-"""Types of the public API, for readers and type checkers.
+"""Types of the public API, for readers, type checkers and configs.
 
 Protocols are interfaces: a class of yours needs the methods, not the base
 class. Those of data are in data/pipeline.py, that of evaluators in
-evaluators.py and that of writers in writers.py.
+evals/evaluators.py and that of writers in runs/writers.py.
+
+An annotation is the schema of an argument: `accum_steps: Count = 1` is an int
+for type checkers, and a config refuses 0 before anything is built. An argument
+that results do not depend on is marked `Annotated[int, HARMLESS]`.
 """
 
+import dataclasses
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import jax
 import numpy as np
 
+
+@dataclasses.dataclass(frozen=True)
+class Expect:
+  """A condition on the value of an argument, in its Annotated.
+
+  Attributes:
+    holds: function value -> bool.
+    text: the condition in words, such as 'at least 1'.
+  """
+
+  holds: Callable[[Any], bool]
+  text: str
+
+  def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    """Return the schema by which a config checks the argument."""
+    # Models are imported on machines that have jax, flax and optax only.
+    from pydantic_core import core_schema
+
+    return core_schema.no_info_after_validator_function(
+      self._checked, handler(source)
+    )
+
+  def _checked(self, value):
+    if not self.holds(value):
+      raise ValueError(self.text)
+    return value
+
+
+# Marks of arguments that results do not depend on, so that a run may resume
+# with another value; MACHINE: hosts of one run may have different values, too.
+HARMLESS, MACHINE = 'harmless', 'machine'
+
+
+def _is_regex(text):
+  try:
+    re.compile(text)
+  except re.error:
+    return False
+  return True
+
+
+def _are_sides(value):
+  sides = value if isinstance(value, list | tuple) else (value, value)
+  return all(1 <= side <= 2**14 for side in sides)
+
+
+_FLOAT_TYPES = ('float32', 'bfloat16', 'float16')
+
+Count = Annotated[int, Expect(lambda n: n >= 1, 'at least 1')]
+Natural = Annotated[int, Expect(lambda n: n >= 0, 'at least 0')]
+Positive = Annotated[float, Expect(lambda x: x > 0, 'above 0')]
+NonNegative = Annotated[float, Expect(lambda x: x >= 0, 'at least 0')]
+Fraction = Annotated[float, Expect(lambda x: 0 <= x <= 1, 'in [0, 1]')]
+Share = Annotated[float, Expect(lambda x: 0 < x <= 1, 'in (0, 1]')]
+Between = Annotated[float, Expect(lambda x: 0 < x < 1, 'in (0, 1)')]
+Rate = Annotated[float, Expect(lambda x: 0 <= x < 1, 'in [0, 1)')]
+# A larger one is a mistake: no rule of optax trains with it, and updates of
+# parameters of size 1 overflow.
+LearningRate = Annotated[
+  float, Expect(lambda x: 0 <= x <= 1e4, 'between 0 and 10000')
+]
+Seed = Annotated[
+  int, Expect(lambda n: 0 <= n < 2**64, 'between 0 and 2**64 - 1')
+]
+# jax.random.key uses 32 bits: a larger seed would repeat a smaller one.
+KeySeed = Annotated[
+  int, Expect(lambda n: 0 <= n < 2**32, 'between 0 and 2**32 - 1')
+]
+Side = Annotated[  # of an image, in pixels
+  int, Expect(lambda n: 1 <= n <= 2**14, 'between 1 and 16384 pixels')
+]
+Size = Annotated[  # of a square, or (height, width)
+  int | tuple[int, int],
+  Expect(_are_sides, 'one integer or (height, width), 1 to 16384 pixels each'),
+]
+PathRule = Annotated[  # of paths of parameters, see tree.py
+  str, Expect(_is_regex, "a regular expression such as 'head/.*'")
+]
+Dtype = Annotated[
+  Any,
+  Expect(
+    lambda x: str(getattr(x, '__name__', x)) in _FLOAT_TYPES,
+    f'one of {", ".join(map(repr, _FLOAT_TYPES))}',
+  ),
+]
+
 Array = jax.Array | np.ndarray
 Shape = tuple[int, ...]
-Size = int | tuple[int, int]  # of a square, or (height, width)
 PyTree = Any
 Params = Mapping[str, Any]  # nested dict of arrays
 FlatParams = Mapping[str, Any]  # {path: array}, see tree.py

@@ -5,9 +5,9 @@ import functools
 import jax
 import numpy as np
 
-from vit_jax import sharding
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.evals.frozen import Split
+from vit_jax.parallel import sharding
 
 
 @functools.cache

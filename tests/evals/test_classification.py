@@ -8,10 +8,10 @@ import scipy.special
 import scipy.stats
 import splits
 
-from vit_jax import sharding
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import classification
 from vit_jax.evals.classification import Classification
+from vit_jax.parallel import sharding
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (21, 2, 2, 3), np.uint8)

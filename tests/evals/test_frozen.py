@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import splits
 
-from vit_jax import sharding
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import frozen
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
 from vit_jax.evals.linear_probe import LinearProbe
+from vit_jax.parallel import sharding
 
 
 class Source:

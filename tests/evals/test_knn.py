@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import splits
 
-from vit_jax import sharding
 from vit_jax.evals import frozen, knn
 from vit_jax.evals.frozen import Split
 from vit_jax.evals.knn import Knn
+from vit_jax.parallel import sharding
 
 TRAIN, TEST = splits.digits('train'), splits.digits('test')[:300]
 

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import sharding
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
@@ -12,6 +11,7 @@ from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import Prediction, Task
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
 
 MODEL = VisionTransformer(

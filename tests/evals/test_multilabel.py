@@ -8,9 +8,9 @@ import scipy.special
 import sklearn.metrics
 import splits
 
-from vit_jax import sharding
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.multilabel import MultiLabel
+from vit_jax.parallel import sharding
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (37, 2, 2, 3), np.uint8)

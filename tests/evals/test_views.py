@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import splits
 
-from vit_jax import config, sharding
+from vit_jax import config
 from vit_jax.data import transforms
 from vit_jax.data.embedded.digits import Synthetic
 from vit_jax.data.pipeline import Data
@@ -15,6 +15,7 @@ from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.multilabel import MultiLabel
 from vit_jax.evals.views import FiveCrop, Flip, average
+from vit_jax.parallel import sharding
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 5, 8, 3), np.uint8)
 

@@ -42,8 +42,8 @@ def _two_checkpoints(workdir):
   import jax.numpy as jnp
   import optax
 
-  from vit_jax import sharding
-  from vit_jax.checkpoint import Checkpointer
+  from vit_jax.parallel import sharding
+  from vit_jax.runs.checkpoint import Checkpointer
   from vit_jax.step import TrainState
 
   def state(step):

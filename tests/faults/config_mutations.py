@@ -18,7 +18,7 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as configs
-from vit_jax.durations import UNITS, Duration
+from vit_jax.optim.durations import UNITS, Duration
 
 # One argument of each shipped config. Their data are replaced.
 # Runs come before studies: a mutation is made in the first base that has the
@@ -89,7 +89,11 @@ OTHERS = {'wrong type': ("'text'", '3', '[1]', "{'a': 1}", 'True')}
 TARGETS = {
   'wrong target': (
     *("'no_such.module.Name'", "'vit_jax.models.vit.VisionTransfromer'"),
-    *("'vit_jax.optim'", "'os.getcwd'", "'vit_jax.data.transforms.FlipLR'"),
+    *(
+      "'vit_jax.optim.optimizers'",
+      "'os.getcwd'",
+      "'vit_jax.data.transforms.FlipLR'",
+    ),
     *("'vit_jax.evals.classification.Classification'", "'optax.adamw'"),
     *("'vit_jax.models.pooling.Mean'", 'None', '3', "''"),
   )

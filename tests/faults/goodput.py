@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 
-from vit_jax.metrics import read_records
+from vit_jax.runs.metrics import read_records
 
 from .harness import Case, fault
 from .runs import CONFIG, Run

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax import config as configs
-from vit_jax.durations import UNITS
+from vit_jax.optim.durations import UNITS
 
 from .config_meanings import has_meaning
 from .config_mutations import Mutation, mutate, mutations, read
@@ -39,7 +39,7 @@ HANG = 'hang or crash'
 
 def outcome(mutation: Mutation) -> tuple[str, str]:
   """Trace a mutated config in a dry run and return (outcome, message)."""
-  from vit_jax import reuse
+  from vit_jax.runs import reuse
 
   reuse.clear()
   output = io.StringIO()
@@ -79,7 +79,7 @@ class _Compiled:
 
 
 def _refusal(mutation, error):
-  from vit_jax import terminal
+  from vit_jax.runs import terminal
 
   text = f'{type(error).__name__}: {error}'
   is_expected = isinstance(error, ValueError | FloatingPointError)

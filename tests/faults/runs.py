@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import workdirs
+from vit_jax.runs import workdirs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -282,7 +282,7 @@ _OF_THE_CLOCK = (
 
 def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the records of a run without entries that depend on the clock."""
-  from vit_jax.metrics import read_records
+  from vit_jax.runs.metrics import read_records
 
   kept = [
     {

@@ -208,9 +208,10 @@ def _write_checkpoint(workdir, model, params, ocdbt):
   import jax
   import orbax.checkpoint as ocp
 
-  from vit_jax import tree, workdirs
-  from vit_jax.checkpoint import Checkpointer
+  from vit_jax import tree
   from vit_jax.preprocess import Normalize
+  from vit_jax.runs import workdirs
+  from vit_jax.runs.checkpoint import Checkpointer
   from vit_jax.step import TrainState
 
   state = TrainState(
@@ -394,7 +395,8 @@ def _paths(folder):
 
 def _load(name, path, how):
   """Return {path: array}, loaded as a user loads the file."""
-  from vit_jax import pretrained, stored, tree
+  from vit_jax import pretrained, tree
+  from vit_jax.runs import stored
   from vit_jax.weights import surgery
 
   if how == 'params':

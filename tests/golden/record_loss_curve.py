@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import optim
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
-from vit_jax.durations import Timeline, steps
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.durations import Timeline, steps
 from vit_jax.preprocess import Normalize
 from vit_jax.step import init_state, train_step
 

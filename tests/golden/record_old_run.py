@@ -53,7 +53,7 @@ def get_config():
         'label_smoothing': 0.1,
       },
       'optimizer': {
-        'target': 'vit_jax.optim.adam',
+        'target': 'vit_jax.optim.optimizers.adam',
         'weight_decay': 0.1,
         'clip_norm': 1.0,
       },

@@ -378,7 +378,7 @@ def test_the_simulation_finds_a_race(simulated, capfd):
 def test_compiles_for_tpus():
   """In a process of its own: only one can use libtpu."""
   code = """
-from vit_jax.autotune import Case, Local, compile_pass
+from vit_jax.models.autotune import Case, Local, compile_pass
 from vit_jax.models.attention import KERNELS
 from vit_jax.tools.compile import step
 

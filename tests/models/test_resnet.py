@@ -20,12 +20,13 @@ from contract import (
 )
 from flax import traverse_util
 
-from vit_jax import optim, tree
+from vit_jax import tree
 from vit_jax.models import names
 from vit_jax.models.common import Head
 from vit_jax.models.pooling import Mean
 from vit_jax.models.resnet import Hybrid, ResNet, StdConv
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.optim import optimizers as optim
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype('f')
 FORMS = pytest.mark.parametrize('form', ['preact', 'postact'])

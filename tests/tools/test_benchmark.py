@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from vit_jax import environment
 from vit_jax.models import names
+from vit_jax.runs import environment
 from vit_jax.tools.benchmark import __main__ as benchmark
 from vit_jax.tools.benchmark import cases, input, report, rounds
 

@@ -15,14 +15,14 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import logits as logits_of
 from small import random_weights
 
-from vit_jax import config, export, tree
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import config, tree
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import convert
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import bundle, export, formats
 
 FIELDS = {'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
 FIELDS |= {'patch_size': (4, 4), 'num_classes': 5}

@@ -22,7 +22,6 @@ from PIL import Image
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
-from vit_jax import export
 from vit_jax.analysis import attention
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
@@ -30,7 +29,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import convert, demo
 from vit_jax.tools.look import arrays
 from vit_jax.tools.predict import predict
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import bundle, export, formats
 
 FIELDS = {'width': 24, 'depth': 3, 'mlp_dim': 24, 'num_heads': 2}
 FIELDS |= {'patch_size': 8, 'num_classes': 4}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import canary, environment
+from vit_jax.runs import canary, environment
 from vit_jax.tools.doctor import __main__ as doctor
 from vit_jax.tools.doctor import checks, reference
 

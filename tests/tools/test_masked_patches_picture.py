@@ -13,12 +13,13 @@ from PIL import Image
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
-from vit_jax import pretrained, tree, workdirs
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import pretrained, tree
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets
+from vit_jax.runs import workdirs
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import masked_patches
 from vit_jax.weights import formats

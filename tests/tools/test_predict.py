@@ -23,15 +23,16 @@ from rich.cells import cell_len
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
-from vit_jax import config, export, pretrained, terminal, tree
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import config, pretrained, tree
 from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
+from vit_jax.runs import terminal
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import convert, outputs
 from vit_jax.tools.predict import main, predict
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import bundle, export, formats
 
 FIELDS = {'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
 FIELDS |= {'patch_size': 4, 'num_classes': 6}

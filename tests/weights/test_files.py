@@ -17,8 +17,9 @@ import pytest
 import safetensors.numpy
 from small import tiny
 
-from vit_jax import pretrained, stored, workdirs
+from vit_jax import pretrained
 from vit_jax.data import folder, tfds
+from vit_jax.runs import stored, workdirs
 from vit_jax.weights import files, formats
 
 FILE = {

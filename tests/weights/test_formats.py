@@ -13,19 +13,19 @@ from PIL import Image
 from small import fields as fields_of
 from small import logits, random_weights, tiny
 
-from vit_jax import config, export, pretrained, tree
-from vit_jax.checkpoint import Checkpointer
+from vit_jax import config, pretrained, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models import names
 from vit_jax.models.axial import AxialResNet
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import convert
 from vit_jax.tools import predict as predict_tool
 from vit_jax.tools.look import arrays as look
-from vit_jax.weights import bundle, formats
+from vit_jax.weights import bundle, export, formats
 from vit_jax.weights.surgery import InitFrom
 from vit_jax.weights.surgery import read as read_init_from
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.types import Array, Params
 
 HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}

@@ -4,8 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from vit_jax import domains
-from vit_jax.config import signatures
+from vit_jax.config import domains, signatures
 from vit_jax.config.errors import ConfigError
 from vit_jax.config.signatures import (
   full_name,

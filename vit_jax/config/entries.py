@@ -18,7 +18,7 @@ from vit_jax.config.signatures import (
   rest_field_of,
 )
 from vit_jax.config.values import ConfigDict
-from vit_jax.durations import Duration
+from vit_jax.optim.durations import Duration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax import domains
+from vit_jax.config import domains
 from vit_jax.config.calls import Call, has_calls, make
+from vit_jax.config.domains import hints_of
 from vit_jax.config.entries import Entry, entries
 from vit_jax.config.errors import ConfigError, suggest
 from vit_jax.config.signatures import (
@@ -37,9 +38,8 @@ from vit_jax.config.values import (
   check_filled,
   to_set,
 )
-from vit_jax.domains import hints_of
-from vit_jax.durations import Duration
-from vit_jax.files import PathLike
+from vit_jax.optim.durations import Duration
+from vit_jax.runs.files import PathLike
 
 # Arguments that a config cannot set.
 HIDDEN = ('workdir', 'record', 'preset', 'entries', 'allow_changes')

@@ -10,10 +10,10 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import domains
+from vit_jax.config import domains
+from vit_jax.config.domains import hints_of
 from vit_jax.config.errors import ConfigError, suggest
-from vit_jax.domains import hints_of
-from vit_jax.durations import UNITS, Duration
+from vit_jax.optim.durations import UNITS, Duration
 
 
 def locate(dotted_path: Any) -> Any:

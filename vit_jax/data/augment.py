@@ -22,8 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from vit_jax.data import operations
-from vit_jax.domains import (
+from vit_jax.config.domains import (
   Count,
   Fraction,
   Natural,
@@ -33,6 +32,7 @@ from vit_jax.domains import (
   Range,
   checked,
 )
+from vit_jax.data import operations
 
 Level = Annotated[int, Range(0, 255)]
 Fill = Level | tuple[Level, Level, Level]

@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 
 from vit_jax.data import fingerprints, image_files, splits, tables
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 
 class Folder:

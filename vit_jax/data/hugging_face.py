@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from vit_jax.config.domains import OneOf, checked
 from vit_jax.data import arrow, fingerprints, tables
-from vit_jax.domains import OneOf, checked
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 
 @checked

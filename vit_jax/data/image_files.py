@@ -15,9 +15,9 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
 from vit_jax.data import images
-from vit_jax.files import check_remote, is_local
+from vit_jax.runs.files import check_remote, is_local
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 

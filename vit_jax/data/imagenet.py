@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.data import fingerprints, pipeline
 from vit_jax.data.pipeline import Source
 from vit_jax.data.tar import Tar
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 NUM_CLASSES = 1000
 NUM_VALIDATION = 50_000

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
 
 try:
   from vit_jax.data import _jpeg  # type: ignore[attr-defined]

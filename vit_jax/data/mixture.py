@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import NonNegative, OneOf, checked
 from vit_jax.data import fingerprints, order, pipeline
 from vit_jax.data.order import Order, Shuffled
 from vit_jax.data.pipeline import Source
-from vit_jax.domains import NonNegative, OneOf, checked
 
 
 @checked

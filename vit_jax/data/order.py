@@ -32,7 +32,7 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from vit_jax.domains import Range, checked
+from vit_jax.config.domains import Range, checked
 
 Visits = Callable[[int], tuple[int, int]]  # position -> (visit, index)
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 from absl import logging
 
+from vit_jax.config.domains import OneOf, Range, checked
 from vit_jax.data import arrow, fingerprints, image_files, shards, tables
-from vit_jax.domains import OneOf, Range, checked
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 _THREADS = 16  # files whose labels are read at a time
 _LOADS = 16  # of row groups, before their cost is judged

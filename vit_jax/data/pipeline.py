@@ -58,11 +58,11 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import Natural, OneOf, Range, Size, checked
 from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.transforms import scale_to
-from vit_jax.domains import Natural, OneOf, Range, Size, checked
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 

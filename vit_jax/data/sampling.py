@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 from etils import epath
 
+from vit_jax.config.domains import NonNegative, Range, checked
 from vit_jax.data import fingerprints, order, pipeline
-from vit_jax.domains import NonNegative, Range, checked
 
 
 @checked

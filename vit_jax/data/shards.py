@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.data import image_files, splits, tables
-from vit_jax.files import PathLike, replacing
+from vit_jax.runs.files import PathLike, replacing
 
 Names = PathLike | Sequence[PathLike]  # of files
 Arrays = dict[str, np.ndarray]
@@ -472,7 +472,7 @@ def _with_progress(futures, shards, collect):
   """Call `collect` with futures that are done; report what has been read."""
   if not futures:
     return
-  from vit_jax import terminal  # worker processes do without jax
+  from vit_jax.runs import terminal  # worker processes do without jax
 
   def advance():
     """Yield once for each MB that is read."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+from vit_jax.config.domains import OneOf, checked
 from vit_jax.data import (
   image_files,
   imagenet,
@@ -27,8 +28,7 @@ from vit_jax.data.splits import Slice
 from vit_jax.data.tar import Tar
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.webdataset import WebDataset
-from vit_jax.domains import OneOf, checked
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 
 @dataclasses.dataclass(frozen=True)

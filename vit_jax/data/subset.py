@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import Count, Seed, checked
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Source
-from vit_jax.domains import Count, Seed, checked
 
 
 @checked

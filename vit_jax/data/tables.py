@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import image_files
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 
 def read(path: str, text: str) -> dict[str, list[str]]:

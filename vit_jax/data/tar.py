@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 from absl import logging
 
+from vit_jax.config.domains import OneOf, checked
 from vit_jax.data import (
   fingerprints,
   image_files,
@@ -18,8 +19,7 @@ from vit_jax.data import (
   tables,
   tar_files,
 )
-from vit_jax.domains import OneOf, checked
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 
 @checked

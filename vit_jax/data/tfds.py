@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import fingerprints, pipeline
-from vit_jax.files import check_remote
+from vit_jax.runs.files import check_remote
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 # Data sets that TFDS has no code for, by the names that code bases give them.

@@ -20,9 +20,17 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import (
+  Fraction,
+  Natural,
+  OneOf,
+  Share,
+  Side,
+  Size,
+  checked,
+)
 from vit_jax.data import images
-from vit_jax.domains import Fraction, Natural, OneOf, Share, Side, Size, checked
 
 INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
 Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
 
 GROUPS = ('natural', 'specialized', 'structured')
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import numpy as np
 from absl import logging
 
+from vit_jax.config.domains import OneOf, checked
 from vit_jax.data import fingerprints, image_files, shards, tables, tar_files
-from vit_jax.domains import OneOf, checked
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 
 _LARGEST_LABEL = 2**20  # bytes
 

@@ -30,7 +30,7 @@ import cloudpickle
 import numpy as np
 from absl import logging
 
-from vit_jax import checks
+from vit_jax.config import checks
 
 _POLL_S = 1.0  # between two looks at the parent, or at a worker that is silent
 _STOPPED_S = 5  # silence after which a worker may be reported as stopped

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
+from vit_jax.config.domains import Natural, OneOf, Range, checked
 from vit_jax.data import pipeline
-from vit_jax.domains import Natural, OneOf, Range, checked
 from vit_jax.evals.collect import Columns, LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Params

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding, terminal
 from vit_jax.data.pipeline import Data, Transform
 from vit_jax.evals.views import View, average
+from vit_jax.parallel import sharding
+from vit_jax.runs import terminal
 from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.

@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.domains import Range, Seed
+from vit_jax.config.domains import Range, Seed
 from vit_jax.evals import frozen
 
 Shots = Annotated[int, Range(1, 10**6)]

@@ -28,11 +28,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax.config.domains import Seed, checked
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
-from vit_jax.domains import Seed, checked
 from vit_jax.evals.collect import Collector
+from vit_jax.parallel import sharding
 from vit_jax.types import Params, Preprocess
 
 # Outputs of `model.features` that are one vector for each image.

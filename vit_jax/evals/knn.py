@@ -20,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from vit_jax import checks, sharding
-from vit_jax.domains import Count, OneOf, Positive
+from vit_jax.config import checks
+from vit_jax.config.domains import Count, OneOf, Positive
 from vit_jax.evals import frozen
+from vit_jax.parallel import sharding
 
 METRICS = ('cosine', 'euclidean')
 

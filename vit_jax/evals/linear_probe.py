@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding, terminal
-from vit_jax.domains import LearningRate, Range, Rate
+from vit_jax.config.domains import LearningRate, Range, Rate
 from vit_jax.evals import frozen
+from vit_jax.parallel import sharding
+from vit_jax.runs import terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

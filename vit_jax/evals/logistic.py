@@ -18,9 +18,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from vit_jax import sharding
-from vit_jax.domains import Positive, Range, Share, checked
+from vit_jax.config.domains import Positive, Range, Share, checked
 from vit_jax.evals import frozen
+from vit_jax.parallel import sharding
 
 
 @checked

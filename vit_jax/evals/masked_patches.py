@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from vit_jax.domains import KeySeed, checked
+from vit_jax.config.domains import KeySeed, checked
 from vit_jax.evals.collect import SplitEvaluator, means
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.types import Batch, Params

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.domains import Between, Positive, checked
+from vit_jax.config.domains import Between, Positive, checked
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Params

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Size, checked
+from vit_jax.config.domains import Size, checked
 
 View = Callable[[jax.Array], list[jax.Array]]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.models import mesh, pallas_attention, splash_attention
 
 

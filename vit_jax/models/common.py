@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax import domains
-from vit_jax.domains import OneOf, Range, Rate
+from vit_jax.config import domains
+from vit_jax.config.domains import OneOf, Range, Rate
 from vit_jax.models import products, resample
 from vit_jax.models.attention import ATTENTION, Projection
 from vit_jax.models.mesh import keep_batch_split, platform

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Dtype
+from vit_jax.config.domains import Dtype
 from vit_jax.models import common
 from vit_jax.models.common import (
   Head,

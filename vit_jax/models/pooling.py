@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Range, checked
+from vit_jax.config.domains import Range, checked
 from vit_jax.models.attention import Chooser
 from vit_jax.models.common import (
   INIT,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.domains import OneOf, Range, checked
+from vit_jax.config.domains import OneOf, Range, checked
 from vit_jax.models import resample
 from vit_jax.models.common import Std
 from vit_jax.types import Array, FlatParams, Shape

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.types import Array, Shape
 
 METHODS = ('paper', 'bilinear', 'bicubic_antialias')

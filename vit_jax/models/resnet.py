@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Dtype, OneOf, Range, Size
+from vit_jax.config.domains import Dtype, OneOf, Range, Size
 from vit_jax.models import common, products
 from vit_jax.models.common import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split

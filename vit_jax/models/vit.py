@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.domains import Dtype, OneOf, Rate
+from vit_jax.config.domains import Dtype, OneOf, Rate
 from vit_jax.models import common
 from vit_jax.models.attention import IMPLEMENTATIONS, Chooser, attention
 from vit_jax.models.common import (

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Rate, checked
+from vit_jax.config.domains import Rate, checked
 from vit_jax.objectives.class_weights import check_weights, weights_of
 from vit_jax.types import Array, LossFn, Model, Preprocess
 

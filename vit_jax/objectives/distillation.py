@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Fraction, OneOf, Range, checked
+from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.objectives.classification import softmax_loss, softmax_xent
-from vit_jax.teacher import Teacher
+from vit_jax.objectives.teacher import Teacher
 from vit_jax.types import Array, LossFn, Model, Objective, Preprocess
 
 KINDS = ('soft', 'hard')

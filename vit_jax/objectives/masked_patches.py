@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Fraction, OneOf, Range, checked
+from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives import patch_targets
 from vit_jax.types import LossFn, Model, Params, Preprocess

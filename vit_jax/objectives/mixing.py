@@ -31,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax.domains import Fraction, OneOf, Range, checked
+from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.objectives.classification import soft_targets
 from vit_jax.types import Batch, LossFn, Model, Objective, Preprocess
 

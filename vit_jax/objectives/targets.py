@@ -7,7 +7,7 @@ import functools
 
 import jax.numpy as jnp
 
-from vit_jax.domains import Rate, checked
+from vit_jax.config.domains import Rate, checked
 from vit_jax.types import LossFn, Model, Objective, Preprocess
 
 

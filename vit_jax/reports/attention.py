@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.reports import pictures
 
 STYLES = ('mask', 'heat')

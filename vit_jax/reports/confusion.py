@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.files import PathLike, write_atomically
 from vit_jax.reports import pictures
+from vit_jax.runs.files import PathLike, write_atomically
 
 MISCLASSIFIED = (
   'file',

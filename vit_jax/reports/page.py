@@ -15,7 +15,6 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.files import PathLike, write_atomically
 from vit_jax.reports import markup, series, texts, thumbnails
 from vit_jax.reports.markup import Html, join, tag
 from vit_jax.reports.sections import (
@@ -27,6 +26,7 @@ from vit_jax.reports.sections import (
   times,
 )
 from vit_jax.reports.workdir import NAME, Workdir
+from vit_jax.runs.files import PathLike, write_atomically
 
 _FOLDER = pathlib.Path(__file__).parent
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import terminal
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike, write_atomically
 
 
 def figure(num_panels: int) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.metrics import read_records
+from vit_jax.runs.metrics import read_records
 
 
 @dataclasses.dataclass(frozen=True)

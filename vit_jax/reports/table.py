@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import jax
 from etils import epath
 
-from vit_jax import terminal
-from vit_jax.domains import Range
-from vit_jax.files import write_atomically
+from vit_jax.config.domains import Range
 from vit_jax.reports.results import Results, Value
+from vit_jax.runs import terminal
+from vit_jax.runs.files import write_atomically
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.runs.files import PathLike, write_atomically
 
 COUNT, _PX = 24, 160
 

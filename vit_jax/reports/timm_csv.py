@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from vit_jax.data import transforms as image_transforms
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.types import Model, Params, Shape
 
 

@@ -5,8 +5,8 @@ import json
 
 from etils import epath
 
-from vit_jax.files import PathLike
-from vit_jax.metrics import read_records
+from vit_jax.runs.files import PathLike
+from vit_jax.runs.metrics import read_records
 
 NAME = 'report.html'  # The page of a workdir.
 

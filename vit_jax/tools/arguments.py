@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax import export, pretrained
+from vit_jax import pretrained
 from vit_jax.data import images
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import parsers
 from vit_jax.tools.parsers import count
 from vit_jax.types import Size
-from vit_jax.weights import formats
+from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
 # For `add_counts`.

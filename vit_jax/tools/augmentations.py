@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax import terminal
 from vit_jax.data import augment, image_files, operations, transforms
-from vit_jax.files import PathLike
 from vit_jax.reports import pictures
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import arguments, outputs, predict
 
 _MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment

@@ -13,7 +13,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 
-from vit_jax import terminal
+from vit_jax.runs import terminal
 from vit_jax.tools import arguments
 from vit_jax.weights.files import fetch
 

@@ -8,7 +8,7 @@ the same ending, add --format:
 
   NAME.npz         npz (the papers' authors), or --format=big_vision,
                    or --format=vit_jax (any model, also your own)
-  NAME.stablehlo   a function that runs without this code (vit_jax/export.py)
+  NAME.stablehlo   a function that runs without this code (weights/export.py)
   FOLDER           timm (model.safetensors, config.json), or --format=hf
 
 Preprocessing and class names are written as well: next to an npz in NAME.json,
@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import rich.filesize
 
-from vit_jax import config, export, terminal
-from vit_jax.files import PathLike, is_local
+from vit_jax import config
 from vit_jax.models.resample import METHODS
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike, is_local
 from vit_jax.tools import arguments
-from vit_jax.weights import formats
+from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
 FORMATS = (*formats.FORMATS, 'stablehlo')

@@ -32,9 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pretrained, terminal
+from vit_jax import pretrained
 from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.reports.attention import STYLES, overlay
+from vit_jax.runs import terminal
 from vit_jax.tools import arguments, outputs, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.weights.bundle import Weights

@@ -30,12 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import config, pretrained, terminal
+from vit_jax import config, pretrained
 from vit_jax.data import image_files
-from vit_jax.files import PathLike
 from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import arguments, outputs, predict
 from vit_jax.types import Params
 

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 from rich.cells import cell_len
 
-from vit_jax.files import PathLike, replacing, write_atomically
+from vit_jax.runs.files import PathLike, replacing, write_atomically
 
 
 def write_rows(

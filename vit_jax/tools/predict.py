@@ -27,10 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pretrained, sharding, terminal
-from vit_jax.checks import one_of
+from vit_jax import pretrained
+from vit_jax.config.checks import one_of
 from vit_jax.data import image_files
 from vit_jax.data.images import MAX_IMAGE_BYTES
+from vit_jax.parallel import sharding
+from vit_jax.runs import terminal
 from vit_jax.tools import arguments, outputs
 from vit_jax.types import Params, Preprocess, Shape
 from vit_jax.weights.bundle import Weights

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax import terminal
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.tools import parsers
 
 

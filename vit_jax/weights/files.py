@@ -33,7 +33,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.files import (
+from vit_jax.runs.files import (
   LARGEST_JSON,
   PACKAGES,
   PathLike,

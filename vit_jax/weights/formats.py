@@ -23,8 +23,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import config, stored, tree, workdirs
-from vit_jax.files import PathLike, check_remote, is_local, write_atomically
+from vit_jax import config, tree
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
@@ -32,6 +31,13 @@ from vit_jax.models.pooling import DistillationToken, NoPooling
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.runs import stored, workdirs
+from vit_jax.runs.files import (
+  PathLike,
+  check_remote,
+  is_local,
+  write_atomically,
+)
 from vit_jax.weights import bundle, files, huggingface, image_configs, npz, timm
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.image_configs import item as _item

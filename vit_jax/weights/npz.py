@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.data import transforms
 from vit_jax.models.common import as_pair
 from vit_jax.models.mixer import MlpMixer

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import Count, OneOf, Range, Seed, Size
 from vit_jax.data import images
-from vit_jax.domains import Count, OneOf, Range, Seed, Size
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...

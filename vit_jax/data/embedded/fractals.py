@@ -23,10 +23,10 @@ import numpy as np
 from absl import logging
 from rich import console, progress
 
-from vit_jax import checks
+from vit_jax.config import checks
+from vit_jax.config.domains import OneOf, Range, Seed
 from vit_jax.data import fingerprints
-from vit_jax.domains import OneOf, Range, Seed
-from vit_jax.files import write_atomically
+from vit_jax.runs.files import write_atomically
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
 _FACTORS = (0.2, 0.6, 1.4, 1.8)

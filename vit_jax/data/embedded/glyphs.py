@@ -21,8 +21,8 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax import checks
-from vit_jax.domains import Fraction, OneOf, Range, Seed
+from vit_jax.config import checks
+from vit_jax.config.domains import Fraction, OneOf, Range, Seed
 
 FACES = (
   'DejaVuSans',

@@ -30,7 +30,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from vit_jax import environment, terminal
+from vit_jax.runs import environment, terminal
 from vit_jax.tools import arguments, outputs, parsers
 from vit_jax.tools.benchmark import cases, input, report, rounds
 

@@ -17,11 +17,14 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from vit_jax import autotune, metrics, optim, sharding, train
+from vit_jax import train
 from vit_jax.analysis import flops
-from vit_jax.models import names
+from vit_jax.models import autotune, names
 from vit_jax.objectives import classification
+from vit_jax.optim import optimizers as optim
+from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
+from vit_jax.runs import metrics
 from vit_jax.tools.benchmark import workers
 
 CLIP_NORM, WEIGHT_DECAY, LEARNING_RATE = 1.0, 0.1, 1e-4

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.files import PathLike
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.benchmark import cases
 

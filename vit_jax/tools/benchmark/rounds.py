@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax import environment
+from vit_jax.runs import environment
 from vit_jax.tools.benchmark.workers import Worker, WorkerError
 
 

@@ -31,7 +31,7 @@ import jax
 from absl import app, flags, logging
 
 from vit_jax import main as program
-from vit_jax import terminal
+from vit_jax.runs import terminal
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import peer, report, search, step, table
 

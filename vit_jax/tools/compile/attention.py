@@ -1,7 +1,7 @@
 """The choice of attention='auto' where there is no device to measure on.
 
-A run measures (vit_jax/autotune.py). Here each candidate is compiled for the
-described device, and the estimates of cycles are compared.
+A run measures (vit_jax/models/autotune.py). Here each candidate is compiled for
+the described device, and the estimates of cycles are compared.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from vit_jax import autotune
-from vit_jax.autotune import Local
+from vit_jax.models import autotune
 from vit_jax.models.attention import Implementation
+from vit_jax.models.autotune import Local
 from vit_jax.tools.compile import report
 from vit_jax.tools.compile.costs import costs
 from vit_jax.types import Model

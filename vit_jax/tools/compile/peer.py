@@ -31,9 +31,9 @@ from typing import Any
 import jax
 import optax
 
-from vit_jax import sharding
 from vit_jax.analysis import flops
-from vit_jax.device_memory import GIB
+from vit_jax.parallel import sharding
+from vit_jax.runs.device_memory import GIB
 from vit_jax.tools.compile import step
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from vit_jax import metrics, terminal
-from vit_jax.device_memory import GIB
-from vit_jax.files import PathLike
 from vit_jax.models.pallas_attention import lanes_per_head
+from vit_jax.runs import metrics, terminal
+from vit_jax.runs.device_memory import GIB
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.compile.costs import Costs, costs
 

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax import terminal
-from vit_jax.files import PathLike
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 

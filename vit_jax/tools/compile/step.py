@@ -20,10 +20,11 @@ import numpy as np
 from jax.experimental import topologies
 
 from vit_jax import config as configs
-from vit_jax import frozen, sharding
 from vit_jax.analysis import flops
-from vit_jax.device_memory import GIB
-from vit_jax.durations import Timeline
+from vit_jax.objectives import frozen
+from vit_jax.optim.durations import Timeline
+from vit_jax.parallel import sharding
+from vit_jax.runs.device_memory import GIB
 from vit_jax.tools.compile import attention, classes, report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.files import write_atomically
+from vit_jax.runs.files import write_atomically
 from vit_jax.tools import outputs
 from vit_jax.tools.compile import report
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import jax
 import rich.filesize
 
-from vit_jax import canary, environment
 from vit_jax.models import attention
+from vit_jax.runs import canary, environment
 from vit_jax.tools import parsers
 from vit_jax.tools.doctor import checks
 

@@ -15,12 +15,14 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from vit_jax import canary, optim, tree
-from vit_jax.canary import Check, normal
+from vit_jax import tree
 from vit_jax.models import common, names
 from vit_jax.models.attention import attention
 from vit_jax.objectives.classification import softmax_loss, softmax_xent
+from vit_jax.optim import optimizers as optim
 from vit_jax.preprocess import Normalize
+from vit_jax.runs import canary
+from vit_jax.runs.canary import Check, normal
 from vit_jax.step import TrainState, train_step
 from vit_jax.tools.doctor import reference
 

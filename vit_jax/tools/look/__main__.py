@@ -28,10 +28,10 @@ import re
 import sys
 from collections.abc import Sequence
 
-from vit_jax import terminal
 from vit_jax.analysis import attention
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
+from vit_jax.runs import terminal
 from vit_jax.tools import arguments, outputs
 from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import export, pretrained
+from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
-from vit_jax.checks import one_of
+from vit_jax.config.checks import one_of
 from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
+from vit_jax.weights import export
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')

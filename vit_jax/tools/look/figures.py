@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import pretrained, terminal
+from vit_jax import pretrained
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
 from vit_jax.data.images import MAX_IMAGE_BYTES
-from vit_jax.files import PathLike
 from vit_jax.reports import attention, embeddings
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike
 from vit_jax.tools import outputs, predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights

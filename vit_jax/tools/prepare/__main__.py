@@ -42,8 +42,8 @@ from collections.abc import Sequence
 
 import rich.filesize
 
-from vit_jax import terminal
 from vit_jax.data import workers
+from vit_jax.runs import terminal
 from vit_jax.tools import parsers
 from vit_jax.tools.prepare import duplicates, run
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from vit_jax.data import fingerprints, images, pipeline
 from vit_jax.data.pipeline import Source
-from vit_jax.files import PathLike, replacing, write_atomically
+from vit_jax.runs.files import PathLike, replacing, write_atomically
 
 MAX_DISTANCE = 10  # default of max_distance, of 64 bits
 # Chosen on a few sets, see docs/data.md. Of all pairs of 768 scans of digits,

@@ -8,10 +8,10 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.config.domains import Range, checked
 from vit_jax.data import images, pipeline
 from vit_jax.data.pipeline import Source
 from vit_jax.data.transforms import resize
-from vit_jax.domains import Range, checked
 from vit_jax.tools.prepare.duplicates import Index
 
 

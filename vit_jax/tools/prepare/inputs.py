@@ -13,7 +13,7 @@ import fsspec
 
 from vit_jax.data import fingerprints, image_files, shards, sources, tar_files
 from vit_jax.data.pipeline import Source
-from vit_jax.files import PathLike, replacing
+from vit_jax.runs.files import PathLike, replacing
 
 _OPENERS = {'gz': 'gzip', 'bz2': 'bz2', 'xz': 'xz'}
 _COMPRESSED = re.compile(r'(?:(\w+):)?(?!//)(.*\.(?:tgz|tbz2|txz|tar\.\w+))')

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 import rich.filesize
 
-from vit_jax import terminal
+from vit_jax.config.domains import Count, Natural, OneOf, Range, Seed, checked
 from vit_jax.data import fingerprints, images, sources, workers
-from vit_jax.domains import Count, Natural, OneOf, Range, Seed, checked
-from vit_jax.files import PathLike, read_json, write_atomically
+from vit_jax.runs import terminal
+from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.tools.prepare import duplicates, releases, shards, tfds_folder
 from vit_jax.tools.prepare.examples import (
   Features,

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from vit_jax.files import PathLike, write_atomically
+from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.tools.prepare.examples import Features
 
 _VERSION = re.compile(r'\d+\.\d+\.\d+')

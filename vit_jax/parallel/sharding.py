@@ -1,0 +1,372 @@
+"""Placement of arrays: a mesh, path rules, and batches laid over it.
+
+The model and the train step know nothing of this file (a model only knows which
+mesh axes split the batch, models/mesh.py). Three mesh axes are enough for all
+recipes here, and `rules_for` picks the recipe from their sizes:
+
+  data   parameters are replicated, batches are split (the default)
+  fsdp   parameters and batches are split
+  model  parameters are split by heads and hidden units, batches are not
+
+A list of your own, ((path rule, spec), ...), takes the place of a recipe. Rules
+hold for parameters, their EMA and the optimizer state alike, because all of
+these have paths that end in the path of the parameter.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax import tree
+from vit_jax.config.domains import OneOf, Range, checked
+from vit_jax.models.mesh import batch_axes, is_model_axis
+from vit_jax.types import PyTree, Shape
+
+# One axis name, several, or None per array dimension; or a function of (path,
+# shape, mesh) that returns them.
+Spec = Sequence[Any] | Callable[..., Sequence[Any]]
+Rules = Sequence[tuple[str, Spec]]  # (path rule, spec)
+
+
+AxisSize = Annotated[int, Range(1, 2**20)] | Annotated[int, OneOf(-1)]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class MeshSizes:
+  """Sizes of the mesh axes; one of them may be -1, all remaining devices.
+
+  Attributes:
+    data: copies of the parameters, each working on its own examples.
+    fsdp: devices that parameters, optimizer state and EMA are split over, each
+      working on its own examples.
+    model: devices that the heads and hidden units of each layer are split over;
+      they work on the same examples and must belong to one host.
+  """
+
+  data: AxisSize = -1
+  fsdp: AxisSize = 1
+  model: AxisSize = 1
+
+  def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return the mesh over `devices`, by default all devices of all hosts.
+
+    Axes of size 1 are left out, except for 'data'.
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    sizes = dataclasses.asdict(self)
+    if -1 in (self.fsdp, self.model) and self.data == -1:
+      sizes['data'] = 1
+    named = {k: v for k, v in sizes.items() if k == 'data' or v != 1}
+    return make_mesh(devices, **named)
+
+
+def make_mesh(
+  devices: Sequence[jax.Device] | None = None, /, **axis_sizes: int
+) -> Mesh:
+  """Return a mesh over all devices of all hosts.
+
+  Axes are of type Auto: the compiler propagates shardings.
+
+  Args:
+    devices: other devices; they may be described only, to compile for them.
+    **axis_sizes: size of each axis; one may be -1, all remaining devices.
+      Without sizes there is one axis, 'data'.
+
+  Raises:
+    ValueError: the sizes do not multiply to the number of devices, or devices
+      along 'model' axes belong to several hosts.
+  """
+  devices = jax.devices() if devices is None else devices
+  axis_sizes = axis_sizes or {'data': -1}
+  sizes = list(axis_sizes.values())
+  known = int(np.prod([s for s in sizes if s != -1]))
+  if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
+    sizes[sizes.index(-1)] = len(devices) // known
+  if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
+    raise ValueError(
+      f'mesh {axis_sizes} does not fit {len(devices)} devices. The product of '
+      'the sizes must be the number of devices; one size may be -1.'
+    )
+  # jax.make_mesh refuses what divides an axis of a TPU torus: 2 x 32 on 4x4x4.
+  array = mesh_utils.create_device_mesh(
+    sizes, devices, allow_split_physical_axes=True
+  )
+  mesh = Mesh(array, tuple(axis_sizes), (AxisType.Auto,) * len(sizes))
+  check_hosts(mesh.devices, mesh.axis_names)
+  return mesh
+
+
+def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
+  """Raise ValueError if devices of several hosts work on the same examples.
+
+  Every host reads its own examples; see `batch_sharding`.
+
+  Args:
+    devices: array with one dimension per axis.
+    axis_names: of a mesh.
+  """
+  shared = [i for i, name in enumerate(axis_names) if is_model_axis(name)]
+  groups = np.moveaxis(devices, shared, range(-len(shared), 0))
+  size = int(np.prod(groups.shape[groups.ndim - len(shared) :]))
+  for group in groups.reshape(-1, size):
+    hosts = {device.process_index for device in group}
+    if len(hosts) > 1:
+      sizes = dict(zip(axis_names, devices.shape, strict=True))
+      raise ValueError(
+        f'mesh {sizes}: the {size} devices along model axes work on the same '
+        f'examples, but belong to hosts {sorted(hosts)}, and each host reads '
+        'its own examples. Make the model axes at most as large as the devices '
+        'of one host, and the other axes larger.'
+      )
+
+
+def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
+  """Return the NamedSharding of each leaf, from the first rule that matches.
+
+  Args:
+    abstract_tree: pytree of arrays or ShapeDtypeStructs.
+    rules: ((path rule, spec), ...); a spec is a sequence of axis names, tuples
+      of them, or None, one per leading array dimension; or a function of (path,
+      shape, mesh) that returns one. Leaves that no rule matches are replicated.
+    mesh: as returned by `make_mesh`.
+
+  Raises:
+    ValueError: a spec names an unknown axis, or does not divide a shape.
+  """
+  return tree.map_with_path(
+    lambda path, leaf: NamedSharding(
+      mesh, PartitionSpec(*find_spec(rules, path, leaf.shape, mesh))
+    ),
+    abstract_tree,
+  )
+
+
+def find_spec(
+  rules: Rules, path: str, shape: Shape, mesh: Mesh
+) -> tuple[Any, ...]:
+  """Return the spec of one leaf, without trailing Nones; see `infer`."""
+  i = tree.first_match([pattern for pattern, _ in rules], path)
+  if i is None:
+    return ()
+  rule, spec = rules[i]
+  spec = tuple(spec(path, shape, mesh) if callable(spec) else spec)
+  for dim, axes in enumerate(spec):
+    size = axis_size(mesh, axes, where=f'sharding rule {rule}')
+    if dim >= len(shape) or shape[dim] % size:
+      raise ValueError(
+        f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
+        f'{size} ways along dimension {dim}. Add a rule before it that matches '
+        'this path, or use mesh sizes that divide the dimension.'
+      )
+  while spec and spec[-1] is None:
+    spec = spec[:-1]
+  return spec
+
+
+def axis_size(
+  mesh: Mesh, axes: str | Sequence[str] | None, *, where: str = 'sharding'
+) -> int:
+  """Return how many ways an axis, or several together, split; 1 for None.
+
+  Raises:
+    ValueError: the mesh has no such axis; `where` begins the message.
+  """
+  names = (axes,) if isinstance(axes, str) else axes or ()
+  for name in names:
+    if name not in mesh.shape:
+      raise ValueError(
+        f'{where}: there is no mesh axis {name!r}; the mesh has '
+        f'{list(mesh.shape)}. Use one of these, or set --config.mesh.{name}.'
+      )
+  return int(np.prod([mesh.shape[name] for name in names]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of an array that every device has a copy of."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of batches: over all axes not named 'model*'.
+
+  Devices along a model axis work on the same examples.
+  """
+  return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
+
+
+def check_batch_size(
+  batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
+) -> None:
+  """Raise ValueError unless a batch can be split equally.
+
+  Args:
+    batch_size: global.
+    mesh: as returned by `make_mesh`.
+    parts: micro-batches (accum_steps) in a batch.
+    what: name of the batch size in the message.
+  """
+  ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
+  if not isinstance(batch_size, int) or batch_size < 1:
+    raise ValueError(f'{what}={batch_size!r} must be an integer of 1 or more.')
+  if batch_size % ways:
+    lower = batch_size // ways * ways
+    cut = f' in {parts} micro-batches' if parts > 1 else ''
+    raise ValueError(
+      f'{what}={batch_size} is global and must be a multiple of {ways}: it is '
+      f'split over {ways // parts} devices{cut}. Nearest: {lower or ways}, '
+      f'{lower + ways}.'
+    )
+
+
+def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
+  """Return ShapeDtypeStructs that know their sharding, e.g. for restoring."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    abstract_tree,
+    shardings,
+  )
+
+
+def this_process() -> dict[str, int]:
+  """Return which part of each batch this host reads, for the data pipeline."""
+  return {
+    'process_index': jax.process_index(),
+    'process_count': jax.process_count(),
+  }
+
+
+def in_host_memory(array: Any) -> bool:
+  """Return whether an array is NumPy's, or only on CPUs of this process."""
+  if not isinstance(array, jax.Array):
+    return True
+  devices: Any = array.sharding.device_set
+  return array.is_fully_addressable and all(
+    device.platform == 'cpu' for device in devices
+  )
+
+
+def put_batch(batch: PyTree, mesh: Mesh) -> Any:
+  """Return global arrays [B, ...] on the mesh, from the rows of this host."""
+  sharding = batch_sharding(mesh)
+  # On several hosts JAX takes this for an implicit transfer, which it is not.
+  with jax.transfer_guard_host_to_device('allow'):
+    return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(sharding, x), batch
+    )
+
+
+def rules_for(mesh: Mesh) -> Rules:
+  """Return the rules that follow from the axes of a mesh.
+
+  FSDP over all axes named 'fsdp*', tensor parallelism over the axis 'model*'.
+  """
+  model = [a for a in mesh.axis_names if is_model_axis(a) and mesh.shape[a] > 1]
+  split = [a for a in mesh.axis_names if a.startswith('fsdp')]
+  rules = tensor_parallel(model[0]) if model else []
+  if split and axis_size(mesh, split) > 1:
+    axis = split[0] if len(split) == 1 else tuple(split)
+    return fsdp(axis, others=rules)
+  return rules
+
+
+# Megatron's split: each device has some of the heads, or of the hidden units,
+# of a layer, so that the two products of a branch need one sum over devices.
+# Dimensions count from the end, because scanned layers have one more in front.
+_TENSOR = (  # path rule, dimensions of the parameter, which of them is split
+  ('(.*/)?attn/(query|key|value)/kernel', 3, -2),  # [D, h, dh]
+  ('(.*/)?attn/(query|key|value)/bias', 2, -2),  # [h, dh]
+  ('(.*/)?attn/out/kernel', 3, -3),  # [h, dh, D]; its bias is added once
+  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc1/kernel', 2, -1),  # [D, M]
+  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc1/bias', 1, -1),  # [M]
+  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc2/kernel', 2, -2),  # [M, D]
+)
+
+
+def tensor_parallel(axis: str = 'model') -> Rules:
+  """Return rules that split attention by heads and MLPs by hidden units.
+
+  Args:
+    axis: a mesh axis named 'model...': batches are not split over those.
+
+  Raises:
+    ValueError: an axis with another name.
+  """
+  if not is_model_axis(axis):
+    raise ValueError(
+      f'tensor_parallel: axis={axis!r}, but batches are split over every axis '
+      "whose name does not begin with 'model'. Call it 'model', in mesh too."
+    )
+  return [
+    (path, functools.partial(_split, axis, ndim, dim))
+    for path, ndim, dim in _TENSOR
+  ]
+
+
+def _split(axis, ndim, split_dim, path, shape, mesh):
+  """Spec of a parameter with `ndim` dimensions, one of which is split.
+
+  Optimizer state of another shape (Adafactor: a row, a column, or one number
+  where there is neither) stays whole.
+  """
+  del mesh
+  of_layer = shape[_is_stacked(path) :]
+  if len(of_layer) != ndim or of_layer == (1,):
+    return ()
+  spec: list[Any] = [None] * len(shape)
+  spec[split_dim] = axis
+  return spec
+
+
+def fsdp(
+  axis: str | Sequence[str] = 'fsdp',
+  *,
+  min_elements: int = 2**14,
+  others: Rules = (),
+) -> Rules:
+  """Return rules that split each array along its largest dimension.
+
+  Fully sharded data parallelism: devices along the axis work on their own
+  examples, and hold a part of parameters, gradients, optimizer state and EMA.
+  An array stays whole if it is small, or if the axis divides none of its
+  dimensions (a width of 1664 cannot be split 256 ways). The layer dimension of
+  scanned layers is never split: each step of the scan needs one whole layer.
+
+  Args:
+    axis: a mesh axis, or several. Models make sure that along axes named
+      'fsdp*' parameters are gathered and not the batch.
+    min_elements: arrays with fewer elements (in one layer) stay whole.
+    others: more rules, such as `tensor_parallel`; the dimensions that they
+      split are left to them.
+  """
+  largest = functools.partial(_largest, axis, min_elements, tuple(others))
+  return [('.*', largest)]
+
+
+def _largest(axis, min_elements, others, path, shape, mesh):
+  """Spec that splits the largest free dimension that the axis divides."""
+  spec = [*find_spec(others, path, shape, mesh)]
+  spec += [None] * (len(shape) - len(spec))
+  ways = axis_size(mesh, axis)
+  first = int(_is_stacked(path))
+  free = [
+    dim
+    for dim in range(first, len(shape))
+    if spec[dim] is None and shape[dim] % ways == 0
+  ]
+  if free and math.prod(shape[first:]) >= min_elements:
+    spec[max(free, key=lambda dim: shape[dim])] = axis
+  return spec
+
+
+def _is_stacked(path):
+  return tree.is_stacked({path: None})
