@@ -392,9 +392,10 @@ def _describe(annotation, value=None):
   if hasattr(annotation, '__metadata__'):
     text = describe(annotation.__origin__)
     for domain in domains_of(annotation):
-      expects = f'{text} {getattr(domain, "text", "")}'
-      describe_it = getattr(domain, 'describe', lambda *_: expects)
-      text = describe_it(text, value)
+      if hasattr(domain, 'describe'):
+        text = domain.describe(text, value)
+      else:
+        text = f'{text} {domain.text}'
     return text
   if annotation in _NAMES:
     return _NAMES[annotation]
