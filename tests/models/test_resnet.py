@@ -24,7 +24,7 @@ from vit_jax import tree
 from vit_jax.models import names
 from vit_jax.models.common import Head
 from vit_jax.models.pooling import Mean
-from vit_jax.models.resnet import Hybrid, ResNet, StdConv
+from vit_jax.models.resnet import Hybrid, ResNet, Root, StdConv
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.optim import optimizers as optim
 
@@ -98,6 +98,20 @@ def test_convolution_pads_and_standardises(form, size, stride, before):
   ]
   assert actual.shape == (1, 8 // stride, 6 // stride, 4)
   np.testing.assert_allclose(actual[0], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize('padding, fill', [('zero', 0), ('lowest', -np.inf)])
+def test_max_pooling_of_the_root_pads(padding, fill):
+  root = Root(64, 'preact', pool_padding=padding)
+  params = root.init(jax.random.key(0), IMAGES)
+  convolve = StdConv(64, 7, 2, 'preact')
+  x = convolve.apply({'params': params['params']['conv']}, IMAGES)
+  x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=fill)
+  out = root.apply(params, IMAGES)
+  for i, j in np.ndindex(out.shape[1:3]):
+    window = x[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+    np.testing.assert_array_equal(out[:, i, j], window.max((1, 2)))
+  assert (out[:, 0] < 0).any() == (padding == 'lowest')
 
 
 def test_a_constant_kernel_has_finite_gradients():

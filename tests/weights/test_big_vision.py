@@ -218,9 +218,9 @@ def test_resnets_of_the_paper(prefix):
   stored = {f'{prefix}{name}': array for name, array in file.items()}
   assert npz.recognise(stored)
   weights = npz.read(stored)
-  assert weights.model == expected.model and weights.model.form == 'preact'
+  assert weights.model == expected.model.clone(pool_padding='lowest')
+  assert weights.model.form == 'preact'
   assert equal(weights.params, expected.params) and not weights.notes
-  assert equal(npz.write(weights)[0], theirs)
   assert equal(npz.write_big_vision(expected)[0], file)
 
 

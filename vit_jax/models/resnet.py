@@ -7,8 +7,8 @@ Two forms are published, whose weights are not interchangeable:
                                                     the last relu after the sum
   norms besides        one before the head          one in the root, one in each
                                                     projection
-  padding              symmetric; zeros before      SAME: on even sides nothing
-                       max-pooling                  before, one more after
+  padding              symmetric, see pool_padding  SAME: on even sides nothing
+                                                    before, one more after
   GroupNorm epsilon    1e-5                         1e-6
   standardised kernel  (w - mean) / √(var + 1e-10)  (w - mean) / (std + 1e-5)
 
@@ -19,7 +19,7 @@ F features after the last stage, K classes.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +151,7 @@ class Backbone(nn.Module):
   dtype: Any = 'float32'
   remat: str = 'none'
   middle: Any = StdConv
+  pool_padding: str = 'zero'
 
   @nn.compact
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
@@ -165,7 +166,8 @@ class Backbone(nn.Module):
         )
     width = ROOT_WIDTH * self.width_factor
     out = {}
-    out['stage0'] = x = Root(width, self.form, self.dtype, name='root')(images)
+    root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
+    out['stage0'] = x = root(images)
     for i, units in enumerate(self.stages, 1):
       stage = Stage(
         units,
@@ -187,6 +189,7 @@ class Root(nn.Module):
   width: int
   form: str
   dtype: Any = 'float32'
+  pool_padding: str = 'zero'
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -194,9 +197,10 @@ class Root(nn.Module):
     if self.form == 'postact':
       x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
       return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
-    # BiT pads with zeros, which can be the maximum.
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return nn.max_pool(x, (3, 3), (2, 2), 'VALID')
+    if self.pool_padding == 'zero':  # zeros can be the maximum
+      x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+      return nn.max_pool(x, (3, 3), (2, 2), 'VALID')
+    return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
 
 
 class Stage(nn.Module):
@@ -274,6 +278,8 @@ class ResNet(common.Classifier):
       VisionTransformer.
     middle: class in place of the 3x3 convolutions, with the fields of StdConv;
       AxialResNet has another one.
+    pool_padding: what the root of 'preact' pads with before max-pooling: 'zero'
+      as in BiT's own code, or 'lowest', minus infinity, as in big_vision's.
   """
 
   stages: Stages = (3, 4, 6, 3)
@@ -284,6 +290,7 @@ class ResNet(common.Classifier):
   dtype: Dtype = 'float32'
   remat: common.Remat = 'none'
   middle: Callable[..., nn.Module] = StdConv
+  pool_padding: Literal['zero', 'lowest'] = 'zero'
 
   @nn.compact
   def features(
@@ -305,6 +312,7 @@ class ResNet(common.Classifier):
       dtype=self.dtype,
       remat=self.remat,
       middle=self.middle,
+      pool_padding=self.pool_padding,
       name='resnet',
     )(images)
     x = maps[f'stage{len(self.stages)}']

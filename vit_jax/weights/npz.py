@@ -233,6 +233,8 @@ def read(
     positions = split(arrays[table], 'cls' in arrays, grid)
     params |= positions
     names |= dict.fromkeys(positions, table)
+  if keys is _PREACT:  # unlike BiT's own code
+    fields = {'pool_padding': 'lowest'} | fields
   model = bundle.infer(params, **fields)
   params, shape = bundle.finish(
     model, params, names, arrays, keys, image_size=image_size, grid=grid
