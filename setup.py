@@ -47,6 +47,7 @@ setuptools.setup(
     'optax>=0.2.6',
     'orbax-checkpoint>=0.11.30',
     'pillow>=12.3',  # decodes palette and CMYK images, which OpenCV does not
+    'pydantic>=2.10',  # values in configs
     'rich>=13.9',
     'safetensors>=0.5',
     'scikit-learn>=1.6',  # embedded digits

@@ -212,8 +212,6 @@ their values.
 
 def _keys(config, loaded):
   """Return the keys of a config with its default argument, as Markdown."""
-  for path in config.unset_paths(loaded):
-    config.override(loaded, [f'{path}=...'])
   call, _ = config.plan_run(loaded)
   lines = '\n'.join(config.settings(call))
   return (

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.data import pipeline
 from vit_jax.models import pooling, posemb
 from vit_jax.weights.keymap import linear
 
@@ -117,7 +118,7 @@ class Sometimes:
 class Largest:
   """Evaluator of a data set: the largest logit, computed batch by batch."""
 
-  def __init__(self, model, data):
+  def __init__(self, model, data: pipeline.Data):
     self.model, self.data = model, data
 
   def run(self, params):

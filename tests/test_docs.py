@@ -150,5 +150,9 @@ def test_reference_has_every_config_and_all_that_configs_name(hooks):
     page = pages[f'configs/{path.stem}.md']
     assert 'config.run = vit_jax.' in page, path
   targets = pages['configs/targets.md']
-  for name in ('train.train', 'checkpoint.Checkpoints', 'optim.Schedule'):
+  for name in (
+    'train.train',
+    'runs.checkpoint.Checkpoints',
+    'optim.optimizers.Schedule',
+  ):
     assert f'::: vit_jax.{name}\n' in targets

@@ -176,7 +176,7 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert preset['config'] == f'{config}:{EVALS}'
   assert preset['changed']['mesh.fsdp'] == [None, 8]
   assert preset['changed']['total_steps'][1] == 2
-  assert preset['defaults']['config.seed'] == '0'
+  assert preset['defaults']['seed'] == '0'
   assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}

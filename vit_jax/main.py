@@ -7,7 +7,6 @@ file mentions it: --config.seed=1 --config.optimizer.layer_decay.rate=0.75. The
 same command resumes the run.
 """
 
-import copy
 import gc
 import os
 import sys
@@ -162,9 +161,7 @@ def load_config(spec: str | None) -> tuple[Any, dict[str, Any]]:
       '--workdir=/tmp/quickstart; --help lists all flags.'
     )
   found = config.load(spec)
-  before = copy.deepcopy(config.leaves(found))
-  config.override(found, assignments)
-  changed = config.changes(before, config.leaves(found))
+  changed = config.override(found, assignments)
   return found, {'config': spec, 'changed': changed}
 
 

@@ -10,6 +10,7 @@ that results do not depend on is marked `Annotated[int, HARMLESS]`.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
@@ -103,6 +104,7 @@ Dtype = Annotated[
   ),
 ]
 
+PathLike = str | os.PathLike[str]
 Array = jax.Array | np.ndarray
 Shape = tuple[int, ...]
 PyTree = Any

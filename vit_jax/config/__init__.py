@@ -14,40 +14,34 @@ named, in this package or in another. Five rules turn a config into objects:
 - A dataclass may have one field with metadata {'rest': True}: then its own
   fields and a target with its keywords stand in one flat dict, as in
   `evals.test = dict(target=..., data=..., every_steps=1000)`.
-- `Annotated[Callable, ('data', Data)]` is always a partial: the code that gets
-  it makes the call. If its argument `data` has no annotation, a dict with a
-  `source` becomes a Data.
 - `every_steps=1000` sets a parameter `every` to Duration(1000, 'steps'); the
   units are those of durations.py.
 
 All keys are checked before anything is called, so that a typo costs nothing.
 """
 
+from vit_jax.config.calls import HIDDEN as HIDDEN
 from vit_jax.config.calls import Call as Call
 from vit_jax.config.calls import Partial as Partial
+from vit_jax.config.calls import check_set as check_set
+from vit_jax.config.calls import locate as locate
 from vit_jax.config.calls import make as make
-from vit_jax.config.entries import Entry as Entry
-from vit_jax.config.entries import entries as entries
-from vit_jax.config.entries import plain as plain
-from vit_jax.config.entries import settings as settings
-from vit_jax.config.errors import ConfigError as ConfigError
-from vit_jax.config.errors import suggest as suggest
+from vit_jax.config.calls import parameters_of as parameters_of
+from vit_jax.config.calls import plan_run as plan_run
+from vit_jax.config.calls import resolve as resolve
 from vit_jax.config.files import import_configs as import_configs
 from vit_jax.config.files import load as load
 from vit_jax.config.files import shipped_configs as shipped_configs
-from vit_jax.config.objects import build as build
-from vit_jax.config.objects import describe as describe
-from vit_jax.config.plan import HIDDEN as HIDDEN
-from vit_jax.config.plan import check_set as check_set
-from vit_jax.config.plan import plan_run as plan_run
-from vit_jax.config.plan import resolve as resolve
-from vit_jax.config.plan import run as run
-from vit_jax.config.signatures import locate as locate
-from vit_jax.config.signatures import owner_of as owner_of
-from vit_jax.config.signatures import parameters_of as parameters_of
+from vit_jax.config.records import Entry as Entry
+from vit_jax.config.records import build as build
+from vit_jax.config.records import describe as describe
+from vit_jax.config.records import entries as entries
+from vit_jax.config.records import owner_of as owner_of
+from vit_jax.config.records import plain as plain
+from vit_jax.config.records import settings as settings
+from vit_jax.config.runs import run as run
+from vit_jax.config.schema import ConfigError as ConfigError
+from vit_jax.config.schema import suggest as suggest
 from vit_jax.config.values import ConfigDict as ConfigDict
-from vit_jax.config.values import changes as changes
-from vit_jax.config.values import check_filled as check_filled
-from vit_jax.config.values import leaves as leaves
 from vit_jax.config.values import override as override
-from vit_jax.config.values import unset_paths as unset_paths
+from vit_jax.config.values import walk as walk

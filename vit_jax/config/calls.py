@@ -1,21 +1,30 @@
-"""Calls that a config describes: checked, then made."""
+"""From a config to checked calls, and from calls to objects."""
 
+import collections.abc
 import dataclasses
 import functools
+import inspect
+import pkgutil
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import domains, signatures
-from vit_jax.config.errors import ConfigError
-from vit_jax.config.signatures import (
-  full_name,
-  lacks_text,
-  missing_of,
-  parameters_of,
+from vit_jax.config.schema import (
+  ConfigError,
+  hints_of,
+  misfit,
+  suggest,
+  without_none,
 )
+from vit_jax.config.values import ConfigDict, items, join
+from vit_jax.optim.durations import UNITS, Duration
+
+# Arguments that a config cannot set.
+HIDDEN = ('workdir', 'record', 'preset', 'entries', 'allow_changes')
 
 
 class Partial(functools.partial):
-  """A target that still lacks required arguments; called when they are known.
+  """A target that lacks required arguments; called when they are known.
 
   Two of them are equal if they would call the same function in the same way.
 
@@ -39,21 +48,17 @@ class Partial(functools.partial):
         f'{full_name(self.func)}: {", ".join(twice)} is set by the code that '
         'calls it. Remove it from the config.'
       )
-    parameters = parameters_of(self.func)
-    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    if not takes_any and (unknown := sorted(kwargs.keys() - parameters)):
-      raise ConfigError(
-        f'{full_name(self.func)} cannot be used here: the code that calls it '
-        f'passes {", ".join(unknown)}, which it does not take. It takes: '
-        f'{", ".join(parameters)}. Name another target.'
+    try:
+      inspect.signature(self.func).bind(
+        *self.args, *args, **self.keywords, **kwargs
       )
-    if missing := missing_of(self.func, self.keywords | kwargs, len(args)):
-      raise ConfigError(lacks_text(self.func, missing))
+    except TypeError as error:
+      raise ConfigError(f'{full_name(self.func)}: {error}.') from error
     return super().__call__(*args, **kwargs)
 
 
 @dataclasses.dataclass
-class Call(domains.Deferred):
+class Call:
   """A target with its arguments, checked but not yet called.
 
   Attributes:
@@ -61,26 +66,19 @@ class Call(domains.Deferred):
     kwargs: its arguments; calls within them are not made yet either.
     where: dotted path in the config.
     hidden: arguments that the config cannot set.
-    later: whether the code makes the call itself, even if nothing is missing.
   """
 
   fn: Any
   kwargs: dict[str, Any]
   where: str = ''
-  hidden: tuple[str, ...] = ()
-  later: bool = False
+  hidden: Sequence[str] = ()
 
   def make(self, *args: Any, **supplied: Any) -> Any:
     """Make all calls, innermost first, and return the result of this one."""
     kwargs = {name: make(value) for name, value in self.kwargs.items()}
-    if self.later or missing_of(self.fn, kwargs | supplied, len(args)):
+    if missing_of(self.fn, kwargs | supplied, len(args)):
       return Partial(self.fn, *args, **kwargs, **supplied)
     return self.fn(*args, **kwargs, **supplied)
-
-  def makes(self, annotation: Any) -> bool:
-    """Return whether the result, or the Partial, fits an annotation."""
-    lacks = self.later or missing_of(self.fn, self.kwargs, 0)
-    return signatures.makes(self.fn, annotation, is_partial=bool(lacks))
 
 
 def make(value: Any) -> Any:
@@ -94,10 +92,349 @@ def make(value: Any) -> Any:
   return value
 
 
+def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
+  """Return the Call of the function that config.run names, all of it checked.
+
+  Args:
+    config: ConfigDict with `run`.
+    **supplied: arguments that the config cannot set; those that the function
+      does not take are left out.
+
+  Returns:
+    (Call, dict of supplied arguments).
+
+  Raises:
+    ConfigError: with all problems at once: unknown keys (with a suggestion),
+      missing arguments, values that do not fit, targets that cannot be
+      imported.
+  """
+  values = dict(items(config))
+  if not (name := values.pop('run', None)):
+    raise ConfigError(
+      "The config has no key 'run', the function to call with it, such as "
+      "'vit_jax.train.train'."
+    )
+  fn = locate(name)
+  taken = {k: v for k, v in supplied.items() if k in parameters_of(fn)}
+  plan = _Plan()
+  call = plan.call(fn, values, '', hidden=(*HIDDEN, *taken))
+  plan.require_all(call, call.hidden)
+  plan.finish()
+  return call, taken
+
+
+def resolve(value: Any) -> Any:
+  """Return objects for a config value: every target in it is called."""
+  plan = _Plan()
+  found = plan.value(value, Any, '')
+  plan.finish()
+  return make(found)
+
+
+def check_set(call: Call, prefix: str = '') -> None:
+  """Raise ConfigError naming the flags of required arguments that are None.
+
+  Args:
+    call: of `plan_run`.
+    prefix: path of the config in the config of the command line, with a dot.
+  """
+  paths = sorted(_unset(call), key=len)
+  # Values that refer to another one end with its path.
+  first = [x for x in paths if not any(x.endswith(f'.{y}') for y in paths)]
+  if first:
+    flags = ' '.join(f'--config.{prefix}{path}=...' for path in first)
+    raise ConfigError(f'The config leaves values to be set by you. Add {flags}')
+
+
+def _unset(value):
+  """Yield the paths of required arguments that are None."""
+  if isinstance(value, Call):
+    parameters = parameters_of(value.fn)
+    for name, inner in value.kwargs.items():
+      if inner is None and name in parameters and is_required(parameters[name]):
+        yield join(value.where, name)
+      yield from _unset(inner)
+  elif isinstance(value, dict | list | tuple):
+    for inner in value.values() if isinstance(value, dict) else value:
+      yield from _unset(inner)
+
+
+class _Plan:
+  """The calls that a config describes; `problems` are all mistakes in it."""
+
+  def __init__(self) -> None:
+    self.problems: list[str] = []
+
+  def finish(self) -> None:
+    if self.problems:
+      raise ConfigError('\n'.join(dict.fromkeys(self.problems)))
+
+  def value(self, value, annotation, where):
+    """Return a config value with a Call in the place of every target in it."""
+    annotation = without_none(annotation)
+    if annotation is ConfigDict:
+      return value  # such as the runs of a study, whose turn comes later
+    if isinstance(value, Mapping | ConfigDict):
+      values, is_part = dict(items(value)), dataclasses.is_dataclass(annotation)
+      if is_part and rest_field_of(annotation):
+        return self.flat(annotation, values, where)
+      if 'target' in values:
+        return self.target(values, annotation, where)
+      if is_part:
+        call = self.call(annotation, values, where)
+        self.require_all(call)
+        return call
+      inner = item_of(annotation)
+      return {
+        k: self.value(v, inner, join(where, k)) for k, v in values.items()
+      }
+    if isinstance(value, list | tuple):
+      inner = item_of(annotation)
+      return type(value)(
+        self.value(v, inner, join(where, i)) for i, v in enumerate(value)
+      )
+    return value
+
+  def target(self, values, annotation, where, also=()):
+    """Return the Call of a dict with a target, None if there is no such name.
+
+    `also` are keys that the dict may have had, for the message.
+    """
+    try:
+      fn = locate(values.pop('target'))
+    except ConfigError as error:
+      self.problems.append(f'{join(where, "target")}: {error}')
+      return None
+    if not callable(fn):
+      self.problems.append(f'{where}: {fn!r} is not a class or a function.')
+      return None
+    call = self.call(fn, values, where, also=also)
+    if not takes_partials(annotation):
+      self.require_all(call)
+    return call
+
+  def flat(self, cls, values, where):
+    """Return the Call of a dataclass that has a `rest` field."""
+    field, own = rest_field_of(cls), {}
+    names = [f.name for f in dataclasses.fields(cls) if f is not field]
+    for key in list(values):
+      if key in names or stem_of(key) in names:
+        own[key] = values.pop(key)
+    if 'target' not in values:
+      near = suggest('target', values) if values else ''
+      self.problems.append(
+        f"{where} needs a 'target', the dotted path of a class or function"
+        f'{near}{f"; it has {list(values)}" if values else ""}.'
+      )
+      return None
+    call, hints = self.call(cls, own, where), hints_of(cls)
+    also = [k for n in names for k in keys_of(n, hints.get(n))]
+    call.kwargs[field.name] = self.target(
+      values, hints[field.name], where, also
+    )
+    return call
+
+  def call(self, fn, values, where, hidden=(), also=()):
+    """Return a Call, all names and plain values checked."""
+    parameters, hints = parameters_of(fn), hints_of(fn)
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    known = [name for name in parameters if name not in hidden]
+    kwargs = {}
+    for key, value in values.items():
+      path, name = join(where, key), key
+      if key not in known and stem_of(key) in known:
+        name = stem_of(key)
+      elif key not in known and (key in hidden or not takes_any):
+        takes = [k for n in known for k in keys_of(n, hints.get(n))] + [*also]
+        self.problems.append(
+          f'{path}: {full_name(fn)} has no argument '
+          f'{key!r}{suggest(key, takes)}. It takes: {", ".join(takes)}.'
+        )
+        continue
+      if name != key and value is None:
+        continue  # a unit that is not used
+      if name in kwargs:
+        self.problems.append(f'{path}: {name} is set in two units. Keep one.')
+        continue
+      parameter, annotation = parameters.get(name), hints.get(name, Any)
+      kwargs[name] = self.argument(
+        key, name, value, parameter, annotation, path
+      )
+    return Call(fn, kwargs, where, hidden)
+
+  def argument(self, key, name, value, parameter, annotation, path):
+    if name != key:
+      try:
+        value = Duration(value, key.rpartition('_')[2])
+      except ValueError as error:
+        self.problems.append(f'{path}: {error}')
+        return None
+    elif is_duration(annotation) and value is not None:
+      self.problems.append(
+        f'{path}={value!r} has no unit. Use one of '
+        f'{", ".join(keys_of(name, annotation))}.'
+      )
+      return None
+    fields, is_needed = annotation, False
+    if parameter:
+      is_needed = is_required(parameter)
+      if dataclasses.is_dataclass(parameter.default):
+        fields = type(parameter.default)  # without a target
+    planned = self.value(value, fields, path)
+    # A required argument that is None is reported with its flag, by check_set.
+    to_be_set = value is None and is_needed
+    reason = '' if to_be_set else _misfit(planned, annotation)
+    if reason:
+      value = getattr(planned, 'value', planned)  # of a Duration
+      shown = repr(value) if len(repr(value)) < 100 else f'{value!r:.97}...'
+      self.problems.append(f'{path}={shown}: {reason}.')
+    return planned
+
+  def require_all(self, call, hidden=()):
+    """Add a problem if required arguments of a Call are missing.
+
+    A key that is misspelt is reported as unknown; that is enough.
+    """
+    if call.where and any(
+      x.startswith(f'{call.where}.') for x in self.problems
+    ):
+      return
+    if missing := missing_of(call.fn, call.kwargs, supplied=hidden):
+      where = f'{call.where}: ' if call.where else ''
+      self.problems.append(f'{where}{_lacks(call.fn, missing)}')
+
+
+def _misfit(planned, annotation):
+  return '' if has_calls(planned) else misfit(planned, annotation)
+
+
 def has_calls(value: Any) -> bool:
-  """Return whether there is a Call in a list, tuple or dict, at any depth."""
+  """Return whether a value is a Call, or has one in its lists and dicts."""
   if isinstance(value, dict):
-    value = value.values()
-  elif not isinstance(value, list | tuple):
-    return False
-  return any(isinstance(x, Call) or has_calls(x) for x in value)
+    return any(map(has_calls, value.values()))
+  if isinstance(value, list | tuple):
+    return any(map(has_calls, value))
+  return isinstance(value, Call)
+
+
+# Functions and classes that a config can name, and their arguments.
+
+
+def locate(dotted_path: Any) -> Any:
+  """Return the object that 'package.module.name' (or 'Class.method') names."""
+  if not isinstance(dotted_path, str) or '.' not in dotted_path:
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported. A target is a dotted path such as '
+      "'vit_jax.models.vit.VisionTransformer'."
+    )
+  try:
+    return pkgutil.resolve_name(dotted_path)
+  except ModuleNotFoundError as error:
+    if not (dotted_path + '.').startswith(f'{error.name}.'):
+      raise  # a module that exists and fails to import something says so
+    raise ConfigError(
+      f'{dotted_path!r} cannot be imported: there is no module '
+      f'{error.name!r}. Is its package installed?'
+    ) from error
+  except AttributeError as error:
+    names = [x for x in dir(error.obj) if not x.startswith('_')]
+    raise ConfigError(
+      f'{dotted_path!r}: {error}{suggest(str(error.name), names)}.'
+    ) from error
+  except ValueError as error:
+    raise ConfigError(f'{dotted_path!r} cannot be imported: {error}') from error
+
+
+def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
+  """Return {name: parameter} without those that Flax adds to modules."""
+  try:
+    found = dict(inspect.signature(fn).parameters)
+  except ValueError:  # some built-ins have no signature
+    kind = inspect.Parameter.VAR_KEYWORD
+    return {'kwargs': inspect.Parameter('kwargs', kind)}
+  if hasattr(fn, 'clone') and 'parent' in found:
+    found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
+  positional = inspect.Parameter.VAR_POSITIONAL
+  return {k: v for k, v in found.items() if v.kind != positional}
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+  """Return whether a parameter has no default."""
+  return parameter.default is parameter.empty
+
+
+def missing_of(
+  fn: Any, given: Any, num_args: int = 0, supplied: Sequence[str] = ()
+) -> list[str]:
+  """Return the names of required parameters of fn that are not given."""
+  parameters = list(parameters_of(fn).values())[num_args:]
+  return [
+    p.name
+    for p in parameters
+    if is_required(p)
+    and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    and p.name not in given
+    and p.name not in supplied
+  ]
+
+
+def _lacks(fn, missing):
+  """Return the error that required arguments are missing."""
+  hints = hints_of(fn)
+  keys = [k for name in missing for k in keys_of(name, hints.get(name))]
+  takes = ', '.join(parameters_of(fn))
+  return (
+    f'{full_name(fn)}: {", ".join(map(repr, missing))} missing. Set '
+    f'{", ".join(f"{key}=..." for key in keys)}. It takes: {takes}.'
+  )
+
+
+def keys_of(name: str, annotation: Any) -> list[str]:
+  """Return the keys by which a config sets a parameter."""
+  if is_duration(annotation):
+    return [f'{name}_{unit}' for unit in UNITS]
+  return [name]
+
+
+def is_duration(annotation: Any) -> bool:
+  """Return whether the key of such a parameter has a unit."""
+  annotation = without_none(annotation)
+  while hasattr(annotation, '__metadata__'):
+    annotation = without_none(annotation.__origin__)
+  return annotation is Duration
+
+
+def stem_of(key: str) -> str:
+  """Return the key without its unit; '' if it has none."""
+  stem, _, unit = key.rpartition('_')
+  return stem if unit in UNITS else ''
+
+
+def takes_partials(annotation: Any) -> bool:
+  """Return whether a target that lacks arguments fits the annotation."""
+  annotation = getattr(annotation, '__origin__', annotation)
+  origin = typing.get_origin(annotation) or annotation
+  return annotation is Any or origin in (
+    collections.abc.Callable,
+    functools.partial,
+  )
+
+
+def item_of(annotation: Any) -> Any:
+  """Return the annotation of the items of a list or dict."""
+  origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+  if not inner or not inspect.isclass(origin):
+    return Any
+  return inner[1] if issubclass(origin, Mapping) else inner[0]
+
+
+def rest_field_of(cls: Any) -> Any:
+  """Return the field of a dataclass that holds a target, or None."""
+  fields = (f for f in dataclasses.fields(cls) if f.metadata.get('rest'))
+  return next(fields, None)
+
+
+def full_name(fn: Any) -> str:
+  """Return the dotted path of a class or function."""
+  module = getattr(fn, '__module__', '')
+  return f'{module}.{getattr(fn, "__qualname__", "?")}'

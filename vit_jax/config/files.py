@@ -9,7 +9,7 @@ import traceback
 import types
 from typing import Any
 
-from vit_jax.config.errors import ConfigError, suggest
+from vit_jax.config.schema import ConfigError, suggest
 
 
 def load(spec: Any) -> Any:

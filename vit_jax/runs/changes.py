@@ -157,8 +157,6 @@ def basis_of(
       if _is_name(each):  # the public name: packages move what is private
         value = re.sub(r'\._.*\.', '.', value)
       config[each.key] = value
-      if each.is_default:
-        defaults.add(each.key)
     else:
       harmless.add(each.key)
   seen: dict[int, Any] = {}  # evaluators often share a source

@@ -1,0 +1,270 @@
+"""Everything that a run is called with as JSON, and objects from JSON."""
+
+import dataclasses
+import functools
+import inspect
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vit_jax.config.calls import (
+  Call,
+  full_name,
+  is_required,
+  locate,
+  parameters_of,
+  resolve,
+  rest_field_of,
+)
+from vit_jax.config.schema import alternatives, hints_of, with_tuples
+from vit_jax.config.values import ConfigDict, join, walk
+from vit_jax.optim.durations import Duration
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """A value that a config can set.
+
+  Attributes:
+    key: dotted path in the config.
+    value: JSON value; the full name of a class or function for 'target'.
+    is_set: whether the config sets it.
+    marks: HARMLESS, MACHINE (types.py) of the arguments that it belongs to.
+  """
+
+  key: str
+  value: Any
+  is_set: bool = True
+  marks: frozenset[str] = frozenset()
+  arguments: tuple[str, ...] = ()  # names of the arguments, outermost first
+
+
+def entries(
+  value: Any,
+  key: str = '',
+  marks: frozenset[str] = frozenset(),
+  arguments: tuple[str, ...] = (),
+) -> Iterator[Entry]:
+  """Yield the entries of a Call, or of the objects that it would make.
+
+  Defaults are among them, so that two runs can be compared entry by entry.
+
+  Args:
+    value: a Call, as `plan_run` returns it, or any value or object in one.
+    key: dotted path of the value.
+    marks: see Entry.
+  """
+  if (call := _as_call(value)) is not None:
+    yield from _of_call(call, key, marks, arguments)
+  elif isinstance(value, Duration):
+    yield Entry(
+      key=f'{key}_{value.unit}',
+      value=value.value,
+      marks=marks,
+      arguments=arguments,
+    )
+  elif isinstance(value, Mapping | ConfigDict) and len(value):
+    for name in value:
+      yield from entries(value[name], join(key, name), marks, arguments)
+  elif isinstance(value, list | tuple) and any(map(_is_nested, value)):
+    for index, inner in enumerate(value):
+      yield from entries(inner, join(key, index), marks, arguments)
+  else:
+    is_plain = value is None or isinstance(
+      value, bool | int | float | str | list | tuple | Mapping | os.PathLike
+    )
+    where = key if is_plain else join(key, 'target')
+    yield Entry(key=where, value=plain(value), marks=marks, arguments=arguments)
+
+
+def _of_call(call, key, marks, arguments):
+  flat = dataclasses.is_dataclass(call.fn) and rest_field_of(call.fn)
+  if flat:  # the target and its keywords stand next to the own fields
+    yield from entries(call.kwargs[flat.name], key, marks, arguments)
+  else:
+    name = join(key, 'target' if key else 'run')
+    yield Entry(
+      key=name, value=full_name(call.fn), marks=marks, arguments=arguments
+    )
+  parameters, hints = parameters_of(call.fn), hints_of(call.fn)
+  for name in dict.fromkeys([*parameters, *call.kwargs]):
+    if flat and name == flat.name:
+      continue
+    path = join(key, name)
+    inside = (
+      marks | marks_of(hints.get(name)),
+      (*arguments, owner_of(call.fn, name)),
+    )
+    if name in call.kwargs:
+      yield from entries(call.kwargs[name], path, *inside)
+    elif name not in call.hidden and not is_required(parameters[name]):
+      for each in entries(_default(call.fn, parameters[name]), path, *inside):
+        yield dataclasses.replace(each, is_set=False)
+
+
+def owner_of(fn: Any, name: str) -> str:
+  """Return 'FUNCTION.NAME' of an argument; of a class, where it is defined."""
+  for cls in inspect.getmro(fn) if inspect.isclass(fn) else ():
+    if name in vars(cls).get('__annotations__', ()):
+      return f'{full_name(cls)}.{name}'
+  return f'{full_name(fn)}.{name}'
+
+
+def marks_of(annotation: Any) -> frozenset[str]:
+  """Return HARMLESS and MACHINE of an argument, if its Annotated has them."""
+  found = (
+    text
+    for each in (annotation, *alternatives(annotation))
+    for text in getattr(each, '__metadata__', ())
+    if isinstance(text, str)
+  )
+  return frozenset(found)
+
+
+def _default(fn, parameter):
+  if inspect.isclass(fn) and dataclasses.is_dataclass(fn):
+    for field in dataclasses.fields(fn):
+      if field.name == parameter.name and callable(field.default_factory):
+        return field.default_factory()
+  return parameter.default
+
+
+def _as_call(value):
+  """Return the Call that would make an object, if the object shows it."""
+  if isinstance(value, Call):
+    return value
+  if isinstance(value, functools.partial):
+    return Call(value.func, dict(value.keywords))
+  if _is_nested(value) and not isinstance(value, dict | Duration):
+    return Call(type(value), _fields(value))
+  return None
+
+
+def _is_nested(value):
+  is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+  return isinstance(value, Call | dict) or is_object
+
+
+def _fields(value):
+  """Return {name: value} of the fields of a dataclass or Flax module."""
+  return {
+    field.name: getattr(value, field.name)
+    for field in dataclasses.fields(value)
+    if field.init and field.name not in ('parent', 'name')
+  }
+
+
+def plain(value: Any) -> Any:
+  """Return JSON values that are equal for equal values, on every machine.
+
+  Tuples become lists, arrays nested lists, and objects the names of their
+  types.
+  """
+  if isinstance(value, Mapping | ConfigDict):
+    return {str(name): plain(value[name]) for name in value}
+  if isinstance(value, list | tuple):
+    return [plain(inner) for inner in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)  # JSON has none, and nan differs from nan
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if inspect.isclass(value) or inspect.isroutine(value):
+    return full_name(value)
+  if hasattr(value, 'tolist'):
+    return plain(value.tolist())
+  return full_name(type(value))
+
+
+def settings(call: Call) -> Iterator[str]:
+  """Yield a line 'config.KEY = VALUE' for everything that can be set in a Call.
+
+  Values that the config does not set are their defaults, and marked so.
+  """
+  for each in entries(call):
+    is_name = each.key.rpartition('.')[2] in ('target', 'run')
+    shown = each.value if is_name else repr(each.value)
+    yield f'config.{each.key} = {shown}{"" if each.is_set else "  # default"}'
+
+
+# Files of weights name the classes of their model.
+
+# Classes that such a file may name. Nothing else is imported for it, because
+# whoever wrote the file must not choose what runs here.
+TRUSTED_MODULES = (
+  'vit_jax.models.',
+  'vit_jax.preprocess.',
+  'vit_jax.data.augment.',
+  'vit_jax.data.transforms.',
+)
+TRUSTED = ('vit_jax.data.vtab.Scale',)
+
+
+def describe(value: Any) -> Any:
+  """Return JSON values from which `build` makes an equal object.
+
+  Args:
+    value: a dataclass, a Flax module, a partial, or what JSON can hold; lists,
+      tuples and dicts of these. Fields with their default value are left out.
+
+  Raises:
+    ValueError: something else, such as an array.
+  """
+  if (call := _as_call(value)) is not None:
+    parameters = parameters_of(call.fn)
+    kept = {
+      name: describe(inner)
+      for name, inner in call.kwargs.items()
+      if name not in parameters
+      or is_required(parameters[name])
+      or inner != _default(call.fn, parameters[name])
+    }
+    return {'target': full_name(call.fn), **kept}
+  if isinstance(value, Mapping):
+    return {str(k): describe(v) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return [describe(v) for v in value]
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  if inspect.isclass(value) or inspect.isfunction(value):
+    return {'target': full_name(value)}
+  raise ValueError(
+    f'{value!r} cannot be described in JSON. Make it a dataclass whose fields '
+    'are numbers, texts, or dataclasses.'
+  )
+
+
+def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
+  """Return the object that settings from a file describe.
+
+  Args:
+    settings: as `describe` returns them.
+    trust: packages besides this one whose names the file may use.
+
+  Raises:
+    ValueError: a target that is not trusted, or settings that do not fit it.
+  """
+  for path, target in walk(settings):
+    if path.rpartition('.')[2] == 'target' and not _is_trusted(target, trust):
+      package = str(target).split('.')[0]
+      raise ValueError(
+        f'The file names {target!r}, which is not in the list of what a file '
+        f'may name. If you trust that package, pass trust=({package!r},) or '
+        f'--trust={package}.'
+      )
+  return resolve(with_tuples(settings))
+
+
+def _is_trusted(target, trust):
+  if not isinstance(target, str):
+    return False
+  # One name in a module: no path through what the module itself imports.
+  parent, _, name = target.rpartition('.')
+  for module in TRUSTED_MODULES:
+    if target.startswith(module) and not name.startswith('_'):
+      found = locate(target)
+      is_class = inspect.isclass(found) and dataclasses.is_dataclass(found)
+      return is_class and found.__module__ == parent
+  return target in TRUSTED or any(target.startswith(f'{p}.') for p in trust)
