@@ -20,7 +20,6 @@ setuptools.setup(
     setuptools.Extension(
       'vit_jax.data._jpeg',
       ['vit_jax/data/_jpeg.c'],
-      depends=['vit_jax/data/_huffman.h'],
       libraries=['jpeg'],
       extra_compile_args=['-O3'],
       py_limited_api=True,

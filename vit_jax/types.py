@@ -13,10 +13,14 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:
+  from jax import Array as JaxArray
+else:  # processes that read data do not import jax
+  JaxArray = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,24 +109,24 @@ Dtype = Annotated[
 ]
 
 PathLike = str | os.PathLike[str]
-Array = jax.Array | np.ndarray
+Array = JaxArray | np.ndarray
 Shape = tuple[int, ...]
 PyTree = Any
 Params = Mapping[str, Any]  # nested dict of arrays
 FlatParams = Mapping[str, Any]  # {path: array}, see tree.py
 Batch = Mapping[str, Any]  # arrays [B, ...], by name
-Metrics = dict[str, jax.Array]  # scalars
+Metrics = dict[str, JaxArray]  # scalars
 
 # Images [..., H, W, C] in 0..255, uint8 or (mixed images) float32 -> float
 # images of the same shape.
-Preprocess = Callable[[Any], jax.Array]
+Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics). It may have these attributes:
 # `activation` converts logits to probabilities: 'softmax' or 'sigmoid';
 # `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
 # whole batch, before it is cut into micro-batches;
 # `frozen` lists arrays that it uses but that are not trained, see frozen.py;
 # `class_names` are those of a teacher.
-LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, Metrics]]
+LossFn = Callable[[Any, Any, JaxArray], tuple[JaxArray, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.
 Objective = Callable[..., LossFn]

@@ -81,13 +81,9 @@ def test_digits_can_be_written_into():
 
 
 def test_digits_errors():
-  with pytest.raises(ValueError, match="split='val' must be one of"):
-    digits.Digits(split='val')
   with pytest.raises(ValueError, match='examples_per_class=200, but'):
     digits.Digits(split='train', examples_per_class=200)
-  with pytest.raises(ValueError, match='examples_per_class=0 must be'):
-    digits.Digits(split='train', examples_per_class=0)
-  with pytest.raises(IndexError, match='index 768'):
+  with pytest.raises(IndexError):
     digits.Digits(split='test')[768]
 
 
@@ -130,24 +126,6 @@ def test_synthetic_is_learnable_if_asked(learnable):
   distance = ((_images(test)[:, None] - means[None]) ** 2).sum((2, 3, 4))
   accuracy = (distance.argmin(1) == _labels(test)).mean()
   assert accuracy == 1 if learnable else accuracy < 0.5
-
-
-@pytest.mark.parametrize(
-  'change, message',
-  [
-    ({'image_size': 0}, r'image_size=0 must be an integer or .* at least 1'),
-    ({'image_size': (4, 4, 3)}, 'must be an integer or \\(height, width\\)'),
-    ({'image_size': '4'}, 'must be an integer or \\(height, width\\)'),
-    ({'num_classes': 0}, 'num_classes=0 must be'),
-    ({'num_examples': 1.5}, 'num_examples=1.5 must be an integer'),
-    ({'channels': 0}, 'channels=0 must be'),
-    ({'seed': -1}, 'seed=-1 must be'),
-  ],
-)
-def test_synthetic_errors(change, message):
-  arguments = dict(image_size=4, num_classes=2, num_examples=3) | change
-  with pytest.raises(ValueError, match=message):
-    digits.Synthetic(**arguments)
 
 
 def test_pickles():

@@ -1,10 +1,7 @@
 """Glyphs: which characters, how they are drawn, what the arguments do."""
 
 import concurrent.futures
-import hashlib
 import pickle
-import subprocess
-import sys
 import unicodedata
 
 import glyph_selection
@@ -13,14 +10,6 @@ import pytest
 
 from vit_jax.data.embedded import glyphs
 from vit_jax.data.embedded.glyphs import CHARACTERS, FACES
-
-_HASH = """
-import hashlib
-from vit_jax.data.embedded import glyphs
-source = glyphs.Glyphs(seed=3)
-data = b''.join(source[i]['image'].tobytes() for i in range(0, 9000, 101))
-print(hashlib.sha256(data).hexdigest())
-"""
 
 
 @pytest.fixture(scope='module')
@@ -32,13 +21,6 @@ def pictures():
   }
 
 
-def test_same_images_in_another_process():
-  source = glyphs.Glyphs(seed=3)
-  data = b''.join(source[i]['image'].tobytes() for i in range(0, 9000, 101))
-  other = subprocess.check_output([sys.executable, '-c', _HASH], text=True)
-  assert other.strip() == hashlib.sha256(data).hexdigest()
-
-
 def test_depends_on_seed_and_index_not_on_order_or_threads():
   source = glyphs.Glyphs(seed=0)
   forward = [source[i]['image'] for i in range(200)]
@@ -48,6 +30,26 @@ def test_depends_on_seed_and_index_not_on_order_or_threads():
   assert len({image.tobytes() for image in forward}) == 200
   other = glyphs.Glyphs(seed=1)
   assert (other[0]['image'] != forward[0]).any()
+
+
+@pytest.mark.parametrize(
+  'options, means',
+  [
+    ({}, [135.3, 42.4, 51.7, 146.2, 60.0, 92.8, 45.5, 84.5]),
+    (
+      dict(image_size=16, low_resolution=0.0, deformation=2.0, noise=2.0),
+      [102.4, 40.2, 34.2, 109.4, 49.5, 71.3, 35.2, 66.0],
+    ),
+  ],
+)
+def test_recorded_images(options, means):
+  source = glyphs.Glyphs(seed=3, **options)
+  examples = [source[i] for i in range(8)]
+  assert [x['label'] for x in examples[:4]] == [75, 266, 180, 211]
+  # Other versions of FreeType and OpenCV round differently.
+  np.testing.assert_allclose(
+    [x['image'].mean() for x in examples], means, atol=0.3
+  )
 
 
 def test_copies_by_pickle_are_the_same_and_small():
@@ -85,8 +87,8 @@ def test_fewer_classes():
   labels = [source[i]['label'] for i in range(30)]
   assert sorted(labels[:10]) == sorted(labels[10:20]) == list(range(10))
   assert source.class_names == list(CHARACTERS[:10])
-  with pytest.raises(ValueError, match='num_classes=481 must be at most 480'):
-    glyphs.Glyphs(num_classes=481)
+  with pytest.raises(IndexError):
+    source[30]
   assert repr(source.class_names[labels[7]]) in source.describe(7)
 
 
@@ -174,27 +176,3 @@ def test_options_switch_things_off():
     b = np.stack([on[i]['image'] for i in range(20)])
     assert (a != b).any((1, 2, 3)).sum() > 15, change
   assert (a == 0).mean() > 0.2  # a clean background
-
-
-@pytest.mark.parametrize(
-  'arguments, message',
-  [
-    ({'image_size': 7}, 'image_size=7 must be an integer of at least 8'),
-    ({'image_size': 24.0}, 'image_size=24.0 must be an integer'),
-    ({'num_examples': 0}, 'num_examples=0 must be'),
-    ({'seed': -1}, 'seed=-1 must be'),
-    ({'channels': 4}, 'channels=4 must be one of 1, 3'),
-    ({'low_resolution': 2}, 'low_resolution=2 must be a fraction'),
-    ({'noise': -1}, 'noise=-1 must not be negative'),
-  ],
-)
-def test_arguments_are_checked(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    glyphs.Glyphs(**arguments)
-
-
-def test_index_out_of_range():
-  source = glyphs.Glyphs(num_examples=10)
-  for index in (-1, 10):
-    with pytest.raises(IndexError, match=r'not in \[0, 10\)'):
-      source[index]

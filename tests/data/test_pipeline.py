@@ -247,11 +247,8 @@ def test_corrupt_image_is_named(folder):
   with pytest.raises(ValueError) as info:
     _take(1, Folder(folder), batch_size=40)
   path = os.path.join(folder, 'a', '07.png')
-  assert str(info.value) == (
-    f'cannot read example 7 of Folder ({path}): cannot decode an image of 4'
-    " bytes that begin with b'junk': not an image, or truncated in its header."
-    " (Repair or remove it, or set on_error='skip'.)"
-  )
+  for part in ('example 7', path, "b'junk'", "on_error='skip'"):
+    assert part in str(info.value)
 
 
 def test_skipping_in_training(folder):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import typing
 
 import numpy as np
 import pytest
@@ -79,7 +80,8 @@ def test_nearest_takes_pixel_centres():
 
 
 def test_bicubic_and_lanczos_differ_from_bilinear():
-  outs = [T.Resize(24, x)(_image(), _rng()) for x in T.INTERPOLATIONS]
+  kinds = typing.get_args(T.Interpolation)
+  outs = [T.Resize(24, x)(_image(), _rng()) for x in kinds]
   for i in range(5):
     for j in range(i):
       assert (outs[i] != outs[j]).any()
@@ -206,28 +208,15 @@ def test_tiny_images():
 @pytest.mark.parametrize(
   'make, message',
   [
-    (
-      lambda: T.Resize(8, 'cubic'),
-      "interpolation='cubic' must be",
-    ),
-    (
-      lambda: T.Resize(8, 'area', antialias=True),
-      "antialias=True, interpolation='area' must be",
-    ),
-    (lambda: T.Resize(0), 'Resize: size=0 must be an integer or'),
-    (lambda: T.CentralCrop((1, 2, 3)), r'CentralCrop: size=\(1, 2, 3\)'),
-    (lambda: T.RandomCrop(1.5), r'RandomCrop: size=1\.5'),
-    (lambda: T.ResizeSmall((8, 8)), r'size=\(8, 8\) must be an integer'),
-    (lambda: T.InceptionCrop(8, area=(0.5, 1.5)), 'InceptionCrop: area='),
-    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'InceptionCrop: ratio='),
-    (
-      lambda: T.InceptionCrop(8, method='x'),
-      "method='x' must be one of",
-    ),
-    (lambda: T.FlipLR(2), 'FlipLR: probability=2 must'),
+    (lambda: T.Resize(8, 'area', antialias=True), "'area'"),
+    (lambda: T.ResizeSmall(8, antialias=True), "'area'"),
+    (lambda: T.InceptionCrop(8, area=(0.9, 0.5)), 'area'),
+    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'ratio'),
+    (lambda: T.evaluation('original', 224, crop=0.9), '0.9'),
+    (lambda: T.scale_to([T.FlipLR()], 32), 'image_size=32'),
   ],
 )
-def test_errors_at_construction(make, message):
+def test_errors(make, message):
   with pytest.raises(ValueError, match=message):
     make()
 

@@ -117,10 +117,6 @@ class Data:
     labels: if False, `source` is wrapped in `Unlabelled`.
     order: in which training visits the examples, see order.py, sampling.py and
       mixture.py. An epoch is always as many visits as there are examples.
-    scaled_decoding: decode a JPEG at 1/2 or 1/4 of its size where a bilinear
-      resize shrinks it, or a crop of it, to as few pixels. This is faster for
-      large photographs, and changes them: it filters out the high frequencies
-      that such a resize samples. Needs the extension, see images.py.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
     max_worker_restarts: number of dead worker processes that an iterator over
@@ -140,7 +136,6 @@ class Data:
   labels: bool = True
   order: Order = Shuffled()
   image_size: Size | None = None
-  scaled_decoding: bool = False
   max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
   max_worker_restarts: Natural = 3
 
@@ -417,7 +412,6 @@ class _Examples:
           getattr(self.source, 'channels', 3),
           max_image_bytes=self.data.max_image_bytes,
           exif=example.get('exif', getattr(self.source, 'exif', True)),
-          scaled=self.data.scaled_decoding,
         )
       spent['reading'] += read - begin
     except (OSError, ValueError) as error:

@@ -16,24 +16,14 @@ lobes.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from vit_jax.config import checks
-from vit_jax.config.domains import (
-  Fraction,
-  Natural,
-  OneOf,
-  Share,
-  Side,
-  Size,
-  checked,
-)
 from vit_jax.data import images
+from vit_jax.types import Fraction, Natural, Positive, Share, Side, Size
 
-INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos')
-Interpolation = Annotated[str, OneOf(*INTERPOLATIONS)]
+Interpolation = Literal['nearest', 'bilinear', 'bicubic', 'area', 'lanczos']
 
 Image = np.ndarray | images.Encoded
 Transform = Callable[[Any, np.random.Generator], np.ndarray]
@@ -51,11 +41,11 @@ _ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 def resize(
   image: np.ndarray,
   size: int | tuple[int, int],
-  interpolation: str = 'bilinear',
+  interpolation: Interpolation = 'bilinear',
   antialias: bool = False,
 ) -> np.ndarray:
   """Resize uint8 [H, W, C] to `size`, a side or (height, width)."""
-  height, width = images.size('size', size)
+  height, width = images.pair(size)
   if image.shape[:2] == (height, width):
     return image
   if antialias:
@@ -91,63 +81,67 @@ def _enlarge_area(image, height, width):
 
 
 def _resize_antialiased(image, height, width, interpolation):
-  from PIL import Image
-
-  kind = Image.Resampling[interpolation.upper()]
+  pillow = images.pillow()
+  kind = pillow.Resampling[interpolation.upper()]
 
   def resized(plane):
-    return np.array(Image.fromarray(plane).resize((width, height), kind))
+    return np.array(pillow.fromarray(plane).resize((width, height), kind))
 
   if image.shape[2] == 3:  # faster than three planes
     return resized(image)
   return np.stack([resized(x) for x in np.moveaxis(image, -1, 0)], axis=-1)
 
 
-def _part(image, box, size=None):
-  """Return pixels that contain a part of an image, and its box in them."""
+def _part(image, box):
+  """Return the pixels in a box of an image, which may be encoded."""
   if isinstance(image, images.Encoded):
-    return image.part(box, size)
+    return image.part(box)
   y, x, height, width = box
-  return image[y : y + height, x : x + width], (0, 0, height, width)
+  return image[y : y + height, x : x + width]
 
 
-def _resize_part(image, box, size, interpolation, antialias):
-  """Return a part of an image, which may be encoded, resized."""
-  scaled = interpolation == 'bilinear' and not antialias
-  pixels, inner = _part(image, box, size if scaled else None)
-  height, width = pixels.shape[:2]
-  if tuple(inner) == (0, 0, height, width):
-    return resize(pixels, size, interpolation, antialias)
-  # Fractions of pixels: the centres of the result in those of `pixels`.
-  y, x, *extent = inner
-  steps = [e / s for e, s in zip(extent, size)]
-  starts = [start + step / 2 - 0.5 for start, step in zip((y, x), steps)]
-  matrix = np.array([[steps[1], 0, starts[1]], [0, steps[0], starts[0]]])
-  cv2 = images.opencv()
-  flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-  out = cv2.warpAffine(
-    pixels, matrix, size[::-1], flags=flags, borderMode=cv2.BORDER_REPLICATE
-  )
-  return out.reshape(*size, pixels.shape[2])
+def _resized(image, size, transform):
+  """Return an image, which may be encoded, resized as a transform says."""
+  pixels = _part(image, (0, 0, *image.shape[:2]))
+  return resize(pixels, size, transform.interpolation, transform.antialias)
 
 
 class _Sized:
   """Makes the field `size` a pair, and checks `interpolation`."""
 
   def __post_init__(self: Any) -> None:
-    size = images.size(f'{type(self).__name__}: size', self.size)
-    object.__setattr__(self, 'size', size)
-    if hasattr(self, 'interpolation'):
-      _check_interpolation(self.interpolation, self.antialias)
+    object.__setattr__(self, 'size', images.pair(self.size))
+    _check_interpolation(self)
 
 
-def _check_interpolation(name, antialias):
-  checks.one_of('interpolation', name, INTERPOLATIONS)
-  if antialias:
-    checks.one_of('with antialias=True, interpolation', name, _ANTIALIASED)
+def _check_interpolation(transform):
+  kernel = getattr(transform, 'interpolation', None)
+  if kernel in ('nearest', 'area') and transform.antialias:
+    raise ValueError(
+      f'interpolation={kernel!r} has no antialias=True. Use one of'
+      f' {", ".join(_ANTIALIASED)}.'
+    )
 
 
-@checked
+def as_tuples(transform: Any) -> None:
+  """Make tuples of the fields that a config gives as lists."""
+  for field in dataclasses.fields(transform):
+    value = getattr(transform, field.name)
+    if isinstance(value, list):
+      object.__setattr__(transform, field.name, tuple(value))
+
+
+def check_bounds(transform: Any, *names: str) -> None:
+  """Raise ValueError unless these fields are (lowest, highest)."""
+  for name in names:
+    low, high = getattr(transform, name)
+    if low > high:
+      raise ValueError(
+        f'{type(transform).__name__}: {name}={(low, high)} must be (lowest,'
+        ' highest). Exchange them.'
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class Resize(_Sized):
   """Resize to `size`, without keeping the aspect ratio."""
@@ -159,13 +153,9 @@ class Resize(_Sized):
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
-    whole = (0, 0, *image.shape[:2])
-    return _resize_part(
-      image, whole, self.size, self.interpolation, self.antialias
-    )
+    return _resized(image, self.size, self)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall:
   """Resize the smaller side to `size` pixels, keeping the aspect ratio.
@@ -180,11 +170,11 @@ class ResizeSmall:
   size: Side
   interpolation: Interpolation = 'area'
   antialias: bool = False
-  rounding: Annotated[str, OneOf('nearest', 'down')] = 'nearest'
+  rounding: Literal['nearest', 'down'] = 'nearest'
   takes_encoded: ClassVar = True
 
   def __post_init__(self) -> None:
-    _check_interpolation(self.interpolation, self.antialias)
+    _check_interpolation(self)
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
@@ -194,12 +184,9 @@ class ResizeSmall:
     if self.rounding == 'down':
       smaller = min(height, width)
       size = (self.size * height // smaller, self.size * width // smaller)
-    return _resize_part(
-      image, (0, 0, height, width), size, self.interpolation, self.antialias
-    )
+    return _resized(image, size, self)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop(_Sized):
   """A crop of random area, aspect ratio and position, resized to `size`.
@@ -218,29 +205,21 @@ class InceptionCrop(_Sized):
   """
 
   size: Size
-  area: tuple[float, float] = (0.05, 1.0)
-  ratio: tuple[float, float] = (3 / 4, 4 / 3)
+  area: tuple[Share, Share] = (0.05, 1.0)
+  ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
-  method: Annotated[str, OneOf('tf', 'torch')] = 'tf'
+  method: Literal['tf', 'torch'] = 'tf'
   takes_encoded: ClassVar = True
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    for name, top in (('area', 1.0), ('ratio', math.inf)):
-      bounds = tuple(float(x) for x in getattr(self, name))
-      object.__setattr__(self, name, bounds)
-      if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= top:
-        raise ValueError(
-          f'InceptionCrop: {name}={bounds} must be (lowest, highest) with'
-          f' 0 < lowest <= highest <= {top}.'
-        )
+    as_tuples(self)
+    check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     box = self.box(image.shape[0], image.shape[1], rng)
-    return _resize_part(
-      image, box, self.size, self.interpolation, self.antialias
-    )
+    return _resized(_part(image, box), self.size, self)
 
   def box(
     self, height: int, width: int, rng: np.random.Generator
@@ -286,7 +265,6 @@ def _box_torch(height, width, area, ratio, rng):
   return (height - h) // 2, (width - w) // 2, h, w
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(_Sized):
   """A crop of `size` at a uniformly random position."""
@@ -298,7 +276,6 @@ class RandomCrop(_Sized):
     return _crop(self, image, lambda room: rng.integers(room + 1))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class SimpleRandomCrop(_Sized):
   """The simple random crop of DeiT III, which keeps most of the image.
@@ -320,25 +297,18 @@ class SimpleRandomCrop(_Sized):
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     height, width = image.shape[:2]
-    rows, columns = images.size('size', self.size)
+    rows, columns = images.pair(self.size)
     if rows * width >= columns * height:
       columns = rows * width // height
     else:
       rows = columns * height // width
-    out = _resize_part(
-      image,
-      (0, 0, height, width),
-      (rows, columns),
-      self.interpolation,
-      self.antialias,
-    )
+    out = _resized(image, (rows, columns), self)
     cv2, padding = images.opencv(), (self.padding,) * 4
     padded = cv2.copyMakeBorder(out, *padding, cv2.BORDER_REFLECT_101)
     padded = padded.reshape(*padded.shape[:2], out.shape[2])
     return _crop(self, padded, lambda room: rng.integers(room + 1))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(_Sized):
   """The crop of `size` at the centre.
@@ -351,7 +321,7 @@ class CentralCrop(_Sized):
   """
 
   size: Size
-  rounding: Annotated[str, OneOf('down', 'even')] = 'down'
+  rounding: Literal['down', 'even'] = 'down'
   takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
@@ -361,7 +331,6 @@ class CentralCrop(_Sized):
     return _crop(self, image, lambda room: room // 2)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class FlipLR:
   """Flip left and right with this probability."""
@@ -376,9 +345,8 @@ class FlipLR:
     return images.opencv().flip(image, 1).reshape(image.shape)
 
 
-@checked
 def evaluation(
-  convention: Annotated[str, OneOf('original', 'big_vision', 'timm')],
+  convention: Literal['original', 'big_vision', 'timm'],
   size: Side,
   *,
   crop: Share | None = None,
@@ -435,7 +403,7 @@ def _crop(transform, image, place):
       f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
     )
   y, x = map(place, room)
-  return _part(image, (int(y), int(x), height, width))[0]
+  return _part(image, (int(y), int(x), height, width))
 
 
 def scale(
@@ -478,7 +446,7 @@ def scale_to(
   Raises:
     ValueError: no transform has such a size.
   """
-  new = images.size('image_size', image_size)
+  new = images.pair(image_size)
   sizes = [getattr(transform, 'size', None) for transform in transforms]
   old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
   if old is None:

@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.config import checks
-from vit_jax.config.domains import Count, OneOf, Range, Seed, Size
 from vit_jax.data import images
+from vit_jax.types import Count, Seed, Size
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
@@ -30,14 +29,13 @@ class Digits:
     seed: of the choice.
   """
 
-  split: Annotated[str, OneOf('train', 'test')]
+  split: Literal['train', 'test']
   examples_per_class: Count | None = None
   seed: Seed = 0
 
   num_classes = 10
 
   def __post_init__(self) -> None:
-    checks.one_of('split', self.split, ('train', 'test'))
     self.class_names = list('0123456789')
     scans, labels = _scans()
     rows = np.arange(len(labels))
@@ -52,7 +50,7 @@ class Digits:
     return len(self._rows)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    index = checks.index(index, len(self))
+    index = range(len(self))[index]
     image = self._images[index].copy()  # the caller may modify it
     return {'image': image, 'label': int(self._labels[index])}
 
@@ -78,25 +76,20 @@ class Synthetic:
   """
 
   image_size: Size
-  num_classes: Annotated[int, Range(1, 2**24)]
-  num_examples: Annotated[int, Range(1, 2**32)]
+  num_classes: Count
+  num_examples: Count
   seed: Seed = 0
-  channels: Annotated[int, Range(1, 1024)] = 3
+  channels: Count = 3
   learnable: bool = False
 
   def __post_init__(self) -> None:
-    size = images.size('image_size', self.image_size)
-    checks.integer('num_classes', self.num_classes, 1)
-    checks.integer('num_examples', self.num_examples, 1)
-    checks.integer('channels', self.channels, 1)
-    checks.integer('seed', self.seed, 0)
-    self.shape = (*size, self.channels)
+    self.shape = (*images.pair(self.image_size), self.channels)
 
   def __len__(self) -> int:
     return self.num_examples
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    index = checks.index(index, self.num_examples)
+    index = range(len(self))[index]
     label = index % self.num_classes
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
     image = rng.integers(0, 256, self.shape, np.uint8)
@@ -116,8 +109,6 @@ def _scans():
 
 def _subset(labels, count, seed):
   """Return the sorted indices of `count` random examples of each class."""
-  checks.integer('examples_per_class', count, 1)
-  checks.integer('seed', seed, 0)
   least = np.bincount(labels).min()
   if count > least:
     raise ValueError(

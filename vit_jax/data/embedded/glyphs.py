@@ -15,14 +15,13 @@ import functools
 import importlib.util
 import os
 import threading
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax.config import checks
-from vit_jax.config.domains import Fraction, OneOf, Range, Seed
+from vit_jax.types import Count, Expect, Fraction, NonNegative, Seed
 
 FACES = (
   'DejaVuSans',
@@ -82,35 +81,19 @@ class Glyphs:
     num_classes: the first so many of CHARACTERS are the classes.
   """
 
-  image_size: Annotated[int, Range(8, 2**14)] = 24
-  num_examples: Annotated[int, Range(1, 2**32)] = 2**20
+  image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 24
+  num_examples: Count = 2**20
   seed: Seed = 0
-  channels: Annotated[int, OneOf(1, 3)] = 1
+  channels: Literal[1, 3] = 1
   low_resolution: Fraction = 0.6
-  deformation: Annotated[float, Range(0, 100)] = 1.0
-  noise: Annotated[float, Range(0, 100)] = 1.0
-  num_classes: Annotated[int, Range(2, len(CHARACTERS))] = len(CHARACTERS)
+  deformation: NonNegative = 1.0
+  noise: NonNegative = 1.0
+  num_classes: Annotated[
+    int,
+    Expect(lambda n: 2 <= n <= len(CHARACTERS), f'in 2 to {len(CHARACTERS)}'),
+  ] = len(CHARACTERS)
 
   def __post_init__(self) -> None:
-    checks.integer('image_size', self.image_size, 8)
-    checks.integer('num_examples', self.num_examples, 1)
-    checks.integer('seed', self.seed, 0)
-    checks.one_of('channels', self.channels, (1, 3))
-    checks.integer('num_classes', self.num_classes, 2)
-    if self.num_classes > len(CHARACTERS):
-      raise ValueError(
-        f'num_classes={self.num_classes} must be at most {len(CHARACTERS)}, the'
-        ' number of characters.'
-      )
-    if not 0 <= self.low_resolution <= 1:
-      raise ValueError(
-        f'low_resolution={self.low_resolution} must be a fraction from 0 to 1.'
-      )
-    if self.deformation < 0 or self.noise < 0:
-      raise ValueError(
-        f'deformation={self.deformation} and noise={self.noise} must not be'
-        ' negative. Use 0 to disable them.'
-      )
     self.class_names = list(CHARACTERS[: self.num_classes])
     rng = np.random.default_rng(self.seed)
     self._labels = rng.permutation(self.num_classes).tolist()
@@ -119,7 +102,7 @@ class Glyphs:
     return self.num_examples
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    index = checks.index(index, self.num_examples)
+    index = range(len(self))[index]
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
     image = np.repeat(self._draw(label, rng)[..., None], self.channels, -1)

@@ -86,9 +86,6 @@ def parser() -> argparse.ArgumentParser:
       metavar='N,...',
       help=f'{text} ({default})',
     )
-  input_.add_argument(
-    '--scaled_decoding', action='store_true', help='of ours, see Data'
-  )
   add('--scan', action='store_true', help='scan over layers')
   add(
     '--first_fit',

@@ -35,7 +35,6 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     lists |= {name: getattr(args, name) for name in INPUT}
     for values in itertools.product(*lists.values()):
       case = dict(zip(lists, values))
-      case['scaled_decoding'] = args.scaled_decoding
       out.append(shared | {'mode': 'input', 'model': ''} | case)
   lists = {'model': args.models, 'batch_size': args.batch_sizes}
   lists |= {name: getattr(args, name) for name in CHOICES}

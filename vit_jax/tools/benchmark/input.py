@@ -101,7 +101,7 @@ class Input:
   Args:
     settings: 'batch_size', 'image_size', 'images' (of KINDS), 'augmentation'
       (of AUGMENTATIONS), 'num_examples', 'num_workers', 'num_threads' and as
-      many cores, 'scaled_decoding', 'warmup' (batches).
+      many cores, 'warmup' (batches).
   """
 
   def __init__(self, settings: Any) -> None:
@@ -122,7 +122,6 @@ class Input:
         augmentation(name, settings['image_size']),
         num_workers=settings.get('num_workers', 0),
         num_threads=threads,
-        scaled_decoding=settings.get('scaled_decoding', False),
       )
       begin = time.perf_counter()
       self.round(1)

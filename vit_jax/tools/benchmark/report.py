@@ -41,7 +41,6 @@ COLUMNS = (  # timm's first, in timm's units: ms, G, millions
   'num_examples',
   'num_workers',
   'num_threads',
-  'scaled_decoding',
   'cpu_ms',  # CPU time of an image in a batch
   'reading_ms',  # and of its parts, measured alone on one thread
   'decoding_ms',
@@ -71,7 +70,7 @@ def row(case: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
   mode, started = case['mode'], found.get('started', {})
   if mode == 'input':
     out = {'mode': mode, 'input_batch_size': case['batch_size']}
-    out |= {name: case[name] for name in (*cases.INPUT, 'scaled_decoding')}
+    out |= {name: case[name] for name in cases.INPUT}
   else:
     given = ('model', 'mode', 'precision', 'attention', 'remat', 'scan')
     out = {name: case[name] for name in given}
