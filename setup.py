@@ -43,7 +43,7 @@ setuptools.setup(
     'ml-dtypes>=0.5',
     'numpy>=2.1',
     'opencv-python-headless>=4.13',
-    'optax>=0.2.6',
+    'optax>=0.2.8',
     'orbax-checkpoint>=0.11.30',
     'pillow>=12.3',  # decodes palette and CMYK images, which OpenCV does not
     'pydantic>=2.10',  # values in configs

@@ -291,20 +291,13 @@ def mixed(
   }
 
 
-def bce(*, above=0.0, **fields):
+def bce(*, threshold=0.0, **fields):
   """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes.
 
-  Args:
-    above: targets above this are 1, all others 0, see `targets.thresholded`.
-    **fields: arguments of `sigmoid_xent`.
+  Targets above the threshold are 1, all others 0; `fields` are more arguments
+  of `sigmoid_xent`.
   """
-  module = 'vit_jax.objectives.targets'
-  hard = {
-    'target': f'{module}.thresholded',
-    'above': above,
-    'objective': xent('sigmoid', **fields),
-  }
-  return {'target': f'{module}.mean_over_classes', 'objective': hard}
+  return xent('sigmoid', threshold=threshold, mean_over_classes=True, **fields)
 
 
 def adam(*, weight_decay=0.0, b2=0.999, **fields):

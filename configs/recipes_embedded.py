@@ -88,8 +88,6 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
 
 NADAMW = optimizer('optax.nadamw')
 MUON = optimizer('vit_jax.optim.optimizers.muon')
-FREE = optimizer('vit_jax.optim.optimizers.schedule_free_adamw')
-FREE['schedule'] = embedded.cosine(1e-3) | {'decay': 'constant'}
 SGD = {
   'optimizer': {
     'target': 'vit_jax.optim.optimizers.sgd',
@@ -102,7 +100,6 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
   'AdamW': ('baseline', {}, RATES),
   'NAdamW': ('nadamw', NADAMW, RATES),
-  'schedule-free AdamW': ('schedule_free', FREE, RATES),
   'Muon': ('muon', MUON, RATES),
   'SGD': ('sgd', SGD, (0.03, 0.1, 0.3)),
 }

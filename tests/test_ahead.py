@@ -14,7 +14,8 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.objectives import classification
 from vit_jax.optim.durations import steps
-from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.runs import ahead
 from vit_jax.train import train

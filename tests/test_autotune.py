@@ -26,7 +26,8 @@ from vit_jax.objectives.classification import softmax_xent
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.teacher import Teacher
 from vit_jax.optim import durations
-from vit_jax.optim.optimizers import Optimizer, Schedule, sgd
+from vit_jax.optim.optimizers import Optimizer, sgd
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import hosts as distributed
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.metrics import read_records

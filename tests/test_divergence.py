@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.data.pipeline import Data
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.durations import steps
-from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel.sharding import MeshSizes, put_batch
 from vit_jax.preprocess import Normalize
 from vit_jax.runs import divergence

@@ -21,7 +21,8 @@ from vit_jax.evaluate import evaluate
 from vit_jax.models import names
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.durations import steps
-from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import timm_csv

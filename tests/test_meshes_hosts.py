@@ -21,7 +21,8 @@ from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim import durations
-from vit_jax.optim.optimizers import Optimizer, Schedule, sgd
+from vit_jax.optim.optimizers import Optimizer, sgd
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import hosts as distributed
 from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.runs import stored

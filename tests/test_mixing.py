@@ -12,12 +12,12 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from vit_jax.objectives.targets import mean_over_classes, thresholded
 
 from vit_jax import config
 from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
-from vit_jax.objectives.targets import mean_over_classes, thresholded
 from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
 from vit_jax.runs.metrics import read_records

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from vit_jax.optim.muon import MATRICES, _find, newton_schulz
 
 from vit_jax import config, tree
 from vit_jax.models import names
 from vit_jax.optim import averages
 from vit_jax.optim import optimizers as optim
-from vit_jax.optim.muon import MATRICES, _find, newton_schulz
 from vit_jax.parallel import sharding
 
 RULES = {

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.models.products import gradients_in
-from vit_jax.optim import averages
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
@@ -24,17 +23,13 @@ from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 )
 @dataclasses.dataclass
 class TrainState:
-  """Everything that changes in training.
-
-  `ema` is an average of the parameters, see averages.py: that of a
-  schedule-free optimizer, an EMA if there is an `ema_decay`, or None.
-  """
+  """Everything that changes in training."""
 
   step: jax.Array  # int32 scalar: number of updates done
   params: Params
   opt_state: Any
   rng: jax.Array  # typed key; each step folds its number into it
-  ema: Params | None = None
+  ema: Params | None = None  # EMA of the parameters, see optim/ema.py
 
   @property
   def eval_params(self) -> Params:
@@ -45,28 +40,26 @@ class TrainState:
 def train_step(
   state: TrainState,
   batch: Batch,
-  *,
+  *teacher: Params,
   loss_fn: LossFn,
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
   grad_dtype: str = 'float32',
-  ema_decay: float | None = None,
-  ema_start: int = 0,
-  ema_debias: bool = False,
+  ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[TrainState, Metrics]:
   """Make one update: the whole of training, except what surrounds it.
 
   Args:
     state: TrainState.
     batch: tree of arrays [B, ...].
+    *teacher: parameters of the teacher, if `loss_fn` has one.
     loss_fn: (params, batch, rng) -> (mean loss, metrics); see types.LossFn.
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
     grad_dtype: of the gradients of bfloat16 models, see models/products.py.
-    ema_decay: d in ema = d * ema + (1 - d) * params; 0.9999 in Table 2.
-    ema_start, ema_debias: number of updates before the EMA starts, and whether
-      it is debiased; see `averages.ema_weight`.
+    ema_weight: function step -> weight of the new parameters in the EMA, see
+      `optim.ema.Ema`; None: the state has no EMA.
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
@@ -75,19 +68,14 @@ def train_step(
   rng = jax.random.fold_in(state.rng, state.step)
   if prepare := getattr(loss_fn, 'prepare', None):
     batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
-  grad_fn = jax.grad(loss_fn, has_aux=True)
+  grad_fn = accumulate(jax.grad(loss_fn, has_aux=True), accum_steps)
   with gradients_in(grad_dtype):
-    grads, metrics = accumulate(grad_fn, accum_steps)(state.params, batch, rng)
+    grads, metrics = grad_fn(state.params, batch, rng, *teacher)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
-  if averages.averages_itself(opt_state):
-    ema = averages.of_optimizer(opt_state, params)
-  elif ema is not None:
-    if ema_decay is None:
-      raise ValueError('The state has an EMA. Give its ema_decay, e.g. 0.9999.')
-    weight = averages.ema_weight(state.step, ema_decay, ema_start, ema_debias)
-    ema = optax.incremental_update(params, ema, weight)
+  if ema_weight is not None:
+    ema = optax.incremental_update(params, ema, ema_weight(state.step))
   metrics |= {'grad_norm': optax.tree.norm(grads)}
   state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
   return state, metrics
@@ -100,7 +88,7 @@ def accumulate(
   if accum_steps == 1:
     return grad_fn
 
-  def accumulated(params, batch, rng):
+  def accumulated(params, batch, rng, *teacher):
     # Micro-batch m takes every accum_steps-th example, so that each device
     # keeps working on the examples that it has.
     micro = jax.tree.map(
@@ -109,11 +97,11 @@ def accumulate(
     rngs = jax.random.split(rng, accum_steps)
 
     def add(sums, micro_batch_and_rng):
-      out = grad_fn(params, *micro_batch_and_rng)
+      out = grad_fn(params, *micro_batch_and_rng, *teacher)
       return jax.tree.map(jnp.add, sums, out), None
 
     first = jax.tree.map(lambda x: x[0], (micro, rngs))
-    shapes = jax.eval_shape(grad_fn, params, *first)
+    shapes = jax.eval_shape(grad_fn, params, *first, *teacher)
     zeros = jax.tree.map(jnp.zeros_like, shapes)
     sums, _ = jax.lax.scan(add, zeros, (micro, rngs))
     return jax.tree.map(lambda x: x / accum_steps, sums)
@@ -136,27 +124,15 @@ def init_state(
     model: Flax module.
     images: ShapeDtypeStruct of a batch of float images.
     tx: function params -> optax transformation.
-    ema: whether to keep an EMA, which starts at the parameters. The average of
-      a schedule-free optimizer is always kept.
-
-  Raises:
-    ValueError: an EMA with a schedule-free optimizer.
+    ema: whether to keep an EMA, which starts at the parameters.
   """
   init_rng, train_rng = jax.random.split(rng)
   example = jnp.zeros(images.shape, images.dtype)
   params = model.init(init_rng, example)['params']
-  opt_state = tx(params).init(params)
-  has_average = averages.averages_itself(opt_state)
-  if ema and has_average:
-    raise ValueError(
-      'ema_decay is set, but the schedule-free optimizer defines an average of '
-      'the parameters, which evaluations and saved weights use. Leave out '
-      'ema_decay, or set it to None.'
-    )
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
-    opt_state=opt_state,
+    opt_state=tx(params).init(params),
     rng=train_rng,
-    ema=jax.tree.map(jnp.copy, params) if ema or has_average else None,
+    ema=jax.tree.map(jnp.copy, params) if ema else None,
   )

@@ -23,9 +23,10 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.models import autotune
-from vit_jax.objectives import frozen
 from vit_jax.optim.durations import Duration, Interval, Timeline, steps
-from vit_jax.optim.optimizers import Optimizer, Schedule
+from vit_jax.optim.ema import Ema
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.parallel.sharding import (
   MeshSizes,
@@ -145,8 +146,7 @@ def train(
       measurement on accelerators; False: by a table. An autotune.Autotuner has
       other candidates or limits.
     ema_decay: decay of an EMA of the parameters, used by evaluators and saved;
-      the paper's Table 2 has 0.9999 for ImageNet. None: no EMA. A schedule-free
-      optimizer has an average of its own in its place.
+      the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
     ema_start: time before the EMA starts. Until then it equals the parameters.
     ema_debias: whether the EMA leaves out the parameters at its start, which
       otherwise have the weight ema_decay**n after n more steps.
@@ -204,17 +204,22 @@ def train(
   choices = [choose(described, images)]
   model = choices[0].apply(described)
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
-  for teacher in frozen.of(loss_fn):
-    spent = sum(choice.seconds for choice in choices)
-    found = choose(teacher.model, teacher.images, backward=False, spent=spent)
-    teacher.adapt = found.apply
+  teacher = getattr(loss_fn, 'teacher', None)
+  teacher_shapes = ()
+  if teacher is not None:
+    found = choose(
+      teacher.model, teacher.images, backward=False, spent=choices[0].seconds
+    )
+    teacher.model = found.apply(teacher.model)
     choices.append(found)
+    teacher_shapes = (teacher.abstract_params(mesh, sharding),)
   learning_rate = reuse.call(schedule, timeline)
 
-  # 3. Shapes, then shardings, then memory. No later run shares a teacher, which
-  # would stay on the devices.
-  call = _call if frozen.of(loss_fn) else reuse.call
-  init, abstract_state, step_fn = call(
+  # 3. Shapes, then shardings, then memory.
+  ema = None
+  if ema_decay:
+    ema = Ema(ema_decay, ema_start, ema_debias)
+  init, abstract_state, step_fn = reuse.call(
     make_step,
     model,
     images=images,
@@ -224,14 +229,12 @@ def train(
     rules=sharding,
     accum_steps=accum_steps,
     grad_dtype=grad_dtype,
-    ema_decay=ema_decay,
-    ema_start=_ema_start(timeline, ema_decay, ema_start, ema_debias),
-    ema_debias=ema_debias,
+    ema_weight=ema and reuse.call(ema, timeline),
   )
 
   # 4. Evaluators open their data now, not after a day of training.
   class_names = getattr(data.source, 'class_names', None)
-  _check_class_names(class_names, getattr(loss_fn, 'class_names', None))
+  _check_class_names(class_names, teacher and teacher.class_names)
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in (evals or {}).items()},
     model,
@@ -253,7 +256,8 @@ def train(
     formats.find(init_from.path, init_from.step)
   if dry_run:
     dry_runs.report_training(
-      model, abstract_state, step_fn, data, image_shape, mesh, timeline
+      *(model, abstract_state, step_fn, data, image_shape, mesh, timeline),
+      *teacher_shapes,
     )
     return None
   claim = workdirs.Claim(workdir)
@@ -293,7 +297,10 @@ def train(
       step_fn,
       ahead.batch_shapes(image_shape, example['label'], data.batch_size, mesh),
       mesh,
+      *teacher_shapes,
     ),
+    teacher=teacher,
+    teacher_shapes=teacher_shapes,
     batches=functools.partial(
       data.train_batches,
       seed=seed,
@@ -332,6 +339,7 @@ def train(
   explain_memory = functools.partial(
     dry_runs.explain_memory,
     *(model, abstract_state, step_fn, data, image_shape, mesh, accum_steps),
+    *teacher_shapes,
   )
   with (
     claim,
@@ -383,6 +391,8 @@ class _Run:
   init_from: InitFrom | None
   step_fn: Callable[..., Any]
   compile_step: Callable[[], Any]
+  teacher: Any
+  teacher_shapes: tuple[Params, ...]
   batches: Callable[..., pipeline.TrainBatches]
   reading: str
   monitor: Callable[..., Monitor]
@@ -455,9 +465,10 @@ def _attempt(
       run.model, state.params, run.image_shape, run.mesh, origin
     )
     monitor.say(run.reading)
-  if isinstance(run.step_fn, frozen.Step):
+  teacher = ()
+  if run.teacher is not None:
     with terminal.waiting('loading the teacher ...'):
-      run.step_fn.load()
+      teacher = (run.teacher.load(*run.teacher_shapes),)
   batches = run.batches(start=position, skipped=saved.get('skipped', 0))
 
   # The loop. Metrics lag one step, so the host never waits for the device.
@@ -476,7 +487,7 @@ def _attempt(
           batch = next(batches)
         with monitor.waiting('transfer'):
           batch = put_batch(batch, run.mesh)
-        state, metrics = run.step_fn(state, batch)
+        state, metrics = run.step_fn(state, batch, *teacher)
         monitor.step(step, metrics, skipped=batches.skipped)
       if step == start + 1:
         monitor.compiled(step)
@@ -547,27 +558,6 @@ def _first_state(
   return state, {'position': 0}, origin
 
 
-def _ema_start(timeline, ema_decay, ema_start, ema_debias):
-  """Return the number of updates before the EMA starts.
-
-  Raises:
-    ValueError: there is no EMA, or the run ends before it starts.
-  """
-  if not ema_decay and (ema_start is not None or ema_debias):
-    raise ValueError(
-      'ema_start and ema_debias have no meaning without an EMA. Set ema_decay, '
-      'e.g. to 0.9999, or leave them out.'
-    )
-  start = timeline.steps(ema_start) or 0
-  if start >= timeline.total_steps:
-    raise ValueError(
-      f'ema_start ({start} steps) must be shorter than the run '
-      f'({timeline.total_steps} steps). Start the EMA earlier, or leave out '
-      'ema_decay.'
-    )
-  return start
-
-
 def _check_finite(run, step, state, monitor):
   """Raise NonFiniteError if a metric up to this step, or the state, is."""
   monitor.flush()
@@ -611,9 +601,7 @@ def make_step(
   rules: Rules | None = None,
   accum_steps: int = 1,
   grad_dtype: str = 'float32',
-  ema_decay: float | None = None,
-  ema_start: int = 0,
-  ema_debias: bool = False,
+  ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return the jitted initialisation and train step, and the state's shapes.
 
@@ -624,16 +612,18 @@ def make_step(
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, grad_dtype: see `train_step`.
-    ema_decay, ema_start, ema_debias: see `train_step`.
+    accum_steps, grad_dtype, ema_weight: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
-    shardings; and `train_step`, which donates the state that it is given; a
-    frozen.Step if the loss uses arrays that are not trained.
+    shardings; and `train_step`, which donates the state that it is given.
   """
   init = functools.partial(
-    init_state, model=model, images=images, tx=make_tx, ema=bool(ema_decay)
+    init_state,
+    model=model,
+    images=images,
+    tx=make_tx,
+    ema=ema_weight is not None,
   )
   abstract_state = jax.eval_shape(init, jax.random.key(0))
   rules = rules_for(mesh) if rules is None else rules
@@ -644,17 +634,9 @@ def make_step(
     tx=make_tx(abstract_state.params),
     accum_steps=accum_steps,
     grad_dtype=grad_dtype,
-    ema_decay=ema_decay,
-    ema_start=ema_start,
-    ema_debias=ema_debias,
+    ema_weight=ema_weight,
   )
   outputs = (shardings, replicated(mesh))
-  if parts := frozen.of(loss_fn):
-    compiled: Any = frozen.Step(
-      step_fn, parts, mesh=mesh, rules=rules, out_shardings=outputs
-    )
-  else:
-    compiled = jax.jit(step_fn, donate_argnums=0, out_shardings=outputs)
   # It runs once: LLVM's costly passes take longer than they save on a CPU. The
   # initial state has the same bits without them.
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
@@ -662,7 +644,7 @@ def make_step(
   return (
     jax.jit(init, out_shardings=shardings, compiler_options=options),
     annotate(abstract_state, shardings),
-    compiled,
+    jax.jit(step_fn, donate_argnums=0, out_shardings=outputs),
   )
 
 
@@ -681,10 +663,6 @@ def _check_class_names(of_data, of_teacher):
     'same classes. If they are the same classes in the same order under other '
     'names, set config.objective.teacher.same_classes=True.'
   )
-
-
-def _call(fn, *args, **kwargs):
-  return fn(*args, **kwargs)
 
 
 def with_num_classes(model: Any, source: Any) -> Any:

@@ -122,11 +122,13 @@ Metrics = dict[str, JaxArray]  # scalars
 Preprocess = Callable[[Any], JaxArray]
 # (params, batch, rng) -> (mean loss, metrics). It may have these attributes:
 # `activation` converts logits to probabilities: 'softmax' or 'sigmoid';
+# `compare` is a function (logits, labels) -> (loss, metrics) that gives the
+# loss; one that wraps another objective must not have it;
 # `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
 # whole batch, before it is cut into micro-batches;
-# `frozen` lists arrays that it uses but that are not trained, see frozen.py;
-# `class_names` are those of a teacher.
-LossFn = Callable[[Any, Any, JaxArray], tuple[JaxArray, Metrics]]
+# `teacher` is an objectives.teacher.Predictor, whose parameters the LossFn then
+# takes as its fourth argument.
+LossFn = Callable[..., tuple[JaxArray, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.
 Objective = Callable[..., LossFn]

@@ -21,8 +21,10 @@ from vit_jax.data.embedded import digits
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import optimizers as optim
 from vit_jax.optim.durations import Timeline, steps
+from vit_jax.optim.ema import Ema
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.preprocess import Normalize
 from vit_jax.step import init_state, train_step
 
@@ -51,10 +53,11 @@ def losses():
   source = digits.Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True
   )
-  rate = optim.Schedule(lr=0.01, warmup=steps(2))(Timeline(16, 64, 6))
+  timeline = Timeline(16, 64, 6)
+  rate = Schedule(lr=0.01, warmup=steps(2))(timeline)
   adamw = functools.partial(optax.adamw, weight_decay=0.1)
   make_tx = functools.partial(
-    optim.Optimizer(adamw, clip_norm=1.0), learning_rate=rate
+    Optimizer(adamw, clip_norm=1.0), learning_rate=rate
   )
   images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
   init = functools.partial(
@@ -71,7 +74,7 @@ def losses():
     loss_fn=loss_fn,
     tx=make_tx(state.params),
     accum_steps=2,
-    ema_decay=0.9,
+    ema_weight=Ema(0.9)(timeline),
   )
   step_fn, curve = jax.jit(step_fn, compiler_options=options), []
   batches = pipeline.Data(source, batch_size=16).train_batches()

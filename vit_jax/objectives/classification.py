@@ -2,28 +2,23 @@
 
 LossFn = (params, batch, rng) -> (loss, metrics), for a batch of
 {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32 [B, K]}. The loss is
-the mean over the batch. `LossFn.activation` is the function that converts the
-logits to probabilities, 'softmax' or 'sigmoid'. An objective that wraps another
-one keeps it by `functools.wraps(loss_fn)`.
+the mean over the batch. See `types.LossFn` for its attributes.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.domains import Rate, checked
-from vit_jax.objectives.class_weights import check_weights, weights_of
-from vit_jax.types import Array, LossFn, Model, Preprocess
+from vit_jax.types import Array, LossFn, Model, NonNegative, Preprocess, Rate
 
 
-@checked
 def softmax_xent(
   model: Model,
   *,
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
-  class_weights: Any = None,
+  class_weights: Sequence[NonNegative] | None = None,
 ) -> LossFn:
   """Return the softmax cross-entropy, the paper's loss for fine-tuning.
 
@@ -36,24 +31,53 @@ def softmax_xent(
       a vector of labels the weight is the mean of w under the vector. The
       evaluators' loss has no weights. See `data.balance.class_weights`.
   """
-  return _loss_fn(model, preprocess, label_smoothing, class_weights, 'softmax')
+
+  def compare(logits, labels):
+    targets = soft_targets(labels, logits.shape[-1], label_smoothing)
+    losses = softmax_loss(logits, targets)
+    loss = _weighted_mean(losses, labels, class_weights, logits.shape[-1])
+    return loss, {'loss': loss, 'accuracy': _accuracy(logits, labels)}
+
+  return _loss_fn(model, preprocess, compare, 'softmax')
 
 
-@checked
 def sigmoid_xent(
   model: Model,
   *,
   preprocess: Preprocess,
   label_smoothing: Rate = 0.0,
-  class_weights: Any = None,
+  class_weights: Sequence[NonNegative] | None = None,
+  threshold: Rate | None = None,
+  mean_over_classes: bool = False,
 ) -> LossFn:
-  """Return the sigmoid cross-entropy, summed over classes.
+  """Return the sigmoid cross-entropy, by default summed over classes.
 
   The paper does not name its pre-training loss. The ViT configs of big_vision
   (ImageNet-21k) and scenic use this one, with a head bias of -10.
-  The arguments are those of `softmax_xent`.
+
+  Args:
+    model, preprocess, label_smoothing, class_weights: as in `softmax_xent`.
+    threshold: labels [B, K] above it become 1, all others 0, before they are
+      smoothed. With 0 and inside `mixing.mixed` this is DeiT III's loss: both
+      classes of a mixed image have the target 1. Of several such classes, the
+      metric 'accuracy' counts the first. None: labels remain as they are.
+    mean_over_classes: whether the loss is divided by the number of classes, as
+      by default in PyTorch and in DeiT III. This matters where gradients are
+      clipped. The evaluators' loss remains the sum.
   """
-  return _loss_fn(model, preprocess, label_smoothing, class_weights, 'sigmoid')
+
+  def compare(logits, labels):
+    if threshold is not None and labels.ndim == 2:
+      labels = (labels > threshold).astype(jnp.float32)
+    num_classes = logits.shape[-1]
+    targets = soft_targets(labels, num_classes, label_smoothing)
+    losses = sigmoid_loss(logits, targets)
+    loss = _weighted_mean(losses, labels, class_weights, num_classes)
+    if mean_over_classes:
+      loss = loss / num_classes
+    return loss, {'loss': loss, 'accuracy': _accuracy(logits, labels)}
+
+  return _loss_fn(model, preprocess, compare, 'sigmoid')
 
 
 def softmax_loss(logits: Array, targets: Array) -> jax.Array:
@@ -80,8 +104,30 @@ def soft_targets(
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _loss_fn(model, preprocess, label_smoothing, class_weights, activation):
-  weights = None if class_weights is None else check_weights(class_weights)
+def _weighted_mean(losses, labels, class_weights, num_classes):
+  """Return the mean loss, with each example weighted by its class."""
+  if class_weights is None:
+    return jnp.mean(losses)
+  if len(class_weights) != num_classes:
+    raise ValueError(
+      f'class_weights has {len(class_weights)} numbers, but the model has '
+      f'{num_classes} classes. Give one for each class.'
+    )
+  weights = jnp.array(class_weights, jnp.float32)
+  if labels.ndim == 1:
+    return jnp.mean(losses * weights[labels])
+  of_examples = labels @ weights / jnp.maximum(labels.sum(axis=-1), 1e-12)
+  return jnp.mean(losses * of_examples)
+
+
+def _accuracy(logits, labels):
+  if labels.ndim == 2:
+    labels = jnp.argmax(labels, axis=-1)
+  return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+
+
+def _loss_fn(model, preprocess, compare, activation):
+  """Return the LossFn of compare(logits, labels) -> (loss, metrics)."""
 
   def loss_fn(params, batch, rng):
     logits = model.apply(
@@ -90,16 +136,8 @@ def _loss_fn(model, preprocess, label_smoothing, class_weights, activation):
       train=True,
       rngs={'dropout': rng},
     )
-    labels = batch['label']
-    targets = soft_targets(labels, logits.shape[-1], label_smoothing)
-    losses = LOSSES[activation](logits, targets)
-    if weights is not None:
-      losses = losses * weights_of(labels, weights, logits.shape[-1])
-    loss = jnp.mean(losses)
-    if labels.ndim == 2:
-      labels = jnp.argmax(labels, axis=-1)
-    accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
-    return loss, {'loss': loss, 'accuracy': accuracy}
+    return compare(logits, jnp.asarray(batch['label']))
 
   loss_fn.activation = activation  # type: ignore[attr-defined]
+  loss_fn.compare = compare  # type: ignore[attr-defined]
   return loss_fn

@@ -1,9 +1,9 @@
 """Distillation: a student learns the predictions of a teacher.
 
-`distillation` wraps any objective whose loss is computed from the logits and
-the labels. Teacher and student see the same pixels ("consistent" teaching in
-"Knowledge distillation: A good teacher is patient and consistent", Beyer et
-al., 2021). This includes mixup, if it is outside:
+`distillation` wraps an objective of logits and labels. Teacher and student see
+the same pixels ("consistent" teaching in "Knowledge distillation: A good
+teacher is patient and consistent", Beyer et al., 2021). This includes mixup, if
+it is outside:
 
     mixed(objective=distillation(objective=softmax_xent))
 
@@ -12,30 +12,36 @@ head of its class token, and the teacher with the head of its distillation
 token. It predicts the mean of both.
 """
 
-import dataclasses
-import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.objectives.classification import softmax_loss, softmax_xent
 from vit_jax.objectives.teacher import Teacher
-from vit_jax.types import Array, LossFn, Model, Objective, Preprocess
+from vit_jax.types import (
+  Array,
+  Expect,
+  Fraction,
+  LossFn,
+  Model,
+  Objective,
+  Preprocess,
+)
 
-KINDS = ('soft', 'hard')
+Temperature = Annotated[
+  float, Expect(lambda x: 1e-3 <= x <= 1e3, 'between 0.001 and 1000')
+]
 
 
-@checked
 def distillation(
   model: Model,
   *,
   preprocess: Preprocess,
   teacher: Teacher,
   objective: Objective = softmax_xent,
-  kind: Annotated[str, OneOf(*KINDS)] = 'soft',
-  temperature: Annotated[float, Range(1e-3, 1e3)] = 1.0,
+  kind: Literal['soft', 'hard'] = 'soft',
+  temperature: Temperature = 1.0,
   weight: Fraction = 1.0,
 ) -> LossFn:
   """Return (1 - weight) * loss of the labels + weight * loss of the teacher.
@@ -51,8 +57,8 @@ def distillation(
     model: the student.
     preprocess: images in 0..255 -> float images, for the student.
     teacher: weights of the teacher.
-    objective: the objective to wrap, (model, preprocess=...) -> LossFn; it
-      gives the loss of the labels. Its metrics are kept, except for 'loss'.
+    objective: the objective to wrap, `softmax_xent` or `sigmoid_xent`; it gives
+      the loss of the labels. Its metrics are kept, except for 'loss'.
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
@@ -67,31 +73,29 @@ def distillation(
 
   Raises:
     ValueError: the teacher cannot be read, or has other classes; or `objective`
-      is not computed from the logits of the same images.
+      is not a function of logits and labels.
   """
   if kind == 'hard' and temperature != 1:
     raise ValueError(
       f"temperature={temperature:g} has no effect on kind='hard'. Leave it "
       "out, or use kind='soft'."
     )
-  inner = objective(_Known(model), preprocess=lambda images: images)
-  if hasattr(inner, 'prepare'):
-    raise ValueError(_OTHER_IMAGES)
-  predict = teacher.open(model)
+  inner = objective(model, preprocess=preprocess)
+  compare = getattr(inner, 'compare', None)
+  if compare is None:
+    raise ValueError(
+      'distillation: the objective inside is not computed from the logits and '
+      'labels alone. Use softmax_xent or sigmoid_xent, and wrap distillation '
+      'in others: mixed(objective=distillation(objective=softmax_xent)).'
+    )
+  predictor = teacher.open(model)
 
-  @functools.wraps(inner)
-  def loss_fn(params, batch, rng):
+  def loss_fn(params, batch, rng, teacher_params):
     logits, logits_for_teacher = student_logits(
       model, params, preprocess(batch['image']), rng
     )
-    label_loss, metrics = inner((batch['image'], logits), batch, rng)
-    targets = predict(batch['image'])
-    if targets.shape != logits_for_teacher.shape:
-      raise ValueError(
-        f'The logits of the teacher {teacher.path} have the shape '
-        f'{targets.shape}, those of the student {logits_for_teacher.shape}. '
-        'Expected one logit for each class of the student.'
-      )
+    label_loss, metrics = compare(logits, jnp.asarray(batch['label']))
+    targets = predictor(teacher_params, batch['image'])
     losses = teacher_loss(
       logits_for_teacher, targets, kind=kind, temperature=temperature
     )
@@ -107,15 +111,9 @@ def distillation(
       'agreement': jnp.mean(same),
     }
 
-  loss_fn.frozen = (  # type: ignore[attr-defined]
-    *getattr(inner, 'frozen', ()),
-    predict.frozen,
-  )
-  if not teacher.same_classes:
-    names = predict.weights.class_names
-    loss_fn.class_names = names  # type: ignore[attr-defined]
-  if weight == 1:
-    loss_fn.activation = 'softmax'  # type: ignore[attr-defined]
+  activation = 'softmax' if weight == 1 else inner.activation
+  loss_fn.activation = activation  # type: ignore[attr-defined]
+  loss_fn.teacher = predictor  # type: ignore[attr-defined]
   return loss_fn
 
 
@@ -132,9 +130,9 @@ def teacher_loss(
   if kind == 'hard':
     classes = jnp.argmax(targets, axis=-1)
     return softmax_loss(logits, jax.nn.one_hot(classes, targets.shape[-1]))
-  ours = jax.nn.log_softmax(logits / temperature)
-  theirs = jax.nn.log_softmax(targets / temperature)
-  return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+  student = jax.nn.log_softmax(logits / temperature)
+  teacher = jax.nn.log_softmax(targets / temperature)
+  return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
 
 
 def student_logits(
@@ -144,10 +142,8 @@ def student_logits(
 
   They are the same, unless the model has a distillation token.
   """
-  variables, options = (
-    {'params': params},
-    {'train': True, 'rngs': {'dropout': rng}},
-  )
+  variables = {'params': params}
+  options = {'train': True, 'rngs': {'dropout': rng}}
   pooling = getattr(model, 'pooling', None)
   if not getattr(pooling, 'distillation_token', False):
     logits = model.apply(variables, images, **options)
@@ -156,37 +152,3 @@ def student_logits(
     variables, images, method='features', per_layer=False, **options
   )
   return out['class_logits'], out['distillation_logits']
-
-
-_OTHER_IMAGES = (
-  'distillation: the objective inside changes the images, so that the teacher '
-  'would not see what the student sees. Wrap distillation in it instead: '
-  'mixed(objective=distillation(objective=softmax_xent)).'
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-  """A model whose logits are known, for the objective that is wrapped.
-
-  So the student runs once. Its "parameters" are (images, logits).
-  """
-
-  model: Any
-
-  def apply(
-    self, variables: Any, images: Any, *, train: bool = True, **options: Any
-  ) -> jax.Array:
-    known, logits = variables['params']
-    if images is not known:
-      raise ValueError(_OTHER_IMAGES)
-    if more := sorted(options.keys() - {'rngs'}):
-      raise ValueError(
-        'distillation: the objective inside calls the model with '
-        f'{", ".join(more)}. Expected an objective that is computed from '
-        'logits and labels, such as softmax_xent.'
-      )
-    return logits
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self.model, name)

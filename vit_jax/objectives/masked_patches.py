@@ -15,18 +15,24 @@ comes from the same image. The mask vector is initialised as in common.py.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.models.pooling import NoPooling
 from vit_jax.objectives import patch_targets
-from vit_jax.types import LossFn, Model, Params, Preprocess
+from vit_jax.types import (
+  Count,
+  Fraction,
+  LossFn,
+  Model,
+  Params,
+  Preprocess,
+  Share,
+)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Task:
   """Corruption of patches, and the target that is predicted.
@@ -42,9 +48,9 @@ class Task:
       kept.
   """
 
-  predict: Annotated[str, OneOf(*patch_targets.TARGETS)] = 'mean_colour'
-  downsampled_to: Annotated[int, Range(1, 64)] = 4
-  ratio: Annotated[float, Range(0, 1, above=True)] = 0.5
+  predict: Literal['mean_colour', 'downsampled', 'pixels'] = 'mean_colour'
+  downsampled_to: Count = 4
+  ratio: Share = 0.5
   mask_share: Fraction = 0.8
   swap_share: Fraction = 0.1
 
@@ -82,7 +88,6 @@ class Task:
     return corrupted, jnp.where(masked, -1, sources)
 
 
-@checked
 def masked_patches(
   model: Model, *, preprocess: Preprocess, task: Task = Task()
 ) -> LossFn:

@@ -26,18 +26,27 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.domains import Fraction, OneOf, Range, checked
 from vit_jax.objectives.classification import soft_targets
-from vit_jax.types import Batch, LossFn, Model, Objective, Preprocess
+from vit_jax.types import (
+  Batch,
+  Expect,
+  Fraction,
+  LossFn,
+  Model,
+  Objective,
+  Preprocess,
+)
 
 # Of a Beta distribution. Float32 rounds the draws of a smaller one to 0 and 1;
 # those of a larger one are all near 1/2.
-Alpha = Annotated[float, Range(1e-3, 1e3)]
+Alpha = Annotated[
+  float, Expect(lambda x: 1e-3 <= x <= 1e3, 'between 0.001 and 1000')
+]
 
 
 class Blend(NamedTuple):
@@ -61,7 +70,6 @@ class Blend(NamedTuple):
 Mixer = Callable[[jax.Array, tuple[int, int]], Blend]
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Mixup:
   """w * image + (1 - w) * partner for w ~ Beta(alpha, alpha), labels alike."""
@@ -73,7 +81,6 @@ class Mixup:
     return Blend(weight, weight, _whole(size))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Cutmix:
   """A box of the partner; labels are weighted by the pixels of each image.
@@ -97,7 +104,6 @@ class Cutmix:
     return Blend(share, jnp.zeros(()), jnp.concatenate([low, high]))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Choice:
   """One of several mixers, with these probabilities; otherwise none.
@@ -153,14 +159,13 @@ def symmetric_beta(rng: jax.Array, alpha: float) -> jax.Array:
   return jnp.clip(0.5 + 0.5 * t / scale, 0, 1)
 
 
-@checked
 def mixed(
   model: Model,
   *,
   preprocess: Preprocess,
   objective: Objective,
   mixer: Mixer,
-  per: Annotated[str, OneOf('batch', 'example')] = 'batch',
+  per: Literal['batch', 'example'] = 'batch',
 ) -> LossFn:
   """Return the LossFn of `objective` for mixed images and labels.
 
@@ -216,12 +221,13 @@ def mixed(
     return {**batch, 'mixing': {**partner, 'blend': blend}}
 
   @functools.wraps(inner)
-  def loss_fn(params, batch, rng):
+  def loss_fn(params, batch, rng, *teacher):
     if 'mixing' not in batch:
       batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-    return inner(params, mix(batch, num_classes), rng)
+    return inner(params, mix(batch, num_classes), rng, *teacher)
 
   loss_fn.prepare = prepare  # type: ignore[attr-defined]
+  loss_fn.compare = None  # type: ignore[attr-defined]
   return loss_fn
 
 

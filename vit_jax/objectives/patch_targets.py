@@ -17,7 +17,6 @@ from vit_jax.types import Array, Preprocess, Shape, Size
 
 BITS = 3  # of each colour channel
 LEVELS = 2**BITS
-TARGETS = ('mean_colour', 'downsampled', 'pixels')
 
 
 def cut(images: jax.Array, patch_size: Size) -> jax.Array:

@@ -1,24 +1,28 @@
-"""Teachers of distillation: a model and its parameters, from a weights file."""
+"""Teachers of distillation: a model and its parameters, from a weights file.
+
+The parameters are an argument of the train step, sharded by the rules of the
+model. They are not part of the TrainState: no checkpoint contains them, and no
+optimizer sees them.
+"""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Any
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax import pretrained, tree
-from vit_jax.config.domains import Count, Dtype, Natural, OneOf, Size, checked
-from vit_jax.models import resample
 from vit_jax.models.common import as_pair
-from vit_jax.objectives.frozen import Frozen, digest
+from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.runs.files import PathLike
-from vit_jax.types import Array, FlatParams, Params
-from vit_jax.weights import bundle, formats
+from vit_jax.types import Array, Count, Dtype, Natural, Params, PyTree, Size
+from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 
-@checked
 @dataclasses.dataclass  # not frozen: runs never share what an old file said
 class Teacher:
   """Weights whose predictions a student learns, and how they are used.
@@ -45,12 +49,12 @@ class Teacher:
 
   path: PathLike
   step: Natural | None = None
-  ema: bool | Annotated[str, OneOf('auto')] = 'auto'
+  ema: bool | Literal['auto'] = 'auto'
   grid: tuple[Count, Count] | None = None
   options: Mapping[str, Any] | None = None
   trust: tuple[str, ...] = ()
   image_size: Size | None = None
-  posemb_resize: Annotated[str, OneOf(*resample.METHODS)] = 'paper'
+  posemb_resize: str = 'paper'
   dtype: Dtype | None = None
   same_classes: bool = False
 
@@ -58,12 +62,7 @@ class Teacher:
     self._weights: Weights | None = None  # as read for the fingerprint
 
   def open(self, student: Any) -> 'Predictor':
-    """Return the function from images to the teacher's logits.
-
-    Only names and shapes are read yet.
-
-    Args:
-      student: the model; a dtype of None is set to its dtype.
+    """Return the Predictor for a student; only names and shapes are read yet.
 
     Raises:
       ValueError: there are no such weights; they have no head, or other classes
@@ -71,12 +70,11 @@ class Teacher:
     """
     weights, _ = formats.describe(self.path, step=self.step, **self._options())
     model = weights.model
-    classes = getattr(student, 'num_classes', None)
-    if not model.num_classes or classes not in (None, 0, model.num_classes):
+    if not model.num_classes or model.num_classes != student.num_classes:
       raise ValueError(
         f'The teacher {self.path} has {model.num_classes or "no"} classes, the '
-        f'student {classes}. Expected the same classes in the same order. Use '
-        'a teacher that was fine-tuned on the data of the student.'
+        f'student {student.num_classes}. Expected the same classes in the same '
+        'order. Use a teacher that was fine-tuned on the data of the student.'
       )
     dtype = self.dtype or getattr(student, 'dtype', None)
     if dtype is not None and hasattr(model, 'dtype'):
@@ -85,13 +83,28 @@ class Teacher:
     if self.image_size is not None:
       shape = (*as_pair(self.image_size), shape[2])
     images = jax.ShapeDtypeStruct((1, *shape), np.float32)
-    frozen = Frozen(model, images, _shapes(model, images), self._load)
-    return Predictor(str(self.path), weights, frozen)
+    return Predictor(self, model, images, weights)
+
+  def read(self) -> Params:
+    """Return the parameters, nested; what the fingerprint has read is freed."""
+    weights, self._weights = self._weights or self._read(), None
+    if self.image_size is not None:
+      weights, _ = pretrained.fit(
+        weights, image_size=self.image_size, posemb_resize=self.posemb_resize
+      )
+    params = weights.params
+    if getattr(weights.model, 'scan', False):
+      params = tree.stack_blocks(params)
+    return tree.unflatten(params)
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
     self._weights = self._read()
-    return {'weights': digest(self._weights.params)}
+    found = hashlib.sha256()
+    for path, array in sorted(tree.flatten(self._weights.params).items()):
+      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+      found.update(np.ascontiguousarray(array).tobytes())
+    return {'weights': found.hexdigest()[:16]}
 
   def _options(self) -> dict[str, Any]:
     given = {'trust': self.trust, 'grid': self.grid}
@@ -101,69 +114,68 @@ class Teacher:
     options = self._options()
     return formats.read(self.path, step=self.step, ema=self.ema, **options)
 
-  def _load(self) -> Params:
-    """Return the parameters, nested; what the fingerprint has read is freed."""
-    weights, self._weights = self._weights or self._read(), None
-    if self.image_size is not None:
-      weights, _ = pretrained.fit(
-        weights, image_size=self.image_size, posemb_resize=self.posemb_resize
-      )
-    params: FlatParams = weights.params
-    if _is_scanned(weights.model):
-      params = tree.stack_blocks(params)
-    return tree.unflatten(params)
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Predictor:
-  """Function from images of a batch to the logits of a teacher.
+  """Function (parameters, images of a batch) -> logits of a teacher.
 
   Attributes:
-    name: for messages.
+    teacher: the Teacher.
+    model: its Flax module. `train` replaces it by the one with the attention
+      that it has chosen.
+    images: ShapeDtypeStruct of a batch of the images that the model takes.
     weights: description of the file.
-    frozen: its model and parameters.
   """
 
-  name: str
+  teacher: Teacher
+  model: Any
+  images: jax.ShapeDtypeStruct
   weights: Weights
-  frozen: Frozen
 
   @property
-  def model(self) -> Any:
-    """Flax module of the teacher."""
-    return self.frozen.model
+  def class_names(self) -> Sequence[str] | None:
+    """Names that must be those of the data; None: they are not compared."""
+    return None if self.teacher.same_classes else self.weights.class_names
 
-  @property
-  def image_shape(self) -> tuple[int, ...]:
-    """(H, W, C) that the model takes."""
-    return self.frozen.images.shape[1:]
+  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
+    """Return ShapeDtypeStructs of the parameters, with shardings.
 
-  def __call__(self, images: Array) -> jax.Array:
+    Args:
+      mesh: as returned by `sharding.make_mesh`.
+      rules: sharding rules, of paths that begin with 'teacher/'; None:
+        `sharding.rules_for(mesh)`.
+    """
+    params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
+    shapes = {'teacher': params['params']}
+    rules = rules_for(mesh) if rules is None else rules
+    return annotate(shapes, infer(shapes, rules, mesh))['teacher']
+
+  def load(self, abstract_params: PyTree) -> Params:
+    """Return the parameters, sharded like `abstract_params`."""
+
+    def place(array, like):
+      return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: np.asarray(array)[index]
+      )
+
+    with jax.transfer_guard('allow'):
+      return jax.tree.map(place, self.teacher.read(), abstract_params)
+
+  def __call__(self, params: Params, images: Array) -> jax.Array:
     """Return float32 logits [B, K] of images [B, H, W, C] in 0..255.
 
     Raises:
       ValueError: the images have another number of channels.
     """
-    height, width, channels = self.image_shape
+    height, width, channels = self.images.shape[1:]
     if images.shape[3] != channels:
       raise ValueError(
-        f'The teacher {self.name} takes images of {channels} channels, those '
-        f'of the student have {images.shape[3]}. Use a teacher for the same '
-        'images.'
+        f'The teacher {self.teacher.path} takes images of {channels} channels, '
+        f'those of the student have {images.shape[3]}. Use a teacher for the '
+        'same images.'
       )
     x = self.weights.preprocess(images)
     if x.shape[1:3] != (height, width):
       shape = (len(x), height, width, channels)
       x = jax.image.resize(x, shape, 'bilinear')
-    return jax.lax.stop_gradient(self.frozen.apply(x))
-
-
-def _is_scanned(model: Any) -> bool:
-  return getattr(model, 'scan', False) and isinstance(model, bundle.MODELS)
-
-
-def _shapes(model: Any, images: jax.ShapeDtypeStruct) -> Params:
-  """Return the ShapeDtypeStructs of a model's parameters, nested."""
-  if not _is_scanned(model):
-    return tree.unflatten(bundle.shapes(model, images.shape[1:]))
-  return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    return jax.lax.stop_gradient(self.model.apply({'params': params}, x))

@@ -1,20 +1,22 @@
-"""Optimizers and learning-rate schedules.
+"""Optimizers.
 
-An optimizer rule is a function (learning_rate, *, mask, ...) -> optax
-transformation: `optax.adamw`, `optax.nadamw`, `optax.lion`, `sgd` of this file,
-`adafactor`, `lamb` and `schedule_free_adamw` of rules.py, `muon`, or your own.
-`Optimizer` adds clipping, decay masks, frozen parameters and more. The paper's
-Adam (section 4.1) is `optax.adamw`, whose weight decay is multiplied by the
-learning rate. big_vision's `wd` is multiplied by the shape of the schedule
-only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
+A rule is a function (learning_rate, *, mask, ...) -> optax transformation:
+`optax.adamw`, `optax.nadamw`, `optax.lion`, `sgd`, `adafactor`, `lamb` and
+`muon` of this file, or your own. `Optimizer` adds clipping, decay masks, frozen
+parameters and more. The paper's Adam (section 4.1) is `optax.adamw`, whose
+weight decay is multiplied by the learning rate. big_vision's `wd` is multiplied
+by the shape of the schedule only: its 1e-4 at a peak rate of 1e-3 is
+weight_decay=0.1 here.
+
+The rules treat scanned layers, whose parameters have a leading layer dimension,
+like unrolled ones.
 """
 
 import dataclasses
 import inspect
-import itertools
-import math
+import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -22,47 +24,163 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.config import domains
-from vit_jax.optim.averages import averages_itself
-from vit_jax.optim.durations import Duration, Timeline, fraction
-from vit_jax.optim.multipliers import LayerDecay as LayerDecay
-from vit_jax.optim.multipliers import Multipliers, first_factors
-from vit_jax.optim.muon import MATRICES
-from vit_jax.optim.muon import muon as muon
-from vit_jax.optim.rules import adafactor as adafactor
-from vit_jax.optim.rules import lamb as lamb
-from vit_jax.optim.rules import schedule_free_adamw as schedule_free_adamw
-from vit_jax.optim.transformations import (
-  LearningRate,
-  Small,
-  Strength,
-  scale_by,
-  stored_as,
+from vit_jax.optim.layer_decay import LayerDecay
+from vit_jax.types import (
+  Count,
+  Dtype,
+  Fraction,
+  NonNegative,
+  Params,
+  PathRule,
+  Positive,
+  PyTree,
+  Rate,
 )
-from vit_jax.types import Params, PyTree
 
 KERNELS = ('.*/kernel',)
 
-# A function that makes a transformation of optax, with the domains of the
+LearningRate = optax.ScalarOrSchedule  # a number, or step -> number
+Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
+
+# A function that makes a transformation of optax, with the types of the
 # arguments that its rules have: optax annotates them as arrays of any kind.
 Rule = Annotated[
   Callable[..., optax.GradientTransformation],
-  *((name, domains.Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),
-  *((name, domains.Rate | None) for name in ('momentum', 'decay')),
-  *((name, Small) for name in ('eps', 'eps_root')),
-  *(('weight_decay', Strength), ('nesterov', bool), ('mask', None)),
-  *((f'{name}_dtype', domains.Dtype | None) for name in ('mu', 'accumulator')),
+  *((name, Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),
+  *((name, Rate | None) for name in ('momentum', 'decay')),
+  *((name, Fraction) for name in ('eps', 'eps_root')),
+  *(('weight_decay', NonNegative), ('nesterov', bool), ('mask', None)),
+  *((f'{name}_dtype', Dtype | None) for name in ('mu', 'accumulator')),
 ]
 
 
-@domains.checked
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """The optimizer of a training run.
+
+  Attributes:
+    rule: see the module. In a config, the `target` and the keys that are not
+      attributes here. It gets `mask` if it has such a parameter.
+    clip_norm: global norm that gradients are clipped to, frozen parameters not
+      counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
+    decay_mask: path rules of the parameters with weight decay; kernels only, as
+      in big_vision (the paper does not say).
+    decay_multipliers: ((path rule, factor), ...) on weight_decay; the first
+      match counts. "Scaling ViT" has (('head/.*', 100.0),).
+    freeze: path rules of parameters that are not trained and take no memory.
+    lr_multipliers: ((path rule, factor), ...); the first match counts. The
+      factor scales the whole update, including decoupled weight decay.
+    layer_decay: layer-wise learning-rate decay, or None.
+  """
+
+  rule: Rule = dataclasses.field(metadata={'rest': True})
+  clip_norm: Positive | None = None
+  decay_mask: Sequence[PathRule] = KERNELS
+  decay_multipliers: Multipliers = ()
+  freeze: Sequence[PathRule] = ()
+  lr_multipliers: Multipliers = ()
+  layer_decay: LayerDecay | None = None
+
+  duck_typed = True  # so is any function (params, learning_rate) -> optax
+
+  def __call__(
+    self, params: Params, learning_rate: LearningRate
+  ) -> optax.GradientTransformation:
+    """Return the optax transformation for parameters, real or abstract.
+
+    Raises:
+      ValueError: a path rule that matches no parameter, or weight decay with a
+        rule that cannot be masked.
+    """
+    for name in ('lr_multipliers', 'decay_multipliers'):
+      rules = [path_rule for path_rule, _ in getattr(self, name)]
+      tree.check_rules_match(rules, params, what=f'optimizer.{name}')
+    tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
+    frozen = tree.mask(self.freeze, params)
+    if all(jax.tree.leaves(frozen)):
+      raise ValueError(
+        f'optimizer.freeze={tuple(self.freeze)} matches every parameter, so '
+        'nothing would be trained. Leave out the parameters that are to be '
+        "trained, as in '(?!head/).*'."
+      )
+    parts = [self._apply_rule(params, learning_rate)]
+    if self.clip_norm is not None:
+      parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
+    if self.lr_multipliers or self.layer_decay is not None:
+      factors = _first_factors(self.lr_multipliers, params)
+      if self.layer_decay is not None:
+        by_layer = self.layer_decay.factors(params)
+        factors = jax.tree.map(np.multiply, factors, by_layer)
+      parts.append(_scale_by(factors))
+    tx = optax.chain(*parts)
+    if self.freeze:
+      labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
+      tx = optax.partition(
+        {'trained': tx, 'frozen': optax.set_to_zero()}, labels
+      )
+    return tx
+
+  def _apply_rule(self, params, learning_rate):
+    """Return the rule for each group of parameters with the same decay."""
+    rule = getattr(self.rule, 'func', self.rule)  # of a partial
+    arguments = {**getattr(self.rule, 'keywords', {})}
+    decay = arguments.get('weight_decay')
+    if 'mask' in inspect.signature(rule).parameters:
+      what = 'optimizer.decay_mask'
+      tree.check_rules_match(self.decay_mask, params, what=what)
+      arguments['mask'] = tree.mask(self.decay_mask, params)
+    elif decay or tuple(self.decay_mask) != KERNELS:
+      raise ValueError(
+        f'{rule.__name__} has no parameter `mask`, so decay_mask and '
+        'weight_decay cannot be used with it. Choose another optimizer, or '
+        'leave both unset.'
+      )
+    if not self.decay_multipliers:
+      return rule(learning_rate, **arguments)
+    if not decay:
+      raise ValueError(
+        f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
+        f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
+      )
+    factors = _first_factors(self.decay_multipliers, params)
+    groups = {
+      f'decay_x{factor:g}': rule(
+        learning_rate, **arguments | {'weight_decay': factor * decay}
+      )
+      for factor in sorted(set(jax.tree.leaves(factors)))
+    }
+    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
+    return optax.partition(groups, labels)
+
+
+def _first_factors(multipliers, params):
+  """Return a tree of the factors of the first rules that match, else 1."""
+  rules = [path_rule for path_rule, _ in multipliers]
+
+  def first(path, _):
+    i = tree.first_match(rules, path)
+    return 1.0 if i is None else multipliers[i][1]
+
+  return tree.map_with_path(first, params)
+
+
+def _scale_by(factors):
+  """Multiply updates by a tree of constants; masked leaves pass unchanged."""
+  flat = tree.flatten(factors)
+
+  def scale(path, update):
+    return update * jnp.asarray(flat[path], update.dtype)
+
+  return optax.stateless(lambda updates, _: tree.map_with_path(scale, updates))
+
+
 def sgd(
   learning_rate: LearningRate,
   *,
-  momentum: domains.Rate = 0.9,
+  momentum: Rate = 0.9,
   nesterov: bool = False,
-  accumulator_dtype: domains.Dtype | None = None,
-  weight_decay: Strength = 0.0,
+  accumulator_dtype: Dtype | None = None,
+  weight_decay: NonNegative = 0.0,
   mask: PyTree = None,
 ) -> optax.GradientTransformation:
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
@@ -78,243 +196,232 @@ def sgd(
       1e-4 and fine-tunes without.
     mask: tree of bools, True where weight decay applies.
   """
-  trace = optax.trace(momentum, nesterov)
   return optax.chain(
     optax.add_decayed_weights(weight_decay, mask=mask),
-    stored_as(accumulator_dtype, trace),
+    _stored_as(accumulator_dtype, optax.trace(momentum, nesterov)),
     optax.scale_by_learning_rate(learning_rate),
   )
 
 
-@domains.checked
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-  """The optimizer of a training run.
+def adafactor(
+  learning_rate: LearningRate,
+  *,
+  b1: Rate | None = 0.9,
+  b2: Rate = 0.999,
+  decay_rate: Positive = 0.8,
+  eps: Fraction = 1e-30,
+  min_dim_size_to_factor: Count = 32,
+  mu_dtype: Dtype | None = 'bfloat16',
+  weight_decay: NonNegative = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
+  """Adafactor as "Scaling ViT" runs it: without scaling by parameter norms.
 
-  Attributes:
-    rule: see the module. In a config, the `target` and the keys that are not
-      attributes here. It gets `mask` if it has such a parameter. It also gets
-      `factors` (those of lr_multipliers and layer_decay, or None) if it has
-      such a parameter; the updates of other rules are multiplied by them.
-    clip_norm: global norm that gradients are clipped to, frozen parameters not
-      counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
-    decay_mask: path rules of the parameters with weight decay; kernels only, as
-      in big_vision (the paper does not say).
-    decay_multipliers: ((path rule, factor), ...) on weight_decay; the first
-      match counts. "Scaling ViT" has (('head/.*', 100.0),).
-    freeze: path rules of parameters that are not trained and take no memory.
-    lr_multipliers: ((path rule, factor), ...); the first match counts. The
-      factor scales the whole update, including decoupled weight decay.
-    layer_decay: layer-wise learning-rate decay, or None.
+  Unlike `optax.adafactor`, the momentum accumulates updates before they are
+  multiplied by the learning rate, and no update is clipped to an RMS of 1.
+
+  Args:
+    learning_rate: float or schedule.
+    b1: decay of the momentum, an EMA of the updates that is not debiased; None:
+      no momentum, and no memory for it.
+    b2: upper bound of the decay of the second moment. In step t, counted from
+      0, the decay is min(b2, 1 - (t + 1) ** -decay_rate).
+    decay_rate: see b2.
+    eps: added to squared gradients.
+    min_dim_size_to_factor: a second moment is stored as row and column means
+      over the two largest dimensions of one layer, if both have at least this
+      size.
+    mu_dtype: of the momentum between steps; None: that of the parameters.
+    weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
+      ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
+    mask: tree of bools, True where weight decay applies.
   """
+  second_moment = optax.scale_by_factored_rms(
+    decay_rate=decay_rate,
+    min_dim_size_to_factor=min_dim_size_to_factor,
+    epsilon=eps,
+    decay_rate_fn=lambda t, power: jnp.minimum(b2, 1 - (t + 1.0) ** -power),
+  )
+  parts = [_each_layer(second_moment, optax.FactoredState)]
+  if b1 is not None:
+    parts.append(_stored_as(mu_dtype, optax.ema(b1, debias=False)))
+  return optax.chain(
+    *parts,
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
 
-  rule: Rule = dataclasses.field(metadata={'rest': True})
-  clip_norm: domains.Positive | None = None
-  decay_mask: Sequence[domains.PathRule] = KERNELS
-  decay_multipliers: Multipliers = ()
-  freeze: Sequence[domains.PathRule] = ()
-  lr_multipliers: Multipliers = ()
-  layer_decay: LayerDecay | None = None
 
-  duck_typed = True
+def lamb(
+  learning_rate: LearningRate,
+  *,
+  b1: Rate = 0.9,
+  b2: Rate = 0.999,
+  eps: Fraction = 1e-6,
+  mu_dtype: Dtype | None = None,
+  weight_decay: NonNegative = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
+  """LAMB, the optimizer of DeiT III: Adam with a trust ratio per parameter.
 
-  def __call__(
-    self, params: Params, learning_rate: LearningRate
-  ) -> optax.GradientTransformation:
-    """Return the optax transformation for parameters, real or abstract.
+  The update of a parameter, weight decay included, is multiplied by the norm of
+  the parameter over the norm of the update. As in the implementation that DeiT
+  III used (from memory), this holds only for parameters with weight decay;
+  `optax.lamb` does it for all, and so biases, which start at 0, hardly move.
+  That implementation also clips gradients at a global norm of 1 (from memory):
+  `Optimizer.clip_norm`. Its query, key and value are one parameter with one
+  ratio; here each has its own.
 
-    Raises:
-      ValueError: a path rule that matches no parameter, or weight decay with a
-        rule that cannot be masked.
-    """
-    for name in ('lr_multipliers', 'decay_multipliers'):
-      multiplied = [path_rule for path_rule, _ in getattr(self, name)]
-      tree.check_rules_match(multiplied, params, what=f'optimizer.{name}')
-    tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
-    if self.freeze and all(jax.tree.leaves(tree.mask(self.freeze, params))):
-      raise ValueError(
-        f'optimizer.freeze={tuple(self.freeze)} matches every parameter, so '
-        'nothing would be trained. Leave out the parameters that are to be '
-        "trained, as in '(?!head/).*'."
-      )
-    factors, arguments = self._factors(params), self._mask(params)
-    takes_factors = self._has_parameter('factors')
-    if takes_factors:
-      arguments['factors'] = factors
-    parts = [self._with_decay(params, learning_rate, arguments)]
-    matrices = getattr(self.rule, 'keywords', {}).get('matrices', ())
-    own = [each[0] for each in matrices if tuple(each) not in MATRICES]
-    tree.check_rules_match(own, params, what='optimizer.matrices')
-    if factors is not None and not takes_factors:
-      if averages_itself(jax.eval_shape(parts[0].init, params)):
-        raise ValueError(
-          'lr_multipliers and layer_decay cannot be used with this '
-          'schedule-free rule: they would scale the difference of averages. '
-          'Use vit_jax.optim.optimizers.schedule_free_adamw.'
-        )
-      parts.append(scale_by(factors))
-    if self.clip_norm is not None:
-      parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
-    tx = optax.chain(*parts)
-    if self.freeze:
-      frozen = tree.mask(self.freeze, params)
-      labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
-      parts = {'trained': tx, 'frozen': optax.set_to_zero()}
-      tx = optax.partition(parts, labels)
+  Args:
+    learning_rate: float or schedule.
+    b1, b2, eps: of Adam.
+    mu_dtype: of the first moment between steps; None: that of the parameters.
+    weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
+      ImageNet-21k.
+    mask: tree of bools, True where weight decay and the trust ratio apply;
+      None: everywhere.
+  """
+  trust = _each_layer(optax.scale_by_trust_ratio(), optax.EmptyState)
+  return optax.chain(
+    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
+    optax.add_decayed_weights(weight_decay, mask=mask),
+    trust if mask is None else optax.masked(trust, mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def muon(
+  learning_rate: LearningRate,
+  *,
+  momentum: Rate = 0.95,
+  nesterov: bool = True,
+  ns_steps: Count = 5,
+  consistent_rms: Positive | None = 0.2,
+  b1: Rate = 0.9,
+  b2: Rate = 0.999,
+  eps: Fraction = 1e-8,
+  mu_dtype: Dtype | None = None,
+  weight_decay: NonNegative = 0.0,
+  mask: PyTree = None,
+) -> optax.GradientTransformation:
+  """Muon for kernels, AdamW for all other parameters and the head.
+
+  A kernel is a matrix [inputs, outputs] however many dimensions it has, and a
+  kernel of scanned layers is one matrix per layer. The rest of
+  `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
+
+  Args:
+    learning_rate: float or schedule, of both.
+    momentum: decay of the mean of gradients, of the matrices.
+    nesterov: whether the momentum is Nesterov's.
+    ns_steps: Newton-Schulz iterations. Five bring singular values between
+      about 0.7 and 1.2.
+    consistent_rms: each update of a matrix has about this RMS, so that learning
+      rates and weight decays of AdamW fit. None: as first published, it has
+      singular values of about sqrt(max(1, outputs / inputs)).
+    b1, b2: of AdamW.
+    eps: of AdamW, and added to the norm that a matrix is divided by.
+    mu_dtype: of the momentum of both between steps; None: that of the
+      parameters.
+    weight_decay: decoupled, of both.
+    mask: tree of bools, True where weight decay applies.
+  """
+  matrices = optax.contrib.muon(
+    learning_rate,
+    ns_steps=ns_steps,
+    beta=momentum,
+    eps=eps,
+    weight_decay=weight_decay,
+    weight_decay_mask=mask,
+    mu_dtype=mu_dtype,
+    nesterov=nesterov,
+    consistent_rms=consistent_rms,
+    muon_weight_dimension_numbers=lambda params: tree.map_with_path(
+      _matrix_axes, params
+    ),
+  )
+  rest = optax.adamw(
+    learning_rate,
+    b1=b1,
+    b2=b2,
+    eps=eps,
+    weight_decay=weight_decay,
+    mu_dtype=mu_dtype,
+    mask=mask,
+  )
+  return optax.partition(
+    {'muon': matrices, 'adamw': rest},
+    lambda params: tree.map_with_path(
+      lambda path, x: 'muon' if _matrix_axes(path, x) else 'adamw', params
+    ),
+  )
+
+
+def _matrix_axes(path, x):
+  """Return which axes of a kernel are inputs and outputs; else None."""
+  if not re.fullmatch(r'(?!head[^/]*/).*/kernel', path):
+    return None
+  # [D, h, dh] of query, key and value; [h, dh, D] of attention's output, [D, M]
+  # of MLPs, [p, p, C, D] of patches and other convolutions.
+  outputs = 2 if re.fullmatch(r'(.*/)?(query|key|value)/kernel', path) else 1
+  axes = tuple(range(int(tree.is_stacked([path])), x.ndim))
+  return optax.contrib.MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
+
+
+def _stored_as(dtype, tx):
+  """Keep the floats of the state in a dtype between steps; None: as they are.
+
+  The transformation computes in float32.
+  """
+  if dtype is None:
     return tx
 
-  def _has_parameter(self, name):
-    rule = getattr(self.rule, 'func', self.rule)  # of a partial
-    return name in inspect.signature(rule).parameters
+  def cast(state, dtype):
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, state)
 
-  def _with_decay(self, params, learning_rate, arguments):
-    """Return the rule for each group of parameters with the same decay."""
-    if not self.decay_multipliers:
-      return self.rule(learning_rate, **arguments)
-    rule = getattr(self.rule, 'func', self.rule)  # of a partial
-    arguments = getattr(self.rule, 'keywords', {}) | arguments
-    decay = arguments.get('weight_decay')
-    if not decay or 'mask' not in arguments:
-      raise ValueError(
-        f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
-        f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
-      )
-    factors = first_factors(self.decay_multipliers, params)
-    groups = {
-      f'decay_x{factor:g}': rule(
-        learning_rate, **arguments | {'weight_decay': factor * decay}
-      )
-      for factor in sorted(set(jax.tree.leaves(factors)))
-    }
-    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
-    return optax.partition(groups, labels)
+  def init(params):
+    return cast(tx.init(params), dtype)
 
-  def _mask(self, params):
-    rule = getattr(self.rule, 'func', self.rule)  # of a partial
-    if self._has_parameter('mask'):
-      what = 'optimizer.decay_mask'
-      tree.check_rules_match(self.decay_mask, params, what=what)
-      return {'mask': tree.mask(self.decay_mask, params)}
-    given = getattr(self.rule, 'keywords', {})
-    if given.get('weight_decay') or tuple(self.decay_mask) != KERNELS:
-      raise ValueError(
-        f'{rule.__name__} has no parameter `mask`, so decay_mask and '
-        'weight_decay cannot be used with it. Choose another optimizer, or '
-        'leave both unset.'
-      )
-    return {}
+  def update(updates, state, params=None):
+    updates, state = tx.update(updates, cast(state, jnp.float32), params)
+    return updates, cast(state, dtype)
 
-  def _factors(self, params):
-    """Tree of factors on the updates, or None if there are none."""
-    if not self.lr_multipliers and self.layer_decay is None:
-      return None
-    factors = first_factors(self.lr_multipliers, params)
-    if self.layer_decay is not None:
-      by_layer = self.layer_decay.factors(params)
-      factors = jax.tree.map(np.multiply, factors, by_layer)
-    return factors
+  return optax.GradientTransformation(init, update)
 
 
-DECAYS = ('constant', 'cosine', 'linear', 'rsqrt', 'step')
+def _each_layer(tx, state_type):
+  """Apply tx, which treats leaves separately, to each scanned layer by itself.
 
-
-@domains.checked
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-  """Learning rate over steps: a decay times linear warm-up and cooldown ramps.
-
-  The decay runs from the end of warm-up to the end of training; warm-up
-  multiplies it by min(1, step / warm-up steps), as in the paper's released code
-  and big_vision.
-
-  Attributes:
-    lr: peak learning rate.
-    decay: 'linear' or 'cosine' (to end_lr), 'constant', 'rsqrt':
-      lr / sqrt(1 + (step - warm-up steps) / timescale) ("Scaling ViT"), or
-      'step': times step_factor at each milestone, as in BiT.
-    warmup: 10,000 steps in every pre-training of the paper (Table 3).
-    cooldown: linear ramp to zero at the end; 50,000 steps in "Scaling ViT".
-    end_lr: final rate of 'linear' and 'cosine'. The paper's released code ends
-      'linear' at 1e-5, big_vision at 0.
-    timescale: of 'rsqrt', in steps.
-    milestones: of 'step': increasing fractions of the whole training, warm-up
-      included; (1/3, 2/3, 8/9) is epochs 30, 60 and 80 of 90.
-    step_factor: of 'step'.
-
-  Raises:
-    ValueError: values that make no sense, alone or together.
+  Args:
+    tx: transformation that would take the layer dimension of a scanned leaf for
+      one of the parameter.
+    state_type: NamedTuple of its state; all fields but `count` are trees like
+      the parameters.
   """
 
-  lr: domains.LearningRate
-  decay: Annotated[str, domains.OneOf(*DECAYS)] = 'cosine'
-  warmup: Duration | None = None
-  cooldown: Duration | None = None
-  end_lr: domains.LearningRate = 0.0
-  timescale: domains.Count = 10_000
-  milestones: Sequence[float] = ()
-  step_factor: domains.Between = 0.1
+  def axes_of(params):
+    axes = tree.map_with_path(
+      lambda path, _: 0 if tree.is_stacked([path]) else None, params
+    )
+    fields = state_type._fields
+    state = state_type(*(None if f == 'count' else axes for f in fields))
+    return axes, state
 
-  duck_typed = True  # a schedule of yours is a function of a Timeline
+  def init(params):
+    if not tree.is_stacked(tree.flatten(params)):
+      return tx.init(params)
+    axes, state_axes = axes_of(params)
+    return jax.vmap(tx.init, in_axes=(axes,), out_axes=state_axes)(params)
 
-  def __post_init__(self) -> None:
-    if self.end_lr and self.decay not in ('linear', 'cosine'):
-      raise ValueError(
-        f'end_lr={self.end_lr} has no meaning for decay={self.decay!r}. Leave '
-        'it out, or use linear or cosine decay.'
-      )
-    milestones = tuple(self.milestones)
-    if self.decay != 'step':
-      if milestones or self.step_factor != 0.1:
-        raise ValueError(
-          f'milestones={milestones} and step_factor={self.step_factor} have no '
-          f"meaning for decay={self.decay!r}. Leave them out, or use 'step'."
-        )
-    elif not milestones or any(
-      low >= high for low, high in itertools.pairwise((0, *milestones, 1))
-    ):
-      raise ValueError(
-        f"milestones={milestones} for decay='step'. Expected increasing "
-        'fractions of the whole training between 0 and 1, e.g. (0.3, 0.6, 0.9).'
-      )
+  def update(updates, state, params):
+    if not tree.is_stacked(tree.flatten(params)):
+      return tx.update(updates, state, params)
+    axes, state_axes = axes_of(params)
+    return jax.vmap(
+      tx.update,
+      in_axes=(axes, state_axes, axes),
+      out_axes=(axes, state_axes),
+    )(updates, state, params)
 
-  def __call__(self, timeline: Timeline) -> Callable[[Any], jax.Array]:
-    """Return the traceable function step -> float32 learning rate.
-
-    Raises:
-      ValueError: warm-up and cooldown are longer than the Timeline of the run.
-    """
-    total_steps = timeline.steps(fraction(1))
-    warmup_steps = timeline.steps(self.warmup) or 0
-    cooldown_steps = timeline.steps(self.cooldown) or 0
-    if warmup_steps + cooldown_steps > total_steps:
-      raise ValueError(
-        f'Warm-up ({warmup_steps} steps) and cooldown ({cooldown_steps}) are '
-        f'longer than the run ({total_steps} steps). Shorten them, or train '
-        'longer.'
-      )
-    # Rounded first: 0.29 * 100 is 28.999999999999996.
-    milestones = [round(x * total_steps, 6) for x in self.milestones]
-    milestones = np.ceil(milestones).astype(np.float32)
-    lr, end_lr = self.lr, self.end_lr
-
-    def at(step):
-      step = jnp.asarray(step, jnp.float32)
-      since = jnp.maximum(0.0, step - warmup_steps)
-      done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
-      if self.decay == 'constant':
-        rate = jnp.float32(lr)
-      elif self.decay == 'linear':
-        rate = end_lr + (lr - end_lr) * (1 - done)
-      elif self.decay == 'cosine':
-        rate = end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
-      elif self.decay == 'rsqrt':
-        rate = lr / jnp.sqrt(1 + since / self.timescale)
-      else:
-        rate = lr * self.step_factor ** (step >= milestones).sum()
-      if warmup_steps:
-        rate *= jnp.minimum(1.0, step / warmup_steps)
-      if cooldown_steps:
-        rate *= jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
-      return rate
-
-    return at
+  return optax.GradientTransformation(init, update)

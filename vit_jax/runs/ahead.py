@@ -34,7 +34,9 @@ def batch_shapes(
   return sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
 
 
-def compile_step(state: Any, step_fn: Any, batch: Any, mesh: Mesh) -> Any:
+def compile_step(
+  state: Any, step_fn: Any, batch: Any, mesh: Mesh, *teacher: Any
+) -> Any:
   """Return the compiled train step.
 
   Args:
@@ -42,9 +44,10 @@ def compile_step(state: Any, step_fn: Any, batch: Any, mesh: Mesh) -> Any:
     step_fn: jitted train step.
     batch: see `batch_shapes`.
     mesh: as returned by `sharding.make_mesh`.
+    *teacher: parameters of the teacher, if there is one, as for `state`.
   """
   with jax.set_mesh(mesh):
-    return step_fn.lower(state, batch).compile()
+    return step_fn.lower(state, batch, *teacher).compile()
 
 
 def start(compile_it: Callable[[], Any], mesh: Mesh) -> threading.Thread:

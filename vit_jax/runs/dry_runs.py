@@ -25,6 +25,7 @@ def report_training(
   image_shape: Shape,
   mesh: Mesh,
   timeline: Timeline,
+  *teacher: Any,
 ) -> None:
   """Compile the train step and print what would be trained.
 
@@ -36,8 +37,9 @@ def report_training(
     image_shape: (H, W, C) of its images.
     mesh: as returned by `sharding.make_mesh`.
     timeline: Timeline of the run.
+    *teacher: parameters of the teacher, if there is one, as for `state`.
   """
-  compiled = _compile(state, step_fn, data, image_shape, mesh)
+  compiled = _compile(state, step_fn, data, image_shape, mesh, *teacher)
   params = jax.tree.leaves(state.params)
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   source = type(data.source).__name__
@@ -52,7 +54,7 @@ def report_training(
     ('steps', f'{timeline.total_steps:,}'),
     ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
     ('state on a device', _size_on_a_device(state)),
-    *_teacher(step_fn),
+    *(('teacher on a device', _size_on_a_device(each)) for each in teacher),
     ('temporaries on a device', _temporaries(compiled)),
   ]
   for path, leaf in _largest(state.params):
@@ -60,14 +62,6 @@ def report_training(
     rows.append((path, f'{tuple(leaf.shape)} {spec}'))
   table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
   terminal.console().print(table)
-
-
-def _teacher(step_fn):
-  """Return a row of the arrays that a loss uses and that are not trained."""
-  arguments = getattr(step_fn, 'arguments', None)
-  if arguments is None:
-    return []
-  return [('teacher on a device', _size_on_a_device(arguments))]
 
 
 def _by_source(data, timeline):
@@ -100,19 +94,21 @@ def explain_memory(
   image_shape: Shape,
   mesh: Mesh,
   accum_steps: int,
+  *teacher: Any,
 ) -> str:
   """Return what a training step needs on a device, and how to need less.
 
   Args:
     model, state, step_fn, data, image_shape, mesh: as in `report_training`.
     accum_steps: number of micro-batches of a step.
+    *teacher: as in `report_training`.
   """
   ways = sharding.axis_size(mesh, sharding.batch_sharding(mesh).spec[0])
   temporaries = 'not estimated on several hosts'
   if jax.process_count() == 1:
     try:
       with terminal.waiting('estimating the memory of a step ...'):
-        compiled = _compile(state, step_fn, data, image_shape, mesh)
+        compiled = _compile(state, step_fn, data, image_shape, mesh, *teacher)
         temporaries = _temporaries(compiled)
     except (jax.errors.JaxRuntimeError, MemoryError):
       temporaries = 'too large to compile the step'
@@ -121,7 +117,7 @@ def explain_memory(
   lines = [
     f'The batch of {data.batch_size} images is {per_device} per device{micro}. '
     f'A training step needs per device: state {_size_on_a_device(state)}, '
-    + ''.join(f'teacher {size}, ' for _, size in _teacher(step_fn))
+    + ''.join(f'teacher {_size_on_a_device(each)}, ' for each in teacher)
     + f'temporaries {temporaries}. To need less:'
   ]
   if smaller := per_device // accum_steps // 2 * accum_steps * ways:
@@ -147,11 +143,11 @@ def _next_divisor(number, above):
   )
 
 
-def _compile(state, step_fn, data, image_shape, mesh):
+def _compile(state, step_fn, data, image_shape, mesh, *teacher):
   """Return the compiled train step."""
   label = data.first_example()['label']
   batch = ahead.batch_shapes(image_shape, label, data.batch_size, mesh)
-  return ahead.compile_step(state, step_fn, batch, mesh)
+  return ahead.compile_step(state, step_fn, batch, mesh, *teacher)
 
 
 def _temporaries(compiled):

@@ -21,7 +21,6 @@ from vit_jax.config.checks import one_of
 from vit_jax.config.domains import Count, Natural, OneOf, PathRule, checked
 from vit_jax.models import resample
 from vit_jax.models.common import as_pair
-from vit_jax.optim import averages
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.types import FlatParams, Model, Params
 from vit_jax.weights import bundle, formats
@@ -195,10 +194,7 @@ def load_into(
   weights = read(init_from)
   params, report = fit(weights, state.params, model, init_from, folder)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  opt_state = averages.restart(state.opt_state, params)
-  state = dataclasses.replace(
-    state, params=params, ema=ema, opt_state=opt_state
-  )
+  state = dataclasses.replace(state, params=params, ema=ema)
   return state, report
 
 

@@ -21,8 +21,8 @@ from jax.experimental import topologies
 
 from vit_jax import config as configs
 from vit_jax.analysis import flops
-from vit_jax.objectives import frozen
 from vit_jax.optim.durations import Timeline
+from vit_jax.optim.ema import Ema
 from vit_jax.parallel import sharding
 from vit_jax.runs.device_memory import GIB
 from vit_jax.tools.compile import attention, classes, report
@@ -146,9 +146,11 @@ def lower(
   )
   model, chosen = choose(model, images)
   loss_fn = run.objective(model, preprocess=run.preprocess)
-  for teacher in frozen.of(loss_fn):
-    adapted, _ = choose(teacher.model, teacher.images, backward=False)
-    teacher.adapt = functools.partial(_first, adapted)
+  teacher = getattr(loss_fn, 'teacher', None)
+  teacher_params = ()
+  if teacher is not None:
+    teacher.model, _ = choose(teacher.model, teacher.images, backward=False)
+    teacher_params = (teacher.abstract_params(mesh, run.sharding),)
   _, state, step_fn = make_step(
     model,
     images=images,
@@ -158,7 +160,7 @@ def lower(
     rules=run.sharding,
     accum_steps=run.accum_steps,
     grad_dtype=run.grad_dtype,
-    ema_decay=run.ema_decay,
+    ema_weight=run.ema_decay and Ema(run.ema_decay)(timeline),
   )
   batch = {
     'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
@@ -167,10 +169,10 @@ def lower(
   split = sharding.batch_sharding(mesh)
   batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
   with jax.set_mesh(mesh):
-    lowered = step_fn.lower(state, batch)
+    lowered = step_fn.lower(state, batch, *teacher_params)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  arguments = state, getattr(step_fn, 'arguments', ()), batch
+  arguments = state, teacher_params, batch
   return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
@@ -194,10 +196,6 @@ def _head_dim(model):
   """Return the head dimension of a model's attention, None without any."""
   heads = getattr(model, 'num_heads', None)
   return heads and model.width // heads
-
-
-def _first(value, _):
-  return value
 
 
 def argument_bytes(arguments: Any) -> int:

@@ -1,31 +1,14 @@
-"""Factors on the updates of parameters, by path and by layer."""
+"""Layer-wise decay of the learning rate."""
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.config import domains
-from vit_jax.types import Params, PyTree
-
-# ((path rule, factor), ...)
-Multipliers = Sequence[tuple[domains.PathRule, domains.NonNegative]]
+from vit_jax.types import Params, PathRule, PyTree, Share
 
 
-def first_factors(multipliers: Multipliers, params: Params) -> PyTree:
-  """Return a tree of the factors of the first rules that match, else 1."""
-  rules = [path_rule for path_rule, _ in multipliers]
-
-  def first(path, _):
-    i = tree.first_match(rules, path)
-    return 1.0 if i is None else multipliers[i][1]
-
-  return tree.map_with_path(first, params)
-
-
-@domains.checked
 @dataclasses.dataclass(frozen=True)
 class LayerDecay:
   """Layer-wise learning-rate decay: rate ** (distance to the head).
@@ -40,10 +23,10 @@ class LayerDecay:
       unrolled layers (the group is the index), and of scanned layers.
   """
 
-  rate: domains.Share
-  head: domains.PathRule = r'(norm|pre_logits|map_head|head)/.*'
-  block: domains.PathRule = r'(?:.*/)?block_(\d+)/.*'
-  stacked: domains.PathRule = r'(?:.*/)?blocks/.*'
+  rate: Share
+  head: PathRule = r'(norm|pre_logits|map_head|head)/.*'
+  block: PathRule = r'(?:.*/)?block_(\d+)/.*'
+  stacked: PathRule = r'(?:.*/)?blocks/.*'
 
   def factors(self, params: Params) -> PyTree:
     """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays.
