@@ -217,21 +217,6 @@ def evaluation_images(convention, size, *, crop=None):
   ]
 
 
-def views(*, flip, five_crop=None):
-  """Return the views of an evaluator, for `classification(..., views=...)`.
-
-  Args:
-    flip: whether to add mirror images.
-    five_crop: size of crops at the corners and the centre; None: no crops.
-  """
-  found = []
-  if five_crop:
-    found.append({'target': 'vit_jax.evals.views.FiveCrop', 'size': five_crop})
-  if flip:
-    found.append({'target': 'vit_jax.evals.views.Flip'})
-  return found
-
-
 def random_crop(resize, load_size, size):
   """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
   return [

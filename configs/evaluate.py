@@ -9,15 +9,15 @@ Arguments (separated by commas; the first of a list is the default):
              tar:FILES and wds:FILES, see vit_jax/data/sources.py; or a prepared
              TFDS set (--config.evals.test.data.source.name=NAME and
              .split=SPLIT)
-  accuracy, fewshot, knn, logistic, probe   one or several. accuracy (the
+  accuracy, fewshot, knn, logistic   one or several. accuracy (the
              default) is top-1, top-5, loss and calibration of the classifier.
              The others are readouts of frozen features, for any classes; their
              sources are config.evals.frozen.data.images.train.source and
              .test.source; evals.test has the same test images. fewshot is the
              paper's (section 4.1), on 5 and 10 examples of each class in
-             `train`. The rest use all of `train`: nearest neighbours, logistic
-             regression, and a linear layer trained by SGD. Their settings are
-             chosen on a held-out tenth of `train`
+             `train`. The rest use all of `train`: nearest neighbours and
+             logistic regression. Their settings are chosen on a held-out tenth
+             of `train`
   flip       accuracy averages the probabilities of each image and its mirror
              image
   size=224   pixels: smaller side resized to 8/7 of it, central crop. By default
@@ -41,7 +41,6 @@ READOUTS = {
     'target': 'vit_jax.evals.logistic.Logistic',
     'C': tuple(10.0**power for power in range(-6, 5)),
   },
-  'probe': {'target': 'vit_jax.evals.linear_probe.LinearProbe'},
 }
 
 
@@ -59,8 +58,7 @@ def get_config(argument=''):
   config.evals = {}
   test = data(args, config, 'test')
   if args.accuracy or not readouts:
-    views = common.views(flip=args.flip)
-    config.evals.test = common.classification(test, views=views)
+    config.evals.test = common.classification(test, flip=args.flip)
   elif args.flip:
     raise ValueError(
       "'flip' is for accuracy, and readouts do not use it. Add 'accuracy', or "

@@ -5,8 +5,7 @@
         --config.init_from.path=WEIGHTS --workdir=DIR
 
 WEIGHTS are a run's workdir or published weights in any format, with a head for
-ImageNet's 1,000 classes. Accuracies have 95% intervals; DIR/results-*.csv has
-them in the columns of timm's validate.
+ImageNet's 1,000 classes. Accuracies have 95% intervals (Wilson score).
 
 Arguments (separated by commas; the first of a list is the default):
   val, real, v2, a, r, sketch   the data; all if none is given:
@@ -30,10 +29,6 @@ Arguments (separated by commas; the first of a list is the default):
              resize), the released code of the paper, resizes to a square
              without keeping the aspect ratio
   flip       average the probabilities of each image and its mirror image
-  five_crop  average those of the crops at the corners and the centre of the
-             resized image (a square of it)
-  binomial, bootstrap, no_intervals   Wilson intervals; or bootstrap, which also
-             covers loss and calibration error
 
 All data are TFDS data sets with the names below; for one that is not prepared,
 the error shows the command that prepares it. They share data_dir, batch_size
@@ -76,11 +71,8 @@ def get_config(argument=''):
     size=224,
     view=('resize_crop', 'resize', 'original', 'big_vision', 'timm'),
     flip=False,
-    five_crop=False,
-    intervals=('binomial', 'bootstrap', 'no_intervals'),
   )
   config = common.evaluation(args.size)
-  config.name = config_dict.placeholder(str)  # of the model in the CSV
   shared = {
     'data_dir': config_dict.FieldReference(None, field_type=str),
     'batch_size': config_dict.FieldReference(128),
@@ -109,10 +101,8 @@ def evaluator(args, name, shared):
     loss=shared['loss'],
     restrict='present' if name in ('a', 'r') else None,
     per_class=False,
-    views=common.views(
-      flip=args.flip, five_crop=args.size if args.five_crop else None
-    ),
-    confidence=None if args.intervals == 'no_intervals' else args.intervals,
+    flip=args.flip,
+    intervals=True,
     # All of these sets number the classes like ImageNet, 0 to 999 by WordNet
     # id, and so do published heads, whose class names may be words or missing.
     # A model with another number of classes is an error.
@@ -121,19 +111,8 @@ def evaluator(args, name, shared):
 
 
 def images(args):
-  """Return the transforms of test images; those of five crops are larger."""
+  """Return the transforms of test images."""
   if args.view == 'resize_crop':
-    found = common.resize_crop(args.size * 8 // 7, args.size)
-  else:
-    name = 'original' if args.view == 'resize' else args.view
-    found = common.evaluation_images(name, args.size)
-  if args.five_crop:
-    resize, *crop = found
-    if not crop or resize['size'] == args.size:
-      raise ValueError(
-        f"'five_crop' needs images that are larger than {args.size} pixels, "
-        f'which {args.view!r} does not make at this size. Use resize_crop.'
-      )
-    found = common.resize_crop(resize['size'], resize['size'])
-    found[0] = resize
-  return found
+    return common.resize_crop(args.size * 8 // 7, args.size)
+  name = 'original' if args.view == 'resize' else args.view
+  return common.evaluation_images(name, args.size)

@@ -12,7 +12,7 @@ Arguments (separated by commas):
   caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet   any of them;
              all except imagenet if none is given. ImageNet's examples are drawn
              from the first 65,000 of train, as in big_vision
-  knn, logistic, probe   more readouts of the same features, which use all
+  knn, logistic   more readouts of the same features, which use all
              training images, see evaluate.py; `logistic` is CLIP's
   sweep      choose the ridge strength among 2**-10 ... 2**19 for each draw, on
              5 more examples of each class (the strengths are scenic's, which
@@ -45,7 +45,7 @@ def get_config(argument=''):
   args = arguments.parse(
     argument,
     **arguments.switches(SETS),
-    **arguments.switches(('knn', 'logistic', 'probe', 'sweep')),
+    **arguments.switches(('knn', 'logistic', 'sweep')),
     size=224,
   )
   chosen = [name for name in SETS if getattr(args, name)]
@@ -59,7 +59,7 @@ def get_config(argument=''):
   if args.sweep:
     l2 = tuple(2.0**power for power in range(-10, 20))
     readouts['fewshot'].update(l2=l2, held_out_shots=5)
-  for name in ('knn', 'logistic', 'probe'):
+  for name in ('knn', 'logistic'):
     if getattr(args, name):
       readouts[name] = evaluate.READOUTS[name]
   config = common.evaluation(args.size)

@@ -13,13 +13,13 @@ _ARGUMENTS = {
   'distill_patient': 'default epochs=300 folder tiny',
   'evaluate': """
     folder tfds folder,fewshot tfds,fewshot,size=384
-    tfds,accuracy,knn,logistic,probe,flip
+    tfds,accuracy,knn,logistic,flip
   """,
   'evaluate_imagenet': """
-    default val,real,size=384,resize v2,topimages a,r,bootstrap
-    val,timm,flip sketch,big_vision,five_crop val,original,size=384
+    default val,real,size=384,resize v2,topimages a,r
+    val,timm,flip sketch,big_vision val,original,size=384
   """,
-  'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic,probe',
+  'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic',
   'finetune': """
     imagenet,B/16 imagenet,L/16,polyak imagenet,H/14,polyak
     imagenet,B/16,dev,lr=.06

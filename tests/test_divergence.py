@@ -209,7 +209,7 @@ def each_step(*values):
   """Options of a run that evaluates and saves after each step."""
   evaluator = Constants(*values)
   return {
-    'evals': {'val': Evaluation(lambda model: evaluator, every=steps(1))},
+    'evals': {'val': Evaluation(lambda model, **_: evaluator, every=steps(1))},
     'checkpoint': Checkpoints(every=steps(1), best_metric='val/metric'),
     'total': len(values),
   }

@@ -36,7 +36,7 @@ def get_config():
     'evals': {
       'test': {
         'target': 'vit_jax.evals.classification.Classification',
-        'confidence': 'bootstrap',
+        'intervals': True,
         'per_class': True,
         'data': data('test'),
       },
@@ -49,8 +49,6 @@ def get_config():
           'knn': {'target': readouts + 'knn.Knn', 'k': (1, 7)},
           'logistic': {'target': readouts + 'logistic.Logistic',
                        'tol': 1e-2},
-          'probe': {'target': readouts + 'linear_probe.LinearProbe',
-                    'lr': (0.1,), 'epochs': 3},
         },
       },
     },

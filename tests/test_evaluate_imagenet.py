@@ -4,7 +4,6 @@ The model does not look at the images: its likeliest classes are always those
 of BEST, in this order, so that every accuracy can be counted by hand.
 """
 
-import csv
 import importlib
 import pathlib
 import sys
@@ -110,31 +109,20 @@ def test_counts_by_hand(words, weights, data_dir, tmp_path):
   if 'real' not in words:
     return
   assert result['real/num_unlabelled'] == 7
-  with open(tmp_path / 'results-a.csv') as file:
-    (row,) = csv.DictReader(file)
-  assert row['model'] == 'tiny' and row['top1'] == '8.333'
-  assert (row['img_size'], row['crop_pct']) == ('28', '0.875')
-  assert row['interpolation'] == 'area'
 
 
 def test_some_sets_and_settings(weights, data_dir, tmp_path):
-  argument = 'v2,topimages,size=32,resize,bootstrap'
-  result = run(argument, weights, data_dir, tmp_path)
+  result = run('v2,topimages,size=32,resize', weights, data_dir, tmp_path)
   assert {k.split('/')[0] for k in result} == {'v2'}
   assert result['v2/num_examples'] == 8
-  assert result['v2/loss_low'] <= result['v2/loss'] <= result['v2/loss_high']
-  row = (tmp_path / 'results-v2.csv').read_text().splitlines()[1]
-  assert row.endswith(',32,1.000,bilinear')
 
 
 @pytest.mark.slow
-def test_ten_crops(weights, data_dir, tmp_path):
-  result = run('val,size=28,flip,five_crop', weights, data_dir, tmp_path)
+def test_mirror_images(weights, data_dir, tmp_path):
+  result = run('val,size=28,flip', weights, data_dir, tmp_path)
   top1, top5, count = EXPECTED['val']
   assert result['val/accuracy'] == top1 / count
   assert result['val/top5_accuracy'] == top5 / count
-  row = (tmp_path / 'results-val.csv').read_text().splitlines()[1]
-  assert row.endswith(',28,0.875,area')
 
 
 def test_the_images_of_a_code_base():
@@ -146,18 +134,14 @@ def test_the_images_of_a_code_base():
       (x['target'].rpartition('.')[2], x['size'])
       for x in transforms(f'val,{word}')
     ]
-    for word in ('original', 'big_vision', 'timm', 'big_vision,five_crop')
+    for word in ('original', 'big_vision', 'timm')
   ]
   small, crop = 'ResizeSmall', 'CentralCrop'
   assert names == [
     [('Resize', 224)],
     [(small, 256), (crop, 224)],
     [(small, 248), (crop, 224)],
-    [(small, 256), (crop, 256)],
   ]
-  for argument in ('val,original,five_crop', 'val,timm,size=384,five_crop'):
-    with pytest.raises(ValueError, match=r'larger than .* Use resize_crop'):
-      evaluate_imagenet.get_config(argument)
 
 
 def test_another_number_of_classes_is_an_error(data_dir, tmp_path):
@@ -182,5 +166,5 @@ def test_all_sets_by_default():
 
 
 def test_a_wrong_argument_lists_what_is_allowed():
-  with pytest.raises(ValueError, match=r'(?s)take.*sketch.*topimages.*bootstr'):
+  with pytest.raises(ValueError, match=r'(?s)take.*sketch.*topimages.*flip'):
     evaluate_imagenet.get_config('imagenet_v2')

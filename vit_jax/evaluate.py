@@ -8,16 +8,13 @@ config.evals = dict(test=dict(target=..., data=...))
 import contextlib
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
 from vit_jax.config import Entry
-from vit_jax.config.domains import Count, KeySeed, Side, checked
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
@@ -25,17 +22,16 @@ from vit_jax.models import autotune
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.preprocess import Normalize
-from vit_jax.reports import confusion, page, timm_csv
+from vit_jax.reports import confusion, page
 from vit_jax.runs import changes, device_memory, terminal, workdirs
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Model, Preprocess
+from vit_jax.types import Count, KeySeed, Model, Preprocess, Side
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
 
-@checked
 def evaluate(
   workdir: PathLike,
   *,
@@ -47,7 +43,6 @@ def evaluate(
   mesh: MeshSizes = MeshSizes(),
   sharding: Rules | None = None,
   attention_autotune: bool | autotune.Autotuner = True,
-  name: str | None = None,
   seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping[str, Any] | None = None,
@@ -57,20 +52,18 @@ def evaluate(
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 
-  Results with top-1 and top-5 accuracy are also written to
-  results-EVALUATOR.csv, in the columns of timm's validate. Classifiers have a
-  confusion matrix and a list of misclassified examples: reports/confusion.py.
+  Classifiers have a confusion matrix and a list of misclassified examples, see
+  reports/confusion.py.
 
   Args:
     workdir: directory for the results.
     evals: what makes each evaluator, by name; see evaluators.py.
     init_from: the weights; the head is kept by default. None: a freshly
       initialised model, the baseline for features of a trained one.
-    model, image_shape, preprocess: by default those of the weights; image_shape
-      is (H, W, C).
+    model, image_shape, preprocess: by default from the weights; image_shape is
+      (H, W, C).
     mesh, sharding, attention_autotune: as in `train`. Only the forward pass is
       measured, with the largest batch of the evaluators.
-    name: of the model in results-*.csv; None: the end of init_from.path.
     seed: of the initialisation, without init_from.
     writers: more writers of metrics by name, see writers.py.
     record: JSON values saved as config.json, such as the resolved config.
@@ -84,7 +77,6 @@ def evaluate(
   Raises:
     ValueError: anything that does not fit, before the first evaluation.
   """
-  arguments = dict(locals())
   stopwatch = Stopwatch()
   workdirs.prepare(workdir)
   mesh = mesh.make()
@@ -98,8 +90,6 @@ def evaluate(
       'evaluate needs init_from (weights), or model and image_shape=(H, W, C) '
       'to evaluate a freshly initialised model.'
     )
-  preprocess = preprocess or Normalize()
-  class_names = weights.class_names if weights else None
   choice = autotune.find(attention_autotune).choose(
     model,
     jax.ShapeDtypeStruct((1, *image_shape), jnp.float32),
@@ -113,10 +103,11 @@ def evaluate(
     _init, model, tuple(image_shape), jax.random.key(seed)
   )
   abstract_params = jax.eval_shape(init)
+  class_names = weights.class_names if weights else None
   evaluators = evaluators_lib.make(
     evals,
     model,
-    preprocess=preprocess,
+    preprocess=preprocess or Normalize(),
     mesh=mesh,
     class_names=class_names,
     abstract_params=abstract_params,
@@ -127,7 +118,7 @@ def evaluate(
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
   if workdirs.newest_step(workdir) is None:  # no training run is there
-    basis = changes.basis_of_call(workdir, evaluate, arguments, entries)
+    basis = changes.basis_of(workdir, entries or ())
     changes.record(workdir, basis, (), None)
     choice.record(workdir)
   workdirs.record_config(workdir, record, preset)
@@ -137,28 +128,25 @@ def evaluate(
       init, model, weights, init_from, shardings, workdir
     )
   terminal.say(report)
-  name = name or timm_csv.name(init_from.path if init_from else None, model)
-  results: dict[str, float] = {}
-  written, is_first_host = [], jax.process_index() == 0
   stopwatch.lap('setup')
-  for key, evaluator in evaluators.items():
+  results: dict[str, float] = {}
+  for name, evaluator in evaluators.items():
     with jax.set_mesh(mesh):
-      found = evaluators_lib.run(key, evaluator, params)
-    results |= {f'{key}/{metric}': value for metric, value in found.items()}
-    if {'accuracy', 'top5_accuracy'} <= found.keys() and is_first_host:
-      row = timm_csv.row(name, found, params, evaluator, image_shape)
-      written.append(epath.Path(workdir) / f'results-{key}.csv')
-      timm_csv.write(written[-1], row)
-  written += confusion.write_all(workdir, evaluators, class_names=class_names)
-  step = weights.step if weights else 0
+      found = evaluators_lib.run(name, evaluator, params)
+    results |= {f'{name}/{metric}': value for metric, value in found.items()}
   stopwatch.lap('evals')
+  written = confusion.write_all(workdir, evaluators, class_names=class_names)
+  step = weights.step if weights else 0
   new = Writer(workdir, writers=writers, record=record)
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
     for path in written:
       if path.suffix == '.png':
         writer.image(path.stem, path)
-  rows = _rows(results)
+  rows = [
+    (name, str(value) if isinstance(value, int) else f'{value:.4g}')
+    for name, value in results.items()
+  ]
   table = terminal.table(f'step {step}', ['metric', 'value'], rows)
   terminal.console().print(table)
   if warning := evaluators_lib.non_finite(step, results):
@@ -188,7 +176,7 @@ def _init(model, image_shape, rng):
 
 
 def _params(init, model, weights, init_from, shardings, workdir):
-  """(parameters, report of how the weights were adapted)."""
+  """Return (parameters, report of how the weights were adapted)."""
   if not weights:
     return jax.jit(init, out_shardings=shardings)(), 'parameters as initialised'
   # A model without a head takes the trunk only.
@@ -199,16 +187,3 @@ def _params(init, model, weights, init_from, shardings, workdir):
   else:
     params = jax.jit(init, out_shardings=shardings)()
   return surgery.fit(weights, params, model, init_from, workdir)
-
-
-def _rows(results):
-  """Rows of the table on the terminal: intervals follow their value."""
-  rows = []
-  for name, value in results.items():
-    low, high = (results.get(f'{name}_{end}') for end in ('low', 'high'))
-    interval = '' if low is None else f' [{low:.4g}, {high:.4g}]'
-    text = str(value) if isinstance(value, int) else f'{value:.4g}'
-    stem = re.sub('_(low|high)$', '', name)
-    if stem == name or stem not in results:
-      rows.append((name, text + interval))
-  return rows

@@ -19,15 +19,6 @@ def digits(split):
   return Split(x / 127.5 - 1, np.array([e['label'] for e in examples]))
 
 
-def blobs(count, dim, num_classes, seed=0, spread=1.0):
-  """Overlapping classes around random centres; labels 7, 17, 27, ..."""
-  centres = np.random.default_rng(99).normal(size=(num_classes, dim))
-  rng = np.random.default_rng(seed)
-  y = np.arange(count) % num_classes
-  x = centres[y] + spread * rng.normal(size=(count, dim))
-  return Split(x.astype(np.float32), 10 * y + 7)
-
-
 def mesh_of(num_devices):
   if num_devices == 8:
     return sharding.make_mesh()

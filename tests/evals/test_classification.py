@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-import scipy.stats
 import splits
 
 from vit_jax.data.pipeline import Data
@@ -154,9 +153,9 @@ def test_examples_without_any_label_never_count():
   """As in ImageNet-ReaL: the result is that of the others alone."""
   labels, rows = _vectors(), np.array([0, 7, 15, 16, 20])
   labels[rows] = 0
-  _, result = evaluate(source=Source(labels), confidence='bootstrap')
+  _, result = evaluate(source=Source(labels), intervals=True)
   others = Source(labels, broken=rows)
-  _, alone = evaluate(source=others, on_error='skip', confidence='bootstrap')
+  _, alone = evaluate(source=others, on_error='skip', intervals=True)
   assert result.pop('num_unlabelled') == alone.pop('skipped') == 5
   assert alone.pop('num_unlabelled') == 0
   assert result == alone and result['num_examples'] == 16
@@ -244,22 +243,17 @@ def test_accuracy_of_each_class():
 
 def test_intervals():
   _, plain = evaluate()
-  _, wilson = evaluate(confidence='binomial')
-  assert wilson.items() >= plain.items()
-  assert {k for k in wilson if k not in plain} == {
+  evaluator, found = evaluate(intervals=True)
+  assert found.items() >= plain.items()
+  assert {k for k in found if k not in plain} == {
     *('accuracy_low', 'accuracy_high'),
     *('top5_accuracy_low', 'top5_accuracy_high'),
   }
-  _, drawn = evaluate(confidence='bootstrap')
   for name in ('accuracy', 'top5_accuracy'):
-    # Of 21 examples; the two methods agree roughly.
-    for end in ('low', 'high'):
-      assert drawn[f'{name}_{end}'] == pytest.approx(
-        wilson[f'{name}_{end}'], abs=0.1
-      )
-  for name in ('loss', 'accuracy'):
-    assert drawn[f'{name}_low'] < plain[name] < drawn[f'{name}_high']
-  assert drawn['ece_low'] < drawn['ece_high']
+    hits = np.arange(21) < round(21 * found[name])
+    interval = found[f'{name}_low'], found[f'{name}_high']
+    assert interval == classification.wilson(hits)
+  assert found.keys() - {'mean_per_class_accuracy'} <= {*evaluator.metrics}
 
 
 def test_without_calibration():
@@ -291,8 +285,8 @@ def test_the_same_digits_on_any_devices_and_batches():
   results = []
   for num_devices, batch_size in ((1, 32), (8, 64), (1, 517)):
     settings = {'source': Many(), 'batch_size': batch_size}
-    settings |= {'confidence': 'bootstrap', 'per_class': True}
-    results.append(evaluate(kernel / 10, num_devices, **settings)[1])
+    found = evaluate(kernel / 10, num_devices, per_class=True, **settings)
+    results.append(found[1])
   first = results[0]
   assert first['num_examples'] == 517 and 0 < first['ece'] < 1
   for result in results[1:]:
@@ -313,21 +307,37 @@ def test_classes_of_other_names():
     make(wide, source=source, same_classes=False)
 
 
-def test_mistakes():
-  with pytest.raises(ValueError, match=r'eval batch_size=12 is global and mu'):
-    make(batch_size=12)
-  for wrong, message in (
-    ({'loss': 'hinge'}, r"loss='hinge' must be one of"),
-    ({'confidence': 0.95}, r"confidence=0.95 must be one of None, 'binomial'"),
-    ({'restrict': 'all'}, r"restrict='all' must be one of None, 'present'"),
-    (
-      {'restrict': (3, 7)},
-      r'restrict=\(3, 7\) must be class .* 0 to 6',
-    ),
-    ({'restrict': (0, 1, 2)}, r'restrict excludes classes \[3, 4, 5, 6\]'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      make(**wrong)
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_probabilities_of_mirror_images_are_averaged(loss):
+  to_probabilities = {
+    'softmax': lambda z: scipy.special.softmax(z, axis=1),
+    'sigmoid': scipy.special.expit,
+  }[loss]
+  evaluator, found = evaluate(loss=loss, flip=True)
+  flipped = IMAGES[:, :, ::-1].reshape(21, -1) / 255.0 @ KERNEL
+  p = (to_probabilities(logits_of()) + to_probabilities(flipped)) / 2
+  target = np.eye(7)[LABELS]
+  losses = -np.log(p[target > 0])
+  if loss == 'sigmoid':
+    losses = -(target * np.log(p) + (1 - target) * np.log1p(-p)).sum(-1)
+  assert found['accuracy'] == np.mean(p.argmax(axis=1) == LABELS)
+  assert found['loss'] == pytest.approx(losses.mean(), rel=1e-5)
+  np.testing.assert_allclose(
+    evaluator.predictions.predicted_probability, p.max(axis=1), rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'wrong, message',
+  [
+    ({'batch_size': 12}, 'batch_size=12'),
+    ({'restrict': (3, 7)}, r'restrict=\(3, 7\) .*0 to 6'),
+    ({'restrict': (0, 1, 2)}, r'restrict .*\[3, 4, 5, 6\]'),
+  ],
+)
+def test_mistakes(wrong, message):
+  with pytest.raises(ValueError, match=message):
+    make(**wrong)
 
 
 @pytest.mark.parametrize('count', [1, 7, 50_000])
@@ -340,40 +350,6 @@ def test_wilson_interval(count):
       z *= np.sqrt(count)
       assert abs(z) < 1e-3 or abs(z) == pytest.approx(1.959964, rel=1e-4)
     assert 0 <= low <= hits / count <= high <= 1
-
-
-def test_bootstrap_is_that_of_scipy():
-  """Up to the draws: about 5% of the interval's width."""
-  x = RNG.exponential(size=400)
-  found = classification.bootstrap(
-    lambda c: {'mean': c['x'].mean(), 'top': np.percentile(c['x'], 90)},
-    {'x': x},
-    resamples=5_000,
-  )
-  for name, fn in (('mean', np.mean), ('top', lambda a: np.percentile(a, 90))):
-    interval = scipy.stats.bootstrap(
-      (x,),
-      fn,
-      method='percentile',
-      n_resamples=5_000,
-      vectorized=False,
-      rng=np.random.default_rng(1),
-    ).confidence_interval
-    width = interval.high - interval.low
-    assert found[name] == pytest.approx(tuple(interval), abs=0.06 * width)
-
-
-def test_bootstrap_draws_rows_and_repeats_itself():
-  columns = {'x': np.arange(50), 'twice': 2 * np.arange(50)}
-
-  def statistic(c):
-    np.testing.assert_array_equal(2 * c['x'], c['twice'])
-    return {'mean': c['x'].mean()}
-
-  one, same, other = (
-    classification.bootstrap(statistic, columns, seed=s) for s in (0, 0, 1)
-  )
-  assert one == same != other
 
 
 def test_calibration_error():

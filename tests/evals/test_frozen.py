@@ -1,7 +1,5 @@
 """Features are extracted once, exactly, and shared by all readouts."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from vit_jax.evals import frozen
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
-from vit_jax.evals.linear_probe import LinearProbe
+from vit_jax.evals.logistic import Logistic
 from vit_jax.parallel import sharding
 
 
@@ -58,10 +56,10 @@ class Features:
 class Spy:
   """A readout that keeps what it is given."""
 
-  def check(self, labels_train, labels_test, *, labels_val=None):
-    self.labels = labels_train, labels_test, labels_val
+  def check(self, labels):
+    self.labels = labels
 
-  def __call__(self, train, test, *, val=None, mesh):
+  def __call__(self, train, test, val=None):
     self.splits = train, test, val
     return {'count': float(len(test.y))}
 
@@ -131,7 +129,7 @@ def test_each_image_is_read_once_for_all_readouts():
   evaluator.check(params)
   evaluator.check(params)
   assert [source.reads for source in sources] == opened
-  np.testing.assert_array_equal(spies['a'].labels[2], np.arange(9) % 3)
+  np.testing.assert_array_equal(spies['a'].labels['val'], np.arange(9) % 3)
   found = evaluator.run(params)
   read = [source.reads - before for source, before in zip(sources, opened)]
   assert read == [31, 29, 30, 9, 12]
@@ -147,19 +145,19 @@ def test_each_image_is_read_once_for_all_readouts():
   }
 
 
-def test_all_readouts_under_the_guard_of_training():
+def test_all_readouts_in_the_context_of_a_mesh():
   readouts = {
     'fewshot': FewShot(shots=(2, 5)),
     'knn': Knn(k=(1, 5), held_out=0.3),
-    'probe': LinearProbe(lr=(0.1, 0.01), epochs=20),
+    'logistic': Logistic(C=(1.0, 0.01)),
   }
   evaluator, params = make(readouts)
   evaluator.check(params)
-  with jax.transfer_guard('disallow'):
+  with jax.set_mesh(splits.mesh_of(8)):
     found = evaluator.run(params)
     assert evaluator.run(params) == found  # any number of times
   assert all(isinstance(value, float) for value in found.values())
-  for metric in ('fewshot/5shot', 'knn/chosen', 'probe/accuracy'):
+  for metric in ('fewshot/5shot', 'knn/chosen', 'logistic/accuracy'):
     assert 0.5 < found[f'made/{metric}'] < 1
 
 
@@ -181,7 +179,7 @@ def test_labels_must_be_single_classes():
   many = Source(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
   data = {'made': {'train': many, 'test': Source(29, 1)}}
   evaluator, params = make({'spy': Spy()}, data=data)
-  with pytest.raises(ValueError, match=r'made/train: .*one class number'):
+  with pytest.raises(ValueError, match=r'made: .*one class number'):
     evaluator.check(params)
 
 
@@ -191,29 +189,9 @@ def test_features_that_are_not_finite():
     evaluator.run(params.at[0, 0].set(jnp.nan))
 
 
-@pytest.mark.parametrize(
-  'data, readouts, message',
-  [
-    ({}, {'spy': Spy()}, r'needs at least .* but has data \[\]'),
-    (
-      {'a': {'train': Source(9, 0)}},
-      {'s': Spy()},
-      r"a has splits \['train'\]",
-    ),
-    ({'mean': {}}, {'s': Spy()}, r"cannot be named 'mean'"),
-    ({'a': {}}, {'s/t': Spy()}, r"cannot be named 's/t'"),
-  ],
-)
-def test_wrong_settings(data, readouts, message):
-  data = {
-    name: {k: Data(v, 8) for k, v in of_name.items()}
-    for name, of_name in data.items()
-  }
-  mesh = sharding.make_mesh()
-  with pytest.raises(ValueError, match=message):
-    Frozen(
-      Features(), preprocess=scaled, mesh=mesh, data=data, readouts=readouts
-    )
+def test_train_and_test_are_needed():
+  with pytest.raises(ValueError, match=r"made .*\['train'\]"):
+    make({'spy': Spy()}, data={'made': {'train': Source(9, 0)}})
 
 
 def test_a_batch_must_divide_over_the_devices():
@@ -223,43 +201,18 @@ def test_a_batch_must_divide_over_the_devices():
 
 def test_held_out_rows_are_stratified():
   labels = np.repeat([5, 2, 9], [20, 3, 1])
-  kept, held = frozen.Tuned(held_out=0.2, seed=0).rows(labels)
+  kept, held = frozen.hold_out(labels, 0.2, seed=0)
   np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
   np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
-  other = frozen.Tuned(held_out=0.2, seed=1).rows(labels)[1]
-  assert list(other) != list(held)
+  assert list(frozen.hold_out(labels, 0.2, seed=1)[1]) != list(held)
+  assert len(frozen.hold_out(labels, 0.99, seed=0)[0]) == 3  # one of each
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Biases(frozen.TunedLinear):
-  """Each setting is the class that is always predicted."""
-
-  settings: tuple
-  fitted: list = dataclasses.field(default_factory=list)
-
-  def fit(self, train, settings, mesh):
-    self.fitted.append(len(train.y))
-    zeros, bias = np.zeros((1, 2)), np.eye(2)
-    return [
-      frozen.Linear(zeros, bias[i], np.arange(2), np.zeros(1), np.ones(1))
-      for i in settings
-    ]
-
-
-@pytest.mark.parametrize('given_val', [True, False])
-def test_the_best_setting_is_chosen_on_val_or_on_held_out_examples(given_val):
-  x = np.zeros((24, 1), np.float32)
-  train = frozen.Split(x, np.repeat([0, 1], 12))
-  val = frozen.Split(x, 1 - train.y[::-1]) if given_val else None
-  ones = frozen.Split(x[:3], np.array([1, 1, 1]))
-
-  def best(settings, val):
-    readout = Biases(held_out=0.25, settings=settings)
-    setting, linear = readout.best(train, val, None)
-    np.testing.assert_array_equal(linear.predict(x), setting)
-    return setting, readout.fitted
-
-  # Both settings are right for half of the examples: the first is chosen.
-  assert best((1, 0), val) == (1, [24 if given_val else 18, 24])
-  assert best((0, 1), ones) == (1, [24, 24])
-  assert best((1,), val) == (1, [24])
+def test_val_takes_the_place_of_held_out_examples():
+  labels = np.repeat([0, 1], 12)
+  train = frozen.Split(np.arange(24.0)[:, None], labels)
+  assert frozen.tuning(train, train[:3], 0.25, 0)[0] is train
+  fit, there = frozen.tuning(train, None, 0.25, 0)
+  assert (len(fit.y), len(there.y)) == (18, 6)
+  np.testing.assert_array_equal(fit.y, fit.x[:, 0] >= 12)
+  np.testing.assert_array_equal(there.y, there.x[:, 0] >= 12)

@@ -1,6 +1,5 @@
-"""Neighbours and votes against numpy, ties included, on 1 and 8 devices."""
+"""Neighbours and votes against numpy, ties included."""
 
-import jax
 import numpy as np
 import pytest
 import splits
@@ -8,20 +7,16 @@ import splits
 from vit_jax.evals import frozen, knn
 from vit_jax.evals.frozen import Split
 from vit_jax.evals.knn import Knn
-from vit_jax.parallel import sharding
 
 TRAIN, TEST = splits.digits('train'), splits.digits('test')[:300]
 
 
-def reference(train, test, k, temperature, metric='cosine'):
+def reference(train, test, k, temperature):
   """Accuracy, with all in memory and a stable sort."""
   x, q = train.x.astype(np.float64), test.x.astype(np.float64)
-  if metric == 'cosine':
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    q = q / np.linalg.norm(q, axis=1, keepdims=True)
-    similar = q @ x.T
-  else:
-    similar = -(((q[:, None] - x[None]) ** 2).sum(axis=-1))
+  x = x / np.linalg.norm(x, axis=1, keepdims=True)
+  q = q / np.linalg.norm(q, axis=1, keepdims=True)
+  similar = q @ x.T
   near = np.argsort(-similar, axis=1, kind='stable')[:, :k]
   hits = 0
   for i, rows in enumerate(near):
@@ -33,17 +28,15 @@ def reference(train, test, k, temperature, metric='cosine'):
   return hits / len(test.y)
 
 
-@pytest.mark.parametrize('num_devices', [1, 8])
-def test_digits_are_classified_as_in_numpy(num_devices):
-  mesh = splits.mesh_of(num_devices)
-  read = Knn(k=(1, 10, 200), temperature=(0.07, None))
-  with jax.transfer_guard('disallow'):
-    found = read(TRAIN, TEST, mesh=mesh)
+def test_digits_are_classified_as_in_numpy():
+  found = Knn(k=(1, 10, 200), temperature=(0.07, None))(TRAIN, TEST)
   for k in (1, 10, 200):
     assert found[f'k{k}_t0.07'] == reference(TRAIN, TEST, k, 0.07)
     assert found[f'k{k}_majority'] == reference(TRAIN, TEST, k, None)
   assert len(found) == 6
   assert found['k10_t0.07'] > 0.95 > 0.9 > found['k200_majority']
+  assert Knn(k=10)(TRAIN, TEST) == {'k10_t0.07': found['k10_t0.07']}
+  assert Knn().k == (10, 20, 100, 200) and Knn().temperature == (0.07,)
 
 
 def tied(count, seed):
@@ -55,32 +48,20 @@ def tied(count, seed):
   return Split(x, rng.integers(0, 3, count))
 
 
-@pytest.mark.parametrize(
-  'num_devices, metric', [(1, 'euclidean'), (8, 'euclidean'), (8, 'cosine')]
-)
-def test_ties_are_those_of_a_stable_sort(num_devices, metric):
-  # More than a block of rows on several devices, and of queries; odd numbers.
+def test_ties_are_those_of_a_stable_sort_in_any_number_of_chunks(monkeypatch):
   train, test = tied(2501, seed=0), tied(259, seed=1)
-  mesh = splits.mesh_of(num_devices)
-  similar, rows = knn.neighbours(train.x, test.x, 33, metric=metric, mesh=mesh)
   exact = test.x @ train.x.T / 4
-  if metric == 'euclidean':
-    exact = 8 * exact - 8
   expected = np.argsort(-exact, axis=1, kind='stable')[:, :33]
-  np.testing.assert_array_equal(rows, expected)
-  np.testing.assert_array_equal(
-    similar, np.take_along_axis(exact, expected, axis=1)
-  )
-  found = Knn(k=(33, 4), temperature=None, metric=metric)
-  found = found(train, test, mesh=mesh)
+  for rows_at_a_time in (1000, 10_000):
+    monkeypatch.setattr(knn, '_ROWS', rows_at_a_time)
+    similarities, rows = knn.neighbours(train.x, test.x, 33)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(
+      similarities, np.take_along_axis(exact, expected, axis=1)
+    )
+  found = Knn(k=(33, 4), temperature=None)(train, test)
   for k in (4, 33):
-    assert found[f'k{k}_majority'] == reference(train, test, k, None, metric)
-
-
-def test_axes_of_any_mesh():
-  mesh = sharding.make_mesh(data=2, fsdp=2, model=2)
-  expected = reference(TRAIN, TEST, 10, 0.07)
-  assert Knn(k=10)(TRAIN, TEST, mesh=mesh) == {'k10_t0.07': expected}
+    assert found[f'k{k}_majority'] == reference(train, test, k, None)
 
 
 def test_no_temperature_overflows():
@@ -90,35 +71,32 @@ def test_no_temperature_overflows():
   assert knn.vote(similar, labels, None) == [1]
 
 
-def test_k_is_chosen_away_from_test():
-  mesh = splits.mesh_of(8)
-  settings = {'k': (1, 10, 200), 'temperature': (0.07, None)}
-  kept, held = frozen.Tuned(held_out=0.2, seed=3).rows(TRAIN.y)
-  for keywords, val in (
-    ({'held_out': 0.2, 'seed': 3}, None),
-    ({}, TEST[:100]),
-  ):
-    fit, there = (TRAIN[kept], TRAIN[held]) if val is None else (TRAIN, val)
-    scores = {
-      (k, t): reference(fit, there, k, t)
-      for k in settings['k']
-      for t in settings['temperature']
-    }
-    k, t = max(scores, key=scores.get)
-    found = Knn(**settings, **keywords)(TRAIN, TEST, val=val, mesh=mesh)
-    assert found['chosen_k'] == k
-    assert found.get('chosen_t') == t
-    assert found['chosen'] == reference(TRAIN, TEST, k, t)
+@pytest.mark.parametrize('given_val', [True, False])
+def test_k_is_chosen_away_from_test(given_val):
+  fit, there = TRAIN, TEST[:100]
+  if not given_val:
+    kept, held = frozen.hold_out(TRAIN.y, 0.2, 3)
+    fit, there = TRAIN[kept], TRAIN[held]
+  choices = [(k, t) for k in (1, 10, 200) for t in (0.07, None)]
+  scores = {(k, t): reference(fit, there, k, t) for k, t in choices}
+  k, t = max(scores, key=scores.get)
+  read = Knn(
+    k=(1, 10, 200),
+    temperature=(0.07, None),
+    seed=3,
+    held_out=None if given_val else 0.2,
+  )
+  found = read(TRAIN, TEST, there if given_val else None)
+  assert found['chosen_k'] == k
+  assert found.get('chosen_t') == t
+  assert found['chosen'] == reference(TRAIN, TEST, k, t)
 
 
-def test_errors():
-  with pytest.raises(ValueError, match=r'k=200, but there are 30 training'):
-    Knn().check(np.arange(30) % 2, np.zeros(4))
-  with pytest.raises(ValueError, match=r'k=30, but .* 26 .* not held out'):
-    Knn(k=(3, 30), held_out=0.1).check(np.arange(30) % 2, np.zeros(4))
-  with pytest.raises(ValueError, match=r'k=\(0,\) must be integers'):
-    Knn(k=(0,))
-  with pytest.raises(ValueError, match=r"metric='l1' must be one of"):
-    Knn(metric='l1')
-  with pytest.raises(ValueError, match=r'temperature=0 must be a number above'):
-    Knn(temperature=0)
+def test_too_few_training_examples():
+  labels = {'train': np.arange(30) % 2, 'test': np.zeros(4)}
+  with pytest.raises(ValueError, match=r'k=200.*30'):
+    Knn().check(labels)
+  with pytest.raises(ValueError, match=r'k=30.*26'):
+    Knn(k=(3, 30), held_out=0.1).check(labels)
+  Knn(k=30).check(labels)
+  Knn(k=30, held_out=0.1).check(labels | {'val': np.zeros(4)})

@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.checks import one_of
-from vit_jax.config.domains import Natural, OneOf, Range, checked
 from vit_jax.data import pipeline
-from vit_jax.evals.collect import Columns, LabelEvaluator, means
+from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Params
+from vit_jax.types import Natural, Params
 
-_MEANS = ('accuracy', 'top5_accuracy', 'loss')  # metrics that are means
+_RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
+_MEANS = (*_RATES, 'loss')
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,7 +42,6 @@ class Predictions:
   describe: Callable[[int], str]
 
 
-@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Classification(LabelEvaluator):
   """Top-1 and top-5 accuracy, calibration error and loss of a split.
@@ -58,18 +56,16 @@ class Classification(LabelEvaluator):
     restrict: class numbers to choose among; the logits of all other classes are
       dropped first. 'present': the classes that occur in the labels, as for
       ImageNet-A and -R (200 of 1,000). None: all classes.
-    calibration_bins: number of bins of the expected calibration error; None or
-      0 disables it.
-    confidence: 95% intervals: 'binomial' for accuracies (Wilson score), or
-      'bootstrap' for all metrics but those of single classes (percentiles of
-      1,000 resamples); None disables them.
+    calibration_bins: number of bins of the expected calibration error; 0
+      disables it.
+    intervals: whether to report 95% intervals of accuracies (Wilson score).
     predictions: the Predictions of the last run, None before it.
   """
 
-  loss: Annotated[str, OneOf(*classification.LOSSES)] = 'softmax'
-  restrict: str | Sequence[Natural] | None = None
-  calibration_bins: Annotated[int, Range(0, 10_000)] | None = 15
-  confidence: Annotated[str | None, OneOf(None, 'binomial', 'bootstrap')] = None
+  loss: Literal['softmax', 'sigmoid'] = 'softmax'
+  restrict: Literal['present'] | Sequence[Natural] | None = None
+  calibration_bins: Natural = 15
+  intervals: bool = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -89,8 +85,8 @@ class Classification(LabelEvaluator):
   @property
   def metrics(self) -> list[str]:
     names = [*_MEANS, *(['ece'] if self.calibration_bins else [])]
-    if self.confidence:
-      names += [f'{name}_{end}' for name in names for end in ('low', 'high')]
+    if self.intervals:
+      names += [f'{name}_{end}' for name in _RATES for end in ('low', 'high')]
     names += ['mean_per_class_accuracy', 'num_examples', 'num_unlabelled']
     return [*names, 'skipped', *(['class_accuracy/'] if self.per_class else [])]
 
@@ -133,7 +129,7 @@ class Classification(LabelEvaluator):
     examples.
     mean_per_class_accuracy: mean over the classes that occur (class numbers).
     ece: see `calibration_error`.
-    NAME_low, NAME_high: intervals, see `confidence`.
+    NAME_low, NAME_high: see `intervals`.
     class_accuracy/CLASS: see `per_class`.
     num_examples: number of examples that count; num_unlabelled: number of label
     vectors without a correct class; skipped: number of unreadable examples, if
@@ -158,7 +154,7 @@ class Classification(LabelEvaluator):
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
       results |= self.of_each_class('class_accuracy', found)
     self.predictions = self._predictions(columns)
-    return self._means(columns) | results | self._intervals(columns) | counts
+    return self._means(columns) | results | counts
 
   def _predictions(self, columns):
     source, classes = self.data.source, self._classes
@@ -183,21 +179,11 @@ class Classification(LabelEvaluator):
       found['ece'] = calibration_error(
         columns['confidence'], columns['accuracy'], self.calibration_bins
       )
+    for name in _RATES:
+      if self.intervals and name in columns:
+        low, high = wilson(columns[name])
+        found |= {f'{name}_low': low, f'{name}_high': high}
     return found
-
-  def _intervals(self, columns):
-    found = {}
-    if self.confidence == 'bootstrap':
-      names = columns.keys() & {*_MEANS, 'confidence'}
-      found = bootstrap(self._means, {name: columns[name] for name in names})
-    elif self.confidence == 'binomial':
-      names = columns.keys() & {'accuracy', 'top5_accuracy'}
-      found = {name: wilson(columns[name]) for name in sorted(names)}
-    return {
-      f'{name}_{end}': value
-      for name, interval in found.items()
-      for end, value in zip(('low', 'high'), interval)
-    }
 
 
 def calibration_error(
@@ -229,52 +215,19 @@ def wilson(hits: np.ndarray) -> tuple[float, float]:
   return float(interval.low), float(interval.high)
 
 
-def bootstrap(
-  statistic: Callable[[Columns], dict[str, float]],
-  columns: Columns,
-  *,
-  resamples: int = 1000,
-  seed: int = 0,
-) -> dict[str, tuple[float, float]]:
-  """Return {name: (low, high)}, 95% percentile intervals.
-
-  `scipy.stats.bootstrap` does not take several metrics of the same resampled
-  examples.
-
-  Args:
-    statistic: {name: [n, ...]} -> {name: float}.
-    columns: {name: [n, ...]}; the same rows are drawn from all columns.
-    resamples: number of draws.
-    seed: of the draws.
-  """
-  count = len(next(iter(columns.values())))
-  rng = np.random.default_rng(seed)
-  found = []
-  for _ in range(resamples):
-    rows = rng.integers(count, size=count)
-    found.append(statistic({name: x[rows] for name, x in columns.items()}))
-  return {
-    name: tuple(np.percentile([x[name] for x in found], (2.5, 97.5)).tolist())
-    for name in found[0]
-  }
-
-
 def _choices(restrict, source, num_classes):
   """Return the class numbers to choose among, int [k], or None for all."""
   if restrict is None:
     return None
-  if isinstance(restrict, str):
-    one_of('restrict', restrict, (None, 'present', [0, 1, '...']))
   labels = pipeline.labels(source)
   present = np.unique(labels if labels.ndim == 1 else np.nonzero(labels > 0)[1])
   if restrict == 'present':
     return present
   classes = np.unique(np.asarray(restrict, int))
-  limit = num_classes or 2**31
-  if not len(classes) or classes[0] < 0 or classes[-1] >= limit:
+  if num_classes and classes[-1] >= num_classes:
     raise ValueError(
-      f'restrict={restrict!r} must be class numbers from 0 to {limit - 1}, or '
-      "'present'."
+      f'restrict={restrict!r} must be class numbers from 0 to '
+      f"{num_classes - 1}, or 'present'."
     )
   if missing := np.setdiff1d(present, classes).tolist():
     raise ValueError(

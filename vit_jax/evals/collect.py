@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.data.pipeline import Data, Transform
-from vit_jax.evals.views import View, average
+from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
 from vit_jax.types import Batch, Params, Preprocess
@@ -137,7 +137,6 @@ class SplitEvaluator:
     preprocess: uint8 images -> float images.
     mesh: from `sharding.make_mesh`.
     data: the split.
-    transforms: of the data.
   """
 
   model: Any
@@ -147,7 +146,6 @@ class SplitEvaluator:
   data: Data
 
   def __post_init__(self) -> None:
-    self.transforms: Sequence[Transform] = self.data.transforms
     self._collect = Collector(
       self.measure,
       data=self.data,
@@ -179,8 +177,8 @@ class LabelEvaluator(SplitEvaluator):
     same_classes: whether class names of data and training must be equal. False
       assumes that both use the same class numbers with different names, such as
       WordNet ids and words.
-    views: of each image, over which predicted probabilities are averaged, see
-      views.py: Flip, FiveCrop.
+    flip: whether to average the probabilities of each image and its mirror
+      image.
     class_names: of the data, to compare with those of the training; or None.
 
   Raises:
@@ -189,7 +187,7 @@ class LabelEvaluator(SplitEvaluator):
 
   per_class: bool = False
   same_classes: bool = True
-  views: Sequence[View] = ()
+  flip: bool = False
 
   activation = 'sigmoid'  # converts logits to probabilities
 
@@ -216,12 +214,16 @@ class LabelEvaluator(SplitEvaluator):
         raise ValueError(
           f'The model has logits of shape {logits.shape}; expected one row for '
           'each image. A model of masked patches does not pool them, and its '
-          'outputs are no classes: fine-tune it, or read out its features.'
+          'outputs are not classes: fine-tune it, or read out its features.'
         )
       return logits
 
-    images, activation = batch['image'], self.activation
-    logits = average(predict, images, self.views, activation)
+    images = batch['image']
+    if self.flip:
+      both = jnp.stack([images, images[:, :, ::-1]])
+      logits = average(jax.lax.map(predict, both), self.activation)
+    else:
+      logits = predict(images)
     return self.compare(logits, batch['label'])
 
   def compare(
@@ -244,3 +246,19 @@ class LabelEvaluator(SplitEvaluator):
       f'{metric}/{names[number] if names else number}': value
       for number, value in values.items()
     }
+
+
+def average(logits: jax.Array, activation: str) -> jax.Array:
+  """Return logits [B, K] of the mean probabilities of logits [V, B, K].
+
+  The activation, 'softmax' or 'sigmoid', converts logits to probabilities.
+  """
+  if activation == 'softmax':
+    return _log_mean(jax.nn.log_softmax(logits))
+  on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+  return _log_mean(on) - _log_mean(off)
+
+
+def _log_mean(x):
+  """Return the logarithm of the mean of exp(x) over the first dimension."""
+  return jax.nn.logsumexp(x, axis=0) - jnp.log(x.shape[0])

@@ -1,8 +1,8 @@
 """Evaluators: how they are made, checked and run.
 
-An evaluator is an object with `run(params)`, which returns {metric: number}.
-Whatever makes it (a class, a function, a partial) gets of `model`, `preprocess`
-and `mesh` what it takes. Optional attributes of an evaluator:
+An evaluator is an object with `run(params)`, which returns {metric: number}. It
+is made by a class or function that takes `(model, *, preprocess, mesh)` and the
+arguments of its config. Optional attributes of an evaluator:
 
   check(abstract_params)  raises an error before the first training step
   metrics                 names of what `run` returns, to check the metric of
@@ -15,7 +15,6 @@ and `mesh` what it takes. Optional attributes of an evaluator:
 import contextlib
 import difflib
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
@@ -51,7 +50,7 @@ def make(
   """Return {name: evaluator}, with the data of each opened and checked.
 
   Args:
-    evals: {name: class or function that makes an evaluator, or an evaluator}.
+    evals: {name: function (model, *, preprocess, mesh) -> evaluator}.
     model: Flax module.
     preprocess: uint8 -> float images.
     mesh: as returned by `sharding.make_mesh`.
@@ -59,21 +58,14 @@ def make(
     abstract_params: ShapeDtypeStructs of the parameters.
 
   Raises:
-    ValueError: from an evaluator; its labels have other class names; or it has
-      no method `run`.
+    ValueError: from an evaluator; or its labels have other class names.
   """
   made = {}
   for name, factory in evals.items():
     with _named(name):
-      evaluator = _make(factory, model, preprocess=preprocess, mesh=mesh)
-    if not callable(getattr(evaluator, 'run', None)):
-      raise ValueError(
-        f'evals.{name} is {evaluator!r}, which has no method run(params). '
-        'Expected an object whose run(params) returns {metric: number}.'
-      )
-    _check_class_names(name, class_names, evaluator)
-    if check := getattr(evaluator, 'check', None):
-      with _named(name):
+      evaluator = factory(model, preprocess=preprocess, mesh=mesh)
+      _check_class_names(class_names, evaluator)
+      if check := getattr(evaluator, 'check', None):
         check(abstract_params)
     made[name] = evaluator
   return made
@@ -86,6 +78,22 @@ def _named(name):
     yield
   except ValueError as error:
     raise ValueError(f'evals.{name}: {error}') from error
+
+
+def _check_class_names(class_names, evaluator):
+  """Folders with different sub-folders number their classes differently."""
+  found = getattr(evaluator, 'class_names', None)
+  if not found or not class_names or list(found) == list(class_names):
+    return
+  only_here = sorted(set(found) - set(class_names))[:5]
+  missing = sorted(set(class_names) - set(found))[:5]
+  raise ValueError(
+    f'The data has {len(found)} classes and the model {len(class_names)}, with '
+    f'other names or in another order (only in the data: {only_here}; only in '
+    f'the model: {missing}), so labels would mean other classes. For a folder, '
+    'set data.source.class_names. If they are the same classes in the same '
+    'order under other names, set same_classes=False.'
+  )
 
 
 def check_metric(
@@ -112,44 +120,6 @@ def check_metric(
   )
 
 
-def _make(factory, model, **options):
-  """Call the factory with those of the arguments that it takes."""
-  if hasattr(factory, 'run') and not inspect.isclass(factory):
-    return factory  # it is an evaluator
-  parameters = inspect.signature(factory).parameters
-  kinds = {parameter.kind for parameter in parameters.values()}
-  if inspect.Parameter.VAR_KEYWORD not in kinds:
-    options = {k: v for k, v in options.items() if k in parameters}
-  if 'model' in parameters:
-    return factory(**options, model=model)
-  # A first argument of another name that nothing else sets is the model.
-  first = next(iter(parameters.values()), None)
-  takes_model = (
-    first is not None
-    and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-    and first.default is first.empty
-    and first.name not in options
-  )
-  return factory(*[model] * takes_model, **options)
-
-
-def _check_class_names(name, class_names, evaluator):
-  """Folders with different sub-folders number their classes differently."""
-  found = getattr(evaluator, 'class_names', None)
-  if not found or not class_names or list(found) == list(class_names):
-    return
-  only_here = sorted(set(found) - set(class_names))[:5]
-  missing = sorted(set(class_names) - set(found))[:5]
-  raise ValueError(
-    f'evals.{name} has {len(found)} classes and the model {len(class_names)}, '
-    f'with other names or in another order (only in evals.{name}: {only_here}; '
-    f'only in the model: {missing}), so its labels would mean other classes. '
-    "For a folder, set class_names in the evaluator's data.source. If they are "
-    'the same classes in the same order under other names (WordNet ids and '
-    f'words), set evals.{name}.same_classes=False.'
-  )
-
-
 def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
   """Run an evaluator, and return {metric: int or float}.
 
@@ -157,40 +127,22 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
   of the training loop does not apply to them.
 
   Raises:
-    ValueError: from the evaluator; or it did not return {metric: number}.
+    ValueError: from the evaluator.
     device_memory.OutOfMemoryError: with what to do.
   """
   explain = functools.partial(_explain_memory, name, evaluator)
   with jax.transfer_guard('allow'), device_memory.explaining(explain):
     found = evaluator.run(params)
-    if not isinstance(found, Mapping):
-      raise ValueError(
-        f'evals.{name}: run(params) returned {found!r}. Expected a dict '
-        '{metric: number}.'
-      )
-    return {str(k): _number(name, k, value) for k, value in found.items()}
+    return {str(k): np.asarray(value).item() for k, value in found.items()}
 
 
 def _explain_memory(name, evaluator):
-  batch_size = getattr(getattr(evaluator, 'data', None), 'batch_size', None)
-  if batch_size is None:
-    return f'The evaluator evals.{name} needs more. Use smaller batches in it.'
-  per_device = batch_size / jax.device_count()
+  data = getattr(evaluator, 'data', None)
+  size = getattr(data, 'batch_size', 'unknown size')
   return (
-    f'The evaluator evals.{name} has batches of {batch_size} images, '
-    f'{per_device:g} per device. Use a smaller batch: '
-    f'--config.evals.{name}.data.batch_size={max(1, batch_size // 2)}'
+    f'The evaluator evals.{name} has batches of {size}. Use smaller ones: '
+    f'--config.evals.{name}.data.batch_size=N'
   )
-
-
-def _number(name, metric, value):
-  value = np.asarray(value)
-  if value.size != 1 or value.dtype.kind not in 'biuf':
-    raise ValueError(
-      f'evals.{name}: run(params) returned an array of {value.dtype} '
-      f'{value.shape} for {metric!r}. Expected one number for each metric.'
-    )
-  return float(value.item()) if value.dtype.kind == 'f' else int(value.item())
 
 
 def non_finite(step: int, results: Mapping[str, float]) -> str:

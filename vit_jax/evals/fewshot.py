@@ -7,17 +7,12 @@ bias and strength; the defaults are those of big_vision.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jax.sharding import Mesh
 
-from vit_jax.config.domains import Range, Seed
 from vit_jax.evals import frozen
-
-Shots = Annotated[int, Range(1, 10**6)]
-Penalty = Annotated[float, Range(0, 1e8, above=True)]
+from vit_jax.types import Count, Positive, Seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,55 +37,43 @@ class FewShot:
       big_vision does; False raises an error.
   """
 
-  shots: Sequence[Shots] = (1, 5, 10, 25)
+  shots: Sequence[Count] = (1, 5, 10, 25)
   seeds: Sequence[Seed] = (0, 1, 2)
-  l2: Penalty | Sequence[Penalty] = 2.0**10
+  l2: Positive | Sequence[Positive] = 2.0**10
   whiten: bool = True
-  bias: Annotated[float, Range(-1e6, 1e6)] | None = 100.0
-  held_out_shots: Shots | None = None
+  bias: float | None = 100.0
+  held_out_shots: Count | None = None
   allow_fewer: bool = False
 
   def __post_init__(self) -> None:
-    l2, more = self.l2, self.held_out_shots
-    object.__setattr__(self, 'l2', self.settings)
-    if not self.seeds or not self.shots or min(self.shots) < 1:
+    several = len(self._settings) > 1
+    if self.held_out_shots and not several:
       raise ValueError(
-        f'shots={self.shots} and seeds={self.seeds}: give at least one of '
-        'each; shots must be at least 1.'
+        f'held_out_shots={self.held_out_shots} needs several values of l2 to '
+        f'choose from, but l2={self.l2}.'
       )
-    if more is not None and (more < 1 or len(self.settings) == 1):
+    if several and not self.held_out_shots and min(self.shots) == 1:
       raise ValueError(
-        f'held_out_shots={more} with l2={l2}: held_out_shots must be at least '
-        '1, and needs several values of l2 to choose from.'
-      )
-    if more is None and len(self.settings) > 1 and min(self.shots) == 1:
-      raise ValueError(
-        f'shots={self.shots} with l2={l2}: a single shot cannot be held out to '
-        'choose l2. Give one l2, or held_out_shots, or remove 1 from shots.'
+        f'shots={self.shots} with l2={self.l2}: a single shot cannot be held '
+        'out to choose l2. Give one l2, or held_out_shots, or remove 1 from '
+        'shots.'
       )
 
   @property
-  def settings(self) -> tuple[float, ...]:
+  def _settings(self):
     """Values of l2 to choose from."""
-    return frozen.sweep(self.l2, 'l2')
+    return [float(l2) for l2 in frozen.several(self.l2)]
 
-  def check(
-    self,
-    labels_train: np.ndarray,
-    labels_test: np.ndarray,
-    *,
-    labels_val: np.ndarray | None = None,
-  ) -> None:
+  def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if a class has too few training examples."""
-    del labels_val
-    drawn = self.draw(labels_train, max(self.shots), seed=0)
+    drawn = self.draw(labels['train'], max(self.shots), seed=0)
     least = max(self.shots) if self.held_out_shots else 1
-    if len(self.settings) > 1 and max(map(len, drawn)) <= least:
+    if len(self._settings) > 1 and max(map(len, drawn)) <= least:
       raise ValueError(
         f'No class has more than {least} training examples, so none is left to '
         'choose l2 on. Use fewer shots, a larger split, or one l2.'
       )
-    if len(unknown := np.setdiff1d(labels_test, labels_train)):
+    if len(unknown := np.setdiff1d(labels['test'], labels['train'])):
       raise ValueError(
         f'{len(unknown)} classes of test, such as {unknown[0]}, have no '
         'training example. Use splits with the same classes.'
@@ -100,16 +83,14 @@ class FewShot:
     self,
     train: frozen.Split,
     test: frozen.Split,
-    *,
     val: frozen.Split | None = None,
-    mesh: Mesh | None = None,
   ) -> dict[str, float]:
     """Return {'{k}shot', '{k}shot_std', '{k}shot_seed{s}': accuracy}.
 
     These are the mean over draws, the standard deviation (of the population)
     and each draw; '{k}shot_l2_seed{s}' is the chosen l2, if there are several.
     """
-    del val, mesh
+    del val
     results = {}
     for shots in self.shots:
       accuracies = []
@@ -119,7 +100,7 @@ class FewShot:
         fit = train[np.concatenate([rows[:shots] for rows in drawn])]
         accuracies.append(self.solver(fit)(l2).accuracy(test))
         results[f'{shots}shot_seed{seed}'] = accuracies[-1]
-        if len(self.settings) > 1:
+        if len(self._settings) > 1:
           results[f'{shots}shot_l2_seed{seed}'] = l2
       results[f'{shots}shot'] = float(np.mean(accuracies))
       results[f'{shots}shot_std'] = float(np.std(accuracies))
@@ -144,8 +125,8 @@ class FewShot:
     return drawn
 
   def _choose_l2(self, train, drawn, shots):
-    if len(self.settings) == 1:
-      return self.settings[0]
+    if len(self._settings) == 1:
+      return self._settings[0]
     kept, held = [], []
     for rows in drawn:
       end = shots
@@ -155,7 +136,7 @@ class FewShot:
       held.append(rows[end:])
     solve = self.solver(train[np.concatenate(kept)])
     held = train[np.concatenate(held)]
-    return max((solve(l2).accuracy(held), l2) for l2 in self.settings)[1]
+    return max((solve(l2).accuracy(held), l2) for l2 in self._settings)[1]
 
   def solver(self, train: frozen.Split) -> Callable[[float], frozen.Linear]:
     """Return the function l2 -> `frozen.Linear` that minimises the objective.

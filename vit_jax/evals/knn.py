@@ -1,231 +1,140 @@
 """Classification by the nearest training examples in feature space.
 
 The weighted vote is that of DINO (Caron et al. 2021, after Wu et al. 2018):
-class c gets the sum of exp(similarity / T) over its examples among the k
+class c gets the sum of exp(cosine similarity / T) over its examples among the k
 nearest (written from memory of the papers).
-
-The search runs on the devices, because ImageNet takes 5e13 multiplications
-(50,000 x 1,281,167 x 768), which scikit-learn would do on every host. On the
-same 2 CPU cores the two are about as fast.
 """
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
-from vit_jax.config import checks
-from vit_jax.config.domains import Count, OneOf, Positive
 from vit_jax.evals import frozen
-from vit_jax.parallel import sharding
+from vit_jax.types import Between, Count, Positive, Seed
 
-METRICS = ('cosine', 'euclidean')
-
-_QUERIES = 256  # at a time; the similarities of ImageNet then take 1.3 GB
+# At a time: the features of ImageNet are 4 GB, its similarities 256 GB.
+_ROWS, _QUERIES = 2**17, 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Knn(frozen.Tuned):
+class Knn:
   """Accuracy of the vote of the k nearest training examples.
 
-  Each device holds a part of the training features. Ties do not depend on the
-  number of devices: of equally similar examples the first in the training split
-  is nearer; of classes with equal votes the smallest class number wins.
+  Of equally similar examples the first in the training split is nearer; of
+  classes with equal votes the smallest class number wins.
 
   Attributes:
     k: numbers of neighbours; the search runs once, for the largest.
     temperature: T of the vote, one or several; None is a plain majority vote
       (T = infinity).
-    metric: 'cosine', or 'euclidean' (the similarity is minus the squared
-      distance).
     held_out: fraction of each class of train to choose k and T on if there is
       no `val`; None does not choose.
+    seed: of the held-out examples.
   """
 
   k: Count | Sequence[Count] = (10, 20, 100, 200)
   temperature: Positive | Sequence[Positive | None] | None = (0.07,)
-  metric: Annotated[str, OneOf(*METRICS)] = 'cosine'
-  held_out: float | None = None  # type: ignore[assignment]
+  held_out: Between | None = None
+  seed: Seed = 0
 
-  def __post_init__(self) -> None:
-    object.__setattr__(self, 'k', self.ks)
-    object.__setattr__(self, 'temperature', self.temperatures)
-    if not self.ks or not all(isinstance(n, int) and n > 0 for n in self.ks):
-      raise ValueError(f'k={self.k!r} must be integers of at least 1.')
-    if not self.temperatures:
-      raise ValueError('temperature is empty; give at least one, or None.')
-    for t in self.temperatures:
-      if t is not None:
-        frozen.sweep(t, 'temperature')
-    checks.one_of('metric', self.metric, METRICS)
-    if self.held_out is not None:
-      super().__post_init__()
-
-  @property
-  def ks(self) -> tuple[int, ...]:
-    """Values of k, also if it is one number."""
-    return _several(self.k)
-
-  @property
-  def temperatures(self) -> tuple[float | None, ...]:
-    """Values of the temperature, also if it is one number."""
-    return _several(self.temperature)
-
-  def check(
-    self,
-    labels_train: np.ndarray,
-    labels_test: np.ndarray,
-    *,
-    labels_val: np.ndarray | None = None,
-  ) -> None:
+  def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if there are fewer training examples than k."""
-    del labels_test
-    fitted, part = labels_train, ''
-    if self._chooses(labels_val) and labels_val is None:
-      fitted, part = self.rows(labels_train)[0], ' that are not held out'
-    if max(self.ks) > len(fitted):
+    train = labels['train']
+    if 'val' not in labels and self.held_out is not None:
+      train, _ = frozen.hold_out(train, self.held_out, self.seed)
+    if (most := max(frozen.several(self.k))) > len(train):
       raise ValueError(
-        f'k={max(self.ks)}, but there are {len(fitted)} training examples'
-        f'{part}. Use a smaller k.'
+        f'k={most}, but there are {len(train)} training examples that are not '
+        'held out. Use a smaller k.'
       )
 
   def __call__(
     self,
     train: frozen.Split,
     test: frozen.Split,
-    *,
     val: frozen.Split | None = None,
-    mesh: Mesh,
   ) -> dict[str, float]:
     """Return {'k{k}_t{T}' or 'k{k}_majority': accuracy}.
 
     If k or T is chosen, on `val` or on held-out examples, also 'chosen' (the
     accuracy of the first of the best), 'chosen_k' and, unless None, 'chosen_t'.
     """
-    self.check(train.y, test.y, labels_val=None if val is None else val.y)
-    found = self._accuracies(train, test, mesh)
+    found = self._accuracies(train, test)
     results = {
       f'k{k}_' + ('majority' if t is None else f't{t:g}'): value
       for (k, t), value in found.items()
     }
-    if self._chooses(val):
-      scores = self._accuracies(*self.split(train, val), mesh)
-      k, t = best = max(scores, key=scores.get)
-      results |= {'chosen': found[best], 'chosen_k': float(k)}
-      if t is not None:
-        results['chosen_t'] = float(t)
-    return results
+    if len(found) == 1 or (val is None and self.held_out is None):
+      return results
+    parts = frozen.tuning(train, val, self.held_out, self.seed)
+    scores = self._accuracies(*parts)
+    k, t = best = max(scores, key=scores.__getitem__)
+    results |= {'chosen': found[best], 'chosen_k': float(k)}
+    return results | ({} if t is None else {'chosen_t': float(t)})
 
-  def _chooses(self, val):
-    several = len(self.ks) * len(self.temperatures) > 1
-    return several and (val is not None or self.held_out is not None)
-
-  def _accuracies(self, train, test, mesh):
+  def _accuracies(self, train, test):
     """Return {(k, temperature): accuracy on test}."""
+    ks = frozen.several(self.k)
     classes, numbers = np.unique(train.y, return_inverse=True)
-    similar, rows = neighbours(
-      train.x, test.x, max(self.ks), metric=self.metric, mesh=mesh
-    )
+    similarities, rows = neighbours(train.x, test.x, max(ks))
     labels = numbers[rows]
     accuracies = {}
-    for k, t in itertools.product(self.ks, self.temperatures):
-      predicted = classes[vote(similar[:, :k], labels[:, :k], t)]
+    for k, t in itertools.product(ks, frozen.several(self.temperature)):
+      predicted = classes[vote(similarities[:, :k], labels[:, :k], t)]
       accuracies[k, t] = float(np.mean(predicted == test.y))
     return accuracies
 
 
-def _several(value):
-  return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
 def vote(
-  similarities: np.ndarray,
-  labels: np.ndarray,
-  temperature: float | None,
-  rows: int = 1024,
+  similarities: np.ndarray, labels: np.ndarray, temperature: float | None
 ) -> np.ndarray:
   """Return the class with most votes, int [Q].
 
   Takes similarities, float32 [Q, k], nearest neighbour first, and the labels of
-  the neighbours, int [Q, k]; `rows` queries at a time, to bound memory.
+  the neighbours, int [Q, k].
   """
-  num_classes = labels.max() + 1
-  found = []
-  for i in range(0, len(labels), rows):
-    near = similarities[i : i + rows].astype(np.float64)
-    # Relative to the nearest, so that no temperature overflows.
-    excess = near - near[:, :1]
-    scale = np.inf if temperature is None else temperature
-    cells = labels[i : i + rows] + num_classes * np.arange(len(near))[:, None]
-    votes = np.bincount(
-      cells.ravel(), np.exp(excess / scale).ravel(), len(near) * num_classes
-    )
-    found.append(votes.reshape(-1, num_classes).argmax(axis=1))
-  return np.concatenate(found)
+  # Relative to the nearest, so that no temperature overflows.
+  excess = similarities.astype(np.float64) - similarities[:, :1]
+  weights = np.exp(excess / (np.inf if temperature is None else temperature))
+  count = labels.max() + 1
+  votes = [np.bincount(y, w, count).argmax() for y, w in zip(labels, weights)]
+  return np.array(votes)
 
 
 def neighbours(
-  train: np.ndarray,
-  queries: np.ndarray,
-  k: int,
-  *,
-  metric: str = 'cosine',
-  mesh: Mesh,
-) -> list[np.ndarray]:
-  """Return the k nearest rows of train to each query, nearest first.
+  train: np.ndarray, queries: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return cosine similarities and row numbers [Q, k], nearest first.
 
-  Takes float32 [N, D], N >= k, and [Q, D], numpy and equal on all hosts.
-  Returns similarities float32 [Q, k] and row numbers int32 [Q, k].
+  Takes float32 [N, D], N >= k, and [Q, D].
   """
-  if metric == 'cosine':
-    train, queries = _unit(train), _unit(queries)
-  padding = ((0, -len(queries) % _QUERIES), (0, 0))
-  batches = np.pad(queries, padding).reshape(-1, _QUERIES, queries.shape[1])
-  x, batches = frozen.put_rows(train, mesh), frozen.put_whole(batches, mesh)
-  found = _search(x, batches, n=len(train), k=k, metric=metric, mesh=mesh)
-  return [x.reshape(-1, k)[: len(queries)] for x in jax.device_get(found)]
-
-
-@functools.partial(jax.jit, static_argnames=('n', 'k', 'metric', 'mesh'))
-def _search(x, queries, *, n, k, metric, mesh):
-  """Find the nearest of the first n rows of x [N, D] to queries [B, Q, D].
-
-  Each device searches its own rows; then the best of all devices are merged. Of
-  equal similarities `top_k` returns the first, which is the lowest row.
-  """
-  (axes,) = sharding.batch_sharding(mesh).spec
-  rows, columns = PartitionSpec(axes), PartitionSpec(None, axes)
-
-  @functools.partial(
-    jax.shard_map,
-    mesh=mesh,
-    in_specs=(rows, rows, PartitionSpec()),
-    out_specs=columns,
+  train, queries = _unit(train), _unit(queries)
+  best = (
+    np.full((len(queries), k), -np.inf, np.float32),
+    np.zeros((len(queries), k), np.int32),
   )
-  def on_each_device(x, row, queries):
-    score = jnp.matmul(queries, x.T, precision='highest')
-    if metric == 'euclidean':
-      score = 2 * score - jnp.sum(queries**2, axis=1, keepdims=True)
-      score -= jnp.sum(x**2, axis=1)[None]
-    score = jnp.where(score == 0, 0.0, score)  # top_k orders -0 below 0
-    score = jnp.where(row[None] < n, score, -jnp.inf)
-    score, at = jax.lax.top_k(score, min(k, len(x)))
+  for first in range(0, len(train), _ROWS):
+    best = _nearer(best, queries, train[first : first + _ROWS], first)
+  return jax.device_get(best)
+
+
+@jax.jit
+def _nearer(best, queries, x, first):
+  """Return `best` with the rows of x that are nearer; x[0] is row `first`."""
+
+  def of_query(found):
+    score, row, query = found
+    score = jnp.concatenate([score, jnp.matmul(x, query, precision='highest')])
+    row = jnp.concatenate([row, first + jnp.arange(len(x))])
+    # Of equal scores top_k returns the first, which is the lowest row.
+    score, at = jax.lax.top_k(score, best[0].shape[1])
     return score, row[at]
 
-  def nearest(queries):
-    score, row = on_each_device(x, jnp.arange(len(x)), queries)
-    score, at = jax.lax.top_k(score, k)
-    return score, jnp.take_along_axis(row, at, axis=1)
-
-  return jax.lax.with_sharding_constraint(
-    jax.lax.map(nearest, queries), sharding.replicated(mesh)
-  )
+  return jax.lax.map(of_query, (*best, queries), batch_size=_QUERIES)
 
 
 def _unit(x):

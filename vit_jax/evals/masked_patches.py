@@ -4,13 +4,11 @@ import dataclasses
 
 import jax
 
-from vit_jax.config.domains import KeySeed, checked
 from vit_jax.evals.collect import SplitEvaluator, means
 from vit_jax.objectives.masked_patches import Prediction, Task
-from vit_jax.types import Batch, Params
+from vit_jax.types import Batch, KeySeed, Params
 
 
-@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MaskedPatches(SplitEvaluator):
   """Loss and accuracy over the corrupted patches of a split; no labels.
@@ -21,7 +19,7 @@ class MaskedPatches(SplitEvaluator):
 
   Attributes (more in `SplitEvaluator`):
     seed: of the corruption.
-    task: that of the objective, see objectives/masked_patches.py.
+    task: of the objective, see objectives/masked_patches.py.
   """
 
   seed: KeySeed = 0

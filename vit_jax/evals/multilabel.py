@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.domains import Between, Positive, checked
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Params
+from vit_jax.types import Between, Params
 
 
-@checked
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MultiLabel(LabelEvaluator):
   """Ranking and decision metrics of a sigmoid model on a whole split.
@@ -24,29 +22,17 @@ class MultiLabel(LabelEvaluator):
 
   Attributes (more in `LabelEvaluator`):
     threshold: between 0 and 1.
-    max_gb: largest size of the scores of all examples (N * K * 4 bytes), which
-      every host keeps; sorting them takes about three times that.
   """
 
   threshold: Between = 0.5
-  max_gb: Positive = 8.0
 
   def __post_init__(self) -> None:
-    source = self.data.source
     label = np.asarray(self.data.first_example()['label'])
     if label.ndim != 1:
       raise ValueError(
         f'MultiLabel: the label of an example is {label!r}; it must be a '
         'vector that is above 0 for each correct class. For class numbers use '
         'vit_jax.evals.classification.Classification.'
-      )
-    needed = len(source) * len(label) * 4 / 1e9
-    if needed > self.max_gb:
-      raise ValueError(
-        f'MultiLabel: the scores of {len(source)} examples and {len(label)} '
-        f'classes take {needed:.3g} GB on every host, more than '
-        f'max_gb={self.max_gb}. Evaluate a part of the split, or raise max_gb; '
-        'sorting them takes three times that.'
       )
     super().__post_init__()
 
