@@ -95,7 +95,8 @@ RATE = 0.1
 
 def run(workdir, rule=sgd, *, total=4, seen=None, **options):
   source = Synthetic(image_size=4, num_classes=4, num_examples=32)
-  evals = {} if seen is None else {'kept': Evaluation(lambda *_, **__: Kept(seen))}
+  kept = Evaluation(lambda *_, **__: Kept(seen))
+  evals = {} if seen is None else {'kept': kept}
   return train(
     workdir,
     model=Linear(),

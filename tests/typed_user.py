@@ -76,9 +76,7 @@ def scaled(
 class Largest:
   """An evaluator."""
 
-  def __init__(
-    self, model: Model, *, preprocess: Any, mesh: Any, data: Data
-  ):
+  def __init__(self, model: Model, *, preprocess: Any, mesh: Any, data: Data):
     self.model, self.data = model, data
 
   def run(self, params: Params) -> dict[str, float]:

@@ -17,13 +17,12 @@ import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.data.pipeline import Data
 from vit_jax.runs import device_memory
 from vit_jax.types import Model, Params, Preprocess
 
@@ -34,8 +33,8 @@ class Evaluator(Protocol):
   def run(self, params: Any) -> Mapping[str, float]: ...
 
 
-# In a config, `data` of an evaluator is a Data without being annotated so.
-Factory = Annotated[Callable[..., Evaluator], ('data', Data)]
+# (model, *, preprocess, mesh) -> Evaluator.
+Factory = Callable[..., Evaluator]
 
 
 def make(
