@@ -311,7 +311,7 @@ def _check_configs(runs):
       raise ConfigError(f'runs.{name}: {error}') from error
     if call.kwargs.get('init_from'):  # _check_weights knows its flag
       call.kwargs.pop('init_from')
-    configs.check_set(call, f'runs.{name}.')
+    configs.check_set(call, config, f'runs.{name}.')
 
 
 class _Start(NamedTuple):

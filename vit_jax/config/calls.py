@@ -1,6 +1,8 @@
 """From a config to checked calls, and from calls to objects."""
 
 import collections.abc
+import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -131,19 +133,28 @@ def resolve(value: Any) -> Any:
   return make(found)
 
 
-def check_set(call: Call, prefix: str = '') -> None:
+def check_set(call: Call, config: Any, prefix: str = '') -> None:
   """Raise ConfigError naming the flags of required arguments that are None.
 
   Args:
     call: of `plan_run`.
+    config: its ConfigDict. Values that refer to another one are not named.
     prefix: path of the config in the config of the command line, with a dot.
   """
-  paths = sorted(_unset(call), key=len)
-  # Values that refer to another one end with its path.
-  first = [x for x in paths if not any(x.endswith(f'.{y}') for y in paths)]
-  if first:
-    flags = ' '.join(f'--config.{prefix}{path}=...' for path in first)
-    raise ConfigError(f'The config leaves values to be set by you. Add {flags}')
+  filled, flags = copy.deepcopy(config), []
+  for path in sorted(_unset(call), key=len):
+    *parents, key = path.split('.')
+    node = filled
+    for parent in parents:
+      node = node[int(parent) if isinstance(node, list | tuple) else parent]
+    if node[key] is None:
+      flags.append(f'--config.{prefix}{path}=...')
+      with contextlib.suppress(ValueError):  # None, not a placeholder
+        node.get_ref(key).set('set', type_safe=False)
+  if flags:
+    raise ConfigError(
+      f'The config leaves values to be set by you. Add {" ".join(flags)}'
+    )
 
 
 def _unset(value):
@@ -169,15 +180,18 @@ class _Plan:
     if self.problems:
       raise ConfigError('\n'.join(dict.fromkeys(self.problems)))
 
-  def value(self, value, annotation, where):
-    """Return a config value with a Call in the place of every target in it."""
+  def value(self, value, annotation, where, others=()):
+    """Return a config value with a Call in the place of every target in it.
+
+    `others` are keys next to it that have a target, for the message.
+    """
     annotation = without_none(annotation)
     if annotation is ConfigDict:
       return value  # such as the runs of a study, whose turn comes later
     if isinstance(value, Mapping | ConfigDict):
       values, is_part = dict(items(value)), dataclasses.is_dataclass(annotation)
       if is_part and rest_field_of(annotation):
-        return self.flat(annotation, values, where)
+        return self.flat(annotation, values, where, others)
       if 'target' in values:
         return self.target(values, annotation, where)
       if is_part:
@@ -185,8 +199,10 @@ class _Plan:
         self.require_all(call)
         return call
       inner = item_of(annotation)
+      complete = [k for k, v in values.items() if _has_target(v)]
       return {
-        k: self.value(v, inner, join(where, k)) for k, v in values.items()
+        k: self.value(v, inner, join(where, k), complete)
+        for k, v in values.items()
       }
     if isinstance(value, list | tuple):
       inner = item_of(annotation)
@@ -213,7 +229,7 @@ class _Plan:
       self.require_all(call)
     return call
 
-  def flat(self, cls, values, where):
+  def flat(self, cls, values, where, others):
     """Return the Call of a dataclass that has a `rest` field."""
     field, own = rest_field_of(cls), {}
     names = [f.name for f in dataclasses.fields(cls) if f is not field]
@@ -221,7 +237,7 @@ class _Plan:
       if key in names or stem_of(key) in names:
         own[key] = values.pop(key)
     if 'target' not in values:
-      near = suggest('target', values) if values else ''
+      near = suggest(where.rpartition('.')[2], others)
       self.problems.append(
         f"{where} needs a 'target', the dotted path of a class or function"
         f'{near}{f"; it has {list(values)}" if values else ""}.'
@@ -306,6 +322,10 @@ class _Plan:
 
 def _misfit(planned, annotation):
   return '' if has_calls(planned) else misfit(planned, annotation)
+
+
+def _has_target(value):
+  return isinstance(value, Mapping | ConfigDict) and 'target' in value
 
 
 def has_calls(value: Any) -> bool:

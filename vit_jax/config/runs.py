@@ -35,7 +35,7 @@ def run(
   found, taken = plan_run(
     config, record=record, preset=preset, entries=listed, **supplied
   )
-  check_set(found)
+  check_set(found, config)
   listed += entries(found)
   preset['defaults'] = {
     each.key: str(each.value) for each in listed if not each.is_set

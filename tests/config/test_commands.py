@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 from vit_jax import config, main
 from vit_jax.tools import predict
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def python(code, *arguments, cwd, **environ):
@@ -46,7 +46,7 @@ def error_of(*words):
 HELP = """
 import io, os, runpy, sys
 import grain, matplotlib.pyplot, rich.progress
-from vit_jax import terminal, pretrained
+from vit_jax import pretrained
 for word in ('--help', '--helpfull'):
   for name in sys.argv[2:]:
     if not (child := os.fork()):
@@ -93,9 +93,8 @@ def test_help_is_a_success(tmp_path):
     ('--workdr=/tmp/x', r"'workdr'\. Did you mean: workdir\? --help lists all"),
     ('--process_id=one', r"flag --process_id=one: .*'one'\. --help lists"),
     ('--config', r'Missing value for flag --config'),
-    ('--config=no/such.py', r'no/such\.py is not a file\.'),
-    ('--config=no/quickstart.py', r'\(did you mean vit_jax:quickstart\?\)'),
-    ('--config=configs/evaluat.py', r"did you mean 'configs/evaluate\.py'\?"),
+    ('--config=no/such.py', r'no/such\.py is not a file'),
+    ('--config=configs/evaluat.py', r"did you mean 'evaluate'\?"),
     ('--config=vit_jax:evaluat', r"'evaluat' \(did you mean 'evaluate'\?\)"),
     ('--config=vit_jax:common', r"no config 'common'.* has ablations, "),
     (
@@ -114,7 +113,7 @@ def test_help_is_a_success(tmp_path):
     ('--config=vit_jax:quickstart --config.=3', r'--config\.=3 lacks a key'),
     (
       '--config=vit_jax:finetune:pets --config.data.batch_size=many',
-      r"'many' is not of type int\. batch_size is 512 here",
+      r'batch_size=many: it is 512 here\. Give a value of type int',
     ),
     (
       '--config=vit_jax:finetune:pets,B/16 --config.model=3',
@@ -192,27 +191,14 @@ def test_arguments_of_tools(capsys):
 # Configs of users.
 
 
-@pytest.mark.parametrize(
-  'code, message',
-  [
-    ('def get_config(:', r'bad\.py, line 1: SyntaxError: '),
-    ('\nimport no_such_package', r"line 2: ModuleNotFoundError: .*'no_such_pa"),
-    (
-      'def get_config():\n  return undefined',
-      r'line 2: NameError: .*undefined',
-    ),
-    ('def get_config():\n  raise ValueError("a\\nb")', r'bad\.py: a b$'),
-    ('def get_config(argument):\n  return {}', r"missing .*'argument'\."),
-    (
-      'from configs import nothing_here',
-      r'line 1: ImportError: .*nothing_here',
-    ),
-  ],
-)
-def test_an_error_in_a_config_is_one_line(code, message, tmp_path):
+def test_an_error_in_a_config_of_a_user_keeps_its_traceback(tmp_path):
   path = tmp_path / 'bad.py'
-  path.write_text(code)
-  assert re.search(message, error_of(f'--config={path}', '--print_config'))
+  path.write_text('def get_config():\n  return undefined')
+  with pytest.raises(NameError):
+    config.load(path)
+  path.write_text('def get_config():\n  raise ValueError("no such model")')
+  line = error_of(f'--config={path}', '--print_config')
+  assert 'bad.py' in line and 'no such model' in line
 
 
 def test_a_config_without_arguments(tmp_path):
@@ -259,20 +245,10 @@ def get_config(word):
 """,
   )
   (tmp_path / 'elsewhere').mkdir()
-  # A package of this name that is installed must not hide the shipped files.
-  write(tmp_path / 'site' / 'configs', __init__='x = 2', common='unrelated = 1')
-  spec, other = tmp_path / 'mine' / 'exp.py:word', tmp_path / 'site'
+  spec = tmp_path / 'mine' / 'exp.py:word'
   done = python(LOAD, spec, cwd=tmp_path / 'elsewhere')
   expected = ('word', 1, str(ROOT / 'configs' / 'common.py'), True)
   assert done.stdout.strip() == str(expected), done.stderr
-  path = f'{ROOT}{os.pathsep}{other}'
-  done = python(
-    "from vit_jax import config; print('pretrain' in "
-    "config.load('vit_jax:quickstart').runs); import configs; print(configs.x)",
-    cwd=tmp_path,
-    PYTHONPATH=path,
-  )
-  assert done.stdout.split() == ['True', '2'], done.stderr
 
 
 def test_a_folder_of_the_user_named_configs(tmp_path):
