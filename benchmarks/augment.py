@@ -9,9 +9,7 @@ implementations take turns in rounds. A line has the images per CPU second of
 both, and the median of the ratios of the rounds with the smallest and largest.
 The last rows are complete recipes without decoding and normalization, from
 375 x 500 pixels to 224 x 224; the others keep 224 x 224. What is drawn differs,
-so that small numbers of images give other ratios. With decoding and batches,
-the recipes are timed by `python -m vit_jax.tools.benchmark --mode=input
---augmentation=deit,deit3 --peer=timm`.
+so that small numbers of images give other ratios.
 """
 
 import argparse
@@ -26,12 +24,12 @@ from PIL import Image, ImageFilter, ImageOps
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'golden')]
 
+import jpegs  # noqa: E402
 import seeded  # noqa: E402
 
 from vit_jax.data import augment as A  # noqa: E402
 from vit_jax.data import images  # noqa: E402
 from vit_jax.data import transforms as T  # noqa: E402
-from vit_jax.tools.benchmark import input  # noqa: E402
 
 DEIT = 'rand-m9-mstd0.5-inc1'
 
@@ -71,6 +69,13 @@ def policies():
     224, interpolation='bicubic'
   )
   here = [A.rand_augment(DEIT, interpolation='bicubic')]
+  crop = T.InceptionCrop(
+    224,
+    area=(0.08, 1.0),
+    interpolation='bicubic',
+    antialias=True,
+    method='torch',
+  )
   simple = [
     vision.Resize(224, bicubic),
     vision.RandomCrop(224, padding=4, padding_mode='reflect'),
@@ -103,12 +108,12 @@ def policies():
     ),
     'DeiT: crop, flip, RandAugment, erasing': (
       None,
-      input.augmentation('deit', 224),
+      [crop, T.FlipLR(), *here, A.RandomErasing()],
       [resized, flip, rand(interpolation=Image.Resampling.BICUBIC), erased],
     ),
     'DeiT III: crop, flip, 3-Augment, jitter': (
       None,
-      input.augmentation('deit3', 224),
+      [crop, T.FlipLR(), A.ThreeAugment(), A.ColorJitter()],
       [resized, flip, three, jitter, np.asarray],
     ),
     'DeiT III, 21k: simple crop, flip, 3-Augment, jitter': (
@@ -121,8 +126,7 @@ def policies():
 
 def photographs(size, count):
   """Return arrays uint8 [H, W, 3]: smooth shapes with some noise."""
-  kind = input.KINDS['imagenet']._replace(num_files=count)
-  made = [images.decode(input._jpeg(kind, seed)) for seed in range(count)]
+  made = [images.decode(file) for file in jpegs.make('imagenet', count)]
   return made if size is None else [T.resize(x, size, 'area') for x in made]
 
 

@@ -22,7 +22,7 @@ from vit_jax.data import augment, image_files, operations, transforms
 from vit_jax.reports import pictures
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
-from vit_jax.tools import arguments, outputs, predict
+from vit_jax.tools import arguments, parsers, predict
 
 _MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment
 _INCREASING = (3, 6, 9)  # of timm's
@@ -39,16 +39,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.plain_parser(
-    __doc__, 'augmentations --output=FILE [IMAGE]'
-  )
+  parser = parsers.parser(__doc__, 'tools.augmentations --output=FILE [IMAGE]')
   add = parser.add_argument
   add('image', nargs='?', help='file; local or gs://...')
   add('--output', required=True, metavar='FILE', help='.png or .pdf')
   arguments.add_counts(
     parser,
     image_size=(224, 'height and width of the augmented image in pixels'),
-    **arguments.MAX_IMAGE_BYTES,
   )
   return parser
 
@@ -183,7 +180,6 @@ def _run(args):
   path = epath.Path(args.output).expanduser()
   if path.suffix not in ('.png', '.pdf'):
     raise ValueError(f'--output={args.output} must end with .png or .pdf.')
-  outputs.check_folder(args.output)
   image = _read(args)
   draw(image, (of_policies(image), of_others(image)), path)
   print(path)
@@ -195,8 +191,7 @@ def _read(args):
   crop = (transforms.ResizeSmall(size), transforms.CentralCrop(size))
   if args.image is not None:
     paths = image_files.find([args.image])
-    limit = args.max_image_bytes
-    loaded = image_files.load(paths, crop, max_image_bytes=limit, num_workers=1)
+    loaded = image_files.load(paths, crop, num_workers=1)
     return next(predict.images_of(loaded))
   from sklearn.datasets import load_sample_image
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments
+from vit_jax.tools import arguments, parsers
 from vit_jax.weights.files import fetch
 
 FOLDER = 'gs://vit_models/augreg'
@@ -80,7 +80,7 @@ def best(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = arguments.plain_parser(__doc__, 'augreg MODEL [options]')
+  parser = parsers.parser(__doc__, 'tools.augreg MODEL [options]')
   add = parser.add_argument
   add('model', choices=MODELS, metavar='MODEL', help=', '.join(MODELS))
   add('--dataset', default='i21k', help='of pre-training (i21k)')

@@ -6,8 +6,8 @@ FROM is a workdir, a checkpoint in it, a file, a folder, or a URL (see
 vit_jax/weights/formats.py). TO determines the format; where two formats have
 the same ending, add --format:
 
-  NAME.npz         npz (the papers' authors), or --format=big_vision,
-                   or --format=vit_jax (any model, also your own)
+  NAME.npz         npz (the papers' authors), or --format=vit_jax (any model,
+                   also your own)
   NAME.stablehlo   a function that runs without this code (weights/export.py)
   FOLDER           timm (model.safetensors, config.json), or --format=hf
 
@@ -24,17 +24,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import rich.filesize
 
-from vit_jax import config
 from vit_jax.models.resample import METHODS
 from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, is_local
-from vit_jax.tools import arguments
+from vit_jax.runs.files import PathLike
+from vit_jax.tools import arguments, parsers
 from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
-FORMATS = (*formats.FORMATS, 'stablehlo')
+# The formats of each ending; the first is the default.
+BY_ENDING = {
+  '.npz': ('npz', 'vit_jax'),
+  '.stablehlo': ('stablehlo',),
+  '': ('timm', 'hf'),
+}
+FORMATS = tuple(name for names in BY_ENDING.values() for name in names)
 
 
 def save(
@@ -44,7 +48,7 @@ def save(
   *,
   force: bool = False,
   **options: Any,
-) -> list[Any]:
+) -> list[pathlib.Path]:
   """Write weights; each file appears under its name when all are complete.
 
   Args:
@@ -62,9 +66,7 @@ def save(
   """
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(
-    dir=target.parent, prefix=f'.{target.name}.'
-  ) as staging:
+  with tempfile.TemporaryDirectory(dir=target.parent) as staging:
     staged = pathlib.Path(staging) / target.name
     if format == 'stablehlo':
       content, description = export.stablehlo(weights, **options)
@@ -73,43 +75,34 @@ def save(
       staged.with_name(f'{staged.name}.json').write_text(text + '\n')
     else:
       formats.write(weights, staged, format)
-    files = [p for p in pathlib.Path(staging).rglob('*') if p.is_file()]
-    files.sort(key=lambda p: (p.suffix == '.json', p))
-    moves = [(f, target.parent / f.relative_to(staging)) for f in files]
+    files = sorted(p for p in pathlib.Path(staging).rglob('*') if p.is_file())
+    moves = {file: target.parent / file.relative_to(staging) for file in files}
     if not force:
-      _check_free([to for _, to in moves])
-    for file, to in moves:
+      _check_free(moves.values())
+    for file, to in moves.items():
       to.parent.mkdir(exist_ok=True)
       file.replace(to)
-  return [to for _, to in moves]
+  return list(moves.values())
 
 
-def format_of(target: str, format: str | None = None) -> tuple[Any, str]:
+def format_of(
+  target: str, format: str | None = None
+) -> tuple[pathlib.Path, str]:
   """Return (path to write to, format) for the user's TO and --format.
 
   Raises:
     ValueError: the ending does not determine a format, or contradicts `format`.
   """
   path = pathlib.Path(target).expanduser()
-  if not is_local(target):
-    raise ValueError(f'{target}: write to a local path, and copy it there.')
   if path.name == 'model.safetensors':  # the file name in timm and hf
     path = path.parent
-  is_folder = path.is_dir() or str(target).endswith('/')
-  ending = '' if is_folder else path.suffix
-  by_ending = {
-    '.npz': ('npz', *formats.NPZ_FORMATS),
-    '.stablehlo': ('stablehlo',),
-  }
-  folders = ('timm', 'hf')
-  fitting = by_ending.get(ending, folders)
-  if format is None and (ending in by_ending or not ending):
-    format = fitting[0]
-  if format not in fitting:
+  is_folder = path.is_dir() or format in BY_ENDING['']
+  fitting = BY_ENDING.get('' if is_folder else path.suffix, ())
+  format = format or next(iter(fitting), None)
+  if '://' in target or format not in fitting:
     raise ValueError(
       f'{target} does not fit a format{f" {format!r}" if format else ""}. Use '
-      'NAME.npz (vit_jax, npz, big_vision), NAME.stablehlo, or a folder (timm, '
-      'hf), and --format if several remain.'
+      'NAME.npz (npz, vit_jax), NAME.stablehlo, or a folder (timm, hf), local.'
     )
   return path, format
 
@@ -119,16 +112,11 @@ def _check_free(paths):
     raise ValueError(f'{", ".join(there)} exists already; --force replaces it.')
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  args = parser().parse_args(argv)
-  with terminal.one_message():
-    _run(args)
-
-
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.parser(__doc__, 'convert FROM TO [options]')
-  add = parser.add_argument
-  add('source', metavar='FROM', help='workdir, file, folder or URL')
+  """Return the ArgumentParser."""
+  made = parsers.parser(__doc__, 'tools.convert FROM TO [options]')
+  arguments.add_weights(made, 'weights')
+  add = made.add_argument
   add('target', metavar='TO', help='file or folder')
   add('--format', choices=FORMATS, help='(determined by TO)')
   add('--force', action='store_true', help='replace existing files')
@@ -139,84 +127,59 @@ def parser() -> argparse.ArgumentParser:
     metavar='N|HxW',
     help='if not that of the weights; the patch kernel is resized',
   )
-  add(
-    '--patch_resize',
-    choices=METHODS,
-    help='for --patch_size (bicubic_antialias)',
-  )
+  add('--patch_resize', choices=METHODS, help='(bicubic_antialias)')
   add(
     '--num_classes',
     type=int,
     metavar='N',
     help='0 leaves the head out; any other number: a new head of zeros',
   )
-  add(
+  group = made.add_argument_group('stablehlo')
+  group.add_argument(
     '--input',
     choices=export.INPUTS,
     default='uint8',
-    help='stablehlo: pixels 0..255 (default), or preprocessed images',
+    help='pixels 0..255 (default), or preprocessed images',
   )
-  add(
+  group.add_argument(
     '--platforms',
     type=arguments.several(export.PLATFORMS),
     default=export.PLATFORMS,
     metavar='A,B,...',
-    help=f'stablehlo: where it runs ({",".join(export.PLATFORMS)})',
+    help=f'where it runs ({",".join(export.PLATFORMS)})',
   )
-  arguments.add_counts(
-    parser, batch_size=(None, 'stablehlo: fixed number of images (any)')
-  )
-  return parser
+  arguments.add_counts(group, batch_size=(None, 'fixed number of images (any)'))
+  return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command."""
+  args = parser().parse_args(argv)
+  with terminal.one_message():
+    _run(args)
 
 
 def _run(args):
   path, format = format_of(args.target, args.format)
-  if not args.force:  # before the long work
-    _check_free([path / 'model.safetensors' if path.is_dir() else path])
-  weights = arguments.read(args.source, args)
-  say = terminal.console().print
-  _show(say, 'read', weights.origin)
-  _show(say, 'model', describe(weights))
-  changes = ('image_size', 'patch_size', 'num_classes')
-  changes += ('posemb_resize', 'patch_resize')
-  options = {name: getattr(args, name) for name in changes}
-  weights, report = arguments.fit(weights, **options)
-  if report:
-    _show(say, 'fitted', str(report))
+  changes = ('patch_size', 'num_classes', 'posemb_resize', 'patch_resize')
+  weights = arguments.read(args, **{x: getattr(args, x) for x in changes})
+  print(describe(weights))
   options = {}
   if format == 'stablehlo':
     options = {'images': args.input, 'batch_size': args.batch_size}
     options['platforms'] = args.platforms
   files = save(weights, path, format, force=args.force, **options)
-  for note in weights.notes:
-    _show(say, 'note', note.strip())
-  for file in files:
-    size = rich.filesize.decimal(file.stat().st_size)
-    _show(say, 'wrote', f'{size:>8}  {file}')
+  print(*weights.notes, *(f'wrote {file}' for file in files), sep='\n')
 
 
 def describe(weights: Weights) -> str:
   """Return one line: the model, number of parameters, images and classes."""
-  settings = config.describe(weights.model)
-  classes = settings.pop('num_classes', None)
   count = sum(np.size(x) for x in weights.params.values())
   shape = 'x'.join(map(str, weights.image_shape))
-  head = f'{classes} classes' if classes else 'no head'
-  names = ' with names' if weights.class_names else ''
-  model = f'{_text(settings)}: {count:,} parameters'
-  return f'{model}, images {shape}, {head}{names}'
-
-
-def _text(value):
-  """Return {'target': 'a.B', 'c': 1} as B(c=1)."""
-  if not isinstance(value, dict) or 'target' not in value:
-    return str(value)
-  fields = (f'{k}={_text(v)}' for k, v in value.items() if k != 'target')
-  return f'{value["target"].rsplit(".", 1)[-1]}({", ".join(fields)})'
-
-
-def _show(say, what, text):
-  say(f'{what:7}', text, highlight=False, markup=False, soft_wrap=True)
+  return (
+    f'{weights.origin}: {type(weights.model).__name__}, {count:,} parameters, '
+    f'images {shape}, {weights.model.num_classes or "no"} classes'
+  )
 
 
 if __name__ == '__main__':

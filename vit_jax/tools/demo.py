@@ -33,17 +33,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pretrained
-from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.reports.attention import STYLES, overlay
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments, outputs, predict
+from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.weights.bundle import Weights
 
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
 ALL = 'all'
 _SHOWN_PX = 448  # smaller side of the images on the page, at least
-_PORT = 7860  # gradio's
+_MAX_UPLOAD = '50mb'
 
 
 class Explainer:
@@ -51,25 +50,18 @@ class Explainer:
 
   Args:
     weights: Weights.
-    max_image_bytes: of `images.decode`.
 
   Attributes:
     weights: these weights.
     has_classes: whether there are probabilities for the image.
     no_attention: why there is no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
-
-  Raises:
-    ValueError: there is nothing to show, or the model does not take images.
   """
 
-  def __init__(
-    self, weights: Weights, max_image_bytes: int = MAX_IMAGE_BYTES
-  ) -> None:
+  def __init__(self, weights: Weights) -> None:
     self.weights = weights
-    self._max_image_bytes = max_image_bytes
     self.no_attention = arrays.obstacles(weights).get('rollout')
-    _, self._shape = predict.load(weights, [], 1)
+    self._shape = (1, *weights.image_shape)
     model, self._params = pretrained.build(weights)
     classify = predict.forward_fn(model, weights.preprocess, weights.activation)
     look = None
@@ -79,58 +71,39 @@ class Explainer:
     def forward(params, images):
       return classify(params, images) | (look(params, images) if look else {})
 
-    self._forward = forward
+    self._forward = jax.jit(forward)
     images = jax.ShapeDtypeStruct(self._shape, jnp.uint8)
     out = jax.eval_shape(forward, self._params, images)
     self.has_classes = 'probabilities' in out and out['probabilities'].ndim == 2
-    shape = out['maps'].shape if look else (0, 0, 0)
-    self.layers, self.heads = shape[1], shape[2]
-    if not self.has_classes and not look:
-      raise ValueError(
-        f'{weights.origin}: there is nothing to show. The weights have no head '
-        f'for classes of images, and {self.no_attention}.'
-      )
-
-  def compile(self) -> None:
-    """Compile the program, so that the first image takes no longer."""
-    blank = np.zeros(self._shape[1:], np.uint8)
-    self._run([('blank', blank)])
+    self.layers, self.heads = out['maps'].shape[1:3] if look else (0, 0)
 
   def __call__(self, path: str) -> dict[str, Any]:
     """Return a dict of what there is to show of an image file.
 
     Returns:
-      'picture' uint8 [H, W, C], what the model sees, finer; 'classes' {name:
-      probability} of all classes, most likely first; 'maps' and 'heads'
-      float32 [L, h, gh, gw].
+      'picture' uint8 [H, W, C], what the model sees, finer; 'probabilities'
+      [K]; 'maps' and 'heads' float32 [L, h, gh, gw].
 
     Raises:
       ValueError: the file is not an image.
     """
-    weights, limit = self.weights, self._max_image_bytes
-    loaded, _ = predict.load(weights, [path], 1, max_image_bytes=limit)
-    found = self._run(loaded)
-    (picture,) = figures.finer_images(weights, [path], _SHOWN_PX, limit)
-    return found | {'picture': picture}
-
-  def _run(self, loaded):
-    images = predict.images_of(loaded)
-    loaded = (('image', image) for image in images)
+    loaded, _ = predict.load(self.weights, [path], 1)
     (found,) = predict.in_batches(
-      self._forward, self._params, loaded, self._shape, 'raise'
+      self._forward, self._params, loaded, self._shape
     )
-    return found
+    (picture,) = figures.finer_images(self.weights, [path], _SHOWN_PX)
+    return found | {'picture': picture}
 
   def top(self, found: Mapping[str, Any], count: int) -> dict[str, float]:
     """Return {name: probability} of the most likely classes, in order."""
-    names, classes = self.weights.class_names, {}
-    probabilities = found['probabilities']
+    names, p = self.weights.class_names, found['probabilities']
     uses = collections.Counter(names)
-    for i in outputs.top(probabilities, count).tolist():
+
+    def label(i):
       name = names[i] if names else f'class {i}'
-      name = f'{name} ({i})' if uses[name] > 1 else name
-      classes[name] = float(probabilities[i])
-    return classes
+      return f'{name} ({i})' if uses[name] > 1 else name
+
+    return {label(i): float(p[i]) for i in predict.top(p, count)}
 
   def draw(
     self,
@@ -150,8 +123,7 @@ class Explainer:
       style: of `overlay`.
     """
     of_heads = found[SHOWN[shown]][(layer or self.layers) - 1]
-    mean = head == ALL
-    values = of_heads.mean(axis=0) if mean else of_heads[int(head) - 1]
+    values = of_heads.mean(axis=0) if head == ALL else of_heads[int(head) - 1]
     return overlay(found['picture'], values, style=style)
 
 
@@ -160,17 +132,14 @@ def page(explainer: Explainer, top_k: int) -> Any:
   gr = _gradio()
 
   def explain(path, *choices):
-    nothing = None, None, None, None
     if path is None:
-      return '', *nothing
+      return '', None, None, None, None
     try:
       found = explainer(path)
     except ValueError as error:
       reason = str(error).removeprefix(f'{path}: ')
-      return f'**{os.path.basename(path)}**: {reason}', *nothing
-    classes = None
-    if explainer.has_classes:
-      classes = explainer.top(found, top_k)
+      return f'**{os.path.basename(path)}**: {reason}', None, None, None, None
+    classes = explainer.top(found, top_k) if explainer.has_classes else None
     return '', found, classes, found['picture'], draw(found, *choices)
 
   def draw(found, *choices):
@@ -212,10 +181,7 @@ def page(explainer: Explainer, top_k: int) -> Any:
             elem_id='attention',
             **look,
           )
-        choices = ()
-        if not explainer.no_attention:
-          with gr.Group():
-            choices = _choices(gr, explainer)
+        choices = () if explainer.no_attention else _choices(gr, explainer)
     image.change(
       explain, [image, *choices], [message, found, classes, picture, attention]
     )
@@ -232,34 +198,28 @@ def page(explainer: Explainer, top_k: int) -> Any:
 
 def _choices(gr, explainer):
   """Return the components that set the arguments of `Explainer.draw`."""
-  shown, styles = list(SHOWN), list(STYLES)
   heads = [ALL, *map(str, range(1, explainer.heads + 1))]
-  with gr.Row():
-    kind = gr.Radio(shown, value=shown[0], label='Show', elem_id='show')
-    style = gr.Radio(styles, value=styles[0], label='Style', elem_id='style')
-  layer = gr.Slider(
-    1,
-    max(explainer.layers, 2),
-    value=explainer.layers,
-    step=1,
-    label=f'Layer (1 to {explainer.layers})',
-    visible=explainer.layers > 1,
-    elem_id='layer',
-  )
-  head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
+  with gr.Group():
+    with gr.Row():
+      kind = gr.Radio([*SHOWN], value='rollout', label='Show', elem_id='show')
+      style = gr.Radio(STYLES, value='mask', label='Style', elem_id='style')
+    layer = gr.Slider(
+      1,
+      max(explainer.layers, 2),
+      value=explainer.layers,
+      step=1,
+      label=f'Layer (1 to {explainer.layers})',
+      visible=explainer.layers > 1,
+      elem_id='layer',
+    )
+    head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
   return kind, layer, head, style
 
 
 def _describe(explainer):
   """Return the text at the top of the page, as Markdown."""
-  weights = explainer.weights
-  height, width, _ = weights.image_shape
-  parts = [f'**{weights.origin}**', f'{height} x {width} px']
-  if explainer.has_classes:
-    parts.append(f'{weights.model.num_classes:,} classes')
-  if not explainer.no_attention:
-    parts.append(f'{explainer.layers} layers of {explainer.heads} heads')
-  lines = [', '.join(parts)]
+  height, width, _ = explainer.weights.image_shape
+  lines = [f'**{explainer.weights.origin}**, {height} x {width} px']
   if explainer.no_attention:
     lines.append(f'No attention to show: {explainer.no_attention}.')
   if not explainer.has_classes:
@@ -283,34 +243,26 @@ def _gradio():
 def launch(
   blocks: Any, *, port: int | None = None, share: bool = False
 ) -> None:
-  """Start the server, print its address, and wait for Ctrl-C.
+  """Start the server, print its address, and wait for Ctrl-C or SIGTERM.
 
   Args:
     blocks: of `page`.
     port: None for the first free one from 7860 on.
     share: whether to make a public link, too.
-
-  Raises:
-    ValueError: the port is in use.
   """
   gr = _gradio()
   fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
-  try:
-    _, address, public = blocks.launch(
-      server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
-      server_port=port,
-      share=share,
-      quiet=True,
-      prevent_thread_lock=True,
-      ssr_mode=False,
-      footer_links=[],
-      theme=gr.themes.Default(**fonts),
-    )
-  except OSError as error:
-    which = f'Port {port} is' if port else f'All ports from {_PORT} on are'
-    raise ValueError(
-      f'{which} in use. Choose another one with --port.'
-    ) from error
+  _, address, public = blocks.launch(
+    server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
+    server_port=port,
+    share=share,
+    max_file_size=_MAX_UPLOAD,
+    quiet=True,
+    prevent_thread_lock=True,
+    ssr_mode=False,
+    footer_links=[],
+    theme=gr.themes.Default(**fonts),
+  )
   print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
   if public:
     print(f'Public link: {public}', flush=True)
@@ -319,35 +271,31 @@ def launch(
   blocks.block_thread()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  args = parser().parse_args(argv)
-  with terminal.one_message():
-    _run(args)
-
-
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.parser(__doc__, 'demo --weights=WEIGHTS')
-  add = parser.add_argument
-  add('--weights', required=True, help='workdir, file or folder')
+  """Return the ArgumentParser."""
+  made = parsers.parser(__doc__, 'tools.demo --weights=WEIGHTS')
+  arguments.add_weights(made)
+  add = made.add_argument
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   arguments.add_counts(
-    parser,
+    made,
     top_k=(5, 'classes of each image'),
-    port=(None, f'of the server (the first free one from {_PORT} on)'),
-    **arguments.MAX_IMAGE_BYTES,
+    port=(None, 'of the server (the first free one from 7860 on)'),
   )
   add('--share', action='store_true', help='make a public link, too')
-  return parser
+  return made
 
 
-def _run(args):
-  _gradio()  # its absence should not be reported after a download
-  weights = arguments.read_to_predict(args)
-  if args.class_names:
-    weights.class_names = arguments.names(args.class_names, weights)
-  explainer = Explainer(weights, args.max_image_bytes)
-  explainer.compile()
-  launch(page(explainer, args.top_k), port=args.port, share=args.share)
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command."""
+  args = parser().parse_args(argv)
+  with terminal.one_message():
+    _gradio()  # its absence should not be reported after a download
+    weights = arguments.read(args)
+    if args.class_names:
+      weights.class_names = arguments.class_names(args.class_names, weights)
+    explainer = Explainer(weights)
+    launch(page(explainer, args.top_k), port=args.port, share=args.share)
 
 
 if __name__ == '__main__':

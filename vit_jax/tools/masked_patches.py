@@ -37,7 +37,7 @@ from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.reports import pictures
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
-from vit_jax.tools import arguments, outputs, predict
+from vit_jax.tools import arguments, parsers, predict
 from vit_jax.types import Params
 
 _OBJECTIVE = 'vit_jax.objectives.masked_patches.masked_patches'
@@ -130,14 +130,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.parser(__doc__, 'masked_patches --workdir=DIR --output=F')
+  parser = parsers.parser(
+    __doc__, 'tools.masked_patches --workdir=DIR --output=F'
+  )
+  arguments.add_weights(parser, '--workdir')
   add = parser.add_argument
   add('images', nargs='*', help='images, folders, globs; local or gs://...')
-  add('--workdir', required=True, help='of a run of masked patch prediction')
   add('--output', required=True, metavar='FILE.png', help='or FILE.pdf')
-  arguments.add_counts(
-    parser, examples=(8, 'images to draw'), **arguments.MAX_IMAGE_BYTES
-  )
+  arguments.add_counts(parser, examples=(8, 'images to draw'))
   add('--seed', type=int, default=0, help='of the corruption (0)')
   return parser
 
@@ -146,10 +146,8 @@ def _run(args):
   output = pathlib.Path(args.output)
   if output.suffix not in ('.png', '.pdf'):
     raise ValueError(f'--output={output} must end with .png or .pdf.')
-  outputs.check_folder(output)
-  run = _read_config(args.workdir)
-  weights = arguments.read(args.workdir, args)
-  weights, _ = arguments.fit(weights, image_size=args.image_size)
+  run = _read_config(args.weights)
+  weights = arguments.read(args)
   if args.images:
     images = _load(args, weights)
   else:
@@ -160,7 +158,7 @@ def _run(args):
   task = run['objective'].get('task', {})
   prediction = Prediction(model, weights.preprocess, Task(**task))
   found = corrupt_and_predict(prediction, params, images, seed=args.seed)
-  outputs.write_arrays(output.with_suffix('.npz'), found)
+  predict.write_arrays(output.with_suffix('.npz'), found)
   draw(found, model.embedding.patch_size, output)
   for name in _METRICS:
     if name in found:
@@ -194,8 +192,7 @@ def _open_data(run, trust, batch_size):
 def _load(args, weights):
   """Return the images of the command line, uint8 [N, H, W, C]."""
   paths = image_files.find(args.images)[: args.examples]
-  limit = args.max_image_bytes
-  loaded, _ = predict.load(weights, paths, args.examples, max_image_bytes=limit)
+  loaded, _ = predict.load(weights, paths, args.examples)
   return np.stack(list(predict.images_of(loaded)))
 
 

@@ -3,8 +3,7 @@ r"""Classify images with weights of any known format.
   python -m vit_jax.tools.predict --weights=WEIGHTS IMAGE|FOLDER|GLOB ...
   python -m vit_jax.tools.predict --weights=WEIGHTS --features=F.npz FOLDER
 
-WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py), or a
-function NAME.stablehlo that convert wrote, on the platforms it was written for.
+WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py).
 Folders of images are searched recursively. Images are preprocessed as stored
 with the weights. --features writes the arrays 'paths' [N] and 'features'
 [N, ...].
@@ -16,28 +15,36 @@ listed at the end); 2 for wrong arguments.
 """
 
 import argparse
-import collections
-import functools
+import contextlib
+import csv
+import io
 import itertools
+import json
+import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import rich.console
+import rich.table
+import rich.text
 
 from vit_jax import pretrained
-from vit_jax.config.checks import one_of
 from vit_jax.data import image_files
-from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments, outputs
+from vit_jax.runs.files import PathLike, replacing, write_atomically
+from vit_jax.tools import arguments, parsers
 from vit_jax.types import Params, Preprocess, Shape
 from vit_jax.weights.bundle import Weights
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
+OnError = Literal['raise', 'skip']
+# (class_id, name or None, probability) of the most likely classes, in order.
+Ranking = list[tuple[int, str | None, float]]
 
 
 def predict(
@@ -47,9 +54,7 @@ def predict(
   layer: str | None = None,
   activation: str | None = None,
   batch_size: int = 32,
-  num_workers: int | None = None,
-  on_error: str = 'raise',
-  max_image_bytes: int = MAX_IMAGE_BYTES,
+  on_error: OnError = 'raise',
 ) -> Iterator[dict[str, Any]]:
   """Yield the model's output for each image, in order.
 
@@ -63,26 +68,22 @@ def predict(
       'pre_logits', 'pooled', 'tokens', 'block_0', ... .
     activation: 'softmax' or 'sigmoid'; by default that of the weights.
     batch_size: rounded up to a multiple of the number of devices.
-    num_workers: number of decoding threads; by default one per core, up to 16.
     on_error: for images that cannot be read: 'raise', or 'skip' to yield only
       'path' and 'error'.
-    max_image_bytes: limit on H * W * channels of an image file, read from its
-      header before it is decoded.
 
   Returns:
     iterator of dicts: 'path'; 'probabilities' float32 [K] if the model has a
     head; 'features' float32 [...] if a layer is given.
 
   Raises:
-    ValueError: there is no such layer, nothing to predict, an argument is
-      invalid, or an image cannot be read.
+    ValueError: there is no such layer, nothing to predict, or an image cannot
+      be read.
   """
-  activation = activation or weights.activation
-  one_of('activation', activation, _ACTIVATIONS)
-  one_of('on_error', on_error, ('raise', 'skip'))
-  loaded, shape = load(weights, paths, batch_size, num_workers, max_image_bytes)
+  loaded, shape = load(weights, paths, batch_size)
   model, params = pretrained.build(weights)
-  forward = forward_fn(model, weights.preprocess, activation, layer)
+  forward = forward_fn(
+    model, weights.preprocess, activation or weights.activation, layer
+  )
   out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
   if layer is None and (not out or out['probabilities'].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
@@ -94,35 +95,18 @@ def predict(
 
 
 def load(
-  weights: Weights,
-  paths: Sequence[str],
-  batch_size: int,
-  num_workers: int | None = None,
-  max_image_bytes: int = MAX_IMAGE_BYTES,
+  weights: Weights, paths: Sequence[str], batch_size: int
 ) -> tuple[Iterator[tuple[str, Any]], Shape]:
   """Return (iterator over transformed images, shape [B, H, W, C] of batches).
 
-  Nothing is read before the first image is requested. Arguments as of
-  `predict`.
-
-  Raises:
-    ValueError: batch_size is invalid, or the model does not take such images.
+  The items are those of `image_files.load`. Nothing is read before the first
+  one is requested.
   """
-  if batch_size < 1:
-    raise ValueError(f'batch_size={batch_size} must be at least 1.')
-  channels = weights.image_shape[2]
-  if channels not in (1, 3):
-    raise ValueError(
-      f'The model takes {channels} channels; image files have 1 or 3. Read the '
-      'weights with another in_chans.'
-    )
   size = max(1, min(batch_size, len(paths)))
   loaded = image_files.load(
     paths,
     weights.transforms,
-    channels=channels,
-    max_image_bytes=max_image_bytes,
-    num_workers=num_workers,
+    channels=weights.image_shape[2],
     ahead=2 * size,
   )
   return loaded, (size, *weights.image_shape)
@@ -139,7 +123,7 @@ def images_of(loaded: Iterable[tuple[str, Any]]) -> Iterator[np.ndarray]:
 def forward_fn(
   model: Any,
   preprocess: Preprocess,
-  activation: str | None,
+  activation: str,
   layer: str | None = None,
 ) -> Callable[..., Any]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
@@ -175,7 +159,7 @@ def in_batches(
   params: Params,
   loaded: Iterable[tuple[str, Any]],
   shape: Shape,
-  on_error: str,
+  on_error: OnError = 'raise',
 ) -> Iterator[dict[str, Any]]:
   """Yield the results of `forward` for each image, in order.
 
@@ -223,34 +207,110 @@ def _results(group, out):
       yield {'path': path} | {name: array[i] for name, array in out.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
+def top(probabilities: np.ndarray, k: int) -> list[int]:
+  """Return the indices of the k largest of [K], in descending order."""
+  return np.argsort(-probabilities, kind='stable')[:k].tolist()
+
+
+def ranked(
+  results: Iterable[Mapping[str, Any]], names: Sequence[str] | None, k: int
+) -> Iterator[tuple[str, Ranking]]:
+  """Yield (path, Ranking of k classes) of the results of `predict`."""
+  for result in results:
+    p = result['probabilities']
+    yield (
+      result['path'],
+      [(i, names and names[i], float(p[i])) for i in top(p, k)],
+    )
+
+
+def write_table(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
+  """Write aligned columns that fit the terminal; one row per rank."""
+  table = rich.table.Table('image', 'rank', 'class', 'probability', box=None)
+  for column in (1, 3):
+    table.columns[column].justify = 'right'
+  for path, rows in ranking:
+    for rank, (class_id, name, p) in enumerate(rows, 1):
+      table.add_row(
+        rich.text.Text(path if rank == 1 else ''),
+        str(rank),
+        rich.text.Text(name or f'class {class_id}'),
+        f'{p:.2%}',
+      )
+  rich.console.Console(file=file).print(table)
+
+
+def write_csv(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
+  """Write a header, and one row per path and rank."""
+  writer = csv.writer(file, lineterminator='\n')
+  writer.writerow(['path', 'rank', 'class_id', 'class_name', 'probability'])
+  for path, rows in ranking:
+    for rank, (class_id, name, p) in enumerate(rows, 1):
+      writer.writerow([path, rank, class_id, name, f'{p:.6g}'])
+
+
+def write_json(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
+  """Write a list of dicts; class_name is null without names."""
+  keys = ('class_id', 'class_name', 'probability')
+  values = [
+    {'path': path, 'predictions': [dict(zip(keys, row)) for row in rows]}
+    for path, rows in ranking
+  ]
+  json.dump(values, file, indent=1, ensure_ascii=False)
+  file.write('\n')
+
+
+FORMATS = {'table': write_table, 'csv': write_csv, 'json': write_json}
+
+
+def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
+  """Write a dict of arrays as a compressed npz."""
+  file = io.BytesIO()
+  np.savez_compressed(file, **arrays)
+  write_atomically(path, file.getvalue())
+
+
+def without_errors(
+  results: Iterable[Mapping[str, Any]], skipped: list[str]
+) -> Iterator[Mapping[str, Any]]:
+  """Yield the results without 'error', and append the errors to `skipped`."""
+  for result in results:
+    if 'error' in result:
+      skipped.append(result['error'])
+    else:
+      yield result
+
+
+def exit_status(skipped: Sequence[str], total: int) -> int:
+  """Return 1 if images were skipped, and list their errors on stderr."""
+  if skipped:
+    print(
+      f'{len(skipped)} of {total} skipped:', *skipped, sep='\n', file=sys.stderr
+    )
+  return 1 if skipped else 0
 
 
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.parser(__doc__, 'predict --weights=WEIGHTS IMAGES ...')
-  arguments.add_images(parser, batch_size=32)
-  parser.add_argument(
-    '--activation', choices=_ACTIVATIONS, help='(that of the weights)'
-  )
-  group = parser.add_argument_group('output')
+  """Return the ArgumentParser."""
+  made = parsers.parser(__doc__, 'tools.predict --weights=WEIGHTS IMAGES ...')
+  arguments.add_weights(made)
+  arguments.add_images(made, batch_size=32)
+  group = made.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
   add = group.add_argument
+  add('--activation', choices=_ACTIVATIONS, help='(that of the weights)')
   add(
     '--format',
-    choices=outputs.FORMATS,
-    help='of the predictions (on a terminal table, in a pipe csv, in a file '
-    'that of its ending)',
+    choices=FORMATS,
+    help='(that of the ending of --output, else '
+    'table on a terminal and csv in a pipe)',
   )
   add('--output', metavar='FILE', help='for the predictions, instead of stdout')
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(
     '--features',
     metavar='FILE.npz',
-    help='write features instead of predictions; with --format or --output, '
-    'write both',
+    help='write features instead of predictions',
   )
   add(
     '--layer',
@@ -258,45 +318,61 @@ def parser() -> argparse.ArgumentParser:
     help='for --features: pre_logits (input of the head; default), pooled, '
     'tokens, block_0, block_1, ...',
   )
-  return parser
+  return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command, and end with its exit status."""
+  args = parser().parse_intermixed_args(argv)
+  with terminal.one_message():
+    sys.exit(_run(args))
 
 
 def _run(args):
-  """Return the exit status."""
-  for path in (args.output, args.features):
-    outputs.check_folder(path)
   paths = image_files.find(args.images)
-  weights = arguments.read_to_predict(args)
-  names = weights.class_names
-  if args.class_names:
-    names = arguments.names(args.class_names, weights)
+  weights = arguments.read(args)
   results = predict(
     weights,
     paths,
     layer=args.layer if args.features else None,
     activation=args.activation,
     batch_size=args.batch_size,
-    num_workers=args.num_workers,
     on_error=args.on_error,
-    max_image_bytes=args.max_image_bytes,
   )
-  wanted = not args.features or args.format or args.output
-  shown = wanted and not args.output and sys.stdout.isatty()
-  results = terminal.track(results, len(paths), unit='images', shown=shown)
-  skipped = []
-  results = outputs.without_errors(results, skipped)
+  skipped: list[str] = []
+  results = terminal.track(results, len(paths), unit='images')
+  results = without_errors(results, skipped)
   if args.features:
-    results = outputs.save_features(results, args.features)
-  if wanted:
-    format = args.format or outputs.default_format(args.output)
-    write = outputs.FORMATS[format]
-    if format == 'table':
-      write = functools.partial(write, paths=paths)
-    with outputs.opened(args.output) as file:
-      write(file, results, names, args.top_k)
-  else:
-    collections.deque(results, maxlen=0)
-  return outputs.exit_status(skipped, len(paths))
+    found = [(result['path'], result['features']) for result in results]
+    arrays = {
+      'paths': np.array([path for path, _ in found], str),
+      'features': np.array([features for _, features in found]),
+    }
+    write_arrays(pathlib.Path(args.features).expanduser(), arrays)
+    return exit_status(skipped, len(paths))
+  names = weights.class_names
+  if args.class_names:
+    names = arguments.class_names(args.class_names, weights)
+  ending = pathlib.Path(args.output or '').suffix[1:]
+  on_terminal = not args.output and sys.stdout.isatty()
+  default = 'table' if on_terminal else 'csv'
+  write = FORMATS[args.format or (ending if ending in FORMATS else default)]
+  with _opened(args.output) as file:
+    write(file, ranked(results, names, args.top_k))
+  return exit_status(skipped, len(paths))
+
+
+@contextlib.contextmanager
+def _opened(path):
+  """Yield stdout if path is None, else a text file, renamed when complete."""
+  if path is None:
+    yield sys.stdout
+    return
+  with (
+    replacing(pathlib.Path(path).expanduser()) as partial,
+    open(partial, 'w', newline='', encoding='utf-8') as file,
+  ):
+    yield file
 
 
 if __name__ == '__main__':

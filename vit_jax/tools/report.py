@@ -19,12 +19,12 @@ import jax
 from vit_jax.reports import page
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments
+from vit_jax.tools import parsers
 
 
 def parser() -> argparse.ArgumentParser:
   """Return the ArgumentParser."""
-  made = arguments.plain_parser(__doc__, 'report WORKDIR [--output=FILE]')
+  made = parsers.parser(__doc__, 'tools.report WORKDIR [--output=FILE]')
   made.add_argument(
     'workdir', help='of a run or a study; local, or gs://bucket/...'
   )

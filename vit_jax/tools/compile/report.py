@@ -1,4 +1,4 @@
-"""Rows of numbers on a compiled train step, and how they are shown.
+"""A row of numbers on a compiled train step, and how it is shown.
 
 A row is a flat dict for one program. Its numbers are those of one device: a
 chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
@@ -6,17 +6,16 @@ chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
 from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.runs import metrics, terminal
-from vit_jax.runs.device_memory import GIB
-from vit_jax.runs.files import PathLike
-from vit_jax.tools import outputs
-from vit_jax.tools.compile.costs import Costs, costs
+from vit_jax.tools.compile.hlo import Costs, costs
+
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +45,17 @@ COLUMNS = {  # key of a row: heading
   'topology': 'topology',
   'mesh': 'mesh',
   'batch_size': 'batch',
+  'num_classes': 'classes',
+  'parameters': 'parameters',
   'attention': 'attention',
   'scan': 'scan',
   'remat': 'remat',
-  'grad_dtype': 'gradients',
   'arguments_gib': 'args GiB',
   'temporaries_gib': 'temp GiB',
   'total_gib': 'total GiB',
   'fits': 'fits',
   'model_tflop': 'model TFLOP',
-  'compiler_tflop': 'compiled TFLOP',
-  'accessed_gb': 'accessed GB',
+  'step_tflop': 'step TFLOP',
   'collectives_mb': 'collectives MB',
   'megacycles': 'Mcycles',
   'kernel_megacycles': '- of kernels',
@@ -77,32 +76,25 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     compiled: jax.stages.Compiled.
     hlo: text of the optimized HLO.
   """
-  counted = costs(hlo)
-  analysis = compiled.cost_analysis() or {}
-  flops = analysis.get('flops', 0) + counted.repeated_flops
-  accessed = analysis.get('bytes accessed', 0) + counted.repeated_bytes
-  kind, head_dim = row['device_kind'], row.get('head_dim')
-  kernels = kernel_cycles(counted, kind, head_dim)
+  counted, kind = costs(hlo), row['device_kind']
+  kernels = kernel_cycles(counted, kind, row['head_dim'])
   cycles = counted.cycles and counted.cycles + kernels
   found = _memory(compiled.memory_analysis(), row['hbm_gib']) | {
-    'compiler_tflop': flops / 1e12 or None,
-    'accessed_gb': accessed / 1e9 or None,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
     'megacycles': cycles / 1e6 or None,
     'kernel_megacycles': kernels / 1e6 or None,
     'unknown_loops': counted.unknown_loops,
-    'uncounted_kernels': counted.unknown_kernels,
+    'unknown_kernels': counted.unknown_kernels,
   }
-  if (chip := CHIPS.get(row['device_kind'])) and cycles:
+  if (chip := CHIPS.get(kind)) and cycles:
     seconds = cycles / chip.clock_ghz / 1e9
-    peak = metrics.peak_flops(row['device_kind'])
     # A device sends each byte at least once, of a sum twice.
     sent = counted.collectives.total() + counted.collectives['all-reduce']
     found |= {
       'step_ms': seconds * 1e3,
       'collectives_ms': sent / chip.links_gb_s / 1e6,
       'images_per_s': row['batch_size'] / seconds,
-      'mfu': row['model_tflop'] * 1e12 / seconds / peak,
+      'mfu': row['model_tflop'] * 1e12 / seconds / metrics.peak_flops(kind),
     }
   ranked = counted.operations.most_common()
   return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
@@ -134,8 +126,6 @@ def kernel_cycles(
 
 
 def _memory(stats, hbm):
-  if stats is None:
-    return {'fits': None}
   found = {
     'arguments_gib': stats.argument_size_in_bytes / GIB,
     'output_gib': stats.output_size_in_bytes / GIB,
@@ -163,14 +153,13 @@ def too_large(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
   match = re.search(rf'Used {size} of {size}', text)
   match = match or re.search(rf'\({size}\) exceeds [^(]*\({size}\)', text)
   if not match:
-    return {'fits': False, 'error': text.splitlines()[0][:300]}
+    return {'fits': False, 'error': text.splitlines()[0]}
   number, unit, limit, limit_unit = match.groups()
   wanted, limit = _gib(number, unit), _gib(limit, limit_unit)
-  found = {}
-  if 'temporaries' in text:
-    found['temporaries_gib'] = wanted
-    wanted += row['arguments_gib']
-  return found | _room(limit, wanted)
+  if 'temporaries' not in text:
+    return _room(limit, wanted)
+  total = wanted + row['arguments_gib']
+  return {'temporaries_gib': wanted} | _room(limit, total)
 
 
 def _gib(number, unit):
@@ -188,91 +177,32 @@ def hbm_gib(device: Any) -> float | None:
   return limit and limit / GIB
 
 
-_WARNINGS = {  # key of a row: what its numbers do not include
-  'uncounted_kernels': 'NOT COUNTED: {} runs of Pallas kernels, for which the '
-  'compiler has no estimate, and which state no cost. The real step takes '
-  'longer.',
-  'unknown_loops': 'NOT COUNTED: all but the first iteration of {} loops of '
-  'unknown length. FLOPs, bytes and step time are too low.',
-}
-
-
-def warnings(row: dict[str, Any]) -> list[str]:
-  """Return sentences on what the numbers of a row do not include."""
-  return [t.format(row[key]) for key, t in _WARNINGS.items() if row.get(key)]
-
-
 def text(value: Any, key: str = '') -> str:
   """Return a value of a row as it is shown."""
   if value is None or value == {}:
     return '-'
-  if key == 'fits':
-    return 'yes' if value else 'NO'
   if key == 'mfu':
     return f'{value:.0%}'
   if isinstance(value, dict):
     return ', '.join(f'{k} {text(v)}' for k, v in value.items())
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'
-  return str(value)
+  return f'{value:,}' if key == 'parameters' else str(value)
 
 
-def fits(row: dict[str, Any]) -> str:
+def _fits(row):
   """Return 'yes' or 'NO', and by how much."""
-  shown, spare = text(row.get('fits'), 'fits'), row.get('spare_gib')
+  shown = {None: '-', True: 'yes', False: 'NO'}[row.get('fits')]
+  spare = row.get('spare_gib')
   if spare is None:
     return shown
-  words = f'{spare:.1f} left' if spare >= 0 else f'{-spare:.1f} too much'
-  return f'{shown}, {words}'
-
-
-def show(row: dict[str, Any], operations: int = 0) -> None:
-  """Print a line per column, and the operations with the most cycles."""
-  console = terminal.console()
-  lines = zip(COLUMNS.values(), cells(row))
-  title = f'Per device, by the compiler ({row["device_kind"]})'
-  console.print(terminal.table(title, ('', row['mesh']), lines))
-  if row.get('step_ms'):
-    console.print(
-      "Step time, images/s and MFU are estimates, from the compiler's cycles, "
-      'without the time on links between chips. "+ links" is that time at the '
-      "data sheet's rate, if nothing overlaps. The compiler has no estimate "
-      'for Pallas kernels; theirs is made from the cost that they state.',
-      highlight=False,
-    )
-  for words in row.get('attention_estimates', ()):
-    console.print(
-      f"attention='auto' is {row['attention']}, chosen by estimates, because "
-      'no such device is here; a run measures. Forward and backward, '
-      f'{words}.',
-      highlight=False,
-    )
-  for sentence in warnings(row):
-    console.print(sentence, style='bold')
-  if ranked := row.get('operations', ())[:operations]:
-    lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
-    console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
-
-
-def show_ratio(row: dict[str, Any], peer: dict[str, Any]) -> None:
-  """Print a peer's cycles over ours."""
-  if (ratio := row['peer_ratio']) is None:
-    sentence = (
-      'No ratio: there are no cycles of a step that does not fit, nor of any '
-      'step on devices other than TPUs.'
-    )
-  else:
-    sentence = (
-      f"The peer's step takes {ratio:.2f} times our cycles: "
-      f'{text(peer["megacycles"])} to {text(row["megacycles"])} Mcycles.'
-    )
-  terminal.console().print(sentence, style='bold', highlight=False)
+  return f'{shown}, {abs(spare):.1f} {"left" if spare >= 0 else "too much"}'
 
 
 def cells(row: dict[str, Any], columns: Iterable[str] = COLUMNS) -> list[str]:
   """Return the texts of the columns, which are keys of COLUMNS."""
   return [
-    fits(row) if key == 'fits' else text(row.get(key), key) for key in columns
+    _fits(row) if key == 'fits' else text(row.get(key), key) for key in columns
   ]
 
 
@@ -283,18 +213,24 @@ def markdown(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
-def find(
-  rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]
-) -> dict[str, Any] | None:
-  """Return the first row with these items, or None."""
-  return next((row for row in rows if wanted.items() <= row.items()), None)
-
-
-def write_csv(path: PathLike, rows: Sequence[dict[str, Any]]) -> None:
-  """Write a line per row, with a column per kind of collective."""
-  flat = []
-  for row in rows:
-    kinds = row.get('collectives_mb') or {}
-    plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
-    flat.append(plain | {f'{k}_mb': v for k, v in kinds.items()})
-  outputs.write_rows(path, flat)
+def show(row: dict[str, Any], operations: int = 0) -> None:
+  """Print a line per column, and the operations with the most cycles."""
+  console = terminal.console()
+  title = f'Per device, by the compiler ({row["device_kind"]})'
+  lines = zip(COLUMNS.values(), cells(row))
+  console.print(terminal.table(title, ('', row['mesh']), lines))
+  if row.get('step_ms'):
+    console.print(
+      'Step time, images/s and MFU are estimates, from the cycles of the '
+      'compiler and the stated cost of Pallas kernels, without the time on '
+      'links between chips. "+ links" is that time at the data sheet\'s rate, '
+      'if nothing overlaps.',
+      highlight=False,
+    )
+  if count := row.get('unknown_kernels'):
+    print(f'NOT COUNTED: {count} runs of Pallas kernels that state no cost.')
+  if count := row.get('unknown_loops'):
+    print(f'COUNTED ONCE: {count} loops of unknown length.')
+  if ranked := row.get('operations', ())[:operations]:
+    lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
+    console.print(terminal.table('Operations', ('', 'Mcycles'), lines))

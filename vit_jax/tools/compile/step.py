@@ -1,6 +1,5 @@
 """The train step of a config, lowered for devices that need not be there."""
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -24,8 +23,7 @@ from vit_jax.analysis import flops
 from vit_jax.optim.durations import Timeline
 from vit_jax.optim.ema import Ema
 from vit_jax.parallel import sharding
-from vit_jax.runs.device_memory import GIB
-from vit_jax.tools.compile import attention, classes, report
+from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape
 
@@ -43,25 +41,15 @@ _NO_TPU = {
 
 
 def measure(
-  config: Any,
-  devices: Sequence[Any],
-  batch_size: int | None = None,
-  remat: str | None = None,
-  **options: Any,
+  config: Any, devices: Sequence[Any], **options: Any
 ) -> dict[str, Any]:
   """Return the row of a config's train step; see report.py.
 
   Args:
     config: of a training.
     devices: to compile for, present or described.
-    batch_size, remat: replace those of the config.
     **options: of `lower`.
   """
-  config = copy.deepcopy(config)
-  if batch_size is not None:
-    configs.override(config, [f'data.batch_size={batch_size}'])
-  if remat is not None:
-    configs.override(config, [f'model.remat={remat}'])
   return compile_row(*lower(config, devices, **options))
 
 
@@ -103,7 +91,7 @@ def lower(
   devices: Sequence[Any],
   *,
   image_shape: Shape | None = None,
-  num_classes: int | None = None,
+  num_classes: int = 1000,
 ) -> tuple[Any, dict[str, Any]]:
   """Lower the train step of a config, made as in train(), but from shapes.
 
@@ -111,8 +99,7 @@ def lower(
     config: of a training.
     devices: to compile for, present or described.
     image_shape: (H, W, C); None: what the transforms make of RGB images.
-    num_classes: of the data; None: those of a named data set. Needed for other
-      data if model.num_classes is None.
+    num_classes: of the data, which matters if model.num_classes is None.
 
   Returns:
     (jax.stages.Lowered, columns of its row that need no compilation).
@@ -122,40 +109,26 @@ def lower(
   image_shape = image_shape or _find_image_shape(run.transforms)
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
-  if num_classes is None and getattr(run.model, 'num_classes', None) is None:
-    num_classes = classes.declared(run.source)
-    if num_classes is None:
-      raise ValueError(
-        'The config leaves model.num_classes to the data, which is not opened, '
-        'and the number of its classes is not known. Add --num_classes=N, such '
-        'as 1000.'
-      )
-  data = types.SimpleNamespace(num_classes=num_classes)
-  model = with_num_classes(run.model, data)
+  model = run.model
+  if getattr(model, 'num_classes', None) is None:
+    data = types.SimpleNamespace(num_classes=num_classes)
+    model = with_num_classes(model, data)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   # The number of examples is not known, and changes no shape.
   timeline = Timeline(batch_size, 100_000 * batch_size)
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
-  learning_rate = run.schedule(timeline)
-  choose = functools.partial(
-    attention.choose,
-    batch_size=batch_size // run.accum_steps,
-    mesh=mesh,
-    setting=run.attention_autotune,
+  make_tx = functools.partial(
+    run.optimizer, learning_rate=run.schedule(timeline)
   )
-  model, chosen = choose(model, images)
   loss_fn = run.objective(model, preprocess=run.preprocess)
   teacher = getattr(loss_fn, 'teacher', None)
-  teacher_params = ()
-  if teacher is not None:
-    teacher.model, _ = choose(teacher.model, teacher.images, backward=False)
-    teacher_params = (teacher.abstract_params(mesh, run.sharding),)
+  more = (teacher.abstract_params(mesh, run.sharding),) if teacher else ()
   _, state, step_fn = make_step(
     model,
     images=images,
     loss_fn=loss_fn,
-    make_tx=functools.partial(run.optimizer, learning_rate=learning_rate),
+    make_tx=make_tx,
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
@@ -169,10 +142,11 @@ def lower(
   split = sharding.batch_sharding(mesh)
   batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
   with jax.set_mesh(mesh):
-    lowered = step_fn.lower(state, batch, *teacher_params)
+    lowered = step_fn.lower(state, batch, *more)
+    step_flop = flops.count(step_fn, state, batch, *more) / mesh.size
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  arguments = state, teacher_params, batch
+  arguments = state, batch, more
   return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
@@ -183,12 +157,11 @@ def lower(
     'num_classes': model.num_classes,
     'head_dim': _head_dim(model),
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
-    'grad_dtype': run.grad_dtype,
-    **chosen,
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
-    'arguments_gib': argument_bytes(arguments) / GIB,
+    'arguments_gib': _argument_bytes(arguments) / report.GIB,
     'model_tflop': flop / 1e12,
+    'step_tflop': step_flop / 1e12,
   }
 
 
@@ -198,7 +171,7 @@ def _head_dim(model):
   return heads and model.width // heads
 
 
-def argument_bytes(arguments: Any) -> int:
+def _argument_bytes(arguments):
   """Return the bytes of annotated arrays that one device has."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -207,10 +180,9 @@ def argument_bytes(arguments: Any) -> int:
 
 
 def _train_arguments(config):
-  """Return the arguments of train(), and what is known of its data.
+  """Return the arguments of train(), with `batch_size` and `transforms`.
 
-  That is `batch_size`, `transforms` and the Call of the `source`. Data is not
-  opened, and evals, checkpoint and init_from are not made.
+  Data is not opened, and evals, checkpoint and init_from are not made.
   """
   if config.get('run') != 'vit_jax.train.train':
     raise ValueError(
@@ -225,21 +197,7 @@ def _train_arguments(config):
   given['transforms'] = data.get('transforms', ())
   parameters = inspect.signature(train).parameters.values()
   defaults = {p.name: p.default for p in parameters}
-  made = defaults | configs.make(given) | {'source': data.get('source')}
-  return types.SimpleNamespace(**made)
-
-
-def make_mesh(config: Any, devices: Sequence[Any]) -> jax.sharding.Mesh:
-  """Return the mesh of a config over the devices."""
-  return _train_arguments(config).mesh.make(devices)
-
-
-def smallest_batch(config: Any, devices: Sequence[Any]) -> int:
-  """Return the batch size of one example per device and micro-batch."""
-  run = _train_arguments(config)
-  mesh = run.mesh.make(devices)
-  (axes,) = sharding.batch_sharding(mesh).spec
-  return sharding.axis_size(mesh, axes) * run.accum_steps
+  return types.SimpleNamespace(**defaults | configs.make(given))
 
 
 def read_image_shape(text: str | None) -> tuple[int, int, int] | None:

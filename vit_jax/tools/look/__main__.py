@@ -32,25 +32,22 @@ from vit_jax.analysis import attention
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments, outputs
+from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
-_LOOK_OPTIONS = ('heads', 'residual', 'prefix', 'query')  # of arrays.look_at
-_LOOK_OPTIONS += ('batch_size', 'num_workers', 'on_error', 'max_image_bytes')
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
+_OF_LOOK_AT = ('heads', 'residual', 'prefix', 'query', 'batch_size', 'on_error')
 
 
 def parser() -> argparse.ArgumentParser:
-  parser = arguments.parser(
-    __doc__, 'look --weights=WEIGHTS --output=DIR IMAGES ...'
+  """Return the ArgumentParser."""
+  made = parsers.parser(
+    __doc__, 'tools.look --weights=WEIGHTS --output=DIR IMAGES ...'
   )
-  add = parser.add_argument
+  arguments.add_weights(made)
+  arguments.add_images(made, batch_size=8, nargs='*')
+  group = made.add_argument_group('figures')
+  add = group.add_argument
   add('--output', required=True, metavar='DIR', help='folder for the figures')
   add(
     '--figures',
@@ -59,9 +56,6 @@ def parser() -> argparse.ArgumentParser:
     help=f'some of {",".join(arrays.FIGURES)} (all that can be drawn)',
   )
   add('--format', choices=('png', 'pdf'), default='png', help='(png)')
-  arguments.add_images(parser, batch_size=8, nargs='*')
-  group = parser.add_argument_group('what is shown')
-  add = group.add_argument
   for name, choices, what in (
     ('heads', attention.HEADS, 'how rollout combines heads'),
     ('residual', attention.RESIDUALS, 'rollout: half skip connection, or none'),
@@ -90,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     num_points=(2000, 'images in tsne'),
     num_filters=(28, 'principal components'),
   )
-  return parser
+  return made
 
 
 def _cell(text):
@@ -101,29 +95,34 @@ def _cell(text):
   return int(found[1]), int(found[2])
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command, and end with its exit status."""
+  args = parser().parse_intermixed_args(argv)
+  with terminal.one_message():
+    sys.exit(_run(args))
+
+
 def _run(args):
   """Draw the figures, and return the exit status."""
   paths = image_files.find(args.images) if args.images else []
-  weights = arguments.read_fitted(args)
+  weights = arguments.read(args)
   names = _choose(args.figures, weights, paths)
-  of_images = [name for name in names if name in arrays.OF_IMAGES]
-  if of_images == ['tsne']:
-    paths = arrays.sample(paths, args.num_points)
-  if of_images:
-    options = {name: getattr(args, name) for name in _LOOK_OPTIONS}
-    looks = arrays.look_at(weights, paths, figures=of_images, **options)
-  figures = Figures(weights, args.output, args.format, args.max_image_bytes)
+  figures = Figures(weights, args.output, args.format)
   if 'filters' in names:
     figures.filters(args.num_filters)
   if 'positions' in names:
     figures.positions()
+  of_images = [name for name in names if name in arrays.OF_IMAGES]
   if not of_images:
     return 0
-  skipped = []
+  if of_images == ['tsne']:
+    paths = arrays.sample(paths, args.num_points)
+  options = {name: getattr(args, name) for name in _OF_LOOK_AT}
+  looks = arrays.look_at(weights, paths, figures=of_images, **options)
   looks = terminal.track(looks, len(paths), unit='images')
-  looks = _collect(outputs.without_errors(looks, skipped), args.num_maps)
-  if not looks:
-    raise ValueError('No image could be read:\n' + '\n'.join(skipped))
+  skipped: list[str] = []
+  looks = predict.without_errors(looks, skipped)
+  looks = _without_maps(looks, args.num_maps)
   classes = arrays.classes([x['path'] for x in looks], weights.class_names)
   for look, name in zip(looks, classes or ()):
     look['class'] = name
@@ -136,35 +135,30 @@ def _run(args):
     figures.distance(looks)
   if 'tsne' in names:
     figures.tsne(looks, args.num_points, args.thumbnails)
-  return outputs.exit_status(skipped, len(paths))
+  return predict.exit_status(skipped, len(paths))
 
 
 def _choose(asked, weights, paths):
-  """Return the names of the figures to draw.
-
-  By default these are all that can be drawn. A figure that is asked for and
-  cannot be drawn is an error.
-  """
-  obstacles = arrays.obstacles(weights)
+  """Return the names of the figures to draw; all that can be, by default."""
+  found = arrays.obstacles(weights)
   if not paths:
-    reason = 'no images are given: add images, folders or globs'
-    obstacles = dict.fromkeys(arrays.OF_IMAGES, reason) | obstacles
+    found = dict.fromkeys(arrays.OF_IMAGES, 'no images are given') | found
   elif len(paths) < arrays.LEAST:
-    obstacles.setdefault('tsne', f'it needs at least {arrays.LEAST} images')
+    found.setdefault('tsne', f'it needs at least {arrays.LEAST} images')
   names = asked or arrays.FIGURES
-  missing = [name for name in names if name in obstacles]
-  reasons = '\n'.join(f'  {name}: {obstacles[name]}' for name in missing)
+  missing = [name for name in names if name in found]
+  reasons = ''.join(f'\n  {name}: {found[name]}' for name in missing)
   if missing and (asked or len(missing) == len(names)):
-    raise ValueError(f'{weights.origin}: cannot draw\n{reasons}')
+    raise ValueError(f'{weights.origin}: cannot draw{reasons}')
   if missing:
-    print(f'Not drawn:\n{reasons}', file=sys.stderr)
-  return [name for name in names if name not in obstacles]
+    print(f'Not drawn:{reasons}', file=sys.stderr)
+  return [name for name in names if name not in found]
 
 
-def _collect(looks, num_maps):
-  """Return the looks, with the maps of the first `num_maps` only."""
+def _without_maps(looks, kept):
+  """Return the looks, with the maps, which are large, of the first few."""
   return [
-    {k: v for k, v in look.items() if i < num_maps or not k.startswith('maps')}
+    {k: v for k, v in look.items() if i < kept or not k.startswith('maps')}
     for i, look in enumerate(looks)
   ]
 

@@ -11,12 +11,9 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
-from vit_jax.config.checks import one_of
-from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
-from vit_jax.weights import export
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
@@ -33,9 +30,7 @@ def obstacles(weights: Weights) -> dict[str, str]:
   """
   model, reason = weights.model, None
   embedding = getattr(model, 'embedding', None)
-  if isinstance(model, export.Function):
-    reason = 'an exported function computes its output only'
-  elif isinstance(model, AxialViT | AxialResNet):
+  if isinstance(model, AxialViT | AxialResNet):
     reason = 'attention is along rows and columns, not over the whole image'
   elif embedding is None or not hasattr(model, 'pooling'):
     reason = 'the model has no attention (ResNets and Mixers have none)'
@@ -53,6 +48,14 @@ def obstacles(weights: Weights) -> dict[str, str]:
   return found
 
 
+def check(weights: Weights, figures: Sequence[str]) -> None:
+  """Raise ValueError if the weights have none of one of these figures."""
+  found = obstacles(weights)
+  reasons = [f'\n  {name}: {found[name]}' for name in figures if name in found]
+  if reasons:
+    raise ValueError(f'{weights.origin}: cannot draw{"".join(reasons)}')
+
+
 def layout(weights: Weights) -> Layout:
   """Return the Layout of the tokens for images of the weights' size."""
   model = weights.model
@@ -61,13 +64,13 @@ def layout(weights: Weights) -> Layout:
 
 def filters(weights: Weights, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return (components, shares) of `embeddings.filters`."""
-  _check(weights, 'filters')
+  check(weights, ['filters'])
   return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
 def positions(weights: Weights) -> np.ndarray:
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
-  _check(weights, 'positions')
+  check(weights, ['positions'])
   return embeddings.position_similarity(_table(weights))
 
 
@@ -93,9 +96,7 @@ def look_at(
   prefix: str = 'left_out',
   query: tuple[int, int] | None = None,
   batch_size: int = 8,
-  num_workers: int | None = None,
-  on_error: str = 'raise',
-  max_image_bytes: int = MAX_IMAGE_BYTES,
+  on_error: predict.OnError = 'raise',
 ) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
@@ -107,8 +108,8 @@ def look_at(
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
       default the tokens of `Pooling.token_weights`, such as the class token.
-    batch_size, num_workers, on_error, max_image_bytes: of `predict.predict`.
-      The attention of one layer for a batch must fit in memory.
+    batch_size, on_error: of `predict.predict`. The attention of one layer for a
+      batch must fit in memory.
 
   Returns:
     Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
@@ -118,29 +119,20 @@ def look_at(
     and 'error'.
 
   Raises:
-    ValueError: the model cannot have such a figure, or an argument is invalid.
+    ValueError: the model cannot have such a figure, or an image cannot be read.
   """
-  for figure in figures:
-    _check(weights, figure)
-  one_of('heads', heads, attention.HEADS)
-  one_of('residual', residual, attention.RESIDUALS)
-  one_of('prefix', prefix, attention.PREFIXES)
-  one_of('on_error', on_error, ('raise', 'skip'))
-  if query and {*figures} - {'tsne'}:
-    grid = layout(weights).grid
-    if not all(0 <= at < size for at, size in zip(query, grid)):
-      raise ValueError(
-        f'query={query} is outside the grid of {grid[0]}x{grid[1]} patches. '
-        'Rows and columns count from 0.'
-      )
-  loaded, shape = predict.load(
-    weights, paths, batch_size, num_workers, max_image_bytes
-  )
+  check(weights, figures)
+  loaded, shape = predict.load(weights, paths, batch_size)
   model, params = pretrained.build(weights)
-  rollout = functools.partial(attention.rollout, heads=heads, residual=residual)
-  distance = functools.partial(attention.mean_distance, prefix=prefix)
   forward = forward_fn(
-    weights, model, figures, query=query, rollout=rollout, distance=distance
+    weights,
+    model,
+    figures,
+    query=query,
+    rollout=functools.partial(
+      attention.rollout, heads=heads, residual=residual
+    ),
+    distance=functools.partial(attention.mean_distance, prefix=prefix),
   )
   return predict.in_batches(forward, params, loaded, shape, on_error)
 
@@ -163,9 +155,14 @@ def forward_fn(
     query: as of `look_at`.
     rollout, distance: functions of `attention`, with their options.
   """
-  preprocess, with_attention = weights.preprocess, {*figures} - {'tsne'}
+  with_attention = {*figures} - {'tsne'}
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
+    if query and not all(0 <= x < size for x, size in zip(query, tokens.grid)):
+      raise ValueError(
+        f'query={query} is outside the grid of {tokens.grid} patches. Rows and '
+        'columns count from 0.'
+      )
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
@@ -176,7 +173,7 @@ def forward_fn(
   def forward(params, images):
     features, recorded = model.apply(
       {'params': params},
-      preprocess(images),
+      weights.preprocess(images),
       method='features',
       per_layer=False,
       mutable=['intermediates'],
@@ -227,15 +224,11 @@ def tsne(features: Any, *, seed: int = 0) -> np.ndarray:
   features = np.asarray(features, np.float64)
   count = min(50, *features.shape)
   # With several threads, a busy machine takes several times as long.
-  with threadpoolctl.threadpool_limits(1), np.errstate(invalid='ignore'):
+  with threadpoolctl.threadpool_limits(1):
     pca = sklearn.decomposition.PCA(count, random_state=seed)
-    components = pca.fit_transform(features)
     return sklearn.manifold.TSNE(
-      perplexity=min(30, (len(features) - 1) / 3),
-      # Equal features have no principal component to start from.
-      init='pca' if count > 1 and np.ptp(components) else 'random',
-      random_state=seed,
-    ).fit_transform(components.astype(np.float32))
+      perplexity=min(30, (len(features) - 1) / 3), random_state=seed
+    ).fit_transform(pca.fit_transform(features).astype(np.float32))
 
 
 def apart(points: np.ndarray, distance: float = 0.045) -> list[int]:
@@ -266,22 +259,13 @@ def classes(
   This is the innermost folder that is one of the class names, else the folder
   of the file. Files that are all in one folder have no classes.
   """
-  parents = [path.replace(os.sep, '/').split('/')[:-1] for path in paths]
   known = set(class_names or ())
-  found = [
-    next((name for name in reversed(parent) if name in known), None)
-    or (parent[-1] if parent else '')
-    for parent in parents
-  ]
+
+  def label(path):
+    folders = ['', *path.replace(os.sep, '/').split('/')[:-1]]
+    return next((x for x in reversed(folders) if x in known), folders[-1])
+
+  found = [label(path) for path in paths]
   if len(set(found)) == 1 and found[0] not in known:
     return None
   return found
-
-
-def _check(weights, figure):
-  one_of('figure', figure, FIGURES)
-  if reason := obstacles(weights).get(figure):
-    raise ValueError(
-      f'{weights.origin or "These weights"}: cannot draw {figure}: {reason}. '
-      'Leave it out, or use other weights.'
-    )

@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy as np
 from vit_jax import pretrained
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
-from vit_jax.data.images import MAX_IMAGE_BYTES
 from vit_jax.reports import attention, embeddings
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
-from vit_jax.tools import outputs, predict
+from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
@@ -33,43 +31,29 @@ class Figures:
     weights: Weights.
     output: folder; it is created if necessary.
     format: 'png' or 'pdf'.
-    max_image_bytes: of `images.decode`.
   """
 
   def __init__(
-    self,
-    weights: Weights,
-    output: PathLike,
-    format: str = 'png',
-    max_image_bytes: int = MAX_IMAGE_BYTES,
+    self, weights: Weights, output: PathLike, format: str = 'png'
   ) -> None:
     self._weights = weights
     self._output = pathlib.Path(output).expanduser()
     self._format = format
-    self._max_image_bytes = max_image_bytes
-    try:
-      self._output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-      raise ValueError(f'Cannot create the folder {output}: {error}') from error
+    self._output.mkdir(parents=True, exist_ok=True)
 
   def filters(self, count: int = 28) -> None:
+    """Draw the first principal components of the patch embedding."""
     components, shares = arrays.filters(self._weights, count)
     kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
     title = f'{kind} filters\n(first {len(shares)} principal components)'
-    self._write(
-      'filters',
-      lambda path: embeddings.filters(tiles(components), path, title=title),
-      components=components,
-      shares=shares,
-    )
+    draw = functools.partial(embeddings.filters, tiles(components), title=title)
+    self._write('filters', draw, components=components, shares=shares)
 
   def positions(self) -> None:
+    """Draw the similarity of position embeddings."""
     similarity = arrays.positions(self._weights)
-    self._write(
-      'positions',
-      lambda path: embeddings.positions(similarity, path),
-      similarity=similarity,
-    )
+    draw = functools.partial(embeddings.positions, similarity)
+    self._write('positions', draw, similarity=similarity)
 
   def distance(self, looks: Sequence[Mapping[str, Any]]) -> None:
     """Draw the mean over `looks`, which are those of `arrays.look_at`."""
@@ -78,7 +62,7 @@ class Figures:
     uniform = float(np.mean(arrays.cell_distances(self._weights)))
     self._write(
       'distance',
-      lambda path: attention.distance(mean, path, uniform=uniform),
+      functools.partial(attention.distance, mean, uniform=uniform),
       distance=mean,
       of_each_image=values,
       uniform=uniform,
@@ -96,10 +80,9 @@ class Figures:
     """
     names, images = _names(looks), self._images(looks, px or _LARGE_PX)
     for look, name, title, image in zip(looks, names, _captions(looks), images):
-      draw = functools.partial(attention.maps, look['maps'], image, title=title)
       self._write(
         f'maps-{name}',
-        draw,
+        functools.partial(attention.maps, look['maps'], image, title=title),
         maps=look['maps'],
         prefix=look['maps_prefix'],
         path=look['path'],
@@ -122,7 +105,6 @@ class Figures:
     captions = _captions(looks, files=few)
     for start in range(0, len(looks), per_sheet):
       sheet = looks[start : start + per_sheet]
-      number = start // per_sheet + 1
       pairs = [
         (image, attention.overlay(image, look['rollout'], style=style))
         for look, image in zip(sheet, images)
@@ -132,7 +114,7 @@ class Figures:
         attention.sheet, pairs, names=names, columns=columns
       )
       self._write(
-        'rollout' if number == 1 else f'rollout-{number}',
+        f'rollout-{start // per_sheet + 1}' if start else 'rollout',
         draw,
         rollout=np.stack([look['rollout'] for look in sheet]),
         prefix=np.stack([look['rollout_prefix'] for look in sheet]),
@@ -152,9 +134,6 @@ class Figures:
       count: number of images.
       thumbnails: whether to draw images that do not overlap over the points.
     """
-    if len(looks) < arrays.LEAST:
-      print(f'Not drawn:\n  tsne: {len(looks)} images', file=sys.stderr)
-      return
     looks = arrays.sample(looks, count)
     points = arrays.tsne([look['features'] for look in looks])
     classes = _classes(looks)
@@ -173,42 +152,33 @@ class Figures:
 
   def _write(self, name, draw, **numbers):
     """Write the numbers and the figure, and print the path of the figure."""
-    outputs.write_arrays(self._output / f'{name}.npz', numbers)
+    predict.write_arrays(self._output / f'{name}.npz', numbers)
     path = self._output / f'{name}.{self._format}'
-    draw(path)
+    draw(path=path)
     print(path, flush=True)
 
   def _images(self, looks, px):
     """Return an iterator of what the model saw, finer: uint8 [H, W, C]."""
     paths = [look['path'] for look in looks]
-    images = finer_images(self._weights, paths, px, self._max_image_bytes)
+    images = finer_images(self._weights, paths, px)
     return terminal.track(images, len(looks), unit='images to draw')
 
 
 def finer_images(
-  weights: Weights,
-  paths: Sequence[str],
-  px: int,
-  max_image_bytes: int = MAX_IMAGE_BYTES,
+  weights: Weights, paths: Sequence[str], px: int
 ) -> Iterator[np.ndarray]:
   """Yield what the model sees of each image, finer: uint8 [H, W, C].
 
   The transforms are those of the weights, for the smallest multiple of their
-  image size whose smaller side has at least `px` pixels. `max_image_bytes` is
-  that of `images.decode`.
+  image size whose smaller side has at least `px` pixels.
   """
   shape = weights.image_shape
   factor = max(1, -(-px // min(shape[:2])))
   finer = tuple(side * factor for side in shape[:2])
   transforms = pretrained.scale(weights.transforms, shape, finer)
-  loaded = image_files.load(
-    paths,
-    transforms,
-    channels=shape[2],
-    max_image_bytes=max_image_bytes,
-    ahead=8,
+  return predict.images_of(
+    image_files.load(paths, transforms, channels=shape[2], ahead=8)
   )
-  return predict.images_of(loaded)
 
 
 def _paths(looks):

@@ -3,8 +3,7 @@
     costs(jitted.lower(...).compile().as_text())
 
 The TPU compiler writes an estimate in clock cycles next to most instructions;
-other compilers write none. Loops count as often as they run, which XLA's own
-sums (`compiled.cost_analysis()`) do not do.
+other compilers write none. Loops count as often as they run.
 """
 
 import dataclasses
@@ -12,9 +11,10 @@ import math
 import re
 from collections import Counter
 
-import numpy as np
-
-from vit_jax.analysis.hlo import Instruction, arrays, num_bytes, parse
+_BITS = {'pred': 8, 's4': 4, 'u4': 4, 's2': 2, 'u2': 2, 'c64': 64, 'c128': 128}
+_ARRAY = re.compile(r'\b(pred|[sufc]\d+\w*|bf16)\[([\d,]*)\]')
+_HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
+_LINE = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
 
 _COLLECTIVE = re.compile(
   '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
@@ -28,8 +28,6 @@ _STATED = re.compile(
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Parts of an instruction's name that do not say where in the model it is.
 _LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
-_FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'}
-_FREE |= {'while', 'conditional', 'call', 'after-all', 'partition-id'}
 
 
 @dataclasses.dataclass
@@ -41,34 +39,27 @@ class Costs:
       and asynchronous copies have no estimate.
     operations: {(part of the model, op): cycles}.
     collectives: {kind: bytes}, the larger of input and output.
-    repeated_flops: FLOPs of matrix products and convolutions in loops, from
-      the second iteration on, which `cost_analysis` leaves out.
-    repeated_bytes: bytes read and written in loops, in the same way.
     unknown_loops: loops with an unknown number of iterations, counted as 1.
-    uncounted_kernels: runs of Pallas kernels, for which the compiler has no
-      estimate.
-    unknown_kernels: those of them that do not state their cost.
-    kernel_flops, kernel_bytes: costs that the other kernels state.
+    kernel_flops, kernel_bytes: costs that Pallas kernels state, for which the
+      compiler has no estimate.
+    unknown_kernels: runs of Pallas kernels that do not state their cost.
   """
 
   cycles: int = 0
   operations: Counter = dataclasses.field(default_factory=Counter)
   collectives: Counter = dataclasses.field(default_factory=Counter)
-  repeated_flops: int = 0
-  repeated_bytes: int = 0
   unknown_loops: int = 0
-  uncounted_kernels: int = 0
-  unknown_kernels: int = 0
   kernel_flops: int = 0
   kernel_bytes: int = 0
+  unknown_kernels: int = 0
 
 
 def costs(text: str) -> Costs:
   """Return the Costs of an HLO module, given as text."""
-  return _run_costs(*parse(text))
+  return _costs(*parse(text))
 
 
-def _run_costs(module, name):
+def _costs(module, name):
   found = Costs()
   _visit(module, name, 1, found)
   return found
@@ -95,7 +86,6 @@ def _visit(module, name, times, found, fused=False):
       found.cycles += times * int(cycles[1])
       found.operations[where(instruction)] += times * int(cycles[1])
     elif _KERNEL in instruction.rest:
-      found.uncounted_kernels += times
       if stated := _STATED.search(instruction.rest):
         found.kernel_flops += times * int(stated[1])
         found.kernel_bytes += times * int(stated[2])
@@ -104,14 +94,9 @@ def _visit(module, name, times, found, fused=False):
     if collective := _COLLECTIVE.fullmatch(op):
       payload = _payload(instruction, computation)
       found.collectives[collective[1]] += times * payload
-    if times > 1:
-      found.repeated_flops += (times - 1) * _flops(instruction, computation)
-    if times > 1 and not fused:
-      moved = _bytes_moved(module, instruction, computation)
-      found.repeated_bytes += (times - 1) * moved
 
 
-def where(instruction: Instruction) -> tuple[str, str]:
+def where(instruction: 'Instruction') -> tuple[str, str]:
   """Return (part of the model, op), from the name that JAX gave it."""
   named = re.search(r'op_name="([^"]*)"', instruction.rest)
   path = named[1] if named else ''
@@ -130,7 +115,7 @@ def _dearest_branch(module, conditional):
     if listed
     else [conditional.attribute(side) for side in sides]
   )
-  return max(names, key=lambda name: _run_costs(module, name).cycles)
+  return max(names, key=lambda name: _costs(module, name).cycles)
 
 
 def _trips(module, loop):
@@ -183,96 +168,73 @@ def _constant(computation, names):
 
 def _payload(instruction, computation):
   """Return the bytes of a collective: the larger of input and output."""
-  read = _operand_bytes(instruction, computation)
+  read = sum(num_bytes(computation[x].shape) for x in instruction.operands)
   written = num_bytes(instruction.shape)
   if instruction.op.endswith('-start') and 'all-reduce' not in instruction.op:
     written -= read  # the shape contains the operands, too
   return max(read, written)
 
 
-def _operand_bytes(instruction, computation):
-  return sum(num_bytes(computation[o].shape) for o in instruction.operands)
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """name = shape op(operands), rest; `text` is the text inside ()."""
+
+  name: str
+  shape: str
+  op: str
+  operands: tuple[str, ...]
+  text: str
+  rest: str
+  is_root: bool
+
+  def attribute(self, name: str) -> str | None:
+    """Return the name of the computation that `name=%...` names, or None."""
+    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)
+    return found and found[1]
 
 
-def _bytes_moved(module, instruction, computation):
-  """Return the bytes read and written; of a sliced array only the slice."""
-  op = instruction.op
-  if op in _FREE or op.endswith('-done'):
-    return 0
-  written = _bytes_written(instruction, computation)
-  if op in ('dynamic-slice', 'dynamic-update-slice'):
-    return 2 * written
-  if op != 'fusion':
-    return _operand_bytes(instruction, computation) + written
-  inner = module[instruction.attribute('calls')]
-  return _fusion_reads(inner) + _bytes_written(_root(inner), inner)
-
-
-def _bytes_written(instruction, computation):
-  if instruction.op == 'dynamic-update-slice':
-    instruction = computation[instruction.operands[1]]
-  return num_bytes(instruction.shape)
-
-
-def _fusion_reads(inner):
-  total = 0
-  for parameter in inner.values():
-    if parameter.op != 'parameter':
+def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+  """Return ({computation: {name: Instruction}}, name of the entry)."""
+  computations: dict[str, dict[str, Instruction]] = {}
+  entry, current = '', None
+  for line in text.splitlines():
+    if line.startswith('HloModule'):
       continue
-    users = [i for i in inner.values() if parameter.name in i.operands]
-    sliced = all(user.operands[0] == parameter.name for user in users)
-    ops = {user.op for user in users} if sliced else set()
-    if ops == {'dynamic-slice'}:
-      total += sum(num_bytes(user.shape) for user in users)
-    elif ops != {'dynamic-update-slice'}:
-      total += num_bytes(parameter.shape)
+    if not line.startswith(' ') and (header := _HEADER.match(line)):
+      current = computations.setdefault(header[2], {})
+      entry = header[2] if header[1] else entry
+    elif current is not None and (found := _LINE.match(line)):
+      instruction = _instruction(bool(found[1]), found[2], found[3])
+      current[instruction.name] = instruction
+  return computations, entry
+
+
+def num_bytes(shape: str) -> int:
+  """Return the bytes of a shape such as 'f32[2,3]{1,0}', or of a tuple."""
+  total = 0
+  for dtype, dims in _ARRAY.findall(shape):
+    bits = _BITS.get(dtype) or int(re.findall(r'\d+', dtype)[0])
+    total += math.prod(int(d) for d in dims.split(',') if d) * bits // 8
   return total
 
 
-def _flops(instruction, computation):
-  """Return 2 per multiply-add of a matrix product or convolution, else 0."""
-  if instruction.op not in ('dot', 'convolution'):
-    return 0
-  ((_, out),) = arrays(instruction.shape)
-  shapes = [arrays(computation[o].shape)[0][1] for o in instruction.operands]
-  if instruction.op == 'dot':
-    dims = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', instruction.rest)
-    contracted = [shapes[0][int(d)] for d in dims[1].split(',') if d]
-    return 2 * math.prod(out) * math.prod(contracted)
-  return _convolution_flops(instruction.rest, *shapes, out)
-
-
-def _convolution_flops(rest, lhs, rhs, out):
-  # The TPU compiler writes '?' for a dim that has no role, as in '0b?f'.
-  labels = re.search(r'dim_labels=([\w?]+)_([\w?]+)->([\w?]+)', rest).groups()
-  of_lhs, of_rhs, of_out = (
-    dict(zip(names, shape)) for names, shape in zip(labels, (lhs, rhs, out))
+def _instruction(is_root, name, text):
+  end = _closing(text, 0) + 1 if text[0] == '(' else text.index(' ')
+  shape, text = text[:end], text[end:].lstrip()
+  begin = text.index('(')
+  end = _closing(text, begin)
+  inner = text[begin + 1 : end]
+  operands = tuple(re.findall(r'%([\w.\-]+)', inner))
+  return Instruction(
+    name, shape, text[:begin], operands, inner, text[end + 1 :], is_root
   )
-  window = re.findall(r'\b(stride|pad|lhs_dilate|rhs_dilate)=(\S+?)[ }]', rest)
-  total = 2 * of_out.get('b', 1) * of_out.get('f', 1) * of_rhs.get('i', 1)
-  total *= math.prod(n for name, n in zip(labels[2], out) if name == '?')
-  for name in filter(str.isdecimal, of_out):
-    size, kernel = of_lhs.get(name, 1), of_rhs.get(name, 1)
-    # 'pad=1_1x2_2' is low and high of each dim.
-    settings = {
-      k: int(v.split('x')[int(name)].split('_')[0]) for k, v in window
-    }
-    total *= num_products(size, kernel, of_out[name], **settings)
-  return total
 
 
-def num_products(
-  size: int,
-  kernel: int,
-  out: int,
-  *,
-  stride: int = 1,
-  pad: int = 0,
-  lhs_dilate: int = 1,
-  rhs_dilate: int = 1,
-) -> int:
-  """Return how many (output, kernel) positions of one dim meet an input."""
-  o, k = np.ogrid[:out, :kernel]
-  place = o * stride + k * rhs_dilate - pad
-  inside = (place >= 0) & (place <= (size - 1) * lhs_dilate)
-  return int(np.count_nonzero(inside & (place % lhs_dilate == 0)))
+def _closing(text, begin):
+  """Return the index of the parenthesis that closes the one at `begin`."""
+  depth = 0
+  for i in range(begin, len(text)):
+    depth += (text[i] == '(') - (text[i] == ')')
+    if not depth:
+      return i
+  raise ValueError(f'Unbalanced parentheses in HLO: {text[begin:][:80]}')

@@ -1,0 +1,58 @@
+"""Train step or logits of a model of this project: images per second.
+
+  python benchmarks/step_ours.py B/16 --batch_size=64 [--mode=infer]
+
+The step is step.train_step with AdamW, clipping and softmax loss. It starts
+from a batch of uint8 images that is on the device already.
+"""
+
+import jax
+import jax.numpy as jnp
+import timing
+
+from vit_jax.models import names
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.preprocess import Normalize
+from vit_jax.step import TrainState, train_step
+
+
+def main():
+  parser = timing.parser(__doc__)
+  for field in ('attention', 'remat'):
+    parser.add_argument(f'--{field}', help='of the model')
+  parser.add_argument('--scan', action='store_true', help='of the model')
+  args = parser.parse_args()
+  fields = {x: getattr(args, x) for x in ('attention', 'remat', 'scan')}
+  model = names.create(
+    args.model,
+    num_classes=timing.NUM_CLASSES,
+    dtype=args.dtype,
+    **{name: value for name, value in fields.items() if value},
+  )
+  loss_fn = softmax_xent(model, preprocess=Normalize())
+  images = jnp.zeros((1, args.image_size, args.image_size, 3))
+
+  def params():
+    return model.init(jax.random.key(0), images)['params']
+
+  def state():
+    made, step = params(), jnp.zeros((), jnp.int32)
+    return TrainState(step, made, timing.TX.init(made), jax.random.key(0))
+
+  def train(state, images, labels):
+    batch = {'image': images, 'label': labels}
+    return train_step(state, batch, loss_fn=loss_fn, tx=timing.TX)
+
+  def infer(params, images, labels):
+    del labels
+    images = Normalize()(images)
+    return params, model.apply({'params': params}, images)
+
+  if args.mode == 'train':
+    timing.report(args, state, train)
+  else:
+    timing.report(args, params, infer)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,87 @@
+"""Train step or logits of timm's model of the same name: images per second.
+
+  python benchmarks/step_timm.py B/16 --batch_size=64 [--mode=infer]
+
+torch.compile of normalization, model and loss; bfloat16 by autocast; timm's
+default attention, PyTorch's scaled_dot_product_attention; fused AdamW; clipping
+by global norm. It needs torch and timm, and nothing of this project.
+"""
+
+import argparse
+import time
+
+import timm
+import torch
+
+NAMES = {  # of this project: of timm
+  f'{size}/{patch}': f'vit_{name}_patch{patch}_224'
+  for size, name in (
+    *(('Ti', 'tiny'), ('S', 'small'), ('B', 'base')),
+    *(('L', 'large'), ('H', 'huge')),
+  )
+  for patch in (14, 16, 32)
+}
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('model', choices=NAMES)
+  parser.add_argument('--mode', choices=('train', 'infer'), default='train')
+  parser.add_argument('--batch_size', type=int, default=8)
+  parser.add_argument('--image_size', type=int, default=224)
+  parser.add_argument('--dtype', default='bfloat16', help='or float32')
+  parser.add_argument('--steps', type=int, default=30)
+  parser.add_argument('--eager', action='store_true', help='do not compile')
+  args = parser.parse_args()
+  device = 'cuda' if torch.cuda.is_available() else 'cpu'
+  # XLA's default on GPUs, too: TF32 for float32.
+  torch.set_float32_matmul_precision('high')
+  model = timm.create_model(
+    NAMES[args.model], num_classes=1000, img_size=args.image_size
+  )
+  model = model.to(device).train(args.mode == 'train')
+  shape = (args.batch_size, 3, args.image_size, args.image_size)
+  images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+  labels = torch.randint(0, 1000, shape[:1], device=device)
+  optimizer = torch.optim.AdamW(
+    model.parameters(), lr=1e-4, weight_decay=0.1, fused=True
+  )
+
+  def logits():
+    with torch.autocast(
+      device, torch.bfloat16, enabled=args.dtype == 'bfloat16'
+    ):
+      return model(images.float().sub(127.5).div(127.5))
+
+  def loss():
+    return torch.nn.functional.cross_entropy(logits().float(), labels)
+
+  forward = loss if args.mode == 'train' else logits
+  if not args.eager:
+    forward = torch.compile(forward)
+
+  def step():
+    if args.mode == 'infer':
+      with torch.inference_mode():
+        forward()
+      return
+    optimizer.zero_grad(set_to_none=True)
+    forward().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+  def wait():
+    if device == 'cuda':
+      torch.cuda.synchronize()
+
+  for count in (5, args.steps):  # the first ones compile, and do not count
+    wait()
+    begin = time.perf_counter()
+    for _ in range(count):
+      step()
+    wait()
+  print(args.steps * args.batch_size / (time.perf_counter() - begin))
+
+
+if __name__ == '__main__':
+  main()
