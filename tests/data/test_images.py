@@ -302,7 +302,7 @@ def test_parts_of_other_kinds(kind):
 
 
 def test_parts_without_the_extension_are_the_same(monkeypatch):
-  monkeypatch.setattr(images, '_jpeg', None)
+  monkeypatch.setattr(images, 'decode_part', None)
   check_parts(jpeg())
 
 
@@ -352,7 +352,7 @@ def test_batches_are_the_same_without_the_extension(monkeypatch):
     return found, skipped
 
   with_it, skipped = batch()
-  monkeypatch.setattr(images, '_jpeg', None)
+  monkeypatch.setattr(images, 'decode_part', None)
   without, skipped_without = batch()
   np.testing.assert_array_equal(with_it['image'], without['image'])
   np.testing.assert_array_equal(with_it['label'], without['label'])

@@ -94,8 +94,8 @@ static PyObject *py_decode(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"decode", py_decode, METH_VARARGS,
-     "decode(data, (y, x, height, width), channels, out) -> bool\n"
+    {"decode_part", py_decode, METH_VARARGS,
+     "decode_part(data, (y, x, height, width), channels, out) -> bool\n"
      "\n"
      "Decode a part of a JPEG to `out`, uint8 [height, width, channels]. Return\n"
      "False if the file is damaged or libjpeg-turbo cannot decode it."},

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 try:
-  from vit_jax.data import _jpeg  # type: ignore[attr-defined]
+  from vit_jax.data._jpeg import decode_part
 except ImportError:  # not compiled
-  _jpeg = None
+  decode_part = None
 
 MAX_IMAGE_BYTES = 2**28  # Default limit: 89 million pixels of 3 channels.
 
@@ -63,7 +63,7 @@ def pillow() -> Any:
 
 def decodes_parts() -> bool:
   """Return whether the extension that decodes parts of JPEGs is in use."""
-  return _jpeg is not None
+  return decode_part is not None
 
 
 def decode(
@@ -176,11 +176,16 @@ class Encoded:
     """Return the pixels in a box of a JPEG without damage; else None."""
     # Without an end the file is truncated, which only a whole decoding notices.
     has_end = self._data[-2:] == b'\xff\xd9'
-    if _jpeg is None or not self._is_jpeg or self._for_pillow or not has_end:
+    if (
+      decode_part is None
+      or not self._is_jpeg
+      or self._for_pillow
+      or not has_end
+    ):
       return None
     stored = self._turn.undo(box, self.shape)
     out = np.empty((*stored[2:], self._channels), np.uint8)
-    is_whole = _jpeg.decode(self._data, stored, self._channels, out)
+    is_whole = decode_part(self._data, stored, self._channels, out)
     return self._turn.apply(out) if is_whole else None
 
   def _with_opencv(self):
