@@ -24,10 +24,13 @@ def fake_run(
   diverges=False,
   record=None,
   preset=None,
+  dry_run=False,
   **others,
 ):
   """Stand in for train(): leave two records of an accuracy."""
   CALLS.append(name)
+  if dry_run:
+    return
   SEEN[name] = {'workdir': workdir, 'record': record, 'preset': preset}
   SEEN[name] |= others
   if fails:
@@ -174,6 +177,13 @@ def test_a_member_whose_needs_are_not_done_is_an_error(tmp_path):
 def test_report_runs_nothing(tmp_path, capsys):
   study(make_config(tmp_path), tmp_path, report_only=True)
   assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
+
+
+def test_a_dry_run_plans_what_needs_no_other_run(tmp_path, capsys):
+  assert study(make_config(tmp_path), tmp_path, dry_run=True) == []
+  assert CALLS == ['pretrain', 'a_seed1']
+  assert not list(tmp_path.glob('*/metrics.jsonl'))
+  assert 'b_seed0: needs pretrain' in capsys.readouterr().out
 
 
 def make_grid(tmp_path, **changes):

@@ -19,7 +19,6 @@ by `config.shared.get_oneway_ref('weights')`.
 
 import dataclasses
 import datetime
-import functools
 import itertools
 import json
 import math
@@ -27,7 +26,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import ml_collections
@@ -39,7 +38,7 @@ from vit_jax.config import ConfigError
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
-from vit_jax.runs import changes, eta, reuse, terminal, workdirs
+from vit_jax.runs import changes, reuse, terminal, workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.metrics import NonFiniteError, read_records
 from vit_jax.weights import formats
@@ -94,7 +93,8 @@ def study(
     preset: origin of `record`, saved as preset.json, see config.run.
     allow_changes: keys that may differ from those that a run was started with:
       'KEY' for all runs, 'runs.NAME.KEY' for one.
-    dry_run: stop after all checks.
+    dry_run: stop after all checks and a dry run of each run whose weights exist
+      already.
 
   Returns:
     list of the values that the reports return.
@@ -114,35 +114,27 @@ def study(
   for each in report:
     each.check(Results(runs, workdir, done=()))
   needs = {name: needed_by(name, runs, workdir) for name in runs}
-  wanted = [] if report_only else _wanted(runs, member)
-  if member is not None:
-    _check_ready(wanted[0], needs[wanted[0]], workdir)
+  wanted = [] if report_only else _wanted(runs, member, needs, workdir)
   todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
   _check_configs(todo)
-  starts = _check_changes({x: runs[x] for x in wanted}, workdir, allow_changes)
+  allowed = _check_changes(
+    {name: runs[name] for name in wanted}, workdir, allow_changes
+  )
   _check_sources(todo)
   _check_weights(todo, shared or {}, workdir)
   if dry_run:
-    terminal.say(f'Dry run: {len(todo)} runs would be done.')
+    _dry_runs(todo, runs, needs, workdir)
     return []
   workdirs.record_config(workdir, record, preset)
-  for name, start in starts.items():
-    if name not in todo and start.changed:
-      path = workdir / name
-      step = workdirs.newest_step(path)
-      changes.record(path, start.basis, start.changed, step)
 
-  costs = functools.cache(lambda: eta.costs(runs))  # opens the data
   for name, following in itertools.pairwise([*todo, None]):
-    _announce(name, runs, workdir, costs)
-    origin = _origin(name, preset)
+    _announce(name, runs, workdir)
     config = with_best(runs[name], runs, workdir)
-    _run(config, workdir / name, origin, starts[name].allowed)
+    _run(config, workdir / name, _origin(name, preset), allowed[name])
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     _stop_if_asked(name)
-    same = following and reuse.programs(runs[following])
-    if same != reuse.programs(runs[name]):
+    if not following or _programs(runs[following]) != _programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
   page.write_at_end(workdir)
@@ -164,24 +156,16 @@ def ordered(
     raise ConfigError(
       f'order={tuple(order)} must name each of {list(runs)} exactly once.'
     )
-  filled = {}
-  for name in order:
-    values = _map_text(
-      runs[name].to_dict(), lambda x: x.replace('{workdir}', str(workdir))
-    )
-    filled[name] = ml_collections.ConfigDict(values)
-  return filled
 
+  def filled(value):
+    if not isinstance(value, str):
+      return value
+    return value.replace('{workdir}', str(workdir))
 
-def _map_text(value, fn):
-  """Apply fn to every text in a config."""
-  if isinstance(value, str):
-    return fn(value)
-  if isinstance(value, dict):
-    return {k: _map_text(v, fn) for k, v in value.items()}
-  if isinstance(value, list | tuple):
-    return type(value)(_map_text(v, fn) for v in value)
-  return value
+  return {
+    name: ml_collections.ConfigDict(jax.tree.map(filled, runs[name].to_dict()))
+    for name in order
+  }
 
 
 def needed_by(
@@ -193,11 +177,9 @@ def needed_by(
     ConfigError: it needs itself, a later run, or `best_of` names no run.
   """
   found, config = [], runs[name]
-  texts: list[str] = []
-  _map_text(config.to_dict(), texts.append)
+  texts = [f'{x}/' for x in jax.tree.leaves(config.to_dict())]
   for other in runs:
-    path = str(workdir / other)
-    if any(t == path or t.startswith(path + '/') for t in texts):
+    if any(text.startswith(f'{workdir / other}/') for text in texts):
       found.append(other)
   if best := config.get('best_of'):
     if sorted(best) != ['metric', 'runs', 'take']:
@@ -277,8 +259,8 @@ def read_done(path: epath.Path) -> dict[str, Any]:
   return json.loads((path / DONE).read_text())
 
 
-def _wanted(runs, member):
-  """Names of the runs to do here: all, or the one that `member` names."""
+def _wanted(runs, member, needs, workdir):
+  """Return the names of the runs to do here: all, or `member`."""
   if member is None:
     return list(runs)
   found = [n for i, n in enumerate(runs) if str(member) in (n, str(i))]
@@ -287,72 +269,57 @@ def _wanted(runs, member):
       f'study_member={member!r} is neither the name nor the number of a run: '
       f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
     )
-  return found
-
-
-def _check_ready(name, needed, workdir):
-  if missing := [x for x in needed if not is_done(workdir / x)]:
+  if missing := [x for x in needs[found[0]] if not is_done(workdir / x)]:
     raise ConfigError(
-      f'The study member {name} builds on runs that are not done: '
+      f'The study member {found[0]} builds on runs that are not done: '
       f'{", ".join(missing)}. Do these first (--study_member=...), or run the '
       'study without --study_member.'
     )
+  return found
+
+
+def _planned(config):
+  """Return the Call of a run; values from `best_of` are not known yet."""
+  config = config.copy_and_resolve_references()
+  if 'best_of' in config:
+    del config.best_of
+  return configs.plan_run(config)[0]
 
 
 def _check_configs(runs):
   """Raise ConfigError for a mistake in the config of any run."""
   for name, config in runs.items():
-    config = config.copy_and_resolve_references()
-    if 'best_of' in config:
-      del config.best_of
     try:
-      call, _ = configs.plan_run(config)
+      call = _planned(config)
     except ConfigError as error:
       raise ConfigError(f'runs.{name}: {error}') from error
-    if call.kwargs.get('init_from'):  # _check_weights knows its flag
-      call.kwargs.pop('init_from')
+    call.kwargs.pop('init_from', None)  # _check_weights knows its flag
     configs.check_set(call, config, f'runs.{name}.')
 
 
-class _Start(NamedTuple):
-  """A start of a run: its Basis, and which changes are there and allowed."""
-
-  basis: changes.Basis
-  changed: Sequence[changes.Change]
-  allowed: Sequence[str]
-
-
 def _check_changes(runs, workdir, allow_changes):
-  """Return {name: _Start}; ChangedRunError for a run that has begun or ended.
+  """Return {name: keys that may change} of runs that have begun or ended.
 
   Values from `best_of` are not compared: they are known later.
+
+  Raises:
+    ChangedRunError: other keys have changed.
   """
-  starts, refused, known = {}, [], {'runs'}
+  allowed, refused, known = {}, [], {'runs'}
   for name, config in runs.items():
     path = workdir / name
-    config = config.copy_and_resolve_references()
-    take: Sequence[str] = ()
-    if 'best_of' in config:
-      take = config.best_of.take
-      del config.best_of
-    call, _ = configs.plan_run(config)
-    now = changes.basis_of(path, configs.entries(call))
+    now = changes.basis_of(path, configs.entries(_planned(config)))
     before = changes.saved(path)
     keys = now.keys | (before.keys if before else set())
     known |= keys | {f'runs.{name}', *(f'runs.{name}.{key}' for key in keys)}
-    allowed, found = changes.of_run(allow_changes, name, keys), []
+    allowed[name] = changes.of_run(allow_changes, name, keys)
     if before and (is_done(path) or workdirs.newest_step(path) is not None):
-      found = changes.compare(before, now, take)
-      kept = {key: before.config[key] for key in take if key in before.config}
-      now = dataclasses.replace(
-        now, config={**now.config, **kept}, data=before.data
-      )
-    starts[name] = _Start(now, found, allowed)
-    refused += [
-      dataclasses.replace(each, key=f'runs.{name}.{each.key}')
-      for each in found
-      if not changes.is_allowed(each.key, allowed)
-    ]
+      best = config.get('best_of')
+      refused += [
+        dataclasses.replace(each, key=f'runs.{name}.{each.key}')
+        for each in changes.compare(before, now, best.take if best else ())
+        if not changes.is_allowed(each.key, allowed[name])
+      ]
   changes.check_keys(allow_changes, known)
   changes.refuse(
     refused,
@@ -361,39 +328,34 @@ def _check_changes(runs, workdir, allow_changes):
     'Use it again, another --workdir, or remove the folders of these runs to '
     'do them again',
   )
-  return starts
+  return allowed
 
 
 def _check_sources(runs):
   """Open the data of all runs; ConfigError with everything that is missing."""
-  seen, problems = set(), []
+  seen, problems = set(), {}
   for config in runs.values():
     for source in _sources(config.to_dict()):
-      key = repr(source)
-      if key in seen:
+      if (key := repr(source)) in seen:
         continue
       seen.add(key)
       try:
         configs.resolve(source)
       except ValueError as error:
-        if str(error) not in problems:
-          problems.append(str(error))
+        problems[str(error)] = None
   if problems:
     text = '\n\n'.join(problems)
     raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
 
 
-def _sources(value):
-  """Yield every 'source' of a config, at any depth."""
-  if isinstance(value, dict):
-    for key, inner in value.items():
-      if key == 'source' and isinstance(inner, dict):
-        yield inner
-      else:
-        yield from _sources(inner)
-  elif isinstance(value, list | tuple):
-    for inner in value:
-      yield from _sources(inner)
+def _sources(config):
+  """Return every 'source' of a config, at any depth."""
+
+  def has_source(value):
+    return isinstance(value, dict) and isinstance(value.get('source'), dict)
+
+  found = filter(has_source, jax.tree.leaves(config, is_leaf=has_source))
+  return [each['source'] for each in found]
 
 
 def _check_weights(runs, shared, workdir):
@@ -415,29 +377,41 @@ def _check_weights(runs, shared, workdir):
       formats.find(path)
 
 
-def _announce(name, runs, workdir, costs):
+def _dry_runs(todo, runs, needs, workdir):
+  """Make a dry run of each run that builds on nothing that is still to do."""
+  for name in todo:
+    pending = [x for x in needs[name] if not is_done(workdir / x)]
+    if pending:
+      terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
+      continue
+    terminal.heading(name)
+    config = with_best(runs[name], runs, workdir)
+    configs.run(config, str(workdir / name), dry_run=True)
+  terminal.say(f'Dry run: {len(todo)} runs would be done.')
+
+
+def _programs(config):
+  """Return a text that is equal for runs which compile the same programs.
+
+  It is the config without seeds and without the weights to start from.
+  """
+  return repr(
+    [
+      (path, value)
+      for path, value in configs.walk(config)
+      if path.rpartition('.')[2] != 'seed' and not path.startswith('init_from')
+    ]
+  )
+
+
+def _announce(name, runs, workdir):
   """Print a heading for the next run, with an ETA of the study."""
-  number = list(runs).index(name) + 1
-  text = f'{number}/{len(runs)} {name}'
-  done = [n for n in runs if is_done(workdir / n)]
-  if done and jax.process_index() == 0:
-    left = _seconds_left(runs, done, workdir, costs())
-    left = datetime.timedelta(seconds=round(left))
+  text = f'{list(runs).index(name) + 1}/{len(runs)} {name}'
+  if done := [n for n in runs if is_done(workdir / n)]:
+    seconds = sum(read_done(workdir / n)['seconds'] for n in done) / len(done)
+    left = datetime.timedelta(seconds=round(seconds * (len(runs) - len(done))))
     text += f' | {len(done)} done | study eta {left}'
   terminal.heading(text)
-
-
-def _seconds_left(runs, done, workdir, costs):
-  """Return the estimated seconds of all other runs."""
-  if costs is None:
-    seconds = [read_done(workdir / name)['seconds'] for name in done]
-    return sum(seconds) / len(done) * (len(runs) - len(done))
-  spent = {}
-  for name in done:
-    steps = [r.get('seconds/steps') for r in read_records(workdir / name)]
-    total = read_done(workdir / name)['seconds']
-    spent[name] = eta.Spent(total, steps[-1] if steps else None)
-  return eta.seconds_left(costs, spent)
 
 
 def _origin(name, preset):

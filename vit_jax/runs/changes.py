@@ -69,7 +69,6 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.train.train.dry_run',
   'vit_jax.train.Evaluation.every',
   'vit_jax.evaluate.evaluate.writers',
-  'vit_jax.evaluate.evaluate.name',
   'vit_jax.evaluate.evaluate.dry_run',
   # Layout of the computation: results are equal up to rounding.
   'vit_jax.train.train.mesh',

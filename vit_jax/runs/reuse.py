@@ -33,21 +33,3 @@ def clear() -> None:
   """Release the results, and everything that JAX has compiled."""
   _call.cache_clear()
   jax.clear_caches()
-
-
-def programs(config: Any) -> str:
-  """Return a text that is equal for runs which compile the same programs.
-
-  It is the config without seeds and without the weights to start from.
-  """
-  values = config.to_dict()
-  values.pop('init_from', None)
-  return repr(_without_seeds(values))
-
-
-def _without_seeds(value):
-  if isinstance(value, dict):
-    return {k: _without_seeds(v) for k, v in value.items() if k != 'seed'}
-  if isinstance(value, list | tuple):
-    return [_without_seeds(v) for v in value]
-  return value
