@@ -374,7 +374,7 @@ def balance(config, *, balanced, class_weights):
       "'balanced' and 'class_weights' both make up for rare classes. Keep one."
     )
   if balanced:
-    config.data.order = {'target': 'vit_jax.data.sampling.Balanced'}
+    config.data.order = {'target': 'vit_jax.data.order.Balanced'}
   if class_weights:
     objective = config.objective
     while 'objective' in objective:  # that another one wraps

@@ -208,7 +208,7 @@ def digits(seed):
   if seed == TRIAL:
     val['source'] = part(data['source'], '[50%:]')
   data['source'] = {
-    'target': 'vit_jax.data.subset.Subset',
+    'target': 'vit_jax.data.views.Subset',
     'source': part(data['source'], '[:50%]'),
     'per_class': SHOTS,
     'seed': seed,
@@ -217,7 +217,7 @@ def digits(seed):
 
 
 def part(source, bounds):
-  target = 'vit_jax.data.splits.Slice'
+  target = 'vit_jax.data.views.Slice'
   return {'target': target, 'source': source, 'bounds': bounds}
 
 

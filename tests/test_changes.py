@@ -15,9 +15,7 @@ from vit_jax.config import ConfigError
 from vit_jax.data import fingerprints
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.folder import Folder
-from vit_jax.data.order import Repeated
 from vit_jax.data.pipeline import Data, Unlabelled
-from vit_jax.data.sampling import Weighted
 from vit_jax.runs import changes
 from vit_jax.runs.changes import ChangedRunError
 
@@ -211,24 +209,6 @@ def test_data_balanced_of_older_code_is_an_order(tmp_path, balanced):
   if balanced:
     with pytest.raises(ChangedRunError, match=r'data\.order\.target'):
       changes.check(tmp_path, other)
-
-
-def test_weights_in_another_file(tmp_path):
-  """The path may change, the weights may not."""
-
-  def basis_of(name, weights):
-    np.save(tmp_path / name, weights)
-    order = Repeated(2, Weighted(tmp_path / name))
-    sources = {'data': Data(Digits(split='train'), 8, order=order)}
-    entries = configs.entries(sources['data'], 'data')
-    return changes.basis_of(tmp_path, entries, sources)
-
-  before = basis_of('one.npy', np.arange(4))
-  begun(tmp_path, before)
-  assert changes.check(tmp_path, basis_of('other.npy', np.arange(4))) == []
-  with pytest.raises(ChangedRunError) as error:
-    changes.check(tmp_path, basis_of('one.npy', np.arange(4) + 1))
-  assert 'data.order.order: other weights' in str(error.value)
 
 
 def test_runs_that_are_moved_together(tmp_path):

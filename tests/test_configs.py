@@ -177,7 +177,7 @@ def trace(monkeypatch, tmp_path):
 def _initialise(config):
   """Return the shapes of a model's parameters."""
   data = pipeline.Data(**configs.resolve(config.data))
-  example = pipeline.first_example(data.source, data.transforms)
+  example = data.first_example()
   image_shape = example['image'].shape
   model = configs.resolve(config.model)
   model = train_lib.with_num_classes(model, data.source)

@@ -16,7 +16,7 @@ import optax
 
 from vit_jax import evaluate, pretrained, step, train
 from vit_jax.analysis import attention
-from vit_jax.data import pipeline, transforms
+from vit_jax.data import transforms
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.models import names
@@ -168,7 +168,7 @@ def step_by_hand(loss_fn: LossFn) -> None:
     tx=lambda params: tx,
   )
   mesh = sharding.make_mesh(data=-1)
-  batches = pipeline.train_batches(Squares(), batch_size=8, seed=1)
+  batches = Data(Squares(), batch_size=8).train_batches(seed=1)
   for batch in batches:
     on_device = sharding.put_batch(batch, mesh)
     state, metrics = step.train_step(state, on_device, loss_fn=loss_fn, tx=tx)

@@ -186,7 +186,6 @@ def train(
   mesh = mesh.make()
   check_batch_size(data.batch_size, mesh, parts=accum_steps)
   example = data.first_example()
-  visits = data.visits(seed)
   image_shape = example['image'].shape
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   timeline = Timeline(data.batch_size, len(data.source))
@@ -304,11 +303,10 @@ def train(
     batches=functools.partial(
       data.train_batches,
       seed=seed,
-      visits=visits,
       num_classes=model.num_classes,
       **this_process(),
     ),
-    reading=data.describe_reading(image_shape, jax.process_count()),
+    reading=data.describe_reading(),
     monitor=functools.partial(
       Monitor,
       workdir,

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from test_configs import load_config
+from vit_jax.data.parquet import Parquet
+from vit_jax.data.tar import Tar
+from vit_jax.data.webdataset import WebDataset
 
 from vit_jax import config as configs
 from vit_jax.data import pipeline, splits
 from vit_jax.data.folder import Folder
-from vit_jax.data.parquet import Parquet
 from vit_jax.data.sources import open_source
-from vit_jax.data.tar import Tar
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.transforms import FlipLR
-from vit_jax.data.webdataset import WebDataset
 
 made_up = importlib.import_module('made_up')
 FILES = packed.images()

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from vit_jax.data import pipeline
+from vit_jax.data.views import Source, class_labels
 
 
-def class_weights(source: pipeline.Source) -> tuple[float, ...]:
+def class_weights(source: Source) -> tuple[float, ...]:
   """Return n / (K n_c) for each class c, to weight the loss of its examples.
 
   n is the number of examples, n_c that of class c, and K the number of classes
@@ -13,18 +13,10 @@ def class_weights(source: pipeline.Source) -> tuple[float, ...]:
   examples get 1.
 
   Args:
-    source: with int labels, see pipeline.py.
-
-  Raises:
-    ValueError: labels that are not one class per example.
+    source: with one class for each example.
   """
-  labels = np.asarray(pipeline.labels(source))
-  if labels.ndim != 1:
-    raise ValueError(
-      f'class weights need one class per example; the labels are '
-      f'{labels.dtype} {labels.shape}.'
-    )
-  num_classes = getattr(source, 'num_classes', None) or int(labels.max()) + 1
+  labels = class_labels(source)
+  num_classes = getattr(source, 'num_classes', None) or 0
   counts = np.bincount(labels, minlength=num_classes)
   present = np.count_nonzero(counts)
   return tuple(

@@ -6,37 +6,24 @@ An order is any object with
 
 `index` is that of the example at a position of training, 0, 1, 2, ... The pair
 (visit, index) does not occur at another position: the augmentation is drawn
-from it. Both are functions of (seed, position) only, without state, so that a
-run resumes exactly, on any number of hosts and worker processes. `visits` must
-be picklable. Whatever the order, an epoch is as many positions as the source
-has examples.
-
-This module has the orders that need no more than the number of examples, and
-the visits of all; sampling.py has the orders by class and by weight, mixture.py
-that of a mixture.
-
-The order of an epoch is the permutation of `grain.experimental.index_shuffle`.
-That finds one place at a time: it encrypts numbers of at least 16 bits, again
-and again until the result is an index of the set. For each of 10 examples this
-takes 6,500 repetitions. For sets of up to 2**16 examples this module encrypts
-all numbers of 16 bits at once and keeps the order of the whole epoch. It is the
-same order, so that older checkpoints resume exactly.
+from it. Both depend only on (seed, position), so a run resumes exactly, on any
+number of hosts and worker processes. `visits` must be picklable. An epoch
+always has as many positions as the source has examples.
 """
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence, Sized
-from fractions import Fraction
+from collections.abc import Callable, Sized
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from vit_jax.config.domains import Range, checked
+from vit_jax.data.views import Source, class_labels, ranks
+from vit_jax.types import Expect
 
 Visits = Callable[[int], tuple[int, int]]  # position -> (visit, index)
 
-_SMALL = 2**16  # The cipher has 16 bits for sets of up to this many examples.
+_MOST_PERMUTED = 2**20  # examples; 4 MB, made in 15 ms
 
 
 class Order(Protocol):
@@ -45,16 +32,39 @@ class Order(Protocol):
   def bind(self, source: Any, seed: int, /) -> Visits: ...
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
   """Each example once in an epoch; each epoch has another order."""
 
   def bind(self, source: Sized, seed: int) -> Visits:
-    return EpochOrder(len(source), seed)
+    return functools.partial(_shuffled, len(source), seed)
 
 
-@checked
+def _shuffled(count, seed, position):
+  epoch, place = divmod(position, count)
+  if count <= _MOST_PERMUTED:
+    return epoch, int(_permutation(count, seed, epoch)[place])
+  from grain.experimental import index_shuffle
+
+  # One place at a time, without memory; slower for small sets.
+  return epoch, index_shuffle(
+    place, max_index=count - 1, seed=_seed(seed, epoch), rounds=4
+  )
+
+
+# Threads read neighbouring positions, which may be of two epochs.
+@functools.lru_cache(maxsize=4)
+def _permutation(count, *key):
+  """Return a permutation of 0 to count - 1 that depends on the key."""
+  return np.random.default_rng(key).permutation(count).astype(np.uint32)
+
+
+@functools.lru_cache(maxsize=4)
+def _seed(*key):
+  """Return a seed of 32 bits that depends on the key."""
+  return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
 @dataclasses.dataclass(frozen=True)
 class Repeated:
   """Repeated augmentation: each example several times in a row.
@@ -68,7 +78,7 @@ class Repeated:
     order: of the examples.
   """
 
-  times: Annotated[int, Range(1, 2**16)] = 3
+  times: Annotated[int, Expect(lambda n: 1 <= n <= 2**16, '1 to 65536')] = 3
   order: Order = Shuffled()
 
   def bind(self, source: Sized, seed: int) -> Visits:
@@ -82,319 +92,70 @@ def _repeated(visits, times, position):
   return visit * times + repeat, index
 
 
-class EpochOrder:
-  """Visits of each example once in an epoch.
+@dataclasses.dataclass(frozen=True)
+class Balanced:
+  """Each class equally often, or in proportion to a power of its size.
 
-  Args:
-    count: number of examples.
-    seed: of the order; each epoch has another one.
-  """
+  Classes take turns in blocks, in an order that depends on (seed, block): with
+  power=0, each K consecutive positions visit each of the K classes once. A
+  class visits all of its examples before it visits one again. So rare examples
+  repeat. Classes without examples are left out.
 
-  def __init__(self, count: int, seed: int) -> None:
-    self._count, self._seed = count, seed
-
-  def __call__(self, position: int) -> tuple[int, int]:
-    """Return (epoch, index of the example) of a position."""
-    epoch, place = divmod(position, self._count)
-    return epoch, index_at(place, self._count, _epoch_seed(self._seed, epoch))
-
-
-@functools.lru_cache(maxsize=16)
-def _epoch_seed(seed, epoch):
-  return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-
-
-class Turns:
-  """Parts, such as classes, that take turns in proportion to their weights.
-
-  Positions come in blocks, whose order depends on (seed, block). At the end of
-  each block every part has had its exact number of turns up to rounding, and
-  these errors do not add up. If small integers have the proportions of the
-  weights, as 3 and 1 have those of 0.75 and 0.25, the numbers are exact after
-  each 3 + 1 positions.
-
-  Args:
-    weights: of the parts, 0 or more, not all 0.
-    seed: of the order.
-  """
-
-  def __init__(self, weights: Sequence[float], seed: int) -> None:
-    whole = np.array(_integers(weights), np.int64)
-    self._whole = whole // np.gcd.reduce(whole)
-    self._period = int(self._whole.sum())  # of the exact proportions
-    least = max(len(whole), 16)
-    some = range(least, 2 * least)
-    divisors = (length for length in some if self._period % length == 0)
-    # The length of a block: short, and exact at the end of each period.
-    short = self._period <= least
-    self.length = self._period if short else next(divisors, least)
-    self._seed = seed
-    # A tree whose leaves are the parts: (left children, parents) by level.
-    padding = 2 ** (len(whole) - 1).bit_length() - len(whole)
-    children, self._levels = np.pad(self._whole, (0, padding)), []
-    while len(children) > 1:
-      parents = children[::2] + children[1::2]
-      self._levels.append((children[::2], np.maximum(parents, 1)))
-      children = parents
-    # The last blocks. Threads read neighbours at the same time.
-    self._blocks = [(-1, whole, whole)] * 4
-
-  def __call__(self, position: int) -> tuple[int, int]:
-    """Return (part, number of its turns before) of a position."""
-    block, place = divmod(position, self.length)
-    slot = block % len(self._blocks)
-    kept, parts, turns = self._blocks[slot]
-    if kept != block:
-      _, parts, turns = self._blocks[slot] = self._make(block)
-    return int(parts[place]), int(turns[place])
-
-  def _make(self, block):
-    before, after = map(self._turns, (block, block + 1))
-    parts = np.repeat(np.arange(len(before)), after - before)
-    starts = np.cumsum(after - before) - after
-    in_turn = np.arange(self.length) - starts[parts]
-    parts = parts[shuffled(self.length, self._seed, block)]
-    turns = np.zeros_like(parts)
-    turns[np.argsort(parts, kind='stable')] = in_turn  # of each part, ascending
-    return block, parts, turns
-
-  def _turns(self, blocks):
-    """Return the number of turns of each part in the first blocks: int64 [K].
-
-    Each parent divides its turns between its children. So the numbers add up
-    exactly and never decrease.
-    """
-    periods, rest = divmod(blocks * self.length, self._period)
-    whole = periods * self._whole
-    if not rest:
-      return whole
-    turns = np.array([rest])
-    for left, parents in reversed(self._levels):
-      some = _part_of(turns, left, parents)
-      turns = np.stack([some, turns - some], axis=1).reshape(-1)
-    return whole + turns[: len(whole)]
-
-
-def _part_of(count, weight, total):
-  """Return count * weight // total, where the product may exceed 64 bits.
-
-  Args:
-    count: int64 [n], below 2**50.
-    weight, total: int64 [n], 0 <= weight <= total < 2**62, total > 0.
-  """
-  found = (count.astype(np.float64) * weight / total).astype(np.int64)
-  # `found` is wrong by 1 at most. The rest is small, so that it is exact,
-  # whatever overflows on the way.
-  rest = count * weight - found * total
-  return found + (rest >= total) - (rest < 0)
-
-
-def _integers(weights):
-  """Return integers in proportion to weights, exactly if small ones are."""
-  largest, common = max(weights), 1
-  ratios = [float(x) / largest for x in weights]
-  exact = [Fraction(x).limit_denominator(10**6) for x in ratios]
-  for ratio, fraction in zip(ratios, exact):
-    common = math.lcm(common, fraction.denominator)
-    if common > 2**40 or not math.isclose(ratio, fraction, rel_tol=1e-12):
-      return [math.ceil(x * 2**40) for x in ratios]
-  return [int(x * common) for x in exact]
-
-
-class BalancedOrder:
-  """Visits of classes in turn, equally often or in other proportions.
-
-  By default each K consecutive positions visit each of the K classes once, in
-  an order that depends on (seed, position // K). A class visits all of its
-  examples before it visits one again, in an order that depends on (seed, class,
-  round). So rare examples repeat, frequent ones take turns. Classes without
-  examples are left out. For other proportions see `Turns`.
-
-  Args:
-    labels: int [n], of all examples.
-    seed: of the order.
-    power, weights: see sampling.Balanced; weights float [K], None: all 1.
+  Attributes:
+    power: a class of n examples is visited in proportion to n ** power. 0: each
+      class equally often; 0.5: by the square root; 1: as in the data. The
+      proportions are rounded to 1/4096, or 1/16 of the mean of a class.
 
   Raises:
-    ValueError: labels that are not one class per example; no weight for a
-      class; weights that are negative, not finite, or 0 for all examples.
+    ValueError: (in `bind`) labels that are not one class per example.
   """
 
-  def __init__(
-    self,
-    labels: np.ndarray,
-    seed: int,
-    *,
-    power: float = 0.0,
-    weights: np.ndarray | None = None,
-  ) -> None:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
-      raise ValueError(
-        f'Balanced needs one class per example; the labels are {labels.dtype} '
-        f'{labels.shape}. Use another order, such as Shuffled or Weighted.'
-      )
-    by_label = np.argsort(labels, kind='stable')
-    classes, starts = np.unique(labels[by_label], return_index=True)
-    members = np.split(by_label, starts[1:])
-    shares = np.array([len(x) for x in members], np.float64) ** power
-    if weights is not None:
-      weights = np.asarray(weights, np.float64)
-      check_weights('Balanced: weights', weights)
-      if classes[-1] >= len(weights):
-        raise ValueError(
-          f'Balanced: weights has {len(weights)} numbers, but there are '
-          f'examples of class {classes[-1]}. Give one number for each class.'
-        )
-      shares *= weights[classes]
-      if not shares.any():
-        raise ValueError(
-          'Balanced: weights is 0 for every class that has examples. At least '
-          'one of them must be above 0.'
-        )
-    self._members = [x for x, share in zip(members, shares) if share]
-    self._turns = Turns(shares[shares > 0].tolist(), seed)
-    self._seed = seed
-    # The last shuffle of each class: (round, indices).
-    self._shuffles = [(-1, members) for members in self._members]
+  power: Annotated[float, Expect(lambda x: -10 <= x <= 10, '-10 to 10')] = 0.0
+
+  def bind(self, source: Source, seed: int) -> Visits:
+    labels = class_labels(source)
+    by_class = np.argsort(labels, kind='stable')
+    starts = np.unique(labels[by_class], return_index=True)[1]
+    members = np.split(by_class, starts[1:])
+    shares = np.array([len(x) for x in members], np.float64) ** self.power
+    parts = max(4096, 16 * len(members))
+    turns = np.maximum(1, np.round(parts * shares / shares.sum())).astype(int)
+    return _Turns(members, turns // np.gcd.reduce(turns), seed)
+
+
+class _Turns:
+  """Visits of classes that take turns.
+
+  Args:
+    members: for each class the indices of its examples.
+    turns: int [K], how often each class is visited in a block of positions.
+    seed: of the order.
+  """
+
+  def __init__(self, members, turns, seed) -> None:
+    self._members, self._seed = members, seed
+    self._turns = turns
+    self._classes = np.repeat(np.arange(len(turns)), turns)
+    # The last blocks: (number, classes, ranks); and the last round of each
+    # class: (number, indices). Threads read neighbouring positions.
+    self._blocks = [(-1, None, None)] * 4
+    self._rounds = [(-1, None)] * len(turns)
 
   def __call__(self, position: int) -> tuple[int, int]:
     """Return (round of the class, index of the example) of a position."""
-    label, turn = self._turns(position)
-    members = self._members[label]
-    round_, place = divmod(turn, len(members))
-    kept, shuffle = self._shuffles[label]
+    block, place = divmod(position, len(self._classes))
+    kept, classes, order = self._blocks[block % 4]
+    if kept != block:
+      rng = np.random.default_rng([self._seed, block])
+      classes = rng.permutation(self._classes)
+      order = ranks(classes)
+      self._blocks[block % 4] = block, classes, order
+    label = int(classes[place])
+    turn = block * int(self._turns[label]) + int(order[place])
+    round_, place = divmod(turn, len(self._members[label]))
+    kept, indices = self._rounds[label]
     if kept != round_:
-      places = shuffled(len(members), self._seed, round_, label)
-      shuffle = members[places]
-      self._shuffles[label] = round_, shuffle
-    return round_, int(shuffle[place])
-
-
-class WeightedOrder:
-  """Visits of examples that are drawn in proportion to weights.
-
-  The draw at a position depends on (seed, position). Each position is a visit
-  of its own.
-
-  Args:
-    weights: float [n], of the examples.
-    seed: of the order.
-    what: name of the weights, for messages.
-
-  Raises:
-    ValueError: weights that are negative, not finite, or all 0.
-  """
-
-  def __init__(
-    self, weights: np.ndarray, seed: int, *, what: str = 'weights'
-  ) -> None:
-    weights = np.asarray(weights, np.float64)
-    check_weights(what, weights)
-    self._bounds, self._seed = np.cumsum(weights / weights.max()), seed
-    self._last = int(np.flatnonzero(weights)[-1])
-
-  def __call__(self, position: int) -> tuple[int, int]:
-    """Return (position, index of the example) of a position."""
-    # The pipeline has 0 in the last word of its counters.
-    counter = np.array([0, 0, position, 1], np.uint64)
-    key = np.array([self._seed, 0], np.uint64)
-    draw = np.random.Philox(key=key, counter=counter).random_raw() >> 11
-    at = draw * 2.0**-53 * self._bounds[-1]
-    index = int(np.searchsorted(self._bounds, at, side='right'))
-    return position, min(index, self._last)  # `at` may be rounded up
-
-
-def check_weights(what: str, weights: np.ndarray) -> None:
-  """Raise ValueError unless weights are finite, 0 or more, and not all 0.
-
-  Args:
-    what: name of the weights, for the message.
-    weights: float [n].
-  """
-  wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-  if len(wrong):
-    more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''
-    raise ValueError(
-      f'{what}: number {wrong[0]} is {weights[wrong[0]]}{more}. Weights must '
-      'be finite and at least 0.'
-    )
-  if not np.any(weights):
-    raise ValueError(
-      f'{what}: all are 0, so that nothing is left to train on. At least one '
-      'must be above 0.'
-    )
-
-
-def shuffled(count: int, *key: int) -> np.ndarray:
-  """Return a permutation of 0 to count - 1 that depends on the key: int [n]."""
-  return np.random.default_rng(np.random.SeedSequence(key)).permutation(count)
-
-
-def index_at(place: int, count: int, seed: int) -> int:
-  """Return the index of the example at a place of an epoch.
-
-  Args:
-    place: 0 to count - 1.
-    count: number of examples.
-    seed: of the epoch, 0 to 2**32 - 1.
-  """
-  if count <= _SMALL:
-    return int(_order(count, seed)[place])
-  from grain.experimental import index_shuffle
-
-  return index_shuffle(place, max_index=count - 1, seed=seed, rounds=4)
-
-
-@functools.lru_cache(maxsize=16)
-def _order(count, seed):
-  """Return the index at each place of an epoch: uint16 [count]."""
-  if count == 1:
-    return np.zeros(1, np.uint16)
-  encrypted = _encrypt_all(seed)
-  order = encrypted[:count]
-  # Take 1, 2, 4, ... steps at a time towards an index; an index stays.
-  step = np.where(np.arange(_SMALL) < count, np.arange(_SMALL), encrypted)
-  while order.max() >= count:
-    order, step = step[order], step[step]
-  return order.astype(np.uint16)
-
-
-def _encrypt_all(seed):
-  """Return the ciphers of 0 to 2**16 - 1: int64 [2**16].
-
-  The cipher is Grain's variant of Simon: two halves of 8 bits and 4 rounds.
-  """
-  left, right = np.divmod(np.arange(_SMALL), 256)
-  for even, odd in np.reshape(_round_keys(seed), (2, 2)):
-    left = left ^ _MIX[right] ^ even
-    right = right ^ _MIX[left] ^ odd
-  return 256 * left + right
-
-
-def _rotate(byte, bits):
-  return (byte << bits | byte >> 8 - bits) & 255
-
-
-_BYTES = np.arange(256)
-_MIX = _rotate(_BYTES, 1) & _BYTES ^ _rotate(_BYTES, 2)
-
-
-def _round_keys(seed):
-  """Return four keys of 8 bits: C++'s std::seed_seq{seed}.generate."""
-  keys, mask = [0x8B8B8B8B] * 4, 2**32 - 1
-  for k in range(4):
-    mixed = keys[k] ^ keys[(k + 1) % 4] ^ keys[k - 1]
-    mixed = 1664525 * (mixed ^ mixed >> 27) & mask
-    keys[(k + 1) % 4] = keys[(k + 1) % 4] + mixed & mask
-    mixed += (1, 1 + seed, 2, 3)[k]
-    keys[(k + 2) % 4] = keys[(k + 2) % 4] + mixed & mask
-    keys[k] = mixed & mask
-  for k in range(4):
-    mixed = keys[k] + keys[(k + 1) % 4] + keys[k - 1] & mask
-    mixed = 1566083941 * (mixed ^ mixed >> 27) & mask
-    keys[(k + 1) % 4] ^= mixed
-    mixed = mixed - k & mask
-    keys[(k + 2) % 4] ^= mixed
-    keys[k] = mixed
-  return np.array(keys) & 255
+      rng = np.random.default_rng([self._seed, round_, label])
+      indices = rng.permutation(self._members[label])
+      self._rounds[label] = round_, indices
+    return round_, int(indices[place])

@@ -15,10 +15,8 @@ Optional attributes of a source:
   source.channels     1 or 3: image files are decoded to so many (default: 3)
   source.exif         whether the EXIF orientation is applied (default: True)
   source.describe(i)  text that identifies example i in error messages
-  source.labels()     labels of all examples, if they are known without reading
+  source.labels()     labels of all examples, if they are known without decoding
                       the images: int32 [n] or float32 [n, K]
-  source.fingerprint()  JSON values that differ for other data, see
-                      fingerprints.py; default: from its public attributes
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator for this example,
@@ -27,10 +25,9 @@ project are frozen dataclasses, so that they can be written to JSON. With the
 class attribute `takes_encoded` a transform may get an `images.Encoded`, of
 which it decodes as much as it needs.
 
-Sources can wrap sources and transforms can wrap transforms: the outer
-constructor takes the inner object as an argument, in Python as in a config
-(nested targets). `Unlabelled` is an example. With num_workers > 0 both must be
-picklable.
+Sources can wrap sources (see views.py) and transforms can wrap transforms: the
+outer constructor takes the inner object as an argument, in Python as in a
+config (nested targets). With num_workers > 0 both must be picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
@@ -41,48 +38,34 @@ contiguous part of this range, so the global batch does not depend on the number
 of processes.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
-import pickle
 import threading
 import time
-import traceback
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
-from vit_jax.config import checks
-from vit_jax.config.domains import Natural, OneOf, Range, Size, checked
 from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.transforms import scale_to
+from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
+from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
 # Parts of making a batch, whose seconds are counted.
 PARTS = ('reading', 'decoding', 'transforming')
 
-_CHUNK = 32  # examples that a thread reads at a time
 # Cores that one process keeps busy. The GIL is held for a twentieth of the time
 # of an image, so more threads would begin to wait for it.
 _CORES_PER_PROCESS = 8
-_SHARE_OF_MEMORY = 4  # Complete batches take at most 1 / 4 of the memory.
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
-
-
-class Source(Protocol):
-  """The minimal interface of a source; see the module docstring."""
-
-  def __len__(self) -> int: ...
-
-  def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
 class Transform(Protocol):
@@ -93,7 +76,6 @@ class Transform(Protocol):
   ) -> np.ndarray: ...
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Data:
   """A source and how to make batches from it.
@@ -110,38 +92,29 @@ class Data:
       8 cores.
     num_threads: number of reading threads over all of these processes. None: 2
       for each core, at most 16 in a process.
-    prefetch: number of batches that are complete before they are asked for.
-      They are limited to a quarter of the memory of this machine.
+    prefetch: number of batches that are read ahead, by each process.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    order: in which training visits the examples, see order.py, sampling.py and
-      mixture.py. An epoch is always as many visits as there are examples.
+    order: in which training visits the examples, see order.py. An epoch is
+      always as many visits as there are examples.
     max_image_bytes: limit on H * W * channels of an image file, read from its
       header before it is decoded. A larger image is an unreadable example.
-    max_worker_restarts: number of dead worker processes that an iterator over
-      batches replaces, each at its position. One more is an error.
-
-  Raises:
-    ValueError: an argument has an invalid value.
   """
 
   source: Source
-  batch_size: Annotated[int, Range(1, 2**20)]
+  batch_size: Count
   transforms: Sequence[Transform] = ()
-  num_workers: Natural | None = None
-  num_threads: Annotated[int, Range(1, 1024)] | None = None
-  prefetch: Annotated[int, Range(1, 64)] = 2
-  on_error: Annotated[str, OneOf('raise', 'skip')] = 'raise'
+  num_workers: Annotated[Natural | None, MACHINE] = None
+  num_threads: Annotated[Count | None, MACHINE] = None
+  prefetch: Annotated[Count, MACHINE] = 2
+  on_error: Annotated[Literal['raise', 'skip'], HARMLESS] = 'raise'
   labels: bool = True
   order: Order = Shuffled()
   image_size: Size | None = None
-  max_image_bytes: Annotated[int, Range(1, 2**40)] = images.MAX_IMAGE_BYTES
-  max_worker_restarts: Natural = 3
+  max_image_bytes: Annotated[Count, HARMLESS] = images.MAX_IMAGE_BYTES
 
   def __post_init__(self) -> None:
-    if self.num_workers is not None:
-      workers.check_count('num_workers', self.num_workers)
     transforms = tuple(self.transforms)
     if self.image_size is not None:
       transforms = scale_to(transforms, self.image_size)
@@ -159,55 +132,18 @@ class Data:
       return processes, max(1, min(16, 2 * cores // share))
     return processes, math.ceil(self.num_threads / share)
 
-  def batches_ahead(self, batch_bytes: int) -> int:
-    """Return how many batches of so many bytes are complete in advance."""
-    most = workers.memory() // _SHARE_OF_MEMORY // batch_bytes
-    return max(1, min(self.prefetch, most))
-
-  def tasks_ahead(self, per_batch: int) -> int:
-    """Return how many chunks threads read in advance, or batches a worker."""
+  def describe_reading(self) -> str:
+    """Return what reads the batches of a host."""
     processes, threads = self.processes_and_threads()
-    return (
-      math.ceil(threads / per_batch) + 1 if processes else threads + per_batch
-    )
-
-  def describe_reading(
-    self, image_shape: Sequence[int], process_count: int = 1
-  ) -> str:
-    """Return what reads the batches of a host, and the memory of its images."""
-    processes, threads = self.processes_and_threads()
-    local, size = self.batch_size // process_count, math.prod(image_shape)
-    ahead = self.tasks_ahead(math.ceil(local / _CHUNK))
     if processes:
-      # A batch that is assembled counts twice. A worker also sends one.
-      count = processes * (2 * ahead + 1) * local
-    else:
-      count = ahead * _CHUNK + local
-    count += local * self.batches_ahead(local * size)
-    what = f'{threads} {"thread" if threads == 1 else "threads"}'
-    if processes:
-      what = f'{processes} worker processes with {what} each'
-    return (
-      f'read by {what}; at most {count * size / 1e6:,.1f} MB of images ahead'
-    )
+      return f'read by {processes} worker processes, {threads} threads in each'
+    return f'read by {threads} threads'
 
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
-    examples = _Examples(dataclasses.replace(self, on_error='skip'))
-    spent: dict[str, Any] = collections.Counter()
-    image, label, _ = examples.load(0, 0, spent, replace=True)
+    reader = _Reader(dataclasses.replace(self, on_error='skip'), _Share(0, 1))
+    image, label, *_ = reader.load(0, 0, replace=True)
     return {'image': image, 'label': label}
-
-  def visits(self, seed: int = 0) -> Visits:
-    """Return the order of training for a seed; see order.py.
-
-    Raises:
-      ValueError: the order does not fit the source.
-    """
-    source = self.source
-    if isinstance(source, Unlabelled):  # an order may need labels or parts
-      source = source.source
-    return self.order.bind(source, seed)
 
   def train_batches(
     self,
@@ -218,7 +154,6 @@ class Data:
     process_index: int = 0,
     process_count: int = 1,
     num_classes: int | None = None,
-    visits: Visits | None = None,
   ) -> 'TrainBatches':
     """Return an endless iterator over training batches.
 
@@ -229,7 +164,6 @@ class Data:
       skipped: number of unreadable examples before it, `.skipped`.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
-      visits: `self.visits(seed)`, if it is known already.
 
     Returns:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
@@ -237,10 +171,13 @@ class Data:
       (number of unreadable examples so far) and `.close()`. It raises
       ValueError for unreadable examples, wrong labels and unequal shapes.
     """
-    visits = visits or self.visits(seed)
-    examples = _Examples(self, num_classes, seed, visits)
-    chunks = _Chunks(examples, process_index, process_count, start=start)
-    return TrainBatches(chunks, skipped)
+    source = self.source
+    if isinstance(source, Unlabelled):  # an order may need the labels
+      source = source.source
+    visits = self.order.bind(source, seed)
+    share = _Share(process_index, process_count, start)
+    reader = _Reader(self, share, num_classes, seed, visits)
+    return TrainBatches(reader, _ENDLESS, start, skipped)
 
   def eval_batches(
     self,
@@ -257,229 +194,219 @@ class Data:
     have the same number of batches, `len(batches)`. `.skipped` is the number of
     unreadable examples of the current pass.
     """
-    examples, end = _Examples(self, num_classes), len(self.source)
-    chunks = _Chunks(examples, process_index, process_count, end=end)
-    return EvalBatches(chunks)
+    share = _Share(process_index, process_count)
+    reader = _Reader(self, share, num_classes)
+    return EvalBatches(reader, math.ceil(len(self.source) / self.batch_size))
 
 
-def train_batches(
-  source: Source,
-  transforms: Sequence[Transform] = (),
-  *,
-  batch_size: int,
-  **position: Any,
-) -> 'TrainBatches':
-  """Return the training batches of a source; see `Data.train_batches`."""
-  return Data(source, batch_size, transforms).train_batches(**position)
+# Reading: one example, and the batch of one process.
 
 
-def eval_batches(
-  source: Source,
-  transforms: Sequence[Transform] = (),
-  *,
-  batch_size: int,
-  **position: Any,
-) -> 'EvalBatches':
-  """Return the evaluation batches of a source; see `Data.eval_batches`."""
-  return Data(source, batch_size, transforms).eval_batches(**position)
-
-
-def first_example(
-  source: Source, transforms: Sequence[Transform] = ()
-) -> dict[str, Any]:
-  """Return the first readable example, transformed: {'image', 'label'}."""
-  return Data(source, 1, transforms).first_example()
-
-
-def labels(source: Source) -> np.ndarray:
-  """Return the labels of all examples: int32 [n] or float32 [n, K].
-
-  Images are not decoded, but they are read if the source has no `labels()`.
-  """
-  if callable(known := getattr(source, 'labels', None)):
-    return known()
-  return stack_labels([source[i]['label'] for i in range(len(source))])
-
-
-def stack_labels(values: Sequence[Any]) -> np.ndarray:
-  """Return labels as one array: int32 [n] or float32 [n, K]."""
-  array = np.array(values)
-  return array.astype(np.int32 if array.ndim == 1 else np.float32)
-
-
-class Unlabelled:
-  """A source whose examples all have the label 0, for label-free objectives.
-
-  It has no classes, so that no output of a model is named after one.
-  """
-
-  num_classes = None
-  class_names = None
-
-  def __init__(self, source: Source) -> None:
-    self.source = source
-    self.channels: int = getattr(source, 'channels', 3)
-    self.exif: bool = getattr(source, 'exif', True)
-
-  def __len__(self) -> int:
-    return len(self.source)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return {**self.source[index], 'label': 0}
-
-  def describe(self, index: int) -> str:
-    return describe(self.source, index)
-
-  def labels(self) -> np.ndarray:
-    return np.zeros(len(self), np.int32)
-
-
-def describe(source: Source, index: int) -> str:
-  """Return the source's own description of an example, or a default one."""
-  if callable(own := getattr(source, 'describe', None)):
-    return own(index)
-  return f'index {index}'
-
-
-# One example: its place in the order, its bytes, its augmentation.
-
-
-class _Unreadable(ValueError):
+class _UnreadableError(ValueError):
   """An example that cannot be read or decoded; `on_error` handles it."""
 
 
-class _Examples:
-  """Reads, checks and transforms single examples.
+@dataclasses.dataclass(frozen=True)
+class _Share:
+  """The part of each global batch that one of several processes reads.
 
-  `visits` returns the (epoch, index) of a position of training.
+  Attributes:
+    process_index, process_count: which of how many processes this is.
+    start: position of the first example of the first global batch.
+  """
+
+  process_index: int
+  process_count: int
+  start: int = 0
+
+  def positions(self, number: int, batch_size: int) -> range:
+    """Return the positions of this process in global batch `number`."""
+    size = batch_size // self.process_count
+    first = self.start + number * batch_size + self.process_index * size
+    return range(first, first + size)
+
+
+class _Reader:
+  """A function from the number of a batch to the part of it of this process.
+
+  Args:
+    data: Data.
+    share: the part.
+    num_classes: labels must be below it; default: the source's.
+    seed: of the augmentation.
+    visits: returns the (epoch, index) of a position of training; None for
+      evaluation, where positions are indices.
+
+  Raises:
+    ValueError: an empty source; the parts of the processes are not equal.
   """
 
   def __init__(
     self,
     data: Data,
+    share: _Share,
     num_classes: int | None = None,
     seed: int = 0,
     visits: Visits | None = None,
   ) -> None:
-    self.source, self.data, self._seed = data.source, data, seed
-    self._name, count = type(self.source).__name__, len(self.source)
-    if not 0 < count <= 2**32:
+    self.data, self._source, self._share = data, data.source, share
+    self._count, self._name = len(data.source), type(data.source).__name__
+    if not self._count:
+      raise ValueError(f'The source {self._name} has no examples.')
+    if data.batch_size % share.process_count:
       raise ValueError(
-        f'the source {self._name} has {count} examples. It must have 1 to'
-        ' 2**32.'
+        f'batch_size={data.batch_size} must be a multiple of the number of'
+        f' processes, {share.process_count}.'
       )
-    if not 0 <= seed < 2**64:
-      raise ValueError(f'seed={seed} must lie in [0, 2**64).')
     if num_classes is None:
-      num_classes = getattr(self.source, 'num_classes', None)
-    self._num_classes = num_classes
-    self.visits = visits
+      num_classes = getattr(self._source, 'num_classes', None)
+    self._num_classes, self._seed, self._visits = num_classes, seed, visits
+    _, self._threads = data.processes_and_threads()
 
-  def load(self, epoch, index, spent, *, replace):
-    """Return (image, label, number of unreadable examples before it).
+  def __call__(self, number: int) -> Batch:
+    """Return a batch, with 'skipped' and the 'seconds' of PARTS."""
+    positions = self._share.positions(number, self.data.batch_size)
+    load = self._load_eval if self._visits is None else self._load_train
+    rows = list(_pool(self._threads).map(load, positions))
+    if self._visits is not None:
+      return _stack(rows)
+    mask = [row is not None for row in rows]
+    # Padding is zero and has the shape of any other example.
+    like = next((row for row in rows if row is not None), None)
+    image, label, *_ = like or self.load(0, 0, replace=True)
+    padding = np.zeros_like(image), np.zeros_like(label), 0, np.zeros(3)
+    batch = _stack([row or padding for row in rows])
+    return batch | {
+      'mask': np.array(mask),
+      'index': np.array(positions, np.int32),
+      'skipped': sum(i < self._count for i in positions) - sum(mask),
+    }
+
+  def _load_train(self, position):
+    return self.load(*self._visits(position), replace=True)
+
+  def _load_eval(self, index):
+    """Return the loaded example; None for padding and skipped examples."""
+    if index >= self._count:
+      return None
+    try:
+      return self.load(0, index, replace=False)
+    except _UnreadableError:
+      if self.data.on_error == 'raise':
+        raise
+      return None
+
+  def load(
+    self, epoch: int, index: int, *, replace: bool
+  ) -> tuple[np.ndarray, Any, int, np.ndarray]:
+    """Return an example: (image, label, skipped, seconds of PARTS).
 
     With `replace` and on_error='skip', the next readable example by index
-    replaces an unreadable one and is augmented with the same random numbers.
-    The seconds of each part are added to the Counter `spent`.
+    replaces an unreadable one and is augmented with the same random numbers;
+    `skipped` is the number of unreadable ones.
     """
-    count, first_error = len(self.source), None
     replace = replace and self.data.on_error == 'skip'
-    tries = min(_TRIES, count) if replace else 1
+    tries = min(_TRIES, self._count) if replace else 1
+    seconds, errors = np.zeros(3), []
     for skipped in range(tries):
-      actual = (index + skipped) % count
+      actual = (index + skipped) % self._count
       try:
-        image, label = self._read(actual, spent)
-        image = self._transform(image, epoch, index, actual, spent)
-        return image, label, skipped
-      except _Unreadable as error:
+        image, label = self._load(actual, epoch, index, seconds)
+        return image, label, skipped, seconds
+      except _UnreadableError as error:
         if not replace:
           raise
-        first_error = first_error or error
+        errors.append(error)
     raise ValueError(
-      f'gave up after {tries} unreadable examples in a row. The first error:'
-      f' {first_error}'
+      f'Gave up after {tries} unreadable examples in a row. The first error:'
+      f' {errors[0]}'
     )
 
-  def _read(self, index, spent):
+  def _load(self, actual, epoch, index, seconds):
     begin = time.perf_counter()
     try:
-      example = self.source[index]
-      image = example['image']
-      read = time.perf_counter()
-      if isinstance(image, bytes):
-        image = images.Encoded(
-          image,
-          getattr(self.source, 'channels', 3),
-          max_image_bytes=self.data.max_image_bytes,
-          exif=example.get('exif', getattr(self.source, 'exif', True)),
-        )
-      spent['reading'] += read - begin
+      example = self._source[actual]
     except (OSError, ValueError) as error:
-      raise self._unreadable(index, error) from error
-    if isinstance(image, images.Encoded):
-      return image, self._check_label(example['label'], index)
+      raise self._unreadable(actual, error) from error
+    label = self._checked_label(example['label'], actual)
+    read = time.perf_counter()
+    try:
+      image = self._encoded(example)
+      transformed = self._transformed(
+        image, _generator(self._seed, epoch, index)
+      )
+    except images.UnreadableError as error:
+      raise self._unreadable(actual, error) from error
+    except ValueError as error:
+      raise ValueError(f'{error} ({self._where(actual)})') from error
+    except Exception as error:
+      error.add_note(f'In the transforms of {self._where(actual)}.')
+      raise
+    decoding = getattr(image, 'seconds', 0.0)
+    rest = time.perf_counter() - read - decoding
+    seconds += read - begin, decoding, rest
+    return transformed, label
+
+  def _encoded(self, example):
+    """Return the image, as an `Encoded` if it is the bytes of a file."""
+    image = example['image']
+    if isinstance(image, bytes):
+      return images.Encoded(
+        image,
+        getattr(self._source, 'channels', 3),
+        max_image_bytes=self.data.max_image_bytes,
+        exif=example.get('exif', getattr(self._source, 'exif', True)),
+      )
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
       raise ValueError(
-        f'the image of {self._where(index)} is {kind}. Expected uint8'
-        ' [H, W, C], or the bytes of an image file.'
+        f'The image is {kind}. Expected uint8 [H, W, C], or the bytes of an'
+        ' image file.'
       )
-    return image, self._check_label(example['label'], index)
+    return image
 
-  def _unreadable(self, index, error):
-    return _Unreadable(
-      f'cannot read {self._where(index)}: {error} (Repair or remove it, or'
-      " set on_error='skip'.)"
-    )
+  def _transformed(self, image, rng):
+    for transform in (*self.data.transforms, None):
+      takes_encoded = getattr(transform, 'takes_encoded', False)
+      if isinstance(image, images.Encoded) and not takes_encoded:
+        image = image.pixels()
+      if transform:
+        image = transform(image, rng)
+    return image
 
-  def _check_label(self, label, index):
+  def _checked_label(self, label, index):
     limit = self._num_classes
     if isinstance(label, (int, np.integer)):
       if label >= 0 and (limit is None or label < limit):
         return label
       raise ValueError(
-        f'the label of {self._where(index)} is {label}, not in'
+        f'The label of {self._where(index)} is {label}, not in'
         f' [0, {"..." if limit is None else limit}). Check num_classes={limit},'
         ' and whether this split has labels (-1 often means none).'
       )
     label = np.asarray(label)
-    is_vector = label.ndim == 1 and label.dtype.kind in 'fiub'
-    if is_vector and limit in (None, len(label)):
+    if label.ndim == 1 and limit in (None, len(label)):
       return label.astype(np.float32)
     raise ValueError(
-      f'the label of {self._where(index)} is {label.dtype} {label.shape}.'
+      f'The label of {self._where(index)} is {label.dtype} {label.shape}.'
       ' Expected an int, or a vector with one weight for each class,'
       f' num_classes={limit}.'
     )
 
-  def _transform(self, image, epoch, index, actual, spent):
-    begin, encoded = time.perf_counter(), image
-    rng = _generator(self._seed, epoch, index)
-    for transform in (*self.data.transforms, None):
-      try:
-        takes_encoded = getattr(transform, 'takes_encoded', False)
-        if isinstance(image, images.Encoded) and not takes_encoded:
-          image = image.pixels()
-        if transform:
-          image = transform(image, rng)
-      except images.UnreadableError as error:
-        raise self._unreadable(actual, error) from error
-      except ValueError as error:
-        raise ValueError(f'{error} ({self._where(actual)})') from error
-      except Exception as error:
-        error.add_note(f'In {transform} on {self._where(actual)}.')
-        raise
-    decoding = getattr(encoded, 'seconds', 0.0)
-    spent['decoding'] += decoding
-    spent['transforming'] += time.perf_counter() - begin - decoding
-    return image
+  def _unreadable(self, index, error):
+    return _UnreadableError(
+      f'Cannot read {self._where(index)}: {error} (Repair or remove it, or'
+      " set on_error='skip'.)"
+    )
 
   def _where(self, index):
-    try:
-      what = describe(self.source, index)
-    except Exception as error:  # the record itself may be broken
-      what = f'no description: {error}'
-    return f'example {index} of {self._name} ({what})'
+    return f'example {index} of {self._name}, {describe(self._source, index)}'
+
+
+@functools.cache
+def _pool(threads):
+  """Return threads that read examples, for all batches of this process."""
+  return concurrent.futures.ThreadPoolExecutor(threads)
 
 
 _of_thread = threading.local()
@@ -508,164 +435,27 @@ def _generator(seed, epoch, index):
   return _of_thread.generator
 
 
-# Chunks of consecutive examples: the tasks of threads and processes.
-
-
-class _Chunks:
-  """Sequence whose element k is chunk k of this process.
-
-  A chunk is a dict of lists over its examples, 'skipped' and 'spent'. If it
-  fails, it is {'error': exception} instead: returned errors arrive unchanged
-  and in order from threads and processes.
-  """
-
-  def __init__(
-    self,
-    examples: _Examples,
-    process_index: int,
-    process_count: int,
-    start: int = 0,
-    end: int | None = None,
-  ) -> None:
-    batch_size = examples.data.batch_size
-    if batch_size % process_count:
-      raise ValueError(
-        f'batch_size={batch_size} must be a multiple of the number of'
-        f' processes, {process_count}.'
-      )
-    if not 0 <= process_index < process_count:
-      raise ValueError(
-        f'process_index={process_index} must lie in [0, {process_count}).'
-      )
-    checks.integer('start', start, 0)
-    self.data, self.start = examples.data, start
-    self._examples, self._end = examples, end
-    self._local_size = batch_size // process_count
-    self._offset = start + process_index * self._local_size
-    self.per_batch = math.ceil(self._local_size / _CHUNK)
-    self.num_batches = 2**40  # training does not end
-    if end is not None:
-      self.num_batches = math.ceil(end / batch_size)
-
-  def __len__(self) -> int:
-    return self.num_batches * self.per_batch
-
-  def __getitem__(self, chunk: int) -> dict[str, Any]:
-    batch, part = divmod(int(chunk), self.per_batch)
-    first = self._offset + batch * self.data.batch_size
-    positions = range(first, first + self._local_size)
-    positions = positions[part * _CHUNK : (part + 1) * _CHUNK]
-    try:
-      if self._end is None:
-        return self._train(positions)
-      return self._evaluation(positions)
-    except Exception as error:
-      return {'error': _portable(error)}
-
-  def _train(self, positions):
-    load, visits = self._examples.load, self._examples.visits
-    spent: dict[str, Any] = collections.Counter()
-    rows = [load(*visits(p), spent, replace=True) for p in positions]
-    skipped = sum(skipped for _, _, skipped in rows)
-    return _columns(rows, skipped=skipped, spent=spent)
-
-  def _evaluation(self, positions):
-    spent = collections.Counter()
-    rows = [self._evaluation_row(index, spent) for index in positions]
-    mask = [row is not None for row in rows]
-    # Padding is zero and has the shape of any other example.
-    like = next(filter(None, rows), None)
-    like = like or self._examples.load(0, 0, spent, replace=True)
-    padding = (np.zeros_like(like[0]), np.zeros_like(like[1]), 0)
-    skipped = sum(i < self._end for i in positions) - sum(mask)
-    return _columns(
-      [row or padding for row in rows],
-      mask=mask,
-      index=list(positions),
-      skipped=skipped,
-      spent=spent,
-    )
-
-  def _evaluation_row(self, index, spent):
-    """Return the loaded example; None for padding and skipped examples."""
-    if index >= self._end:
-      return None
-    try:
-      return self._examples.load(0, index, spent, replace=False)
-    except _Unreadable:
-      if self.data.on_error == 'raise':
-        raise
-      return None
-
-
-def _columns(rows, **more):
-  images_, labels_, _ = zip(*rows)
-  return {'image': images_, 'label': labels_, **more}
-
-
-def _check_shapes(images_):
+def _stack(rows):
+  """Return the batch of rows (image, label, skipped, seconds)."""
+  images_, labels, skipped, seconds = zip(*rows)
   shapes = sorted({image.shape for image in images_})
   if len(shapes) > 1:
     raise ValueError(
-      f'images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
+      f'Images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
       ' the transforms with one that gives all images the same shape, such as'
       ' Resize, InceptionCrop or CentralCrop.'
     )
-
-
-def _check_label_shapes(labels_):
-  shapes = sorted({np.shape(label) for label in labels_})
-  if len(shapes) > 1:
-    raise ValueError(
-      f'labels of one batch have the shapes {shapes[0]} and {shapes[1]}. All'
-      ' examples need one class (an int), or one weight for each class.'
-    )
-
-
-def _portable(error):
-  """Return the error with its traceback as a note, ready to be pickled."""
-  if isinstance(error, _Unreadable):  # the message is complete
-    return ValueError(str(error))
-  if isinstance(error, ValueError):
-    return error
-  try:
-    pickle.loads(pickle.dumps(error))
-  except Exception:  # an exception class with arguments of its own
-    error = RuntimeError(f'{type(error).__name__}: {error}')
-  error.add_note('In the data pipeline:\n' + traceback.format_exc())
-  return error
-
-
-def _assemble(chunks):
-  """Return the batch made of these chunks; raise the first error in them."""
-  for chunk in chunks:
-    if 'error' in chunk:
-      raise chunk['error']
-  skipped = sum(chunk.pop('skipped') for chunk in chunks)
-  spent = sum((chunk.pop('spent') for chunk in chunks), collections.Counter())
-  batch = {
-    key: list(itertools.chain.from_iterable(chunk[key] for chunk in chunks))
-    for key in chunks[0]
-  }
-  _check_shapes(batch['image'])
-  _check_label_shapes(batch['label'])
   return {
-    **{key: _ARRAYS[key](values) for key, values in batch.items()},
-    'skipped': skipped,
-    'spent': spent,
+    'image': np.stack(images_),
+    'label': stack_labels(labels),
+    'skipped': sum(skipped),
+    'seconds': np.sum(seconds, axis=0),
   }
-
-
-# How the values of the examples become an array of a batch.
-_ARRAYS = {
-  'image': np.stack,
-  'label': stack_labels,
-  'mask': np.array,
-  'index': functools.partial(np.array, dtype=np.int32),
-}
 
 
 # Batches, in the process that uses them.
+
+_ENDLESS = 2**40  # batches
 
 
 class TrainBatches:
@@ -678,29 +468,36 @@ class TrainBatches:
       batches so far.
   """
 
-  def __init__(self, chunks: '_Chunks', skipped: int = 0) -> None:
-    self._batch_size = chunks.data.batch_size
-    self.position: int = chunks.start
-    self.skipped: int = skipped
-    self.spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    self._iterator = [_Ahead(chunks)]
+  def __init__(
+    self, reader: _Reader, count: int, position: int = 0, skipped: int = 0
+  ) -> None:
+    data = reader.data
+    self._batch_size = data.batch_size
+    self.position, self.skipped = position, skipped
+    self.spent = dict.fromkeys(PARTS, 0.0)
+    processes, _ = data.processes_and_threads()
+    self._batches = (
+      workers.Processes(reader, range(count), processes, data.prefetch)
+      if processes
+      else workers.Threads(reader, range(count), data.prefetch)
+    )
     # Also at garbage collection and at exit.
-    self._close = weakref.finalize(self, _close_iterator, self._iterator)
+    self._close = weakref.finalize(self, self._batches.close)
 
   def __iter__(self) -> Iterator[Batch]:
     return self
 
   def __next__(self) -> Batch:
-    if not self._iterator:
+    if not self._close.alive:
       raise StopIteration
     try:
-      batch = next(self._iterator[0])
+      batch = next(self._batches)
     except BaseException:
       self.close()
       raise
     self.skipped += int(batch.pop('skipped'))
-    for part, seconds in batch.pop('spent').items():
-      self.spent[part] += seconds
+    for part, seconds in zip(PARTS, batch.pop('seconds')):
+      self.spent[part] += float(seconds)
     self.position += self._batch_size
     return batch
 
@@ -709,101 +506,19 @@ class TrainBatches:
     self._close()
 
 
-def _close_iterator(held):
-  held.pop().close()
-
-
 class EvalBatches:
   """Iterable over the evaluation batches; each iter() is a new pass."""
 
-  def __init__(self, chunks: '_Chunks') -> None:
-    self._chunks = chunks
+  def __init__(self, reader: _Reader, count: int) -> None:
+    self._reader, self._count = reader, count
     self.skipped = 0
 
   def __len__(self) -> int:
-    return self._chunks.num_batches
+    return self._count
 
   def __iter__(self) -> Iterator[Batch]:
     self.skipped = 0
-    with contextlib.closing(TrainBatches(self._chunks)) as batches:
+    with contextlib.closing(TrainBatches(self._reader, self._count)) as batches:
       for batch in batches:
         self.skipped = batches.skipped
         yield batch
-
-
-class _Ahead:
-  """Iterator that makes the next batches while the caller uses this one."""
-
-  def __init__(self, chunks: _Chunks) -> None:
-    self._data, self._batches = chunks.data, _read(chunks)
-    self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._next = collections.deque([self._submit()])
-
-  def _submit(self):
-    return self._pool.submit(next, self._batches)
-
-  def __next__(self) -> dict[str, Any]:
-    batch = self._next.popleft().result()
-    size = sum(x.nbytes for x in batch.values() if isinstance(x, np.ndarray))
-    while len(self._next) < self._data.batches_ahead(size):
-      self._next.append(self._submit())
-    return batch
-
-  def close(self) -> None:
-    self._batches.close()
-    self._pool.shutdown(cancel_futures=True)
-
-
-def _read(chunks):
-  """Return an iterator over batches, read by threads or by processes."""
-  data = chunks.data
-  processes, threads = data.processes_and_threads()
-  ahead = data.tasks_ahead(chunks.per_batch)
-  if not processes:
-    return _OfThreads(chunks, threads, ahead)
-  return workers.Processes(
-    functools.partial(_read_in_worker, chunks, threads),
-    range(chunks.num_batches),
-    processes=processes,
-    threads=ahead,
-    ahead=ahead,
-    max_restarts=data.max_worker_restarts,
-  )
-
-
-class _OfThreads:
-  """Iterator over batches whose chunks are read by threads of this process."""
-
-  def __init__(self, chunks: _Chunks, threads: int, ahead: int) -> None:
-    self._per_batch = chunks.per_batch
-    self._chunks = workers.Threads(
-      chunks.__getitem__, range(len(chunks)), threads=threads, ahead=ahead
-    )
-
-  def __next__(self) -> dict[str, Any]:
-    chunks = list(itertools.islice(self._chunks, self._per_batch))
-    if not chunks:
-      raise StopIteration
-    return _assemble(chunks)
-
-  def close(self) -> None:
-    self._chunks.close()
-
-
-def _read_in_worker(chunks, threads, batch):
-  """Return a batch, or the error of one of its chunks, in a worker process.
-
-  The worker assembles it, so that its parent, which has all batches to receive,
-  need not copy it again.
-  """
-  numbers = range(batch * chunks.per_batch, (batch + 1) * chunks.per_batch)
-  try:
-    return _assemble(list(_pool(threads).map(chunks.__getitem__, numbers)))
-  except Exception as error:  # of a chunk: `_portable`
-    return error
-
-
-@functools.cache
-def _pool(threads):
-  """Return the threads of this worker process."""
-  return concurrent.futures.ThreadPoolExecutor(threads)

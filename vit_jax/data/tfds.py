@@ -1,18 +1,18 @@
 """TFDS data sets in ArrayRecord files, read without TensorFlow."""
 
 import dataclasses
-import difflib
 import functools
 import json
-import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from etils import epath
 
-from vit_jax.data import fingerprints, pipeline
-from vit_jax.runs.files import check_remote
+from vit_jax.data.views import stack_labels
+from vit_jax.runs.files import PathLike
+from vit_jax.types import MACHINE
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 # Data sets that TFDS has no code for, by the names that code bases give them.
@@ -32,8 +32,8 @@ class Tfds:
   feature; they are None for other labels.
 
   Attributes:
-    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'; or the path of a folder
-      with dataset_info.json, which may be in `data_dir`.
+    name: of TFDS: 'cifar10', 'my_set/config:1.2.0'; or a folder with
+      dataset_info.json, a path or a URL.
     split: of TFDS, with slices and sums: 'train[:800]+validation[:200]'.
     data_dir: folder of the data sets; default: TFDS's own.
     image_key: feature with the image.
@@ -51,54 +51,43 @@ class Tfds:
   Raises:
     ValueError: unknown data set, split or key; the data set is not prepared,
       or in a format without random access (the error contains the command to
-      run); `label_fn` fails on the first example.
+      run).
   """
 
   name: str
   _: dataclasses.KW_ONLY
   split: str
-  data_dir: str | os.PathLike | None = None
+  data_dir: Annotated[PathLike | None, MACHINE] = None
   image_key: str = 'image'
   label_key: str = 'label'
   label_fn: Callable | None = None
-  channels: int = 3
+  channels: Literal[1, 3] = 3
   exif: bool = False
 
   def __post_init__(self) -> None:
     import tensorflow_datasets as tfds
 
-    if self.name is None or self.split is None:
-      raise ValueError(
-        f'Tfds: name={self.name!r} and split={self.split!r} must be set, in a'
-        ' config with --config.data.source.name or, of an evaluator,'
-        ' --config.evals.NAME.data.source.name; .split likewise.'
-      )
-    builder = tfds.builder_from_directory(_directory(self.name, self.data_dir))
-    self._builder = builder
-    self._features = builder.info.features
+    builder = _builder(self.name, self.data_dir)
+    self._features = features = builder.info.features
     self._parsers: dict[Any, Any] = {}
-    image = self._feature('image_key')
-    label = self._feature('label_key')
-    if not isinstance(image, tfds.features.Image):
-      raise ValueError(
-        f'the feature {self.image_key!r} of {self.name} is not an image. It'
-        f' has {self._listed()}. Set image_key to another feature.'
-      )
-    is_text = tfds.features.Text
-    texts = (k for k, v in self._features.items() if isinstance(v, is_text))
+    for argument in ('image_key', 'label_key'):
+      if (key := getattr(self, argument)) not in features:
+        raise ValueError(
+          f'{self.name} has no feature {key!r} ({argument}). It has'
+          f' {", ".join(features)}.'
+        )
+    texts = (
+      k for k, v in features.items() if isinstance(v, tfds.features.Text)
+    )
     self._name_key = next(filter(_FILE_NAME.fullmatch, texts), None)
     self._records = _records(builder, self.name, self.split)
-    if self.label_fn is None:
-      self._check_label(label)
-    else:
-      self._check_label_fn(label)
-    known = label if self.label_fn is None else self.label_fn
+    known = self.label_fn or features[self.label_key]
     self.num_classes: int | None = getattr(known, 'num_classes', None)
     self.class_names: list[str] | None = getattr(known, 'class_names', None)
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
     names = builder.data_path / 'class_names.json'  # of tools.prepare
-    if known is label and self.label_key == 'label' and names.exists():
+    if self.label_fn is None and self.label_key == 'label' and names.exists():
       self.class_names = json.loads(names.read_text())
       self.num_classes = len(self.class_names)
 
@@ -113,20 +102,15 @@ class Tfds:
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n], or float32 [n, K].
 
-    Images are not decoded, but whole records are read. Raises ValueError with
-    the description of the example if `label_fn` fails.
+    Images are not decoded, but whole records are read.
     """
     found = []
     for start in range(0, len(self), _READ_AHEAD):
       block = range(start, min(start + _READ_AHEAD, len(self)))
-      for index, record in zip(block, self._records.__getitems__(block)):
+      for record in self._records.__getitems__(block):
         (value,) = self._parse(record, self.label_key)
-        try:
-          found.append(self._label(value))
-        except Exception as error:  # of any type, from label_fn
-          what = f'cannot label {self.describe(index)}: {error}'
-          raise ValueError(what) from error
-    return pipeline.stack_labels(found)
+        found.append(self._label(value))
+    return stack_labels(found)
 
   def file_name(self, index: int) -> str | None:
     """Return the name of the image's file, or None if there is none."""
@@ -142,46 +126,10 @@ class Tfds:
     name = self.file_name(index)
     return where if name is None else f'{where} ({name})'
 
-  def fingerprint(self) -> dict[str, Any]:
-    """Return name, version, classes and a hash of the index of the records.
-
-    The index has the name and the size of each file, and which of its records
-    belong to the split.
-    """
-    info = self._builder.info
-    files = info.splits[self.split].file_instructions
-    sizes = fingerprints.sizes([str(file.filename) for file in files])
-    index = [
-      f'{os.path.basename(x.filename)} {x.skip} {x.take} {size}'
-      for x, size in zip(files, sizes)
-    ]
-    return {
-      'kind': 'vit_jax.data.tfds.Tfds',
-      'name': info.full_name.removesuffix(f'/{info.version}'),
-      'version': str(info.version),
-      'num_examples': len(self),
-      'num_classes': self.num_classes,
-      'classes': self.class_names,
-      'files': fingerprints.digest(index),
-    }
-
   def __reduce__(self) -> tuple[Any, ...]:
     # Files and descriptors stay behind: each process opens its own.
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     return functools.partial(Tfds, **fields), ()
-
-  def _listed(self):
-    kinds = ((k, type(v).__name__) for k, v in self._features.items())
-    return ', '.join(f'{key} ({kind})' for key, kind in kinds)
-
-  def _feature(self, argument):
-    key = getattr(self, argument)
-    if key not in self._features:
-      raise ValueError(
-        f'{self.name} has no feature {key!r} ({argument}). It has'
-        f' {self._listed()}.'
-      )
-    return self._features[key]
 
   def _parse(self, record, *keys):
     """Return the values of these features; images stay encoded."""
@@ -200,45 +148,6 @@ class Tfds:
     if self.label_fn is not None:
       value = self.label_fn(_arrays(self._features[self.label_key], value))
     return value if np.ndim(value) else int(value)
-
-  def _check_label(self, feature):
-    """Raise ValueError unless labels are ints or vectors of fixed length."""
-    shape = getattr(feature, 'shape', None)
-    kind = np.dtype(feature.np_dtype).kind if isinstance(shape, tuple) else ''
-    is_int = shape == () and kind in 'iub'
-    is_vector = kind in 'iubf' and len(shape) == 1 and shape[0]
-    if not (is_int or is_vector):
-      raise ValueError(
-        f'the feature {self.label_key!r} of {self.name} is {feature!r}. A label'
-        ' is one int, or a vector with one weight for each class. Set label_key'
-        ' to another feature.'
-      )
-
-  def _check_label_fn(self, feature):
-    """Raise ValueError unless label_fn can label the first example."""
-    label_fn = self.label_fn
-    if not (callable(label_fn) and hasattr(label_fn, 'num_classes')):
-      raise ValueError(
-        f'label_fn={label_fn!r} must be callable and have the attribute'
-        ' num_classes, such as vit_jax.data.vtab.ClevrCount().'
-      )
-    what = f'the feature {self.label_key!r} of {self.name}, {feature!r}'
-    (value,) = self._parse(self._records[0], self.label_key)
-    try:
-      label = self._label(value)
-    except Exception as error:  # of any type, from label_fn
-      raise ValueError(
-        f'{label_fn!r} fails on {what}: {type(error).__name__}: {error} Set'
-        f' another label_fn, or label_key to one of {self._listed()}.'
-      ) from error
-    size = label_fn.num_classes
-    if size is None or np.shape(label) == (size,):
-      return
-    if np.ndim(label) or not 0 <= label < size:
-      raise ValueError(
-        f'{label_fn!r} returns the label {label!r} for {what}. Expected an int'
-        f' in [0, {size}), or a vector of {size} weights.'
-      )
 
 
 def _arrays(feature, value):
@@ -273,69 +182,32 @@ def registered_classes(name: str, label_key: str = 'label') -> int | None:
   return getattr(label, 'num_classes', None)
 
 
-# Prepared data sets on disk.
-
-
-def _directory(name, data_dir):
-  """Return the folder of the prepared data set `name`."""
+def _builder(name, data_dir):
+  """Return the TFDS builder of a prepared data set."""
   import tensorflow_datasets as tfds
 
-  data_dir = None if data_dir is None else os.path.expanduser(str(data_dir))
-  check_remote(data_dir or '')
-  folder = data_dir or os.path.expanduser(tfds.core.constants.DATA_DIR)
-  prepared = os.path.join(data_dir or '', os.path.expanduser(name))
-  is_path = data_dir is not None or '/' in name
-  if is_path and os.path.isfile(os.path.join(prepared, 'dataset_info.json')):
-    return prepared
+  folder = epath.Path(data_dir or '').expanduser() / name
+  if (folder / 'dataset_info.json').exists():
+    return tfds.builder_from_directory(folder)
   try:
     builder = tfds.builder(name, data_dir=data_dir)
-  except tfds.core.DatasetNotFoundError:
-    raise ValueError(_unknown_name(name, folder)) from None
-  except Exception as error:  # of several types: unknown versions and configs
+  except Exception as error:  # of several types: unknown names and versions
     raise ValueError(
-      f'TFDS cannot open {name!r} (data_dir={data_dir!r}): {_reason(error)}'
+      f'TFDS cannot open {name!r} (data_dir={data_dir!r}): {error}'
     ) from error
   if (builder.data_path / 'dataset_info.json').exists():
-    return str(builder.data_path)
-  versions = builder.data_path.parent.glob('*/dataset_info.json')
-  versions = sorted(info.parent.name for info in versions)
-  hint = f' Prepared are the versions {versions}: use NAME:VERSION.'
+    return tfds.builder_from_directory(builder.data_path)
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
-  message = (
-    f'the TFDS data set {name!r} is not prepared: {builder.data_path} has no'
-    f' dataset_info.json.{hint if versions else ""} Prepare it with\n'
+  manual = getattr(builder, 'MANUAL_DOWNLOAD_INSTRUCTIONS', None)
+  manual = f'\nFirst download files by hand: {manual}' if manual else ''
+  raise ValueError(
+    f'The TFDS data set {name!r} is not prepared: {builder.data_path} has no'
+    ' dataset_info.json. Prepare it with\n'
     '  python -c "import tensorflow_datasets as tfds;'
     f" tfds.builder('{name}'{where}, file_format='array_record')"
     '.download_and_prepare()"\n'
     'Many data sets need TensorFlow for this step (pip install tensorflow, in'
-    ' another environment if you prefer). Reading does not.'
-  )
-  if manual := getattr(builder, 'MANUAL_DOWNLOAD_INSTRUCTIONS', None):
-    message += (
-      f'\nFirst download these files by hand, to {folder}/downloads/manual:'
-      f' {" ".join(manual.split())}'
-    )
-  raise ValueError(message)
-
-
-def _unknown_name(name, folder):
-  import tensorflow_datasets as tfds
-
-  stem = re.split('[/:]', name)[0]
-  home = os.path.join(folder, stem)
-  if os.path.isdir(home):
-    return (
-      f'no TFDS data set {name!r}: {home} contains {sorted(os.listdir(home))}.'
-      ' Use NAME:VERSION or NAME/CONFIG:VERSION.'
-    )
-  known = tfds.list_builders(with_community_datasets=False)
-  known = known + (os.listdir(folder) if os.path.isdir(folder) else [])
-  close = difflib.get_close_matches(stem, known, n=3)
-  close = f' Did you mean {" or ".join(close)}?' if close else ''
-  return (
-    f'no TFDS data set {name!r}: tensorflow_datasets has no code for it, and'
-    f' {folder} no prepared copy.{close} For your own data set, set data_dir to'
-    ' the folder that contains NAME/VERSION/dataset_info.json.'
+    f' another environment if you prefer). Reading does not.{manual}'
   )
 
 
@@ -351,20 +223,14 @@ def _records(builder, name, split):
   except NotImplementedError:
     path, kind = builder.data_path, builder.info.file_format.value
     raise ValueError(
-      f'the TFDS data set {name!r} in {path} is prepared as {kind}, which has'
+      f'The TFDS data set {name!r} in {path} is prepared as {kind}, which has'
       ' no random access. Convert it with the following command, which keeps'
       f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'
     ) from None
   except Exception as error:  # ValueError, and AssertionError for slices
-    is_empty = 'length' in str(error)  # array_record's error for zero files
-    reason = 'it contains no examples.' if is_empty else _reason(error)
     sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
     raise ValueError(
-      f'cannot read the split {split!r} of the TFDS data set {name!r}: {reason}'
+      f'Cannot read the split {split!r} of the TFDS data set {name!r}: {error}'
       f' The splits and their sizes are {sizes}. Slices look like'
-      " 'train[:99%]' or 'train[:800]+train[900:]'."
+      " 'train[:99%]' or 'train[:800]+train[900:]', and must not be empty."
     ) from error
-
-
-def _reason(error):
-  return str(error).strip().splitlines()[0]

@@ -8,14 +8,13 @@ examples in the same order, unless their notes say otherwise.
 """
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from vit_jax.config import checks
+from vit_jax.types import Expect
 
 GROUPS = ('natural', 'specialized', 'structured')
 
@@ -49,8 +48,7 @@ class KittiDistance:
   """Label function for KITTI's 'objects': distance of the nearest vehicle.
 
   Vehicles are the types 0 to 2 (car, van, truck); distance is z in metres.
-  Classes 0 to
-  2 are (-100, 8], (8, 20] and (20, 999]; class 3 has no vehicle.
+  Classes 0 to 2 are (-100, 8], (8, 20] and (20, 999]; class 3 has no vehicle.
   """
 
   num_classes = 4
@@ -73,8 +71,6 @@ class Merged:
   num_classes: int = 16
 
   def __call__(self, label: Any) -> int:
-    if not 0 <= label < self.values:
-      raise ValueError(f'label={int(label)} must lie in [0, {self.values}).')
     return int(label) * self.num_classes // self.values
 
 
@@ -82,13 +78,7 @@ class Merged:
 class Scale:
   """Multiply pixel values by `factor`, for dSprites' images of 0 and 1."""
 
-  factor: int = 255
-
-  def __post_init__(self) -> None:
-    if self.factor not in range(1, 256):
-      raise ValueError(
-        f'Scale: factor={self.factor!r} must be an integer from 1 to 255.'
-      )
+  factor: Annotated[int, Expect(lambda x: 1 <= x <= 255, '1 to 255')] = 255
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     del rng
@@ -184,14 +174,13 @@ def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
   'train800val200' for the final training, and 'test'. `fields` are more
   arguments of Tfds, such as data_dir.
   """
-  task = _task(key)
+  task = TASKS[key]
   splits = {
     'train800': task.train,
     'val200': task.val,
     'train800val200': f'{task.train}+{task.val}',
     'test': task.test,
   }
-  checks.one_of('split', split, splits)
   rule = {} if task.label_fn is None else {'label_fn': dict(task.label_fn)}
   return {
     'target': 'vit_jax.data.tfds.Tfds',
@@ -213,7 +202,7 @@ def transforms(
   random from 7/6 of the size (384 from 448; 224 from 256, as scenic has it) and
   flipped at random, where the task allows it.
   """
-  task, module = _task(key), 'vit_jax.data.transforms'
+  task, module = TASKS[key], 'vit_jax.data.transforms'
   crop, flip = train and task.crop, train and task.flip
   large = 256 if size == 224 else round(size * 7 / 6)
   found = [_config('Scale', factor=255)] if task.is_binary else []
@@ -223,13 +212,3 @@ def transforms(
   if flip:
     found.append({'target': f'{module}.FlipLR', 'probability': 0.5})
   return found
-
-
-def _task(key):
-  if key not in TASKS:
-    near = difflib.get_close_matches(str(key), TASKS, n=1)
-    hint = f' Did you mean {near[0]!r}?' if near else ''
-    raise ValueError(
-      f'VTAB-1k has no task {key!r}.{hint} It has {", ".join(TASKS)}.'
-    )
-  return TASKS[key]

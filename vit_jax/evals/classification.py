@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import pipeline
+from vit_jax.data import views
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Natural, Params
@@ -219,7 +219,7 @@ def _choices(restrict, source, num_classes):
   """Return the class numbers to choose among, int [k], or None for all."""
   if restrict is None:
     return None
-  labels = pipeline.labels(source)
+  labels = views.labels(source)
   present = np.unique(labels if labels.ndim == 1 else np.nonzero(labels > 0)[1])
   if restrict == 'present':
     return present

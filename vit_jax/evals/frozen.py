@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from vit_jax.data import pipeline
+from vit_jax.data import views
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
 from vit_jax.types import Params, Preprocess
@@ -114,7 +114,7 @@ class Frozen:
     for collector in self._collectors.values():
       collector.check(params)
     for name, splits in self.data.items():
-      labels = {k: pipeline.labels(x.source) for k, x in splits.items()}
+      labels = {k: views.labels(x.source) for k, x in splits.items()}
       if any(y.ndim != 1 for y in labels.values()):
         raise ValueError(
           f'{name}: the labels are vectors. Readouts need one class number for '

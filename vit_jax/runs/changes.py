@@ -22,7 +22,6 @@ from etils import epath
 from vit_jax import config as configs
 from vit_jax.data import fingerprints
 from vit_jax.data.pipeline import Data
-from vit_jax.data.sampling import Weighted
 from vit_jax.runs import workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 
@@ -162,7 +161,9 @@ def basis_of(
   data = {}
   for key, source in _sources(arguments or {}):
     if id(source) not in seen:
-      seen[id(source)] = configs.plain(fingerprints.fingerprint(source))
+      own = getattr(source, 'fingerprint', None)
+      found = fingerprints.fingerprint(source) if own is None else own()
+      seen[id(source)] = configs.plain(found)
     data[key] = seen[id(source)]
   return Basis(config, frozenset(defaults), frozenset(harmless), data)
 
@@ -198,9 +199,8 @@ def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
   """Yield (key, object) of sources, orders with files and teachers."""
   if isinstance(value, Data):
     yield f'{key}.source', value.source
-    yield from _sources(value.order, f'{key}.order')
     return
-  if isinstance(value, Weighted) or hasattr(type(value), 'fingerprint'):
+  if hasattr(type(value), 'fingerprint'):
     yield key, value
     return
   if isinstance(value, list | tuple):

@@ -4,12 +4,10 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import tree
-from vit_jax.data.mixture import Mixture
-from vit_jax.data.pipeline import Data, Unlabelled
+from vit_jax.data.pipeline import Data
 from vit_jax.optim.durations import Timeline
 from vit_jax.parallel import sharding
 from vit_jax.runs import ahead, terminal
@@ -47,7 +45,6 @@ def report_training(
     ('model', type(model).__name__),
     ('parameters', f'{sum(math.prod(x.shape) for x in params):,}'),
     ('data', f'{len(data.source):,} examples of {source}'),
-    *_by_source(data, timeline),
     ('classes', str(model.num_classes)),
     ('images', 'x'.join(map(str, image_shape))),
     ('batch size', str(data.batch_size)),
@@ -62,28 +59,6 @@ def report_training(
     rows.append((path, f'{tuple(leaf.shape)} {spec}'))
   table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
   terminal.console().print(table)
-
-
-def _by_source(data, timeline):
-  """Return rows: how often a mixture visits the examples of each source."""
-  source = data.source
-  if isinstance(source, Unlabelled):
-    source = source.source
-  if not isinstance(source, Mixture):
-    return []
-  visits, ends = data.visits(), [*source.starts().values(), len(source)][1:]
-  found = [visits(position)[1] for position in range(10_000)]
-  parts = np.searchsorted(ends, found, side='right')
-  shares = np.bincount(parts, minlength=len(ends)) / len(found)
-  total = timeline.total_steps * data.batch_size
-  return [
-    (
-      f'of {name}',
-      f'{share:.1%}: {share * total / len(each):.3g} epochs of its '
-      f'{len(each):,} examples',
-    )
-    for (name, each), share in zip(source.sources.items(), shares)
-  ]
 
 
 def explain_memory(

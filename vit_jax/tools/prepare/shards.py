@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import workers
-from vit_jax.data.order import EpochOrder
+from vit_jax.data.order import Shuffled
 from vit_jax.tools.prepare.examples import Features, Made, Maker
 
 TARGET_BYTES = 150_000_000  # of a shard, unless their number is given
@@ -60,8 +60,8 @@ class Plan:
     positions = range(first, min(first + _CHUNK, last))
     if self.shuffle_seed is None:
       return list(positions)
-    order = EpochOrder(self.count, self.shuffle_seed)
-    return [order(position)[1] for position in positions]
+    visits = Shuffled().bind(range(self.count), self.shuffle_seed)
+    return [visits(position)[1] for position in positions]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""Sources of examples, and views: sources that show another one differently.
+
+The interface of a source is described in pipeline.py. A view can be the source
+of another view.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from vit_jax.types import Count, Seed
+
+
+class Source(Protocol):
+  """The minimal interface of a source; see pipeline.py."""
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+def labels(source: Source) -> np.ndarray:
+  """Return the labels of all examples: int32 [n] or float32 [n, K].
+
+  Images are not decoded, but they are read if the source has no `labels()`.
+  """
+  if callable(known := getattr(source, 'labels', None)):
+    return known()
+  return stack_labels([source[i]['label'] for i in range(len(source))])
+
+
+def class_labels(source: Source) -> np.ndarray:
+  """Return the labels of all examples, int32 [n], one class for each.
+
+  Raises:
+    ValueError: the labels are vectors.
+  """
+  found = labels(source)
+  if found.ndim != 1:
+    raise ValueError(
+      f'The labels of {type(source).__name__} have the shape {found.shape}.'
+      ' Expected one class for each example.'
+    )
+  return found
+
+
+def stack_labels(values: Sequence[Any]) -> np.ndarray:
+  """Return labels as one array: int32 [n] or float32 [n, K]."""
+  array = np.array(values)
+  return array.astype(np.int32 if array.ndim == 1 else np.float32)
+
+
+def describe(source: Source, index: int) -> str:
+  """Return the source's own description of an example, or a default one."""
+  if callable(own := getattr(source, 'describe', None)):
+    return own(index)
+  return f'index {index}'
+
+
+class View:
+  """A source with some examples of another one, in the order of `indices`.
+
+  It has the attributes of the other source, such as `class_names`.
+
+  Args:
+    source: the other source.
+    indices: ints [n], of examples of that source.
+  """
+
+  def __init__(self, source: Source, indices: Sequence[int]) -> None:
+    self.source, self._indices = source, indices
+
+  def __len__(self) -> int:
+    return len(self._indices)
+
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
+    return self.source[self._index(index)]
+
+  def __getattr__(self, name: str) -> Any:
+    if name == 'source' or name.startswith('_'):  # not yet set, in pickle
+      raise AttributeError(name)
+    return getattr(self.source, name)
+
+  def labels(self) -> np.ndarray:
+    """Return the labels of all examples: int32 [n] or float32 [n, K]."""
+    if hasattr(self.source, 'labels'):
+      return self.source.labels()[np.asarray(self._indices)]
+    return stack_labels([self[i]['label'] for i in range(len(self))])
+
+  def describe(self, index: int) -> str:
+    """Return the other source's description of an example."""
+    return describe(self.source, self._index(index))
+
+  def file_name(self, index: int) -> str | None:
+    """Return the name of the image's file, or None if it is not known."""
+    own = getattr(self.source, 'file_name', lambda index: None)
+    return own(self._index(index))
+
+  def _index(self, index):
+    return int(self._indices[index])
+
+
+class Unlabelled(View):
+  """A source whose examples all have the label 0, for label-free objectives.
+
+  It has no classes, so no output of a model is named after one.
+  """
+
+  num_classes = None
+  class_names = None
+
+  def __init__(self, source: Source) -> None:
+    super().__init__(source, range(len(source)))
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return {**super().__getitem__(index), 'label': 0}
+
+  def labels(self) -> np.ndarray:
+    """Return a label of 0 for each example: int32 [n]."""
+    return np.zeros(len(self), np.int32)
+
+
+class Slice(View):
+  """A slice of a source in shuffled order, such as the first 90% of it.
+
+  The shuffled order is always the same, so adjacent slices do not overlap, and
+  each contains all classes. The examples keep the order of the source.
+
+  Args:
+    source: the source.
+    bounds: '[:90%]', '[90%:]', '[100:200]'.
+    stratified: whether each slice has nearly the same fraction of every class,
+      also of small ones. A class with one image is in the larger slice.
+
+  Raises:
+    ValueError: other bounds; no example in the slice; `stratified`, and labels
+      that are not one class per example.
+  """
+
+  def __init__(
+    self, source: Source, bounds: str, *, stratified: bool = False
+  ) -> None:
+    if not (match := _SLICE.fullmatch(bounds)):
+      raise ValueError(
+        f"bounds={bounds!r} is not a slice. Expected e.g. '[:90%]'."
+      )
+    count = len(source)
+    order = np.argsort(_random_keys(count, 0), kind='stable')
+    if stratified:  # example j of n in a class is at (j + 1/2) / n of the order
+      classes = class_labels(source)[order]
+      places = (ranks(classes) + 0.5) / np.bincount(classes)[classes]
+      order = order[np.argsort(places, kind='stable')]
+    kept = order[slice(*(_bound(text, count) for text in match.groups()))]
+    if not len(kept):
+      raise ValueError(
+        f'The slice {bounds!r} of {type(source).__name__}, {count} examples,'
+        ' contains no examples.'
+      )
+    super().__init__(source, np.sort(kept))
+
+
+class Subset(View):
+  """At most so many examples of a source, of each class or in all.
+
+  The choice depends only on the arguments and the indices of the examples. With
+  the same seed, a smaller subset is part of a larger one. The examples keep the
+  order of the source.
+
+  Args:
+    source: with int labels for `per_class`. If it has no labels(), all of its
+      examples are read for that.
+    per_class: number of examples of each class. Classes with fewer examples
+      keep all.
+    examples: number of examples in all, chosen from those that `per_class`
+      leaves.
+    seed: of the choice.
+
+  Raises:
+    ValueError: neither number is set; there are fewer examples; labels that are
+      not one class per example.
+  """
+
+  def __init__(
+    self,
+    source: Source,
+    *,
+    examples: Count | None = None,
+    per_class: Count | None = None,
+    seed: Seed = 0,
+  ) -> None:
+    if examples is None and per_class is None:
+      raise ValueError('Subset: set examples or per_class, or both.')
+    order = np.argsort(_random_keys(len(source), seed), kind='stable')
+    if per_class is not None:
+      order = order[ranks(class_labels(source)[order]) < per_class]
+    if examples is not None:
+      if examples > len(order):
+        raise ValueError(
+          f'Subset: examples={examples}, but there are {len(order)}. Use a'
+          ' smaller number.'
+        )
+      order = order[:examples]
+    super().__init__(source, np.sort(order))
+
+
+_SLICE = re.compile(r'\[(-?\d+%?)?:(-?\d+%?)?\]')
+
+
+def _bound(text, count):
+  if text and text.endswith('%'):
+    return round(count * int(text[:-1]) / 100)
+  return text and int(text)
+
+
+def _random_keys(count, seed):
+  """Return random numbers, the same in all versions of numpy: uint64 [n]."""
+  return np.random.Philox(key=seed).random_raw(count)
+
+
+def ranks(classes: np.ndarray) -> np.ndarray:
+  """Return how many earlier elements each element is equal to: int [n]."""
+  by_class = np.argsort(classes, kind='stable')
+  _, starts, sizes = np.unique(
+    classes[by_class], return_index=True, return_counts=True
+  )
+  found = np.empty(len(classes), np.int64)
+  found[by_class] = np.arange(len(classes)) - np.repeat(starts, sizes)
+  return found
