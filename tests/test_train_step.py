@@ -23,8 +23,10 @@ from vit_jax.data.embedded import digits
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim import optimizers as optim
 from vit_jax.optim.durations import Timeline, steps
+from vit_jax.optim.layer_decay import LayerDecay
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
 from vit_jax.runs.metrics import read_records
@@ -127,10 +129,10 @@ def test_loss_curve_is_the_recorded_one():
 @functools.cache
 def one_device_losses():
   """Five steps of `train`'s config below, on one device, by hand."""
-  schedule = optim.Schedule(lr=0.01, warmup=steps(1))
+  schedule = Schedule(lr=0.01, warmup=steps(1))
   adamw = functools.partial(optax.adamw, weight_decay=0.1)
   make_tx = functools.partial(
-    optim.Optimizer(adamw, clip_norm=1.0),
+    Optimizer(adamw, clip_norm=1.0),
     learning_rate=schedule(Timeline(16, 64, total_steps=5)),
   )
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
@@ -272,16 +274,16 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
 def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
   freeze = ['embedding/.*', 'pos_embedding']
 
-  optimizer = optim.Optimizer(
+  optimizer = Optimizer(
     functools.partial(optax.adamw, weight_decay=0.1),
     freeze=freeze,
     clip_norm=1.0,
-    layer_decay=optim.LayerDecay(0.7),
+    layer_decay=LayerDecay(0.7),
   )
   make_tx = functools.partial(optimizer, learning_rate=0.01)
   state, arguments = setup(make_tx, depth=depth, scan=scan)
   state = dataclasses.replace(state, ema=state.params)
-  step = functools.partial(train_step, ema_decay=0.9, **arguments)
+  step = functools.partial(train_step, ema_weight=lambda step: 0.1, **arguments)
   step = jax.jit(step)
   before = tree.flatten(state.params)
   expected = {k: np.asarray(v) for k, v in before.items()}

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import train as train_lib
 from vit_jax import tree
 from vit_jax.models.common import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
@@ -18,6 +17,7 @@ from vit_jax.objectives import patch_targets
 from vit_jax.objectives.masked_patches import Prediction, Task, masked_patches
 from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
+from vit_jax.step import TrainState, train_step
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (8, 16, 24, 3), np.uint8)  # 2 x 3 patches of 8
@@ -255,49 +255,18 @@ def test_labels_are_not_needed_and_the_draw_is_of_the_rng():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'fields', [{'scan': True}, {'remat': 'full'}, {'scan': True, 'remat': 'dots'}]
-)
-def test_layouts_of_layers_agree(fields):
-  def loss_and_grad(fields):
-    params = make_params(depth=2)
-    if 'scan' in fields:
-      params = tree.unflatten(tree.stack_blocks(tree.flatten(params)))
-    model = make_model(depth=2, **fields)
-    fn = jax.value_and_grad(lambda p: loss_of(model, p)[0])
-    loss, grads = jax.jit(fn)(params)
-    return loss, grads['mask'], grads['embedding']['kernel']
-
-  for a, b in zip(loss_and_grad({}), loss_and_grad(fields)):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_bfloat16_is_close():
-  params = make_params()
-  exact, half = (
-    float(loss_of(make_model(dtype=dtype), params)[0])
-    for dtype in ('float32', 'bfloat16')
-  )
-  assert half == pytest.approx(exact, rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('accum_steps', [2, 1])
-def test_one_step_on_eight_devices(accum_steps):
+def test_one_step_on_eight_devices():
   """The same as on one: what is drawn does not depend on where."""
   images = np.concatenate([IMAGES, IMAGES[::-1]])
   model, tx = make_model(), optax.sgd(0.1)
   step = functools.partial(
-    train_lib.train_step,
+    train_step,
     loss_fn=masked_patches(model, preprocess=Normalize()),
     tx=tx,
-    accum_steps=accum_steps,
+    accum_steps=2,
   )
   params = make_params()
-  state = train_lib.TrainState(
-    jnp.int32(0), params, tx.init(params), jax.random.key(3)
-  )
+  state = TrainState(jnp.int32(0), params, tx.init(params), jax.random.key(3))
   alone, metrics = jax.jit(step)(state, {'image': images})
   assert set(metrics) == {'loss', 'accuracy', 'grad_norm'}
   mesh = sharding.make_mesh()
@@ -311,49 +280,26 @@ def test_one_step_on_eight_devices(accum_steps):
   )
 
 
-# What cannot be.
+# Errors.
 
 
 @pytest.mark.parametrize(
-  ('task', 'message'),
+  ('fields', 'task', 'named'),
   [
-    ({'ratio': 0.0}, r'ratio=0\.0 must be in \(0, 1\]'),
-    ({'ratio': 1.1}, r'ratio=1\.1 must be in \(0, 1\]'),
-    ({'mask_share': 0.9, 'swap_share': 0.2}, r'mask_share=0\.9 and swap'),
-    ({'swap_share': -0.1}, r'swap_share=-0\.1 must be between 0 and 1'),
-    ({'predict': 'colour'}, "predict='colour' must be one of 'mean_colour'"),
-    ({'predict': 'pixels'}, 'num_classes=512; to predict pixels .*=192'),
-    (
-      {'predict': 'downsampled', 'downsampled_to': 3},
-      'Patches of 8x8 cannot be reduced to 3x3',
-    ),
+    ({}, {'mask_share': 0.9, 'swap_share': 0.2}, 'mask_share=0.9'),
+    ({}, {'predict': 'pixels'}, 'num_classes=192'),
+    ({}, {'predict': 'downsampled', 'downsampled_to': 3}, '8x8'),
+    ({'embedding': PatchEmbedding(8)}, {}, 'mask_token=True'),
+    ({'pooling': ClassToken()}, {}, 'pooling=ClassToken'),
+    ({'embedding': Hybrid(2, mask_token=True, stages=(1,))}, {}, 'embedding='),
+    ({'embedding': PatchEmbedding(8, 4, mask_token=True)}, {}, 'overlap'),
   ],
 )
-def test_tasks_that_make_no_sense(task, message):
-  with pytest.raises(ValueError, match=message):
-    loss_of(make_model(), make_params(), **task)
-
-
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'embedding': PatchEmbedding(8)}, 'expected mask_token=True'),
-    ({'pooling': ClassToken()}, 'pooling=ClassToken.*, expected NoPooling'),
-    (
-      {'embedding': Hybrid(2, mask_token=True, stages=(1,))},
-      'neighbours show what is masked',
-    ),
-    (
-      {'embedding': PatchEmbedding(8, 4, mask_token=True)},
-      'patches of pixels that do not overlap',
-    ),
-  ],
-)
-def test_models_that_do_not_suit(fields, message):
-  with pytest.raises(ValueError, match=message):
-    masked_patches(make_model(**fields), preprocess=Normalize())
+def test_errors(fields, task, named):
+  with pytest.raises(ValueError, match=named):
+    loss_of(make_model(**fields), make_params(), **task)
 
 
 def test_images_of_one_patch():
-  with pytest.raises(ValueError, match=r'have 1 patch; .* needs 2 or more'):
+  with pytest.raises(ValueError, match='1 patch'):
     loss_of(make_model(), make_params(), images=IMAGES[:, :8, :8])

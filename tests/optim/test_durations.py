@@ -30,18 +30,17 @@ def test_units(value, unit, expected):
 
 
 @pytest.mark.parametrize(
-  ('value', 'unit', 'message'),
+  ('value', 'unit'),
   [
-    (1.5, 'steps', 'must be a whole number'),
-    (-1, 'steps', 'number of 0 or more'),
-    (True, 'steps', 'number of 0 or more'),
-    ('90', 'epochs', "epochs='90' must be a number"),
-    (1.1, 'fraction', 'between 0 and 1'),
-    (1, 'hours', "unit='hours' must be one of 'steps', 'epochs'"),
+    (1.5, 'steps'),
+    (-1, 'steps'),
+    (True, 'steps'),
+    ('90', 'epochs'),
+    (1.1, 'fraction'),
   ],
 )
-def test_mistakes(value, unit, message):
-  with pytest.raises(ValueError, match=message):
+def test_mistakes(value, unit):
+  with pytest.raises(ValueError, match=f'{unit}={value!r} must'):
     Duration(value, unit)
 
 

@@ -1,0 +1,112 @@
+"""Losses against scipy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from vit_jax.objectives import classification
+from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (6, 2, 2, 3), np.uint8)
+KERNEL = RNG.normal(size=(12, 5)).astype(np.float32)
+LABELS = np.array([0, 4, 2, 2, 1, 3], np.int32)
+SOFT = RNG.dirichlet(np.ones(5), 6).astype(np.float32)
+WEIGHTS = (0.5, 2.0, 0.0, 1.0, 3.0)
+
+
+class Linear:
+  """Enough of a model: flat images times a kernel."""
+
+  def apply(self, variables, images, *, train, rngs):
+    assert train
+    noise = jax.random.normal(rngs['dropout'], ())
+    flat = images.reshape(len(images), -1)
+    return flat @ variables['params']['kernel'] + 0 * noise
+
+
+def logits():
+  return (IMAGES.reshape(6, -1) / 255.0) @ KERNEL.astype(np.float64)
+
+
+def run(kind, labels, **options):
+  loss_fn = kind(Linear(), preprocess=lambda x: x / 255.0, **options)
+  assert loss_fn.activation == kind.__name__.split('_')[0]
+  batch = {'image': IMAGES, 'label': jnp.asarray(labels)}
+  found = jax.jit(loss_fn)({'kernel': KERNEL}, batch, jax.random.key(0))
+  loss, metrics = loss_fn.compare(jnp.asarray(logits()), jnp.asarray(labels))
+  np.testing.assert_allclose(found[0], loss, rtol=1e-5)
+  assert set(metrics) == {'loss', 'accuracy'}
+  return found
+
+
+def expected_losses(kind, targets):
+  """Float64 [B], by the definitions: -sum t log p, summed over classes."""
+  z = logits()
+  if kind is softmax_xent:
+    return -(targets * scipy.special.log_softmax(z, axis=1)).sum(axis=1)
+  p = scipy.special.expit(z)
+  return -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(axis=1)
+
+
+@pytest.mark.parametrize('kind', [softmax_xent, sigmoid_xent])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('labels', [LABELS, SOFT], ids=['numbers', 'vectors'])
+def test_losses(kind, smoothing, labels):
+  targets = np.eye(5)[labels] if labels.ndim == 1 else labels
+  smooth = targets * (1 - smoothing) + smoothing / 5
+  losses = expected_losses(kind, smooth)
+  loss, metrics = run(kind, labels, label_smoothing=smoothing)
+  np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
+  assert metrics['loss'] == loss and loss.shape == ()
+  hits = logits().argmax(axis=1) == targets.argmax(axis=1)
+  np.testing.assert_allclose(metrics['accuracy'], hits.mean(), rtol=1e-6)
+  # Weights of classes: a weighted mean over the batch.
+  weights = targets @ WEIGHTS
+  loss, metrics = run(
+    kind, labels, label_smoothing=smoothing, class_weights=WEIGHTS
+  )
+  np.testing.assert_allclose(loss, (weights * losses).mean(), rtol=1e-6)
+  assert metrics['loss'] == loss
+
+
+def test_labels_above_a_threshold():
+  smoothing = 0.1
+  for threshold in (0.0, 0.25):
+    targets = (threshold < SOFT) * (1 - smoothing) + smoothing / 5
+    loss, _ = run(
+      sigmoid_xent, SOFT, threshold=threshold, label_smoothing=smoothing
+    )
+    expected = expected_losses(sigmoid_xent, targets).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  edge = np.full((6, 5), 0.25, np.float32)
+  loss, _ = run(sigmoid_xent, edge, threshold=0.25)  # equal is not above
+  expected = expected_losses(sigmoid_xent, 0 * edge).mean()
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  # Class numbers remain as they are.
+  assert run(sigmoid_xent, LABELS, threshold=0.5) == run(sigmoid_xent, LABELS)
+
+
+def test_mean_over_classes():
+  total, _ = run(sigmoid_xent, LABELS)
+  loss, metrics = run(sigmoid_xent, LABELS, mean_over_classes=True)
+  np.testing.assert_allclose(total, 5 * loss, rtol=1e-6)
+  assert metrics['loss'] == loss
+
+
+def test_there_is_one_weight_for_each_class():
+  with pytest.raises(ValueError, match=r'class_weights has 2 .* 5 classes'):
+    run(softmax_xent, LABELS, class_weights=(1.0, 2.0))
+
+
+@pytest.mark.parametrize('kind', ['softmax_loss', 'sigmoid_loss'])
+def test_extreme_logits_stay_finite(kind):
+  loss = getattr(classification, kind)
+  big = jnp.asarray([[1e4, -1e4, 0.0]])
+  right, wrong = jnp.asarray([[1.0, 0, 0]]), jnp.asarray([[0, 1.0, 0]])
+  assert loss(big, wrong)[0] >= 1e4
+  assert loss(big, right)[0] < 1
+  gradient = jax.grad(lambda z: loss(z, wrong).sum())(big)
+  assert jnp.isfinite(gradient).all()

@@ -1,0 +1,554 @@
+"""Optimizers: recurrences in numpy, layouts of layers, and meshes.
+
+Gradients are given. The bounds are a few roundings of float32 on values of
+order one.
+"""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import config, tree
+from vit_jax.models import names
+from vit_jax.optim import optimizers as optim
+from vit_jax.optim.layer_decay import LayerDecay
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import sharding
+
+RULES = {
+  'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),
+  'lamb': optim.lamb,
+  'nadamw': optax.nadamw,
+  # Two of five iterations, which compile faster; `test_muon` has all.
+  'muon': functools.partial(optim.muon, ns_steps=2),
+}
+WIDTH, HEADS, HIDDEN = 8, 2, 16
+
+# The default tests have Muon, and the others are slow.
+muon_is_fast = pytest.mark.parametrize(
+  'name',
+  [
+    name if name == 'muon' else pytest.param(name, marks=pytest.mark.slow)
+    for name in RULES
+  ],
+)
+
+
+def make_tree(seed=0, scan=False, depth=1, small=False):
+  """Return parameters like those of a ViT; a few of them if small."""
+  rng = np.random.default_rng(seed)
+  head_dim = WIDTH // HEADS
+  shapes = {
+    'embedding/kernel': (2, 2, 3, WIDTH),
+    'pos_embedding': (1, 2, 2, WIDTH),
+    'norm/scale': (WIDTH,),
+    'head/kernel': (WIDTH, 5),
+  }
+  for i in range(depth):
+    shapes[f'block_{i}/attn/query/kernel'] = (WIDTH, HEADS, head_dim)
+    shapes[f'block_{i}/attn/out/kernel'] = (HEADS, head_dim, WIDTH)
+    shapes[f'block_{i}/mlp/fc1/kernel'] = (WIDTH, HIDDEN)
+    shapes[f'block_{i}/mlp/fc1/bias'] = (HIDDEN,)
+    shapes[f'block_{i}/mlp/fc2/kernel'] = (HIDDEN, WIDTH)
+  if small:
+    kept = 'pos_embedding', 'head/kernel', 'embedding/kernel', 'block_0/mlp/fc1'
+    shapes = {k: v for k, v in shapes.items() if k.startswith(kept)}
+  flat = {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+  return tree.unflatten(tree.stack_blocks(flat) if scan else flat)
+
+
+def rate(step):
+  return 0.1 * (jnp.asarray(step, jnp.float32) + 1) / 4
+
+
+def make_tx(rule, params, learning_rate=rate, **fields):
+  return Optimizer(rule, **fields)(params, learning_rate)
+
+
+def run(tx, num_steps=3, scale=1.0, **layout):
+  """Return {path: array} after some steps on given gradients."""
+  params = make_tree(**layout)
+
+  @jax.jit
+  def step(grads, params, state):
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = jax.jit(tx.init)(params)
+  for i in range(num_steps):
+    grads = jax.tree.map(lambda x: scale * x, make_tree(100 + i, **layout))
+    params, state = step(grads, params, state)
+  return as_numpy(params)
+
+
+def as_numpy(params):
+  return {path: np.asarray(x) for path, x in tree.flatten(params).items()}
+
+
+def assert_close(actual, expected, atol=3e-6):
+  assert actual.keys() == expected.keys()
+  for path in expected:
+    np.testing.assert_allclose(
+      actual[path], expected[path], rtol=0, atol=atol, err_msg=path
+    )
+
+
+def reference(leaf_rule, num_steps=3, **layout):
+  """Return {path: array} after steps of (path, p, g, lr, t, state) -> p."""
+  flat = tree.flatten(make_tree(**layout)).items()
+  flat = {path: x.astype(np.float64) for path, x in flat}
+  states = {path: {} for path in flat}
+  for t in range(num_steps):
+    for path, g in tree.flatten(make_tree(100 + t, **layout)).items():
+      lr = 0.1 * (t + 1) / 4
+      g = g.astype(np.float64)
+      flat[path] = leaf_rule(path, flat[path], g, lr, t, states[path])
+  return flat
+
+
+def decay_of(path, weight_decay):
+  return weight_decay * path.endswith('kernel')
+
+
+def adam(p, g, t, state, b2=0.999, eps=1e-8, nesterov=False):
+  """Return the direction of Adam, with b1 of 0.9."""
+  m = state['m'] = 0.9 * state.get('m', 0) + 0.1 * g
+  v = state['v'] = b2 * state.get('v', 0) + (1 - b2) * g**2
+  m = m / (1 - 0.9 ** (t + 1))
+  if nesterov:
+    m = state['m'] / (1 - 0.9 ** (t + 2))
+    m = 0.9 * m + 0.1 * g / (1 - 0.9 ** (t + 1))
+  return m / (np.sqrt(v / (1 - b2 ** (t + 1))) + eps)
+
+
+# Recurrences.
+
+
+@pytest.mark.parametrize('name', ['adamw', 'nadamw'])
+def test_adam_by_its_name_in_a_config(name):
+  def leaf_rule(path, p, g, lr, t, state):
+    u = adam(p, g, t, state, nesterov=name == 'nadamw')
+    return p - lr * (u + decay_of(path, 0.1) * p)
+
+  rule = config.resolve({'target': f'optax.{name}', 'weight_decay': 0.1})
+  actual = run(make_tx(rule, make_tree(small=True)), small=True)
+  assert_close(actual, reference(leaf_rule, small=True), 5e-6)
+
+
+def test_weight_decay_is_big_visions_times_the_learning_rate():
+  """big_vision: p -= relative_schedule * (lr * adam(g) + wd * p), kernels only.
+
+  Its 1e-4 at a peak rate of 1e-3 is 0.1 here.
+  """
+  lr, wd = 1e-3, 1e-4
+
+  def shape(step):
+    return (1 + np.cos(np.pi * step / 4)) / 2
+
+  def leaf_rule(path, p, g, _, t, state):
+    return p - shape(t) * (lr * adam(p, g, t, state) + decay_of(path, wd) * p)
+
+  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  rates = lr * jnp.array([shape(t) for t in range(4)], jnp.float32)
+  tx = make_tx(rule, make_tree(small=True), lambda step: rates[step])
+  assert_close(run(tx, small=True), reference(leaf_rule, small=True), 5e-7)
+
+
+@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
+def test_sgd(dtype):
+  """The decay is L2: it is part of the momentum."""
+
+  def leaf_rule(path, p, g, lr, t, state):
+    m = g + decay_of(path, 0.1) * p + 0.9 * state.get('m', 0)
+    state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
+    return p - lr * m
+
+  rule = functools.partial(optim.sgd, weight_decay=0.1, accumulator_dtype=dtype)
+  tx = make_tx(rule, make_tree(small=True))
+  traces = jax.eval_shape(tx.init, make_tree(small=True))
+  kinds = {str(x.dtype) for x in jax.tree.leaves(traces) if x.ndim}
+  assert kinds == {dtype or 'float32'}
+  # Roundings to bfloat16 may differ where float32 and float64 do.
+  atol = 2e-6 if dtype is None else 2e-3
+  assert_close(run(tx, small=True), reference(leaf_rule, small=True), atol)
+
+
+@pytest.mark.parametrize(
+  'dtype', [None, pytest.param('bfloat16', marks=pytest.mark.slow)]
+)
+def test_adafactor(dtype):
+  def leaf_rule(path, p, g, lr, t, state):
+    b2 = min(0.5, 1 - (t + 1) ** -0.8)
+    square = g**2 + 1e-30
+    large = [i for i in range(p.ndim) if p.shape[i] >= 2]
+    if len(large) >= 2:
+      # The two largest dimensions of one layer.
+      *_, d1, d0 = np.argsort(p.shape, kind='stable')
+      row, column = square.mean(d0, keepdims=True), square.mean(d1, keepdims=1)
+      state['row'] = b2 * state.get('row', 0) + (1 - b2) * row
+      state['col'] = b2 * state.get('col', 0) + (1 - b2) * column
+      mean = state['row'].mean(d1, keepdims=True)
+      u = g / np.sqrt(state['row'] / mean * state['col'])
+    else:
+      state['v'] = b2 * state.get('v', 0) + (1 - b2) * square
+      u = g / np.sqrt(state['v'])
+    m = 0.9 * state.get('m', 0) + 0.1 * u
+    state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
+    return p - lr * (m + decay_of(path, 0.1) * p)
+
+  rule = functools.partial(
+    *(optim.adafactor,),
+    **{'b2': 0.5, 'min_dim_size_to_factor': 2, 'mu_dtype': dtype},
+    weight_decay=0.1,
+  )
+  layout = {'small': dtype is None}
+  actual = run(make_tx(rule, make_tree(**layout)), **layout)
+  # Roundings to bfloat16 may differ where float32 and float64 do.
+  atol = 3e-6 if dtype is None else 2e-4
+  assert_close(actual, reference(leaf_rule, **layout), atol)
+
+
+def test_adafactor_is_small_and_its_momentum_is_bfloat16():
+  kernel = jax.ShapeDtypeStruct((48, 64, 256), jnp.float32)
+  params = {'blocks': {'fc1': {'kernel': kernel}}}
+  state = jax.eval_shape(optim.adafactor(0.1).init, params)
+  sizes = {k: (x.shape, str(x.dtype)) for k, x in tree.flatten(state).items()}
+  found = {k.split('/')[1]: v for k, v in sizes.items() if 'kernel' in k}
+  assert found == {
+    'v_row': ((48, 64), 'float32'),
+    'v_col': ((48, 256), 'float32'),
+    'v': ((48, 1), 'float32'),
+    'ema': ((48, 64, 256), 'bfloat16'),
+  }
+  without = jax.eval_shape(optim.adafactor(0.1, b1=None).init, params)
+  assert sum(x.size for x in jax.tree.leaves(without)) == 48 * 321 + 1
+
+
+@pytest.mark.parametrize(
+  ('rule', 'values'),
+  [
+    (optim.sgd, (0.9, False, None, 0.0, None)),
+    (
+      optim.adafactor,
+      (0.9, 0.999, 0.8, 1e-30, 32, 'bfloat16', 0.0, None),
+    ),
+    (optim.lamb, (0.9, 0.999, 1e-6, None, 0.0, None)),
+    (optim.muon, (0.95, True, 5, 0.2, 0.9, 0.999, 1e-8, None, 0.0, None)),
+  ],
+)
+def test_defaults_are_the_published_constants(rule, values):
+  """They are in the order of the signature."""
+  parameters = inspect.signature(rule).parameters.values()
+  assert tuple(x.default for x in parameters)[1:] == values
+
+
+@pytest.mark.parametrize(
+  ('rule', 'fields'),
+  [
+    (optim.sgd, {'nesterov': True}),
+    (optim.adafactor, {'decay_rate': 2.0, 'b2': 0.5, 'eps': 0.1}),
+    (optim.lamb, {'b1': 0.5, 'b2': 0.5, 'eps': 0.1}),
+    (optim.muon, {'momentum': 0.5, 'nesterov': False, 'ns_steps': 1}),
+    (optim.muon, {'b1': 0.5, 'b2': 0.5, 'eps': 0.1}),
+  ],
+)
+def test_each_argument_matters(rule, fields):
+  params = make_tree(small=True)
+  before = run(make_tx(rule, params), small=True)
+  for name, value in fields.items():
+    changed = functools.partial(rule, **{name: value})
+    after = run(make_tx(changed, params), small=True)
+    assert any((after[k] != before[k]).any() for k in before), name
+
+
+def test_lamb_adapts_parameters_with_weight_decay():
+  def leaf_rule(path, p, g, lr, t, state):
+    u = adam(p, g, t, state, eps=1e-6) + decay_of(path, 0.1) * p
+    if path.endswith('kernel'):
+      u *= np.linalg.norm(p) / np.linalg.norm(u)
+    return p - lr * u
+
+  rule = functools.partial(optim.lamb, weight_decay=0.1)
+  actual = run(make_tx(rule, make_tree(small=True)), small=True)
+  assert_close(actual, reference(leaf_rule, small=True))
+
+
+def orthogonalized(matrix):
+  """Apply Newton-Schulz to the singular values of a matrix."""
+  u, s, v = np.linalg.svd(matrix, full_matrices=False)
+  s = s / np.linalg.norm(s)
+  for _ in range(5):
+    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+  return (u * s) @ v
+
+
+@pytest.mark.parametrize(
+  'consistent_rms', [0.2, pytest.param(None, marks=pytest.mark.slow)]
+)
+def test_muon(consistent_rms):
+  def leaf_rule(path, p, g, lr, t, state):
+    if not path.endswith('kernel') or path.startswith('head'):
+      u = adam(p, g, t, state)
+    else:
+      m = state['m'] = 0.05 * g + 0.95 * state.get('m', 0)
+      m = 0.95 * m / (1 - 0.95 ** (t + 2)) + 0.05 * g / (1 - 0.95 ** (t + 1))
+      num_inputs = 1 if 'query' in path else p.ndim - 1
+      inputs = int(np.prod(p.shape[:num_inputs]))
+      u = orthogonalized(m.reshape(inputs, -1))
+      sides = u.shape
+      u = u.reshape(p.shape) * (
+        0.2 * np.sqrt(max(sides))
+        if consistent_rms
+        else np.sqrt(max(1, sides[1] / sides[0]))
+      )
+    return p - lr * (u + decay_of(path, 0.1) * p)
+
+  rule = functools.partial(
+    optim.muon, weight_decay=0.1, consistent_rms=consistent_rms
+  )
+  layout = {'small': consistent_rms is None}
+  actual = run(make_tx(rule, make_tree(**layout)), **layout)
+  assert_close(actual, reference(leaf_rule, **layout), 2e-5)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_matrices_of_a_vit(scan):
+  """{path: number of inputs} of a real model; AdamW has the rest."""
+  model = names.create('ViT-mu/4', num_classes=7, scan=scan, depth=2)
+  images = jax.ShapeDtypeStruct((1, 24, 24, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  found = {}
+  for path, x in tree.flatten(params).items():
+    if axes := optim._matrix_axes(path, x):
+      inputs, outputs = (
+        int(np.prod([x.shape[i] for i in side])) for side in axes
+      )
+      found[path] = x.size // inputs // outputs, inputs, outputs
+  layer = {
+    **{f'attn/{x}/kernel': (32, 32) for x in ('query', 'key', 'value', 'out')},
+    **{'mlp/fc1/kernel': (32, 128), 'mlp/fc2/kernel': (128, 32)},
+  }
+  prefixes = {'blocks': 2} if scan else {'block_0': 1, 'block_1': 1}
+  assert found == {
+    'embedding/kernel': (1, 4 * 4 * 3, 32),
+    **{
+      f'{prefix}/{path}': (count, *sides)
+      for prefix, count in prefixes.items()
+      for path, sides in layer.items()
+    },
+  }
+
+
+# Optimizer: clipping, decay, frozen parameters, multipliers.
+
+
+def sgd_updates(params, grads, **fields):
+  """Return {path: update} of one SGD step of rate 1: minus the gradients."""
+  rule = functools.partial(optim.sgd, momentum=0.0)
+  tx = make_tx(rule, params, 1.0, **fields)
+  updates, _ = tx.update(grads, tx.init(params), params)
+  return as_numpy(updates)
+
+
+def test_any_optax_optimizer():
+  params = make_tree(small=True)
+  rule = functools.partial(optax.lion, weight_decay=0.3)
+  mask = tree.mask(['.*/kernel'], params)
+  lion = optax.lion(rate, weight_decay=0.3, mask=mask)
+  actual = run(make_tx(rule, params), small=True)
+  assert_close(actual, run(lion, small=True), 1e-6)
+  make_tx(functools.partial(optax.sgd, momentum=0.9), params)  # has no mask
+
+
+def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
+  params, grads = make_tree(), tree.flatten(make_tree(100))
+  frozen = {k for k in grads if k.startswith(('embedding', 'block_0'))}
+  updates = sgd_updates(
+    params,
+    tree.unflatten(grads),
+    clip_norm=0.1,
+    freeze=['embedding/.*', 'block_0/.*'],
+  )
+  norm = np.sqrt(sum((g**2).sum() for k, g in grads.items() if k not in frozen))
+  for path, update in updates.items():
+    expected = 0 * grads[path] if path in frozen else -grads[path] * 0.1 / norm
+    np.testing.assert_allclose(update, expected, atol=5e-7)
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_frozen_parameters_take_no_memory(name):
+  params = make_tree(scan=True)
+  tx = make_tx(RULES[name], params, freeze=['blocks/.*', 'pos_embedding'])
+  paths = tree.flatten(jax.eval_shape(tx.init, params))
+  assert not [path for path in paths if 'blocks' in path or 'pos_em' in path]
+
+
+def test_clipping_leaves_small_gradients_alone():
+  params, grads = make_tree(), make_tree(100)
+  for path, update in sgd_updates(params, grads, clip_norm=1e3).items():
+    np.testing.assert_allclose(update, -tree.flatten(grads)[path], rtol=1e-6)
+
+
+def test_lr_multipliers_first_match_counts():
+  grads = make_tree(100)
+  updates = sgd_updates(
+    make_tree(), grads, lr_multipliers=[('head/.*', 10.0), ('.*/kernel', 0.0)]
+  )
+  for path, grad in tree.flatten(grads).items():
+    factor = 10 if path == 'head/kernel' else 1 - path.endswith('kernel')
+    np.testing.assert_allclose(updates[path], -factor * grad, rtol=1e-6)
+
+
+def test_layer_decay_is_the_same_scanned_and_unrolled():
+  one, other = (
+    sgd_updates(
+      make_tree(scan=scan, depth=2),
+      make_tree(100, scan=scan, depth=2),
+      layer_decay=LayerDecay(0.5),
+    )
+    for scan in (False, True)
+  )
+  distance = {'embedding': 3, 'pos_embedding': 3, 'block_0': 2, 'block_1': 1}
+  for path, grad in tree.flatten(make_tree(100, depth=2)).items():
+    factor = 0.5 ** distance.get(path.split('/')[0], 0)
+    np.testing.assert_allclose(one[path], -factor * grad, rtol=1e-6)
+  assert_close(tree.unstack_blocks(other), one, 0)
+
+
+@muon_is_fast
+def test_clipping_comes_first_and_multipliers_last(name):
+  params = make_tree(small=True)
+  before = tree.flatten(params)
+  rule = functools.partial(RULES[name], weight_decay=0.1)
+  plain = run(make_tx(rule, params), num_steps=1, scale=0.25, small=True)
+  squares = [(x**2).sum() for x in jax.tree.leaves(make_tree(100, small=True))]
+  tx = make_tx(
+    rule,
+    params,
+    clip_norm=float(np.sqrt(sum(squares))) / 4,
+    lr_multipliers=[('head/.*', 2.0), ('pos_embedding', 0.0)],
+  )
+  for path, value in run(tx, num_steps=1, small=True).items():
+    factor = {'head/kernel': 2, 'pos_embedding': 0}.get(path, 1)
+    expected = before[path] + factor * (plain[path] - before[path])
+    np.testing.assert_allclose(value, expected, atol=2e-5, err_msg=path)
+
+
+# Not LAMB: its trust ratio makes such a step independent of the decay.
+@pytest.mark.parametrize(
+  'name',
+  ['nadamw', *(pytest.param(x, marks=pytest.mark.slow) for x in ('muon',))],
+)
+def test_weight_decay_by_group(name):
+  """Without a gradient, decoupled decay is all that moves a parameter."""
+  params = make_tree(small=True)
+  tx = make_tx(
+    functools.partial(RULES[name], weight_decay=0.1),
+    params,
+    decay_multipliers=[('head/.*', 10.0), ('embedding/.*', 0.0)],
+  )
+  for path, value in run(tx, num_steps=1, scale=0.0, small=True).items():
+    group = path.split('/')[0]
+    decay = {'head': 1.0, 'embedding': 0.0}.get(group, 0.1)
+    decay *= path.endswith('kernel')
+    expected = (1 - 0.025 * decay) * tree.flatten(params)[path]
+    np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=path)
+
+
+def every_other_sign(learning_rate, *, optimizer, mask=None):
+  return optax.chain(optimizer(learning_rate, mask=mask), optax.scale(-1.0))
+
+
+def test_an_optimizer_can_wrap_an_optimizer():
+  """A rule that takes another rule gets it as a partial from the config."""
+  sgd = {'target': 'vit_jax.optim.optimizers.sgd', 'momentum': 0.0}
+  rule = config.resolve(
+    {'target': f'{__name__}.every_other_sign', 'optimizer': sgd}
+  )
+  params, grads = make_tree(), make_tree(100)
+  tx = make_tx(rule, params, 1.0)
+  updates, _ = tx.update(grads, tx.init(params), params)
+  assert_close(as_numpy(updates), as_numpy(grads), 1e-6)
+
+
+ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+  ('rule', 'fields', 'named'),
+  [
+    (ADAMW, {'freeze': ['heads/.*']}, 'optimizer.freeze'),
+    (ADAMW, {'freeze': ['.*']}, 'optimizer.freeze'),
+    (ADAMW, {'decay_mask': ['kernel']}, 'optimizer.decay_mask'),
+    (ADAMW, {'lr_multipliers': [('x', 2.0)]}, 'optimizer.lr_multipliers'),
+    (ADAMW, {'decay_multipliers': [('x', 2.0)]}, 'optimizer.decay_multipliers'),
+    (optim.sgd, {'decay_multipliers': [('.*', 2.0)]}, 'weight_decay=None'),
+    (functools.partial(optax.adagrad, weight_decay=0.1), {}, 'mask'),
+    (ADAMW, {'layer_decay': LayerDecay(0.5, block='x', stacked='y')}, 'layer_'),
+  ],
+)
+def test_mistakes(rule, fields, named):
+  with pytest.raises(ValueError, match=re.escape(named)):
+    make_tx(rule, make_tree(), **fields)
+
+
+# The same for every layout, on every mesh, and with everything of Optimizer.
+
+EVERYTHING = {
+  'clip_norm': 1.0,
+  'freeze': ['embedding/.*'],
+  'lr_multipliers': [('.*/out/.*', 0.5)],
+  'decay_multipliers': [('head/.*', 10.0)],
+  'layer_decay': LayerDecay(0.9),
+}
+
+
+@functools.cache
+def everything(name, scan=False):
+  """Return results of a rule with all that Optimizer has, on two layers."""
+  layout = {'scan': scan, 'depth': 2}
+  rule = functools.partial(RULES[name], weight_decay=0.1)
+  tx = make_tx(rule, make_tree(**layout), **EVERYTHING)
+  return run(tx, num_steps=2, **layout)
+
+
+@muon_is_fast
+def test_scanned_and_unrolled_layers_are_updated_alike(name):
+  unrolled = everything(name)
+  scanned = tree.unstack_blocks(everything(name, scan=True))
+  assert_close(scanned, unrolled, 2e-5)
+  before = tree.flatten(make_tree(depth=2))
+  for path, value in unrolled.items():
+    moved = value != before[path]
+    assert not moved.any() if path.startswith('embed') else moved.any(), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['muon', 'adafactor', 'lamb'])
+def test_one_device_and_eight_give_the_same(name):
+  mesh = sharding.make_mesh(data=2, fsdp=2, model=2)
+  rules = sharding.fsdp(min_elements=16, others=sharding.tensor_parallel())
+  params = make_tree(scan=True, depth=2)
+  rule = functools.partial(RULES[name], weight_decay=0.1)
+  tx = make_tx(rule, params, **EVERYTHING)
+  state = params, jax.jit(tx.init)(params)
+  shardings = sharding.infer(state, rules, mesh)
+
+  @functools.partial(jax.jit, out_shardings=shardings)
+  def step(grads, params, opt_state):
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  with jax.set_mesh(mesh):
+    params, opt_state = jax.device_put(state, shardings)
+    for i in range(2):
+      grads = make_tree(100 + i, scan=True, depth=2)
+      grads = jax.device_put(grads, shardings[0])
+      params, opt_state = step(grads, params, opt_state)
+  assert_close(as_numpy(params), everything(name, scan=True), 2e-5)
