@@ -16,8 +16,6 @@ import sys
 WRONG_JAXLIB = ('0.10.1', '0.10.2')
 OPTION = '--xla_cpu_experimental_ynn_fusion_type'  # Empty: fuse nothing.
 
-_before = None  # XLA_FLAGS of the user, if avoid_wrong_results has changed it.
-
 
 def faster() -> dict[str, str]:
   """Return {variable: value} to start a process with; users' settings win.
@@ -35,25 +33,14 @@ def avoid_wrong_results() -> None:
   """Append an option to XLA_FLAGS if the installed jaxlib needs it.
 
   Without the option it computes wrong values on CPUs. XLA_FLAGS stays as it is
-  if it names that option, with any value, or if it names a file of options, to
-  which nothing can be appended.
+  if it names that option, with any value, or if it names a file of options.
   """
-  global _before
   flags = os.environ.get('XLA_FLAGS', '').strip()
   is_file = flags and not flags.startswith('-')
   if jaxlib_version() in WRONG_JAXLIB and not is_file and OPTION not in flags:
-    _before = os.environ.get('XLA_FLAGS', '')
     os.environ['XLA_FLAGS'] = f'{flags} {OPTION}='.strip()
 
 
-def users_own() -> dict[str, str]:
-  """Return {'XLA_FLAGS': value of the user} if we have changed it, else {}."""
-  return {} if _before is None else {'XLA_FLAGS': _before}
-
-
 def jaxlib_version() -> str:
-  """Return the version of the installed jaxlib, '' if there is none."""
-  try:
-    return importlib.metadata.version('jaxlib').partition('+')[0]
-  except importlib.metadata.PackageNotFoundError:
-    return ''
+  """Return the version of the installed jaxlib."""
+  return importlib.metadata.version('jaxlib').partition('+')[0]
