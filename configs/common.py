@@ -59,10 +59,9 @@ def model(name, *, postact=False, **fields):
   """Return the model of this name, computing in bfloat16.
 
   Parameters are float32, and so are the gradients of kernels and their sums
-  over devices, as in vision_transformer and big_vision, unless a config sets
-  `grad_dtype='bfloat16'`. `num_classes` comes from the training data unless
-  `fields` has it. A ResNet has BiT's form or, with `postact`, the form of the
-  ViT paper's released code.
+  over devices, as in vision_transformer and big_vision. `num_classes` comes
+  from the training data unless `fields` has it. A ResNet has BiT's form or,
+  with `postact`, the form of the ViT paper's released code.
   """
   settings = names.settings(name)
   if postact and _family(settings) != 'ResNet':

@@ -259,7 +259,7 @@ def get_config(model):
     'mlp_dim': 8,
     'num_heads': 1,
     'embedding': {
-      'target': 'vit_jax.models.common.PatchEmbedding',
+      'target': 'vit_jax.models.layers.PatchEmbedding',
       'patch_size': 4,
     },
     'posemb': {'target': 'mine.Rows', 'std': 0.1},

@@ -129,7 +129,7 @@ def get_config():
     data=dict(source=source, batch_size=8),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=16,
                depth=1, mlp_dim=16, num_heads=2, dropout=0.1, embedding=dict(
-                 target='vit_jax.models.common.PatchEmbedding', patch_size=4)),
+                 target='vit_jax.models.layers.PatchEmbedding', patch_size=4)),
     objective=dict(target='vit_jax.objectives.classification.softmax_xent'),
     optimizer=dict(target='optax.adam'),
     schedule=dict(lr=0.01),

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.analysis import flops
 from vit_jax.models import names
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 
 

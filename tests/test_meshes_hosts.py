@@ -17,7 +17,7 @@ import pytest
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim import durations

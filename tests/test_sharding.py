@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet

@@ -20,7 +20,7 @@ import pytest
 from vit_jax import config, tree
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.durations import Timeline, steps

@@ -13,7 +13,7 @@ from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evaluate import evaluate
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import bundle, formats, surgery

@@ -20,7 +20,7 @@ from vit_jax.data import transforms
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.models import names
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.posemb import PositionEmbedding, SinCos2d
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import classification

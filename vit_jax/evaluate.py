@@ -18,7 +18,7 @@ from vit_jax.config import Entry
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
-from vit_jax.models import autotune
+from vit_jax.models import attention_choice
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.preprocess import Normalize
@@ -42,7 +42,6 @@ def evaluate(
   preprocess: Preprocess | None = None,
   mesh: MeshSizes = MeshSizes(),
   sharding: Rules | None = None,
-  attention_autotune: bool | autotune.Autotuner = True,
   seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
   record: Mapping[str, Any] | None = None,
@@ -62,8 +61,7 @@ def evaluate(
       initialised model, the baseline for features of a trained one.
     model, image_shape, preprocess: by default from the weights; image_shape is
       (H, W, C).
-    mesh, sharding, attention_autotune: as in `train`. Only the forward pass is
-      measured, with the largest batch of the evaluators.
+    mesh, sharding: as in `train`.
     seed: of the initialisation, without init_from.
     writers: more writers of metrics by name, see writers.py.
     record: JSON values saved as config.json, such as the resolved config.
@@ -90,15 +88,11 @@ def evaluate(
       'evaluate needs init_from (weights), or model and image_shape=(H, W, C) '
       'to evaluate a freshly initialised model.'
     )
-  choice = autotune.find(attention_autotune).choose(
-    model,
-    jax.ShapeDtypeStruct((1, *image_shape), jnp.float32),
-    batch_size=_largest_batch(evals),
-    mesh=mesh,
-    workdir=workdir,
-    backward=False,
-  )
-  model = choice.apply(model)
+  choices = workdirs.read_choices(workdir)
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  model = attention_choice.Chooser(
+    _largest_batch(evals), mesh, choices, terminal.say
+  )(model, images, backward=False)
   init = functools.partial(
     _init, model, tuple(image_shape), jax.random.key(seed)
   )
@@ -120,7 +114,7 @@ def evaluate(
   if workdirs.newest_step(workdir) is None:  # no training run is there
     basis = changes.basis_of(workdir, entries or ())
     changes.record(workdir, basis, (), None)
-    choice.record(workdir)
+    workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, record, preset)
 
   with device_memory.explaining(_explain_memory):

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.data.transforms import scale as scale
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.runs.files import PathLike

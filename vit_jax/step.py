@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.models.products import gradients_in
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
@@ -44,7 +43,6 @@ def train_step(
   loss_fn: LossFn,
   tx: optax.GradientTransformation,
   accum_steps: int = 1,
-  grad_dtype: str = 'float32',
   ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[TrainState, Metrics]:
   """Make one update: the whole of training, except what surrounds it.
@@ -57,7 +55,6 @@ def train_step(
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
-    grad_dtype: of the gradients of bfloat16 models, see models/products.py.
     ema_weight: function step -> weight of the new parameters in the EMA, see
       `optim.ema.Ema`; None: the state has no EMA.
 
@@ -69,8 +66,7 @@ def train_step(
   if prepare := getattr(loss_fn, 'prepare', None):
     batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
   grad_fn = accumulate(jax.grad(loss_fn, has_aux=True), accum_steps)
-  with gradients_in(grad_dtype):
-    grads, metrics = grad_fn(state.params, batch, rng, *teacher)
+  grads, metrics = grad_fn(state.params, batch, rng, *teacher)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema

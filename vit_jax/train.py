@@ -22,7 +22,7 @@ from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Evaluator, Factory
-from vit_jax.models import autotune
+from vit_jax.models import attention_choice
 from vit_jax.optim.durations import Duration, Interval, Timeline, steps
 from vit_jax.optim.ema import Ema
 from vit_jax.optim.optimizers import Optimizer
@@ -98,8 +98,6 @@ def train(
   sharding: Rules | None = None,
   preprocess: Preprocess = Normalize(),
   accum_steps: Count = 1,
-  grad_dtype: Annotated[str, OneOf('float32', 'bfloat16')] = 'float32',
-  attention_autotune: bool | autotune.Autotuner = True,
   ema_decay: Rate | None = None,
   ema_start: Duration | None = None,
   ema_debias: bool = False,
@@ -138,13 +136,6 @@ def train(
     sharding: rules, see sharding.infer; None: rules that follow from the mesh.
     preprocess: uint8 images -> float images, on the device.
     accum_steps: micro-batches per step, to save memory; same result.
-    grad_dtype: of the gradients of kernels, and of their sums over devices, if
-      the model computes in bfloat16: 'float32', as in vision_transformer and
-      big_vision, or 'bfloat16', for all-reduces of half the bytes. Float32
-      models have float32 gradients.
-    attention_autotune: whether attention='auto' of the model is chosen by
-      measurement on accelerators; False: by a table. An autotune.Autotuner has
-      other candidates or limits.
     ema_decay: decay of an EMA of the parameters, used by evaluators and saved;
       the paper's Table 2 has 0.9999 for ImageNet. None: no EMA.
     ema_start: time before the EMA starts. Until then it equals the parameters.
@@ -194,23 +185,16 @@ def train(
 
   # 2. What is trained, and how.
   described = with_num_classes(model, data.source)
-  choose = functools.partial(
-    autotune.find(attention_autotune).choose,
-    batch_size=data.batch_size // accum_steps,
-    mesh=mesh,
-    workdir=workdir,
+  choices = workdirs.read_choices(workdir)
+  choose = attention_choice.Chooser(
+    data.batch_size // accum_steps, mesh, choices, terminal.say
   )
-  choices = [choose(described, images)]
-  model = choices[0].apply(described)
+  model = choose(described, images)
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
   teacher = getattr(loss_fn, 'teacher', None)
   teacher_shapes = ()
   if teacher is not None:
-    found = choose(
-      teacher.model, teacher.images, backward=False, spent=choices[0].seconds
-    )
-    teacher.model = found.apply(teacher.model)
-    choices.append(found)
+    teacher.model = choose(teacher.model, teacher.images, backward=False)
     teacher_shapes = (teacher.abstract_params(mesh, sharding),)
   learning_rate = reuse.call(schedule, timeline)
 
@@ -227,7 +211,6 @@ def train(
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,
-    grad_dtype=grad_dtype,
     ema_weight=ema and reuse.call(ema, timeline),
   )
 
@@ -265,8 +248,7 @@ def train(
 
   def describe():
     changes.record(workdir, basis, changed, newest)
-    for choice in choices:
-      choice.record(workdir)
+    workdirs.record_choices(workdir, choices)
     workdirs.record_config(workdir, record, preset)
     workdirs.record_model(
       workdir,
@@ -598,7 +580,6 @@ def make_step(
   mesh: Any,
   rules: Rules | None = None,
   accum_steps: int = 1,
-  grad_dtype: str = 'float32',
   ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
   """Return the jitted initialisation and train step, and the state's shapes.
@@ -610,7 +591,7 @@ def make_step(
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, grad_dtype, ema_weight: see `train_step`.
+    accum_steps, ema_weight: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
@@ -631,7 +612,6 @@ def make_step(
     loss_fn=loss_fn,
     tx=make_tx(abstract_state.params),
     accum_steps=accum_steps,
-    grad_dtype=grad_dtype,
     ema_weight=ema_weight,
   )
   outputs = (shardings, replicated(mesh))

@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax import tree
 from vit_jax.analysis import attention
-from vit_jax.models.common import BlockOptions, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.resnet import ResNet

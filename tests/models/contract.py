@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (4, 8, 12, 3))

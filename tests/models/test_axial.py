@@ -20,7 +20,7 @@ from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.models import axial, names
 from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
-from vit_jax.models.common import Head, LayerNorm
+from vit_jax.models.layers import Head, LayerNorm
 from vit_jax.models.pooling import ClassToken, Map, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, SinCos2d
 from vit_jax.models.vit import Block

@@ -15,7 +15,7 @@ from contract import GOLDEN, TINY_VIT
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, Relative

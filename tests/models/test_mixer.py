@@ -20,7 +20,7 @@ from contract import (
 )
 
 from vit_jax import tree
-from vit_jax.models.common import Head, PatchEmbedding
+from vit_jax.models.layers import Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.models import names
-from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import SinCos2d

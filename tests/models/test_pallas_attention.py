@@ -22,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.models import names, pallas_attention
 from vit_jax.models.attention import attention
-from vit_jax.models.common import BlockOptions
+from vit_jax.models.layers import BlockOptions
 
 SHAPES = {  # name: tokens, heads, width of a head
   'one token': (1, 2, 64),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from contract import IMAGES, TINY_VIT, random_params
 
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 

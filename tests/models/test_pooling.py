@@ -9,7 +9,7 @@ import pytest
 from contract import TINY_VIT, apply, random_params
 from jax import numpy as jnp
 
-from vit_jax.models.common import Head
+from vit_jax.models.layers import Head
 from vit_jax.models.pooling import (
   ClassToken,
   DistillationToken,

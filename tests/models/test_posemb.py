@@ -20,7 +20,7 @@ from contract import (
 
 from vit_jax import tree
 from vit_jax.models import posemb, resample
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import (
   Layout,

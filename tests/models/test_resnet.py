@@ -22,7 +22,7 @@ from flax import traverse_util
 
 from vit_jax import tree
 from vit_jax.models import names
-from vit_jax.models.common import Head
+from vit_jax.models.layers import Head
 from vit_jax.models.pooling import Mean
 from vit_jax.models.resnet import Hybrid, ResNet, Root, StdConv
 from vit_jax.models.vit import VisionTransformer

@@ -29,10 +29,9 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vit_jax.analysis import flops
-from vit_jax.models.common import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, SinCos2d
-from vit_jax.models.products import gradients_in
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 
@@ -379,22 +378,14 @@ def test_an_iteration_computes_a_group_of_layers(scan, layers):
   assert re.search(rf'unroll={layers}\b', traced)
 
 
-@pytest.mark.parametrize('scan', [3, 8, 0, -1, 'yes'])
-def test_groups_of_layers_that_are_none(scan):
-  with pytest.raises(ValueError, match='scan='):
-    tiny(depth=4, scan=scan)
-
-
-@pytest.mark.parametrize('grad_dtype', ['float32', 'bfloat16'])
-def test_dots_repeat_no_product_with_a_parameter(grad_dtype):
+def test_dots_repeat_no_product_with_a_parameter():
   model = tiny(scan=True, dtype='bfloat16', head=Head(), attention='einsum')
   shapes = jax.eval_shape(model.init, quick_key(0), IMAGES)
   counts = {}
   for remat in ('none', 'dots', 'full'):
 
     def loss(variables, model=model.clone(remat=remat)):
-      with gradients_in(grad_dtype):
-        return model.apply(variables, IMAGES).sum()
+      return model.apply(variables, IMAGES).sum()
 
     counts[remat] = flops.count(jax.grad(loss), shapes)
   examples, tokens = len(IMAGES), 2 * 6 + 1

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.models import names
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer

@@ -14,7 +14,7 @@ import scipy.special
 from vit_jax import pretrained, tree
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, DistillationToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import distillation as module

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from vit_jax import tree
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer

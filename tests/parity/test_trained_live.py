@@ -42,7 +42,7 @@ def get_config():
         'mlp_dim': 96,
         'num_heads': 3,
         'embedding': {
-          'target': 'vit_jax.models.common.PatchEmbedding',
+          'target': 'vit_jax.models.layers.PatchEmbedding',
           'patch_size': 4,
         },
         'scan': True,

@@ -23,7 +23,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
 from vit_jax.analysis import attention
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import convert, demo

@@ -15,7 +15,7 @@ from small import random_weights
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, PositionEmbedding, Relative, SinCos2d

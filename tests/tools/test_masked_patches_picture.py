@@ -14,7 +14,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
 from small import random_weights
 
 from vit_jax import pretrained, tree
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import patch_targets

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from vit_jax.models.attention import Attention
 from vit_jax.models.pooling import Mean, Pooling
 from vit_jax.models.posemb import Layout, Relative
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import Attention, Block, VisionTransformer
+from vit_jax.models.vit import Block, VisionTransformer
 
 
 def to_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:

@@ -5,22 +5,22 @@ examples, N tokens (the patches alone), D width, L layers.
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.config.domains import Dtype
-from vit_jax.models import common
-from vit_jax.models.common import (
+from vit_jax.models import layers
+from vit_jax.models.layers import (
   Head,
   LayerNorm,
+  Mlp,
   PatchEmbedding,
   drop_path,
 )
 from vit_jax.models.mesh import keep_batch_split
-from vit_jax.models.vit import Mlp
+from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
 class MixerBlock(nn.Module):
@@ -53,7 +53,7 @@ class MixerBlock(nn.Module):
     return x + drop_path(self, y, drop_rate)
 
 
-class MlpMixer(common.Classifier):
+class MlpMixer(layers.Classifier):
   """Images to logits.
 
   The MLPs along the tokens make the number of patches part of the parameters:
@@ -64,8 +64,8 @@ class MlpMixer(common.Classifier):
     depth: L.
     tokens_mlp_dim: hidden width of the MLPs along the tokens.
     channels_mlp_dim: hidden width of the MLPs along the channels.
-    embedding: common.PatchEmbedding.
-    head: common.Head.
+    embedding: layers.PatchEmbedding.
+    head: layers.Head.
     num_classes: K; None or 0: no head.
     stochastic_depth: as in VisionTransformer.
     gelu: 'tanh' (the released code) or 'exact' (PyTorch models).
@@ -73,29 +73,28 @@ class MlpMixer(common.Classifier):
     dtype, scan, remat: as in VisionTransformer.
   """
 
-  width: common.Width
-  depth: common.Depth
-  tokens_mlp_dim: common.Hidden
-  channels_mlp_dim: common.Hidden
+  width: Count
+  depth: Count
+  tokens_mlp_dim: Count
+  channels_mlp_dim: Count
   embedding: PatchEmbedding
   head: Head = Head()
-  num_classes: common.NumClasses | None = None
-  stochastic_depth: common.StochasticDepth = 0.0
-  gelu: common.Gelu = 'tanh'
-  norm_eps: common.Epsilon = 1e-6
+  num_classes: Natural | None = None
+  stochastic_depth: layers.StochasticDepth = 0.0
+  gelu: Literal['tanh', 'exact'] = 'tanh'
+  norm_eps: Positive = 1e-6
   dtype: Dtype = 'float32'
-  scan: common.Scan = False
-  remat: common.Remat = 'none'
+  scan: bool = False
+  remat: Annotated[layers.Remat, HARMLESS] = 'none'
 
   @nn.compact
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
   ) -> dict[str, jax.Array]:
     """Compute the features of VisionTransformer.features; mean pooling."""
-    common.check_images(self, images)
-    out, grid = self.embedding(self, images)
-    self._check_tokens(grid)
-    x, layers = common.run_layers(
+    layers.check_images(images)
+    out, _ = self.embedding(self, images)
+    x, outputs = layers.run_layers(
       MixerBlock,
       out['patches'],
       depth=self.depth,
@@ -109,20 +108,7 @@ class MlpMixer(common.Classifier):
       norm_eps=self.norm_eps,
       dtype=self.dtype,
     )
-    out |= layers
+    out |= outputs
     norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')
     out['tokens'] = x = norm(x)
     return out | self.head(self, x.mean(axis=1))
-
-  def _check_tokens(self, grid):
-    layer = 'blocks' if self.scan else 'block_0'
-    params = self.variables.get('params', {})
-    if layer not in params:
-      return  # being initialised
-    tokens = params[layer]['token_mixing']['fc1']['kernel'].shape[-2]
-    if tokens != grid[0] * grid[1]:
-      raise ValueError(
-        f'The image has {grid[0]}x{grid[1]} patches but token_mixing mixes '
-        f'{tokens}. A Mixer takes images of one size: resize them to the one '
-        'it was trained at.'
-      )

@@ -22,9 +22,9 @@ RESNET = 'vit_jax.models.resnet.ResNet'
 AXIAL_VIT = 'vit_jax.models.axial.AxialViT'
 AXIAL_RESNET = 'vit_jax.models.axial.AxialResNet'
 MIXER = 'vit_jax.models.mixer.MlpMixer'
-PATCHES = 'vit_jax.models.common.PatchEmbedding'
+PATCHES = 'vit_jax.models.layers.PatchEmbedding'
 HYBRID = 'vit_jax.models.resnet.Hybrid'
-BLOCK = 'vit_jax.models.common.BlockOptions'
+BLOCK = 'vit_jax.models.layers.BlockOptions'
 POOLING = 'vit_jax.models.pooling'
 
 SIZES = {  # width D, depth L, mlp_dim M, num_heads h

@@ -50,36 +50,16 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     raise ValueError(
       f"attention='pallas' needs {reason}. Use 'auto', 'xla' or 'einsum'."
     )
-  return _attend_on_mesh((q, k, v), ())
-
-
-def attend_biased(*pairs: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Compute `attend` of x + bias for the pairs (x, bias) of q, k and v.
-
-  The gradients of the biases, sums over examples and tokens, come from the
-  kernel. That of k is 0, because a bias of keys changes no attention weight.
-
-  Args:
-    *pairs: x [B, N, h, d], and bias float32 [h, d], which is added in float32.
-  """
-  xs, biases = zip(*pairs)
-  return _attend_on_mesh(xs, tuple(bias[None, None] for bias in biases))
-
-
-def _attend_on_mesh(xs, biases):
-  *_, heads, width = xs[0].shape
+  *_, heads, width = q.shape
   # Heads are merged outside: within, the compiler would write the products
   # before and after in a layout with heads apart, and copy them.
-  flat = (x.reshape(*x.shape[:2], heads * width) for x in (*xs, *biases))
-
-  def local(*arrays):
-    return _attend(width, arrays[:3], arrays[3:])
-
-  return per_device(local, *flat, heads=heads).reshape(xs[0].shape)
+  flat = (x.reshape(*x.shape[:2], heads * width) for x in (q, k, v))
+  attend_local = functools.partial(_attend, width)
+  return per_device(attend_local, *flat, heads=heads).reshape(q.shape)
 
 
-def obstacle_of_inputs(q: Any, k: Any, v: Any) -> str | None:
-  """Return what TPU kernels need and these inputs lack, or None."""
+def obstacle(q: Any, k: Any, v: Any) -> str | None:
+  """Return what the kernel needs and lacks, or None if it can run."""
   if platform() == 'gpu':
     return 'a TPU, got a GPU'
   kind = device_kind()
@@ -90,17 +70,8 @@ def obstacle_of_inputs(q: Any, k: Any, v: Any) -> str | None:
       'queries, keys and values of one shape, '
       f'got {q.shape}, {k.shape} and {v.shape}'
     )
-  if not q.dtype == k.dtype == v.dtype:
-    return f'one dtype, got {q.dtype}, {k.dtype} and {v.dtype}'
   if q.dtype not in (jnp.bfloat16, jnp.float32):
     return f'bfloat16 or float32, got {q.dtype}'
-  return None
-
-
-def obstacle(q: Any, k: Any, v: Any) -> str | None:
-  """Return what the kernel needs and lacks, or None if it can run."""
-  if reason := obstacle_of_inputs(q, k, v):
-    return reason
   _, tokens, heads, width = q.shape
   plan = _plan(tokens, heads, width, q.dtype)
   if plan.held > _BUDGET:
@@ -190,25 +161,17 @@ def _least(heads, width):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(width, xs, biases):
-  return _attend_forward(width, xs, biases)[0]
+def _attend(width, q, k, v):
+  return _call(_forward, width, (q, k, v))[0]
 
 
-def _attend_forward(width, xs, biases):
-  qkv = xs
-  if biases:
-    pairs = zip(xs, biases)
-    qkv = [(x.astype(jnp.float32) + b).astype(x.dtype) for x, b in pairs]
-  return _call(_forward, width, qkv)[0], (tuple(qkv), biases)
+def _attend_forward(width, q, k, v):
+  return _call(_forward, width, (q, k, v))[0], (q, k, v)
 
 
 def _attend_backward(width, saved, gradient):
-  (q, k, v), biases = saved
-  *of_qkv, sum_q, sum_v = _call(_backward, width, (q, gradient, k, v))
-  if not biases:
-    return tuple(of_qkv), ()
-  of_q, of_v = (jnp.sum(x, axis=0, keepdims=True) for x in (sum_q, sum_v))
-  return tuple(of_qkv), (of_q, jnp.zeros_like(of_q), of_v)
+  q, k, v = saved
+  return tuple(_call(_backward, width, (q, gradient, k, v)))
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -239,17 +202,13 @@ def _call(kernel, width, arrays):
     lambda example, group, i: (example, 0, group),
     pipeline_mode=pl.Buffered(1) if plan.blocked else None,
   )
-  of_example = pl.BlockSpec(
-    (None, 1, lanes), lambda example, group, i: (example, 0, group)
-  )
   out = jax.ShapeDtypeStruct((batch, tokens, heads * plan.width), dtype)
   added = out.update(dtype=jnp.float32) if plan.blocked else out
-  total = jax.ShapeDtypeStruct((batch, 1, heads * plan.width), jnp.float32)
   forward = kernel is _forward
   out_specs, out_shape = [of_queries], [out]
   if not forward:
-    out_specs += [of_keys, of_keys, of_example, of_example]
-    out_shape += [added, added, total, total]
+    out_specs += [of_keys, of_keys]
+    out_shape += [added, added]
   flops = (4 if forward else 10) * batch * tokens**2
   call = functools.partial(
     pl.pallas_call,
@@ -274,8 +233,7 @@ def _call(kernel, width, arrays):
   found = jax.lax.platform_dependent(
     *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
-  found = [_pad_heads(x, plan.width, width) for x in found]
-  return [x if x.shape[1] == 1 else x.astype(dtype) for x in found]
+  return [_pad_heads(x, plan.width, width).astype(dtype) for x in found]
 
 
 def _pad_heads(x, width, new):
@@ -305,8 +263,6 @@ def _forward(plan, q_ref, k_ref, v_ref, out_ref):
 def _backward(plan, *refs):
   """Compute gradients of the heads of one example, [Q, W] and [N, W].
 
-  The sums of dq and dv over tokens, [1, W], are the gradients of biases.
-
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
 
@@ -316,7 +272,7 @@ def _backward(plan, *refs):
 
   Args:
     plan: see _Plan.
-    *refs: q, do, k and v; then dq, dk, dv, and the sums of dq and dv.
+    *refs: q, do, k and v; then dq, dk and dv.
   """
   from jax.experimental import pallas as pl
 
@@ -348,11 +304,7 @@ def _backward(plan, *refs):
       _collect(parts[1], window, of_keys)
       weights = weights.astype(q.dtype)
       _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
-    sums = (
-      {lane: jnp.sum(x, axis=0, keepdims=True) for lane, x in part.items()}
-      for part in (parts[0], parts[2])
-    )
-    return *parts, *sums
+    return parts
 
   _for_groups(group, plan, inputs, outputs)
 

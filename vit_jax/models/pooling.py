@@ -5,23 +5,23 @@ nothing else has to change. Shapes as in vit.py.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.config.domains import Range, checked
-from vit_jax.models.attention import Chooser
-from vit_jax.models.common import (
+from vit_jax.models.attention import Attention
+from vit_jax.models.layers import (
   INIT,
-  AffinePerToken,
   BlockOptions,
+  Dense,
   Head,
   LayerNorm,
+  Mlp,
 )
 from vit_jax.models.posemb import Layout, PositionEmbedding
-from vit_jax.types import Params
+from vit_jax.types import Natural, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Pooling:
   """
 
   class_token: bool = False
-  num_registers: Annotated[int, Range(0, 4096)] = 0
+  num_registers: Natural = 0
 
   norm_after = False  # whether the final LayerNorm comes after pooling
   distillation_token = False  # whether one follows the class token
@@ -57,17 +57,17 @@ class Pooling:
     """Return the tokens before the patches, each float32 [1, ., D].
 
     Args:
-      module: the model, which gets the parameters.
-      posemb: its position embedding.
+      module: model that gets the parameters.
+      posemb: position embedding of the model.
       layout: Layout of all tokens.
     """
     width, found = module.width, []
     if layout.class_token:
       cls = module.param('cls', INIT['cls'], (1, 1, width))
-      found.append(posemb.add_to_class_token(module, cls))
+      found.append(posemb.add_to_token(module, 'cls', cls))
     if layout.distillation_token:
       dist = module.param('dist', INIT['dist'], (1, 1, width))
-      found.append(posemb.add_to_distillation_token(module, dist))
+      found.append(posemb.add_to_token(module, 'dist', dist))
     if layout.num_registers:
       shape = (1, layout.num_registers, width)
       found.append(module.param('registers', INIT['registers'], shape))
@@ -79,9 +79,9 @@ class Pooling:
     """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D].
 
     Args:
-      module: the model, which gets the parameters.
-      tokens: [B, N, D], all of them.
-      layout: their Layout.
+      module: model that gets the parameters.
+      tokens: [B, N, D].
+      layout: Layout of the tokens.
     """
     raise NotImplementedError
 
@@ -91,8 +91,8 @@ class Pooling:
     """Return the features of the head by name, see `Head.__call__`.
 
     Args:
-      module: the model, which gets the parameters.
-      head: its Head.
+      module: model that gets the parameters.
+      head: Head of the model.
       x: result of `__call__`, after the final LayerNorm.
     """
     return head(module, x)
@@ -113,7 +113,6 @@ class Pooling:
     return weights.at[..., layout.prefix :].set(1 / patches)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class ClassToken(Pooling):
   """The class token, as in the paper."""
@@ -129,7 +128,6 @@ class ClassToken(Pooling):
     return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class DistillationToken(Pooling):
   """A class token and a distillation token, each with a head of its own (DeiT).
@@ -152,7 +150,7 @@ class DistillationToken(Pooling):
   def classify(
     self, module: nn.Module, head: Head, x: jax.Array
   ) -> dict[str, jax.Array]:
-    out = head(module, x, layer=AffinePerToken)  # each [B, 2, .]
+    out = head(module, x, layer=DensePerToken)  # each [B, 2, .]
     heads = {}
     if 'logits' in out:
       names = 'class_logits', 'distillation_logits'
@@ -163,7 +161,6 @@ class DistillationToken(Pooling):
     return jnp.zeros((1, 1, layout.num_tokens)).at[..., :2].set(0.5)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Mean(Pooling):
   """Mean over the patches (figure 9).
@@ -181,7 +178,6 @@ class Mean(Pooling):
     return tokens[:, layout.prefix :].mean(axis=1)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class NoPooling(Pooling):
   """No pooling: each patch gets its own logits."""
@@ -192,7 +188,6 @@ class NoPooling(Pooling):
     return tokens[:, layout.prefix :]
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Map(Pooling):
   """One learned query that attends to the patches ("Scaling ViT")."""
@@ -227,23 +222,43 @@ class MapHead(nn.Module):
   mlp_dim: int
   options: BlockOptions = BlockOptions()
   dtype: Any = 'float32'
-  attention: str | Chooser = 'auto'
+  attention: str = 'auto'
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    from vit_jax.models.vit import Attention, Mlp  # it imports this file
-
     batch, _, width = tokens.shape
+    options = self.options
     probe = self.param('probe', INIT['probe'], (1, 1, width))
     probe = jnp.broadcast_to(probe, (batch, 1, width))
     x = Attention(
       self.num_heads,
+      options=options,
       implementation=self.attention,
       dtype=self.dtype,
       name='attn',
     )(probe, tokens)
-    norm = LayerNorm(self.options.norm_eps, dtype=self.dtype, name='norm')
+    norm = LayerNorm(options.norm_eps, dtype=self.dtype, name='norm')
     mlp = Mlp(
-      self.mlp_dim, gelu=self.options.gelu, dtype=self.dtype, name='mlp'
+      self.mlp_dim,
+      gelu=options.gelu,
+      dtype=self.dtype,
+      init_std=options.init_std,
+      name='mlp',
     )
     return (x + mlp(norm(x)))[:, 0]
+
+
+class DensePerToken(Dense):
+  """x W + b with other W and b for each of two tokens: [B, 2, D] -> [B, 2, K].
+
+  The parameters are those of Dense, below 'cls' and 'dist'.
+  """
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    fields = self.inputs, self.outputs, self.kernel_init, self.bias_init
+    tokens = [
+      Dense(*fields, self.dtype, name=name)(x[:, i])
+      for i, name in enumerate(('cls', 'dist'))
+    ]
+    return jnp.stack(tokens, axis=1)

@@ -14,19 +14,15 @@ Shapes as in vit.py.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.config.domains import OneOf, Range, checked
 from vit_jax.models import resample
-from vit_jax.models.common import Std
-from vit_jax.types import Array, FlatParams, Shape
-
-PLACES = ('stem', 'layers', 'layers_shared')
+from vit_jax.types import Array, FlatParams, NonNegative, Positive, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +56,16 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class PositionEmbedding:
-  """Interface of position embeddings. It does nothing: there are no positions.
+  """Interface of position embeddings, whose methods change nothing here.
 
-  Methods with the argument `module` may create parameters in it.
+  Methods with the argument `module` may create parameters in it. The model
+  calls `add_to_patches` and `add_to_token`; it calls `shared`, and its layers
+  `add_to_layer`, `queries_and_keys` and `logits`, only if `in_layers`.
   """
 
   @property
   def in_layers(self) -> bool:
-    """Whether any method that layers call does something."""
+    """Whether the embedding acts in the layers."""
     return False
 
   def add_to_patches(
@@ -76,15 +74,11 @@ class PositionEmbedding:
     """Add positions to embedded patches, float32 [B, gh * gw, D]."""
     return x
 
-  def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
-    """Add a position to the class token, [1, 1, D]."""
-    return cls
-
-  def add_to_distillation_token(
-    self, module: nn.Module, dist: jax.Array
+  def add_to_token(
+    self, module: nn.Module, name: str, token: jax.Array
   ) -> jax.Array:
-    """Add a position to the distillation token, [1, 1, D]."""
-    return dist
+    """Add a position to the token 'cls' or 'dist', [1, 1, D]."""
+    return token
 
   def shared(
     self, module: nn.Module, layout: Layout, width: int
@@ -143,7 +137,6 @@ class PositionEmbedding:
     return None
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionEmbedding):
   """Learned embeddings of patches, class token and distillation token.
@@ -159,8 +152,8 @@ class Learned(PositionEmbedding):
       big_vision.
   """
 
-  init_std: Std = 0.02
-  at: Annotated[str, OneOf(*PLACES)] = 'stem'
+  init_std: NonNegative = 0.02
+  at: Literal['stem', 'layers', 'layers_shared'] = 'stem'
   prefix: bool = True
 
   # Names of the parameters that are grids.
@@ -175,17 +168,12 @@ class Learned(PositionEmbedding):
   ) -> jax.Array:
     return x if self.in_layers else x + self._patches(module, grid, x.shape[-1])
 
-  def add_to_class_token(self, module: nn.Module, cls: jax.Array) -> jax.Array:
-    if self.in_layers or not self.prefix:
-      return cls
-    return cls + self._token(module, 'cls', cls.shape)
-
-  def add_to_distillation_token(
-    self, module: nn.Module, dist: jax.Array
+  def add_to_token(
+    self, module: nn.Module, name: str, token: jax.Array
   ) -> jax.Array:
     if self.in_layers or not self.prefix:
-      return dist
-    return dist + self._token(module, 'dist', dist.shape)
+      return token
+    return token + self._token(module, name, token.shape)
 
   def shared(
     self, module: nn.Module, layout: Layout, width: int
@@ -242,7 +230,6 @@ class Learned(PositionEmbedding):
     return jnp.concatenate(parts, axis=1)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Learned2d(Learned):
   """Learned embeddings of columns (x) and rows (y), concatenated.
@@ -279,7 +266,6 @@ def _concatenate(x, y):
   return jnp.concatenate(both, axis=-1)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class SinCos2d(PositionEmbedding):
   """Fixed sine and cosine embeddings, added to the embedded patches.
@@ -289,7 +275,7 @@ class SinCos2d(PositionEmbedding):
   baselines for ImageNet-1k", section 2). The class token has no position.
   """
 
-  temperature: Annotated[float, Range(1, 1e9)] = 10_000.0
+  temperature: Positive = 10_000.0
 
   def add_to_patches(
     self, module: nn.Module, x: jax.Array, grid: tuple[int, int]
@@ -312,7 +298,6 @@ class SinCos2d(PositionEmbedding):
     return np.concatenate(waves, axis=-1).astype(np.float32)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Relative(PositionEmbedding):
   """Relative attention: learned embeddings of differences, in every layer.
@@ -333,7 +318,7 @@ class Relative(PositionEmbedding):
     init_std: standard deviation of the initial values.
   """
 
-  init_std: Std = 0.02
+  init_std: NonNegative = 0.02
   in_layers = True
 
   def logits(

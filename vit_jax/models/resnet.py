@@ -18,6 +18,7 @@ F features after the last stage, K classes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -25,13 +26,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.config.domains import Dtype, OneOf, Range, Size
-from vit_jax.models import common, products
-from vit_jax.models.common import INIT, Head, PatchEmbedding
+from vit_jax.models import layers
+from vit_jax.models.layers import INIT, Head, PatchEmbedding
 from vit_jax.models.mesh import keep_batch_split
+from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
-FORMS = ('preact', 'postact')
-Stages = tuple[Annotated[int, Range(1, 1000)], ...]
+Form = Literal['preact', 'postact']
+Stages = tuple[Count, ...]
 ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
 
 
@@ -62,13 +63,51 @@ class StdConv(nn.Module):
       # The square root has no finite gradient at a variance of 0.
       kernel /= jnp.sqrt(jnp.maximum(variance, 1e-20)) + 1e-5
       padding = 'SAME'
-    return products.convolve(
-      jnp.asarray(x, self.dtype),
-      kernel,
-      window_strides=(self.stride, self.stride),
-      padding=padding,
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-    )
+    return convolve(jnp.asarray(x, self.dtype), kernel, self.stride, padding)
+
+
+def convolve(
+  x: jax.Array, kernel: jax.Array, stride: int, padding: Any
+) -> jax.Array:
+  """Return the convolution of x [B, H, W, C] in the dtype of x.
+
+  A float32 kernel [kh, kw, C, F] is rounded to it, and its gradient is not, as
+  in `layers.matmul`.
+  """
+  product = functools.partial(
+    jax.lax.conv_general_dilated,
+    window_strides=(stride, stride),
+    padding=padding,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  if x.dtype == kernel.dtype:
+    return product(x, kernel)
+  return _mixed_convolve(product, x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mixed_convolve(product, x, kernel):
+  return product(x, kernel.astype(x.dtype))
+
+
+def _mixed_convolve_forward(product, x, kernel):
+  return _mixed_convolve(product, x, kernel), (x, kernel)
+
+
+def _mixed_convolve_backward(product, saved, gradient):
+  x, kernel = saved
+  rounded = kernel.astype(x.dtype)
+  (of_x,) = jax.linear_transpose(lambda x: product(x, rounded), x)(gradient)
+  # JAX's derivative of a convolution has one dtype throughout. TPUs round these
+  # float32 copies to bfloat16 again, without loss.
+  exact = x.astype(kernel.dtype)
+  (of_kernel,) = jax.linear_transpose(lambda k: product(exact, k), kernel)(
+    gradient.astype(kernel.dtype)
+  )
+  return of_x, of_kernel
+
+
+_mixed_convolve.defvjp(_mixed_convolve_forward, _mixed_convolve_backward)
 
 
 def group_norm(form: str, dtype: Any, name: str, **fields: Any) -> nn.GroupNorm:
@@ -155,15 +194,6 @@ class Backbone(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
-    for what, counts in (
-      ('ResNet stages', self.stages),
-      ('width_factor', (self.width_factor,)),
-    ):
-      if any(not isinstance(n, int) or n < 1 for n in counts):
-        raise ValueError(
-          f'{what}: {counts}; expected integers of 1 or more, as in '
-          'stages=(3, 4, 6, 3), width_factor=1.'
-        )
     width = ROOT_WIDTH * self.width_factor
     out = {}
     root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
@@ -216,7 +246,7 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    unit = common.remat(Unit, self.remat)
+    unit = layers.remat(Unit, self.remat)
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
       x = unit(
@@ -264,14 +294,14 @@ class Hybrid(PatchEmbedding):
     return {'feature_map': feature_map} | out, grid
 
 
-class ResNet(common.Classifier):
+class ResNet(layers.Classifier):
   """Images to logits: the baselines of the paper, from "Big Transfer".
 
   Attributes:
     stages: units in each stage; (3, 4, 6, 3) is an R50.
     width_factor: the x1, x2, ... in the name; an integer of 1 or more.
     form: 'preact' or 'postact', see above.
-    head: common.Head.
+    head: layers.Head.
     num_classes: K; None or 0: no head.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     remat: what to recompute of a unit in the backward pass, as in
@@ -283,12 +313,12 @@ class ResNet(common.Classifier):
   """
 
   stages: Stages = (3, 4, 6, 3)
-  width_factor: Annotated[int, Range(1, 64)] = 1
-  form: Annotated[str, OneOf(*FORMS)] = 'preact'
+  width_factor: Count = 1
+  form: Form = 'preact'
   head: Head = Head()
-  num_classes: common.NumClasses | None = None
+  num_classes: Natural | None = None
   dtype: Dtype = 'float32'
-  remat: common.Remat = 'none'
+  remat: Annotated[layers.Remat, HARMLESS] = 'none'
   middle: Callable[..., nn.Module] = StdConv
   pool_padding: Literal['zero', 'lowest'] = 'zero'
 
@@ -304,7 +334,7 @@ class ResNet(common.Classifier):
       pre_logits, logits: see VisionTransformer.
     """
     del train
-    common.check_images(self, images)
+    layers.check_images(images)
     maps = Backbone(
       self.stages,
       width_factor=self.width_factor,

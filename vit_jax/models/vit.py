@@ -8,9 +8,9 @@ Shapes:
   h  attention heads            M  hidden width of the MLPs
   d  head dimension, D / h      L  layers, K classes
 
-VisionTransformer embeds patches, applies L Blocks and pools. It is composed of
-a patch embedding and a head (common.py; resnet.py for hybrids), a position
-embedding (posemb.py) and a pooling (pooling.py).
+VisionTransformer embeds patches, applies L Blocks and pools. Its parts:
+layers.py (patch embedding, MLP, head; resnet.py for hybrids), attention.py,
+posemb.py (position embeddings) and pooling.py.
 """
 
 import functools
@@ -20,105 +20,20 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from vit_jax.config.domains import Dtype, OneOf, Rate
-from vit_jax.models import common
-from vit_jax.models.attention import IMPLEMENTATIONS, Chooser, attention
-from vit_jax.models.common import (
-  GELU,
-  INIT,
-  Affine,
+from vit_jax.models import layers
+from vit_jax.models.attention import Attention, Implementation
+from vit_jax.models.layers import (
   BlockOptions,
   Head,
   LayerNorm,
+  Mlp,
   PatchEmbedding,
   drop_path,
-  initializer,
 )
 from vit_jax.models.mesh import keep_batch_split
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
-
-
-class Attention(nn.Module):
-  """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
-
-  Records queries and keys, as they enter the softmax except for the scale
-  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
-  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
-  """
-
-  num_heads: int
-  options: BlockOptions = BlockOptions()
-  posemb: PositionEmbedding = PositionEmbedding()
-  layout: Layout = Layout((0, 0))
-  implementation: str | Chooser = 'auto'
-  dtype: Any = 'float32'
-  train: bool = False
-
-  @nn.compact
-  def __call__(self, queries: jax.Array, tokens: jax.Array) -> jax.Array:
-    width, options = tokens.shape[-1], self.options
-    heads = self.num_heads, width // self.num_heads
-    affine = functools.partial(
-      Affine,
-      kernel_init=initializer('attention', options.init_std),
-      dtype=self.dtype,
-    )
-    inputs = {'query': queries, 'key': tokens, 'value': tokens}
-    projections = [
-      affine((width,), heads, name=name)(x, parts=True)
-      for name, x in inputs.items()
-    ]
-    q, k, v = (each.result for each in projections)
-    if options.qk_norm:
-      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
-    q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
-    self.sow('intermediates', 'q', q)
-    self.sow('intermediates', 'k', k)
-    position_logits = self.posemb.logits(self, q, self.layout)
-    if position_logits is not None:
-      self.sow('intermediates', 'position_logits', position_logits)
-    drop = self.train and options.attention_dropout > 0
-    x = attention(
-      *(q, k, v),
-      implementation=self.implementation,
-      dropout_rate=options.attention_dropout if drop else 0.0,
-      dropout_rng=self.make_rng('dropout') if drop else None,
-      position_logits=position_logits,
-      projections=projections,
-    )
-    return affine(heads, (width,), name='out')(x)
-
-
-class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D].
-
-  `kernel_init` is the key of the kernels' initialiser in INIT; `init_std` as in
-  BlockOptions.
-  """
-
-  mlp_dim: int
-  dropout: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  train: bool = False
-  kernel_init: str = 'mlp'
-  init_std: float | None = None
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    width, hidden = (x.shape[-1],), (self.mlp_dim,)
-    affine = functools.partial(
-      Affine,
-      kernel_init=initializer(self.kernel_init, self.init_std),
-      bias_init=INIT[f'{self.kernel_init}_bias'],
-      dtype=self.dtype,
-    )
-    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
-    x = affine(width, hidden, name='fc1')(x)
-    x = dropout(GELU[self.gelu](x))
-    return dropout(affine(hidden, width, name='fc2')(x))
+from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate
 
 
 class Block(nn.Module):
@@ -127,10 +42,10 @@ class Block(nn.Module):
   num_heads: int
   mlp_dim: int
   options: BlockOptions = BlockOptions()
-  posemb: PositionEmbedding = PositionEmbedding()
+  posemb: PositionEmbedding | None = None  # if it acts in the layers
   layout: Layout = Layout((0, 0))
   dropout: float = 0.0
-  attention: str | Chooser = 'auto'
+  attention: str = 'auto'
   dtype: Any = 'float32'
   train: bool = False
 
@@ -150,7 +65,9 @@ class Block(nn.Module):
     """
     options = self.options
     norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-    x = self.posemb.add_to_layer(self, keep_batch_split(x), self.layout, shared)
+    x = keep_batch_split(x)
+    if self.posemb:
+      x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = norm(name='norm1')(x)
     y = Attention(
       num_heads=self.num_heads,
@@ -185,7 +102,7 @@ class Block(nn.Module):
     return drop_path(self, y, drop_rate)
 
 
-class VisionTransformer(common.Classifier):
+class VisionTransformer(layers.Classifier):
   """Images to logits.
 
   Attributes:
@@ -193,11 +110,11 @@ class VisionTransformer(common.Classifier):
     depth: L.
     mlp_dim: M.
     num_heads: h; must divide the width.
-    embedding: common.PatchEmbedding, or resnet.Hybrid.
+    embedding: layers.PatchEmbedding, or resnet.Hybrid.
     posemb: position embedding, a class of posemb.py; None: no positions.
     pooling: a class of pooling.py, which also says whether there are a class
       token and registers.
-    head: common.Head.
+    head: layers.Head.
     num_classes: K; None or 0: no head.
     block: options of the layers.
     dropout: rate of dropout after the position embedding, the attention output
@@ -207,30 +124,30 @@ class VisionTransformer(common.Classifier):
       those in the first and the last layer; two equal ones in DeiT III.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     scan: compile one layer and loop over stacked parameters, blocks/... with a
-      leading dimension L, instead of block_0/..., block_1/... ; slower on TPUs,
-      see docs/compile.md. Or the layers of an iteration, a divisor of L.
+      leading dimension L, instead of block_0/..., block_1/... This compiles
+      faster and runs slower, see docs/compile.md.
     remat: what to recompute in the backward pass to save memory: 'none';
       'dots', all but the results of attention and of products with parameters;
       'full', each layer; or any name in jax.checkpoint_policies.
-    attention: an implementation named in attention.py, or its Chooser.
+    attention: an implementation named in attention.py.
   """
 
-  width: common.Width
-  depth: common.Depth
-  mlp_dim: common.Hidden
-  num_heads: common.Heads
+  width: Count
+  depth: Count
+  mlp_dim: Count
+  num_heads: Count
   embedding: PatchEmbedding
   posemb: PositionEmbedding | None = Learned()
   pooling: Pooling = ClassToken()
   head: Head = Head()
-  num_classes: common.NumClasses | None = None
+  num_classes: Natural | None = None
   block: BlockOptions = BlockOptions()
   dropout: Rate = 0.0
-  stochastic_depth: common.StochasticDepth = 0.0
+  stochastic_depth: layers.StochasticDepth = 0.0
   dtype: Dtype = 'float32'
-  scan: common.Scan = False
-  remat: common.Remat = 'none'
-  attention: Annotated[str, OneOf(*IMPLEMENTATIONS)] | Chooser = 'auto'
+  scan: bool = False
+  remat: Annotated[layers.Remat, HARMLESS] = 'none'
+  attention: Implementation = 'auto'
 
   layer = Block  # class of the layers
 
@@ -266,46 +183,53 @@ class VisionTransformer(common.Classifier):
       class_logits, distillation_logits: [B, K], see pooling.DistillationToken.
     """
     self._check()
-    common.check_images(self, images)
+    layers.check_images(images)
+    pooling, posemb = self.pooling, self.posemb or PositionEmbedding()
+    # Equation 1, added in float32.
     out, grid = self.embedding(self, images)
-    patches = self.embedding.replace(self, out['patches'], patch_sources)
-    posemb, pooling = self.posemb or PositionEmbedding(), self.pooling
     layout = pooling.layout(grid)
-    tokens = self._assemble(patches, layout, posemb)
-    tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    tokens, layers = common.run_layers(
+    x = self.embedding.replace(self, out['patches'], patch_sources)
+    x = posemb.add_to_patches(self, x.astype(jnp.float32), grid)
+    prefix = [
+      jnp.broadcast_to(token, (len(x), *token.shape[1:]))
+      for token in pooling.tokens(self, posemb, layout)
+    ]
+    x = jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
+    x = nn.Dropout(self.dropout, deterministic=not train)(x)
+    # Equations 2 and 3.
+    in_layers = posemb.in_layers
+    x, outputs = layers.run_layers(
       self.layer,
-      tokens,
+      x,
       depth=self.depth,
       stochastic_depth=self.stochastic_depth if train else 0.0,
       scan=self.scan,
       remat_policy=self.remat,
       per_layer=per_layer,
-      shared=posemb.shared(self, layout, self.width),
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      options=self.block,
-      posemb=posemb,
-      layout=layout,
-      dropout=self.dropout,
-      attention=self.attention,
-      dtype=self.dtype,
-      train=train,
+      shared=posemb.shared(self, layout, self.width) if in_layers else None,
+      **self.layer_fields(layout, train),
     )
+    # Equation 4.
     norm = LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
-    out |= layers
-    out['tokens'] = tokens if pooling.norm_after else norm(tokens)
+    out |= outputs
+    out['tokens'] = x if pooling.norm_after else norm(x)
     x = pooling(self, out['tokens'], layout)
     x = norm(x) if pooling.norm_after else x
     return out | pooling.classify(self, self.head, x)
 
-  def _assemble(self, patches, layout, posemb):
-    """Equation 1: [B, gh * gw, D] -> [B, N, D], added in float32."""
-    batch, x = patches.shape[0], patches.astype(jnp.float32)
-    x = posemb.add_to_patches(self, x, layout.grid)
-    prefix = self.pooling.tokens(self, posemb, layout)
-    prefix = [jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in prefix]
-    return jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
+  def layer_fields(self, layout: Layout, train: bool) -> dict[str, Any]:
+    """Return the fields of the layers, which are of the class `layer`."""
+    return {
+      'num_heads': self.num_heads,
+      'mlp_dim': self.mlp_dim,
+      'options': self.block,
+      'posemb': self.posemb if self.posemb and self.posemb.in_layers else None,
+      'layout': layout,
+      'dropout': self.dropout,
+      'attention': self.attention,
+      'dtype': self.dtype,
+      'train': train,
+    }
 
   def _check(self):
     if self.width % self.num_heads:

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.types import Array, Preprocess, Shape, Size
 
 BITS = 3  # of each colour channel

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import pretrained, tree
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.runs.files import PathLike
 from vit_jax.types import Array, Count, Dtype, Natural, Params, PyTree, Size

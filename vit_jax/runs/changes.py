@@ -74,8 +74,6 @@ HARMLESS = OF_THE_MACHINE | {
   'vit_jax.train.train.sharding',
   'vit_jax.evaluate.evaluate.mesh',
   'vit_jax.evaluate.evaluate.sharding',
-  'vit_jax.train.train.attention_autotune',
-  'vit_jax.evaluate.evaluate.attention_autotune',
   'vit_jax.models.vit.VisionTransformer.remat',
   'vit_jax.models.resnet.ResNet.remat',
   'vit_jax.models.mixer.MlpMixer.remat',

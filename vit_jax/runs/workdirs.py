@@ -170,6 +170,18 @@ def record_model(
   _write(workdir, 'model.json', content)
 
 
+def read_choices(workdir: PathLike) -> dict[str, str]:
+  """Return the implementations of attention that a run has chosen, by case."""
+  file = epath.Path(workdir) / 'attention.json'
+  return json.loads(file.read_text()) if file.exists() else {}
+
+
+def record_choices(workdir: PathLike, choices: dict[str, str]) -> None:
+  """Save attention.json, on the first host, if a choice was made."""
+  if choices:
+    _write(workdir, 'attention.json', choices)
+
+
 def description(
   path: PathLike, *, missing_ok: bool = False
 ) -> dict[str, Any] | None:

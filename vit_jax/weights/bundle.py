@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.common import PatchEmbedding, as_pair
+from vit_jax.models.layers import PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
 from vit_jax.models.pooling import (

@@ -24,7 +24,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax import config, tree
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.names import SIZES
 from vit_jax.models.pooling import DistillationToken, NoPooling

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.common import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, Size

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.preprocess import Normalize
 
 _LARGEST = 2**15  # side of an image; a mistake must not cost all memory

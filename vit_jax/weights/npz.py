@@ -35,7 +35,7 @@ import numpy as np
 
 from vit_jax.config.checks import one_of
 from vit_jax.data import transforms
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import Map, NoPooling
 from vit_jax.models.resnet import Hybrid, ResNet

@@ -20,7 +20,7 @@ from vit_jax import tree
 from vit_jax.config.checks import one_of
 from vit_jax.config.domains import Count, Natural, OneOf, PathRule, checked
 from vit_jax.models import resample
-from vit_jax.models.common import as_pair
+from vit_jax.models.layers import as_pair
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.types import FlatParams, Model, Params
 from vit_jax.weights import bundle, formats

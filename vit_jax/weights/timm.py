@@ -25,7 +25,7 @@ import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models import names
-from vit_jax.models.common import PatchEmbedding, as_pair
+from vit_jax.models.layers import PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
   ClassToken,

@@ -132,7 +132,6 @@ def lower(
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
-    grad_dtype=run.grad_dtype,
     ema_weight=run.ema_decay and Ema(run.ema_decay)(timeline),
   )
   batch = {
