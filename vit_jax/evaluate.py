@@ -180,4 +180,4 @@ def _params(init, model, weights, init_from, shardings, workdir):
     params = layout.annotate(jax.eval_shape(init), shardings)
   else:
     params = jax.jit(init, out_shardings=shardings)()
-  return surgery.fit(weights, params, model, init_from, workdir)
+  return surgery.fit(weights, params, model, init_from)

@@ -44,10 +44,9 @@ def load(
 ) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
-  The architecture is read off the file. `bundle.infer` lists what files do not
-  contain, and the defaults. The GELU is 'tanh' for .npz and 'exact' for timm
-  unless config.json says otherwise; images of a model without a table of
-  positions have 224 pixels per side.
+  The architecture is read off the file, see `architecture.infer`. The GELU is
+  'tanh' for .npz and 'exact' for timm unless config.json says otherwise; images
+  of a model without a table of positions have 224 pixels per side.
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.

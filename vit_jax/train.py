@@ -532,9 +532,7 @@ def _first_state(
     state = run.init()
   origin = 'initialised from scratch'
   if run.init_from:
-    state, origin = surgery.load_into(
-      state, run.model, run.init_from, run.workdir
-    )
+    state, origin = surgery.load_into(state, run.model, run.init_from)
   return state, {'position': 0}, origin
 
 

@@ -6,6 +6,8 @@ has 'layers.0.attention.q_proj' in memory, but its files still have
 the prefix 'vit.'; the latter is written. The model has a pooled class token
 and no registers, MAP head or LayerScale.
 
+Without config.json: exact GELU, and LayerNorms with an epsilon of 1e-12.
+
 The tanh layer of a ViTModel, `pooler`, is our representation layer; a
 classifier does not read it, and then it is left out.
 
@@ -14,18 +16,18 @@ is cropped if do_center_crop; then it is multiplied by rescale_factor, and
 normalised by image_mean and image_std. transformers antialiases.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import PatchEmbedding, as_pair
 from vit_jax.models.pooling import ClassToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
+from vit_jax.weights.architecture import convert, split_table
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -33,12 +35,11 @@ _PATCHES = 'embeddings.patch_embeddings.projection'
 _LAYER = 'encoder.layer.{i}'
 _KEYS = KeyMap(
   Key('embeddings.cls_token', 'cls'),
+  Key('embeddings.cls_position', 'cls_pos_embedding'),  # of `read`
   Key('embeddings.position_embeddings', 'pos_embedding'),
   *conv(_PATCHES, 'embedding'),
   *norm(f'{_LAYER}.layernorm_before', 'block_{i}/norm1'),
-  *linear(
-    f'{_LAYER}.attention.output.dense', 'block_{i}/attn/out', merge_inputs=True
-  ),
+  *linear(f'{_LAYER}.attention.output.dense', 'block_{i}/attn/out', 'merged'),
   *linear(f'{_LAYER}.attention.attention.{{n}}', 'block_{i}/attn/{n}'),
   *norm(f'{_LAYER}.layernorm_after', 'block_{i}/norm2'),
   *linear(f'{_LAYER}.intermediate.dense', 'block_{i}/mlp/fc1'),
@@ -70,13 +71,6 @@ def recognise(names: Iterable[str]) -> bool:
   return any(name.endswith(f'{_PATCHES}.weight') for name in names)
 
 
-def needed(names: Iterable[str]) -> set[str]:
-  """Return the names without those of arrays that `read` does not use."""
-  names = set(names)
-  skipped = _skipped({name.removeprefix('vit.') for name in names})
-  return {name for name in names if name.removeprefix('vit.') not in skipped}
-
-
 def read(
   arrays: FlatParams,
   config: Mapping[str, Any] | None = None,
@@ -86,8 +80,6 @@ def read(
   **fields: Any,
 ) -> Weights:
   """Return Weights of the arrays of a ViT of transformers.
-
-  Without config.json: exact GELU, and LayerNorms with an epsilon of 1e-12.
 
   Args:
     arrays: {name: array}.
@@ -99,33 +91,34 @@ def read(
   Raises:
     ValueError: no model of vit_jax has these arrays.
   """
-  config = {} if config is None else config
-  kind = image_configs.item(config, 'model_type', str)
-  if kind not in (None, 'vit'):
-    raise ValueError(
-      f'config.json: the model_type is {kind!r}; of transformers, only '
-      "'vit' is supported."
-    )
-  del image_size  # the position table has it
+  config = config or {}
+  for name, value in (('model_type', 'vit'), ('pooler_act', 'tanh')):
+    if config.get(name, value) != value:
+      raise ValueError(
+        f'config.json: {name} is {config[name]!r}; only {value!r} is supported.'
+      )
   notes: list[str] = []
-  arrays = _skip(_file_names(arrays), config, notes)
-  params, names = _KEYS.to_ours(arrays)
-  model = bundle.infer(params, **_fields(config) | fields)
-  if not {'cls', 'pos_embedding'} <= params.keys():
-    raise ValueError('The file has no class token, or no position table.')
-  table = params['pos_embedding']
-  if grid is None and (size := config.get('image_size')) is not None:
-    grid = model.embedding.grid(image_configs.sides(size, 'image_size'))
-    if math.prod(grid) != np.size(table) // model.width - 1:
-      grid = None  # the table is of another size than the config says
-  params['cls_pos_embedding'], params['pos_embedding'] = bundle.split_table(
-    table, prefix=1, grid=grid
-  )
-  params, shape = bundle.finish(
-    model, params, names, arrays, _KEYS, hint=_hint(arrays)
-  )
+  arrays = _file_names(arrays, notes)
+  known = {
+    'gelu': image_configs.choose(
+      _GELU, config.get('hidden_act', 'gelu'), 'hidden_act'
+    ),
+    'norm_eps': config.get('layer_norm_eps', 1e-12),
+  }
+  if 'num_attention_heads' in config:
+    known['num_heads'] = config['num_attention_heads']
+  table = arrays['embeddings.position_embeddings']
+  image_size = image_size or config.get('image_size')
+  if grid is None and image_size is not None:
+    patch_size = arrays[f'{_PATCHES}.weight'].shape[2:]
+    rows, columns = (n // p for n, p in zip(as_pair(image_size), patch_size))
+    if rows * columns == table.shape[1] - 1:
+      grid = rows, columns  # else the table is of another size
+  cls, table = split_table(table, prefix=1, grid=grid)
+  arrays['embeddings.cls_position'] = cls
+  arrays['embeddings.position_embeddings'] = table
+  model, params, shape = convert(arrays, _KEYS, known=known, **fields)
   problem = config.get('problem_type') == 'multi_label_classification'
-  processor = image_configs.item(config, 'preprocessor_config', dict)
   return Weights(
     model=model,
     params=params,
@@ -133,77 +126,36 @@ def read(
     class_names=_class_names(config, model.num_classes),
     activation='sigmoid' if problem else 'softmax',
     origin='hf',
-    **_preprocess(processor, shape, notes),
+    **_preprocess(config.get('preprocessor_config'), shape, notes),
     notes=notes,
   )
 
 
-def _file_names(arrays):
-  """Return the arrays without prefix, with the names that files have."""
-  prefix = 'vit.' if f'vit.{_PATCHES}.weight' in arrays else ''
+def _file_names(arrays, notes):
+  """Return the arrays that logits depend on, with the names that files have."""
   out = {}
+  skipped = ['embeddings.mask_token', 'embeddings.position_ids']
+  if 'classifier.weight' in arrays:
+    skipped += ['pooler.dense.weight', 'pooler.dense.bias']
   for name, array in arrays.items():
-    name = name.removeprefix(prefix)
+    name = name.removeprefix('vit.')
     if name.startswith('layers.'):
       name = f'encoder.layer.{name.removeprefix("layers.")}'
       for ours, theirs in _IN_MEMORY.items():
         name = name.replace(ours, theirs)
-    out[name] = np.asarray(array)
+    if name in skipped:
+      notes.append(f'- {name}, which the logits do not depend on')
+    else:
+      out[name] = array
   return out
-
-
-def _skip(arrays, config, notes):
-  """Return the arrays that logits depend on."""
-  act = config.get('pooler_act', 'tanh')
-  skipped = _skipped(arrays)
-  if 'pooler.dense.weight' in arrays.keys() - set(skipped) and act != 'tanh':
-    raise ValueError(f"config.json: pooler_act is {act!r}; expected 'tanh'.")
-  notes += [
-    f'- {name}, which the logits do not depend on'
-    for name in skipped
-    if name in arrays
-  ]
-  return {k: v for k, v in arrays.items() if k not in skipped}
-
-
-def _skipped(names):
-  skipped = ['embeddings.mask_token', 'embeddings.position_ids']
-  if 'classifier.weight' in names:
-    skipped += ['pooler.dense.weight', 'pooler.dense.bias']
-  return skipped
-
-
-def _hint(arrays):
-  if any('distillation_token' in name for name in arrays):
-    return ': it has a distillation token (DeiT)'
-  if any('lambda' in name or 'relative_position' in name for name in arrays):
-    return ': it is not a plain ViT (LayerScale or relative positions)'
-  if not any(name.endswith('query.bias') for name in arrays):
-    return ': its queries, keys and values have no bias (qkv_bias false)'
-  return ''
-
-
-def _fields(config):
-  """Return the fields of the model that config.json has and arrays do not."""
-  eps = config.get('layer_norm_eps', 1e-12)
-  if type(eps) not in (int, float) or not 0 <= eps < 1:
-    raise ValueError(f'config.json: layer_norm_eps is {eps!r:.80}.')
-  gelu = config.get('hidden_act', 'gelu')
-  gelu = image_configs.choose(_GELU, gelu, 'hidden_act')
-  found = {'gelu': gelu, 'norm_eps': float(eps)}
-  if (heads := config.get('num_attention_heads')) is not None:
-    found['num_heads'] = image_configs.size(heads, 'num_attention_heads')
-  return found
 
 
 def _class_names(config, num_classes):
   """Return id2label, unless it is 'LABEL_0', ... (the default of models)."""
-  labels = image_configs.item(config, 'id2label', dict) or {}
-  numbers = range(num_classes or 0)
-  found = [labels.get(str(i)) for i in numbers]
-  if None in found or found == [f'LABEL_{i}' for i in numbers]:
-    return None
-  return image_configs.class_names(found)
+  labels = config.get('id2label') or {}
+  found = [labels.get(str(i)) for i in range(num_classes or 0)]
+  unnamed = [f'LABEL_{i}' for i in range(len(found))]
+  return None if None in found or found == unnamed else found
 
 
 def _preprocess(config, image_shape, notes):
@@ -211,13 +163,8 @@ def _preprocess(config, image_shape, notes):
   if config is None:
     return {}
   image_size = tuple(image_shape[:2])
-  code = config.get('resample', 2)
-  if type(code) is not int or not 0 <= code < len(_RESAMPLE):
-    raise ValueError(
-      f'preprocessor_config.json: resample is {code!r}; expected 0 to 4: '
-      f'{", ".join(_RESAMPLE)}.'
-    )
-  method = image_configs.interpolation(_RESAMPLE[code])
+  name = _RESAMPLE[config.get('resample', 2)]
+  method = image_configs.INTERPOLATIONS[name]
   transforms, size = [], image_size
   if config.get('do_resize', True):
     size = _size(config.get('size', 224))
@@ -248,12 +195,12 @@ def _size(value):
   """Return an int, of the shorter side, or (height, width)."""
   if isinstance(value, dict):
     if edge := value.get('shortest_edge'):
-      return image_configs.size(edge, 'shortest_edge')
-    value = value.get('height'), value.get('width')
-  return image_configs.sides(value, 'size')
+      return edge
+    value = value['height'], value['width']
+  return as_pair(value)
 
 
-def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return (arrays, files) that transformers loads, and computes the same.
 
   ViTForImageClassification.from_pretrained(FOLDER) loads them, and
@@ -262,21 +209,18 @@ def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   Raises:
     ValueError: transformers' ViT cannot be such a model.
   """
-  model = weights.model
-  _check(model)
-  params = bundle.fold_layerscale(dict(weights.params), weights.notes)
-  row = params.pop('cls_pos_embedding', None)
-  if row is None:
-    row = np.zeros((1, 1, model.width), np.float32)
-  table = [row, bundle.patch_positions(weights)]
-  params['pos_embedding'] = np.concatenate(table, axis=1)
-  arrays = _KEYS.to_theirs(params)
+  _check(weights.model)
+  weights = bundle.with_table(bundle.fold_layerscale(weights))
+  model, params = weights.model, dict(weights.params)
+  cls, table = params.pop('cls_pos_embedding'), params['pos_embedding']
+  table = table.reshape(1, -1, model.width)
+  params['pos_embedding'] = np.concatenate([cls, table], axis=1)
   prefix = 'vit.' if model.num_classes else ''
-  out = {
-    k if k.startswith('classifier') else prefix + k: np.asarray(v, np.float32)
-    for k, v in arrays.items()
+  arrays = {
+    name if name.startswith('classifier') else prefix + name: array
+    for name, array in _KEYS.to_theirs(params).items()
   }
-  return out, {
+  return arrays, {
     'config.json': _make_config(weights),
     'preprocessor_config.json': _make_preprocessor_config(weights),
   }
@@ -284,24 +228,25 @@ def write(weights: Weights) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _check(model):
   """Raise ValueError unless transformers' ViT can be such a model."""
-  wrong = []
   if type(model) is not VisionTransformer:
-    wrong.append(f'the model {type(model).__name__}')
+    wrong = [type(model).__name__]
   else:
-    if model.pooling != ClassToken():
-      wrong.append(f'pooling={model.pooling}')
-    if type(model.embedding) is not PatchEmbedding:
-      wrong.append(f'embedding={model.embedding}')
-    if model.block.qk_norm:
-      wrong.append('qk_norm=True')
-    if model.head.representation_size and model.num_classes:
-      wrong.append(f'representation_size={model.head.representation_size}')
+    values = {
+      f'pooling={model.pooling}': model.pooling != ClassToken(),
+      f'embedding={model.embedding}': (
+        type(model.embedding) is not PatchEmbedding
+      ),
+      'qk_norm=True': model.block.qk_norm,
+      f'representation_size={model.head.representation_size}': (
+        model.head.representation_size and model.num_classes
+      ),
+    }
+    wrong = [text for text, is_wrong in values.items() if is_wrong]
   if wrong:
     raise ValueError(
-      f"transformers' ViT cannot have {', '.join(wrong)}: it is a ViT that "
-      'pools its class token, without registers, and without a layer between '
-      'the class token and a classifier. Use --format=npz, big_vision, timm or '
-      'vit_jax instead.'
+      f"transformers' ViT cannot have {', '.join(wrong)}: it pools its class "
+      'token, has no registers, and no layer between the class token and a '
+      'classifier. Use --format=timm, npz or vit_jax instead.'
     )
 
 

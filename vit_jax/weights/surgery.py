@@ -7,70 +7,37 @@ embeddings are interpolated in 2-D to the new sequence length.
 
 import dataclasses
 import re
-import tempfile
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
 from vit_jax import tree
-from vit_jax.config.checks import one_of
-from vit_jax.config.domains import Count, Natural, OneOf, PathRule, checked
 from vit_jax.models import resample
-from vit_jax.models.layers import as_pair
-from vit_jax.runs.files import PathLike, write_atomically
-from vit_jax.types import FlatParams, Model, Params
+from vit_jax.runs.files import PathLike
+from vit_jax.types import Count, FlatParams, Model, Natural, Params, PathRule
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
-# Fields that change what a model does with its parameters.
-_BEHAVIOUR = (
-  'embedding',
-  'posemb',
-  'pooling',
-  'block',
-  'form',
-  'gelu',
-  'norm_eps',
-)
-
-# Fields of their parts that do not, or whose arrays are reported anyway.
-_NOT_SHOWN = (
-  *('init_std', 'layerscale_init', 'attention_dropout'),
-  *('patch_size', 'mask_token'),
-)
+Method = Literal['paper', 'bilinear', 'bicubic_antialias']
+# Fields that change what a model does with its parameters; and fields of their
+# parts that do not, or whose arrays are reported anyway.
+_BEHAVIOUR = 'embedding', 'posemb', 'pooling', 'block', 'form', 'gelu'
+_BEHAVIOUR = *_BEHAVIOUR, 'norm_eps', 'pool_padding'
+_NOT_SHOWN = 'init_std', 'layerscale_init', 'attention_dropout'
+_NOT_SHOWN = *_NOT_SHOWN, 'patch_size', 'mask_token'
 
 
-class Mismatch(ValueError):
-  """Parameters that do not fit a model; the message is the whole diff.
-
-  Attributes:
-    loaded, needed: {path: array} of what does not fit, on either side.
-  """
-
-  def __init__(self, loaded: FlatParams, needed: FlatParams) -> None:
-    self.loaded, self.needed = loaded, needed
-    super().__init__(
-      'The parameters do not fit this model. Loaded (-), needed (+):\n'
-      f'{tree.diff(loaded, needed)}\n'
-      'Give the model the fields it was trained with (size, patches, pooling, '
-      "...). Only the head (head='reset') and position grids may differ; with "
-      'patch_resize also patches, and with adapt_channels also channels.'
-    )
-
-
-_CHANNELS = 'image channels'
-# Fields of models and their parts that do not change the parameters.
-_NO_PARAMETERS = (
-  *('parent', 'name', 'num_classes', 'dropout', 'stochastic_depth', 'dtype'),
-  *('scan', 'remat', 'attention', 'bias_init', 'init_std', 'attention_dropout'),
-  *('gelu', 'norm_eps'),
-)
+_MISMATCH = 'The weights do not fit the model. Weights (-), model (+):'
+_REMEDY = """
+Only the head (head='reset') and position grids may differ; with patch_resize
+also patches, and with adapt_channels also image channels. To use the model of
+the weights, name no model in the argument of the config: finetune.py:folder.
+""".strip()
 
 
 @dataclasses.dataclass
@@ -85,7 +52,6 @@ class Report:
     return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class InitFrom:
   """Weights to start from, and how they are adapted to the model.
@@ -112,16 +78,16 @@ class InitFrom:
 
   path: PathLike
   step: Natural | None = None
-  ema: bool | Annotated[str, OneOf('auto')] = 'auto'
+  ema: bool | Literal['auto'] = 'auto'
   grid: tuple[Count, Count] | None = None
   options: Mapping[str, Any] | None = None
   trust: tuple[str, ...] = ()
-  head: Annotated[str, OneOf('reset', 'keep')] | None = None
+  head: Literal['reset', 'keep'] | None = None
   head_rule: PathRule = HEAD
-  posemb_resize: Annotated[str, OneOf(*resample.METHODS)] = 'paper'
-  patch_resize: Annotated[str, OneOf(*resample.METHODS)] | None = None
+  posemb_resize: Method = 'paper'
+  patch_resize: Method | None = None
   adapt_channels: bool = False
-  pooling: Annotated[str, OneOf('gap', 'token')] | None = None
+  pooling: Literal['gap', 'token'] | None = None
 
 
 def read(init_from: InitFrom) -> Weights:
@@ -174,25 +140,21 @@ def _with_pooling(weights, init_from):
   return dataclasses.replace(weights, model=model)
 
 
-def load_into(
-  state: Any, model: Model, init_from: InitFrom, folder: PathLike | None = None
-) -> tuple[Any, str]:
+def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
   """Return (state, report) with the parameters of other weights.
 
   Args:
     state: TrainState as initialised.
     model: of the state.
     init_from: InitFrom.
-    folder: for the file with all differences, see `fit`.
 
   Raises:
-    ValueError: the weights do not fit the model; a summary of 15 lines at most.
+    ValueError: the weights do not fit the model.
   """
   options = dict(init_from.options or {})
   options.setdefault('num_heads', getattr(model, 'num_heads', None))
   init_from = dataclasses.replace(init_from, options=options)
-  weights = read(init_from)
-  params, report = fit(weights, state.params, model, init_from, folder)
+  params, report = fit(read(init_from), state.params, model, init_from)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   state = dataclasses.replace(state, params=params, ema=ema)
   return state, report
@@ -203,7 +165,6 @@ def fit(
   params: Params,
   model: Model,
   init_from: InitFrom = InitFrom(path=''),
-  folder: PathLike | None = None,
 ) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
 
@@ -212,108 +173,24 @@ def fit(
     params: of the model, as initialised.
     model: that will use them.
     init_from: how they are adapted.
-    folder: where a file with all differences is written if the weights do not
-      fit; None: the folder for temporary files.
 
   Raises:
-    ValueError: the weights do not fit the model. The message is a summary of 15
-      lines at most, which names the file.
+    ValueError: the weights do not fit the model.
   """
-  try:
-    adapted, report = adapt(
-      weights.params,
-      tree.flatten(params),
-      model,
-      head=init_from.head or 'reset',
-      head_rule=init_from.head_rule,
-      posemb_resize=init_from.posemb_resize,
-      patch_resize=init_from.patch_resize,
-      adapt_channels=init_from.adapt_channels,
-    )
-  except Mismatch as error:
-    folder = epath.Path(folder or tempfile.gettempdir())
-    file = folder / 'init_from_differences.txt'
-    if jax.process_index() == 0:
-      write_atomically(file, f'{weights.origin}:\n{error}\n')
-    raise ValueError(_summary(error, weights, model, init_from, file)) from None
+  adapted, report = adapt(
+    weights.params,
+    tree.flatten(params),
+    model,
+    head=init_from.head or 'reset',
+    head_rule=init_from.head_rule,
+    posemb_resize=init_from.posemb_resize,
+    patch_resize=init_from.patch_resize,
+    adapt_channels=init_from.adapt_channels,
+  )
   report.notes += weights.notes + _differences(model, weights.model)
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
   return params, f'parameters of {weights.origin}: {report}'
-
-
-def _summary(error, weights, model, init_from, file):
-  """Return a Mismatch in words: 15 lines at most."""
-  there = _facts(weights.model) | _channels(weights.params)
-  here = _facts(model)
-  here |= _channels(error.needed) or _channels(weights.params)
-  if (init_from.head or 'reset') == 'reset':  # neither head is compared
-    for facts in (there, here):
-      facts.pop('representation_size', None)
-  first = ('model', _CHANNELS, 'width', 'depth', 'patch_size')
-  names = dict.fromkeys([*first, *here, *there])
-  differ = [x for x in names if here.get(x) != there.get(x)]
-  if 'model' in differ:  # of two classes with fields of their own
-    differ = [x for x in differ if x in here and x in there]
-  lines = [
-    f'  {name:<20} {there.get(name, "-")!s:<20} {here.get(name, "-")}'
-    for name in differ
-  ]
-  if len(lines) > 6:
-    lines[5:] = [f'  and {len(lines) - 5} more fields']
-  shapes = len(error.loaded.keys() & error.needed.keys())
-  missing, spare = (len(x) - shapes for x in (error.needed, error.loaded))
-  remedies = []
-  if _CHANNELS in differ:
-    remedies = [
-      'To adapt the channels, add adapt_channels to the argument of the',
-      'config, or set --config.init_from.adapt_channels=True.',
-    ]
-  if differ != [_CHANNELS]:
-    remedies += [
-      'To use the model of the weights, name no model in the argument of the',
-      'config: finetune.py:folder. To use another model, give its weights.',
-    ]
-  name = init_from.path or weights.origin
-  return '\n'.join(
-    [
-      f'The weights of {name} do not fit the model.',
-      f'  {"":<20} {"weights":<20} this run',
-      *(lines or ['  (the same fields)']),
-      f'Parameters of another shape: {shapes}, missing: {missing}, not used: '
-      f'{spare}. See',
-      f'  {file}',
-      *remedies,
-    ]
-  )
-
-
-def _channels(params):
-  """Return {'image channels': number} if the first kernel is in `params`."""
-  found = [params[x] for x in resample.PIXEL_KERNELS if x in params]
-  return dict.fromkeys([_CHANNELS], found[0].shape[2]) if found else {}
-
-
-def _facts(module, inside=''):
-  """Return {field: value} of what determines the parameters of a model."""
-  facts = {}
-  if not inside:
-    facts['model'] = type(module).__name__
-  for field in dataclasses.fields(module):
-    name, value = field.name, getattr(module, field.name)
-    if name in _NO_PARAMETERS or not field.init:
-      continue
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-      if name not in ('block', 'head'):
-        facts[name] = type(value).__name__
-      facts |= _facts(value, name)
-    elif isinstance(value, str | int | float | tuple | list | None):
-      if name == 'layerscale_init':
-        name, value = 'LayerScale', value is not None
-      if name == 'patch_size' and isinstance(value, int | tuple):
-        value = 'x'.join(map(str, as_pair(value)))
-      facts[name] = value
-  return facts
 
 
 def _differences(model, other):
@@ -361,9 +238,8 @@ def adapt(
     head, head_rule, posemb_resize, patch_resize, adapt_channels: see InitFrom.
 
   Raises:
-    Mismatch: parameters that do not match; lists all, as a diff.
+    ValueError: parameters do not match; the message is a diff.
   """
-  one_of('head', head, ('reset', 'keep'))
   report = Report()
   loaded = _with_positions(_with_layout(loaded, fresh, report), fresh, report)
   reset = re.compile('(?!)')  # matches nothing
@@ -400,7 +276,10 @@ def adapt(
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
-    raise Mismatch(wrong, unmatched)
+    lines = tree.diff(wrong, unmatched).splitlines()
+    if len(lines) > 20:
+      lines[19:] = [f'and {len(lines) - 19} more']
+    raise ValueError('\n'.join([_MISMATCH, *lines, _REMEDY]))
   return out, report
 
 
