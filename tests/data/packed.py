@@ -1,4 +1,4 @@
-"""Images in files of many: the same examples as a folder, tar, shards."""
+"""The same images in files of several kinds."""
 
 import io
 import tarfile
@@ -27,45 +27,14 @@ def write_folder(path, files):
   return path
 
 
-def tar_bytes(files, format=tarfile.PAX_FORMAT, mode='w'):
-  """Return a tar file of {path: bytes}, or of (path, bytes or TarInfo)."""
-  file = io.BytesIO()
-  with tarfile.open(fileobj=file, mode=mode, format=format) as tar:
-    for name, data in files.items() if isinstance(files, dict) else files:
-      info = data
-      if isinstance(data, bytes):
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-      tar.addfile(info, io.BytesIO(data if isinstance(data, bytes) else b''))
-  return file.getvalue()
-
-
-def link(name, target, kind=tarfile.SYMTYPE):
-  info = tarfile.TarInfo(name)
-  info.type, info.linkname = kind, target
-  return name, info
-
-
-def write_tar(path, files, **options):
+def write_tar(path, members):
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_bytes(tar_bytes(files, **options))
+  with tarfile.open(path, 'w') as tar:
+    for name, data in members.items():
+      info = tarfile.TarInfo(name)
+      info.size = len(data)
+      tar.addfile(info, io.BytesIO(data))
   return path
-
-
-def samples(files, classes=NAMES):
-  """Return the members of WebDataset shards, with .cls and .json labels."""
-  found = {}
-  for name, data in files.items():
-    folder, base = name.split('/')
-    stem, ending = base.split('.')
-    label = classes.index(folder)
-    found[f'{stem}.{ending}'] = data
-    found[f'{stem}.cls'] = str(label).encode()
-    found[f'{stem}.json'] = b'{"label": %d, "a": {"b": "%s"}}' % (
-      label,
-      folder.encode(),
-    )
-  return found
 
 
 def all_of(source):

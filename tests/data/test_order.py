@@ -1,143 +1,149 @@
-"""The orders of training: epochs, repeats, turns by weight."""
+"""The orders of training: epochs, repeats, classes, restarts and hosts."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
-from grain.experimental import index_shuffle
 
-from vit_jax.data import order, pipeline
+from vit_jax.data import order
+from vit_jax.data.order import Balanced, Repeated, Shuffled
+from vit_jax.data.pipeline import Data
 
-
-@pytest.mark.parametrize(
-  'count', [1, 2, 3, 10, 50, 64, 999, 2**16 - 1, 2**16, 2**16 + 1, 10**6]
-)
-def test_places_are_those_of_grain(count):
-  places = {*range(min(count, 12)), count // 2, count - 1}
-  for seed in (0, 123, 2**32 - 1):
-    for place in places:
-      assert order.index_at(place, count, seed) == index_shuffle(
-        place, max_index=count - 1, seed=seed, rounds=4
-      )
-
-
-@pytest.mark.parametrize('count', [7, 100, 2**16])
-def test_an_epoch_is_a_permutation(count):
-  found = [order.index_at(place, count, 5) for place in range(count)]
-  np.testing.assert_array_equal(np.sort(found), np.arange(count))
+COUNTS = (50, 7, 1, 0, 3)  # of each class; one is empty
+LABELS = np.repeat(np.arange(5), COUNTS)
+BATCH = 24
 
 
 class Numbers:
   """Images whose pixels are the index of the example."""
 
-  def __init__(self, count):
-    self.count = count
+  num_classes = 5
 
   def __len__(self):
-    return self.count
+    return len(LABELS)
 
   def __getitem__(self, index):
-    return {'image': np.full((1, 1, 1), index, np.uint8), 'label': index}
+    image = np.full((1, 1, 1), index, np.uint8)
+    return {'image': image, 'label': int(LABELS[index])}
 
 
 def noise(image, rng):
-  """Draw a number that identifies the random stream."""
-  drawn = rng.integers(256, size=image.shape, dtype=np.uint8)
+  """Draw numbers that identify the random stream."""
+  drawn = rng.integers(256, size=(1, 1, 4), dtype=np.uint8)
   return np.concatenate([image, drawn], axis=-1)
 
 
+def visits(kind, count, seed=0, start=0):
+  bound = kind.bind(Numbers(), seed)
+  return [bound(p) for p in range(start, start + count)]
+
+
+def test_the_permutation_of_an_epoch():
+  """These numbers must not change: runs that resume depend on them."""
+  bound = Shuffled().bind(range(6), 3)
+  expected = [np.random.default_rng([3, e]).permutation(6) for e in range(3)]
+  found = [bound(p) for p in range(18)]
+  assert [index for _, index in found] == np.concatenate(expected).tolist()
+  assert [epoch for epoch, _ in found] == [0] * 6 + [1] * 6 + [2] * 6
+  assert [index for _, index in found[:6]] == [2, 5, 4, 1, 3, 0]
+
+
+def test_large_sets_are_permuted_one_place_at_a_time(monkeypatch):
+  from grain.experimental import index_shuffle
+
+  count = 2**20 + 3
+  found = Shuffled().bind(range(count), 4)(2 * count + 7)
+  seed = int(np.random.SeedSequence([4, 2]).generate_state(1)[0])
+  place = index_shuffle(7, max_index=count - 1, seed=seed, rounds=4)
+  assert found == (2, place)
+  monkeypatch.setattr(order, '_MOST_PERMUTED', 10)
+  bound = Shuffled().bind(range(99), 4)
+  assert sorted(bound(p) for p in range(99, 198)) == [(1, i) for i in range(99)]
+
+
 @pytest.mark.parametrize('times', [1, 3, 4])
-def test_repeats_are_in_one_batch_and_augmented_differently(times):
-  repeated = order.Repeated(times)
-  data = pipeline.Data(Numbers(48), 12, (noise,), order=repeated)
-  batches = data.train_batches(seed=3)
-  rows = [next(batches)['image'][:, 0, 0] for _ in range(4 * times)]
-  batches.close()
-  for row in rows:
-    assert set(collections.Counter(row[:, 0].tolist()).values()) == {times}
-  rows = np.concatenate(rows)
-  # An epoch of 48 visits has 48 / times of the examples; the next ones have
-  # the others.
-  epochs = rows[:, 0].reshape(times, 48)
-  assert all(len(set(x.tolist())) == 48 // times for x in epochs)
-  assert len(set(rows[:, 0].tolist())) == 48
-  # 256 numbers for each repeat: few of them are equal by chance.
-  by_example = collections.defaultdict(set)
-  for index, drawn in rows.tolist():
-    by_example[index].add(drawn)
-  assert sum(map(len, by_example.values())) > 48 * (times - 0.2)
+def test_repeats(times):
+  plain = visits(Shuffled(), 40, seed=5)
+  found = visits(Repeated(times), 40 * times, seed=5)
+  assert len(set(found)) == 40 * times  # other augmentation
+  for repeat in range(times):
+    assert [index for _, index in found[repeat::times]] == [i for _, i in plain]
 
 
-def test_the_first_repeats_are_those_of_the_order_itself():
-  plain = order.Shuffled().bind(Numbers(10), 5)
-  repeated = order.Repeated(2).bind(Numbers(10), 5)
-  found = [repeated(p) for p in range(60)]
-  assert len(set(found)) == 60
-  assert [index for _, index in found[::2]] == [plain(p)[1] for p in range(30)]
-  assert [x[1] for x in found[1::2]] == [x[1] for x in found[::2]]
-  once = order.Repeated(1).bind(Numbers(10), 5)
-  assert [once(p) for p in range(30)] == [plain(p) for p in range(30)]
-
-
-def test_repeats_of_repeats():
-  inner = order.Repeated(2)
-  visits = order.Repeated(3, inner).bind(Numbers(4), 0)
-  found = [visits(p) for p in range(48)]
-  assert len(set(found)) == 48
-  assert all(
-    len({i for _, i in found[k : k + 6]}) == 1 for k in range(0, 48, 6)
-  )
-
-
-@pytest.mark.parametrize('times', [0, -1, 1.5, True, None])
-def test_times_that_are_none(times):
-  with pytest.raises(ValueError, match=r'Repeated: times=.* must be'):
-    order.Repeated(times)
+def test_each_class_is_visited_equally_often():
+  found = visits(Balanced(), 4 * 100, seed=3)
+  labels = LABELS[[index for _, index in found]].reshape(100, 4)
+  np.testing.assert_array_equal(np.sort(labels), [[0, 1, 2, 4]] * 100)
+  assert len({tuple(row) for row in labels}) > 10  # not in a fixed order
+  # No example is visited again before all others of its class.
+  times = collections.Counter(index for _, index in found)
+  for label, count in enumerate(COUNTS):
+    seen = [times[i] for i in np.flatnonzero(label == LABELS)]
+    assert all(n in (100 // count, 100 // count + 1) for n in seen)
+  own = [index for _, index in found if LABELS[index] == 1][:14]
+  assert sorted(own[:7]) == sorted(own[7:]) == list(range(50, 57))
+  assert own[:7] != own[7:]  # each round has another order
+  assert len(set(found)) == len(found)
+  assert found != visits(Balanced(), 400, seed=4)
+  # These numbers must not change: runs that resume depend on them.
+  assert found[:4] == [(0, 58), (0, 57), (0, 54), (0, 2)]
 
 
 @pytest.mark.parametrize(
-  'weights',
-  [
-    (1,),
-    (5, 1, 0),
-    (2**0.5, 1),
-    (0.95, 0.05),
-    (1e-6, 1, 1),
-    (1_281_167, 14_197_122, 50_000),
-    tuple(1 + k % 7 for k in range(40)),
-  ],
+  'power, expected',
+  [(1, COUNTS), (0.5, np.sqrt(COUNTS)), (-1, (1 / 50, 1 / 7, 1, 0, 1 / 3))],
 )
-def test_turns_never_drift(weights):
-  turns = order.Turns(weights, seed=1)
-  start = 10**9 // turns.length  # of a block, after long training
-  count = 64 * turns.length
-  positions = range(start * turns.length, start * turns.length + count)
-  found = [turns(p) for p in positions]
-  share = np.array(weights) / sum(weights)
-  for part, weight in enumerate(share):
-    own = [turn for each, turn in found if each == part]
-    if own:  # each turn in order, and as many before as the weight says
-      assert own == list(range(own[0], own[0] + len(own)))
-      assert abs(own[0] - weight * positions[0]) < 2.5
-    assert abs(len(own) - weight * count) < 4
+def test_classes_in_proportion_to_a_power(power, expected):
+  found = visits(Balanced(power), 4096 * 2)
+  assert len(set(found)) == len(found)
+  counts = np.bincount(LABELS[[i for _, i in found]], minlength=5)
+  expected = np.array(expected) / np.sum(expected)
+  np.testing.assert_allclose(counts / len(found), expected, atol=5e-4)
 
 
-def test_parts_of_large_numbers():
-  rng = np.random.default_rng(0)
-  total = rng.integers(1, 2**62, 1000)
-  weight = (rng.random(1000) * total).astype(np.int64)
-  weight[:9], weight[9:99] = total[:9], 0
-  count = rng.integers(0, 2**50, 1000)
-  found = order._part_of(count, weight, total)
-  rows = zip(count.tolist(), weight.tolist(), total.tolist())
-  assert found.tolist() == [c * w // t for c, w, t in rows]
+def test_balance_needs_one_class_for_each_example():
+  class Vectors(Numbers):
+    def labels(self):
+      return np.zeros((61, 5), np.float32)
+
+  with pytest.raises(ValueError, match=r'Vectors .*\(61, 5\)'):
+    Balanced().bind(Vectors(), 0)
 
 
-def test_turns_depend_on_seed_and_block():
-  turns = [order.Turns((2, 3), seed) for seed in (0, 0, 1)]
-  found = [[t(p) for p in range(50)] for t in turns]
-  assert found[0] == found[1] != found[2]
-  # In any order, which is what threads do.
-  again = order.Turns((2, 3), 0)
-  backwards = [again(p) for p in reversed(range(50))]
-  assert backwards[::-1] == found[0]
+KINDS = [
+  Shuffled(),
+  Repeated(3),
+  Balanced(),
+  Balanced(0.5),
+  Repeated(2, Balanced()),
+]
+
+
+def rows(kind, count, *, start=0, num_workers=0, **process):
+  """Return the images from a position on: uint8 [n, 5]."""
+  data = Data(Numbers(), BATCH, (noise,), order=kind, num_workers=num_workers)
+  batches = data.train_batches(seed=9, start=start, **process)
+  found = [x['image'] for x in itertools.islice(batches, count)]
+  assert batches.position == start + count * BATCH
+  batches.close()
+  return np.concatenate(found).reshape(-1, 5)
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+def test_restarts_at_any_position_on_any_number_of_hosts(kind):
+  whole = rows(kind, 8)
+  assert len({x.tobytes() for x in whole}) == len(whole)  # other augmentation
+  for start in (1, BATCH, 3 * BATCH + 13):
+    rest = rows(kind, 4, start=start)
+    np.testing.assert_array_equal(rest, whole[start : start + 4 * BATCH])
+  hosts = [rows(kind, 8, process_index=i, process_count=2) for i in range(2)]
+  parts = [host.reshape(8, BATCH // 2, 5) for host in hosts]
+  found = np.concatenate(parts, axis=1).reshape(-1, 5)
+  np.testing.assert_array_equal(found, whole)
+
+
+def test_any_number_of_worker_processes():
+  kind = KINDS[-1]
+  found = rows(kind, 3, start=17, num_workers=2)
+  np.testing.assert_array_equal(found, rows(kind, 4)[17 : 17 + 3 * BATCH])

@@ -3,19 +3,20 @@
 import dataclasses
 import os
 import pathlib
-import pickle
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax.config import resolve
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, views
 from vit_jax.data import transforms as T
 from vit_jax.data.folder import Folder
+from vit_jax.data.order import Balanced
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -62,23 +63,21 @@ class Broken(Numbers):
     return super().__getitem__(index)
 
 
-def _split(options):
-  """Return the fields of Data, and the other options, of its methods."""
-  names = {field.name for field in dataclasses.fields(pipeline.Data)}
-  fields = {k: v for k, v in options.items() if k in names}
-  return fields, {k: v for k, v in options.items() if k not in names}
+NAMES = {field.name for field in dataclasses.fields(pipeline.Data)}
+
+
+def _batches(method, source, transforms, options):
+  fields = {k: options.pop(k) for k in NAMES & set(options)}
+  data = pipeline.Data(source, transforms=transforms, **fields)
+  return getattr(data, method)(**options)
 
 
 def train_batches(source, transforms=(), **options):
-  fields, options = _split(options)
-  data = pipeline.Data(source, transforms=transforms, **fields)
-  return data.train_batches(**options)
+  return _batches('train_batches', source, transforms, options)
 
 
 def eval_batches(source, transforms=(), **options):
-  fields, options = _split(options)
-  data = pipeline.Data(source, transforms=transforms, **fields)
-  return data.eval_batches(**options)
+  return _batches('eval_batches', source, transforms, options)
 
 
 def _take(count, source, transforms=(), **options):
@@ -106,12 +105,6 @@ def test_every_epoch_is_another_permutation():
   assert len({tuple(epoch) for epoch in labels}) == 3
   other = _stack(_take(2, Numbers(90), batch_size=45, seed=1), 'label')
   assert tuple(other) != tuple(labels[0])
-
-
-def test_first_places_are_uniform():
-  visits = pipeline.Data(Numbers(1000), 1).visits()
-  firsts = [visits(1000 * epoch)[1] // 100 for epoch in range(300)]
-  assert np.abs(np.bincount(firsts, minlength=10) - 30).max() < 22  # 4 sigma
 
 
 def test_batches_larger_than_the_set():
@@ -170,20 +163,6 @@ def test_start_need_not_be_a_multiple():
   straight = _stack(_take(3, Numbers(99), batch_size=40), 'label')
   shifted = _stack(_take(2, Numbers(99), batch_size=40, start=17), 'label')
   np.testing.assert_array_equal(straight[17 : 17 + 80], shifted)
-
-
-@pytest.mark.slow
-def test_worker_processes_equal_threads():
-  # 70 examples of a batch: three chunks, dealt to two processes in turn.
-  options = {'batch_size': 70, 'seed': 3, 'on_error': 'skip'}
-  threads = train_batches(Broken(40), (Noise(),), **options)
-  workers = train_batches(Broken(40), (Noise(),), num_workers=2, **options)
-  for _ in range(4):
-    left, right = next(threads), next(workers)
-    _assert_same([left], [right])
-    assert threads.skipped == workers.skipped > 0
-  threads.close()
-  workers.close()
 
 
 @pytest.mark.parametrize(
@@ -278,52 +257,17 @@ def test_vanished_file_can_be_skipped(folder):
   batches.close()
 
 
-def test_all_unreadable():
-  source = Broken(5)
-  source.bad = range(5)
-  with pytest.raises(ValueError, match='gave up after 5 unreadable examples'):
-    _take(1, source, batch_size=2, on_error='skip')
+def _own(error):
+  def transform(image, rng):
+    raise error
+
+  return transform
 
 
-@pytest.mark.parametrize('build', [train_batches, eval_batches])
-def test_label_out_of_range(build):
-  message = r'example 98 of Numbers \(number 98\) is 98, not in \[0, 98\)'
-  batches = build(Numbers(99), batch_size=99, num_classes=98, on_error='skip')
-  with pytest.raises(ValueError, match=message):
-    next(iter(batches))
-  batches = build(Numbers(99, num_classes=98), batch_size=99)
-  with pytest.raises(ValueError, match=message):
-    next(iter(batches))
-
-
-def test_soft_label_of_wrong_length():
-  with pytest.raises(ValueError, match=r'\(99,\).* num_classes=4'):
-    _take(1, Numbers(99, soft=True), batch_size=5, num_classes=4)
-
-
-class OwnError(Exception):
-  """Cannot be pickled: its constructor takes other arguments than its args."""
-
-  def __init__(self, one, two):
-    super().__init__(f'{one} {two}')
-
-
-def _own_error(image, rng):
-  raise OwnError('far', 'away')
-
-
-@pytest.mark.parametrize(
-  'source, transforms, kind, message',
-  [
-    (Broken(5), (), ValueError, r'^cannot read example 3 of Broken'),
-    (Numbers(5), (_own_error,), RuntimeError, '^OwnError: far away'),
-  ],
-)
-def test_errors_can_leave_a_process(source, transforms, kind, message):
-  batches = eval_batches(source, transforms, batch_size=5)
-  with pytest.raises(kind, match=message) as info:
-    next(iter(batches))
-  assert type(pickle.loads(pickle.dumps(info.value))) is kind
+def broken(count):
+  source = Broken(count)
+  source.bad = range(count)
+  return source
 
 
 class Growing(Numbers):
@@ -333,68 +277,65 @@ class Growing(Numbers):
     return {'image': np.zeros((2 + index, 3, 3), np.uint8), 'label': 0}
 
 
-@pytest.mark.parametrize('batch_size', [32, 64])  # one chunk, and several
-def test_unequal_shapes(batch_size):
-  with pytest.raises(ValueError, match='images of one batch have the shapes'):
-    _take(1, Growing(200), batch_size=batch_size)
-  (batch,) = _take(1, Growing(200), (T.Resize(4),), batch_size=batch_size)
-  assert batch['image'].shape == (batch_size, 4, 4, 3)
+class Floats(Numbers):
+  def __getitem__(self, index):
+    return {'image': np.zeros((2, 2, 3)), 'label': 0}
 
 
-def test_error_of_a_transform_names_the_example():
-  message = r'CentralCrop\(9, 9\) is larger .*\(example \d+ of Numbers'
-  with pytest.raises(ValueError, match=message):
-    _take(1, Numbers(99), (T.CentralCrop(9),), batch_size=5)
+@pytest.mark.parametrize('build', [train_batches, eval_batches])
+@pytest.mark.parametrize(
+  'source, options, kind, words',
+  [
+    (broken(5), {}, ValueError, ['example', 'Broken', 'on_error']),
+    (Numbers(0), {}, ValueError, ['Numbers', 'no examples']),
+    (Numbers(9), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
+    (Numbers(9, num_classes=3), {}, ValueError, ['num_classes=3']),
+    (
+      Numbers(9, soft=True),
+      {'num_classes': 4},
+      ValueError,
+      ['(9,)', 'num_classes=4'],
+    ),
+    (Growing(9), {}, ValueError, ['(2, 3, 3)', 'Resize']),
+    (Floats(9), {}, ValueError, ['float64', '(2, 2, 3)']),
+    (Numbers(9), {'process_count': 4}, ValueError, ['batch_size=9', '4']),
+    (
+      Numbers(9),
+      {'transforms': (T.CentralCrop(9),)},
+      ValueError,
+      ['CentralCrop(9, 9)', 'number'],
+    ),
+    (Numbers(9), {'transforms': (_own(KeyError('bug')),)}, KeyError, ['bug']),
+  ],
+)
+def test_errors(build, source, options, kind, words):
+  options = {'batch_size': 9, **options}
+  with pytest.raises(kind) as error:
+    next(iter(build(source, options.pop('transforms', ()), **options)))
+  assert all(word in str(error.value) for word in words)
+  if kind is KeyError:
+    assert 'number' in error.value.__notes__[0]  # names the example
 
 
-def _bug(image, rng):
-  raise KeyError('bug')
+def test_all_unreadable():
+  with pytest.raises(ValueError, match='after 5 unreadable'):
+    _take(1, broken(5), batch_size=2, on_error='skip')
 
 
-@pytest.mark.parametrize('num_workers', [0, 1])
-def test_bug_of_a_transform_keeps_its_traceback(num_workers):
-  with pytest.raises(KeyError, match='bug') as info:
-    _take(1, Numbers(99), (_bug,), batch_size=5, num_workers=num_workers)
-  assert 'in _bug' in ''.join(info.value.__notes__)
+def test_transforms_give_one_shape():
+  (batch,) = _take(1, Growing(200), (T.Resize(4),), batch_size=32)
+  assert batch['image'].shape == (32, 4, 4, 3)
 
 
 def test_first_example(folder):
-  def shape(*arguments):
-    return pipeline.first_example(*arguments)['image'].shape
+  def shape(source, transforms=()):
+    return pipeline.Data(source, 1, transforms).first_example()['image'].shape
 
   assert shape(Folder(folder)) == (6, 8, 3)
   assert shape(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
   source = Broken(5)
   source.bad = (0, 1)
   assert shape(source) == (4, 4, 1)
-
-
-@pytest.mark.parametrize(
-  'options, message',
-  [
-    ({'batch_size': 10, 'process_count': 4}, 'a multiple of .* processes, 4'),
-    ({'batch_size': 0}, 'batch_size=0 must be an integer of at least 1'),
-    (
-      {'process_index': 2, 'process_count': 2},
-      r'process_index=2 must lie in \[0, 2\)',
-    ),
-    ({'start': -1}, 'start=-1 must be'),
-    ({'seed': -1}, 'seed=-1 must lie'),
-    ({'num_workers': -1}, 'num_workers=-1 must be'),
-    (
-      {'on_error': 'ignore'},
-      "on_error='ignore' must be one of 'raise', 'skip'",
-    ),
-  ],
-)
-def test_bad_arguments(options, message):
-  with pytest.raises(ValueError, match=message):
-    train_batches(Numbers(5), **{'batch_size': 8, **options})
-
-
-def test_empty_source():
-  with pytest.raises(ValueError, match='the source Numbers has 0 examples'):
-    eval_batches(Numbers(0), batch_size=8)
 
 
 def test_a_source_of_two_billion_examples():
@@ -475,23 +416,6 @@ def test_data_without_labels():
   assert again.source is data.source
 
 
-@pytest.mark.parametrize(
-  'field',
-  [
-    {'batch_size': 0},
-    {'batch_size': 2.0},
-    {'batch_size': True},
-    {'batch_size': None},
-    {'num_workers': -1},
-    {'on_error': 'ignore'},
-  ],
-)
-def test_data_names_an_invalid_field(field):
-  (name,) = field
-  with pytest.raises(ValueError, match=f'{name}=.* must be'):
-    pipeline.Data(Numbers(5), **{'batch_size': 2, **field})
-
-
 @dataclasses.dataclass(frozen=True)
 class Concatenated:
   """A source that wraps sources, with nothing but what a source must have."""
@@ -550,13 +474,55 @@ def test_wrappers_of_sources_and_transforms():
   seen = list(data.eval_batches())
   labels = [*range(30), *range(70)]
   assert _stack(seen, 'label').tolist() == labels
-  assert pipeline.labels(data.source).tolist() == labels
+  assert views.labels(data.source).tolist() == labels
   plain = _stack(seen, 'image')[:, 1, 1, 0]
   assert plain.tolist() == labels
   replaced = (_stack(seen, 'image')[:, 0, 0, 0] != plain).sum()
   assert 25 < replaced < 75
   unlabelled = dataclasses.replace(data, labels=False)
   assert next(unlabelled.train_batches())['label'].tolist() == [0] * 50
-  message = r'example \d+ of Concatenated \(index \d+\) is \d+, not in \[0, 9\)'
-  with pytest.raises(ValueError, match=message):
-    next(data.train_batches(num_classes=9))
+
+
+@pytest.mark.parametrize(
+  'cores, settings, expected',
+  [
+    (2, {}, (0, 4)),
+    (16, {}, (0, 16)),
+    (112, {}, (14, 16)),
+    (112, {'num_workers': 0}, (0, 16)),
+    (112, {'num_workers': 28}, (28, 8)),
+    (2, {'num_workers': 2, 'num_threads': 5}, (2, 3)),
+  ],
+)
+def test_processes_and_threads(cores, settings, expected, monkeypatch):
+  monkeypatch.setattr(pipeline.workers, 'cores', lambda: cores)
+  data = pipeline.Data(Numbers(5), 2, **settings)
+  assert data.processes_and_threads() == expected
+  assert all(str(x) in data.describe_reading() for x in expected if x)
+
+
+def test_seconds_of_the_parts_add_up():
+  class Slow(Numbers):
+    def __getitem__(self, index):
+      time.sleep(0.01)
+      return super().__getitem__(index)
+
+  batches = train_batches(Slow(9), (_pause,), batch_size=8, prefetch=1)
+  next(batches)
+  batches.close()
+  assert list(batches.spent) == ['reading', 'decoding', 'transforming']
+  assert 0.08 < batches.spent['reading'] < batches.spent['transforming']
+
+
+def _pause(image, rng):
+  time.sleep(0.03)
+  return image
+
+
+def test_orders_see_the_labels_that_the_objective_does_not():
+  source = Numbers(6, num_classes=6)
+  data = pipeline.Data(source, 12, labels=False, order=Balanced())
+  batch = next(batches := data.train_batches())
+  batches.close()
+  assert not batch['label'].any()
+  assert sorted(batch['image'][:6, 0, 0, 0]) == list(range(6))

@@ -1,244 +1,290 @@
-"""open_source: kinds by name and by content, splits, slices, errors."""
+"""All readers show the same examples, and open_source finds them by name."""
 
-import importlib
+import concurrent.futures
+import io
+import pickle
+import shutil
 
-import fsspec
 import numpy as np
 import packed
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import tensorflow_datasets as tfds
 from test_configs import load_config
-from vit_jax.data.parquet import Parquet
-from vit_jax.data.tar import Tar
-from vit_jax.data.webdataset import WebDataset
 
 from vit_jax import config as configs
-from vit_jax.data import pipeline, splits
+from vit_jax.data import pipeline, tables
+from vit_jax.data.fingerprints import differences, fingerprint
 from vit_jax.data.folder import Folder
+from vit_jax.data.hugging_face import HuggingFace
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.transforms import FlipLR
+from vit_jax.data.views import Slice
 
-made_up = importlib.import_module('made_up')
+datasets = pytest.importorskip('datasets')
+
 FILES = packed.images()
-LABELS = [packed.NAMES.index(name.split('/')[0]) for name in FILES]
+NAMES = [*packed.NAMES]
+LABELS = [NAMES.index(name.split('/')[0]) for name in FILES]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+def write_tfds(path, files):
+  """Write the data set 'insects' in the order of the files, by TFDS."""
+
+  class Insects(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.0.0')
+    pkg_dir_path = path
+
+    def _info(self):
+      label = tfds.features.ClassLabel(names=NAMES)
+      features = {'image': tfds.features.Image(), 'label': label}
+      features['file_name'] = tfds.features.Text()
+      return tfds.core.DatasetInfo(
+        builder=self,
+        features=tfds.features.FeaturesDict(features),
+        disable_shuffling=True,
+      )
+
+    def _split_generators(self, manager):
+      return {'train': self._generate()}
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+    def _generate(self):
+      for i, (name, data) in enumerate(files.items()):
+        label, image = name.split('/')[0], io.BytesIO(data)
+        yield i, {'image': image, 'label': label, 'file_name': name}
+
+  Insects(data_dir=path, file_format='array_record').download_and_prepare()
+
+
+def table(files):
+  image = [{'bytes': x, 'path': name} for name, x in files.items()]
+  label = [NAMES.index(name.split('/')[0]) for name in files]
+  features = datasets.Features(
+    image=datasets.Image(), label=datasets.ClassLabel(names=NAMES)
+  )
+  return datasets.Dataset.from_dict(
+    {'image': image, 'label': label}, features=features
+  )
+
+
+def write_all(root, files=FILES):
+  """Write the same images in each kind of file."""
+  packed.write_folder(root / 'folder', files)
+  packed.write_folder(root / 'splits' / 'train', files)
+  rows = ''.join(f'{name},{name.split("/")[0]}\n' for name in files)
+  (root / 'folder' / 'labels.csv').write_text(rows, encoding='utf-8')
+  samples = {}
+  for name, data in files.items():
+    label, stem = name.removesuffix('.png').split('/')
+    samples[f'{stem}.png'] = data
+    samples[f'{stem}.cls'] = str(NAMES.index(label)).encode()
+  packed.write_tar(root / 'wds' / 'train-0.tar', samples)
+  (root / 'names.txt').write_text('\n'.join(NAMES), encoding='utf-8')
+  datasets.DatasetDict(train=table(files)).save_to_disk(root / 'saved')
+  table(files).to_parquet(root / 'pq' / 'train-0.parquet')
+  write_tfds(root / 'tfds', files)
+  return root
 
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
-  """The same images in each kind of file."""
-  root = tmp_path_factory.mktemp('data')
-  packed.write_folder(root / 'folder', FILES)
-  packed.write_tar(root / 'x.tar', FILES)
-  packed.write_tar(root / 'wds' / 'x-0.tar', packed.samples(FILES))
-  (root / 'wds' / 'classnames.txt').write_text(
-    '\n'.join(packed.NAMES), encoding='utf-8'
-  )
-  names = [packed.NAMES[x] for x in LABELS]
-  table = pa.table({'image': list(FILES.values()), 'label': names})
-  (root / 'pq').mkdir()
-  pq.write_table(table, root / 'pq' / 'x.parquet')
-  return root
+  with pytest.MonkeyPatch.context() as patch:
+    cache = str(tmp_path_factory.mktemp('cache'))
+    patch.setattr(datasets.config, 'HF_DATASETS_CACHE', cache)
+    patch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
+    patch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    yield write_all(tmp_path_factory.mktemp('data'))
 
 
-NAMED = {
-  'folder:{}/folder': Folder,
-  '{}/folder': Folder,
-  'tar:{}/x.tar': Tar,
-  '{}/x.tar': Tar,
-  'wds:{}/wds/x-{{0..0}}.tar': WebDataset,
-  '{}/wds': WebDataset,
-  '{}/wds/x-*.tar': WebDataset,
-  'parquet:{}/pq': Parquet,
-  '{}/pq': Parquet,
-  '{}/pq/*.parquet': Parquet,
+KINDS = {  # name: (class, arguments)
+  'folder:{}/folder': (Folder, {}),
+  '{}/folder': (Folder, {}),
+  '{}/folder ': (Folder, {'csv': 'labels.csv'}),
+  '{}/splits': (Folder, {'split': 'train'}),
+  'tfds:{}/tfds/insects/1.0.0:train': (Tfds, {}),
+  '{}/tfds/insects/1.0.0': (Tfds, {'split': 'train'}),
+  'hf:{}/splits:train': (HuggingFace, {}),
+  'hf:{}/pq': (HuggingFace, {'split': 'train'}),
+  '{}/pq/train-*.parquet': (HuggingFace, {}),
+  '{}/wds/train-*.tar': (HuggingFace, {'class_names': '{}/names.txt'}),
+  '{}/saved': (HuggingFace, {}),
 }
 
 
-@pytest.mark.parametrize('name', NAMED)
+def opened(root, name, **more):
+  options = {k: v.format(root) for k, v in (KINDS[name][1] | more).items()}
+  return open_source(name.strip().format(root), **options)
+
+
+@pytest.mark.parametrize('name', KINDS)
 def test_all_kinds_give_the_same_examples(root, name):
-  source = open_source(name.format(root))
-  assert type(source) is NAMED[name]
+  source = opened(root, name)
+  assert type(source) is KINDS[name][0]
   assert packed.contents(source) == packed.expected(FILES)
+  assert len(source) == 12 and source.num_classes == 3
+  assert source.class_names == NAMES and source.channels == 3
+  assert source.labels().tolist() == LABELS
+  assert source.labels().dtype == np.int32
+  assert type(source[0]['label']) is int
+  assert source.exif is (KINDS[name][0] is not Tfds)
+  with pytest.raises((IndexError, ValueError)):
+    source[12]
+  copy = pickle.loads(pickle.dumps(source))
+  assert copy.describe(7) == source.describe(7) != source.describe(8)
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(copy.__getitem__, [*range(12)] * 4))
+  assert found == packed.all_of(source) * 4
+  if 'wds' not in name:
+    assert source.file_name(7).endswith('010.png')
+  half = opened(root, name, split=KINDS[name][1].get('split', '') + '[:50%]')
+  assert len(half) == 6 and half.class_names == NAMES
 
 
-@pytest.mark.parametrize('name', NAMED)
-def test_slices_hold_out_a_part_of_each_class(root, name):
-  parts = [
-    open_source(name.format(root), split=split, stratified=True, channels=1)
-    for split in ('[:75%]', '[75%:]')
-  ]
-  for part, count in zip(parts, (3, 1)):
-    assert np.bincount(part.labels()).tolist() == [count] * 3
-    assert (part.channels, part.num_classes) == (1, 3)
-    assert part.class_names == [*packed.NAMES]
-    labels = [x['label'] for x in packed.all_of(part)]
-    assert labels == part.labels().tolist() == pipeline.labels(part).tolist()
-  images = [x['image'] for part in parts for x in packed.all_of(part)]
-  assert sorted(images) == sorted(FILES.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['{}/x.tar', '{}/wds', '{}/pq'])
+@pytest.mark.parametrize('name', ['{}/saved', '{}/tfds/insects/1.0.0'])
 def test_worker_processes_read_the_same(root, name):
-  """Batches are those of a folder, on two hosts and with two processes."""
-  folder, source = open_source(root / 'folder'), open_source(name.format(root))
-  for host in range(2):
-    one, two = (
-      pipeline.Data(each, 4, [FlipLR()], num_workers=workers).train_batches(
-        seed=3, process_index=host, process_count=2
-      )
-      for each, workers in ((folder, 0), (source, 2))
-    )
-    for _ in range(5):
-      x, y = next(one), next(two)
-      np.testing.assert_array_equal(x['image'], y['image'])
-      np.testing.assert_array_equal(x['label'], y['label'])
-    one.close(), two.close()
+  folder, source = opened(root, '{}/folder'), opened(root, name)
+  one, two = (
+    pipeline.Data(each, 4, [FlipLR()], num_workers=n).train_batches(seed=3)
+    for each, n in ((folder, 0), (source, 1))
+  )
+  for _ in range(5):
+    x, y = next(one), next(two)
+    np.testing.assert_array_equal(x['image'], y['image'])
+    np.testing.assert_array_equal(x['label'], y['label'])
+  one.close(), two.close()
 
 
-def test_hugging_face_by_name(root, tmp_path):
-  datasets = pytest.importorskip('datasets')
-  packed.write_folder(tmp_path / 'images' / 'train', FILES)
-  source = open_source(f'hf:{tmp_path}/images:train')
-  assert packed.contents(source) == packed.expected(FILES)
-  datasets.load_dataset(f'{tmp_path}/images').save_to_disk(tmp_path / 'saved')
-  for name, split in (('saved', 'train'), ('saved:train', None)):
-    found = open_source(f'hf:{tmp_path}/{name}', split=split)
-    assert packed.all_of(found) == packed.all_of(source)
-  assert type(open_source(tmp_path / 'saved', split='train')) is type(source)
-  with pytest.raises(ValueError, match='save_to_disk, so it takes no config'):
-    open_source(f'hf:{tmp_path}/saved:config', split='train')
-
-
-@pytest.fixture(scope='module')
-def tfds(tmp_path_factory):
-  path = tmp_path_factory.mktemp('tfds')
-  made_up.prepare(path, 'cifar10:3.0.2', {'train': 40, 'test': 20})
-  return path / 'cifar10' / '3.0.2'
-
-
-def test_tfds_by_name_and_folder(tfds):
-  source = open_source(f'tfds:{tfds}:train')
-  assert (type(source), len(source)) == (Tfds, 40)
-  assert len(open_source(f'tfds:{tfds}:train[:10]')) == 10
-  assert len(open_source(f'tfds:{tfds}:train+test')) == 60
-  assert len(open_source(tfds, split='test')) == 20
-  part = open_source(f'tfds:{tfds}', split='train[:25%]')
-  assert (type(part), len(part)) == (splits.Slice, 10)
-  same = open_source(f'tfds:{tfds}:train', split='[:25%]')
-  assert same.labels().tolist() == part.labels().tolist()
-  assert part.describe(0).startswith('cifar10:3.0.2 train[')
-  with pytest.raises(ValueError, match='names no split'):
-    open_source(f'tfds:{tfds}')
-  with pytest.raises(ValueError, match="the split 'train', but split='test'"):
-    open_source(f'tfds:{tfds}:train', split='test[:5]')
+def test_fingerprints_tell_data_apart(root, tmp_path):
+  source = fingerprint(opened(root, '{}/folder'))
+  for name in KINDS:
+    assert differences(source, fingerprint(opened(root, name))) == []
+  shutil.copytree(root / 'folder', tmp_path / 'moved')
+  moved = tmp_path / 'moved'
+  assert differences(source, fingerprint(Folder(moved))) == []
+  names = class_names = ['cat ü', 'bee', 'ant']
+  other = fingerprint(Folder(moved, class_names=class_names))
+  assert {x.split()[0] for x in differences(source, other)} == {
+    'classes',
+    'examples',
+  }
+  (moved / 'bee' / '001.png').write_bytes(b'other')
+  (change,) = differences(source, fingerprint(Folder(moved)))
+  assert change.startswith('examples ')
+  (moved / 'bee' / '001.png').unlink()
+  changes = differences(source, fingerprint(Folder(moved)))
+  assert changes[0] == 'num_examples 12 -> 11'
+  unreadable = Folder(moved)
+  (moved / names[0] / '002.png').unlink()
+  assert len(fingerprint(unreadable)['examples']) == 16
 
 
 def test_arguments_reach_the_source(root, tmp_path):
-  (tmp_path / 'names.txt').write_text('a\nb\nc')
-  source = open_source(
-    root / 'wds', label_key='json:label', class_names=tmp_path / 'names.txt'
-  )
-  assert source.class_names == ['a', 'b', 'c']
-  (root / 'folder' / 'table.csv').write_text('ant/000.png,0\n')
-  assert len(open_source(root / 'folder', csv='table.csv')) == 1
-  with pytest.raises(ValueError, match="of the kind 'wds' takes no csv"):
-    open_source(root / 'wds', csv='table.csv')
-  with pytest.raises(
-    ValueError, match=r"no file of .* is of the split 'train'"
-  ):
-    open_source(root / 'wds', split='train')
+  folder = root / 'folder'
+  assert open_source(folder, channels=1).channels == 1
+  assert open_source(folder, exif=False).exif is False
+  assert open_source(folder, class_names=NAMES[::-1])[0]['label'] == 2
+  (tmp_path / 'names.json').write_text('{"1": "bee", "0": "ant", "2": "cat ü"}')
+  assert tables.class_names(tmp_path / 'names.json') == NAMES
+  part = open_source(folder, split='[:75%]', stratified=True, channels=1)
+  assert type(part) is Slice and part.channels == 1
+  assert np.bincount(part.labels()).tolist() == [3, 3, 3]
+  saved = root / 'saved'
+  source = open_source(saved, image_key='image', label_key='')
+  assert source.num_classes is None and not source.labels().any()
+  name = f'tfds:{root}/tfds/insects/1.0.0'
+  assert open_source(f'{name}:train', exif=True).exif
+  assert len(open_source(f'{name}:train[:3]+train[5:]')) == 10
+  assert open_source(f'{name}:train', label_key='label').num_classes == 3
 
 
-def test_folders_of_several_kinds(root, tmp_path):
-  """Tar files next to class folders do not change what a folder is."""
-  packed.write_folder(tmp_path / 'a', FILES)
-  packed.write_tar(tmp_path / 'a' / 'a.tar', FILES)
-  assert type(open_source(tmp_path / 'a')) is Folder
-  packed.write_tar(tmp_path / 'b' / 'a.tar', FILES)
-  (tmp_path / 'b' / 'a.parquet').write_bytes(b'')
-  with pytest.raises(ValueError, match='has files of several kinds'):
-    open_source(tmp_path / 'b')
-  packed.write_tar(
-    tmp_path / 'c' / 'ILSVRC2012_img_train.tar',
-    {'n01440764.tar': packed.tar_bytes({'x.JPEG': b'x'})},
-  )
-  found = open_source(tmp_path / 'c', split='train')
-  assert (len(found), found.num_classes) == (1, 1000)
+def test_the_names_of_configurations(monkeypatch):
+  seen = []
+  for kind in ('hf', 'tfds'):
+    monkeypatch.setitem(
+      open_source.__globals__['_READERS'],
+      kind,
+      lambda name, channels, **options: seen.append((name, options)),
+    )
+  open_source('hf:beans')
+  open_source('hf:a/b:big', split='test')
+  open_source('hf:a/b:big:test')
+  open_source('tfds:cifar10:3.0.2', split='test')
+  open_source('tfds:gs://bucket/cifar10/3.0.2:test')
+  assert seen == [
+    ('beans', {}),
+    ('a/b', {'config': 'big', 'split': 'test'}),
+    ('a/b', {'config': 'big', 'split': 'test'}),
+    ('cifar10:3.0.2', {'split': 'test'}),
+    ('gs://bucket/cifar10/3.0.2', {'split': 'test'}),
+  ]
 
 
 def test_a_config_reads_all_kinds(root):
-  """The held-out tenth is the same in a tar file as in a folder."""
+  """The held-out part is the same in parquet files as in a folder."""
   found = {}
-  for name in ('folder', 'x.tar'):
+  for name in ('folder', 'pq/train-*.parquet'):
     config = load_config('train_folder', 'held_out=25')
     config.data.source.path = str(root / name)
     for data in (config.data, config.evals.test.data):
       found.setdefault(name, []).append(configs.resolve(data.source))
   for one, two in zip(*found.values()):
     assert packed.all_of(one) == packed.all_of(two)
-  assert [len(x) for x in found['x.tar']] == [9, 3]
-
-
-def test_imagenet_presets_read_its_own_tar_files(tmp_path):
-  wnids = {'n01440764': 2, 'n01443537': 3}
-  members = {
-    f'{wnid}.tar': packed.tar_bytes(
-      {f'{wnid}_{i}.JPEG': b'%d' % i for i in range(count)}
-    )
-    for wnid, count in wnids.items()
-  }
-  packed.write_tar(tmp_path / 'ILSVRC2012_img_train.tar', members)
-  config = load_config('pretrain_imagenet', 'folder')
-  config.data.source.path = f'imagenet:{tmp_path}'
-  config.data.source.split = 'train[:80%]'
-  source = configs.resolve(config.data.source)
-  assert (len(source), source.num_classes, source.exif) == (4, 1000, False)
-  assert source.class_names[1] == 'n01443537'
-  assert config.evals.val.data.source.path == config.data.source.path
-  assert config.evals.val.data.source.split == 'val'
-
-
-def test_exif_is_that_of_the_kind_unless_it_is_set(root, tfds):
-  for name, default in ((root / 'x.tar', True), (f'tfds:{tfds}:train', False)):
-    assert open_source(name).exif is default
-    part = open_source(name, split='[:50%]', stratified=True, exif=not default)
-    assert part.exif is not default
-
-
-def test_remote_names_are_guessed_too():
-  memory = fsspec.filesystem('memory')
-  try:
-    for name, data in FILES.items():
-      memory.pipe(f'/here/{name}', data)
-    memory.pipe('/there/x.tar', packed.tar_bytes(packed.samples(FILES)))
-    source = open_source('memory://here')
-    assert packed.contents(source) == packed.expected(FILES)
-    assert type(open_source('memory://there')) is WebDataset
-  finally:
-    memory.rm('/here', recursive=True)
-    memory.rm('/there', recursive=True)
+  assert [len(x) for x in found['folder']] == [9, 3]
 
 
 @pytest.mark.parametrize(
-  ('name', 'message'),
+  ('name', 'options', 'words'),
   [
-    (None, 'path=None. Set it to a folder of images or another source'),
-    ('webdataset:/data/x.tar', "unknown kind 'webdataset'. The kinds of"),
-    ('tar:', "'tar:' has no name, as in 'tar:/data/flowers.tar'"),
-    ('/no/such', "'/no/such' is neither a folder .*No such .* The kinds of"),
-    ('imagenet:/no/such', 'names no split. Add it, as in .*:train'),
-    ('imagenet:/no/such:train', 'img_train.tar .No such file'),
-    ('imagenet:train', 'manual/ILSVRC2012_img_train.tar .No such file'),
+    ('wds:/data/x.tar', {}, ["'wds'", 'folder:PATH']),
+    ('/no/such', {}, ['/no/such']),
+    ('{}/folder', {'csv': 'no.csv'}, ['no.csv']),
+    ('tfds:{}/tfds/insects/1.0.0', {}, ['split']),
+    ('tfds:x:train', {'split': 'test[:5]'}, ["'train'", "'test'"]),
+    ('hf:{}/saved', {'split': 'test'}, ["'test'", "'train'"]),
+    ('hf:{}/saved', {'label_key': 'fine'}, ["'fine'", 'label_key', 'image']),
+    ('hf:{}/saved', {'image_key': 'x'}, ["'x'", 'image_key']),
+    ('{}/folder', {'split': '[5%:5%]'}, ["'[5%:5%]'"]),
+    ('{}/folder', {'class_names': ['a', 'a']}, ['class_names', 'twice']),
+    ('{}/folder', {'class_names': ['ant', 'bee']}, ['class_names', 'cat ü']),
   ],
 )
-def test_names_that_nothing_can_be_opened_from(name, message):
-  with pytest.raises(ValueError, match=message):
-    open_source(name)
+def test_names_that_nothing_can_be_opened_from(root, name, options, words):
+  with pytest.raises(ValueError) as error:
+    open_source(name.format(root), **options)
+  assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+  ('values', 'names', 'expected', 'classes'),
+  [
+    ([2, 0, 1], None, [2, 0, 1], None),
+    ([2, 0, 1], 'abc', [2, 0, 1], 'abc'),
+    ([True, False], None, [1, 0], None),
+    (['2', '10'], None, [2, 10], None),
+    (['2', '10'], ['10', '2'], [1, 0], ['10', '2']),
+    (['b', 'a', 'b'], None, [1, 0, 1], 'ab'),
+    (['b', 'a', 'b'], 'bca', [0, 2, 0], 'bca'),
+    ([[0.5, 1], [0, 1]], None, [[0.5, 1], [0, 1]], None),
+    ([[0.5, 1], [0, 1]], 'ab', [[0.5, 1], [0, 1]], 'ab'),
+    ([3], 'abc', 'the label 3', None),
+    (['-1', '2'], None, 'the label -1', None),
+    (['a', 'x'], 'abc', "['x']", None),
+    ([[0, 1]], 'abc', '2 numbers', None),
+    ([None, None], None, 'None', None),
+    ([0.5], None, '0.5', None),
+  ],
+)
+def test_kinds_of_labels(values, names, expected, classes):
+  names = None if names is None else [*names]
+  if isinstance(expected, str):
+    with pytest.raises(ValueError) as error:
+      tables.encode('here', values, names)
+    assert 'here' in str(error.value) and expected in str(error.value)
+    return
+  found, known = tables.encode('here', values, names)
+  np.testing.assert_array_equal(found, expected)
+  assert found.dtype == (np.float32 if found.ndim > 1 else np.int32)
+  assert known == (None if classes is None else [*classes])

@@ -210,83 +210,24 @@ def test_labels_read_in_blocks(data_dir, monkeypatch):
   np.testing.assert_array_equal(source.labels(), whole)
 
 
-def test_a_label_fn_that_fails_later(data_dir):
-  train = Tfds('colours', split='train', data_dir=data_dir, label_key='count')
-  limit = int(train.labels()[0])
-
-  class Short:
-    num_classes = None
-
-    def __call__(self, value):
-      if value != limit:
-        raise ValueError('too long')
-      return value
-
-  source = Tfds(
-    'colours',
-    split='train',
-    data_dir=data_dir,
-    label_key='count',
-    label_fn=Short(),
-  )
-  with pytest.raises(
-    ValueError, match=r'cannot label colours train\[1\] \(.*png\): too long'
-  ):
-    source.labels()
-
-
 @pytest.mark.parametrize(
-  'label_fn, key, message',
+  'options, words',
   [
-    (Length(), 'count', r"Length\(.*fails on the feature 'count' of colours"),
-    (
-      Length(num_classes=0),
-      'tags',
-      r'returns the label \d.* int in \[0, 0\)',
-    ),
-    (len, 'tags', 'label_fn=<built-in .*must be callable'),
-    ({'target': 'x'}, 'tags', r'label_fn=\{.*must be callable'),
-    (Length(), 'y', r"no feature 'y' \(label_key\)"),
+    ({'split': 'val'}, ["'val'", "'train': 20, 'test': 1"]),
+    ({'split': 'train[:0]'}, ["'train[:0]'"]),
+    ({'split': 'train[:'}, ["'train[:'"]),
+    ({'label_key': 'y'}, ["'y'", 'label_key', 'count']),
+    ({'image_key': 'img'}, ["'img'", 'image_key']),
+    ({'name': 'color'}, ["'color'"]),
+    ({'name': 'colours:3.0.0'}, ["'colours:3.0.0'"]),
+    ({'name': 'mnist:9.9.9'}, ["'mnist:9.9.9'"]),
   ],
 )
-def test_label_fn_errors(data_dir, label_fn, key, message):
-  with pytest.raises(ValueError, match=message):
-    Tfds(
-      'colours',
-      split='train',
-      data_dir=data_dir,
-      label_key=key,
-      label_fn=label_fn,
-    )
-
-
-def test_file_names(data_dir):
-  source = Tfds('colours', split='train', data_dir=data_dir)
-  names = [source.file_name(i) for i in range(20)]
-  assert names == [f'{value}.png' for value in _values(source)]
-
-
-@pytest.mark.parametrize(
-  'options, message',
-  [
-    ({'split': 'val'}, r"split 'val'.*'train': 20, 'test': 1"),
-    ({'split': 'train[:0]'}, 'it contains no examples'),
-    ({'split': 'train[99%:]'}, 'it contains no examples'),
-    ({'split': 'train[:'}, r"cannot read the split 'train\[:'"),
-    ({'label_key': 'y'}, r"no feature 'y' \(label_key\)\. It has .*count"),
-    ({'image_key': 'img'}, r"no feature 'img' \(image_key\)\. It has"),
-    ({'image_key': 'count'}, "feature 'count' of colours is not an image"),
-    ({'label_key': 'tags'}, r"'tags' of colours is .*Set label_key to another"),
-    ({'label_key': 'file_name'}, r"'file_name' of colours is"),
-    ({'name': 'color'}, "no TFDS data set 'color'.*Did you mean colours"),
-    ({'name': 'colours:3.0.0'}, r"contains \['1.2.0'\]. Use NAME:VERS"),
-    ({'name': 'mnist:9.9.9'}, "TFDS cannot open 'mnist:9.9.9'"),
-  ],
-)
-def test_errors(data_dir, options, message):
+def test_errors(data_dir, options, words):
   options = {'name': 'colours', 'split': 'train', **options}
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError) as error:
     Tfds(data_dir=data_dir, **options)
+  assert all(word in str(error.value) for word in words)
 
 
 def test_absent_data_shows_the_command(data_dir):

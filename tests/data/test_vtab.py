@@ -9,7 +9,6 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax.data import images, vtab
-from vit_jax.data.tfds import Tfds
 
 TASKS = list(vtab.TASKS)
 
@@ -184,8 +183,6 @@ def test_merged_labels():
   assert [orientation(np.int64(i)) for i in range(40)] == expected
   assert expected[:6] == [0, 0, 0, 1, 1, 2]
   assert location.num_classes == orientation.num_classes == 16
-  with pytest.raises(ValueError, match=r'label=32 must lie in \[0, 32\)'):
-    location(32)
 
 
 def test_scale():
@@ -194,8 +191,6 @@ def test_scale():
   assert scaled.dtype == np.uint8 and scaled.ravel().tolist() == [0, 255]
   with pytest.raises(ValueError, match='the value 2, and 2 \\* 255 exceeds'):
     vtab.Scale()(image * 2, None)
-  with pytest.raises(ValueError, match=r'factor=0\.5 must be an integer'):
-    vtab.Scale(factor=0.5)
 
 
 def _kinds(key, **options):
@@ -239,23 +234,7 @@ def test_dsprites_images_are_black_and_white(data_dir):
   assert np.sum(image == 255) == count
 
 
-def test_errors(tmp_path):
-  with pytest.raises(ValueError, match=r"no task 'pet'.*Did you mean 'pets'"):
-    vtab.settings('pet', 'test')
-  with pytest.raises(ValueError, match="split='val' must be one of 'train8"):
-    vtab.settings('pets', 'val')
+def test_files_that_are_downloaded_by_hand(tmp_path):
   with pytest.raises(ValueError, match="'resisc45' is not prepared") as info:
     _source(tmp_path, 'resisc45', 'test')
-  assert 'First download these files by hand' in str(
-    info.value
-  )  # as TFDS itself says
-
-
-def test_label_rule_on_another_set(data_dir):
-  with pytest.raises(ValueError, match=r"ClevrCount\(\) fails on .*'label'"):
-    Tfds(
-      'oxford_iiit_pet',
-      split='train',
-      data_dir=data_dir,
-      label_fn=vtab.ClevrCount(),
-    )
+  assert 'First download files by hand' in str(info.value)  # as TFDS says

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import fsspec
 import numpy as np
 from absl import logging
 from etils import epath
@@ -129,15 +130,9 @@ def _folders(path):
 
 def _images(base):
   """Return the sorted paths of the images in class folders, relative to it."""
-  start = len(os.path.join(base, ''))
-  found, others = [], 0
-  for folder, folders, files in _walk(base):
-    folders[:] = [x for x in folders if not x.startswith('.')]
-    inner = os.fspath(folder)[start:]
-    visible = [x for x in files if not x.startswith('.')]
-    images = [x for x in visible if inner and image_files.is_image(x)]
-    found += [f'{inner}/{name}' for name in images]
-    others += len(visible) - len(images)
+  files = _files(str(base))
+  found = sorted(x for x in files if '/' in x and image_files.is_image(x))
+  others = len(files) - len(found)
   if not found:
     raise ValueError(
       f'{base} has no images in class sub-folders, and {others} other files.'
@@ -149,13 +144,22 @@ def _images(base):
       f'Folder {base}: {len(found)} images. Ignored {others} files that are not'
       ' images or not in a class folder.'
     )
-  return sorted(found)
+  return found
 
 
-def _walk(path):
-  if '://' in str(path):
-    return path.walk()
-  return os.walk(path, followlinks=True)
+def _files(folder):
+  """Return the paths of all visible files below a folder, relative to it."""
+  if '://' in folder:  # one listing, which epath does not have
+    fs, folder = fsspec.core.url_to_fs(folder)
+    paths = fs.find(folder)
+  else:
+    walk = os.walk(folder, followlinks=True)
+    paths = [
+      os.path.join(top, name) for top, _, names in walk for name in names
+    ]
+  start = len(os.path.join(folder, ''))
+  relative = (path[start:] for path in paths)
+  return [path for path in relative if '/.' not in f'/{path}']
 
 
 def _from_csv(path, split, names):

@@ -15,8 +15,6 @@ from vit_jax.runs.files import PathLike
 from vit_jax.types import MACHINE
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
-# Data sets that TFDS has no code for, by the names that code bases give them.
-_CLASSES = {'imagenet21k': 21_843}
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 
 
@@ -158,28 +156,6 @@ def _arrays(feature, value):
   if isinstance(value, list) and None not in inner.shape:
     return np.array(value, inner.np_dtype).reshape(len(value), *inner.shape)
   return value
-
-
-def registered_classes(name: str, label_key: str = 'label') -> int | None:
-  """Return the number of classes of a data set that need not be prepared.
-
-  Args:
-    name: of TFDS, with or without config and version.
-    label_key: feature with the label.
-
-  Returns:
-    The number of classes; None if TFDS does not know the data set, or the
-    feature is not a ClassLabel.
-  """
-  import tensorflow_datasets as tfds
-
-  if (known := _CLASSES.get(re.split('[/:]', name)[0])) is not None:
-    return known if label_key == 'label' else None
-  try:
-    label = tfds.builder(name).info.features[label_key]
-  except Exception:  # of several types: unknown names, configs and keys
-    return None
-  return getattr(label, 'num_classes', None)
 
 
 def _builder(name, data_dir):

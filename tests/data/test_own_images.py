@@ -14,6 +14,7 @@ from vit_jax import config as configs
 from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.folder import Folder
+from vit_jax.data.sources import open_source
 from vit_jax.models import pooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
@@ -72,7 +73,7 @@ CLASSES = ['empty', 'kinds', 'large', 'one', 'Äpfel und 梨']
 
 def test_a_tenth_of_each_class_is_held_out(images, caplog):
   parts = {
-    split: Folder(images, split=split, stratified=True)
+    split: open_source(images, split=split, stratified=True)
     for split in ('[:90%]', '[90%:]', '[80%:]')
   }
   train, test = parts['[:90%]'], parts['[90%:]']
@@ -94,7 +95,7 @@ def test_many_small_classes_are_held_out_of(tmp_path):
     for i in range(4):
       (tmp_path / f'{c}').mkdir(exist_ok=True)
       (tmp_path / f'{c}/{i}.jpg').write_bytes(b'')
-  test = Folder(tmp_path, split='[90%:]', stratified=True)
+  test = open_source(tmp_path, split='[90%:]', stratified=True)
   assert len(test) == 8 and len(set(test.labels())) == 8
 
 
@@ -126,7 +127,7 @@ def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
   save(tmp_path, 'b/whole.jpg')
   source = Folder(tmp_path)
   with pytest.raises(ValueError, match=r'broken\.jpg.*Repair or remove'):
-    next(iter(pipeline.eval_batches(source, batch_size=2)))
+    next(iter(pipeline.Data(source, 2).eval_batches()))
   resize = load_config('train_folder').evals.test.data.transforms
   data = pipeline.Data(source, 2, configs.resolve(resize), on_error='skip')
   batches = data.eval_batches()

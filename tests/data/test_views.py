@@ -1,0 +1,183 @@
+"""Views of sources: slices, subsets, sources without labels."""
+
+import collections
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from vit_jax.data.balance import class_weights
+from vit_jax.data.views import Slice, Subset, Unlabelled, View, labels
+
+COUNTS = (50, 7, 1, 20)  # of each class
+LABELS = np.repeat(np.arange(4), COUNTS)[np.arange(78) * 31 % 78]
+
+
+class Numbers:
+  """Images whose pixels are the index of the example."""
+
+  num_classes, channels, exif = 4, 1, False
+  class_names = ('ash', 'birch', 'cedar', 'elm')
+
+  def __init__(self):
+    self.read = 0
+
+  def __len__(self):
+    return len(LABELS)
+
+  def __getitem__(self, index):
+    self.read += 1
+    image = np.full((1, 1, 1), index, np.uint8)
+    return {'image': image, 'label': int(LABELS[index])}
+
+  def describe(self, index):
+    return f'number {index}'
+
+
+class Labelled(Numbers):
+  """The same with known labels."""
+
+  def labels(self):
+    return LABELS.astype(np.int32)
+
+
+class Vectors(Numbers):
+  def labels(self):
+    return np.eye(4, dtype=np.float32)[LABELS]
+
+
+def chosen(view):
+  return [int(view[i]['image'][0, 0, 0]) for i in range(len(view))]
+
+
+def subset(**options):
+  return chosen(Subset(Labelled(), **options))
+
+
+VIEWS = {
+  'view': lambda source: View(source, [5, 3, 5]),
+  'subset': lambda source: Subset(source, examples=9),
+  'slice': lambda source: Slice(source, '[90%:]'),
+  'nested': lambda source: Slice(Subset(source, examples=9), '[:4]'),
+}
+
+
+@pytest.mark.parametrize('make', VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize('source', [Numbers, Labelled])
+def test_views_show_examples_of_their_source(make, source):
+  view = make(source())
+  view = pickle.loads(pickle.dumps(view))
+  indices = chosen(view)
+  read = [view[i]['label'] for i in range(len(view))]
+  assert read == LABELS[indices].tolist()
+  np.testing.assert_array_equal(view.labels(), read)
+  assert view.labels().dtype == np.int32
+  assert view.describe(1) == f'number {indices[1]}'
+  assert view.file_name(1) is None
+  assert (view.num_classes, view.channels, view.exif) == (4, 1, False)
+  assert view.class_names == Numbers.class_names
+  with pytest.raises(IndexError):
+    view[len(view)]
+
+
+def test_only_its_own_examples_are_read():
+  source = Numbers()
+  part = Subset(source, examples=9)
+  assert source.read == 0
+  part.labels()
+  assert source.read == 9
+  assert Subset(Vectors(), examples=3).labels().shape == (3, 4)
+
+
+def test_the_choice_is_the_same_on_every_machine():
+  """These numbers must not change: workdirs and papers depend on them."""
+  assert subset(examples=5) == [0, 43, 54, 66, 69]
+  assert subset(per_class=2, seed=3) == [27, 42, 43, 47, 60, 71, 75]
+  assert chosen(Slice(Labelled(), '[:5]')) == [0, 43, 54, 66, 69]
+
+
+def test_numbers_of_examples():
+  for count in (1, 30, len(LABELS)):
+    found = subset(examples=count)
+    assert len(set(found)) == count and found == sorted(found)
+  for cap in (1, 5, 20, 50):
+    counts = collections.Counter(LABELS[subset(per_class=cap)].tolist())
+    assert counts == {c: min(n, cap) for c, n in enumerate(COUNTS)}
+  both = LABELS[subset(per_class=5, examples=10)]
+  assert len(both) == 10 and max(np.bincount(both)) <= 5
+
+
+def test_a_smaller_subset_is_part_of_a_larger_one():
+  for option in 'examples', 'per_class':
+    sets = [set(subset(**{option: count})) for count in (1, 2, 5, 11, 40)]
+    assert all(a < b for a, b in itertools.pairwise(sets))
+  assert subset(examples=20) != subset(examples=20, seed=1)
+
+
+@pytest.mark.parametrize('stratified', [False, True])
+def test_slices_part_the_examples(stratified):
+  bounds = ('[:30%]', '[30%:-7]', '[-7:]')
+  parts = [chosen(Slice(Labelled(), x, stratified=stratified)) for x in bounds]
+  assert [len(x) for x in parts] == [23, 48, 7]  # 23.4 of 78
+  assert sorted(itertools.chain(*parts)) == list(range(78))
+
+
+def test_slices_of_sorted_examples_have_all_classes():
+  """Classes are often runs of examples, or every tenth one."""
+
+  class Digits(Labelled):
+    def __len__(self):
+      return 1000
+
+  held_out = np.array(Slice(Digits(), '[90%:]')._indices)
+  for classes in (held_out // 100, held_out % 10):
+    counts = np.bincount(classes, minlength=10)
+    assert counts.min() >= 4 and counts.max() <= 18
+
+
+def test_stratified_slices_have_the_same_fraction_of_each_class():
+  train, test = (
+    np.bincount(Slice(Labelled(), x, stratified=True).labels(), minlength=4)
+    for x in ('[:90%]', '[90%:]')
+  )
+  assert train.tolist() == [45, 6, 1, 18] and test.tolist() == [5, 1, 0, 2]
+
+
+def test_unlabelled():
+  view = pickle.loads(pickle.dumps(Unlabelled(Labelled())))
+  assert len(view) == 78 and view.channels == 1
+  assert view.num_classes is None and view.class_names is None
+  assert view[60]['label'] == 0 and view[60]['image'].item() == 60
+  assert view.describe(60) == 'number 60'
+  assert labels(view).tolist() == [0] * 78 and labels(view).dtype == np.int32
+
+
+@pytest.mark.parametrize(
+  'make, words',
+  [
+    (lambda: Subset(Labelled()), ['examples', 'per_class']),
+    (lambda: Subset(Labelled(), examples=79), ['79', '78']),
+    (lambda: Subset(Labelled(), per_class=5, examples=17), ['17', '16']),
+    (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)']),
+    (lambda: Slice(Vectors(), '[:5]', stratified=True), ['Vectors']),
+    (lambda: Slice(Labelled(), 'train[:5]'), ["'train[:5]'"]),
+    (lambda: Slice(Labelled(), '[78:]'), ["'[78:]'", 'no examples']),
+  ],
+)
+def test_errors(make, words):
+  with pytest.raises(ValueError) as error:
+    make()
+  assert all(word in str(error.value) for word in words)
+
+
+def test_class_weights():
+  weights = class_weights(Labelled())
+  expected = [78 / (4 * c) for c in COUNTS]
+  np.testing.assert_allclose(weights, expected)
+  np.testing.assert_allclose(np.mean(np.take(weights, LABELS)), 1)
+
+  class Empty(Labelled):  # a class without examples
+    num_classes = 5
+
+  np.testing.assert_allclose(class_weights(Empty()), [*expected, 1])
