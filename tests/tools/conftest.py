@@ -1,0 +1,110 @@
+"""Weights and images that the tests of all tools share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import tree
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.models import names
+from vit_jax.preprocess import Normalize
+from vit_jax.weights import formats
+from vit_jax.weights.bundle import Weights
+
+SHAPE = (32, 48, 3)  # 2 x 3 patches
+NAMES = ['cat', 'dog', 'owl', 'ant', 'bee', 'a, b']
+
+
+@pytest.fixture(scope='session')
+def model():
+  return names.create('ViT-mu/16', num_classes=len(NAMES)).clone(depth=2)
+
+
+@pytest.fixture(scope='session')
+def make_weights():
+  """Function (model, image_shape) -> Weights with random parameters."""
+
+  def make(model, image_shape=SHAPE, **attributes):
+    rng = np.random.default_rng(0)
+    images = jnp.zeros((1, *image_shape))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    params = {
+      path: 0.3 * rng.standard_normal(leaf.shape, np.float32)
+      for path, leaf in tree.flatten(shapes).items()
+    }
+    return Weights(model, params, image_shape, origin='tiny', **attributes)
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def weights(model, make_weights):
+  return make_weights(
+    model,
+    preprocess=Normalize(mean=90.0),
+    transforms=(ResizeSmall(40), CentralCrop(SHAPE[:2])),
+    class_names=NAMES,
+  )
+
+
+@pytest.fixture(scope='session')
+def file(weights, tmp_path_factory):
+  """Path of a file with the weights."""
+  path = tmp_path_factory.mktemp('weights') / 'tiny.npz'
+  formats.write(weights, path, 'vit_jax')
+  return path
+
+
+@pytest.fixture(scope='session')
+def gallery(tmp_path_factory):
+  """Folder with images in class folders; the smaller side needs no resize."""
+  folder = tmp_path_factory.mktemp('gallery')
+  rng = np.random.default_rng(1)
+  for i in range(11):
+    path = folder / 'ab'[i // 6] / f'{i:02}.png'
+    path.parent.mkdir(exist_ok=True)
+    pixels = rng.integers(0, 256, (40, 50 + i, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+  return folder
+
+
+@pytest.fixture(scope='session')
+def paths(gallery):
+  return [str(path) for path in sorted(gallery.rglob('*.png'))]
+
+
+@pytest.fixture(scope='session')
+def expected(weights, paths):
+  """{path: {layer: output of the model for this image alone}}."""
+
+  @jax.jit
+  def features(images):
+    params = {'params': tree.unflatten(weights.params)}
+    return weights.model.apply(params, images, method='features')
+
+  found = {}
+  for path in paths:
+    pixels = np.asarray(Image.open(path))
+    left = (pixels.shape[1] - 48) // 2
+    crop = pixels[None, 4:36, left : left + 48].astype(np.float32)
+    layers = features((crop - 90) / 127.5)
+    found[path] = {name: np.asarray(x[0]) for name, x in layers.items()}
+  return found
+
+
+@pytest.fixture
+def bad(tmp_path):
+  """Path of a file that is no image."""
+  path = tmp_path / 'bad.png'
+  path.write_bytes(b'no image')
+  return str(path)
+
+
+@pytest.fixture
+def fast_compilation():
+  """Compile fast: little is computed here."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)

@@ -1,0 +1,82 @@
+"""Command-line arguments that tools share."""
+
+import argparse
+
+import pytest
+
+from vit_jax.tools import arguments, parsers
+
+
+def parse(*words, name='--weights'):
+  parser = parsers.parser('A tool.', 'tools.x')
+  arguments.add_weights(parser, name)
+  return parser.parse_args(words)
+
+
+def test_how_weights_are_read(monkeypatch, capsys):
+  """Every argument reaches the reader, and changes reach `fit`."""
+  read, fitted = {}, {}
+  monkeypatch.setattr(
+    arguments.formats, 'read', lambda path, **given: read.update(given) or path
+  )
+  monkeypatch.setattr(
+    arguments.pretrained,
+    'fit',
+    lambda path, **given: fitted.update(given) or ('fitted', 'a report'),
+  )
+  assert arguments.read(parse('--weights=a.npz')) == 'a.npz'
+  assert read == {'step': None, 'ema': 'auto', 'trust': ()}
+  assert not fitted
+  args = parse(
+    *('b', '--ema=off', '--step=7', '--trust=mine', '--trust=yours'),
+    *('--set', 'gelu=exact', '--set', 'num_heads=6', '--set=grid=[7,5]'),
+    '--image_size=64x32',
+    name='weights',
+  )
+  assert arguments.read(args, num_classes=0, patch_size=None) == 'fitted'
+  wanted = {'step': 7, 'ema': False, 'trust': ('mine', 'yours')}
+  assert read == wanted | {'gelu': 'exact', 'num_heads': 6, 'grid': (7, 5)}
+  assert fitted == {'num_classes': 0, 'image_size': (64, 32)}
+  assert 'a report' in capsys.readouterr().err
+  arguments.read(parse('--weights=c', '--ema=on'))
+  assert read['ema'] is True
+
+
+def test_assignments_without_a_field():
+  with pytest.raises(ValueError, match='FIELD=VALUE'):
+    arguments.read(parse('--weights=x', '--set', 'gelu'))
+
+
+def test_sizes():
+  assert arguments.size('224') == 224
+  assert arguments.size('224x192') == (224, 192)
+  for text in ('', '4xx', '0', '3x0', 'x'):
+    with pytest.raises(argparse.ArgumentTypeError, match='size'):
+      arguments.size(text)
+
+
+def test_counts_and_lists():
+  assert arguments.count('7') == 7
+  for text in ('0', '-1', '1.5', 'x'):
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+      arguments.count(text)
+  several = arguments.several(['a', 'b'])
+  assert several('b,a') == ['b', 'a']
+  with pytest.raises(argparse.ArgumentTypeError, match="'c' must be one of a"):
+    several('a,c')
+
+
+def test_mistakes_have_the_status_2(capsys):
+  with pytest.raises(SystemExit) as exit:
+    parse('--weights=x', '--ema=maybe')
+  assert exit.value.code == 2
+  assert '--ema' in capsys.readouterr().err
+
+
+def test_class_names(weights, tmp_path):
+  file = tmp_path / 'names.txt'
+  file.write_text('a\nb\nc\nd\ne\nf\n')
+  assert arguments.class_names(str(file), weights) == list('abcdef')
+  file.write_text('a\n')
+  with pytest.raises(ValueError, match='1 names; the model has 6'):
+    arguments.class_names(str(file), weights)
