@@ -42,6 +42,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import threading
 import time
@@ -65,6 +66,7 @@ PARTS = ('reading', 'decoding', 'transforming')
 # Cores that one process keeps busy. The GIL is held for a twentieth of the time
 # of an image, so more threads would begin to wait for it.
 _CORES_PER_PROCESS = 8
+_CHUNK = 32  # most examples that a thread reads as one task
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
@@ -266,8 +268,10 @@ class _Reader:
   def __call__(self, number: int) -> Batch:
     """Return a batch, with 'skipped' and the 'seconds' of PARTS."""
     positions = self._share.positions(number, self.data.batch_size)
-    load = self._load_eval if self._visits is None else self._load_train
-    rows = list(_pool(self._threads).map(load, positions))
+    size = min(_CHUNK, math.ceil(len(positions) / self._threads))
+    chunks = [positions[i : i + size] for i in range(0, len(positions), size)]
+    parts = _pool(self._threads).map(self._load_chunk, chunks)
+    rows = list(itertools.chain.from_iterable(parts))
     if self._visits is not None:
       return _stack(rows)
     mask = [row is not None for row in rows]
@@ -282,8 +286,10 @@ class _Reader:
       'skipped': sum(i < self._count for i in positions) - sum(mask),
     }
 
-  def _load_train(self, position):
-    return self.load(*self._visits(position), replace=True)
+  def _load_chunk(self, positions):
+    if self._visits is None:
+      return [self._load_eval(index) for index in positions]
+    return [self.load(*self._visits(p), replace=True) for p in positions]
 
   def _load_eval(self, index):
     """Return the loaded example; None for padding and skipped examples."""
