@@ -58,13 +58,12 @@ setuptools.setup(
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
-      *('pyarrow', 'datasets'),
+      'datasets',
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
     's3': ['s3fs'],
-    'parquet': ['pyarrow>=18'],
     'huggingface': ['datasets>=4'],
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],

@@ -5,8 +5,8 @@
         --config.evals.test.data.source.path=PATH
 
 Arguments (separated by commas; the first of a list is the default):
-  folder, tfds   where the images are: PATH/CLASS/*.jpg, or in other files, as
-             tar:FILES and wds:FILES, see vit_jax/data/sources.py; or a prepared
+  folder, tfds   where the images are: PATH/CLASS/*.jpg, or the name of another
+             source, see vit_jax/data/sources.py; or a prepared
              TFDS set (--config.evals.test.data.source.name=NAME and
              .split=SPLIT)
   accuracy, fewshot, knn, logistic   one or several. accuracy (the

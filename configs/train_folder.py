@@ -3,9 +3,9 @@
     python -m vit_jax.main --config=configs/train_folder.py \
         --config.data.source.path=PATH --workdir=DIR
 
-PATH can also name tar files, WebDataset shards, parquet files, Hugging Face and
-TensorFlow data sets, such as 'wds:/data/train-{0000..0147}.tar' or 'hf:beans',
-see docs/data.md.
+PATH can also name TensorFlow and Hugging Face data sets, parquet files and
+WebDataset shards, such as 'hf:beans:train' or '/data/train-*.tar', see
+docs/data.md.
 
 Images end in jpg, jpeg, png, webp or bmp. A tenth of each class is held out and
 tested. For labels in a CSV see vit_jax/data/folder.py; for PATH/train and
