@@ -5,7 +5,7 @@
     python -m vit_jax.main --config=configs/ablations.py:positions,embedded \
         --workdir=DIR
 
-Models that differ in one property are pre-trained by pretrain_jft.py and
+Models that differ in one property are pre-trained by pretrain_paper.py and
 evaluated on ImageNet by 5-shot linear regression, with the spread of 3 draws.
 The second command does the same with data that needs no download. scaling.py
 says how to do single runs, and how to set values for all runs at once (not with
@@ -18,7 +18,7 @@ Arguments (separated by commas; the first of a list is the default):
   axial      figure 13: axial ViTs and an axial ResNet against the plain models
   optimizer  table 7: ResNets with Adam and SGD, fine-tuned on five data sets
   overlap    adjacent patches against a stride of half a patch (not the paper's)
-  shape      figure 8 in miniature, only with `embedded`; else scaling_shape.py
+  shape      figure 8 in miniature, only with `embedded`; else scaling.py:shape
   name=jft, classes=18291   the data set of pre-training, see scaling.py
   epochs=7        of all runs (table 3 has 7 for these models)
   seeds=1    with `optimizer`: fine-tunings; with `embedded`: runs of each model
@@ -75,11 +75,11 @@ def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
   """Return one model of a study.
 
   Args:
-    model: name in pretrain_jft.py of the model that is changed.
+    model: name in pretrain_paper.py of the model that is changed.
     row, column: position of its result in the table. Without a column the table
       has all its results, in columns of their own.
     lr: replaces table 3's; `embedded` scales its own rate in proportion.
-    words: more arguments of pretrain_jft.py.
+    words: more arguments of pretrain_paper.py.
     **fields: fields of the model that are changed.
   """
   return types.SimpleNamespace(**locals())
@@ -157,7 +157,7 @@ def get_config(argument=''):
   if args.study == 'shape':
     raise ValueError(
       "'shape' needs 'embedded' or 'tiny'. For the paper's figure 8 use "
-      'configs/scaling_shape.py.'
+      'configs/scaling.py:shape.'
     )
   values = scaling.shared()
   runs = {}

@@ -163,6 +163,24 @@ def imagenet21k(tiny):
   }
 
 
+def imagenet_or_21k(args, *, minival=True):
+  """Return what `imagenet` or `imagenet21k` does; args: data, folder, tiny."""
+  if args.data == 'imagenet':
+    return imagenet(args.folder, minival=minival)
+  if args.folder:
+    raise ValueError("'folder' is for 'imagenet'.")
+  return imagenet21k(args.tiny)
+
+
+def large_tfds(name, tiny):
+  """Return (source, {evaluator: split}) of a set for pre-training like JFT.
+
+  The first 50,000 images are kept for validation.
+  """
+  first = 16 if tiny else 50_000
+  return tfds(name, f'train[{first}:]'), {'val': f'train[:{first}]'}
+
+
 def transform(name, **fields):
   """Return a transform of vit_jax/data/transforms.py."""
   return {'target': f'vit_jax.data.transforms.{name}', **fields}
@@ -436,50 +454,7 @@ def figure(panels, **fields):
   return {'target': target, 'panels': tuple(panels), **fields}
 
 
-# Whole recipes.
-
-
-def pretraining(
-  name,
-  *,
-  source,
-  held_out,
-  epochs,
-  lr,
-  decay,
-  weight_decay,
-  dropout,
-  clip_norm=None,
-  num_classes=None,
-  postact=False,
-):
-  """Return a row of the paper's table 3; the arguments are its columns.
-
-  The head of ViTs and hybrids has a tanh layer, that of ResNets has none.
-
-  Not in the paper: the loss and head bias (here those of scenic's ViT baselines
-  and of big_vision's ImageNet-21k config), weight decay for kernels only
-  (big_vision), and the crop (AugReg's, for ViTs of the same team).
-
-  Its clip_norm is for ImageNet only. `held_out` is {evaluator: split}, and
-  num_classes=None that of the data.
-  """
-  config = training()
-  config.total_epochs = float(epochs)
-  config.model = model(name, postact=postact, head={'bias_init': -10.0})
-  if num_classes:
-    config.model.num_classes = num_classes
-  if _family(config.model) == 'VisionTransformer':
-    config.model.head.representation_size = config.model.width  # tanh layer
-    config.model.dropout = dropout
-  config.data = data(source, inception_crop(224), batch_size=4096)
-  config.objective = xent('sigmoid')
-  config.optimizer = adam(weight_decay=weight_decay, clip_norm=clip_norm)
-  config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
-  config.evals = held_out_evals(
-    config, held_out, resize_crop(256, 224), loss='sigmoid', every_steps=5000
-  )
-  return config
+# Sizes.
 
 
 def split_over_devices(config, *, fsdp, tensor):

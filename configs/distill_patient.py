@@ -12,10 +12,7 @@ name is from memory) hf://timm/resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k.
 
 Arguments (separated by commas):
   epochs=1200   the paper has 300 to 9600: the longer the better
-  folder        instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-                PATH/val/CLASS: --config.data.source.path=PATH, or
-                imagenet:PATH (its tar files), wds:FILES; see docs/data.md
-  tiny          seconds on a CPU, on the same data
+  folder, tiny  see "Words of configs" in docs/training.md
 
 Published: 82.8% top-1 (abstract; the longest training, 9600 epochs, is from
 memory). What 1200 epochs reach is not known here.
@@ -30,9 +27,6 @@ with first moments in bfloat16, learning rate 0.03, 5k steps of warm-up, cosine
 to 0, clipping at norm 1, 98% of train. Its decoupled decay of 3e-4, which is
 not multiplied by the learning rate, is 0.01 here. Test images: smaller side to
 256 px, central 224. The minival here is the last 1% of train; so is its own.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

@@ -2,18 +2,13 @@
 
     python -m vit_jax.main --config=configs/finetune.py:cifar100 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
-
-or from published weights, in any format that vit_jax/weights reads:
-
-        --config.init_from.path=gs://vit_models/imagenet21k/ViT-B_16.npz
-
-On your own images, in PATH/CLASS/*.jpg (or png, webp, bmp):
-
     python -m vit_jax.main --config=configs/finetune.py:folder \
-        --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR \
-        --config.data.source.path=PATH
+        --config.init_from.path=gs://vit_models/imagenet21k/ViT-B_16.npz \
+        --config.data.source.path=PATH --workdir=DIR
 
-PATH can also name tar files, WebDataset shards and others, see docs/data.md.
+The weights are a workdir, or a file in any format that vit_jax/weights reads.
+The second command trains on your own images, in PATH/CLASS/*.jpg (or png, webp,
+bmp); see docs/data.md for what else PATH can be.
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, cifar10, cifar100, pets, flowers   the data sets of table 4
@@ -54,9 +49,8 @@ Arguments (separated by commas; the first of a list is the default):
 
 from_weights takes the architecture from the weights, except for the head, and
 the preprocessing (mean and std of the pixels). Weights of this project also say
-the dtype; others compute in bfloat16. Dropout, stochastic depth, remat and scan
-are off, as with a model by name: --config.model.dropout=0.1 and the like set
-them, and any other field. The weights are needed to resume, too.
+the dtype; others compute in bfloat16. --config.model.dropout=0.1 and the like
+set any field. The weights are needed to resume, too.
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
 gradients clipped at norm 1, and
@@ -70,16 +64,11 @@ gradients clipped at norm 1, and
     folder            (not in the paper)      .01   the one that VTAB has; batch
                                                     64 with from_weights
 
-The text has .06 for ResNets and hybrids only. It says that ResNets were also
-fine-tuned with BiT's recipe (`bit`), and that the better result counts.
+The text has .06 for ResNets and hybrids only. transfer.py chooses the rate as
+the paper does: all on the dev split, the best as 'final' with three seeds.
 
-To choose the rate as the paper does (all of them on the dev split, the best as
-'final' with three seeds), use transfer.py; it is one command.
-
-Expected: the tables in the docstrings of pretrain_*.py; table 2 has mean and
-standard deviation of three runs. From the released ImageNet-21k weights the
-authors' own code later gave the following, without and with dropout 0.1
-(--config.model.dropout=0.1), at 384 px:
+Expected: published.py. From the released ImageNet-21k weights the authors' own
+code later gave the following, without and with dropout 0.1, at 384 px:
 
                  CIFAR-10         CIFAR-100        ImageNet
     R50+B/16  98.72 / 98.94    90.88 / 92.30    83.72 / 85.08
@@ -92,29 +81,24 @@ Not in the paper:
 - warm-up: 500 steps as in the released code, 100 for pets and flowers as in
   big_vision. Softmax loss and a bfloat16 momentum: both code bases.
 - crops. 'inception' is the released code's: inception crop and flip; test
-  images are resized to size x size, without keeping the aspect ratio or
-  cropping. 'resize' is BiT's recipe as in big_vision: resize to 448 x 448,
-  random 384 crop, flip. 'resize_small' is the same with the smaller side at
-  448. For both the smaller side of the test images is resized to 448, and the
-  central 384 are cropped. (Other sizes: 7/6 of it; 256 for 224, as AugReg.)
+  images are resized to a square without cropping. 'resize' is BiT's recipe as
+  in big_vision: resize to 448 x 448, random 384 crop, flip; the smaller side of
+  test images is resized to 448, and the central 384 are cropped. In
+  'resize_small' the smaller side is 448 in training, too. (Other sizes: 7/6 of
+  it; 256 for 224, as AugReg.)
 - dropout: 0. Table 4 has none; the released L/16 and H/14 configs keep 0.1.
 - flowers trains on the split 'train', 1,020 images, as in big_vision.
 - Polyak averaging is in neither code base; here it starts at the first step.
-- 'final' trains on the entire train set, as the paper says. The presets of the
-  released code train on 99% of it for ImageNet and on 98% for CIFAR.
 
-`bit` is BiT-HyperRule: SGD with momentum 0.9, batch 512, no weight decay, rate
-.003, which falls to a tenth at 30, 60 and 90% of the steps; 448 px and a random
-384 crop with flip, for CIFAR 160 and 128; test images are resized to 384 (CIFAR
-128), without a crop. Its steps, 500 for fewer than 20k images, 10k for fewer
-than 500k, and 20k, are those above; a folder has 500 unless epochs= is given.
-Sets of 20k images and more (ImageNet, CIFAR) have mixup(0.1). From the released
-code: the warm-up, 100 of 500 steps, else 500 (5% with epochs=). That code also
-has 512 and 480 px (here size=480) for 448 and 384, and its rate falls at 200,
-300 and 400 of 500 steps.
+`bit` is BiT-HyperRule, with which the paper fine-tuned ResNets too, and the
+better result counts: rate .003, which falls to a tenth at 30, 60 and 90% of the
+steps, no clipping; 448 px and a random 384 crop with flip, for CIFAR 160 and
+128; test images are resized without a crop; mixup(0.1) for ImageNet and CIFAR.
+A folder has 500 steps unless epochs= is given. From the released code: the
+warm-up, 100 of 500 steps, else 500 (5% with epochs=).
 
-`augreg` is the protocol of "How to train your ViT?": SGD, batch, schedule and
-clipping of table 4, at 384 or 224 px (size=224), and on the dev split each of
+`augreg` is the protocol of "How to train your ViT?": table 4's settings at 384
+or 224 px (size=224), and on the dev split each of
 
               steps (warm-up)               learning rates    train, dev, test
     imagenet  20000 (500)                   .01 .03           99%, 1%, val
@@ -123,24 +107,17 @@ clipping of table 4, at 384 or 224 px (size=224), and on the dev split each of
     resisc45  10000 (500), 2500 (200)       .001 .003 .01     60%, 20%, 20%
     kitti       500 (100), 2500 (200)       .001 .003 .01     its own
 
-`transfer.py` with `augreg` runs them all. The first steps are the default; so
-are the rates .03, .01 (cifar100) and .003 (pets), best for a B/32 in
-big_vision, and .01. Both 'dev' and 'final' train without the dev split: the
-table of released models has validation and test accuracies of the same run, so
-theirs did (derived). Weights that were trained on ImageNet-21k have seen the
-held-out 1% of ImageNet. AugReg then selects on ImageNet-V2, and so does `v2`
-(TFDS imagenet_v2/matched-frequency; which of its three sets is not stated).
-Not stated either are the crops: those above, and of kitti VTAB's, without
-random crops, which would change the distances that are its labels.
-docs/augreg.md has the published results.
+The first steps are the default; so are the rates .03, .01 (cifar100) and .003
+(pets), best for a B/32 in big_vision, and .01. Both 'dev' and 'final' train
+without the dev split (derived). Weights trained on ImageNet-21k have seen the
+held-out 1% of ImageNet: AugReg then selects on ImageNet-V2, and so does `v2`
+(matched-frequency; which of its sets is not stated). Nor are the crops stated:
+those above, and for kitti none, which would change the distances.
 
 The head and its tanh layer are replaced by a zero-initialised head, and
-position embeddings are interpolated (section 3.2). With a model by name, one
-that was pre-trained without a class token needs its settings here too, for
-example --config.model.pooling.target=vit_jax.models.pooling.Mean.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+position embeddings are interpolated (section 3.2). A model by name that was
+pre-trained without a class token needs its settings here too, for example
+--config.model.pooling.target=vit_jax.models.pooling.Mean.
 """
 
 from configs import arguments, common

@@ -63,7 +63,7 @@ If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. masked_patches_embedded.py needs no data, and minutes.
 """
 
-from configs import arguments, common, pretrain_jft
+from configs import arguments, common
 
 MODELS = ('B/16', 'B/32', 'S/16', 'S/32', 'L/16', 'L/32')
 PREDICT = ('mean_colour', 'downsampled', 'pixels')
@@ -104,9 +104,7 @@ def data(args):
     return common.imagenet(args.folder)
   if args.folder:
     raise ValueError("'folder' is for 'imagenet'; add 'imagenet'.")
-  held_out = pretrain_jft.held_out(args.tiny)
-  source = common.tfds(args.name, f'train[{held_out}:]')
-  return source, {'val': f'train[:{held_out}]'}
+  return common.large_tfds(args.name, args.tiny)
 
 
 def set_task(config, predict, *, channels=3, **fields):

@@ -5,8 +5,7 @@ Vision Transformers" (Steiner et al., 2021).
         --workdir=DIR
 
 Arguments (separated by commas; the first of a list is the default):
-  imagenet, imagenet21k   the data. TFDS has no public imagenet21k; see
-             pretrain_imagenet21k.py for what it must be
+  imagenet, imagenet21k   the data, see pretrain_paper.py
   B/16, B/32, S/16, S/32, Ti/16, L/16, R+Ti/16, R26+S/32, R50+L/32   the model
   best, none, light1, light2, medium1, medium2, strong1, strong2   the
              augmentation. best is the best one published for this model, these
@@ -15,11 +14,10 @@ Arguments (separated by commas; the first of a list is the default):
              the default is the published best
   weight_decay=RATE   the paper has 0.1 and 0.03
   epochs=300   the paper has 300, and for imagenet21k also 30
-  faults     RandAugment with the two faults of big_vision's code, see below
-  folder     instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-             PATH/val/CLASS: --config.data.source.path=PATH, or
-             imagenet:PATH (its tar files), wds:FILES; see docs/data.md
-  tiny       seconds on a CPU, on the same data
+  faults     RandAugment with the faults of big_vision's code, as the published
+             models had it: see pretrain_better_plain.py. Without them light2
+             and above differ from the paper's
+  folder, tiny   see "Words of configs" in docs/training.md
 
              RandAugment   mixup   label in the names of the released files
     none               -       -   none
@@ -30,62 +28,35 @@ Arguments (separated by commas; the first of a list is the default):
     strong1      (2, 20)     0.5   strong1
     strong2      (2, 20)     0.8   strong2
 
-The first column has the names of the paper's text and of big_vision; its figure
-4 calls the last four med1, med2, heavy1 and heavy2. That the files count from
-light0 is derived: no file is labelled light2, and the accuracy of the B/32 of
-the label light1 is that of light2 in figure 4.
+Figure 4 of the paper calls the last four med1, med2, heavy1 and heavy2. That
+the files count from light0 is derived: no file is labelled light2, and the
+accuracy of the B/32 of the label light1 is that of light2 in figure 4. That
+AugReg's code has the faults is derived from big_vision's, its successor.
 
-Expected: top-1 in % on ImageNet (table 3), of the best setting for each model:
-after training on ImageNet, and after fine-tuning at 384 px (finetune.py with
-`augreg`); docs/augreg.md has figure 4 and all of table 3.
-
-                    imagenet,            fine-tuned at 384 px after
-                  300 epochs   imagenet   imagenet21k: 30 epochs      300
-    L/16               75.72      77.21                    84.48    85.59
-    B/16               79.84      81.63                    83.46    85.49
-    S/16               79.00      80.70                    80.22    83.73
-    R50+L/32           76.84      76.71                    83.19    85.99
-    R26+S/32           79.61      81.55                    81.11    83.85
-    Ti/16              72.59      74.64                    74.20    78.22
-    B/32               74.42      76.60                    78.65    83.59
-    S/32               72.07      75.65                    75.74    79.58
-    R+Ti/16            70.13      73.48                    71.97    75.40
+Expected: docs/augreg.md has table 3 and figure 4, e.g. 79.84 for B/16 after 300
+epochs of imagenet, and 81.63 after fine-tuning at 384 px (finetune.py with
+`augreg`).
 
 The defaults of imagenet21k for 300 epochs are the settings of the files that
-the authors recommend. The others are the best cells of figure 4, accuracies on
-held-out images that are rounded to 1%; of equal ones, those of big_vision's
-configs, else the weakest augmentation, if possible with reg=0. Below 100 epochs
-of imagenet21k the settings for 30 are taken. The paper does not state the best
-weight decay of each model: 0.1 as in big_vision, except for 0.03 in recommended
-files of imagenet21k (S/16, Ti/16, R+Ti/16).
-
-The published models were trained with `faults`: Contrast used a wrong mean, and
-the threshold of Solarize overflowed, so that it inverts the whole image at
-magnitudes 10 and 20, and levels from 128 up at 15. Without `faults`, the
-default, Contrast is correct, and Solarize changes nothing from magnitude 10 up.
-So light2 and above differ from the paper's unless `faults` is given; that
-AugReg's code has the faults is derived from big_vision's, which is its
-successor.
+the authors recommend. The others are the best cells of figure 4; of equal ones,
+those of big_vision's configs, else the weakest augmentation, if possible with
+reg=0. Below 100 epochs of imagenet21k the settings for 30 are taken. The paper
+does not state the best weight decay of each model: 0.1 as in big_vision, except
+for 0.03 in recommended files of imagenet21k (S/16, Ti/16, R+Ti/16).
 
 Paper: Adam, batch 4096, learning rate 1e-3, 10k steps of warm-up, cosine decay,
 clipping at norm 1, 224 px, inception crop and flip always; the rate of
 stochastic depth grows linearly over the layers. No tanh layer in the head for
 ImageNet-21k; on ImageNet both were tried, and here it has one, as in
 big_vision's vit_i1k (--config.model.head.representation_size=None: none). The
-paper says that the stem of the hybrids has batch norm; the released code has
-group norm and weight standardisation, and so has this one.
+stem of the hybrids has group norm and weight standardisation, as in the
+released code; the paper says batch norm.
 
-From big_vision's vit_i1k and vit_i21k, not the paper: sigmoid loss with a head
-bias of -6.9 (ImageNet) and -10; bfloat16 first moments; decay for kernels only;
-the splits (99% of train; all but 51,200 images); test images (smaller side to
-256 px, central 224). The class token is that of the released weights, also for
+From big_vision's vit_i1k and vit_i21k: sigmoid loss with a head bias of -6.9
+(ImageNet) and -10; bfloat16 first moments; decay for kernels only; the splits
+(99% of train; all but 51,200 images); test images (smaller side to 256 px,
+central 224). The class token is that of the released weights, also for
 ImageNet-21k, where big_vision's config has the mean over patches.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
-
-If memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True. None of them changes the result.
 """
 
 from configs import arguments, common
@@ -139,10 +110,6 @@ LESS_DECAY = ('S/16', 'Ti/16', 'R+Ti/16')  # 0.03 on ImageNet-21k
 
 
 def get_config(argument=''):
-  if 'light0' in argument.split(','):
-    raise ValueError(
-      "'light0' is the label of released files. Use the paper's name, 'light1'."
-    )
   args = arguments.parse(
     argument,
     data=('imagenet', 'imagenet21k'),
@@ -156,18 +123,15 @@ def get_config(argument=''):
     tiny=False,
     may_be_zero=('reg',),
   )
-  if args.folder and args.data != 'imagenet':
-    raise ValueError("'folder' is for 'imagenet'.")
+  source, held_out = common.imagenet_or_21k(args)
   magnitude, mixup, reg, weight_decay = settings(args)
   config = common.training()
   config.total_epochs = args.epochs
   config.model = common.model(args.model, dropout=reg, stochastic_depth=reg)
   if args.data == 'imagenet':
-    source, held_out = common.imagenet(args.folder)
     width = config.model.width
     config.model.head = {'representation_size': width, 'bias_init': -6.9}
   else:
-    source, held_out = common.imagenet21k(args.tiny)
     config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   train_images = common.inception_crop(224)
   if magnitude is not None:

@@ -4,13 +4,10 @@
         --workdir=DIR
 
 Arguments (separated by commas; the first of a list is the default):
-  S/16, B/16   the model
+  S/16, B/16   the model; the paper has no B/16
   epochs=90    the paper has 90, 150 and 300
   faults       RandAugment with the two faults of big_vision's code, see below
-  folder       instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-               PATH/val/CLASS: --config.data.source.path=PATH, or
-               imagenet:PATH (its tar files), wds:FILES; see docs/data.md
-  tiny         seconds on a CPU, on the same data
+  folder, tiny   see "Words of configs" in docs/training.md
 
 Expected: top-1 in % on the validation set at 224 px, without fine-tuning, of
 S/16:
@@ -27,16 +24,10 @@ S/16:
 
 The paper's model was trained with big_vision's RandAugment, whose Contrast uses
 a wrong mean and whose Solarize overflows: at magnitude 10 it inverts the whole
-image, like Invert. `faults` does the same. Without it, which is the default,
-Contrast is correct, and the threshold of Solarize at magnitude 10 is 256, so
-that it changes nothing. The replication (EIFY's mup-vit) corrected operations
-too; it has another crop and the entire train set, and what its Solarize does at
-magnitude 10 is not known here.
-
-Not known of B/16: any result of this recipe. The paper trains S/16 only, and
-whether its augmentation and learning rate are enough for B/16 is open. AugReg's
-B/16, with stronger augmentation, dropout and stochastic depth, has 79.84 after
-300 epochs; see pretrain_augreg.py.
+image. `faults` does the same. Without it Contrast is correct, and the threshold
+of Solarize at magnitude 10 is 256, so that it changes nothing. The replication
+(EIFY's mup-vit) corrected operations too; it has another crop and the entire
+train set.
 
 The paper's text and big_vision's config vit_s16_i1k: mean over patches instead
 of a class token, fixed 2-D sine-cosine positions, softmax loss, Adam, batch
@@ -53,9 +44,6 @@ learning rate, is 0.1 here.
 To fine-tune it: finetune.py:imagenet,S/16 with
 --config.model.pooling.target=vit_jax.models.pooling.Mean and
 --config.model.posemb.target=vit_jax.models.posemb.SinCos2d
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
 """
 
 from configs import arguments, common

@@ -4,16 +4,12 @@
         --workdir=DIR
 
 Arguments (separated by commas; the first of a list is the default):
-  imagenet, imagenet21k   the data: BiT-S, BiT-M. TFDS has no public
-           imagenet21k; see pretrain_imagenet21k.py for what it must be
+  imagenet, imagenet21k   the data: BiT-S, BiT-M; see pretrain_paper.py
   R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model
   postact  the form of the ViT paper's released code instead of BiT's; in
            big_vision, its BiT for ImageNet (bit_i1k) has it, the others do not
   epochs=90
-  folder   instead of TFDS's imagenet2012, images in PATH/train/CLASS and
-           PATH/val/CLASS: --config.data.source.path=PATH, or
-           imagenet:PATH (its tar files), wds:FILES; see docs/data.md
-  tiny     seconds on a CPU, on the same data
+  folder, tiny   see "Words of configs" in docs/training.md
 
 Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's
 `bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), according to
@@ -28,19 +24,11 @@ the README of the released code. The paper has no number before fine-tuning.
 images (0.48), weight decay 1e-4, 5k steps of warm-up, 90 epochs; the rate falls
 to a tenth at epochs 30, 60 and 80; 224 px.
 
-Not in the paper, but from big_vision's configs for the same models, bit_i1k and
-bit_i21k:
-- loss: softmax; for ImageNet-21k sigmoid, with a head bias of -10.
-- weight decay for kernels only; inception crop and flip; the splits; test
-  images (smaller side to 256 px, central 224).
-Those configs also differ from the recipe, which this one does not: they have a
-cosine schedule, clip gradients at norm 1 (--config.optimizer.clip_norm=1.0),
-and have for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
-
-If memory is short: --config.accum_steps=8 --config.model.remat=full.
+Not in the paper, but from big_vision's configs bit_i1k and bit_i21k: the loss,
+softmax, or for ImageNet-21k sigmoid with a head bias of -10; weight decay for
+kernels only; inception crop and flip; the splits; test images (smaller side to
+256 px, central 224). Different in those configs: a cosine schedule, clipping at
+norm 1, and for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
 """
 
 from configs import arguments, common
@@ -61,14 +49,10 @@ def get_config(argument=''):
   config = common.training()
   config.total_epochs = args.epochs
   config.model = common.model(args.model, postact=args.postact)
-  if args.data == 'imagenet':
-    loss = 'softmax'
-    source, held_out = common.imagenet(args.folder)
-  else:
-    if args.folder:
-      raise ValueError("'folder' is for 'imagenet'.")
+  source, held_out = common.imagenet_or_21k(args)
+  loss = 'softmax'
+  if args.data == 'imagenet21k':
     loss = 'sigmoid'
-    source, held_out = common.imagenet21k(args.tiny)
     config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.objective = common.xent(loss)

@@ -1,28 +1,24 @@
-r"""Pre-training on JFT-3B, or your own data, as in "Scaling Vision
-Transformers" (Zhai et al., 2021), also of SoViT-400m ("Getting ViT in Shape",
-2023).
+r"""Pre-training on JFT-3B as in "Scaling Vision Transformers" (Zhai et al.,
+2021), also of SoViT-400m ("Getting ViT in Shape", 2023).
 
     python -m vit_jax.main --workdir=DIR \
         --config=configs/pretrain_scaling_vit.py:G/14,fsdp,name=my_set,classes=0
 
-JFT-3B is not public; what a set of your own needs is in pretrain_jft.py's
-docstring: a split 'train', whose first 50,000 images are kept for validation.
+JFT-3B is not public; a set of your own needs what pretrain_paper.py says.
 
 Arguments (separated by commas; the first of a list is the default):
   G/14, g/14    the models of the paper with two and one billion parameters
   So400m/14     SoViT-400m/14: width 1152, 27 layers, MLPs of 4304, 16 heads
   L/16, B/16, B/32, S/16, S/32, Ti/16   smaller ones
-  name=jft_3b   the TFDS data set
-  classes=29593   those of JFT-3B; 0 for as many as the data set says it has
+  name=jft_3b, classes=29593   the TFDS data set and its number of classes; 0
+                for as many as the data set says it has
   epochs=EPOCHS   instead of 1M steps, or 40 billion examples of So400m/14
-  fsdp          shard parameters and optimizer state over all devices
-  tensor=1      devices that share the heads and hidden units of each layer
-  tiny          seconds on a CPU, on the same data
+  fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md. The number
+                of shards should divide the model's width (G/14: 128 shards)
 
 Published, after pre-training on JFT-3B: top-1 in % on ImageNet after
-fine-tuning, and of a linear regression with 10 images per class at 224 px.
-G/14: abstract of "Scaling ViT", and, like the others, tables 1 and 3 of SoViT's
-paper:
+fine-tuning, and of a linear regression with 10 images per class at 224 px
+(abstract of "Scaling ViT"; tables 1 and 3 of SoViT's paper):
 
                            px    ImageNet   ReaL     V2    10-shot
     L/16                  384        88.5   90.4   80.4       81.5
@@ -33,41 +29,23 @@ paper:
     G/14                  518       90.45   90.8   83.3      84.86
 
 big_vision's train_vit_g.py, which is for g/14 and G/14, and here: Adafactor
-with the first moment in bfloat16 (vit_jax.optim.optimizers.adafactor),
-learning rate 8e-4,
-batch 16,384, 1M steps, warm-up 10k, rsqrt decay with a time scale of 10k,
-cooldown 50k, clipping at 1, weight decay 0.03 and 100 times as much for the
-head, MAP pooling (no class token, no tanh layer), sigmoid loss, head bias -10;
-inception crop at 224 px and flip; test images with the smaller side at 256 px,
-central 224. Its splits of JFT-3B are 'train' and 'val'.
+with the first moment in bfloat16, learning rate 8e-4, batch 16,384, 1M steps,
+warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping at 1,
+weight decay 0.03 and 100 times as much for the head, MAP pooling (no class
+token, no tanh layer), sigmoid loss, head bias -10; inception crop at 224 px and
+flip; test images with the smaller side at 256 px, central 224.
 
 SoViT's paper has the same settings in its study (table 5), with batch 128, and
-says 40 billion examples for So400m/14 (16 billion for g/14). Its fine-tuning
-(table 8) is, except for RandAugment (2, 10), mixup 0.2 and a sigmoid loss,
-
-    python -m vit_jax.main \
-        --config=configs/finetune.py:imagenet,size=518,lr=0.03,layer_decay=0.9 \
-        --config.init_from.path=DIR --config.total_steps=50000 --workdir=DIR2
+says 40 billion examples for So400m/14. Its fine-tuning (table 8) is, except for
+RandAugment (2, 10), mixup 0.2 and a sigmoid loss, finetune.py with the words
+imagenet,size=518,lr=0.03,layer_decay=0.9 and --config.total_steps=50000.
 
 Not known: the batch of So400m/14, here 16,384; and the settings of the smaller
-models, here those of G/14, although the paper's study of them has a batch of
-4096 and many durations (from memory).
-
-Different here: the data and its split; the evaluators have no few-shot
-regression (fewshot.py has). Position embeddings start at a deviation of 0.02;
-1 / sqrt(width) in big_vision.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
-
-If memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True, and the words fsdp and tensor=2. None of them changes
-the result. With fsdp, --config.mesh.data=4 keeps four complete copies, each
-sharded over a quarter of the devices: the number of shards should divide the
-model's width (G/14: 128 shards).
+models, here those of G/14. Different here: the data and its split; position
+embeddings start at a deviation of 0.02, 1 / sqrt(width) in big_vision.
 """
 
-from configs import arguments, common, pretrain_jft
+from configs import arguments, common
 
 MODELS = (
   *('G/14', 'g/14', 'So400m/14'),
@@ -100,8 +78,7 @@ def get_config(argument=''):
   )
   if args.classes:
     config.model.num_classes = args.classes
-  first = pretrain_jft.held_out(args.tiny)
-  source = common.tfds(args.name, f'train[{first}:]')
+  source, held_out = common.large_tfds(args.name, args.tiny)
   config.data = common.data(
     source, common.inception_crop(224), batch_size=BATCH_SIZE
   )
@@ -121,7 +98,7 @@ def get_config(argument=''):
   }
   config.evals = common.held_out_evals(
     config,
-    {'val': f'train[:{first}]'},
+    held_out,
     common.resize_crop(256, 224),
     loss='sigmoid',
     every_steps=5000,

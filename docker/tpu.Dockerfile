@@ -3,7 +3,7 @@
 #
 #   docker build -f docker/tpu.Dockerfile -t vit_jax:tpu .
 #   docker run --rm --init --privileged --net=host --shm-size=8g \
-#     vit_jax:tpu --config=vit_jax:pretrain_imagenet:B/16 \
+#     vit_jax:tpu --config=vit_jax:pretrain_paper:imagenet,B/16 \
 #     --workdir=gs://BUCKET/b16
 #
 # --privileged gives access to the TPU chips, and --net=host to the metadata of

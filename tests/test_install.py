@@ -95,6 +95,6 @@ def test_pip_installs_from_git_with_the_configs(tmp_path):
   dependencies = sysconfig.get_path('purelib')
   (installed / 'dependencies.pth').write_text(dependencies)
   check(python, installed, tmp_path / 'elsewhere')
-  main = ('-m', 'vit_jax.main', '--config=vit_jax:pretrain_jft:H/14,fsdp')
+  main = ('-m', 'vit_jax.main', '--config=vit_jax:pretrain_paper:jft,H/14,fsdp')
   shown = run(python, *main, '--print_config', cwd=tmp_path / 'elsewhere')
   assert 'config.mesh.fsdp = -1\n' in shown

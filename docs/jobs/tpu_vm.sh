@@ -4,7 +4,7 @@
 #   export NAME=vit ZONE=us-west4-a TYPE=v5litepod-16 VERSION=v2-alpha-tpuv5-lite
 #   docs/jobs/tpu_vm.sh create        # 4 hosts with 4 chips each
 #   docs/jobs/tpu_vm.sh install       # the committed code, on all hosts
-#   docs/jobs/tpu_vm.sh start --config=configs/pretrain_imagenet21k.py:L/16 \
+#   docs/jobs/tpu_vm.sh start --config=configs/pretrain_paper.py:imagenet21k,L/16 \
 #     --workdir=gs://BUCKET/l16
 #   docs/jobs/tpu_vm.sh log
 #   docs/jobs/tpu_vm.sh stop          # saves; `start` resumes

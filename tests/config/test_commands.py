@@ -108,8 +108,8 @@ def test_help_is_a_success(tmp_path):
     ('--config=configs/evaluate.py:size=big', r"'size=big': expected a whole"),
     ('--config=configs/evaluate.py:folder,tfds', r"'folder' and 'tfds' both"),
     ('--config=configs/finetune.py:size=0', r'expected a whole number above 0'),
-    ('--config=configs/pretrain_jft.py:name=', r"'name=' lacks a name"),
-    ('--config=configs/pretrain_jft.py:R200x3', r'Give one, lr=RATE'),
+    ('--config=configs/pretrain_paper.py:jft,name=', r"'name=' lacks a name"),
+    ('--config=configs/pretrain_paper.py:jft,R200x3', r'Give one, lr=RATE'),
     ('--config=vit_jax:quickstart --config.=3', r'--config\.=3 lacks a key'),
     (
       '--config=vit_jax:finetune:pets --config.data.batch_size=many',
@@ -162,7 +162,7 @@ FLAG = re.compile(r'--(config\.\S+)=\.\.\.')
     ('finetune:cifar10', 1),
     ('fewshot:pets', 1),
     ('evaluate_imagenet:val', 1),
-    ('pretrain_imagenet:folder', 1),
+    ('pretrain_paper:folder', 1),
   ],
 )
 def test_values_to_set_are_named_by_flags_that_exist(spec, count, tmp_path):
@@ -264,7 +264,7 @@ def get_config():
 """,
   )
   mine = tmp_path / 'configs' / 'mine.py'
-  specs = [mine, 'vit_jax:pretrain_imagenet:tiny', mine]
+  specs = [mine, 'vit_jax:pretrain_paper:imagenet,tiny', mine]
   done = python(LOAD, *specs, cwd='/')
   lines = done.stdout.splitlines()
   assert lines[0] == lines[-1] == "(7, 8, 'configs.arguments')", done.stderr

@@ -24,18 +24,18 @@ from vit_jax.optim.durations import UNITS, Duration
 # Runs come before studies: a mutation is made in the first base that has the
 # argument, and the dry run of a study does not trace its runs.
 BASES = (
-  *('pretrain_imagenet:B/16,tiny', 'finetune:cifar10,S/16,dev,polyak,tiny'),
+  *('pretrain_paper:imagenet,B/16,tiny', 'finetune:cifar10,S/16,dev,polyak,tiny'),
   *('finetune:cifar10,Mixer-B/16,tiny', 'finetune:flowers,R50x1,bit,tiny'),
   *('masked_patches:B/16,imagenet,tiny', 'train_folder:tiny'),
-  *('pretrain_bit:imagenet,R50x1,tiny', 'pretrain_imagenet21k:B/16,tiny'),
+  *('pretrain_bit:imagenet,R50x1,tiny', 'pretrain_paper:imagenet21k,B/16,tiny'),
   'pretrain_scaling_vit:G/14,fsdp,tensor=2,tiny',
-  *('pretrain_jft:R50+L/32,tiny', 'pretrain_better_plain:S/16,tiny'),
-  *('pretrain_deit3:tiny', 'pretrain_deit:tiny'),
+  *('pretrain_paper:jft,R50+L/32,tiny', 'pretrain_better_plain:S/16,tiny'),
+  *('deit:deit3,tiny', 'deit:tiny'),
   *('evaluate_imagenet', 'fewshot'),
   'evaluate:tfds,accuracy,knn,logistic,probe',
   *('masked_patches_embedded:tiny', 'quickstart:tiny', 'ablations:shape,tiny'),
-  *('scaling_compute:tiny', 'scaling_data:tiny', 'scaling_embedded:tiny'),
-  *('scaling_shape:tiny', 'transfer:R50x1,pets,bit,tiny'),
+  *('scaling:compute,tiny', 'scaling:data,tiny', 'scaling_embedded:tiny'),
+  *('scaling:shape,tiny', 'transfer:R50x1,pets,bit,tiny'),
   'vtab:seeds=1,sweep,dtd,tiny',
 )
 
@@ -120,7 +120,7 @@ def base(name: str) -> ml_collections.ConfigDict:
 
 
 def _model():
-  config = configs.load('vit_jax:pretrain_imagenet:B/16,tiny')
+  config = configs.load('vit_jax:pretrain_paper:imagenet,B/16,tiny')
   return config.model.to_dict() | {'num_classes': 10}
 
 

@@ -7,7 +7,7 @@ from vit_jax import config as configs
 from .config_mutations import base, mutations
 from .mutated_configs import ACCEPTED, REFUSED, outcome
 
-BASE = 'pretrain_imagenet:B/16,tiny'
+BASE = 'pretrain_paper:imagenet,B/16,tiny'
 
 
 def test_mutations_are_refused_or_have_a_meaning():

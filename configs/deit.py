@@ -1,0 +1,323 @@
+r"""DeiT and DeiT III on ImageNet: pre-training, distillation, fine-tuning.
+
+"Training data-efficient image transformers & distillation through attention"
+and "DeiT III: Revenge of the ViT" (Touvron et al., 2021 and 2022).
+
+    python -m vit_jax.main --config=configs/deit.py:deit,S/16 --workdir=DIR
+    python -m vit_jax.main --config=configs/deit.py:deit,S/16,distilled \
+        --config.objective.objective.teacher.path=WEIGHTS --workdir=DIR
+    python -m vit_jax.main --config=configs/deit.py:deit3,B/16 --workdir=DIR
+    python -m vit_jax.main --config=configs/deit.py:deit3_finetune,B/16 \
+        --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
+
+The teacher is a workdir or a file of any format, with the 1000 classes of
+ImageNet. The last command also takes published weights, such as
+hf://timm/deit3_base_patch16_224.fb_in1k.
+
+Arguments (separated by commas; the first of a list is the default):
+  deit, deit3, deit3_finetune   the recipe
+  S/16, Ti/16, B/16, M/16, L/16, H/14   the model: deit has the first three,
+              deit3 all but Ti/16
+  imagenet, imagenet21k   the data of deit3; of deit3_finetune, the data that
+              the weights were pre-trained on. See pretrain_paper.py
+  distilled   deit: with a distillation token, which learns the teacher's most
+              probable class
+  soft        the same, but with the teacher's probabilities
+  epochs=EPOCHS   deit 300; deit3 800, on imagenet21k 240 and for H/14 90;
+              deit3_finetune 20, after imagenet21k 50
+  size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384
+  layer_decay=RATE   deit3_finetune: multiply the learning rate of each layer by
+              this, once for each layer after it; not in DeiT III
+  folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
+
+Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
+distilled models with hard distillation by a RegNetY-16GF (82.9, from memory);
+deit3 after fine-tuning, also of a JAX implementation (deit3-jax on GitHub):
+
+                              Ti/16    S/16    M/16    B/16    L/16    H/14
+    deit                       72.2    79.9       -    81.8       -       -
+      distilled                74.5    81.2       -    83.4       -       -
+      deit3-jax                73.1    79.7       -    81.5       -       -
+    deit3, 224 px                 -    81.4    83.0    83.8    84.9    85.2
+      384 px                      -    83.4       -    85.0    85.8       -
+      deit3-jax, 224 px           -   81.44       -   83.91       -       -
+        400 epochs                -    80.7       -    83.6   84.62   85.12
+    deit3, imagenet21k, 224       -    83.1    84.5    85.7    87.0    87.2
+      384 px                      -    84.8       -    86.7    87.7       -
+      deit3-jax, 224 px           -   83.39       -   85.68       -       -
+        90 epochs                 -   83.04       -   85.35   86.83   86.78
+
+deit3-jax has a weight decay of 0.02 and a stochastic depth of 0, .1, .4 and .5
+(S, B, L, H) for 400 epochs, and for 90 epochs of B/16 a learning rate of 3e-3.
+Its ImageNet-21k is the one of winter 2021, with 19,167 classes.
+
+The scripts of the papers, and here, with 5 epochs of warm-up and a cosine to
+1e-5; rates of deit3 on imagenet and imagenet21k, and of deit3_finetune after
+them:
+
+                    deit    deit3 imagenet    imagenet21k  finetune  after 21k
+    optimizer       AdamW   LAMB              LAMB         AdamW     LAMB
+    learning rate   1e-3    3e-3, S/16 4e-3   1e-3         1e-5      3e-4
+    weight decay    0.05    0.05              0.02         0.1       0.02
+    batch           1024    2048              2048         512       2048
+    px, S M B L H   224     224 224 192 192   224 224 224  224       224
+                            154               224 126
+    mixup, CutMix   .8, 1   .8, 1             -, 1         .8, 1     -, 1
+    augmentation    Rand    3-Augment         3-Augment    Rand      3-Augment
+    repeats         3       3                 -            -         -
+    smoothing       0.1     mean sigmoid      0.1          0.1       0.1
+
+RandAugment is rand-m9-mstd0.5-inc1; with it deit has random erasing of 0.25,
+linear stochastic depth of 0.1 and an EMA of 0.99996. deit3 has colour jitter
+0.3, LayerScale that starts at 1e-4, position embeddings of the patches only,
+clipping at norm 1 and constant stochastic depth (STOCHASTIC_DEPTH below). On
+imagenet21k and after it, crops are DeiT III's simple random crops; else 8 to
+100% of an image, bicubic. All have exact GELU, a flip, and the mean and
+deviation of ImageNet's pixels; kernels start from a normal distribution of
+0.02. For the sigmoid both classes of a mixed image are targets of 1. After
+imagenet the head is kept.
+
+From memory: deit's crops, stochastic depth, GELU, decay of kernels only, and
+the settings of its distillation (hard, weight 0.5; or soft, temperature 3 and
+weight 0.1). From deit3-jax: LAMB's epsilon of 1e-8 and its clipping; test
+images (deit: smaller side to 256 px, central 224; deit3: no margin); 154 and
+126 px of H/14, 160 and 128 in the README. Not known: the settings of M/16,
+where stochastic depth, 224 px and 3e-3 are our choice; S/16 at 224 px after
+imagenet.
+
+Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
+each step instead of each epoch; class and distillation token start at 0; query,
+key and value are one parameter of LAMB there; the noise of random erasing is
+clipped to [0, 255]; evaluators use the EMA; deit3 has no EMA; position
+embeddings are interpolated by a cubic kernel with a = -0.5 (PyTorch: -0.75,
+from memory); ImageNet-21k has 21,843 classes, and 51,200 images are held out.
+"""
+
+from configs import arguments, common
+
+MODELS = {
+  'deit': ('S/16', 'Ti/16', 'B/16'),
+  'deit3': ('S/16', 'B/16', 'M/16', 'L/16', 'H/14'),
+}
+MODELS['deit3_finetune'] = MODELS['deit3']
+SIZES = {'B/16': 192, 'L/16': 192, 'H/14': 154}  # px on imagenet; else 224
+STOCHASTIC_DEPTH = {  # on imagenet, imagenet21k; fine-tuning after each
+  'S/16': (0.05, 0.05, 0.0, 0.05),
+  'M/16': (0.1, 0.05, 0.1, 0.1),
+  'B/16': (0.2, 0.1, 0.2, 0.15),
+  'L/16': (0.45, 0.3, 0.45, 0.4),
+  'H/14': (0.6, 0.5, 0.55, 0.45),
+}
+
+
+def get_config(argument=''):
+  args = arguments.parse(
+    argument,
+    recipe=tuple(MODELS),
+    model=tuple(dict.fromkeys(MODELS['deit'] + MODELS['deit3'])),
+    data=('imagenet', 'imagenet21k'),
+    distilled=False,
+    soft=False,
+    epochs=float,
+    size=int,
+    layer_decay=float,
+    folder=False,
+    fsdp=False,
+    tensor=1,
+    tiny=False,
+  )
+  if args.model not in MODELS[args.recipe]:
+    raise ValueError(
+      f'{args.recipe} has no {args.model}. Use one of '
+      f'{", ".join(MODELS[args.recipe])}.'
+    )
+  config = common.training()
+  target = 'vit_jax.preprocess.Normalize'
+  mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+  config.preprocess = {'target': target, 'mean': mean, 'std': std}
+  {'deit': deit, 'deit3': deit3, 'deit3_finetune': deit3_finetune}[args.recipe](
+    config, args
+  )
+  common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
+  return common.tiny(config) if args.tiny else config
+
+
+def deit(config, args):
+  """Set the recipe of DeiT."""
+  if args.data != 'imagenet':
+    raise ValueError("deit is for 'imagenet'.")
+  distilled = args.distilled or args.soft
+  pooling = {'pooling': common.pooling('DistillationToken')}
+  config.model = transformer(
+    args.model, stochastic_depth=0.1, **(pooling if distilled else {})
+  )
+  erasing = common.augmentation('RandomErasing', probability=0.25)
+  images = [*crop(224), rand_augment(), erasing]
+  held_out = set_data(config, args, images, batch_size=1024, repeats=3)
+  objective = common.xent('softmax', label_smoothing=0.1)
+  if args.soft:
+    objective = common.distillation(
+      objective, kind='soft', weight=0.1, temperature=3.0
+    )
+  elif distilled:
+    objective = common.distillation(objective, kind='hard', weight=0.5)
+  # Outside of the distillation: teacher and student see the same mixed images.
+  config.objective = common.mixed(objective, mixup=0.8, cutmix=1.0)
+  config.optimizer = common.adam(weight_decay=0.05)
+  config.ema_decay = 0.99996
+  set_length(config, args.epochs or 300.0, lr=1e-3)
+  test_images = common.evaluation_images('timm', 224, crop=0.875)
+  config.evals = common.held_out_evals(
+    config, held_out, test_images, every_steps=5000
+  )
+
+
+def deit3(config, args):
+  """Set the pre-training of DeiT III."""
+  on_imagenet = args.data == 'imagenet'
+  config.model = deit3_transformer(args.model, 0 if on_imagenet else 1)
+  if on_imagenet:
+    size, epochs, loss = SIZES.get(args.model, 224), 800.0, 'sigmoid'
+    images = three_augment(crop(size))
+    lr = 4e-3 if args.model == 'S/16' else 3e-3
+    config.objective = common.mixed(common.bce(), mixup=0.8, cutmix=1.0)
+    config.optimizer = lamb(weight_decay=0.05)
+  else:
+    size = 126 if args.model == 'H/14' else 224
+    epochs, loss = 90.0 if args.model == 'H/14' else 240.0, 'softmax'
+    config.model.num_classes = 21_843
+    images, lr = three_augment(simple_crop(size)), 1e-3
+    config.objective = smoothed_cutmix()
+    config.optimizer = lamb(weight_decay=0.02)
+  held_out = set_data(
+    config, args, images, batch_size=2048, repeats=3 if on_imagenet else None
+  )
+  set_length(config, args.epochs or epochs, lr)
+  test_images = common.evaluation_images('timm', size, crop=1.0)
+  config.evals = common.held_out_evals(
+    config, held_out, test_images, loss=loss, every_steps=5000
+  )
+
+
+def deit3_finetune(config, args):
+  """Set the fine-tuning of DeiT III on ImageNet."""
+  after_imagenet = args.data == 'imagenet'
+  large = args.model == 'S/16' and after_imagenet
+  size = args.size or (384 if large else 224)
+  config.init_from = {
+    'path': common.placeholder(str),
+    'head': 'keep' if after_imagenet else 'reset',
+    'posemb_resize': 'bicubic_antialias',
+  }
+  config.model = deit3_transformer(args.model, 2 if after_imagenet else 3)
+  if after_imagenet:
+    epochs, lr, batch_size = 20.0, 1e-5, 512
+    images = [*crop(size), rand_augment()]
+    inner = common.xent('softmax', label_smoothing=0.1)
+    config.objective = common.mixed(inner, mixup=0.8, cutmix=1.0)
+    config.optimizer = common.adam(weight_decay=0.1)
+  else:
+    epochs, lr, batch_size = 50.0, 3e-4, 2048
+    images = three_augment(simple_crop(size))
+    config.objective = smoothed_cutmix()
+    config.optimizer = lamb(weight_decay=0.02)
+  if args.layer_decay:
+    config.optimizer.layer_decay = {'rate': args.layer_decay}
+  args.data = 'imagenet'
+  held_out = set_data(config, args, images, batch_size=batch_size)
+  set_length(config, args.epochs or epochs, lr)
+  test_images = common.evaluation_images('timm', size, crop=1.0)
+  config.evals = common.held_out_evals(
+    config, held_out, test_images, every_fraction=0.1
+  )
+
+
+def set_data(config, args, images, *, batch_size, repeats=None):
+  """Set the data of training; return {evaluator: split}."""
+  source, held_out = common.imagenet_or_21k(args, minival=False)
+  config.data = common.data(source, images, batch_size=batch_size)
+  if repeats:  # repeated augmentation
+    target = 'vit_jax.data.order.Repeated'
+    config.data.order = {'target': target, 'times': repeats}
+  return held_out
+
+
+def set_length(config, epochs, lr):
+  """Set the duration and the schedule of DeiT's scripts."""
+  config.total_epochs = epochs
+  config.schedule = {
+    'lr': lr,
+    'decay': 'cosine',
+    'end_lr': 1e-5,
+    'warmup_epochs': 5.0,
+  }
+
+
+def transformer(name, *, block=None, **fields):
+  """Return a model with DeiT's GELU and initialisation."""
+  model = common.model(
+    name,
+    block={'gelu': 'exact', 'init_std': 0.02} | (block or {}),
+    head={'init_std': 0.02},
+    **fields,
+  )
+  model['embedding']['init_std'] = 0.02
+  return model
+
+
+def deit3_transformer(name, stage):
+  """Return a model of DeiT III; `stage` is a column of STOCHASTIC_DEPTH."""
+  return transformer(
+    name,
+    block={'layerscale_init': 1e-4},
+    posemb=common.posemb('Learned', prefix=False),
+    stochastic_depth=(STOCHASTIC_DEPTH[name][stage],) * 2,
+  )
+
+
+def crop(size):
+  """Return torchvision's random crop, bicubic, and a flip."""
+  return common.inception_crop(
+    size,
+    area=(0.08, 1.0),
+    method='torch',
+    interpolation='bicubic',
+    antialias=True,
+  )
+
+
+def simple_crop(size):
+  """Return DeiT III's simple random crop, and a flip."""
+  crop = common.transform('SimpleRandomCrop', size=size)
+  return [crop, common.transform('FlipLR')]
+
+
+def rand_augment():
+  """Return DeiT's RandAugment; pixels from outside have ImageNet's mean."""
+  return common.augmentation(
+    'rand_augment',
+    policy='rand-m9-mstd0.5-inc1',
+    interpolation='bicubic',
+    fill=(124, 116, 104),
+  )
+
+
+def three_augment(crop):
+  """Return the transforms with DeiT III's augmentation after them."""
+  three, jitter = map(common.augmentation, ('ThreeAugment', 'ColorJitter'))
+  return [*crop, three, jitter]
+
+
+def smoothed_cutmix():
+  """Return the softmax cross-entropy for smoothed labels, with CutMix."""
+  return common.mixed(common.xent('softmax', label_smoothing=0.1), cutmix=1.0)
+
+
+def lamb(*, weight_decay):
+  """Return DeiT III's LAMB."""
+  return {
+    'target': 'vit_jax.optim.optimizers.lamb',
+    'eps': 1e-8,
+    'weight_decay': weight_decay,
+    'clip_norm': 1.0,
+  }
