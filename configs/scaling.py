@@ -344,7 +344,11 @@ def _pretraining(model, data, args, values):
   if data == 'jft':
     return jft(model, args, values, words=['sgd'] * is_resnet)
   recipe = pretrain_bit if is_resnet else pretrain_paper
-  words = [data.replace('1k', ''), model, *['tiny'] * args.tiny]
+  words = [
+    {'imagenet1k': 'imagenet'}.get(data, data),
+    model,
+    *['tiny'] * args.tiny,
+  ]
   config = recipe.get_config(','.join(words))
   if data == 'imagenet21k':
     config.data.source.name = args.i21k
