@@ -24,7 +24,8 @@ from vit_jax.optim.durations import UNITS, Duration
 # Runs come before studies: a mutation is made in the first base that has the
 # argument, and the dry run of a study does not trace its runs.
 BASES = (
-  *('pretrain_paper:imagenet,B/16,tiny', 'finetune:cifar10,S/16,dev,polyak,tiny'),
+  'pretrain_paper:imagenet,B/16,tiny',
+  'finetune:cifar10,S/16,dev,polyak,tiny',
   *('finetune:cifar10,Mixer-B/16,tiny', 'finetune:flowers,R50x1,bit,tiny'),
   *('masked_patches:B/16,imagenet,tiny', 'train_folder:tiny'),
   *('pretrain_bit:imagenet,R50x1,tiny', 'pretrain_paper:imagenet21k,B/16,tiny'),
