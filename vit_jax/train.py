@@ -486,7 +486,6 @@ def _attempt(
           run.workdir,
           run.evaluators,
           class_names=run.class_names,
-          figure=False,  # `evaluate` draws it
         )
       stopping = stop.requested()
       if last or stopping or step % run.save_every == 0:
