@@ -12,8 +12,8 @@ placeholder = config_dict.placeholder
 
 def training():
   """Return the keys of every training run."""
-  checkpoint = {'every_steps': 1000}
-  return ConfigDict({'run': 'vit_jax.train.train', 'checkpoint': checkpoint})
+  checkpoints = {'every_steps': 1000}
+  return ConfigDict({'run': 'vit_jax.train.train', 'checkpoints': checkpoints})
 
 
 def evaluation(size):
@@ -491,8 +491,8 @@ def tiny(config):
         each['size'] //= factor
   for total in {'total_epochs', 'total_examples'}.intersection(config):
     del config[total]
-  config.update(total_steps=4, log_every_steps=2)
-  config.checkpoint.every_steps = 4
+  config.update(total_steps=4, logging={'every_steps': 2})
+  config.checkpoints.every_steps = 4
   shorter = {
     'warmup_steps': 2,
     'cooldown_steps': 1,

@@ -207,7 +207,7 @@ def get_config(argument=''):
     config.init_from.adapt_channels = True
   config.model = model(args, config)
   if args.polyak:
-    config.ema_decay = 0.9999
+    config.ema = {'decay': 0.9999}
   # 512 is table 4's. A folder of weights of any size may be small.
   of_weights = args.data == 'folder' and args.model == 'from_weights'
   config.data = common.data(

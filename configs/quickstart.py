@@ -63,12 +63,12 @@ def pretrain(tiny):
   return {
     'run': 'vit_jax.train.train',
     'total_steps': 4 if tiny else 1300,
-    'log_every_steps': 2 if tiny else 100,
+    'logging': {'every_steps': 2 if tiny else 100},
     'model': model(tiny),
     'objective': common.xent('softmax', label_smoothing=0.1),
     'optimizer': embedded.adam(),
     'schedule': embedded.cosine(3e-3),
-    'ema_decay': 0.99,
+    'ema': {'decay': 0.99},
     'data': {'source': glyphs, 'batch_size': batch_size},
     'evals': {'val': common.classification(val, every_fraction=0.25)},
   }
@@ -97,7 +97,7 @@ def train_on_digits(shots, seed, init_from, tiny):
     'run': 'vit_jax.train.train',
     'seed': seed,
     'total_steps': 4 if tiny else 60 if init_from else 200,
-    'log_every_steps': 2 if tiny else 30,
+    'logging': {'every_steps': 2 if tiny else 30},
     'model': model(tiny),
     'init_from': init_from,
     'objective': common.xent('softmax'),

@@ -42,6 +42,7 @@ TASKS = {
   'finetune': 'digits, fine-tuned',
   'scratch': 'digits, from scratch',
 }
+TARGETS = (0.2, 0.3)  # accuracies of the optimizers on held-out glyphs
 
 
 def model(**fields):
@@ -81,7 +82,7 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'CutMix': ('cutmix', mixed(cutmix=1.0, probability=0.5), ()),
   'random erasing': ('erasing', {}, (ERASING,)),
   'stochastic depth': ('depth', {'model': model(stochastic_depth=0.1)}, ()),
-  'EMA': ('ema', {'ema_decay': 0.99, 'ema_debias': True}, ()),
+  'EMA': ('ema', {'ema': {'decay': 0.99, 'debias': True}}, ()),
   'label smoothing': ('smoothing', softmax(label_smoothing=0.1), ()),
 }
 
@@ -175,7 +176,7 @@ def train(args, task, seed, settings):
     'run': 'vit_jax.train.train',
     'seed': seed,
     'total_steps': steps,
-    'log_every_fraction': 0.25,
+    'logging': {'every_fraction': 0.25},
     'model': model(),
     'init_from': init_from,
     'optimizer': embedded.adam(),
@@ -234,6 +235,10 @@ def reports(args):
     common.table(tried(args), title='Learning rates tried', name='rates'),
     paired(recipes, of_glyphs | of_digits, name='recipes'),
     paired(rules, of_glyphs, name='optimizers'),
+    {
+      'target': 'vit_jax.reports.targets.Targets',
+      'cells': tuple(steps_to_targets(rules)),
+    },
     common.curves([progress(rules)]),
   )
 
@@ -251,7 +256,7 @@ def paired(rows, columns, *, name):
     for column, (task, metric) in columns.items()
   )
   return {
-    'target': 'vit_jax.reports.table.Paired',
+    'target': 'vit_jax.reports.paired.Paired',
     'cells': cells,
     'title': f'Differences to {next(iter(rows))}',
     'name': name,
@@ -260,6 +265,18 @@ def paired(rows, columns, *, name):
 
 def seeds(task, name):
   return rf'{task}_{name}_seed(?P<seed>\d+)'
+
+
+def steps_to_targets(rules):
+  for row, name in rules.items():
+    for target in TARGETS:
+      yield {
+        'row': row,
+        'column': 'held-out glyphs',
+        'runs': seeds('glyphs', name),
+        'metric': 'progress/accuracy',
+        'at_least': target,
+      }
 
 
 def progress(rules):

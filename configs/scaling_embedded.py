@@ -105,7 +105,7 @@ def run_config(args, model, size, seed):
       'run': 'vit_jax.train.train',
       'seed': seed,
       'total_steps': args.steps,
-      'log_every_fraction': 0.25,
+      'logging': {'every_fraction': 0.25},
       'model': {**MODELS[model], 'num_classes': CLASSES},
       'objective': common.xent('softmax', label_smoothing=0.1),
       'optimizer': embedded.adam(),

@@ -8,10 +8,10 @@ import pytest
 from etils import epath
 from fsspec.implementations.memory import MemoryFileSystem
 from tensorboardX.proto import event_pb2
+from vit_jax.runs.records import open_log, read_records
 
 from vit_jax.runs import records
 from vit_jax.runs.metrics import Writer
-from vit_jax.runs.records import open_log, read_records
 
 GOOD = b'{"step": 1, "x": 0.5}\n{"step": 2, "x": 0.25}\n'
 

@@ -163,7 +163,7 @@ def test_losses_are_those_of_one_device(
       'run': 'vit_jax.train.train',
       'seed': 3,
       'total_steps': 5,
-      'log_every_steps': 1,
+      'logging': {'every_steps': 1},
       'model': {**MODEL, 'num_classes': None, 'dropout': 0.2},
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
       'optimizer': {

@@ -8,13 +8,12 @@ config.evals = dict(test=dict(target=..., data=...))
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import Entry
+from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
@@ -23,7 +22,7 @@ from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page
-from vit_jax.runs import changes, device_memory, terminal, workdirs
+from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
@@ -44,9 +43,7 @@ def evaluate(
   sharding: Rules | None = None,
   seed: KeySeed = 0,
   writers: Mapping[str, MetricsWriter] | None = None,
-  record: Mapping[str, Any] | None = None,
-  preset: Mapping[str, Any] | None = None,
-  entries: Sequence[Entry] | None = None,
+  provenance: Provenance | None = None,
   dry_run: bool = False,
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
@@ -64,9 +61,7 @@ def evaluate(
     mesh, sharding: as in `train`.
     seed: of the initialisation, without init_from.
     writers: more writers of metrics by name, see writers.py.
-    record: JSON values saved as config.json, such as the resolved config.
-    preset: origin of `record`, saved as preset.json, see config.run.
-    entries: the config by key, saved so that a study can compare it later.
+    provenance: the config that the arguments are from, saved in workdir.
     dry_run: stop after all checks.
 
   Returns:
@@ -75,7 +70,7 @@ def evaluate(
   Raises:
     ValueError: anything that does not fit, before the first evaluation.
   """
-  stopwatch = Stopwatch()
+  stopwatch, provenance = Stopwatch(), provenance or Provenance()
   workdirs.prepare(workdir)
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
@@ -112,12 +107,12 @@ def evaluate(
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
   if workdirs.newest_step(workdir) is None:  # no training run is there
-    basis = changes.basis_of(workdir, entries or ())
+    basis = changes.basis_of(workdir, provenance.entries)
     changes.record(workdir, basis, (), None)
     workdirs.record_choices(workdir, choices)
-  workdirs.record_config(workdir, record, preset)
+  workdirs.record_config(workdir, provenance)
 
-  with device_memory.explaining(_explain_memory):
+  with compiled.explaining(_explain_memory):
     params, report = _params(
       init, model, weights, init_from, shardings, workdir
     )
@@ -131,7 +126,7 @@ def evaluate(
   stopwatch.lap('evals')
   written = confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
-  new = Writer(workdir, writers=writers, record=record)
+  new = Writer(workdir, writers=writers, config=provenance.config)
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
     for path in written:

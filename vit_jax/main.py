@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.parallel import signals
 from vit_jax.runs import environment
 
 
@@ -33,10 +32,8 @@ def first_line(words: Sequence[str]) -> str:
 
 
 if __name__ == '__main__':  # before the imports that take seconds
-  signals.watch()
   if settings := environment.faster():
     os.environ.update(settings)
-    signals.block()
     os.execv(sys.executable, sys.orig_argv)
   # Of several hosts only the first prints, and none knows its number yet.
   if '--distributed' not in sys.argv and first_line(sys.argv[1:]):
@@ -45,8 +42,7 @@ if __name__ == '__main__':  # before the imports that take seconds
 from absl import app, flags, logging  # noqa: E402
 
 from vit_jax import config  # noqa: E402
-from vit_jax.parallel import compilation_cache  # noqa: E402
-from vit_jax.parallel import hosts as distributed  # noqa: E402
+from vit_jax.parallel import compilation_cache, hosts  # noqa: E402
 from vit_jax.runs import (  # noqa: E402
   canary,
   changes,
@@ -95,13 +91,6 @@ _MEMBER = flags.DEFINE_string(
   None,
   'For a study: name or number of the only run to do, for job arrays.',
 )
-_PROFILE = flags.DEFINE_string(
-  'profile',
-  None,
-  'For training: steps to trace, FIRST:LAST or a single one, counted from '
-  'where this process starts. The trace is written to WORKDIR/profile, for '
-  'TensorBoard and Perfetto.',
-)
 _REPORT = flags.DEFINE_bool(
   'study_report', False, 'For a study: report finished runs, and run nothing.'
 )
@@ -134,12 +123,10 @@ def main(argv: Sequence[str]) -> None:
         '--workdir=/tmp/run.'
       )
   _join_other_hosts()
-  signals.install()  # jax.distributed has its own for SIGTERM
-  with distributed.failing_together(), terminal.one_message():
+  with hosts.failing_together(), terminal.one_message():
     if _DISTRIBUTED.value:
       facts = changes.facts(*config.plan_run(resolved, **supplied))
-      commit = {'git commit': str(workdirs.git_commit())}
-      distributed.refuse_differences(facts, commit)
+      hosts.refuse_differences(facts)
     compilation_cache.enable(_WORKDIR.value)
     canary.refuse_wrong_results()
     if _DISTRIBUTED.value:
@@ -180,14 +167,6 @@ def _supplied(resolved):
     supplied['member'] = _MEMBER.value
   if _REPORT.value:
     supplied['report_only'] = True
-  if _PROFILE.value is not None:
-    if resolved.get('run') != 'vit_jax.train.train':
-      raise config.ConfigError(
-        f'--profile is for training; this config runs {resolved.get("run")}. '
-        'Leave it out. For a run of a study, set '
-        f'--config.runs.NAME.profile={_PROFILE.value}.'
-      )
-    supplied['profile'] = _PROFILE.value
   of_study = {'member', 'report_only'} & supplied.keys()
   if of_study and resolved.get('run') != 'vit_jax.study.study':
     raise config.ConfigError(
@@ -205,7 +184,7 @@ def _join_other_hosts():
   }
   if _DISTRIBUTED.value:
     with terminal.one_message():
-      distributed.initialize(**given)
+      hosts.initialize(**given)
   elif given:
     sys.exit(f'\n{" ".join(f"--{x}" for x in given)} without --distributed.')
 

@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import re
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -34,8 +33,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import config as configs
-from vit_jax.config import ConfigError
-from vit_jax.parallel.hosts import Stopped, StopSignal
+from vit_jax.config import ConfigError, Provenance
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
 from vit_jax.runs import changes, reuse, terminal, workdirs
@@ -67,9 +65,7 @@ def study(
   writers: ml_collections.ConfigDict | None = None,
   member: str | int | None = None,
   report_only: bool = False,
-  record: Mapping | None = None,
-  preset: Mapping | None = None,
-  allow_changes: Sequence[str] = (),
+  provenance: Provenance | None = None,
   dry_run: bool = False,
 ) -> list[Any]:
   """Do the runs that are not done, then report.
@@ -89,10 +85,8 @@ def study(
     writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.
     report_only: do no run.
-    record: JSON values saved as config.json, such as the resolved config.
-    preset: origin of `record`, saved as preset.json, see config.run.
-    allow_changes: keys that may differ from those that a run was started with:
-      'KEY' for all runs, 'runs.NAME.KEY' for one.
+    provenance: the config that the arguments are from, saved in workdir. Its
+      allow_changes are 'KEY' for all runs, or 'runs.NAME.KEY' for one.
     dry_run: stop after all checks and a dry run of each run whose weights exist
       already.
 
@@ -105,11 +99,15 @@ def study(
     ValueError: before any run, for a mistake in a config, a report or
       `best_of`, and for data or weights that cannot be opened.
   """
+  provenance = provenance or Provenance()
   workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
   runs = ordered(runs, order, workdir)
-  for config in runs.values():
-    if writers and 'writers' not in config:
+  for config in runs.values() if writers else ():
+    if config.run == 'vit_jax.train.train':
+      config.logging = config.get('logging') or {}
+      config = config.logging
+    if 'writers' not in config:
       config.writers = writers
   for each in report:
     each.check(Results(runs, workdir, done=()))
@@ -118,22 +116,25 @@ def study(
   todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
   _check_configs(todo)
   allowed = _check_changes(
-    {name: runs[name] for name in wanted}, workdir, allow_changes
+    {name: runs[name] for name in wanted},
+    workdir,
+    provenance.allow_changes,
   )
   _check_sources(todo)
   _check_weights(todo, shared or {}, workdir)
   if dry_run:
     _dry_runs(todo, runs, needs, workdir)
     return []
-  workdirs.record_config(workdir, record, preset)
+  workdirs.record_config(workdir, provenance)
 
   for name, following in itertools.pairwise([*todo, None]):
     _announce(name, runs, workdir)
     config = with_best(runs[name], runs, workdir)
-    _run(config, workdir / name, _origin(name, preset), allowed[name])
+    _run(
+      config, workdir / name, _origin(name, provenance.preset), allowed[name]
+    )
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
-    _stop_if_asked(name)
     if not following or _programs(runs[following]) != _programs(runs[name]):
       reuse.clear()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
@@ -305,14 +306,12 @@ def _check_changes(runs, workdir, allow_changes):
   Raises:
     ChangedRunError: other keys have changed.
   """
-  allowed, refused, known = {}, [], {'runs'}
+  allowed, refused = {}, []
   for name, config in runs.items():
     path = workdir / name
     now = changes.basis_of(path, configs.entries(_planned(config)))
     before = changes.saved(path)
-    keys = now.keys | (before.keys if before else set())
-    known |= keys | {f'runs.{name}', *(f'runs.{name}.{key}' for key in keys)}
-    allowed[name] = changes.of_run(allow_changes, name, keys)
+    allowed[name] = changes.of_run(allow_changes, name)
     if before and (is_done(path) or workdirs.newest_step(path) is not None):
       best = config.get('best_of')
       refused += [
@@ -320,7 +319,6 @@ def _check_changes(runs, workdir, allow_changes):
         for each in changes.compare(before, now, best.take if best else ())
         if not changes.is_allowed(each.key, allowed[name])
       ]
-  changes.check_keys(allow_changes, known)
   changes.refuse(
     refused,
     allow_changes,
@@ -416,7 +414,7 @@ def _announce(name, runs, workdir):
 
 def _origin(name, preset):
   """The part of a study's preset that is about one run."""
-  preset, key = preset or {}, f'runs.{name}.'
+  key = f'runs.{name}.'
   changed = preset.get('changed', {})
   return {
     'config': preset.get('config'),
@@ -446,17 +444,6 @@ def _run(config, workdir, preset, allow_changes):
     page.write_at_end(workdir)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(workdir))
-
-
-def _stop_if_asked(name):
-  """Raise Stopped for a signal that came in the last step of a run."""
-  stop = StopSignal()
-  if stop.requested():
-    signal_name = signal.Signals(stop.number or 0).name
-    terminal.say(
-      f'{signal_name}: stopped after {name}. Run the same command to resume.'
-    )
-    raise Stopped(stop)
 
 
 def _report(reports, runs, workdir):

@@ -39,6 +39,7 @@ from vit_jax.config.records import entries as entries
 from vit_jax.config.records import owner_of as owner_of
 from vit_jax.config.records import plain as plain
 from vit_jax.config.records import settings as settings
+from vit_jax.config.runs import Provenance as Provenance
 from vit_jax.config.runs import run as run
 from vit_jax.config.schema import ConfigError as ConfigError
 from vit_jax.config.schema import suggest as suggest

@@ -22,7 +22,7 @@ from vit_jax.config.values import ConfigDict, items, join
 from vit_jax.optim.durations import UNITS, Duration
 
 # Arguments that a config cannot set.
-HIDDEN = ('workdir', 'record', 'preset', 'entries', 'allow_changes')
+HIDDEN = ('workdir', 'provenance')
 
 
 class Partial(functools.partial):

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.runs import device_memory
+from vit_jax.runs import compiled
 from vit_jax.types import Model, Params, Preprocess
 
 
@@ -127,10 +127,10 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
 
   Raises:
     ValueError: from the evaluator.
-    device_memory.OutOfMemoryError: with what to do.
+    compiled.OutOfMemoryError: with what to do.
   """
   explain = functools.partial(_explain_memory, name, evaluator)
-  with jax.transfer_guard('allow'), device_memory.explaining(explain):
+  with jax.transfer_guard('allow'), compiled.explaining(explain):
     found = evaluator.run(params)
     return {str(k): np.asarray(value).item() for k, value in found.items()}
 

@@ -33,7 +33,7 @@ class Teacher:
   Attributes:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
     step, ema: which checkpoint of a workdir, and whether its EMA; see
-      `stored.load_params`.
+      `checkpoint.load_params`.
     grid: (rows, columns) of a position table that is not square.
     options: more of what a file does not say, and how the model is run
       ({'scan': True}), see `formats.read`.

@@ -1,8 +1,7 @@
-"""Compiled programs, kept from one start to the next by jax's own cache.
+"""Compiled programs, kept from one start to the next by JAX's own cache.
 
 The cache returns the very code that was compiled, so a resumed run stays
-bit-identical. Processes can share a folder: a half-written entry fails its
-checksum and is compiled again.
+bit-identical.
 """
 
 import contextlib
@@ -24,29 +23,28 @@ _THRESHOLD = 'jax_persistent_cache_min_compile_time_secs'
 
 
 def enable(workdir: PathLike) -> None:
-  """Choose the folder of jax's compilation cache, unless the user has.
+  """Choose the folder of JAX's compilation cache, unless the user has.
 
-  The user chooses with JAX_COMPILATION_CACHE_DIR, which may be gs://...; set to
-  an empty string it disables the cache. The default on one host is the user's
-  cache folder, shared by all runs. On several hosts it is in the workdir, which
-  all hosts see: jax lets only the first host write, and on GPUs hosts divide
-  the autotuning of kernels, so a host that compiled alone would wait forever.
-
-  If the folder is not writable, print one line to stderr and do without it.
+  The user chooses with JAX_COMPILATION_CACHE_DIR, which may be gs://...; an
+  empty string disables the cache. The default on one host is the user's cache
+  folder, shared by all runs. On several hosts it is in the workdir, which all
+  hosts see: JAX lets only the first host write, and on GPUs hosts divide the
+  autotuning of kernels, so a host that compiled alone would wait forever.
   """
   settings: Any = jax.config
   chosen = settings.jax_compilation_cache_dir
   if chosen == '' or not settings.jax_enable_compilation_cache:
     return
   folder = epath.Path(chosen or _default(workdir))
-  if error := _prepare(folder):
+  try:
+    # Whoever can write there can make this user run any code.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+  except OSError as error:
     print(
       f'Compiled programs are not kept for the next start: {error}. Set '
-      'JAX_COMPILATION_CACHE_DIR to a writable folder, or to an empty string '
-      'to disable the cache.',
+      'JAX_COMPILATION_CACHE_DIR to a writable folder.',
       file=sys.stderr,
     )
-    jax.config.update('jax_compilation_cache_dir', None)
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
   if _THRESHOLD.upper() not in os.environ:
@@ -64,7 +62,7 @@ def _default(workdir):
   else:
     home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
     folder = epath.Path(home).expanduser() / 'vit_jax' / 'xla'
-  # jax's keys do not include the CPU's model, on which the code depends.
+  # JAX's keys do not include the CPU's model, on which the code depends.
   return folder / _cpu() if jax.default_backend() == 'cpu' else folder
 
 
@@ -77,25 +75,12 @@ def _cpu():
   return 'cpu-' + hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:8]
 
 
-def _prepare(folder):
-  """Create the folder. Return the error if it is not writable, else None."""
-  probe = folder / f'.write_test_{jax.process_index()}_{os.getpid()}'
-  try:
-    # Whoever can write there can make this user run any code.
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    probe.write_text('')
-    probe.unlink()
-  except Exception as error:  # Each file system raises its own errors.
-    return error
-  return None
-
-
 def make_room(folder: PathLike, max_bytes: int = MAX_BYTES) -> None:
   """Remove the least recently used entries until the rest fits max_bytes.
 
   jax_compilation_cache_max_size would do this, but in jax 0.10.2 a single entry
   that was written without it, or by a process killed in between, stops all
-  further writes (jax issue 39880). It also needs the package filelock.
+  further writes (jax issue 39880).
   """
   entries = []
   for path in pathlib.Path(folder).glob('*-cache'):

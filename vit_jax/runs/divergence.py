@@ -1,8 +1,6 @@
-"""Runs that meet NaN or Inf: how they notice, and what their users can do."""
+"""NaN and Inf in the state of a run: found before it is saved or evaluated."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,52 +9,58 @@ from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.parallel.sharding import in_host_memory, replicated
-from vit_jax.runs.files import PathLike
 from vit_jax.types import PyTree
 
-_SHOWN = 3  # arrays that a message names
+_ADVICE = (
+  'Earlier checkpoints are finite. The same command resumes from the newest '
+  'one and fails again. Lower the learning rate, warm up for longer, or clip '
+  'the gradient: --config.optimizer.clip_norm=1 '
+  '--allow_changes=optimizer.clip_norm'
+)
 
 
 class NonFiniteError(FloatingPointError):
   """A metric of a training step, or the state after it, is NaN or Inf.
 
   Attributes:
-    cause: what is not finite.
-    step: of the training, in which it was found.
+    cause: what is not finite, and in which step.
   """
 
-  def __init__(self, cause: str, advice: str = '', *, step: int = 0) -> None:
-    super().__init__(f'{cause} {advice}'.rstrip())
+  def __init__(self, cause: str) -> None:
+    super().__init__(f'{cause} {_ADVICE}')
     self.cause = cause
-    self.step = step
 
 
-def non_finite(state: PyTree, mesh: Mesh) -> str:
-  """Return which arrays of a state have NaN or Inf; '' if none has.
-
-  One program reduces the arrays on the devices that hold them. All hosts must
-  call this function together, and all get the same answer. On the CPU of a
-  single host NumPy does it, without a second of compilation.
+def check(state: PyTree, step: int, mesh: Mesh) -> None:
+  """Raise NonFiniteError if an array of the state has NaN or Inf.
 
   Args:
-    state: TrainState, or any tree of arrays on the mesh.
+    state: TrainState, or any tree of arrays on the mesh. All hosts must call
+      this function together.
+    step: number of steps done.
     mesh: as returned by `sharding.make_mesh`.
   """
+  if bad := non_finite(state, mesh):
+    shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
+    raise NonFiniteError(
+      f'NaN or Inf in {len(bad)} arrays ({shown}) of the state after step '
+      f'{step}, which was not saved.'
+    )
+
+
+def non_finite(state: PyTree, mesh: Mesh) -> list[str]:
+  """Return the paths of the arrays that have NaN or Inf; see `check`."""
   arrays = {
     path: array
     for path, array in tree.flatten(state).items()
     if jnp.issubdtype(array.dtype, jnp.inexact)
   }
   values = list(arrays.values())
-  if all(map(in_host_memory, values)):
+  if all(map(in_host_memory, values)):  # saves a second of compilation
     finite = [np.isfinite(x).all() for x in jax.device_get(values)]
   else:
     finite = jax.device_get(_are_finite(mesh)(values))
-  bad = [path for path, ok in zip(arrays, finite) if not ok]
-  if not bad:
-    return ''
-  shown = ', '.join(bad[:_SHOWN]) + ', ...' * (len(bad) > _SHOWN)
-  return f'NaN or Inf in {len(bad)} of {len(arrays)} arrays ({shown})'
+  return [path for path, ok in zip(arrays, finite) if not ok]
 
 
 @functools.lru_cache(maxsize=8)
@@ -65,54 +69,3 @@ def _are_finite(mesh):
     return jnp.stack([jnp.isfinite(x).all() for x in arrays])
 
   return jax.jit(are_finite, out_shardings=replicated(mesh))
-
-
-def advice(
-  workdir: PathLike,
-  newest: int | None,
-  failed: int,
-  config: Mapping[str, Any] | None,
-  rollbacks: int = 0,
-) -> str:
-  """Return what the user can do when NaN or Inf ends a run.
-
-  Args:
-    workdir: of the run.
-    newest: step of the newest checkpoint; None: there is none.
-    failed: step in which NaN or Inf was found.
-    config: the resolved config, if the run has one.
-    rollbacks: number of rollbacks to that checkpoint, which did not help; 0 if
-      rollbacks were not asked for.
-  """
-  if newest is None:
-    text = 'None was written yet; the same command starts again at step 1'
-  else:
-    text = (
-      f'The newest, of step {newest} in {workdir}, is finite; the same command '
-      'resumes from it'
-    )
-  if rollbacks:
-    text = f'Gave up after {rollbacks} rollbacks without a new one. {text}'
-  flags = [
-    f'--config.{key}={value:g} --allow_changes={key}  (now {now})'
-    for key, value, now in _to_try(config or {})
-  ]
-  if not rollbacks:
-    since = f'steps {(newest or 0) + 1} to {failed}'
-    rollback = f'--config.on_nan=rollback  (skips the batches of {since})'
-    flags.insert(0, rollback)
-  return '\n  '.join(
-    [f'{text} and fails again. Add one of these to it:', *flags]
-  )
-
-
-def _to_try(config):
-  """Yield (key, value to try, value now) of a resolved config."""
-  schedule, optimizer = (config.get(x) or {} for x in ('schedule', 'optimizer'))
-  lr, clip_norm = schedule.get('lr'), optimizer.get('clip_norm')
-  if lr:
-    yield 'schedule.lr', lr / 10 if lr <= 1 else 1e-3, lr
-  for key, value in schedule.items():
-    if key.startswith('warmup_') and value:
-      yield f'schedule.{key}', 2 * value, value
-  yield 'optimizer.clip_norm', clip_norm / 10 if clip_norm else 1, clip_norm

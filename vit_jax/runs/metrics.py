@@ -1,15 +1,14 @@
 """Metrics of a run: collected, checked, and written where users read them.
 
-Monitor never makes the host wait for the step that was just dispatched: it
-fetches the metrics of the step before. It stops the run at the first NaN or
-Inf. Once per log interval it writes a record to metrics.jsonl, to TensorBoard,
-to other writers and to the terminal. Each record says what the wall time of the
-run so far was spent on.
+A record of each log interval goes to metrics.jsonl, to TensorBoard, to other
+writers and to the terminal. The run stops at the first NaN or Inf.
 """
 
 import collections
 import contextlib
+import dataclasses
 import datetime
+import json
 import math
 import re
 import resource
@@ -19,20 +18,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
-from jax.sharding import Mesh
 
-from vit_jax.runs import records, terminal
+from vit_jax.optim.durations import Interval, Timeline, steps
+from vit_jax.runs import terminal
 from vit_jax.runs.divergence import NonFiniteError as NonFiniteError
-from vit_jax.runs.files import PathLike
-from vit_jax.runs.records import read_records as read_records
-from vit_jax.runs.terminal import Terminal
-from vit_jax.types import Metrics, Params
+from vit_jax.runs.files import PathLike, is_local, write_atomically
+from vit_jax.runs.writers import MetricsWriter
+from vit_jax.types import Metrics
 
-# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
-# the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
-# is a core; a chip has two.
+NAME = 'metrics.jsonl'
+_NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
+
+# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from the
+# vendors' data sheets. The first match counts. A device of a TPU v2 or v3 is a
+# core; a chip has two.
 PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
@@ -70,25 +70,39 @@ def peak_flops(device_kind: str) -> float | None:
   )
 
 
-# Phases of the wall time of a training run, as a user reads them.
-_PHASES = {
-  'steps': 'goodput (steps)',
-  'compile': 'compiling',
-  'data': 'waiting for data',
-  'evals': 'evaluating',
-  'saving': 'saving',
-  'restoring': 'restoring',
-  'setup': 'setup',
-  'profile': 'profiling',
-  'lost': 'lost',
-}
+@dataclasses.dataclass(frozen=True)
+class Logging:
+  """Records of a run: how often, and where else they go.
+
+  Attributes:
+    every: time between records in metrics.jsonl and on the terminal.
+    writers: more writers of metrics by name, see writers.py.
+    profile: steps to trace, such as '10:15', see profiling.py.
+  """
+
+  every: Interval = steps(50)
+  writers: Mapping[str, MetricsWriter] = dataclasses.field(default_factory=dict)
+  profile: str | None = None
+
+  def monitor(
+    self, workdir: PathLike, timeline: Timeline, **options: Any
+  ) -> 'Monitor':
+    """Return the Monitor of a run; for `options` see there."""
+    return Monitor(
+      workdir,
+      total_steps=timeline.total_steps,
+      batch_size=timeline.batch_size,
+      log_every_steps=timeline.steps(self.every),
+      writers=self.writers,
+      **options,
+    )
 
 
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once."""
 
   def __init__(self) -> None:
-    self._seconds: dict[str, float] = {}
+    self.seconds: dict[str, float] = {}
     self._begin = time.perf_counter()
 
   def lap(self, phase: str) -> None:
@@ -100,51 +114,37 @@ class Stopwatch:
   def add(self, seconds: Mapping[str, float]) -> None:
     """Add {phase: seconds}, such as those before the run was resumed."""
     for phase, more in seconds.items():
-      self._seconds[phase] = self._seconds.get(phase, 0.0) + more
+      self.seconds[phase] = self.seconds.get(phase, 0.0) + more
 
   def record(self) -> dict[str, float]:
     """Return {'seconds/PHASE': wall time so far}."""
-    return {f'seconds/{k}': round(v, 3) for k, v in self._seconds.items()}
-
-  def total(self) -> float:
-    """Return the seconds of all phases, and those since the last lap."""
-    now = time.perf_counter()
-    return sum(self._seconds.values()) + now - self._begin
+    return {f'seconds/{k}': round(v, 3) for k, v in self.seconds.items()}
 
 
 class Monitor:
   """Metrics of a training run.
 
-  Records have the seconds since the start of the run, including the time before
-  it was resumed, in each phase:
-
-  setup: from the call of train() to the loop: data, shapes, initialisation.
-  restoring: reading a checkpoint.
-  compile: the first step, which includes compilation.
-  steps: training steps.
-  data: waiting for a batch after all dispatched steps were finished.
-  evals, saving, profile: evaluations, checkpoints, writing a trace.
-  lost: all of that since the last checkpoint of a run that was killed.
-
-  `goodput` is steps / sum, and `progress` the fraction of steps that are done.
+  It fetches the metrics of a step when the next one has been dispatched, so the
+  host never waits for the device. Once per log interval it writes a record.
+  Records have the seconds of the run so far in each phase: setup (until the
+  loop), compile (the first step), steps, data (waiting for batches), evals,
+  saving, profile.
 
   Args:
     workdir: directory for metrics.jsonl and TensorBoard's event file.
     total_steps: length of the training, for the ETA.
     batch_size: global batch size, for images per second.
     log_every_steps: length of a log interval.
-    flops_per_step: FLOPs of the model (3 x forward), for the MFU; or a function
-      that returns them, which is called for the first record; or None.
+    flops_per_step: function that returns the FLOPs of a step (3 x forward), for
+      the MFU; it is called while the first step runs. None: no MFU.
     start_step: step from which the run resumes. Later records, which the
       interrupted run wrote, are removed.
     learning_rate: function of the step, to be logged; or None.
     stopwatch: Stopwatch that started with the run; None starts one.
-    writers: {name: writer}, see writers.py; they get all records.
-    record: JSON values of the config, for the writers.
     carried: what `carry` returned when the checkpoint was saved, from which the
-      run resumes; None: its next record averages the new steps only.
-    counts: {name: number}, such as the rollbacks so far; records have them.
-    before_write: called before each record; raises if it must not be written.
+      run resumes.
+    writers: {name: writer}, see writers.py; they get all records.
+    config: JSON values of the config, for the writers.
   """
 
   def __init__(
@@ -154,84 +154,65 @@ class Monitor:
     total_steps: int,
     batch_size: int,
     log_every_steps: int,
-    flops_per_step: float | Callable[[], float] | None = None,
+    flops_per_step: Callable[[], float] | None = None,
     start_step: int = 0,
     learning_rate: Callable[[Any], Any] | None = None,
     stopwatch: Stopwatch | None = None,
-    writers: Mapping[str, Any] | None = None,
-    record: Mapping[str, Any] | None = None,
     carried: Mapping[str, Any] | None = None,
-    counts: Mapping[str, int] | None = None,
-    before_write: Callable[[], None] = lambda: None,
+    writers: Mapping[str, MetricsWriter] | None = None,
+    config: Mapping[str, Any] | None = None,
   ) -> None:
-    self.total_steps: int = total_steps
-    self._before_write = before_write
-    self._counts = counts or {}
-    self._batch_size = batch_size
+    self._total_steps, self._batch_size = total_steps, batch_size
     self._log_every = log_every_steps
-    # Compiled: without that, each operation of it would be a program.
+    # Compiled: otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
-    self._flops = flops_per_step
-    self.writer = Writer(workdir, start_step, writers=writers, record=record)
-    self._beaten, self._is_finished = -math.inf, False
-    self._stopwatch = stopwatch or Stopwatch()
-    self._stopwatch.add(self.writer.spent)
-    self._stopwatch.lap('setup')
-    self._phase = 'compile'  # what time counts as, if nothing else is stated
-    self._terminal = Terminal(start_step, total_steps)
-    self._compiling = contextlib.ExitStack()
-    self._pending = None  # (step, metrics, skipped): dispatched, not fetched
-    self._last_finite = start_step
+    self._flops_per_step, self._flops = flops_per_step, 0.0
+    self._writer = Writer(workdir, start_step, writers=writers, config=config)
+    self._terminal = terminal.Terminal(start_step, total_steps)
+    carried = carried or {}
     self._sums: dict[str, float] = collections.defaultdict(float)
-    self._sums |= (carried or {}).get('sums', {})
-    self._logged = (carried or {}).get('logged', start_step)
-    self.restart_clock(start_step)
-    self._beat(after_s=0)
+    self._sums |= carried.get('sums', {})
+    self._logged = carried.get('logged', start_step)
+    self._stopwatch = stopwatch or Stopwatch()
+    self._stopwatch.add(carried.get('seconds', {}))
+    self._stopwatch.lap('setup')
+    self._phase = 'compile'  # Of the time in which nothing else happens.
+    self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
+    self._restart_clock(start_step)
 
-  def carry(self, step: int) -> dict[str, Any]:
-    """Return what the checkpoint of a step has to save, as JSON values.
+  def carry(self) -> dict[str, Any]:
+    """Return what the checkpoint of this step saves, as JSON values.
 
     A resumed run then writes the same means as one that was never stopped, also
     over the log interval that the checkpoint divides. Call `flush` before.
     """
-    self.writer.heartbeat.save(step, _by_phase(self._stopwatch.record()))
-    # Sums since the last record, and its step.
-    return {'sums': dict(self._sums), 'logged': self._logged}
+    seconds = self._stopwatch.seconds
+    return {'sums': {**self._sums}, 'logged': self._logged, 'seconds': seconds}
 
-  def restart_clock(self, step: int) -> None:
+  def _restart_clock(self, step):
     """Measure rates from this step on."""
     self._clock_step, self._clock = step, time.perf_counter()
     self._waited: dict[str, float] = collections.defaultdict(float)
     self._paused = 0.0
 
   @contextlib.contextmanager
-  def waiting(self, cause: str | Mapping[str, float]) -> Iterator[None]:
+  def waiting(self, causes: Mapping[str, float]) -> Iterator[None]:
     """Context manager that counts its time as waiting for data.
 
     Args:
-      cause: name of the cause, or {name: a number that grows}: the time is
-        divided among several causes in proportion to how much they grow.
+      causes: {name: a number that grows}: the time is divided among the causes
+        in proportion to how much they grow.
     """
     self._stopwatch.lap(self._phase)
-    before = {} if isinstance(cause, str) else dict(cause)
-    begin = time.perf_counter()
+    before, begin = dict(causes), time.perf_counter()
     yield
     seconds = time.perf_counter() - begin
-    if isinstance(cause, str):
-      grown = {cause: 1.0}
-    else:
-      grown = {name: cause[name] - before[name] for name in cause}
+    grown = {name: causes[name] - before[name] for name in causes}
     total = sum(grown.values()) or 1.0
     self._waited['data_wait'] += seconds
     for name, growth in grown.items():
       self._waited[f'data_wait/{name}'] += seconds * growth / total
-    self._stopwatch.lap(self._phase if self._is_computing() else 'data')
-
-  def _is_computing(self):
-    """Return whether the last dispatched step still runs on the device."""
-    metrics = self._pending[1] if self._pending else {}
-    arrays = [x for x in metrics.values() if isinstance(x, jax.Array)]
-    return not all(x.is_ready() for x in arrays)
+    self._stopwatch.lap('data')
 
   @contextlib.contextmanager
   def pause(self, phase: str = 'evals') -> Iterator[None]:
@@ -241,7 +222,6 @@ class Monitor:
     yield
     self._paused += time.perf_counter() - begin
     self._stopwatch.lap(phase)
-    self._beat()
 
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
     """Take the metrics of a dispatched step; log those of the step before.
@@ -252,6 +232,20 @@ class Monitor:
       skipped: number of unreadable examples replaced so far.
     """
     self._finish((step, metrics, skipped))
+    if self._phase == 'compile':
+      self._end_first_step(step)
+
+  def _end_first_step(self, step):
+    """Report how long the first step took, and measure rates from here on."""
+    if self._flops_per_step:
+      with jax.transfer_guard('allow'):
+        self._flops = self._flops_per_step()
+    self.flush()
+    self._stopwatch.lap('compile')
+    self._phase = 'steps'
+    seconds = time.perf_counter() - self._clock
+    self.say(f'first step, including compilation: {seconds:.1f} s')
+    self._restart_clock(step)
 
   def flush(self) -> None:
     """Wait for the last dispatched step and log its metrics."""
@@ -264,37 +258,18 @@ class Monitor:
       return
     step, metrics, skipped = pending
     values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-    self._check_finite(step, values)
+    bad = {k: v for k, v in values.items() if not math.isfinite(v)}
+    if bad:
+      self._pending = None
+      shown = ', '.join(f'{k}={v}' for k, v in bad.items())
+      raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
     for name, value in values.items():
       self._sums[name] += value
     self._terminal.advance(step)
-    self._beat()
-    if step % self._log_every == 0 or step == self.total_steps:
+    if step % self._log_every == 0 or step == self._total_steps:
       self._log(step, skipped)
 
-  def _check_finite(self, step, values):
-    bad = {k: v for k, v in values.items() if not math.isfinite(v)}
-    if not bad:
-      self._last_finite = step
-      return
-    steps = [step]
-    if self._pending is not None:
-      later, metrics, _ = self._pending
-      if not all(np.isfinite(v) for v in jax.device_get(metrics).values()):
-        steps.append(later)
-    self._pending = None
-    self._compiling.close()
-    self._terminal.close()
-    shown = ', '.join(f'{k}={v}' for k, v in bad.items())
-    raise NonFiniteError(
-      f'{shown} in step {" and ".join(map(str, steps))} (of '
-      f'{self.total_steps}). The last finite step was {self._last_finite}. '
-      'Earlier checkpoints are kept.',
-      step=step,
-    )
-
   def _log(self, step, skipped):
-    self._count_flops()
     averaged = step - self._logged
     record = {f'train/{k}': v / averaged for k, v in self._sums.items()}
     if self._learning_rate is not None:
@@ -308,16 +283,10 @@ class Monitor:
       record['exaflops'] = step * self._flops / 1e18
     if skipped:
       record['data_skipped'] = skipped
-    record |= self._counts
     self.write(step, record)
     self._sums.clear()
     self._logged = step
-    self.restart_clock(step)
-
-  def _count_flops(self):
-    if callable(self._flops):
-      with jax.transfer_guard('allow'):
-        self._flops = self._flops()
+    self._restart_clock(step)
 
   def _rates(self, step):
     steps, devices = step - self._clock_step, jax.device_count()
@@ -326,72 +295,30 @@ class Monitor:
     rates = {
       'images_per_s': images_per_s,
       'images_per_s_per_device': images_per_s / devices,
-      'eta_s': (self.total_steps - step) * seconds / steps,
+      'eta_s': (self._total_steps - step) * seconds / steps,
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
     if self._flops and peak:
-      flops_per_s = steps * self._flops / seconds
-      rates['mfu'] = flops_per_s / (peak * devices)
+      rates['mfu'] = steps * self._flops / seconds / (peak * devices)
     return rates
 
   def write(self, step: int, record: Mapping[str, float]) -> None:
     """Write a record of the step to the files and the terminal."""
-    self._before_write()
-    self.writer.write(step, record | self._spent(step))
+    self._stopwatch.lap(self._phase)
+    more = {'progress': step / self._total_steps, **self._stopwatch.record()}
+    self._writer.write(step, {**record, **more})
     self._terminal.show(step, record)
 
   def finish(self, step: int) -> None:
     """Write and print the account of the time, after the last checkpoint."""
-    self._before_write()
-    spent = self._spent(step)
-    self.writer.write(step, spent)
-    self.writer.heartbeat.remove()
-    self._is_finished = True
-    self.say(_account(_by_phase(spent)))
-
-  def _spent(self, step):
     self._stopwatch.lap(self._phase)
-    found = self._stopwatch.record()
-    total = sum(found.values())
-    goodput = found.get('seconds/steps', 0.0) / total if total else 0.0
-    return {'progress': step / self.total_steps, 'goodput': goodput, **found}
-
-  def _beat(self, after_s=1):
-    """Record how long the run has lived, once a second."""
-    now = time.perf_counter()
-    if now - self._beaten >= after_s:
-      self._beaten = now
-      self.writer.heartbeat.beat(self._stopwatch.total())
-
-  def compiling(self) -> None:
-    """Show that the first step is being compiled, until `compiled`."""
-    self._compiling.enter_context(terminal.waiting('compiling ...'))
-
-  def compiled(self, step: int) -> None:
-    """Report how long the first step took, and measure rates from here on."""
-    begin = self._clock
-    self._compiling.close()
-    self._count_flops()  # while the device computes
-    self.flush()
-    self._stopwatch.lap('compile')
-    self._phase = 'steps'
-    seconds = time.perf_counter() - begin
-    self.say(f'first step, including compilation: {seconds:.1f} s')
-    self.restart_clock(step)
-
-  def introduce(
-    self, model: Any, params: Params, image_spec: Any, mesh: Mesh, origin: str
-  ) -> None:
-    """Print the model, the data, the devices and the origin of the weights."""
-    num_params = sum(x.size for x in jax.tree.leaves(params))
-    self.say(
-      f'{type(model).__name__}, {num_params:,} parameters; batches of '
-      f'{self._batch_size} images {"x".join(map(str, image_spec))}; '
-      f'{self.total_steps} steps on {mesh.size} x '
-      f'{jax.devices()[0].device_kind}'
-    )
-    self.say(origin)
+    self._writer.write(step, self._stopwatch.record())
+    seconds = self._stopwatch.seconds
+    total = sum(seconds.values())
+    parts = [f'{phase} {s / total:.1%}' for phase, s in seconds.items()]
+    wall_time = terminal.duration(total)
+    self.say(' | '.join([f'wall time {wall_time}', *parts]))
 
   def say(self, text: str) -> None:
     """Print a line on the first host."""
@@ -399,11 +326,8 @@ class Monitor:
 
   def close(self) -> None:
     """Close the files. A step that was not flushed is dropped."""
-    self._compiling.close()
     self._terminal.close()
-    if not self._is_finished:
-      self._beat(after_s=0)
-    self.writer.close()
+    self._writer.close()
 
 
 class Writer:
@@ -414,12 +338,7 @@ class Writer:
     start_step: records of later steps are removed; None keeps all.
     writers: {name: writer}, see writers.py. An error while one of them writes
       is reported once and does not stop the run.
-    record: JSON values of the config, for the writers.
-
-  Attributes:
-    spent: {phase: seconds} of the run before start_step. What a killed run has
-      spent since is in the phase 'lost'.
-    heartbeat: Heartbeat of the run, on the first host.
+    config: JSON values of the config, for the writers.
   """
 
   def __init__(
@@ -427,34 +346,32 @@ class Writer:
     workdir: PathLike,
     start_step: int | None = None,
     *,
-    writers: Mapping[str, Any] | None = None,
-    record: Mapping[str, Any] | None = None,
+    writers: Mapping[str, MetricsWriter] | None = None,
+    config: Mapping[str, Any] | None = None,
   ) -> None:
-    self.spent = {}
     self._active = jax.process_index() == 0
-    self.heartbeat = records.Heartbeat(workdir, active=self._active)
     if not self._active:
       return
-    self._log, found = records.open_log(workdir, start_step)
-    for message in found.messages:
-      terminal.say(message)
-    purge = None
-    if start_step is not None:
-      self.spent = _spent(found, self.heartbeat, start_step)
-      purge = start_step + 1
-    self._events = records.Events(workdir, purge)
+    import tensorboardX
+
+    self._log = Log(workdir, start_step)
+    purge = None if start_step is None else start_step + 1
+    self._events = tensorboardX.SummaryWriter(
+      str(workdir), purge_step=purge, flush_secs=10
+    )
     self._writers = dict(writers or {})
     self._failed: set[str] = set()
     for writer in self._writers.values():
       if start := getattr(writer, 'start', None):
-        start(epath.Path(workdir), record or {})
+        start(epath.Path(workdir), config or {})
 
   def write(self, step: int, record: Mapping[str, float]) -> None:
     if not self._active:
       return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     self._log.append({'step': step, 'time': now, **record})
-    self._events.write(step, record)
+    for name, value in record.items():
+      self._events.add_scalar(name, value, step)
     self._each('write', step, record)
 
   def image(self, name: str, path: PathLike) -> None:
@@ -479,50 +396,67 @@ class Writer:
 
   def close(self) -> None:
     if self._active:
+      self._events.close()
       self._each('close')
 
 
-def _spent(found, heartbeat, step):
-  """Return {phase: seconds} of a run up to a checkpoint, and what was lost.
+class Log:
+  """The file metrics.jsonl: a JSON object per line, to which records are added.
+
+  JSON has no NaN and no infinity. They are written as the strings 'NaN',
+  'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
 
   Args:
-    found: records.Found, up to the checkpoint and after it.
-    heartbeat: Heartbeat of the run before it was stopped.
-    step: of the checkpoint.
+    workdir: directory of the run, local or gs://...
+    last_step: records of later steps are removed; None keeps all.
   """
-  saved = heartbeat.spent.get(step, {})
-  recorded, last = (
-    _by_phase({k: v for record in part for k, v in record.items()})
-    for part in (found.kept, found.kept + found.removed)
-  )
-  spent = dict(max(recorded, saved, key=_total))  # the later one
-  lost = max(_total(last), heartbeat.lived) - _total(spent)
-  if lost > 0:
-    spent['lost'] = spent.get('lost', 0.0) + lost
-  return spent
+
+  def __init__(self, workdir: PathLike, last_step: int | None = None) -> None:
+    self._path = epath.Path(workdir) / NAME
+    records = read_records(workdir)
+    kept = [r for r in records if last_step is None or r['step'] <= last_step]
+    self._text = ''.join(map(_line, kept))
+    if self._path.exists():  # also removes a line that a kill has torn
+      write_atomically(self._path, self._text)
+
+  def append(self, record: Mapping[str, Any]) -> None:
+    """Add a record, a dict of numbers and text with a 'step'."""
+    if is_local(self._path):
+      with self._path.open('a') as file:
+        file.write(_line(record))
+    else:  # an object store has no append
+      self._text += _line(record)
+      self._path.write_text(self._text)
 
 
-def _total(seconds):
-  return sum(seconds.values())
+def read_records(workdir: PathLike) -> list[dict[str, Any]]:
+  """Return the records of a run, oldest first; [] if there are none.
+
+  A line that a kill has torn is left out.
+  """
+  path = epath.Path(workdir) / NAME
+  if not path.exists():
+    return []
+  records = []
+  for line in path.read_text().splitlines():
+    with contextlib.suppress(ValueError):
+      record = json.loads(line)
+      floats = {k: float(v) for k, v in record.items() if v in _NOT_FINITE}
+      records.append(record | floats)
+  return records
 
 
-def _by_phase(record):
-  """Return {phase: seconds} of a record."""
-  prefix = 'seconds/'
-  return {
-    k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)
-  }
-
-
-def _account(seconds):
-  """Return {phase: seconds} as a line of fractions."""
-  total = _total(seconds)
-  shown = [
-    f'{name} {seconds.get(phase, 0) / (total or 1):.1%}'
-    for phase, name in _PHASES.items()
-    if seconds.get(phase) or phase not in ('profile', 'lost')
-  ]
-  return ' | '.join([f'wall time {terminal.duration(total)}', *shown])
+def _line(record):
+  """Return the line of a record."""
+  plain = {}
+  for key, value in record.items():
+    if isinstance(value, str | int | None):
+      plain[key] = value
+    elif math.isfinite(value):
+      plain[key] = float(value)
+    else:
+      plain[key] = json.dumps(float(value))
+  return json.dumps(plain) + '\n'
 
 
 def memory_gb() -> float:

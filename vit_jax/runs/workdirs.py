@@ -1,13 +1,11 @@
-"""The directory of a run: checked, created, and described by files.
+"""The directory of a run: created, claimed, and described by files.
 
 config.json       the config that the run was started with
 preset.json       the config file, what the command line changed, the defaults
 environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
-attention.json    on accelerators, the measured choice of attention
 """
 
-import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -18,22 +16,15 @@ import platform
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
 from vit_jax import config
-from vit_jax.parallel import hosts as distributed
-from vit_jax.runs import storage
-from vit_jax.runs.files import (
-  PathLike,
-  check_remote,
-  read_json,
-  write_atomically,
-)
+from vit_jax.parallel import hosts
+from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.types import Preprocess, Shape
 
 # Packages that compute, read or write something of a run.
@@ -41,86 +32,55 @@ _PACKAGES = (
   *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorstore'),
   *('grain', 'array-record', 'tensorflow-datasets', 'ml-collections', 'etils'),
   *('numpy', 'scipy', 'scikit-learn', 'pillow', 'opencv-python-headless'),
-  *('matplotlib', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'),
+  *('datasets', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'),
 )
 
 
 def prepare(workdir: PathLike) -> None:
-  """Create the directory; ValueError unless all hosts can write to it."""
-  check_remote(workdir)
+  """Create the directory. Raise ValueError unless all hosts share it."""
   path = epath.Path(workdir)
-  probe = path / f'.write_test_{jax.process_index()}'
   try:
     path.mkdir(parents=True, exist_ok=True)
-    probe.write_text(4096 * ' ')  # An empty file fits a full disk.
-    probe.unlink()
-  except Exception as e:  # each file system has its own errors
+  except OSError as error:
     raise ValueError(
-      f'--workdir={workdir} cannot be written to: {e}. Choose another '
+      f'--workdir={workdir} cannot be created: {error}. Choose another '
       'directory, or get permission to write to it.'
-    ) from e
-  distributed.check_shared(path)
+    ) from error
+  hosts.check_shared(path)
 
 
 class Claim:
-  """Claim of a process to write into a workdir, until the run starts again.
+  """Claim of a process to write into a workdir, until another start claims it.
 
-  A process that was stopped can continue after the run was started again. It
-  must not write into the files of that run. As a context manager, it turns
-  errors that the other process has caused, such as missing files, into one that
-  names that process.
+  Two starts of a run can overlap: a process that was stopped continues, or a
+  user runs the same command twice. The last start wins. The other one ends
+  before its next write.
 
   Args:
     workdir: of the run. The first host writes `.claim` there.
   """
 
   def __init__(self, workdir: PathLike) -> None:
-    self._path = epath.Path(workdir) / storage.MARK
-    self._own = f'process {os.getpid()} of {platform.node()}, '
-    self._own += datetime.datetime.now(datetime.UTC).isoformat()
-    self._checked = time.monotonic()
+    self._path = epath.Path(workdir) / '.claim'
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    self._own = f'process {os.getpid()} of {platform.node()}, {now}'
     if jax.process_index() == 0:
       write_atomically(self._path, self._own)
 
-  def __enter__(self) -> 'Claim':
-    return self
-
-  def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-    if isinstance(error, Exception):
-      self._verify()
-
   def check(self) -> None:
-    """Raise ValueError if the run was started again; before each write.
-
-    The file is read at most every 10 seconds of the clock, which also runs
-    while the process is stopped.
-    """
-    if time.monotonic() - self._checked >= 10:
-      self._verify()
-      self._checked = time.monotonic()
-
-  def _verify(self):
-    found = self._own
-    if jax.process_index() == 0:
-      with contextlib.suppress(OSError):
-        found = self._path.read_text()
-    if found != self._own:
+    """Raise ValueError if the run was started again; call before a write."""
+    if jax.process_index() == 0 and self._path.read_text() != self._own:
       raise ValueError(
-        f'The run in {self._path.parent} was started again by {found}, while '
-        f'this process was still there. This process (process {os.getpid()} of '
-        f'{platform.node()}) ends and writes nothing more. Start a run once, '
-        'or use another workdir.'
+        f'The run in {self._path.parent} was started again by '
+        f'{self._path.read_text()}. This process ends and writes nothing more. '
+        'Start a run once, or use another workdir.'
       )
 
 
-def record_config(
-  workdir: PathLike,
-  record: Mapping[str, Any] | None,
-  preset: Mapping[str, Any] | None = None,
-) -> None:
+def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
   """Save config.json, preset.json and environment.json, on the first host."""
-  _write(workdir, 'config.json', record or {})
-  _write(workdir, 'preset.json', preset or {})
+  _write(workdir, 'config.json', provenance.config)
+  _write(workdir, 'preset.json', provenance.preset)
   python, *packages = versions().items()
   environment = {
     'argv': sys.argv,
@@ -209,10 +169,7 @@ def is_step(name: str) -> bool:
 
 
 def steps(folder: PathLike) -> list[int]:
-  """Return the steps of the checkpoints in a folder, sorted.
-
-  They are read off the names of its folders, which need not be checkpoints.
-  """
+  """Return the steps of the checkpoints in a folder, sorted."""
   folder = epath.Path(folder)
   if not folder.exists():
     return []
@@ -225,20 +182,11 @@ def newest_step(workdir: PathLike) -> int | None:
 
 
 def written(workdir: PathLike) -> str:
-  """Return a line that names the files and folders in workdir.
-
-  A name without a suffix counts as a folder; asking an object store is slow.
-  """
+  """Return a line that names the files and folders in workdir."""
   names = sorted(path.name for path in epath.Path(workdir).iterdir())
-  names = [name for name in names if not name.startswith('.')]
-  files = [name for name in names if '.' in name]
-  folders = [f'{name}/' for name in names if '.' not in name]
-  shown = [
-    ', '.join(found[:9]) + (f' and {len(found) - 9} more' * (len(found) > 9))
-    for found in (folders, files)
-    if found
-  ]
-  return f'Written to {workdir}: {", ".join(shown)}'
+  shown = [name for name in names if not name.startswith('.')]
+  more = f' and {len(shown) - 12} more' * (len(shown) > 12)
+  return f'Written to {workdir}: {", ".join(shown[:12])}{more}'
 
 
 def _write(workdir, name, content):
@@ -248,43 +196,29 @@ def _write(workdir, name, content):
 
 
 @functools.cache
-def git_commit(file: PathLike = __file__) -> str | None:
+def git_commit() -> str | None:
   """Return the git commit of the code, with '+dirty' if files are modified.
 
-  It is that of the checkout with this file, or the one from which pip installed
-  the package (`pip install git+...`). None: neither is known.
+  It is the commit of the checkout with this file, or the one from which pip
+  installed the package (`pip install git+...`); None if neither is known.
   """
-  folder = pathlib.Path(file).resolve().parent
+  folder = pathlib.Path(__file__).resolve().parent
 
   def git(*words):
-    done = subprocess.run(
-      ['git', '-C', str(folder), *words],
-      capture_output=True,
-      text=True,
-      timeout=30,
-    )
+    command = ['git', '-C', str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
 
   try:
     # A virtual environment can lie in a repository that does not track it.
-    if git('ls-files', '--error-unmatch', pathlib.Path(file).name):
+    if git('ls-files', '--error-unmatch', pathlib.Path(__file__).name):
       words = ('--always', '--abbrev=40', '--exclude=*', '--dirty=+dirty')
       return git('describe', *words)
-  except (OSError, subprocess.SubprocessError):
-    pass  # there is no git
-  return _installed_commit(folder)
-
-
-def _installed_commit(folder):
-  try:
     found = importlib.metadata.distribution('vit_jax')
-  except importlib.metadata.PackageNotFoundError:
-    return None
-  if pathlib.Path(found.locate_file('vit_jax')).resolve() != folder:
-    return None  # the code is not the installed one
-  text = found.read_text('direct_url.json')
-  vcs = json.loads(text).get('vcs_info', {}) if text else {}
-  return vcs.get('commit_id')
+  except (OSError, importlib.metadata.PackageNotFoundError):
+    return None  # there is no git, or the package is not installed
+  url = json.loads(found.read_text('direct_url.json') or '{}')
+  return url.get('vcs_info', {}).get('commit_id')
 
 
 def versions() -> dict[str, str | None]:

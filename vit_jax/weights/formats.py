@@ -27,7 +27,7 @@ from vit_jax.models.pooling import DistillationToken
 from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.runs import stored, workdirs
+from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import (
   PathLike,
   check_remote,
@@ -70,7 +70,7 @@ def read(
 
   Args:
     path: file or folder; local, gs://, s3://, http(s):// or hf://USER/MODEL.
-    step, ema: of a workdir, see `stored.load_params`.
+    step, ema: of a workdir, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
     **options: for what a file does not contain: grid=(rows, columns) of a
@@ -137,7 +137,7 @@ def _read(path, step, ema, trust, options, values=True):
 def _locate(path, step):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
-    return stored.find(path, step), None
+    return checkpoint.find(path, step), None
   path = str(path)
   if path.startswith('hf://') and path.count('/') < 4:  # hf://USER/MODEL
     return None, f'{path}/{_SAFETENSORS}'
@@ -154,7 +154,7 @@ def _locate(path, step):
     if len(known) == 1 and 'checkpoints' not in names:
       source = f'{path}/{known[0]}'
   if source is None:
-    return stored.find(path, step), None
+    return checkpoint.find(path, step), None
   if step is not None:
     raise ValueError(f'{path} is not a workdir; leave out step={step}.')
   return None, source
@@ -165,7 +165,7 @@ def _read_checkpoint(directory, ema, trust, options, values):
   content = workdirs.description(directory)
   params = None
   if values:
-    params = stored.saved_params(directory.absolute(), ema=ema).read()
+    params = checkpoint.load_params(directory, ema=ema)[0]
   weights = _described(content, params, trust, options)
   weights.step = int(directory.name)
   return weights

@@ -59,7 +59,7 @@ class InitFrom:
   Attributes:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
     step, ema: which checkpoint of a workdir, and whether its EMA; see
-      `stored.load_params`.
+      `checkpoint.load_params`.
     grid: (rows, columns) of a position table that is not square.
     options: more of what a file does not say, see `formats.read`.
     trust: packages that the file may name classes of.

@@ -21,7 +21,6 @@ from jax.experimental import topologies
 from vit_jax import config as configs
 from vit_jax.analysis import flops
 from vit_jax.optim.durations import Timeline
-from vit_jax.optim.ema import Ema
 from vit_jax.parallel import sharding
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
@@ -132,7 +131,7 @@ def lower(
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
-    ema_weight=run.ema_decay and Ema(run.ema_decay)(timeline),
+    ema_weight=run.ema and run.ema(timeline),
   )
   batch = {
     'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
@@ -190,7 +189,7 @@ def _train_arguments(config):
     )
   plan, _ = configs.plan_run(config)
   data = plan.kwargs['data'].kwargs
-  unused = ('data', 'evals', 'checkpoint', 'init_from')
+  unused = ('data', 'evals', 'checkpoints', 'init_from')
   given = {k: v for k, v in plan.kwargs.items() if k not in unused}
   given['batch_size'] = data['batch_size']
   given['transforms'] = data.get('transforms', ())

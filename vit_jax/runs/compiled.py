@@ -1,0 +1,164 @@
+"""The compiled train step: compiled early, its memory, and advice about it."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from vit_jax import tree
+from vit_jax.parallel import sharding
+from vit_jax.runs import terminal
+from vit_jax.types import Model, Shape
+
+GIB = 2**30
+
+
+def batch_shapes(
+  image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return the shapes, dtypes and shardings of a training batch.
+
+  Args:
+    image_shape: (H, W, C).
+    label: of any example: a class, or [K].
+    batch_size: of all hosts together.
+    mesh: as returned by `sharding.make_mesh`.
+  """
+  label_shape = jnp.shape(label)
+  kind = jnp.float32 if label_shape else jnp.int32
+  batch = {
+    'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((batch_size, *label_shape), kind),
+  }
+  split = sharding.batch_sharding(mesh)
+  return sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
+
+
+def start(
+  step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh
+) -> threading.Thread:
+  """Compile in a thread, while this one restores or initialises the state.
+
+  JAX keeps the program for the first call. That call also meets the errors, so
+  the thread has none. Not on GPUs: their compiler times kernels, which other
+  work would disturb.
+
+  Args:
+    step_fn: jitted train step.
+    shapes: ShapeDtypeStructs of its arguments, with shardings.
+    mesh: as returned by `sharding.make_mesh`.
+
+  Returns:
+    The thread. `join` it before the first call, which would compile again.
+  """
+
+  def run():
+    with contextlib.suppress(Exception), jax.set_mesh(mesh):
+      if mesh.devices.flat[0].platform != 'gpu':
+        step_fn.lower(*shapes).compile()
+
+  thread = threading.Thread(target=run, name='compile')
+  thread.start()
+  return thread
+
+
+def report(
+  model: Model, step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh, steps: int
+) -> None:
+  """Compile the train step and print what would be trained.
+
+  Args:
+    model: Flax module.
+    step_fn, shapes, mesh: see `start`.
+    steps: of the whole run.
+  """
+  with jax.set_mesh(mesh):
+    memory = step_fn.lower(*shapes).compile().memory_analysis()
+  state, batch, *teacher = shapes
+  params = tree.flatten(state.params)
+  axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
+  rows = [
+    ('model', type(model).__name__),
+    ('parameters', f'{sum(math.prod(x.shape) for x in params.values()):,}'),
+    ('classes', str(model.num_classes)),
+    ('batch of images', 'x'.join(map(str, batch['image'].shape))),
+    ('steps', f'{steps:,}'),
+    ('mesh', f'{axes} ({mesh.devices.flat[0].device_kind})'),
+    ('state on a device', _on_a_device(state)),
+    *(('teacher on a device', _on_a_device(x)) for x in teacher),
+  ]
+  if memory is not None:
+    size = f'{memory.temp_size_in_bytes / GIB:.3f} GiB'
+    rows.append(('temporaries on a device', size))
+  for path in sorted(params, key=lambda x: -math.prod(params[x].shape))[:4]:
+    spec = tuple(params[path].sharding.spec) or 'replicated'
+    rows.append((path, f'{params[path].shape} {spec}'))
+  table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
+  terminal.console().print(table)
+
+
+class OutOfMemoryError(MemoryError):
+  """The memory of a device, or of a CPU's host, is exhausted."""
+
+
+@contextlib.contextmanager
+def explaining(explain: Callable[[], str]) -> Iterator[None]:
+  """Context manager that says what to do when a device is out of memory.
+
+  Args:
+    explain: returns what needs the memory and what to do.
+
+  Raises:
+    OutOfMemoryError: in place of the error of JAX.
+  """
+  try:
+    yield
+  except (jax.errors.JaxRuntimeError, MemoryError) as error:
+    text = str(error).partition('\n')[0]
+    is_new = not isinstance(error, OutOfMemoryError)
+    if is_new and (isinstance(error, MemoryError) or 'EXHAUSTED' in text):
+      kind = jax.local_devices()[0].device_kind
+      raise OutOfMemoryError(
+        f'Out of memory on a device ({kind}). {explain()}\n  ({text:.300})'
+      ) from error
+    raise
+
+
+def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
+  """Return what a training step needs on a device, and how to need less.
+
+  Args:
+    model: Flax module.
+    state, batch: ShapeDtypeStructs with shardings.
+    accum_steps: number of micro-batches of a step.
+  """
+  images = batch['image']
+  count = images.shape[0]
+  local = images.sharding.shard_shape(images.shape)[0]
+  lines = [
+    f'The batch of {count} images is {local} per device, and the state takes '
+    f'{_on_a_device(state)} per device. To need less:',
+    f'--config.accum_steps={2 * accum_steps}: more micro-batches, same result',
+    '--config.mesh.fsdp=-1 --config.mesh.data=1: the state split over devices',
+    f'--config.data.batch_size={max(1, count // 2)}: a smaller batch',
+  ]
+  if getattr(model, 'remat', 'full') != 'full':
+    lines.append(
+      '--config.model.remat=full: compute activations again in the backward '
+      'pass, instead of keeping them'
+    )
+  return '\n  '.join(lines)
+
+
+def _on_a_device(arrays):
+  """Return the size of the part of a tree that a device holds, as text."""
+  size = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * getattr(x.dtype, 'itemsize', 4)
+    for x in jax.tree.leaves(arrays)
+  )
+  return f'{size / GIB:.3f} GiB'
