@@ -79,7 +79,7 @@ class View:
     return self.source[self._index(index)]
 
   def __getattr__(self, name: str) -> Any:
-    if name == 'source' or name.startswith('_'):  # not yet set, in pickle
+    if name.startswith('_'):  # pickle asks for it, before `source` is set
       raise AttributeError(name)
     return getattr(self.source, name)
 
