@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
-from vit_jax.data import images, operations, pipeline
+from vit_jax.data import operations, pipeline
 from vit_jax.data import transforms as T
 
 RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
@@ -84,14 +84,6 @@ def test_survives_json(transform):
   assert config_lib.build(settings) == transform
 
 
-def test_configs_name_rand_augment():
-  target = 'vit_jax.data.augment.rand_augment'
-  made = config_lib.resolve(
-    {'target': target, 'policy': DEIT, 'fill': [124, 116, 104]}
-  )
-  assert made == A.rand_augment(DEIT, fill=FILL)
-
-
 def test_in_a_pipeline():
   source = [{'image': _picture(40, 50), 'label': i} for i in range(4)]
   transforms = (
@@ -150,24 +142,25 @@ def test_rand_augment_levels(name):
   image = _picture()
   for magnitude, theirs in zip((9, 15), LEVELS[name]):
     ours = A.RandAugment(1, magnitude).apply(name, image, _rng())
-    theirs = np.asarray(theirs(Image.fromarray(image))).astype(int)
-    assert np.abs(ours - theirs).max() <= 1
+    np.testing.assert_array_equal(ours, theirs(Image.fromarray(image)))
 
 
 @pytest.mark.parametrize(
-  ('name', 'operation', 'argument'),
+  ('name', 'argument'),
   [
-    ('Rotate', operations.rotate, 45),
-    ('ShearX', operations.shear_x, 0.45),
-    ('ShearY', operations.shear_y, 0.45),
-    ('TranslateX', operations.translate_x, 150),
-    ('TranslateY', operations.translate_y, 150),
+    ('Rotate', 45),
+    ('ShearX', 0.45),
+    ('ShearY', 0.45),
+    ('TranslateX', 150),
+    ('TranslateY', 150),
   ],
 )
-def test_rand_augment_geometry_has_a_random_sign(name, operation, argument):
+def test_rand_augment_geometry_has_a_random_sign(name, argument):
   image = _picture(220, 200)
   expected = {
-    operation(image, sign * argument, 'nearest', 128).tobytes(): sign
+    operations.GEOMETRY[name](
+      image, sign * argument, 'nearest', 128
+    ).tobytes(): sign
     for sign in (1, -1)
   }
   transform = A.RandAugment(1, 15)
@@ -270,15 +263,9 @@ def test_other_names_are_refused(policy):
     A.rand_augment(policy)
 
 
-def test_bad_values_are_refused():
-  with pytest.raises(ValueError, match='probability=2 must be between 0 and 1'):
-    A.rand_augment('rand-p2')
-  with pytest.raises(ValueError, match=r'num_layers=1\.5 must be an integer'):
-    A.rand_augment('rand-n1.5')
+def test_a_field_given_twice_is_refused():
   with pytest.raises(ValueError, match='magnitude, which is also given'):
     A.rand_augment('rand-m9', magnitude=8)
-  with pytest.raises(ValueError, match="'bilinaer'"):
-    A.rand_augment('rand-m9', interpolation='bilinaer')
 
 
 def _recorded_of(recorded, *parts):
@@ -293,15 +280,8 @@ def _recorded_of(recorded, *parts):
 
 def _assert_one_of(expected, made):
   """Check that each result is one of the expected, and each of them occurs."""
-  found = set()
-  # OpenCV 4 has 32 places in a pixel.
-  limit = 1 if images.opencv().__version__ >= '5' else 3
-  for out in made:
-    far = {k: np.abs(out - x).max() for k, x in expected.items()}
-    nearest = min(far, key=far.get)
-    assert far[nearest] <= limit
-    found.add(expected[nearest].tobytes())
-  assert found == {x.tobytes() for x in expected.values()}
+  known = {x.astype(np.uint8).tobytes() for x in expected.values()}
+  assert {x.tobytes() for x in made} == known
 
 
 @pytest.mark.parametrize('increasing', [False, True])
@@ -460,7 +440,7 @@ def test_erasing_noise_has_the_mean_and_deviation():
 
 
 @pytest.mark.parametrize(
-  'fields', [{'area': (0.3, 0.1)}, {'ratio': (2.0, 1.0)}, {'area': (0.1, 1.5)}]
+  'fields', [{'area': (0.3, 0.1)}, {'ratio': (2.0, 1.0)}]
 )
 def test_bounds_are_checked(fields):
   with pytest.raises(ValueError, match=next(iter(fields))):

@@ -17,104 +17,86 @@ C is 1 or 3. Operations on colours leave an image with one channel as it is.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from vit_jax.config.domains import (
+from vit_jax.data import operations
+from vit_jax.data.transforms import as_tuples, check_bounds
+from vit_jax.types import (
   Count,
+  Expect,
   Fraction,
   Natural,
   NonNegative,
-  OneOf,
   Positive,
-  Range,
-  checked,
 )
-from vit_jax.data import operations
 
-Level = Annotated[int, Range(0, 255)]
+Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
 Fill = Level | tuple[Level, Level, Level]
 
-_Strength = Annotated[float, Range(0, 100)]  # of a change of colour
-_Radius = Annotated[float, Range(0, 1000)]  # in pixels
-_RANDOM = 'random'
-_Kernel = Annotated[str, OneOf('nearest', 'bilinear', 'bicubic')]
-_RandomKernel = Annotated[str, OneOf(_RANDOM, 'nearest', 'bilinear', 'bicubic')]
-_Arguments = Mapping[str, Callable[[float], tuple[Any, ...]]]
+_Kernel = Literal['nearest', 'bilinear', 'bicubic']
+_RandomKernel = Literal['random', 'nearest', 'bilinear', 'bicubic']
+_Arguments = dict[str, Callable[[float], Any] | None]
 
-
-def _none(strength):
-  del strength
-  return ()
-
-
-def _scaled(top):
-  """Return the argument of an operation whose sign is random."""
-  return lambda strength: (top * strength,)
-
-
-def _enhance(strength):
-  return (1.8 * strength + 0.1,)
-
-
-def _alike(names, arguments):
-  return dict.fromkeys(names, arguments)
-
-
-# Names of operations, with functions strength -> arguments. A strength of 1 is
-# magnitude 10, or the strongest bin of TrivialAugment.
-_WITHOUT = _alike(('AutoContrast', 'Equalize', 'Invert'), _none)
-_ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
+# Arguments of operations as functions of the strength; None: no argument. A
+# strength of 1 is magnitude 10, or the strongest bin of TrivialAugment. The
+# arguments of geometric operations have a random sign.
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
+_ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
+_WITHOUT: _Arguments = dict.fromkeys(('AutoContrast', 'Equalize', 'Invert'))
 _BIG_VISION: _Arguments = {
   **_WITHOUT,
-  'Rotate': _scaled(30),
+  'Rotate': lambda strength: 30 * strength,
   # TensorFlow shifts by at most 7 bits.
-  'Posterize': lambda strength: (min(max(int(strength * 4), 1), 8),),
-  'Solarize': lambda strength: (int(strength * 256),),
-  **_alike(_ENHANCE, _enhance),
-  **_alike(_SHEAR, _scaled(0.3)),
-  **_alike(_TRANSLATE, _scaled(100)),
-  'Cutout': lambda strength: (int(strength * 40),),
-  'SolarizeAdd': lambda strength: (int(strength * 110),),
+  'Posterize': lambda strength: min(max(int(strength * 4), 1), 8),
+  'Solarize': lambda strength: int(strength * 256),
+  **dict.fromkeys(_ENHANCE, lambda strength: 1.8 * strength + 0.1),
+  **dict.fromkeys(_SHEAR, lambda strength: 0.3 * strength),
+  **dict.fromkeys(_TRANSLATE, lambda strength: 100 * strength),
+  'Cutout': lambda strength: int(strength * 40),
+  'SolarizeAdd': lambda strength: int(strength * 110),
 }
 _TIMM: _Arguments = {
   **_WITHOUT,
-  'Rotate': _scaled(30),
-  'Posterize': lambda strength: (min(int(strength * 4), 8),),
-  'Solarize': lambda strength: (min(int(strength * 256), 256),),
-  'SolarizeAdd': lambda strength: (min(int(strength * 110), 128),),
-  **_alike(_ENHANCE, _enhance),
-  **_alike(_SHEAR, _scaled(0.3)),
-  **_alike(_TRANSLATE, _scaled(1)),  # of a fraction of the side
+  'Rotate': lambda strength: 30 * strength,
+  'Posterize': lambda strength: min(int(strength * 4), 8),
+  'Solarize': lambda strength: min(int(strength * 256), 256),
+  'SolarizeAdd': lambda strength: min(int(strength * 110), 128),
+  **dict.fromkeys(_ENHANCE, lambda strength: 1.8 * strength + 0.1),
+  **dict.fromkeys(_SHEAR, lambda strength: 0.3 * strength),
+  **dict.fromkeys(_TRANSLATE, lambda strength: strength),  # of `translate`
 }
 _INCREASING: _Arguments = {
   **_TIMM,
-  'Posterize': lambda strength: (max(4 - int(strength * 4), 0),),
-  'Solarize': lambda strength: (256 - min(int(strength * 256), 256),),
-  **_alike(_ENHANCE, _scaled(0.9)),
+  'Posterize': lambda strength: max(4 - int(strength * 4), 0),
+  'Solarize': lambda strength: 256 - min(int(strength * 256), 256),
+  **dict.fromkeys(_ENHANCE, lambda strength: 0.9 * strength),  # around 1
 }
 _TRIVIAL: _Arguments = {
-  'Identity': _none,
-  **_alike(_SHEAR, _scaled(0.99)),
-  **_alike(_TRANSLATE, _scaled(32)),
-  'Rotate': _scaled(135),
-  **_alike(_ENHANCE, _scaled(0.99)),
-  'Posterize': lambda strength: (8 - round(strength * 6),),
-  'Solarize': lambda strength: (255 * (1 - strength),),
-  'AutoContrast': _none,
-  'Equalize': _none,
+  'Identity': None,
+  **dict.fromkeys(_SHEAR, lambda strength: 0.99 * strength),
+  **dict.fromkeys(_TRANSLATE, lambda strength: 32 * strength),
+  'Rotate': lambda strength: 135 * strength,
+  **dict.fromkeys(_ENHANCE, lambda strength: 0.99 * strength),  # around 1
+  'Posterize': lambda strength: 8 - round(strength * 6),
+  'Solarize': lambda strength: 255 * (1 - strength),
+  'AutoContrast': None,
+  'Equalize': None,
 }
+
+
+def _arguments(table, name, strength):
+  function = table[name]
+  return () if function is None else (function(strength),)
 
 
 def _sign(rng):
   return 1 if rng.random() < 0.5 else -1
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
   """RandAugment as in big_vision and the code of AugReg.
@@ -149,7 +131,7 @@ class RandAugment:
   names: ClassVar[tuple[str, ...]] = tuple(_BIG_VISION)
 
   def __post_init__(self) -> None:
-    _as_tuples(self, 'fill')
+    as_tuples(self)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
@@ -161,9 +143,12 @@ class RandAugment:
     self, name: str, image: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
     """Apply one of the operations in `names`, at this magnitude."""
-    arguments = _BIG_VISION[name](self.magnitude / 10)
-    if name == 'Cutout':
-      return self._cutout(image, arguments[0], rng)
+    arguments = _arguments(_BIG_VISION, name, self.magnitude / 10)
+    if name == 'Cutout':  # a square around a random pixel
+      (half,) = arguments
+      y, x = (int(rng.integers(side)) for side in image.shape[:2])
+      box = y - half, x - half, 2 * half, 2 * half
+      return operations.erase(image, box, self.fill)
     if name in operations.GEOMETRY:
       signed = _sign(rng) * arguments[0]
       return operations.GEOMETRY[name](image, signed, 'nearest', self.fill)
@@ -174,14 +159,7 @@ class RandAugment:
       arguments = (*arguments, mean)
     return operations.COLOR[name](image, *arguments)
 
-  def _cutout(self, image, half, rng):
-    """Fill a square around a random pixel."""
-    y, x = (int(rng.integers(side)) for side in image.shape[:2])
-    box = y - half, x - half, 2 * half, 2 * half
-    return operations.erase(image, box, self.fill)
 
-
-@checked
 @dataclasses.dataclass(frozen=True)
 class TimmRandAugment:
   """RandAugment as in timm, and so of DeiT; see `rand_augment` for its names.
@@ -201,8 +179,8 @@ class TimmRandAugment:
     max_magnitude: largest magnitude; 10 is the top of the usual scale.
     translate: fraction of the side by which magnitude 10 moves the image.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
-      'bicubic' each time. DeiT has 'bicubic', timm's training 'random' unless
-      it is told otherwise.
+      'bicubic' each time. DeiT has 'bicubic', timm's training 'random' by
+      default.
     fill: level, or one for each channel, of pixels from outside of the image.
       timm's training takes the mean by which images are normalized:
       (124, 116, 104) for ImageNet's, 128 for 0.5.
@@ -215,13 +193,13 @@ class TimmRandAugment:
   probability: Fraction = 0.5
   max_magnitude: Positive = 10.0
   translate: Fraction = 0.45
-  interpolation: _RandomKernel = _RANDOM
+  interpolation: _RandomKernel = 'random'
   fill: Fill = 128
 
   names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
 
   def __post_init__(self) -> None:
-    _as_tuples(self, 'fill')
+    as_tuples(self)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
@@ -235,14 +213,14 @@ class TimmRandAugment:
   ) -> np.ndarray:
     """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
-    arguments = table[name](self._magnitude(rng) / 10)
+    arguments = _arguments(table, name, self._magnitude(rng) / 10)
     if name in operations.GEOMETRY:
       argument = _sign(rng) * arguments[0]
       if name in _TRANSLATE:
         side = image.shape[1 if name == 'TranslateX' else 0]
         argument *= self.translate * side
-      kernel = self.interpolation
-      if kernel == _RANDOM:
+      kernel: str = self.interpolation
+      if kernel == 'random':
         kernel = ('bilinear', 'bicubic')[rng.integers(2)]
       return operations.GEOMETRY[name](image, argument, kernel, self.fill)
     if self.increasing and name in _ENHANCE:
@@ -269,12 +247,11 @@ _SECTIONS = {  # of timm's names, and the fields
 }
 
 
-@checked
 def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
   """Return the RandAugment that timm has under a name.
 
-  The name of DeiT's is 'rand-m9-mstd0.5-inc1'. What the name does not contain
-  is as in timm: magnitude 10, without deviation, not increasing, two layers,
+  DeiT's name is 'rand-m9-mstd0.5-inc1'. Sections that the name does not contain
+  are as in timm: magnitude 10, without deviation, not increasing, two layers,
   each applied with probability 0.5.
 
   Args:
@@ -288,10 +265,10 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
     ValueError: the name has another form, or a field is given twice.
   """
   kind, *sections = policy.split('-')
-  pattern = r'([a-z]+)(\d*\.?\d+)'
+  pattern = rf'({"|".join(_SECTIONS)})(\d*\.?\d+)'
   found = [re.fullmatch(pattern, section) for section in sections]
-  named = {_SECTIONS.get(x[1], ''): float(x[2]) for x in found if x}
-  if kind != 'rand' or len(named) < len(sections) or '' in named:
+  named = {_SECTIONS[x[1]]: float(x[2]) for x in found if x}
+  if kind != 'rand' or len(named) < len(sections):
     raise ValueError(
       f'policy={policy!r} is not a RandAugment of timm. Expected rand and '
       f'sections of {", ".join(_SECTIONS)}, each at most once and with a '
@@ -302,14 +279,15 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
       f'policy={policy!r} contains {", ".join(twice)}, which is also given as '
       'a field. Leave one of them out.'
     )
-  values: dict[str, Any] = dict(magnitude=10, magnitude_std=0, increasing=0)
-  for name, number in named.items():
-    values[name] = int(number) if number.is_integer() else number
-  values = values | {'increasing': values['increasing'] > 0} | fields
-  return TimmRandAugment(**values)
+  values: dict[str, Any] = (
+    dict(magnitude=10, magnitude_std=0, increasing=0) | named
+  )
+  values['increasing'] = values['increasing'] > 0
+  if 'num_layers' in values:
+    values['num_layers'] = int(values['num_layers'])
+  return TimmRandAugment(**values, **fields)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class TrivialAugment:
   """TrivialAugment, "wide", as in torchvision.
@@ -322,14 +300,14 @@ class TrivialAugment:
     fill: level, or one for each channel, of pixels from outside of the image.
   """
 
-  num_bins: Annotated[int, Range(2)] = 31
+  num_bins: Annotated[int, Expect(lambda n: n >= 2, 'at least 2')] = 31
   interpolation: _Kernel = 'nearest'
   fill: Fill = 0
 
   names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
 
   def __post_init__(self) -> None:
-    _as_tuples(self, 'fill')
+    as_tuples(self)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     name = self.names[rng.integers(len(self.names))]
@@ -346,7 +324,7 @@ class TrivialAugment:
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
       return image
-    arguments = _TRIVIAL[name](strength)
+    arguments = _arguments(_TRIVIAL, name, strength)
     if name in operations.GEOMETRY:
       argument = _sign(rng) * arguments[0]
       if name in _TRANSLATE:
@@ -359,7 +337,6 @@ class TrivialAugment:
     return operations.COLOR[name](image, *arguments)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class ThreeAugment:
   """3-Augment of DeiT III: grey, solarized or blurred, with equal probability.
@@ -371,12 +348,14 @@ class ThreeAugment:
     radius: bounds of the standard deviation of the blur, in pixels; uniform.
   """
 
-  threshold: Annotated[int, Range(0, 256)] = 128
-  radius: tuple[_Radius, _Radius] = (0.1, 2.0)
+  threshold: Annotated[int, Expect(lambda n: 0 <= n <= 256, 'in [0, 256]')] = (
+    128
+  )
+  radius: tuple[NonNegative, NonNegative] = (0.1, 2.0)
 
   def __post_init__(self) -> None:
-    _as_tuples(self, 'radius')
-    _check_bounds(self, 'radius')
+    as_tuples(self)
+    check_bounds(self, 'radius')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     kind = rng.integers(3)
@@ -387,7 +366,6 @@ class ThreeAugment:
     return operations.blur(image, rng.uniform(*self.radius))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class ColorJitter:
   """Changes of brightness, contrast, saturation and hue, in random order.
@@ -401,10 +379,10 @@ class ColorJitter:
       and x.
   """
 
-  brightness: _Strength = 0.3
-  contrast: _Strength = 0.3
-  saturation: _Strength = 0.3
-  hue: Annotated[float, Range(0, 0.5)] = 0.0
+  brightness: NonNegative = 0.3
+  contrast: NonNegative = 0.3
+  saturation: NonNegative = 0.3
+  hue: Annotated[float, Expect(lambda x: 0 <= x <= 0.5, 'in [0, 0.5]')] = 0.0
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     changes: tuple[tuple[operations.Operation, float], ...] = (
@@ -423,7 +401,6 @@ class ColorJitter:
     return image
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class RandomErasing:
   """Random erasing as in timm: boxes are replaced by noise.
@@ -445,14 +422,14 @@ class RandomErasing:
   probability: Fraction = 0.25
   area: tuple[Fraction, Fraction] = (0.02, 1 / 3)
   ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3)
-  mode: Annotated[str, OneOf('pixel', 'rand', 'const')] = 'pixel'
+  mode: Literal['pixel', 'rand', 'const'] = 'pixel'
   count: Count = 1
   mean: Fill = (124, 116, 104)
   std: Fill = (58, 57, 57)
 
   def __post_init__(self) -> None:
-    _as_tuples(self, 'area', 'ratio', 'mean', 'std')
-    _check_bounds(self, 'area', 'ratio')
+    as_tuples(self)
+    check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:
@@ -484,22 +461,3 @@ class RandomErasing:
     drawn = {'pixel': shape, 'rand': (1, 1, channels), 'const': ()}[self.mode]
     noise = rng.standard_normal(drawn, np.float32) if drawn else np.float32(0)
     return np.clip(np.rint(mean + std * noise), 0, 255).astype(np.uint8)
-
-
-def _as_tuples(transform, *names):
-  """Make tuples of fields that a config gives as lists."""
-  for name in names:
-    value = getattr(transform, name)
-    if isinstance(value, list):
-      object.__setattr__(transform, name, tuple(value))
-
-
-def _check_bounds(transform, *names):
-  """Raise ValueError unless the fields are (lowest, highest)."""
-  for name in names:
-    low, high = getattr(transform, name)
-    if low > high:
-      raise ValueError(
-        f'{type(transform).__name__}: {name}={(low, high)} must be (lowest, '
-        f'highest). Exchange them.'
-      )

@@ -1,15 +1,14 @@
 """Operations on images that augmentation is composed of, without randomness.
 
-An operation is f(image uint8 [H, W, C], argument) -> uint8 [H, W, C]. It equals
-Pillow's to one grey level. `COLOR` and `GEOMETRY` have those that RandAugment
-and its relatives draw from. C is 1 or 3; Color and hue leave one channel as it
-is.
+An operation is f(image uint8 [H, W, C], argument) -> uint8 [H, W, C]. C is 1 or
+3. They are Pillow's, as in timm and torchvision. `COLOR` and `GEOMETRY` have
+those that RandAugment and its relatives draw from; operations on colours leave
+an image with one channel as it is.
 
-Geometric operations take the result's pixel (x, y) from another place in the
-image. Their other arguments are `interpolation` and `fill`, the level or the C
-levels of pixels from outside of the image. Interpolations: 'nearest',
-'bilinear', and 'bicubic' with a = -1, as Pillow transforms images. Bilinear
-levels of OpenCV 4 can differ by some more, as it has 32 places in a pixel.
+Geometric operations take the pixel (x, y) of the result from another place in
+the image. Their other arguments are `interpolation`, 'nearest', 'bilinear' or
+'bicubic', and `fill`, the level or the C levels of pixels from outside of the
+image.
 """
 
 import math
@@ -20,25 +19,21 @@ import numpy as np
 from vit_jax.data import images
 
 Fill = int | Sequence[int]
-
-_LEVELS = np.arange(256)
-_LUMA = np.array([[19595, 38470, 7471]], np.float32) / 2**16  # as in Pillow
+Operation = Callable[..., np.ndarray]
 
 
-def _look_up(image, table):
-  """Return table[image]; the table has shape [256] or [256, C]."""
-  table = np.asarray(table, np.uint8).reshape(1, 256, -1)
-  return images.opencv().LUT(image, table).reshape(image.shape)
+def _by_pillow(function, image):
+  """Return function(Pillow image) as an array of the same shape."""
+  picture = image[..., 0] if image.shape[2] == 1 else image
+  picture = function(images.pillow().fromarray(picture))
+  return np.array(picture).reshape(image.shape)
 
 
-def _histograms(image):
-  """Return the number of pixels of each channel and level: int [C, 256]."""
-  count = images.opencv().calcHist
-  each = [
-    count([image], [channel], None, [256], [0, 256]).ravel()
-    for channel in range(image.shape[2])
-  ]
-  return np.stack(each).astype(int)
+def _enhanced(kind, image, factor):
+  from PIL import ImageEnhance
+
+  enhance = getattr(ImageEnhance, kind)
+  return _by_pillow(lambda x: enhance(x).enhance(factor), image)
 
 
 # Colour.
@@ -46,52 +41,45 @@ def _histograms(image):
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
   """Stretch each channel so that its levels range from 0 to 255."""
-  table = np.tile(_LEVELS[:, None].astype(float), image.shape[2])
-  for channel, counts in enumerate(_histograms(image)):
-    low, high = np.flatnonzero(counts)[[0, -1]]
-    if high > low:
-      scale = 255 / (high - low)
-      table[:, channel] = _LEVELS * scale - low * scale
-  return _look_up(image, np.clip(table, 0, 255))
+  from PIL import ImageOps
+
+  return _by_pillow(ImageOps.autocontrast, image)
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
   """Flatten the histogram of each channel."""
-  table = np.tile(_LEVELS[:, None], image.shape[2])
-  for channel, counts in enumerate(_histograms(image)):
-    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
-    if step:
-      below = np.cumsum(counts) - counts
-      table[:, channel] = np.minimum((below + step // 2) // step, 255)
-  return _look_up(image, table)
+  from PIL import ImageOps
+
+  return _by_pillow(ImageOps.equalize, image)
 
 
 def invert(image: np.ndarray) -> np.ndarray:
   """Return 255 - image."""
-  return images.opencv().bitwise_not(image).reshape(image.shape)
+  return 255 - image
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
   """Keep the upper `bits` of the 8 bits of each level, 0 to 8."""
-  return _look_up(image, _LEVELS & (0xFF00 >> bits))
+  return image & np.uint8(0xFF & (0xFF00 >> bits))
 
 
 def solarize(image: np.ndarray, threshold: float = 128) -> np.ndarray:
   """Invert levels from `threshold` up, 0 to 256."""
-  return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS))
+  return np.where(image < math.ceil(threshold), image, 255 - image)
 
 
 def solarize_add(
   image: np.ndarray, addition: int, threshold: int = 128
 ) -> np.ndarray:
   """Add to levels below `threshold`."""
-  added = np.clip(_LEVELS + addition, 0, 255)
-  return _look_up(image, np.where(threshold > _LEVELS, added, _LEVELS))
+  addition = min(addition, 255)
+  added = np.minimum(image, 255 - addition) + np.uint8(addition)
+  return np.where(image < threshold, added, image)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
   """Scale the distance from black."""
-  return _spread(image, 0, factor)
+  return _enhanced('Brightness', image, factor)
 
 
 def contrast(
@@ -99,32 +87,26 @@ def contrast(
 ) -> np.ndarray:
   """Scale the distance from `mean`, by default the mean luma of the image."""
   if mean is None:
-    mean = int(images.opencv().mean(_luma(image))[0] + 0.5)
-  return _spread(image, mean, factor)
+    return _enhanced('Contrast', image, factor)
+  pillow = images.pillow()
+  return _by_pillow(
+    lambda x: pillow.blend(x.point(lambda _: mean), x, factor), image
+  )
 
 
 def color(image: np.ndarray, factor: float) -> np.ndarray:
   """Scale the distance from the grey image of the same luma."""
-  return _blend(grey(image), image, factor) if image.shape[2] == 3 else image
+  return _enhanced('Color', image, factor)
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
   """Scale the distance from a smoothed image; border pixels stay."""
-  if min(image.shape[:2]) < 3:
-    return image
-  kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-  smooth = image.copy()
-  filtered = images.opencv().filter2D(image, -1, kernel).reshape(image.shape)
-  smooth[1:-1, 1:-1] = filtered[1:-1, 1:-1]
-  return _blend(smooth, image, factor)
+  return _enhanced('Sharpness', image, factor)
 
 
 def grey(image: np.ndarray) -> np.ndarray:
   """Set all channels to the luma."""
-  cv2 = images.opencv()
-  if image.shape[2] == 1:
-    return image
-  return cv2.cvtColor(_luma(image), cv2.COLOR_GRAY2RGB)
+  return _by_pillow(lambda x: x.convert('L').convert(x.mode), image)
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
@@ -138,49 +120,10 @@ def hue(image: np.ndarray, turn: float) -> np.ndarray:
 
 
 def blur(image: np.ndarray, radius: float) -> np.ndarray:
-  """Blur by a Gaussian whose standard deviation is `radius` pixels.
+  """Blur by a Gaussian whose standard deviation is `radius` pixels."""
+  from PIL import ImageFilter
 
-  As in Pillow it is made of three box filters, each of them rounded.
-  """
-  cv2, box = images.opencv(), _box(radius)
-  out = image
-  for kernel in (box[None], box[:, None]):
-    for _ in range(3):
-      out = cv2.filter2D(out, -1, kernel, borderType=cv2.BORDER_REPLICATE)
-  return out.reshape(image.shape)
-
-
-def _box(radius):
-  """Return the weights of a box; three have the variance of a Gaussian.
-
-  Its outer two pixels have a fractional weight.
-  """
-  variance = radius**2 / 3
-  half = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
-  outer = (2 * half + 1) * (half * (half + 1) - 3 * variance)
-  outer /= 6 * (variance - (half + 1) ** 2)
-  box = np.array([outer, *[1.0] * (2 * half + 1), outer])
-  return box / box.sum()
-
-
-def _luma(image):
-  """Return [H, W]."""
-  if image.shape[2] == 1:
-    return image[..., 0]
-  return images.opencv().transform(image, _LUMA)
-
-
-def _spread(image, centre, factor):
-  """Return centre + factor * (image - centre), rounded down."""
-  table = centre + np.float32(factor) * (_LEVELS - centre).astype(np.float32)
-  return _look_up(image, np.clip(table, 0, 255))
-
-
-def _blend(start, end, factor):
-  """Return start + factor * (end - start), rounded down."""
-  # OpenCV rounds to the nearest; 1e-3 keeps integers what they are.
-  out = images.opencv().addWeighted(start, 1 - factor, end, factor, 1e-3 - 0.5)
-  return out.reshape(end.shape)
+  return _by_pillow(lambda x: x.filter(ImageFilter.GaussianBlur(radius)), image)
 
 
 # Geometry.
@@ -193,51 +136,28 @@ def rotate(
   fill: Fill = 0,
 ) -> np.ndarray:
   """Rotate counterclockwise about the centre."""
-  radians = math.radians(degrees)
-  cos, sin = math.cos(radians), math.sin(radians)
-  linear = np.array([[cos, -sin], [sin, cos]])
-  centre = np.array([image.shape[1], image.shape[0]]) / 2
-  return _affine(image, linear, centre - linear @ centre, interpolation, fill)
+  kernel, fill = _kernel_and_fill(image, interpolation, fill)
+  return _by_pillow(lambda x: x.rotate(degrees, kernel, fillcolor=fill), image)
 
 
-def shear_x(
+def affine(
   image: np.ndarray,
-  factor: float,
+  matrix: tuple[float, ...],
   interpolation: str = 'nearest',
   fill: Fill = 0,
 ) -> np.ndarray:
-  """Move the row at height y, from the top, to the left by factor * y."""
-  return _affine(image, [[1, factor], [0, 1]], [0, 0], interpolation, fill)
+  """Take the pixel (x, y) from (a x + b y + c, d x + e y + f)."""
+  kernel, fill = _kernel_and_fill(image, interpolation, fill)
+  kind = images.pillow().Transform.AFFINE
+  return _by_pillow(
+    lambda x: x.transform(x.size, kind, matrix, kernel, fillcolor=fill), image
+  )
 
 
-def shear_y(
-  image: np.ndarray,
-  factor: float,
-  interpolation: str = 'nearest',
-  fill: Fill = 0,
-) -> np.ndarray:
-  """Move the column at x, from the left, up by factor * x."""
-  return _affine(image, [[1, 0], [factor, 1]], [0, 0], interpolation, fill)
-
-
-def translate_x(
-  image: np.ndarray,
-  pixels: float,
-  interpolation: str = 'nearest',
-  fill: Fill = 0,
-) -> np.ndarray:
-  """Move the image to the left."""
-  return _affine(image, np.eye(2), [pixels, 0], interpolation, fill)
-
-
-def translate_y(
-  image: np.ndarray,
-  pixels: float,
-  interpolation: str = 'nearest',
-  fill: Fill = 0,
-) -> np.ndarray:
-  """Move the image up."""
-  return _affine(image, np.eye(2), [0, pixels], interpolation, fill)
+def _kernel_and_fill(image, interpolation, fill):
+  kernel = images.pillow().Resampling[interpolation.upper()]
+  fill = levels(fill, image.shape[2])
+  return kernel, fill[0] if len(fill) == 1 else fill
 
 
 def erase(
@@ -276,108 +196,6 @@ def levels(fill: Fill, channels: int) -> tuple[int, ...]:
   return tuple(fill)
 
 
-def _affine(image, linear, offset, interpolation, fill):
-  """Take the pixel p, as (x, y), from linear @ p + offset.
-
-  The centre of the upper left pixel is at (0.5, 0.5), as in Pillow.
-  """
-  matrix = np.column_stack([linear, offset]).astype(float)
-  fill = levels(fill, image.shape[2])
-  if interpolation == 'bilinear':
-    return _bilinear(image, matrix, fill)
-  if interpolation == 'bicubic' and np.array_equal(matrix[1], [0, 1, 0]):
-    return _bicubic_rows(image, matrix[0], fill)
-  if interpolation == 'bicubic' and np.array_equal(matrix[0], [1, 0, 0]):
-    flipped = _bicubic_rows(_transpose(image), matrix[1, [1, 0, 2]], fill)
-    return _transpose(flipped)
-  return _pillow(image, matrix, interpolation, fill)
-
-
-def _pillow(image, matrix, interpolation, fill):
-  """Transform by Pillow, for the kernels that OpenCV does not have.
-
-  OpenCV's cubic kernel has a = -0.75, and its nearest neighbours are rounded.
-  """
-  from PIL import Image
-
-  height, width, channels = image.shape
-  out = Image.fromarray(image[..., 0] if channels == 1 else image).transform(
-    (width, height),
-    Image.Transform.AFFINE,
-    tuple(matrix.ravel()),
-    Image.Resampling[interpolation.upper()],
-    fillcolor=fill[0] if channels == 1 else fill,
-  )
-  return np.asarray(out).reshape(image.shape)
-
-
-def _bilinear(image, matrix, fill):
-  cv2 = images.opencv()
-  height, width = image.shape[:2]
-  # The centre of OpenCV's upper left pixel is at (0, 0).
-  shifted = matrix.copy()
-  shifted[:, 2] += matrix[:, :2].sum(1) / 2 - 0.5
-  out = cv2.warpAffine(
-    image,
-    shifted,
-    (width, height),
-    flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-    borderMode=cv2.BORDER_REPLICATE,
-  )
-  xs, ys = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5
-  inside = np.ones((height, width), bool)
-  for (a, b, c), same, size in zip(matrix, np.eye(2, 3), (width, height)):
-    if (a, b, c) != tuple(same):
-      at, start = a * xs, b * ys + c
-      inside &= (at >= -start) & (at < size - start)
-  return _filled(out.reshape(image.shape), inside, fill)
-
-
-def _bicubic_rows(image, row, fill):
-  """Take the pixel (x, y) from (x + b * y + c, y), for `row` = (1, b, c)."""
-  cv2 = images.opencv()
-  height, width, channels = image.shape
-  ys = np.arange(height)[:, None] + 0.5
-  offset = row[1] * ys + row[2]
-  whole = np.floor(offset)
-  # Four neighbours of each pixel; those of the row's ends repeat.
-  places = np.empty((height, width + 3, 2), np.int16)
-  columns = np.arange(-1, width + 2, dtype=np.int16)
-  np.add(whole.astype(np.int16), columns, out=places[..., 0])
-  places[..., 1] = np.arange(height)[:, None]
-  taken = cv2.remap(
-    image, places, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
-  ).astype(np.float32)
-  distance = np.abs(offset - whole - [-1, 0, 1, 2])  # [H, 4]
-  near = (distance - 2) * distance**2 + 1
-  far = ((5 - distance) * distance - 8) * distance + 4
-  weights = np.where(distance < 1, near, far).astype(np.float32)
-  strides = taken.strides[0], 4 * channels, 4
-  taps = np.lib.stride_tricks.as_strided(
-    taken, (height, 4, width * channels), strides
-  )
-  out = np.einsum('yt,ytx->yx', weights, taps)
-  out += 1e-3  # keeps integers what they are
-  out = np.clip(out, 0, 255, out=out).astype(np.uint8).reshape(image.shape)
-  xs = np.arange(width) + 0.5
-  return _filled(out, (xs >= -offset) & (xs < width - offset), fill)
-
-
-def _transpose(image):
-  height, width, channels = image.shape
-  return images.opencv().transpose(image).reshape(width, height, channels)
-
-
-def _filled(image, inside, fill):
-  """Return the image where `inside` [H, W], else the levels `fill`."""
-  out = np.empty_like(image)
-  out[:] = np.tile(np.array(fill, np.uint8), (image.shape[1], 1))
-  cv2 = images.opencv()
-  return cv2.copyTo(image, inside.view(np.uint8), out).reshape(image.shape)
-
-
-Operation = Callable[..., np.ndarray]
-
 COLOR: dict[str, Operation] = {
   'AutoContrast': autocontrast,
   'Equalize': equalize,
@@ -392,8 +210,8 @@ COLOR: dict[str, Operation] = {
 }
 GEOMETRY: dict[str, Operation] = {
   'Rotate': rotate,
-  'ShearX': shear_x,
-  'ShearY': shear_y,
-  'TranslateX': translate_x,
-  'TranslateY': translate_y,
+  'ShearX': lambda image, x, *how: affine(image, (1, x, 0, 0, 1, 0), *how),
+  'ShearY': lambda image, x, *how: affine(image, (1, 0, 0, x, 1, 0), *how),
+  'TranslateX': lambda image, x, *how: affine(image, (1, 0, x, 0, 1, 0), *how),
+  'TranslateY': lambda image, x, *how: affine(image, (1, 0, 0, 0, 1, x), *how),
 }
