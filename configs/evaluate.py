@@ -16,7 +16,7 @@ Arguments (separated by commas; the first of a list is the default):
              .test.source; evals.test has the same test images. fewshot is the
              paper's (section 4.1), on 5 and 10 examples of each class in
              `train`. The rest use all of `train`: nearest neighbours and
-             logistic regression. Their settings are chosen on a held-out tenth
+             logistic regression, whose strength is chosen on a held-out tenth
              of `train`
   flip       accuracy averages the probabilities of each image and its mirror
              image
@@ -35,7 +35,6 @@ READOUTS = {
     'target': 'vit_jax.evals.knn.Knn',
     'k': (1, 5, 10, 20),
     'temperature': (0.07,),
-    'held_out': 0.1,
   },
   'logistic': {
     'target': 'vit_jax.evals.logistic.Logistic',

@@ -52,7 +52,7 @@ def get_config(argument=''):
   readouts = {
     'fewshot': common.few_shot(
       (1, 5, 10, 25),
-      l2=2.0**10,
+      l2=(2.0**10,),
       allow_fewer=True,  # cars196 has classes of 24
     )
   }

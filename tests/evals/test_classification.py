@@ -125,7 +125,7 @@ def test_skipped_examples_do_not_count():
   rows = np.array([i for i in range(21) if i not in (3, 20)])
   _, result = evaluate(source=Source(broken=(3, 20)), on_error='skip')
   assert result == expected(rows) | {'skipped': 2}
-  with pytest.raises(ValueError, match=r'gave up after 21 unreadable'):
+  with pytest.raises(ValueError, match='21 unreadable'):
     evaluate(source=Source(broken=range(21)), on_error='skip')
 
 
@@ -173,9 +173,8 @@ def test_restricted_to_classes(vectors):
     labels = np.eye(7, dtype=np.float32)[labels]
     place = np.eye(6, dtype=np.float32)[place]
   _, alone = evaluate(KERNEL[:, some], source=Source(place, 6))
-  for restrict in ('present',) if vectors else (tuple(some[::-1]),):
-    _, result = evaluate(source=Source(labels), restrict=restrict)
-    assert result == alone
+  _, result = evaluate(source=Source(labels), restrict='present')
+  assert result == alone
   _, result = evaluate(source=Source(labels))
   assert result['loss'] != alone['loss']
   _, few = evaluate(source=Source(LABELS % 4), restrict='present')
@@ -204,8 +203,9 @@ def test_predictions_of_several_right_labels():
   labels, some = _vectors(), [0, 2, 3, 4, 5, 6]
   labels[:, 1] = 0
   labels[5] = 0
+  assert labels[:, some].any(axis=0).all()
   evaluator, result = evaluate(
-    source=Source(labels), restrict=some, loss='sigmoid'
+    source=Source(labels), restrict='present', loss='sigmoid'
   )
   found, rows = evaluator.predictions, np.delete(np.arange(21), 5)
   np.testing.assert_array_equal(found.index, rows)
@@ -327,17 +327,9 @@ def test_probabilities_of_mirror_images_are_averaged(loss):
   )
 
 
-@pytest.mark.parametrize(
-  'wrong, message',
-  [
-    ({'batch_size': 12}, 'batch_size=12'),
-    ({'restrict': (3, 7)}, r'restrict=\(3, 7\) .*0 to 6'),
-    ({'restrict': (0, 1, 2)}, r'restrict .*\[3, 4, 5, 6\]'),
-  ],
-)
-def test_mistakes(wrong, message):
-  with pytest.raises(ValueError, match=message):
-    make(**wrong)
+def test_a_batch_must_divide_over_the_devices():
+  with pytest.raises(ValueError, match='batch_size=12'):
+    make(batch_size=12)
 
 
 @pytest.mark.parametrize('count', [1, 7, 50_000])

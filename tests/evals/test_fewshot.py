@@ -139,7 +139,7 @@ def test_mistakes():
   with pytest.raises(ValueError, match=r'a single shot .*held_out_shots'):
     FewShot(shots=(1, 5), l2=(1.0, 2.0))
   FewShot(shots=(1, 5), l2=(1.0, 2.0), held_out_shots=3)
-  with pytest.raises(ValueError, match=r'held_out_shots=3 .*l2=1024'):
+  with pytest.raises(ValueError, match=r'held_out_shots=3 .*1024'):
     FewShot(held_out_shots=3)
   three = {'train': np.arange(30) % 3, 'test': np.arange(30) % 3}
   FewShot(shots=(10,)).check(three)
@@ -167,6 +167,3 @@ def test_a_class_may_have_fewer():
     )
     fewshot.check({'train': labels, 'test': labels})
     assert 0 <= fewshot(split, split)['5shot'] <= 1
-  few = np.array([0, 1])
-  with pytest.raises(ValueError, match=r'more than 5 training examples'):
-    fewshot.check({'train': few, 'test': few})

@@ -7,7 +7,6 @@ import pytest
 import splits
 
 from vit_jax.data.pipeline import Data
-from vit_jax.evals import frozen
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
 from vit_jax.evals.knn import Knn
@@ -148,7 +147,7 @@ def test_each_image_is_read_once_for_all_readouts():
 def test_all_readouts_in_the_context_of_a_mesh():
   readouts = {
     'fewshot': FewShot(shots=(2, 5)),
-    'knn': Knn(k=(1, 5), held_out=0.3),
+    'knn': Knn(k=(1, 5)),
     'logistic': Logistic(C=(1.0, 0.01)),
   }
   evaluator, params = make(readouts)
@@ -157,7 +156,7 @@ def test_all_readouts_in_the_context_of_a_mesh():
     found = evaluator.run(params)
     assert evaluator.run(params) == found  # any number of times
   assert all(isinstance(value, float) for value in found.values())
-  for metric in ('fewshot/5shot', 'knn/chosen', 'logistic/accuracy'):
+  for metric in ('fewshot/5shot', 'knn/k5_t0.07', 'logistic/accuracy'):
     assert 0.5 < found[f'made/{metric}'] < 1
 
 
@@ -197,22 +196,3 @@ def test_train_and_test_are_needed():
 def test_a_batch_must_divide_over_the_devices():
   with pytest.raises(ValueError, match=r'made/train batch_size=12 is global'):
     make({'spy': Spy()}, batch_size=12)
-
-
-def test_held_out_rows_are_stratified():
-  labels = np.repeat([5, 2, 9], [20, 3, 1])
-  kept, held = frozen.hold_out(labels, 0.2, seed=0)
-  np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
-  np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
-  assert list(frozen.hold_out(labels, 0.2, seed=1)[1]) != list(held)
-  assert len(frozen.hold_out(labels, 0.99, seed=0)[0]) == 3  # one of each
-
-
-def test_val_takes_the_place_of_held_out_examples():
-  labels = np.repeat([0, 1], 12)
-  train = frozen.Split(np.arange(24.0)[:, None], labels)
-  assert frozen.tuning(train, train[:3], 0.25, 0)[0] is train
-  fit, there = frozen.tuning(train, None, 0.25, 0)
-  assert (len(fit.y), len(there.y)) == (18, 6)
-  np.testing.assert_array_equal(fit.y, fit.x[:, 0] >= 12)
-  np.testing.assert_array_equal(there.y, there.x[:, 0] >= 12)

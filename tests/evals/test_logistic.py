@@ -7,7 +7,7 @@ import pytest
 import splits
 from sklearn.linear_model import LogisticRegression
 
-from vit_jax.evals import frozen, logistic
+from vit_jax.evals import logistic
 from vit_jax.evals.logistic import Logistic
 
 TRAIN, TEST = splits.digits('train'), splits.digits('test')
@@ -47,7 +47,7 @@ def test_C_is_chosen_on_val():
 
 def test_C_is_chosen_on_held_out_examples():
   choices = (10.0, 0.0001)
-  kept, held = frozen.hold_out(TRAIN.y, 0.3, 5)
+  kept, held = logistic.hold_out(TRAIN.y, 0.3, 5)
   fits = Logistic().fit(TRAIN[kept], sorted(choices))
   scores = [linear.accuracy(TRAIN[held]) for linear, _ in fits]
   best = sorted(choices)[int(np.argmax(scores))]
@@ -56,8 +56,17 @@ def test_C_is_chosen_on_held_out_examples():
   assert found['accuracy'] == reference(best).score(TEST.x, TEST.y)
 
 
+def test_held_out_rows_are_stratified():
+  labels = np.repeat([5, 2, 9], [20, 3, 1])
+  kept, held = logistic.hold_out(labels, 0.2, seed=0)
+  np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(24))
+  np.testing.assert_array_equal(np.sort(labels[held]), [2, 5, 5, 5, 5])
+  assert list(logistic.hold_out(labels, 0.2, seed=1)[1]) != list(held)
+  assert len(logistic.hold_out(labels, 0.99, seed=0)[0]) == 3  # one of each
+
+
 def test_a_fit_that_does_not_converge_is_reported():
-  found = Logistic(C=100.0, tol=1e-9, max_iter=300)(TRAIN, TEST)
+  found = Logistic(C=(100.0,), tol=1e-9, max_iter=300)(TRAIN, TEST)
   expected = reference(100.0).score(TEST.x, TEST.y)
   assert found['converged'] == 0.0
   assert found['accuracy'] == pytest.approx(expected, abs=2 / len(TEST.y))

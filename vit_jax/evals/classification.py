@@ -53,9 +53,8 @@ class Classification(LabelEvaluator):
 
   Attributes (more in `LabelEvaluator`):
     loss: 'softmax' or 'sigmoid'; also how logits become probabilities.
-    restrict: class numbers to choose among; the logits of all other classes are
-      dropped first. 'present': the classes that occur in the labels, as for
-      ImageNet-A and -R (200 of 1,000). None: all classes.
+    restrict: 'present' drops the logits of classes that do not occur in the
+      labels, as for ImageNet-A and -R (200 of 1,000).
     calibration_bins: number of bins of the expected calibration error; 0
       disables it.
     intervals: whether to report 95% intervals of accuracies (Wilson score).
@@ -63,19 +62,22 @@ class Classification(LabelEvaluator):
   """
 
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
-  restrict: Literal['present'] | Sequence[Natural] | None = None
+  restrict: Literal['present'] | None = None
   calibration_bins: Natural = 15
   intervals: bool = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    source = self.data.source
     if self.per_class and np.ndim(self.data.first_example()['label']):
       raise ValueError(
         'per_class=True needs one class number per example; the labels are '
         'vectors. Remove per_class.'
       )
-    self._classes = _choices(self.restrict, source, self.model.num_classes)
+    self._classes: np.ndarray | None = None  # to choose among; None: all
+    if self.restrict:
+      labels = views.labels(self.data.source)
+      occur = labels if labels.ndim == 1 else np.nonzero(labels > 0)[1]
+      self._classes = np.unique(occur)
     self.predictions: Predictions | None = None
 
   @property
@@ -213,25 +215,3 @@ def wilson(hits: np.ndarray) -> tuple[float, float]:
   test = scipy.stats.binomtest(int(np.sum(hits)), len(hits))
   interval = test.proportion_ci(0.95, method='wilson')
   return float(interval.low), float(interval.high)
-
-
-def _choices(restrict, source, num_classes):
-  """Return the class numbers to choose among, int [k], or None for all."""
-  if restrict is None:
-    return None
-  labels = views.labels(source)
-  present = np.unique(labels if labels.ndim == 1 else np.nonzero(labels > 0)[1])
-  if restrict == 'present':
-    return present
-  classes = np.unique(np.asarray(restrict, int))
-  if num_classes and classes[-1] >= num_classes:
-    raise ValueError(
-      f'restrict={restrict!r} must be class numbers from 0 to '
-      f"{num_classes - 1}, or 'present'."
-    )
-  if missing := np.setdiff1d(present, classes).tolist():
-    raise ValueError(
-      f'restrict excludes classes {missing[:5]}, which occur in the labels and '
-      "could never be predicted. Add them, or set restrict='present'."
-    )
-  return classes

@@ -13,7 +13,6 @@ arguments of its config. Optional attributes of an evaluator:
 """
 
 import contextlib
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -84,14 +83,12 @@ def _check_class_names(class_names, evaluator):
   found = getattr(evaluator, 'class_names', None)
   if not found or not class_names or list(found) == list(class_names):
     return
-  only_here = sorted(set(found) - set(class_names))[:5]
-  missing = sorted(set(class_names) - set(found))[:5]
+  other = sorted(set(found) ^ set(class_names))[:5]
   raise ValueError(
     f'The data has {len(found)} classes and the model {len(class_names)}, with '
-    f'other names or in another order (only in the data: {only_here}; only in '
-    f'the model: {missing}), so labels would mean other classes. For a folder, '
-    'set data.source.class_names. If they are the same classes in the same '
-    'order under other names, set same_classes=False.'
+    f'other names ({other}) or in another order. For a folder, set '
+    'data.source.class_names. If they are the same classes in the same order '
+    'under other names, set same_classes=False.'
   )
 
 
@@ -111,11 +108,9 @@ def check_metric(
     return
   if any(k.endswith('/') and found.startswith(k) for k in known):
     return
-  near = difflib.get_close_matches(found, known, n=1)
-  hint = f' (did you mean {f"{name}/{near[0]}"!r}?)' if near else ''
   raise ValueError(
-    f'{argument}={metric!r}: the evaluator {name!r} has no metric '
-    f'{found!r}{hint}. It has {", ".join(known)}.'
+    f'{argument}={metric!r}: the evaluator {name!r} has no such metric. It has '
+    f'{", ".join(known)}.'
   )
 
 

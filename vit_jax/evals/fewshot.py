@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.evals import frozen
+from vit_jax.evals.frozen import Linear, Split, moments
 from vit_jax.types import Count, Positive, Seed
 
 
@@ -25,7 +25,7 @@ class FewShot:
   Attributes:
     shots: numbers of examples per class.
     seeds: one draw of the examples per seed.
-    l2: strength of the penalty. Of several, each draw uses the one with the
+    l2: strengths of the penalty. Of several, each draw uses the one with the
       best accuracy on its held-out shots (the largest of equals), a fifth of
       the shots of each class, at least one; all shots are fitted with it.
     whiten: whether to scale features by mean and standard deviation (+ 1e-5) of
@@ -39,14 +39,14 @@ class FewShot:
 
   shots: Sequence[Count] = (1, 5, 10, 25)
   seeds: Sequence[Seed] = (0, 1, 2)
-  l2: Positive | Sequence[Positive] = 2.0**10
+  l2: Sequence[Positive] = (2.0**10,)
   whiten: bool = True
   bias: float | None = 100.0
   held_out_shots: Count | None = None
   allow_fewer: bool = False
 
   def __post_init__(self) -> None:
-    several = len(self._settings) > 1
+    several = len(self.l2) > 1
     if self.held_out_shots and not several:
       raise ValueError(
         f'held_out_shots={self.held_out_shots} needs several values of l2 to '
@@ -59,20 +59,9 @@ class FewShot:
         'shots.'
       )
 
-  @property
-  def _settings(self):
-    """Values of l2 to choose from."""
-    return [float(l2) for l2 in frozen.several(self.l2)]
-
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if a class has too few training examples."""
-    drawn = self.draw(labels['train'], max(self.shots), seed=0)
-    least = max(self.shots) if self.held_out_shots else 1
-    if len(self._settings) > 1 and max(map(len, drawn)) <= least:
-      raise ValueError(
-        f'No class has more than {least} training examples, so none is left to '
-        'choose l2 on. Use fewer shots, a larger split, or one l2.'
-      )
+    self.draw(labels['train'], max(self.shots), seed=0)
     if len(unknown := np.setdiff1d(labels['test'], labels['train'])):
       raise ValueError(
         f'{len(unknown)} classes of test, such as {unknown[0]}, have no '
@@ -81,9 +70,9 @@ class FewShot:
 
   def __call__(
     self,
-    train: frozen.Split,
-    test: frozen.Split,
-    val: frozen.Split | None = None,
+    train: Split,
+    test: Split,
+    val: Split | None = None,
   ) -> dict[str, float]:
     """Return {'{k}shot', '{k}shot_std', '{k}shot_seed{s}': accuracy}.
 
@@ -100,7 +89,7 @@ class FewShot:
         fit = train[np.concatenate([rows[:shots] for rows in drawn])]
         accuracies.append(self.solver(fit)(l2).accuracy(test))
         results[f'{shots}shot_seed{seed}'] = accuracies[-1]
-        if len(self._settings) > 1:
+        if len(self.l2) > 1:
           results[f'{shots}shot_l2_seed{seed}'] = l2
       results[f'{shots}shot'] = float(np.mean(accuracies))
       results[f'{shots}shot_std'] = float(np.std(accuracies))
@@ -125,8 +114,8 @@ class FewShot:
     return drawn
 
   def _choose_l2(self, train, drawn, shots):
-    if len(self._settings) == 1:
-      return self._settings[0]
+    if len(self.l2) == 1:
+      return self.l2[0]
     kept, held = [], []
     for rows in drawn:
       end = shots
@@ -136,10 +125,10 @@ class FewShot:
       held.append(rows[end:])
     solve = self.solver(train[np.concatenate(kept)])
     held = train[np.concatenate(held)]
-    return max((solve(l2).accuracy(held), l2) for l2 in self._settings)[1]
+    return max((solve(l2).accuracy(held), l2) for l2 in self.l2)[1]
 
-  def solver(self, train: frozen.Split) -> Callable[[float], frozen.Linear]:
-    """Return the function l2 -> `frozen.Linear` that minimises the objective.
+  def solver(self, train: Split) -> Callable[[float], Linear]:
+    """Return the function l2 -> `Linear` that minimises the objective.
 
     This is |X W - T|^2 + l2 |W|^2 with targets T of 1 for the label and -1 for
     the other classes. One eigendecomposition serves all l2: that of the smaller
@@ -148,7 +137,7 @@ class FewShot:
     x, dim = np.asarray(train.x, np.float64), train.x.shape[1]
     mean, std = np.zeros(dim), np.ones(dim)
     if self.whiten:
-      mean, std = frozen.moments(x)
+      mean, std = moments(x)
     x = (x - mean) / std
     if self.bias is not None:
       x = np.concatenate([x, np.full((len(x), 1), self.bias)], axis=1)
@@ -164,6 +153,6 @@ class FewShot:
     def solve(l2):
       kernel, rest = np.split(left @ (right / (values + l2)), [dim])
       bias = self.bias * rest[0] if len(rest) else np.zeros(len(classes))
-      return frozen.Linear(kernel, bias, classes, mean, std)
+      return Linear(kernel, bias, classes, mean, std)
 
     return solve

@@ -17,7 +17,7 @@ nothing else; hyperparameters are never chosen on `test`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -207,44 +207,3 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Return (mean, std + 1e-5), float64 [D], over the rows of x."""
   mean = x.mean(axis=0, dtype=np.float64)
   return mean, x.std(axis=0, dtype=np.float64) + 1e-5
-
-
-def several(value: Any) -> Sequence[Any]:
-  """Return the values to try; `value` may be a single one."""
-  return value if isinstance(value, list | tuple) else (value,)
-
-
-def hold_out(
-  labels: np.ndarray, fraction: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Return (kept, held), the sorted rows of a stratified split.
-
-  From each class round(fraction * n) rows are held out, at least one if the
-  class has two; at least one is kept. Raises ValueError if no class has two.
-  """
-  rng = np.random.default_rng(seed)
-  held = []
-  for label in np.unique(labels):
-    rows = np.flatnonzero(labels == label)
-    count = max(1, round(fraction * len(rows)))
-    held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
-  held_rows = np.sort(np.concatenate(held))
-  if not len(held_rows):
-    raise ValueError(
-      'No class has two training examples, so none can be held out to choose '
-      'hyperparameters on. Add a val split, or give one value.'
-    )
-  return np.setdiff1d(np.arange(len(labels)), held_rows), held_rows
-
-
-def tuning(
-  train: Split, val: Split | None, fraction: float, seed: int
-) -> tuple[Split, Split]:
-  """Return (Split to fit, Split to choose hyperparameters on).
-
-  The latter is `val`, or else held-out examples of train.
-  """
-  if val is not None:
-    return train, val
-  kept, held = hold_out(train.y, fraction, seed)
-  return train[kept], train[held]

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.evals import frozen
-from vit_jax.types import Between, Count, Positive, Seed
+from vit_jax.evals.frozen import Split
+from vit_jax.types import Count, Positive
 
 # At a time: the features of ImageNet are 4 GB, its similarities 256 GB.
 _ROWS, _QUERIES = 2**17, 256
@@ -29,64 +29,33 @@ class Knn:
 
   Attributes:
     k: numbers of neighbours; the search runs once, for the largest.
-    temperature: T of the vote, one or several; None is a plain majority vote
-      (T = infinity).
-    held_out: fraction of each class of train to choose k and T on if there is
-      no `val`; None does not choose.
-    seed: of the held-out examples.
+    temperature: values of T; None is a plain majority vote (T = infinity).
   """
 
-  k: Count | Sequence[Count] = (10, 20, 100, 200)
-  temperature: Positive | Sequence[Positive | None] | None = (0.07,)
-  held_out: Between | None = None
-  seed: Seed = 0
+  k: Sequence[Count] = (10, 20, 100, 200)
+  temperature: Sequence[Positive | None] = (0.07,)
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if there are fewer training examples than k."""
-    train = labels['train']
-    if 'val' not in labels and self.held_out is not None:
-      train, _ = frozen.hold_out(train, self.held_out, self.seed)
-    if (most := max(frozen.several(self.k))) > len(train):
+    if max(self.k) > len(labels['train']):
       raise ValueError(
-        f'k={most}, but there are {len(train)} training examples that are not '
-        'held out. Use a smaller k.'
+        f'k={max(self.k)}, but there are {len(labels["train"])} training '
+        'examples. Use a smaller k.'
       )
 
   def __call__(
-    self,
-    train: frozen.Split,
-    test: frozen.Split,
-    val: frozen.Split | None = None,
+    self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
-    """Return {'k{k}_t{T}' or 'k{k}_majority': accuracy}.
-
-    If k or T is chosen, on `val` or on held-out examples, also 'chosen' (the
-    accuracy of the first of the best), 'chosen_k' and, unless None, 'chosen_t'.
-    """
-    found = self._accuracies(train, test)
-    results = {
-      f'k{k}_' + ('majority' if t is None else f't{t:g}'): value
-      for (k, t), value in found.items()
-    }
-    if len(found) == 1 or (val is None and self.held_out is None):
-      return results
-    parts = frozen.tuning(train, val, self.held_out, self.seed)
-    scores = self._accuracies(*parts)
-    k, t = best = max(scores, key=scores.__getitem__)
-    results |= {'chosen': found[best], 'chosen_k': float(k)}
-    return results | ({} if t is None else {'chosen_t': float(t)})
-
-  def _accuracies(self, train, test):
-    """Return {(k, temperature): accuracy on test}."""
-    ks = frozen.several(self.k)
+    """Return {'k{k}_t{T}' or 'k{k}_majority': accuracy}."""
+    del val
     classes, numbers = np.unique(train.y, return_inverse=True)
-    similarities, rows = neighbours(train.x, test.x, max(ks))
-    labels = numbers[rows]
-    accuracies = {}
-    for k, t in itertools.product(ks, frozen.several(self.temperature)):
+    similarities, rows = neighbours(train.x, test.x, max(self.k))
+    labels, found = numbers[rows], {}
+    for k, t in itertools.product(self.k, self.temperature):
       predicted = classes[vote(similarities[:, :k], labels[:, :k], t)]
-      accuracies[k, t] = float(np.mean(predicted == test.y))
-    return accuracies
+      name = f'k{k}_' + ('majority' if t is None else f't{t:g}')
+      found[name] = float(np.mean(predicted == test.y))
+    return found
 
 
 def vote(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.evals import frozen
+from vit_jax.evals.frozen import Linear, Split, moments
 from vit_jax.types import Between, Count, Positive, Seed, Share
 
 _ROWS = 2**16  # at a time: their logits of 1,000 classes take 0.3 GB
@@ -28,9 +28,9 @@ class Logistic:
   The bias b is not penalised.
 
   Attributes:
-    C: weight of the data relative to the penalty, one or several values. Of
-      several, the one with the best accuracy on `val`, or else on a held-out
-      part of train, is fitted to the whole of train (the smallest of equals).
+    C: weights of the data relative to the penalty. Of several, the one with the
+      best accuracy on `val`, or else on a held-out part of train, is fitted to
+      the whole of train (the smallest of equals).
     max_iter: largest number of iterations of L-BFGS for each fit.
     tol: stop when no component of the gradient of the mean objective (divided
       by C n, for features divided by their root mean square) is larger.
@@ -38,7 +38,7 @@ class Logistic:
     seed: of the held-out examples.
   """
 
-  C: Positive | Sequence[Positive] = 1.0
+  C: Sequence[Positive] = (1.0,)
   max_iter: Count = 1000
   tol: Share = 1e-7
   held_out: Between = 0.1
@@ -52,21 +52,21 @@ class Logistic:
         f'The {len(train)} training examples are all of one class. Use a split '
         'with two or more classes.'
       )
-    if len(frozen.several(self.C)) > 1 and 'val' not in labels:
-      frozen.hold_out(train, self.held_out, self.seed)
+    if len(self.C) > 1 and 'val' not in labels:
+      hold_out(train, self.held_out, self.seed)
 
   def __call__(
-    self,
-    train: frozen.Split,
-    test: frozen.Split,
-    val: frozen.Split | None = None,
+    self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
     """Return {'accuracy', 'C', 'converged': 1 or 0} of the tested solution."""
-    best, *others = strengths = sorted(frozen.several(self.C))
+    best, *others = strengths = sorted(self.C)
     if others:
-      part, there = frozen.tuning(train, val, self.held_out, self.seed)
-      fits = self.fit(part, strengths)
-      scores = [linear.accuracy(there) for linear, _ in fits]
+      fitted = train
+      if val is None:
+        kept, held = hold_out(train.y, self.held_out, self.seed)
+        fitted, val = train[kept], train[held]
+      fits = self.fit(fitted, strengths)
+      scores = [linear.accuracy(val) for linear, _ in fits]
       best = strengths[int(np.argmax(scores))]
     ((linear, converged),) = self.fit(train, [best])
     return {
@@ -76,8 +76,8 @@ class Logistic:
     }
 
   def fit(
-    self, train: frozen.Split, strengths: Sequence[float]
-  ) -> list[tuple[frozen.Linear, bool]]:
+    self, train: Split, strengths: Sequence[float]
+  ) -> list[tuple[Linear, bool]]:
     """Return (Linear, whether it reached `tol`) for each C in `strengths`.
 
     Each fit starts from the solution of the one before.
@@ -85,7 +85,7 @@ class Logistic:
     count, dim = train.x.shape
     # Centring changes nothing, because the bias is not penalised. A common
     # scale gives `tol` a meaning; the penalty takes it into account.
-    mean, std = frozen.moments(train.x)
+    mean, std = moments(train.x)
     std = np.full(dim, np.sqrt(np.mean(std**2)))
     x = (train.x - mean.astype('f4')) / std.astype('f4')
     classes, labels = np.unique(train.y, return_inverse=True)
@@ -101,9 +101,32 @@ class Logistic:
         _minimise(params, data, penalty, self.max_iter, self.tol)
       )
       kernel, bias = (x.astype(np.float64) for x in params)
-      linear = frozen.Linear(kernel, bias[0], classes, mean, std)
+      linear = Linear(kernel, bias[0], classes, mean, std)
       found.append((linear, bool(converged)))
     return found
+
+
+def hold_out(
+  labels: np.ndarray, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return (kept, held), the sorted rows of a stratified split.
+
+  From each class round(fraction * n) rows are held out, at least one if the
+  class has two; at least one is kept. Raises ValueError if no class has two.
+  """
+  rng = np.random.default_rng(seed)
+  held = []
+  for label in np.unique(labels):
+    rows = np.flatnonzero(labels == label)
+    count = max(1, round(fraction * len(rows)))
+    held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
+  held_rows = np.sort(np.concatenate(held))
+  if not len(held_rows):
+    raise ValueError(
+      'No class has two training examples, so none can be held out to choose '
+      'hyperparameters on. Add a val split, or give one value.'
+    )
+  return np.setdiff1d(np.arange(len(labels)), held_rows), held_rows
 
 
 def _chunks(*columns):
