@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
-from vit_jax.data import operations, pipeline
+from vit_jax.data import operations
 from vit_jax.data import transforms as T
 
 RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
@@ -82,20 +82,6 @@ def test_tiny_images(transform):
 def test_survives_json(transform):
   settings = json.loads(json.dumps(config_lib.describe(transform)))
   assert config_lib.build(settings) == transform
-
-
-def test_in_a_pipeline():
-  source = [{'image': _picture(40, 50), 'label': i} for i in range(4)]
-  transforms = (
-    T.InceptionCrop(32, method='torch', interpolation='bicubic'),
-    T.FlipLR(),
-    A.rand_augment(DEIT),
-    A.RandomErasing(),
-  )
-  data = pipeline.Data(source, 4, transforms)
-  first, again = (next(data.train_batches())['image'] for _ in range(2))
-  assert first.shape == (4, 32, 32, 3)
-  np.testing.assert_array_equal(first, again)
 
 
 # RandAugment of big_vision.
@@ -278,15 +264,21 @@ def _recorded_of(recorded, *parts):
   }
 
 
-def _assert_one_of(expected, made):
+def _assert_one_of(expected, made, limit=0):
   """Check that each result is one of the expected, and each of them occurs."""
-  known = {x.astype(np.uint8).tobytes() for x in expected.values()}
-  assert {x.tobytes() for x in made} == known
+  found = set()
+  for out in made:
+    far = {k: np.abs(out - x).max() for k, x in expected.items()}
+    nearest = min(far, key=far.get)
+    assert far[nearest] <= limit
+    found.add(expected[nearest].tobytes())
+  assert found == {x.tobytes() for x in expected.values()}
 
 
 @pytest.mark.parametrize('increasing', [False, True])
 @pytest.mark.parametrize('name', A.TimmRandAugment.names)
 def test_operations_are_timms(recorded, name, increasing):
+  assert len(A.TimmRandAugment.names) == 15
   expected = _recorded_of(recorded, 'timm', 'plain', name)
   if increasing:
     other = _recorded_of(recorded, 'timm', 'increasing', name)
@@ -295,10 +287,6 @@ def test_operations_are_timms(recorded, name, increasing):
   image = recorded['image']
   made = [transform.apply(name, image, _rng(seed)) for seed in range(30)]
   _assert_one_of(expected, made)
-
-
-def test_there_are_15_operations():
-  assert len(A.TimmRandAugment.names) == 15
 
 
 def test_interpolation_is_fixed_or_random(recorded):
@@ -346,17 +334,15 @@ def test_magnitudes_are_clipped():
 
 @pytest.mark.parametrize('name', A.TrivialAugment.names)
 def test_trivial_augment_is_torchvisions(recorded, name):
+  assert len(A.TrivialAugment.names) == 14
   for index in (11, 30):
     found = _recorded_of(recorded, 'trivial', name, str(index))
     made = [
       A.TrivialAugment().apply(name, recorded['image'], _rng(i), index / 30)
       for i in range(20)
     ]
-    _assert_one_of(found, made)
-
-
-def test_trivial_augment_has_14_operations():
-  assert len(A.TrivialAugment.names) == 14
+    # torchvision's strengths are float32.
+    _assert_one_of(found, made, limit=1)
 
 
 @pytest.mark.parametrize('turn', [-0.3, 0.1, 0.5])
