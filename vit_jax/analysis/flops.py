@@ -20,17 +20,6 @@ def count(fn: Callable[..., Any], *args: Any) -> int:
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
-def by_scope(fn: Callable[..., Any], *args: Any) -> dict[tuple[str, ...], int]:
-  """Return {names of scopes: FLOPs}, whose sum is `count`, in their order.
-
-  The names are those of jax.named_scope, outermost first; Flax has one for each
-  module. A branch of `cond` counts if it has the most FLOPs.
-  """
-  found: dict[tuple[str, ...], int] = {}
-  _add(jax.make_jaxpr(fn)(*args).jaxpr, (), 1, found)
-  return found
-
-
 def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
   """Return the FLOPs of model.apply on a ShapeDtypeStruct of images.
 
@@ -40,22 +29,6 @@ def forward(model: Model, images: jax.ShapeDtypeStruct) -> int:
     model = model.clone(attention='einsum')
   variables = jax.eval_shape(model.init, jax.random.key(0), images)
   return count(model.apply, variables, images)
-
-
-def _add(jaxpr, scope, times, found):
-  """Add the FLOPs of a jaxpr that runs `times` times to {scope: FLOPs}."""
-  for eqn in jaxpr.eqns:
-    here = (*scope, *str(eqn.source_info.name_stack).split('/'))
-    inner = list(core.jaxprs_in_params(_forward(eqn)))
-    total = times * _count_equation(eqn)
-    if not inner or not total or eqn.primitive.name == 'pallas_call':
-      found[here] = found.get(here, 0) + total
-      continue
-    if eqn.primitive.name == 'cond':
-      inner = [max(inner, key=_count)]
-    length = eqn.params['length'] if eqn.primitive.name == 'scan' else 1
-    for each in inner:
-      _add(each, here, times * length, found)
 
 
 def _count(jaxpr):

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.models import resample
 from vit_jax.models.mesh import keep_batch_split, platform
 from vit_jax.types import (
   Expect,
@@ -28,7 +27,6 @@ from vit_jax.types import (
   NonNegative,
   Positive,
   Rate,
-  Shape,
   Size,
 )
 
@@ -416,7 +414,12 @@ class PatchEmbedding:
     size, step = as_pair(self.patch_size), self.step
     batch, *sides, channels = images.shape
     if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
-      self._refuse(sides)
+      raise ValueError(
+        f'Images, or feature maps, of {sides[0]}x{sides[1]} (height x width) '
+        f'cannot be cut into patches of {size[0]}x{size[1]} every '
+        f'{step[0]}x{step[1]}. Resize or crop the images, or use another '
+        'patch_size.'
+      )
     if step == size:
       gh, gw = (n // p for n, p in zip(sides, size))
       cells = images.reshape(batch, gh, size[0], gw, size[1], channels)
@@ -426,20 +429,6 @@ class PatchEmbedding:
       for n, p, s in zip(sides, size, step)
     )
     return images[:, y][:, :, :, x].swapaxes(2, 3)
-
-  def _refuse(self, sides):
-    """Raise the error for images, or feature maps, of the wrong size."""
-    size, step = as_pair(self.patch_size), self.step
-    rows, columns = (
-      max(round((n - p) / s), 0) + 1 for n, p, s in zip(sides, size, step)
-    )
-    nearest = self.image_size((rows, columns))
-    image = [n * self.reduction for n in sides]
-    raise ValueError(
-      f'Images of {image[0]}x{image[1]} (height x width) cannot be cut into '
-      f'patches of {size[0]}x{size[1]}. Resize or crop them to '
-      f'{nearest[0]}x{nearest[1]}, or use another patch_size.'
-    )
 
   def replace(
     self, module: nn.Module, patches: jax.Array, sources: jax.Array | None
@@ -465,20 +454,6 @@ class PatchEmbedding:
     sources = sources[..., None]
     moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
-
-  def resize(
-    self,
-    path: str,
-    kernel: np.ndarray,
-    shape: Shape,
-    *,
-    method: str | None = None,
-    adapt_channels: bool = False,
-  ) -> np.ndarray | None:
-    """Return a kernel in another shape, see `resample.resize_pixels`."""
-    if path not in resample.PIXEL_KERNELS:
-      return None
-    return resample.resize_pixels(kernel, shape, method, adapt_channels)
 
 
 @dataclasses.dataclass(frozen=True)
