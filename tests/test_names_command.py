@@ -4,11 +4,9 @@ import re
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from vit_jax import names
-from vit_jax.analysis import flops, summary
 from vit_jax.models import names as models
 
 
@@ -18,17 +16,12 @@ def lines_of(capsys, *words):
 
 
 def test_the_table_has_every_model(capsys):
-  heading, *rows, note = lines_of(capsys)
-  assert heading.split() == ['name', 'parameters*', 'also', '(in', 'timm)']
-  assert 'ViT-S/8           22,055,272  vit_small_patch8_224' in rows
-  row = rows.index(
-    'ViT-Ti/16          5,717,416  vit_tiny_patch16_224 vit_tiny_patch16_384'
-  )
-  assert rows[row + 1].strip() == 'deit_tiny_patch16_224'
+  heading, *rows = lines_of(capsys)
+  assert heading.split() == ['name', 'also', '(in', 'timm)']
+  assert 'ViT-S/8         vit_small_patch8_224' in rows
   listed = {x for row in rows for x in row.split()}
   for name, others in models.models().items():
     assert {name, *others} <= listed
-  assert note.startswith('* with 1,000 classes')
   assert max(map(len, rows)) <= 80
 
 
@@ -46,7 +39,7 @@ def test_the_table_has_every_model(capsys):
 )
 def test_filters(capsys, text, found):
   """A row has all names of timm if our name matches, else those that do."""
-  rows = [row.split() for row in lines_of(capsys, text)[1:-1]]
+  rows = [row.split() for row in lines_of(capsys, text)[1:]]
   timm = [x for row in rows for x in row if re.fullmatch('[a-z0-9_]+', x)]
   ours = [row[0] for row in rows if row[0] not in timm]
   assert f'{len(ours)} rows, {len(timm)} names of timm' == found
@@ -85,16 +78,8 @@ def test_a_summary(capsys):
   assert lines[0] == (
     'ViT-Ti/16: vit_jax.models.vit.VisionTransformer, 224x224 pixels'
   )
-  rows = {line.split()[0]: line.split()[1:] for line in lines if line}
-  assert rows['embedding'][1:] == ['192', '14x14x192', '147,648', '0.058']
-  assert rows['block_0'][:3] == ['(12', 'x)', '197x192']
-  assert rows['query'] == ['192x3x64,', '3x64', '197x3x64', '37,056', '0.015']
-  assert rows['head'][:3] == ['192x10,', '10', '10']
-  assert rows['total'][:2] == ['10', '5,526,346']
-  modules = [line.split()[0] for line in lines if line]
-  first = ['embedding', 'block_0', 'norm1', 'attn', 'query', 'norm2', 'mlp']
-  places = [modules.index(x) for x in (*first, 'fc1', 'norm', 'head')]
-  assert places == sorted(places)  # in the order of execution
-  assert max(map(len, lines)) <= 80
+  text = '\n'.join(lines)
+  for part in ('float32[1,14,14,192]', 'blocks/attn', '5,526,346', '2.507 GFL'):
+    assert part in text
   size = lines_of(capsys, 'vit_tiny_patch16_384', '--summary')
-  assert '384x384 pixels' in size[0] and '577x192' in '\n'.join(size)
+  assert '384x384 pixels' in size[0] and '[1,577,192]' in '\n'.join(size)

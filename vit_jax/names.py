@@ -1,6 +1,6 @@
 r"""List models by name, or summarise one.
 
-  python -m vit_jax.names                       all names, with parameters
+  python -m vit_jax.names                       all names
   python -m vit_jax.names 'patch16*384'         those that contain this text
   python -m vit_jax.names ViT-B/16 --summary    its modules
 
@@ -61,17 +61,14 @@ def _table(made, args):
       others = [other for other in others if matches(other, args.name)]
       if not others:
         continue
-    line = f'{name:<14} {names.PARAMETERS[name]:>13,}  '
-    others = textwrap.wrap(' '.join(others), 48) or ['']
-    rows.append((line + f'\n{"":<30}'.join(others)).rstrip())
+    others = textwrap.wrap(' '.join(others), 62) or ['']
+    rows.append((f'{name:<16}' + f'\n{"":<16}'.join(others)).rstrip())
   if not rows:
     raise ValueError(
       f'No name contains {args.name!r}. Similar names: '
       f'{", ".join(_closest(args.name))}. `python -m vit_jax.names` lists all.'
     )
-  heading = 'name             parameters*  also (in timm)'
-  note = '* with 1,000 classes, for images of 224x224'
-  return '\n'.join([heading, *rows, note])
+  return '\n'.join([f'{"name":<16}also (in timm)', *rows])
 
 
 def matches(name: str, text: str | None) -> bool:

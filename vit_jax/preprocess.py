@@ -4,20 +4,13 @@ Images travel to the device as uint8, a quarter of float32's bytes.
 """
 
 import dataclasses
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.domains import Range, checked
-from vit_jax.types import Array
-
-# Of pixels in 0..255, also of a few that are scaled otherwise.
-Level = Annotated[float, Range(-1e4, 1e4)]
-Scale = Annotated[float, Range(0, 1e4, above=True)]
+from vit_jax.types import Array, Positive
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Normalize:
   """(x - mean) / std of uint8 images; by default [0, 255] to [-1, 1].
@@ -27,16 +20,8 @@ class Normalize:
       that of the paper's released code, (x - 127.5) / 127.5.
   """
 
-  mean: Level | tuple[Level, ...] = 127.5
-  std: Scale | tuple[Scale, ...] = 127.5
-
-  def __post_init__(self) -> None:
-    for name in ('mean', 'std'):
-      if getattr(self, name) in ((), []):
-        raise ValueError(
-          f'Normalize: {name}=() has no numbers. Give one number, or one for '
-          'each channel.'
-        )
+  mean: float | tuple[float, ...] = 127.5
+  std: Positive | tuple[Positive, ...] = 127.5
 
   def __call__(self, images: Array) -> jax.Array:
     """uint8 [..., H, W, C] -> float32 of the same shape."""

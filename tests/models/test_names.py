@@ -22,30 +22,9 @@ from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 
-SIZES = pathlib.Path(__file__).parents[1] / 'golden' / 'timm_sizes.json'
-SIZES = json.loads(SIZES.read_text())
-
-COUNTS = {  # 1,000 classes, 224 px, class token
-  'Ti/16': 5_717_416,
-  'S/32': 22_878_952,
-  'S/16': 22_050_664,
-  'B/32': 88_224_232,
-  'B/16': 86_567_656,
-  'B/8': 86_576_872,
-  'L/32': 306_535_400,
-  'L/16': 304_326_632,
-  'H/14': 632_045_800,
-  'R+Ti/16': 6_337_704,
-  'R26+S/32': 36_431_912,
-  'R26+B/32': 101_383_976,
-  'R50+B/16': 98_659_112,
-  'R50+L/32': 328_994_856,
-  'R50+B/32': 110_945_832,  # in the paper, not in the released code
-  'R50+L/16': 316_483_624,  # likewise
-  'Mixer-B/32': 60_293_428,
-  'Mixer-B/16': 59_880_472,
-  'Mixer-L/16': 208_196_168,
-}
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+SIZES = json.loads((GOLDEN / 'timm_sizes.json').read_text())
+PARAMETERS = json.loads((GOLDEN / 'parameters.json').read_text())
 COUNTS_OF_HEADS = {
   # bare, 1k + rep, 21k, 21k + rep, 10-way, 1k at 384 px (518 for /14)
   'Ti/16': (5524416, 5754472, 9740115, 9777171, 5526346, 5790376),
@@ -71,9 +50,16 @@ def count(model, size=224):
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-@pytest.mark.parametrize('name', COUNTS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    x
+    for x in PARAMETERS
+    if re.match('ViT-(Ti|S)|R50.*/16|Mixer-[SL]|BiT.*x1', x)
+  ],
+)
 def test_parameter_count(name):
-  assert count(names.create(name, num_classes=1000)) == COUNTS[name]
+  assert count(names.create(name, num_classes=1000)) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize('name', COUNTS_OF_HEADS)
@@ -120,6 +106,9 @@ def test_models_are_as_large_as_those_of_timm(name):
   assert ours == expected
   # With MAP pooling, timm's has as many heads as the blocks.
   assert fields.get('num_heads') == heads
+
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
 
 def test_both_kinds_of_names_give_the_same_settings():
@@ -196,44 +185,35 @@ def test_parts_of_timm_names(name, fields):
 
 
 @pytest.mark.parametrize(
-  'name, message',
+  'name, similar',
   [
-    ('vit_bse_patch16_224', 'Similar names: vit_base_patch16_224,'),
-    ('ViT-b/16', 'SIZE is one of mu, Ti, .* names: ViT-B/16,'),
-    ('R50+B/14', r'R26, R50, R101, R152, R200, and /16 .*: R50\+ViT-B/16'),
-    ('R50+B/16x8', 'one of R26'),
-    ('R51+B/16', 'one of R26'),
-    ('R+Ti/32', 'one of R26'),
-    ('R+Ti/16x8', 'one of R26'),
-    ('X/16', 'mu, Ti, S, M, .* G-opt, e'),
-    ('B/0', 'one of mu'),
-    ('B/16x', 'one of mu'),
-    ('B-16', 'no model named'),
-    ('B', 'no model named'),
-    ('BiT-R51x1', 'one of 26, 50, .* names: BiT-R50x1'),
-    ('Mixer-B16', 'SIZE is one of S, B, L, H. Similar names: Mixer-B/16'),
-    ('Mixer-X/16', 'SIZE is one of S, B, L, H'),
-    ('Mixer-B/0', 'SIZE is one of S, B, L, H'),
-    ('deit_huge_distilled_patch16_224', 'no model named .* names: deit_'),
-    ('vit_base_patch16_clip_224', 'no model named .* names: vit_base'),
-    ('vit_base_patch16_224_miil', 'no model named'),
-    ('deit3_tiny_patch16_224', 'no model named'),
-    ('', "no model named ''"),
+    ('vit_bse_patch16_224', 'vit_base_patch16_224'),
+    ('ViT-b/16', 'ViT-B/16'),
+    ('R50+B/14', 'R50+ViT-B/16'),
+    ('R50+B/16x8', ''),
+    ('R51+B/16', ''),
+    ('R+Ti/32', ''),
+    ('R+Ti/16x8', ''),
+    ('B/0', ''),
+    ('B/16x', ''),
+    ('B', ''),
+    ('BiT-R51x1', 'BiT-R50x1'),
+    ('BiT-R50x0', ''),
+    ('Mixer-B16', 'Mixer-B/16'),
+    ('Mixer-X/16', ''),
+    ('deit_huge_distilled_patch16_224', 'deit_'),
+    ('vit_base_patch16_clip_224', 'vit_base'),
+    ('vit_base_patch16_224_miil', ''),
+    ('deit3_tiny_patch16_224', ''),
+    ('', ''),
   ],
 )
-def test_unknown_names_list_similar_ones(name, message):
-  with pytest.raises(ValueError, match=message):
+def test_unknown_names_list_similar_ones(name, similar):
+  with pytest.raises(ValueError, match=re.escape(f'named {name!r}')) as error:
     names.settings(name)
-
-
-@pytest.mark.parametrize(
-  'name', ['R+ViT-Ti/16', 'Mixer-S/32', 'Axial-ViT-B/16']
-)
-def test_recorded_numbers_of_parameters(name):
-  assert names.PARAMETERS[name] == names.count_parameters(name)
+  assert similar in str(error.value)
 
 
 @pytest.mark.slow
-def test_all_recorded_numbers_of_parameters():
-  counted = {name: names.count_parameters(name) for name in names.models()}
-  assert counted == names.PARAMETERS
+def test_recorded_numbers_of_parameters():
+  assert {x: names.count_parameters(x) for x in names.models()} == PARAMETERS

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.checks import one_of
 from vit_jax.types import Array, Params
 
 HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
@@ -130,8 +129,6 @@ def rollout(
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.
   """
-  one_of('heads', heads, HEADS)
-  one_of('residual', residual, RESIDUALS)
   batch, tokens = q.shape[1:3]
   alone = jnp.eye(tokens)[None]
   start = alone if start is None else start
@@ -162,7 +159,6 @@ def rollout_of_heads(
   are rolled out with the mean over heads. So the mean over the heads of a layer
   is the `rollout` of the layers up to it. Arguments as of `rollout`.
   """
-  one_of('residual', residual, RESIDUALS)
   batch, tokens = q.shape[1:3]
   alone = jnp.eye(tokens)
   start = alone[None] if start is None else start
@@ -213,7 +209,6 @@ def mean_distance(
       not at all, so that the weights of patches sum to one; 'zero', as a
       distance of 0. Their queries are never counted.
   """
-  one_of('prefix', prefix, PREFIXES)
   patches = len(distances)
   if q.shape != k.shape or q.shape[1] < patches:
     raise ValueError(

@@ -72,67 +72,19 @@ _TIMM_SIZES = {
   'so400m': 'So400m',
 }
 
-# All names that are listed; other sizes, depths and widths have names, too. The
-# numbers are `count_parameters` of each, which takes longer to compute than to
-# read. A test compares them.
-PARAMETERS = {
-  'ViT-Ti/16': 5_717_416,
-  'ViT-S/32': 22_878_952,
-  'ViT-S/16': 22_050_664,
-  'ViT-S/8': 22_055_272,
-  'ViT-M/32': 39_942_120,
-  'ViT-M/16': 38_837_736,
-  'ViT-B/32': 88_224_232,
-  'ViT-B/16': 86_567_656,
-  'ViT-B/8': 86_576_872,
-  'ViT-L/32': 306_535_400,
-  'ViT-L/16': 304_326_632,
-  'ViT-L/14': 304_203_752,
-  'ViT-So400m/14': 413_597_656,
-  'ViT-H/14': 632_045_800,
-  'ViT-g/14': 1_012_611_432,
-  'ViT-g-opt/16': 1_136_286_184,
-  'ViT-G/14': 1_844_440_680,
-  'ViT-G-opt/14': 1_664_842_216,
-  'ViT-e/14': 3_807_214_312,
-  'R+ViT-Ti/16': 6_337_704,
-  'R26+ViT-S/32': 36_431_912,
-  'R26+ViT-B/32': 101_383_976,
-  'R50+ViT-B/32': 110_945_832,
-  'R50+ViT-B/16': 98_659_112,
-  'R50+ViT-L/32': 328_994_856,
-  'R50+ViT-L/16': 316_483_624,
-  'BiT-R26x1': 15_987_496,
-  'BiT-R26x2': 59_785_832,
-  'BiT-R26x3': 131_396_008,
-  'BiT-R26x4': 230_818_024,
-  'BiT-R50x1': 25_549_352,
-  'BiT-R50x2': 97_988_712,
-  'BiT-R50x3': 217_319_080,
-  'BiT-R50x4': 383_540_456,
-  'BiT-R101x1': 44_541_480,
-  'BiT-R101x2': 173_852_776,
-  'BiT-R101x3': 387_934_888,
-  'BiT-R101x4': 686_787_816,
-  'BiT-R152x1': 60_185_128,
-  'BiT-R152x2': 236_335_208,
-  'BiT-R152x3': 528_451_240,
-  'BiT-R152x4': 936_533_224,
-  'BiT-R200x1': 64_666_152,
-  'BiT-R200x2': 254_210_152,
-  'BiT-R200x3': 568_633_000,
-  'BiT-R200x4': 1_007_934_696,
-  'Mixer-S/32': 19_104_624,
-  'Mixer-S/16': 18_528_264,
-  'Mixer-B/32': 60_293_428,
-  'Mixer-B/16': 59_880_472,
-  'Mixer-L/32': 206_939_264,
-  'Mixer-L/16': 208_196_168,
-  'Mixer-H/14': 432_350_952,
-  'Axial-ViT-B/32': 173_277_160,
-  'Axial-ViT-B/16': 171_620_584,
-  'Axial-R50x1': 24_594_472,
-}
+# All names that are listed; other sizes, depths and widths have names, too.
+_NAMES = """
+  ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-S/8 ViT-M/32 ViT-M/16 ViT-B/32 ViT-B/16
+  ViT-B/8 ViT-L/32 ViT-L/16 ViT-L/14 ViT-So400m/14 ViT-H/14 ViT-g/14
+  ViT-g-opt/16 ViT-G/14 ViT-G-opt/14 ViT-e/14
+  R+ViT-Ti/16 R26+ViT-S/32 R26+ViT-B/32 R50+ViT-B/32 R50+ViT-B/16 R50+ViT-L/32
+  R50+ViT-L/16
+  BiT-R26x1 BiT-R26x2 BiT-R26x3 BiT-R26x4 BiT-R50x1 BiT-R50x2 BiT-R50x3
+  BiT-R50x4 BiT-R101x1 BiT-R101x2 BiT-R101x3 BiT-R101x4 BiT-R152x1 BiT-R152x2
+  BiT-R152x3 BiT-R152x4 BiT-R200x1 BiT-R200x2 BiT-R200x3 BiT-R200x4
+  Mixer-S/32 Mixer-S/16 Mixer-B/32 Mixer-B/16 Mixer-L/32 Mixer-L/16 Mixer-H/14
+  Axial-ViT-B/32 Axial-ViT-B/16 Axial-R50x1
+"""
 _TIMM = """
   vit_tiny_patch16_224 vit_tiny_patch16_384 deit_tiny_patch16_224
   vit_small_patch32_224 vit_small_patch32_384 vit_small_patch16_224
@@ -179,11 +131,10 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   """
   try:
     return _read(str(name)) | fields
-  except ValueError as e:
-    reason = f' {e}' if str(e) else ''
+  except LookupError:
     near = ', '.join(_near(str(name)))
     raise ValueError(
-      f'There is no model named {name!r}.{reason} Similar names: {near}. '
+      f'There is no model named {name!r}. Similar names: {near}. '
       '`python -m vit_jax.names` lists all.'
     ) from None
 
@@ -198,7 +149,7 @@ def models() -> dict[str, tuple[str, ...]]:
   known = [(name, settings(name)) for name in _TIMM.split()]
   return {
     name: tuple(other for other, found in known if found == settings(name))
-    for name in PARAMETERS
+    for name in _NAMES.split()
   }
 
 
@@ -217,26 +168,15 @@ def count_parameters(
 
 
 def _read(name):
-  if name.startswith('Axial-'):
-    name = name.removeprefix('Axial-')
-    if '/' in name and '+' not in name:
-      return _vit(name) | {'target': AXIAL_VIT}
-    return _resnet(name) | {'target': AXIAL_RESNET}
-  if name.startswith('Mixer-'):
-    return _mixer(name)
-  if re.fullmatch(r'(BiT-)?R\d+x\d+', name):
-    return _resnet(name)
-  if '/' in name:
-    return _vit(name)
   name = name.split('.')[0]
-  for pattern, read in _TIMM_PATTERNS.items():
+  for pattern, read in _PATTERNS.items():
     if match := re.fullmatch(pattern, name):
       return read(**match.groupdict())
-  raise ValueError
+  raise LookupError
 
 
-def _vit(name):
-  """Return settings for a name such as 'B/16', 'ViT-L/16x8' or 'R50+B/16'.
+def _vit(size, height, width=None, resnet=None, target=VIT):
+  """Return settings of a ViT, or of a hybrid if `resnet` is its depth.
 
   In the name of a ViT the suffix is the side of a patch, or height x width. In
   the name of a hybrid it is the factor by which the image is reduced in all
@@ -245,80 +185,51 @@ def _vit(name):
   'R+Ti/16' is the root of a ResNet alone, and patches of 8x8 cells: despite its
   name, the released code and weights reduce by 32, the root by 4.
   """
-  match = re.fullmatch(
-    r'(?:R(\d*)\+)?(?:ViT-)?([\w-]+)/([1-9]\d*)(?:x([1-9]\d*))?', name
-  )
-  if not match or match[2] not in SIZES:
-    raise ValueError(
-      f'Unknown variant {name!r}; expected SIZE/PATCH or SIZE/HEIGHTxWIDTH, as '
-      f"in 'B/16' and 'B/16x8', where SIZE is one of {', '.join(SIZES)}; or a "
-      "hybrid such as 'R50+B/16'."
-    )
-  width, depth, mlp_dim, num_heads = SIZES[match[2]]
-  patch_size = int(match[3]), int(match[4] or match[3])
-  embedding = {'target': PATCHES, 'patch_size': patch_size}
-  if match[1] is not None:
-    embedding = _hybrid(name, resnet=match[1], reduction=(match[3], match[4]))
+  embedding = {
+    'target': PATCHES,
+    'patch_size': (int(height), int(width or height)),
+  }
+  if resnet is not None:
+    embedding = _hybrid(resnet, height, width)
+  fields = ('width', 'depth', 'mlp_dim', 'num_heads')
   return {
-    'target': VIT,
-    'width': width,
-    'depth': depth,
-    'mlp_dim': mlp_dim,
-    'num_heads': num_heads,
+    'target': target,
+    **dict(zip(fields, SIZES[size])),
     'embedding': embedding,
   }
 
 
-def _hybrid(name, resnet, reduction):
-  if not resnet and reduction == ('16', None):
+def _hybrid(resnet, reduction, width):
+  if not resnet and (reduction, width) == ('16', None):
     return {'target': HYBRID, 'patch_size': (8, 8), 'stages': ()}
-  stages = resnet and RESNET_STAGES.get(int(resnet))
-  if not stages or reduction not in (('16', None), ('32', None)):
-    depths = ', '.join(f'R{depth}' for depth in RESNET_STAGES)
-    raise ValueError(
-      f'Unknown hybrid {name!r}; expected one of {depths}, and /16 or /32, as '
-      "in 'R50+B/16'; or 'R+SIZE/16' for a root alone."
-    )
-  if reduction[0] == '16':
+  if not resnet or width or reduction not in ('16', '32'):
+    raise LookupError
+  stages = RESNET_STAGES[int(resnet)]
+  if reduction == '16':
     stages = (*stages[:2], stages[2] + stages[3])
   return {'target': HYBRID, 'patch_size': (1, 1), 'stages': stages}
 
 
-def _resnet(name):
-  """Return settings for a name such as 'R50x1' or 'BiT-R152x4'."""
-  match = re.fullmatch(r'(?:BiT-)?R(\d+)x([1-9]\d*)', name)
-  if not match or int(match[1]) not in RESNET_STAGES:
-    raise ValueError(
-      f'Unknown ResNet {name!r}; expected R, a depth, x and a width factor, as '
-      f"in 'R50x1', where the depth is one of "
-      f'{", ".join(map(str, RESNET_STAGES))}.'
-    )
-  stages = RESNET_STAGES[int(match[1])]
-  return {'target': RESNET, 'stages': stages, 'width_factor': int(match[2])}
+def _resnet(depth, factor, target=RESNET):
+  return {
+    'target': target,
+    'stages': RESNET_STAGES[int(depth)],
+    'width_factor': int(factor),
+  }
 
 
-def _mixer(name):
-  """Return settings for a name such as 'Mixer-B/16'."""
-  match = re.fullmatch(r'Mixer-(\w+)/([1-9]\d*)', name)
-  if not match or match[1] not in MIXER_SIZES:
-    raise ValueError(
-      f'Unknown Mixer {name!r}; expected Mixer-SIZE/PATCH, as in '
-      f"'Mixer-B/16', where SIZE is one of {', '.join(MIXER_SIZES)}."
-    )
-  width, depth, tokens_mlp_dim, channels_mlp_dim = MIXER_SIZES[match[1]]
-  patch_size = int(match[2]), int(match[2])
+def _mixer(size, patch):
+  fields = ('width', 'depth', 'tokens_mlp_dim', 'channels_mlp_dim')
+  patch_size = int(patch), int(patch)
   return {
     'target': MIXER,
-    'width': width,
-    'depth': depth,
-    'tokens_mlp_dim': tokens_mlp_dim,
-    'channels_mlp_dim': channels_mlp_dim,
+    **dict(zip(fields, MIXER_SIZES[size.upper()])),
     'embedding': {'target': PATCHES, 'patch_size': patch_size},
   }
 
 
 def _timm_vit(family, size, patch, registers=None, siglip=None, gap=None):
-  out = _vit(f'{_TIMM_SIZES[size]}/{patch}')
+  out = _vit(_TIMM_SIZES[size], patch)
   pooling = {}
   if registers:
     pooling = {'target': f'{POOLING}.ClassToken'}
@@ -342,23 +253,34 @@ def _timm_vit(family, size, patch, registers=None, siglip=None, gap=None):
 
 
 def _timm_hybrid(size, resnet, reduction):
-  return _vit(f'R{resnet}+{_TIMM_SIZES[size]}/{reduction}')
-
-
-def _timm_mixer(size, patch):
-  return _mixer(f'Mixer-{size.upper()}/{patch}')
+  return _vit(_TIMM_SIZES[size], reduction, resnet=resnet)
 
 
 def _distilled(size, patch):
   pooling = {'pooling': {'target': f'{POOLING}.DistillationToken'}}
-  return _vit(f'{_TIMM_SIZES[size]}/{patch}') | pooling
+  return _vit(_TIMM_SIZES[size], patch) | pooling
 
 
-_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
+_SIZE = f'(?P<size>{"|".join(SIZES)})'
+_PATCH = r'(?P<height>[1-9]\d*)(?:x(?P<width>[1-9]\d*))?'
+_RESNET = (
+  rf'R(?P<depth>{"|".join(map(str, RESNET_STAGES))})x(?P<factor>[1-9]\d*)'
+)
+_TIMM_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
-_TIMM_PATTERNS = {
-  rf'(?P<family>vit)_{_SIZE}_patch(?P<patch>\d+)(?:_reg(?P<registers>\d+))?'
-  rf'(?P<siglip>_siglip)?(?P<gap>_gap)?{_PIXELS}': _timm_vit,
+_PATTERNS = {
+  rf'(?:R(?P<resnet>\d*)\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
+  rf'Axial-(?:ViT-)?{_SIZE}/{_PATCH}': functools.partial(
+    _vit, target=AXIAL_VIT
+  ),
+  rf'(?:BiT-)?{_RESNET}': _resnet,
+  rf'Axial-{_RESNET}': functools.partial(_resnet, target=AXIAL_RESNET),
+  rf'Mixer-(?P<size>{"|".join(MIXER_SIZES)})/(?P<patch>[1-9]\d*)': _mixer,
+  # timm's
+  rf'(?P<family>vit)_{_TIMM_SIZE}_patch(?P<patch>\d+)'
+  rf'(?:_reg(?P<registers>\d+))?(?P<siglip>_siglip)?(?P<gap>_gap)?{_PIXELS}': (
+    _timm_vit
+  ),
   rf'(?P<family>deit)_(?P<size>tiny|small|base)_patch(?P<patch>16){_PIXELS}': (
     _timm_vit
   ),
@@ -367,17 +289,20 @@ _TIMM_PATTERNS = {
   rf'deit_(?P<size>tiny|small|base)_distilled_patch(?P<patch>16){_PIXELS}': (
     _distilled
   ),
-  rf'vit_{_SIZE}_r(?P<resnet>\d+)_s(?P<reduction>\d+){_PIXELS}': _timm_hybrid,
-  rf'vit_{_SIZE}_r_s16_p8{_PIXELS}': functools.partial(
+  rf'vit_{_TIMM_SIZE}_r(?P<resnet>\d+)_s(?P<reduction>\d+){_PIXELS}': (
+    _timm_hybrid
+  ),
+  rf'vit_{_TIMM_SIZE}_r_s16_p8{_PIXELS}': functools.partial(
     _timm_hybrid, resnet='', reduction='16'
   ),
-  r'resnetv2_(?P<name>\d+x\d+)_bit': lambda name: _resnet(f'R{name}'),
-  rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _timm_mixer,
+  r'resnetv2_(?P<depth>\d+)x(?P<factor>\d+)_bit': _resnet,
+  rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _mixer,
 }
 
 
 def _near(name):
   """Return three names that are similar, the most similar first."""
-  known = {known.lower(): known for known in (*PARAMETERS, *_TIMM.split())}
+  names = _NAMES.split() + _TIMM.split()
+  known = {known.lower(): known for known in names}
   found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   return [known[n] for n in found]
