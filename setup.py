@@ -27,7 +27,9 @@ setuptools.setup(
     )
   ],
   options={'bdist_wheel': {'py_limited_api': 'cp311'}},
-  package_data={'vit_jax': ['py.typed', 'reports/page.css', 'reports/page.js']},
+  package_data={
+    'vit_jax': ['py.typed', 'reports/page.*', 'reports/uplot/*'],
+  },
   install_requires=[
     'absl-py>=2.1',
     'aiohttp>=3.10',  # fsspec uses it to read weights from http:// and https://
@@ -38,6 +40,7 @@ setuptools.setup(
     'fsspec>=2024.12',
     'grain>=0.2.16',  # the order of an epoch
     'jax>=0.10.1',
+    'jinja2>=3.1',  # pages of runs and studies
     'matplotlib>=3.11',  # figures, and the fonts of the glyphs
     'ml-collections>=1.0',
     'ml-dtypes>=0.5',

@@ -42,7 +42,6 @@ TASKS = {
   'finetune': 'digits, fine-tuned',
   'scratch': 'digits, from scratch',
 }
-TARGETS = (0.2, 0.3)  # accuracies of the optimizers on held-out glyphs
 
 
 def model(**fields):
@@ -235,10 +234,6 @@ def reports(args):
     common.table(tried(args), title='Learning rates tried', name='rates'),
     paired(recipes, of_glyphs | of_digits, name='recipes'),
     paired(rules, of_glyphs, name='optimizers'),
-    {
-      'target': 'vit_jax.reports.targets.Targets',
-      'cells': tuple(steps_to_targets(rules)),
-    },
     common.curves([progress(rules)]),
   )
 
@@ -256,7 +251,7 @@ def paired(rows, columns, *, name):
     for column, (task, metric) in columns.items()
   )
   return {
-    'target': 'vit_jax.reports.paired.Paired',
+    'target': 'vit_jax.reports.table.Paired',
     'cells': cells,
     'title': f'Differences to {next(iter(rows))}',
     'name': name,
@@ -265,18 +260,6 @@ def paired(rows, columns, *, name):
 
 def seeds(task, name):
   return rf'{task}_{name}_seed(?P<seed>\d+)'
-
-
-def steps_to_targets(rules):
-  for row, name in rules.items():
-    for target in TARGETS:
-      yield {
-        'row': row,
-        'column': 'held-out glyphs',
-        'runs': seeds('glyphs', name),
-        'metric': 'progress/accuracy',
-        'at_least': target,
-      }
 
 
 def progress(rules):

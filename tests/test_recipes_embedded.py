@@ -146,7 +146,7 @@ def test_a_tiny_study_reports(compile_fast, tmp_path):  # noqa: F811
   ]
   assert [x['row'] for x in optimizers] == ['AdamW'] * 2
   assert steps[0]['steps'] == {'glyphs_baseline_seed0': None}
-  for name in ('rates.md', 'recipes.md', 'recipes.png', 'targets.md'):
+  for name in ('rates.md', 'recipes.md', 'optimizers.md'):
     assert (tmp_path / name).exists()
   # Only the baseline's checkpoints are kept: fine-tuning starts from them.
   kept = [x.parent.name for x in tmp_path.glob('*/checkpoints')]

@@ -310,9 +310,7 @@ def train(
           )
           raise stop.stopped()
       monitor.finish(total_steps)
-  confusion.write_all(
-    workdir, evaluators, class_names=class_names, figure=False
-  )
+  confusion.write_all(workdir, evaluators, class_names=class_names)
   page.write_at_end(workdir, evaluators)
   return state
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax.config.checks import one_of
 from vit_jax.reports import pictures
 
 STYLES = ('mask', 'heat')
@@ -59,7 +58,6 @@ def overlay(
   import scipy.ndimage  # takes half a second
   from matplotlib import colormaps
 
-  one_of('style', style, STYLES)
   picture = _rgb(picture) / 255
   # Linear between the centres of patches, constant beyond them.
   mask = scipy.ndimage.zoom(

@@ -2,7 +2,7 @@
 
 confusion-NAME.csv       number of examples by true class (rows) and predicted
                          class (columns); the header is true_class,CLASS,...
-confusion-NAME.png       the matrix as a figure, with the most confused pairs
+confusion-NAME.png       the matrix as a figure
 misclassified-NAME.csv   one row per misclassified example, worst first: the one
                          whose true class has the lowest probability
 
@@ -14,7 +14,6 @@ import collections
 import concurrent.futures
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +34,6 @@ MISCLASSIFIED = (
 )
 _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
-_MOST_TILES = 250  # per side of the figure
-_PAIRS = 20
 
 
 def write_all(
@@ -62,7 +59,6 @@ def write(
   predictions: Any,
   *,
   class_names: Sequence[str] | None = None,
-  figure: bool = True,
 ) -> list[epath.Path]:
   """Write the files, on the first host.
 
@@ -71,7 +67,6 @@ def write(
     name: of the evaluator.
     predictions: `evals.classification.Predictions`.
     class_names: of all classes, if the data has no names.
-    figure: whether to draw the matrix.
 
   Returns:
     list of the paths written. There is no matrix of more than 4,000 classes.
@@ -90,9 +85,8 @@ def write(
     paths.append(folder / f'confusion-{name}.csv')
     rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
     _write_csv(paths[-1], ['true_class', *labels], rows)
-    if figure:
-      paths.append(folder / f'confusion-{name}.png')
-      draw(matrix, labels, paths[-1], title=name)
+    paths.append(folder / f'confusion-{name}.png')
+    draw(matrix, labels, paths[-1], title=name)
   paths.append(folder / f'misclassified-{name}.csv')
   rows = _misclassified(predictions, true, predicted, labels)
   _write_csv(paths[-1], MISCLASSIFIED, rows)
@@ -123,13 +117,13 @@ def count(
 
 
 def most_confused(
-  matrix: np.ndarray, limit: int = _PAIRS
+  matrix: np.ndarray, limit: int = 12
 ) -> list[tuple[int, int, int]]:
   """Return [(true, predicted, count)], the largest cells off the diagonal."""
   errors = matrix * ~np.eye(len(matrix), dtype=bool)
   order = np.argsort(-errors, axis=None, kind='stable')[:limit]
   pairs = zip(*np.unravel_index(order, errors.shape))
-  return [(i, j, int(errors[i, j])) for i, j in pairs if errors[i, j]]
+  return [(int(i), int(j), int(errors[i, j])) for i, j in pairs if errors[i, j]]
 
 
 def _misclassified(predictions, true, predicted, labels):
@@ -141,15 +135,12 @@ def _misclassified(predictions, true, predicted, labels):
   with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
     files = list(pool.map(p.describe, p.index[wrong].tolist()))
   for file, i in zip(files, wrong):
-    probabilities = (
-      np.exp(p.true_log_probability[i]),
-      p.predicted_probability[i],
-    )
     yield [
       file,
       labels[true[i]],
       labels[predicted[i]],
-      *(f'{x:.6g}' for x in probabilities),
+      f'{np.exp(p.true_log_probability[i]):.6g}',
+      f'{p.predicted_probability[i]:.6g}',
       p.index[i],
     ]
 
@@ -164,98 +155,37 @@ def _write_csv(path, header, rows):
 
 
 def draw(
-  matrix: np.ndarray,
-  labels: Sequence[str],
-  path: epath.Path,
-  *,
-  title: str = '',
+  matrix: np.ndarray, labels: Sequence[str], path: epath.Path, *, title: str
 ) -> None:
   """Draw a confusion matrix [K, K] with the labels of its K classes.
 
   Colors show the fraction of each true class. Up to 20 classes have their
-  counts, up to 60 their names. More than 250 classes are drawn in blocks of
-  neighbouring classes. The most confused pairs are listed next to the matrix.
+  counts, up to 60 their names.
   """
   size = len(matrix)
-  block = math.ceil(size / _MOST_TILES)
-  tiles = _in_blocks(matrix, block)
   with np.errstate(invalid='ignore'):  # classes without examples stay white
-    shares = tiles / tiles.sum(axis=1, keepdims=True)
-  pairs = most_confused(matrix)
+    shares = matrix / matrix.sum(axis=1, keepdims=True)
   side = min(max(0.42 * size, 3.2), 8.4)  # inches
-  names = [pictures.shorten(x, 24) for x in labels]
-  rows = [(names[i], names[j], str(n)) for i, j, n in pairs]
-  margin = 0.085 * max(map(len, names)) if size <= _WITH_NAMES else 0.5
-  list_width = 0.078 * (14 + sum(max(map(len, x)) for x in zip(*rows)))
-  made = pictures.canvas(
-    side + margin + (list_width if rows else 0) + 1.1,
-    max(side + margin + 0.8, 0.19 * len(rows) + 0.9),
-  )
-  widths = [side + margin + 0.8, list_width] if rows else [1]
-  axes, *beside = made.subplots(
-    1, len(widths), width_ratios=widths, squeeze=False
-  )[0]
+  made = pictures.canvas(side + 1.5, side + 0.8)
+  axes = made.subplots()
   accuracy = np.trace(matrix) / max(matrix.sum(), 1)
   what = f'{title}: {matrix.sum():,} examples, accuracy {accuracy:.1%}'
   axes.set_title(what, fontsize=10, loc='left', parse_math=False)
   # The square root makes rare confusions visible.
-  image = axes.imshow(
-    np.sqrt(shares), cmap='Blues', vmin=0, vmax=1, interpolation='nearest'
-  )
-  each = '' if block == 1 else f' (a point is {block} x {block} classes)'
-  axes.set(xlabel=f'Predicted class{each}', ylabel='True class')
+  image = axes.imshow(np.sqrt(shares), cmap='Blues', vmin=0, vmax=1)
+  axes.set(xlabel='Predicted class', ylabel='True class')
   if size <= _WITH_NAMES:
-    font = min(9, 50 * side / size)
-    for axis, rotation in ((axes.xaxis, 90), (axes.yaxis, 0)):
-      axis.set_ticks(range(size))
-      options = {'fontsize': font, 'rotation': rotation, 'parse_math': False}
-      axis.set_ticklabels(names, **options)
-    axes.tick_params(length=2)
-  else:
-    places = np.arange(0, size, _round_step(size / 8))
-    for axis in (axes.xaxis, axes.yaxis):
-      axis.set_ticks((places + 0.5) / block - 0.5, places, fontsize=8)
+    style = {'fontsize': min(9, 50 * side / size), 'parse_math': False}
+    names = [pictures.shorten(x, 24) for x in labels]
+    axes.set_xticks(range(size), names, rotation=90, **style)
+    axes.set_yticks(range(size), names, **style)
   if size <= _WITH_COUNTS:
-    for (i, j), value in np.ndenumerate(matrix):
-      if value:
-        color = 'white' if shares[i, j] > 0.3 else 'black'
-        style = {'fontsize': 8, 'color': color, 'ha': 'center', 'va': 'center'}
-        axes.text(j, i, f'{value}', **style)
+    for i, j in np.argwhere(matrix):
+      color = 'white' if shares[i, j] > 0.3 else 'black'
+      style = {'fontsize': 8, 'color': color, 'ha': 'center', 'va': 'center'}
+      axes.text(j, i, f'{matrix[i, j]}', **style)
   bar = made.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
   marks = np.array([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
   bar.set_ticks(np.sqrt(marks), labels=[f'{x:.0%}' for x in marks], fontsize=8)
   bar.set_label('Fraction of the true class', fontsize=8)
-  if rows:
-    _list(beside[0], rows)
   pictures.save(made, path, dpi=150, tight=True)
-
-
-def _in_blocks(matrix, block):
-  """Return the sums over block x block cells; the last ones may be smaller."""
-  starts = np.arange(0, len(matrix), block)
-  return np.add.reduceat(np.add.reduceat(matrix, starts, 0), starts, 1)
-
-
-def _round_step(least):
-  """Return 1, 2 or 5 times a power of ten, at least `least`."""
-  power = 10 ** math.floor(math.log10(least))
-  return next(int(x * power) for x in (1, 2, 5, 10) if x * power >= least)
-
-
-def _list(axes, rows):
-  """Write the most confused pairs."""
-  axes.set_axis_off()
-  wide = max(len(true) for true, _, _ in rows)
-  lines = ['Most confused', 'true → predicted: examples', '']
-  lines += [f'{true:>{wide}} → {other}: {n}' for true, other, n in rows]
-  axes.text(
-    0,
-    1,
-    '\n'.join(lines),
-    transform=axes.transAxes,
-    fontsize=8,
-    va='top',
-    family='monospace',
-    linespacing=1.35,
-    parse_math=False,
-  )

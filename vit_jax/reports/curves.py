@@ -10,6 +10,7 @@ from etils import epath
 
 from vit_jax.reports import pictures
 from vit_jax.reports.results import Results
+from vit_jax.runs import terminal
 
 
 @dataclasses.dataclass
@@ -36,7 +37,7 @@ class Curves:
     """Write NAME.png and print its path."""
     path = results.workdir / f'{self.name}.png'
     plot(results.records, path, panels=self.panels)
-    pictures.report('Learning curves', path)
+    terminal.say(f'Learning curves: {path}')
 
 
 def plot(

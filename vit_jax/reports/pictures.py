@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs.files import write_atomically
 
 
 def figure(num_panels: int) -> tuple[Any, Any]:
@@ -81,8 +80,3 @@ def save(
     made.savefig(file, dpi=dpi, format=path.suffix[1:], bbox_inches=box)
   if jax.process_index() == 0:
     write_atomically(path, file.getvalue())
-
-
-def report(what: str, path: PathLike) -> None:
-  """Print where a figure is."""
-  terminal.say(f'{what}: {path}')

@@ -6,6 +6,7 @@ from typing import Any
 
 from vit_jax.reports import pictures, table
 from vit_jax.reports.results import Results
+from vit_jax.runs import terminal
 
 _MARKERS = 'os^Dv*'
 # Offset and alignment of the names of points, per line, so that names of
@@ -63,7 +64,7 @@ class Scaling:
       for r in rows
     ]
     table.publish(results.workdir, self.name, self.title, columns, lines, rows)
-    pictures.report(self.title, path)
+    terminal.say(f'{self.title}: {path}')
     return rows
 
 

@@ -1,17 +1,19 @@
-"""A table of a study: in the terminal, as Markdown and as JSON."""
+"""Tables of a study: in the terminal, as Markdown and as JSON."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
-from vit_jax.config.domains import Range
-from vit_jax.reports.results import Results, Value
+from vit_jax.reports.results import Results, Value, half_width
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
+from vit_jax.types import Natural
 
 
 @dataclasses.dataclass
@@ -27,7 +29,7 @@ class Table:
 
   cells: tuple[Mapping[str, Any], ...]
   title: str = 'Results'
-  digits: Annotated[int, Range(0, 15)] = 1
+  digits: Natural = 1
   name: str = 'table'
 
   def check(self, results: Results) -> None:
@@ -54,6 +56,78 @@ class Table:
     title = f'{self.title} (%)'
     publish(results.workdir, self.name, title, ['', *columns], texts, data)
     return data
+
+
+@dataclasses.dataclass
+class Paired:
+  """Differences of each row to the first one, with 95% intervals, in percent.
+
+  A difference is taken within each seed, so that what the seed decides (data,
+  order, initialisation) cancels. The interval is Student's t. The first row
+  shows its own mean and interval.
+
+  Args:
+    cells: dicts of row, column, runs and metric, as of Table; runs has a group
+      called `seed`. Each column has a cell of the first row.
+    title: of the table.
+    name: of the files NAME.md and NAME.json in the study's workdir.
+  """
+
+  cells: tuple[Mapping[str, Any], ...]
+  title: str = 'Differences to the baseline'
+  name: str = 'paired'
+
+  def check(self, results: Results) -> None:
+    """Raise ValueError for a cell that no run can fill, or without a pair."""
+    for cell in self.cells:
+      results.check(_spec(cell))
+      if 'seed' not in re.compile(cell['runs']).groupindex:
+        raise ValueError(
+          f'runs={cell["runs"]!r} has no group `seed`, by which runs are '
+          r'paired. Write e.g. mixup_seed(?P<seed>\d+).'
+        )
+      if cell['column'] not in self._baselines():
+        raise ValueError(
+          f'The column {cell["column"]!r} has no cell of the first row, '
+          f'{self.cells[0]["row"]!r}, with which the others are compared.'
+        )
+
+  def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
+    """Print and write it.
+
+    Returns:
+      {row: {column: {'mean', 'half_width', 'values'}}}: values are differences
+      by seed, or accuracies of the first row; half_width is None for one seed.
+    """
+    baselines = self._baselines()
+    data: dict[str, dict[str, Any]] = {cell['row']: {} for cell in self.cells}
+    texts = {row: dict.fromkeys(baselines, '') for row in data}
+    for cell in self.cells:
+      row, column = cell['row'], cell['column']
+      values, sign = results.sample(_spec(cell)), ''
+      if cell is not baselines[column]:
+        base, sign = results.sample(_spec(baselines[column])), '+'
+        values = {k: x - base[k] for k, x in values.items() if k in base}
+      if values:
+        mean = float(np.mean(list(values.values())))
+        width = half_width(list(values.values()))
+        texts[row][column] = f'{100 * mean:{sign}.1f}'
+        if width is not None:
+          texts[row][column] += f' ± {100 * width:.1f}'
+        data[row][column] = {
+          'mean': mean,
+          'half_width': width,
+          'values': values,
+        }
+    lines = [[row, *text.values()] for row, text in texts.items()]
+    title = f'{self.title} (%, 95% intervals)'
+    publish(results.workdir, self.name, title, ['', *baselines], lines, data)
+    return data
+
+  def _baselines(self):
+    """Return {column: cell} of the first row."""
+    first = self.cells[0]['row']
+    return {x['column']: x for x in self.cells if x['row'] == first}
 
 
 def publish(

@@ -8,8 +8,6 @@ from etils import epath
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import read_records
 
-NAME = 'report.html'  # The page of a workdir.
-
 
 class Workdir:
   """Content of the files in a workdir; a missing file is None or empty.
@@ -26,23 +24,23 @@ class Workdir:
     self.name = self.path.name or str(self.path)
     self.config = self._json('config.json')
     self.preset = self._json('preset.json')
-    self.environment = self._json('environment.json') or {}
+    self.environment = self._json('environment.json')
     self.done = self._json('done.json')
     self.records = read_records(self.path)
     self.last = {k: v for r in self.records for k, v in r.items()}
 
   def _json(self, name):
     file = self.path / name
-    return json.loads(file.read_text()) if file.exists() else None
+    return json.loads(file.read_text()) if file.exists() else {}
 
   @property
   def is_study(self) -> bool:
-    return isinstance((self.config or {}).get('runs'), dict)
+    return isinstance(self.config.get('runs'), dict)
 
   @property
   def kind(self) -> str:
     """Function of the config: 'train', 'evaluate', 'study' or ''."""
-    return str((self.config or {}).get('run', '')).rpartition('.')[2]
+    return str(self.config.get('run', '')).rpartition('.')[2]
 
   @property
   def step(self) -> int:
@@ -54,51 +52,35 @@ class Workdir:
     for record in reversed(self.records):
       if progress := record.get('progress'):
         return round(record['step'] / progress)
-    return self.step if self.last.get('eta_s') == 0 else None
+    return None
 
   @property
   def status(self) -> tuple[str, str]:
     """(status of the run in words, 'good', 'bad' or 'warn')."""
-    if self.done and 'diverged' in self.done:
+    if 'diverged' in self.done:
       return 'diverged', 'bad'
     if not self.records:
       return 'no results yet', 'warn'
-    if self.kind == 'evaluate' or self.step == self.total_steps:
-      return 'finished', 'good'
-    if self.done:
+    is_over = self.done or self.kind == 'evaluate'
+    if is_over or self.step == self.total_steps:
       return 'finished', 'good'
     of = f' of {self.total_steps:,}' if self.total_steps else ''
     return f'stopped or running, step {self.step:,}{of}', 'warn'
 
   @property
   def phases(self) -> dict[str, float]:
-    """{phase: seconds} of the last account of the time, or {}."""
-    found = map(_seconds, reversed(self.records))
-    return next(filter(None, found), {})
+    """{phase: seconds} of the last account of the time, longest first."""
+    prefix = 'seconds/'
+    found = [(v, k) for k, v in self.last.items() if k.startswith(prefix)]
+    return {k.removeprefix(prefix): v for v, k in sorted(found, reverse=True)}
 
   @property
   def seconds(self) -> float | None:
     """Wall time in seconds, or None if it is not known."""
-    if phases := self.phases:
-      return sum(phases.values())
-    return (self.done or {}).get('seconds')
-
-  @property
-  def goodput(self) -> float | None:
-    """Fraction of the wall time in training steps, or None."""
-    phases = self.phases
-    return phases['steps'] / sum(phases.values()) if 'steps' in phases else None
+    return sum(self.phases.values()) or self.done.get('seconds')
 
   def runs(self) -> list['Workdir']:
     """Return the Workdirs of a study's runs, in order."""
     names = self.config.get('order') or self.config['runs']
-    names = [n for n in names if n in self.config['runs'] and '/' not in n]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
       return list(pool.map(Workdir, [self.path / name for name in names]))
-
-
-def _seconds(record):
-  prefix = 'seconds/'
-  return {
-    k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)
-  }

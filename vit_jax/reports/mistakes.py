@@ -1,0 +1,75 @@
+"""The worst mistakes of an evaluator, with small images, for a page.
+
+A run saves the images in thumbnails-NAME.json when it ends, because a data set
+need not consist of files, and files may move. Keys are the column `index` of
+misclassified-NAME.csv, values PNG or JPEG files in base64.
+"""
+
+import base64
+import csv
+import io
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.runs.files import PathLike, write_atomically
+
+COUNT, _PX = 24, 160
+
+
+def read_csv(path: epath.Path) -> list[dict[str, str]]:
+  """Return the rows of a CSV file; names may have bytes that are not UTF-8."""
+  text = path.read_bytes().decode('utf-8', 'replace')
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def save_images(workdir: PathLike, name: str, source: Any) -> None:
+  """Save the images of the first rows of misclassified-NAME.csv.
+
+  Args:
+    workdir: of the run.
+    name: of the evaluator.
+    source: data source of the evaluator.
+  """
+  # A machine that trains may have no packages for images.
+  from vit_jax.data import images
+
+  folder = epath.Path(workdir)
+  rows = read_csv(folder / f'misclassified-{name}.csv')
+  found = {}
+  for row in itertools.islice(rows, COUNT):
+    pixels = source[int(row['index'])]['image']
+    if isinstance(pixels, bytes):
+      pixels = images.decode(pixels)
+    found[row['index']] = base64.b64encode(_thumbnail(pixels)).decode()
+  path = folder / f'thumbnails-{name}.json'
+  write_atomically(path, json.dumps(found) + '\n')
+
+
+def _thumbnail(pixels):
+  """Return a small PNG or JPEG of uint8 [H, W, C]."""
+  from PIL import Image
+
+  pixels = np.asarray(pixels)
+  image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+  image.thumbnail((_PX, _PX))
+  # JPEG blurs small drawings.
+  kind, file = 'PNG' if max(image.size) < 96 else 'JPEG', io.BytesIO()
+  image.save(file, kind)
+  return file.getvalue()
+
+
+def of_run(folder: epath.Path) -> dict[str, dict[str, Any]]:
+  """Return {evaluator: {'count', 'file', 'rows': the worst, with 'image'}}."""
+  found = {}
+  for path in sorted(folder.glob('misclassified-*.csv')):
+    name = path.stem.removeprefix('misclassified-')
+    rows = read_csv(path)
+    saved = folder / f'thumbnails-{name}.json'
+    encoded = json.loads(saved.read_text()) if saved.exists() else {}
+    worst = [row | {'image': encoded.get(row['index'])} for row in rows[:COUNT]]
+    found[name] = {'count': len(rows), 'file': path.name, 'rows': worst}
+  return found
