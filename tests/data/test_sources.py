@@ -9,8 +9,8 @@ import numpy as np
 import packed
 import pytest
 import tensorflow_datasets as tfds
-from test_configs import load_config
 
+from configs import train_folder
 from vit_jax import config as configs
 from vit_jax.data import pipeline, tables
 from vit_jax.data.fingerprints import differences, fingerprint
@@ -226,7 +226,7 @@ def test_a_config_reads_all_kinds(root):
   """The held-out part is the same in parquet files as in a folder."""
   found = {}
   for name in ('folder', 'pq/train-*.parquet'):
-    config = load_config('train_folder', 'held_out=25')
+    config = train_folder.get_config('held_out=25')
     config.data.source.path = str(root / name)
     for data in (config.data, config.evals.test.data):
       found.setdefault(name, []).append(configs.resolve(data.source))

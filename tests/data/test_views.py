@@ -88,6 +88,7 @@ def test_only_its_own_examples_are_read():
   part.labels()
   assert source.read == 9
   assert Subset(Vectors(), examples=3).labels().shape == (3, 4)
+  assert labels(source).tolist() == LABELS.tolist()
 
 
 def test_the_choice_is_the_same_on_every_machine():
@@ -131,6 +132,7 @@ def test_slices_of_sorted_examples_have_all_classes():
       return 1000
 
   held_out = np.array(Slice(Digits(), '[90%:]')._indices)
+  assert len(held_out) == 100
   for classes in (held_out // 100, held_out % 10):
     counts = np.bincount(classes, minlength=10)
     assert counts.min() >= 4 and counts.max() <= 18
