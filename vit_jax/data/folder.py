@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import fsspec
 import numpy as np
 from absl import logging
 from etils import epath
@@ -78,7 +77,7 @@ class Folder:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = (self._base / self.file_name(index)).read_bytes()
+    image = image_files.read(self._base / self.file_name(index))
     return {'image': image, 'label': int(self._labels[index])}
 
   def labels(self) -> np.ndarray:
@@ -130,7 +129,7 @@ def _folders(path):
 
 def _images(base):
   """Return the sorted paths of the images in class folders, relative to it."""
-  files = _files(str(base))
+  files = image_files.walk(os.fspath(base))
   found = sorted(x for x in files if '/' in x and image_files.is_image(x))
   others = len(files) - len(found)
   if not found:
@@ -145,21 +144,6 @@ def _images(base):
       ' images or not in a class folder.'
     )
   return found
-
-
-def _files(folder):
-  """Return the paths of all visible files below a folder, relative to it."""
-  if '://' in folder:  # one listing, which epath does not have
-    fs, folder = fsspec.core.url_to_fs(folder)
-    paths = fs.find(folder)
-  else:
-    walk = os.walk(folder, followlinks=True)
-    paths = [
-      os.path.join(top, name) for top, _, names in walk for name in names
-    ]
-  start = len(os.path.join(folder, ''))
-  relative = (path[start:] for path in paths)
-  return [path for path in relative if '/.' not in f'/{path}']
 
 
 def _from_csv(path, split, names):

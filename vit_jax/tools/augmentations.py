@@ -191,7 +191,7 @@ def _read(args):
   crop = (transforms.ResizeSmall(size), transforms.CentralCrop(size))
   if args.image is not None:
     paths = image_files.find([args.image])
-    loaded = image_files.load(paths, crop, num_workers=1)
+    loaded = image_files.load(paths, crop)
     return next(predict.images_of(loaded))
   from sklearn.datasets import load_sample_image
 
