@@ -205,16 +205,6 @@ def hollow(shapes):
   return {name: np.broadcast_to(zero, s) for name, s in shapes.items()}
 
 
-def equal(a, b):
-  """Whether two {name: array} have the same names, shapes, types and bits."""
-  assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
-  for name in a:
-    assert a[name].dtype == b[name].dtype == np.float32, name
-    assert a[name].shape == b[name].shape, name
-    assert a[name].tobytes() == b[name].tobytes(), name
-  return True
-
-
 def images(size, seed=1):
   """float32 [2, H, W, 3] in [-1, 1]."""
   rng = np.random.RandomState(seed)

@@ -46,20 +46,11 @@ def logits(weights, images=None):
   return np.asarray(_jitted(weights.model)(variables, images))
 
 
-def fields(model, names):
-  """Return {short name: value} of a model, as `bundle.replace` takes them."""
-  found = {}
-  for name in names:
-    value = getattr(model, name, None)
-    if name in bundle._FIELDS and not hasattr(model, name):
-      part, field = bundle._FIELDS[name]
-      value = getattr(getattr(model, part), field)
-    for table in (bundle.POSEMBS, bundle.POOLINGS):
-      if name in ('posemb', 'pooling') and type(value) in table.values():
-        value = next(k for k, v in table.items() if v is type(value))
-    if name == 'posemb' and value is None:
-      value = 'none'
-    if name == 'resnet_stages':
-      value = getattr(model.embedding, 'stages', None)
-    found[name] = value
-  return found
+def equal(a, b):
+  """Whether two {name: array} have the same names, shapes, types and bits."""
+  assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
+  for name in a:
+    assert a[name].dtype == b[name].dtype == np.float32, name
+    assert a[name].shape == b[name].shape, name
+    assert a[name].tobytes() == b[name].tobytes(), name
+  return True

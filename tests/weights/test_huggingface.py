@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch_files
-from small import fields as fields_of
-from small import tiny
-from torch_files import check_logits, check_row, equal, fill, seeded
+from small import equal, tiny
+from torch_files import check_logits, check_row, fill, seeded
 
 from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.models.pooling import ClassToken
 from vit_jax.weights import huggingface
 
 CASES = torch_files.load('formats_hf.json')
@@ -51,16 +51,20 @@ def test_what_is_read_computes_what_transformers_does(name):
 
 
 @pytest.mark.parametrize(
-  'name, fields',
+  'name, gelu, eps, size, classes',
   [
-    ('classifier', {'gelu': 'exact', 'norm_eps': 1e-12, 'pooling': 'token'}),
-    ('tanh', {'gelu': 'tanh', 'norm_eps': 0.1, 'num_heads': 3}),
-    ('pooler', {'representation_size': 20, 'num_classes': None}),
-    ('no_pooler', {'representation_size': None, 'num_classes': None}),
+    ('classifier', 'exact', 1e-12, None, 5),
+    ('tanh', 'tanh', 0.1, None, 5),
+    ('pooler', 'exact', 1e-12, 20, None),
+    ('no_pooler', 'exact', 1e-12, None, None),
   ],
 )
-def test_the_architecture_is_read(name, fields):
-  assert fields_of(read(name).model, fields) == fields
+def test_the_architecture_is_read(name, gelu, eps, size, classes):
+  model = read(name).model
+  assert (model.block.gelu, model.block.norm_eps) == (gelu, eps)
+  assert model.head.representation_size == size
+  assert (model.num_classes, model.num_heads) == (classes, 3)
+  assert model.pooling == ClassToken()
 
 
 @pytest.mark.parametrize('name', ['classifier', 'pooler'])
@@ -193,15 +197,9 @@ def test_what_transformers_cannot_have_is_not_written(fields, said):
   'change, said',
   [
     ({'model_type': 'deit'}, "'deit'"),
-    ({'model_type': ['vit']}, 'model_type'),
     ({'hidden_act': 'quick_gelu'}, 'quick_gelu'),
-    ({'hidden_act': []}, 'hidden_act'),
-    ({'num_attention_heads': 5}, 'multiple of num_heads'),
-    ({'num_attention_heads': '3'}, 'num_attention_heads'),
-    ({'layer_norm_eps': '1e-6'}, 'layer_norm_eps'),
-    ({'id2label': {str(i): i for i in range(5)}}, 'class names'),
-    ({'preprocessor_config': {'resample': 9}}, 'resample'),
-    ({'preprocessor_config': {'image_std': [0, 1, 1]}}, 'std'),
+    ({'num_attention_heads': 5}, 'num_heads'),
+    ({'pooler_act': 'relu'}, 'pooler_act'),
   ],
 )
 def test_a_config_of_another_model_is_refused(change, said):
@@ -209,49 +207,12 @@ def test_a_config_of_another_model_is_refused(change, said):
     read('classifier', READ['classifier']['config'] | change)
 
 
-def test_no_config_does_harm():
-  for name, every in (('classifier', 3), ('pooler', 5), ('square', 3)):
-    file, config = fill(READ[name]), READ[name]['config']
-    found = [
-      torch_files.reads(huggingface.read, file, changed)
-      for _, changed in torch_files.hostile(config, every)
-    ]
-    assert not all(found)
-  with pytest.raises(ValueError, match='pooler_act'):
-    read('pooler', READ['pooler']['config'] | {'pooler_act': 'relu'})
-  assert not torch_files.reads(huggingface.read, file, ['x'])
-
-
-@pytest.mark.parametrize('name', ['classifier', 'pooler'])
-def test_a_broken_file_is_refused(name):
-  file, config = fill(READ[name]), READ[name]['config']
-  for what, arrays in torch_files.broken(file):
-    assert not torch_files.reads(huggingface.read, arrays, config), what
-
-
-@pytest.mark.parametrize(
-  'change, said',
-  [
-    ({'vit.embeddings.distillation_token': (1, 1, 24)}, 'distillation token'),
-    ({'vit.encoder.layer.0.lambda_1': (24,)}, 'not a plain ViT'),
-  ],
-)
-def test_other_models_are_refused_with_the_reason(change, said):
-  more = {k: np.zeros(shape) for k, shape in change.items()}
-  with pytest.raises(ValueError, match=said):
-    huggingface.read(
-      fill(READ['classifier']) | more, READ['classifier']['config']
-    )
-
-
-def test_all_that_is_missing_is_in_one_error():
+def test_other_arrays_are_refused_by_name():
   file = fill(READ['classifier'])
   less = {k: v for k, v in file.items() if 'layer.0.output' not in k}
+  less['vit.embeddings.distillation_token'] = np.zeros((1, 1, 24), np.float32)
   with pytest.raises(ValueError) as e:
     huggingface.read(less, READ['classifier']['config'])
   for name in ('weight (24, 50)', 'bias (24,)'):
     assert f'+ encoder.layer.0.output.dense.{name}' in str(e.value)
-  bare = {k: v for k, v in file.items() if not k.endswith('query.bias')}
-  bare = {k: v for k, v in bare.items() if not k.endswith('key.bias')}
-  with pytest.raises(ValueError, match='no bias'):
-    huggingface.read(bare, READ['classifier']['config'])
+  assert '- embeddings.distillation_token' in str(e.value)

@@ -104,15 +104,15 @@ def _facts(params):
   facts: dict[str, Any] = {
     'num_classes': None if head is None else head.shape[-1]
   }
-  if 'embedding/kernel' not in params:
+  layers = (re.match(r'block_(\d+)/', path) for path in params)
+  depth = 1 + max((int(found[1]) for found in layers if found), default=-1)
+  if not depth:
     return ResNet, facts | {
       'stages': _stages(params),
       'width_factor': _shape(params, _ROOT)[3] // ROOT_WIDTH,
       'form': 'preact' if 'norm/scale' in params else 'postact',
     }
   *patch_size, _, width = _shape(params, 'embedding/kernel')
-  layers = (re.match(r'block_(\d+)/', path) for path in params)
-  depth = 1 + max((int(found[1]) for found in layers if found), default=-1)
   facts |= {'width': width, 'depth': depth, 'patch_size': tuple(patch_size)}
   if 'block_0/token_mixing/fc1/kernel' in params:
     fc1 = 'block_0/{}_mixing/fc1/kernel'

@@ -168,8 +168,9 @@ def replace(model: Any, **fields: Any) -> Any:
   for part, values in parts.items():
     old = changes.get(part, getattr(model, part))
     has = {f.name for f in dataclasses.fields(old) if f.init} if old else set()
-    # A part without a field has it off.
-    lacks = {k for k in values if k not in has and values[k]}
+    # A part without a field has it off, or fixed.
+    fixed = {k: getattr(old, k, None) for k in values.keys() - has}
+    lacks = {k for k, v in fixed.items() if values[k] and values[k] != v}
     if lacks:
       raise ValueError(f'{part}={old!r} has no {", ".join(sorted(lacks))}.')
     if values := {k: v for k, v in values.items() if k in has}:

@@ -14,6 +14,7 @@ file may only name the classes that `config.build` trusts.
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,10 @@ def _read(path, step, ema, trust, options, values=True):
 def _locate(path, step):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
-    return checkpoint.find(path, step), None
+    raise ValueError(
+      'No weights are named. Set --config.init_from.path=PATH to a workdir, a '
+      'checkpoint, or a weights file.'
+    )
   path = str(path)
   if path.startswith('hf://') and path.count('/') < 4:  # hf://USER/MODEL
     return None, f'{path}/{_SAFETENSORS}'
@@ -163,33 +167,34 @@ def _locate(path, step):
 def _read_checkpoint(directory, ema, trust, options, values):
   """Return Weights of WORKDIR/checkpoints/STEP, described by model.json."""
   content = workdirs.description(directory)
-  params = None
+  weights = _described(content, trust, options)
   if values:
-    params = checkpoint.load_params(directory, ema=ema)[0]
-  weights = _described(content, params, trust, options)
+    params, _ = checkpoint.load_params(directory, ema=ema)
+    weights.params = _fitting(params, weights)
   weights.step = int(directory.name)
   return weights
 
 
 def _read_file(source, trust, options, values):
   arrays = files.read(files.fetch(source), values=values)
-  stem, _, ending = source.rpartition('.')
-  if ending == 'npz':
-    content = _sibling(source, f'{stem.rsplit("/", 1)[-1]}.json') or {}
-    if 'model' in content:
-      if not npz.recognise(arrays):
-        weights = _described(content, arrays, trust, options)
-      else:
-        weights = _described(content, None, trust, options)
-        shape = weights.image_shape
-        grid = None
-        if hasattr(weights.model, 'embedding'):
-          grid = weights.model.embedding.grid(shape)
-        weights.params = npz.read(
-          arrays, model=weights.model, grid=grid, image_size=shape[:2]
-        ).params
-      weights.origin = 'vit_jax'
-      return weights
+  content = None
+  if not source.endswith(('.safetensors', '.json')):
+    name = pathlib.PurePosixPath(source).with_suffix('.json').name
+    content = _sibling(source, name)
+  if content and 'model' in content:
+    weights = _described(content, trust, options)
+    if npz.recognise(arrays):
+      shape = weights.image_shape
+      embedding = getattr(weights.model, 'embedding', None)
+      arrays = npz.read(
+        arrays,
+        model=weights.model,
+        grid=embedding and embedding.grid(shape),
+        image_size=shape[:2],
+      ).params
+    weights.params = _fitting(arrays, weights)
+    weights.origin = 'vit_jax'
+    return weights
   for name, reader in _READERS.items():
     if reader.recognise(arrays):
       settings = None
@@ -212,14 +217,8 @@ def _sibling(path, name):
   return None if file is None else read_json(file)
 
 
-def _described(content, params, trust, options):
-  """Return Weights from the content of model.json or NAME.json.
-
-  Args:
-    content: settings of the model and of what is needed to use it.
-    params: {path: array}; None: they are not checked.
-    trust, options: see `read`.
-  """
+def _described(content, trust, options):
+  """Return Weights without parameters from model.json or NAME.json."""
   if 'grid' in options:
     raise ValueError('The file describes its own grid. Leave grid out.')
   fields = {
@@ -228,7 +227,6 @@ def _described(content, params, trust, options):
   model = bundle.build(content['model'], trust)
   if isinstance(model, bundle.MODELS) and hasattr(model, 'scan'):
     fields = {'scan': False} | fields
-  model = bundle.replace(model, **fields)
   use = {
     'class_names': content.get('class_names'),
     'activation': content.get('activation') or 'softmax',
@@ -236,19 +234,23 @@ def _described(content, params, trust, options):
   }
   if content.get('preprocess') is not None:
     use['preprocess'] = bundle.build(content['preprocess'], trust)
-  weights = Weights(model, {}, tuple(content['image_shape']), **use)
-  if params is not None:
-    if isinstance(model, bundle.MODELS):
-      params = tree.unstack_blocks(params)
-    if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
-      params = {k: v for k, v in params.items() if k != 'mask'}
-    if lines := tree.diff(params, bundle.shapes(model, weights.image_shape)):
-      raise ValueError(
-        'The parameters are not those of the model that is described next to '
-        f'them. Parameters (-), model (+):\n{lines}'
-      )
-    weights.params = params
-  return weights
+  model = bundle.replace(model, **fields)
+  return Weights(model, {}, tuple(content['image_shape']), **use)
+
+
+def _fitting(params, weights):
+  """Return the parameters that a described model uses, layers unrolled."""
+  model = weights.model
+  if isinstance(model, bundle.MODELS):
+    params = tree.unstack_blocks(params)
+  if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
+    params = {k: v for k, v in params.items() if k != 'mask'}
+  if lines := tree.diff(params, bundle.shapes(model, weights.image_shape)):
+    raise ValueError(
+      'The parameters are not those of the model that is described next to '
+      f'them. Parameters (-), model (+):\n{lines}'
+    )
+  return params
 
 
 def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:

@@ -1,0 +1,198 @@
+"""pretrained.load: one call from a file to a model that computes the same."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.ndimage
+from small import logits, random_weights
+
+from vit_jax import pretrained, tree
+from vit_jax.data.transforms import Resize
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.weights import bundle, formats, surgery
+
+SMALL = {
+  'width': 24,
+  'depth': 2,
+  'mlp_dim': 48,
+  'num_heads': 3,
+  'patch_size': (4, 4),
+  'num_classes': 5,
+}
+
+
+def make(size=(12, 12), **fields):
+  """Weights of a small ViT, all of its parameters random."""
+  model = bundle.from_fields(VisionTransformer, **SMALL | fields)
+  return random_weights(
+    model, (*size, 3), class_names=list('abcde'), activation='sigmoid'
+  )
+
+
+def images(size=(12, 12), channels=3):
+  rng = np.random.default_rng(1)
+  return rng.uniform(-1, 1, (2, *size, channels)).astype(np.float32)
+
+
+def load(path, **options):
+  """(model, params, report)."""
+  report = []
+  model, params = pretrained.load(path, report=report.append, **options)
+  return model, params, report[0]
+
+
+def out_of(model, params, inputs):
+  """Shape and dtype of the logits, without computing them."""
+  return jax.eval_shape(model.apply, {'params': params}, inputs)
+
+
+def apply(model, params, inputs):
+  flat = tree.flatten(params)
+  return logits(bundle.Weights(model, flat, inputs.shape[1:]), inputs)
+
+
+@pytest.fixture(scope='module')
+def file(tmp_path_factory):
+  path = tmp_path_factory.mktemp('weights') / 'small.npz'
+  formats.write(make(), path, 'npz')
+  return path
+
+
+def test_same_use_is_told_so_and_computes_the_same(file):
+  model, params, report = load(file)
+  assert report.endswith('everything unchanged')
+  np.testing.assert_allclose(
+    apply(model, params, images()), logits(make(), images()), atol=1e-6
+  )
+
+
+def test_other_image_sizes_resize_positions_as_scipy_does(file):
+  model, params, report = load(file, image_size=(20, 8))
+  old = make().params
+  expected = scipy.ndimage.zoom(
+    old['pos_embedding'][0], (5 / 3, 2 / 3, 1), order=1
+  )
+  np.testing.assert_allclose(params['pos_embedding'][0], expected, atol=1e-6)
+  for path in ('cls', 'cls_pos_embedding'):
+    np.testing.assert_array_equal(params[path], old[path])
+  assert 'pos_embedding 1x3x3x24 resized to 1x5x2x24 (paper)' in report
+  assert out_of(model, params, images((20, 8))).shape == (2, 5)
+  _, other, _ = load(file, image_size=(20, 8), posemb_resize='bilinear')
+  assert np.abs(other['pos_embedding'] - params['pos_embedding']).max() > 0.01
+
+
+def test_the_head_is_kept_swapped_or_dropped(file):
+  model, params, report = load(file, num_classes=7)
+  assert model.num_classes == 7
+  assert not params['head']['kernel'].any() and not params['head']['bias'].any()
+  assert out_of(model, params, images()).shape == (2, 7)
+  assert 'head/kernel 24x7 newly initialised' in report
+  model, params, report = load(file, num_classes=0)
+  assert 'head' not in params and 'head/kernel dropped' in report
+  kept, whole, _ = load(file)
+  kernel, bias = (np.asarray(whole['head'][k]) for k in ('kernel', 'bias'))
+  np.testing.assert_allclose(
+    apply(model, params, images()) @ kernel + bias,
+    apply(kept, whole, images()),
+    atol=1e-5,
+  )
+  model, params, _ = load(file, head='reset', head_bias_init=-2.0)
+  assert not params['head']['kernel'].any()
+  np.testing.assert_array_equal(params['head']['bias'], -2)
+
+
+def test_channels_and_patches(file):
+  model, params, report = load(file, in_chans=1)
+  grey = images(channels=1)
+  same, colour, _ = load(file)
+  np.testing.assert_allclose(
+    apply(model, params, grey),
+    apply(same, colour, np.repeat(grey, 3, axis=-1)),
+    atol=1e-5,
+  )
+  assert 'channels adapted' in report
+  model, params, report = load(file, patch_size=8, image_size=24)
+  large = np.zeros((2, 24, 24, 3), np.float32)
+  assert out_of(model, params, large).shape == (2, 5)
+  assert 'resized to 8x8x3x24 (bicubic_antialias)' in report
+
+
+def test_how_it_is_run_is_for_the_user_to_say(file):
+  model, params, _ = load(file, dtype='bfloat16', scan=True, gelu='exact')
+  assert params['blocks']['norm1']['scale'].shape == (2, 24)
+  assert out_of(model, params, images()).dtype == np.float32
+  for options, match in (
+    ({'gleu': 'exact'}, r"no field 'gleu'.*'gelu'"),
+    ({'depth': 3}, 'block_2|encoderblock_2'),
+    ({'image_size': 10}, '10'),
+  ):
+    with pytest.raises(ValueError, match=match):
+      load(file, **options)
+  assert formats.read(file, image_size=12).image_shape == (12, 12, 3)
+  with pytest.raises(ValueError, match='images of 12x12'):
+    formats.read(file, image_size=16)
+
+
+def test_resnets_take_any_size(tmp_path):
+  model = ResNet(stages=(1,), num_classes=5)
+  weights = random_weights(model, (32, 32, 3))
+  formats.write(weights, tmp_path / 'r.npz', 'npz')
+  loaded, params, _ = load(tmp_path / 'r.npz', image_size=(24, 16))
+  inputs = images((24, 16))
+  np.testing.assert_allclose(
+    apply(loaded, params, inputs), logits(weights, inputs), atol=1e-5
+  )
+
+
+def test_transforms_grow_with_the_image(file):
+  weights, _ = pretrained.fit(formats.read(file), image_size=24)
+  assert weights.transforms == (Resize((24, 24)),)
+  assert weights.class_names == list('abcde')
+  assert pretrained.fit(weights, num_classes=3)[0].class_names is None
+
+
+def init_from(path, **fields):
+  return surgery.InitFrom(path=str(path), **fields)
+
+
+def test_the_model_that_is_fine_tuned(file, tmp_path):
+  fields = {'dropout': 0.1, 'representation_size': 8, 'dtype': 'bfloat16'}
+  formats.write(make(**fields), tmp_path / 'x.npz', 'vit_jax')
+  own = init_from(tmp_path / 'x.npz')
+  model = pretrained.from_weights(own, stochastic_depth=0.2)
+  assert (model.dropout, model.stochastic_depth) == (0.0, 0.2)
+  assert (model.dtype, model.num_classes) == ('bfloat16', None)
+  assert model.head.representation_size is None
+  keep = pretrained.from_weights(init_from(own.path, head='keep'))
+  assert (keep.num_classes, keep.head.representation_size) == (5, 8)
+  published = pretrained.from_weights(init_from(file))
+  assert published.dtype == 'float32'  # NAME.json says so
+  (file.parent / 'small.json').rename(file.parent / 'other.json')
+  assert pretrained.from_weights(init_from(file)).dtype == 'bfloat16'
+  (file.parent / 'other.json').rename(file.parent / 'small.json')
+  assert pretrained.image_size(own) == (12, 12)
+  assert pretrained.preprocess(own) == make().preprocess
+  with pytest.raises(ValueError, match='init_from'):
+    pretrained.from_weights(None)
+
+
+@pytest.mark.parametrize(
+  'patch, size, expected',
+  [
+    (16, 224, 384),
+    (14, 224, 518),
+    (16, 384, 384),
+    (16, 512, 512),
+    (4, 24, 40),
+    (16, (224, 112), (384, 192)),
+  ],
+)
+def test_the_size_of_fine_tuning(patch, size, expected, tmp_path):
+  size = (size, size) if isinstance(size, int) else size
+  weights = make(size, patch_size=patch)
+  formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
+  found = pretrained.finetuning_size(init_from(tmp_path / 'x.npz'))
+  assert found == (
+    (expected, expected) if isinstance(expected, int) else expected
+  )
