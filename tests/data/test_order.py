@@ -64,6 +64,7 @@ def test_large_sets_are_permuted_one_place_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize('times', [1, 3, 4])
 def test_repeats(times):
+  assert Repeated() == Repeated(3, Shuffled())  # DeiT's
   plain = visits(Shuffled(), 40, seed=5)
   found = visits(Repeated(times), 40 * times, seed=5)
   assert len(set(found)) == 40 * times  # other augmentation
@@ -100,6 +101,16 @@ def test_classes_in_proportion_to_a_power(power, expected):
   counts = np.bincount(LABELS[[i for _, i in found]], minlength=5)
   expected = np.array(expected) / np.sum(expected)
   np.testing.assert_allclose(counts / len(found), expected, atol=5e-4)
+
+
+def test_many_classes_in_proportion_to_a_power():
+  class Many(Numbers):
+    def labels(self):
+      return np.repeat(np.arange(400), [1, 9] * 200)
+
+  bound = Balanced(0.5).bind(Many(), 0)
+  counts = np.bincount(Many().labels()[[bound(p)[1] for p in range(800)]])
+  assert counts.tolist() == [1, 3] * 200
 
 
 def test_balance_needs_one_class_for_each_example():
