@@ -136,16 +136,16 @@ def test_a_tiny_study_reports(compile_fast, tmp_path):  # noqa: F811
     'glyphs_randaugment_seed0',
   ):
     made = configs.run(config, tmp_path, member=name)
-  rates, recipes, optimizers, steps, _ = made
+  rates, recipes, optimizers, _ = made
   assert [row for row, found in rates.items() if found] == ['glyphs: AdamW']
-  assert [(x['row'], x['column']) for x in recipes] == [
-    ('baseline', 'glyphs, held out'),
-    ('baseline', 'digits, linear'),
-    ('RandAugment', 'glyphs, held out'),
-    ('RandAugment', 'digits, linear'),
-  ]
-  assert [x['row'] for x in optimizers] == ['AdamW'] * 2
-  assert steps[0]['steps'] == {'glyphs_baseline_seed0': None}
+  columns = ['glyphs, held out', 'digits, linear']
+  assert {row: list(x) for row, x in recipes.items() if x} == {
+    'baseline': columns,
+    'RandAugment': columns,
+  }
+  assert {row: list(x) for row, x in optimizers.items() if x} == {
+    'AdamW': columns
+  }
   for name in ('rates.md', 'recipes.md', 'optimizers.md'):
     assert (tmp_path / name).exists()
   # Only the baseline's checkpoints are kept: fine-tuning starts from them.

@@ -8,7 +8,6 @@ misclassified-NAME.csv, values PNG or JPEG files in base64.
 import base64
 import csv
 import io
-import itertools
 import json
 from typing import Any
 
@@ -20,10 +19,10 @@ from vit_jax.runs.files import PathLike, write_atomically
 COUNT, _PX = 24, 160
 
 
-def read_csv(path: epath.Path) -> list[dict[str, str]]:
+def read_csv(path: epath.Path) -> list[list[str]]:
   """Return the rows of a CSV file; names may have bytes that are not UTF-8."""
   text = path.read_bytes().decode('utf-8', 'replace')
-  return list(csv.DictReader(io.StringIO(text)))
+  return list(csv.reader(io.StringIO(text)))
 
 
 def save_images(workdir: PathLike, name: str, source: Any) -> None:
@@ -38,13 +37,13 @@ def save_images(workdir: PathLike, name: str, source: Any) -> None:
   from vit_jax.data import images
 
   folder = epath.Path(workdir)
-  rows = read_csv(folder / f'misclassified-{name}.csv')
+  _, *rows = read_csv(folder / f'misclassified-{name}.csv')
   found = {}
-  for row in itertools.islice(rows, COUNT):
-    pixels = source[int(row['index'])]['image']
+  for *_, index in rows[:COUNT]:
+    pixels = source[int(index)]['image']
     if isinstance(pixels, bytes):
       pixels = images.decode(pixels)
-    found[row['index']] = base64.b64encode(_thumbnail(pixels)).decode()
+    found[index] = base64.b64encode(_thumbnail(pixels)).decode()
   path = folder / f'thumbnails-{name}.json'
   write_atomically(path, json.dumps(found) + '\n')
 
@@ -63,13 +62,15 @@ def _thumbnail(pixels):
 
 
 def of_run(folder: epath.Path) -> dict[str, dict[str, Any]]:
-  """Return {evaluator: {'count', 'file', 'rows': the worst, with 'image'}}."""
+  """Return {evaluator: {'count', 'rows': the worst, with their 'image'}}."""
   found = {}
   for path in sorted(folder.glob('misclassified-*.csv')):
     name = path.stem.removeprefix('misclassified-')
-    rows = read_csv(path)
+    header, *rows = read_csv(path)
     saved = folder / f'thumbnails-{name}.json'
-    encoded = json.loads(saved.read_text()) if saved.exists() else {}
-    worst = [row | {'image': encoded.get(row['index'])} for row in rows[:COUNT]]
-    found[name] = {'count': len(rows), 'file': path.name, 'rows': worst}
+    images = json.loads(saved.read_text()) if saved.exists() else {}
+    worst = [dict(zip(header, row)) for row in rows[:COUNT]]
+    for row in worst:
+      row['image'] = images.get(row['index'])
+    found[name] = {'count': len(rows), 'rows': worst}
   return found

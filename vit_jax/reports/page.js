@@ -98,23 +98,20 @@
   };
   charts.forEach(add);
 
+  // Sort by numbers such as 1,234 or 56.7%, else as texts; empty cells last.
   const sortable = (table) => {
-    const [body] = table.tBodies;
-    [...table.tHead.rows[0].cells].forEach((heading, column) => {
-      const value = (row) => {
-        const {dataset, textContent} = row.cells[column];
-        return dataset.value ?? textContent.trim();
-      };
+    const [body] = table.tBodies, headings = [...table.tHead.rows[0].cells];
+    headings.forEach((heading, column) => {
+      const text = (row) => row.cells[column].textContent.trim();
+      const number = (row) => Number(text(row).replace(/[,%]/g, ''));
       heading.onclick = () => {
         const up = heading.getAttribute('aria-sort') === 'descending';
-        for (const other of table.tHead.rows[0].cells) {
-          other.removeAttribute('aria-sort');
-        }
+        for (const each of headings) each.removeAttribute('aria-sort');
         heading.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-        const order = (one, other) => {
-          const [a, b] = [value(one), value(other)];
-          if (a === '' || b === '') return (a === '') - (b === ''); // last
-          const by = isNaN(a) || isNaN(b) ? a.localeCompare(b, 'en') : a - b;
+        const order = (a, b) => {
+          if (!text(a) || !text(b)) return !text(a) - !text(b);
+          const by = number(a) - number(b) ||
+            text(a).localeCompare(text(b), 'en', {numeric: true});
           return up ? by : -by;
         };
         body.append(...[...body.rows].sort(order));

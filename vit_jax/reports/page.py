@@ -7,15 +7,15 @@ page can be made of any run, also of one that is running, or was stopped.
 """
 
 import base64
-import csv
+import datetime
 import functools
-import io
 import json
 import math
 import pathlib
 import re
 import shlex
 import sys
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +33,6 @@ NAME = 'report.html'
 _MAIN = ('accuracy', r'\d+shot', 'mAP', 'loss')
 _DETAIL = re.compile(r'class_accuracy/.*|.*_seed\d+|.*_(low|high|std)')
 _SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|hamming)')
-_MAX_BYTES = 8_000_000  # of a file that becomes part of a page
 
 
 def write_at_end(
@@ -80,7 +79,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
     )
   path = epath.Path(output) if output else found.path / NAME
   content = _study(found) if found.is_study else _run(found)
-  text = _template().render(workdir=found, **_setup(found), **content)
+  text = _template().render(workdir=found, **content, **_setup(found))
   write_atomically(path, text.encode('utf-8', 'backslashreplace'))
   return path
 
@@ -95,14 +94,12 @@ def _template():
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
   )
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
-  environment.filters |= {
-    'metric': _metric,
-    'number': _number,
-    'duration': _duration,
-    'code': functools.partial(json.dumps, ensure_ascii=False),
+  names = ('page.css', 'page.js', 'uplot/uPlot.min.css')
+  environment.globals['files'] = {
+    name: (folder / name).read_text()
+    for name in (*names, 'uplot/uPlot.iife.min.js')
   }
   return environment.get_template('page.html')
 
@@ -110,80 +107,89 @@ def _template():
 def _run(run):
   """Return what the template shows of a run."""
   kinds = {'train': 'Training run', 'evaluate': 'Evaluation'}
-  parent = run.path.parent / 'config.json'
-  siblings = (
-    json.loads(parent.read_text()).get('runs') if parent.exists() else {}
-  )
+  parent = Workdir(run.path.parent)
+  is_member = parent.is_study and run.name in parent.config['runs']
   return {
     'kind': kinds.get(run.kind, 'Run'),
-    'study': run.path.parent.name if run.name in (siblings or {}) else None,
+    'study': parent.name if is_member else None,
     'status': run.status,
     'tiles': _tiles(run),
     'charts': charts.of_run(run.records),
     'evaluations': _evaluations(run),
-    'confusions': _confusions(run),
+    'confusions': {
+      x.stem.removeprefix('confusion-'): _confusion(x)
+      for x in sorted(run.path.glob('confusion-*.csv'))
+    },
     'mistakes': mistakes.of_run(run.path),
-    'runs': [],
-    'metrics': [],
-    'results': [],
-    'figures': {},
+    'times': [
+      (phase, _duration(seconds), f'{seconds / run.seconds:.1%}')
+      for phase, seconds in run.phases.items()
+    ],
   }
 
 
 def _study(study):
   """Return what the template shows of a study."""
   runs = study.runs()
-  done = [run for run in runs if run.done]
-  is_over = len(done) == len(runs)
-  text = f'{len(done)} of {len(runs)} runs are done'
-  tiles = [('Runs done', f'{len(done)} of {len(runs)}', '')]
-  if seconds := sum(run.seconds or 0 for run in runs):
-    tiles.append(('Time of all runs', _duration(seconds), ''))
-  metrics = [name for run in runs for name in main_metrics(run.last, limit=8)]
-  figures = {x.stem: x.read_bytes() for x in sorted(study.path.glob('*.png'))}
+  done = sum(bool(run.done) for run in runs)
+  seconds = sum(run.seconds or 0 for run in runs)
+  status = (f'{done} of {len(runs)} runs are done', 'warn')
   return {
     'kind': 'Study',
-    'study': None,
-    'status': ('finished', 'good') if is_over else (text, 'warn'),
-    'tiles': tiles,
+    'status': ('finished', 'good') if done == len(runs) else status,
+    'tiles': [('Time of all runs', _duration(seconds), '')],
     'charts': charts.of_study({run.name: run.records for run in runs}),
-    'evaluations': {},
-    'confusions': {},
-    'mistakes': {},
-    'runs': [(run, (run.path / NAME).exists()) for run in runs],
-    'metrics': list(dict.fromkeys(metrics))[:10],
+    'runs': _table_of(runs),
     'results': [
       _markdown(file.read_text()) for file in sorted(study.path.glob('*.md'))
     ],
-    'figures': {name: _encoded(data) for name, data in figures.items()},
+    'figures': {x.stem: _encoded(x) for x in sorted(study.path.glob('*.png'))},
   }
 
 
+def _table_of(runs):
+  """Return the table of a study's runs, with links to their pages."""
+  from markupsafe import Markup
+
+  names = [name for run in runs for name in main_metrics(run.last, limit=8)]
+  metrics = list(dict.fromkeys(names))[:10]
+  rows = []
+  for run in runs:
+    name = run.name
+    if (run.path / NAME).exists():
+      link = Markup('<a href="{}/{}">{}</a>')
+      name = link.format(urllib.parse.quote(name), NAME, name)
+    values = [_metric(run.last[x], x) if x in run.last else '' for x in metrics]
+    time = _duration(run.seconds) if run.seconds else ''
+    step = f'{run.step:,}' if run.step else ''
+    rows.append([name, run.status[0], step, time, *values])
+  return {'head': ['run', 'status', 'steps', 'time', *metrics], 'rows': rows}
+
+
 def _setup(found):
-  """Return config, environment, and the files that the page contains."""
+  """Return config, environment, and the command."""
   environment = dict(found.environment)
   argv = [str(x) for x in environment.pop('argv', [])]
   if argv and argv[0].endswith('vit_jax/main.py'):
     argv[:1] = ['python', '-m', 'vit_jax.main']
-  devices = environment.pop('devices', [])
-  if devices:
-    kind = environment.pop('device_kind', '')
-    environment['devices'] = f'{len(devices)} × {kind}'
-  packages = environment.pop('packages', {})
-  environment |= {k: v for k, v in packages.items() if v}
-  folder = pathlib.Path(__file__).parent
-  files = {
-    'chart_css': 'uplot/uPlot.min.css',
-    'chart_js': 'uplot/uPlot.iife.min.js',
-    'css': 'page.css',
-    'js': 'page.js',
-  }
+  environment['directory'] = str(found.path)
+  changed = found.preset.get('changed', {})
   return {
     'command': shlex.join(argv),
-    'environment': environment,
-    'config': sorted(configs.walk(found.config)),
-    'files': {key: (folder / name).read_text() for key, name in files.items()},
+    'environment': _as_json(configs.walk(environment)),
+    'config': _as_json(sorted(configs.walk(found.config))),
+    'preset': found.preset.get('config'),
+    'changed': _as_json((key, *x) for key, x in sorted(changed.items())),
+    'defaults': _as_json(found.preset.get('defaults', {}).items()),
   }
+
+
+def _as_json(rows):
+  """Return rows whose cells, except for the first, are JSON texts."""
+  return [
+    [name, *(json.dumps(x, ensure_ascii=False) for x in values)]
+    for name, *values in rows
+  ]
 
 
 def _tiles(run):
@@ -197,10 +203,8 @@ def _tiles(run):
     elif f'{name}_std' in last:
       note = f'± {_metric(last[f"{name}_std"], name)} (std)'
     found.append((name, _metric(last[name], name), note))
-  if run.records:
-    of = f'of {run.total_steps:,}' if run.total_steps else ''
-    what = 'Checkpoint of step' if run.kind == 'evaluate' else 'Steps'
-    found.append((what, f'{run.step:,}', of))
+  of = f'of {run.total_steps:,}' if run.total_steps else ''
+  found.append(('Steps', f'{run.step:,}', of))
   if run.seconds:
     found.append(('Wall time', _duration(run.seconds), ''))
   if 'images_per_s' in last:
@@ -233,33 +237,24 @@ def _by_split(names):
   """Return {evaluator: [name of its metric]}."""
   splits: dict[str, list[str]] = {}
   for name in names:
-    split, found, stem = name.partition('/class_accuracy/')
-    stem = f'class_accuracy/{stem}'
-    if not found:
-      split, _, stem = name.rpartition('/')
+    found = re.fullmatch('(.*?)/(class_accuracy/.*)', name)
+    split, stem = found.groups() if found else name.rpartition('/')[::2]
     if split and split not in ('train', 'seconds', 'data_wait'):
       splits.setdefault(split, []).append(stem)
   return splits
 
 
 def _evaluations(run):
-  """Return {evaluator: {'rows', 'details', 'classes'}}."""
+  """Return {evaluator: {'rows', 'details'}}; see `_evaluation`."""
   curves = charts.curves(run.records)
-  found = {}
+  found: dict[str, Any] = {}
   for split, stems in _by_split(curves).items():
-    rows, details, classes = [], [], []
+    found[split] = {'rows': [], 'details': []}
     for stem in stems:
-      row = _evaluation(f'{split}/{stem}', curves)
-      if stem.startswith('class_accuracy/'):
-        classes.append((row['last'], stem.partition('/')[2]))
-      elif not re.search('_(low|high|std)$', stem):
-        row['name'] = stem
-        (details if _DETAIL.fullmatch(stem) else rows).append(row)
-    found[split] = {
-      'rows': rows,
-      'details': details,
-      'classes': sorted(classes),
-    }
+      if not re.search('_(low|high|std)$', stem):
+        part = 'details' if _DETAIL.fullmatch(stem) else 'rows'
+        row = [stem, *_evaluation(f'{split}/{stem}', curves)]
+        found[split][part].append(row)
   return found
 
 
@@ -267,51 +262,39 @@ def _evaluation(name, curves):
   """Return last value, interval, best value and its step of a metric."""
   curve = curves[name]
   step = max(curve)
-
-  def of_last(end):
-    return curves.get(f'{name}_{end}', {}).get(step)
-
+  low, high, std = (
+    curves.get(f'{name}_{end}', {}).get(step) for end in ('low', 'high', 'std')
+  )
   interval = ''
-  if of_last('low') is not None:
-    interval = f'[{_number(of_last("low"))}, {_number(of_last("high"))}]'
-  elif of_last('std') is not None:
-    interval = f'± {_number(of_last("std"))} (std)'
+  if low is not None:
+    interval = f'[{_number(low)}, {_number(high)}]'
+  elif std is not None:
+    interval = f'± {_number(std)} (std)'
+  cells = [_number(curve[step]), interval]
   finite = {k: v for k, v in curve.items() if math.isfinite(v)}
-  best = None
-  if len(set(finite.values())) > 1:
-    better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
-    best = better(finite, key=finite.__getitem__)
+  if len(set(finite.values())) < 2:
+    return [*cells, '', '']
+  better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
+  best = better(finite, key=finite.__getitem__)
+  return [*cells, _number(finite[best]), f'{best:,}']
+
+
+def _confusion(path):
+  """Return the figure of confusion-NAME.csv and the most confused classes."""
+  (_, *labels), *rows = mistakes.read_csv(path)
+  matrix = np.array([row[1:] for row in rows], np.int64)
+  totals = matrix.sum(axis=1)
   return {
-    'last': curve[step],
-    'interval': interval,
-    'best': None if best is None else finite[best],
-    'step': best,
+    'figure': _encoded(path.with_suffix('.png')),
+    'pairs': [
+      (labels[i], labels[j], f'{count:,}', f'{count / totals[i]:.1%}')
+      for i, j, count in confusion.most_confused(matrix)
+    ],
   }
 
 
-def _confusions(run):
-  """Return {evaluator: {'figure', 'pairs': the most confused classes}}."""
-  found = {}
-  for path in sorted(run.path.glob('confusion-*.csv')):
-    if path.stat().length > _MAX_BYTES:
-      continue
-    text = path.read_bytes().decode('utf-8', 'replace')
-    (_, *labels), *rows = csv.reader(io.StringIO(text))
-    matrix = np.array([row[1:] for row in rows], np.int64)
-    totals = np.maximum(matrix.sum(axis=1), 1)
-    figure = path.with_suffix('.png')
-    found[path.stem.removeprefix('confusion-')] = {
-      'figure': _encoded(figure.read_bytes()) if figure.exists() else None,
-      'pairs': [
-        (labels[i], labels[j], count, count / totals[i])
-        for i, j, count in confusion.most_confused(matrix)
-      ],
-    }
-  return found
-
-
-def _encoded(data):
-  return base64.b64encode(data).decode()
+def _encoded(path):
+  return base64.b64encode(path.read_bytes()).decode()
 
 
 def _markdown(text):
@@ -337,9 +320,4 @@ def _number(value):
 
 
 def _duration(seconds):
-  """Return seconds as hours, minutes or seconds."""
-  if seconds < 60:
-    return f'{seconds:.3g} s'
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f'{hours:,} h {minutes} min' if hours else f'{minutes} min {seconds} s'
+  return str(datetime.timedelta(seconds=round(seconds)))
