@@ -11,6 +11,5 @@ from . import (  # noqa: F401
   long_runs,
   mutated_configs,
   states,
-  weights,
 )
 from .harness import FAULTS as FAULTS

@@ -277,6 +277,7 @@ def adapt(
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
     lines = tree.diff(wrong, unmatched).splitlines()
+    lines.sort(key=lambda line: 'block' in line)  # layers last: they are alike
     if len(lines) > 20:
       lines[19:] = [f'and {len(lines) - 19} more']
     raise ValueError('\n'.join([_MISMATCH, *lines, _REMEDY]))

@@ -1,5 +1,6 @@
 """Fine-tuning surgery: what may differ is adapted, all else is an error."""
 
+import json
 import re
 
 import jax
@@ -14,7 +15,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
-from vit_jax.weights import bundle, surgery
+from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.surgery import InitFrom
 
 SETTINGS = {'width': 8, 'depth': 2, 'mlp_dim': 12, 'num_heads': 2}
@@ -84,7 +85,7 @@ def test_the_mask_vector_starts_anew():
   loaded = flat_params(**MASKED)
   out, report = adapt(loaded, fresh)
   assert_taken(out, loaded, ['mask'])
-  with pytest.raises(ValueError, match=r'(?s)Loaded.*\+ mask'):
+  with pytest.raises(ValueError, match=r'\+ mask'):
     adapt(flat_params(), fresh, head='keep')
 
 
@@ -155,7 +156,7 @@ def test_scanned_and_unrolled_layers_fit_each_other():
     ({'width': 12}, ['- norm/scale (8,)', '+ norm/scale (12,)']),
     ({'depth': 3}, ['+ block_2/norm1/scale (8,)']),
     ({'depth': 1}, ['- block_1/norm1/scale (8,)']),
-    ({'depth': 3, 'scan': True}, ['+ blocks/norm1/scale (3, 8)']),
+    ({'depth': 3, 'scan': True}, ['+ blocks/attn/key/bias (3, 2, 4)']),
     ({'pooling': 'gap'}, ['- cls (1, 1, 8)', '- cls_pos_embedding (1, 1, 8)']),
     ({'num_registers': 1}, ['+ registers (1, 1, 8)']),
     (
@@ -168,7 +169,6 @@ def test_anything_else_is_an_error_as_a_diff(fields, lines):
   with pytest.raises(ValueError) as error:
     adapt(flat_params(), flat_params(**fields))
   shown = str(error.value).split('\n')
-  assert shown[0].endswith('Loaded (-), needed (+):')
   for line in lines:
     assert line in shown
   assert not [x for x in shown if re.match(r'[-+] head', x)]
@@ -177,7 +177,7 @@ def test_anything_else_is_an_error_as_a_diff(fields, lines):
 def test_patches_and_channels_are_changed_when_asked_for():
   loaded = flat_params(size=(12, 20))
   fresh = flat_params(size=(6, 10), patch_size=2, in_chans=1)
-  with pytest.raises(ValueError, match='with patch_resize also patches'):
+  with pytest.raises(ValueError, match='patch_resize'):
     adapt(loaded, fresh, patch_resize='bilinear')
   out, report = adapt(
     loaded, fresh, patch_resize='bilinear', adapt_channels=True
@@ -199,63 +199,13 @@ def test_patches_and_channels_are_changed_when_asked_for():
   )
 
 
-@pytest.mark.parametrize(
-  'name, size, lines',
-  [
-    (
-      'ViT-Ti/16',
-      64,
-      (
-        'width                96                   192',
-        'depth                4                    12',
-        'patch_size           4x4                  16x16',
-        'image channels       1                    3',
-        'more fields',
-        'add adapt_channels to the argument',
-        'name no model',
-      ),
-    ),
-    ('BiT-R50x1', 64, ('model                VisionTransformer    ResNet',)),
-    (None, 40, ('image channels       1                    3',)),
-  ],
-)
-def test_an_incompatible_checkpoint_is_summarised(name, size, lines, tmp_path):
-  """15 lines at most on the terminal, and a file with every parameter."""
-  small = make(width=96, depth=4, mlp_dim=384, num_heads=4, pooling='gap')
-  if name is None:
-    model = small.clone(num_classes=5)
-  else:
-    model = names.create(name, num_classes=5)
-  shapes = [
-    bundle.shapes(small, (24, 24, 1)),
-    bundle.shapes(model, (size, size, 3)),
-  ]
-  weights = bundle.Weights(
-    small, {k: np.zeros(v.shape) for k, v in shapes[0].items()}, (24, 24, 1)
-  )
-  with pytest.raises(ValueError) as error:
-    surgery.fit(
-      weights, tree.unflatten(shapes[1]), model, InitFrom('/w'), tmp_path
-    )
-  message = str(error.value)
-  assert len(message.splitlines()) < 15
-  assert max(map(len, message.splitlines())) <= max(80, len(str(tmp_path)) + 30)
-  for line in lines:
-    assert line in message
-  assert ('name no model' in message) == (name is not None)
-  (file,) = tmp_path.iterdir()
-  assert str(file) in message
-  listed = file.read_text()
-  for path, shape in shapes[1].items():
-    if not path.startswith('head') and path not in shapes[0]:
-      assert f'+ {path} {shape.shape}' in listed
-
-
-def test_head_must_be_reset_or_kept():
-  with pytest.raises(
-    ValueError, match="head='new' must be one of 'reset', 'keep'"
-  ):
-    adapt({}, {}, head='new')
+def test_a_difference_is_one_page():
+  shapes = bundle.shapes(names.create('ViT-Ti/16'), (64, 64, 3))
+  with pytest.raises(ValueError) as e:
+    surgery.adapt(flat_params(depth=4), shapes, make())
+  shown = str(e.value).splitlines()
+  assert len(shown) <= 25 and '- cls (1, 1, 8)' in shown
+  assert any(line.startswith('and ') for line in shown)
 
 
 def test_load_into_a_state(tmp_path):
@@ -268,6 +218,9 @@ def test_load_into_a_state(tmp_path):
   checkpointer = Checkpointer(tmp_path)
   checkpointer.save(7, old, {})
   checkpointer.close()
+  weights = bundle.Weights(make(), {}, (12, 20, 3))
+  text = json.dumps(formats.describe_use(weights))
+  (tmp_path / 'model.json').write_text(text)
   fresh = state(flat_params(seed=1), ema=True)
   mesh = sharding.make_mesh()
   layout = sharding.infer(fresh, [('.*/mlp/fc1/bias', (None,))], mesh)
@@ -275,7 +228,7 @@ def test_load_into_a_state(tmp_path):
 
   init_from = InitFrom(path=str(tmp_path), ema=False)
   loaded, report = surgery.load_into(fresh, make(), init_from)
-  assert report.startswith(f'parameters of {tmp_path}/checkpoints/7: ')
+  assert report.startswith(f'parameters of vit_jax, {tmp_path}/checkpoints/7: ')
   kernel = loaded.params['block_1']['mlp']['fc1']['kernel']
   np.testing.assert_array_equal(
     kernel, old.params['block_1']['mlp']['fc1']['kernel']
