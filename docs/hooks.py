@@ -212,7 +212,7 @@ their values.
 
 def _keys(config, loaded):
   """Return the keys of a config with its default argument, as Markdown."""
-  call, _ = config.plan_run(loaded)
+  call = config.plan_run(loaded)
   lines = '\n'.join(config.settings(call))
   return (
     '## Keys\n\nAll keys without an argument of the config; `...` is yours to '

@@ -50,7 +50,7 @@ def config_of(**changed):
 
 
 def basis(workdir='run', sources=None, **changed):
-  call, _ = configs.plan_run(config_of(**changed))
+  call = configs.plan_run(config_of(**changed))
   return changes.basis_of(workdir, configs.entries(call), sources)
 
 
@@ -315,7 +315,7 @@ def test_a_source_without_a_method(now, text, wrap):
 
 
 def test_sources_of_evaluators_are_found(tmp_path):
-  call, _ = configs.plan_run(config_of())
+  call = configs.plan_run(config_of())
   arguments = {k: configs.make(v) for k, v in call.kwargs.items()}
   now = changes.basis_of(tmp_path, configs.entries(call), arguments)
   assert sorted(now.data) == ['data.source', 'evals.val.data.source']

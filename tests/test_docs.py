@@ -87,7 +87,7 @@ def test_config_of_the_first_hour(tmp_path):
   (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
   (tmp_path / 'mine.py').write_text(code)
   loaded = config.load(tmp_path / 'mine.py')
-  call, _ = config.plan_run(loaded)
+  call = config.plan_run(loaded)
   assert call.kwargs['total'] == epochs(100)
 
 

@@ -284,7 +284,7 @@ def _planned(config):
   config = config.copy_and_resolve_references()
   if 'best_of' in config:
     del config.best_of
-  return configs.plan_run(config)[0]
+  return configs.plan_run(config)
 
 
 def _check_configs(runs):

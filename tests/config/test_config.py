@@ -65,6 +65,7 @@ def start(
   side: Size = 8,
   threads: Annotated[Count, MACHINE] = 1,
   outputs: Annotated[Part, HARMLESS] = Part(),
+  provenance: configs.Provenance | None = None,
 ):
   """Return what it got, like a run would use it."""
   return dict(locals())
@@ -225,7 +226,7 @@ class Strict:
   size: int
 
 
-def strict_run(workdir, *, part: Strict):
+def strict_run(workdir, *, part: Strict, provenance=None):
   return part
 
 
@@ -315,7 +316,7 @@ def test_files(tmp_path):
 
 
 def test_settings_are_what_is_set_and_the_defaults():
-  found, _ = configs.plan_run(
+  found = configs.plan_run(
     ml_collections.ConfigDict(
       MINIMAL | {'things': {'a': {**NUMBER, 'every_steps': 4}}}
     )
@@ -377,7 +378,7 @@ def test_what_cannot_be_described():
 
 
 def test_a_plan_is_not_yet_made():
-  found, _ = configs.plan_run(
+  found = configs.plan_run(
     ml_collections.ConfigDict(MINIMAL | {'plain': {'target': here('never')}})
   )
   with pytest.raises(AssertionError, match='this is not called'):

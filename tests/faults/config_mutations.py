@@ -170,7 +170,7 @@ def _of_base(name):
     part = part.copy_and_resolve_references()
     if 'best_of' in part:
       del part.best_of
-    call, _ = configs.plan_run(part)
+    call = configs.plan_run(part)
     for path, argument, annotation, value, given in _leaves(call, ''):
       yield from _of_leaf(
         *(name, f'{prefix}{path}', argument, annotation, value, given)

@@ -20,7 +20,6 @@ named, in this package or in another. Five rules turn a config into objects:
 All keys are checked before anything is called, so that a typo costs nothing.
 """
 
-from vit_jax.config.calls import HIDDEN as HIDDEN
 from vit_jax.config.calls import Call as Call
 from vit_jax.config.calls import Partial as Partial
 from vit_jax.config.calls import check_set as check_set
@@ -33,16 +32,15 @@ from vit_jax.config.files import import_configs as import_configs
 from vit_jax.config.files import load as load
 from vit_jax.config.files import shipped_configs as shipped_configs
 from vit_jax.config.records import Entry as Entry
+from vit_jax.config.records import Provenance as Provenance
 from vit_jax.config.records import build as build
 from vit_jax.config.records import describe as describe
 from vit_jax.config.records import entries as entries
-from vit_jax.config.records import owner_of as owner_of
 from vit_jax.config.records import plain as plain
+from vit_jax.config.records import run as run
 from vit_jax.config.records import settings as settings
-from vit_jax.config.runs import Provenance as Provenance
-from vit_jax.config.runs import run as run
-from vit_jax.config.schema import ConfigError as ConfigError
-from vit_jax.config.schema import suggest as suggest
 from vit_jax.config.values import ConfigDict as ConfigDict
+from vit_jax.config.values import ConfigError as ConfigError
 from vit_jax.config.values import override as override
+from vit_jax.config.values import suggest as suggest
 from vit_jax.config.values import walk as walk

@@ -11,14 +11,16 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config.schema import (
+from vit_jax.config.values import (
+  ConfigDict,
   ConfigError,
   hints_of,
+  items,
+  join,
   misfit,
   suggest,
   without_none,
 )
-from vit_jax.config.values import ConfigDict, items, join
 from vit_jax.optim.durations import UNITS, Duration
 
 # Arguments that a config cannot set.
@@ -94,16 +96,12 @@ def make(value: Any) -> Any:
   return value
 
 
-def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
+def plan_run(config: Any, **supplied: Any) -> Call:
   """Return the Call of the function that config.run names, all of it checked.
 
   Args:
     config: ConfigDict with `run`.
-    **supplied: arguments that the config cannot set; those that the function
-      does not take are left out.
-
-  Returns:
-    (Call, dict of supplied arguments).
+    **supplied: arguments that the command line sets; the config cannot.
 
   Raises:
     ConfigError: with all problems at once: unknown keys (with a suggestion),
@@ -116,13 +114,16 @@ def plan_run(config: Any, **supplied: Any) -> tuple[Call, dict[str, Any]]:
       "The config has no key 'run', the function to call with it, such as "
       "'vit_jax.train.train'."
     )
-  fn = locate(name)
-  taken = {k: v for k, v in supplied.items() if k in parameters_of(fn)}
-  plan = _Plan()
-  call = plan.call(fn, values, '', hidden=(*HIDDEN, *taken))
+  fn, plan = locate(name), _Plan()
+  if unknown := sorted(supplied.keys() - parameters_of(fn).keys()):
+    raise ConfigError(
+      f'{name} has no argument {", ".join(unknown)}, which a flag sets. Leave '
+      'the flag out.'
+    )
+  call = plan.call(fn, values, '', hidden=(*HIDDEN, *supplied))
   plan.require_all(call, call.hidden)
   plan.finish()
-  return call, taken
+  return call
 
 
 def resolve(value: Any) -> Any:

@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from vit_jax.config.schema import ConfigError, suggest
+from vit_jax.config.values import ConfigError, suggest
 
 
 def load(spec: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Everything that a run is called with as JSON, and objects from JSON."""
+"""Runs of a config, their arguments as JSON, and objects from JSON."""
 
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +11,25 @@ from typing import Any
 
 from vit_jax.config.calls import (
   Call,
+  check_set,
   full_name,
   is_required,
   locate,
   parameters_of,
+  plan_run,
   resolve,
   rest_field_of,
 )
-from vit_jax.config.schema import alternatives, hints_of, with_tuples
-from vit_jax.config.values import ConfigDict, join, walk
+from vit_jax.config.values import (
+  ConfigDict,
+  alternatives,
+  hints_of,
+  join,
+  walk,
+  with_tuples,
+)
 from vit_jax.optim.durations import Duration
+from vit_jax.types import PathLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,14 +47,12 @@ class Entry:
   value: Any
   is_set: bool = True
   marks: frozenset[str] = frozenset()
-  arguments: tuple[str, ...] = ()  # names of the arguments, outermost first
 
 
 def entries(
   value: Any,
   key: str = '',
   marks: frozenset[str] = frozenset(),
-  arguments: tuple[str, ...] = (),
 ) -> Iterator[Entry]:
   """Yield the entries of a Call, or of the objects that it would make.
 
@@ -56,59 +64,44 @@ def entries(
     marks: see Entry.
   """
   if (call := _as_call(value)) is not None:
-    yield from _of_call(call, key, marks, arguments)
+    yield from _of_call(call, key, marks)
   elif isinstance(value, Duration):
     yield Entry(
       key=f'{key}_{value.unit}',
       value=value.value,
       marks=marks,
-      arguments=arguments,
     )
   elif isinstance(value, Mapping | ConfigDict) and len(value):
     for name in value:
-      yield from entries(value[name], join(key, name), marks, arguments)
+      yield from entries(value[name], join(key, name), marks)
   elif isinstance(value, list | tuple) and any(map(_is_nested, value)):
     for index, inner in enumerate(value):
-      yield from entries(inner, join(key, index), marks, arguments)
+      yield from entries(inner, join(key, index), marks)
   else:
     is_plain = value is None or isinstance(
       value, bool | int | float | str | list | tuple | Mapping | os.PathLike
     )
     where = key if is_plain else join(key, 'target')
-    yield Entry(key=where, value=plain(value), marks=marks, arguments=arguments)
+    yield Entry(key=where, value=plain(value), marks=marks)
 
 
-def _of_call(call, key, marks, arguments):
+def _of_call(call, key, marks):
   flat = dataclasses.is_dataclass(call.fn) and rest_field_of(call.fn)
   if flat:  # the target and its keywords stand next to the own fields
-    yield from entries(call.kwargs[flat.name], key, marks, arguments)
+    yield from entries(call.kwargs[flat.name], key, marks)
   else:
     name = join(key, 'target' if key else 'run')
-    yield Entry(
-      key=name, value=full_name(call.fn), marks=marks, arguments=arguments
-    )
+    yield Entry(key=name, value=full_name(call.fn), marks=marks)
   parameters, hints = parameters_of(call.fn), hints_of(call.fn)
   for name in dict.fromkeys([*parameters, *call.kwargs]):
     if flat and name == flat.name:
       continue
-    path = join(key, name)
-    inside = (
-      marks | marks_of(hints.get(name)),
-      (*arguments, owner_of(call.fn, name)),
-    )
+    path, inside = join(key, name), marks | marks_of(hints.get(name))
     if name in call.kwargs:
-      yield from entries(call.kwargs[name], path, *inside)
+      yield from entries(call.kwargs[name], path, inside)
     elif name not in call.hidden and not is_required(parameters[name]):
-      for each in entries(_default(call.fn, parameters[name]), path, *inside):
+      for each in entries(_default(call.fn, parameters[name]), path, inside):
         yield dataclasses.replace(each, is_set=False)
-
-
-def owner_of(fn: Any, name: str) -> str:
-  """Return 'FUNCTION.NAME' of an argument; of a class, where it is defined."""
-  for cls in inspect.getmro(fn) if inspect.isclass(fn) else ():
-    if name in vars(cls).get('__annotations__', ()):
-      return f'{full_name(cls)}.{name}'
-  return f'{full_name(fn)}.{name}'
 
 
 def marks_of(annotation: Any) -> frozenset[str]:
@@ -187,6 +180,59 @@ def settings(call: Call) -> Iterator[str]:
     is_name = each.key.rpartition('.')[2] in ('target', 'run')
     shown = each.value if is_name else repr(each.value)
     yield f'config.{each.key} = {shown}{"" if each.is_set else "  # default"}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+  """The config that a run is called with.
+
+  Attributes:
+    config: the config as JSON values, saved as config.json.
+    preset: its file and what the command line changed, saved as preset.json.
+    entries: every argument by key, defaults included. A run that resumes is
+      compared with them, see runs/changes.py.
+    allow_changes: keys that may differ from those that the run started with.
+  """
+
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  preset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  entries: Sequence[Entry] = ()
+  allow_changes: Sequence[str] = ()
+
+
+def run(
+  config: Any,
+  workdir: PathLike,
+  *,
+  preset: Mapping[str, Any] | None = None,
+  allow_changes: Sequence[str] = (),
+  **supplied: Any,
+) -> Any:
+  """Call the function that config.run names with the objects of the config.
+
+  Args:
+    config: ConfigDict.
+    workdir: the first argument of the function.
+    preset: JSON values that say where the config is from: 'config' (the config
+      file and its argument) and 'changed' (see `override`). 'defaults' is
+      added: {key: text} of what the config does not set.
+    allow_changes: see Provenance.
+    **supplied: more arguments of the function, see `plan_run`.
+
+  Raises:
+    ConfigError: as of `plan_run`, or a value is None that must be set.
+  """
+  found = plan_run(config, **supplied)
+  check_set(found, config)
+  listed = tuple(entries(found))
+  defaults = {each.key: str(each.value) for each in listed if not each.is_set}
+  provenance = Provenance(
+    config=json.loads(config.to_json_best_effort()),
+    preset={**(preset or {}), 'defaults': defaults},
+    entries=listed,
+    allow_changes=allow_changes,
+  )
+  return found.make(workdir, provenance=provenance, **supplied)
 
 
 # Files of weights name the classes of their model.

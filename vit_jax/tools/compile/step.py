@@ -187,7 +187,7 @@ def _train_arguments(config):
       f'This config runs {config.get("run")}, and only vit_jax.train.train has '
       'a train step. For a study, use the config of one training.'
     )
-  plan, _ = configs.plan_run(config)
+  plan = configs.plan_run(config)
   data = plan.kwargs['data'].kwargs
   unused = ('data', 'evals', 'checkpoints', 'init_from')
   given = {k: v for k, v in plan.kwargs.items() if k not in unused}
