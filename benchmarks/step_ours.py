@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import timing
 
 from vit_jax.models import names
+from vit_jax.models.attention_choice import Chooser
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.preprocess import Normalize
 from vit_jax.step import TrainState, train_step
@@ -29,8 +30,11 @@ def main():
     dtype=args.dtype,
     **{name: value for name, value in fields.items() if value},
   )
-  loss_fn = softmax_xent(model, preprocess=Normalize())
   images = jnp.zeros((1, args.image_size, args.image_size, 3))
+  if not args.topology:  # a run measures what attention='auto' is
+    choose = Chooser(batch_size=args.batch_size, mesh=timing.mesh())
+    model = choose(model, images, backward=args.mode == 'train')
+  loss_fn = softmax_xent(model, preprocess=Normalize())
 
   def params():
     return model.init(jax.random.key(0), images)['params']

@@ -38,6 +38,12 @@ def parser(doc):
   return made
 
 
+def mesh(devices=None):
+  """Return the mesh that batches are sharded over."""
+  auto = (jax.sharding.AxisType.Auto,)
+  return jax.sharding.Mesh(devices or jax.devices(), ('data',), axis_types=auto)
+
+
 def report(args, init, step):
   """Print images per second, or millions of cycles with --topology.
 
@@ -56,10 +62,9 @@ def report(args, init, step):
     from vit_jax.tools.compile.step import find_devices
 
     devices = find_devices(args.topology)
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.sharding.Mesh(devices, ('data',), axis_types=auto)
-  whole = NamedSharding(mesh, PartitionSpec())
-  split = NamedSharding(mesh, PartitionSpec('data'))
+  over = mesh(devices)
+  whole = NamedSharding(over, PartitionSpec())
+  split = NamedSharding(over, PartitionSpec('data'))
   step = jax.jit(
     step,
     donate_argnums=0,
@@ -67,7 +72,7 @@ def report(args, init, step):
     out_shardings=(whole, split if args.mode == 'infer' else whole),
   )
   begin = time.perf_counter()
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(over):
     compiled = step.lower(jax.eval_shape(init), *shapes).compile()
   _note(args, compiled, time.perf_counter() - begin)
   if args.topology:

@@ -174,8 +174,9 @@ def compile_layer(
     )
     return pull(out) if backward else out
 
+  # Outside of the mesh, whose device may only be described.
+  rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
   with jax.set_mesh(_mesh_of(device)):
-    rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
     params = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       jax.eval_shape(module.init, rngs, tokens)['params'],

@@ -113,6 +113,7 @@ def lower(
     data = types.SimpleNamespace(num_classes=num_classes)
     model = with_num_classes(model, data)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  model = _with_attention(model, images, mesh)
   # The number of examples is not known, and changes no shape.
   timeline = Timeline(batch_size, 100_000 * batch_size)
   total_steps = timeline.steps(run.total)
@@ -161,6 +162,26 @@ def lower(
     'model_tflop': flop / 1e12,
     'step_tflop': step_flop / 1e12,
   }
+
+
+def _with_attention(model, images, mesh):
+  """Return the model with the kernel for TPUs where attention='auto' allows it.
+
+  A run measures what 'auto' is, see attention_choice.py. By the estimates for
+  the models of docs/compile.md, the kernel has the fewest cycles.
+  """
+  is_tpu = mesh.devices.flat[0].platform == 'tpu'
+  if getattr(model, 'attention', None) != 'auto' or not is_tpu:
+    return model
+  candidate = model.clone(attention='pallas')
+  rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
+  try:
+    with jax.set_mesh(mesh):
+      init = functools.partial(candidate.init, train=True)
+      jax.eval_shape(init, rngs, images)
+  except ValueError:  # the kernel does not support the model
+    return model
+  return candidate
 
 
 def _head_dim(model):
