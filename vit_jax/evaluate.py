@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Count, KeySeed, Model, Preprocess, Side
+from vit_jax.types import HARMLESS, Count, KeySeed, Model, Preprocess, Side
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
@@ -39,12 +40,12 @@ def evaluate(
   model: Model | None = None,
   image_shape: tuple[Side, Side, Count] | None = None,
   preprocess: Preprocess | None = None,
-  mesh: MeshSizes = MeshSizes(),
-  sharding: Rules | None = None,
+  mesh: Annotated[MeshSizes, HARMLESS] = MeshSizes(),
+  sharding: Annotated[Rules | None, HARMLESS] = None,
   seed: KeySeed = 0,
-  writers: Mapping[str, MetricsWriter] | None = None,
+  writers: Annotated[Mapping[str, MetricsWriter] | None, HARMLESS] = None,
   provenance: Provenance | None = None,
-  dry_run: bool = False,
+  dry_run: Annotated[bool, HARMLESS] = False,
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 

@@ -13,7 +13,7 @@ from vit_jax import config as config_lib
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.runs.metrics import read_records
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 # 101 and 67 examples: no batch size divides them.
 CONFIG = """

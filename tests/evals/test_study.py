@@ -1,14 +1,11 @@
 """Studies: which runs are run, in which order, on what they build."""
 
 import json
-import signal
 
 import ml_collections
 import pytest
 
 from vit_jax import config as configs
-from vit_jax.parallel import signals
-from vit_jax.parallel.hosts import Stopped
 from vit_jax.runs.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
@@ -22,8 +19,7 @@ def fake_run(
   value,
   fails=False,
   diverges=False,
-  record=None,
-  preset=None,
+  provenance=None,
   dry_run=False,
   **others,
 ):
@@ -31,8 +27,7 @@ def fake_run(
   CALLS.append(name)
   if dry_run:
     return
-  SEEN[name] = {'workdir': workdir, 'record': record, 'preset': preset}
-  SEEN[name] |= others
+  SEEN[name] = {'workdir': workdir, 'provenance': provenance, **others}
   if fails:
     raise RuntimeError('out of memory')
   writer = Writer(workdir)
@@ -128,7 +123,7 @@ def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
   study(config, tmp_path, preset=preset)
   writers = [SEEN[name]['writers']['x'].project for name in CALLS]
   assert writers == ['common', 'own', 'common']
-  got = SEEN['b_seed0']['preset']
+  got = SEEN['b_seed0']['provenance'].preset
   assert got['changed'] == {'value': [0.5, 0.25]}
   assert got['config'] == 'configs/x.py' and got['defaults']
   saved = json.loads((tmp_path / 'preset.json').read_text())
@@ -207,7 +202,7 @@ def test_the_best_of_a_grid_is_taken(tmp_path, capsys):
   """The first of equals; one that diverged has lost, and is not repeated."""
   (made,) = study(make_grid(tmp_path), tmp_path)
   assert SEEN['final']['schedule'] == {'lr': 0.2, 'decay': 'linear'}
-  assert 'best_of' not in SEEN['final']['record']
+  assert 'best_of' not in SEEN['final']['provenance'].config
   assert made['r']['c']['values'] == (0.5, 0.7, 0.7, 0.8)
   shown = capsys.readouterr().out
   assert 'schedule.lr=0.2 from dev_2' in shown and 'Diverged: dev_4' in shown
@@ -308,18 +303,3 @@ def test_weights_are_looked_for_before_the_first_run(tmp_path):
   config.runs.a_seed1.init_from.path = '{workdir}/pretrain'
   study(config, tmp_path)
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']
-
-
-def test_a_signal_in_the_last_step_of_a_run_stops_the_study(
-  tmp_path, monkeypatch, capsys
-):
-  config = make_config(tmp_path)
-  monkeypatch.setattr(signals, 'asked', lambda: signal.SIGTERM)
-  with pytest.raises(Stopped) as stopped:
-    study(config, tmp_path)
-  assert stopped.value.code == 128 + signal.SIGTERM
-  assert CALLS == ['pretrain']
-  assert 'SIGTERM: stopped after pretrain.' in capsys.readouterr().out
-  monkeypatch.undo()
-  study(config, tmp_path)
-  assert CALLS.count('pretrain') == 1 and len(CALLS) == len(config['runs'])
