@@ -184,6 +184,7 @@ def train(
   shapes = (abstract_state, batch, *teacher_shapes)
 
   # 5. Evaluators open their data now, not after a day of training.
+  claim = None if dry_run else workdirs.Claim(workdir)
   evals = evals or {}
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in evals.items()},
@@ -205,7 +206,6 @@ def train(
   if dry_run:
     compiled.report(model, step_fn, shapes, mesh, total_steps)
     return None
-  claim = workdirs.Claim(workdir)
 
   with (
     contextlib.closing(checkpointer),
@@ -252,6 +252,7 @@ def train(
       stopwatch=stopwatch,
       carried=saved.get('metrics'),
       config=provenance.config,
+      before_write=claim.check,
     )
     _introduce(monitor, model, state, batch, mesh, total_steps)
     monitor.say(origin)
@@ -280,19 +281,20 @@ def train(
           state, metrics = step_fn(state, batch, *teacher_params)
           monitor.step(step, metrics, skipped=batches.skipped)
 
-        last, stopping = step == total_steps, stop.requested(step)
+        last = step == total_steps
         due = {
           name: evaluator
           for name, evaluator in evaluators.items()
           if last or ((every := eval_every[name]) and step % every == 0)
         }
-        saving = last or stopping or step % save_every == 0
-        if due or saving:
-          monitor.flush()
-          divergence.check(state, step, mesh)
+        results = {}
+        if due:
+          _check_finite(state, step, mesh, monitor)
+          results = run_evaluators(due, step, state.eval_params, monitor)
+        stopping = stop.requested(step)
+        if last or stopping or step % save_every == 0:
+          _check_finite(state, step, mesh, monitor)
           claim.check()
-        results = run_evaluators(due, step, state.eval_params, monitor)
-        if saving:
           with monitor.pause('saving'):
             saved = {
               'position': batches.position,
@@ -325,23 +327,25 @@ def _introduce(monitor, model, state, batch, mesh, total_steps):
   )
 
 
+def _check_finite(state, step, mesh, monitor):
+  """Raise NonFiniteError for the metrics up to this step, or the state."""
+  monitor.flush()
+  divergence.check(state, step, mesh)
+
+
 def run_evaluators(
   evaluators: Mapping[str, Evaluator],
   step: int,
   params: Params,
   monitor: Monitor,
 ) -> dict[str, float]:
-  """Run the evaluators, log and return {'NAME/METRIC': value}.
-
-  The metrics of this step must have been flushed.
-  """
+  """Run the evaluators, log and return {'NAME/METRIC': value}."""
   results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
     with monitor.pause('evals'):
       found = evaluators_lib.run(name, evaluator, params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
-  if results:
-    monitor.write(step, results)
+  monitor.write(step, results)
   if warning := evaluators_lib.non_finite(step, results):
     monitor.say(warning)
   return results

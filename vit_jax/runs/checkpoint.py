@@ -292,11 +292,16 @@ def _record(items, data):
     arrays[name] = {
       path: (x.dtype.name, x.shape, sums[path]) for path, x in stored.items()
     }
-  return {'arrays': arrays, 'data': checksums.of_json(data)}
+  content = {'arrays': arrays, 'data': checksums.of_json(data)}
+  return {'content': content, 'checksum': checksums.of_json(content)}
 
 
 def _recorded(path):
-  return read_json(path / 'checksums' / 'metadata')
+  """Return {'arrays': ..., 'data': ...} of the item 'checksums'."""
+  found = read_json(path / 'checksums' / 'metadata')
+  if found['checksum'] != checksums.of_json(found['content']):
+    raise ValueError('the checksums differ from their own checksum')
+  return found['content']
 
 
 def _verify(recorded, items):
@@ -330,7 +335,7 @@ def _shapes(arrays):
 
 def _check_fits(path, arrays, items):
   """Raise ValueError, with a diff, if a checkpoint has other arrays."""
-  for name in sorted({*arrays, *items}):
+  for name in dict.fromkeys([*items, *arrays]):
     want = {k: _stored(x) for k, x in tree.flatten(items.get(name, {})).items()}
     if lines := tree.diff(_shapes(arrays.get(name, {})), want):
       raise ValueError(

@@ -61,7 +61,9 @@ def _checksum(array, xp):
       math.prod(words.shape[axis + 1 :]) * int(_GOLDEN) % 2**32
     )
     places = xp.arange(size, dtype=xp.uint32) * stride
-    words = words + places.reshape((-1,) + (1,) * (words.ndim - axis - 1))
+    shape = [1] * words.ndim
+    shape[axis] = size
+    words = words + places.reshape(shape)
   # A term is a bijection of its word.
   terms = (words ^ (words >> 16)) * _MIX
   terms = (terms ^ (terms >> 13)) * _GOLDEN

@@ -145,6 +145,7 @@ class Monitor:
       run resumes.
     writers: {name: writer}, see writers.py; they get all records.
     config: JSON values of the config, for the writers.
+    before_write: called before each record; raises if it must not be written.
   """
 
   def __init__(
@@ -161,7 +162,9 @@ class Monitor:
     carried: Mapping[str, Any] | None = None,
     writers: Mapping[str, MetricsWriter] | None = None,
     config: Mapping[str, Any] | None = None,
+    before_write: Callable[[], None] = lambda: None,
   ) -> None:
+    self._before_write = before_write
     self._total_steps, self._batch_size = total_steps, batch_size
     self._log_every = log_every_steps
     # Compiled: otherwise each operation compiles separately.
@@ -305,6 +308,7 @@ class Monitor:
 
   def write(self, step: int, record: Mapping[str, float]) -> None:
     """Write a record of the step to the files and the terminal."""
+    self._before_write()
     self._stopwatch.lap(self._phase)
     more = {'progress': step / self._total_steps, **self._stopwatch.record()}
     self._writer.write(step, {**record, **more})

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.runs import workdirs
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 
 # A config with everything whose state a restart could lose: dropout,
 # augmentation, gradient accumulation, an EMA, an evaluator, a best checkpoint.
@@ -34,9 +34,9 @@ def get_config():
     run='vit_jax.train.train',
     seed=3,
     total_steps=40,
-    log_every_steps=3,
+    logging=dict(every_steps=3),
     accum_steps=2,
-    ema_decay=0.9,
+    ema=dict(decay=0.9),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
                depth=2, mlp_dim=64, num_heads=2,
                embedding=dict(patch_size=4), dropout=0.2,
@@ -45,7 +45,7 @@ def get_config():
       target='vit_jax.objectives.classification.softmax_xent'),
     optimizer=dict(target='optax.adamw', weight_decay=0.1),
     schedule=dict(lr=1e-2, warmup_steps=2),
-    checkpoint=dict(every_steps=5, keep_last=2, best_metric='val/accuracy'),
+    checkpoints=dict(every_steps=5, keep_last=2, best_metric='val/accuracy'),
     evals=dict(val=dict(
       target='vit_jax.evals.classification.Classification', every_steps=5,
       data=dict(source=dict(digits, split='test'), batch_size=200))),
@@ -63,22 +63,7 @@ def get_config():
 # each step.
 PLAIN = re.sub(r'\n    evals=.*?(?=\n    data=)', '', CONFIG, flags=re.DOTALL)
 PLAIN = PLAIN.replace(", best_metric='val/accuracy'", '')
-PLAIN = PLAIN.replace('log_every_steps=3', 'log_every_steps=1')
-
-
-def with_source(source: dict[str, Any]) -> str:
-  """Return CONFIG with another source for training and evaluation."""
-  text, resize = CONFIG, "[dict(target=t + 'Resize', size=8)]"
-  for old, new in (
-    (
-      "source=dict(digits, split='test'), batch_size=200",
-      f'source={source}, transforms={resize}, batch_size=8',
-    ),
-    ('source=digits', f'source={source}'),
-  ):
-    assert old in text
-    text = text.replace(old, new)
-  return text
+PLAIN = PLAIN.replace('every_steps=3', 'every_steps=1')
 
 
 class Process:
@@ -126,11 +111,6 @@ class Process:
         return True
       time.sleep(poll_s)
     return bool(condition())
-
-  def press_ctrl_c(self) -> None:
-    """Send SIGINT to the process and its workers, as a terminal does."""
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(self.process.pid, signal.SIGINT)
 
   def kill(self) -> None:
     """End the process by SIGKILL, if it still runs."""
@@ -205,37 +185,6 @@ def join(count: int) -> list[tuple[str, ...]]:
   ]
 
 
-@contextlib.contextmanager
-def hosts(
-  folder: pathlib.Path,
-  workdir: pathlib.Path,
-  count: int,
-  *flags: str,
-  of_host: Mapping[int, Mapping[str, Any]] | None = None,
-  **more,
-) -> Iterator[list[Run]]:
-  """Start a run on several processes and kill them at the end.
-
-  Args:
-    folder, workdir, *flags, **more: see Run.
-    count: number of processes.
-    of_host: options of some hosts, {index: {'flags': more flags, 'env': more
-      variables, 'late_s': delay of the start in seconds}}.
-  """
-  started = []
-  try:
-    for i, joining in enumerate(join(count)):
-      own = (of_host or {}).get(i, {})
-      time.sleep(own.get('late_s', 0))
-      more_of_host = {'env': own['env']} if 'env' in own else {}
-      found = (*joining, *flags, *own.get('flags', ()))
-      started.append(Run(folder, workdir, *found, **(more | more_of_host)))
-    yield started
-  finally:
-    for each in started:
-      each.kill()
-
-
 def steps(workdir: pathlib.Path) -> list[int]:
   """Return the steps of the complete checkpoints of a run, sorted."""
   return workdirs.steps(workdir / 'checkpoints')
@@ -243,34 +192,24 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   """Return {path: array or value} of a checkpoint, read by Orbax alone."""
-  import jax
   import orbax.checkpoint as ocp
 
   from vit_jax import tree
 
   folder = workdir / 'checkpoints' / str(step)
-  handler, found = ocp.PyTreeCheckpointHandler(), {}
-  for item in ('params', 'ema', 'train'):
-    if not (folder / item).exists():
-      continue
-    metadata = handler.metadata(folder / item).tree
-    numpy = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata
-    )
-    restored = handler.restore(
-      folder / item, args=ocp.args.PyTreeRestore(restore_args=numpy)
-    )
-    flat = tree.flatten(restored)
-    found |= {f'{item}/{path}': value for path, value in flat.items()}
-  handler.close()
+  found = {}
+  with ocp.PyTreeCheckpointer() as reader:
+    for item in ('params', 'ema', 'train'):
+      flat = tree.flatten(reader.restore((folder / item).absolute()))
+      found |= {f'{item}/{k}': np.asarray(x) for k, x in flat.items()}
   data = json.loads((folder / 'data' / 'metadata').read_text())
+  data['metrics'].pop('seconds')
   return found | {f'data/{key}': value for key, value in data.items()}
 
 
 # Entries of metrics.jsonl that depend on the clock, not on the computation.
 _OF_THE_CLOCK = (
   'time',
-  'goodput',
   'images_per_s',
   'images_per_s_per_device',
   'data_wait',
@@ -299,31 +238,18 @@ def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
 def difference(one: pathlib.Path, other: pathlib.Path) -> str:
   """Return a difference between the ends of two runs; '' if they are equal.
 
-  Compared bit by bit are the steps, arrays and data positions of the
-  checkpoints, the metrics of all records, and TensorBoard's scalars.
+  Compared bit by bit are the arrays and data positions of the checkpoints that
+  both have, the metrics of all records, and TensorBoard's scalars.
   """
   kept, others = steps(one), steps(other)
-  # A run that is stopped by a signal saves that step, too. This checkpoint can
-  # replace one of the two newest.
-  added, missing = (
-    set(x) - set(y) for x, y in ((others, kept), (kept, others))
-  )
-  if (
-    kept[-1:] != others[-1:]
-    or missing - set(kept[-2:])
-    or len(missing) > len(added)
-  ):
+  if kept[-1:] != others[-1:]:
     return f'checkpoints {kept}, now {others}'
-  for step in sorted(set(kept) - missing):
+  for step in {*kept} & {*others}:
     a, b = everything(one, step), everything(other, step)
     if a.keys() != b.keys():
       return f'checkpoint {step} has other items: {a.keys() ^ b.keys()}'
     for path in a:
-      if path.startswith('data/'):
-        same = a[path] == b[path]
-      else:
-        same = np.array_equal(a[path], b[path], equal_nan=True)
-      if not same:
+      if not np.array_equal(a[path], b[path]):
         return f'checkpoint {step}: {path} differs'
   a, b = records(one), records(other)
   if a != b:

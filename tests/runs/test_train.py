@@ -1,0 +1,275 @@
+"""A run around the step: what it refuses, compiles, stops at, and writes."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import threading
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.config import Provenance
+from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.pipeline import Data
+from vit_jax.evals.evaluators import run as run_evaluator
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.optim.durations import steps
+from vit_jax.optim.ema import Ema
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
+from vit_jax.parallel.hosts import Stopped
+from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.runs import compiled, divergence, workdirs
+from vit_jax.runs.changes import ChangedRunError
+from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.runs.divergence import NonFiniteError
+from vit_jax.runs.metrics import Logging, read_records
+from vit_jax.train import Evaluation, train, with_num_classes
+
+
+class Linear(nn.Module):
+  """The smallest model that can be trained."""
+
+  num_classes: int | None = None
+
+  @nn.compact
+  def __call__(self, images, *, train=False):
+    del train
+    return nn.Dense(self.num_classes)(images.reshape(len(images), -1))
+
+
+class Spy:
+  """Evaluator that notes its parameters, and may send a signal."""
+
+  seen: list = []  # noqa: RUF012
+
+  def __init__(self, model, *, preprocess, mesh, number=None):
+    self._number = number
+    self.seen.clear()
+
+  def run(self, params):
+    self.seen.append(np.asarray(jax.tree.leaves(params)[0]))
+    if self._number:
+      os.kill(os.getpid(), self._number)
+    return {'score': float(len(self.seen))}
+
+
+def nan_from(model, *, preprocess, step, update_only=False):
+  """Objective with NaN from a step on, which it counts by a parameter."""
+  inner = softmax_xent(model, preprocess=preprocess)
+
+  def loss_fn(params, batch, rng):
+    loss, metrics = inner(params, batch, rng)
+    bias = params['Dense_0']['bias'][0]
+    # Steps of SGD with a rate of 1 and this gradient: the bias counts them.
+    bad = jax.lax.stop_gradient(bias) <= -step + 1
+    counted = bias - jax.lax.stop_gradient(bias)
+    wrong = jnp.where(bad, jnp.nan, 0.0)
+    if update_only:  # of the gradient only
+      return counted + wrong * counted, metrics
+    return counted + wrong, metrics | {'loss': loss + wrong}
+
+  return loss_fn
+
+
+SGD = Optimizer(optax.sgd)
+
+
+def run(workdir, **options):
+  options = {
+    'model': functools.partial(Linear),
+    'data': Data(Digits(split='train'), batch_size=16),
+    'objective': softmax_xent,
+    'optimizer': SGD,
+    'schedule': Schedule(lr=1.0, decay='constant'),
+    'total': steps(6),
+    'checkpoints': Checkpoints(every=steps(3)),
+    'logging': Logging(every=steps(1)),
+    **options,
+  }
+  return train(workdir, **options)
+
+
+def steps_of(workdir, key='train/loss'):
+  return [r['step'] for r in read_records(workdir) if key in r]
+
+
+@pytest.mark.parametrize('update_only', [False, True])
+def test_nan_is_never_saved_or_evaluated(update_only, tmp_path):
+  with pytest.raises(NonFiniteError, match=r'(?s)step 5.*clip_norm') as error:
+    run(
+      tmp_path,
+      objective=functools.partial(nan_from, step=5, update_only=update_only),
+      evals={'spy': Evaluation(Spy, steps(1))},
+    )
+  assert len(Spy.seen) == 4 and np.isfinite(Spy.seen).all()
+  assert workdirs.steps(tmp_path / 'checkpoints') == [3]
+  assert steps_of(tmp_path) == [1, 2, 3, 4]
+  assert error.value.cause in str(error.value)
+
+
+def test_non_finite_names_the_arrays():
+  mesh = MeshSizes().make()
+  state = {'a': jnp.ones(8), 'b': jnp.full(3, jnp.inf), 'c': jnp.arange(2)}
+  assert divergence.non_finite(state, mesh) == ['b']
+  everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  state = jax.device_put(state, everywhere)
+  assert divergence.non_finite(state, mesh) == ['b']
+  with pytest.raises(NonFiniteError, match=r'1 arrays \(b\).*step 7'):
+    divergence.check(state, 7, mesh)
+
+
+def test_a_run_resumes_and_extends(tmp_path):
+  """Evaluators see the EMA; a longer run is a change that is allowed."""
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  evals = {'spy': Evaluation(Spy)}
+  options = {'ema': Ema(0.5), 'evals': evals}
+  final = run(whole, **options)
+  np.testing.assert_array_equal(Spy.seen[-1], final.ema['Dense_0']['bias'])
+  assert not np.array_equal(Spy.seen[-1], final.params['Dense_0']['bias'])
+  run(parts, total=steps(3), **options)
+  with pytest.raises(ChangedRunError, match='total_steps: 3 -> 6'):
+    run(parts, **options)
+  allowed = Provenance(allow_changes=['total'])
+  with pytest.raises(ChangedRunError, match='total_steps: 3 -> 6'):
+    run(parts, provenance=allowed, **options)
+  resumed = run(
+    parts, provenance=Provenance(allow_changes=['total_steps']), **options
+  )
+  for a, b in zip(jax.tree.leaves(final), jax.tree.leaves(resumed)):
+    if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+      np.testing.assert_array_equal(a, b)
+  assert steps_of(parts) == steps_of(whole) == [1, 2, 3, 4, 5, 6]
+  assert 'total_steps' in (parts / 'changes.jsonl').read_text()
+  with pytest.raises(ChangedRunError, match='seed: 0 -> 1'):
+    run(parts, seed=1, **options)
+
+
+def test_a_signal_stops_after_saving(tmp_path, capsys):
+  spy = functools.partial(Spy, number=signal.SIGTERM)
+  with pytest.raises(Stopped) as stopped:
+    run(tmp_path, evals={'spy': Evaluation(spy, steps(2))})
+  assert stopped.value.code == 128 + signal.SIGTERM
+  assert workdirs.newest_step(tmp_path) == 2
+  assert 'SIGTERM: saved step 2 of 6' in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_kept(tmp_path):
+  class Falling(Spy):
+    def run(self, params):
+      return {'score': -super().run(params)['score']}
+
+  run(
+    tmp_path,
+    checkpoints=Checkpoints(every=steps(2), best_metric='spy/score'),
+    evals={'spy': Evaluation(Falling, steps(2))},
+  )
+  assert workdirs.steps(tmp_path / 'checkpoints') == [2, 6]
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+  assert run(tmp_path, dry_run=True) is None
+  assert list(tmp_path.rglob('*')) in ([], [tmp_path / 'checkpoints'])
+  out = capsys.readouterr().out
+  assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
+
+
+def test_what_describes_the_run(tmp_path):
+  run(tmp_path, total=steps(1), provenance=Provenance({'a': 1}, {'b': 2}))
+  found = {
+    name: json.loads((tmp_path / f'{name}.json').read_text())
+    for name in ('config', 'preset', 'environment', 'model')
+  }
+  assert found['config'] == {'a': 1} and found['preset'] == {'b': 2}
+  assert found['environment']['packages']['jax'] == jax.__version__
+  assert found['model']['model']['num_classes'] == 10
+  assert found['model']['image_shape'] == [8, 8, 1]
+
+
+def test_a_trace_has_exactly_these_steps(tmp_path, capsys):
+  run(tmp_path, logging=Logging(every=steps(1), profile='3:4'))
+  assert 'profile of steps 3 to 4' in capsys.readouterr().out
+  assert len(list(tmp_path.glob('profile/**/perfetto_trace.json.gz'))) == 1
+
+
+@pytest.mark.parametrize('profile', ['1:3', '5:4', 'ten', '-3'])
+def test_steps_that_cannot_be_traced(profile, tmp_path):
+  with pytest.raises(ValueError, match=f"profile='{profile}'.*10:15"):
+    run(tmp_path, logging=Logging(profile=profile))
+
+
+def test_the_model_gets_the_classes_of_the_data():
+  source = Digits(split='train')
+  assert with_num_classes(Linear(), source).num_classes == 10
+  assert with_num_classes(Linear(12), source).num_classes == 12
+  for model, data in ((Linear(9), source), (Linear(), object())):
+    with pytest.raises(ValueError, match=r'model\.num_classes'):
+      with_num_classes(model, data)
+
+
+# Compilation and memory.
+
+COMPILED = '/jax/core/compile/backend_compile_duration'
+
+
+@contextlib.contextmanager
+def compilations():
+  """Context manager with a list of (program compiled in it, thread)."""
+  found = []
+
+  def note(event, _, **kwargs):
+    if event == COMPILED:
+      found.append((kwargs['fun_name'], threading.current_thread().name))
+
+  jax.monitoring.register_event_duration_secs_listener(note)
+  try:
+    yield found
+  finally:
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_a_run_compiles_its_step_once_and_ahead(tmp_path):
+  with compilations() as found:
+    run(tmp_path, optimizer=Optimizer(optax.adam), total=steps(2))
+  of_the_step = [x for x in found if x[0] == 'jit(train_step)']
+  assert of_the_step == [('jit(train_step)', 'compile')]
+
+
+class TooLarge:
+  """Evaluator that no device can run."""
+
+  data = Data(Digits(split='test'), batch_size=64)
+
+  def run(self, params):
+    return {'sum': jnp.ones((2**45, 3), jnp.float32).sum()}
+
+
+def test_an_evaluator_that_needs_too_much():
+  with pytest.raises(
+    compiled.OutOfMemoryError, match=r'evals\.val.*data\.batch_size='
+  ):
+    run_evaluator('val', TooLarge(), {})
+  with (
+    pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'),
+    compiled.explaining(lambda: ''),
+  ):
+    raise jax.errors.JaxRuntimeError('INTERNAL: something else')
+
+
+def test_advice_for_a_step_that_needs_too_much():
+  mesh = MeshSizes().make()
+  batch = compiled.batch_shapes((8, 8, 1), 3, 96, mesh)
+  assert batch['label'].dtype == jnp.int32
+  assert compiled.batch_shapes((8, 8, 1), np.ones(5), 8, mesh)[
+    'label'
+  ].shape == (8, 5)
+  text = compiled.advice(Linear(), batch, batch, 2)
+  assert 'The batch of 96 images is 12 per device' in text
+  for flag in ('accum_steps=4', 'mesh.fsdp=-1', 'data.batch_size=48'):
+    assert f'--config.{flag}' in text
