@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from configs import train_folder
 from vit_jax import config as configs
 from vit_jax.data import pipeline, tables
-from vit_jax.data.fingerprints import differences, fingerprint
+from vit_jax.data.fingerprints import fingerprint
 from vit_jax.data.folder import Folder
 from vit_jax.data.hugging_face import HuggingFace
 from vit_jax.data.sources import open_source
@@ -157,6 +157,10 @@ def test_worker_processes_read_the_same(root, name):
   one.close(), two.close()
 
 
+def differences(one, other):
+  return [key for key in one if one[key] != other[key]]
+
+
 def test_fingerprints_tell_data_apart(root, tmp_path):
   source = fingerprint(opened(root, '{}/folder'))
   for name in KINDS:
@@ -166,16 +170,16 @@ def test_fingerprints_tell_data_apart(root, tmp_path):
   assert differences(source, fingerprint(Folder(moved))) == []
   names = class_names = ['cat ü', 'bee', 'ant']
   other = fingerprint(Folder(moved, class_names=class_names))
-  assert {x.split()[0] for x in differences(source, other)} == {
+  assert {*differences(source, other)} == {
     'classes',
     'examples',
   }
   (moved / 'bee' / '001.png').write_bytes(b'other')
   (change,) = differences(source, fingerprint(Folder(moved)))
-  assert change.startswith('examples ')
+  assert change == 'examples'
   (moved / 'bee' / '001.png').unlink()
   changes = differences(source, fingerprint(Folder(moved)))
-  assert changes[0] == 'num_examples 12 -> 11'
+  assert changes[0] == 'num_examples'
   unreadable = Folder(moved)
   (moved / names[0] / '002.png').unlink()
   assert len(fingerprint(unreadable)['examples']) == 16

@@ -87,7 +87,7 @@ class Run:
       train_step,
       loss_fn=softmax_xent(self.model, preprocess=Normalize()),
       tx=make_tx(self.abstract.params),
-      ema_decay=0.9,
+      ema_weight=lambda step: 0.1,
     )
     outputs = (self.shardings, sharding.replicated(self.mesh))
     self.step = jax.jit(step, out_shardings=outputs)

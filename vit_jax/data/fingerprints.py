@@ -48,12 +48,3 @@ def _hash(*parts):
     data = part.encode() if isinstance(part, str) else part
     found.update(b'%d:' % len(data) + data)
   return found.hexdigest()[:16]
-
-
-def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-  """Return what has changed between two fingerprints, in words."""
-  return [
-    f'{key} {saved.get(key)} -> {now.get(key)}'
-    for key in dict.fromkeys([*saved, *now])
-    if saved.get(key) != now.get(key)
-  ]

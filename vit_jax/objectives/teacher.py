@@ -8,7 +8,7 @@ optimizer sees them.
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -18,7 +18,16 @@ from vit_jax import pretrained, tree
 from vit_jax.models.layers import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.runs.files import PathLike
-from vit_jax.types import Array, Count, Dtype, Natural, Params, PyTree, Size
+from vit_jax.types import (
+  MACHINE,
+  Array,
+  Count,
+  Dtype,
+  Natural,
+  Params,
+  PyTree,
+  Size,
+)
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -47,7 +56,7 @@ class Teacher:
       even if they have other names. False: names that both have must be equal.
   """
 
-  path: PathLike
+  path: Annotated[PathLike, MACHINE]  # the parameters are compared
   step: Natural | None = None
   ema: bool | Literal['auto'] = 'auto'
   grid: tuple[Count, Count] | None = None

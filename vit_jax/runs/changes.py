@@ -84,11 +84,15 @@ def basis_of(
         value = f'../{value.removeprefix(parent)}'
       found[each.key] = value
   sources = dict(_sources(arguments or {}))
-  # Evaluators often share a source.
-  prints = {
-    id(x): config.plain(fingerprints.fingerprint(x)) for x in sources.values()
-  }
+  shared = {id(x): x for x in sources.values()}  # evaluators often share one
+  prints = {key: _fingerprint(x) for key, x in shared.items()}
   return Basis(found, {key: prints[id(x)] for key, x in sources.items()})
+
+
+def _fingerprint(source):
+  has_own = hasattr(type(source), 'fingerprint')
+  found = source.fingerprint() if has_own else fingerprints.fingerprint(source)
+  return config.plain(found)
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:

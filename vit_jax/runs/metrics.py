@@ -361,7 +361,10 @@ class Writer:
     self._log = Log(workdir, start_step)
     purge = None if start_step is None else start_step + 1
     self._events = tensorboardX.SummaryWriter(
-      str(workdir), purge_step=purge, flush_secs=10
+      str(workdir),
+      purge_step=purge,
+      flush_secs=10,
+      filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
     self._writers = dict(writers or {})
     self._failed: set[str] = set()

@@ -67,8 +67,9 @@ class Terminal:
     say(text, self._console)
 
   def close(self) -> None:
-    """Remove the bar."""
-    self._bar.stop()
+    """Remove the bar, if it was shown."""
+    if self._bar.live.is_started:
+      self._bar.stop()
 
 
 def line(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,162 @@
+"""Two processes on loopback as one run. One pair serves all questions."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from processes import PLAIN, Process, free_port, join, steps, undisturbed
+
+from vit_jax.parallel import hosts
+from vit_jax.parallel.hosts import StopSignal
+from vit_jax.runs.checkpoint import load_params
+from vit_jax.runs.metrics import read_records
+
+FLAGS = [
+  '--config.mesh.fsdp=-1',
+  '--config.sharding.target=vit_jax.parallel.sharding.fsdp',
+  '--config.sharding.min_elements=1',
+  '--config.checkpoints.keep_last=100',
+]
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Return a function that starts a command on two hosts."""
+  started = []
+
+  def start_both(command, of_host, devices=1):
+    pair = []
+    for env, flags in of_host:
+      env = env | {'JAX_NUM_CPU_DEVICES': str(devices)}
+      pair.append(Process(tmp_path, *command, *flags, env=env))
+      started.append(pair[-1])
+    return pair
+
+  yield start_both
+  for process in started:
+    process.kill()
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one_run(start, tmp_path):
+  """They train as one process does; SIGTERM, then a kill, end and resume it."""
+  config, workdir = tmp_path / 'config.py', tmp_path / 'both'
+  config.write_text(PLAIN)
+  command = ['-m', 'vit_jax.main', f'--config={config}', *FLAGS]
+  command.append(f'--workdir={workdir}')
+
+  def begin(*flags):
+    return start([*command, *flags], [({}, x) for x in join(2)], devices=2)
+
+  def wait_for(pair, step):
+    is_there = lambda: max(steps(workdir), default=0) >= step  # noqa: E731
+    assert pair[0].wait_for(is_there), [host.output for host in pair]
+
+  pair = begin()
+  wait_for(pair, 5)
+  pair[1].process.send_signal(signal.SIGTERM)
+  codes = [host.finish() for host in pair]
+  stopped = max(steps(workdir))
+  assert codes == [128 + signal.SIGTERM] * 2 or stopped == 40
+  assert f'saved step {stopped} of 40' in pair[0].output
+  assert 'loss' not in pair[1].output  # Only host 0 prints progress.
+  assert ' steps on 4 x cpu' in pair[0].output
+
+  pair = begin()
+  assert [host.finish() for host in pair] == [0, 0], pair[0].output
+  assert f'resumed at step {stopped}' in pair[0].output
+  losses = [
+    [r['train/loss'] for r in read_records(x) if 'train/loss' in r]
+    for x in (undisturbed(), workdir)
+  ]
+  # PLAIN writes each step, CONFIG means of three.
+  means = np.reshape(losses[1][:39], (13, 3)).mean(1)
+  np.testing.assert_allclose(means, losses[0][:13], atol=1e-3)
+  one, two = (load_params(x)[0] for x in (undisturbed(), workdir))
+  for path, array in one.items():
+    np.testing.assert_allclose(two[path], array, atol=0.02, err_msg=path)
+
+  # If a host is killed, the coordinator ends the other.
+  pair = begin('--config.total_steps=100000', '--allow_changes=total_steps')
+  wait_for(pair, 45)
+  pair[1].kill()
+  begun = time.monotonic()
+  assert pair[0].finish(200) != 0
+  assert time.monotonic() - begun < 150
+
+  # Hosts with different configs refuse to start.
+  (first, second), folder = join(2), tmp_path / 'other'
+  pair = start(
+    [*command[:-1], f'--workdir={folder}'],
+    [({}, first), ({}, (*second, '--config.seed=9'))],
+  )
+  assert [host.finish() for host in pair] == [1, 1]
+  assert 'config.seed: 3 on host 0, 9 here' in pair[1].output
+  assert 'Hosts [1] differ from host 0' in pair[0].output
+
+
+TOGETHER = """
+import pathlib, sys
+import jax
+from vit_jax.parallel import hosts
+
+folder = pathlib.Path(sys.argv[1])
+hosts.initialize()
+with hosts.failing_together():
+  assert hosts.broadcast({'from': jax.process_index()}) == {'from': 0}
+  assert hosts.on_any(jax.process_index() == 1) == [1]
+  hosts.check_shared(folder)
+  own = folder / str(jax.process_index())
+  own.mkdir()
+  hosts.check_shared(own)
+"""
+
+
+@pytest.mark.slow
+def test_hosts_agree(start, tmp_path):
+  env = {
+    'JAX_COORDINATOR_ADDRESS': f'localhost:{free_port()}',
+    'JAX_NUM_PROCESSES': '2',
+  }
+  pair = start(
+    ['-c', TOGETHER, str(tmp_path)],
+    [(env | {'JAX_PROCESS_ID': str(i)}, ()) for i in range(2)],
+  )
+  assert [host.finish(200) for host in pair] == [1, 1]
+  for i, host in enumerate(pair):
+    text = f'--workdir={tmp_path / str(i)} is not the same folder on all hosts'
+    assert f'{text}: hosts [1] do not see' in host.output
+
+
+def test_one_process_needs_none_of_it(tmp_path):
+  with hosts.failing_together():
+    hosts.check_shared(tmp_path / 'missing')
+    assert hosts.broadcast({'a': [1]}) == {'a': [1]}
+    assert hosts.on_any(False) == [] and hosts.on_any(True) == [0]
+    hosts.refuse_differences({'seed': '1'})
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_the_second_acts(number, capsys):
+  received = []
+  before = signal.signal(number, lambda *_: received.append('old handler'))
+  try:
+    with StopSignal() as stop:
+      assert not stop.requested(1)
+      os.kill(os.getpid(), number)
+      assert stop.requested(2) and stop.requested(3)
+      assert not received and stop.name == number.name
+      os.kill(os.getpid(), number)
+      assert received == ['old handler']
+    assert stop.stopped().code == 128 + number
+    # Outside, the old handlers are back.
+    os.kill(os.getpid(), number)
+    assert received == ['old handler'] * 2
+  finally:
+    signal.signal(number, before)
+  assert f'{number.name}: saving after this step' in capsys.readouterr().err
+  with pytest.raises(KeyError), StopSignal():
+    raise KeyError
+  assert signal.getsignal(number) is before
