@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import jax
 from absl import app, flags, logging
 
+from vit_jax import config
 from vit_jax import main as program
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
@@ -45,21 +46,28 @@ def main(argv: Sequence[str]) -> None:
   del argv
   logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
-    config, _ = program.load_config(flags.FLAGS.config)
-    _run(config, _TOPOLOGY.value)
+    if not flags.FLAGS.config:
+      raise ValueError(
+        '--config=FILE is missing. Name the config of a training.'
+      )
+    loaded = config.load(flags.FLAGS.config)
+    config.override(loaded, program.assignments)
+    _run(loaded, _TOPOLOGY.value)
 
 
-def _run(config, topology):
+def _run(loaded, topology):
   path, colon, argument = flags.FLAGS.config.partition(':')
   words = [pathlib.Path(path).name + colon + argument, *program.assignments]
   row = {'config': ' '.join(words), 'topology': topology}
   row['jax'] = jax.__version__
   if topology != 'local':
     jax.config.update('jax_platforms', 'cpu')  # TPUs are described, not used
+  devices = step.find_devices(topology)
+  if topology != 'local':
     row['libtpu'] = importlib.metadata.version('libtpu')
   row |= step.measure(
-    config,
-    step.find_devices(topology),
+    loaded,
+    devices,
     image_shape=step.read_image_shape(_IMAGE_SIZE.value),
     num_classes=_NUM_CLASSES.value,
   )

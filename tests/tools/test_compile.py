@@ -1,0 +1,416 @@
+"""Reports on train steps: what they count, and what they refuse."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import pytest
+from absl.testing import flagsaver
+
+from vit_jax import config as configs
+from vit_jax import main as program
+from vit_jax.tools.compile import __main__ as command_line
+from vit_jax.tools.compile import report, step
+from vit_jax.tools.compile.hlo import costs, num_bytes
+
+ROOT = pathlib.Path(__file__).parents[2]
+HAS_LIBTPU = importlib.util.find_spec('libtpu') is not None
+
+LOOP = """\
+HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%product (x: bf16[8,4], stack: bf16[3,4,4], i: s32[]) -> bf16[8,4] {
+  %x = bf16[8,4]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %stack = bf16[3,4,4]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %slice = bf16[1,4,4]{2,1,0} dynamic-slice(%stack, %i, %zero, %zero), \
+dynamic_slice_sizes={1,4,4}
+  %w = bf16[4,4]{1,0} bitcast(%slice)
+  ROOT %out = bf16[8,4]{1,0} convolution(%x, %w), dim_labels=bf_io->bf, \
+backend_config={"window_config":{"estimated_cycles":"999"}}
+}
+
+%body (state: (s32[], bf16[8,4], bf16[3,4,4])) -> (s32[], bf16[8,4], \
+bf16[3,4,4]) {
+  %state = (s32[]{:T(128)}, bf16[8,4]{1,0}, /*index=2*/bf16[3,4,4]{2,1,0}) \
+parameter(0)
+  %i.1 = s32[] get-tuple-element(%state), index=0
+  %x.1 = bf16[8,4]{1,0} get-tuple-element(%state), index=1
+  %s.1 = bf16[3,4,4]{2,1,0} get-tuple-element(%state), index=2
+  %y = bf16[8,4]{1,0} fusion(%x.1, %s.1, %i.1), kind=kOutput, \
+calls=%product, metadata={op_name="jit(f)/transpose(jvp(M))/M.g/while/body/\
+block_3/fc1/dot_general"}, backend_config={"window_config":\
+{"estimated_cycles":"100","x":"1"}}
+  %total = bf16[8,4]{1,0} all-reduce(%y), channel_id=1, to_apply=%add
+  %one = s32[] constant(1)
+  %next = s32[] add(%i.1, %one)
+  ROOT %made = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) \
+tuple(%next, %total, %s.1)
+}
+
+%condition (state.2: (s32[], bf16[8,4], bf16[3,4,4])) -> pred[] {
+  %state.2 = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) parameter(0)
+  %bound = s32[]{:T(128)} constant(3)
+  %i.2 = s32[] get-tuple-element(%state.2), index=0
+  ROOT %less = pred[] compare(%i.2, %bound), direction=LT
+}
+
+ENTRY %main (p: (s32[], bf16[8,4], bf16[3,4,4]), q: f32[16]) -> f32[64] {
+  %p = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) parameter(0)
+  %q = f32[16]{0} parameter(1)
+  %loop = (s32[], bf16[8,4]{1,0}, bf16[3,4,4]{2,1,0}) while(%p), \
+condition=%condition, body=%body
+  %start = (f32[16]{0}, f32[64]{0}) all-gather-start(%q), dimensions={0}
+  ROOT %all = f32[64]{0} all-gather-done(%start), \
+backend_config={"window_config":{"estimated_cycles":"7"}}
+}
+"""
+
+
+def test_loops_count_as_often_as_they_run():
+  found = costs(LOOP)
+  # The fusion's cycles thrice, and none of what is inside of it.
+  assert found.cycles == 3 * 100 + 7
+  assert found.operations[('block_*/fc1/dot_general (backward)', 'fusion')] == (
+    300
+  )
+  assert found.unknown_loops == 0
+  assert found.collectives == {
+    'all-reduce': 3 * 8 * 4 * 2,
+    'all-gather': 64 * 4,
+  }
+
+
+@pytest.mark.parametrize(
+  ('old', 'new', 'cycles', 'unknown'),
+  [
+    (  # the compiler's own count comes first
+      'body=%body',
+      'body=%body, backend_config={"known_trip_count":{"n":"5"}}',
+      *(507, 0),
+    ),
+    # A larger step of the counter: 0 and 2, of 3.
+    ('%one = s32[] constant(1)', '%one = s32[] constant(2)', 207, 0),
+    # No bound: it counts once, and the report says so.
+    ('direction=LT', 'direction=NE', 107, 1),
+  ],
+)
+def test_numbers_of_iterations(old, new, cycles, unknown):
+  found = costs(LOOP.replace(old, new))
+  assert (found.cycles, found.unknown_loops) == (cycles, unknown)
+
+
+def with_kernel(more=''):
+  kernel = '  %k = f32[16]{0} custom-call(%q), custom_call_target='
+  return LOOP.replace(
+    '  %start =', f'{kernel}"tpu_custom_call"{more}\n  %start ='
+  )
+
+
+def test_cost_of_kernels():
+  assert costs(with_kernel()).unknown_kernels == 1
+  other = with_kernel().replace('tpu_custom_call', 'ConcatBitcast')
+  assert costs(other).unknown_kernels == 0
+  config = '{"cost_estimate":{"flops":"394000000","transcendentals":"7",'
+  config += '"bytes_accessed":"819000","remote_bytes_transferred":"0"}}'
+  stated = costs(with_kernel(f', backend_config={config}'))
+  assert (stated.kernel_flops, stated.kernel_bytes) == (394_000_000, 819_000)
+  assert stated.unknown_kernels == 0
+  # At v5e's 197 TFLOP/s: 2 us; at 819 GB/s: 1 us; and 15%. With head dimension
+  # 64, half of the lanes are empty: 4 us. Of 8 heads of 80 lanes, 4 are in two
+  # registers: 192 lanes on average.
+  for head_dim, padding in ((128, 1), (None, 1), (64, 2), (80, 192 / 80)):
+    found = report.kernel_cycles(stated, 'TPU v5 lite', head_dim)
+    expected = 1.15 * (2 * padding + 1) * 1e-6 * 1.5e9
+    assert found == pytest.approx(expected)
+  assert report.kernel_cycles(costs(LOOP), 'TPU v5 lite', 64) == 0
+
+
+def test_the_dearest_branch_counts():
+  branch = """\
+%{0} (x{0}: f32[]) -> f32[] {{
+  %x{0} = f32[] parameter(0)
+  ROOT %y{0} = f32[] negate(%x{0}), backend_config={{"estimated_cycles":"{1}"}}
+}}
+"""
+  text = branch.format('left', 5) + branch.format('right', 11)
+  text += """\
+ENTRY %main (i: s32[], x: f32[]) -> f32[] {
+  %i = s32[] parameter(0)
+  %x = f32[] parameter(1)
+  ROOT %y = f32[] conditional(%i, %x, %x), branch_computations={%left, %right}
+}
+"""
+  assert costs(text).cycles == 11
+
+
+def test_shapes_in_bytes():
+  for shape, size in (
+    ('f32[2,3]{1,0}', 24),
+    ('(s32[], bf16[8,4], pred[3])', 4 + 64 + 3),
+    ('s4[6]', 3),
+    ('f8e4m3fn[5]', 5),
+  ):
+    assert num_bytes(shape) == size
+
+
+def test_loops_of_this_compiler():
+  def fn(x, stack):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+  shapes = jnp.zeros((4, 8)), jnp.zeros((5, 8, 8))
+  compiled = jax.jit(fn).lower(*shapes).compile()
+  assert costs(compiled.as_text()).unknown_loops == 0
+
+
+def make_config(**changes):
+  config = ml_collections.ConfigDict(
+    {
+      'run': 'vit_jax.train.train',
+      'total_epochs': 2.0,
+      'model': {
+        'target': 'vit_jax.models.vit.VisionTransformer',
+        'width': 16,
+        'depth': 1,
+        'mlp_dim': 16,
+        'num_heads': 2,
+        'embedding': {
+          'target': 'vit_jax.models.layers.PatchEmbedding',
+          'patch_size': 4,
+        },
+        'dtype': 'bfloat16',
+        'num_classes': ml_collections.config_dict.placeholder(int),
+      },
+      'data': {
+        'source': {
+          'target': 'vit_jax.data.folder.Folder',
+          'path': '/does/not/exist',
+        },
+        'transforms': (
+          {'target': 'vit_jax.data.transforms.ResizeSmall', 'size': 12},
+          {'target': 'vit_jax.data.transforms.CentralCrop', 'size': (8, 12)},
+        ),
+        'batch_size': 16,
+      },
+      'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
+      'optimizer': {'target': 'optax.adamw'},
+      'schedule': {'lr': 1e-3, 'decay': 'cosine', 'warmup_fraction': 0.1},
+    }
+  )
+  configs.override(config, [f'{k}={v}' for k, v in changes.items()])
+  return config
+
+
+@pytest.mark.usefixtures('fast_compilation')
+def test_local_report():
+  config = make_config()
+  row = step.measure(config, jax.devices(), num_classes=5)
+  assert row['mesh'] == f'data {jax.device_count()}'
+  assert row['image_shape'] == '8x12x3'
+  assert row['hbm_gib'] is row['fits'] is row['megacycles'] is None
+  assert 'step_ms' not in row
+  # Adam: parameters and two moments on each device, and a share of the batch.
+  batch = 16 / jax.device_count() * (8 * 12 * 3 + 4)
+  state = 3 * 4 * row['parameters']
+  assert row['arguments_gib'] * 2**30 == pytest.approx(state + batch, rel=0.05)
+  assert row['alias_gib'] * 2**30 == pytest.approx(state, rel=0.05)
+  assert row['total_gib'] >= row['arguments_gib'] + row['temporaries_gib']
+  gradients = 4 * row['parameters'] / 1e6
+  reduced = row['collectives_mb']['all-reduce']
+  assert reduced == pytest.approx(gradients, rel=0.05)
+  # By hand: 6 patches of 48 pixels and a class token; q, k, v, out and the MLP
+  # of 16 x 16; scores and sums over 7 x 7; a head; 3 x forward, 2 examples.
+  products = 6 * 48 * 16 + 7 * 6 * 16 * 16 + 2 * 7 * 7 * 16 + 16 * 5
+  per_device = 16 / jax.device_count() * 3 * 2 * products
+  assert row['model_tflop'] * 1e12 == per_device
+  assert row['step_tflop'] == pytest.approx(row['model_tflop'], rel=0.1)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'options', 'message'),
+  [
+    ({'run': 'vit_jax.study.study'}, {}, 'vit_jax.study.study'),
+    ({'data.batch_size': 17}, {'num_classes': 5}, 'must be a multiple of'),
+    ({'data.transforms': ()}, {'num_classes': 5}, '--image_size'),
+    ({'model.remart': 'full'}, {'num_classes': 5}, "did you mean 'remat'"),
+  ],
+)
+def test_what_cannot_be_compiled(changes, options, message):
+  config = make_config(**changes)
+  with pytest.raises(ValueError, match=message):
+    step.lower(config, jax.devices(), **options)
+
+
+def test_numbers_of_a_tpu(monkeypatch):
+  """Times follow from the cycles and the data sheet of the chip."""
+  row = {'device_kind': 'TPU v5 lite', 'head_dim': 64, 'hbm_gib': 15.75}
+  row |= {'batch_size': 8, 'model_tflop': 1e-6}
+  compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
+  found = report.numbers(row, compiled, LOOP)
+  assert found['megacycles'] == pytest.approx(307e-6)
+  seconds = 307 / 1.5e9
+  assert found['step_ms'] == pytest.approx(1e3 * seconds)
+  assert found['images_per_s'] == pytest.approx(8 / seconds)
+  assert found['mfu'] == pytest.approx(1e6 / seconds / 197e12)
+  sent = 2 * 3 * 64 + 256  # an all-reduce sends each byte twice
+  assert found['collectives_ms'] == pytest.approx(sent / 200e9 * 1e3)
+  assert found['fits'] and found['spare_gib'] < 15.75
+  assert found['operations'][0] == [
+    *('block_*/fc1/dot_general (backward)', 'fusion', 300)
+  ]
+
+
+def test_classes_of_the_data():
+  _, row = step.lower(make_config(), jax.devices())
+  assert row['num_classes'] == 1000
+  config = make_config(**{'model.num_classes': 7})
+  _, row = step.lower(config, jax.devices(), num_classes=5)
+  assert row['num_classes'] == 7
+
+
+@pytest.mark.parametrize(
+  ('text', 'shape'),
+  [(None, None), ('8', (8, 8, 3)), ('8x4', (8, 4, 3)), ('8x4x1', (8, 4, 1))],
+)
+def test_image_sizes(text, shape):
+  assert step.read_image_shape(text) == shape
+
+
+@pytest.mark.parametrize('text', ['', '8x', 'x', '0', '1x2x3x4', 'large'])
+def test_image_sizes_that_are_none(text):
+  with pytest.raises(ValueError, match='HxWxC'):
+    step.read_image_shape(text)
+
+
+@pytest.mark.parametrize(
+  ('text', 'key', 'wanted', 'spare'),
+  [
+    (
+      'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G '
+      'of 15.75G hbm. Exceeded hbm capacity by 1.50G.',
+      *('total_gib', 17.25, -1.5),
+    ),
+    (  # to the temporaries come 2 GiB of arguments
+      'RESOURCE_EXHAUSTED: the total memory required for HLO temporaries '
+      '(512.0M) exceeds available HBM (256.0M). HLO module: m.',
+      *('temporaries_gib', 0.5, -2.25),
+    ),
+  ],
+)
+def test_what_the_compiler_says_when_memory_is_short(text, key, wanted, spare):
+  row = report.too_large({'arguments_gib': 2}, text)
+  assert row['fits'] is False
+  assert (row[key], row['spare_gib']) == (wanted, spare)
+  shown = report.markdown([row], ['fits'])
+  assert shown.splitlines()[2] == f'| NO, {-spare:.1f} too much |'
+
+
+def test_command(monkeypatch, tmp_path, capsys):
+  def measure(config, devices, **options):
+    assert config.seed == 3 and config.model.depth == 1
+    assert options == {'image_shape': (8, 8, 3), 'num_classes': 10}
+    operations = [['block_*/mlp', 'fusion', 2_000_000]]
+    about = {'mesh': '1 device', 'device_kind': 'cpu', 'operations': operations}
+    about |= {'unknown_kernels': 2, 'unknown_loops': 1}
+    return about | {'batch_size': 16, 'fits': True, 'spare_gib': 1.5}
+
+  monkeypatch.setattr(step, 'measure', measure)
+  file = tmp_path / 'tiny.py'
+  file.write_text("""
+from ml_collections import ConfigDict
+def get_config(name):
+  return ConfigDict({'model': {'name': name, 'depth': 2}})
+""")
+  command = [
+    'compile',
+    f'--config={file}:B/16',
+    '--config.seed=3',
+    '--config.model.depth=1',
+    '--image_size=8',
+    '--num_classes=10',
+    '--operations=1',
+    f'--json={tmp_path}/row.json',
+  ]
+  with flagsaver.flagsaver():
+    command_line.main(program.parse_flags(command))
+  shown = capsys.readouterr().out
+  for words in ('yes, 1.5 left', 'block_*/mlp: fusion', '2.00'):
+    assert words in shown
+  assert '2 runs of Pallas kernels' in shown and '1 loops' in shown
+  row = json.loads((tmp_path / 'row.json').read_text())
+  assert row['config'] == 'tiny.py:B/16 seed=3 model.depth=1'
+  assert row['topology'] == 'local' and row['batch_size'] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_LIBTPU, reason='needs libtpu')
+def test_tpu():
+  """In a process of its own: only one can use libtpu."""
+  code = """
+import jax
+import jax.numpy as jnp
+import pytest
+from vit_jax import config
+from vit_jax.tools.compile import step
+from vit_jax.tools.compile.hlo import costs
+
+with pytest.raises(ValueError, match='v5e:16x16'):
+  step.find_devices('v5e:99x99x99')
+assert len(step.find_devices('v5e:1x1')) == 1
+devices = step.find_devices('v5e:2x2')
+
+# The compiler's own printout, for programs that jaxlib cannot print.
+class Refused:
+  def as_text(self):
+    raise jax.errors.JaxRuntimeError('no')
+
+def f(x, w):
+  return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].sum()
+
+here = jax.sharding.SingleDeviceSharding(devices[0])
+x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=here)
+w = jax.ShapeDtypeStruct((6, 512, 512), jnp.bfloat16, sharding=here)
+lowered = jax.jit(jax.grad(f, argnums=1)).lower(x, w)
+compiled = lowered.compile()
+texts = [step.read_hlo(lowered, c) for c in (compiled, Refused())]
+first, second = map(costs, texts)
+assert first.cycles > 0 and first == second, (first, second)
+
+training = config.load('configs/pretrain_imagenet.py:B/16,tiny')
+config.override(training, ['model.scan=True'])
+row = step.measure(training, devices, num_classes=10)
+assert row['fits'] and row['devices'] == 4 and row['unknown_loops'] == 0
+assert row['step_ms'] == pytest.approx(row['megacycles'] / 1.5)
+assert row['images_per_s'] == pytest.approx(16e3 / row['step_ms'])
+assert row['collectives_mb']['all-reduce'] > 0
+
+# The kernel is chosen where the model allows it.
+assert row['attention'] == 'pallas' and row['kernel_megacycles'] > 0
+_, row = step.lower(training, devices)
+assert row['attention'] == 'pallas'
+name = 'vit_jax.models.posemb.Relative'
+config.override(training, [f'model.posemb.target={name}'])
+_, row = step.lower(training, devices)
+assert row['attention'] == 'auto'
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )
+  assert done.returncode == 0, done.stderr
