@@ -455,28 +455,6 @@ def test_what_the_format_lacks_is_written_so_that_nothing_changes(fields):
   )
 
 
-@pytest.mark.parametrize(
-  'fields, words',
-  [
-    (
-      {'num_registers': 2, 'qk_norm': True, 'pooling': 'map'},
-      ['registers', 'qk_norm', 'MAP'],
-    ),
-    ({'norm_eps': 1e-12}, ['norm_eps 1e-12']),
-    ({'pooling': 'gap', 'norm_after_pooling': True}, ['norm after pooling']),
-  ],
-)
-def test_what_cannot_be_written_is_named_all_at_once(fields, words):
-  with pytest.raises(ValueError) as e:
-    npz.write(tiny(**fields))
-  assert all(word in str(e.value) for word in words)
-
-
-def test_minus_infinity_cannot_be_written():
-  with pytest.raises(ValueError, match='lowest'):
-    npz.write(npz.read(hollow(released.big_vision_bit((1,)))))
-
-
 def test_what_the_file_says_cannot_be_said_otherwise():
   file = fill(KINDS['vit'])
   model = npz.read(file, num_heads=4, gelu='exact', dtype='bfloat16').model

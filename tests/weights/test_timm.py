@@ -271,32 +271,10 @@ def test_use_travels():
   assert weights.class_names == list('abcde')
 
 
-@pytest.mark.parametrize(
-  'fields, said',
-  [
-    ({'representation_size': 8}, 'tanh layer'),
-    ({'norm_eps': 1e-12}, 'norm_eps=1e-12'),
-    ({'pooling': 'none'}, 'single patches'),
-    (
-      {
-        'resnet_stages': (1, 1),
-        'patch_size': (1, 1),
-        'image_shape': (32, 32, 3),
-      },
-      'kind',
-    ),
-  ],
-)
-def test_what_timm_cannot_have_is_not_written(fields, said):
-  weights = seeded.model_weights(SMALL | fields)
-  with pytest.raises(ValueError, match=rf'{said}.*npz'):
-    timm.write(weights)
-
-
 def test_families_beyond_what_timm_has_are_not_written():
-  with pytest.raises(ValueError, match=r'no ResNet of the kind \(\(1, 2\)'):
+  with pytest.raises(ValueError, match=r'no ResNet with \(\(1, 2\)'):
     timm.write(read('bit'))
-  with pytest.raises(ValueError, match='no MlpMixer of the kind'):
+  with pytest.raises(ValueError, match='no MlpMixer with'):
     timm.write(read('mixer'))
 
 

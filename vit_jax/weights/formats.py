@@ -24,9 +24,9 @@ from etils import epath
 from vit_jax import config, tree
 from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import DistillationToken
+from vit_jax.models.pooling import DistillationToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, SinCos2d
-from vit_jax.models.resnet import ResNet
+from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import (
@@ -41,6 +41,7 @@ from vit_jax.weights.bundle import Weights
 _READERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
 FORMATS = ('vit_jax', *_READERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
+_PORTABLE = VisionTransformer, ResNet, MlpMixer  # to other readers
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _WEB = ('http://', 'https://', 'hf://')
@@ -302,23 +303,59 @@ def describe_use(weights: Weights) -> dict[str, Any]:
 
 
 def _check_portable(model, format):
-  """Raise ValueError for what only models of this project have."""
-  posemb = getattr(model, 'posemb', None)
+  """Raise ValueError unless other readers of a format compute this model."""
+  block, head = getattr(model, 'block', model), getattr(model, 'head', None)
   embedding = getattr(model, 'embedding', None)
-  known = VisionTransformer, ResNet, MlpMixer
-  pooling = getattr(model, 'pooling', None)
-  problems = {
-    f'the model {type(model).__name__}': type(model) not in known,
-    f'posemb={posemb}': posemb is not None
-    and (type(posemb) not in (Learned, SinCos2d) or posemb.in_layers),
-    'overlapping patches (stride)': getattr(embedding, 'stride', None),
-    'mask_token=True': getattr(embedding, 'mask_token', False),
-    'a distillation token': isinstance(pooling, DistillationToken)
-    and format != 'timm',
-  }
-  if found := [text for text, is_problem in problems.items() if is_problem]:
-    raise ValueError(
-      f'{format} cannot hold {", ".join(found)}. Use --format=vit_jax instead'
-      ' (for mask_token also: --set pooling=token --set mask_token=false '
-      '--num_classes=0).'
-    )
+  pooling, posemb = getattr(model, 'pooling', None), None
+  if isinstance(model, VisionTransformer):
+    posemb = model.posemb
+  name, eps = type(model).__name__, getattr(block, 'norm_eps', 1e-6)
+  size = getattr(head, 'representation_size', None)
+  every = {'npz', 'timm', 'hf'}
+  for lacking, has, what in (
+    (every, type(model) not in _PORTABLE, name),
+    ({'hf'}, type(model) is not VisionTransformer, name),
+    ({'hf'}, isinstance(embedding, Hybrid), 'a hybrid'),
+    (
+      every,
+      posemb is not None
+      and (type(posemb) not in (Learned, SinCos2d) or posemb.in_layers),
+      f'posemb={posemb}',
+    ),
+    (every, getattr(embedding, 'stride', None), 'overlapping patches (stride)'),
+    (every, getattr(embedding, 'mask_token', False), 'mask_token=True'),
+    (
+      every,
+      getattr(model, 'pool_padding', 'zero') != 'zero',
+      "pool_padding='lowest'",
+    ),
+    ({'npz', 'hf'}, getattr(pooling, 'num_registers', 0), 'registers'),
+    ({'npz', 'hf'}, getattr(pooling, 'norm_after', False), 'norm_after'),
+    ({'npz', 'hf'}, getattr(block, 'qk_norm', False), 'qk_norm'),
+    ({'npz', 'hf'}, type(pooling) in (Map, DistillationToken), f'{pooling}'),
+    ({'hf'}, isinstance(pooling, Mean), f'{pooling}'),
+    ({'timm', 'hf'}, isinstance(pooling, NoPooling), f'{pooling}'),
+    (
+      {'timm'},
+      isinstance(pooling, DistillationToken)
+      and (pooling.num_registers or isinstance(embedding, Hybrid)),
+      f'{pooling} with registers or a ResNet',
+    ),
+    ({'npz', 'timm'}, eps != 1e-6, f'norm_eps={eps}'),
+    (
+      {'timm', 'hf'} if model.num_classes else {'timm'},
+      size,
+      f'representation_size={size}',
+    ),
+    (
+      {'timm'},
+      isinstance(model, MlpMixer) and model.gelu != 'exact',
+      "a Mixer with gelu='tanh'",
+    ),
+  ):
+    if has and format in lacking:
+      others = sorted(every - lacking)
+      raise ValueError(
+        f'{format} cannot hold {what}. Use --format='
+        f'{" or ".join(["vit_jax", *others])} instead.'
+      )

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import PatchEmbedding, as_pair
-from vit_jax.models.pooling import ClassToken
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import convert, split_table
@@ -206,10 +204,9 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   ViTForImageClassification.from_pretrained(FOLDER) loads them, and
   AutoImageProcessor; ViTModel if there is no head.
 
-  Raises:
-    ValueError: transformers' ViT cannot be such a model.
+  Args:
+    weights: of a model that transformers' ViT can be, see `formats.write`.
   """
-  _check(weights.model)
   weights = bundle.with_table(bundle.fold_layerscale(weights))
   model, params = weights.model, dict(weights.params)
   cls, table = params.pop('cls_pos_embedding'), params['pos_embedding']
@@ -224,30 +221,6 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
     'config.json': _make_config(weights),
     'preprocessor_config.json': _make_preprocessor_config(weights),
   }
-
-
-def _check(model):
-  """Raise ValueError unless transformers' ViT can be such a model."""
-  if type(model) is not VisionTransformer:
-    wrong = [type(model).__name__]
-  else:
-    values = {
-      f'pooling={model.pooling}': model.pooling != ClassToken(),
-      f'embedding={model.embedding}': (
-        type(model.embedding) is not PatchEmbedding
-      ),
-      'qk_norm=True': model.block.qk_norm,
-      f'representation_size={model.head.representation_size}': (
-        model.head.representation_size and model.num_classes
-      ),
-    }
-    wrong = [text for text, is_wrong in values.items() if is_wrong]
-  if wrong:
-    raise ValueError(
-      f"transformers' ViT cannot have {', '.join(wrong)}: it pools its class "
-      'token, has no registers, and no layer between the class token and a '
-      'classifier. Use --format=timm, npz or vit_jax instead.'
-    )
 
 
 def _make_config(weights):

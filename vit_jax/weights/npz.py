@@ -33,7 +33,6 @@ import numpy as np
 
 from vit_jax.data import transforms
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import Map
 from vit_jax.models.resnet import ResNet
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle
@@ -274,25 +273,13 @@ def _with_grid(arrays, grid):
 
 
 def portable(weights: Weights) -> Weights:
-  """Return equivalent Weights that the format can hold.
+  """Return equivalent Weights that the format can hold, see `formats.write`.
 
   Computed positions become a table, and LayerScale is multiplied into the
   layers before it.
-
-  Raises:
-    ValueError: there are none.
   """
-  model = weights.model
-  if isinstance(model, ResNet):
-    if model.form == 'preact' and model.pool_padding != 'zero':
-      raise ValueError(
-        f'npz cannot hold pool_padding={model.pool_padding!r}. Use '
-        '--format=vit_jax instead.'
-      )
+  if isinstance(weights.model, ResNet | MlpMixer):
     return weights
-  if isinstance(model, MlpMixer):
-    return weights
-  _check(model)
   return bundle.with_table(bundle.fold_layerscale(weights))
 
 
@@ -300,9 +287,6 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return ({name: array}, {}) in the format of the paper's code.
 
   The names are those of the published files, the only ones that timm reads.
-
-  Raises:
-    ValueError: the format cannot hold the model.
   """
   weights = portable(weights)
   model, params = weights.model, dict(weights.params)
@@ -320,20 +304,3 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   if (cls := params.pop('cls_pos_embedding', None)) is not None:
     table = np.concatenate([cls, table], axis=1)
   return _PRE_LINEN.to_theirs(params) | {TABLE: table}, {}
-
-
-def _check(model):
-  """Raise ValueError if the format cannot hold a ViT; name every reason."""
-  block, pooling = model.block, model.pooling
-  problems = {
-    'registers': pooling.num_registers,
-    'norms of queries and keys (qk_norm)': block.qk_norm,
-    'a norm after pooling': getattr(pooling, 'norm_after', False),
-    f'norm_eps {block.norm_eps} (readers assume 1e-6)': block.norm_eps != 1e-6,
-    'a MAP head': isinstance(pooling, Map),
-  }
-  if found := [text for text, is_problem in problems.items() if is_problem]:
-    raise ValueError(
-      f'npz cannot hold {", ".join(found)}. Use --format=timm or '
-      '--format=vit_jax instead.'
-    )

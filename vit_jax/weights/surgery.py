@@ -151,9 +151,6 @@ def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
   Raises:
     ValueError: the weights do not fit the model.
   """
-  options = dict(init_from.options or {})
-  options.setdefault('num_heads', getattr(model, 'num_heads', None))
-  init_from = dataclasses.replace(init_from, options=options)
   params, report = fit(read(init_from), state.params, model, init_from)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   state = dataclasses.replace(state, params=params, ema=ema)

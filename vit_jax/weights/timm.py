@@ -30,7 +30,6 @@ from vit_jax.models.pooling import (
   DistillationToken,
   Map,
   Mean,
-  NoPooling,
 )
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.types import FlatParams, Size
@@ -400,61 +399,44 @@ def _preprocess(data, image_shape, notes):
   }
 
 
-@functools.cache
-def _architectures():
-  """Return [(name in timm, model)] of the architectures that both have."""
-  return [
-    (theirs[0], names.create(ours))
-    for ours, theirs in names.models().items()
-    if theirs
-  ]
-
-
 def _architecture(model):
-  """Return the timm architecture of a written config.json.
-
-  model_args can change a ViT to any size, but not the stages of a hybrid, nor
-  a ResNet or a Mixer.
+  """Return timm's most similar architecture; model_args make it this model.
 
   Raises:
     ValueError: timm has no such ResNet, Mixer or hybrid.
   """
-  embedding = getattr(model, 'embedding', None)
   if isinstance(getattr(model, 'pooling', None), DistillationToken):
-    if type(embedding) is not PatchEmbedding:
-      raise ValueError(
-        'timm has no hybrid with a distillation token. Use --format=vit_jax '
-        'instead.'
-      )
     return 'deit_base_distilled_patch16_224'
-  known = [
-    (name, other)
-    for name, other in _architectures()
-    if type(other) is type(model)
-    and type(getattr(other, 'embedding', None)) is type(embedding)
-  ]
 
-  def key(model):
+  def fixed(model):
+    """Return what model_args cannot change."""
     if isinstance(model, ResNet):
       return model.stages, model.width_factor, model.form
     if isinstance(model, MlpMixer):
       return model.width, model.depth, model.embedding.patch_size
-    return getattr(model.embedding, 'stages', None)
+    return type(model.embedding), getattr(model.embedding, 'stages', None)
 
-  def distance(pair):
-    width, side = pair[1].width, max(pair[1].embedding.patch_size)
-    side -= max(embedding.patch_size)
-    return abs(math.log(width / model.width)), abs(side)
+  def distance(name):
+    width, patch = getattr(known[name], 'width', 1), 0
+    if hasattr(model, 'embedding'):
+      patch = max(known[name].embedding.patch_size)
+      patch -= max(model.embedding.patch_size)
+    return abs(math.log(width / getattr(model, 'width', 1))), abs(patch)
 
-  if key(model) is None:  # a ViT without ResNet
-    return min(known, key=distance)[0]
-  for name, other in known:
-    if key(other) == key(model):
-      return name
-  raise ValueError(
-    f'timm has no {type(model).__name__} of the kind {key(model)}; it has '
-    f'{", ".join(name for name, _ in known)}. Use --format=npz instead.'
-  )
+  known = {
+    theirs[0]: names.create(ours)
+    for ours, theirs in names.models().items()
+    if theirs
+  }
+  found = [
+    name for name, other in known.items() if fixed(other) == fixed(model)
+  ]
+  if not found:
+    raise ValueError(
+      f'timm has no {type(model).__name__} with {fixed(model)}. Use '
+      '--format=npz instead.'
+    )
+  return min(found, key=distance)
 
 
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
@@ -463,17 +445,15 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with
   the two, and computes the same.
 
+  Args:
+    weights: of a model that timm can hold, see `formats.write`.
+
   Raises:
-    ValueError: timm has no such model.
+    ValueError: timm has no such ResNet, Mixer or hybrid.
   """
   model, params = weights.model, dict(weights.params)
   name = _architecture(model)
   if isinstance(model, ResNet):
-    if model.pool_padding != 'zero':
-      raise ValueError(
-        f'timm cannot hold pool_padding={model.pool_padding!r}. Use '
-        '--format=vit_jax instead.'
-      )
     args, keys = {}, _RESNET_KEYS
   elif isinstance(model, MlpMixer):
     args, keys = _mixer_args(weights), _MIXER_KEYS
@@ -494,19 +474,6 @@ def _vit_args(weights, params):
   model = weights.model
   pooling, block = model.pooling, model.block
   distilled = isinstance(pooling, DistillationToken)
-  problems = {
-    'a tanh layer before the head (representation_size)': (
-      model.head.representation_size
-    ),
-    'logits of single patches (NoPooling)': isinstance(pooling, NoPooling),
-    f'norm_eps={block.norm_eps}': block.norm_eps != 1e-6,
-    'registers next to a distillation token': distilled
-    and pooling.num_registers,
-  }
-  if found := [text for text, is_problem in problems.items() if is_problem]:
-    raise ValueError(
-      f'timm cannot hold {", ".join(found)}. Use --format=npz or vit_jax.'
-    )
   pools = {Mean: 'avg', Map: 'map'}
   args = {
     'img_size': list(weights.image_shape[:2]),
@@ -543,12 +510,6 @@ def _vit_args(weights, params):
 
 def _mixer_args(weights):
   model = weights.model
-  if (model.gelu, model.norm_eps) != ('exact', 1e-6):
-    raise ValueError(
-      f"timm's Mixer has gelu='exact' and norm_eps=1e-6, this one "
-      f'{model.gelu!r} and {model.norm_eps}. Use --format=npz, or read the '
-      "weights with timm's values if that is near enough."
-    )
   hidden = model.tokens_mlp_dim, model.channels_mlp_dim
   ratios = [_ratio(h, model.width) for h in hidden]
   return {'img_size': list(weights.image_shape[:2]), 'mlp_ratio': ratios}
