@@ -148,10 +148,7 @@ class AxialResNet(ResNet):
   """A ResNet with axial attention in place of its 3x3 convolutions.
 
   The paper's is an R50: stages (3, 4, 6, 3). Its position embeddings belong to
-  one size of feature maps; for images of another size they are resized as in a
-  ViT.
+  one size of images.
   """
 
   middle: Any = AxialAttention
-
-  posemb = Relative()  # of the attention, for resizing

@@ -34,12 +34,6 @@ def platform() -> str:
   return device.platform if device else jax.default_backend()
 
 
-def device_kind() -> str:
-  """Return the model of device, such as 'TPU v4', of `platform`."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return (device or jax.devices()[0]).device_kind
-
-
 def per_device(
   fn: Callable[..., jax.Array], *arrays: jax.Array, heads: int | None = None
 ) -> jax.Array:

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.mesh import device_kind, per_device, platform
+from vit_jax.models.mesh import per_device, platform
 
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
@@ -62,9 +62,6 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   """Return what the kernel needs and lacks, or None if it can run."""
   if platform() == 'gpu':
     return 'a TPU, got a GPU'
-  kind = device_kind()
-  if q.dtype == jnp.bfloat16 and kind in ('TPU v2', 'TPU v3'):
-    return f'a TPU v4 or newer for bfloat16, got a {kind}'
   if not q.shape == k.shape == v.shape:
     return (
       'queries, keys and values of one shape, '

@@ -14,7 +14,7 @@ Shapes as in vit.py.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from flax import linen as nn
 
 from vit_jax.models import resample
-from vit_jax.types import Array, FlatParams, NonNegative, Positive, Shape
+from vit_jax.types import FlatParams, NonNegative, Positive, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,8 @@ class Learned(PositionEmbedding):
   def resize(
     self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
   ) -> np.ndarray | None:
-    if name not in self.tables or not same_but(table, shape, (-3, -2)):
+    same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
+    if name not in self.tables or not same:
       return None
     return resample.resize(table, (shape[-3], shape[-2]), method)
 
@@ -208,9 +209,8 @@ class Learned(PositionEmbedding):
 
   def _patches(self, module, grid, width):
     """Return [1, gh * gw, D]."""
-    table = table_of_grid(
-      module, 'pos_embedding', (1, *grid, width), (1, 2), self.init_std
-    )
+    shape = 1, *grid, width
+    table = _table(module, 'pos_embedding', shape, self.init_std)
     return table.reshape(1, -1, width)
 
   def _token(self, module, name, shape):
@@ -253,7 +253,7 @@ class Learned2d(Learned):
       )
     shapes = (1, 1, grid[1], width // 2), (1, grid[0], 1, width // 2)
     x, y = (
-      table_of_grid(module, name, shape, (1, 2), self.init_std)
+      _table(module, name, shape, self.init_std)
       for name, shape in zip(self.tables, shapes)
     )
     return _concatenate(x, y).reshape(1, -1, width)
@@ -310,9 +310,8 @@ class Relative(PositionEmbedding):
   pairs with a register get 0.
 
   The table is [2 gh, gw, h, d], in which difference key - query of 0 is in row
-  gh and column 0; so its shape gives the grid, and it can be resized. Its first
-  cell is for -gh * gw, from the last patch to the class token, and also for
-  gh * gw; without a class token it is not used.
+  gh and column 0. Its first cell is for -gh * gw, from the last patch to the
+  class token, and also for gh * gw; without a class token it is not used.
 
   Attributes:
     init_std: standard deviation of the initial values.
@@ -326,9 +325,8 @@ class Relative(PositionEmbedding):
   ) -> jax.Array:
     gh, gw = layout.grid
     heads = q.shape[2:]
-    table = table_of_grid(
-      module, 'offset_embedding', (2 * gh, gw, *heads), (0, 1), self.init_std
-    )
+    shape = 2 * gh, gw, *heads
+    table = _table(module, 'offset_embedding', shape, self.init_std)
     table = table.reshape(-1, *heads).astype(q.dtype)
     first, prefix = int(layout.class_token), layout.prefix
     q = jnp.concatenate([q[:, :first], q[:, prefix:]], axis=1)
@@ -345,13 +343,6 @@ class Relative(PositionEmbedding):
       logits = zeros.at[..., at[:, None], at].set(logits)
     return logits
 
-  def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
-    if name != 'offset_embedding' or not same_but(table, shape, (-4, -3)):
-      return None
-    return resize_offsets(table, (shape[-4] // 2, shape[-3]))
-
 
 def _by_key(x):
   """[..., Q, 2 Q] by difference -> [..., Q, Q] by key.
@@ -364,77 +355,14 @@ def _by_key(x):
   return x.reshape(*batch, size, 2 * size - 1)[..., :size]
 
 
-def resize_offsets(table: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Resize the table of Relative to another grid of patches.
-
-  The paper does not say how. A difference of patch numbers is taken as a number
-  of rows and the smallest possible number of columns. Both are measured in
-  units of the grid's last row and column, and embeddings are interpolated
-  between the four nearest.
-
-  Args:
-    table: [..., 2 gh, gw, h, d].
-    size: (height, width) of the new grid, in patches.
-
-  Returns:
-    [..., 2 height, width, h, d] in the dtype of the table.
-  """
-  *batch, rows, width, heads, dim = table.shape
-  old = np.asarray(table, np.float64).reshape(*batch, rows * width, heads, dim)
-  offsets = np.arange(-size[0] * size[1], size[0] * size[1])
-  dy = np.round(offsets / size[1]) if size[0] > 1 else 0 * offsets
-  dx = offsets - dy * size[1]
-  dy = dy * (rows / 2 - 1) / max(size[0] - 1, 1)
-  dx = dx * (width - 1) / max(size[1] - 1, 1)
-  out: Any = 0
-  for y, y_weight in _neighbours(dy):
-    for x, x_weight in _neighbours(dx):
-      cell = (rows // 2 + y) * width + x
-      # The first cell belongs to the class token alone, see Relative.
-      cell = np.clip(cell, offsets > offsets[0], rows * width - 1)
-      found = old[..., cell, :, :]
-      out = out + (y_weight * x_weight)[:, None, None] * found
-  out = out.reshape(*batch, 2 * size[0], size[1], heads, dim)
-  return out.astype(table.dtype)
-
-
-def _neighbours(at):
-  """Return (integers below, weights), (integers above, weights)."""
-  below = np.floor(at)
-  weight = at - below
-  return (below.astype(int), 1 - weight), (below.astype(int) + 1, weight)
-
-
-def table_of_grid(
-  module: nn.Module,
-  name: str,
-  shape: Shape,
-  dims: tuple[int, int],
-  init_std: float,
-) -> jax.Array:
-  """Create a parameter of `module`, or return it.
-
-  Raises:
-    ValueError: it is there with another shape. `dims` are the two dimensions of
-      the grid, for the message.
-  """
+def _table(module, name, shape, init_std):
+  """Create a table of `module`, or return it, whose shape fits the images."""
   if module.has_variable('params', name):
-    found: Shape = module.get_variable('params', name).shape
+    found = module.get_variable('params', name).shape
     if found != shape:
-      have, need = (f'{s[dims[0]]}x{s[dims[1]]}' for s in (found, shape))
       raise ValueError(
-        f'The images need a table {name} of {need} but the parameters have one '
-        f'of {have}. Use images of the size that the model was trained at, or '
-        'resize the table with the `resize` method of its class.'
+        f'The images need position embeddings {name} of shape {shape}, but the '
+        f'parameters have {found}. Use images of the size that the model was '
+        'trained at, or load the weights with image_size=(height, width).'
       )
   return module.param(name, jax.nn.initializers.normal(init_std), shape)
-
-
-def same_but(array: Array, shape: Shape, dims: tuple[int, int]) -> bool:
-  """Return whether an array has that shape except for these dimensions."""
-  if array.ndim != len(shape) or array.ndim < 4:
-    return False
-  free = {d % array.ndim for d in dims}
-  return all(
-    a == b for d, (a, b) in enumerate(zip(array.shape, shape)) if d not in free
-  )
