@@ -16,7 +16,6 @@ from contract import (
   stack_layers,
 )
 
-from vit_jax import tree
 from vit_jax.analysis import flops
 from vit_jax.models import axial, names
 from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
@@ -24,7 +23,6 @@ from vit_jax.models.layers import Head, LayerNorm
 from vit_jax.models.pooling import ClassToken, Map, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, SinCos2d
 from vit_jax.models.vit import Block
-from vit_jax.weights import surgery as transfer
 
 RNG = np.random.default_rng(0)
 
@@ -104,19 +102,6 @@ def test_contract(fields):
   assert max(compare_to_bfloat16(model, params, (expected, grads))) < 0.1
 
 
-@pytest.mark.slow
-def test_dropout_acts_in_training_only():
-  model = tiny(dropout=0.5, depth=1)
-  variables = {'params': random_params(model)}
-  rngs = {'dropout': jax.random.key(0, impl='rbg')}
-  run = jax.jit(model.apply, static_argnames='train')
-  plain = run(variables, IMAGES)
-  evaluated = run(variables, IMAGES, rngs=rngs)
-  np.testing.assert_allclose(evaluated, plain, rtol=1e-6, atol=1e-6)
-  dropped = run(variables, IMAGES, train=True, rngs=rngs)
-  assert np.abs(dropped - plain).max() > 1e-3
-
-
 @pytest.mark.parametrize('name, patch', [('B/32', 32), ('ViT-B/16', 16)])
 def test_axial_vit_costs_what_it_should(name, patch):
   model = names.create(f'Axial-{name}', num_classes=1000)
@@ -190,19 +175,6 @@ def test_axial_resnet_contract(form):
   np.testing.assert_allclose(again, expected, rtol=1e-4)
   for again, grad in zip(*map(jax.tree.leaves, (remat_grads, grads))):
     assert np.linalg.norm(again - grad) <= 0.02 * np.linalg.norm(grad) + 1e-3
-
-
-def test_axial_resnet_at_another_size():
-  model = tiny_resnet(num_classes=None)
-  images = np.zeros((1, 32, 32, 3), 'f')
-  params = random_params(model, images)
-  larger = np.zeros((1, 48, 64, 3), 'f')
-  with pytest.raises(ValueError, match=r'offset_embedding .*resize'):
-    jax.eval_shape(model.apply, {'params': params}, larger)
-  fresh = jax.eval_shape(model.init, jax.random.key(0), larger)['params']
-  adapted, _ = transfer.adapt(tree.flatten(params), tree.flatten(fresh), model)
-  adapted = {'params': tree.unflatten(adapted)}
-  assert jax.eval_shape(model.apply, adapted, larger).shape == (1, 512)
 
 
 def test_what_makes_no_sense():

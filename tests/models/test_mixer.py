@@ -134,25 +134,3 @@ def test_features_by_name():
   np.testing.assert_allclose(pooled, out['pooled'], atol=1e-6)
   shapes = jax.eval_shape(headless.init, jax.random.key(0), IMAGES)
   assert 'head' not in shapes['params']
-
-
-@pytest.mark.parametrize('scan', [False, True])
-def test_another_number_of_patches_is_an_error(scan):
-  params = random_params(tiny(scan=scan))
-  message = '4x6 patches but token_mixing mixes 12.* one size'
-  with pytest.raises(ValueError, match=message):
-    apply(tiny(scan=scan), params, np.zeros((1, 16, 12, 3), 'f'))
-
-
-@pytest.mark.parametrize(
-  'fields, message',
-  [
-    ({'embedding': PatchEmbedding(5)}, '8x12.*of 5x5.*nearest.* 10x10'),
-    ({'gelu': 'erf'}, "gelu='erf' must be one of 'tanh', 'exact'"),
-    ({'remat': 'all'}, "remat='all' must be one of 'none'"),
-    ({'stochastic_depth': 1.0}, r'stochastic_depth=1.0 must be in \[0, 1\)'),
-  ],
-)
-def test_senseless_fields_are_errors(fields, message):
-  with pytest.raises(ValueError, match=message):
-    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)

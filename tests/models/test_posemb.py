@@ -7,21 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import (
-  IMAGES,
   TINY_VIT,
   apply,
   assert_scan_is_the_loop,
-  assert_trees_close,
-  compare_to_bfloat16,
-  logits_and_grads,
   random_params,
   stack_layers,
 )
 
 from vit_jax import tree
-from vit_jax.models import posemb, resample
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models import resample
+from vit_jax.models.pooling import ClassToken
 from vit_jax.models.posemb import (
   Layout,
   Learned,
@@ -30,55 +25,16 @@ from vit_jax.models.posemb import (
   Relative,
   SinCos2d,
 )
-from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 GRID = 2, 6  # of IMAGES
 RNG = np.random.default_rng(0)
-ALL = [
-  Learned2d(),
-  Relative(),
-  Learned(at='layers'),
-  Learned2d(at='layers'),
-  Learned(at='layers_shared'),
-  Learned2d(at='layers_shared'),
-  Learned(prefix=False),
-  Learned(at='layers', prefix=False),
-]
 REGISTER = ClassToken(num_registers=1)
 by_kind = pytest.mark.parametrize('kind', [Learned, Learned2d])
 
 
 def tiny(**fields):
   return VisionTransformer(**(TINY_VIT | fields))
-
-
-def shapes(model, images=IMAGES):
-  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  return {k: v.shape for k, v in tree.flatten(params).items()}
-
-
-@pytest.mark.parametrize('positions', ALL, ids=str)
-def test_parameters(positions):
-  """The model without positions has the same parameters, except tables."""
-  model = tiny(posemb=positions, pooling=REGISTER)
-  plain = shapes(model.clone(posemb=None))
-  found = shapes(model)
-  own = {k: v for k, v in found.items() if k not in plain}
-  assert {k: found[k] for k in plain} == plain
-  if isinstance(positions, Relative):
-    name = 'attn/offset_embedding'
-    expected = {f'block_{i}/{name}': (4, 6, 2, 8) for i in range(2)}
-  else:
-    where = ('block_0/', 'block_1/') if positions.at == 'layers' else ('',)
-    tables = {'pos_embedding': (1, 2, 6, 16)}
-    if isinstance(positions, Learned2d):
-      tables = {'pos_embedding_x': (1, 1, 6, 8)}
-      tables['pos_embedding_y'] = 1, 2, 1, 8
-    if positions.prefix:
-      tables['cls_pos_embedding'] = 1, 1, 16
-    expected = {f'{w}{k}': v for w in where for k, v in tables.items()}
-  assert own == expected
 
 
 def test_learned2d_is_a_grid_of_x_and_y():
@@ -210,12 +166,6 @@ def test_sincos2d_is_the_formula_cell_by_cell():
       np.testing.assert_allclose(table[row, col], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize('width', [4, 18])
-def test_sincos2d_reports_an_invalid_width(width):
-  with pytest.raises(ValueError, match=f'got width {width}.*multiple of 4'):
-    SinCos2d().table({}, (2, 2), width)
-
-
 # Contract.
 
 
@@ -226,148 +176,39 @@ def test_scan_is_the_loop(positions):
   assert_scan_is_the_loop(tiny(posemb=positions))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'positions, pooling',
-  [
-    (Relative(), Mean(num_registers=1)),
-    (Learned(at='layers'), Map(num_registers=1)),
-    (Learned2d(at='layers_shared'), REGISTER),
-  ],
-)
-def test_scan_remat_bfloat16_and_gradients(positions, pooling):
-  model = tiny(posemb=positions, pooling=pooling)
-  params = random_params(model)
-  expected, grads = logits_and_grads(model, params)
-  for name, grad in tree.flatten(grads).items():
-    if not name.endswith('key/bias'):  # it changes no softmax
-      assert np.abs(grad).max() > 1e-6, name
-  scanned = model.clone(scan=True, remat='full')
-  actual, scanned_grads = logits_and_grads(scanned, stack_layers(params))
-  np.testing.assert_allclose(actual, expected, atol=1e-5)
-  assert_trees_close(scanned_grads, stack_layers(grads), atol=1e-4, rtol=1e-3)
-  errors = compare_to_bfloat16(model, params, (expected, grads))
-  assert max(errors) < 0.1
-
-
-@pytest.mark.parametrize('positions', ALL[:4], ids=str)
-def test_hybrids_have_any_positions(positions):
-  hybrid = Hybrid(1, stages=(1,))
-  model = tiny(posemb=positions, embedding=hybrid, num_classes=None)
-  images = jax.ShapeDtypeStruct((2, 16, 24, 3), jnp.float32)
-  variables = jax.eval_shape(model.init, jax.random.key(0), images)
-  assert jax.eval_shape(model.apply, variables, images).shape == (2, 16)
-
-
-@pytest.mark.parametrize(
-  'fields, message',
-  [
-    ({'posemb': Learned2d(), 'width': 15, 'num_heads': 3}, 'is 15.*an even'),
-    (
-      {'posemb': Relative(), 'attention': 'xla'},
-      "'xla' is fused.*Use 'einsum' or 'auto'",
-    ),
-  ],
-)
-def test_invalid_combinations(fields, message):
-  with pytest.raises(ValueError, match=message):
-    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
-
-
-def test_places_are_checked():
-  with pytest.raises(ValueError, match="at='everywhere' must be one of 'stem'"):
-    Learned(at='everywhere')
-
-
-# Resizing.
-
-
-def resized(model, params, images):
-  """Parameters for images of another size, each table by its own class."""
-  fresh = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  params, out = tree.flatten(params), {}
-  for path, want in tree.flatten(fresh).items():
-    out[path] = params[path]
-    if want.shape != params[path].shape:
-      out[path] = resample.resize_parameter(
-        model, path, params[path], want.shape
-      )
-    assert out[path].shape == want.shape, path
-  return tree.unflatten(out)
-
-
-@pytest.mark.parametrize('positions', ALL, ids=str)
-def test_other_sizes_are_an_error_that_resizing_solves(positions):
-  model = tiny(posemb=positions)
+@pytest.mark.parametrize('positions', [Learned(), Learned2d()], ids=str)
+@pytest.mark.parametrize('scan', [False, True])
+def test_tables_are_resized_to_other_images(positions, scan):
+  """Each by its own class, in the stem and in stacked layers."""
+  model = tiny(
+    posemb=dataclasses.replace(positions, at='layers' if scan else 'stem'),
+    scan=scan,
+  )
   params = random_params(model)
   larger = np.zeros((1, 16, 16, 3), 'f')
-  with pytest.raises(ValueError, match=r'need a table .*embedding.* of .*x8'):
-    jax.eval_shape(model.apply, {'params': params}, larger)
-  for scan in (False, True):
-    other = model.clone(scan=scan)
-    params = stack_layers(params) if scan else params
-    found = {'params': resized(other, params, larger)}
-    assert jax.eval_shape(other.apply, found, larger).shape == (1, 5)
+  fresh = jax.eval_shape(model.init, jax.random.key(0), larger)['params']
+  flat, out = tree.flatten(params), {}
+  for path, want in tree.flatten(fresh).items():
+    out[path] = flat[path]
+    if want.shape != flat[path].shape:
+      out[path] = resample.resize_parameter(model, path, flat[path], want.shape)
+      expected = resample.resize(flat[path], want.shape[-3:-1], 'paper')
+      np.testing.assert_array_equal(out[path], expected)
+  variables = {'params': tree.unflatten(out)}
+  assert jax.eval_shape(model.apply, variables, larger).shape == (1, 5)
 
 
-def test_what_is_no_table_or_differs_otherwise_is_not_resized():
-  table = np.zeros((1, 2, 3, 8))
-  for name, shape in (
+@pytest.mark.parametrize(
+  'name, shape',
+  [
     ('cls_pos_embedding', (1, 4, 4, 8)),
     ('pos_embedding', (1, 4, 4, 16)),
     ('pos_embedding', (4, 4, 8)),
-  ):
-    for positions in (*ALL, Learned(), SinCos2d(), PositionEmbedding()):
-      assert positions.resize(name, table, shape) is None
-
-
-def test_resizing_patches_and_channels():
-  kernel = RNG.standard_normal((4, 2, 3, 16)).astype('f')
-  patches = PatchEmbedding((4, 2))
-
-  def resize(shape, path='embedding/kernel', **options):
-    return patches.resize(path, kernel, shape, **options)
-
-  assert resize((2, 2, 3, 16)) is None
-  assert resize((4, 2, 1, 16), method='bilinear') is None
-  assert resize((4, 2, 3, 8), method='bilinear') is None
-  assert resize((2, 2, 3, 16), path='head/kernel', method='bilinear') is None
-  grey = resize((2, 2, 1, 16), method='bilinear', adapt_channels=True)
-  summed = resize((4, 2, 1, 16), adapt_channels=True)
-  np.testing.assert_allclose(summed, kernel.sum(2, keepdims=True), rtol=1e-6)
-  smaller = resample.resize_kernel(summed, (2, 2), 'bilinear')
-  np.testing.assert_allclose(grey, smaller, rtol=1e-6)
-  more = resize((4, 2, 5, 16), adapt_channels=True)
-  np.testing.assert_allclose(more[:, :, 4], kernel[:, :, 1] * 3 / 5, rtol=1e-6)
-
-
-def test_resizing_offsets():
-  """Tables of rows and columns, in units of the last ones."""
-
-  def table(grid, rows, columns):
-    offsets = np.arange(-grid[0] * grid[1], grid[0] * grid[1])
-    dy = np.round(offsets / grid[1])
-    dx = offsets - dy * grid[1]
-    cells = np.stack([dy * rows, dx * columns], -1)
-    return cells.reshape(2 * grid[0], grid[1], 1, 2)
-
-  old = table((3, 5), 1 / 2, 1 / 4)
-  random = RNG.standard_normal((2, 6, 5, 3, 4)).astype('f')
-  same = posemb.resize_offsets(random, (3, 5))
-  np.testing.assert_array_equal(same, random)
-  new = posemb.resize_offsets(old, (7, 9))
-  assert new.shape == (14, 9, 1, 2)
-  expected = table((7, 9), 1 / 6, 1 / 8)
-  # Towards the far ends there are no further embeddings, and columns wrap.
-  rows, columns = new.reshape(-1, 2).T
-  wanted_rows, wanted_columns = expected.reshape(-1, 2).T
-  inside = (np.abs(wanted_rows) < 0.9) & (np.abs(wanted_columns) < 0.5)
-  assert inside.sum() > 60
-  np.testing.assert_allclose(rows[inside], wanted_rows[inside], atol=1e-9)
-  np.testing.assert_allclose(columns[inside], wanted_columns[inside], atol=1e-9)
-  line = np.arange(-5.0, 5).reshape(2, 5, 1, 1)
-  new = posemb.resize_offsets(line, (1, 9)).ravel()
-  np.testing.assert_allclose(new[1:], np.linspace(-4, 4, 17))
+  ],
+)
+def test_other_differences_are_not_resized(name, shape):
+  for positions in (Learned(), Learned2d(), Relative(), SinCos2d()):
+    assert positions.resize(name, np.zeros((1, 2, 3, 8)), shape) is None
 
 
 # Adding one: a class, and nothing else.
@@ -394,23 +235,6 @@ class Rotary(PositionEmbedding):
     return rotate(q), rotate(k)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows(PositionEmbedding):
-  """One learned embedding per row."""
-
-  def add_to_patches(self, module, x, grid):
-    rows = posemb.table_of_grid(
-      module, 'rows', (1, grid[0], 1, x.shape[-1]), (1, 2), init_std=1.0
-    )
-    x = x.reshape(x.shape[0], *grid, -1) + rows
-    return x.reshape(x.shape[0], -1, x.shape[-1])
-
-  def resize(self, name, table, shape, method='paper'):
-    if name != 'rows' or not posemb.same_but(table, shape, (-3,)):
-      return None
-    return resample.resize(table, shape[-3:-1], method)
-
-
 def test_a_position_embedding_of_our_own_in_the_layers():
   model = tiny(posemb=Rotary())
   params = random_params(model)
@@ -422,17 +246,3 @@ def test_a_position_embedding_of_our_own_in_the_layers():
   plain = {k: v for k, v in plain.items() if not k.endswith('speed')}
   plain = apply(model.clone(posemb=None), tree.unflatten(plain))
   assert np.abs(out - plain).max() > 1e-3
-
-
-def test_a_position_embedding_of_our_own_at_the_stem_resizes_itself():
-  model = tiny(posemb=Rows())
-  params = random_params(model)
-  assert params['rows'].shape == (1, 2, 1, 16)
-  larger = np.zeros((1, 20, 12, 3), 'f')
-  with pytest.raises(ValueError, match=r'need a table rows of 5x1 .* of 2x1'):
-    jax.eval_shape(model.apply, {'params': params}, larger)
-  found = resized(model, params, larger)
-  assert apply(model, found, larger).shape == (1, 5)
-  np.testing.assert_allclose(
-    found['rows'][:, 2], params['rows'].mean(1), atol=1e-6
-  )

@@ -31,9 +31,9 @@ from flax import traverse_util
 from vit_jax.analysis import flops
 from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
-from vit_jax.models.posemb import Learned, SinCos2d
+from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models.vit import Block, VisionTransformer
 
 EVERYTHING = {  # each optional part at once
   'head': Head(representation_size=20),
@@ -187,36 +187,6 @@ def test_shapes_and_finite_gradients(pooling, posemb):
     assert np.abs(grad).max() > 1e-9 or re.search('key/bias', name), name
 
 
-@pytest.mark.parametrize('pooling', [ClassToken, Mean, Map, NoPooling])
-@pytest.mark.parametrize('posemb', [Learned(), SinCos2d(), None])
-def test_parts_have_their_parameters(pooling, posemb):
-  model = tiny(pooling=pooling(), posemb=posemb)
-  variables = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
-  names, has_cls = set(variables['params']), pooling is ClassToken
-  assert ('cls' in names) == has_cls
-  assert ('map_head' in names) == (pooling is Map)
-  assert ('pos_embedding' in names) == (posemb == Learned())
-  assert ('cls_pos_embedding' in names) == (has_cls and posemb == Learned())
-  logits = jax.eval_shape(model.apply, variables, IMAGES)
-  assert logits.shape == ((4, 12, 5) if pooling is NoPooling else (4, 5))
-
-
-def test_permuted_patches_and_positions_leave_the_class_token_alone():
-  model = tiny(embedding=PatchEmbedding(4))
-  params = random_params(model)
-  order = np.random.default_rng(1).permutation(6)
-  patches = IMAGES.reshape(4, 2, 4, 3, 4, 3).swapaxes(2, 3).reshape(4, 6, -1)
-  moved = patches[:, order].reshape(4, 2, 3, 4, 4, 3).swapaxes(2, 3)
-  positions = params['pos_embedding'].reshape(1, 6, -1)[:, order]
-  moved_params = params | {'pos_embedding': positions.reshape(1, 2, 3, -1)}
-  expected = apply(model, params)
-  moved_images = moved.reshape(IMAGES.shape)
-  actual = apply(model, moved_params, moved_images)
-  np.testing.assert_allclose(actual, expected, atol=2e-6)
-  only_images = apply(model, params, moved_images)
-  assert np.abs(only_images - expected).max() > 1e-2
-
-
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters():
   model = tiny(**EVERYTHING)
   params = random_params(model, scale=0.1)
@@ -298,8 +268,10 @@ def test_initial_deviation_of_deit():
     embedding=PatchEmbedding(4, init_std=0.02),
     head=Head(init_std=0.02),
     block=BlockOptions(init_std=0.02),
+    pooling=Map(),
   )
   params = jax.jit(model.init)(quick_key(0), IMAGES)['params']
+  assert 'map_head' in params
   for name, value in traverse_util.flatten_dict(params, sep='/').items():
     if name.endswith('kernel'):
       assert_distributed(np.asarray(value), 'normal', 0.02, name)
@@ -336,7 +308,7 @@ def unrolled_everything():
   [
     (False, 'dots'),
     (True, 'full'),
-    pytest.param(True, 'dots_saveable', marks=pytest.mark.slow),
+    (False, 'dots_saveable'),
   ],
 )
 def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
@@ -347,35 +319,6 @@ def test_scan_and_remat_change_no_output_and_no_gradient(scan, remat):
   logits, grads = logits_and_grads(other, params)
   np.testing.assert_allclose(logits, expected, atol=1e-5)
   assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ('group', 'remat'),
-  [
-    (2, 'none'),
-    pytest.param(2, 'dots', marks=pytest.mark.slow),
-    pytest.param(4, 'dots', marks=pytest.mark.slow),
-  ],
-)
-def test_groups_of_scanned_layers_give_the_results_of_single_ones(group, remat):
-  model = tiny(depth=4, dropout=0.2, stochastic_depth=0.2, scan=True)
-  params, rngs = random_params(model), {'dropout': quick_key(3)}
-  expected, expected_grads = logits_and_grads(model, params, rngs=rngs)
-  other = model.clone(scan=group, remat=remat)
-  logits, grads = logits_and_grads(other, params, rngs=rngs)
-  np.testing.assert_allclose(logits, expected, atol=1e-5)
-  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('scan, layers', [(True, 1), (1, 1), (2, 2), (4, 4)])
-def test_an_iteration_computes_a_group_of_layers(scan, layers):
-  model = tiny(depth=4, scan=scan)
-  shapes = jax.eval_shape(model.init, quick_key(0), IMAGES)
-  assert shapes['params']['blocks']['norm1']['scale'].shape == (4, 16)
-  lowered = jax.jit(model.apply).lower(shapes, IMAGES).as_text()
-  assert ('stablehlo.while' in lowered) == (layers < 4)
-  traced = str(jax.make_jaxpr(model.apply)(shapes, IMAGES))
-  assert re.search(rf'unroll={layers}\b', traced)
 
 
 def test_dots_repeat_no_product_with_a_parameter():
@@ -392,56 +335,6 @@ def test_dots_repeat_no_product_with_a_parameter():
   scores = model.depth * 2 * examples * tokens**2 * model.width
   assert counts['dots'] == counts['none'] + scores
   assert counts['full'] > counts['dots'] + scores
-
-
-@pytest.mark.slow
-def test_remat_repeats_the_same_dropout():
-  options = BlockOptions(attention_dropout=0.2)
-  model = tiny(dropout=0.2, block=options, stochastic_depth=0.2)
-  params = random_params(model)
-  rngs = {'dropout': quick_key(3)}
-  expected, expected_grads = logits_and_grads(model, params, rngs=rngs)
-  logits, grads = logits_and_grads(model.clone(remat='full'), params, rngs=rngs)
-  np.testing.assert_allclose(logits, expected, atol=1e-5)
-  assert_trees_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  'fields',
-  [
-    {'dropout': 0.5},
-    {'block': BlockOptions(attention_dropout=0.5)},
-    {'stochastic_depth': 0.5},
-  ],
-)
-@pytest.mark.parametrize('scan', [False, True])
-def test_dropout_acts_in_training_only(fields, scan):
-  model, plain = (tiny(scan=scan, **extra) for extra in (fields, {}))
-  params = random_params(model)
-
-  def trace(model, **options):
-    fn = functools.partial(model.apply, **options)
-    return str(jax.make_jaxpr(fn)({'params': params}, IMAGES))
-
-  assert trace(model) == trace(plain)  # and needs no rng
-  assert 'random_bits' not in trace(model)
-  rngs = {'dropout': jax.random.key(0)}
-  assert 'random_bits' in trace(model, train=True, rngs=rngs)
-
-
-def test_dropout_depends_on_its_key_alone():
-  options = BlockOptions(attention_dropout=0.5)
-  model = tiny(dropout=0.5, block=options, stochastic_depth=0.5, depth=2)
-  params = random_params(model)
-
-  @jax.jit
-  def run(seed):
-    rngs = {'dropout': quick_key(seed)}
-    return model.apply({'params': params}, IMAGES, train=True, rngs=rngs)
-
-  np.testing.assert_array_equal(run(0), run(0))
-  assert np.abs(run(0) - run(1)).max() > 1e-2
-  assert np.abs(run(0) - apply(tiny(), params)).max() > 1e-2
 
 
 def quick_key(seed):
@@ -585,16 +478,9 @@ def test_every_layer_norm_has_the_epsilon(eps):
   model = tiny(pooling=Map(), block=BlockOptions(qk_norm=True, norm_eps=eps))
   with nn.intercept_methods(watch):
     jax.eval_shape(model.init, jax.random.key(0), IMAGES)
-  # Of each layer norm1, norm2, that of q, that of k; the final, MAP head's.
-  assert found == [eps] * (2 * 4 + 2)
-
-
-def test_logits_alone_stack_no_layers_in_a_scan():
-  model = tiny(scan=True)
-  params = random_params(model)
-  jaxpr = jax.make_jaxpr(model.apply)({'params': params}, IMAGES)
-  (scan,) = [e for e in jaxpr.eqns if e.primitive.name == 'scan']
-  assert {x.aval.shape for x in scan.outvars} == {(4, 13, 16)}  # the carry
+  # Of each layer norm1, norm2, that of q, that of k; the final one; and of the
+  # MAP head that of q, that of k, and that before the MLP.
+  assert found == [eps] * (2 * 4 + 1 + 3)
 
 
 def test_without_a_head_the_representation_comes_out():
@@ -607,55 +493,83 @@ def test_without_a_head_the_representation_comes_out():
   assert actual.shape == (4, 20) and np.abs(actual).max() < 1
 
 
-# Messages.
+def test_dropout_acts_in_training_only_and_depends_on_its_key_alone():
+  options = BlockOptions(attention_dropout=0.5)
+  model = tiny(dropout=0.5, block=options, stochastic_depth=0.5)
+  params = random_params(model)
+  np.testing.assert_array_equal(apply(model, params), apply(tiny(), params))
 
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(model, seed):
+    rngs = {'dropout': quick_key(seed)}
+    return model.apply({'params': params}, IMAGES, train=True, rngs=rngs)
 
-def test_patches_are_replaced_only_by_what_is_there():
-  sources = np.zeros((4, 12), np.int32)
-  for has_token, wrong, message in (
-    (False, sources, 'has no mask vector.*mask_token=True'),
-    (True, sources[:, 1:], r'shape \(4, 11\); .* \(4, 12\)'),
-  ):
-    model = tiny(embedding=PatchEmbedding((4, 2), mask_token=has_token))
-    with pytest.raises(ValueError, match=message):
-      jax.eval_shape(
-        functools.partial(model.apply, patch_sources=wrong),
-        {'params': random_params(model)},
-        IMAGES,
-      )
+  np.testing.assert_array_equal(run(model, 0), run(model, 0))
+  assert np.abs(run(model, 0) - run(model, 1)).max() > 1e-2
+  # Rematerialisation draws the same numbers.
+  again = run(model.clone(remat='full'), 0)
+  np.testing.assert_allclose(again, run(model, 0), atol=1e-5)
+  for alone in ({'block': options}, {'dropout': 0.5}):
+    found = run(tiny(**alone), 0)
+    assert np.abs(found - apply(tiny(), params)).max() > 1e-2
 
 
 @pytest.mark.parametrize(
-  'fields, message',
+  'fields, images, message',
   [
-    (
-      {'embedding': PatchEmbedding(5)},
-      '8x12.*patches of 5x5.*nearest.* 10x10',
-    ),
-    (
-      {'embedding': PatchEmbedding((16, 4))},
-      '8x12.*patches of 16x4.*nearest.* 16x12',
-    ),
-    ({'remat': 'all'}, "remat='all' .*'none', 'dots', 'full', .*_saveable"),
-    ({'attention': 'flash'}, "'flash' must be one of 'auto', 'xla'"),
-    ({'num_heads': 3}, 'width=16 must be a multiple of num_heads=3'),
-    ({'dropout': 1.0}, r'dropout=1\.0 must be in \[0, 1\)'),
-    ({'width': 18, 'posemb': SinCos2d()}, 'width 18.*multiple of 4'),
-    (
-      {'embedding': Hybrid(8, stages=(1,))},
-      r'Feature maps \(images / 4\) of 2x3 .*patches of 8x8; .* is 32x32',
-    ),
-    ({'embedding': Hybrid(1, stages=(1, 0))}, r'stages: \(1, 0\); expected'),
+    ({'embedding': PatchEmbedding(5)}, IMAGES, '8x12 .*of 5x5'),
+    ({'embedding': PatchEmbedding((4, 2), (3, 2))}, IMAGES, '8x12 .*every 3x2'),
+    ({'embedding': Hybrid(8, stages=(1,))}, IMAGES, '2x3 .*of 8x8'),
+    ({'num_heads': 3}, IMAGES, 'width=16 .*num_heads=3'),
+    ({'width': 18, 'posemb': SinCos2d()}, IMAGES, 'width 18'),
+    ({'width': 15, 'num_heads': 3, 'posemb': Learned2d()}, IMAGES, '15'),
+    ({'posemb': Relative(), 'attention': 'xla'}, IMAGES, "attention='xla'"),
+    ({}, IMAGES[0], r'\(8, 12, 3\)'),
+    ({}, IMAGES.astype(np.uint8), 'uint8'),
   ],
 )
-def test_senseless_fields_are_errors(fields, message):
+def test_mistakes(fields, images, message):
   with pytest.raises(ValueError, match=message):
-    jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
+    jax.eval_shape(tiny(**fields).init, jax.random.key(0), images)
 
 
-def test_another_image_size_names_the_remedy():
-  model = tiny()
+@pytest.mark.parametrize('posemb', [Learned(), Learned2d(), Relative()])
+def test_another_image_size_is_an_error(posemb):
+  model = tiny(posemb=posemb)
   params = {'params': random_params(model)}
-  message = 'table pos_embedding of 4x6 but .* one of 2x6.*resize'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=r'position embeddings .*image_size='):
     jax.eval_shape(model.apply, params, np.zeros((1, 16, 12, 3), np.float32))
+
+
+def test_patches_are_replaced_by_others_or_by_the_mask():
+  model = tiny(
+    embedding=PatchEmbedding((4, 2), mask_token=True), posemb=None, depth=1
+  )
+  params = random_params(model)
+  sources = np.tile(np.arange(12), (4, 1))
+  sources[1, 3], sources[2, 5] = 7, -1
+  options = {'method': 'features', 'patch_sources': jnp.asarray(sources)}
+  layer_in = _inputs_of_the_first_layer(model, params, **options)
+  patches = apply(model, params, method='features')['patches']
+  expected = np.array(patches)
+  expected[1, 3], expected[2, 5] = patches[1, 7], params['mask'][0, 0]
+  np.testing.assert_allclose(layer_in[:, 1:], expected, atol=1e-6)
+  with pytest.raises(ValueError, match='mask_token=True'):
+    jax.eval_shape(
+      functools.partial(tiny().apply, **options),
+      {'params': random_params(tiny())},
+      IMAGES,
+    )
+
+
+def _inputs_of_the_first_layer(model, params, **options):
+  found = []
+
+  def watch(call, args, kwargs, context):
+    if isinstance(context.module, Block):
+      found.append(args[0])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(watch):
+    model.apply({'params': params}, IMAGES, **options)
+  return found[0]

@@ -1,0 +1,131 @@
+"""Products with float32 gradients of kernels; patch embeddings."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import IMAGES, TINY_VIT, random_params
+from flax import linen as nn
+
+from vit_jax.models import layers, resnet
+from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.resnet import Hybrid
+from vit_jax.models.vit import VisionTransformer
+
+PRODUCTS = {  # product, shapes of the inputs and of the kernel
+  'matmul': (layers.matmul, (50, 6), (6, 4)),
+  'matmul, tokens apart': (layers.matmul, (2, 25, 6), (6, 4)),
+  'convolve': (
+    functools.partial(resnet.convolve, stride=2, padding='SAME'),
+    (3, 7, 7, 2),
+    (3, 3, 2, 5),
+  ),
+}
+
+
+def numbers(shape, seed, dtype=jnp.float32):
+  return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def with_gradients(product, x, kernel):
+  """Return the result, and both gradients for a random one of the result."""
+  out, pull = jax.vjp(product, x, kernel)
+  return out, *pull(numbers(out.shape, 2, out.dtype))
+
+
+@pytest.mark.parametrize('name', PRODUCTS)
+def test_gradients_of_kernels_are_sums_in_float32(name):
+  product, shape, kernel_shape = PRODUCTS[name]
+  x, kernel = numbers(shape, 0, jnp.bfloat16), numbers(kernel_shape, 1)
+  found = with_gradients(product, x, kernel)
+  assert [y.dtype for y in found] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
+  # The same factors, bfloat16 numbers, multiplied in float32.
+  rounded = kernel.astype(jnp.bfloat16).astype(jnp.float32)
+  out, pull = jax.vjp(product, x.astype(jnp.float32), rounded)
+  gradients = pull(numbers(out.shape, 2, jnp.bfloat16).astype(jnp.float32))
+  for y, wanted in zip(found[:2], (out, gradients[0]), strict=True):
+    np.testing.assert_allclose(y.astype('f'), wanted, rtol=2**-7, atol=2**-5)
+  np.testing.assert_allclose(found[2], gradients[1], rtol=1e-5, atol=1e-5)
+
+
+def test_tpus_get_rounded_kernels_and_tokens_apart(monkeypatch):
+  dense = layers.Dense(
+    (6,), (2, 3), nn.initializers.normal(1), dtype='bfloat16'
+  )
+  x = numbers((3, 5, 6), 0)
+  params = dense.init(jax.random.key(1), x)
+
+  def loss(params, x):
+    return jnp.sum(jnp.sin(dense.apply(params, x).astype(jnp.float32)))
+
+  def trace_and_gradients():
+    jaxpr = str(jax.make_jaxpr(lambda x: dense.apply(params, x))(x))
+    gradients = jax.grad(lambda *args: loss(*args), argnums=(0, 1))(params, x)
+    return 'bf16[15,6]' in jaxpr, 'optimization_barrier' in jaxpr, gradients
+
+  *on_cpu, expected = trace_and_gradients()
+  monkeypatch.setattr(layers, 'platform', lambda: 'tpu')
+  *on_tpu, found = trace_and_gradients()
+  assert (on_cpu, on_tpu) == ([True, False], [False, True])
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
+
+
+def tiny(**fields):
+  return VisionTransformer(**(TINY_VIT | fields))
+
+
+@pytest.mark.parametrize('stride', [(4, 1), 2])
+def test_overlapping_patches_are_a_strided_convolution(stride):
+  model = tiny(embedding=PatchEmbedding((4, 2), stride), posemb=None, depth=1)
+  params = random_params(model)
+  actual = model.apply({'params': params}, IMAGES, method='features')['patches']
+  sy, sx = (stride, stride) if isinstance(stride, int) else stride
+  grid = (8 - 4) // sy + 1, (12 - 2) // sx + 1
+  assert model.embedding.grid(IMAGES.shape[1:]) == grid
+  assert model.embedding.image_size(grid) == (8, 12)
+  kernel, bias = params['embedding']['kernel'], params['embedding']['bias']
+  tops = [(y, x) for y in range(0, 5, sy) for x in range(0, 11, sx)]
+  assert len(tops) == actual.shape[1] == grid[0] * grid[1]
+  for token, (y, x) in enumerate(tops):
+    patch = IMAGES[:, y : y + 4, x : x + 2].reshape(4, -1)
+    expected = patch @ kernel.reshape(-1, 16) + bias
+    np.testing.assert_allclose(actual[:, token], expected, atol=1e-5)
+
+
+def test_overlapping_patches_have_a_larger_grid_of_positions():
+  def table(**fields):
+    shapes = jax.eval_shape(tiny(**fields).init, jax.random.key(0), IMAGES)
+    return shapes['params']['pos_embedding'].shape
+
+  assert table(embedding=PatchEmbedding((4, 2), 2)) == (1, 3, 6, 16)
+  assert table(embedding=PatchEmbedding((4, 2), (4, 2))) == (1, 2, 6, 16)
+  side_by_side = PatchEmbedding((4, 2), (4, 2)).cut(IMAGES)
+  np.testing.assert_array_equal(
+    side_by_side, PatchEmbedding((4, 2)).cut(IMAGES)
+  )
+
+
+@pytest.mark.parametrize('size', [16, (16, 16), [16, 16]])
+def test_sizes_are_numbers_or_pairs(size):
+  assert PatchEmbedding(size, size) == PatchEmbedding((16, 16), (16, 16))
+
+
+@pytest.mark.parametrize(
+  'stages, reduction', [((), 4), ((1,), 4), ((1, 1), 8), ([3, 4, 9], 16)]
+)
+def test_hybrids_reduce_images(stages, reduction):
+  hybrid = Hybrid(2, stages=stages)
+  assert hybrid.reduction == reduction
+  assert hybrid.pixels_per_token == (2 * reduction, 2 * reduction)
+  side = 6 * reduction
+  assert hybrid.grid((side, 2 * side, 3)) == (3, 6)
+  assert hybrid.image_size((3, 6)) == (side, 2 * side)
+
+
+@pytest.mark.parametrize('stride', [(5, 2), (2, 0)])
+def test_invalid_strides(stride):
+  with pytest.raises(ValueError, match=r'stride=.*patch_size=\(4, 2\)'):
+    PatchEmbedding((4, 2), stride)
