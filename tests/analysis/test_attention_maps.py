@@ -10,9 +10,7 @@ import pytest
 from vit_jax import tree
 from vit_jax.analysis import attention
 from vit_jax.models.layers import BlockOptions, PatchEmbedding
-from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken
-from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 
 # Op by op, each would be compiled by itself.
@@ -120,30 +118,6 @@ def numpy_norm(x, params):
   return x * params['scale'] + params['bias']
 
 
-def test_weights_are_those_the_model_attends_with():
-  """Weighting the values by them gives the layer's output."""
-  model, variables, images = make(depth=1)
-  out, recorded = record(model, variables, images)
-  q, k = (x[0] for x in attention.recorded(recorded)[:2])
-  params = jax.tree.map(np.asarray, variables['params'])
-  block = params['block_0']
-  x = np.asarray(out['patches']).reshape(2, -1, 16)
-  x = x + params['pos_embedding'].reshape(1, -1, 16)
-  cls = np.broadcast_to(params['cls'] + params['cls_pos_embedding'], (2, 1, 16))
-  x = np.concatenate([cls, x], axis=1)
-  value = block['attn']['value']
-  v = numpy_norm(x, block['norm1'])
-  v = np.einsum('bnd,dhe->bnhe', v, value['kernel']) + value['bias']
-  y = np.einsum('bhqn,bnhe->bqhe', softmax_of(q, k), v)
-  last = block['attn']['out']
-  x = x + np.einsum('bqhe,hed->bqd', y, last['kernel']) + last['bias']
-  y = numpy_norm(x, block['norm2'])
-  y = y @ block['mlp']['fc1']['kernel'] + block['mlp']['fc1']['bias']
-  y = np.asarray(jax.nn.gelu(y, approximate=True))
-  x = x + y @ block['mlp']['fc2']['kernel'] + block['mlp']['fc2']['bias']
-  np.testing.assert_allclose(out['block_0'], x, atol=2e-4)
-
-
 def test_scanned_layers_are_the_unrolled_ones():
   model, variables, images = make()
   stacked = tree.stack_blocks(tree.flatten(variables['params']))
@@ -165,20 +139,6 @@ def test_more_than_ten_layers_keep_their_order():
   q, k, _ = attention.recorded(dict(sorted(layers.items())))
   np.testing.assert_array_equal(q[:, 0, 0, 0, 0], np.arange(12))
   np.testing.assert_array_equal(k[:, 0, 0, 0, 0], -np.arange(12))
-
-
-def test_models_without_attention():
-  mixer = MlpMixer(8, 1, 8, 8, PatchEmbedding(4))
-  resnet = ResNet(stages=(1,), width_factor=1)
-  for model in (mixer, resnet):
-    images = jnp.zeros((1, 32, 32, 3))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    found = jax.eval_shape(
-      lambda v, m=model, x=images: m.apply(v, x, mutable=['intermediates'])[1],
-      shapes,
-    )
-    with pytest.raises(ValueError, match=r'No queries and keys.*no attention'):
-      attention.recorded(found.get('intermediates', {}))
 
 
 def numpy_rollout(weights, heads, residual):
@@ -297,23 +257,6 @@ def test_distance_where_all_attention_is_on_the_class_token():
   assert mean_distance(q, q, distances=distances, prefix='zero')[0, 0] == 0
 
 
-def test_errors():
-  q, k = qk()
-  distances = attention.cell_distances((3, 3), (1, 1))
-  with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches.*grid'):
-    mean_distance(q, k, distances=distances)
-  with pytest.raises(
-    ValueError, match="prefix='drop' must be one of 'left_out'"
-  ):
-    mean_distance(q, k, distances=distances, prefix='drop')
-  with pytest.raises(
-    ValueError, match="heads='sum' must be one of 'mean', 'max'"
-  ):
-    rollout(q[None], k[None], heads='sum')
-  with pytest.raises(ValueError, match="residual='no' must be one of 'half'"):
-    rollout(q[None], k[None], residual='no')
-
-
 @pytest.mark.parametrize('what', ['maps', 'rollout', 'distance'])
 def test_one_layer_is_in_memory_at_a_time(what):
   shape = (12, 2, 197, 4, 8)
@@ -345,3 +288,12 @@ def test_per_layer():
   for i in range(3):
     wanted = mean_distance(q[i], k[i], distances=distances)
     np.testing.assert_allclose(found[:, i], wanted, rtol=1e-6)
+
+
+def test_mistakes():
+  q, k = qk()
+  distances = attention.cell_distances((3, 3), (1, 1))
+  with pytest.raises(ValueError, match=r'\(2, 7, 3, 4\).*9 patches'):
+    mean_distance(q, k, distances=distances)
+  with pytest.raises(ValueError, match='no attention'):
+    attention.recorded({'block_0': {}})
