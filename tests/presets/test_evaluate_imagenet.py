@@ -5,13 +5,12 @@ of BEST, in this order, so that every accuracy can be counted by hand.
 """
 
 import importlib
-import pathlib
 import sys
 
 import jax
 import numpy as np
 import pytest
-from config_variants import VARIANTS
+from preset_configs import ROOT, load_config
 
 from vit_jax import config as config_lib
 from vit_jax import tree
@@ -19,10 +18,8 @@ from vit_jax.models import names
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
-TESTS = pathlib.Path(__file__).parent
-sys.path[:0] = [str(TESTS.parent), str(TESTS / 'data')]
+sys.path.append(str(ROOT / 'tests' / 'data'))
 made_up = importlib.import_module('made_up')
-evaluate_imagenet = importlib.import_module('configs.evaluate_imagenet')
 
 BEST = (500, 3, 7, 8, 9, 10)
 # Labels are 0, 1, 2, ...; in imagenet2012_real none, [1], [2, 3], none, ...
@@ -81,7 +78,7 @@ def weights(tmp_path_factory):
 
 
 def run(argument, weights, data_dir, workdir):
-  config = evaluate_imagenet.get_config(argument)
+  config = load_config('evaluate_imagenet', argument)
   config.init_from.path = weights
   first = next(iter(config.evals))
   config.evals[first].data.batch_size = 16  # of all, as is data_dir
@@ -127,7 +124,7 @@ def test_mirror_images(weights, data_dir, tmp_path):
 
 def test_the_images_of_a_code_base():
   def transforms(argument):
-    return evaluate_imagenet.get_config(argument).evals.val.data.transforms
+    return load_config('evaluate_imagenet', argument).evals.val.data.transforms
 
   names = [
     [
@@ -148,23 +145,3 @@ def test_another_number_of_classes_is_an_error(data_dir, tmp_path):
   other = write_weights(tmp_path / 'other.npz', num_classes=1001)
   with pytest.raises(ValueError, match='has 1000 classes and the model 1001'):
     run('val,size=28', other, data_dir, tmp_path)
-
-
-def test_what_is_not_prepared_is_an_error_that_says_how(weights, tmp_path):
-  with pytest.raises(ValueError, match=r"'imagenet2012_real' is not prepared"):
-    run('real,size=28', weights, tmp_path, tmp_path / 'run')
-
-
-@pytest.mark.parametrize('argument', VARIANTS['evaluate_imagenet'])
-def test_every_variant_loads_and_asks_for_weights(argument, data_dir, tmp_path):
-  with pytest.raises(ValueError, match=r'init_from'):
-    run(argument, None, data_dir, tmp_path)
-
-
-def test_all_sets_by_default():
-  assert set(evaluate_imagenet.get_config('size=28').evals) == set(EXPECTED)
-
-
-def test_a_wrong_argument_lists_what_is_allowed():
-  with pytest.raises(ValueError, match=r'(?s)take.*sketch.*topimages.*flip'):
-    evaluate_imagenet.get_config('imagenet_v2')

@@ -1,0 +1,412 @@
+"""Tiny configs run, and studies report what their runs have written.
+
+The TFDS sets have the names and splits of the real ones, with noise as images.
+"""
+
+import functools
+import importlib
+import io
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from preset_configs import (
+  CLASSES,
+  ROOT,
+  find_distillation,
+  load_config,
+  load_module,
+  write_weights,
+)
+
+from vit_jax import config as configs
+from vit_jax.data import vtab
+from vit_jax.runs.metrics import read_records
+
+sys.path.append(str(ROOT / 'tests' / 'data'))
+made_up = importlib.import_module('made_up')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_fast():
+  """Programs run a few times here, so compiling them well does not pay."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
+def jpeg(seed):
+  pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, 'JPEG')
+  file.seek(0)
+  return file
+
+
+def prepare(data_dir, name, version, sizes):
+  """Write a TFDS set of this name, in ArrayRecord files: {split: size}."""
+  import tensorflow_datasets as tfds
+
+  def examples(size):
+    for i in range(size):
+      yield i, {'image': jpeg(i), 'label': i % CLASSES[name]}
+
+  features = {
+    'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'),
+    'label': tfds.features.ClassLabel(num_classes=CLASSES[name]),
+  }
+
+  class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version(version)
+    pkg_dir_path = data_dir
+
+    def _info(self):
+      of = tfds.features.FeaturesDict(features)
+      return tfds.core.DatasetInfo(builder=self, features=of)
+
+    def _split_generators(self, manager):
+      return {split: examples(size) for split, size in sizes.items()}
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+  Prepared.name = name
+  Prepared(data_dir=data_dir, file_format='array_record').download_and_prepare()
+
+
+@pytest.fixture(scope='session')
+def data_dir(tmp_path_factory):
+  path = tmp_path_factory.mktemp('tfds')
+  train_and_test = {'train': 100, 'test': 20}
+  prepare(path, 'imagenet2012', '5.1.0', {'train': 100, 'validation': 20})
+  prepare(path, 'imagenet21k', '1.0.0', {'full': 60})
+  prepare(path, 'jft', '1.0.0', {'train': 60})
+  prepare(path, 'jft_3b', '1.0.0', {'train': 60})
+  prepare(path, 'cifar10', '3.0.2', train_and_test)
+  prepare(path, 'oxford_iiit_pet', '4.0.0', train_and_test)
+  return path
+
+
+@pytest.fixture(scope='module')
+def image_folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('folder')
+  for i in range(60):
+    folder = path / f'class_{i % CLASSES["folder"]}'
+    folder.mkdir(exist_ok=True)
+    (folder / f'{i}.JPG').write_bytes(jpeg(i).read())
+  return path
+
+
+@pytest.fixture(scope='module')
+def pretrained(data_dir, tmp_path_factory):
+  """Return a function from a config to its workdir; it runs once."""
+
+  @functools.cache
+  def run(name, argument):
+    config = load_config(name, f'{argument},tiny')
+    config.data.source.data_dir = str(data_dir)
+    workdir = tmp_path_factory.mktemp(name)
+    assert int(configs.run(config, workdir).step) == 4
+    return workdir
+
+  return run
+
+
+def last_record(workdir):
+  return {k: v for r in read_records(workdir) for k, v in r.items()}
+
+
+B16 = 'pretrain_paper', 'imagenet,B/16'
+BIT = 'pretrain_bit', 'R50x1'
+HYBRID = 'pretrain_paper', 'jft,R50+L/32'
+PLAIN = 'pretrain_better_plain', 'S/16'
+
+
+@pytest.mark.parametrize(
+  ('name', 'argument'),
+  [
+    B16,
+    *(
+      pytest.param(*each, marks=pytest.mark.slow)
+      for each in (
+        BIT,
+        HYBRID,
+        PLAIN,
+        ('pretrain_paper', 'imagenet21k,B/16'),
+        ('pretrain_augreg', 'imagenet,Ti/16,light2'),
+        ('deit', 'deit3,B/16'),
+        ('pretrain_scaling_vit', 'So400m/14'),
+      )
+    ),
+  ],
+)
+def test_tiny_pretraining_runs(name, argument, pretrained):
+  workdir = pretrained(name, argument)
+  record = last_record(workdir)
+  assert record['step'] == 4 and np.isfinite(record['train/loss'])
+  config = json.loads((workdir / 'config.json').read_text())
+  for evaluator in config['evals']:
+    assert 0 <= record[f'{evaluator}/accuracy'] <= 1
+
+
+@pytest.mark.slow
+def test_tiny_distillation_runs(data_dir, tmp_path):
+  config = load_config('deit', 'soft,tiny')
+  config.data.source.data_dir = str(data_dir)
+  path = write_weights(tmp_path / 'teacher.npz', 'mu/8', 1000, size=8)
+  find_distillation(config).teacher.path = path
+  configs.run(config, tmp_path / 'run')
+  record = last_record(tmp_path / 'run')
+  assert record['step'] == 4 and np.isfinite(record['train/teacher_loss'])
+
+
+def test_tiny_finetuning_on_a_folder(
+  pretrained, image_folder, tmp_path, capsys
+):
+  config = load_config('finetune', 'folder,size=256,tiny')
+  config.init_from.path = str(pretrained(*B16))
+  config.data.source.path = str(image_folder)
+  state = configs.run(config, tmp_path)
+  assert state.params['head']['kernel'].shape == (32, 5)
+  assert state.params['pos_embedding'].shape == (1, 16, 16, 32)
+  assert last_record(tmp_path)['test/num_examples'] == 6
+  assert 'pos_embedding' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('config', 'words'),
+  [(BIT, 'R50x1,bit'), (HYBRID, 'R50+L/32,dev'), (PLAIN, 'S/16,dev,polyak')],
+)
+def test_tiny_finetuning(config, words, pretrained, data_dir, tmp_path):
+  weights = pretrained(*config)
+  config, name = (
+    load_config('finetune', f'cifar10,{words},size=224,tiny'),
+    config,
+  )
+  if name == PLAIN:  # as in the docstring of its pre-training
+    override = (
+      'model.pooling.target=vit_jax.models.pooling.Mean',
+      'model.posemb.target=vit_jax.models.posemb.SinCos2d',
+    )
+    for part in override:
+      assert f'--config.{part}' in load_module(name[0]).__doc__
+    configs.override(config, override)
+  config.init_from.path = str(weights)
+  config.data.source.data_dir = str(data_dir)
+  state = configs.run(config, tmp_path)
+  assert state.params['head']['kernel'].shape[-1] == 10
+  assert (state.ema is not None) == ('polyak' in words)
+  (evaluator,) = config.evals
+  assert evaluator == ('dev' if 'dev' in words else 'test')
+  assert 0 <= last_record(tmp_path)[f'{evaluator}/accuracy'] <= 1
+
+
+@pytest.mark.slow
+def test_masked_patches_then_finetuning(data_dir, tmp_path, capsys):
+  config = load_config('masked_patches', 'B/16,downsampled,imagenet,tiny')
+  config.data.source.data_dir = str(data_dir)
+  configs.run(config, tmp_path / 'masked')
+  record = last_record(tmp_path / 'masked')
+  for name in ('loss', 'accuracy'):
+    assert np.isfinite(record[f'train/{name}'])
+    assert np.isfinite(record[f'minival/{name}'])
+  config = load_config('finetune', 'cifar10,B/16,size=224,tiny')
+  config.init_from.path = str(tmp_path / 'masked')
+  config.data.source.data_dir = str(data_dir)
+  state = configs.run(config, tmp_path / 'cifar10')
+  assert 'mask' not in state.params and 'cls' in state.params
+  assert 'mask 1x1x32 dropped' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['finetune', 'evaluate'])
+def test_weights_must_be_set(name, image_folder, tmp_path):
+  config = load_config(name, 'folder,size=28')
+  data = config if name == 'finetune' else config.evals.test
+  data.data.source.path = str(image_folder)
+  with pytest.raises(ValueError, match=r'init_from\.path'):
+    configs.run(config, tmp_path)
+
+
+# Evaluations.
+
+
+def test_evaluate_on_another_split(pretrained, data_dir, tmp_path):
+  config = load_config('evaluate', 'tfds,size=28')
+  source = config.evals.test.data.source
+  source.data_dir, source.name = str(data_dir), 'imagenet2012'
+  source.split = 'validation'
+  config.init_from.path = str(pretrained(*B16))
+  result = configs.run(config, tmp_path / 'accuracy')
+  assert result['test/num_examples'] == 20
+
+
+def test_evaluate_features(pretrained, image_folder, tmp_path):
+  """At another size than the run's: its positions are interpolated."""
+  config = load_config('evaluate', 'folder,fewshot,knn,size=36')
+  for part, split in (('train', None), ('test', '[:20]')):
+    source = config.evals.frozen.data.images[part].source
+    source.path, source.split = str(image_folder), split
+  config.init_from.path = str(pretrained(*B16))
+  result = configs.run(config, tmp_path)
+  assert 0 <= result['frozen/images/fewshot/10shot'] <= 1
+  assert result['frozen/images/knn/chosen_k'] in (1, 5, 10, 20)
+
+
+@pytest.mark.slow
+def test_fewshot_on_several_data_sets(pretrained, data_dir, tmp_path):
+  config = load_config('fewshot', 'pets,cifar100,size=28')
+  config.evals.frozen.data.cifar100 = config.evals.frozen.data.pets
+  config.evals.frozen.data.pets.test.source.data_dir = str(data_dir)  # all
+  config.evals.frozen.readouts.fewshot.shots = (1,)
+  config.init_from.path = str(pretrained(*B16))
+  result = configs.run(config, tmp_path)
+  each = [result[f'frozen/{x}/fewshot/1shot'] for x in ('pets', 'cifar100')]
+  assert result['frozen/mean/fewshot/1shot'] == pytest.approx(np.mean(each))
+
+
+# Studies, of which some runs have left what a report reads.
+
+
+def write(workdir, name, *records):
+  (workdir / name).mkdir()
+  lines = [json.dumps({'step': i, **r}) + '\n' for i, r in enumerate(records)]
+  (workdir / name / 'metrics.jsonl').write_text(''.join(lines))
+  (workdir / name / 'done.json').write_text('{"seconds": 1.0}')
+
+
+def test_report_of_table_6(tmp_path):
+  """The average is of all five data sets by seed, or is not there."""
+  config = load_config('scaling', 'compute,B/32,R50x1,seeds=2')
+  data = ('imagenet', 'cifar10', 'cifar100', 'pets', 'flowers')
+  for model, exaflops in (('B32', 56.0), ('R50x1', 52.0)):
+    write(tmp_path, f'pretrain_{model}_7ep', {'exaflops': exaflops})
+    for seed in (0, 1):
+      for i, name in enumerate(data):
+        if (model, seed, name) == ('R50x1', 1, 'pets'):
+          continue  # not done
+        run = f'finetune_{model}_7ep_{name}_seed{seed}'
+        write(tmp_path, run, {'test/accuracy': 0.5 + 0.1 * i + 0.02 * seed})
+  measured, published, table = configs.run(config, tmp_path, report_only=True)
+  means = {
+    (r['panel'], r['line']): (r['x'], r['mean'], r['std'], len(r['values']))
+    for r in measured
+  }
+  vit, resnet = 'Transformer (ViT)', 'ResNet (BiT)'
+  assert means == {
+    ('Average of 5', vit): pytest.approx((56, 0.71, 0.01, 2)),
+    ('Average of 5', resnet): pytest.approx((52, 0.7, 0, 1)),
+    ('ImageNet', vit): pytest.approx((56, 0.51, 0.01, 2)),
+    ('ImageNet', resnet): pytest.approx((52, 0.51, 0.01, 2)),
+  }
+  assert len(published) == 36
+  assert table['B/32, 7']['Pets']['mean'] == pytest.approx(0.81)
+  assert table['B/32, 7 paper']['Pets']['mean'] == 0.934
+  assert (tmp_path / 'figure_5_paper.png').exists()
+
+
+def test_report_of_figure_4_stops_early(tmp_path):
+  config = load_config('scaling', 'data,B/32,sizes=9M+all')
+  shots = {f'frozen/imagenet/fewshot/5shot_seed{i}': 0.1 * i for i in range(3)}
+  later = {key: value + 0.5 for key, value in shots.items()}
+  for size, best in (('9M', 0.6), ('all', 0.3)):
+    first, last = {'val/accuracy': best} | shots, {'val/accuracy': 0.5} | later
+    write(tmp_path, f'pretrain_B32_{size}', first, last)
+  (rows,) = configs.run(config, tmp_path, report_only=True)
+  means = {r['x']: r['mean'] for r in rows}
+  assert means == pytest.approx({9e6: 0.1, 303e6: 0.6})
+
+
+def test_report_of_figure_8_is_relative(tmp_path):
+  config = load_config('scaling', 'shape,patch')
+  for name, exaflops in (('base', 2.0), ('patch_16', 8.0)):
+    accuracy = {f'frozen/imagenet/fewshot/5shot_seed{i}': 0.5 for i in range(3)}
+    write(tmp_path, f'pretrain_{name}', {'exaflops': exaflops}, accuracy)
+  (rows,) = configs.run(config, tmp_path, report_only=True)
+  assert {r['name']: r['x'] for r in rows} == {'base': 1.0, 'patch_16': 4.0}
+
+
+def test_report_of_vtab(tmp_path):
+  """Means of groups are of each seed first."""
+  config = load_config('vtab', 'L/16')
+  config.shared.weights = 'weights.npz'
+  for task in vtab.TASKS:
+    for seed in range(3):
+      accuracy = len(task) / 100 + 0.1 * seed
+      write(tmp_path, f'{task}_seed{seed}', {'test/accuracy': accuracy})
+  (made,) = configs.run(config, tmp_path, report_only=True)
+  assert len(made) == 23
+  for group in ('Natural (7)', 'Mean of 19'):
+    tasks = [
+      task
+      for task, x in vtab.TASKS.items()
+      if group.startswith(('Mean', x.group.capitalize()))
+    ]
+    mean = np.mean([len(x) for x in tasks]) / 100 + 0.1
+    assert made[group]['ours']['mean'] == pytest.approx(mean)
+    std = 0.1 * np.std([0, 1, 2])
+    assert made[group]['ours']['std'] == pytest.approx(std)
+
+
+def test_unprepared_data_is_found_at_once(tmp_path):
+  config = load_config('transfer', 'tiny')
+  config.shared.weights = write_weights(tmp_path / 'w.npz', 'ViT-mu/2')
+  config.shared.data_dir = str(tmp_path)
+  with pytest.raises(ValueError) as info:
+    configs.run(config, tmp_path / 'study')
+  for name in ('cifar10', 'oxford_iiit_pet', 'imagenet2012_real'):
+    assert name in str(info.value)
+
+
+@pytest.mark.slow
+def test_a_tiny_study_runs(tmp_path):
+  """Selects a rate on the dev split and tests it, also on ReaL labels."""
+  data_dir = tmp_path / 'data'
+  held_out = {'validation': 20}
+  made_up.prepare(data_dir, 'imagenet2012', {'train': 200} | held_out)
+  made_up.prepare(data_dir, 'imagenet2012_real', held_out)
+  config = load_config('transfer', 'imagenet,seeds=2,size=224,tiny')
+  config.shared.weights = write_weights(tmp_path / 'tiny.npz', 'ViT-mu/2')
+  config.shared.data_dir = str(data_dir)
+  config.shared.model.dtype = 'float32'
+  made, _ = configs.run(config, tmp_path / 'study')
+  assert list(made) == ['ImageNet', 'ImageNet-ReaL']
+  for row in made.values():
+    assert len(row['ours']['values']) == 2
+  record = last_record(tmp_path / 'study' / 'imagenet_final_seed1')
+  assert record['test/num_examples'] == 20
+  assert record['real/num_examples'] + record['real/num_unlabelled'] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'argument', 'members'),
+  [
+    (
+      'scaling',
+      'compute,R50+B/32,tiny',
+      ('pretrain_R50_B32_7ep', 'finetune_R50_B32_7ep_imagenet_seed0'),
+    ),
+    ('scaling', 'data,B/32,sizes=9M+all,tiny', ('pretrain_B32_9M',)),
+    ('scaling_embedded', 'tiny', ('ResNet_480_seed0',)),
+    (
+      'recipes_embedded',
+      'tiny',
+      ('glyphs_baseline_lr1e-03', 'glyphs_baseline_seed0'),
+    ),
+    ('ablations', 'pooling,tiny', ('pretrain_gap_3e-4',)),
+  ],
+)
+def test_members_of_tiny_studies_run(
+  name, argument, members, data_dir, tmp_path
+):
+  config = load_config(name, argument)
+  if 'shared' in config:
+    config.shared.data_dir = str(data_dir)
+  for member in members:
+    reports = configs.run(config, tmp_path, member=member)
+  assert reports and reports[0]
+  assert list(tmp_path.glob('*.md'))

@@ -1,0 +1,322 @@
+"""Every config is checked, and one of each kind is traced, in shapes only."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from preset_configs import (
+  CLASSES,
+  EVALUATIONS,
+  ROOT,
+  STUDIES,
+  TRAINING,
+  VARIANTS,
+  find_distillation,
+  load_config,
+  variants,
+  write_weights,
+)
+
+from vit_jax import config as configs
+from vit_jax.config import resolve
+from vit_jax.models import names
+from vit_jax.tools.compile.step import lower
+
+
+def test_every_config_is_covered():
+  files = {
+    path.stem
+    for path in (ROOT / 'configs').glob('*.py')
+    if 'def get_config(' in path.read_text()
+  }
+  assert files == set(VARIANTS) == {*TRAINING, *STUDIES, *EVALUATIONS}
+
+
+def set_paths(config):
+  """Set what only the user knows, in place."""
+  for part in (config, find_distillation(config) or {}):
+    for key in ('init_from', 'teacher'):
+      if part.get(key):
+        part[key].path = '/weights'
+  for part in (config, *config.evals.values()):
+    for key in ('path', 'name'):
+      if part.data.source.get(key, ...) is None:
+        part.data.source[key] = '/data'
+
+
+@pytest.mark.parametrize('name', TRAINING)
+def test_each_key_of_a_training_is_known(name):
+  for argument in VARIANTS[name]:
+    config = load_config(name, argument)
+    set_paths(config)
+    configs.plan_run(config)
+  for where in ('', 'model', 'optimizer', 'data', 'schedule'):
+    config = load_config(name, next(x for x in VARIANTS[name] if 'tiny' in x))
+    part = config[where] if where else config
+    part.wieght_decay = 0.1
+    with pytest.raises(configs.ConfigError, match='wieght_decay'):
+      configs.plan_run(config)
+
+
+@pytest.mark.parametrize(('name', 'argument'), variants(EVALUATIONS))
+def test_each_key_of_an_evaluation_is_known(name, argument):
+  configs.plan_run(load_config(name, argument))
+
+
+# Parameters of the bare backbones at 224 px, class token included, and width;
+# of hybrids, those of the released models less heads of 1000 classes.
+BARE = {
+  'Ti/16': (5_524_416, 192),
+  # M/16 and So400m/14 by the closed formula.
+  'M/16': (38_324_736, 512),
+  'So400m/14': (412_444_656, 1152),
+  'S/16': (21_665_664, 384),
+  'B/16': (85_798_656, 768),
+  'L/16': (303_301_632, 1024),
+  'H/14': (630_764_800, 1280),
+  'G/14': (1_842_775_680, 1664),
+  'R50+B/16': (98_659_112 - 769_000, 768),
+  'R50+L/32': (328_994_856 - 1_025_000, 1024),
+}
+STAGES = {'50': (3, 4, 6, 3), '101': (3, 4, 23, 3), '152': (3, 8, 36, 3)}
+
+
+def count(model, classes, *, pixels=224, hidden=False):
+  """Return the parameters of a model with a head, at a size."""
+  if 'x' in model:
+    return count_resnet(model, classes)
+  bare, width = BARE[model]
+  patch = int(model.split('/')[1])
+  grown = (pixels // patch) ** 2 - (224 // patch) ** 2
+  hidden = width * width + width if hidden else 0
+  return bare + grown * width + hidden + width * classes + classes
+
+
+def count_resnet(model, classes, *, postact=False):
+  depth, factor = model[1:].split('x')
+  c = 64 * int(factor)
+  total = 7 * 7 * 3 * c + 2 * c * postact
+  for stage, units in enumerate(STAGES[depth]):
+    inside = 64 * int(factor) * 2**stage
+    outside = 4 * inside
+    for unit in range(units):
+      total += c * inside + 9 * inside**2 + inside * outside
+      total += 2 * (2 * inside + (outside if postact else c))  # norms
+      if unit == 0:  # projection
+        total += c * outside + 2 * outside * postact
+      c = outside
+  return total + 2 * c * (not postact) + (c + 1) * classes
+
+
+def test_counts_are_those_of_released_models():
+  """With tanh layer and 21,843 classes; at 384 and 518 px; ResNets of timm."""
+  assert count_resnet('R50x1', 1000) == 25_549_352
+  assert count_resnet('R101x3', 1000) == 387_934_888
+  assert count('B/16', 1000) == 86_567_656
+  assert count('L/16', 1000, pixels=384) == 304_715_752
+  assert count('H/14', 1000, pixels=518) == 633_470_440
+
+
+def map_head(model):
+  """Return the parameters of MAP's query, attention, norm and MLP."""
+  d, _, m, _ = names.SIZES[model.split('/')[0]]
+  return d + 4 * (d * d + d) + 2 * d + d * m + m + m * d + d
+
+
+I21K, JFT = CLASSES['imagenet21k'], CLASSES['jft']
+TRACED = {  # (config, argument): parameters
+  ('pretrain_paper', 'B/16'): count('B/16', 1000, hidden=True),
+  ('pretrain_paper', 'imagenet21k,L/16,fsdp'): count('L/16', I21K, hidden=True),
+  ('pretrain_paper', 'jft,R50+B/16'): count('R50+B/16', JFT, hidden=True),
+  ('pretrain_paper', 'jft,H/14,fsdp'): count('H/14', JFT, hidden=True),
+  ('pretrain_paper', 'jft,R50x1,sgd'): count_resnet('R50x1', JFT),
+  ('pretrain_paper', 'jft,R152x2,postact'): count_resnet(
+    'R152x2', JFT, postact=True
+  ),
+  ('pretrain_bit', 'imagenet21k,R101x3'): count_resnet('R101x3', I21K),
+  ('pretrain_augreg', 'imagenet,B/16'): count('B/16', 1000, hidden=True),
+  ('pretrain_augreg', 'imagenet21k,R50+L/32'): count('R50+L/32', I21K),
+  # Neither class token nor learned positions (197 of them).
+  ('pretrain_better_plain', 'S/16'): (
+    count('S/16', 1000, hidden=True) - 198 * 384
+  ),
+  ('train_folder', 'Ti/16,size=224'): count('Ti/16', 5) - 198 * 192,
+  # No class token.
+  ('pretrain_scaling_vit', 'G/14,fsdp'): (
+    count('G/14', 29_593) + map_head('G/14') - 2 * 1664
+  ),
+  ('pretrain_scaling_vit', 'So400m/14'): (
+    count('So400m/14', 29_593) + map_head('So400m/14') - 2 * 1152
+  ),
+  ('deit', 'deit,S/16'): count('S/16', 1000),
+  # A token, a position and a head.
+  ('deit', 'deit,S/16,distilled'): count('S/16', 1000) + 2 * 384 + 385 * 1000,
+  # LayerScales, and no position of the class token.
+  ('deit', 'deit3,M/16'): count('M/16', 1000) + 23 * 512,
+  ('deit', 'deit3_finetune,B/16,imagenet21k'): count('B/16', 1000) + 23 * 768,
+  ('distill_patient', ''): count_resnet('R50x1', 1000),
+  ('finetune', 'imagenet,L/16,polyak'): count('L/16', 1000, pixels=512),
+  ('finetune', 'imagenet,H/14'): count('H/14', 1000, pixels=518),
+  ('finetune', 'pets,B/16'): count('B/16', 37, pixels=384),
+  ('finetune', 'pets,B/16,layer_decay=0.9'): count('B/16', 37, pixels=384),
+  ('finetune', 'cifar10,R50x1,bit'): count_resnet('R50x1', 10),
+  # 512 colours, and the mask vector.
+  ('masked_patches', 'B/16'): count('B/16', 512) + 768,
+  ('masked_patches', 'B/16,pixels'): count('B/16', 768) + 768,
+}
+
+
+def shorten(model):
+  """Leave out most units of a ResNet, in place; return their parameters.
+
+  The layers of other models are in a loop: one is traced instead of up to 48.
+  """
+  if 'depth' in model:
+    model.scan = True
+  resnet = model if 'stages' in model else model.embedding
+  left_out = 0
+  for stage, units in enumerate(resnet.get('stages', ())):
+    width = 64 * model.get('width_factor', 1) * 2**stage
+    left_out += (units - 1) * (17 * width**2 + 12 * width)
+  if left_out:
+    resnet.stages = (1,) * len(resnet.stages)
+  return left_out
+
+
+def trace(config, tmp_path, num_classes=5, image_shape=None):
+  """Trace the step of a training; return the number of its parameters."""
+  set_paths(config)
+  config.data.batch_size -= config.data.batch_size % 8  # devices
+  if distilled := find_distillation(config):
+    path = tmp_path / 'teacher.npz'
+    write_weights(path, 'mu/8', num_classes, size=8)
+    distilled.teacher.path = str(path)
+  left_out = shorten(config.model)
+  _, row = lower(
+    config, jax.devices(), num_classes=num_classes, image_shape=image_shape
+  )
+  return row['parameters'] + left_out
+
+
+@pytest.mark.parametrize(('name', 'argument'), list(TRACED))
+def test_traces_with_the_parameters_of_its_model(name, argument, tmp_path):
+  config = load_config(name, argument)
+  classes = CLASSES[config.data.source.get('name', 'folder')]
+  assert trace(config, tmp_path, classes) == TRACED[name, argument]
+
+
+def test_quickstart_and_masked_patches_trace(tmp_path):
+  runs = load_config('quickstart').runs
+  # The others differ in seed and data.
+  for run, size in (('pretrain', 24), ('scratch_5shot_seed0', 32)):
+    trace(ConfigDict(runs[run]), tmp_path, image_shape=(size, size, 1))
+  for argument in ('', 'mean_colour', 'pixels'):
+    run = load_config('masked_patches_embedded', argument).runs.pretrain
+    trace(run, tmp_path, image_shape=(24, 24, 1))
+
+
+@pytest.mark.parametrize(('name', 'argument'), variants(('transfer', 'vtab')))
+def test_transfer_studies_trace(name, argument, tmp_path):
+  """Runs differ in data, rate and duration: every key, and one of each size."""
+  config = load_config(name, argument)
+  config.shared.weights = '/weights.npz'
+  traced = set()
+  for run in config.runs.values():
+    run = run.copy_and_resolve_references()
+    if 'best_of' in run:  # the study's
+      del run.best_of
+    configs.plan_run(run)
+    key = run.data.transforms[-1].get('size'), run.objective.target
+    if key not in traced and 'tiny' in argument:
+      trace(run, tmp_path)
+    traced.add(key)
+
+
+SHAPES = """
+  base         8 1024 2048 32
+  depth_64    64 1024 2048 32
+  width_256    8  256 2048 32
+  patch_56     8 1024 2048 56
+  all_16      16 2048 4096 16
+"""
+
+
+def count_vit(depth, width, mlp, patch, classes):
+  """Return the parameters of a ViT with a tanh layer, at 224 px."""
+  block = 4 * width + 4 * (width**2 + width) + 2 * width * mlp + mlp + width
+  embedding = patch**2 * 3 * width + width
+  tokens = (224 // patch) ** 2 + 1
+  ends = (1 + tokens + 2) * width + width**2 + width + (width + 1) * classes
+  return embedding + depth * block + ends
+
+
+def initialise(run):
+  """Return the number of parameters of a run's model."""
+  settings = run.model.copy_and_resolve_references()
+  left_out = shorten(settings)
+  model = resolve(settings)
+  size = run.data.transforms[0]['size']
+  images = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  return left_out + sum(x.size for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize('row', SHAPES.strip().splitlines())
+def test_models_of_figure_8(row):
+  name, *numbers = row.split()
+  run = load_config('scaling', 'shape,classes=10').runs[f'pretrain_{name}']
+  assert initialise(run) == count_vit(*map(int, numbers), 10)
+
+
+def test_vit_b_of_figure_4():
+  """All hidden dimensions of B/32 halved."""
+  run = load_config('scaling', 'data,classes=10').runs.pretrain_half_B32_9M
+  assert initialise(run) == count_vit(12, 384, 1536, 32, 10)
+  assert run.model.num_heads == 6
+
+
+def ablations():
+  """Yield study, member, parameters with 10 classes at 224 px."""
+  b16 = count('B/16', 10, hidden=True)
+  n, d, m = 196, 768, 3072
+  one = (n + 1) * d  # a table with the class token's row
+  two = 28 * d // 2 + d
+  yield 'positions', 'none', b16 - one
+  yield 'positions', 'learned', b16
+  yield 'positions', 'learned_layers', b16 + 11 * one
+  yield 'positions', 'learned_layers_shared', b16
+  yield 'positions', 'learned2d', b16 - one + two
+  yield 'positions', 'learned2d_layers', b16 - one + 12 * two
+  yield 'positions', 'relative', b16 - one + 12 * 2 * n * d
+  yield 'pooling', 'gap_3e-4', b16 - 2 * d
+  yield 'head', 'linear', b16 - (d + 1) * d
+  yield 'overlap', 'stride_8', b16 + (27**2 - n) * d
+  block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
+  yield 'axial', 'axial_B16', b16 - 2 * d + 12 * block
+  yield 'axial', 'R50x1', count_resnet('R50x1', 10)
+
+
+@pytest.mark.parametrize(('study', 'member', 'expected'), list(ablations()))
+def test_models_of_ablations(study, member, expected):
+  runs = load_config('ablations', f'{study},classes=10').runs
+  assert initialise(runs[f'pretrain_{member}']) == expected
+
+
+@pytest.mark.parametrize(
+  'argument', [x for x in VARIANTS['ablations'] if re.search('tiny', x)]
+)
+def test_embedded_models_of_ablations(argument):
+  """They differ where that can be seen in their parameters."""
+  config, seen = load_config('ablations', argument), set()
+  for run in config.runs.values():
+    model = resolve(run.model)
+    images = jax.ShapeDtypeStruct((1, 24, 24, 1), np.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    logits = jax.eval_shape(model.apply, variables, images)
+    assert logits.shape == (1, 480)
+    seen.add(str(variables))
+  alike = {'positions': 6, 'pooling': 2, 'optimizer': 2}
+  study = argument.split(',')[0]
+  assert len(seen) == alike.get(study, len(config.runs))
