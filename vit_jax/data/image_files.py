@@ -62,20 +62,25 @@ def find(patterns: Iterable[str]) -> list[str]:
   found = set()
   for pattern in patterns:
     path = epath.Path(pattern).expanduser()
-    if path.is_dir():
-      here = [path / x for x in walk(os.fspath(path)) if is_image(x)]
-    elif glob.has_magic(pattern) and not path.exists():
-      here = glob.glob(os.fspath(path), recursive=True)
-      here = [x for x in here if is_image(x) and os.path.isfile(x)]
+    if path.exists():
+      here = _images(path) if path.is_dir() else [path]
     else:
-      here = [path] if path.exists() else []
+      matches = map(epath.Path, glob.glob(os.fspath(path), recursive=True))
+      here = [file for match in matches for file in _images(match)]
     if not here:
       raise ValueError(
         f'{pattern}: no images found. Give files, folders that contain images'
         f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
       )
-    found.update(os.fspath(epath.Path(x)) for x in here)
+    found.update(map(os.fspath, here))
   return sorted(found)
+
+
+def _images(path):
+  """Return the images that a path, of a file or a folder, stands for."""
+  if path.is_dir():
+    return [path / x for x in walk(os.fspath(path)) if is_image(x)]
+  return [path] if is_image(path.name) else []
 
 
 def load(
