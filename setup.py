@@ -61,13 +61,14 @@ setuptools.setup(
     # selenium: the tests of the report and the demo, if there is a Chromium.
     'test': [
       *('mypy==2.4.1', 'pytest>=9', 'pytest-xdist>=3.7', 'ruff', 'selenium'),
-      'datasets',
+      *('datasets', 'imagehash'),
     ],
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda12]'],
     'gcs': ['gcsfs'],
     's3': ['s3fs'],
     'huggingface': ['datasets>=4'],
+    'prepare': ['imagehash>=4.3'],  # copies of evaluation images
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],
     'demo': ['gradio>=6'],

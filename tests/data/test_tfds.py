@@ -240,13 +240,12 @@ def test_absent_data_shows_the_command(data_dir):
   assert command in str(info.value)
 
 
-def test_tfrecord_shows_the_command_and_it_works(data_dir, as_tfrecord, capsys):
+def test_tfrecord_shows_the_command_and_it_works(data_dir, as_tfrecord):
   with pytest.raises(ValueError, match='is prepared as tfrecord') as info:
     Tfds('colours', split='train', data_dir=as_tfrecord)
   shown = str(info.value).split('python -m vit_jax.tools.to_array_record ')[1]
   for _ in range(2):  # again, as after an interruption
     to_array_record.main([shown.splitlines()[0]])
-  assert 'of 2 files' in capsys.readouterr().out
   converted = Tfds('colours', split='train[2:]', data_dir=as_tfrecord)
   original = Tfds('colours', split='train[2:]', data_dir=data_dir)
   assert _values(converted) == _values(original)
@@ -257,6 +256,6 @@ def test_conversion_errors(tmp_path):
     to_array_record.convert(tmp_path)
   cut = struct.pack('<Q', 100) + bytes(50)
   (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(cut)
-  with pytest.raises(ValueError, match='is truncated after byte 58'):
+  with pytest.raises(Exception, match='TFRecord'):  # of Grain
     to_array_record.convert(tmp_path)
   assert not (tmp_path / 'x.array_record-00000-of-00001').exists()

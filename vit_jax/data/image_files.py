@@ -59,7 +59,7 @@ def find(patterns: Iterable[str]) -> list[str]:
   Raises:
     ValueError: a pattern matches no image.
   """
-  found = set()
+  found: set[str] = set()
   for pattern in patterns:
     path = epath.Path(pattern).expanduser()
     if path.exists():

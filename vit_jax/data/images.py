@@ -108,6 +108,7 @@ class Encoded:
 
   Attributes:
     shape: (H, W, channels) of the image.
+    is_turned: whether the EXIF orientation changes the image.
     seconds: time spent on decoding so far.
   """
 
@@ -146,6 +147,7 @@ class Encoded:
         f'the JPEG has {scans:,} scans. More than {_MAX_JPEG_SCANS} are not'
         ' decoded, because each one costs a pass over the whole image.'
       )
+    self.is_turned = any(self._turn)
     if self._turn.transpose:
       height, width = width, height
     self.shape = (height, width, channels)
@@ -256,8 +258,6 @@ class _Turn(NamedTuple):
   flip_x: bool
 
   def apply(self, image):
-    if not any(self):
-      return image
     if self.transpose:
       image = image.swapaxes(0, 1)
     rows, columns = (

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -54,12 +54,14 @@ class Threads:
   """Iterator over read(i) for `indices` in order, read ahead by threads.
 
   Args:
-    read: function of an index.
+    read: function of an index, or of another value.
     indices: of the values.
     ahead: number of values that are read in advance, each by a thread.
   """
 
-  def __init__(self, read: Read, indices: Sequence[int], ahead: int) -> None:
+  def __init__(
+    self, read: Callable[[Any], Any], indices: Iterable[Any], ahead: int
+  ) -> None:
     self._read, self._indices = read, iter(indices)
     self._pool = concurrent.futures.ThreadPoolExecutor(ahead)
     self._pending: collections.deque[Any] = collections.deque()

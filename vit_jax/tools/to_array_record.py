@@ -7,33 +7,26 @@ large. TFDS and vit_jax then find both formats. After an interruption, run the
 command again: it skips complete files.
 """
 
-import concurrent.futures
 import json
 import pathlib
-import struct
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from vit_jax.data import workers
 from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs.files import replacing, write_atomically
 from vit_jax.tools import parsers
+from vit_jax.types import PathLike
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = parsers.parser(__doc__, 'tools.to_array_record DIRECTORY [options]')
+  parser = parsers.parser(__doc__, 'tools.to_array_record DIRECTORY')
   parser.add_argument('directory', help='folder with dataset_info.json')
-  parser.add_argument('--num_workers', type=int, default=4)
-  args = parser.parse_args(argv)
   with terminal.one_message():
-    convert(args.directory, num_workers=args.num_workers)
+    convert(parser.parse_args(argv).directory)
 
 
-def convert(directory: Any, *, num_workers: int | None = 4) -> None:
-  """Write an ArrayRecord file for each TFRecord file of the directory.
-
-  Raises:
-    ValueError: there are no TFRecord files, or one is truncated.
-  """
+def convert(directory: PathLike) -> None:
+  """Write an ArrayRecord file for each TFRecord file of the directory."""
   directory = pathlib.Path(directory).expanduser()
   files = sorted(directory.glob('*.tfrecord-*'))
   if not files:
@@ -41,14 +34,9 @@ def convert(directory: Any, *, num_workers: int | None = 4) -> None:
       f'{directory} has no files named *.tfrecord-*. Expected the folder of a'
       ' prepared TFDS data set, with its dataset_info.json.'
     )
-  total = 0
-  with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
-    for i, count in enumerate(pool.map(_convert_file, files), 1):
-      total += count
-      print(
-        f'\r{i} of {len(files)} files, {total} examples', end='', flush=True
-      )
-  print()
+  done = workers.Threads(_convert_file, files, workers.cores())
+  for _ in terminal.track(done, len(files), unit='files'):
+    pass
   # TFDS reads here which other formats exist. Written last, when all files do.
   info = directory / 'dataset_info.json'
   content = json.loads(info.read_text())
@@ -58,37 +46,19 @@ def convert(directory: Any, *, num_workers: int | None = 4) -> None:
 
 
 def _convert_file(path):
-  """Copy the records; return their number, or 0 if the target exists."""
+  """Copy the records of a file, unless the target exists."""
   from array_record.python.array_record_module import ArrayRecordWriter
+  from grain.experimental import TFRecordIterDataset
 
   target = path.with_name(path.name.replace('.tfrecord-', '.array_record-'))
   if target.exists():
-    return 0
-  partial = target.with_name(target.name + '.partial')
-  # One record per group, as TFDS writes them: single examples are read.
-  writer = ArrayRecordWriter(str(partial), 'group_size:1')
-  count = 0
-  for record in records(path):
-    writer.write(record)
-    count += 1
-  writer.close()
-  partial.rename(target)
-  return count
-
-
-def records(path: PathLike) -> Iterator[bytes]:
-  """Yield the records of an uncompressed TFRecord file.
-
-  A record is its length (uint64), a checksum of the length (4 bytes), the data
-  and a checksum of the data (4 bytes). Checksums are not verified.
-  """
-  with open(path, 'rb') as file:
-    while header := file.read(12):
-      length = struct.unpack('<Q', header[:8])[0] if len(header) == 12 else 0
-      data = file.read(length + 4)
-      if len(header) < 12 or len(data) < length + 4:
-        raise ValueError(f'{path} is truncated after byte {file.tell()}.')
-      yield data[:length]
+    return
+  with replacing(target) as partial:
+    # One record per group, as TFDS writes them: single examples are read.
+    writer = ArrayRecordWriter(str(partial), 'group_size:1')
+    for record in TFRecordIterDataset(str(path)):
+      writer.write(record)
+    writer.close()
 
 
 if __name__ == '__main__':

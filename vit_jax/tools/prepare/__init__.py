@@ -1,1 +1,1 @@
-"""Data sets prepared once: from any source to sharded ArrayRecord files."""
+"""Preparation of data sets as sharded ArrayRecord files."""

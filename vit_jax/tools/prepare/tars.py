@@ -1,0 +1,120 @@
+"""Tar files that are read once, front to back, such as those of ImageNet."""
+
+import os
+import posixpath
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from etils import epath
+
+from vit_jax.data import image_files, imagenet
+from vit_jax.types import PathLike
+
+
+class Tar:
+  """Images of a tar file, which may be compressed.
+
+    CLASS/**/IMAGE   folders; those that all images share are left out, such as
+                     data/ of data/CLASS/IMAGE
+    CLASS.tar        tar files with images, as ImageNet has them
+    IMAGE            the classes are in `classes`
+
+  Iteration yields (path, {'image': bytes, 'label': int}).
+
+  Args:
+    path: of the file, local or a URL.
+    classes: {file name: name of its class}.
+    exif: apply the EXIF orientation.
+  """
+
+  def __init__(
+    self,
+    path: PathLike,
+    *,
+    classes: Mapping[str, str] | None = None,
+    exif: bool = True,
+  ) -> None:
+    self.exif, self._path, self._classes = exif, epath.Path(path), classes
+    if classes is None:
+      with self._path.open('rb') as file, tarfile.open(fileobj=file) as tar:
+        # The headers of inner tar files are not read: each is a folder.
+        names = [x.name.removesuffix('.tar') + '/' * _is_tar(x) for x in tar]
+      folders = {
+        posixpath.dirname(x) for x in names if x[-1] == '/' or _is_shown(x)
+      }
+      if len(folders) < 2:
+        raise ValueError(
+          f'{path} has no images in folders. Expected a folder, or an inner tar'
+          ' file, for each class.'
+        )
+      self._prefix = posixpath.commonpath(folders)
+      names = {self._class_of(f'{folder}/') for folder in folders}
+    else:
+      names = set(classes.values())
+    self.class_names = sorted(names)
+    self.num_classes = len(names)
+
+  def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    labels = {name: i for i, name in enumerate(self.class_names)}
+    with (
+      self._path.open('rb') as file,
+      tarfile.open(fileobj=file, mode='r|*') as tar,
+    ):
+      for name, data in _images(tar):
+        label = labels[self._class_of(name)]
+        yield name, {'image': data, 'label': label}
+
+  def _class_of(self, name):
+    if self._classes is not None:
+      return self._classes[posixpath.basename(name)]
+    return posixpath.relpath(name, self._prefix or '.').split('/')[0]
+
+
+def imagenet_tar(folder: PathLike, split: str) -> Tar:
+  """Return a split of ImageNet 2012 from the tar files of image-net.org.
+
+  Args:
+    folder: contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
+    split: 'train' or 'validation'.
+  """
+  folder = os.fspath(folder)
+  if split == 'train':
+    # The class folders are the sorted WordNet ids, the order of the labels.
+    # TensorFlow ignores the orientation.
+    return Tar(f'{folder}/ILSVRC2012_img_train.tar', exif=False)
+  return Tar(
+    f'{folder}/ILSVRC2012_img_val.tar', classes=_validation(), exif=False
+  )
+
+
+def _validation():
+  """Return the WordNet ids of the 50,000 validation images by file name."""
+  import tensorflow_datasets as tfds
+
+  path = 'datasets/imagenet2012/validation_labels.txt'
+  found = tfds.core.tfds_path(path).read_text().split()
+  assert set(found) == set(imagenet.wnids())
+  return {
+    f'ILSVRC2012_val_{i:08d}.JPEG': wnid for i, wnid in enumerate(found, 1)
+  }
+
+
+def _images(tar, folder=''):
+  """Yield (path, bytes) of the images in a tar file and its inner tar files."""
+  for member in tar:
+    path = posixpath.join(folder, member.name)
+    if _is_tar(member):
+      with tarfile.open(fileobj=tar.extractfile(member), mode='r|') as inner:
+        yield from _images(inner, path.removesuffix('.tar'))
+    elif member.isfile() and _is_shown(path):
+      yield path, tar.extractfile(member).read()
+
+
+def _is_tar(member):
+  return member.isfile() and member.name.endswith('.tar')
+
+
+def _is_shown(path):
+  hidden = posixpath.basename(path).startswith('.')
+  return image_files.is_image(path) and not hidden
