@@ -113,6 +113,15 @@ def test_batches_larger_than_the_set():
     assert sorted(epoch) == list(range(90))
 
 
+def drawn_by_definition(seed, epoch, index):
+  """Return the first random byte of a visit."""
+  philox = np.random.Philox(
+    key=np.array([seed, epoch], np.uint64),
+    counter=np.array([0, 0, index, 0], np.uint64),
+  )
+  return np.random.Generator(philox).integers(256)
+
+
 def test_augmentation_is_of_seed_epoch_and_index():
   (batch,) = _take(1, Numbers(80), (Noise(),), batch_size=240)
   seen = {}
@@ -120,12 +129,8 @@ def test_augmentation_is_of_seed_epoch_and_index():
     seen[row // 80, int(index)] = int(image[0, 0, 0])
   by_epoch = [[seen[e, i] for i in range(80)] for e in range(3)]
   assert by_epoch[0] != by_epoch[1] != by_epoch[2]
-  for key, value in seen.items():  # the definition, written out
-    philox = np.random.Philox(
-      key=np.array([0, key[0]], np.uint64),
-      counter=np.array([0, 0, key[1], 0], np.uint64),
-    )
-    assert value == np.random.Generator(philox).integers(256)
+  for (epoch, index), value in seen.items():
+    assert value == drawn_by_definition(0, epoch, index)
 
 
 def test_processes_share_the_same_global_batch():
@@ -199,9 +204,12 @@ def test_evaluation_sees_every_example_once(count, processes, soft):
 
 
 def test_evaluation_repeats():
-  batches = eval_batches(Numbers(70), (Noise(),), batch_size=32)
+  batches = eval_batches(Numbers(70), (Noise(),), batch_size=35)
   first, second = list(batches), list(batches)
   _assert_same(first, second)
+  drawn = _stack(first, 'image')[:, 0, 0, 0]
+  expected = [drawn_by_definition(0, 0, index) for index in range(70)]
+  assert drawn.tolist() == expected
 
 
 def test_soft_labels():
@@ -512,6 +520,21 @@ def test_seconds_of_the_parts_add_up():
   batches.close()
   assert list(batches.spent) == ['reading', 'decoding', 'transforming']
   assert 0.08 < batches.spent['reading'] < batches.spent['transforming']
+
+
+def test_decoding_is_not_counted_as_transforming(folder, monkeypatch):
+  class Decoded(pipeline.images.Encoded):
+    def pixels(self):
+      self.seconds = 5.0
+      return super().pixels()
+
+  monkeypatch.setattr(pipeline.images, 'Encoded', Decoded)
+  batches = train_batches(Folder(folder), batch_size=4, on_error='skip')
+  next(batches)
+  batches.close()
+  assert batches.spent['decoding'] >= 20
+  total = batches.spent['decoding'] + batches.spent['transforming']
+  assert 0 < total < 5  # the time that has really passed
 
 
 def _pause(image, rng):
