@@ -164,7 +164,7 @@ def deit(config, args):
   # Outside of the distillation: teacher and student see the same mixed images.
   config.objective = common.mixed(objective, mixup=0.8, cutmix=1.0)
   config.optimizer = common.adam(weight_decay=0.05)
-  config.ema_decay = 0.99996
+  config.ema = {'decay': 0.99996}
   set_length(config, args.epochs or 300.0, lr=1e-3)
   test_images = common.evaluation_images('timm', 224, crop=0.875)
   config.evals = common.held_out_evals(

@@ -280,7 +280,7 @@ def get_config(model):
     },
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
-    'log_every_steps': 1,
+    'logging': {'every_steps': 1},
     'evals': evaluators(data),
     'writers': {'sum': {'target': 'mine.Total', 'name': 'losses'}},
     'seed': 7,

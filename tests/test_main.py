@@ -4,18 +4,15 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import grain  # noqa: F401 (defines absl flags, which flagsaver would drop)
-import numpy as np
 import pytest
 from absl.testing import flagsaver
 
 from vit_jax import main
-from vit_jax.runs import stored, workdirs
-from vit_jax.runs.metrics import read_records
+from vit_jax.runs import checkpoint, workdirs
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -27,7 +24,7 @@ def get_config(argument=''):
   config = ml_collections.ConfigDict(dict(
     run='vit_jax.train.train',
     total_steps=4,
-    log_every_steps=1,
+    logging=dict(every_steps=1),
     data=dict(source=source, batch_size=8),
     model=dict(target='vit_jax.models.vit.VisionTransformer', width=32,
                depth=1, mlp_dim=32, num_heads=2,
@@ -121,7 +118,7 @@ def call(config, workdir, *flags):
       r'ValueError: evals\.test: The images need a table',
     ),
     ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
-    ('', ['--profile=x'], r"profile='x' is neither a step nor FIRST:LAST"),
+    ('', ['--config.logging.profile=x'], r"profile='x' must be a step"),
     ('', ['--process_id=0'], r'--process_id without --distributed'),
   ],
 )
@@ -135,22 +132,22 @@ def test_no_cluster(config, tmp_path):
   process = _run(config, tmp_path, '--distributed', '--num_processes=2')
   _, error = process.communicate(timeout=120)
   assert process.returncode == 1 and 'Traceback' not in error
-  assert 'missing: --coordinator_address, --process_id' in error
+  assert 'Pass --coordinator_address=HOST:PORT' in error
 
 
 def test_no_right_to_write(config):
   process = _run(config, '/proc/no_such_place')
   _, error = process.communicate(timeout=120)
   assert process.returncode == 1
-  assert '--workdir=/proc/no_such_place cannot be written to' in error
+  assert '--workdir=/proc/no_such_place cannot be created' in error
   assert 'Traceback' not in error
 
 
 SETTINGS = [
   '--config.optimizer.layer_decay.rate=0.75',
   "--config.optimizer.freeze=('embedding/.*',)",
-  '--config.checkpoint.best_metric=test/accuracy',
-  '--config.checkpoint.every_steps=2',
+  '--config.checkpoints.best_metric=test/accuracy',
+  '--config.checkpoints.every_steps=2',
   '--config.mesh.fsdp=8',
   '--config.total_steps=2',
 ]
@@ -170,7 +167,7 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'data 1, fsdp 8' in shown and '7,594' in shown
   assert not (tmp_path / 'config.json').exists()
 
-  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--profile=2')
+  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--config.logging.profile=2')
   assert list(tmp_path.glob('profile/plugins/profile/*/perfetto_trace*'))
   preset = json.loads((tmp_path / 'preset.json').read_text())
   assert preset['config'] == f'{config}:{EVALS}'
@@ -180,51 +177,9 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert 'mesh.fsdp' in (tmp_path / 'report.html').read_text()
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['optimizer']['layer_decay'] == {'rate': 0.75}
-  assert stored.find(tmp_path).name == '2'
-  params, _ = stored.load_params(tmp_path)
+  assert checkpoint.find(tmp_path).name == '2'
+  params, _ = checkpoint.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
-
-
-@pytest.mark.slow
-def test_two_hosts_train_as_one(config, tmp_path):
-  """Processes on loopback: the same losses and parameters as one alone."""
-  as_users = {'XLA_FLAGS': ''}  # the bounds are of optimised programs
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    port = free.getsockname()[1]
-  processes = [
-    _run(
-      config,
-      tmp_path / 'two',
-      '--distributed',
-      env={
-        'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-        'JAX_NUM_PROCESSES': '2',
-        'JAX_PROCESS_ID': str(i),
-        **as_users,
-      },
-    )
-    for i in range(2)
-  ]
-  processes.append(_run(config, tmp_path / 'one', env=as_users))
-  for process in processes:
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-  losses = [
-    [
-      r['train/loss']
-      for r in read_records(tmp_path / name)
-      if 'train/loss' in r
-    ]
-    for name in ('one', 'two')
-  ]
-  # Measured: 2.4e-7 of 2.3 (one unit in the last place), and 2.8e-9; the sums
-  # over the batch are taken in another order.
-  np.testing.assert_allclose(losses[0], losses[1], rtol=4e-7)
-  one, _ = stored.load_params(tmp_path / 'one')
-  two, _ = stored.load_params(tmp_path / 'two')
-  for path in one:
-    np.testing.assert_allclose(one[path], two[path], rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +200,5 @@ def test_the_last_line_says_what_was_written(tmp_path):
     (tmp_path / name).touch()
   (tmp_path / 'checkpoints').mkdir()
   assert workdirs.written(tmp_path) == (
-    f'Written to {tmp_path}: checkpoints/, config.json, metrics.jsonl'
+    f'Written to {tmp_path}: checkpoints, config.json, metrics.jsonl'
   )
-  for number in range(12):
-    (tmp_path / f'run_{number:02}').mkdir()
-  assert 'run_07/ and 4 more, config.json' in workdirs.written(tmp_path)

@@ -28,6 +28,7 @@ from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.preprocess import Normalize
 from vit_jax.runs.changes import ChangedRunError
 from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.runs.metrics import Logging
 from vit_jax.train import make_step, train
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
@@ -364,9 +365,9 @@ def arguments(teacher, **changes):
     'optimizer': Optimizer(optax.adam),
     'schedule': lambda timeline: lambda step: 1e-3,
     'total': steps(4),
-    'checkpoint': Checkpoints(every=steps(2)),
+    'checkpoints': Checkpoints(every=steps(2)),
     'mesh': MeshSizes(data=2, fsdp=2, model=2),
-    'log_every': steps(1),
+    'logging': Logging(every=steps(1)),
   } | changes
 
 

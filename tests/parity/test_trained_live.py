@@ -50,7 +50,7 @@ def get_config():
       'objective': {'target': 'vit_jax.objectives.classification.softmax_xent'},
       'optimizer': {'target': 'optax.adamw', 'weight_decay': 0.0},
       'schedule': {'lr': 3e-3, 'warmup_steps': 20},
-      'ema_decay': 0.9,
+      'ema': {'decay': 0.9},
       'evals': {
         'test': {
           'target': 'vit_jax.evals.classification.Classification',

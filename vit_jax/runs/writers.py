@@ -1,9 +1,11 @@
 """Writers of a run's metrics to Weights & Biases and MLflow.
 
-    config.writers.wandb = dict(
+    config.logging.writers.wandb = dict(
       target='vit_jax.runs.writers.WandB', project='mine'
     )
-    config.writers.mlflow = dict(target='vit_jax.runs.writers.MLflow')
+    config.logging.writers.mlflow = dict(
+      target='vit_jax.runs.writers.MLflow'
+    )
 
 A run always writes metrics.jsonl and TensorBoard files. These writers get the
 same records. Any object with `write(step, values)` can be named instead. Only
