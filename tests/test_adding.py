@@ -456,8 +456,7 @@ def test_weights_format(folder):
   }
   model = mine.Net(width=8, num_classes=2)
   keys = KeyMap(*mine.KEYS)
-  params, names = keys.to_ours(arrays)
-  params = keys.fit(params, names, bundle.shapes(model, (8, 8, 3)), arrays)
+  params = keys.fit(arrays, bundle.shapes(model, (8, 8, 3)))
   weights = bundle.Weights(model=model, params=params, image_shape=(8, 8, 3))
   formats.write(weights, folder / 'theirs.npz', 'vit_jax')
   path = folder / 'theirs.npz'
