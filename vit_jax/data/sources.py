@@ -57,7 +57,7 @@ def open_source(
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `views.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: of the slice.
-    csv, image_key, label_key, exif: of the source; None is its own default.
+    csv, image_key, label_key, exif: of the source; None: its default.
     class_names: of the source, or a file with them, see `tables.class_names`.
     channels: of the source.
 
