@@ -1,4 +1,4 @@
-"""Features to read out, and meshes of one and of all devices."""
+"""Sources, a model and features for evaluators; meshes of 1 and 8 devices."""
 
 import functools
 
@@ -25,3 +25,51 @@ def mesh_of(num_devices):
   auto = (jax.sharding.AxisType.Auto,)
   devices = jax.devices()[:1]
   return jax.make_mesh((1,), ('data',), devices=devices, axis_types=auto)
+
+
+class Source:
+  """Images with given labels, some of which cannot be read."""
+
+  class_names = None
+
+  def __init__(self, images, labels, num_classes, broken=()):
+    self.images, self.broken, self.reads = images, broken, 0
+    self._labels, self.num_classes = labels, num_classes
+
+  def __len__(self):
+    return len(self._labels)
+
+  def __getitem__(self, i):
+    self.reads += 1
+    if i in self.broken:
+      raise ValueError('unreadable')
+    return {'image': self.images[i], 'label': self._labels[i]}
+
+  def labels(self):
+    return np.asarray(self._labels)
+
+  def describe(self, i):
+    return f'image {i}'
+
+
+class Linear:
+  """A model whose parameters are its kernel."""
+
+  def __init__(self, num_classes):
+    self.num_classes = num_classes
+
+  def apply(self, variables, images):
+    return images.reshape(len(images), -1) @ variables['params']
+
+
+def make(cls, data, kernel, num_devices=8, **options):
+  """Return an evaluator of a linear model, and its parameters."""
+  mesh = mesh_of(num_devices)
+  evaluator = cls(
+    Linear(kernel.shape[1]),
+    preprocess=lambda images: images.astype('float32') / 255,
+    mesh=mesh,
+    data=data,
+    **options,
+  )
+  return evaluator, jax.device_put(kernel, sharding.replicated(mesh))

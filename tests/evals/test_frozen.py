@@ -14,32 +14,14 @@ from vit_jax.evals.logistic import Logistic
 from vit_jax.parallel import sharding
 
 
-class Source:
+def source_of(count, seed, labels=None):
   """Noisy images whose brightness in some pixels tells the class."""
-
-  num_classes, class_names = 3, None
-
-  def __init__(self, count, seed, labels=None):
-    rng = np.random.default_rng(seed)
-    self._labels = np.arange(count) % 3 if labels is None else labels
-    pattern = np.random.default_rng(99).normal(size=(3, 4, 4, 1))
-    noise = rng.normal(size=(count, 4, 4, 1))
-    images = 128 + 30 * pattern[np.arange(count) % 3] + 30 * noise
-    self.images = np.clip(images, 0, 255).astype(np.uint8)
-    self.reads = 0
-
-  def __len__(self):
-    return len(self._labels)
-
-  def __getitem__(self, i):
-    self.reads += 1
-    return {'image': self.images[i], 'label': self._labels[i]}
-
-  def labels(self):
-    return np.asarray(self._labels, np.int32)
-
-  def describe(self, i):
-    return f'image {i}'
+  pattern = np.random.default_rng(99).normal(size=(3, 4, 4, 1))
+  noise = np.random.default_rng(seed).normal(size=(count, 4, 4, 1))
+  images = 128 + 30 * pattern[np.arange(count) % 3] + 30 * noise
+  images = np.clip(images, 0, 255).astype(np.uint8)
+  labels = np.arange(count) % 3 if labels is None else labels
+  return splits.Source(images, labels, 3)
 
 
 class Features:
@@ -72,7 +54,7 @@ def scaled(images):
 
 def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
   mesh = splits.mesh_of(num_devices)
-  data = data or {'made': {'train': Source(31, 0), 'test': Source(29, 1)}}
+  data = data or {'made': {'train': source_of(31, 0), 'test': source_of(29, 1)}}
   evaluator = Frozen(
     Features(),
     preprocess=scaled,
@@ -93,7 +75,7 @@ def make(readouts, num_devices=8, batch_size=8, data=None, **kwargs):
   'features, num_devices', [('pre_logits', 8), ('tokens', 1), ('pixels', 8)]
 )
 def test_readouts_get_the_features_in_order(features, num_devices):
-  spy, sources = Spy(), {'train': Source(31, 0), 'test': Source(29, 1)}
+  spy, sources = Spy(), {'train': source_of(31, 0), 'test': source_of(29, 1)}
   for batch_size in (8, 40):
     evaluator, params = make(
       {'spy': spy},
@@ -111,15 +93,19 @@ def test_readouts_get_the_features_in_order(features, num_devices):
       if features == 'tokens':
         expected = np.concatenate([expected, 2 * expected], axis=1)
       np.testing.assert_allclose(split.x, expected, rtol=1e-5, atol=1e-5)
-      np.testing.assert_array_equal(split.y, source.labels())
+      np.testing.assert_array_equal(split.y, np.arange(len(source)) % 3)
       assert split.x.dtype == np.float32
   assert spy.splits[2] is None
 
 
 def test_each_image_is_read_once_for_all_readouts():
   data = {
-    'one': {'train': Source(31, 0), 'test': Source(29, 1)},
-    'two': {'train': Source(30, 2), 'val': Source(9, 3), 'test': Source(12, 4)},
+    'one': {'train': source_of(31, 0), 'test': source_of(29, 1)},
+    'two': {
+      'train': source_of(30, 2),
+      'val': source_of(9, 3),
+      'test': source_of(12, 4),
+    },
   }
   spies = {'a': Spy(), 'b': Spy()}
   evaluator, params = make(spies, data=data)
@@ -175,8 +161,8 @@ def test_errors_of_readouts_name_the_data():
 
 
 def test_labels_must_be_single_classes():
-  many = Source(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
-  data = {'made': {'train': many, 'test': Source(29, 1)}}
+  many = source_of(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
+  data = {'made': {'train': many, 'test': source_of(29, 1)}}
   evaluator, params = make({'spy': Spy()}, data=data)
   with pytest.raises(ValueError, match=r'made: .*one class number'):
     evaluator.check(params)
@@ -190,7 +176,7 @@ def test_features_that_are_not_finite():
 
 def test_train_and_test_are_needed():
   with pytest.raises(ValueError, match=r"made .*\['train'\]"):
-    make({'spy': Spy()}, data={'made': {'train': Source(9, 0)}})
+    make({'spy': Spy()}, data={'made': {'train': source_of(9, 0)}})
 
 
 def test_a_batch_must_divide_over_the_devices():

@@ -1,7 +1,5 @@
 """Against scikit-learn, on scores that numpy computes."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
@@ -10,7 +8,6 @@ import splits
 
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.multilabel import MultiLabel
-from vit_jax.parallel import sharding
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (37, 2, 2, 3), np.uint8)
@@ -23,43 +20,15 @@ LABELS[:, 2] = 0  # a class without examples
 LABELS[5] = 0  # an example without classes
 
 
-class Source:
-  class_names = tuple('abcdef')
-
-  def __init__(self, labels=LABELS, broken=(), num_classes=6):
-    self._labels, self._broken = labels, broken
-    self.num_classes = num_classes
-
-  def __len__(self):
-    return len(self._labels)
-
-  def __getitem__(self, i):
-    if i in self._broken:
-      raise ValueError('unreadable')
-    return {'image': IMAGES[i % 37], 'label': self._labels[i]}
-
-  def describe(self, i):
-    return f'image {i}'
+def source_of(labels=LABELS, broken=(), num_classes=6):
+  source = splits.Source(IMAGES, labels, num_classes, broken)
+  source.class_names = tuple('abcdef')
+  return source
 
 
-class Linear:
-  def __init__(self, num_classes=6):
-    self.num_classes = num_classes
-
-  def apply(self, variables, images):
-    return images.reshape(len(images), -1) @ variables['params']
-
-
-def evaluate(num_devices=8, source=None, on_error='raise', **kw):
-  mesh = splits.mesh_of(num_devices)
-  evaluator = MultiLabel(
-    Linear(),
-    preprocess=lambda x: x.astype('float32') / 255,
-    mesh=mesh,
-    data=Data(source or Source(), 16, on_error=on_error),
-    **kw,
-  )
-  params = jax.device_put(KERNEL, sharding.replicated(mesh))
+def evaluate(num_devices=8, source=None, on_error='raise', kernel=KERNEL, **kw):
+  data = Data(source or source_of(), 16, on_error=on_error)
+  evaluator, params = splits.make(MultiLabel, data, kernel, num_devices, **kw)
   evaluator.check(params)
   return evaluator.run(params)
 
@@ -98,20 +67,15 @@ def test_is_that_of_scikit_learn(num_devices):
 
 def test_a_single_class():
   labels = (LOGITS[:, :1] + LABELS[:, :1] > 0.3).astype(np.float32)
-  evaluator = MultiLabel(
-    Linear(1),
-    preprocess=lambda x: x.astype('float32') / 255,
-    mesh=splits.mesh_of(1),
-    data=Data(Source(labels, num_classes=1), 37),
-  )
-  found = evaluator.run(jnp.asarray(KERNEL[:, :1]))
+  source = source_of(labels, num_classes=1)
+  found = evaluate(source=source, kernel=KERNEL[:, :1])
   score = sklearn.metrics.f1_score(labels[:, 0], LOGITS[:, 0] > 0)
   assert found['f1_micro'] == found['f1_macro'] == pytest.approx(score)
 
 
 def test_skipped_examples_do_not_count():
   rows = np.array([i for i in range(37) if i not in (0, 36)])
-  found = evaluate(source=Source(broken=(0, 36)), on_error='skip')
+  found = evaluate(source=source_of(broken=(0, 36)), on_error='skip')
   assert found == expected(rows) | {'skipped': 2}
 
 
@@ -131,9 +95,9 @@ def test_precision_of_each_class():
 
 def test_mistakes():
   with pytest.raises(ValueError, match=r'label of an .*must be a vector'):
-    evaluate(source=Source(LABELS.argmax(axis=1)))
+    evaluate(source=source_of(LABELS.argmax(axis=1)))
   with pytest.raises(ValueError, match=r'None of the 37 examples has a label'):
-    evaluate(source=Source(np.zeros_like(LABELS)))
+    evaluate(source=source_of(np.zeros_like(LABELS)))
 
 
 def test_probabilities_of_mirror_images_are_averaged():

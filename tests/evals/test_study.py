@@ -163,9 +163,17 @@ def test_a_member_does_one_run(number, tmp_path, capsys):
       assert made[0]['pre-training'] == {}
 
 
-def test_a_member_whose_needs_are_not_done_is_an_error(tmp_path):
-  with pytest.raises(ValueError, match=r'b_seed0 builds on .* done: pretrain'):
-    study(make_config(tmp_path), tmp_path, member='b_seed0')
+@pytest.mark.parametrize(
+  ('member', 'message'),
+  [
+    ('b_seed0', 'b_seed0 builds on .*pretrain'),
+    ('pretrian', "'pretrian' .*1 b_seed0"),
+    ('3', "'3' .*1 b_seed0"),
+  ],
+)
+def test_members_that_cannot_be_done(member, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    study(make_config(tmp_path), tmp_path, member=member)
   assert CALLS == []
 
 
@@ -274,12 +282,6 @@ def test_mistakes_of_best_of(tmp_path):
       message = r'best_of has the keys .* Expected runs, metric'
     with pytest.raises(ValueError, match=message):
       study(config, tmp_path / key)
-
-
-@pytest.mark.parametrize('member', ['pretrian', '3'])
-def test_an_unknown_member(member, tmp_path):
-  with pytest.raises(ValueError, match=f"'{member}' is neither .*1 b_seed0"):
-    study(make_config(tmp_path), tmp_path, member=member)
 
 
 def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):
