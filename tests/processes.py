@@ -197,11 +197,15 @@ def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   from vit_jax import tree
 
   folder = workdir / 'checkpoints' / str(step)
+  recorded = json.loads((folder / 'checksums' / 'metadata').read_text())
+  as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
   found = {}
-  with ocp.PyTreeCheckpointer() as reader:
-    for item in ('params', 'ema', 'train'):
-      flat = tree.flatten(reader.restore((folder / item).absolute()))
-      found |= {f'{item}/{k}': np.asarray(x) for k, x in flat.items()}
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    for item, arrays in recorded['content']['arrays'].items():
+      wanted = tree.unflatten(dict.fromkeys(arrays, as_numpy))
+      args = ocp.args.PyTreeRestore(restore_args=wanted)
+      flat = tree.flatten(reader.restore((folder / item).absolute(), args=args))
+      found |= {f'{item}/{path}': value for path, value in flat.items()}
   data = json.loads((folder / 'data' / 'metadata').read_text())
   data['metrics'].pop('seconds')
   return found | {f'data/{key}': value for key, value in data.items()}
