@@ -253,7 +253,7 @@ def test_evaluate_features(pretrained, image_folder, tmp_path):
   config.init_from.path = str(pretrained(*B16))
   result = configs.run(config, tmp_path)
   assert 0 <= result['frozen/images/fewshot/10shot'] <= 1
-  assert result['frozen/images/knn/chosen_k'] in (1, 5, 10, 20)
+  assert any(x.startswith('frozen/images/knn') for x in result)
 
 
 @pytest.mark.slow
