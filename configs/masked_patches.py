@@ -18,7 +18,7 @@ dropped; everything else, including the class token, is kept.
 
 To see what is predicted:
 
-    python -m vit_jax.tools.masked_patches --workdir=DIR --output=patches.png
+    python docs/draw_masked_patches.py --workdir=DIR --output=patches.png
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, S/16, S/32, L/16, L/32   the model; the paper has B/16 only

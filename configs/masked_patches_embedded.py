@@ -9,7 +9,7 @@ few handwritten digits per class, with 3 draws of the digits. For comparison the
 same digits are learned from scratch, with the same rates and steps. To see what
 is predicted:
 
-    python -m vit_jax.tools.masked_patches --workdir=/tmp/masked/pretrain \
+    python docs/draw_masked_patches.py --workdir=/tmp/masked/pretrain \
         --output=patches.png
 
 Arguments (separated by commas; the first of a list is the default):

@@ -1,5 +1,6 @@
-"""The picture of masked patch prediction, and its numbers."""
+"""The scripts that make the figures and facts of the documents."""
 
+import csv
 import json
 import pathlib
 import sys
@@ -11,9 +12,14 @@ import pytest
 from PIL import Image
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'weights'))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'docs'))
+import draw_augmentations
+import draw_masked_patches
+import find_augreg
 from small import random_weights
 
 from vit_jax import pretrained, tree
+from vit_jax.data import augment
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
@@ -21,10 +27,7 @@ from vit_jax.objectives import patch_targets
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
-from vit_jax.tools import masked_patches
 from vit_jax.weights import formats
-
-pytestmark = pytest.mark.slow
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
@@ -86,15 +89,29 @@ def workdir(tmp_path_factory):
   return path
 
 
-def run(workdir, output, *more):
-  arguments = [f'--workdir={workdir}', f'--output={output}', *more]
-  masked_patches.main([str(x) for x in arguments])
-  return dict(np.load(output.with_suffix('.npz')))
+@pytest.fixture
+def drawn(monkeypatch):
+  """What is drawn, and not only the figure."""
+  found, draw = [], draw_masked_patches.draw
+
+  def spy(result, *arguments):
+    found.append(result)
+    draw(result, *arguments)
+
+  monkeypatch.setattr(draw_masked_patches, 'draw', spy)
+
+  def run(workdir, output, *more):
+    arguments = [f'--workdir={workdir}', f'--output={output}', *more]
+    draw_masked_patches.main([str(x) for x in arguments])
+    return found[-1]
+
+  return run
 
 
-def test_images_of_the_run(workdir, tmp_path, capsys):
-  found = run(workdir, tmp_path / 'a.png', '--examples=3')
-  assert 'loss of 3 images' in capsys.readouterr().out
+@pytest.mark.slow
+def test_images_of_the_run(workdir, tmp_path, drawn):
+  found = drawn(workdir, tmp_path / 'a.png', '--examples=3')
+  assert found['metrics']['loss'].shape == (3,)
   with Image.open(tmp_path / 'a.png') as picture:
     assert picture.width > 400 and picture.height > 600
   assert found['images'].shape == found['predicted'].shape == (3, 8, 12, 3)
@@ -119,30 +136,22 @@ def test_images_of_the_run(workdir, tmp_path, capsys):
   assert (cut['predicted'] % 32 == 16)[corrupted].all()
 
 
-def test_other_images(workdir, tmp_path):
+@pytest.mark.slow
+def test_other_images(workdir, tmp_path, drawn):
   image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / 'x.png')
   # The run has no transforms of its own, so that the default ones apply.
-  found = run(workdir, tmp_path / 'b.pdf', tmp_path / 'x.png', '--seed=1')
+  found = drawn(workdir, tmp_path / 'b.pdf', tmp_path / 'x.png', '--seed=1')
   assert found['images'].shape == (1, 8, 12, 3)
   assert (tmp_path / 'b.pdf').read_bytes().startswith(b'%PDF')
-  other = run(workdir, tmp_path / 'c.png', tmp_path / 'x.png', '--seed=2')
+  other = drawn(workdir, tmp_path / 'c.png', tmp_path / 'x.png', '--seed=2')
   assert (found['sources'] != other['sources']).any()
 
 
-def test_errors(workdir, tmp_path):
-  for arguments, message in (
-    ([workdir, tmp_path / 'a.jpg'], r'must end with \.png or \.pdf'),
-    ([tmp_path, tmp_path / 'a.png'], r'no config\.json'),
-  ):
-    with pytest.raises(SystemExit, match=message):
-      run(*arguments)
-
-
+@pytest.mark.slow
 def test_weights_for_others(workdir, tmp_path):
   """The mask vector is left out where the model is to have none."""
-  message = r'npz cannot hold mask_token=True.*--set pooling=token'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match='mask_token=True'):
     formats.write(formats.read(workdir), tmp_path / 'x.npz', 'npz')
   model, params = pretrained.load(
     workdir, pooling='token', mask_token=False, num_classes=7, report=None
@@ -150,3 +159,59 @@ def test_weights_for_others(workdir, tmp_path):
   assert 'mask' not in params
   logits = model.apply({'params': params}, np.zeros((2, 8, 12, 3)))
   assert logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_augmentations_are_drawn_at_three_strengths(channels, tmp_path):
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (40, 40, channels), dtype=np.uint8)
+  rows = draw_augmentations.of_policies(image)
+  for policy, columns in (
+    (augment.RandAugment, slice(0, 3)),
+    (augment.TimmRandAugment, slice(3, 6)),
+    (augment.TrivialAugment, slice(6, 9)),
+  ):
+    drawn = {k for k, v in rows.items() if v[columns][0] is not None}
+    assert drawn == set(policy.names) - {'Identity'}
+  assert len({x.tobytes() for x in rows['Rotate']}) == 9
+  rows |= draw_augmentations.of_others(image)
+  cells = [x for row in rows.values() for x in row if x is not None]
+  assert {x.shape for x in cells} == {image.shape}
+  Image.fromarray(image.repeat(3, 2)[..., :3]).save(tmp_path / 'image.png')
+  draw_augmentations.main(tmp_path / 'sheet.png', tmp_path / 'image.png')
+  with Image.open(tmp_path / 'sheet.png') as sheet:
+    assert sheet.width > 10 * 112 and sheet.height > 25 * 112
+
+
+def test_the_best_checkpoint_of_augreg_is_first(tmp_path, capsys):
+  def row(model, decay, val, adapt='imagenet2012', size=224, adapted=0.5):
+    name = f'{model}-i21k-wd_{decay}'
+    return {
+      **{'filename': name, 'ds': 'i21k', 'final_val': val, 'adapt_ds': adapt},
+      **{'adapt_resolution': size, 'adapt_final_val': adapted},
+      'adapt_filename': f'{name}--{adapt}-res_{size}',
+    }
+
+  rows = [
+    row('B_16', 0.1, 0.4, adapted=0.9),
+    row('B_16', 0.1, 0.4, size=384, adapted=0.6),
+    row('B_16', 0.03, 0.5, adapted=0.7),
+    row('B_16', 0.03, 0.5, size=384, adapted=0.8),
+    row('B_16', 0.03, 0.5, adapt='cifar100', size=384, adapted=0.95),
+    row('B_16', 0.3, 0.99) | {'ds': 'i1k'},
+    row('R50_L_32', 0.3, ''),
+  ]
+  with (tmp_path / 'index.csv').open('w', newline='') as file:
+    writer = csv.DictWriter(file, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+  for arguments, accuracy, name in (
+    ([], '0.5000', 'B_16-i21k-wd_0.03'),
+    (['--dataset=i1k'], '0.9900', 'B_16-i21k-wd_0.3'),
+    (['--adapted=imagenet2012'], '0.9000', 'wd_0.1--imagenet2012-res_224'),
+    (['--resolution=384'], '0.9500', 'wd_0.03--cifar100-res_384'),
+  ):
+    find_augreg.main(['B/16', f'--index={tmp_path}/index.csv', *arguments])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f'{accuracy}  gs://vit_models/augreg/B_16')
+    assert first.endswith(f'{name}.npz')

@@ -1,0 +1,148 @@
+"""Draw augmentations.jpg: what augmentation does, at several strengths.
+
+  python docs/draw_augmentations.py docs/augmentations.jpg [IMAGE]
+
+Each row of the upper part is an operation, at three strengths for each of
+RandAugment of AugReg (magnitudes 5, 10 and 20), RandAugment of DeiT
+('rand-m9-mstd0.5-inc1'; magnitudes 3, 6 and 9) and TrivialAugment (a third, two
+thirds and all of its strength). A cell is empty if the policy does not have the
+operation. The lower part has the other transforms, at three strengths and with
+three seeds. Without IMAGE a photograph of scikit-learn is drawn.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+from vit_jax.data import augment, images, operations, transforms
+from vit_jax.reports import pictures
+
+_MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment
+_INCREASING = (3, 6, 9)  # of timm's
+_STRENGTHS = (1 / 3, 2 / 3, 1.0)  # of TrivialAugment
+_SIZE_PX, _CELL_PX, _GAP_PX, _DPI = 224, 112, 4, 100
+_SEED = 2
+
+
+def of_policies(image):
+  """Return {operation: 9 images} of the policies; None: not in it."""
+  deit = [augment.TimmRandAugment(x, 0) for x in _INCREASING]
+  augreg = [augment.RandAugment(1, x) for x in _MAGNITUDES]
+  trivial = augment.TrivialAugment()
+  names = dict.fromkeys((*augreg[0].names, *deit[0].names, *trivial.names))
+  names.pop('Identity')
+  rows = {}
+  for name in names:
+    cells = [
+      policy.apply(name, image, _rng()) if name in policy.names else None
+      for policy in (*augreg, *deit)
+    ]
+    for strength in _STRENGTHS:
+      has_it = name in trivial.names
+      cells.append(
+        trivial.apply(name, image, _rng(), strength) if has_it else None
+      )
+    rows[name] = cells
+  return rows
+
+
+def of_others(image):
+  """Return {transform: 9 images} of the other transforms."""
+  size = image.shape[:2]
+  fixed = {
+    'Grey': [operations.grey(image)],
+    'Solarize 192, 128, 64': [
+      operations.solarize(image, x) for x in (192, 128, 64)
+    ],
+    'Blur 0.5, 1, 2': [operations.blur(image, x) for x in (0.5, 1, 2)],
+  }
+  drawn = {
+    'ColorJitter 0.1, 0.3, 0.6': [
+      augment.ColorJitter(x, x, x) for x in (0.1, 0.3, 0.6)
+    ],
+    'hue 0.1, 0.25, 0.5': [
+      augment.ColorJitter(0, 0, 0, x) for x in (0.1, 0.25, 0.5)
+    ],
+    **{
+      f'RandomErasing {mode}\n0.05, 0.15, 0.3': [
+        augment.RandomErasing(1.0, (x, x), mode=mode) for x in (0.05, 0.15, 0.3)
+      ]
+      for mode in ('pixel', 'rand', 'const')
+    },
+    'SimpleRandomCrop\npadding 4, 16, 64': [
+      transforms.SimpleRandomCrop(size, padding) for padding in (4, 16, 64)
+    ],
+  }
+  rows = {}
+  for name, cells in fixed.items():
+    rows[name] = [None] * 9
+    rows[name][: 3 * len(cells) : 3] = cells
+  for name, each in drawn.items():
+    seeds = range(_SEED, _SEED + 3)
+    rows[name] = [t(image, _rng(seed)) for t in each for seed in seeds]
+  return rows
+
+
+def draw(image, path):
+  """Write the figure of an image, uint8 [H, W, C]."""
+  parts = of_policies(image), of_others(image)
+  titles = (
+    [f'AugReg {x}' for x in _MAGNITUDES]
+    + [f'DeiT {x}' for x in _INCREASING]
+    + [f'Trivial {x:.2g}' for x in _STRENGTHS],
+    [f'{x} {i}' for x in ('weak', 'medium', 'strong') for i in (1, 2, 3)],
+  )
+  sheets = [_sheet(image, rows) for rows in parts]
+  heights = [len(sheet) for sheet in sheets]
+  inches = sheets[0].shape[1] / _DPI + 2, sum(heights) / _DPI + 1
+  figure = pictures.canvas(*inches)
+  panels = figure.subplots(2, height_ratios=heights)
+  for axes, sheet, rows, names in zip(panels, sheets, parts, titles):
+    axes.imshow(sheet.squeeze(), cmap='gray', vmin=0, vmax=255)
+    axes.set_yticks(_middles(len(rows)), list(rows))
+    axes.set_xticks(_middles(len(names) + 1), ['original', *names])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+  figure.savefig(path, dpi=_DPI, bbox_inches='tight')
+
+
+def _middles(count):
+  return (np.arange(count) + 0.5) * (_CELL_PX + _GAP_PX)
+
+
+def _sheet(image, rows):
+  """Return the rows as one image; the first column is the original."""
+  side, channels = _CELL_PX + _GAP_PX, image.shape[2]
+  sheet = np.full((len(rows) * side, 10 * side, channels), 255, np.uint8)
+  for i, cells in enumerate(rows.values()):
+    for j, cell in enumerate((image, *cells)):
+      if cell is not None:
+        small = transforms.resize(cell, _CELL_PX, 'area')
+        y, x = i * side, j * side
+        sheet[y : y + _CELL_PX, x : x + _CELL_PX] = small
+  return sheet
+
+
+def _rng(seed=_SEED):
+  return np.random.default_rng(seed)
+
+
+def main(output, path=None):
+  if path is None:
+    from sklearn.datasets import load_sample_image
+
+    image = load_sample_image('flower.jpg')
+  else:
+    image = images.decode(pathlib.Path(path).read_bytes())
+  for crop in (
+    transforms.ResizeSmall(_SIZE_PX),
+    transforms.CentralCrop(_SIZE_PX),
+  ):
+    image = crop(image, _rng())
+  draw(np.ascontiguousarray(image), output)
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
