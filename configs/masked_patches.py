@@ -57,7 +57,7 @@ Not in the paper:
   of std 0.02.
 
 Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+sums over devices in float32.
 
 If memory is short: --config.accum_steps=8 --config.model.remat=full
 --config.model.scan=True. masked_patches_embedded.py needs no data, and minutes.

@@ -42,7 +42,7 @@ An image that cannot be read stops the run with its name. Then repair or remove
 it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
 
 Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+sums over devices in float32.
 """
 
 from configs import arguments, common, finetune

@@ -43,7 +43,7 @@ No run keeps its checkpoint (0.5 GB each for a B/16, 1.8 GB for an L/16).
 --config.discard= keeps them all.
 
 Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32 (--config.grad_dtype=bfloat16 rounds gradients).
+sums over devices in float32.
 """
 
 import re

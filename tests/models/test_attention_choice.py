@@ -1,17 +1,31 @@
 """The measured choice of attention, on a CPU with a clock of its own."""
 
+import functools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from contract import TINY_VIT
 
+from vit_jax.config import Provenance
+from vit_jax.data.embedded.digits import Digits
+from vit_jax.data.pipeline import Data
 from vit_jax.models import attention_choice, pallas_attention
 from vit_jax.models.attention import attention
 from vit_jax.models.attention_choice import Chooser, compile_layer, error
-from vit_jax.models.layers import BlockOptions
+from vit_jax.models.layers import BlockOptions, PatchEmbedding
 from vit_jax.models.posemb import Relative
 from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.classification import softmax_xent
+from vit_jax.objectives.distillation import distillation
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.optim.durations import steps
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import Schedule
+from vit_jax.train import train
 
 MODEL = VisionTransformer(**TINY_VIT)
 IMAGES = jax.ShapeDtypeStruct((1, 8, 12, 3), jnp.float32)
@@ -143,3 +157,51 @@ def test_calls_are_timed():
 
   assert 0 < attention_choice.seconds_per_call(fn, 1) < 1
   assert len(calls) >= 1 + 5
+
+
+@pytest.mark.slow
+def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
+  """That of its model, forward and backward, and that of its teacher."""
+  monkeypatch.setattr(
+    attention_choice, 'CANDIDATES', {'cpu': ('xla', 'einsum')}
+  )
+  small = MODEL.clone(
+    embedding=PatchEmbedding(4), num_classes=None, depth=1, num_heads=4
+  )
+
+  def run(workdir, seconds, model=small, total=1, objective=softmax_xent):
+    clock = iter(seconds)
+    monkeypatch.setattr(
+      attention_choice, 'seconds_per_call', lambda *_: next(clock)
+    )
+    train(
+      workdir,
+      model=model,
+      data=Data(Digits(split='train'), batch_size=16, num_threads=1),
+      objective=objective,
+      optimizer=Optimizer(optax.sgd),
+      schedule=Schedule(lr=0.1, decay='constant'),
+      total=steps(total),
+      provenance=Provenance(allow_changes=('total_steps',)),
+    )
+    file = workdir / 'attention.json'
+    return json.loads(file.read_text()) if file.exists() else {}
+
+  assert not run(tmp_path / 'named', [], small.clone(attention='xla'))
+  run(tmp_path / 'teacher', [1, 2])
+  teacher = functools.partial(
+    distillation, teacher=Teacher(str(tmp_path / 'teacher'), same_classes=True)
+  )
+  student = small.clone(num_heads=2)
+  chosen = run(tmp_path / 'run', [2, 1, 1, 2], student, objective=teacher)
+  case = '5 tokens, {} heads of {}, float32, {}, cpu'
+  expected = {
+    case.format(2, 8, 'forward and backward'): 'einsum',
+    case.format(4, 4, 'forward'): 'xla',
+  }
+  assert chosen == expected
+  # No more times are left to be measured. The model is described as configured.
+  resumed = run(tmp_path / 'run', [], student, total=2, objective=teacher)
+  assert resumed == expected
+  described = json.loads((tmp_path / 'run' / 'model.json').read_text())
+  assert described['model'].get('attention', 'auto') == 'auto'

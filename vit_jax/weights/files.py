@@ -25,6 +25,7 @@ import safetensors.numpy
 
 from vit_jax.runs.files import (
   PathLike,
+  check_remote,
   is_local,
   read_json,
   replacing,
@@ -187,6 +188,7 @@ def _download(url, local):
     source = f'{host}/{urllib.parse.quote(rest)}'
   else:
     source = url
+  check_remote(source)
   options = {}
   if source.startswith('http'):
     import aiohttp
