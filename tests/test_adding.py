@@ -1,4 +1,4 @@
-"""Each row of "Adding to it" in the README, done from a package outside.
+"""Each row of "Adding something" in CONTRIBUTING, from a package outside.
 
 The package `mine` has one of each part. Two models train with it: a module of
 its own, and a VisionTransformer with its position embedding and pooling.
@@ -22,7 +22,7 @@ from vit_jax.tools.look import __main__ as look
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.keymap import KeyMap
 
-README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
+TABLE = (pathlib.Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
 
 MINE = '''
 import dataclasses
@@ -465,8 +465,8 @@ def test_weights_format(folder):
   jax.tree.map(np.testing.assert_array_equal, written, arrays)
 
 
-def test_every_row_of_the_readme_is_tested():
-  table = README.split('## Adding to it')[1].split('\n## ')[0]
+def test_every_row_of_the_table_is_tested():
+  table = TABLE.split('## Adding something')[1].split('\n## ')[0]
   rows = re.findall(r'^\| ([a-z ]+) \|', table, re.M)
   assert rows == [
     'new',
