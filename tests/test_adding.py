@@ -280,9 +280,11 @@ def get_config(model):
     },
     'schedule': {'lr': 0.01, 'decay': 'constant'},
     'total_steps': 2,
-    'logging': {'every_steps': 1},
     'evals': evaluators(data),
-    'writers': {'sum': {'target': 'mine.Total', 'name': 'losses'}},
+    'logging': {
+      'every_steps': 1,
+      'writers': {'sum': {'target': 'mine.Total', 'name': 'losses'}},
+    },
     'seed': 7,
   })
 
