@@ -178,10 +178,10 @@ def train(
     accum_steps=accum_steps,
     ema_weight=ema and reuse.call(ema, timeline),
   )
-  batch = compiled.batch_shapes(
+  abstract_batch = compiled.batch_shapes(
     image_shape, example['label'], data.batch_size, mesh
   )
-  shapes = (abstract_state, batch, *teacher_shapes)
+  shapes = (abstract_state, abstract_batch, *teacher_shapes)
 
   # 5. Evaluators open their data now, not after a day of training.
   claim = None if dry_run else workdirs.Claim(workdir)
@@ -210,7 +210,7 @@ def train(
   with (
     contextlib.closing(checkpointer),
     compiled.explaining(
-      lambda: compiled.advice(model, abstract_state, batch, accum_steps)
+      lambda: compiled.advice(model, *shapes[:2], accum_steps)
     ),
   ):
     # 6. The state to start from: a checkpoint, weights, or scratch.
@@ -241,20 +241,21 @@ def train(
     )
 
     # 7. The loop. Metrics lag one step: the host never waits for the device.
-    monitor = logging.monitor(
+    monitor = Monitor(
       workdir,
       timeline,
+      logging,
       start_step=start,
+      carried=saved.get('metrics'),
+      learning_rate=learning_rate,
       flops_per_step=lambda: (
         3 * data.batch_size * reuse.call(flops.forward, model, images)
       ),
-      learning_rate=learning_rate,
       stopwatch=stopwatch,
-      carried=saved.get('metrics'),
       config=provenance.config,
       before_write=claim.check,
     )
-    _introduce(monitor, model, state, batch, mesh, total_steps)
+    _introduce(monitor, model, state, abstract_batch, mesh, total_steps)
     monitor.say(origin)
     monitor.say(data.describe_reading())
     batches = data.train_batches(

@@ -11,13 +11,15 @@ import pytest
 from processes import scalars
 
 from vit_jax import config
+from vit_jax.optim.durations import Timeline, steps
 from vit_jax.runs import metrics, terminal
 from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
 
 
 def make_monitor(workdir, **kwargs):
-  defaults = {'total_steps': 10, 'batch_size': 16, 'log_every_steps': 2}
-  return Monitor(workdir, **(defaults | kwargs))
+  total_steps = kwargs.pop('total_steps', 10)
+  logging = metrics.Logging(steps(kwargs.pop('every', 2)))
+  return Monitor(workdir, Timeline(16, 100, total_steps), logging, **kwargs)
 
 
 @pytest.fixture
@@ -158,9 +160,7 @@ def test_a_checkpoint_carries_what_was_not_yet_recorded(tmp_path):
 
   def run(workdir, start, end, carried=None):
     workdir.mkdir(exist_ok=True)
-    monitor = make_monitor(
-      workdir, start_step=start, log_every_steps=3, carried=carried
-    )
+    monitor = make_monitor(workdir, start_step=start, every=3, carried=carried)
     for step in range(start + 1, end + 1):
       monitor.step(step, {'loss': losses[step - 1]})
     monitor.flush()

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.optim.durations import Interval, Timeline, steps
+from vit_jax.optim.durations import Interval, Timeline, fraction, steps
 from vit_jax.runs import terminal
 from vit_jax.runs.divergence import NonFiniteError as NonFiniteError
 from vit_jax.runs.files import PathLike, is_local, write_atomically
@@ -84,19 +84,6 @@ class Logging:
   writers: Mapping[str, MetricsWriter] = dataclasses.field(default_factory=dict)
   profile: str | None = None
 
-  def monitor(
-    self, workdir: PathLike, timeline: Timeline, **options: Any
-  ) -> 'Monitor':
-    """Return the Monitor of a run; for `options` see there."""
-    return Monitor(
-      workdir,
-      total_steps=timeline.total_steps,
-      batch_size=timeline.batch_size,
-      log_every_steps=timeline.steps(self.every),
-      writers=self.writers,
-      **options,
-    )
-
 
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once."""
@@ -132,18 +119,15 @@ class Monitor:
 
   Args:
     workdir: directory for metrics.jsonl and TensorBoard's event file.
-    total_steps: length of the training, for the ETA.
-    batch_size: global batch size, for images per second.
-    log_every_steps: length of a log interval.
-    flops_per_step: function that returns the FLOPs of a step (3 x forward), for
-      the MFU; it is called while the first step runs. None: no MFU.
+    timeline: Timeline of the run.
+    logging: how often records are written, and where.
     start_step: step from which the run resumes. Later records, which the
       interrupted run wrote, are removed.
+    carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
+    flops_per_step: function that returns the FLOPs of a step (3 x forward), for
+      the MFU; it is called while the first step runs. None: no MFU.
     stopwatch: Stopwatch that started with the run; None starts one.
-    carried: what `carry` returned when the checkpoint was saved, from which the
-      run resumes.
-    writers: {name: writer}, see writers.py; they get all records.
     config: JSON values of the config, for the writers.
     before_write: called before each record; raises if it must not be written.
   """
@@ -151,26 +135,27 @@ class Monitor:
   def __init__(
     self,
     workdir: PathLike,
+    timeline: Timeline,
+    logging: Logging = Logging(),
     *,
-    total_steps: int,
-    batch_size: int,
-    log_every_steps: int,
-    flops_per_step: Callable[[], float] | None = None,
     start_step: int = 0,
-    learning_rate: Callable[[Any], Any] | None = None,
-    stopwatch: Stopwatch | None = None,
     carried: Mapping[str, Any] | None = None,
-    writers: Mapping[str, MetricsWriter] | None = None,
+    learning_rate: Callable[[Any], Any] | None = None,
+    flops_per_step: Callable[[], float] | None = None,
+    stopwatch: Stopwatch | None = None,
     config: Mapping[str, Any] | None = None,
     before_write: Callable[[], None] = lambda: None,
   ) -> None:
     self._before_write = before_write
-    self._total_steps, self._batch_size = total_steps, batch_size
-    self._log_every = log_every_steps
+    self._total_steps = total_steps = timeline.steps(fraction(1))
+    self._batch_size = timeline.batch_size
+    self._log_every = timeline.steps(logging.every)
     # Compiled: otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops_per_step, self._flops = flops_per_step, 0.0
-    self._writer = Writer(workdir, start_step, writers=writers, config=config)
+    self._writer = Writer(
+      workdir, start_step, writers=logging.writers, config=config
+    )
     self._terminal = terminal.Terminal(start_step, total_steps)
     carried = carried or {}
     self._sums: dict[str, float] = collections.defaultdict(float)
@@ -189,8 +174,9 @@ class Monitor:
     A resumed run then writes the same means as one that was never stopped, also
     over the log interval that the checkpoint divides. Call `flush` before.
     """
-    seconds = self._stopwatch.seconds
-    return {'sums': {**self._sums}, 'logged': self._logged, 'seconds': seconds}
+    # Copies, because checkpoints are written while training continues.
+    seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
+    return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
 
   def _restart_clock(self, step):
     """Measure rates from this step on."""
