@@ -64,6 +64,18 @@ def test_the_solution_is_that_of_other_solvers(n, dim, l2, whiten, bias):
   np.testing.assert_array_equal(solution.predict(x), predicted)
 
 
+def test_defaults_are_those_of_big_vision():
+  assert FewShot() == FewShot(
+    shots=(1, 5, 10, 25),
+    seeds=(0, 1, 2),
+    l2=(1024.0,),
+    whiten=True,
+    bias=100.0,
+    held_out_shots=None,
+    allow_fewer=False,
+  )
+
+
 def test_constant_features_do_no_harm():
   x, y = problem(40, 6)
   x[:, 3] = 2.0

@@ -75,6 +75,11 @@ def test_a_fit_that_does_not_converge_is_reported():
   assert found['accuracy'] > 0.5
 
 
+def test_defaults():
+  defaults = {'C': (1.0,), 'max_iter': 1000, 'tol': 1e-7}
+  assert Logistic() == Logistic(**defaults, held_out=0.1, seed=0)
+
+
 def test_mistakes():
   one = {'train': np.array([4, 4, 4]), 'test': np.array([4])}
   with pytest.raises(ValueError, match=r'3 training .*one class'):
