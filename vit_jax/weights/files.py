@@ -14,7 +14,6 @@ import sys
 import urllib.parse
 import zipfile
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import fsspec
@@ -83,7 +82,8 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
   )
 
 
-def _npz(path, values) -> Iterator[tuple[str, np.ndarray]]:
+def _npz(path, values):
+  """Yield (name, array)."""
   with zipfile.ZipFile(path) as file:
     members = file.infolist()
     if any(x.filename.endswith('.pkl') for x in members):  # torch.save
@@ -106,7 +106,7 @@ def _npz(path, values) -> Iterator[tuple[str, np.ndarray]]:
       yield name, to_float32(file[name])
 
 
-def _safetensors(path, values) -> Iterator[tuple[str, np.ndarray]]:
+def _safetensors(path, values):
   with safetensors.safe_open(path, framework='np') as file:
     for name in file.keys():  # noqa: SIM118
       if values:
@@ -130,7 +130,8 @@ def to_float32(array: np.ndarray) -> np.ndarray:
 def write_npz(path: PathLike, arrays: FlatParams) -> None:
   """Write {name: array}; the file appears when it is complete."""
   with replacing(path) as partial, partial.open('wb') as file:
-    np.savez(file, **{k: np.asarray(v) for k, v in arrays.items()})
+    named: Any = {k: np.asarray(v) for k, v in arrays.items()}
+    np.savez(file, **named)
 
 
 def write_safetensors(

@@ -192,7 +192,8 @@ def read(
   image_size = image_size or args.get('img_size')
   if image_size is None and 'input_size' in data:
     image_size = tuple(data['input_size'][-2:])  # of channels, height, width
-  known, keys, notes = dict(family.fields), family.keys, []
+  notes: list[str] = []
+  known, keys = dict(family.fields), family.keys
   if (name := args.get('act_layer')) is not None:
     known['gelu'] = image_configs.choose(_GELU, name, 'act_layer')
   if keys is None:
