@@ -131,7 +131,7 @@ def test_csv_with_names_and_splits(root):
   assert _content(Folder(root, csv='all.csv', split='train')) == [(1, 0)]
 
 
-@pytest.mark.parametrize('header', ['', 'path,label\n'])
+@pytest.mark.parametrize('header', ['', 'path,label\n', '\ufeffpath,label\n'])
 def test_csv_with_ints(root, header):
   table = root / 'val' / 't.csv'
   table.write_text(header + '2/deep/bild ü0.png, 5\ndog/0.png,0\n')
