@@ -84,7 +84,7 @@ class HuggingFace:
     if isinstance(features[image_key], datasets.Image):
       data = data.cast_column(image_key, datasets.Image(decode=False))
     self._images, self._key = data.select_columns([image_key]), image_key
-    names = class_names
+    names = None if class_names is None else list(class_names)
     if label_key:
       names = names or getattr(features[label_key], 'names', None)
       values = data.with_format(None)[label_key][:]

@@ -132,14 +132,15 @@ class _Turns:
     seed: of the order.
   """
 
-  def __init__(self, members, turns, seed) -> None:
-    self._members, self._seed = members, seed
-    self._turns = turns
+  def __init__(
+    self, members: list[np.ndarray], turns: np.ndarray, seed: int
+  ) -> None:
+    self._members, self._turns, self._seed = members, turns, seed
     self._classes = np.repeat(np.arange(len(turns)), turns)
     # The last blocks: (number, classes, ranks); and the last round of each
     # class: (number, indices). Threads read neighbouring positions.
-    self._blocks = [(-1, None, None)] * 4
-    self._rounds = [(-1, None)] * len(turns)
+    self._blocks: list[Any] = [(-1, None, None)] * 4
+    self._rounds: list[Any] = [(-1, None)] * len(turns)
 
   def __call__(self, position: int) -> tuple[int, int]:
     """Return (round of the class, index of the example) of a position."""

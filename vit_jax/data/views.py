@@ -69,7 +69,9 @@ class View:
     indices: ints [n], of examples of that source.
   """
 
-  def __init__(self, source: Source, indices: Sequence[int]) -> None:
+  def __init__(
+    self, source: Source, indices: Sequence[int] | np.ndarray
+  ) -> None:
     self.source, self._indices = source, indices
 
   def __len__(self) -> int:
