@@ -20,8 +20,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
-from vit_jax.models.layers import PatchEmbedding
-from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.layers import PatchEmbedding, keep_batch_split
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import mesh, pallas_attention
+from vit_jax.models import pallas_attention
 from vit_jax.models.layers import (
   ATTENTION,
   BlockOptions,
   Dense,
   LayerNorm,
   initializer,
+  platform,
 )
 from vit_jax.models.posemb import Layout, PositionEmbedding
 
@@ -137,7 +138,7 @@ def default(q: jax.Array) -> str:
   """
   # On a CPU, forward and backward of 'einsum' took 0.7 to 1.0 of the time of
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32).
-  if mesh.platform() == 'cpu':
+  if platform() == 'cpu':
     return 'einsum'
   # With one query, as in MAP pooling, a fused kernel saves nothing.
   return 'cudnn' if q.shape[1] > 1 and _cudnn_runs(q) else 'xla'
@@ -146,7 +147,7 @@ def default(q: jax.Array) -> str:
 def _cudnn_runs(q):
   """Return whether cuDNN's fused kernel supports the queries and the device."""
   head_dim = q.shape[-1]
-  if mesh.platform() != 'gpu' or head_dim % 8 or head_dim > 128:
+  if platform() != 'gpu' or head_dim % 8 or head_dim > 128:
     return False
   # CUDA devices report '8.0', AMD ones 'gfx90a'.
   capability = str(getattr(jax.devices()[0], 'compute_capability', ''))

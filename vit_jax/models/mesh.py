@@ -1,4 +1,4 @@
-"""Access of models to the current mesh (jax.set_mesh), if there is one.
+"""Axes of meshes, and functions that each device computes on its part.
 
 Devices along axes whose names begin with 'model' share their examples. The
 batch is sharded over all other axes, and parameters as well over those whose
@@ -22,16 +22,6 @@ def batch_axes(
 def is_model_axis(name: str) -> bool:
   """Return whether devices along this axis work on the same examples."""
   return name.startswith('model')
-
-
-def platform() -> str:
-  """Return the platform that the program being traced is meant for.
-
-  That of the mesh, whose devices may be those of another machine; without a
-  mesh, that of the default device: 'cpu', 'gpu' or 'tpu'.
-  """
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return device.platform if device else jax.default_backend()
 
 
 def per_device(
@@ -66,22 +56,3 @@ def per_device(
   return jax.shard_map(fn, in_specs=specs, out_specs=specs[0], check_vma=False)(
     *arrays
   )
-
-
-def keep_batch_split(x: jax.Array) -> jax.Array:
-  """Return x, [B, ...], constrained to stay sharded over the batch.
-
-  Along 'fsdp' axes both parameters and batch are sharded, and the compiler may
-  choose to gather the whole batch instead of the parameters of one layer. On
-  other meshes it has no such choice, and there is no constraint, because each
-  one costs a copy: 8% of B/16's step in the TPU compiler's estimate. There is
-  none either if the axes do not divide B.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  sizes = {name: mesh.shape[name] for name in batch_axes(mesh)}
-  splits_parameters = any(
-    name.startswith('fsdp') and size > 1 for name, size in sizes.items()
-  )
-  if not splits_parameters or x.shape[0] % math.prod(sizes.values()):
-    return x
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(tuple(sizes)))

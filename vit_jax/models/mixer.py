@@ -18,8 +18,8 @@ from vit_jax.models.layers import (
   Mlp,
   PatchEmbedding,
   drop_path,
+  keep_batch_split,
 )
-from vit_jax.models.mesh import keep_batch_split
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 

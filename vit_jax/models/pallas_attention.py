@@ -25,7 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.mesh import per_device, platform
+from vit_jax.models.layers import platform
+from vit_jax.models.mesh import per_device
 
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.

@@ -27,8 +27,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import layers
-from vit_jax.models.layers import INIT, Head, PatchEmbedding
-from vit_jax.models.mesh import keep_batch_split
+from vit_jax.models.layers import (
+  INIT,
+  Head,
+  PatchEmbedding,
+  keep_batch_split,
+)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
 Form = Literal['preact', 'postact']
