@@ -131,10 +131,20 @@ def train(
 
   # 1. Is this the same run as before, if there was one?
   provenance = provenance or Provenance()
-  parts = {'model': model, 'data': data, 'objective': objective}
-  parts |= {'optimizer': optimizer, 'schedule': schedule, 'total': total}
-  parts |= {'evals': evals, 'init_from': init_from, 'ema': ema, 'seed': seed}
-  parts |= {'preprocess': preprocess, 'accum_steps': accum_steps}
+  parts = {
+    'model': model,
+    'data': data,
+    'objective': objective,
+    'optimizer': optimizer,
+    'schedule': schedule,
+    'total': total,
+    'evals': evals,
+    'init_from': init_from,
+    'preprocess': preprocess,
+    'accum_steps': accum_steps,
+    'ema': ema,
+    'seed': seed,
+  }
   entries = provenance.entries or config.entries(parts)
   basis = changes.basis_of(workdir, entries, parts)
   changed = changes.check(workdir, basis, provenance.allow_changes)
@@ -255,7 +265,12 @@ def train(
       config=provenance.config,
       before_write=claim.check,
     )
-    _introduce(monitor, model, state, abstract_batch, mesh, total_steps)
+    num_params = sum(x.size for x in jax.tree.leaves(state.params))
+    monitor.say(
+      f'{type(model).__name__}, {num_params:,} parameters; batches of '
+      f'{data.batch_size} images {"x".join(map(str, image_shape))}; '
+      f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}'
+    )
     monitor.say(origin)
     monitor.say(data.describe_reading())
     batches = data.train_batches(
@@ -316,16 +331,6 @@ def train(
   confusion.write_all(workdir, evaluators, class_names=class_names)
   page.write_at_end(workdir, evaluators)
   return state
-
-
-def _introduce(monitor, model, state, batch, mesh, total_steps):
-  """Print the model, the data and the devices."""
-  num_params = sum(x.size for x in jax.tree.leaves(state.params))
-  monitor.say(
-    f'{type(model).__name__}, {num_params:,} parameters; batches of images '
-    f'{"x".join(map(str, batch["image"].shape))}; {total_steps} steps on '
-    f'{mesh.size} x {jax.devices()[0].device_kind}'
-  )
 
 
 def _check_finite(state, step, mesh, monitor):
@@ -409,19 +414,15 @@ def make_step(
 
 def _check_class_names(of_data, of_teacher):
   """Raise ValueError if a teacher was trained on other classes."""
-  if not of_data or not of_teacher or list(of_data) == list(of_teacher):
-    return
-  i = next(
-    (i for i, (a, b) in enumerate(zip(of_data, of_teacher)) if a != b),
-    min(len(of_data), len(of_teacher)),
-  )
-  here, there = (list(x[i : i + 1]) for x in (of_data, of_teacher))
-  raise ValueError(
-    f'The classes of the teacher are not those of the data: class {i} is '
-    f'{there} there and {here} here. Use a teacher that was trained on the '
-    'same classes. If they are the same classes in the same order under other '
-    'names, set config.objective.teacher.same_classes=True.'
-  )
+  if of_data and of_teacher and list(of_data) != list(of_teacher):
+    pairs = zip(of_teacher, of_data)
+    shown = next((x for x in pairs if x[0] != x[1]), 'fewer or more')
+    raise ValueError(
+      f'The classes of the teacher are not those of the data: {shown}. Use a '
+      'teacher that was trained on the same classes. If they are the same '
+      'classes in the same order under other names, set '
+      'config.objective.teacher.same_classes=True.'
+    )
 
 
 def with_num_classes(model: Any, source: Any) -> Any:
@@ -433,6 +434,11 @@ def with_num_classes(model: Any, source: Any) -> Any:
   found = getattr(source, 'num_classes', None)
   is_partial = isinstance(model, functools.partial)
   given = None if is_partial else getattr(model, 'num_classes', None)
+  if given is None and found is None:
+    raise ValueError(
+      'model.num_classes is not set, and the training data does not say how '
+      'many classes it has. Set model.num_classes.'
+    )
   if given is not None and found is not None and given < found:
     raise ValueError(
       f'model.num_classes={given}, but the training data has {found} classes. '
@@ -440,11 +446,5 @@ def with_num_classes(model: Any, source: Any) -> Any:
     )
   if given is not None:
     return model
-  if found is None:
-    raise ValueError(
-      'model.num_classes is not set, and the training data does not say how '
-      'many classes it has. Set model.num_classes.'
-    )
-  if is_partial:
-    return model(num_classes=found)
-  return model.clone(num_classes=found)
+  make = model if is_partial else model.clone
+  return make(num_classes=found)
