@@ -30,9 +30,9 @@ from vit_jax.types import Metrics
 NAME = 'metrics.jsonl'
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
 
-# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from the
-# vendors' data sheets. The first match counts. A device of a TPU v2 or v3 is a
-# core; a chip has two.
+# Dense bfloat16 FLOP/s of a device by a part of its device_kind, from memory of
+# the vendors' data sheets. The first match counts. A device of a TPU v2 or v3
+# is a core; a chip has two.
 PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
