@@ -192,16 +192,22 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   """Return {path: array or value} of a checkpoint, read by Orbax alone."""
+  import jax
   import orbax.checkpoint as ocp
 
   from vit_jax import tree
 
   folder = workdir / 'checkpoints' / str(step)
-  found = {}
-  with ocp.PyTreeCheckpointer() as reader:
-    for item in ('params', 'ema', 'train'):
-      flat = tree.flatten(reader.restore((folder / item).absolute()))
-      found |= {f'{item}/{k}': np.asarray(x) for k, x in flat.items()}
+  handler, found = ocp.PyTreeCheckpointHandler(), {}
+  for item in {'params', 'train', 'ema'} & {x.name for x in folder.iterdir()}:
+    shapes = handler.metadata(folder / item).tree
+    numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes
+    )
+    args = ocp.args.PyTreeRestore(restore_args=numpy)
+    flat = tree.flatten(handler.restore(folder / item, args=args))
+    found |= {f'{item}/{path}': value for path, value in flat.items()}
+  handler.close()
   data = json.loads((folder / 'data' / 'metadata').read_text())
   data['metrics'].pop('seconds')
   return found | {f'data/{key}': value for key, value in data.items()}

@@ -367,7 +367,7 @@ def test_bit_and_polyak_of_transfer():
   config = load_config('transfer', 'L/16,jft,imagenet,pets,polyak')
   for name, run in config.runs.items():
     is_imagenet = name.startswith('imagenet')
-    assert flat(run).get('ema_decay') == (0.9999 if is_imagenet else None)
+    assert flat(run).get('ema.decay') == (0.9999 if is_imagenet else None)
     size = 512 if is_imagenet else 384
     assert run.data.transforms[0]['size'] == size
 
@@ -453,7 +453,7 @@ PARTS = {  # what a recipe or an optimizer changes in a run
   'cutmix': 'objective',
   'erasing': 'data',
   'depth': 'model',
-  'ema': 'ema_decay ema_debias',
+  'ema': 'ema',
   'smoothing': 'objective',
   'nadamw': 'optimizer best_of',
   'muon': 'optimizer best_of',

@@ -88,12 +88,12 @@ def test_table_4(row):
   assert sgd.target.endswith('.sgd') and 'weight_decay' not in sgd
   assert (sgd.momentum, sgd.clip_norm) == (0.9, 1.0)
   assert config.data.transforms[0]['size'] == 384
-  assert 'ema_decay' not in config
+  assert 'ema' not in config
   dev = load_config('finetune', f'{data},dev,lr=.001,L/16,polyak')
   assert dev.data.source.split == f'train[:{percent}%]'
   assert list(dev.evals) == ['dev']
   assert dev.evals.dev.data.source.split == f'train[{percent}%:]'
-  assert dev.schedule.lr == 0.001 and dev.ema_decay == 0.9999
+  assert dev.schedule.lr == 0.001 and dev.ema.decay == 0.9999
   assert dev.data.transforms[0]['size'] == 512
 
 
@@ -356,7 +356,7 @@ def test_deit():
   assert mixer.probabilities == (0.5, 0.5)
   assert (distillation.kind, distillation.weight) == ('hard', 0.5)
   assert distillation.objective.label_smoothing == 0.1
-  assert config.model.stochastic_depth == 0.1 and config.ema_decay == 0.99996
+  assert config.model.stochastic_depth == 0.1 and config.ema.decay == 0.99996
   assert (config.schedule.lr, config.optimizer.weight_decay) == (1e-3, 0.05)
   assert list(config.evals) == ['val'] and config.data.source.split == 'train'
   plain = load_config('deit', 'S/16')

@@ -43,7 +43,7 @@ def config_of(**changed):
 
 
 def basis(workdir='run', sources=None, **changed):
-  call, _ = configs.plan_run(config_of(**changed))
+  call = configs.plan_run(config_of(**changed))
   return changes.basis_of(workdir, configs.entries(call), sources)
 
 
@@ -153,7 +153,7 @@ def basis_of_folder(workdir, path):
   source = {'target': 'vit_jax.data.folder.Folder', 'path': str(path)}
   config = config_of()
   config.data.source = config.evals.val.data.source = source
-  call, _ = configs.plan_run(config)
+  call = configs.plan_run(config)
   arguments = {k: configs.make(v) for k, v in call.kwargs.items()}
   return changes.basis_of(workdir, configs.entries(call), arguments)
 
@@ -194,7 +194,7 @@ def test_data_that_has_changed(change, key, tmp_path):
 
 def test_hosts_may_differ_in_what_is_of_the_machine():
   def facts(**changed):
-    return changes.facts(*configs.plan_run(config_of(**changed)))
+    return changes.facts(configs.plan_run(config_of(**changed)), {})
 
   same = {'data.num_workers': 4, 'data.prefetch': 3}
   assert facts() == facts(**same)

@@ -133,6 +133,8 @@ def test_a_workdir_is_read(tmp_path):
 @pytest.mark.parametrize(
   'name, fields, refused, named',
   [
+    ('B/16', {'posemb': 'sincos2d'}, '', ''),
+    ('B/16', {'posemb': 'none', 'layerscale_init': 0.1}, '', ''),
     ('B/16', {'posemb': 'relative'}, 'npz timm hf', 'posemb=Relative'),
     ('B/16', {'posemb_at': 'layers'}, 'npz timm hf', 'posemb=Learned'),
     ('B/16', {'patch_stride': 8}, 'npz timm hf', 'stride'),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax import tree
+from vit_jax import pretrained, tree
 from vit_jax.models import names, resample
+from vit_jax.models.pooling import ClassToken, Mean
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpointer
@@ -243,3 +244,26 @@ def test_load_into_a_state(tmp_path):
   assert "  gelu='exact' here, 'tanh' in the file" in told.splitlines()
   assert 'gelu' not in report
   np.testing.assert_array_equal(averaged.params['cls'], old.params['cls'] + 1)
+
+
+@pytest.mark.parametrize('has_cls', [True, False])
+def test_weights_of_masked_patches_get_a_pooling(has_cls, tmp_path):
+  fields = {'class_token': has_cls, 'num_registers': 1, 'mask_token': True}
+  model = make(pooling='none', **fields)
+  params = flat_params(pooling='none', **fields)
+  weights = bundle.Weights(model, params, (12, 20, 3))
+  formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
+  path = str(tmp_path / 'x.npz')
+  gap = surgery.read(InitFrom(path=path, pooling='gap')).model.pooling
+  assert gap == Mean(class_token=has_cls, num_registers=1)
+  token = InitFrom(path=path, pooling='token')
+  if has_cls:
+    found = surgery.describe(token)[0].model.pooling
+    assert found == ClassToken(num_registers=1)
+  else:
+    with pytest.raises(ValueError, match='no class token'):
+      surgery.read(token)
+  tuned = pretrained.from_weights(InitFrom(path=path))
+  assert type(tuned.pooling) is (ClassToken if has_cls else Mean)
+  assert not tuned.embedding.mask_token
+  assert surgery.read(InitFrom(path=path)).model == model

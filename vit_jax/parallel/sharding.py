@@ -1,16 +1,16 @@
 """Placement of arrays: a mesh, path rules, and batches laid over it.
 
-The model and the train step know nothing of this file (a model only knows which
-mesh axes split the batch, models/mesh.py). Three mesh axes are enough for all
-recipes here, and `rules_for` picks the recipe from their sizes:
+The model and the train step do not depend on this file (a model only knows
+which mesh axes split the batch, models/mesh.py). Three mesh axes are enough for
+all recipes here, and `rules_for` picks the recipe from their sizes:
 
   data   parameters are replicated, batches are split (the default)
   fsdp   parameters and batches are split
   model  parameters are split by heads and hidden units, batches are not
 
-A list of your own, ((path rule, spec), ...), takes the place of a recipe. Rules
-hold for parameters, their EMA and the optimizer state alike, because all of
-these have paths that end in the path of the parameter.
+A list of your own, ((path rule, spec), ...), replaces a recipe. Rules apply to
+parameters, their EMA and the optimizer state alike, because all of these have
+paths that end in the path of the parameter.
 """
 
 import dataclasses
@@ -25,20 +25,18 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
-from vit_jax.config.domains import OneOf, Range, checked
 from vit_jax.models.mesh import batch_axes, is_model_axis
-from vit_jax.types import PyTree, Shape
+from vit_jax.types import Expect, PyTree, Shape
 
 # One axis name, several, or None per array dimension; or a function of (path,
 # shape, mesh) that returns them.
 Spec = Sequence[Any] | Callable[..., Sequence[Any]]
 Rules = Sequence[tuple[str, Spec]]  # (path rule, spec)
+AxisSize = Annotated[
+  int, Expect(lambda n: n >= 1 or n == -1, 'at least 1, or -1')
+]
 
 
-AxisSize = Annotated[int, Range(1, 2**20)] | Annotated[int, OneOf(-1)]
-
-
-@checked
 @dataclasses.dataclass(frozen=True)
 class MeshSizes:
   """Sizes of the mesh axes; one of them may be -1, all remaining devices.
@@ -216,8 +214,6 @@ def check_batch_size(
     what: name of the batch size in the message.
   """
   ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
-  if not isinstance(batch_size, int) or batch_size < 1:
-    raise ValueError(f'{what}={batch_size!r} must be an integer of 1 or more.')
   if batch_size % ways:
     lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''

@@ -1,18 +1,15 @@
-"""Files that are either whole or absent, and what remote paths need."""
+"""Files that are either whole or absent."""
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import os
-import stat
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
 
-PathLike = str | os.PathLike[str]
+from vit_jax.types import PathLike as PathLike
 
 
 def is_local(path: PathLike) -> bool:
@@ -24,10 +21,8 @@ def is_local(path: PathLike) -> bool:
 def replacing(path: PathLike) -> Iterator[epath.Path]:
   """Yield a temporary path in the same folder; rename it to `path` at the end.
 
-  A reader, or a run that is killed, never sees half of the file. Two processes
-  may write the same path: the last one wins. If the body raises, the temporary
-  file is removed and `path` stays as it was. The file has the permissions that
-  the umask gives to new files, whatever the body used to write it.
+  A reader, or a run that is killed, never sees half of the file. If the body
+  raises, the temporary file is removed and `path` stays as it was.
 
   Args:
     path: local, or any path that epath understands (gs://...).
@@ -35,12 +30,7 @@ def replacing(path: PathLike) -> Iterator[epath.Path]:
   path = epath.Path(path)
   partial = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')
   try:
-    if is_local(path):
-      partial.touch()
-      mode = os.stat(partial).st_mode
     yield partial
-    if is_local(path):
-      os.chmod(partial, stat.S_IMODE(mode))
     partial.replace(path)
   except BaseException:
     partial.unlink(missing_ok=True)
@@ -56,71 +46,12 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
       partial.write_text(content)
 
 
-LARGEST_JSON = 1 << 23  # bytes; parsed, they can take 25 times as much
-_DEEPEST_JSON = 50  # levels; recursive functions can take them
-
-
 def read_json(path: PathLike) -> dict[str, Any]:
-  """Return the dict in a JSON file that others may have written.
-
-  Args:
-    path: local, or any path that epath understands (gs://...).
-
-  Raises:
-    ValueError: it cannot be read; it is not a JSON object (says in which line
-      and column); it has more than 8 MB or 50 levels.
-  """
+  """Return the dict in a JSON file; ValueError names a file that has none."""
   try:
-    with epath.Path(path).open('rb') as file:
-      data = file.read(LARGEST_JSON + 1)
-    if len(data) > LARGEST_JSON:
-      raise ValueError(f'it has more than {LARGEST_JSON >> 20} MB')
-    found = json.loads(data)
-  except OSError as e:
-    raise ValueError(f'{path} cannot be opened: {e.strerror or e}.') from e
-  except (ValueError, RecursionError) as e:  # invalid UTF-8 is a ValueError too
-    raise ValueError(f'{path} is not valid JSON: {e}.') from e
+    found = json.loads(epath.Path(path).read_bytes())
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{path} cannot be read as JSON: {error}.') from error
   if not isinstance(found, dict):
-    what = type(found).__name__
-    raise ValueError(f'{path}: expected {{...}}, found a {what}.')
-  level: list[Any] = [found]
-  for _ in range(_DEEPEST_JSON):
-    level = [
-      inner
-      for value in level
-      if isinstance(value, dict | list)
-      for inner in (value.values() if isinstance(value, dict) else value)
-    ]
-  if level:
-    raise ValueError(f'{path} has more than {_DEEPEST_JSON} levels.')
+    raise ValueError(f'{path}: expected {{...}}, found {type(found).__name__}.')
   return found
-
-
-# The package that a protocol needs, and how to install it.
-PACKAGES = {
-  'gs': ('gcsfs', "pip install -e '.[gcs]'"),
-  'gcs': ('gcsfs', "pip install -e '.[gcs]'"),
-  's3': ('s3fs', 'pip install s3fs'),
-  'http': ('aiohttp', 'pip install aiohttp'),
-  'https': ('aiohttp', 'pip install aiohttp'),
-  'hf': ('huggingface_hub', 'pip install huggingface_hub'),
-}
-
-
-def check_remote(path: Any) -> None:
-  """Raise ValueError if the package that a URL needs cannot be imported.
-
-  The message names the command that installs it. Local paths need nothing.
-  """
-  protocol, mark, _ = os.fspath(path).partition('://')
-  if not mark or protocol not in PACKAGES:
-    return
-  package, install = PACKAGES[protocol]
-  try:
-    importlib.import_module(package)
-  except ImportError as error:
-    if protocol == 'gs' and importlib.util.find_spec('tensorflow'):
-      return  # epath uses its file system
-    raise ValueError(
-      f'{os.fspath(path)}: {protocol}:// needs the package {package}: {install}'
-    ) from error

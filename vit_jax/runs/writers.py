@@ -13,7 +13,6 @@ the first host calls writers.
 """
 
 import dataclasses
-import importlib.util
 import json
 import re
 import secrets
@@ -25,6 +24,7 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax.config import walk
 from vit_jax.runs.files import PathLike, is_local, write_atomically
 
 
@@ -35,7 +35,7 @@ class MetricsWriter(typing.Protocol):
     start(workdir, config): called once, before the first `write`, with the
       directory of the run and the JSON values of its config. A run that resumes
       calls it again, in a new process.
-    image(name, path): a picture that the run has drawn, a PNG file.
+    image(name, path): a figure that the run has drawn, a PNG file.
     close(): the run has ended. During an error, sys.exception() returns it.
   """
 
@@ -45,13 +45,13 @@ class MetricsWriter(typing.Protocol):
 
 @dataclasses.dataclass
 class WandB:
-  """Run at Weights & Biases; a resumed run continues it.
+  """Run at Weights & Biases (pip install wandb); a resumed run continues it.
 
   WANDB_MODE=offline writes to WORKDIR/wandb only; `wandb sync` uploads later.
 
   Attributes:
     project, entity, name, group, tags, mode: see wandb.init. The name defaults
-      to that of the workdir.
+      to the name of the workdir.
   """
 
   project: str = 'vit_jax'
@@ -61,20 +61,19 @@ class WandB:
   tags: tuple[str, ...] = ()
   mode: str | None = None
 
-  def __post_init__(self) -> None:
-    _require('wandb', extra='wandb')
-
   def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
+    import wandb
+
     workdir = epath.Path(workdir)
-    saved = _saved(workdir / 'wandb.json')
-    self._run = _init_wandb(
+    run_id = _saved(workdir / 'wandb.json').get('id') or secrets.token_hex(4)
+    self._run = wandb.init(
       project=self.project,
       entity=self.entity,
       name=self.name or workdir.name,
       group=self.group,
       tags=self.tags,
       mode=self.mode,
-      id=saved.get('id') or secrets.token_hex(4),
+      id=run_id,
       resume='allow',
       config=config,
       dir=str(workdir) if is_local(workdir) else None,
@@ -89,71 +88,36 @@ class WandB:
   def image(self, name: str, path: PathLike) -> None:
     import wandb
 
-    with epath.Path(path).open('rb') as file:
-      from PIL import Image
-
-      self._run.log({name: wandb.Image(Image.open(file))})
+    self._run.log({name: wandb.Image(_pixels(path))})
 
   def close(self) -> None:
     self._run.finish(exit_code=1 if sys.exception() else 0)
 
 
-def _init_wandb(**options):
-  import wandb
-
-  try:
-    return wandb.init(**options)
-  except wandb.errors.Error as error:
-    raise ValueError(
-      f'Weights & Biases cannot start a run: {error} For a run without an '
-      'account set WANDB_MODE=offline.'
-    ) from error
-
-
 @dataclasses.dataclass
 class MLflow:
-  """Run in MLflow; a resumed run continues it.
+  """Run in MLflow (pip install mlflow); a resumed run continues it.
 
   Attributes:
     experiment: name of the experiment; it is created if there is none.
     tracking_uri: of the server or the database; None: MLFLOW_TRACKING_URI, or
-      MLflow's default. Databases need the package mlflow; for a server,
-      mlflow-skinny is enough.
-    name: of the run; defaults to that of the workdir.
+      MLflow's default.
+    name: of the run; defaults to the name of the workdir.
   """
 
   experiment: str = 'vit_jax'
   tracking_uri: str | None = None
   name: str | None = None
 
-  def __post_init__(self) -> None:
-    _require('mlflow', extra='mlflow')
-
   def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     import mlflow
 
     workdir = epath.Path(workdir)
-    try:
-      self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-      self._run_id = self._continued(workdir) or self._created(workdir, config)
-    except mlflow.exceptions.MlflowException as error:
-      raise ValueError(
-        f'MLflow cannot start a run: {str(error).strip()} Set '
-        'writers.NAME.tracking_uri or MLFLOW_TRACKING_URI to your server. A '
-        'local database needs all of MLflow: pip install mlflow.'
-      ) from error
-
-  def _continued(self, workdir):
-    """Reopen the run that this workdir started, and return its id, or None."""
-    run_id = _saved(workdir / 'mlflow.json').get('run_id')
-    if run_id:
-      self._client.update_run(run_id, status='RUNNING')
-    return run_id
-
-  def _created(self, workdir, config):
-    """Create a run with the config as its parameters; return its id."""
-    from mlflow.entities import Param
-
+    self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+    self._run_id = _saved(workdir / 'mlflow.json').get('run_id')
+    if self._run_id:
+      self._client.update_run(self._run_id, status='RUNNING')
+      return
     found = self._client.get_experiment_by_name(self.experiment)
     experiment = (
       found.experiment_id
@@ -163,12 +127,15 @@ class MLflow:
     run = self._client.create_run(
       experiment, run_name=self.name or workdir.name
     )
-    run_id = run.info.run_id
-    params = [Param(_plain(k), str(v)[:6000]) for k, v in _flat(config).items()]
+    self._run_id = run.info.run_id
+    params = [
+      mlflow.entities.Param(_plain(path), str(value)[:6000])
+      for path, value in walk(config)
+      if path
+    ]
     for i in range(0, len(params), 100):  # the limit of a request
-      self._client.log_batch(run_id, params=params[i : i + 100])
-    _save(workdir / 'mlflow.json', {'run_id': run_id})
-    return run_id
+      self._client.log_batch(self._run_id, params=params[i : i + 100])
+    _save(workdir / 'mlflow.json', {'run_id': self._run_id})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     from mlflow.entities import Metric
@@ -179,24 +146,12 @@ class MLflow:
       self._client.log_batch(self._run_id, metrics=found[i : i + 1000])
 
   def image(self, name: str, path: PathLike) -> None:
-    import numpy as np
-    from PIL import Image
-
-    with epath.Path(path).open('rb') as file:
-      pixels = np.asarray(Image.open(file).convert('RGB'))
-    self._client.log_image(self._run_id, pixels, f'{_plain(name)}.png')
+    image = _pixels(path)
+    self._client.log_image(self._run_id, image, f'{_plain(name)}.png')
 
   def close(self) -> None:
     status = 'FAILED' if sys.exception() else 'FINISHED'
     self._client.set_terminated(self._run_id, status)
-
-
-def _require(package, *, extra):
-  if importlib.util.find_spec(package) is None:
-    raise ValueError(
-      f'The writer needs the package {package}, which is not installed. '
-      f"Install it with pip install -e '.[{extra}]'."
-    )
 
 
 def _saved(path):
@@ -207,16 +162,14 @@ def _save(path, content):
   write_atomically(path, json.dumps(content) + '\n')
 
 
+def _pixels(path):
+  import numpy as np
+  from PIL import Image
+
+  with epath.Path(path).open('rb') as file:
+    return np.asarray(Image.open(file).convert('RGB'))
+
+
 def _plain(name):
   """Return a name with the characters that MLflow allows."""
   return re.sub(r'[^\w\-. :/]', '_', name)
-
-
-def _flat(value, prefix=''):
-  """Return {dotted path: value} of nested dicts."""
-  if not isinstance(value, Mapping) or not value:
-    return {prefix: value} if prefix else {}
-  found = {}
-  for key, inner in value.items():
-    found |= _flat(inner, f'{prefix}.{key}' if prefix else str(key))
-  return found

@@ -24,7 +24,6 @@ import safetensors.numpy
 
 from vit_jax.runs.files import (
   PathLike,
-  check_remote,
   is_local,
   read_json,
   replacing,
@@ -189,7 +188,6 @@ def _download(url, local):
     source = f'{host}/{urllib.parse.quote(rest)}'
   else:
     source = url
-  check_remote(source)
   options = {}
   if source.startswith('http'):
     import aiohttp

@@ -31,7 +31,6 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import (
   PathLike,
-  check_remote,
   read_json,
   write_atomically,
 )
@@ -148,7 +147,6 @@ def _locate(path, step):
     return None, f'{path}/{_SAFETENSORS}'
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
-  check_remote(path)
   folder = epath.Path(path)
   source = path if folder.is_file() or path.endswith(_ENDINGS) else None
   if folder.is_dir():
@@ -267,7 +265,6 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   """
   if format not in FORMATS:
     raise ValueError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
-  check_remote(path)
   arrays, texts = weights.params, {}
   if format != 'vit_jax':
     _check_portable(weights.model, format)

@@ -1,0 +1,467 @@
+"""Files of timm and transformers: read, they compute the same; written, too.
+
+The goldens were recorded by golden/record_timm_formats.py and record_hf.py.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from small import equal
+
+from vit_jax import tree
+from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.models.mixer import MlpMixer
+from vit_jax.models.pooling import (
+  ClassToken,
+  DistillationToken,
+  Map,
+  Mean,
+)
+from vit_jax.models.posemb import Learned
+from vit_jax.models.resnet import ResNet
+from vit_jax.weights import bundle, huggingface, timm
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+sys.path.insert(0, str(GOLDEN))
+import seeded  # noqa: E402
+
+FORMATS = {'timm': timm, 'hf': huggingface}
+CASES = {
+  format: json.loads((GOLDEN / f'formats_{format}.json').read_text())
+  for format in FORMATS
+}
+READ = [(format, name) for format in FORMATS for name in CASES[format]['read']]
+SMALL = {
+  **{'width': 24, 'depth': 1, 'mlp_dim': 50, 'num_heads': 3},
+  **{'patch_size': (4, 2), 'num_classes': 5},
+}
+OURS = {  # as the recorders have them
+  ('timm', 'token'): {'depth': 2},
+  ('timm', 'exact'): {'gelu': 'exact', 'posemb': 'sincos2d'},
+  ('timm', 'token_registers'): {'num_registers': 2, 'layerscale_init': 0.1},
+  ('timm', 'gap'): {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
+  ('timm', 'fc_norm'): {'pooling': 'gap', 'norm_after_pooling': True},
+  ('timm', 'map'): {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
+  ('timm', 'distilled'): {'pooling': 'distilled', 'depth': 2},
+  ('timm', 'distilled_features'): {
+    **{'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
+  },
+  ('timm', 'features'): {'num_classes': None},
+  ('timm', 'hybrid_root'): {
+    **{'resnet_stages': (), 'patch_size': (4, 4), 'image_shape': (64, 32, 3)},
+  },
+  ('hf', 'token'): {'depth': 2},
+  ('hf', 'exact'): {'gelu': 'exact', 'norm_eps': 0.1, 'posemb': 'sincos2d'},
+  ('hf', 'layerscale'): {'layerscale_init': 0.1, 'posemb': 'none'},
+  ('hf', 'features'): {'num_classes': None},
+  ('hf', 'representation'): {'num_classes': None, 'representation_size': 20},
+}
+# Of the largest logit; the largest found: 5e-7 of ViTs, 1.1e-6 of ResNets.
+# timm's hybrids have other epsilons; 5e-6 and 3e-6 were found.
+BOUNDS = {'hybrid': 1.5e-5, 'hybrid_root': 1e-5}
+BOUND = 2e-6
+# Names that version 5 of transformers has in memory, by those in its files.
+IN_MEMORY = {
+  'encoder.layer.': 'layers.',
+  'attention.attention.query': 'attention.q_proj',
+  'attention.attention.key': 'attention.k_proj',
+  'attention.attention.value': 'attention.v_proj',
+  'attention.output.dense': 'attention.o_proj',
+  'intermediate.dense': 'mlp.fc1',
+  'output.dense': 'mlp.fc2',
+}
+
+
+def fill(format, name):
+  """Return the arrays that were given to a recorded model."""
+  shapes = CASES[format]['read'][name]['shapes']
+  return seeded.weights({k: tuple(v) for k, v in shapes.items()})
+
+
+def config_of(format, name):
+  return CASES[format]['read'][name]['config']
+
+
+def read(format, name, arrays=None, change=None, **options):
+  """Return Weights of a recorded file, with other arrays or config."""
+  config = config_of(format, name)
+  if config is None:
+    options['image_size'] = CASES[format]['read'][name]['image'][:2]
+    if name == 'hybrid':
+      options['num_heads'] = 3
+  if change is not None:
+    config = config | change
+  arrays = fill(format, name) if arrays is None else arrays
+  return FORMATS[format].read(arrays, config, **options)
+
+
+def check_logits(weights, case, name):
+  images = seeded.images(weights.image_shape)
+  params = {'params': tree.unflatten(weights.params)}
+  # Without any optimization some CPUs are 10 times less precise, 2.3e-6.
+  fast = {'xla_backend_optimization_level': 1}
+  found = jax.jit(weights.model.apply, compiler_options=fast)(params, images)
+  expected = np.asarray(case['logits'])
+  error = np.abs(np.asarray(found) - expected).max()
+  assert error <= BOUNDS.get(name, BOUND) * np.abs(expected).max()
+
+
+def check_row(weights, case):
+  """A picture comes out of our preprocessing as it came out of theirs."""
+  picture = seeded.picture()
+  for transform in weights.transforms:
+    picture = transform(picture, None)
+  made = np.asarray(weights.preprocess(picture))
+  assert made.shape == weights.image_shape
+  row = np.asarray(seeded.middle_row(made.transpose(2, 0, 1)))
+  level = 1 / 255 / 0.224  # they and we round to uint8 at times
+  np.testing.assert_allclose(row, np.asarray(case['row']), atol=1.6 * level)
+
+
+# The contract of both formats.
+
+
+@pytest.mark.parametrize(('format', 'name'), READ)
+def test_what_is_read_computes_the_same(format, name):
+  case, weights = CASES[format]['read'][name], read(format, name)
+  assert weights.image_shape == tuple(case['image'])
+  check_logits(weights, case, name)
+  assert FORMATS[format].recognise(case['shapes'])
+  if 'row' in case:
+    check_row(weights, case)
+
+
+@pytest.mark.parametrize(('format', 'name'), OURS)
+def test_what_is_written_is_what_was_loaded(format, name):
+  """timm and transformers loaded it when it was recorded; so do we."""
+  fields, case = SMALL | OURS[format, name], CASES[format]['written'][name]
+  weights = seeded.model_weights(fields)
+  arrays, files = FORMATS[format].write(weights)
+  expected = case.get('files', {'config.json': case.get('config')})
+  assert files == expected
+  assert seeded.digest(arrays) == case['digest']
+  check_logits(weights, case, name)
+  check_row(weights, case)
+
+  config = files['config.json']
+  if format == 'hf':
+    config = config | {'preprocessor_config': files['preprocessor_config.json']}
+  again = FORMATS[format].read(arrays, config)
+  if fields.get('posemb') == 'sincos2d' or name == 'layerscale':
+    assert again.model.posemb == Learned()  # written as a table, or folded
+    check_logits(again, case, name)
+  else:
+    scale = {'layerscale_init': 1e-5} if 'layerscale_init' in fields else {}
+    assert again.model == bundle.replace(weights.model, **scale)
+    assert equal(again.params, weights.params)
+  for key in ('image_shape', 'class_names', 'activation'):
+    assert getattr(again, key) == getattr(weights, key)
+  *others, crop = weights.transforms
+  if format == 'timm':
+    crop = dataclasses.replace(crop, rounding='even')
+  assert again.transforms == (*others, crop)
+  for key in ('mean', 'std'):
+    found, expected = (getattr(x.preprocess, key) for x in (again, weights))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+  ('format', 'name'),
+  [
+    *[('timm', x) for x in ('token', 'siglip', 'deit3', 'distilled')],
+    *[('timm', 'no_positions'), *[x for x in READ if x[0] == 'hf']],
+  ],
+)
+def test_reading_and_writing_gives_the_file_back(format, name):
+  arrays, _ = FORMATS[format].write(read(format, name))
+  if name == 'deit3':  # its class token has no position, ours a zero
+    arrays['pos_embed'] = arrays['pos_embed'][:, 1:]
+  assert equal(arrays, fill(format, name))
+
+
+@pytest.mark.parametrize(
+  ('format', 'name', 'pooling', 'block'),
+  [
+    ('timm', 'token', ClassToken(), {'gelu': 'exact', 'norm_eps': 1e-6}),
+    ('timm', 'avg', Mean(norm_after=True), {'gelu': 'exact'}),
+    ('timm', 'avg_class_token', Mean(num_registers=1), {}),
+    ('timm', 'token_fc_norm', ClassToken(), {}),
+    ('timm', 'siglip', Map(), {'gelu': 'tanh'}),
+    ('timm', 'registers', ClassToken(num_registers=2), {}),
+    ('timm', 'deit3', ClassToken(), {'layerscale_init': 1e-5}),
+    ('timm', 'distilled', DistillationToken(), {'qk_norm': False}),
+    ('timm', 'channels', ClassToken(), {'gelu': 'tanh'}),
+    ('hf', 'classifier', ClassToken(), {'gelu': 'exact', 'norm_eps': 1e-12}),
+    ('hf', 'tanh', ClassToken(), {'gelu': 'tanh', 'norm_eps': 0.1}),
+  ],
+)
+def test_the_architecture_is_read(format, name, pooling, block):
+  model = read(format, name).model
+  assert model.num_heads == 3 and model.pooling == pooling
+  for field, value in block.items():
+    assert getattr(model.block, field) == value
+
+
+def test_other_architectures_are_read():
+  assert read('timm', 'registers_avg').model.block.qk_norm
+  assert read('timm', 'no_positions').model.posemb is None
+  assert read('timm', 'hybrid').model.embedding.stages == (1, 1)
+  bit, mixer = read('timm', 'bit').model, read('timm', 'mixer').model
+  assert type(bit) is ResNet and type(mixer) is MlpMixer
+  assert (bit.stages, bit.form, bit.pool_padding) == ((1, 2), 'preact', 'zero')
+  assert (mixer.gelu, mixer.tokens_mlp_dim) == ('exact', 12)
+  pooler, bare = read('hf', 'pooler').model, read('hf', 'no_pooler').model
+  assert (pooler.head.representation_size, pooler.num_classes) == (20, None)
+  assert (bare.head.representation_size, bare.num_classes) == (None, None)
+
+
+@pytest.mark.parametrize(
+  'architecture, width, heads, gelu',
+  [
+    ('vit_base_patch16_224', 768, 12, 'exact'),
+    ('vit_base_patch16_gap_224', 768, 16, 'exact'),
+    ('vit_small_patch32_224', 384, 6, 'exact'),
+    ('test_vit2', 64, 2, 'exact'),
+    ('vit_so400m_patch16_siglip_256', 1152, 16, 'tanh'),
+    ('vit_base_patch32_siglip_256', 768, 12, 'tanh'),
+    ('vit_base_patch16_siglip_256', 768, 12, 'exact'),
+  ],
+)
+def test_the_name_of_an_architecture_says(architecture, width, heads, gelu):
+  """Without model_args: heads of timm's models, and tanh where timm has it."""
+  block, zero = 'blocks.0', np.float32(0)
+  shapes = {
+    'cls_token': (1, 1, width),
+    'pos_embed': (1, 5, width),
+    'patch_embed.proj.weight': (width, 3, 8, 8),
+    f'{block}.attn.qkv.weight': (3 * width, width),
+    f'{block}.attn.proj.weight': (width, width),
+    f'{block}.mlp.fc1.weight': (4 * width, width),
+    f'{block}.mlp.fc2.weight': (width, 4 * width),
+    f'{block}.norm1.weight': (width,),
+    f'{block}.norm2.weight': (width,),
+    'norm.weight': (width,),
+  }
+  shapes |= {
+    k.replace('weight', 'bias'): x[:1] for k, x in shapes.items() if 'wei' in k
+  }
+  arrays = {k: np.broadcast_to(zero, x) for k, x in shapes.items()}
+  config = {'architecture': architecture, 'num_classes': 0}
+  model = timm.read(arrays, config).model
+  assert (model.num_heads, model.block.gelu) == (heads, gelu)
+
+
+@pytest.mark.parametrize(
+  ('format', 'name'), [('timm', 'token'), ('hf', 'classifier')]
+)
+def test_without_a_config(format, name):
+  file, options = fill(format, name), {'num_heads': 3, 'grid': (3, 4)}
+  weights = FORMATS[format].read(file, **options)
+  assert equal(weights.params, read(format, name).params)
+  assert weights.model == read(format, name).model
+  assert weights.class_names is None
+  for lost, match in (('grid', r'patches.*grid='), ('num_heads', 'num_heads')):
+    with pytest.raises(ValueError, match=match):
+      given = {k: x for k, x in options.items() if k != lost}
+      FORMATS[format].read(file, **given)
+  with pytest.raises(ValueError, match='num_heads'):
+    FORMATS[format].read(file, **options | {'num_heads': 5})
+
+
+def test_fields_of_the_user_come_first():
+  for case in (('timm', 'token'), ('hf', 'classifier')):
+    assert read(*case, gelu='tanh').model.block.gelu == 'tanh'
+    assert read(*case, norm_eps=1e-5).model.block.norm_eps == 1e-5
+  weights = read('timm', 'token', pooling='gap')
+  assert weights.model.pooling == Mean(num_registers=1, norm_after=False)
+
+
+@pytest.mark.parametrize(
+  ('format', 'name', 'change', 'said'),
+  [
+    ('timm', 'token', {'architecture': 'vit_b_rpn_224'}, 'norms after'),
+    ('timm', 'token', {'architecture': 'vit_quickgelu'}, 'QuickGELU'),
+    ('timm', 'avg', {'model_args': {'global_pool': 'avgmax'}}, 'avgmax'),
+    ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
+    (
+      'timm',
+      'token',
+      {'model_args': {'pool_include_prefix': True}},
+      'pool_include_prefix',
+    ),
+    ('timm', 'token', {'model_args': {'num_heads': 5}}, 'num_heads'),
+    ('hf', 'classifier', {'model_type': 'deit'}, "'deit'"),
+    ('hf', 'classifier', {'hidden_act': 'quick_gelu'}, 'quick_gelu'),
+    ('hf', 'classifier', {'num_attention_heads': 5}, 'num_heads'),
+    ('hf', 'pooler', {'pooler_act': 'relu'}, 'pooler_act'),
+  ],
+)
+def test_a_config_of_another_computation_is_refused(format, name, change, said):
+  with pytest.raises(ValueError, match=said):
+    read(format, name, change=change)
+
+
+@pytest.mark.parametrize(
+  ('format', 'name', 'change', 'said'),
+  [
+    ('timm', 'token', {'dist_token': (1, 1, 24)}, 'pos_embed|11 patches'),
+    ('timm', 'token', {'norm_pre.weight': (24,)}, r'- norm_pre\.weight'),
+    ('timm', 'token', {'blocks.0.mlp.norm.bias': (8,)}, '- blocks.0.mlp.norm'),
+    ('timm', 'token', {'pos_embed': None}, "posemb='none'"),
+    ('timm', 'bit', {'norm.weight': None}, r'- norm\.bias'),
+    ('timm', 'mixer', {'head.weight': (6, 24)}, r'\+ head\.bias \(6,\)'),
+    (
+      'hf',
+      'classifier',
+      {'vit.encoder.layer.0.output.dense.weight': None},
+      r'\+ encoder\.layer\.0\.output\.dense\.weight \(24, 50\)',
+    ),
+    ('hf', 'classifier', {'vit.embeddings.x': (1, 1, 24)}, '- embeddings.x'),
+  ],
+)
+def test_other_arrays_are_refused_by_name(format, name, change, said):
+  file = fill(format, name)
+  for key, shape in change.items():
+    file.pop(key, None)
+    if shape:
+      file[key] = np.zeros(shape, np.float32)
+  with pytest.raises(ValueError, match=said):
+    read(format, name, file)
+
+
+# timm.
+
+
+def test_class_token_and_registers_land_where_they_belong():
+  file, params = fill('timm', 'registers'), read('timm', 'registers').params
+  np.testing.assert_array_equal(params['cls'], file['cls_token'])
+  rows = file['pos_embed']
+  np.testing.assert_array_equal(params['cls_pos_embedding'], rows[:, :1])
+  np.testing.assert_array_equal(
+    params['registers'], file['reg_token'] + rows[:, 1:3]
+  )
+  np.testing.assert_array_equal(
+    params['pos_embedding'], rows[:, 3:].reshape(1, 3, 4, 24)
+  )
+  weights = read('timm', 'deit3')  # no_embed_class
+  assert not weights.params['cls_pos_embedding'].any()
+  name = 'avg_class_token'
+  file, weights = fill('timm', name), read('timm', name)
+  np.testing.assert_array_equal(
+    weights.params['registers'], file['cls_token'] + file['pos_embed'][:, :1]
+  )
+  assert any('not pooled, is register 0' in note for note in weights.notes)
+
+
+def test_other_forms_of_the_same_arrays():
+  """No biases of queries, keys and values; names of a wrapper."""
+  file = fill('timm', 'token')
+  zero = {k: np.zeros_like(v) for k, v in file.items() if '.qkv.bias' in k}
+  less = {k: v for k, v in file.items() if k not in zero}
+  weights = read('timm', 'token', less)
+  assert equal(weights.params, read('timm', 'token', file | zero).params)
+  assert any('bias' in note for note in weights.notes)
+  wrapped = {f'timm_model.{name}': array for name, array in file.items()}
+  assert timm.recognise(wrapped)
+  found = read('timm', 'token', wrapped).params
+  assert equal(found, read('timm', 'token').params)
+
+
+def test_use_of_timm_travels():
+  weights = seeded.model_weights(SMALL, activation='sigmoid')
+  _, files = timm.write(weights)
+  assert files['config.json']['activation'] == 'sigmoid'
+  weights = read('timm', 'token')
+  assert weights.class_names == [f'class {i}' for i in range(5)]
+  assert weights.preprocess.mean == 127.5
+  config = config_of('timm', 'token')
+  data = config['pretrained_cfg']
+  square = {'crop_pct': 0.875, 'interpolation': 'lanczos'}
+  change = {
+    'pretrained_cfg': data | square | {'input_size': [3, 16, 16]},
+    'model_args': config['model_args'] | {'img_size': 16},
+    'label_names': None,
+  }
+  table = np.zeros((1, 33, 24), np.float32)
+  arrays = fill('timm', 'token') | {'pos_embed': table}
+  weights = read('timm', 'token', arrays, change)
+  assert weights.transforms == (
+    ResizeSmall(18, 'lanczos', antialias=True, rounding='down'),
+    CentralCrop(16, rounding='even'),
+  )
+  assert weights.class_names is None
+  _, files = timm.write(weights)
+  theirs = files['config.json']['pretrained_cfg']
+  assert theirs['crop_mode'] == 'center' and int(16 / theirs['crop_pct']) == 18
+  older = {'architecture': 'vit_base_patch16_224', 'labels': list('abcde')}
+  weights = timm.read(fill('timm', 'token'), older | data, num_heads=3)
+  assert weights.class_names == list('abcde')
+
+
+def test_families_that_timm_does_not_have_are_not_written():
+  for name, match in (('bit', r'ResNet with \(\(1, 2\)'), ('mixer', 'Mixer')):
+    with pytest.raises(ValueError, match=match):
+      timm.write(read('timm', name))
+
+
+# transformers.
+
+
+@pytest.mark.parametrize('name', ['classifier', 'pooler'])
+def test_names_of_files_and_of_memory_are_both_read(name):
+  file, config, other = fill('hf', name), config_of('hf', name), {}
+  for key, value in file.items():
+    for old, new in IN_MEMORY.items():
+      key = key.replace(old, new)
+    other[key] = value
+  assert not other.keys() & {k for k in file if 'encoder' in k}
+  expected = read('hf', name).params
+  for arrays in (file, other):
+    bare = {k.removeprefix('vit.'): v for k, v in arrays.items()}
+    for variant in (arrays, bare):
+      assert huggingface.recognise(variant)
+      assert equal(huggingface.read(variant, config).params, expected)
+
+
+def test_what_the_logits_do_not_depend_on_is_left_out():
+  more = fill('hf', 'classifier') | {
+    'vit.pooler.dense.weight': np.ones((24, 24), np.float32),
+    'vit.pooler.dense.bias': np.ones(24, np.float32),
+    'vit.embeddings.mask_token': np.ones((1, 1, 24), np.float32),
+  }
+  weights = read('hf', 'classifier', more)
+  assert equal(weights.params, read('hf', 'classifier').params)
+  assert len(weights.notes) == 3
+
+
+def test_use_of_transformers_travels():
+  weights = read('hf', 'classifier')
+  assert weights.class_names == [f'class {i}' for i in range(5)]
+  weights = read('hf', 'tanh')
+  assert weights.class_names is None  # LABEL_0, ... stand for none
+  assert weights.activation == 'sigmoid'
+  _, files = huggingface.write(weights)
+  config = files['config.json']
+  assert config['problem_type'] == 'multi_label_classification'
+  assert config['id2label'] == config_of('hf', 'tanh')['id2label']
+  small, crop = read('hf', 'square').transforms
+  assert small == ResizeSmall(16, interpolation='bicubic', antialias=True)
+  assert crop == CentralCrop((12, 12))
+  processor = config_of('hf', 'square')['preprocessor_config']
+  _, files = huggingface.write(read('hf', 'square'))
+  assert files['preprocessor_config.json'] == processor
+  for change, note in [
+    ({'do_center_crop': False}, True),
+    ({'do_resize': False, 'do_center_crop': False}, False),
+    ({'size': 12, 'do_center_crop': False}, False),
+    ({'do_rescale': False, 'do_normalize': False}, False),
+  ]:
+    change = {'preprocessor_config': processor | change}
+    weights = read('hf', 'square', change=change)
+    assert ('makes another size' in str(weights.notes)) == note
+  assert weights.preprocess.mean == 0 and weights.preprocess.std == 1
