@@ -1,6 +1,7 @@
 """The pipeline: what is read is a function of seed and position alone."""
 
 import dataclasses
+import io
 import os
 import pathlib
 import subprocess
@@ -123,14 +124,14 @@ def drawn_by_definition(seed, epoch, index):
 
 
 def test_augmentation_is_of_seed_epoch_and_index():
-  (batch,) = _take(1, Numbers(80), (Noise(),), batch_size=240)
+  (batch,) = _take(1, Numbers(80), (Noise(),), batch_size=240, seed=3)
   seen = {}
   for row, (image, index) in enumerate(zip(batch['image'], batch['label'])):
     seen[row // 80, int(index)] = int(image[0, 0, 0])
   by_epoch = [[seen[e, i] for i in range(80)] for e in range(3)]
   assert by_epoch[0] != by_epoch[1] != by_epoch[2]
   for (epoch, index), value in seen.items():
-    assert value == drawn_by_definition(0, epoch, index)
+    assert value == drawn_by_definition(3, epoch, index)
 
 
 def test_processes_share_the_same_global_batch():
@@ -160,6 +161,7 @@ def test_resume_from_position():
     next(batches)
   assert batches.position == 36 * 3
   batches.close()
+  assert train_batches(Numbers(9), batch_size=9, skipped=5).skipped == 5
   rest = _take(2, Numbers(99), (Noise(),), start=batches.position, **options)
   _assert_same(straight[3:], rest)
 
@@ -333,6 +335,36 @@ def test_all_unreadable():
 def test_transforms_give_one_shape():
   (batch,) = _take(1, Growing(200), (T.Resize(4),), batch_size=32)
   assert batch['image'].shape == (32, 4, 4, 3)
+
+
+class Turned(Numbers):
+  """A JPEG of 6 x 8 pixels, red, that EXIF turns; `own` overrides `exif`."""
+
+  channels, exif = 3, True
+
+  def __getitem__(self, index):
+    image, exif = Image.new('RGB', (8, 6), (255, 0, 0)), Image.Exif()
+    exif[0x0112] = 6  # orientation
+    file = io.BytesIO()
+    image.save(file, 'JPEG', exif=exif)
+    own = {} if self.count > 1 else {'exif': not self.exif}
+    return {'image': file.getvalue(), 'label': 0, **own}
+
+
+def test_images_are_decoded_as_the_source_says():
+  def shape(source, **options):
+    return pipeline.Data(source, 1, **options).first_example()['image'].shape
+
+  source = Turned(2)
+  assert shape(source) == (8, 6, 3)
+  source.channels = 1
+  assert shape(source) == (8, 6, 1)
+  source.exif = False
+  assert shape(source) == (6, 8, 1)
+  assert shape(Turned(1)) == (6, 8, 3)  # the example itself says so
+  assert shape(source, max_image_bytes=48) == (6, 8, 1)
+  with pytest.raises(ValueError, match='max_image_bytes=47'):
+    shape(source, max_image_bytes=47)
 
 
 def test_first_example(folder):

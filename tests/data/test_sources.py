@@ -226,6 +226,32 @@ def test_the_names_of_configurations(monkeypatch):
   ]
 
 
+def test_arguments_reach_the_package(monkeypatch):
+  seen = []
+
+  def load_dataset(*args, **options):
+    seen.append((args, options))
+    return table(FILES)
+
+  monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
+  HuggingFace('a/b', split='x', config='c', revision='r', cache_dir='d')
+  HuggingFace('/x/*.parquet')
+  HuggingFace('/x/0.tar', cache_dir='d')
+  nothing = {'name': None, 'revision': None, 'cache_dir': None}
+  options = {'split': 'train', **nothing}
+  assert seen == [
+    (('a/b',), {'split': 'x', 'name': 'c', 'revision': 'r', 'cache_dir': 'd'}),
+    (
+      ('parquet',),
+      options | {'data_files': {'train': '/x/*.parquet'}},
+    ),
+    (
+      ('webdataset',),
+      options | {'data_files': {'train': '/x/0.tar'}, 'cache_dir': 'd'},
+    ),
+  ]
+
+
 def test_a_config_reads_all_kinds(root):
   """The held-out part is the same in parquet files as in a folder."""
   found = {}
