@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from vit_jax.data import operations
-from vit_jax.data.transforms import as_tuples, check_bounds
+from vit_jax.data.transforms import check_bounds
 from vit_jax.types import (
   Count,
   Expect,
@@ -130,9 +130,6 @@ class RandAugment:
 
   names: ClassVar[tuple[str, ...]] = tuple(_BIG_VISION)
 
-  def __post_init__(self) -> None:
-    as_tuples(self)
-
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
       name = self.names[rng.integers(len(self.names))]
@@ -197,9 +194,6 @@ class TimmRandAugment:
   fill: Fill = 128
 
   names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
-
-  def __post_init__(self) -> None:
-    as_tuples(self)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for _ in range(self.num_layers):
@@ -306,9 +300,6 @@ class TrivialAugment:
 
   names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
 
-  def __post_init__(self) -> None:
-    as_tuples(self)
-
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     name = self.names[rng.integers(len(self.names))]
     strength = rng.integers(self.num_bins) / (self.num_bins - 1)
@@ -354,7 +345,6 @@ class ThreeAugment:
   radius: tuple[NonNegative, NonNegative] = (0.1, 2.0)
 
   def __post_init__(self) -> None:
-    as_tuples(self)
     check_bounds(self, 'radius')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -428,7 +418,6 @@ class RandomErasing:
   std: Fill = (58, 57, 57)
 
   def __post_init__(self) -> None:
-    as_tuples(self)
     check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -123,14 +123,6 @@ def _check_interpolation(transform):
     )
 
 
-def as_tuples(transform: Any) -> None:
-  """Make tuples of the fields that a config gives as lists."""
-  for field in dataclasses.fields(transform):
-    value = getattr(transform, field.name)
-    if isinstance(value, list):
-      object.__setattr__(transform, field.name, tuple(value))
-
-
 def check_bounds(transform: Any, *names: str) -> None:
   """Raise ValueError unless these fields are (lowest, highest)."""
   for name in names:
@@ -214,7 +206,6 @@ class InceptionCrop(_Sized):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    as_tuples(self)
     check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:

@@ -38,8 +38,7 @@ FACES = (
 
 # Letters, punctuation marks and symbols that all faces have, without numbers,
 # look-alikes of digits and look-alikes of earlier characters. Written out so
-# that labels do not depend on the versions of the fonts. How they were chosen:
-# tests/data/glyph_selection.py.
+# that labels do not depend on the versions of the fonts.
 CHARACTERS = (
   '!"$%&\'()*+,./:;<=>?@ABCDEFGHIJKLMNPQRSTUVWXYZ[\\]^`abcdefghij'
   'kmnpqrtuy{}~¡¢£¤¥§¨©ª«¬®°±´µ¶¸º»¿ÀÆÇÈÌÍÎÏÑÒ×ØÙÝÞßàãåæçèëìíîï'
