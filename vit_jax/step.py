@@ -28,7 +28,7 @@ class TrainState:
   params: Params
   opt_state: Any
   rng: jax.Array  # typed key; each step folds its number into it
-  ema: Params | None = None  # EMA of the parameters, see optim/ema.py
+  ema: Params | None = None  # EMA of the parameters, see optim/schedules.py
 
   @property
   def eval_params(self) -> Params:
@@ -56,7 +56,7 @@ def train_step(
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
     ema_weight: function step -> weight of the new parameters in the EMA, see
-      `optim.ema.Ema`; None: the state has no EMA.
+      `optim.schedules.Ema`; None: the state has no EMA.
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all

@@ -18,9 +18,8 @@ from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.models import attention_choice
 from vit_jax.optim.durations import Interval, Timeline
-from vit_jax.optim.ema import Ema
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Schedule
+from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch

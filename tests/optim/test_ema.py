@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from vit_jax.optim.durations import Timeline, epochs, steps
-from vit_jax.optim.ema import Ema
+from vit_jax.optim.schedules import Ema
 from vit_jax.step import TrainState, train_step
 
 TIMELINE = Timeline(batch_size=8, num_examples=32, total_steps=12)

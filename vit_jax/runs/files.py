@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, local or at a URL such as gs://..."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import fsspec
 from etils import epath
 
 from vit_jax.types import PathLike as PathLike
@@ -23,9 +24,6 @@ def replacing(path: PathLike) -> Iterator[epath.Path]:
 
   A reader, or a run that is killed, never sees half of the file. If the body
   raises, the temporary file is removed and `path` stays as it was.
-
-  Args:
-    path: local, or any path that epath understands (gs://...).
   """
   path = epath.Path(path)
   partial = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.part')
@@ -47,11 +45,24 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
 
 
 def read_json(path: PathLike) -> dict[str, Any]:
-  """Return the dict in a JSON file; ValueError names a file that has none."""
+  """Return the dict in a JSON file.
+
+  Raises:
+    ValueError: it cannot be read, or is not a JSON object.
+  """
   try:
     found = json.loads(epath.Path(path).read_bytes())
-  except (OSError, ValueError) as error:
-    raise ValueError(f'{path} cannot be read as JSON: {error}.') from error
+  except (OSError, ValueError) as e:
+    raise ValueError(f'{path} cannot be read as JSON: {e}.') from e
   if not isinstance(found, dict):
-    raise ValueError(f'{path}: expected {{...}}, found {type(found).__name__}.')
+    raise ValueError(f'{path} has a {type(found).__name__}, not {{...}}.')
   return found
+
+
+def check_remote(path: PathLike) -> None:
+  """Raise ValueError if the package that a URL needs is not installed."""
+  protocol, is_url, _ = os.fspath(path).partition('://')
+  try:
+    fsspec.get_filesystem_class(protocol if is_url else 'file')
+  except ImportError as error:
+    raise ValueError(f'{os.fspath(path)}: {error}') from error
