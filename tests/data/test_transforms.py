@@ -139,6 +139,38 @@ def test_inception_crop_boxes_are_in_bounds(method):
   assert len(set(map(tuple, boxes[:, :2]))) > 2500
 
 
+@pytest.mark.parametrize(
+  'method, wide, narrow',
+  [
+    (
+      'tf',
+      [(37, 72, 236, 265), (65, 6, 307, 322), (73, 158, 131, 118)],
+      [(0, 0, 110, 100), (1, 0, 119, 99), (3, 0, 110, 99)],
+    ),
+    (
+      'torch',
+      [(0, 7, 374, 328), (3, 20, 279, 361), (51, 226, 251, 223)],
+      [(0, 1, 120, 91), (0, 2, 113, 98), (3, 1, 112, 99)],
+    ),
+  ],
+)
+def test_recorded_boxes(method, wide, narrow):
+  crop = T.InceptionCrop(8, method=method)
+  assert [crop.box(375, 500, _rng(seed)) for seed in range(3)] == wide
+  crop = T.InceptionCrop(8, area=(0.9, 1), method=method)
+  assert [crop.box(120, 100, _rng(seed)) for seed in range(3)] == narrow
+
+
+def test_scaled_to_another_image_size():
+  before = (T.ResizeSmall(256), T.CentralCrop(224), T.FlipLR())
+  after = (T.ResizeSmall(439), T.CentralCrop(384), T.FlipLR())
+  assert T.scale_to(before, 384) == after
+  assert T.scale_to(before, 224) == before
+  # The smaller side grows with the larger side of the image.
+  wide = (T.ResizeSmall(439), T.CentralCrop((192, 384)), T.FlipLR())
+  assert T.scale(before, (224, 224), (192, 384)) == wide
+
+
 def test_tf_heights_are_uniform():
   # At a fixed ratio of 1 on a square: heights uniform in [sqrt(.04), 1] * 200.
   crop = T.InceptionCrop(8, area=(0.04, 1.0), ratio=(1.0, 1.0))
