@@ -1,4 +1,8 @@
-"""The default tests on each supported version of JAX and Python: run `nox`.
+"""What runs every night: `nox`. CI runs the default tests, see .ci/run.
+
+- slow: the slow tests (kills, hosts, studies, notebooks, browser, faults);
+- parity: live comparison with timm and transformers;
+- oldest, tests: the default tests on each supported version.
 
 `nox -l` lists the sessions; arguments after -- go to pytest, as in
 `nox -s oldest -- tests/test_train_step.py`.
@@ -10,6 +14,20 @@ import re
 import nox
 
 nox.options.error_on_missing_interpreters = True
+
+
+@nox.session(python='3.11')
+def slow(session):
+  """Slow tests, with all extras that they use."""
+  session.install('-e', '.[test,demo,mlflow,wandb,tpu]')
+  session.run('pytest', '-m', 'slow', *session.posargs)
+
+
+@nox.session(python='3.11')
+def parity(session):
+  """Live comparison with other implementations."""
+  session.install('-e', '.[test,parity]')
+  session.run('pytest', '-m', 'parity', 'tests/parity', '-n', '0')
 
 
 @nox.session(python='3.11')

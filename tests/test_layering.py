@@ -5,9 +5,48 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / 'vit_jax').rglob('*.py'))
 OURS = 'vit_jax.'
+# Leaves that every layer may import.
+LEAVES = ('types', 'tree', 'runs.files', 'runs.terminal')
+LAYERS = {  # a module or folder, and what else it may import of this package
+  'main': (
+    *('config', 'parallel.', 'runs.canary', 'runs.changes'),
+    *('runs.environment', 'runs.workdirs'),
+  ),
+  # They name no model, objective, optimizer or evaluator.
+  'train': (
+    *('analysis.flops', 'config', 'data.pipeline', 'evals.evaluators'),
+    *('models.attention_choice', 'optim.', 'parallel.', 'preprocess'),
+    *('reports.', 'runs.', 'step', 'weights.'),
+  ),
+  'evaluate': (
+    *('config', 'data.pipeline', 'evals.evaluators', 'models.attention_choice'),
+    *('parallel.', 'preprocess', 'reports.', 'runs.', 'weights.'),
+  ),
+  'study': ('config', 'reports.', 'runs.', 'weights.formats'),
+  'step': (),
+  'preprocess': (),
+  'names': ('analysis.summary', 'models.names', 'tools.'),
+  'pretrained': ('data.transforms', 'models.', 'weights.'),
+  'analysis': (),
+  'config': ('optim.durations',),
+  'data': (),
+  'evals': ('data.', 'objectives.', 'parallel.', 'runs.compiled'),
+  'models': (),
+  'objectives': ('models.', 'parallel.', 'pretrained', 'weights.'),
+  'optim': (),
+  'parallel': ('models.mesh',),
+  'reports': ('config', 'data.images', 'runs.metrics'),
+  'runs': ('config', 'data.', 'optim.', 'parallel.'),
+  'weights': (
+    *('config', 'data.transforms', 'models.', 'preprocess', 'pretrained'),
+    *('runs.checkpoint', 'runs.workdirs'),
+  ),
+}
 
 
 def module_name(path):
@@ -42,6 +81,30 @@ def ours(path):
 def in_folder(folder):
   files = [p for p in FILES if ROOT / 'vit_jax' / folder in p.parents]
   return [p for p in files if module_name(p) != 'vit_jax.models.names']
+
+
+@pytest.mark.parametrize('layer', LAYERS)
+def test_layers_import_what_they_may(layer):
+  path = ROOT / 'vit_jax' / layer
+  files = (
+    list(path.rglob('*.py')) if path.is_dir() else [path.with_suffix('.py')]
+  )
+  for file in files:
+    allowed = (f'{layer}.', *LAYERS[layer], *LEAVES)
+    if file.match('models/names.py'):  # it makes models from settings
+      allowed = (*allowed, 'config')
+    assert not {n for n in ours(file) if not n.startswith(allowed)}, file
+
+
+def test_every_module_has_a_layer():
+  names = {path.stem for path in (ROOT / 'vit_jax').iterdir()}
+  assert (
+    names - set(LAYERS)
+    == {
+      *('__init__', '__pycache__', 'py', 'tools', 'tree', 'types'),
+    }
+    & names
+  )
 
 
 def test_who_imports_which_package():
