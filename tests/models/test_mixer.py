@@ -18,6 +18,7 @@ from contract import (
   relative_error,
   stack_layers,
 )
+from flax import linen as nn
 
 from vit_jax import tree
 from vit_jax.models.layers import Head, PatchEmbedding
@@ -134,3 +135,17 @@ def test_features_by_name():
   np.testing.assert_allclose(pooled, out['pooled'], atol=1e-6)
   shapes = jax.eval_shape(headless.init, jax.random.key(0), IMAGES)
   assert 'head' not in shapes['params']
+
+
+def test_every_layer_norm_has_the_epsilon():
+  found = []
+
+  def watch(call, args, kwargs, context):
+    if isinstance(context.module, nn.LayerNorm):
+      found.append(context.module.epsilon)
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(watch):
+    model = tiny(norm_eps=1e-3)
+    jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+  assert found == [1e-3] * (2 * 2 + 1)

@@ -52,11 +52,7 @@ def count(model, size=224):
 
 @pytest.mark.parametrize(
   'name',
-  [
-    x
-    for x in PARAMETERS
-    if re.match('ViT-(Ti|S)|R50.*/16|Mixer-[SL]|BiT.*x1', x)
-  ],
+  [x for x in PARAMETERS if re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1', x)],
 )
 def test_parameter_count(name):
   assert count(names.create(name, num_classes=1000)) == PARAMETERS[name]
@@ -217,3 +213,20 @@ def test_unknown_names_list_similar_ones(name, similar):
 @pytest.mark.slow
 def test_recorded_numbers_of_parameters():
   assert {x: names.count_parameters(x) for x in names.models()} == PARAMETERS
+
+
+@pytest.mark.parametrize('name', [x for x in PARAMETERS if x[:3] == 'ViT'])
+def test_sizes_of_vits(name):
+  size, patch = re.fullmatch(r'ViT-(.*)/(\d+)', name).groups()
+  (d, depth, m, _), p = names.SIZES[size], int(patch)
+  tokens = (224 // p) ** 2 + 1
+  layer = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
+  stem = (3 * p * p + 1) * d + d + tokens * d
+  assert PARAMETERS[name] == stem + depth * layer + 2 * d + 1000 * (d + 1)
+
+
+def test_head_dimensions():
+  found = {k: width // heads for k, (width, _, _, heads) in names.SIZES.items()}
+  others = {'mu': 16, 'So400m': 72, 'H': 80, 'g': 88, 'G': 104, 'e': 112}
+  others |= {'g-opt': 96, 'G-opt': 96}
+  assert found == dict.fromkeys(found, 64) | others

@@ -4,6 +4,7 @@ The numpy reference and timm's goldens say what a forward pass must give; the
 contract tests say what every setting must keep.
 """
 
+import collections
 import functools
 import math
 import re
@@ -29,10 +30,13 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vit_jax.analysis import flops
+from vit_jax.models import attention
+from vit_jax.models.axial import AxialViT
 from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean, NoPooling
 from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
-from vit_jax.models.resnet import Hybrid
+from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import Block, VisionTransformer
 
 EVERYTHING = {  # each optional part at once
@@ -118,7 +122,7 @@ def reference(params, images, model, patch):
     {},
     {'head': Head(representation_size=20)},
     {'pooling': Mean(), 'block': BlockOptions(gelu='exact')},
-    {'pooling': Map()},
+    {'pooling': Map(), 'block': BlockOptions(gelu='exact')},
     {'pooling': NoPooling()},
   ],
   ids=('token', 'tanh', 'mean', 'map', 'none'),
@@ -266,7 +270,7 @@ def test_initial_deviation_of_deit():
     depth=1,
     mlp_dim=128,
     embedding=PatchEmbedding(4, init_std=0.02),
-    head=Head(init_std=0.02),
+    head=Head(96, init_std=0.02),
     block=BlockOptions(init_std=0.02),
     pooling=Map(),
   )
@@ -573,3 +577,101 @@ def _inputs_of_the_first_layer(model, params, **options):
   with nn.intercept_methods(watch):
     model.apply({'params': params}, IMAGES, **options)
   return found[0]
+
+
+AXIAL = AxialViT(**TINY_VIT)
+MIXER = MlpMixer(16, 2, 10, 24, PatchEmbedding((4, 2)), num_classes=5)
+TOKENS, SCORES = (4, 13, 16), (4, 2, 13, 13)  # of the ViT
+
+
+@pytest.mark.parametrize(
+  'model, fields, expected',
+  [
+    # After the positions; in a layer after attention and both MLP layers.
+    (tiny(), {'dropout': 0.1}, {(0.1, TOKENS): 5, (0.1, (4, 13, 24)): 2}),
+    (
+      tiny(),
+      {'block': BlockOptions(attention_dropout=0.2)},
+      {(0.2, SCORES): 2},
+    ),
+    (
+      tiny(),
+      {'stochastic_depth': 0.3},
+      {(0.0, (4, 1, 1)): 2, (0.3, (4, 1, 1)): 2},
+    ),
+    # Each layer has a block of 8 rows of 6, and one of 24 columns of 2.
+    (
+      AXIAL,
+      {'dropout': 0.1},
+      {
+        (0.1, (4, 12, 16)): 1,
+        **{(0.1, (8, 6, n)): 2 * k for n, k in ((16, 2), (24, 1))},
+        **{(0.1, (24, 2, n)): 2 * k for n, k in ((16, 2), (24, 1))},
+      },
+    ),
+    (
+      AXIAL,
+      {'block': BlockOptions(attention_dropout=0.2)},
+      {(0.2, (8, 2, 6, 6)): 2, (0.2, (24, 2, 2, 2)): 2},
+    ),
+    (
+      AXIAL,
+      {'stochastic_depth': (0.3, 0.3)},
+      {(0.3, (8, 1, 1)): 4, (0.3, (24, 1, 1)): 4},
+    ),
+    (
+      MIXER,
+      {'stochastic_depth': (0.3, 0.1)},
+      {(0.3, (4, 1, 1)): 2, (0.1, (4, 1, 1)): 2},
+    ),
+  ],
+  ids=[*['ViT'] * 3, *['axial'] * 3, 'mixer'],
+)
+def test_what_is_dropped_where(model, fields, expected, monkeypatch):
+  drawn, bernoulli = collections.Counter(), jax.random.bernoulli
+
+  def draw(key, p, shape):
+    drawn[round(1 - float(p), 3), tuple(shape)] += 1
+    return bernoulli(key, p, shape)
+
+  monkeypatch.setattr(jax.random, 'bernoulli', draw)
+  model = model.clone(**fields)
+  params = {'params': random_params(model)}
+  rngs = {'dropout': quick_key(0)}
+  jax.eval_shape(model.apply, params, IMAGES)  # needs no rng
+  assert not drawn
+  model.apply(params, IMAGES, train=True, rngs=rngs)
+  assert drawn == expected
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    tiny(),
+    tiny(scan=True),
+    AXIAL,
+    MIXER,
+    ResNet((1,), num_classes=5),
+    tiny(embedding=Hybrid(1, stages=(1,)), depth=0),
+  ],
+  ids=lambda model: type(model).__name__,
+)
+def test_remat_is_handed_on(model):
+  for remat in ('none', 'full'):
+    fn = functools.partial(model.clone(remat=remat).init, quick_key(0))
+    assert ('remat' in str(jax.make_jaxpr(fn)(IMAGES))) == (remat == 'full')
+
+
+@pytest.mark.parametrize('pooling', [ClassToken(), Map()])
+def test_attention_is_handed_on(pooling, monkeypatch):
+  found = []
+
+  def attend(q, k, v, **options):
+    found.append((q.shape[1], options['implementation']))
+    return v[:, : q.shape[1]]
+
+  monkeypatch.setattr(attention, 'attention', attend)
+  model = tiny(pooling=pooling, attention='xla', depth=1)
+  jax.eval_shape(model.init, quick_key(0), IMAGES)
+  tokens = 13 if pooling == ClassToken() else 12
+  assert found == [(tokens, 'xla')] + [(1, 'xla')] * (pooling == Map())
