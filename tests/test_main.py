@@ -84,7 +84,7 @@ def call(config, workdir, *flags):
     (
       'config.model.embedding.patch_size = 3',
       [],
-      r'8x8 .* patches of 3x3; the nearest image size that can is 9x9',
+      r'8x8 .* cannot be cut into patches of 3x3',
     ),
     (
       'config.model.num_classes = 7',
@@ -115,11 +115,10 @@ def call(config, workdir, *flags):
     (
       f"{EVALS};config.data.transforms = [dict(target='{RESIZE}', size=16)]",
       [],
-      r'ValueError: evals\.test: The images need a table',
+      r'ValueError: evals\.test: The images need position embeddings',
     ),
-    ('', ['--study_member=1'], r'are for studies; this config runs .*train'),
+    ('', ['--study_member=1'], r'train has no argument member, which a flag'),
     ('', ['--config.logging.profile=x'], r"profile='x' must be a step"),
-    ('', ['--process_id=0'], r'--process_id without --distributed'),
   ],
 )
 def test_one_message(config, tmp_path, argument, flags, message):
@@ -180,19 +179,6 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert checkpoint.find(tmp_path).name == '2'
   params, _ = checkpoint.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
-
-
-@pytest.mark.parametrize(
-  ('words', 'line'),
-  [
-    ('--config=a.py --workdir=/w', 'a.py in /w: loading JAX ...'),
-    ('--workdir /w -config a.py:B/16', 'a.py:B/16 in /w: loading JAX ...'),
-    ('--config=a.py --workdir=/w --print_config', ''),
-    ('--config=a.py --help', ''),
-  ],
-)
-def test_first_line(words, line):
-  assert main.first_line(words.split()) == line
 
 
 def test_the_last_line_says_what_was_written(tmp_path):

@@ -82,7 +82,7 @@ class Logging:
 
   every: Interval = steps(50)
   writers: Mapping[str, MetricsWriter] = dataclasses.field(default_factory=dict)
-  profile: str | None = None
+  profile: str | int | None = None
 
 
 class Stopwatch:

@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax.runs.files import PathLike
 
 
-def parse(steps: str) -> tuple[int, int]:
+def parse(steps: str | int) -> tuple[int, int]:
   """Return (first, last) of '10:15' (both included) or of '10', a single step.
 
   Raises:
@@ -41,7 +41,9 @@ class Profiler:
     start: step from which the run starts or resumes.
   """
 
-  def __init__(self, workdir: PathLike, steps: str | None, start: int) -> None:
+  def __init__(
+    self, workdir: PathLike, steps: str | int | None, start: int
+  ) -> None:
     self._first = self._last = None
     if steps is not None:
       self._first, self._last = (start + step for step in parse(steps))
