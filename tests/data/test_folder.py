@@ -47,6 +47,7 @@ def test_split_and_class_folders(root, caplog):
   train = Folder(root, split='train')
   assert train.class_names == ['10', '2', 'dog', 'kätzchen']
   assert train.num_classes == 4
+  assert (train.channels, train.exif) == (3, True)
   expected = [(0, 0), (1, 0), (2, 0), (10, 1), (11, 1), (12, 1)]
   assert _content(train) == [*expected, (20, 3), (21, 3), (22, 3)]
   assert 'Ignored 2 files' in caplog.text  # Thumbs.db, readme.txt

@@ -121,6 +121,7 @@ def test_reads_without_tensorflow(data_dir):
     assert isinstance(source[i]['image'], bytes)
     assert source.describe(i) == f'colours train[{i}] ({value}.png)'
   assert source.class_names == ['ant', 'bee', 'cat']
+  assert (source.channels, source.exif) == (3, False)
   assert source.num_classes == 3
   assert 'tensorflow' not in sys.modules
 
