@@ -148,8 +148,8 @@ def test_restarts_at_any_position_on_any_number_of_hosts(kind):
   for start in (1, BATCH, 3 * BATCH + 13):
     rest = rows(kind, 4, start=start)
     np.testing.assert_array_equal(rest, whole[start : start + 4 * BATCH])
-  hosts = [rows(kind, 8, process_index=i, process_count=2) for i in range(2)]
-  parts = [host.reshape(8, BATCH // 2, 5) for host in hosts]
+  hosts = [rows(kind, 8, process_index=i, process_count=3) for i in range(3)]
+  parts = [host.reshape(8, BATCH // 3, 5) for host in hosts]
   found = np.concatenate(parts, axis=1).reshape(-1, 5)
   np.testing.assert_array_equal(found, whole)
 

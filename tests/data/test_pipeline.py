@@ -108,12 +108,6 @@ def test_every_epoch_is_another_permutation():
   assert tuple(other) != tuple(labels[0])
 
 
-def test_batches_larger_than_the_set():
-  labels = _stack(_take(1, Numbers(90), batch_size=270), 'label')
-  for epoch in labels.reshape(3, 90):
-    assert sorted(epoch) == list(range(90))
-
-
 def drawn_by_definition(seed, epoch, index):
   """Return the first random byte of a visit."""
   philox = np.random.Philox(
@@ -134,25 +128,6 @@ def test_augmentation_is_of_seed_epoch_and_index():
     assert value == drawn_by_definition(3, epoch, index)
 
 
-def test_processes_share_the_same_global_batch():
-  options = {'batch_size': 80, 'seed': 5}
-  whole = _take(2, Numbers(99), (Noise(),), **options)
-  for count in (2, 4):
-    parts = [
-      _take(
-        2,
-        Numbers(99),
-        (Noise(),),
-        process_index=i,
-        process_count=count,
-        **options,
-      )
-      for i in range(count)
-    ]
-    for step in range(2):
-      _assert_same([whole[step]], [part[step] for part in parts])
-
-
 def test_resume_from_position():
   options = {'batch_size': 36, 'seed': 2}
   straight = _take(5, Numbers(99), (Noise(),), **options)
@@ -164,12 +139,6 @@ def test_resume_from_position():
   assert train_batches(Numbers(9), batch_size=9, skipped=5).skipped == 5
   rest = _take(2, Numbers(99), (Noise(),), start=batches.position, **options)
   _assert_same(straight[3:], rest)
-
-
-def test_start_need_not_be_a_multiple():
-  straight = _stack(_take(3, Numbers(99), batch_size=40), 'label')
-  shifted = _stack(_take(2, Numbers(99), batch_size=40, start=17), 'label')
-  np.testing.assert_array_equal(straight[17 : 17 + 80], shifted)
 
 
 @pytest.mark.parametrize(
