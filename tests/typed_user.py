@@ -26,6 +26,7 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import classification
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.durations import Duration, epochs, examples, steps
+from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
 from vit_jax.preprocess import Normalize
 from vit_jax.runs.checkpoint import Checkpoints
@@ -123,7 +124,7 @@ def train_a_model(workdir: str) -> Params:
       scaled, objective=classification.softmax_xent, factor=2.0
     ),
     optimizer=optim.Optimizer(optax.adamw, clip_norm=1.0),
-    schedule=optim.Schedule(lr=1e-3, warmup=steps(10)),
+    schedule=Schedule(lr=1e-3, warmup=steps(10)),
     total=epochs(2.5),
     evals={
       'test': train.Evaluation(
@@ -131,7 +132,7 @@ def train_a_model(workdir: str) -> Params:
       ),
       'largest': train.Evaluation(functools.partial(Largest, data=data)),
     },
-    checkpoint=Checkpoints(every=steps(100)),
+    checkpoints=Checkpoints(every=steps(100)),
     init_from=InitFrom('vit.npz'),
     mesh=sharding.MeshSizes(fsdp=2),
   )

@@ -105,21 +105,22 @@ def main(argv: Sequence[str]) -> None:
       hosts.initialize(
         _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
       )
+  workdir = str(_WORKDIR.value)
   with hosts.failing_together(), terminal.one_message():
     if _DISTRIBUTED.value:
       hosts.refuse_differences(changes.facts(call, _supplied()))
-    compilation_cache.enable(_WORKDIR.value)
+    compilation_cache.enable(workdir)
     canary.refuse_wrong_results()
     gc.freeze()  # collections need not visit what imports made
     config.run(
       resolved,
-      _WORKDIR.value,
+      workdir,
       preset={'config': _CONFIG.value, 'changed': changed},
       allow_changes=[x.removeprefix('config.') for x in _ALLOW_CHANGES.value],
       **_supplied(),
     )
     if not _DRY_RUN.value:
-      terminal.say(workdirs.written(_WORKDIR.value))
+      terminal.say(workdirs.written(workdir))
 
 
 def _supplied():

@@ -87,7 +87,7 @@ def train(
   logging: Annotated[Logging, HARMLESS] = Logging(),
   provenance: Provenance | None = None,
   dry_run: Annotated[bool, HARMLESS] = False,
-) -> TrainState | None:
+) -> TrainState | Any:
   """Train a model, resuming from the newest checkpoint in workdir.
 
   No state is saved or evaluated that has NaN or Inf; the run ends instead.
@@ -167,7 +167,7 @@ def train(
   )
   model = choose(described, images)
   loss_fn = reuse.call(objective, model, preprocess=preprocess)
-  teacher = getattr(loss_fn, 'teacher', None)
+  teacher: Any = getattr(loss_fn, 'teacher', None)
   teacher_shapes = []
   if teacher is not None:
     _check_class_names(class_names, teacher.class_names)
@@ -193,7 +193,7 @@ def train(
   shapes = (abstract_state, abstract_batch, *teacher_shapes)
 
   # 5. Evaluators open their data now, not after a day of training.
-  claim = None if dry_run else workdirs.Claim(workdir)
+  claim: Any = None if dry_run else workdirs.Claim(workdir)
   evals = evals or {}
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in evals.items()},
@@ -219,7 +219,9 @@ def train(
   with (
     contextlib.closing(checkpointer),
     compiled.explaining(
-      lambda: compiled.advice(model, *shapes[:2], accum_steps)
+      lambda: compiled.advice(
+        model, abstract_state, abstract_batch, accum_steps
+      )
     ),
   ):
     # 6. The state to start from: a checkpoint, weights, or scratch.

@@ -25,6 +25,6 @@ def table(model: Model, image_shape: Shape) -> str:
     depth=2,
     console_kwargs={'width': 120, 'color_system': None},
   )
-  products = flops.forward(model, images) / 1e9
+  products = flops.forward(model, jax.typeof(images)) / 1e9
   note = 'A multiply-add is two FLOPs; only products and convolutions count.'
   return f'{text.strip()}\n\n{products:,.3f} GFLOPs for one image. {note}'

@@ -239,7 +239,7 @@ def _cached_adapter(annotation):
   except ModuleNotFoundError:
     return None
   if dataclasses.is_dataclass(annotation):  # objects, whose parts were checked
-    return pydantic.TypeAdapter(pydantic.InstanceOf[annotation])
+    return pydantic.TypeAdapter(pydantic.InstanceOf[annotation])  # type: ignore[misc]
   settings = pydantic.ConfigDict(
     strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
   )

@@ -123,7 +123,8 @@ def attention(
   elif implementation == 'pallas':
     out = pallas_attention.attend(q, k, v)
   else:
-    out = jax.nn.dot_product_attention(q, k, v, implementation=implementation)
+    kind: Any = implementation
+    out = jax.nn.dot_product_attention(q, k, v, implementation=kind)
   # Where the result is kept for the backward pass, heads are merged: TPUs pad
   # the last dimension to 128.
   merged = out.reshape(*out.shape[:2], -1)

@@ -80,7 +80,7 @@ def distillation(
       f"temperature={temperature:g} has no effect on kind='hard'. Leave it "
       "out, or use kind='soft'."
     )
-  inner = objective(model, preprocess=preprocess)
+  inner: Any = objective(model, preprocess=preprocess)
   compare = getattr(inner, 'compare', None)
   if compare is None:
     raise ValueError(

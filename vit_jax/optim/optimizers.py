@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,8 @@ from vit_jax.types import (
 
 KERNELS = ('.*/kernel',)
 
-LearningRate = optax.ScalarOrSchedule  # a number, or step -> number
+# A number, or step -> number.
+LearningRate: TypeAlias = optax.ScalarOrSchedule
 Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
 # A function that makes a transformation of optax, with the types of the

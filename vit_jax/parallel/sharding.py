@@ -37,11 +37,6 @@ AxisSize = Annotated[
 ]
 
 
-AxisSize = Annotated[
-  int, Expect(lambda n: n == -1 or n >= 1, 'at least 1, or -1')
-]
-
-
 @dataclasses.dataclass(frozen=True)
 class MeshSizes:
   """Sizes of the mesh axes; one of them may be -1, all remaining devices.

@@ -69,7 +69,9 @@ def of_run(folder: epath.Path) -> dict[str, dict[str, Any]]:
     header, *rows = read_csv(path)
     saved = folder / f'thumbnails-{name}.json'
     images = json.loads(saved.read_text()) if saved.exists() else {}
-    worst = [dict(zip(header, row)) for row in rows[:COUNT]]
+    worst: list[dict[str, Any]] = [
+      dict(zip(header, row)) for row in rows[:COUNT]
+    ]
     for row in worst:
       row['image'] = images.get(row['index'])
     found[name] = {'count': len(rows), 'rows': worst}

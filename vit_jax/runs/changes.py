@@ -263,7 +263,7 @@ def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   versions = workdirs.versions()
   found |= {f'version of {name}': str(x) for name, x in versions.items()}
   files = {
-    module.__file__
+    str(module.__file__)
     for module in list(sys.modules.values())
     if getattr(module, '__name__', '').startswith('vit_jax')
     and getattr(module, '__file__', None)

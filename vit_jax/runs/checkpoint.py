@@ -202,6 +202,7 @@ class Checkpointer:
         is whole.
     """
     damaged: dict[int, str] = {}
+    found: Any
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         found, reason = self._read(step, abstract_state), ''

@@ -20,7 +20,7 @@ import sys
 import time
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from etils import epath
 
@@ -59,7 +59,7 @@ class WandB:
   name: str | None = None
   group: str | None = None
   tags: tuple[str, ...] = ()
-  mode: str | None = None
+  mode: Literal['online', 'offline', 'disabled'] | None = None
 
   def start(self, workdir: PathLike, config: Mapping[str, Any]) -> None:
     import wandb
@@ -75,7 +75,7 @@ class WandB:
       mode=self.mode,
       id=run_id,
       resume='allow',
-      config=config,
+      config=dict(config),
       dir=str(workdir) if is_local(workdir) else None,
     )
     # W&B's own step only grows. A run that was killed repeats some steps.

@@ -27,7 +27,9 @@ def add_weights(
     parser: of the tool.
     name: of the argument that says where the weights are.
   """
-  place = {} if name == 'weights' else {'required': True, 'dest': 'weights'}
+  place: dict[str, Any] = (
+    {} if name == 'weights' else {'required': True, 'dest': 'weights'}
+  )
   group = parser.add_argument_group('weights')
   add = group.add_argument
   add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **place)

@@ -75,7 +75,8 @@ class Explainer:
     images = jax.ShapeDtypeStruct(self._shape, jnp.uint8)
     out = jax.eval_shape(forward, self._params, images)
     self.has_classes = 'probabilities' in out and out['probabilities'].ndim == 2
-    self.layers, self.heads = out['maps'].shape[1:3] if look else (0, 0)
+    shape: tuple[int, ...] = out['maps'].shape[1:3] if look else (0, 0)
+    self.layers, self.heads = shape
 
   def __call__(self, path: str) -> dict[str, Any]:
     """Return a dict of what there is to show of an image file.

@@ -220,7 +220,7 @@ def ranked(
     p = result['probabilities']
     yield (
       result['path'],
-      [(i, names and names[i], float(p[i])) for i in top(p, k)],
+      [(i, names[i] if names else None, float(p[i])) for i in top(p, k)],
     )
 
 
