@@ -8,7 +8,7 @@ optimizer sees them.
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -18,16 +18,7 @@ from vit_jax import pretrained, tree
 from vit_jax.models.layers import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.runs.files import PathLike
-from vit_jax.types import (
-  MACHINE,
-  Array,
-  Count,
-  Dtype,
-  Natural,
-  Params,
-  PyTree,
-  Size,
-)
+from vit_jax.types import MACHINE, Array, Dtype, Params, PyTree, Size
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -41,29 +32,19 @@ class Teacher:
 
   Attributes:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
-    step, ema: which checkpoint of a workdir, and whether its EMA; see
-      `checkpoint.load_params`.
-    grid: (rows, columns) of a position table that is not square.
-    options: more of what a file does not say, and how the model is run
-      ({'scan': True}), see `formats.read`.
-    trust: packages that the file may name classes of.
+    options: more arguments of `formats.read`: step and ema of a workdir, trust,
+      what a file does not say, and fields of the model ({'scan': True}).
     image_size: image size that the teacher is adapted to, by resizing its
       position embeddings. None: the size of the file. Images of the student
       that have another size are resized on the device, with antialiasing.
-    posemb_resize: method that resizes position embeddings, see `posemb.resize`.
     dtype: dtype of the teacher's computation. None: that of the student.
     same_classes: whether its classes are those of the data, in the same order,
       even if they have other names. False: names that both have must be equal.
   """
 
   path: Annotated[PathLike, MACHINE]  # the parameters are compared
-  step: Natural | None = None
-  ema: bool | Literal['auto'] = 'auto'
-  grid: tuple[Count, Count] | None = None
-  options: Mapping[str, Any] | None = None
-  trust: tuple[str, ...] = ()
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   image_size: Size | None = None
-  posemb_resize: str = 'paper'
   dtype: Dtype | None = None
   same_classes: bool = False
 
@@ -77,7 +58,8 @@ class Teacher:
       ValueError: there are no such weights; they have no head, or other classes
         than the student; or images of the size do not fit the model.
     """
-    weights, _ = formats.describe(self.path, step=self.step, **self._options())
+    options = {k: v for k, v in self.options.items() if k != 'ema'}
+    weights, _ = formats.describe(self.path, **options)
     model = weights.model
     if not model.num_classes or model.num_classes != student.num_classes:
       raise ValueError(
@@ -96,11 +78,10 @@ class Teacher:
 
   def read(self) -> Params:
     """Return the parameters, nested; what the fingerprint has read is freed."""
-    weights, self._weights = self._weights or self._read(), None
+    weights = self._weights or formats.read(self.path, **self.options)
+    self._weights = None
     if self.image_size is not None:
-      weights, _ = pretrained.fit(
-        weights, image_size=self.image_size, posemb_resize=self.posemb_resize
-      )
+      weights, _ = pretrained.fit(weights, image_size=self.image_size)
     params = weights.params
     if getattr(weights.model, 'scan', False):
       params = tree.stack_blocks(params)
@@ -108,20 +89,12 @@ class Teacher:
 
   def fingerprint(self) -> dict[str, Any]:
     """Return a hash of the parameters, which a resumed run compares."""
-    self._weights = self._read()
+    self._weights = formats.read(self.path, **self.options)
     found = hashlib.sha256()
     for path, array in sorted(tree.flatten(self._weights.params).items()):
       found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
       found.update(np.ascontiguousarray(array).tobytes())
     return {'weights': found.hexdigest()[:16]}
-
-  def _options(self) -> dict[str, Any]:
-    given = {'trust': self.trust, 'grid': self.grid}
-    return given | dict(self.options or {})
-
-  def _read(self) -> Weights:
-    options = self._options()
-    return formats.read(self.path, step=self.step, ema=self.ema, **options)
 
 
 @dataclasses.dataclass
