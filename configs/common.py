@@ -252,45 +252,31 @@ def xent(activation, **fields):
   return {'target': target, **fields}
 
 
-def mixed(
-  objective, *, mixup=0.0, cutmix=0.0, probability=1.0, switch=0.5, per='batch'
-):
-  """Return an objective for mixed images, with the arguments of timm.
+def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
+  """Return an objective for mixed images, one draw for each batch.
 
   Args:
     objective: as of `xent`.
-    mixup, cutmix: alpha of each; 0: without it.
-    probability: that a batch (or an example) is mixed.
-    switch: probability of CutMix instead of mixup, if there are both.
-    per: 'batch' (big_vision, and timm by default) or 'example'.
+    mixup, cutmix: alpha of each; 0: without it. Both are equally likely.
+    probability: that a batch is mixed.
   """
   module = 'vit_jax.objectives.mixing'
-  share = switch if mixup and cutmix else 1.0
-  chosen = {
-    'Mixup': (mixup, probability * ((1 - switch) if cutmix else 1.0)),
-    'Cutmix': (cutmix, probability * share),
-  }
-  chosen = {name: each for name, each in chosen.items() if each[0]}
-  if not chosen or not probability:
-    return objective
   mixers = tuple(
     {'target': f'{module}.{name}', 'alpha': alpha}
-    for name, (alpha, _) in chosen.items()
+    for name, alpha in (('Mixup', mixup), ('Cutmix', cutmix))
+    if alpha
   )
+  if not mixers:
+    return objective
   mixer = mixers[0]
   if len(mixers) > 1 or probability < 1:
-    weights = tuple(weight for _, weight in chosen.values())
+    weights = (probability / len(mixers),) * len(mixers)
     mixer = {
       'target': f'{module}.Choice',
       'mixers': mixers,
       'probabilities': weights,
     }
-  return {
-    'target': f'{module}.mixed',
-    'mixer': mixer,
-    'per': per,
-    'objective': objective,
-  }
+  return {'target': f'{module}.mixed', 'mixer': mixer, 'objective': objective}
 
 
 def bce(*, threshold=0.0, **fields):
@@ -343,13 +329,8 @@ def set_bit_sgd(config, *, milestones, lr=None):
 def distillation(objective, **fields):
   """Return distillation from weights that the user names, as a wrapper."""
   target = 'vit_jax.objectives.distillation.distillation'
-  teacher = {'path': placeholder(str)}
-  return {
-    'target': target,
-    'teacher': teacher,
-    'objective': objective,
-    **fields,
-  }
+  fields |= {'teacher': {'path': placeholder(str)}, 'objective': objective}
+  return {'target': target, **fields}
 
 
 def classification(data, **fields):

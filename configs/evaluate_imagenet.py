@@ -37,16 +37,7 @@ For weights trained with a sigmoid set --config.evals.val.loss=sigmoid (also
 shared); it changes only loss and calibration. For the accuracy of each class
 set --config.evals.val.per_class=True.
 
-Published (table 5 of the paper, in %: validation, ReaL; rows: pre-training
-data; fine-tuned at 384 px):
-
-            B/16         B/32         L/16         L/32         H/14
-  ImageNet  77.91 83.57  73.38 79.56  76.53 82.19  71.16 77.83
-  -21k      83.97 88.35  81.28 86.63  85.15 88.40  80.99 85.65  85.13 88.70
-  JFT       84.15 88.85  80.73 86.27  87.12 89.99  84.37 88.28  88.04 90.33
-
-Table 2, with Polyak averaging, at 512 px (L/16) and 518 px (H/14): L/16 from
-ImageNet-21k 85.30 88.62, from JFT 87.76 90.54, H/14 from JFT 88.55 90.72.
+Published: tables 2 and 5 in published.py.
 """
 
 from ml_collections import config_dict

@@ -194,7 +194,7 @@ def get_config(argument=''):
   for own in words & {'bit', 'kitti'}:
     if given := words & {*CROPS}:
       raise ValueError(f'{own!r} has its own crops; leave out {given.pop()!r}.')
-  check_augreg(args)
+  check(args)
   make = own_folder if args.data == 'folder' else table_4
   if args.augreg:
     make = augreg
@@ -266,10 +266,6 @@ def follow_weights(args, config):
 
 def table_4(args):
   """Return (source, {evaluator: split}, rate, warm-up, duration)."""
-  if args.epochs:
-    raise ValueError("epochs= is for 'folder'; table 4 states steps.")
-  if args.held_out:
-    raise ValueError("held_out= is for 'folder'; table 4 states the splits.")
   name, steps, dev, test, lr, warmup_steps = TABLE_4[args.data]
   train, held_out = 'train', {'test': test}
   if args.mode == 'dev':
@@ -281,31 +277,39 @@ def table_4(args):
   return common.tfds(name, train), held_out, lr, warmup, total
 
 
-def check_augreg(args):
-  """Check the arguments that have to do with AugReg's protocol."""
-  if not args.augreg:
-    if args.data not in (*TABLE_4, 'folder'):
-      raise ValueError(f"{args.data!r} is for AugReg's protocol: add 'augreg'.")
-    if args.steps or args.v2:
-      word = 'steps=' if args.steps else 'v2'
-      raise ValueError(f"{word!r} is for AugReg's protocol: add 'augreg'.")
-    return
-  if args.data not in AUGREG:
-    raise ValueError(
-      f'AugReg has no {args.data!r}. Use one of {", ".join(AUGREG)}, or leave '
-      "'augreg' out."
-    )
-  for word in ('bit', 'polyak', 'epochs', 'held_out'):
-    if getattr(args, word):
-      raise ValueError(f"'augreg' and {word!r} contradict. Keep one of them.")
-  _, steps, _ = AUGREG[args.data]
-  if args.steps and args.steps not in steps:
-    raise ValueError(
-      f'steps={args.steps} is not in AugReg for {args.data!r}. Use one of '
-      f'{", ".join(map(str, steps))}, or set --config.total_steps.'
-    )
-  if args.v2 and (args.data, args.mode) != ('imagenet', 'dev'):
-    raise ValueError("'v2' is for 'imagenet' with 'dev'.")
+def check(args):
+  """Check that the arguments belong to the data and to the protocol."""
+  steps = AUGREG.get(args.data, (None, ()))[1]
+  problems = {
+    "epochs= and held_out= are for 'folder'; table 4 states steps and splits": (
+      args.data != 'folder' and (args.epochs or args.held_out)
+    ),
+    "'folder' has no test set, so 'dev' has no meaning": (
+      args.data == 'folder' and args.mode == 'dev'
+    ),
+    f"{args.data!r} is for AugReg's protocol: add 'augreg'": (
+      not args.augreg and args.data not in (*TABLE_4, 'folder')
+    ),
+    "steps= and v2 are for AugReg's protocol: add 'augreg'": (
+      not args.augreg and (args.steps or args.v2)
+    ),
+    f'AugReg has no {args.data!r}. It has {", ".join(AUGREG)}': (
+      args.augreg and args.data not in AUGREG
+    ),
+    "'augreg' contradicts 'bit' and 'polyak'": (
+      args.augreg and (args.bit or args.polyak)
+    ),
+    f'AugReg has no steps={args.steps} for {args.data!r}. It has '
+    f'{", ".join(map(str, steps))}': (
+      args.augreg and args.steps and args.steps not in steps
+    ),
+    "'v2' is for 'imagenet' with 'dev'": (
+      args.v2 and (args.data, args.mode) != ('imagenet', 'dev')
+    ),
+  }
+  for problem, found in problems.items():
+    if found:
+      raise ValueError(f'{problem}.')
 
 
 def augreg(args):
@@ -325,8 +329,6 @@ def augreg(args):
 
 def own_folder(args):
   """Return what `table_4` returns, for a folder of the user's."""
-  if args.mode == 'dev':
-    raise ValueError("'folder' has no test set, so 'dev' has no meaning.")
   lr, warmup = 0.01, {'warmup_fraction': 0.1}
   total = {'total_epochs': args.epochs or 100.0}
   if args.bit:

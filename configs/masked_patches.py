@@ -29,11 +29,8 @@ Arguments (separated by commas; the first of a list is the default):
   ratio=0.5     fraction of the patches that is corrupted
   name=jft      the TFDS data set
   imagenet      ImageNet instead
-  folder        ImageNet from PATH/train/CLASS and PATH/val/CLASS, not TFDS:
-                --config.data.source.path=PATH, or
-                imagenet:PATH (its tar files), wds:FILES; see docs/data.md
   steps=1000000
-  tiny          seconds on a CPU, on the same data
+  folder, tiny  see "Words of configs" in docs/training.md
 
 Expected: 79.9% on ImageNet after fine-tuning, 2 points above training from
 scratch and 4 below supervised pre-training (on JFT), with mean_colour, which
@@ -55,12 +52,6 @@ Not in the paper:
 - that exactly half of each image is corrupted, that the other patch is from the
   same image, and that the mask vector is initialised with a normal distribution
   of std 0.02.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32.
-
-If memory is short: --config.accum_steps=8 --config.model.remat=full
---config.model.scan=True. masked_patches_embedded.py needs no data, and minutes.
 """
 
 from configs import arguments, common

@@ -17,9 +17,6 @@ The learning rates of each optimizer and task are tried with one more seed, on
 data that no result is measured on: other glyphs, and half of the training
 digits. Recipes have the rate of the baseline.
 
-`--study_member=i` does one run, `--study_report` only reports; see
-vit_jax/study.py.
-
 Arguments (separated by commas):
   seeds=3    of each recipe and optimizer
   steps=600  of 32 images, on glyphs

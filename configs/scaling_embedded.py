@@ -9,9 +9,6 @@ no image is seen twice. A linear classifier is then fitted to their frozen
 features of 10 handwritten digits per class. As in the paper, a run has the same
 steps and settings for every N, and there is no early stopping.
 
-`--study_member=i` does one run, `--study_report` only reports; see
-vit_jax/study.py.
-
 Arguments (separated by commas; the first of a list is the default):
   glyphs, fractals   pre-training data; fractals are drawn once, at the start,
              which takes some minutes
@@ -20,9 +17,7 @@ Arguments (separated by commas; the first of a list is the default):
   lr=3e-3    learning rate of all models
   tiny       two values of N, one seed, a few steps: minutes
 
-The models take about the same arithmetic per image (15 to 16 MFLOP forward at
-24 px) and have the same optimizer. Of the learning rates 1e-3 and 3e-3 the
-second was better for the ViT and the ResNet, on held-out glyphs and on digits.
+The models take 15 to 16 MFLOP forward per image and have the same optimizer.
 
 Result (60 min on 2 CPU cores that did other work too; mean and standard
 deviation of 3 seeds; digits: 768 scans by other writers):

@@ -3,14 +3,8 @@
     python -m vit_jax.main --config=configs/train_folder.py \
         --config.data.source.path=PATH --workdir=DIR
 
-PATH can also name TensorFlow and Hugging Face data sets, parquet files and
-WebDataset shards, such as 'hf:beans:train' or '/data/train-*.tar', see
-docs/data.md.
-
-Images end in jpg, jpeg, png, webp or bmp. A tenth of each class is held out and
-tested. For labels in a CSV see vit_jax/data/folder.py; for PATH/train and
-PATH/val add --config.data.source.split=train
---config.evals.test.data.source.split=val
+docs/data.md lists what else PATH can be, also with labels in a CSV file or with
+sub-folders PATH/train and PATH/val.
 
 If there are weights to start from, configs/finetune.py:folder is better: with
 some hundred images per class a model from scratch stays far behind a fine-tuned
@@ -20,10 +14,7 @@ Arguments (separated by commas; the first of a list is the default):
   Ti/16, ...  the model, one of MODELS of finetune.py
   size=128   pixels, a multiple of the patches. 224 is usual on a GPU
   epochs=100 visits of each image, or of as many images with `balanced`
-  held_out=10   percent of the images that are not trained on but tested. The
-             choice depends on the names of the files only, and takes the same
-             part of each class. A class with few images (under 5, for 10
-             percent) may have none in the test; it always has some in training
+  held_out=10   percent of each class that is not trained on but tested
   balanced   visit each class equally often (rare images repeat)
   class_weights   weight the loss of an example by n / (K n_c), for n images in
              K classes and n_c in its class. The test loss has no weights
@@ -40,9 +31,6 @@ cropping.
 
 An image that cannot be read stops the run with its name. Then repair or remove
 it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32.
 """
 
 from configs import arguments, common, finetune

@@ -41,9 +41,6 @@ random crops at 224 pixels, which are from 256 as in scenic.
 
 No run keeps its checkpoint (0.5 GB each for a B/16, 1.8 GB for an L/16).
 --config.discard= keeps them all.
-
-Precision: products in bfloat16; parameters, the gradients of kernels and their
-sums over devices in float32.
 """
 
 import re

@@ -340,14 +340,12 @@ def test_a_wrapper_around_it_mixes_once():
   )
 
 
-def test_the_arguments_of_timm_in_a_config():
+def test_mixers_of_the_configs():
   xent = common.xent('softmax', label_smoothing=0.1)
   assert common.mixed(xent) is xent
 
   def mixer_of(**arguments):
-    found = common.mixed(xent, per='example', **arguments)
-    found = config.resolve(found)
-    assert found.keywords['per'] == 'example'
+    found = config.resolve(common.mixed(xent, **arguments))
     assert found.keywords['objective'].func is softmax_xent
     return found.keywords['mixer']
 
@@ -360,10 +358,10 @@ def test_the_arguments_of_timm_in_a_config():
   }
 
   assert mixer_of(mixup=0.2) == Mixup(0.2)
-  assert mixer_of(cutmix=1.0, switch=0.1) == Cutmix(1.0)
+  assert mixer_of(cutmix=1.0) == Cutmix(1.0)
   assert mixer_of(cutmix=1.0, probability=0.5) == Choice((Cutmix(1.0),), (0.5,))
-  both = mixer_of(mixup=0.8, cutmix=1.0, probability=0.5, switch=0.25)
-  assert both == Choice((Mixup(0.8), Cutmix(1.0)), (0.375, 0.125))
+  both = mixer_of(mixup=0.8, cutmix=1.0, probability=0.5)
+  assert both == Choice((Mixup(0.8), Cutmix(1.0)), (0.25, 0.25))
 
 
 # Errors.

@@ -278,7 +278,6 @@ def test_better_plain_vit(name, width):
   published = load_config('pretrain_better_plain', f'{name},faults')
   assert published.data.transforms[-1]['faults']
   assert config.objective.mixer.alpha == 0.2
-  assert config.objective.per == 'batch'
   steps = timeline(config, 1_281_167 * 99 // 100).total_steps
   assert steps == pytest.approx(111_476, abs=1)
 
