@@ -225,6 +225,31 @@ def test_fields_of_parts_have_short_names():
       bundle.replace(model, **field)
 
 
+@pytest.mark.parametrize(
+  'path, names, found',
+  [
+    ('hf://user/model', (), 'hf://user/model/model.safetensors'),
+    ('hf://user/model/x.safetensors', (), 'hf://user/model/x.safetensors'),
+    ('https://host/x', (), 'https://host/x'),
+    ('gs://bucket/x.npz', (), 'gs://bucket/x.npz'),
+    ('a', ('model.safetensors', 'other.npz'), 'a/model.safetensors'),
+    (
+      'a',
+      ('model.safetensors.index.json', 'm-1.safetensors', 'm-2.safetensors'),
+      'a/model.safetensors.index.json',
+    ),
+    ('a', ('only.npz', 'only.json'), 'a/only.npz'),
+    ('a/x', ('x',), 'a/x'),
+  ],
+)
+def test_the_file_in_a_path(path, names, found, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'a').mkdir()
+  for name in names:
+    (tmp_path / 'a' / name).touch()
+  assert formats._locate(path, None) == (None, found)
+
+
 def test_what_is_no_weights_is_said(tmp_path):
   (tmp_path / 'pytorch_model.bin').write_bytes(b'\x80\x02')
   np.savez(tmp_path / 'other.npz', x=np.zeros(3))

@@ -8,6 +8,8 @@ from small import logits, random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import Resize
+from vit_jax.models.layers import Head, PatchEmbedding
+from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.weights import bundle, formats, surgery
@@ -116,6 +118,10 @@ def test_channels_and_patches(file):
   large = np.zeros((2, 24, 24, 3), np.float32)
   assert out_of(model, params, large).shape == (2, 5)
   assert 'resized to 8x8x3x24 (bicubic_antialias)' in report
+  _, _, report = load(
+    file, patch_size=8, image_size=24, patch_resize='bilinear'
+  )
+  assert 'resized to 8x8x3x24 (bilinear)' in report
 
 
 def test_how_it_is_run_is_for_the_user_to_say(file):
@@ -158,12 +164,14 @@ def init_from(path, **fields):
 
 def test_the_model_that_is_fine_tuned(file, tmp_path):
   fields = {'dropout': 0.1, 'representation_size': 8, 'dtype': 'bfloat16'}
+  fields |= {'attention_dropout': 0.1, 'head_bias_init': -2.0, 'remat': 'full'}
   formats.write(make(**fields), tmp_path / 'x.npz', 'vit_jax')
   own = init_from(tmp_path / 'x.npz')
   model = pretrained.from_weights(own, stochastic_depth=0.2)
   assert (model.dropout, model.stochastic_depth) == (0.0, 0.2)
   assert (model.dtype, model.num_classes) == ('bfloat16', None)
-  assert model.head.representation_size is None
+  assert model.head == Head() and model.block.attention_dropout == 0
+  assert (model.remat, model.attention, model.scan) == ('none', 'auto', False)
   keep = pretrained.from_weights(init_from(own.path, head='keep'))
   assert (keep.num_classes, keep.head.representation_size) == (5, 8)
   published = pretrained.from_weights(init_from(file))
@@ -196,3 +204,16 @@ def test_the_size_of_fine_tuning(patch, size, expected, tmp_path):
   assert found == (
     (expected, expected) if isinstance(expected, int) else expected
   )
+
+
+def test_the_size_of_fine_tuning_other_models(tmp_path):
+  mixer = MlpMixer(
+    **{'width': 8, 'depth': 1, 'tokens_mlp_dim': 8, 'channels_mlp_dim': 8},
+    **{'embedding': PatchEmbedding(4), 'num_classes': 3},
+  )
+  resnet = ResNet(stages=(1,), num_classes=3)
+  for model, size, expected in ((mixer, 24, 24), (resnet, 224, 384)):
+    weights = random_weights(model, (size, size, 3))
+    formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
+    found = pretrained.finetuning_size(init_from(tmp_path / 'x.npz'))
+    assert found == (expected, expected)

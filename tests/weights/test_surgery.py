@@ -1,5 +1,6 @@
 """Fine-tuning surgery: what may differ is adapted, all else is an error."""
 
+import dataclasses
 import json
 import re
 
@@ -267,3 +268,46 @@ def test_weights_of_masked_patches_get_a_pooling(has_cls, tmp_path):
   assert type(tuned.pooling) is (ClassToken if has_cls else Mean)
   assert not tuned.embedding.mask_token
   assert surgery.read(InitFrom(path=path)).model == model
+
+
+def test_init_from_hands_its_options_on(tmp_path):
+  """To the reader, and to `adapt`."""
+  small = make(pooling='gap')
+  params = flat_params((12, 24), in_chans=1, pooling='gap')
+  weights = bundle.Weights(small, params, (12, 24, 1))
+  formats.write(weights, tmp_path / 'x.npz', 'npz')
+  (tmp_path / 'x.json').unlink()
+  init_from = InitFrom(
+    path=str(tmp_path / 'x.npz'),
+    grid=(3, 6),
+    options={'gelu': 'exact'},
+    head_rule='norm/.*',
+    posemb_resize='bilinear',
+    patch_resize='bilinear',
+    adapt_channels=True,
+  )
+  read = surgery.read(init_from)
+  assert read.model.block.gelu == 'exact'
+  assert surgery.describe(init_from)[0].model == read.model
+  model = make(pooling='gap', patch_size=2)
+  fresh = flat_params((10, 12), seed=1, pooling='gap', patch_size=2)
+  nested = jax.tree.map(jnp.asarray, tree.unflatten(fresh))
+  fitted, report = surgery.fit(read, nested, model, init_from)
+  expected, _ = surgery.adapt(
+    params,
+    fresh,
+    model,
+    head_rule='norm/.*',
+    posemb_resize='bilinear',
+    patch_resize='bilinear',
+    adapt_channels=True,
+  )
+  fitted = tree.flatten(fitted)
+  assert_taken(fitted, fresh, ['norm/scale', 'norm/bias'])
+  assert_taken(fitted, params, ['head/kernel'])
+  assert_taken(fitted, expected, fresh)
+  assert "  gelu='tanh' here, 'exact' in the file" in report.splitlines()
+  for option in ('patch_resize', 'adapt_channels'):
+    without = dataclasses.replace(init_from, **{option: None})
+    with pytest.raises(ValueError, match='embedding/kernel'):
+      surgery.fit(read, nested, model, without)

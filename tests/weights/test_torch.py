@@ -14,7 +14,7 @@ import pytest
 from small import equal
 
 from vit_jax import tree
-from vit_jax.data.transforms import CentralCrop, ResizeSmall
+from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
   ClassToken,
@@ -24,6 +24,7 @@ from vit_jax.models.pooling import (
 )
 from vit_jax.models.posemb import Learned
 from vit_jax.models.resnet import ResNet
+from vit_jax.preprocess import Normalize
 from vit_jax.weights import bundle, huggingface, timm
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -226,7 +227,14 @@ def test_other_architectures_are_read():
     ('vit_base_patch16_224', 768, 12, 'exact'),
     ('vit_base_patch16_gap_224', 768, 16, 'exact'),
     ('vit_small_patch32_224', 384, 6, 'exact'),
+    ('vit_little_patch16_reg4_gap_256', 320, 5, 'exact'),
+    ('vit_betwixt_patch16_reg4_gap_256', 640, 10, 'exact'),
+    ('vit_pwee_patch16_reg1_gap_256', 256, 4, 'exact'),
     ('test_vit2', 64, 2, 'exact'),
+    ('test_vit4', 96, 3, 'exact'),
+    ('vit_large_patch16_siglip_512', 1024, 16, 'tanh'),
+    ('vit_large_patch16_siglip_256', 1024, 16, 'exact'),
+    ('vit_giantopt_patch16_siglip_gap_256', 1536, 16, 'tanh'),
     ('vit_so400m_patch16_siglip_256', 1152, 16, 'tanh'),
     ('vit_base_patch32_siglip_256', 768, 12, 'tanh'),
     ('vit_base_patch16_siglip_256', 768, 12, 'exact'),
@@ -288,11 +296,9 @@ def test_fields_of_the_user_come_first():
     ('timm', 'token', {'architecture': 'vit_quickgelu'}, 'QuickGELU'),
     ('timm', 'avg', {'model_args': {'global_pool': 'avgmax'}}, 'avgmax'),
     ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
-    (
-      'timm',
-      'token',
-      {'model_args': {'pool_include_prefix': True}},
-      'pool_include_prefix',
+    *(
+      ('timm', 'token', {'model_args': {name: 'other'}}, name)
+      for name in timm.Family('').args
     ),
     ('timm', 'token', {'model_args': {'num_heads': 5}}, 'num_heads'),
     ('hf', 'classifier', {'model_type': 'deit'}, "'deit'"),
@@ -401,6 +407,49 @@ def test_use_of_timm_travels():
   older = {'architecture': 'vit_base_patch16_224', 'labels': list('abcde')}
   weights = timm.read(fill('timm', 'token'), older | data, num_heads=3)
   assert weights.class_names == list('abcde')
+
+
+def test_what_configs_leave_out_is_the_default():
+  file = fill('timm', 'token')
+  older = {'input_size': [3, 12, 8], 'num_classes': 5}
+  weights = timm.read(file, older, num_heads=3)
+  resize, crop = weights.transforms
+  assert resize == Resize((13, 9), 'bicubic', antialias=True)
+  assert crop == CentralCrop((12, 8), rounding='even')
+  np.testing.assert_allclose(
+    weights.preprocess.mean, (123.675, 116.28, 103.53), rtol=1e-9
+  )
+  np.testing.assert_allclose(
+    weights.preprocess.std, (58.395, 57.12, 57.375), rtol=1e-9
+  )
+  change = {'preprocessor_config': {}}
+  weights = read('hf', 'square', change=change)
+  assert weights.preprocess == Normalize(127.5, 127.5)
+  assert weights.transforms == (Resize((12, 12), 'bilinear', antialias=True),)
+  assert 'another size' in str(weights.notes)
+  weights = read('hf', 'square', change={'preprocessor_config': None})
+  assert weights.transforms == (Resize((12, 12)),)
+
+
+@pytest.mark.parametrize(
+  'transforms, large, mode, method, notes',
+  [
+    ((Resize(16, 'bicubic', antialias=True),), 16, 'squash', 'bicubic', 0),
+    ((Resize(16),), 16, 'squash', 'bilinear', 1),
+    ((ResizeSmall(32), CentralCrop(16)), 32, 'center', 'bilinear', 1),
+    ((Resize(24, 'nearest'), CentralCrop(16)), 24, 'squash', 'nearest', 0),
+    ((Resize(24, 'nearest'),), 16, 'squash', 'bilinear', 2),
+    ((ResizeSmall(24), CentralCrop(8)), 16, 'squash', 'bilinear', 2),
+  ],
+)
+def test_transforms_are_written(transforms, large, mode, method, notes):
+  fields = SMALL | {'patch_size': 4, 'image_shape': (16, 16, 3)}
+  weights = seeded.model_weights(fields, transforms=transforms)
+  _, files = timm.write(weights)
+  data = files['config.json']['pretrained_cfg']
+  assert (data['crop_mode'], data['interpolation']) == (mode, method)
+  assert int(16 / data['crop_pct']) == large
+  assert len(weights.notes) == notes
 
 
 def test_families_that_timm_does_not_have_are_not_written():

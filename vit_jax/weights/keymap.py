@@ -106,18 +106,17 @@ class KeyMap:
     """
     params = {}
     for name, array in arrays.items():
-      for key in self._keys:
-        if (values := _match(key.theirs, name)) is not None:
-          ndim, convert, _ = KINDS[key.kind]
-          fits = ndim in (None, array.ndim) and array.ndim
-          parts = (
-            [convert(part) for part in np.array_split(array, len(key.paths))]
-            if fits
-            else [array] * len(key.paths)
-          )
-          for path, part in zip(key.paths, parts):
-            params[_fill(path, values)] = part
-          break
+      found = ((key, _match(key.theirs, name)) for key in self._keys)
+      key, values = next((x for x in found if x[1] is not None), (None, None))
+      if key is None:
+        continue
+      ndim, convert, _ = KINDS[key.kind]
+      parts = [array]
+      if len(key.paths) > 1:
+        parts = np.array_split(array, len(key.paths))
+      for path, part in zip(key.paths, parts):
+        fits = ndim in (None, part.ndim)
+        params[_fill(path, values)] = convert(part) if fits else part
     return params
 
   def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:

@@ -26,12 +26,14 @@ MASK = 'mask'  # used by the pre-training of masked_patches.py only
 Method = Literal['paper', 'bilinear', 'bicubic_antialias']
 # Fields that change what a model does with its parameters; and fields of their
 # parts that do not, or whose arrays are reported anyway.
-_BEHAVIOUR = 'embedding', 'posemb', 'pooling', 'block', 'form', 'gelu'
-_BEHAVIOUR = *_BEHAVIOUR, 'norm_eps', 'pool_padding'
-_NOT_SHOWN = 'init_std', 'layerscale_init', 'attention_dropout'
-_NOT_SHOWN = *_NOT_SHOWN, 'patch_size', 'mask_token'
-
-
+_BEHAVIOUR = (
+  *('embedding', 'posemb', 'pooling', 'pool_padding', 'block', 'form'),
+  *('gelu', 'norm_eps'),
+)
+_NOT_SHOWN = (
+  *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
+  'mask_token',
+)
 _MISMATCH = 'The weights do not fit the model. Weights (-), model (+):'
 _REMEDY = """
 Only the head (head='reset') and position grids may differ; with patch_resize

@@ -533,9 +533,13 @@ def _make_config(weights, architecture, args, arrays):
   num_classes = weights.model.num_classes or 0
   mean, std = image_configs.mean_and_std(weights.preprocess, channels, 1 / 255)
   large, keeps_aspect, method = image_configs.describe(weights)
-  convs = f'{_BACKBONE}stem.conv', f'{_BACKBONE}conv', 'patch_embed.proj'
-  convs = *convs, 'stem.conv', 'stem.proj'
-  classifier = 'head.fc' if 'stem.conv.weight' in arrays else 'head'
+  convs = (
+    *(f'{_BACKBONE}stem.conv', f'{_BACKBONE}conv', 'patch_embed.proj'),
+    *('stem.conv', 'stem.proj'),
+  )
+  classifier: Any = 'head.fc' if 'stem.conv.weight' in arrays else 'head'
+  if 'dist_token' in arrays:
+    classifier = ['head', 'head_dist']
   config = {
     'architecture': architecture,
     'num_classes': num_classes,
@@ -553,9 +557,7 @@ def _make_config(weights, architecture, args, arrays):
       'num_classes': num_classes,
       'pool_size': None,
       'first_conv': next(x for x in convs if f'{x}.weight' in arrays),
-      'classifier': ['head', 'head_dist']
-      if 'dist_token' in arrays
-      else classifier,
+      'classifier': classifier,
     },
   }
   if weights.class_names:
