@@ -159,13 +159,3 @@ def test_an_interrupted_generation_resumes(tmp_path):
   again = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
   np.testing.assert_array_equal(_images(again), before)
   assert first.stat().st_mtime_ns == drawn
-
-
-def test_the_fingerprint_has_what_determines_the_images(tmp_path):
-  def known(**changes):
-    options = _SMALL | {'cache_dir': tmp_path} | changes
-    return fractals.Fractals(**options).fingerprint()
-
-  assert known() == known(cache_dir=tmp_path / 'b', show_progress=False)
-  for change in ({'seed': 1}, {'channels': 3}, {'image_size': 17}):
-    assert known() != known(**change)

@@ -357,12 +357,3 @@ def test_batches_are_the_same_without_the_extension(monkeypatch):
   np.testing.assert_array_equal(with_it['image'], without['image'])
   np.testing.assert_array_equal(with_it['label'], without['label'])
   assert skipped == skipped_without == 2
-
-
-@pytest.mark.parametrize('respected', [True, False])
-def test_a_source_says_whether_orientation_counts(respected):
-  source = Photographs()
-  source.exif = respected
-  first = pipeline.first_example(source)
-  size = (WIDTH, HEIGHT) if respected else (HEIGHT, WIDTH)
-  assert first['image'].shape == (*size, 3)

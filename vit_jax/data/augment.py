@@ -116,9 +116,9 @@ class RandAugment:
     num_layers: number of operations applied to an image.
     magnitude: of all operations; 10 is the top of the usual scale.
     faults: reproduce two faults with which published models were trained.
-      Contrast scales the distance from H * W / 256, at most 255, in place of
-      that from the mean luma. The threshold of Solarize is taken modulo 256, so
-      that it inverts the whole image at 10 and 20, and levels from 128 up at
+      Contrast scales the distance from H * W / 256, at most 255, instead of
+      the distance from the mean luma. The threshold of Solarize is taken modulo
+      256, so it inverts the whole image at 10 and 20, and levels from 128 up at
       15.
     fill: level, or one for each channel, of pixels from outside of the image.
   """

@@ -92,7 +92,7 @@ def load(
 ) -> Iterator[tuple[str, Any]]:
   """Yield (path, image uint8 [H, W, C]), or (path, ValueError) on failure.
 
-  Threads read, decode and transform so many images `ahead`, in the order of
+  Threads read, decode and transform `ahead` images in advance, in the order of
   `paths` (local paths or URLs).
   """
 

@@ -1,9 +1,9 @@
 """Operations on images that augmentation is composed of, without randomness.
 
 An operation is f(image uint8 [H, W, C], argument) -> uint8 [H, W, C]. C is 1 or
-3. They are Pillow's, as in timm and torchvision. `COLOR` and `GEOMETRY` have
-those that RandAugment and its relatives draw from; operations on colours leave
-an image with one channel as it is.
+3. The operations are Pillow's, as in timm and torchvision, except for the hue.
+RandAugment and its relatives draw from `COLOR` and `GEOMETRY`. Operations on
+colours do not change an image with one channel.
 
 Geometric operations take the pixel (x, y) of the result from another place in
 the image. Their other arguments are `interpolation`, 'nearest', 'bilinear' or

@@ -356,9 +356,9 @@ def evaluation(
       'timm': resizes the smaller side to size / crop, bicubic with
         antialiasing, and crops the centre. Rounds as torchvision does.
     size: height and width of the images, in pixels.
-    crop: fraction of the smaller side that the crop keeps; None: that of the
-      convention. 'timm' has 0.9 for ViTs below 384 pixels and 1 from there.
-      'original' has no crop.
+    crop: fraction of the smaller side that the crop keeps; None: the default
+      of the convention. 'timm' has 0.9 for ViTs below 384 pixels and 1 from
+      there. 'original' has no crop.
 
   Raises:
     ValueError: an unknown convention, or a crop of 'original'.

@@ -102,13 +102,6 @@ class Fractals:
     instance, label = divmod(index, self.num_classes)
     return f'fractal class {label}, image {instance} (in {self._path(label)})'
 
-  def fingerprint(self) -> dict[str, Any]:
-    """Return the arguments that determine the images."""
-    names = ('num_classes', 'images_per_class', 'image_size', 'seed')
-    return {name: getattr(self, name) for name in (*names, 'channels')} | {
-      'version': _VERSION
-    }
-
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'
 

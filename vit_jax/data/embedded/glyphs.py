@@ -77,7 +77,7 @@ class Glyphs:
       and enlarged again.
     deformation: factor of the elastic deformation; 0 disables it.
     noise: factor of the pixel noise; 0 disables it.
-    num_classes: the first so many of CHARACTERS are the classes.
+    num_classes: number of classes, the first ones of CHARACTERS.
   """
 
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 24
