@@ -296,6 +296,23 @@ def test_errors(build, source, options, kind, words):
     assert 'number' in error.value.__notes__[0]  # names the example
 
 
+def test_examples_without_a_description_can_be_skipped():
+  class Damaged(Numbers):
+    def __getitem__(self, index):
+      if index == 3:
+        raise ValueError('damaged')
+      return super().__getitem__(index)
+
+    def describe(self, index):
+      return f'label {self[index]["label"]}'
+
+  batches = eval_batches(Damaged(5), batch_size=5, on_error='skip')
+  (batch,) = batches
+  assert batch['mask'].tolist() == [True, True, True, False, True]
+  with pytest.raises(ValueError, match='example 3 of Damaged'):
+    _take(1, Damaged(5), batch_size=5)
+
+
 def test_all_unreadable():
   with pytest.raises(ValueError, match='after 5 unreadable'):
     _take(1, broken(5), batch_size=2, on_error='skip')

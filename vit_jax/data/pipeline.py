@@ -143,7 +143,7 @@ class Data:
 
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
-    reader = _Reader(dataclasses.replace(self, on_error='skip'), _Share(0, 1))
+    reader = _Reader(dataclasses.replace(self, on_error='skip'))
     image, label, *_ = reader.load(0, 0, replace=True)
     return {'image': image, 'label': label}
 
@@ -177,8 +177,9 @@ class Data:
     if isinstance(source, Unlabelled):  # an order may need the labels
       source = source.source
     visits = self.order.bind(source, seed)
-    share = _Share(process_index, process_count, start)
-    reader = _Reader(self, share, num_classes, seed, visits)
+    reader = _Reader(
+      self, num_classes, seed, visits, start, process_index, process_count
+    )
     return TrainBatches(reader, _ENDLESS, start, skipped)
 
   def eval_batches(
@@ -196,8 +197,12 @@ class Data:
     have the same number of batches, `len(batches)`. `.skipped` is the number of
     unreadable examples of the current pass.
     """
-    share = _Share(process_index, process_count)
-    reader = _Reader(self, share, num_classes)
+    reader = _Reader(
+      self,
+      num_classes,
+      process_index=process_index,
+      process_count=process_count,
+    )
     return EvalBatches(reader, math.ceil(len(self.source) / self.batch_size))
 
 
@@ -208,71 +213,56 @@ class _UnreadableError(ValueError):
   """An example that cannot be read or decoded; `on_error` handles it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Share:
-  """The part of each global batch that one of several processes reads.
-
-  Attributes:
-    process_index, process_count: which of how many processes this is.
-    start: position of the first example of the first global batch.
-  """
-
-  process_index: int
-  process_count: int
-  start: int = 0
-
-  def positions(self, number: int, batch_size: int) -> range:
-    """Return the positions of this process in global batch `number`."""
-    size = batch_size // self.process_count
-    first = self.start + number * batch_size + self.process_index * size
-    return range(first, first + size)
-
-
+@dataclasses.dataclass
 class _Reader:
   """A function from the number of a batch to the part of it of this process.
 
-  Args:
+  Attributes:
     data: Data.
-    share: the part.
     num_classes: labels must be below it; default: the source's.
     seed: of the augmentation.
     visits: returns the (epoch, index) of a position of training; None for
       evaluation, where positions are indices.
+    start: position of the first example of the first batch.
+    process_index, process_count: which of how many processes this is.
 
   Raises:
     ValueError: an empty source; the parts of the processes are not equal.
   """
 
-  def __init__(
-    self,
-    data: Data,
-    share: _Share,
-    num_classes: int | None = None,
-    seed: int = 0,
-    visits: Visits | None = None,
-  ) -> None:
-    self.data, self._source, self._share = data, data.source, share
-    self._count, self._name = len(data.source), type(data.source).__name__
+  data: Data
+  num_classes: int | None = None
+  seed: int = 0
+  visits: Visits | None = None
+  start: int = 0
+  process_index: int = 0
+  process_count: int = 1
+
+  def __post_init__(self) -> None:
+    self._source = source = self.data.source
+    self._count, self._name = len(source), type(source).__name__
     if not self._count:
       raise ValueError(f'The source {self._name} has no examples.')
-    if data.batch_size % share.process_count:
+    self._size, rest = divmod(self.data.batch_size, self.process_count)
+    if rest:
       raise ValueError(
-        f'batch_size={data.batch_size} must be a multiple of the number of'
-        f' processes, {share.process_count}.'
+        f'batch_size={self.data.batch_size} must be a multiple of the number of'
+        f' processes, {self.process_count}.'
       )
-    if num_classes is None:
-      num_classes = getattr(self._source, 'num_classes', None)
-    self._num_classes, self._seed, self._visits = num_classes, seed, visits
-    _, self._threads = data.processes_and_threads()
+    if self.num_classes is None:
+      self.num_classes = getattr(source, 'num_classes', None)
+    _, self._threads = self.data.processes_and_threads()
 
   def __call__(self, number: int) -> Batch:
     """Return a batch, with 'skipped' and the 'seconds' of PARTS."""
-    positions = self._share.positions(number, self.data.batch_size)
+    first = self.start + number * self.data.batch_size
+    first += self.process_index * self._size
+    positions = range(first, first + self._size)
     size = min(_CHUNK, math.ceil(len(positions) / self._threads))
     chunks = [positions[i : i + size] for i in range(0, len(positions), size)]
     parts = _pool(self._threads).map(self._load_chunk, chunks)
     rows = list(itertools.chain.from_iterable(parts))
-    if self._visits is not None:
+    if self.visits is not None:
       return _stack(rows)
     mask = [row is not None for row in rows]
     # Padding is zero and has the shape of any other example.
@@ -287,9 +277,9 @@ class _Reader:
     }
 
   def _load_chunk(self, positions):
-    if self._visits is None:
+    if self.visits is None:
       return [self._load_eval(index) for index in positions]
-    return [self.load(*self._visits(p), replace=True) for p in positions]
+    return [self.load(*self.visits(p), replace=True) for p in positions]
 
   def _load_eval(self, index):
     """Return the loaded example; None for padding and skipped examples."""
@@ -339,7 +329,7 @@ class _Reader:
     try:
       image = self._encoded(example)
       transformed = self._transformed(
-        image, _generator(self._seed, epoch, index)
+        image, _generator(self.seed, epoch, index)
       )
     except images.UnreadableError as error:
       raise self._unreadable(actual, error) from error
@@ -381,7 +371,7 @@ class _Reader:
     return image
 
   def _checked_label(self, label, index):
-    limit = self._num_classes
+    limit = self.num_classes
     if isinstance(label, (int, np.integer)):
       if label >= 0 and (limit is None or label < limit):
         return label
@@ -406,7 +396,11 @@ class _Reader:
     )
 
   def _where(self, index):
-    return f'example {index} of {self._name}, {describe(self._source, index)}'
+    try:
+      what = describe(self._source, index)
+    except Exception as error:  # the record itself may be damaged
+      what = f'without a description ({error})'
+    return f'example {index} of {self._name}, {what}'
 
 
 @functools.cache
