@@ -13,7 +13,6 @@ from vit_jax import config
 from vit_jax.optim.durations import epochs
 
 ROOT = pathlib.Path(__file__).parents[1]
-FAQ = (ROOT / 'docs/faq.md').read_text()
 
 
 def texts(path):
@@ -26,21 +25,6 @@ def texts(path):
       )
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
       yield node.value
-
-
-def test_messages_in_the_faq_exist():
-  sources = [
-    text
-    for folder in ('vit_jax', 'configs')
-    for path in (ROOT / folder).rglob('*.py')
-    for text in texts(path)
-  ]
-  quoted = re.findall(r'^### `(.*)`$', FAQ, re.M)
-  assert len(quoted) > 20
-  for message in quoted:
-    parts = [part.strip() for part in message.split('…')]
-    pattern = '.*'.join(re.escape(part) for part in parts if part)
-    assert any(re.search(pattern, text, re.S) for text in sources), message
 
 
 def test_commands_name_modules():
