@@ -382,6 +382,8 @@ def _dry_runs(todo, runs, needs, workdir):
     if pending:
       terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
       continue
+    if 'dry_run' not in configs.parameters_of(configs.locate(runs[name].run)):
+      continue
     terminal.heading(name)
     config = with_best(runs[name], runs, workdir)
     configs.run(config, str(workdir / name), dry_run=True)

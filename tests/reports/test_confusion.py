@@ -1,6 +1,7 @@
 """What a classifier got wrong, as files, compared with sklearn and numpy."""
 
 import csv
+import types
 
 import numpy as np
 import pytest
@@ -30,6 +31,11 @@ def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
   return Predictions(**values | fields)
 
 
+def write(folder, name, found, **options):
+  evaluators = {name: types.SimpleNamespace(predictions=found), 'no': object()}
+  return confusion.write_all(folder, evaluators, **options)
+
+
 def read(path):
   with open(path, encoding='utf-8', newline='') as file:
     return list(csv.reader(file))
@@ -38,7 +44,7 @@ def read(path):
 def test_files(tmp_path):
   names = ['cat', 'dog, small', 'Katze "3"', 'Übung', '猫\n$x$']
   found = predictions(names=names, describe=lambda i: f'/a b/ü,{i}.png')
-  paths = confusion.write(tmp_path, 'test', found)
+  paths = write(tmp_path, 'test', found)
   assert [path.name for path in paths] == [
     'confusion-test.csv',
     'confusion-test.png',
@@ -74,7 +80,7 @@ def test_names_of_classes(tmp_path):
   assert confusion.label([1, 2, 5]) == ['1', '2', '5']
   assert confusion.label([0, 3], crane) == ['0', '3']
   names = list('abcde')
-  confusion.write(tmp_path, 'x', predictions(), class_names=names)
+  write(tmp_path, 'x', predictions(), class_names=names)
   assert read(tmp_path / 'confusion-x.csv')[0][1:] == names
   assert {row[1] for row in read(tmp_path / 'misclassified-x.csv')[1:]} == {
     *names
@@ -87,7 +93,7 @@ def test_only_some_classes_can_be_predicted(tmp_path):
   found = predictions(
     3, classes=some, true=some[found.true], predicted=some[found.predicted]
   )
-  confusion.write(tmp_path, 'x', found)
+  write(tmp_path, 'x', found)
   header, *rows = read(tmp_path / 'confusion-x.csv')
   assert header[1:] == ['3', '7', '150']
   assert sum(int(x) for row in rows for x in row[1:]) == 300
@@ -95,7 +101,7 @@ def test_only_some_classes_can_be_predicted(tmp_path):
 
 def test_nothing_is_misclassified(tmp_path):
   found = predictions(2, predicted=predictions(2).true)
-  confusion.write(tmp_path, 'x', found)
+  write(tmp_path, 'x', found)
   assert len(read(tmp_path / 'misclassified-x.csv')) == 1
   assert confusion.most_confused(np.diag([3, 4])) == []
 
@@ -124,5 +130,5 @@ def test_figure_of_any_number_of_classes(tmp_path, num_classes):
 
 def test_more_classes_than_a_matrix_can_show(tmp_path):
   found = predictions(20_000)
-  (path,) = confusion.write(tmp_path, 'x', found)
+  (path,) = write(tmp_path, 'x', found)
   assert path.name == 'misclassified-x.csv' and len(read(path)) > 50

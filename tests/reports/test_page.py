@@ -67,6 +67,9 @@ ENVIRONMENT = {
 }
 
 
+LARGE = np.random.default_rng(0).integers(0, 255, (400, 300, 3), np.uint8)
+
+
 def write_mistakes(folder, name, count=12):
   """Write what an evaluator got wrong: all predictions are class 0."""
   true = np.arange(count) % 3
@@ -80,8 +83,11 @@ def write_mistakes(folder, name, count=12):
     index=np.arange(count),
     describe=lambda i: NASTY,
   )
-  confusion.write(folder, name, predictions)
-  return predictions
+  images = [{'image': LARGE}, {'image': LARGE[:8, :8, :1]}] * 6
+  data = types.SimpleNamespace(source=images)
+  evaluator = types.SimpleNamespace(predictions=predictions, data=data)
+  confusion.write_all(folder, {name: evaluator})
+  return evaluator
 
 
 @pytest.fixture(scope='module')
@@ -90,12 +96,7 @@ def folder(tmp_path_factory):
   study = tmp_path_factory.mktemp('reports') / 'my study'
   of_run = {'config': CONFIG, 'preset': PRESET, 'environment': ENVIRONMENT}
   first = write_run(study / 'first', training(), **of_run, done={'seconds': 3})
-  large = np.random.default_rng(0).integers(0, 255, (400, 300, 3), np.uint8)
-  source = [{'image': large}, {'image': large[:8, :8, :1]}] * 6
-  data = types.SimpleNamespace(source=source)
-  evaluator = types.SimpleNamespace(
-    predictions=write_mistakes(first, 'val'), data=data
-  )
+  evaluator = write_mistakes(first, 'val')
   page.write_at_end(first, {'val': evaluator, 'other': object()})
   diverged = {'seconds': 1, 'diverged': f'loss=nan {NASTY}'}
   nan = [*training(steps=20, lr=0.3), {'step': 20, 'val/loss': math.nan}]
@@ -106,7 +107,7 @@ def folder(tmp_path_factory):
   write_run(study, [], config=config)
   table = f'# Table {NASTY}\n\n| | a |\n|---|---|\n| row | 93.1 ± 0.4 |\n'
   (study / 'table.md').write_text(table)
-  Image.fromarray(large).save(study / 'curves.png')
+  Image.fromarray(LARGE).save(study / 'curves.png')
   assert report.main([str(study)]) == 0
   return study
 

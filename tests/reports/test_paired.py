@@ -92,8 +92,5 @@ def test_cells_without_a_pair_are_refused(tmp_path):
   other = cells(['better'], column='glyphs')
   with pytest.raises(ValueError, match="'glyphs' has no cell of the first row"):
     Paired(cells() + other).check(results)
-  no_seed = {**cells()[0], 'runs': r'base_seed\d'}
-  with pytest.raises(ValueError, match='no group `seed`'):
-    Paired((no_seed,)).check(results)
   with pytest.raises(ValueError, match='matches none of the runs'):
     Paired(cells(['worse'])).check(results)

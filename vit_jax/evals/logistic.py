@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from vit_jax.evals.frozen import Linear, Split, moments
-from vit_jax.types import Between, Count, Positive, Seed, Share
+from vit_jax.types import Between, Count, KeySeed, Positive, Share
 
 _ROWS = 2**16  # at a time: their logits of 1,000 classes take 0.3 GB
 
@@ -34,7 +34,7 @@ class Logistic:
     max_iter: largest number of iterations of L-BFGS for each fit.
     tol: stop when no component of the gradient of the mean objective (divided
       by C n, for features divided by their root mean square) is larger.
-    held_out: fraction of each class of train to choose C on without `val`.
+    held_out: fraction of train to choose C on without `val`, stratified.
     seed: of the held-out examples.
   """
 
@@ -42,7 +42,7 @@ class Logistic:
   max_iter: Count = 1000
   tol: Share = 1e-7
   held_out: Between = 0.1
-  seed: Seed = 0
+  seed: KeySeed = 0
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError for a single class, or if none can be held out."""
@@ -108,25 +108,19 @@ class Logistic:
 
 def hold_out(
   labels: np.ndarray, fraction: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Return (kept, held), the sorted rows of a stratified split.
+) -> list[np.ndarray]:
+  """Return the rows (kept, held out) of a stratified split.
 
-  From each class round(fraction * n) rows are held out, at least one if the
-  class has two; at least one is kept. Raises ValueError if no class has two.
+  Raises ValueError if a class has a single example.
   """
-  rng = np.random.default_rng(seed)
-  held = []
-  for label in np.unique(labels):
-    rows = np.flatnonzero(labels == label)
-    count = max(1, round(fraction * len(rows)))
-    held.append(rng.permutation(rows)[: min(count, len(rows) - 1)])
-  held_rows = np.sort(np.concatenate(held))
-  if not len(held_rows):
-    raise ValueError(
-      'No class has two training examples, so none can be held out to choose '
-      'hyperparameters on. Add a val split, or give one value.'
-    )
-  return np.setdiff1d(np.arange(len(labels)), held_rows), held_rows
+  from sklearn import model_selection  # takes a second
+
+  return model_selection.train_test_split(
+    np.arange(len(labels)),
+    test_size=fraction,
+    stratify=labels,
+    random_state=seed,
+  )
 
 
 def _chunks(*columns):

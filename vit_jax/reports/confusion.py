@@ -37,35 +37,16 @@ _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
 
 
 def write_all(
-  workdir: PathLike, evaluators: Mapping[str, Any], **options: Any
-) -> list[epath.Path]:
-  """Write the files of each evaluator that has predictions; see `write`.
-
-  Args:
-    workdir: for the files.
-    evaluators: {name: evaluator}; see evaluators.py for `predictions`.
-    **options: of `write`.
-  """
-  paths = []
-  for name, evaluator in evaluators.items():
-    if predictions := getattr(evaluator, 'predictions', None):
-      paths += write(workdir, name, predictions, **options)
-  return paths
-
-
-def write(
   workdir: PathLike,
-  name: str,
-  predictions: Any,
+  evaluators: Mapping[str, Any],
   *,
   class_names: Sequence[str] | None = None,
 ) -> list[epath.Path]:
-  """Write the files, on the first host.
+  """Write the files of each evaluator that has predictions, on the first host.
 
   Args:
     workdir: for the files; local, or gs://...
-    name: of the evaluator.
-    predictions: `evals.classification.Predictions`.
+    evaluators: {name: evaluator}; see evaluators.py for `predictions`.
     class_names: of all classes, if the data has no names.
 
   Returns:
@@ -73,13 +54,21 @@ def write(
   """
   if jax.process_index():
     return []
-  folder, paths = epath.Path(workdir), []
-  classes = predictions.classes
-  labels = label(classes, predictions.class_names or class_names)
-  true, predicted = (
-    np.searchsorted(classes, x)
-    for x in (predictions.true, predictions.predicted)
-  )
+  paths = []
+  for name, evaluator in evaluators.items():
+    if predictions := getattr(evaluator, 'predictions', None):
+      labels = label(
+        predictions.classes, predictions.class_names or class_names
+      )
+      paths += _write(epath.Path(workdir), name, predictions, labels)
+  return paths
+
+
+def _write(folder, name, predictions, labels):
+  """Write the files of one evaluator; return their paths."""
+  classes, paths = predictions.classes, []
+  true = np.searchsorted(classes, predictions.true)
+  predicted = np.searchsorted(classes, predictions.predicted)
   if len(classes) <= _MOST_CLASSES:
     matrix = count(true, predicted, len(classes))
     paths.append(folder / f'confusion-{name}.csv')

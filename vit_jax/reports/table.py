@@ -81,11 +81,6 @@ class Paired:
     """Raise ValueError for a cell that no run can fill, or without a pair."""
     for cell in self.cells:
       results.check(_spec(cell))
-      if 'seed' not in re.compile(cell['runs']).groupindex:
-        raise ValueError(
-          f'runs={cell["runs"]!r} has no group `seed`, by which runs are '
-          r'paired. Write e.g. mixup_seed(?P<seed>\d+).'
-        )
       if cell['column'] not in self._baselines():
         raise ValueError(
           f'The column {cell["column"]!r} has no cell of the first row, '
