@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import types
 from unittest import mock
 
 import jax
@@ -153,6 +154,18 @@ def test_exported_weights_give_what_the_run_measured(run, tmp_path):
   recorded = {k: v for r in read_records(run) for k, v in r.items()}
   for name, value in found.items():
     assert recorded[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_an_untrained_model_is_initialised_by_the_seed(tmp_path):
+  def norm(**seed):
+    def factory(model, *, preprocess, mesh):
+      return types.SimpleNamespace(run=lambda x: {'norm': optax.tree.norm(x)})
+
+    options = {'model': MODEL, 'image_shape': (8, 8, 1), **seed}
+    return evaluate(tmp_path, evals={'all': factory}, **options)['all/norm']
+
+  assert norm() == norm(seed=0) != norm(seed=1)
+  assert read_records(tmp_path)[-1]['step'] == 0
 
 
 def test_without_weights_the_model_must_be_named(tmp_path):
