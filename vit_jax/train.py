@@ -219,8 +219,8 @@ def train(
   with (
     contextlib.closing(checkpointer),
     compiled.explaining(
-      lambda: compiled.advice(
-        model, abstract_state, abstract_batch, accum_steps
+      functools.partial(
+        compiled.advice, model, abstract_state, abstract_batch, accum_steps
       )
     ),
   ):
@@ -251,6 +251,8 @@ def train(
       activation=getattr(loss_fn, 'activation', 'softmax'),
     )
 
+    flops_per_image = reuse.call(flops.forward, model, images)
+
     # 7. The loop. Metrics lag one step: the host never waits for the device.
     monitor = Monitor(
       workdir,
@@ -259,9 +261,7 @@ def train(
       start_step=start,
       carried=saved.get('metrics'),
       learning_rate=learning_rate,
-      flops_per_step=lambda: (
-        3 * data.batch_size * reuse.call(flops.forward, model, images)
-      ),
+      flops_per_step=3 * data.batch_size * flops_per_image,
       stopwatch=stopwatch,
       config=provenance.config,
       before_write=claim.check,

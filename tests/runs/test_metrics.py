@@ -79,7 +79,7 @@ def test_records_are_means_over_the_interval(tmp_path):
 def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   kind = jax.devices()[0].device_kind
   monkeypatch.setitem(metrics.PEAK_FLOPS, kind, 1e12)
-  monitor = make_monitor(tmp_path, flops_per_step=lambda: 4e12)
+  monitor = make_monitor(tmp_path, flops_per_step=4e12)
   clock.now += 50  # compilation
   monitor.step(1, {'loss': 1.0})
   spent = {'reading': 5.0, 'decoding': 7.0}

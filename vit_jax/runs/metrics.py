@@ -125,8 +125,8 @@ class Monitor:
       interrupted run wrote, are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
-    flops_per_step: function that returns the FLOPs of a step (3 x forward), for
-      the MFU; it is called while the first step runs. None: no MFU.
+    flops_per_step: FLOPs of the model in a step (3 x forward), for the MFU; 0:
+      not known.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     before_write: called before each record; raises if it must not be written.
@@ -141,7 +141,7 @@ class Monitor:
     start_step: int = 0,
     carried: Mapping[str, Any] | None = None,
     learning_rate: Callable[[Any], Any] | None = None,
-    flops_per_step: Callable[[], float] | None = None,
+    flops_per_step: float = 0.0,
     stopwatch: Stopwatch | None = None,
     config: Mapping[str, Any] | None = None,
     before_write: Callable[[], None] = lambda: None,
@@ -152,7 +152,7 @@ class Monitor:
     self._log_every = timeline.steps(logging.every)
     # Compiled: otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
-    self._flops_per_step, self._flops = flops_per_step, 0.0
+    self._flops = flops_per_step
     self._writer = Writer(
       workdir, start_step, writers=logging.writers, config=config
     )
@@ -226,9 +226,6 @@ class Monitor:
 
   def _end_first_step(self, step):
     """Report how long the first step took, and measure rates from here on."""
-    if self._flops_per_step:
-      with jax.transfer_guard('allow'):
-        self._flops = self._flops_per_step()
     self.flush()
     self._stopwatch.lap('compile')
     self._phase = 'steps'
