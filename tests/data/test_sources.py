@@ -84,6 +84,7 @@ def write_all(root, files=FILES):
   packed.write_tar(root / 'wds' / 'train-0.tar', samples)
   (root / 'names.txt').write_text('\n'.join(NAMES), encoding='utf-8')
   datasets.DatasetDict(train=table(files)).save_to_disk(root / 'saved')
+  table(files).save_to_disk(root / 'single')
   table(files).to_parquet(root / 'pq' / 'train-0.parquet')
   write_tfds(root / 'tfds', files)
   return root
@@ -111,6 +112,7 @@ KINDS = {  # name: (class, arguments)
   '{}/pq/train-*.parquet': (HuggingFace, {}),
   '{}/wds/train-*.tar': (HuggingFace, {'class_names': '{}/names.txt'}),
   '{}/saved': (HuggingFace, {}),
+  '{}/single': (HuggingFace, {'split': 'train'}),
 }
 
 
@@ -217,12 +219,14 @@ def test_the_names_of_configurations(monkeypatch):
   open_source('hf:a/b:big:test')
   open_source('tfds:cifar10:3.0.2', split='test')
   open_source('tfds:gs://bucket/cifar10/3.0.2:test')
+  open_source('hf:s3://bucket/*.parquet')
   assert seen == [
     ('beans', {}),
     ('a/b', {'config': 'big', 'split': 'test'}),
     ('a/b', {'config': 'big', 'split': 'test'}),
     ('cifar10:3.0.2', {'split': 'test'}),
     ('gs://bucket/cifar10/3.0.2', {'split': 'test'}),
+    ('s3://bucket/*.parquet', {}),
   ]
 
 
