@@ -117,30 +117,6 @@ def test_axial_vit_costs_what_it_should(name, patch):
   assert names.count_parameters(f'Axial-{name}') == count
 
 
-@pytest.mark.parametrize(
-  'stages', [(2, 1), pytest.param((3, 4, 6, 3), marks=pytest.mark.slow)]
-)
-def test_axial_resnet_costs_what_it_should(stages):
-  """As its plain one (an R50), but for what 3x3 convolutions cost there."""
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-  models = [names.create(n, stages=stages) for n in ('Axial-R50x1', 'R50x1')]
-  found = [flops.forward(model, images) for model in models]
-  shapes = [jax.eval_shape(m.init, jax.random.key(0), images) for m in models]
-  counts = [sum(x.size for x in jax.tree.leaves(x)) for x in shapes]
-  more, params = 0, 0
-  for stage, units in enumerate(stages):
-    c, out_side = 64 * 2**stage, 56 // 2**stage
-    for unit in range(units):
-      side = 2 * out_side if stage and not unit else out_side
-      n = side * side
-      # Keys, offsets (2 for each place of a line) and values.
-      more += 2 * (4 * n * c * c + n * side * c * (1 + 2 + 1))
-      more -= 9 * out_side**2 * c * c
-      params += 2 * (4 * (c * c + c) + 2 * side * c) - 9 * c * c
-  assert found[0] - found[1] == 2 * more
-  assert counts[0] - counts[1] == params
-
-
 @pytest.mark.parametrize('stride', [1, 2])
 def test_axial_attention_is_of_lines(stride):
   """A cell changes those of its row and, by these, all; not before them."""
@@ -155,26 +131,6 @@ def test_axial_attention_is_of_lines(stride):
     )
   params['column']['out']['bias'] += 1
   np.testing.assert_allclose(layer.apply({'params': params}, x), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('form', ['preact', 'postact'])
-def test_axial_resnet_contract(form):
-  images = IMAGES.repeat(4, axis=1).repeat(4, axis=2)[:2]  # 32x48
-  model = tiny_resnet(form=form)
-  params = random_params(model, images)
-  expected, grads = logits_and_grads(model, params, images)
-  assert expected.shape == (2, 5) and np.isfinite(expected).all()
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-  conv2 = params['resnet']['stage2']['unit1']['conv2']
-  assert conv2['row']['offset_embedding'].shape == (2, 12, 8, 16)
-  assert conv2['column']['offset_embedding'].shape == (2, 8, 8, 16)
-  again, remat_grads = logits_and_grads(
-    model.clone(remat='full'), params, images
-  )
-  np.testing.assert_allclose(again, expected, rtol=1e-4)
-  for again, grad in zip(*map(jax.tree.leaves, (remat_grads, grads))):
-    assert np.linalg.norm(again - grad) <= 0.02 * np.linalg.norm(grad) + 1e-3
 
 
 def test_what_makes_no_sense():

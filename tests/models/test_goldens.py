@@ -101,7 +101,7 @@ def test_parameter_trees(name):
 )
 def test_initial_values_and_logits(name):
   model, images, expected = MODELS[name], images_of(name), EXPECTED[name]
-  model = model.clone(depth=1)
+  model = model.clone(depth=1) if hasattr(model, 'depth') else model
   params = jax.jit(model.init)(jax.random.key(0), images)['params']
   means = {
     path: np.abs(value).mean(dtype=np.float64)
@@ -112,4 +112,4 @@ def test_initial_values_and_logits(name):
   if 'logits' in expected:
     logits = jax.jit(model.apply)({'params': noisy(params)}, images)
     found = np.ravel(logits)[:10]
-    np.testing.assert_allclose(found, expected['logits'], atol=1e-5)
+    np.testing.assert_allclose(found, expected['logits'], rtol=1e-4, atol=1e-5)

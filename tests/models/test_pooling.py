@@ -1,9 +1,7 @@
 """Poolings: which tokens they read, and one of our own."""
 
-import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 from contract import TINY_VIT, apply, random_params
@@ -16,7 +14,6 @@ from vit_jax.models.pooling import (
   Map,
   Mean,
   NoPooling,
-  Pooling,
 )
 from vit_jax.models.vit import VisionTransformer
 
@@ -88,30 +85,6 @@ def test_weights_of_tokens_of_a_learned_query():
   weights = np.exp(np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(8))
   weights /= weights.sum(-1, keepdims=True)
   np.testing.assert_allclose(found[..., 2:], weights.mean(1), atol=1e-6)
-
-
-@dataclasses.dataclass(frozen=True)
-class Power(Pooling):
-  """Mean of powers of the patches, with a learned exponent."""
-
-  class_token: bool = True  # which it does not read
-
-  def __call__(self, module, tokens, layout):
-    power = module.param('power', jax.nn.initializers.ones, ())
-    patches = jnp.abs(tokens[:, layout.prefix :]) + 1
-    return jnp.mean(patches**power, axis=1)
-
-
-def test_a_pooling_of_our_own():
-  """A class, and nothing else."""
-  model = tiny(pooling=Power(num_registers=1), scan=True)
-  params = random_params(model)
-  assert {'power', 'cls', 'registers'} <= params.keys()
-  out = apply(model, params, method='features')
-  assert out['tokens'].shape == (4, 14, 16) and out['logits'].shape == (4, 5)
-  patches = np.abs(out['tokens'][:, 2:]) + 1
-  expected = (patches ** params['power']).mean(1)
-  np.testing.assert_allclose(out['pooled'], expected, rtol=1e-5)
 
 
 def test_each_head_reads_its_own_token():

@@ -11,7 +11,6 @@ from contract import (
   apply,
   assert_scan_is_the_loop,
   random_params,
-  stack_layers,
 )
 
 from vit_jax import tree
@@ -211,38 +210,25 @@ def test_other_differences_are_not_resized(name, shape):
     assert positions.resize(name, np.zeros((1, 2, 3, 8)), shape) is None
 
 
-# Adding one: a class, and nothing else.
-
-
 @dataclasses.dataclass(frozen=True)
-class Rotary(PositionEmbedding):
-  """Rotation of queries and keys by their column, with learned frequencies."""
+class Double(PositionEmbedding):
+  """Twice the queries, half the keys: the same scores, by other factors."""
 
   in_layers = True
 
   def queries_and_keys(self, module, q, k, layout):
-    speed = module.param('speed', jax.nn.initializers.ones, (q.shape[-1] // 2,))
-    column = np.arange(layout.num_tokens) - layout.prefix
-    column = np.where(column < 0, 0, column % layout.grid[1])
-    angle = column[:, None, None] * speed.reshape(1, 1, -1)
-    turn = jnp.cos(angle)[None], jnp.sin(angle)[None]
-
-    def rotate(x):
-      a, b = jnp.split(x, 2, axis=-1)
-      cos, sin = turn
-      return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
-
-    return rotate(q), rotate(k)
+    assert layout.num_tokens == q.shape[1]
+    return 2 * q, k / 2
 
 
-def test_a_position_embedding_of_our_own_in_the_layers():
-  model = tiny(posemb=Rotary())
-  params = random_params(model)
-  assert all('speed' in params[f'block_{i}']['attn'] for i in range(2))
-  out = apply(model, params)
-  scanned = apply(model.clone(scan=True), stack_layers(params))
-  np.testing.assert_allclose(scanned, out, atol=1e-5)
-  plain = tree.flatten(params)
-  plain = {k: v for k, v in plain.items() if not k.endswith('speed')}
-  plain = apply(model.clone(posemb=None), tree.unflatten(plain))
-  assert np.abs(out - plain).max() > 1e-3
+def test_a_position_embedding_of_our_own_changes_queries_and_keys():
+  options = {'method': 'features', 'mutable': 'intermediates'}
+  params = random_params(tiny(posemb=None))
+  out, recorded = apply(tiny(posemb=Double()), params, **options)
+  expected, plain = apply(tiny(posemb=None), params, **options)
+  np.testing.assert_allclose(out['logits'], expected['logits'], atol=1e-5)
+  for name, factor in (('q', 2), ('k', 0.5)):
+    found, before = (
+      x['intermediates']['block_0']['attn'][name][0] for x in (recorded, plain)
+    )
+    np.testing.assert_allclose(found, factor * before, rtol=1e-6)

@@ -194,32 +194,7 @@ def test_features_by_name(form):
   assert 'head' not in shapes['params']
 
 
-def test_width_factor_widens_everything():
-  model = tiny(width_factor=2, stages=(1, 2))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
-  flat = tree.flatten(shapes['params'])
-  assert 'resnet/stage2/unit2/conv_proj/kernel' not in flat
-  assert flat['resnet/root/conv/kernel'].shape == (7, 7, 3, 128)
-  assert flat['resnet/stage2/unit2/conv3/kernel'].shape == (1, 1, 256, 1024)
-  assert flat['head/kernel'].shape == (1024, 5)
-
-
 # Training.
-
-
-def test_optimizers_decay_the_kernels():
-  params = random_params(tiny(), IMAGES)
-  optimizer = optim.Optimizer(functools.partial(optim.sgd, weight_decay=0.1))
-  tx = optimizer(params, 1.0)
-  update = jax.jit(
-    lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)
-  )
-  updates, _ = update(params)
-  decayed = {k for k, v in tree.flatten(updates).items() if np.any(v)}
-  assert decayed == {k for k in tree.flatten(params) if k.endswith('kernel')}
-  assert len(decayed) == 1 + 2 * 4 + 1
-  with pytest.raises(ValueError, match='layer_decay: no parameter path'):
-    optim.LayerDecay(0.5).factors(params)
 
 
 def test_layer_decay_takes_the_resnet_of_a_hybrid_as_what_precedes_layers():
