@@ -100,7 +100,7 @@ def _vectors():
 
 
 def test_several_right_labels():
-  """Any of them counts as a hit; the loss is that against the vector."""
+  """Each is a hit; the loss is computed against the vector."""
   labels, logits = _vectors(), logits_of()
   _, result = evaluate(source=source_of(labels))
   best = logits.argmax(axis=1)
@@ -114,7 +114,7 @@ def test_several_right_labels():
 
 
 def test_examples_without_any_label_never_count():
-  """As in ImageNet-ReaL: the result is that of the others alone."""
+  """As in ImageNet-ReaL: the result equals a run on the others alone."""
   labels, rows = _vectors(), np.array([0, 7, 15, 16, 20])
   labels[rows] = 0
   _, result = evaluate(source=source_of(labels), intervals=True)

@@ -32,7 +32,7 @@ class Collector:
       'mask' (False for padding) and 'index'. It is jitted.
     data: the split.
     mesh: from `sharding.make_mesh`.
-    num_classes: labels must be below it; defaults to that of the source.
+    num_classes: labels must be below it; None: as in the source.
     what: name of the data in errors and progress reports.
 
   Raises:
@@ -179,7 +179,7 @@ class LabelEvaluator(SplitEvaluator):
       WordNet ids and words.
     flip: whether to average the probabilities of each image and its mirror
       image.
-    class_names: of the data, to compare with those of the training; or None.
+    class_names: of the data, to compare with the names of the model; or None.
 
   Raises:
     ValueError: an argument is invalid or does not fit the data.

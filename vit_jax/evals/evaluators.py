@@ -7,7 +7,7 @@ arguments of its config. Optional attributes of an evaluator:
   check(abstract_params)  raises an error before the first training step
   metrics                 names of what `run` returns, to check the metric of
                           the best checkpoint; 'NAME/' for all below it
-  class_names             of the data; must be those of the model
+  class_names             of the data; the model must have the same
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
 """

@@ -3,7 +3,7 @@
 Section 4.1 of the paper: "a regularized least-squares regression problem that
 maps the (frozen) representation of a subset of training images to {-1, 1}^K
 target vectors", which has a closed form. The paper does not specify whitening,
-bias and strength; the defaults are those of big_vision.
+bias and strength; the defaults are big_vision's.
 """
 
 import dataclasses
@@ -131,8 +131,8 @@ class FewShot:
     """Return the function l2 -> `Linear` that minimises the objective.
 
     This is |X W - T|^2 + l2 |W|^2 with targets T of 1 for the label and -1 for
-    the other classes. One eigendecomposition serves all l2: that of the smaller
-    of X^T X (primal) and X X^T (dual).
+    the other classes. One eigendecomposition of the smaller of X^T X (primal)
+    and X X^T (dual) serves all l2.
     """
     x, dim = np.asarray(train.x, np.float64), train.x.shape[1]
     mean, std = np.zeros(dim), np.ones(dim)

@@ -97,7 +97,7 @@ class Frozen:
           f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
           'for each image, because the model does not pool its patches. Set '
           'init_from.pooling=gap (mean over patches) or =token (class token), '
-          "or features='tokens' to read out all of them as one long vector."
+          "or features='tokens' to read out all tokens as one long vector."
         )
     return {'x': x.reshape(len(x), -1).astype('float32')}
 

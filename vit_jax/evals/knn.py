@@ -1,7 +1,7 @@
 """Classification by the nearest training examples in feature space.
 
-The weighted vote is that of DINO (Caron et al. 2021, after Wu et al. 2018):
-class c gets the sum of exp(cosine similarity / T) over its examples among the k
+Votes are weighted as in DINO (Caron et al. 2021, after Wu et al. 2018): class c
+gets the sum of exp(cosine similarity / T) over its examples among the k
 nearest (written from memory of the papers).
 """
 

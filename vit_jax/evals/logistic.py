@@ -1,10 +1,10 @@
 """Multinomial logistic regression on frozen features.
 
 The linear probe of CLIP (Radford et al. 2021; from memory), which sweeps the
-strength of the penalty on a validation split. The objective is that of
-scikit-learn, minimised by `optax.lbfgs` on a device. The L-BFGS of scikit-learn
-takes 7 times as long on the same 2 CPU cores (20,000 x 384 features, 100
-classes).
+strength of the penalty on a validation split. The objective is
+scikit-learn's, minimised by `optax.lbfgs` on a device. The L-BFGS of
+scikit-learn takes 7 times as long on the same 2 CPU cores (20,000 x 384
+features, 100 classes).
 """
 
 import dataclasses
