@@ -170,7 +170,7 @@ def test_flags_of_compile_exist(command):
 
 @pytest.mark.parametrize(
   'tool',
-  ['convert', 'predict', 'look', 'demo', 'report', 'masked_patches'],
+  ['convert', 'predict', 'look', 'demo', 'report'],
 )
 def test_tools_accept_the_arguments_of_the_commands(tool):
   commands = _commands(f'vit_jax.tools.{tool}')
