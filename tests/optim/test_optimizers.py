@@ -348,10 +348,10 @@ def test_matrices_of_a_vit(scan):
 # Optimizer: clipping, decay, frozen parameters, multipliers.
 
 
-def sgd_updates(params, grads, **fields):
-  """Return {path: update} of one SGD step of rate 1: minus the gradients."""
+def sgd_updates(params, grads, lr=1.0, **fields):
+  """Return {path: update} of one SGD step: minus the gradients by default."""
   rule = functools.partial(optim.sgd, momentum=0.0)
-  tx = make_tx(rule, params, 1.0, **fields)
+  tx = make_tx(rule, params, lr, **fields)
   updates, _ = tx.update(grads, tx.init(params), params)
   return as_numpy(updates)
 
@@ -372,12 +372,15 @@ def test_frozen_leaves_stay_and_do_not_count_in_the_norm():
   updates = sgd_updates(
     params,
     tree.unflatten(grads),
+    lr=2.0,
     clip_norm=0.1,
     freeze=['embedding/.*', 'block_0/.*'],
   )
   norm = np.sqrt(sum((g**2).sum() for k, g in grads.items() if k not in frozen))
   for path, update in updates.items():
-    expected = 0 * grads[path] if path in frozen else -grads[path] * 0.1 / norm
+    # Gradients are clipped, not updates.
+    factor = 0 if path in frozen else -2.0 * 0.1 / norm
+    expected = factor * grads[path]
     np.testing.assert_allclose(update, expected, atol=5e-7)
 
 

@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,21 +43,12 @@ KERNELS = ('.*/kernel',)
 LearningRate: TypeAlias = optax.ScalarOrSchedule
 Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
-# A function that makes a transformation of optax, with the types of the
-# arguments that its rules have: optax annotates them as arrays of any kind.
-Rule = Annotated[
-  Callable[..., optax.GradientTransformation],
-  *((name, Rate) for name in ('b1', 'b2', 'b3', 'decay_rate')),
-  *((name, Rate | None) for name in ('momentum', 'decay')),
-  *((name, Fraction) for name in ('eps', 'eps_root')),
-  *(('weight_decay', NonNegative), ('nesterov', bool), ('mask', None)),
-  *((f'{name}_dtype', Dtype | None) for name in ('mu', 'accumulator')),
-]
+Rule = Callable[..., optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """The optimizer of a training run.
+  """The optimizer of a training run: (params, learning_rate) -> optax's.
 
   Attributes:
     rule: see the module. In a config, the `target` and the keys that are not
@@ -81,8 +72,6 @@ class Optimizer:
   freeze: Sequence[PathRule] = ()
   lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
-
-  duck_typed = True  # so is any function (params, learning_rate) -> optax
 
   def __call__(
     self, params: Params, learning_rate: LearningRate

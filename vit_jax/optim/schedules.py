@@ -49,8 +49,6 @@ class Schedule:
   milestones: Sequence[float] = ()
   step_factor: Between = 0.1
 
-  duck_typed = True  # any function Timeline -> (step -> rate) is a schedule
-
   def __post_init__(self) -> None:
     if self.end_lr and self.decay not in ('linear', 'cosine'):
       raise ValueError(
