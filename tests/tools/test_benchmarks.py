@@ -60,6 +60,38 @@ def test_plain_linen(mode):
   assert speed > 0
 
 
+BIG_VISION = """
+from big_vision import utils
+from big_vision.models import common
+import flax.linen as nn
+
+class Model(nn.Module):
+  num_classes: int
+  variant: str
+  rep_size: bool
+  pool_type: str
+  dtype_mm: str
+
+  @nn.compact
+  def __call__(self, image):
+    x = nn.Dense(self.num_classes, dtype=self.dtype_mm)(image.mean((1, 2)))
+    return x.astype('float32'), {}
+"""
+
+
+@pytest.mark.slow
+def test_big_vision(tmp_path):
+  """A stand-in for the checkout, whose utilities need TensorFlow."""
+  models = tmp_path / 'big_vision' / 'models'
+  models.mkdir(parents=True)
+  (models / 'vit.py').write_text(BIG_VISION)
+  (models / 'common.py').write_text('import big_vision.utils as u')
+  (tmp_path / 'big_vision' / 'utils.py').write_text('import tensorflow')
+  code = f'import sys; sys.path.append({str(tmp_path)!r})\n'
+  speed, _ = run(code + script('step_big_vision', ABSENT), *TINY)
+  assert speed > 0
+
+
 @pytest.mark.slow
 def test_input():
   words = ('--images=records', '--batches=2', '--batch_size=4')
