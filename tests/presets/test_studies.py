@@ -498,6 +498,7 @@ def test_runs_of_recipes_embedded():
   assert seen == expected | {('glyphs', x) for x in rules}
 
 
+@pytest.mark.slow
 def test_rates_of_digits_are_tried_on_digits_of_no_result():
   def rows(source):
     source = resolve(source.to_dict())

@@ -1,7 +1,5 @@
 """Every config is checked, and one of each kind is traced, in shapes only."""
 
-import re
-
 import jax
 import numpy as np
 import pytest
@@ -305,7 +303,12 @@ def test_models_of_ablations(study, member, expected):
 
 
 @pytest.mark.parametrize(
-  'argument', [x for x in VARIANTS['ablations'] if re.search('tiny', x)]
+  'argument',
+  [
+    x if 'head' in x else pytest.param(x, marks=pytest.mark.slow)
+    for x in VARIANTS['ablations']
+    if 'tiny' in x
+  ],
 )
 def test_embedded_models_of_ablations(argument):
   """They differ where that can be seen in their parameters."""
