@@ -157,7 +157,7 @@ def test_contradictions():
     for name, first in (('train_folder', ''), ('finetune', 'folder,')):
       with pytest.raises(ValueError, match=message):
         load_config(name, first + words)
-  with pytest.raises(ValueError, match="is for 'folder'"):
+  with pytest.raises(ValueError, match="for 'folder'"):
     load_config('finetune', 'pets,held_out=20')
 
 

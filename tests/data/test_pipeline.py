@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.config import resolve
-from vit_jax.data import pipeline, views
+from vit_jax.data import pipeline
 from vit_jax.data import transforms as T
 from vit_jax.data.folder import Folder
 from vit_jax.data.order import Balanced
@@ -440,73 +439,6 @@ def test_data_without_labels():
   assert next(data.train_batches())['label'].tolist() == [0, 0]
   again = dataclasses.replace(data, batch_size=4)
   assert again.source is data.source
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenated:
-  """A source that wraps sources, with nothing but what a source must have."""
-
-  sources: tuple
-
-  def __len__(self):
-    return sum(map(len, self.sources))
-
-  def __getitem__(self, index):
-    for source in self.sources:
-      if index < len(source):
-        return source[index]
-      index -= len(source)
-    raise IndexError(index)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sometimes:
-  """A transform that wraps a transform: applies it with probability `p`."""
-
-  transform: object
-  p: float
-
-  def __call__(self, image, rng):
-    return self.transform(image, rng) if rng.random() < self.p else image
-
-
-def test_wrappers_of_sources_and_transforms():
-  config = {
-    'source': {
-      'target': f'{__name__}.Concatenated',
-      'sources': (
-        {'target': f'{__name__}.Numbers', 'count': 30},
-        {'target': f'{__name__}.Numbers', 'count': 70},
-      ),
-    },
-    'transforms': (
-      {
-        'target': f'{__name__}.Sometimes',
-        'transform': {
-          'target': 'vit_jax.data.transforms.RandomCrop',
-          'size': 4,
-        },
-        'p': 1.0,
-      },
-      {
-        'target': f'{__name__}.Sometimes',
-        'transform': {'target': f'{__name__}.Noise'},
-        'p': 0.5,
-      },
-    ),
-    'batch_size': 50,
-  }
-  data = pipeline.Data(**resolve(config))
-  seen = list(data.eval_batches())
-  labels = [*range(30), *range(70)]
-  assert _stack(seen, 'label').tolist() == labels
-  assert views.labels(data.source).tolist() == labels
-  plain = _stack(seen, 'image')[:, 1, 1, 0]
-  assert plain.tolist() == labels
-  replaced = (_stack(seen, 'image')[:, 0, 0, 0] != plain).sum()
-  assert 25 < replaced < 75
-  unlabelled = dataclasses.replace(data, labels=False)
-  assert next(unlabelled.train_batches())['label'].tolist() == [0] * 50
 
 
 @pytest.mark.parametrize(
