@@ -297,3 +297,14 @@ def test_mistakes():
     mean_distance(q, k, distances=distances)
   with pytest.raises(ValueError, match='no attention'):
     attention.recorded({'block_0': {}})
+
+
+@pytest.mark.parametrize('residual', attention.RESIDUALS)
+def test_the_mean_of_rollouts_of_heads_is_the_rollout(residual):
+  """Of the layers up to that of the heads."""
+  q, k = (jnp.stack(x) for x in zip(*(qk(seed=i) for i in range(3))))
+  found = attention.rollout_of_heads(q, k, residual=residual)
+  assert found.shape == (2, 3, 3, 7, 7)
+  for layer in range(3):
+    wanted = rollout(q[: layer + 1], k[: layer + 1], residual=residual)
+    np.testing.assert_allclose(found[:, layer].mean(1), wanted, atol=1e-6)

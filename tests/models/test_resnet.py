@@ -205,3 +205,13 @@ def test_layer_decay_takes_the_resnet_of_a_hybrid_as_what_precedes_layers():
   factors = tree.flatten(optim.LayerDecay(0.5).factors(params))
   assert factors['resnet/stage1/unit1/conv1/kernel'] == 0.5**3
   assert factors['block_1/norm1/scale'] == 0.5
+
+
+def test_the_padding_of_max_pooling_is_handed_on():
+  images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+  traced = [
+    str(jax.make_jaxpr(tiny(pool_padding=x, stages=(1,)).init)(key, images))
+    for key in [jax.random.key(0)]
+    for x in ('zero', 'lowest')
+  ]
+  assert traced[0] != traced[1]

@@ -31,7 +31,7 @@ from flax import traverse_util
 from vit_jax.analysis import flops
 from vit_jax.models import attention
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Head, Mlp, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
@@ -545,3 +545,18 @@ def test_attention_is_handed_on(pooling, monkeypatch):
   jax.eval_shape(model.init, quick_key(0), IMAGES)
   tokens = 13 if pooling == ClassToken() else 12
   assert found == [(tokens, 'xla')] + [(1, 'xla')] * (pooling == Map())
+
+
+@pytest.mark.parametrize('gelu', ['tanh', 'exact'])
+def test_every_mlp_has_the_gelu(gelu):
+  found = []
+
+  def watch(call, args, kwargs, context):
+    if isinstance(context.module, Mlp):
+      found.append(context.module.gelu)
+    return call(*args, **kwargs)
+
+  model = tiny(pooling=Map(), block=BlockOptions(gelu=gelu))
+  with nn.intercept_methods(watch):
+    jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+  assert found == [gelu] * 3
