@@ -31,16 +31,11 @@ def initialize(
   num_processes: int | None = None,
   process_id: int | None = None,
 ) -> None:
-  """Join the other hosts of this run.
+  """Join the other hosts of this run; arguments as in jax.distributed.
 
   On TPU pods, GKE, Slurm and Open MPI, JAX finds them by itself. Elsewhere,
   pass all arguments or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
   JAX_PROCESS_ID.
-
-  Args:
-    coordinator_address: HOST:PORT, where PORT is free on the host of process 0.
-    num_processes: number of processes.
-    process_id: number of this process, from 0.
 
   Raises:
     ValueError: JAX finds no cluster, and an argument is missing.
@@ -76,20 +71,13 @@ def broadcast(value: Any) -> Any:
 
 
 def on_any(flag: bool) -> list[int]:
-  """Return the numbers of the hosts that pass True. All hosts must call this.
-
-  A list is true if it has any.
-  """
+  """Return the numbers of hosts that pass True. All hosts must call this."""
   flags = np.atleast_1d(multihost_utils.process_allgather(np.array(flag)))
   return np.flatnonzero(flags).tolist()
 
 
 def refuse_differences(facts: Mapping[str, str]) -> None:
-  """Raise ValueError unless all hosts pass the same facts; with a diff.
-
-  Args:
-    facts: {name: text}, such as the config and the versions of packages.
-  """
+  """Raise ValueError, with a diff, unless all hosts pass equal {name: text}."""
   first = broadcast(dict(facts))
   lines = [
     f'  {name}: {first.get(name)} on host 0, {facts.get(name)} here'

@@ -28,8 +28,8 @@ from vit_jax import tree
 from vit_jax.models.mesh import batch_axes, is_model_axis
 from vit_jax.types import Expect, PyTree, Shape
 
-# One axis name, several, or None per array dimension; or a function of (path,
-# shape, mesh) that returns them.
+# One axis name, several, or None per leading array dimension; or a function of
+# (path, shape, mesh) that returns them.
 Spec = Sequence[Any] | Callable[..., Sequence[Any]]
 Rules = Sequence[tuple[str, Spec]]  # (path rule, spec)
 AxisSize = Annotated[
@@ -54,13 +54,7 @@ class MeshSizes:
   model: AxisSize = 1
 
   def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return the mesh over `devices`, by default all devices of all hosts.
-
-    Axes of size 1 are left out, except for 'data'.
-
-    Raises:
-      ValueError: the sizes do not multiply to the number of devices.
-    """
+    """Return the mesh, with axes of size 1 only for 'data'; see `make_mesh`."""
     sizes = dataclasses.asdict(self)
     if -1 in (self.fsdp, self.model) and self.data == -1:
       sizes['data'] = 1
@@ -72,8 +66,6 @@ def make_mesh(
   devices: Sequence[jax.Device] | None = None, /, **axis_sizes: int
 ) -> Mesh:
   """Return a mesh over all devices of all hosts.
-
-  Axes are of type Auto: the compiler propagates shardings.
 
   Args:
     devices: other devices; they may be described only, to compile for them.
@@ -107,11 +99,7 @@ def make_mesh(
 def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
   """Raise ValueError if devices of several hosts work on the same examples.
 
-  Every host reads its own examples; see `batch_sharding`.
-
-  Args:
-    devices: array with one dimension per axis.
-    axis_names: of a mesh.
+  `devices` has a dimension for each axis of a mesh.
   """
   shared = [i for i, name in enumerate(axis_names) if is_model_axis(name)]
   groups = np.moveaxis(devices, shared, range(-len(shared), 0))
@@ -123,20 +111,14 @@ def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
       raise ValueError(
         f'mesh {sizes}: the {size} devices along model axes work on the same '
         f'examples, but belong to hosts {sorted(hosts)}, and each host reads '
-        'its own examples. Make the model axes at most as large as the devices '
-        'of one host, and the other axes larger.'
+        'its own. Make the model axes at most as large as one host.'
       )
 
 
 def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
   """Return the NamedSharding of each leaf, from the first rule that matches.
 
-  Args:
-    abstract_tree: pytree of arrays or ShapeDtypeStructs.
-    rules: ((path rule, spec), ...); a spec is a sequence of axis names, tuples
-      of them, or None, one per leading array dimension; or a function of (path,
-      shape, mesh) that returns one. Leaves that no rule matches are replicated.
-    mesh: as returned by `make_mesh`.
+  Leaves that no rule matches are replicated.
 
   Raises:
     ValueError: a spec names an unknown axis, or does not divide a shape.
@@ -174,11 +156,7 @@ def find_spec(
 def axis_size(
   mesh: Mesh, axes: str | Sequence[str] | None, *, where: str = 'sharding'
 ) -> int:
-  """Return how many ways an axis, or several together, split; 1 for None.
-
-  Raises:
-    ValueError: the mesh has no such axis; `where` begins the message.
-  """
+  """Return how many ways an axis, or several together, split; 1 for None."""
   names = (axes,) if isinstance(axes, str) else axes or ()
   for name in names:
     if name not in mesh.shape:
@@ -195,23 +173,16 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Return the sharding of batches: over all axes not named 'model*'.
-
-  Devices along a model axis work on the same examples.
-  """
+  """Return the sharding of batches: over all axes not named 'model*'."""
   return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
 
 
 def check_batch_size(
   batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
 ) -> None:
-  """Raise ValueError unless a batch can be split equally.
+  """Raise ValueError unless `parts` micro-batches can be split equally.
 
-  Args:
-    batch_size: global.
-    mesh: as returned by `make_mesh`.
-    parts: micro-batches (accum_steps) in a batch.
-    what: name of the batch size in the message.
+  `what` is the name of the batch size in the message.
   """
   ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if batch_size % ways:
@@ -225,7 +196,7 @@ def check_batch_size(
 
 
 def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
-  """Return ShapeDtypeStructs that know their sharding, e.g. for restoring."""
+  """Return ShapeDtypeStructs that know their sharding."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     abstract_tree,
@@ -234,7 +205,7 @@ def annotate(abstract_tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def this_process() -> dict[str, int]:
-  """Return which part of each batch this host reads, for the data pipeline."""
+  """Return which part of each batch this host reads."""
   return {
     'process_index': jax.process_index(),
     'process_count': jax.process_count(),
@@ -262,10 +233,7 @@ def put_batch(batch: PyTree, mesh: Mesh) -> Any:
 
 
 def rules_for(mesh: Mesh) -> Rules:
-  """Return the rules that follow from the axes of a mesh.
-
-  FSDP over all axes named 'fsdp*', tensor parallelism over the axis 'model*'.
-  """
+  """Return FSDP over the axes 'fsdp*', tensor parallelism over 'model*'."""
   model = [a for a in mesh.axis_names if is_model_axis(a) and mesh.shape[a] > 1]
   split = [a for a in mesh.axis_names if a.startswith('fsdp')]
   rules = tensor_parallel(model[0]) if model else []
@@ -291,16 +259,13 @@ _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
 def tensor_parallel(axis: str = 'model') -> Rules:
   """Return rules that split attention by heads and MLPs by hidden units.
 
-  Args:
-    axis: a mesh axis named 'model...': batches are not split over those.
-
   Raises:
-    ValueError: an axis with another name.
+    ValueError: the name of the axis does not begin with 'model'.
   """
   if not is_model_axis(axis):
     raise ValueError(
-      f'tensor_parallel: axis={axis!r}, but batches are split over every axis '
-      "whose name does not begin with 'model'. Call it 'model', in mesh too."
+      f'tensor_parallel: axis={axis!r}, but batches are split over all axes '
+      "except 'model*'. Call it 'model', in mesh too."
     )
   return [
     (path, functools.partial(_split, axis, ndim, dim))
@@ -309,15 +274,10 @@ def tensor_parallel(axis: str = 'model') -> Rules:
 
 
 def _split(axis, ndim, split_dim, path, shape, mesh):
-  """Spec of a parameter with `ndim` dimensions, one of which is split.
-
-  Optimizer state of another shape (Adafactor: a row, a column, or one number
-  where there is neither) stays whole.
-  """
   del mesh
   of_layer = shape[_is_stacked(path) :]
   if len(of_layer) != ndim or of_layer == (1,):
-    return ()
+    return ()  # Adafactor keeps a row, a column, or one number
   spec: list[Any] = [None] * len(shape)
   spec[split_dim] = axis
   return spec
@@ -331,15 +291,12 @@ def fsdp(
 ) -> Rules:
   """Return rules that split each array along its largest dimension.
 
-  Fully sharded data parallelism: devices along the axis work on their own
-  examples, and hold a part of parameters, gradients, optimizer state and EMA.
   An array stays whole if it is small, or if the axis divides none of its
   dimensions (a width of 1664 cannot be split 256 ways). The layer dimension of
   scanned layers is never split: each step of the scan needs one whole layer.
 
   Args:
-    axis: a mesh axis, or several. Models make sure that along axes named
-      'fsdp*' parameters are gathered and not the batch.
+    axis: a mesh axis, or several.
     min_elements: arrays with fewer elements (in one layer) stay whole.
     others: more rules, such as `tensor_parallel`; the dimensions that they
       split are left to them.
@@ -349,7 +306,6 @@ def fsdp(
 
 
 def _largest(axis, min_elements, others, path, shape, mesh):
-  """Spec that splits the largest free dimension that the axis divides."""
   spec = [*find_spec(others, path, shape, mesh)]
   spec += [None] * (len(shape) - len(spec))
   ways = axis_size(mesh, axis)
