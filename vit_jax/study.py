@@ -18,7 +18,6 @@ by `config.shared.get_oneway_ref('weights')`.
 """
 
 import dataclasses
-import datetime
 import itertools
 import json
 import math
@@ -50,8 +49,7 @@ class Report(Protocol):
   def check(self, results: Results) -> None:
     """Raise ValueError for what no run of the study can fill."""
 
-  def __call__(self, results: Results) -> Any:
-    """Write the report of the runs that are done."""
+  def __call__(self, results: Results) -> Any: ...
 
 
 def study(
@@ -107,19 +105,15 @@ def study(
     if config.run == 'vit_jax.train.train':
       config.logging = config.get('logging') or {}
       config = config.logging
-    if 'writers' not in config:
-      config.writers = writers
+    config.writers = config.get('writers') or writers
   for each in report:
     each.check(Results(runs, workdir, done=()))
   needs = {name: needed_by(name, runs, workdir) for name in runs}
   wanted = [] if report_only else _wanted(runs, member, needs, workdir)
-  todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
-  _check_configs(todo)
-  allowed = _check_changes(
-    {name: runs[name] for name in wanted},
-    workdir,
-    provenance.allow_changes,
+  allowed = _check_configs(
+    {name: runs[name] for name in wanted}, workdir, provenance.allow_changes
   )
+  todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
   _check_sources(todo)
   _check_weights(todo, shared or {}, workdir)
   if dry_run:
@@ -129,10 +123,8 @@ def study(
 
   for name, following in itertools.pairwise([*todo, None]):
     _announce(name, runs, workdir)
-    config = with_best(runs[name], runs, workdir)
-    _run(
-      config, workdir / name, _origin(name, provenance.preset), allowed[name]
-    )
+    preset = _preset_of(name, provenance.preset)
+    _run(with_best(runs[name], runs, workdir), name, workdir, preset, allowed)
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     if not following or _programs(runs[following]) != _programs(runs[name]):
@@ -177,22 +169,18 @@ def needed_by(
   Raises:
     ConfigError: it needs itself, a later run, or `best_of` names no run.
   """
-  found, config = [], runs[name]
-  texts = [f'{x}/' for x in jax.tree.leaves(config.to_dict())]
-  for other in runs:
-    if any(text.startswith(f'{workdir / other}/') for text in texts):
-      found.append(other)
-  if best := config.get('best_of'):
-    if sorted(best) != ['metric', 'runs', 'take']:
+  texts = [f'{x}/' for x in jax.tree.leaves(runs[name].to_dict())]
+  found = [
+    other
+    for other in runs
+    if any(text.startswith(f'{workdir / other}/') for text in texts)
+  ]
+  if best := runs[name].get('best_of'):
+    candidates = [x for x in runs if re.fullmatch(best.get('runs', ''), x)]
+    if not candidates or sorted(best) != ['metric', 'runs', 'take']:
       raise ConfigError(
-        f'runs.{name}.best_of has the keys {sorted(best)}. Expected runs, '
-        'metric and take.'
-      )
-    candidates = [x for x in runs if re.fullmatch(best.runs, x)]
-    if not candidates:
-      raise ConfigError(
-        f'runs.{name}.best_of: {best.runs!r} matches none of the runs '
-        f'{", ".join(runs)}.'
+        f'runs.{name}.best_of={best.to_dict()} must have metric, take and '
+        f'runs, which matches some of the runs {", ".join(runs)}.'
       )
     found += candidates
   earlier = list(runs)[: list(runs).index(name)]
@@ -216,32 +204,19 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
   del config.best_of
   scores = {}
   for name in runs:
-    if not re.fullmatch(best.runs, name):
-      continue
-    if 'diverged' in read_done(workdir / name):
-      continue
-    last = {k: v for r in read_records(workdir / name) for k, v in r.items()}
-    if best.metric not in last:
-      raise ConfigError(
-        f'best_of: {name} has no metric {best.metric!r}; it has '
-        f'{", ".join(k for k in last if "/" in k)}.'
-      )
-    if math.isfinite(last[best.metric]):
-      scores[name] = last[best.metric]
+    if re.fullmatch(best.runs, name) and not _diverged(workdir / name):
+      last = {k: v for r in read_records(workdir / name) for k, v in r.items()}
+      if math.isfinite(last.get(best.metric, math.nan)):
+        scores[name] = last[best.metric]
   if not scores:
     raise ConfigError(
-      f'best_of: all runs {best.runs!r} diverged, or their {best.metric} is '
-      'NaN or Inf.'
+      f'best_of: all runs {best.runs!r} diverged, or have no finite '
+      f'{best.metric}.'
     )
   winner = max(scores, key=scores.__getitem__)
-  taken = {}
-  with config.unlocked():
-    for path in best.take:
-      *parents, key = path.split('.')
-      source, target = runs[winner], config
-      for parent in parents:
-        source, target = source[parent], target[parent]
-      taken[path] = target[key] = source[key]
+  values = dict(configs.walk(runs[winner]))
+  taken = {path: values[path] for path in best.take}
+  config.update_from_flattened_dict(taken)
   shown = ', '.join(f'{k}={v}' for k, v in taken.items())
   terminal.say(
     f'{shown} from {winner}, whose {best.metric} {scores[winner]:.4g} is the '
@@ -255,9 +230,13 @@ def is_done(path: epath.Path) -> bool:
   return (path / DONE).exists()
 
 
-def read_done(path: epath.Path) -> dict[str, Any]:
+def _read_done(path):
   """Return what is noted about a run that has ended: seconds, 'diverged'."""
   return json.loads((path / DONE).read_text())
+
+
+def _diverged(path):
+  return 'diverged' in _read_done(path)
 
 
 def _wanted(runs, member, needs, workdir):
@@ -273,47 +252,36 @@ def _wanted(runs, member, needs, workdir):
   if missing := [x for x in needs[found[0]] if not is_done(workdir / x)]:
     raise ConfigError(
       f'The study member {found[0]} builds on runs that are not done: '
-      f'{", ".join(missing)}. Do these first (--study_member=...), or run the '
-      'study without --study_member.'
+      f'{", ".join(missing)}. Do these first.'
     )
   return found
 
 
-def _planned(config):
-  """Return the Call of a run; values from `best_of` are not known yet."""
-  config = config.copy_and_resolve_references()
-  if 'best_of' in config:
-    del config.best_of
-  return configs.plan_run(config)
+def _check_configs(runs, workdir, allow_changes):
+  """Return {name: keys that may change}, and check the configs of runs.
 
-
-def _check_configs(runs):
-  """Raise ConfigError for a mistake in the config of any run."""
-  for name, config in runs.items():
-    try:
-      call = _planned(config)
-    except ConfigError as error:
-      raise ConfigError(f'runs.{name}: {error}') from error
-    call.kwargs.pop('init_from', None)  # _check_weights knows its flag
-    configs.check_set(call, config, f'runs.{name}.')
-
-
-def _check_changes(runs, workdir, allow_changes):
-  """Return {name: keys that may change} of runs that have begun or ended.
-
-  Values from `best_of` are not compared: they are known later.
+  Values from `best_of` are not compared, because they are known later.
 
   Raises:
-    ChangedRunError: other keys have changed.
+    ConfigError: for a mistake in the config of any run.
+    ChangedRunError: a run that is done or has a checkpoint has changed.
   """
   allowed, refused = {}, []
   for name, config in runs.items():
     path = workdir / name
-    now = changes.basis_of(path, configs.entries(_planned(config)))
-    before = changes.saved(path)
+    planned = config.copy_and_resolve_references()
+    if best := planned.get('best_of'):
+      del planned.best_of
+    try:
+      call = configs.plan_run(planned)
+    except ConfigError as error:
+      raise ConfigError(f'runs.{name}: {error}') from error
+    now = changes.basis_of(path, configs.entries(call))
+    call.kwargs.pop('init_from', None)  # _check_weights knows its flag
+    configs.check_set(call, config, f'runs.{name}.')
     allowed[name] = changes.of_run(allow_changes, name)
+    before = changes.saved(path)
     if before and (is_done(path) or workdirs.newest_step(path) is not None):
-      best = config.get('best_of')
       refused += [
         dataclasses.replace(each, key=f'runs.{name}.{each.key}')
         for each in changes.compare(before, now, best.take if best else ())
@@ -331,29 +299,21 @@ def _check_changes(runs, workdir, allow_changes):
 
 def _check_sources(runs):
   """Open the data of all runs; ConfigError with everything that is missing."""
-  seen, problems = set(), {}
-  for config in runs.values():
-    for source in _sources(config.to_dict()):
-      if (key := repr(source)) in seen:
-        continue
-      seen.add(key)
-      try:
-        configs.resolve(source)
-      except ValueError as error:
-        problems[str(error)] = None
-  if problems:
-    text = '\n\n'.join(problems)
-    raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
-
-
-def _sources(config):
-  """Return every 'source' of a config, at any depth."""
 
   def has_source(value):
     return isinstance(value, dict) and isinstance(value.get('source'), dict)
 
-  found = filter(has_source, jax.tree.leaves(config, is_leaf=has_source))
-  return [each['source'] for each in found]
+  values = [config.to_dict() for config in runs.values()]
+  found = filter(has_source, jax.tree.leaves(values, is_leaf=has_source))
+  problems = {}
+  for source in {repr(x['source']): x['source'] for x in found}.values():
+    try:
+      configs.resolve(source)
+    except ValueError as error:
+      problems[str(error)] = None
+  if problems:
+    text = '\n\n'.join(problems)
+    raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
 
 
 def _check_weights(runs, shared, workdir):
@@ -381,20 +341,15 @@ def _dry_runs(todo, runs, needs, workdir):
     pending = [x for x in needs[name] if not is_done(workdir / x)]
     if pending:
       terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
-      continue
-    if 'dry_run' not in configs.parameters_of(configs.locate(runs[name].run)):
-      continue
-    terminal.heading(name)
-    config = with_best(runs[name], runs, workdir)
-    configs.run(config, str(workdir / name), dry_run=True)
+    elif 'dry_run' in configs.parameters_of(configs.locate(runs[name].run)):
+      terminal.heading(name)
+      config = with_best(runs[name], runs, workdir)
+      configs.run(config, str(workdir / name), dry_run=True)
   terminal.say(f'Dry run: {len(todo)} runs would be done.')
 
 
 def _programs(config):
-  """Return a text that is equal for runs which compile the same programs.
-
-  It is the config without seeds and without the weights to start from.
-  """
+  """Return a text that is equal for runs which compile the same programs."""
   return repr(
     [
       (path, value)
@@ -408,49 +363,43 @@ def _announce(name, runs, workdir):
   """Print a heading for the next run, with an ETA of the study."""
   text = f'{list(runs).index(name) + 1}/{len(runs)} {name}'
   if done := [n for n in runs if is_done(workdir / n)]:
-    seconds = sum(read_done(workdir / n)['seconds'] for n in done) / len(done)
-    left = datetime.timedelta(seconds=round(seconds * (len(runs) - len(done))))
+    seconds = sum(_read_done(workdir / n)['seconds'] for n in done) / len(done)
+    left = terminal.duration(seconds * (len(runs) - len(done)))
     text += f' | {len(done)} done | study eta {left}'
   terminal.heading(text)
 
 
-def _origin(name, preset):
-  """The part of a study's preset that is about one run."""
+def _preset_of(name, preset):
+  """Return the part of a study's preset that is about one run."""
   key = f'runs.{name}.'
-  changed = preset.get('changed', {})
-  return {
-    'config': preset.get('config'),
-    'changed': {
-      path.removeprefix(key): values
-      for path, values in changed.items()
-      if path.startswith(key)
-    },
+  changed = {
+    path.removeprefix(key): values
+    for path, values in preset.get('changed', {}).items()
+    if path.startswith(key)
   }
+  return {'config': preset.get('config'), 'changed': changed}
 
 
-def _run(config, workdir, preset, allow_changes):
+def _run(config, name, workdir, preset, allowed):
   """Do a run and mark it as done, with its seconds and whether it diverged."""
-  began = time.perf_counter()
-  outcome = {}
+  path, began, outcome = workdir / name, time.perf_counter(), {}
   try:
-    configs.run(
-      config, str(workdir), preset=preset, allow_changes=allow_changes
-    )
+    configs.run(config, str(path), preset=preset, allow_changes=allowed[name])
   except NonFiniteError as error:
     outcome['diverged'] = error.cause
     terminal.say(f'Diverged: {error.cause}')
   outcome['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
-    write_atomically(workdir / DONE, json.dumps(outcome) + '\n')
+    write_atomically(path / DONE, json.dumps(outcome) + '\n')
   if 'diverged' in outcome:
-    page.write_at_end(workdir)
+    page.write_at_end(path)
   if jax.process_count() > 1:  # the other hosts read it
-    multihost_utils.sync_global_devices(str(workdir))
+    multihost_utils.sync_global_devices(str(path))
 
 
 def _report(reports, runs, workdir):
   done = [name for name in runs if is_done(workdir / name)]
-  diverged = [n for n in done if 'diverged' in read_done(workdir / n)]
+  diverged = [name for name in done if _diverged(workdir / name)]
   if missing := [name for name in runs if name not in done]:
     shown = ', '.join(missing[:8]) + (', ...' if len(missing) > 8 else '')
     terminal.say(f'{len(done)} of {len(runs)} runs are done. Not done: {shown}')

@@ -269,19 +269,19 @@ def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
   assert CALLS == []
 
 
-def test_mistakes_of_best_of(tmp_path):
-  for key, value, message in (
-    ('runs', 'deev.*', "'deev.*' matches none of the runs"),
-    ('take', (), None),
-    ('metric', 'dev/loss', 'dev_1 has no metric .dev/loss.; it has test/acc'),
-  ):
-    config = make_grid(tmp_path / key)
-    config.runs.final.best_of[key] = value
-    if message is None:
-      del config.runs.final.best_of[key]
-      message = r'best_of has the keys .* Expected runs, metric'
-    with pytest.raises(ValueError, match=message):
-      study(config, tmp_path / key)
+@pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('runs', 'deev.*', "best_of=.*'deev.*must have metric"),
+    ('tak', (), 'best_of={.* must have metric, take'),
+    ('metric', 'dev/loss', 'no finite dev/loss'),
+  ],
+)
+def test_mistakes_of_best_of(key, value, message, tmp_path):
+  config = make_grid(tmp_path)
+  config.runs.final.best_of[key] = value
+  with pytest.raises(ValueError, match=message):
+    study(config, tmp_path)
 
 
 def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):

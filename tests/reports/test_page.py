@@ -125,7 +125,7 @@ def test_a_run(folder):
   )
   for expected in (
     'Training run of the study my study · finished · last record 2026-01-02',
-    'val/accuracy 91.7% 95%: 89.7% to 93.7%',
+    'val/accuracy 91.7% [89.7%, 93.7%]',
     'Steps 100 of 100',
     'Wall time 0:00:12',
     'accuracy 0.9167 [0.8967, 0.9367] 0.9167 100',

@@ -1,13 +1,10 @@
 """WORKDIR/report.html: a run or a study as one page that needs no network.
 
-The page has what the workdir has: a summary, curves, evaluations, confusion
-matrices and misclassified images, where the time went, the config and what
-differs from its preset, and the environment. All of it is read from files, so a
-page can be made of any run, also of one that is running, or was stopped.
+All of it is read from the files in the workdir, so a page can be made of any
+run, also of one that is running, or was stopped.
 """
 
 import base64
-import datetime
 import functools
 import json
 import math
@@ -27,24 +24,22 @@ from vit_jax import config as configs
 from vit_jax.reports import charts, confusion, mistakes
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs.terminal import duration
 
 NAME = 'report.html'
 # Metrics that a summary shows, best first; the rest is in tables.
 _MAIN = ('accuracy', r'\d+shot', 'mAP', 'loss')
-_DETAIL = re.compile(r'class_accuracy/.*|.*_seed\d+|.*_(low|high|std)')
+_DETAIL = re.compile(r'class_accuracy/.*|.*_seed\d+')
 _SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|hamming)')
 
 
 def write_at_end(
   workdir: PathLike, evaluators: Mapping[str, Any] | None = None
 ) -> None:
-  """Write the page of a run that has ended; an error is only printed.
+  """Write the page of a run that has ended, on the first host.
 
-  Only the first host writes.
-
-  Args:
-    workdir: of a run or a study.
-    evaluators: of the run; the images that they got wrong are saved for pages.
+  The images that the evaluators of the run got wrong are saved for pages. An
+  error is only printed.
   """
   if jax.process_index():
     return
@@ -62,14 +57,9 @@ def write_at_end(
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study; return its path.
+  """Write the page of a run or a study, or raise ValueError; return its path.
 
-  Args:
-    workdir: of a run or a study; local, or gs://...
-    output: path of the page; None: report.html in the workdir.
-
-  Raises:
-    ValueError: the directory is not a workdir.
+  By default this is report.html in the workdir.
   """
   found = Workdir(workdir)
   if not found.config and not found.records:
@@ -96,10 +86,9 @@ def _template():
     lstrip_blocks=True,
   )
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
-  names = ('page.css', 'page.js', 'uplot/uPlot.min.css')
   environment.globals['files'] = {
-    name: (folder / name).read_text()
-    for name in (*names, 'uplot/uPlot.iife.min.js')
+    str(file.relative_to(folder)): file.read_text()
+    for file in (*folder.glob('page.*s'), *folder.glob('uplot/*s'))
   }
   return environment.get_template('page.html')
 
@@ -122,7 +111,7 @@ def _run(run):
     },
     'mistakes': mistakes.of_run(run.path),
     'times': [
-      (phase, _duration(seconds), f'{seconds / run.seconds:.1%}')
+      (phase, duration(seconds), f'{seconds / run.seconds:.1%}')
       for phase, seconds in run.phases.items()
     ],
   }
@@ -137,7 +126,7 @@ def _study(study):
   return {
     'kind': 'Study',
     'status': ('finished', 'good') if done == len(runs) else status,
-    'tiles': [('Time of all runs', _duration(seconds), '')],
+    'tiles': [('Time of all runs', duration(seconds), '')],
     'charts': charts.of_study({run.name: run.records for run in runs}),
     'runs': _table_of(runs),
     'results': [
@@ -160,7 +149,7 @@ def _table_of(runs):
       link = Markup('<a href="{}/{}">{}</a>')
       name = link.format(urllib.parse.quote(name), NAME, name)
     values = [_metric(run.last[x], x) if x in run.last else '' for x in metrics]
-    time = _duration(run.seconds) if run.seconds else ''
+    time = duration(run.seconds) if run.seconds else ''
     step = f'{run.step:,}' if run.step else ''
     rows.append([name, run.status[0], step, time, *values])
   return {'head': ['run', 'status', 'steps', 'time', *metrics], 'rows': rows}
@@ -196,17 +185,12 @@ def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
   last, found = run.last, []
   for name in main_metrics(last):
-    note = ''
-    if f'{name}_low' in last:
-      low, high = (_metric(last[f'{name}_{x}'], name) for x in ('low', 'high'))
-      note = f'95%: {low} to {high}'
-    elif f'{name}_std' in last:
-      note = f'± {_metric(last[f"{name}_std"], name)} (std)'
-    found.append((name, _metric(last[name], name), note))
+    show = functools.partial(_metric, name=name)
+    found.append((name, show(last[name]), _interval(name, last, show)))
   of = f'of {run.total_steps:,}' if run.total_steps else ''
   found.append(('Steps', f'{run.step:,}', of))
   if run.seconds:
-    found.append(('Wall time', _duration(run.seconds), ''))
+    found.append(('Wall time', duration(run.seconds), ''))
   if 'images_per_s' in last:
     mfu = f'MFU {last["mfu"]:.1%}' if 'mfu' in last else ''
     found.append(('Images per second', f'{last["images_per_s"]:,.0f}', mfu))
@@ -215,13 +199,17 @@ def _tiles(run):
   return found
 
 
-def main_metrics(last: Mapping[str, Any], limit: int = 4) -> list[str]:
-  """Return the metrics of a summary: the best kind of each evaluator.
+def _interval(name, values, show):
+  """Return the interval or the standard deviation of a metric; '' if none."""
+  if f'{name}_low' in values:
+    return f'[{show(values[f"{name}_low"])}, {show(values[f"{name}_high"])}]'
+  if f'{name}_std' in values:
+    return f'± {show(values[f"{name}_std"])} (std)'
+  return ''
 
-  Args:
-    last: {metric: last value}.
-    limit: number of metrics at most.
-  """
+
+def main_metrics(last: Mapping[str, Any], limit: int = 4) -> list[str]:
+  """Return the metrics of a summary: the best kind of each evaluator."""
   found: list[str] = []
   for split, stems in _by_split(last).items():
     for kind in _MAIN:
@@ -245,38 +233,29 @@ def _by_split(names):
 
 
 def _evaluations(run):
-  """Return {evaluator: {'rows', 'details'}}; see `_evaluation`."""
+  """Return {evaluator: {'rows', 'details'}}: tables of its metrics.
+
+  A row has name, last value, interval, best value and its step.
+  """
   curves = charts.curves(run.records)
   found: dict[str, Any] = {}
   for split, stems in _by_split(curves).items():
     found[split] = {'rows': [], 'details': []}
     for stem in stems:
-      if not re.search('_(low|high|std)$', stem):
-        part = 'details' if _DETAIL.fullmatch(stem) else 'rows'
-        row = [stem, *_evaluation(f'{split}/{stem}', curves)]
-        found[split][part].append(row)
+      if re.search('_(low|high|std)$', stem):
+        continue
+      name = f'{split}/{stem}'
+      curve = curves[name]
+      row = [stem, _number(run.last[name]), _interval(name, run.last, _number)]
+      finite = {k: v for k, v in curve.items() if math.isfinite(v)}
+      if len(set(finite.values())) > 1:
+        better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
+        best = better(finite, key=finite.__getitem__)
+        row += [_number(finite[best]), f'{best:,}']
+      else:
+        row += ['', '']
+      found[split]['details' if _DETAIL.fullmatch(stem) else 'rows'].append(row)
   return found
-
-
-def _evaluation(name, curves):
-  """Return last value, interval, best value and its step of a metric."""
-  curve = curves[name]
-  step = max(curve)
-  low, high, std = (
-    curves.get(f'{name}_{end}', {}).get(step) for end in ('low', 'high', 'std')
-  )
-  interval = ''
-  if low is not None:
-    interval = f'[{_number(low)}, {_number(high)}]'
-  elif std is not None:
-    interval = f'± {_number(std)} (std)'
-  cells = [_number(curve[step]), interval]
-  finite = {k: v for k, v in curve.items() if math.isfinite(v)}
-  if len(set(finite.values())) < 2:
-    return [*cells, '', '']
-  better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
-  best = better(finite, key=finite.__getitem__)
-  return [*cells, _number(finite[best]), f'{best:,}']
 
 
 def _confusion(path):
@@ -317,7 +296,3 @@ def _number(value):
   if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
     return f'{int(value):,}'
   return f'{value:.4g}'
-
-
-def _duration(seconds):
-  return str(datetime.timedelta(seconds=round(seconds)))
