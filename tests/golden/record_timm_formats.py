@@ -84,8 +84,6 @@ OURS = {  # name: settings of models of ours that are written
   'distilled_features': VIT
   | {'pooling': 'distilled', 'posemb': 'sincos2d', 'num_classes': None},
   'features': VIT | {'num_classes': None},
-  'hybrid_root': VIT
-  | {'resnet_stages': (), 'patch_size': (4, 4), 'image_shape': (64, 32, 3)},
 }
 
 

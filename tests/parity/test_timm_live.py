@@ -67,6 +67,8 @@ def test_logits_are_those_of_timm(what, tmp_path):
   print(f'\n| timm {what} | {worst:.1e} | {spread:.2f} | {quotient:.1e} |')
   assert quotient < 1e-4
 
+  if 'patch' not in name:  # these are not written
+    return
   formats.write(weights, tmp_path / 'ours', 'timm')
   again = timm.create_model(f'local-dir:{tmp_path}/ours', pretrained=True)
   with torch.no_grad():

@@ -311,8 +311,8 @@ def _check_portable(model, format):
   every = {'npz', 'timm', 'hf'}
   for lacking, has, what in (
     (every, type(model) not in _PORTABLE, name),
-    ({'hf'}, type(model) is not VisionTransformer, name),
-    ({'hf'}, isinstance(embedding, Hybrid), 'a hybrid'),
+    ({'timm', 'hf'}, type(model) is not VisionTransformer, name),
+    ({'timm', 'hf'}, isinstance(embedding, Hybrid), 'a hybrid'),
     (
       every,
       posemb is not None
@@ -334,20 +334,14 @@ def _check_portable(model, format):
     ({'timm', 'hf'}, isinstance(pooling, NoPooling), f'{pooling}'),
     (
       {'timm'},
-      isinstance(pooling, DistillationToken)
-      and (pooling.num_registers or isinstance(embedding, Hybrid)),
-      f'{pooling} with registers or a ResNet',
+      isinstance(pooling, DistillationToken) and pooling.num_registers,
+      f'{pooling} with registers',
     ),
     ({'npz', 'timm'}, eps != 1e-6, f'norm_eps={eps}'),
     (
       {'timm', 'hf'} if model.num_classes else {'timm'},
       size,
       f'representation_size={size}',
-    ),
-    (
-      {'timm'},
-      isinstance(model, MlpMixer) and model.gelu != 'exact',
-      "a Mixer with gelu='tanh'",
     ),
   ):
     if has and format in lacking:

@@ -1,8 +1,9 @@
-"""timm: model.safetensors and config.json, read and written.
+"""timm: model.safetensors and config.json.
 
-Supported: VisionTransformer (DeiT, also distilled, DeiT III, SigLIP's image
-tower, DINOv2 except with SwiGLU), its hybrids, BiT and MLP-Mixers. A class
-token that is not pooled is read as our first register, which is equivalent.
+Read: VisionTransformer (DeiT, also distilled, DeiT III, SigLIP's image tower,
+DINOv2 except with SwiGLU), its hybrids, BiT and MLP-Mixers. A class token that
+is not pooled is read as our first register, which is equivalent. Only the first
+are written: timm reads the others' npz.
 
     {'architecture': 'vit_base_patch16_224', 'num_classes': 1000,
      'global_pool': 'token', 'model_args': {...}, 'label_names': [...],
@@ -25,13 +26,12 @@ import numpy as np
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models import names
 from vit_jax.models.layers import PatchEmbedding, as_pair
-from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
   DistillationToken,
   Map,
   Mean,
 )
-from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.models.resnet import Hybrid
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import convert, split_table, square
@@ -400,85 +400,82 @@ def _preprocess(data, image_shape, notes):
   }
 
 
-def _architecture(model):
-  """Return timm's most similar architecture; model_args make it this model.
+def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
+  """Return (arrays, {'config.json': content}) that timm loads.
 
-  Raises:
-    ValueError: timm has no such ResNet, Mixer or hybrid.
+  timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with
+  the two, and computes the same. The weights are of a ViT that timm can hold,
+  see `formats.write`.
   """
-  if isinstance(getattr(model, 'pooling', None), DistillationToken):
+  model, params = weights.model, dict(weights.params)
+  distilled = isinstance(model.pooling, DistillationToken)
+  args = _model_args(weights, params)
+  last_norm = 'fc_norm' if args['fc_norm'] else 'norm'
+  keys = _vit_keys(last_norm, distilled=distilled)
+  height, width, channels = weights.image_shape
+  num_classes = model.num_classes or 0
+  mean, std = image_configs.mean_and_std(weights.preprocess, channels, 1 / 255)
+  large, keeps_aspect, method = image_configs.describe(weights)
+  config = {
+    'architecture': _architecture(model),
+    'num_classes': num_classes,
+    'global_pool': args['global_pool'],
+    'model_args': {'in_chans': channels} | args | {'num_classes': num_classes},
+    'pretrained_cfg': {
+      'custom_load': False,
+      'input_size': [channels, height, width],
+      'fixed_input_size': True,
+      'interpolation': method,
+      'crop_pct': _fraction(large, (height, width)),
+      'crop_mode': 'center' if keeps_aspect else 'squash',
+      'mean': mean,
+      'std': std,
+      'num_classes': num_classes,
+      'pool_size': None,
+      'first_conv': 'patch_embed.proj',
+      'classifier': ['head', 'head_dist'] if distilled else 'head',
+    },
+  }
+  if weights.class_names:
+    config['label_names'] = list(weights.class_names)
+  if weights.activation != 'softmax':
+    config['activation'] = weights.activation
+  return keys.to_theirs(params), {'config.json': config}
+
+
+def _architecture(model):
+  """Return timm's most similar architecture; model_args make it this model."""
+  if isinstance(model.pooling, DistillationToken):
     return 'deit_base_distilled_patch16_224'
-
-  def fixed(model):
-    """Return what model_args cannot change."""
-    if isinstance(model, ResNet):
-      return model.stages, model.width_factor, model.form
-    if isinstance(model, MlpMixer):
-      return model.width, model.depth, model.embedding.patch_size
-    return type(model.embedding), getattr(model.embedding, 'stages', None)
-
-  def distance(name):
-    width, patch = getattr(known[name], 'width', 1), 0
-    if hasattr(model, 'embedding'):
-      patch = max(known[name].embedding.patch_size)
-      patch -= max(model.embedding.patch_size)
-    return abs(math.log(width / getattr(model, 'width', 1))), abs(patch)
-
+  patch_size = max(model.embedding.patch_size)
   known = {
     theirs[0]: names.create(ours)
     for ours, theirs in names.models().items()
     if theirs
   }
-  found = [
-    name for name, other in known.items() if fixed(other) == fixed(model)
-  ]
-  if not found:
-    raise ValueError(
-      f'timm has no {type(model).__name__} with {fixed(model)}. Use '
-      '--format=npz instead.'
+
+  def distance(name):
+    other = known[name]
+    return (
+      abs(math.log(other.width / model.width)),
+      abs(max(other.embedding.patch_size) - patch_size),
     )
-  return min(found, key=distance)
+
+  return min(
+    (name for name in known if re.match('vit_[a-z]+_patch', name)),
+    key=distance,
+  )
 
 
-def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, {'config.json': content}) that timm loads.
-
-  timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with
-  the two, and computes the same.
-
-  Args:
-    weights: of a model that timm can hold, see `formats.write`.
-
-  Raises:
-    ValueError: timm has no such ResNet, Mixer or hybrid.
-  """
-  model, params = weights.model, dict(weights.params)
-  name = _architecture(model)
-  if isinstance(model, ResNet):
-    args, keys = {}, _RESNET_KEYS
-  elif isinstance(model, MlpMixer):
-    args, keys = _mixer_args(weights), _MIXER_KEYS
-  else:
-    args = _vit_args(weights, params)
-    root_only = getattr(model.embedding, 'stages', None) == ()
-    keys = _vit_keys(
-      'fc_norm' if args['fc_norm'] else 'norm',
-      _BACKBONE if root_only else f'{_BACKBONE}stem.',
-      isinstance(model.pooling, DistillationToken),
-    )
-  arrays = keys.to_theirs(params)
-  return arrays, {'config.json': _make_config(weights, name, args, arrays)}
-
-
-def _vit_args(weights, params):
+def _model_args(weights, params):
   """Return model_args; params get timm's position table."""
   model = weights.model
-  pooling, block = model.pooling, model.block
+  pooling, block, patch = model.pooling, model.block, model.embedding.patch_size
   distilled = isinstance(pooling, DistillationToken)
   pools = {Mean: 'avg', Map: 'map'}
   args = {
     'img_size': list(weights.image_shape[:2]),
-    'patch_size': _patch(model),
+    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
     'embed_dim': model.width,
     'depth': model.depth,
     'num_heads': model.num_heads,
@@ -509,62 +506,10 @@ def _vit_args(weights, params):
   return args
 
 
-def _mixer_args(weights):
-  model = weights.model
-  hidden = model.tokens_mlp_dim, model.channels_mlp_dim
-  ratios = [_ratio(h, model.width) for h in hidden]
-  return {'img_size': list(weights.image_shape[:2]), 'mlp_ratio': ratios}
-
-
-def _patch(model):
-  height, width = model.embedding.patch_size
-  return height if height == width else [height, width]
-
-
 def _ratio(hidden, width):
   """Return the number for which timm computes int(width * ratio) = hidden."""
   ratio = hidden / width
   return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
-
-
-def _make_config(weights, architecture, args, arrays):
-  """Return the content of config.json."""
-  height, width, channels = weights.image_shape
-  num_classes = weights.model.num_classes or 0
-  mean, std = image_configs.mean_and_std(weights.preprocess, channels, 1 / 255)
-  large, keeps_aspect, method = image_configs.describe(weights)
-  convs = (
-    *(f'{_BACKBONE}stem.conv', f'{_BACKBONE}conv', 'patch_embed.proj'),
-    *('stem.conv', 'stem.proj'),
-  )
-  classifier: Any = 'head.fc' if 'stem.conv.weight' in arrays else 'head'
-  if 'dist_token' in arrays:
-    classifier = ['head', 'head_dist']
-  config = {
-    'architecture': architecture,
-    'num_classes': num_classes,
-    'global_pool': args.get('global_pool', 'avg'),
-    'model_args': {'in_chans': channels} | args | {'num_classes': num_classes},
-    'pretrained_cfg': {
-      'custom_load': False,
-      'input_size': [channels, height, width],
-      'fixed_input_size': 'img_size' in args,
-      'interpolation': method,
-      'crop_pct': _fraction(large, (height, width)),
-      'crop_mode': 'center' if keeps_aspect else 'squash',
-      'mean': mean,
-      'std': std,
-      'num_classes': num_classes,
-      'pool_size': None,
-      'first_conv': next(x for x in convs if f'{x}.weight' in arrays),
-      'classifier': classifier,
-    },
-  }
-  if weights.class_names:
-    config['label_names'] = list(weights.class_names)
-  if weights.activation != 'softmax':
-    config['activation'] = weights.activation
-  return config
 
 
 def _fraction(large, size):
