@@ -1,7 +1,5 @@
 """Copies of evaluation images in a data set, found by a perceptual hash."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from vit_jax.data import images
@@ -22,24 +20,20 @@ def perceptual_hash(image: np.ndarray) -> np.uint64:
 
 
 class Copies:
-  """Hashes of evaluation images, which copies are compared with.
+  """The evaluation images {name: hash} that copies are searched of.
 
-  Args:
-    examples: (name, hash) of each evaluation image.
-    max_distance: number of bits, of 64, in which the hash of a copy may differ.
+  The hash of a copy differs in at most `max_distance` of its 64 bits.
   """
 
   def __init__(
-    self, examples: Iterable[tuple[str, np.uint64]], max_distance: int
+    self, hashes: dict[str, np.uint64], max_distance: int = 6
   ) -> None:
-    names, hashes = zip(*examples)
-    self._names, self._hashes = names, np.array(hashes, np.uint64)
-    self._max_distance = max_distance
+    self._names, self._max_distance = list(hashes), max_distance
+    self._hashes = np.array(list(hashes.values()), np.uint64)
 
   def find(self, image: np.ndarray) -> str | None:
     """Return the evaluation image that this is a copy of, or None."""
-    differing = self._hashes ^ perceptual_hash(image)
-    distances = np.bitwise_count(differing)
+    distances = np.bitwise_count(self._hashes ^ perceptual_hash(image))
     nearest = distances.argmin()
     if distances[nearest] > self._max_distance:
       return None

@@ -52,7 +52,7 @@ class Tar:
       names = {self._class_of(f'{folder}/') for folder in folders}
     else:
       names = set(classes.values())
-    self.class_names = sorted(names)
+    self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
     self.num_classes = len(names)
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -78,14 +78,11 @@ def imagenet_tar(folder: PathLike, split: str) -> Tar:
     folder: contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
     split: 'train' or 'validation'.
   """
-  folder = os.fspath(folder)
+  # TensorFlow ignores the orientation.
   if split == 'train':
-    # The class folders are the sorted WordNet ids, the order of the labels.
-    # TensorFlow ignores the orientation.
-    return Tar(f'{folder}/ILSVRC2012_img_train.tar', exif=False)
-  return Tar(
-    f'{folder}/ILSVRC2012_img_val.tar', classes=_validation(), exif=False
-  )
+    return Tar(f'{os.fspath(folder)}/ILSVRC2012_img_train.tar', exif=False)
+  path = f'{os.fspath(folder)}/ILSVRC2012_img_val.tar'
+  return Tar(path, classes=_validation(), exif=False)
 
 
 def _validation():

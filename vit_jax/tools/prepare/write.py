@@ -1,43 +1,47 @@
 """Examples of sources, checked and re-encoded, written by TFDS."""
 
 import csv
-import dataclasses
-import functools
 import io
 import json
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data import images, views, workers
 from vit_jax.data.transforms import resize
+from vit_jax.runs import terminal
 from vit_jax.tools.prepare.copies import Copies
 from vit_jax.types import PathLike
 
 Example = Mapping[str, Any]  # {'image': bytes or array, 'label': int or [K]}
+_QUALITY = 95  # of JPEG files; 4:4:4 would take 1.33 times the bytes at 256 px
 
 
-def readers(source: Any) -> Iterator[Callable[[], tuple[str, Example]]]:
-  """Yield functions that return (file name, example), for threads.
+def process(
+  source: Any, function: Callable[[str, Callable[[], Example]], Any]
+) -> Iterable[Any]:
+  """Yield function(file name, read) for each example, computed by threads.
 
   Args:
     source: has len() and [i], or is an iterable of (file name, example).
+    function: its `read()` returns the example.
   """
+
+  def of_index(index):
+    name = getattr(source, 'file_name', lambda index: None)(index)
+    name = name or views.describe(source, index)
+    return function(name, lambda: source[index])
+
+  threads = 2 * workers.cores()
   if hasattr(source, '__getitem__'):
-    for index in range(len(source)):
-      yield functools.partial(_read, source, index)
-  else:
-    for example in source:
-      yield functools.partial(lambda x: x, example)
-
-
-def _read(source, index):
-  name = getattr(source, 'file_name', lambda index: None)(index)
-  return name or views.describe(source, index), source[index]
+    return workers.Threads(of_index, range(len(source)), threads)
+  return workers.Threads(
+    lambda x: function(x[0], lambda: x[1]), source, threads
+  )
 
 
 def decoded(source: Any, example: Example) -> tuple[np.ndarray, bool]:
@@ -45,101 +49,34 @@ def decoded(source: Any, example: Example) -> tuple[np.ndarray, bool]:
   image = example['image']
   if not isinstance(image, bytes):
     return image, False
-  exif = getattr(source, 'exif', True)
-  encoded = images.Encoded(image, getattr(source, 'channels', 3), exif=exif)
+  encoded = images.Encoded(image, exif=getattr(source, 'exif', True))
   return encoded.pixels(), encoded.is_turned
-
-
-def reencoded(image: np.ndarray, short_side: int | None, quality: int) -> bytes:
-  """Return a JPEG file of an image, shrunk to a short side by area.
-
-  Grey images stay grey. The chroma is halved (4:2:0), as in most photographs:
-  at quality 95 and 256 px 4:4:4 takes 1.33 times the bytes.
-  """
-  smaller = min(image.shape[:2])
-  if short_side and smaller > short_side:
-    factor = short_side / smaller
-    height, width = (max(1, round(x * factor)) for x in image.shape[:2])
-    image = resize(image, (height, width), 'area')
-  if image.shape[2] == 3 and (image == image[..., :1]).all():
-    image = image[..., :1]
-  cv2 = images.opencv()
-  options = [cv2.IMWRITE_JPEG_QUALITY, quality]
-  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR]
-  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
-  return _encoded('.jpg', image, options)
-
-
-def _encoded(kind, image, options=()):
-  image = np.ascontiguousarray(image[..., ::-1])  # OpenCV has BGR
-  return images.opencv().imencode(kind, image, options)[1].tobytes()
-
-
-@dataclasses.dataclass(frozen=True)
-class Maker:
-  """Makes the records of a source.
-
-  Attributes:
-    source: the source.
-    short_side: larger images are shrunk to it; None copies the bytes.
-    quality: of JPEG files that are shrunk or turned.
-    copies: evaluation images whose copies are left out, or None.
-  """
-
-  source: Any
-  short_side: int | None = None
-  quality: int = 95
-  copies: Copies | None = None
-
-  def __call__(
-    self, read: Callable[[], tuple[str, Example]]
-  ) -> tuple[str, Example | None, str]:
-    """Return (file name, record, ''), or why it has no record."""
-    name = ''
-    try:
-      name, example = read()
-      # Decoded even if the bytes are copied: there are no unreadable images.
-      image, is_turned = decoded(self.source, example)
-      copy = self.copies.find(image) if self.copies else None
-      if copy:
-        return name, None, f'copy of {copy}'
-      data = example['image']
-      is_large = self.short_side and min(image.shape[:2]) > self.short_side
-      if is_large or is_turned:  # TensorFlow ignores the EXIF orientation
-        data = reencoded(image, self.short_side, self.quality)
-      elif not isinstance(data, bytes):
-        data = _encoded('.png', data)
-      record = {'image': io.BytesIO(data), 'label': example['label']}
-      return name, {**record, 'file_name': name}, ''
-    except (OSError, ValueError) as error:
-      return name, None, f'unreadable: {error}'
 
 
 def write(
   folder: PathLike,
-  makers: Mapping[str, Maker],
+  sources: Mapping[str, Any],
   *,
+  short_side: int | None = None,
   shuffle: bool = False,
-  shards: int | None = None,
-  skip: bool = False,
+  copies: Copies | None = None,
 ) -> dict[str, int]:
   """Write a TFDS data set, which appears when it is complete.
 
-  Examples without a record are listed in left_out.csv.
+  Unreadable images and copies are left out, and listed in left_out.csv.
 
   Args:
     folder: of the data set, NAME or NAME/VERSION; it must not exist.
-    makers: by split.
+    sources: by split.
+    short_side: larger images are shrunk to it; None copies their bytes.
     shuffle: write the examples in a shuffled order.
-    shards: number of files of each split; None: by the number of bytes.
-    skip: leave out unreadable examples; else the first one is an error.
+    copies: evaluation images whose copies are left out.
 
   Returns:
     {split: number of examples}.
 
   Raises:
-    ValueError: the folder exists; splits with different classes; an unreadable
-      example.
+    ValueError: the folder exists, or the splits have different classes.
   """
   import tensorflow_datasets as tfds
 
@@ -148,28 +85,28 @@ def write(
     raise ValueError(f'{folder} exists. Use a new folder, or remove it.')
   partial = folder.with_name(f'{folder.name}.part')
   shutil.rmtree(partial, ignore_errors=True)
-  first, *others = (maker.source for maker in makers.values())
+  first, *others = sources.values()
   names = getattr(first, 'class_names', None)
-  for other in others:
-    if getattr(other, 'class_names', None) != names:
-      raise ValueError('the splits have different classes. Give class_names.')
-  features = _features(first)
+  if any(getattr(other, 'class_names', None) != names for other in others):
+    raise ValueError('the splits have different classes. Give class_names.')
+  features = _features(first, names)
   left_out: list[tuple[str, ...]] = []
 
   def examples(split: str) -> Iterator[tuple[int, Example]]:
-    maker = makers[split]
-    threads = 2 * workers.cores()
-    found = workers.Threads(maker, readers(maker.source), threads)
-    for index, (name, record, reason) in enumerate(found):
-      if record is not None:
-        yield index, record
-        continue
-      if reason.startswith('unreadable') and not skip:
-        raise ValueError(
-          f'example {index} of {split} ({name}) is {reason} Use --on_error=skip'
-          ' to leave it out.'
-        )
-      left_out.append((split, str(index), name, reason))
+    source = sources[split]
+
+    def record(name, read):
+      try:
+        return name, *_record(source, read(), short_side, copies)
+      except (OSError, ValueError) as error:
+        return name, None, f'unreadable: {error}'
+
+    found = process(source, record)
+    for index, (name, example, reason) in enumerate(found):
+      if example is None:
+        left_out.append((split, str(index), name, reason))
+      else:
+        yield index, {**example, 'file_name': name}
 
   dataset, given = _name_and_version(folder)
 
@@ -187,15 +124,13 @@ def write(
       )
 
     def _split_generators(self, dl_manager):
-      return {split: examples(split) for split in makers}
+      return {split: examples(split) for split in sources}
 
     def _generate_examples(self):
       raise NotImplementedError  # the splits are generators already
 
   builder = Prepared(data_dir=partial, file_format='array_record')
-  builder.download_and_prepare(
-    download_config=tfds.download.DownloadConfig(num_shards=shards)
-  )
+  builder.download_and_prepare()
   made = pathlib.Path(builder.data_path)
   if names and not isinstance(features['label'], tfds.features.ClassLabel):
     (made / 'class_names.json').write_text(json.dumps(list(names)))
@@ -203,30 +138,65 @@ def write(
     with open(made / 'left_out.csv', 'w', newline='') as file:
       header = ('split', 'index', 'file_name', 'reason')
       csv.writer(file).writerows([header, *left_out])
+    terminal.say(f'Left out {len(left_out):,}, see {folder}/left_out.csv.')
   made.rename(folder)
   shutil.rmtree(partial)
   return {k: v.num_examples for k, v in builder.info.splits.items()}
 
 
-def _features(source):
+def _record(source, example, short_side, copies):
+  """Return (record, ''), or (None, why it has none)."""
+  # Decoded even if the bytes are copied, to find unreadable images.
+  image, is_turned = decoded(source, example)
+  if copies and (copy := copies.find(image)):
+    return None, f'copy of {copy}'
+  data = example['image']
+  is_large = short_side and min(image.shape[:2]) > short_side
+  if is_large or is_turned:  # TensorFlow ignores the EXIF orientation
+    data = _jpeg(image, short_side if is_large else None)
+  elif not isinstance(data, bytes):
+    data = _encoded('.png', data)
+  return {'image': io.BytesIO(data), 'label': example['label']}, ''
+
+
+def _jpeg(image, short_side):
+  """Return a JPEG file of an image, shrunk to a short side by area."""
+  if short_side:
+    factor = short_side / min(image.shape[:2])
+    size = tuple(max(1, round(x * factor)) for x in image.shape[:2])
+    image = resize(image, size, 'area')
+  if image.shape[2] == 3 and (image == image[..., :1]).all():
+    image = image[..., :1]  # grey stays grey
+  cv2 = images.opencv()
+  options = [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
+  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR]
+  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
+  return _encoded('.jpg', image, options)
+
+
+def _encoded(kind, image, options=()):
+  image = np.ascontiguousarray(image[..., ::-1])  # OpenCV has BGR
+  return images.opencv().imencode(kind, image, options)[1].tobytes()
+
+
+def _features(source, names):
   """Return the features of TFDS for a source."""
   import tensorflow_datasets as tfds
 
-  names = getattr(source, 'class_names', None)
+  indexed = hasattr(source, '__getitem__')
+  example = source[0] if indexed else next(iter(source))[1]
+  shape = np.shape(example['label'])
   count = getattr(source, 'num_classes', None)
-  _, example = next(readers(source))()
   label: Any = np.int64
-  if np.ndim(example['label']):
-    shape = np.shape(example['label'])
+  if shape:
     label = tfds.features.Tensor(shape=shape, dtype=np.float32)
   elif names is not None:
     label = tfds.features.ClassLabel(names=list(names))
   elif count is not None:
     label = tfds.features.ClassLabel(num_classes=count)
-  channels = getattr(source, 'channels', 3)
   return tfds.features.FeaturesDict(
     {
-      'image': tfds.features.Image(shape=(None, None, channels)),
+      'image': tfds.features.Image(shape=(None, None, 3)),
       'label': label,
       'file_name': tfds.features.Text(),
     }
