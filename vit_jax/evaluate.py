@@ -31,6 +31,11 @@ from vit_jax.types import HARMLESS, Count, KeySeed, Model, Preprocess, Side
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
+_MEMORY = (
+  'It cannot hold the parameters. Use more devices, and shard the parameters '
+  'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+)
+
 
 def evaluate(
   workdir: PathLike,
@@ -113,7 +118,7 @@ def evaluate(
     workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, provenance)
 
-  with compiled.explaining(_explain_memory):
+  with compiled.explaining(lambda: _MEMORY):
     params, report = _params(
       init, model, weights, init_from, shardings, workdir
     )
@@ -145,13 +150,6 @@ def evaluate(
     terminal.say(f'wrote {path}')
   page.write_at_end(workdir, evaluators)
   return results
-
-
-def _explain_memory():
-  return (
-    'It cannot hold the parameters. Use more devices, and shard the parameters '
-    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
-  )
 
 
 def _largest_batch(evals):

@@ -221,13 +221,6 @@ def test_intervals():
   assert found.keys() - {'mean_per_class_accuracy'} <= {*evaluator.metrics}
 
 
-def test_without_calibration():
-  _, plain = evaluate()
-  _, result = evaluate(calibration_bins=0)
-  assert result == {k: v for k, v in plain.items() if k != 'ece'}
-  assert evaluate(calibration_bins=3)[1]['ece'] != plain['ece']
-
-
 def test_classes_of_other_names():
   source = source_of()
   source.class_names = list('abcdefg')

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data import views
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Natural, Params
+from vit_jax.types import Params
 
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
@@ -19,27 +19,19 @@ _MEANS = (*_RATES, 'loss')
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-  """Predictions of a classifier for all examples that count.
+  """Predictions of a classifier for all examples that count, arrays of [n].
 
-  Attributes:
-    index: int [n], of each example in the source.
-    true: int [n], its class; of several correct ones, the most probable one.
-    predicted: int [n], the most probable class.
-    true_log_probability: [n], logarithm of the probability of `true`.
-    predicted_probability: [n].
-    classes: int [k], numbers of the classes that could be predicted, sorted.
-    class_names: of the data, by number; or None.
-    describe: function from an index to the file name, or the index as text.
+  Of several correct classes, `true` is the most probable one.
   """
 
-  index: np.ndarray
+  index: np.ndarray  # of each example in the source
   true: np.ndarray
   predicted: np.ndarray
   true_log_probability: np.ndarray
   predicted_probability: np.ndarray
-  classes: np.ndarray
-  class_names: Sequence[str] | None
-  describe: Callable[[int], str]
+  classes: np.ndarray  # int [k], that could be predicted, sorted
+  class_names: Sequence[str] | None  # of the data, by number
+  describe: Callable[[int], str]  # from an index to a file name or similar
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -55,15 +47,12 @@ class Classification(LabelEvaluator):
     loss: 'softmax' or 'sigmoid'; also how logits become probabilities.
     restrict: 'present' drops the logits of classes that do not occur in the
       labels, as for ImageNet-A and -R (200 of 1,000).
-    calibration_bins: number of bins of the expected calibration error; 0
-      disables it.
     intervals: whether to report 95% intervals of accuracies (Wilson score).
     predictions: the Predictions of the last run, None before it.
   """
 
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
   restrict: Literal['present'] | None = None
-  calibration_bins: Natural = 15
   intervals: bool = False
 
   def __post_init__(self) -> None:
@@ -86,11 +75,11 @@ class Classification(LabelEvaluator):
 
   @property
   def metrics(self) -> list[str]:
-    names = [*_MEANS, *(['ece'] if self.calibration_bins else [])]
+    names = [*_MEANS, 'ece', 'mean_per_class_accuracy']
     if self.intervals:
       names += [f'{name}_{end}' for name in _RATES for end in ('low', 'high')]
-    names += ['mean_per_class_accuracy', 'num_examples', 'num_unlabelled']
-    return [*names, 'skipped', *(['class_accuracy/'] if self.per_class else [])]
+    names += ['num_examples', 'num_unlabelled', 'skipped']
+    return [*names, 'class_accuracy/'] if self.per_class else names
 
   def compare(
     self, logits: jax.Array, labels: jax.Array
@@ -131,11 +120,9 @@ class Classification(LabelEvaluator):
     examples.
     mean_per_class_accuracy: mean over the classes that occur (class numbers).
     ece: see `calibration_error`.
-    NAME_low, NAME_high: see `intervals`.
-    class_accuracy/CLASS: see `per_class`.
-    num_examples: number of examples that count; num_unlabelled: number of label
-    vectors without a correct class; skipped: number of unreadable examples, if
-    any.
+    NAME_low, NAME_high: see `intervals`; class_accuracy/CLASS: see `per_class`.
+    num_examples, num_unlabelled, skipped: numbers of examples that count, label
+    vectors without a correct class, and unreadable examples.
     """
     columns = self._collect(params)
     counts = self._collect.counts(columns)
@@ -156,7 +143,13 @@ class Classification(LabelEvaluator):
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
       results |= self.of_each_class('class_accuracy', found)
     self.predictions = self._predictions(columns)
-    return self._means(columns) | results | counts
+    found = means(columns, _MEANS)
+    found['ece'] = calibration_error(columns['confidence'], columns['accuracy'])
+    for name in _RATES:
+      if self.intervals and name in columns:
+        low, high = wilson(columns[name])
+        found |= {f'{name}_low': low, f'{name}_high': high}
+    return found | results | counts
 
   def _predictions(self, columns):
     source, classes = self.data.source, self._classes
@@ -175,31 +168,16 @@ class Classification(LabelEvaluator):
       describe=getattr(source, 'describe', str),
     )
 
-  def _means(self, columns):
-    found = means(columns, _MEANS)
-    if self.calibration_bins:
-      found['ece'] = calibration_error(
-        columns['confidence'], columns['accuracy'], self.calibration_bins
-      )
-    for name in _RATES:
-      if self.intervals and name in columns:
-        low, high = wilson(columns[name])
-        found |= {f'{name}_low': low, f'{name}_high': high}
-    return found
-
 
 def calibration_error(
-  confidence: np.ndarray, hit: np.ndarray, bins: int
+  confidence: np.ndarray, hit: np.ndarray, bins: int = 15
 ) -> float:
   """Return the expected calibration error (Guo et al., 2017, equation 3).
 
   This is the mean of |accuracy - mean confidence| over bins of equal width,
   weighted by the number of examples. A bin includes its upper edge only.
 
-  Args:
-    confidence: [n] in [0, 1], the probability of the predicted class.
-    hit: bool [n], whether the prediction was correct.
-    bins: number of bins.
+  Takes the probability of the predicted class, [n], and whether it was correct.
   """
   confidence = np.asarray(confidence, np.float64)
   # Float32 can round a probability to above 1, which is in the last bin.

@@ -30,13 +30,10 @@ class Collector:
   Args:
     fn: (params, batch) -> {name: [B, ...]}; batch has 'image' (uint8), 'label',
       'mask' (False for padding) and 'index'. It is jitted.
-    data: the split.
+    data: the split, whose batch size must fit the mesh.
     mesh: from `sharding.make_mesh`.
     num_classes: labels must be below it; None: as in the source.
     what: name of the data in errors and progress reports.
-
-  Raises:
-    ValueError: the batch size does not fit the mesh.
   """
 
   def __init__(
@@ -75,17 +72,12 @@ class Collector:
   def __call__(self, params: Params) -> Columns:
     """Return {name: [N, ...]} for all readable examples, in source order.
 
-    The names include 'label' and 'index'. Raises ValueError if no example can
-    be read.
+    The names include 'label' and 'index'.
     """
     rows: list[Columns] = []
-    pending = None
-    for batch in terminal.track(
-      self._batches,
-      len(self._batches),
-      unit=f'batches of {self._what}',
-      live=False,
-    ):
+    pending, unit = None, f'batches of {self._what}'
+    batches, count = self._batches, len(self._batches)
+    for batch in terminal.track(batches, count, unit=unit, live=False):
       out = self._fn(params, sharding.put_batch(batch, self._mesh))
       # Fetch the previous batch, so that the device always has work queued.
       rows, pending = rows + _fetch(pending), out
@@ -180,9 +172,6 @@ class LabelEvaluator(SplitEvaluator):
     flip: whether to average the probabilities of each image and its mirror
       image.
     class_names: of the data, to compare with the names of the model; or None.
-
-  Raises:
-    ValueError: an argument is invalid or does not fit the data.
   """
 
   per_class: bool = False
@@ -194,10 +183,8 @@ class LabelEvaluator(SplitEvaluator):
   def __post_init__(self) -> None:
     super().__post_init__()
     source, wanted = self.data.source, self.model.num_classes
-    names: Any = getattr(source, 'class_names', None)
-    self.class_names: Sequence[str] | None = (
-      names if self.same_classes else None
-    )
+    names: Sequence[str] | None = getattr(source, 'class_names', None)
+    self.class_names = names if self.same_classes else None
     self._names = names if names and len(set(names)) == len(names) else None
     found = getattr(source, 'num_classes', None)
     if not self.same_classes and found and wanted and found != wanted:
@@ -213,8 +200,8 @@ class LabelEvaluator(SplitEvaluator):
       if logits.ndim != 2:
         raise ValueError(
           f'The model has logits of shape {logits.shape}; expected one row for '
-          'each image. A model of masked patches does not pool them, and its '
-          'outputs are not classes: fine-tune it, or read out its features.'
+          'each image. A model of masked patches has no classes: fine-tune it, '
+          'or read out its features.'
         )
       return logits
 
@@ -239,20 +226,16 @@ class LabelEvaluator(SplitEvaluator):
 
     CLASS is the number if names are not unique.
     """
-    if not self.per_class:
-      return {}
     names = self._names
     return {
       f'{metric}/{names[number] if names else number}': value
       for number, value in values.items()
+      if self.per_class
     }
 
 
 def average(logits: jax.Array, activation: str) -> jax.Array:
-  """Return logits [B, K] of the mean probabilities of logits [V, B, K].
-
-  The activation, 'softmax' or 'sigmoid', converts logits to probabilities.
-  """
+  """Return logits [B, K] of the mean probabilities of logits [V, B, K]."""
   if activation == 'softmax':
     return _log_mean(jax.nn.log_softmax(logits))
   on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)

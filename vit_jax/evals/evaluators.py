@@ -12,8 +12,6 @@ arguments of its config. Optional attributes of an evaluator:
                           which are then written, see reports/confusion.py
 """
 
-import contextlib
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -49,9 +47,7 @@ def make(
 
   Args:
     evals: {name: function (model, *, preprocess, mesh) -> evaluator}.
-    model: Flax module.
-    preprocess: uint8 -> float images.
-    mesh: as returned by `sharding.make_mesh`.
+    model, preprocess, mesh: arguments of these functions.
     class_names: of the model's outputs, or None if they are not known.
     abstract_params: ShapeDtypeStructs of the parameters.
 
@@ -60,22 +56,14 @@ def make(
   """
   made = {}
   for name, factory in evals.items():
-    with _named(name):
-      evaluator = factory(model, preprocess=preprocess, mesh=mesh)
-      _check_class_names(class_names, evaluator)
-      if check := getattr(evaluator, 'check', None):
+    try:
+      made[name] = factory(model, preprocess=preprocess, mesh=mesh)
+      _check_class_names(class_names, made[name])
+      if check := getattr(made[name], 'check', None):
         check(abstract_params)
-    made[name] = evaluator
+    except ValueError as error:
+      raise ValueError(f'evals.{name}: {error}') from error
   return made
-
-
-@contextlib.contextmanager
-def _named(name):
-  """Context manager that prepends the config key of an evaluator to errors."""
-  try:
-    yield
-  except ValueError as error:
-    raise ValueError(f'evals.{name}: {error}') from error
 
 
 def _check_class_names(class_names, evaluator):
@@ -97,10 +85,7 @@ def check_metric(
 ) -> None:
   """Raise ValueError if it is known that no evaluator returns the metric.
 
-  Args:
-    argument: that has the metric, for the message.
-    metric: 'EVALUATOR/METRIC', or None.
-    evaluators: by name.
+  This is 'EVALUATOR/METRIC' or None, the value of `argument`.
   """
   name, _, found = (metric or '').partition('/')
   known = getattr(evaluators.get(name), 'metrics', None)
@@ -119,33 +104,18 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
 
   Evaluators may copy between host and devices as they like: the transfer guard
   of the training loop does not apply to them.
-
-  Raises:
-    ValueError: from the evaluator.
-    compiled.OutOfMemoryError: with what to do.
   """
-  explain = functools.partial(_explain_memory, name, evaluator)
-  with jax.transfer_guard('allow'), compiled.explaining(explain):
+  remedy = (
+    f'It cannot hold a batch of the evaluator evals.{name}. Use smaller ones: '
+    f'--config.evals.{name}.data.batch_size=N'
+  )
+  with jax.transfer_guard('allow'), compiled.explaining(lambda: remedy):
     found = evaluator.run(params)
     return {str(k): np.asarray(value).item() for k, value in found.items()}
 
 
-def _explain_memory(name, evaluator):
-  data = getattr(evaluator, 'data', None)
-  size = getattr(data, 'batch_size', 'unknown size')
-  return (
-    f'The evaluator evals.{name} has batches of {size}. Use smaller ones: '
-    f'--config.evals.{name}.data.batch_size=N'
-  )
-
-
 def non_finite(step: int, results: Mapping[str, float]) -> str:
-  """Return a line that names the metrics that are NaN or Inf; '' if none is.
-
-  Args:
-    step: of the training.
-    results: {'EVALUATOR/METRIC': value}.
-  """
+  """Return a line that names the results that are NaN or Inf; '' if none is."""
   bad = [f'{k}={v}' for k, v in results.items() if not math.isfinite(v)]
   if not bad:
     return ''

@@ -19,8 +19,7 @@ from vit_jax.types import Count, Positive, Seed
 class FewShot:
   """Test accuracy after training on k examples per class, mean over draws.
 
-  The computation is in numpy and float64, the same on every host. `val` is not
-  used.
+  The computation is in numpy and float64, the same on every host.
 
   Attributes:
     shots: numbers of examples per class.
@@ -46,13 +45,8 @@ class FewShot:
   allow_fewer: bool = False
 
   def __post_init__(self) -> None:
-    several = len(self.l2) > 1
-    if self.held_out_shots and not several:
-      raise ValueError(
-        f'held_out_shots={self.held_out_shots} needs several values of l2 to '
-        f'choose from, but l2={self.l2}.'
-      )
-    if several and not self.held_out_shots and min(self.shots) == 1:
+    held_out = self.held_out_shots or min(self.shots) > 1
+    if len(self.l2) > 1 and not held_out:
       raise ValueError(
         f'shots={self.shots} with l2={self.l2}: a single shot cannot be held '
         'out to choose l2. Give one l2, or held_out_shots, or remove 1 from '
@@ -69,10 +63,7 @@ class FewShot:
       )
 
   def __call__(
-    self,
-    train: Split,
-    test: Split,
-    val: Split | None = None,
+    self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
     """Return {'{k}shot', '{k}shot_std', '{k}shot_seed{s}': accuracy}.
 

@@ -16,6 +16,7 @@ The classifier that is tested is always fitted to the whole of `train` and to
 nothing else; hyperparameters are never chosen on `test`.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -37,9 +38,7 @@ class Readout(Protocol):
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None: ...
 
-  def __call__(
-    self, train: Any, test: Any, val: Any = None
-  ) -> Mapping[str, float]: ...
+  def __call__(self, train: Any, test: Any, val: Any = None) -> Any: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,8 +49,6 @@ class Frozen:
 
   Attributes:
     model: has apply(..., method='features') -> {name: [B, ...]}.
-    preprocess: uint8 images -> float images.
-    mesh: from `sharding.make_mesh`.
     data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
       numbers.
     readouts: {name: readout}, see the module docstring.
@@ -96,8 +93,7 @@ class Frozen:
         raise ValueError(
           f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
           'for each image, because the model does not pool its patches. Set '
-          'init_from.pooling=gap (mean over patches) or =token (class token), '
-          "or features='tokens' to read out all tokens as one long vector."
+          "init_from.pooling=gap, or =token, or features='tokens'."
         )
     return {'x': x.reshape(len(x), -1).astype('float32')}
 
@@ -107,10 +103,7 @@ class Frozen:
     return [f'{name}/{key}/' for name in names for key in self.readouts]
 
   def check(self, params: Params) -> None:
-    """Raise ValueError if images, features or labels cannot work.
-
-    This reads the labels of all splits, but decodes no images.
-    """
+    """Raise ValueError if images, features or labels cannot work."""
     for collector in self._collectors.values():
       collector.check(params)
     for name, splits in self.data.items():
@@ -132,39 +125,28 @@ class Frozen:
     With several data sets also 'mean/{readout}/{metric}', the means of the
     metrics that all data sets have.
     """
-    found = {}
+    found, values = {}, collections.defaultdict(list)
     for name, data in self.data.items():
-      splits = {
-        split: _split(self._collectors[name, split](params), f'{name}/{split}')
-        for split in data
-      }
-      found[name] = {
-        f'{key}/{metric}': value
-        for key, readout in self.readouts.items()
-        for metric, value in readout(**splits).items()
-      }
-    if len(found) > 1:
-      first, *others = found.values()
-      found['mean'] = {
-        metric: float(np.mean([value, *(other[metric] for other in others)]))
-        for metric, value in first.items()
-        if all(metric in other for other in others)
-      }
-    return {
-      f'{name}/{metric}': value
-      for name, metrics in found.items()
-      for metric, value in metrics.items()
-    }
+      splits = {split: self._split(params, name, split) for split in data}
+      for key, readout in self.readouts.items():
+        for metric, value in readout(**splits).items():
+          found[f'{name}/{key}/{metric}'] = value
+          values[f'mean/{key}/{metric}'].append(value)
+    if len(self.data) > 1:
+      for name, of_all in values.items():
+        if len(of_all) == len(self.data):
+          found[name] = float(np.mean(of_all))
+    return found
 
-
-def _split(columns, name):
-  x = columns['x']
-  if not np.isfinite(x).all():
-    raise ValueError(
-      f'{name}: {np.sum(~np.isfinite(x))} of {x.size} feature values are NaN '
-      'or infinite. Check the weights of the model.'
-    )
-  return Split(x, columns['label'])
+  def _split(self, params, name, split):
+    columns = self._collectors[name, split](params)
+    x = columns['x']
+    if not np.isfinite(x).all():
+      raise ValueError(
+        f'{name}/{split}: {np.sum(~np.isfinite(x))} of {x.size} feature values '
+        'are NaN or infinite. Check the weights of the model.'
+      )
+    return Split(x, columns['label'])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,8 +63,7 @@ def vote(
 ) -> np.ndarray:
   """Return the class with most votes, int [Q].
 
-  Takes similarities, float32 [Q, k], nearest neighbour first, and the labels of
-  the neighbours, int [Q, k].
+  Takes similarities and labels [Q, k] of the neighbours, the nearest first.
   """
   # Relative to the nearest, so that no temperature overflows.
   excess = similarities.astype(np.float64) - similarities[:, :1]

@@ -17,9 +17,7 @@ class MaskedPatches(SplitEvaluator):
   source, so results are the same on any number of devices and hosts, and
   comparable between steps and runs.
 
-  Attributes (more in `SplitEvaluator`):
-    seed: of the corruption.
-    task: of the objective, see objectives/masked_patches.py.
+  `task` is that of the objective, see objectives/masked_patches.py.
   """
 
   seed: KeySeed = 0
@@ -39,11 +37,7 @@ class MaskedPatches(SplitEvaluator):
     return self._prediction(params, batch['image'], keys)['metrics']
 
   def run(self, params: Params) -> dict[str, float]:
-    """Return {metric: float}.
-
-    loss, accuracy (not for 'pixels'): means over the corrupted patches.
-    num_examples; skipped: number of unreadable examples, if any.
-    """
+    """Return {metric: float}; there is no accuracy for 'pixels'."""
     columns = self._collect(params)
     found = means(columns, ('loss', 'accuracy'))
     return found | self._collect.counts(columns)

@@ -40,7 +40,7 @@ class MultiLabel(LabelEvaluator):
   def metrics(self) -> list[str]:
     names = ['mAP', 'f1_micro', 'f1_macro', 'hamming', 'exact_match', 'loss']
     names += ['num_examples', 'skipped']
-    return [*names, *(['average_precision/'] if self.per_class else [])]
+    return [*names, 'average_precision/'] if self.per_class else names
 
   def compare(
     self, logits: jax.Array, labels: jax.Array
@@ -61,7 +61,7 @@ class MultiLabel(LabelEvaluator):
     exact_match: fraction of examples whose decisions are all correct.
     loss: sigmoid cross-entropy, summed over classes, mean over examples.
     average_precision/CLASS: see `per_class`.
-    num_examples; skipped: number of unreadable examples, if any.
+    num_examples, skipped: numbers of readable and of unreadable examples.
     """
     from sklearn import metrics  # takes a second
 
@@ -79,21 +79,17 @@ class MultiLabel(LabelEvaluator):
     # Compare logits: float32 rounds large probabilities to 1, which are ties.
     predicted = scores >= math.log(self.threshold / (1 - self.threshold))
     wrong = predicted != positive
-    # scikit-learn takes one column for two classes, of which 1 is positive.
-    labels = [1] if positive.shape[1] == 1 else None
-    f1 = {
-      f'f1_{average}': float(
-        metrics.f1_score(
-          positive, predicted, labels=labels, average=average, zero_division=0
-        )
-      )
-      for average in ('micro', 'macro')
-    }
-    results = f1 | {
+    results = {
       'mAP': float(np.mean(list(each.values()))),
       'hamming': float(wrong.mean()),
       'exact_match': float(np.mean(~wrong.any(axis=1))),
     }
+    # scikit-learn takes one column for two classes, of which 1 is positive.
+    labels = [1] if positive.shape[1] == 1 else None
+    options = {'labels': labels, 'zero_division': 0}
+    for average in ('micro', 'macro'):
+      f1 = metrics.f1_score(positive, predicted, average=average, **options)
+      results[f'f1_{average}'] = float(f1)
     return (
       results
       | means(columns, ['loss'])
