@@ -124,6 +124,6 @@ def test_reference_has_every_config_and_all_that_configs_name(hooks):
   for name in (
     'train.train',
     'runs.checkpoint.Checkpoints',
-    'optim.optimizers.Schedule',
+    'optim.schedules.Schedule',
   ):
     assert f'::: vit_jax.{name}\n' in targets

@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_table(file, paths, capsys, monkeypatch):
   monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
   assert call(f'--weights={file}', paths[0], '--top_k=1') == 0
   header, line = capsys.readouterr().out.splitlines()
-  assert 'probability' in header and '00.png' in line and '%' in line
+  assert 'prob' in header and '00.png' in line and '%' in line
 
 
 def test_names_of_any_kind():
