@@ -118,7 +118,7 @@ def evaluate(
     workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, provenance)
 
-  with compiled.explaining(lambda: _MEMORY):
+  with compiled.explaining(_MEMORY):
     params, report = _params(
       init, model, weights, init_from, shardings, workdir
     )

@@ -35,7 +35,7 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError, Provenance
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
-from vit_jax.runs import changes, reuse, terminal, workdirs
+from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.metrics import NonFiniteError, read_records
 from vit_jax.weights import formats
@@ -128,7 +128,7 @@ def study(
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     if not following or _programs(runs[following]) != _programs(runs[name]):
-      reuse.clear()  # the programs of a hundred runs would fill the memory
+      compiled.forget()  # the programs of a hundred runs would fill the memory
   made = _report(report, runs, workdir)
   page.write_at_end(workdir)
   return made

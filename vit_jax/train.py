@@ -29,13 +29,11 @@ from vit_jax.runs import (
   changes,
   compiled,
   divergence,
-  reuse,
   terminal,
   workdirs,
 )
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch
-from vit_jax.runs.profiling import Profiler
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
 from vit_jax.types import (
@@ -166,17 +164,17 @@ def train(
     data.batch_size // accum_steps, mesh, choices, terminal.say
   )
   model = choose(described, images)
-  loss_fn = reuse.call(objective, model, preprocess=preprocess)
+  loss_fn = compiled.reuse(objective, model, preprocess=preprocess)
   teacher: Any = getattr(loss_fn, 'teacher', None)
   teacher_shapes = []
   if teacher is not None:
     _check_class_names(class_names, teacher.class_names)
     teacher.model = choose(teacher.model, teacher.images, backward=False)
     teacher_shapes.append(teacher.abstract_params(mesh, sharding))
-  learning_rate = reuse.call(schedule, timeline)
+  learning_rate = compiled.reuse(schedule, timeline)
 
   # 4. Shapes, then shardings, then the step.
-  init, abstract_state, step_fn = reuse.call(
+  init, abstract_state, step_fn = compiled.reuse(
     make_step,
     model,
     images=images,
@@ -185,7 +183,7 @@ def train(
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,
-    ema_weight=ema and reuse.call(ema, timeline),
+    ema_weight=ema and compiled.reuse(ema, timeline),
   )
   abstract_batch = compiled.batch_shapes(
     image_shape, example['label'], data.batch_size, mesh
@@ -211,7 +209,6 @@ def train(
   newest = checkpointer.latest_step()
   if init_from and newest is None:
     formats.find(init_from.path, init_from.step)
-  profiler = Profiler(workdir, logging.profile, start=newest or 0)
   if dry_run:
     compiled.report(model, step_fn, shapes, mesh, total_steps)
     return None
@@ -219,9 +216,7 @@ def train(
   with (
     contextlib.closing(checkpointer),
     compiled.explaining(
-      functools.partial(
-        compiled.advice, model, abstract_state, abstract_batch, accum_steps
-      )
+      compiled.advice(model, abstract_state, abstract_batch, accum_steps)
     ),
   ):
     # 6. The state to start from: a checkpoint, weights, or scratch.
@@ -251,7 +246,7 @@ def train(
       activation=getattr(loss_fn, 'activation', 'softmax'),
     )
 
-    flops_per_image = reuse.call(flops.forward, model, images)
+    flops_per_image = compiled.reuse(flops.forward, model, images)
 
     # 7. The loop. Metrics lag one step: the host never waits for the device.
     monitor = Monitor(
@@ -291,7 +286,7 @@ def train(
       with terminal.waiting('compiling ...'):
         compiling.join()
       for step in range(start + 1, total_steps + 1):
-        with profiler.step(step, monitor):
+        with monitor.traced(step):
           with monitor.waiting(batches.spent):
             batch = next(batches)
           batch = put_batch(batch, mesh)

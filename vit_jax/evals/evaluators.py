@@ -109,7 +109,7 @@ def run(name: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
     f'It cannot hold a batch of the evaluator evals.{name}. Use smaller ones: '
     f'--config.evals.{name}.data.batch_size=N'
   )
-  with jax.transfer_guard('allow'), compiled.explaining(lambda: remedy):
+  with jax.transfer_guard('allow'), compiled.explaining(remedy):
     found = evaluator.run(params)
     return {str(k): np.asarray(value).item() for k, value in found.items()}
 

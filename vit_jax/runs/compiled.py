@@ -1,6 +1,7 @@
-"""The compiled train step: compiled early, its memory, and advice about it."""
+"""The compiled train step: shared, compiled early, its memory, and advice."""
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,31 @@ from vit_jax.types import Model, Shape
 GIB = 2**30
 
 
+def reuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Return fn(*args, **kwargs), or the same object as an equal call did.
+
+  Consecutive runs of a study often train the same model in the same way, on
+  other data or from other weights, and so share their compiled programs. Only
+  the last calls are kept; arguments that cannot be hashed are equal to nothing.
+  """
+  try:
+    hash((fn, args, tuple(kwargs.values())))
+  except TypeError:
+    return fn(*args, **kwargs)
+  return _call(fn, *args, **kwargs)
+
+
+@functools.lru_cache(maxsize=8)
+def _call(fn, *args, **kwargs):
+  return fn(*args, **kwargs)
+
+
+def forget() -> None:
+  """Release what `reuse` keeps, and everything that JAX has compiled."""
+  _call.cache_clear()
+  jax.clear_caches()
+
+
 def batch_shapes(
   image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -31,12 +57,13 @@ def batch_shapes(
   """
   label_shape = jnp.shape(label)
   kind = jnp.float32 if label_shape else jnp.int32
-  batch = {
-    'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((batch_size, *label_shape), kind),
+  make = functools.partial(
+    jax.ShapeDtypeStruct, sharding=sharding.batch_sharding(mesh)
+  )
+  return {
+    'image': make((batch_size, *image_shape), jnp.uint8),
+    'label': make((batch_size, *label_shape), kind),
   }
-  split = sharding.batch_sharding(mesh)
-  return sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
 
 
 def start(
@@ -70,13 +97,7 @@ def start(
 def report(
   model: Model, step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh, steps: int
 ) -> None:
-  """Compile the train step and print what would be trained.
-
-  Args:
-    model: Flax module.
-    step_fn, shapes, mesh: see `start`.
-    steps: of the whole run.
-  """
+  """Compile the train step and print what would be trained in these steps."""
   with jax.set_mesh(mesh):
     memory = step_fn.lower(*shapes).compile().memory_analysis()
   state, batch, *teacher = shapes
@@ -107,35 +128,30 @@ class OutOfMemoryError(MemoryError):
 
 
 @contextlib.contextmanager
-def explaining(explain: Callable[[], str]) -> Iterator[None]:
+def explaining(advice: str) -> Iterator[None]:
   """Context manager that says what to do when a device is out of memory.
 
-  Args:
-    explain: returns what needs the memory and what to do.
-
   Raises:
-    OutOfMemoryError: in place of the error of JAX.
+    OutOfMemoryError: with the advice, in place of the error of JAX.
   """
   try:
     yield
+  except OutOfMemoryError:
+    raise
   except (jax.errors.JaxRuntimeError, MemoryError) as error:
     text = str(error).partition('\n')[0]
-    is_new = not isinstance(error, OutOfMemoryError)
-    if is_new and (isinstance(error, MemoryError) or 'EXHAUSTED' in text):
-      kind = jax.local_devices()[0].device_kind
-      raise OutOfMemoryError(
-        f'Out of memory on a device ({kind}). {explain()}\n  ({text:.300})'
-      ) from error
-    raise
+    if not isinstance(error, MemoryError) and 'EXHAUSTED' not in text:
+      raise
+    kind = jax.local_devices()[0].device_kind
+    raise OutOfMemoryError(
+      f'Out of memory on a device ({kind}). {advice}\n  ({text:.300})'
+    ) from error
 
 
 def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
   """Return what a training step needs on a device, and how to need less.
 
-  Args:
-    model: Flax module.
-    state, batch: ShapeDtypeStructs with shardings.
-    accum_steps: number of micro-batches of a step.
+  The state and the batch are ShapeDtypeStructs with shardings.
   """
   images = batch['image']
   count = images.shape[0]

@@ -32,24 +32,10 @@ class NonFiniteError(FloatingPointError):
 
 
 def check(state: PyTree, step: int, mesh: Mesh) -> None:
-  """Raise NonFiniteError if an array of the state has NaN or Inf.
+  """Raise NonFiniteError if an array of the state after a step has NaN or Inf.
 
-  Args:
-    state: TrainState, or any tree of arrays on the mesh. All hosts must call
-      this function together.
-    step: number of steps done.
-    mesh: as returned by `sharding.make_mesh`.
+  All hosts must call this function together, with arrays on the mesh.
   """
-  if bad := non_finite(state, mesh):
-    shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
-    raise NonFiniteError(
-      f'NaN or Inf in {len(bad)} arrays ({shown}) of the state after step '
-      f'{step}, which was not saved.'
-    )
-
-
-def non_finite(state: PyTree, mesh: Mesh) -> list[str]:
-  """Return the paths of the arrays that have NaN or Inf; see `check`."""
   arrays = {
     path: array
     for path, array in tree.flatten(state).items()
@@ -60,7 +46,12 @@ def non_finite(state: PyTree, mesh: Mesh) -> list[str]:
     finite = [np.isfinite(x).all() for x in jax.device_get(values)]
   else:
     finite = jax.device_get(_are_finite(mesh)(values))
-  return [path for path, ok in zip(arrays, finite) if not ok]
+  if bad := [path for path, ok in zip(arrays, finite) if not ok]:
+    shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
+    raise NonFiniteError(
+      f'NaN or Inf in {len(bad)} arrays ({shown}) of the state after step '
+      f'{step}, which was not saved.'
+    )
 
 
 @functools.lru_cache(maxsize=8)

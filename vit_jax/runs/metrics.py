@@ -10,9 +10,11 @@ import dataclasses
 import datetime
 import json
 import math
+import pathlib
 import re
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -60,14 +62,10 @@ PEAK_FLOPS = {
 
 def peak_flops(device_kind: str) -> float | None:
   """Return a device's peak bfloat16 FLOP/s, or None if it is not known."""
-  return next(
-    (
-      flops
-      for name, flops in PEAK_FLOPS.items()
-      if re.search(rf'{name}\b', device_kind)  # L40 is no L4, GH200 an H200
-    ),
-    None,
-  )
+  for name, flops in PEAK_FLOPS.items():
+    if re.search(rf'{name}\b', device_kind):  # L40 is no L4, GH200 an H200
+      return flops
+  return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,31 +75,43 @@ class Logging:
   Attributes:
     every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
-    profile: steps to trace, such as '10:15', see profiling.py.
+    profile: steps of which jax.profiler writes a trace to WORKDIR/profile:
+      '10:15' (both included) or '10', counted from where the run resumes.
   """
 
   every: Interval = steps(50)
   writers: Mapping[str, MetricsWriter] = dataclasses.field(default_factory=dict)
   profile: str | int | None = None
 
+  def __post_init__(self) -> None:
+    self.profiled()
+
+  def profiled(self) -> tuple[int, int]:
+    """Return the first and the last step of the trace; (0, 0) for no trace."""
+    if self.profile is None:
+      return 0, 0
+    first, _, last = str(self.profile).partition(':')
+    with contextlib.suppress(ValueError):
+      if 2 <= int(first) <= int(last or first):
+        return int(first), int(last or first)
+    raise ValueError(
+      f'profile={self.profile!r} must be a step or FIRST:LAST, such as 10:15, '
+      'from step 2 on: step 1 includes compilation.'
+    )
+
 
 class Stopwatch:
   """Wall time of a run, divided into phases. It starts at once."""
 
   def __init__(self) -> None:
-    self.seconds: dict[str, float] = {}
+    self.seconds: dict[str, float] = collections.defaultdict(float)
     self._begin = time.perf_counter()
 
   def lap(self, phase: str) -> None:
     """Count the time since the last lap as this phase."""
     now = time.perf_counter()
-    self.add({phase: now - self._begin})
+    self.seconds[phase] += now - self._begin
     self._begin = now
-
-  def add(self, seconds: Mapping[str, float]) -> None:
-    """Add {phase: seconds}, such as those before the run was resumed."""
-    for phase, more in seconds.items():
-      self.seconds[phase] = self.seconds.get(phase, 0.0) + more
 
   def record(self) -> dict[str, float]:
     """Return {'seconds/PHASE': wall time so far}."""
@@ -118,7 +128,7 @@ class Monitor:
   saving, profile.
 
   Args:
-    workdir: directory for metrics.jsonl and TensorBoard's event file.
+    workdir: directory for metrics.jsonl, TensorBoard's event file and traces.
     timeline: Timeline of the run.
     logging: how often records are written, and where.
     start_step: step from which the run resumes. Later records, which the
@@ -150,6 +160,10 @@ class Monitor:
     self._total_steps = total_steps = timeline.steps(fraction(1))
     self._batch_size = timeline.batch_size
     self._log_every = timeline.steps(logging.every)
+    self._profiled = [start_step + step for step in logging.profiled()]
+    self._traces = epath.Path(workdir) / 'profile'
+    if jax.process_count() > 1:
+      self._traces /= f'host_{jax.process_index()}'
     # Compiled: otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops = flops_per_step
@@ -162,7 +176,8 @@ class Monitor:
     self._sums |= carried.get('sums', {})
     self._logged = carried.get('logged', start_step)
     self._stopwatch = stopwatch or Stopwatch()
-    self._stopwatch.add(carried.get('seconds', {}))
+    for phase, seconds in carried.get('seconds', {}).items():
+      self._stopwatch.seconds[phase] += seconds
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # Of the time in which nothing else happens.
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
@@ -185,6 +200,32 @@ class Monitor:
     self._paused = 0.0
 
   @contextlib.contextmanager
+  def traced(self, step: int) -> Iterator[None]:
+    """Context manager of a whole step: load the batch, dispatch, log."""
+    first, last = self._profiled
+    if step == first:
+      self.flush()  # earlier steps are not part of the trace
+      self._trace = tempfile.TemporaryDirectory(prefix='vit_jax_profile_')
+      jax.profiler.start_trace(self._trace.name, create_perfetto_trace=True)
+    with jax.profiler.StepTraceAnnotation('train', step_num=step):
+      yield
+    if step == last:
+      self.flush()
+      with self.pause('profile'), self._trace as folder:
+        jax.profiler.stop_trace()
+        for file in filter(
+          pathlib.Path.is_file, pathlib.Path(folder).rglob('*')
+        ):
+          target = self._traces / file.relative_to(folder)
+          target.parent.mkdir(parents=True, exist_ok=True)
+          target.write_bytes(file.read_bytes())
+      self.say(
+        f'profile of steps {first} to {last}:\n'
+        f'  tensorboard --logdir={self._traces}  (pip install tensorboard '
+        'xprof)\n  or open its perfetto_trace.json.gz at https://ui.perfetto.dev'
+      )
+
+  @contextlib.contextmanager
   def waiting(self, causes: Mapping[str, float]) -> Iterator[None]:
     """Context manager that counts its time as waiting for data.
 
@@ -204,7 +245,7 @@ class Monitor:
     self._stopwatch.lap('data')
 
   @contextlib.contextmanager
-  def pause(self, phase: str = 'evals') -> Iterator[None]:
+  def pause(self, phase: str) -> Iterator[None]:
     """Context manager whose time (evaluation, saving) is not training time."""
     self._stopwatch.lap(self._phase)
     begin = time.perf_counter()
@@ -222,16 +263,12 @@ class Monitor:
     """
     self._finish((step, metrics, skipped))
     if self._phase == 'compile':
-      self._end_first_step(step)
-
-  def _end_first_step(self, step):
-    """Report how long the first step took, and measure rates from here on."""
-    self.flush()
-    self._stopwatch.lap('compile')
-    self._phase = 'steps'
-    seconds = time.perf_counter() - self._clock
-    self.say(f'first step, including compilation: {seconds:.1f} s')
-    self._restart_clock(step)
+      self.flush()
+      self._stopwatch.lap('compile')
+      self._phase = 'steps'
+      seconds = time.perf_counter() - self._clock
+      self.say(f'first step, including compilation: {seconds:.1f} s')
+      self._restart_clock(step)
 
   def flush(self) -> None:
     """Wait for the last dispatched step and log its metrics."""
@@ -264,7 +301,7 @@ class Monitor:
         record['train/lr'] = float(self._learning_rate(step - 1))
     if step > self._clock_step:
       record |= self._rates(step)
-    record['memory_gb'] = memory_gb()
+    record['memory_gb'] = _memory_gb()
     if self._flops:  # of the run so far, as in the paper's table 6
       record['exaflops'] = step * self._flops / 1e18
     if skipped:
@@ -320,8 +357,11 @@ class Monitor:
 class Writer:
   """Records in metrics.jsonl, TensorBoard and more; host 0 writes them.
 
+  JSON has no NaN and no infinity. They are written as the strings 'NaN',
+  'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
+
   Args:
-    workdir: directory of the run.
+    workdir: directory of the run, local or gs://...
     start_step: records of later steps are removed; None keeps all.
     writers: {name: writer}, see writers.py. An error while one of them writes
       is reported once and does not stop the run.
@@ -341,11 +381,15 @@ class Writer:
       return
     import tensorboardX
 
-    self._log = Log(workdir, start_step)
-    purge = None if start_step is None else start_step + 1
+    self._path = epath.Path(workdir) / NAME
+    last = math.inf if start_step is None else start_step
+    kept = [r for r in read_records(workdir) if r['step'] <= last]
+    self._text = ''.join(map(_line, kept))
+    if self._path.exists():  # also removes a line that a kill has torn
+      write_atomically(self._path, self._text)
     self._events = tensorboardX.SummaryWriter(
       str(workdir),
-      purge_step=purge,
+      purge_step=None if start_step is None else start_step + 1,
       flush_secs=10,
       filename_suffix=f'.{start_step or 0}',  # for two starts in a second
     )
@@ -359,7 +403,13 @@ class Writer:
     if not self._active:
       return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-    self._log.append({'step': step, 'time': now, **record})
+    line = _line({'step': step, 'time': now, **record})
+    if is_local(self._path):
+      with self._path.open('a') as file:
+        file.write(line)
+    else:  # an object store has no append
+      self._text += line
+      self._path.write_text(self._text)
     for name, value in record.items():
       self._events.add_scalar(name, value, step)
     self._each('write', step, record)
@@ -390,35 +440,6 @@ class Writer:
       self._each('close')
 
 
-class Log:
-  """The file metrics.jsonl: a JSON object per line, to which records are added.
-
-  JSON has no NaN and no infinity. They are written as the strings 'NaN',
-  'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
-
-  Args:
-    workdir: directory of the run, local or gs://...
-    last_step: records of later steps are removed; None keeps all.
-  """
-
-  def __init__(self, workdir: PathLike, last_step: int | None = None) -> None:
-    self._path = epath.Path(workdir) / NAME
-    records = read_records(workdir)
-    kept = [r for r in records if last_step is None or r['step'] <= last_step]
-    self._text = ''.join(map(_line, kept))
-    if self._path.exists():  # also removes a line that a kill has torn
-      write_atomically(self._path, self._text)
-
-  def append(self, record: Mapping[str, Any]) -> None:
-    """Add a record, a dict of numbers and text with a 'step'."""
-    if is_local(self._path):
-      with self._path.open('a') as file:
-        file.write(_line(record))
-    else:  # an object store has no append
-      self._text += _line(record)
-      self._path.write_text(self._text)
-
-
 def read_records(workdir: PathLike) -> list[dict[str, Any]]:
   """Return the records of a run, oldest first; [] if there are none.
 
@@ -437,19 +458,18 @@ def read_records(workdir: PathLike) -> list[dict[str, Any]]:
 
 
 def _line(record):
-  """Return the line of a record."""
+  """Return the line of a record: numbers and text."""
   plain = {}
   for key, value in record.items():
-    if isinstance(value, str | int | None):
+    if isinstance(value, str | int):
       plain[key] = value
-    elif math.isfinite(value):
-      plain[key] = float(value)
     else:
-      plain[key] = json.dumps(float(value))
+      number = float(value)
+      plain[key] = number if math.isfinite(number) else json.dumps(number)
   return json.dumps(plain) + '\n'
 
 
-def memory_gb() -> float:
+def _memory_gb():
   """Return the peak memory in GB of the fullest device; on a CPU, of Python."""
   stats = [d.memory_stats() for d in jax.local_devices()]
   peaks = [s['peak_bytes_in_use'] for s in stats if s]

@@ -3,13 +3,11 @@
     config.logging.writers.wandb = dict(
       target='vit_jax.runs.writers.WandB', project='mine'
     )
-    config.logging.writers.mlflow = dict(
-      target='vit_jax.runs.writers.MLflow'
-    )
 
 A run always writes metrics.jsonl and TensorBoard files. These writers get the
 same records. Any object with `write(step, values)` can be named instead. Only
-the first host calls writers.
+the first host calls writers. A run that resumes continues the tracker's run,
+whose id is in wandb.json or mlflow.json.
 """
 
 import dataclasses
@@ -45,7 +43,7 @@ class MetricsWriter(typing.Protocol):
 
 @dataclasses.dataclass
 class WandB:
-  """Run at Weights & Biases (pip install wandb); a resumed run continues it.
+  """Run at Weights & Biases (pip install wandb).
 
   WANDB_MODE=offline writes to WORKDIR/wandb only; `wandb sync` uploads later.
 
@@ -65,15 +63,11 @@ class WandB:
     import wandb
 
     workdir = epath.Path(workdir)
-    run_id = _saved(workdir / 'wandb.json').get('id') or secrets.token_hex(4)
+    options = dataclasses.asdict(self)
+    options['name'] = self.name or workdir.name
     self._run = wandb.init(
-      project=self.project,
-      entity=self.entity,
-      name=self.name or workdir.name,
-      group=self.group,
-      tags=self.tags,
-      mode=self.mode,
-      id=run_id,
+      **options,
+      id=_saved(workdir / 'wandb.json').get('id') or secrets.token_hex(4),
       resume='allow',
       config=dict(config),
       dir=str(workdir) if is_local(workdir) else None,
@@ -96,7 +90,7 @@ class WandB:
 
 @dataclasses.dataclass
 class MLflow:
-  """Run in MLflow (pip install mlflow); a resumed run continues it.
+  """Run in MLflow (pip install mlflow).
 
   Attributes:
     experiment: name of the experiment; it is created if there is none.
@@ -119,22 +113,16 @@ class MLflow:
       self._client.update_run(self._run_id, status='RUNNING')
       return
     found = self._client.get_experiment_by_name(self.experiment)
-    experiment = (
+    run = self._client.create_run(
       found.experiment_id
       if found
-      else self._client.create_experiment(self.experiment)
-    )
-    run = self._client.create_run(
-      experiment, run_name=self.name or workdir.name
+      else self._client.create_experiment(self.experiment),
+      run_name=self.name or workdir.name,
     )
     self._run_id = run.info.run_id
-    params = [
-      mlflow.entities.Param(_plain(path), str(value)[:6000])
-      for path, value in walk(config)
-      if path
-    ]
-    for i in range(0, len(params), 100):  # the limit of a request
-      self._client.log_batch(self._run_id, params=params[i : i + 100])
+    leaves = [(_plain(path), x) for path, x in walk(config) if path]
+    params = [mlflow.entities.Param(k, str(x)[:6000]) for k, x in leaves]
+    self._log('params', params, 100)
     _save(workdir / 'mlflow.json', {'run_id': self._run_id})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -142,8 +130,12 @@ class MLflow:
 
     now = round(1000 * time.time())
     found = [Metric(_plain(k), v, now, step) for k, v in values.items()]
-    for i in range(0, len(found), 1000):  # the limit of a request
-      self._client.log_batch(self._run_id, metrics=found[i : i + 1000])
+    self._log('metrics', found, 1000)
+
+  def _log(self, kind, values, most):
+    """Send values in requests that have at most as many as MLflow allows."""
+    for i in range(0, len(values), most):
+      self._client.log_batch(self._run_id, **{kind: values[i : i + most]})
 
   def image(self, name: str, path: PathLike) -> None:
     image = _pixels(path)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import Partial
-from vit_jax.runs import reuse
+from vit_jax.runs import compiled
 
 
 def make(*args, **kwargs):
@@ -16,19 +16,19 @@ def make(*args, **kwargs):
 
 def test_equal_arguments_share_a_result():
   def call(value):
-    return reuse.call(make, 1, rule=Partial(make, 2, value=value))
+    return compiled.reuse(make, 1, rule=Partial(make, 2, value=value))
 
   assert call(3) is call(3)
   assert call(3) is not call(4)
   assert Partial(make, 1) != functools.partial(make, 1)
   first = call(3)
-  reuse.clear()
+  compiled.forget()
   assert call(3) is not first and call(3) == first
 
 
 def test_arguments_without_a_hash_are_not_shared():
   for value in ([1], np.ones(2), Partial(make, rates=[1])):
-    assert reuse.call(make, value) is not reuse.call(make, value)
+    assert compiled.reuse(make, value) is not compiled.reuse(make, value)
 
 
 def test_a_shared_program_is_traced_once():
@@ -42,5 +42,5 @@ def test_a_shared_program_is_traced_once():
     return jax.jit(fn)
 
   for factor in (2, 2, 3, 2):
-    assert reuse.call(program, factor)(jnp.float32(5)) == 5 * factor
+    assert compiled.reuse(program, factor)(jnp.float32(5)) == 5 * factor
   assert traced == [2, 3]
