@@ -268,7 +268,6 @@ def train(
       f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}'
     )
     monitor.say(origin)
-    monitor.say(data.describe_reading())
     batches = data.train_batches(
       seed=seed,
       start=saved['position'],

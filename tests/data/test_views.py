@@ -74,7 +74,6 @@ def test_views_show_examples_of_their_source(make, source):
   np.testing.assert_array_equal(view.labels(), read)
   assert view.labels().dtype == np.int32
   assert view.describe(1) == f'number {indices[1]}'
-  assert view.file_name(1) is None
   assert (view.num_classes, view.channels, view.exif) == (4, 1, False)
   assert view.class_names == Numbers.class_names
   with pytest.raises(IndexError):
@@ -158,7 +157,6 @@ def test_unlabelled():
 @pytest.mark.parametrize(
   'make, words',
   [
-    (lambda: Subset(Labelled()), ['examples', 'per_class']),
     (lambda: Subset(Labelled(), examples=79), ['79', '78']),
     (lambda: Subset(Labelled(), per_class=5, examples=17), ['17', '16']),
     (lambda: Subset(Vectors(), per_class=2), ['Vectors', '(78, 4)']),

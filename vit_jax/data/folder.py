@@ -24,11 +24,9 @@ class Folder:
     path/SPLIT/CLASS/**/IMAGE      Folder(path, split='train')
     a CSV of path, label[, split]  Folder(path, csv='labels.csv')
 
-  Images end in jpg, jpeg, png, webp or bmp, in lower or upper case. Hidden
-  files are left out. Other files are counted in a log message.
-
-  Files are sorted by path. Classes are sorted by name (as text: '10' < '2')
-  over all splits, so that the splits agree, or have the order of `class_names`.
+  Images end in jpg, jpeg, png, webp or bmp, in lower or upper case. Files are
+  sorted by path. Classes are sorted by name (as text: '10' < '2') over all
+  splits, so that the splits agree, or have the order of `class_names`.
 
   source[i] is {'image': the bytes of the file, 'label': int}.
 
@@ -36,15 +34,14 @@ class Folder:
     path: of the folder.
     split: name of a sub-folder, or a value of the column 'split'.
     csv: path of the CSV, relative to `path`. The paths in it are relative to
-      the CSV. With a header, the columns 'path', 'label' and 'split' can have
-      any order. Labels are names, or ints that index `class_names`; ints
-      without `class_names` leave `num_classes` None.
+      the CSV. With a header, the columns can have any order. Labels are names,
+      or ints that index `class_names`.
     class_names: names of the classes in the order of their labels.
     channels: 1 or 3, to which the images are decoded.
     exif: apply the EXIF orientation; see `images.decode`.
 
   Raises:
-    ValueError: an unknown split, no images, an invalid CSV.
+    ValueError: no images, or an invalid CSV.
   """
 
   def __init__(
@@ -59,8 +56,6 @@ class Folder:
   ) -> None:
     self.channels, self.exif = channels, exif
     root = epath.Path(path).expanduser()
-    if not (root / (csv or '')).exists():
-      raise ValueError(f'{root / (csv or "")} does not exist.')
     if csv is not None:
       self._base = (root / csv).parent
       files, labels, names = _from_csv(root / csv, split, class_names)
@@ -98,11 +93,6 @@ def _from_folders(root, split, names):
   folders = _folders(root)
   classes = folders
   if split is not None:
-    if split not in folders:
-      raise ValueError(
-        f'{root} has no folder for the split {split!r}. Its folders are'
-        f' {folders[:10]}.'
-      )
     classes = sorted({x for one in folders for x in _folders(root / one)})
   elif folders and {x.lower() for x in folders} <= _SPLITS:
     raise ValueError(

@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import fsspec
 import numpy as np
 
 from vit_jax.data import tables
 from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE
 
 # Readers of files that are named themselves, by ending.
 _BUILDERS = {'.parquet': 'parquet', '.tar': 'webdataset', '.arrow': 'arrow'}
@@ -34,16 +33,13 @@ class HuggingFace:
       'train[:90%]', 'train+validation'. Slices are consecutive examples. What
       `save_to_disk` has written has neither.
     config: of a data set that has several.
-    revision: commit, branch or tag on the hub.
     image_key: column of the image; default: the only column of images.
     label_key: column of the label: a ClassLabel, ints, texts, or lists of K
-      numbers; default: 'label', or 'cls' of a WebDataset. '' is for images
-      without labels: each label is 0.
+      numbers; default: 'label', or 'cls' of a WebDataset.
     class_names: names of the classes in the order of their labels. Default:
       those of the ClassLabel; else the sorted labels, if they are texts.
     channels: 1 or 3, to which the images are decoded.
     exif: apply the EXIF orientation; see `images.decode`.
-    cache_dir: folder of prepared data sets; default: that of `datasets`.
 
   Raises:
     ValueError: no such split or column; invalid labels.
@@ -55,20 +51,17 @@ class HuggingFace:
     *,
     split: str = 'train',
     config: str | None = None,
-    revision: str | None = None,
     image_key: str | None = None,
     label_key: str | None = None,
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
-    cache_dir: Annotated[PathLike | None, MACHINE] = None,
   ) -> None:
     import datasets
 
     self.channels, self.exif = channels, exif
     self._where = f'{os.fspath(name)} {split}'
-    options = {'name': config, 'revision': revision, 'cache_dir': cache_dir}
-    data = _load(os.path.expanduser(name), split, options)
+    data = _load(os.path.expanduser(name), split, config)
     features = data.features
     if image_key is None:
       kinds = (k for k, v in features.items() if isinstance(v, datasets.Image))
@@ -76,7 +69,7 @@ class HuggingFace:
     if label_key is None:
       label_key = 'label' if 'label' in features else 'cls'
     for argument, key in ('image_key', image_key), ('label_key', label_key):
-      if key and key not in features:
+      if key not in features:
         raise ValueError(
           f'{self._where} has no column {key!r} ({argument}). It has'
           f' {", ".join(features)}.'
@@ -84,15 +77,11 @@ class HuggingFace:
     if isinstance(features[image_key], datasets.Image):
       data = data.cast_column(image_key, datasets.Image(decode=False))
     self._images, self._key = data.select_columns([image_key]), image_key
-    names = None if class_names is None else list(class_names)
-    if label_key:
-      names = names or getattr(features[label_key], 'names', None)
-      values = data.with_format(None)[label_key][:]
-      self._labels, names = tables.encode(
-        f'The column {label_key!r} of {self._where}', values, names
-      )
-    else:
-      self._labels = np.zeros(len(data), np.int32)
+    self._labels, names = tables.encode(
+      f'The column {label_key!r} of {self._where}',
+      data.with_format(None)[label_key][:],
+      class_names or getattr(features[label_key], 'names', None),
+    )
     self.class_names: list[str] | None = names
     self.num_classes: int | None = None if names is None else len(names)
     if self._labels.ndim > 1:
@@ -111,17 +100,11 @@ class HuggingFace:
     """Return the labels of all examples: int32 [n] or float32 [n, K]."""
     return self._labels.copy()
 
-  def file_name(self, index: int) -> str | None:
-    """Return the name of the image's file, or None if there is none."""
+  def describe(self, index: int) -> str:
+    """Return data set, split and index, and the path if there is one."""
     image = self._image(index)
     path = image.get('path') if isinstance(image, Mapping) else None
-    return None if path is None else os.path.basename(path)
-
-  def describe(self, index: int) -> str:
-    """Return data set, split and index, and the file name if there is one."""
-    name = self.file_name(index)
-    where = f'{self._where}[{index}]'
-    return where if name is None else f'{where} ({name})'
+    return f'{self._where}[{index}]' + (f' ({path})' if path else '')
 
   def _image(self, index):
     return self._images[int(index)][self._key]
@@ -133,7 +116,7 @@ def _read_file(path):
     return file.read()
 
 
-def _load(name, split, options):
+def _load(name, split, config):
   """Return a datasets.Dataset."""
   import datasets
 
@@ -145,7 +128,7 @@ def _load(name, split, options):
     if split not in loaded:
       raise ValueError(f'{name} has the splits {[*loaded]}, not {split!r}.')
     return loaded[split]
-  builder = _BUILDERS.get(os.path.splitext(name)[1])
-  if builder is not None:
-    options |= {'data_files': {'train': name}}
-  return datasets.load_dataset(builder or name, split=split, **options)
+  if builder := _BUILDERS.get(os.path.splitext(name)[1]):
+    files = {'train': name}
+    return datasets.load_dataset(builder, split=split, data_files=files)
+  return datasets.load_dataset(name, config, split=split)

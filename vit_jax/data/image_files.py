@@ -106,8 +106,4 @@ def load(
     except (OSError, ValueError) as error:
       return path, ValueError(f'{path}: {error}')
 
-  pool = workers.Threads(loaded, paths, ahead)
-  try:
-    yield from pool
-  finally:
-    pool.close()
+  yield from workers.read_ahead(loaded, paths, ahead)

@@ -4,8 +4,7 @@ A source is any object with
 
   len(source)
   source[i]           {'image': uint8 [H, W, C] or the bytes of an image file,
-                       'label': int, or float [K],
-                       'exif': bool, instead of source.exif; optional}
+                       'label': int, or float [K]}
 
 where source[i] depends only on i and on the arguments of the constructor.
 Optional attributes of a source:
@@ -20,14 +19,9 @@ Optional attributes of a source:
 
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator for this example,
-which is used again for others after t has returned. The transforms of this
-project are frozen dataclasses, so that they can be written to JSON. With the
-class attribute `takes_encoded` a transform may get an `images.Encoded`, of
-which it decodes as much as it needs.
-
-Sources can wrap sources (see views.py) and transforms can wrap transforms: the
-outer constructor takes the inner object as an argument, in Python as in a
-config (nested targets). With num_workers > 0 both must be picklable.
+which is used again for others after t has returned. With the class attribute
+`takes_encoded` a transform may get an `images.Encoded`, of which it decodes as
+much as it needs. With num_workers > 0 sources and transforms must be picklable.
 
 Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
 examples in an order that depends on (seed, e), and example i of epoch e draws
@@ -71,8 +65,6 @@ _TRIES = 100  # consecutive unreadable examples before skipping gives up
 
 
 class Transform(Protocol):
-  """The interface of a transform; see the module docstring."""
-
   def __call__(
     self, image: np.ndarray, rng: np.random.Generator, /
   ) -> np.ndarray: ...
@@ -86,22 +78,19 @@ class Data:
     source: see the module docstring.
     batch_size: number of examples in a batch, over all processes.
     transforms: functions t(image, rng), applied in this order.
-    image_size: int or (H, W). The sizes in `transforms` are scaled so that the
-      images have this size. None: as the transforms say.
-    num_workers: number of reading processes, see workers.py. 0 reads on
-      threads of this process, which suits decoding; processes suit sources and
-      transforms that hold the GIL. None: 0 on up to 16 cores, then one for each
-      8 cores.
+    image_size: int or (H, W), to which the sizes in `transforms` are scaled.
+    num_workers: number of reading processes. 0 reads on threads of this
+      process, which suits decoding; processes suit sources and transforms that
+      hold the GIL. None: 0 on up to 16 cores, then one for each 8 cores.
     num_threads: number of reading threads over all of these processes. None: 2
       for each core, at most 16 in a process.
     prefetch: number of batches that are read ahead, by each process.
     on_error: 'raise' to stop at an unreadable example; 'skip' to read the next
       one by index instead (in evaluation: to leave it out).
     labels: if False, `source` is wrapped in `Unlabelled`.
-    order: in which training visits the examples, see order.py. An epoch is
-      always as many visits as there are examples.
-    max_image_bytes: limit on H * W * channels of an image file, read from its
-      header before it is decoded. A larger image is an unreadable example.
+    order: in which training visits the examples, see order.py.
+    max_image_bytes: limit on H * W * channels of an image file. A larger image
+      is an unreadable example.
   """
 
   source: Source
@@ -134,13 +123,6 @@ class Data:
       return processes, max(1, min(16, 2 * cores // share))
     return processes, math.ceil(self.num_threads / share)
 
-  def describe_reading(self) -> str:
-    """Return what reads the batches of a host."""
-    processes, threads = self.processes_and_threads()
-    if processes:
-      return f'read by {processes} worker processes, {threads} threads in each'
-    return f'read by {threads} threads'
-
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
@@ -161,17 +143,15 @@ class Data:
 
     Args:
       seed: of order and augmentation, 0 to 2**64 - 1.
-      start: global position of the first example. To resume, pass the
-        `.position` that the iterator had.
-      skipped: number of unreadable examples before it, `.skipped`.
+      start, skipped: `.position` and `.skipped` of an iterator that this one
+        continues.
       process_index, process_count: which of how many processes this is.
       num_classes: checked against the labels; default: the source's.
 
     Returns:
       Iterator over {'image': uint8 [batch_size / process_count, H, W, C],
-      'label': int32 [...] or float32 [..., K]} with `.position`, `.skipped`
-      (number of unreadable examples so far) and `.close()`. It raises
-      ValueError for unreadable examples, wrong labels and unequal shapes.
+      'label': int32 [...] or float32 [..., K]}. It raises ValueError for
+      unreadable examples, wrong labels and unequal shapes.
     """
     source = self.source
     if isinstance(source, Unlabelled):  # an order may need the labels
@@ -180,7 +160,7 @@ class Data:
     reader = _Reader(
       self, num_classes, seed, visits, start, process_index, process_count
     )
-    return TrainBatches(reader, _ENDLESS, start, skipped)
+    return TrainBatches(reader, skipped=skipped)
 
   def eval_batches(
     self,
@@ -194,8 +174,7 @@ class Data:
     Args as in `train_batches`. The batches also contain 'mask' (bool), which is
     False for the padding of the last batch and for skipped examples, and
     'index' (int32), the index of each example in the source. All processes
-    have the same number of batches, `len(batches)`. `.skipped` is the number of
-    unreadable examples of the current pass.
+    have the same number of batches, `len(batches)`.
     """
     reader = _Reader(
       self,
@@ -203,7 +182,7 @@ class Data:
       process_index=process_index,
       process_count=process_count,
     )
-    return EvalBatches(reader, math.ceil(len(self.source) / self.batch_size))
+    return EvalBatches(reader)
 
 
 # Reading: one example, and the batch of one process.
@@ -215,26 +194,13 @@ class _UnreadableError(ValueError):
 
 @dataclasses.dataclass
 class _Reader:
-  """A function from the number of a batch to the part of it of this process.
-
-  Attributes:
-    data: Data.
-    num_classes: labels must be below it; default: the source's.
-    seed: of the augmentation.
-    visits: returns the (epoch, index) of a position of training; None for
-      evaluation, where positions are indices.
-    start: position of the first example of the first batch.
-    process_index, process_count: which of how many processes this is.
-
-  Raises:
-    ValueError: an empty source; the parts of the processes are not equal.
-  """
+  """A function from the number of a batch to the part of it of this process."""
 
   data: Data
   num_classes: int | None = None
   seed: int = 0
-  visits: Visits | None = None
-  start: int = 0
+  visits: Visits | None = None  # None in evaluation: positions are indices
+  start: int = 0  # position of the first example of the first batch
   process_index: int = 0
   process_count: int = 1
 
@@ -243,12 +209,7 @@ class _Reader:
     self._count, self._name = len(source), type(source).__name__
     if not self._count:
       raise ValueError(f'The source {self._name} has no examples.')
-    self._size, rest = divmod(self.data.batch_size, self.process_count)
-    if rest:
-      raise ValueError(
-        f'batch_size={self.data.batch_size} must be a multiple of the number of'
-        f' processes, {self.process_count}.'
-      )
+    self._size = self.data.batch_size // self.process_count
     if self.num_classes is None:
       self.num_classes = getattr(source, 'num_classes', None)
     _, self._threads = self.data.processes_and_threads()
@@ -270,11 +231,8 @@ class _Reader:
     image, label, *_ = like or self.load(0, 0, replace=True)
     padding = np.zeros_like(image), np.zeros_like(label), 0, np.zeros(3)
     batch = _stack([row or padding for row in rows])
-    return batch | {
-      'mask': np.array(mask),
-      'index': np.array(positions, np.int32),
-      'skipped': sum(i < self._count for i in positions) - sum(mask),
-    }
+    index = np.array(positions, np.int32)
+    return batch | {'mask': np.array(mask), 'index': index}
 
   def _load_chunk(self, positions):
     if self.visits is None:
@@ -298,8 +256,7 @@ class _Reader:
     """Return an example: (image, label, skipped, seconds of PARTS).
 
     With `replace` and on_error='skip', the next readable example by index
-    replaces an unreadable one and is augmented with the same random numbers;
-    `skipped` is the number of unreadable ones.
+    replaces an unreadable one and is augmented with the same random numbers.
     """
     replace = replace and self.data.on_error == 'skip'
     tries = min(_TRIES, self._count) if replace else 1
@@ -327,10 +284,9 @@ class _Reader:
     label = self._checked_label(example['label'], actual)
     read = time.perf_counter()
     try:
-      image = self._encoded(example)
-      transformed = self._transformed(
-        image, _generator(self.seed, epoch, index)
-      )
+      image = self._encoded(example['image'])
+      rng = _generator(self.seed, epoch, index)
+      transformed = self._transformed(image, rng)
     except images.UnreadableError as error:
       raise self._unreadable(actual, error) from error
     except ValueError as error:
@@ -343,15 +299,14 @@ class _Reader:
     seconds += read - begin, decoding, rest
     return transformed, label
 
-  def _encoded(self, example):
+  def _encoded(self, image):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
-    image = example['image']
     if isinstance(image, bytes):
       return images.Encoded(
         image,
         getattr(self._source, 'channels', 3),
         max_image_bytes=self.data.max_image_bytes,
-        exif=example.get('exif', getattr(self._source, 'exif', True)),
+        exif=getattr(self._source, 'exif', True),
       )
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
@@ -375,17 +330,15 @@ class _Reader:
     if isinstance(label, (int, np.integer)):
       if label >= 0 and (limit is None or label < limit):
         return label
-      raise ValueError(
-        f'The label of {self._where(index)} is {label}, not in'
-        f' [0, {"..." if limit is None else limit}). Check num_classes={limit},'
-        ' and whether this split has labels (-1 often means none).'
-      )
-    label = np.asarray(label)
-    if label.ndim == 1 and limit in (None, len(label)):
-      return label.astype(np.float32)
+      found = f'is {label} (-1 often means that a split has no labels)'
+    else:
+      label = np.asarray(label)
+      if label.ndim == 1 and limit in (None, len(label)):
+        return label.astype(np.float32)
+      found = f'has the shape {label.shape}'
     raise ValueError(
-      f'The label of {self._where(index)} is {label.dtype} {label.shape}.'
-      ' Expected an int, or a vector with one weight for each class,'
+      f'The label of {self._where(index)} {found}. Expected an int from 0 to'
+      ' num_classes - 1, or a vector with one weight for each class, and'
       f' num_classes={limit}.'
     )
 
@@ -415,9 +368,8 @@ _of_thread = threading.local()
 def _generator(seed, epoch, index):
   """Return the random generator of a visit.
 
-  It is counter-based: (seed, epoch) is its key and `index` a word of its
-  counter, so no two visits share a stream. A new one takes 8 us, so each thread
-  has one, whose state is set: 2 us.
+  (seed, epoch) is its key and `index` a word of its counter, so no two visits
+  share a stream. A new one takes 8 us, setting the state of an old one 2 us.
   """
   if not hasattr(_of_thread, 'generator'):
     _of_thread.generator = np.random.Generator(np.random.Philox())
@@ -455,8 +407,6 @@ def _stack(rows):
 
 # Batches, in the process that uses them.
 
-_ENDLESS = 2**40  # batches
-
 
 class TrainBatches:
   """Iterator over batches.
@@ -464,22 +414,22 @@ class TrainBatches:
   Attributes:
     position: of the first example of the next batch.
     skipped: number of unreadable examples so far.
-    spent: {part, see PARTS: seconds}, over all threads and processes, of the
+    spent: {part of PARTS: seconds}, over all threads and processes, of the
       batches so far.
   """
 
   def __init__(
-    self, reader: _Reader, count: int, position: int = 0, skipped: int = 0
+    self, reader: _Reader, *, count: int = 2**40, skipped: int = 0
   ) -> None:
     data = reader.data
     self._batch_size = data.batch_size
-    self.position, self.skipped = position, skipped
+    self.position, self.skipped = reader.start, skipped
     self.spent = dict.fromkeys(PARTS, 0.0)
     processes, _ = data.processes_and_threads()
     self._batches = (
       workers.Processes(reader, range(count), processes, data.prefetch)
       if processes
-      else workers.Threads(reader, range(count), data.prefetch)
+      else workers.read_ahead(reader, range(count), data.prefetch)
     )
     # Also at garbage collection and at exit.
     self._close = weakref.finalize(self, self._batches.close)
@@ -509,16 +459,14 @@ class TrainBatches:
 class EvalBatches:
   """Iterable over the evaluation batches; each iter() is a new pass."""
 
-  def __init__(self, reader: _Reader, count: int) -> None:
-    self._reader, self._count = reader, count
-    self.skipped = 0
+  def __init__(self, reader: _Reader) -> None:
+    self._reader = reader
 
   def __len__(self) -> int:
-    return self._count
+    data = self._reader.data
+    return math.ceil(len(data.source) / data.batch_size)
 
   def __iter__(self) -> Iterator[Batch]:
-    self.skipped = 0
-    with contextlib.closing(TrainBatches(self._reader, self._count)) as batches:
-      for batch in batches:
-        self.skipped = batches.skipped
-        yield batch
+    batches = TrainBatches(self._reader, count=len(self))
+    with contextlib.closing(batches):
+      yield from batches

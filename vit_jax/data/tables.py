@@ -44,7 +44,7 @@ def encode(
     (int32 [n] or float32 [n, K], names).
 
   Raises:
-    ValueError: labels of several kinds, out of range, or unknown.
+    ValueError: labels of several kinds, or unknown classes.
   """
   names = None if names is None else list(names)
   if any(isinstance(value, str) for value in values):
@@ -55,25 +55,13 @@ def encode(
       return indices(where, list(map(str, values)), names), names
     values = [int(value) for value in values]
   found = np.array(values)
-  size = len(names) if names else None
   if found.ndim == 2 and found.dtype.kind in 'fiub':
-    if size in (None, found.shape[1]):
-      return found.astype(np.float32), names
-    raise ValueError(
-      f'{where} has {found.shape[1]} numbers for an example. Expected one for'
-      f' each of the {size} classes.'
-    )
+    return found.astype(np.float32), names
   if found.ndim != 1 or found.dtype.kind not in 'iub':
     raise ValueError(
       f'{where} has labels such as {values[0]!r}, of shape {found.shape} and'
       f' type {found.dtype}. Each label must be an int, a class name, or a list'
       ' with one number for each class.'
-    )
-  limit = size or 2**31
-  if len(wrong := found[(found < 0) | (found >= limit)]):
-    raise ValueError(
-      f'{where} has the label {wrong[0]}. Labels must lie in [0, {limit}). -1'
-      ' often means that a split has no labels.'
     )
   return found.astype(np.int32), names
 

@@ -22,9 +22,6 @@ _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
 class Tfds:
   """A split of a TFDS data set; images stay encoded until they are needed.
 
-  A prepared directory is enough: the code that generated the data set need not
-  be importable. Only the features `image_key` and `label_key` are parsed.
-
   source[i] is {'image': the encoded bytes, 'label': int or float [K]}.
   `num_classes` and `class_names` come from `label_fn`, or from a ClassLabel
   feature; they are None for other labels.
@@ -36,20 +33,18 @@ class Tfds:
     data_dir: folder of the data sets; default: TFDS's own.
     image_key: feature with the image.
     label_key: feature with the label.
-    label_fn: computes the label from the value of the feature `label_key`,
-      which may be of any kind: a number, an array, text as bytes, or for
-      Sequence({...}) a dict of arrays with an entry for each element. It
-      returns an int or a float vector [K] and has the attribute `num_classes`,
-      and `class_names` if they are known. It must be picklable: use a dataclass
-      of a module.
+    label_fn: computes the label, an int or a float vector [K], from the value
+      of the feature `label_key`: a number, an array, text as bytes, or for
+      Sequence({...}) a dict of arrays with an entry for each element. It has
+      the attribute `num_classes`, and `class_names` if they are known. It must
+      be picklable: use a dataclass of a module.
     channels: 1 or 3, to which the images are decoded.
     exif: apply the EXIF orientation. TensorFlow does not, and neither do the
       code bases that publish results on these data sets.
 
   Raises:
-    ValueError: unknown data set, split or key; the data set is not prepared,
-      or in a format without random access (the error contains the command to
-      run).
+    ValueError: unknown data set, split or key; the data set is not prepared, or
+      has no random access (the error contains the command to run).
   """
 
   name: str
@@ -165,12 +160,7 @@ def _builder(name, data_dir):
   folder = epath.Path(data_dir or '').expanduser() / name
   if (folder / 'dataset_info.json').exists():
     return tfds.builder_from_directory(folder)
-  try:
-    builder = tfds.builder(name, data_dir=data_dir)
-  except Exception as error:  # of several types: unknown names and versions
-    raise ValueError(
-      f'TFDS cannot open {name!r} (data_dir={data_dir!r}): {error}'
-    ) from error
+  builder = tfds.builder(name, data_dir=data_dir)
   if (builder.data_path / 'dataset_info.json').exists():
     return tfds.builder_from_directory(builder.data_path)
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
@@ -203,10 +193,3 @@ def _records(builder, name, split):
       ' no random access. Convert it with the following command, which keeps'
       f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'
     ) from None
-  except Exception as error:  # ValueError, and AssertionError for slices
-    sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
-    raise ValueError(
-      f'Cannot read the split {split!r} of the TFDS data set {name!r}: {error}'
-      f' The splits and their sizes are {sizes}. Slices look like'
-      " 'train[:99%]' or 'train[:800]+train[900:]', and must not be empty."
-    ) from error

@@ -4,6 +4,7 @@ The interface of a source is described in pipeline.py. A view can be the source
 of another view.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,8 +15,6 @@ from vit_jax.types import Count, Seed
 
 
 class Source(Protocol):
-  """The minimal interface of a source; see pipeline.py."""
-
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
@@ -32,11 +31,7 @@ def labels(source: Source) -> np.ndarray:
 
 
 def class_labels(source: Source) -> np.ndarray:
-  """Return the labels of all examples, int32 [n], one class for each.
-
-  Raises:
-    ValueError: the labels are vectors.
-  """
+  """Return the labels of all examples, int32 [n]; ValueError for vectors."""
   found = labels(source)
   if found.ndim != 1:
     raise ValueError(
@@ -59,14 +54,49 @@ def describe(source: Source, index: int) -> str:
   return f'index {index}'
 
 
+def fingerprint(source: Any) -> dict[str, Any]:
+  """Return JSON values that differ for other data, wherever its files are.
+
+  'classes' is a hash of the names of the classes, and 'examples' one of up to
+  16 images with their labels, at equal distances in the source. Classes with a
+  method `fingerprint` have their own, such as teachers.
+  """
+  if hasattr(type(source), 'fingerprint'):
+    return source.fingerprint()
+  count = len(source)
+  names = getattr(source, 'class_names', None)
+  places = np.linspace(0, count - 1, min(count, 16)).astype(int)
+  return {
+    'num_examples': count,
+    'num_classes': getattr(source, 'num_classes', None),
+    'classes': None if names is None else _hash(str(x).encode() for x in names),
+    'examples': _hash(_content(source, int(i)) for i in places),
+  }
+
+
+def _content(source, index):
+  """Return the image and the label of an example as bytes."""
+  try:
+    example = source[index]
+  except (OSError, ValueError):
+    return b'unreadable'
+  image, label = example['image'], np.asarray(example['label'], np.float64)
+  if not isinstance(image, bytes):
+    image = repr(image.shape).encode() + image.tobytes()
+  return image + b' ' + label.tobytes()
+
+
+def _hash(parts):
+  found = hashlib.sha256()
+  for part in parts:
+    found.update(b'%d:' % len(part) + part)
+  return found.hexdigest()[:16]
+
+
 class View:
   """A source with some examples of another one, in the order of `indices`.
 
   It has the attributes of the other source, such as `class_names`.
-
-  Args:
-    source: the other source.
-    indices: ints [n], of examples of that source.
   """
 
   def __init__(
@@ -95,20 +125,12 @@ class View:
     """Return the other source's description of an example."""
     return describe(self.source, self._index(index))
 
-  def file_name(self, index: int) -> str | None:
-    """Return the name of the image's file, or None if it is not known."""
-    own = getattr(self.source, 'file_name', lambda index: None)
-    return own(self._index(index))
-
   def _index(self, index):
     return int(self._indices[index])
 
 
 class Unlabelled(View):
-  """A source whose examples all have the label 0, for label-free objectives.
-
-  It has no classes, so no output of a model is named after one.
-  """
+  """A source whose examples all have the label 0, for label-free objectives."""
 
   num_classes = None
   class_names = None
@@ -137,8 +159,7 @@ class Slice(View):
       also of small ones. A class with one image is in the larger slice.
 
   Raises:
-    ValueError: other bounds; no example in the slice; `stratified`, and labels
-      that are not one class per example.
+    ValueError: other bounds; no example in the slice; `stratified` and vectors.
   """
 
   def __init__(
@@ -171,17 +192,13 @@ class Subset(View):
   order of the source.
 
   Args:
-    source: with int labels for `per_class`. If it has no labels(), all of its
-      examples are read for that.
-    per_class: number of examples of each class. Classes with fewer examples
-      keep all.
-    examples: number of examples in all, chosen from those that `per_class`
-      leaves.
+    source: with int labels for `per_class`.
+    per_class: number of examples of each class. Smaller classes keep all.
+    examples: number of examples in all, of those that `per_class` leaves.
     seed: of the choice.
 
   Raises:
-    ValueError: neither number is set; there are fewer examples; labels that are
-      not one class per example.
+    ValueError: there are fewer examples; vectors as labels for `per_class`.
   """
 
   def __init__(
@@ -192,8 +209,6 @@ class Subset(View):
     per_class: Count | None = None,
     seed: Seed = 0,
   ) -> None:
-    if examples is None and per_class is None:
-      raise ValueError('Subset: set examples or per_class, or both.')
     order = np.argsort(_random_keys(len(source), seed), kind='stable')
     if per_class is not None:
       order = order[ranks(class_labels(source)[order]) < per_class]

@@ -8,6 +8,7 @@ place and replaced there, and nothing outlives the run.
 import atexit
 import collections
 import concurrent.futures
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -27,82 +28,52 @@ from absl import logging
 _MAX_RESTARTS = 3  # of dead workers, by one iterator
 _SPAWN = multiprocessing.get_context('spawn')
 
-Read = Callable[[int], Any]
-
 
 def cores() -> int:
-  """Return the number of cores that this process may use, at least 1.
-
-  A container may limit their time (cgroups, version 1 or 2).
-  """
+  """Return the number of cores that this process, or container, may use."""
   available = os.cpu_count() or 1
   if hasattr(os, 'sched_getaffinity'):
     available = len(os.sched_getaffinity(0))
-  folder = pathlib.Path('/sys/fs/cgroup')
-  for names in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
-    try:
-      text = ' '.join((folder / name).read_text() for name in names)
-      quota, period = map(int, text.split())
-    except (OSError, ValueError):  # no such file, or 'max' for no limit
-      continue
-    if quota > 0:
-      available = min(available, -(-quota // period))
-  return max(1, available)
+  try:
+    limit = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text()
+    quota, period = map(int, limit.split())
+  except (OSError, ValueError):  # no such file, or 'max' for no limit
+    return available
+  return min(available, -(-quota // period))
 
 
-class Threads:
-  """Iterator over read(i) for `indices` in order, read ahead by threads.
-
-  Args:
-    read: function of an index, or of another value.
-    indices: of the values.
-    ahead: number of values that are read in advance, each by a thread.
-  """
-
-  def __init__(
-    self, read: Callable[[Any], Any], indices: Iterable[Any], ahead: int
-  ) -> None:
-    self._read, self._indices = read, iter(indices)
-    self._pool = concurrent.futures.ThreadPoolExecutor(ahead)
-    self._pending: collections.deque[Any] = collections.deque()
-    for _ in range(ahead):
-      self._submit()
-
-  def _submit(self):
-    for index in self._indices:
-      self._pending.append(self._pool.submit(self._read, index))
-      return
-
-  def __iter__(self) -> Iterator[Any]:
-    return self
-
-  def __next__(self) -> Any:
-    if not self._pending:
-      raise StopIteration
-    value = self._pending.popleft().result()
-    self._submit()
-    return value
-
-  def close(self) -> None:
-    """Stop the threads."""
-    self._pool.shutdown(cancel_futures=True)
+def read_ahead(
+  read: Callable[[Any], Any], indices: Iterable[Any], ahead: int
+) -> Generator[Any, None, None]:
+  """Yield read(i) for `indices` in order, read ahead by so many threads."""
+  pool = concurrent.futures.ThreadPoolExecutor(ahead)
+  rest = iter(indices)
+  try:
+    pending = collections.deque(
+      pool.submit(read, i) for i in itertools.islice(rest, ahead)
+    )
+    while pending:
+      value = pending.popleft().result()
+      pending.extend(pool.submit(read, i) for i in itertools.islice(rest, 1))
+      yield value
+  finally:
+    pool.shutdown(cancel_futures=True)
 
 
 class Processes:
   """Iterator over read(i) for `indices` in order, read ahead by processes.
 
-  Process w of n reads each n-th value from the w-th on, by `Threads`. A process
-  that dies is replaced, three times in all.
-
-  Args:
-    read: function of an index, picklable by cloudpickle.
-    indices: of the values.
-    processes: number of processes.
-    ahead: of `Threads` in each process.
+  Process w of n reads each n-th value from the w-th on, by `read_ahead`. A
+  process that dies is replaced, three times in all. cloudpickle takes `read` to
+  the processes.
   """
 
   def __init__(
-    self, read: Read, indices: Sequence[int], processes: int, ahead: int
+    self,
+    read: Callable[[Any], Any],
+    indices: Sequence[int],
+    processes: int,
+    ahead: int,
   ) -> None:
     self._task = cloudpickle.dumps((read, ahead))
     self._indices, self._count = indices, processes
@@ -132,9 +103,7 @@ class Processes:
     """End the processes."""
     atexit.unregister(self.close)
     for process, connection in self._workers:
-      process.kill()
-      process.join()
-      connection.close()
+      _end(process, connection)
 
   def _start(self, first):
     """Return a process that reads from place `first` on, and its pipe."""
@@ -156,9 +125,7 @@ class Processes:
 
   def _replace(self, number):
     process, connection = self._workers[number]
-    connection.close()
-    process.kill()
-    process.join()
+    _end(process, connection)
     message = (
       f'Data worker {number} died with exit code {process.exitcode} (-9 is'
       ' often a lack of memory).'
@@ -171,6 +138,12 @@ class Processes:
     self._restarts += 1
     logging.warning(f'{message} Another one replaces it.')
     self._workers[number] = self._start(self._next)
+
+
+def _end(process, connection):
+  process.kill()
+  process.join()
+  connection.close()
 
 
 def _receive(connection):
@@ -201,7 +174,7 @@ def _values(task, indices):
   """Yield the values of a task; after an error, the error as the last one."""
   try:
     read, ahead = cloudpickle.loads(task)
-    yield from Threads(read, indices, ahead)
+    yield from read_ahead(read, indices, ahead)
   except Exception as error:
     yield _portable(error)
 

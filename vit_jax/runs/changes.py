@@ -20,8 +20,8 @@ import jax
 from etils import epath
 
 from vit_jax import config
-from vit_jax.data import fingerprints
 from vit_jax.data.pipeline import Data
+from vit_jax.data.views import fingerprint
 from vit_jax.runs import workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.types import HARMLESS, MACHINE
@@ -85,14 +85,8 @@ def basis_of(
       found[each.key] = value
   sources = dict(_sources(arguments or {}))
   shared = {id(x): x for x in sources.values()}  # evaluators often share one
-  prints = {key: _fingerprint(x) for key, x in shared.items()}
+  prints = {key: config.plain(fingerprint(x)) for key, x in shared.items()}
   return Basis(found, {key: prints[id(x)] for key, x in sources.items()})
-
-
-def _fingerprint(source):
-  has_own = hasattr(type(source), 'fingerprint')
-  found = source.fingerprint() if has_own else fingerprints.fingerprint(source)
-  return config.plain(found)
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:

@@ -34,7 +34,7 @@ def convert(directory: PathLike) -> None:
       f'{directory} has no files named *.tfrecord-*. Expected the folder of a'
       ' prepared TFDS data set, with its dataset_info.json.'
     )
-  done = workers.Threads(_convert_file, files, workers.cores())
+  done = workers.read_ahead(_convert_file, files, workers.cores())
   for _ in terminal.track(done, len(files), unit='files'):
     pass
   # TFDS reads here which other formats exist. Written last, when all files do.

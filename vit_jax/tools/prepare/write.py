@@ -38,8 +38,8 @@ def process(
 
   threads = 2 * workers.cores()
   if hasattr(source, '__getitem__'):
-    return workers.Threads(of_index, range(len(source)), threads)
-  return workers.Threads(
+    return workers.read_ahead(of_index, range(len(source)), threads)
+  return workers.read_ahead(
     lambda x: function(x[0], lambda: x[1]), source, threads
   )
 
