@@ -39,7 +39,7 @@ LAYERS = {  # a module or folder, and what else it may import of this package
   'models': (),
   'objectives': ('models.', 'parallel.', 'pretrained', 'weights.'),
   'optim': (),
-  'parallel': ('models.mesh',),
+  'parallel': ('models.layers',),
   'reports': ('config', 'data.images', 'runs.metrics'),
   'runs': ('config', 'data.', 'optim.', 'parallel.'),
   'weights': (

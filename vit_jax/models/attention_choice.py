@@ -25,8 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.models.attention import attention
-from vit_jax.models.layers import remat
-from vit_jax.models.mesh import batch_axes
+from vit_jax.models.layers import batch_axes, remat
 from vit_jax.types import Model
 
 CANDIDATES = {

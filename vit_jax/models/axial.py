@@ -8,6 +8,7 @@ chose the rest.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,28 +21,27 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import Block, VisionTransformer
 
 
-def to_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
-  """Make each row of a grid a sequence (axis 1), or each column (axis 0).
+def along(
+  axis: int,
+  fn: Callable[[jax.Array], jax.Array],
+  x: jax.Array,
+  grid: tuple[int, int],
+) -> jax.Array:
+  """Apply fn to each row of a grid as a sequence (axis 1), or column (axis 0).
 
   Args:
+    axis: which dimension of the grid runs along a sequence.
+    fn: function of [lines, tokens, D], which returns the same shape.
     x: [B, gh * gw, D], row by row.
     grid: (gh, gw).
-    axis: which dimension of the grid runs along a sequence.
-
-  Returns:
-    [B * gh, gw, D] or [B * gw, gh, D].
   """
-  x = x.reshape(x.shape[0], *grid, -1)
+  lines = x.reshape(x.shape[0], *grid, -1)
   if axis == 0:
-    x = x.swapaxes(1, 2)
-  return x.reshape(-1, grid[axis], x.shape[-1])
-
-
-def from_lines(x: jax.Array, grid: tuple[int, int], axis: int) -> jax.Array:
-  """Invert `to_lines`."""
+    lines = lines.swapaxes(1, 2)
+  out = fn(lines.reshape(-1, *lines.shape[2:])).reshape(lines.shape)
   if axis == 0:
-    x = x.reshape(-1, grid[1], grid[0], x.shape[-1]).swapaxes(1, 2)
-  return x.reshape(-1, grid[0] * grid[1], x.shape[-1])
+    out = out.swapaxes(1, 2)
+  return out.reshape(x.shape)
 
 
 class AxialBlock(Block):
@@ -65,9 +65,8 @@ class AxialBlock(Block):
       train=self.train,
     )
     for axis, name in ((1, 'row'), (0, 'column')):
-      lines = to_lines(x, self.layout.grid, axis)
-      lines = block(name=name)(lines, drop_rate)
-      x = from_lines(lines, self.layout.grid, axis)
+      layer = functools.partial(block(name=name), drop_rate=drop_rate)
+      x = along(axis, layer, x, self.layout.grid)
     return x
 
 
@@ -86,15 +85,12 @@ class AxialViT(VisionTransformer):
 
   def _check(self):
     super()._check()
-    if self.pooling.class_token or self.pooling.num_registers:
+    extra = self.pooling.class_token or self.pooling.num_registers
+    if extra or (self.posemb is not None and self.posemb.in_layers):
       raise ValueError(
-        f'AxialViT cannot have a class token or registers, got {self.pooling}. '
-        'Use for example pooling=Mean().'
-      )
-    if self.posemb is not None and self.posemb.in_layers:
-      raise ValueError(
-        f'AxialViT cannot use positions in the layers, got {self.posemb}. '
-        "Use for example posemb=Learned(at='stem')."
+        'AxialViT cannot have a class token, registers or positions in the '
+        f'layers, got {self.pooling} and {self.posemb}. Use for example '
+        "pooling=Mean() and posemb=Learned(at='stem')."
       )
 
 
@@ -120,12 +116,6 @@ class AxialAttention(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     batch, gh, gw, channels = x.shape
     grid = gh, gw
-    if channels != self.features or channels % self.num_heads:
-      raise ValueError(
-        f'Axial attention of {self.num_heads} heads got {channels} channels '
-        f'for {self.features}; expected as many, and a multiple of the heads. '
-        'Choose another width_factor.'
-      )
     x = x.reshape(batch, -1, channels)
     for axis, name in ((1, 'row'), (0, 'column')):
       attention = Attention(
@@ -135,8 +125,7 @@ class AxialAttention(nn.Module):
         dtype=self.dtype,
         name=name,
       )
-      x = to_lines(x, grid, axis)
-      x = from_lines(attention(x, x), grid, axis)
+      x = along(axis, lambda y, attend=attention: attend(y, y), x, grid)
     x = x.reshape(batch, *grid, channels)
     if self.stride == 1:
       return x

@@ -21,7 +21,6 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from vit_jax.models.mesh import batch_axes
 from vit_jax.types import (
   Expect,
   Natural,
@@ -84,6 +83,18 @@ def platform() -> str:
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
+
+
+def batch_axes(
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+) -> tuple[str, ...]:
+  """Return the names of the axes of a mesh that the batch is sharded over."""
+  return tuple(a for a in mesh.axis_names if not is_model_axis(a))
+
+
+def is_model_axis(name: str) -> bool:
+  """Return whether devices along this axis work on the same examples."""
+  return name.startswith('model')
 
 
 def keep_batch_split(x: jax.Array) -> jax.Array:

@@ -10,8 +10,6 @@ timm's names are ignored, and so are training sets (after the dot).
 """
 
 import difflib
-import functools
-import math
 import re
 from typing import Any
 
@@ -112,8 +110,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   timm, where SIZE is tiny, small, ..., are, without '.tag':
 
     vit_SIZE_patchP[_regR][_siglip][_gap][_224]
-    deit_SIZE_patch16_224, deit_SIZE_distilled_patch16_224,
-    deit3_SIZE_patchP_224
+    deit_SIZE[_distilled]_patchP_224, deit3_SIZE_patchP_224
     vit_SIZE_r50_s16_224 and the like, vit_SIZE_r_s16_p8_224
     resnetv2_50x1_bit and the like, mixer_b16_224 and the like
 
@@ -129,14 +126,16 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   Raises:
     ValueError: there is no such name; the message lists similar ones.
   """
-  try:
-    return _read(str(name)) | fields
-  except LookupError:
-    near = ', '.join(_near(str(name)))
-    raise ValueError(
-      f'There is no model named {name!r}. Similar names: {near}. '
-      '`python -m vit_jax.names` lists all.'
-    ) from None
+  for pattern, read in _PATTERNS.items():
+    match = re.fullmatch(pattern, str(name).split('.')[0])
+    if match and (found := read(**match.groupdict())):
+      return found | fields
+  known = {x.lower(): x for x in _NAMES.split() + _TIMM.split()}
+  near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
+  raise ValueError(
+    f'There is no model named {name!r}. Similar names: '
+    f'{", ".join(known[x] for x in near)}. `python -m vit_jax.names` lists all.'
+  )
 
 
 def create(name: str, **fields: Any) -> Any:
@@ -153,30 +152,8 @@ def models() -> dict[str, tuple[str, ...]]:
   }
 
 
-def count_parameters(
-  name: str, *, image_size: int = 224, num_classes: int = 1000
-) -> int:
-  """Return the number of parameters; nothing is computed or allocated."""
-  import jax  # names are also read where no model is wanted
-
-  model = create(name, num_classes=num_classes)
-  if hasattr(model, 'scan'):
-    model = model.clone(scan=True)  # one layer is traced, not all
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), 'float32')
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-
-
-def _read(name):
-  name = name.split('.')[0]
-  for pattern, read in _PATTERNS.items():
-    if match := re.fullmatch(pattern, name):
-      return read(**match.groupdict())
-  raise LookupError
-
-
-def _vit(size, height, width=None, resnet=None, target=VIT):
-  """Return settings of a ViT, or of a hybrid if `resnet` is its depth.
+def _vit(size, height, width=None, resnet=None, axial=None):
+  """Return settings of a ViT, or of a hybrid if `resnet` is its depth, or None.
 
   In the name of a ViT the suffix is the side of a patch, or height x width. In
   the name of a hybrid it is the factor by which the image is reduced in all
@@ -185,34 +162,27 @@ def _vit(size, height, width=None, resnet=None, target=VIT):
   'R+Ti/16' is the root of a ResNet alone, and patches of 8x8 cells: despite its
   name, the released code and weights reduce by 32, the root by 4.
   """
-  embedding = {
-    'target': PATCHES,
-    'patch_size': (int(height), int(width or height)),
-  }
+  patch_size = int(height), int(width or height)
+  embedding = {'target': PATCHES, 'patch_size': patch_size}
   if resnet is not None:
-    embedding = _hybrid(resnet, height, width)
+    if width or (height not in ('16', '32') if resnet else height != '16'):
+      return None
+    patch_size = (1, 1) if resnet else (8, 8)
+    stages = RESNET_STAGES[int(resnet)] if resnet else ()
+    if height == '16' and resnet:
+      stages = (*stages[:2], stages[2] + stages[3])
+    embedding = {'target': HYBRID, 'patch_size': patch_size, 'stages': stages}
   fields = ('width', 'depth', 'mlp_dim', 'num_heads')
   return {
-    'target': target,
-    **dict(zip(fields, SIZES[size])),
+    'target': AXIAL_VIT if axial else VIT,
+    **dict(zip(fields, SIZES[_TIMM_SIZES.get(size, size)])),
     'embedding': embedding,
   }
 
 
-def _hybrid(resnet, reduction, width):
-  if not resnet and (reduction, width) == ('16', None):
-    return {'target': HYBRID, 'patch_size': (8, 8), 'stages': ()}
-  if not resnet or width or reduction not in ('16', '32'):
-    raise LookupError
-  stages = RESNET_STAGES[int(resnet)]
-  if reduction == '16':
-    stages = (*stages[:2], stages[2] + stages[3])
-  return {'target': HYBRID, 'patch_size': (1, 1), 'stages': stages}
-
-
-def _resnet(depth, factor, target=RESNET):
+def _resnet(depth, factor, axial=None):
   return {
-    'target': target,
+    'target': AXIAL_RESNET if axial else RESNET,
     'stages': RESNET_STAGES[int(depth)],
     'width_factor': int(factor),
   }
@@ -228,14 +198,16 @@ def _mixer(size, patch):
   }
 
 
-def _timm_vit(family, size, patch, registers=None, siglip=None, gap=None):
-  out = _vit(_TIMM_SIZES[size], patch)
+def _timm_vit(family, size, patch, distilled, registers, siglip, gap):
+  out = _vit(size, patch)
   pooling = {}
   if registers:
     pooling = {'target': f'{POOLING}.ClassToken'}
     pooling['num_registers'] = int(registers)
   if siglip:
     pooling['target'] = f'{POOLING}.Map'
+  if distilled:
+    pooling['target'] = f'{POOLING}.DistillationToken'
   if gap:
     pooling['target'] = f'{POOLING}.Mean'
     if registers:
@@ -252,57 +224,22 @@ def _timm_vit(family, size, patch, registers=None, siglip=None, gap=None):
   return out | ({'pooling': pooling} if pooling else {})
 
 
-def _timm_hybrid(size, resnet, reduction):
-  return _vit(_TIMM_SIZES[size], reduction, resnet=resnet)
-
-
-def _distilled(size, patch):
-  pooling = {'pooling': {'target': f'{POOLING}.DistillationToken'}}
-  return _vit(_TIMM_SIZES[size], patch) | pooling
-
-
 _SIZE = f'(?P<size>{"|".join(SIZES)})'
 _PATCH = r'(?P<height>[1-9]\d*)(?:x(?P<width>[1-9]\d*))?'
-_RESNET = (
-  rf'R(?P<depth>{"|".join(map(str, RESNET_STAGES))})x(?P<factor>[1-9]\d*)'
-)
+_DEPTHS = '|'.join(map(str, RESNET_STAGES))
+_RESNET = f'(?P<resnet>{_DEPTHS}|)'  # of hybrids
+_FACTOR = r'x(?P<factor>[1-9]\d*)'
 _TIMM_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
 _PATTERNS = {
-  rf'(?:R(?P<resnet>\d*)\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
-  rf'Axial-(?:ViT-)?{_SIZE}/{_PATCH}': functools.partial(
-    _vit, target=AXIAL_VIT
-  ),
-  rf'(?:BiT-)?{_RESNET}': _resnet,
-  rf'Axial-{_RESNET}': functools.partial(_resnet, target=AXIAL_RESNET),
+  rf'(?:(?P<axial>Axial-)|R{_RESNET}\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
+  rf'(?:BiT-|(?P<axial>Axial-))?R(?P<depth>{_DEPTHS}){_FACTOR}': _resnet,
   rf'Mixer-(?P<size>{"|".join(MIXER_SIZES)})/(?P<patch>[1-9]\d*)': _mixer,
   # timm's
-  rf'(?P<family>vit)_{_TIMM_SIZE}_patch(?P<patch>\d+)'
-  rf'(?:_reg(?P<registers>\d+))?(?P<siglip>_siglip)?(?P<gap>_gap)?{_PIXELS}': (
-    _timm_vit
-  ),
-  rf'(?P<family>deit)_(?P<size>tiny|small|base)_patch(?P<patch>16){_PIXELS}': (
-    _timm_vit
-  ),
-  rf'(?P<family>deit3)_(?P<size>small|medium|base|large|huge)_patch'
-  rf'(?P<patch>\d+){_PIXELS}': _timm_vit,
-  rf'deit_(?P<size>tiny|small|base)_distilled_patch(?P<patch>16){_PIXELS}': (
-    _distilled
-  ),
-  rf'vit_{_TIMM_SIZE}_r(?P<resnet>\d+)_s(?P<reduction>\d+){_PIXELS}': (
-    _timm_hybrid
-  ),
-  rf'vit_{_TIMM_SIZE}_r_s16_p8{_PIXELS}': functools.partial(
-    _timm_hybrid, resnet='', reduction='16'
-  ),
-  r'resnetv2_(?P<depth>\d+)x(?P<factor>\d+)_bit': _resnet,
+  rf'(?P<family>vit|deit|deit3)_{_TIMM_SIZE}(?P<distilled>_distilled)?'
+  rf'_patch(?P<patch>\d+)(?:_reg(?P<registers>\d+))?(?P<siglip>_siglip)?'
+  rf'(?P<gap>_gap)?{_PIXELS}': _timm_vit,
+  rf'vit_{_TIMM_SIZE}_r{_RESNET}_s(?P<height>\d+)(?:_p8)?{_PIXELS}': _vit,
+  rf'resnetv2_(?P<depth>{_DEPTHS}){_FACTOR}_bit': _resnet,
   rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _mixer,
 }
-
-
-def _near(name):
-  """Return three names that are similar, the most similar first."""
-  names = _NAMES.split() + _TIMM.split()
-  known = {known.lower(): known for known in names}
-  found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
-  return [known[n] for n in found]

@@ -3,30 +3,28 @@
     attend(q, k, v)
 
 The scores of a head never leave the chip: one program of the grid processes all
-tokens of one example, for some or all of its heads; or, if that does not fit,
-a block of its queries. It reads queries, keys and values as the projections
-write them, [B, N, h * d], so that heads are not transposed. Only q, k and v are
-saved for the backward pass, which computes the attention weights again.
+tokens of one example, for some or all of its heads. It reads queries, keys and
+values as the projections write them, [B, N, h * d], so that heads are not
+transposed. Only q, k and v are saved for the backward pass, which computes the
+attention weights again. About 730 tokens of bfloat16 fit: H/14 at 378 px.
 
 This kernel has never run on a TPU. We know that interpret mode agrees with
 float64, that a simulation of a TPU's memory finds no race and no access out of
 bounds, that the compiler accepts it for v4, v5e, v5p and v6e, and the cycles of
 its schedule.
 
-Shapes: B examples, N tokens, Q queries of a block, h heads of dimension d, W
-lanes of a block.
+Shapes: B examples, N tokens, h heads of dimension d, W lanes of a program.
 """
 
-import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from vit_jax.models.layers import platform
-from vit_jax.models.mesh import per_device
+from vit_jax.models.layers import batch_axes, is_model_axis, platform
 
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
@@ -40,9 +38,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """Compute softmax(q kᵀ / √d) v, each [B, N, h, d], with a float32 softmax.
 
   Within `with jax.set_mesh(mesh)`, examples are sharded over the batch axes,
-  and heads over the others (mesh.py), if these divide them. Without a mesh, the
-  arrays must be on one device. On CPUs the kernels are interpreted, which is
-  slow and meant for tests.
+  and heads over the others, if these divide them. Without a mesh, the arrays
+  must be on one device. On CPUs the kernels are interpreted, which is slow and
+  meant for tests.
 
   Raises:
     ValueError: the kernel does not support the arguments.
@@ -55,8 +53,25 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   # Heads are merged outside: within, the compiler would write the products
   # before and after in a layout with heads apart, and copy them.
   flat = (x.reshape(*x.shape[:2], heads * width) for x in (q, k, v))
-  attend_local = functools.partial(_attend, width)
-  return per_device(attend_local, *flat, heads=heads).reshape(q.shape)
+  local: Any = functools.partial(_attend, width)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.size > 1:  # the compiler cannot shard kernels
+    names = tuple(a for a in mesh.axis_names if is_model_axis(a))
+    spec = PartitionSpec(
+      _dividing(mesh, batch_axes(mesh), len(q)),
+      None,
+      _dividing(mesh, names, heads),
+    )
+    # The check of replicated values (check_vma) does not support kernels.
+    local = jax.shard_map(
+      local, in_specs=(spec,) * 3, out_specs=spec, check_vma=False
+    )
+  return local(*flat).reshape(q.shape)
+
+
+def _dividing(mesh, names, size):
+  """Return the axes, or () if they do not divide a size."""
+  return names if size % math.prod(mesh.shape[n] for n in names) == 0 else ()
 
 
 def obstacle(q: Any, k: Any, v: Any) -> str | None:
@@ -80,72 +95,37 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   return None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-  """How the work on an example is cut into programs.
+class _Plan(NamedTuple):
+  """How the heads of an example are divided among programs."""
 
-  Attributes:
-    tokens: N.
-    width: head dimension of the arrays, which may be padded.
-    heads: those of a program.
-    queries: those of a program; all tokens, or a multiple of 128.
-    itemsize: bytes of an element.
-    scale: factor of scores, 1 / √d.
-  """
-
-  tokens: int
-  width: int
-  heads: int
-  queries: int
-  itemsize: int
-  scale: float
-
-  @property
-  def blocked(self) -> bool:
-    """Whether a program processes a part of the queries."""
-    return self.queries < self.tokens
-
-  @property
-  def held(self) -> int:
-    """Bytes on chip in the backward pass.
-
-    Two buffers of q, do, dq of all or some queries; of k, v, dk and dv two
-    buffers, or one if these stay for several programs, with the sums dk and dv
-    in float32; and 5 arrays of scores.
-    """
-    lanes = _round_up(self.heads * self.width, _LANES)
-    queries, keys = (_round_up(n, 16) for n in (self.queries, self.tokens))
-    scores = 20 * keys * _round_up(self.queries, _LANES)
-    of_keys = 2 * self.itemsize + 8 if self.blocked else 8 * self.itemsize
-    held = 6 * self.itemsize * queries + of_keys * keys
-    return held * lanes + scores
+  heads: int  # those of a program
+  width: int  # head dimension of the arrays, which may be padded
+  held: int  # bytes on chip in the backward pass
 
 
 def _plan(tokens, heads, width, dtype):
   """Return the plan with the fewest programs that fits on the chip.
 
   If the fewest heads that fill whole registers do not fit, heads are padded to
-  whole registers. If one does not fit either, queries are processed in blocks:
-  of the size that leaves the fewest undefined rows, then of the largest.
+  whole registers. If one does not fit either, it is returned nevertheless.
   """
-  rest = jnp.dtype(dtype).itemsize, width**-0.5
+
+  def plan(n, width):
+    # Two buffers of q, do, dq, k, v, dk and dv, and 5 arrays of scores.
+    rows = _round_up(tokens, 16)
+    lanes = _round_up(n * width, _LANES)
+    buffers = 14 * jnp.dtype(dtype).itemsize * rows * lanes
+    return _Plan(n, width, buffers + 20 * rows * _round_up(tokens, _LANES))
+
   aligned = _LANES % width == 0 and _least(heads, width) * width % _LANES == 0
   padded = width if aligned else _round_up(width, _LANES)
   for each in (width, padded):
     least = _least(heads, each)
-    whole = [
-      _Plan(tokens, each, n, tokens, *rest)
-      for n in range(least, heads + 1, least)
-      if heads % n == 0
-    ]
-    if fitting := [plan for plan in whole if plan.held <= _BUDGET]:
+    counts = range(least, heads + 1, least)
+    plans = [plan(n, each) for n in counts if heads % n == 0]
+    if fitting := [found for found in plans if found.held <= _BUDGET]:
       return fitting[-1]
-  sizes = sorted(
-    range(_LANES, tokens, _LANES), key=lambda n: (_round_up(tokens, n), -n)
-  )
-  parts = [_Plan(tokens, padded, least, n, *rest) for n in sizes]
-  fitting = [plan for plan in parts if plan.held <= _BUDGET]
-  return next(iter(fitting), min(whole + parts, key=lambda plan: plan.held))
+  return plans[0]
 
 
 def _round_up(n, unit):
@@ -176,12 +156,12 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(kernel, width, arrays):
-  """Run a kernel over examples, groups of heads, and blocks of queries.
+  """Run a kernel over examples and groups of heads.
 
   Args:
     kernel: _forward or _backward.
     width: d, the head dimension.
-    arrays: inputs of the kernel, [B, N, h * d]; the last two are k and v.
+    arrays: inputs of the kernel, [B, N, h * d].
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -190,48 +170,35 @@ def _call(kernel, width, arrays):
   dtype, heads = arrays[0].dtype, lanes // width
   plan = _plan(tokens, heads, width, dtype)
   arrays = [_pad_heads(x, width, plan.width) for x in arrays]
-  lanes = plan.heads * plan.width
-  of_queries = pl.BlockSpec(
-    (None, plan.queries, lanes), lambda example, group, i: (example, i, group)
+  block = pl.BlockSpec(
+    (None, tokens, plan.heads * plan.width),
+    lambda example, group: (example, 0, group),
   )
-  # What stays for all blocks of queries needs no second buffer.
-  of_keys = pl.BlockSpec(
-    (None, tokens, lanes),
-    lambda example, group, i: (example, 0, group),
-    pipeline_mode=pl.Buffered(1) if plan.blocked else None,
-  )
-  out = jax.ShapeDtypeStruct((batch, tokens, heads * plan.width), dtype)
-  added = out.update(dtype=jnp.float32) if plan.blocked else out
   forward = kernel is _forward
-  out_specs, out_shape = [of_queries], [out]
-  if not forward:
-    out_specs += [of_keys, of_keys]
-    out_shape += [added, added]
+  out = [jax.ShapeDtypeStruct(arrays[0].shape, dtype)] * (1 if forward else 3)
   flops = (4 if forward else 10) * batch * tokens**2
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, plan),
-    grid=(batch, heads // plan.heads, pl.cdiv(tokens, plan.queries)),
-    in_specs=[of_queries] * (len(arrays) - 2) + [of_keys] * 2,
-    out_specs=out_specs,
-    out_shape=out_shape,
+    functools.partial(kernel, plan, width**-0.5),
+    grid=(batch, heads // plan.heads),
+    in_specs=[block] * len(arrays),
+    out_specs=[block] * len(out),
+    out_shape=out,
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel', 'parallel', 'arbitrary'),
+      dimension_semantics=('parallel', 'parallel'),
       vmem_limit_bytes=_LIMIT,
     ),
     cost_estimate=pl.CostEstimate(
       flops=flops * heads * width,
       transcendentals=batch * tokens**2 * heads,
-      bytes_accessed=sum(
-        x.size * x.dtype.itemsize for x in (*arrays, *out_shape)
-      ),
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out)),
     ),
     name=f'attention{kernel.__name__}',
   )
   found = jax.lax.platform_dependent(
     *arrays, tpu=call(), cpu=call(interpret=INTERPRET)
   )
-  return [_pad_heads(x, plan.width, width).astype(dtype) for x in found]
+  return [_pad_heads(x, plan.width, width) for x in found]
 
 
 def _pad_heads(x, width, new):
@@ -243,14 +210,14 @@ def _pad_heads(x, width, new):
   return x.reshape(*x.shape[:2], -1)
 
 
-def _forward(plan, q_ref, k_ref, v_ref, out_ref):
-  """Compute outputs of the heads of one example, [Q, W] each."""
+def _forward(plan, scale, q_ref, k_ref, v_ref, out_ref):
+  """Compute outputs of the heads of one example, [N, W] each."""
 
   def group(q, k, v):
     parts = {}
     for window, own in _heads(q.shape[-1], plan.width):
       scores = _dot(q[:, window], _keep(k[:, window], own), 1, 1)
-      weights, total = _softmax(scores, plan.scale, axis=1)
+      weights, total = _softmax(scores, scale, axis=1)
       out = _dot(weights.astype(v.dtype), _keep(v[:, window], own), 1, 0)
       _collect(parts, window, out / total)
     return (parts,)
@@ -258,53 +225,36 @@ def _forward(plan, q_ref, k_ref, v_ref, out_ref):
   _for_groups(group, plan, (q_ref, k_ref, v_ref), (out_ref,))
 
 
-def _backward(plan, *refs):
-  """Compute gradients of the heads of one example, [Q, W] and [N, W].
+def _backward(plan, scale, *refs):
+  """Compute gradients of the heads of one example, [N, W] each.
 
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
 
-  With blocks of queries, all results but dq are sums over blocks. The last
-  block may be longer than what is left, and its end is undefined: rows are set
-  to 0 there.
-
   Args:
     plan: see _Plan.
+    scale: factor of scores, 1 / √d.
     *refs: q, do, k and v; then dq, dk and dv.
   """
-  from jax.experimental import pallas as pl
-
-  inputs, outputs = refs[:4], refs[4:]
-  if plan.blocked:
-
-    @pl.when(pl.program_id(2) == 0)
-    def _():
-      for ref in outputs[1:]:
-        ref[...] = jnp.zeros_like(ref)
-
-    left = plan.tokens - pl.program_id(2) * plan.queries
 
   def group(q, do, k, v):
     parts = {}, {}, {}
-    if plan.blocked:
-      row = jax.lax.broadcasted_iota(jnp.int32, q.shape, 0)
-      q, do = (jnp.where(row < left, x, jnp.zeros_like(x)) for x in (q, do))
     for window, own in _heads(q.shape[-1], plan.width):
       q_, do_, k_, v_ = (x[:, window] for x in (q, do, k, v))
       k_ = _keep(k_, own)
-      weights, total = _softmax(_dot(k_, q_, 1, 1), plan.scale, axis=0)
+      weights, total = _softmax(_dot(k_, q_, 1, 1), scale, axis=0)
       weights /= total
       slopes = _dot(_keep(v_, own), do_, 1, 1)
       mean = jnp.sum(weights * slopes, axis=0, keepdims=True)
       slopes = (weights * (slopes - mean)).astype(q.dtype)
-      _collect(parts[0], window, _dot(slopes, k_, 0, 0) * plan.scale)
-      of_keys = _dot(slopes, _keep(q_, own), 1, 0) * plan.scale
+      _collect(parts[0], window, _dot(slopes, k_, 0, 0) * scale)
+      of_keys = _dot(slopes, _keep(q_, own), 1, 0) * scale
       _collect(parts[1], window, of_keys)
       weights = weights.astype(q.dtype)
       _collect(parts[2], window, _dot(weights, _keep(do_, own), 1, 0))
     return parts
 
-  _for_groups(group, plan, inputs, outputs)
+  _for_groups(group, plan, refs[:4], refs[4:])
 
 
 def _for_groups(group, plan, inputs, outputs):
@@ -319,11 +269,9 @@ def _for_groups(group, plan, inputs, outputs):
   def body(i, carry):
     begin = pl.multiple_of(i * step, step)
     parts = group(*(ref[:, pl.ds(begin, step)] for ref in inputs))
-    for j, (part, ref) in enumerate(zip(parts, outputs, strict=True)):
+    for part, ref in zip(parts, outputs, strict=True):
       for offset, x in part.items():
-        lanes = pl.ds(begin + offset, x.shape[1])
-        x = x.astype(ref.dtype)
-        ref[:, lanes] = ref[:, lanes] + x if j and plan.blocked else x
+        ref[:, pl.ds(begin + offset, x.shape[1])] = x.astype(ref.dtype)
     return carry
 
   jax.lax.fori_loop(0, count, body, 0)

@@ -27,12 +27,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import layers
-from vit_jax.models.layers import (
-  INIT,
-  Head,
-  PatchEmbedding,
-  keep_batch_split,
-)
+from vit_jax.models.layers import INIT, Head, PatchEmbedding, keep_batch_split
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
 Form = Literal['preact', 'postact']
@@ -138,13 +133,9 @@ class Unit(nn.Module):
 
   def conv(
     self, name: str, features: int, size: int = 1, stride: int = 1
-  ) -> StdConv:
-    return StdConv(features, size, stride, self.form, self.dtype, name=name)
-
-  def conv2(self) -> nn.Module:
-    return self.middle(
-      self.width, 3, self.stride, self.form, self.dtype, name='conv2'
-    )
+  ) -> nn.Module:
+    kind = self.middle if size == 3 else StdConv
+    return kind(features, size, stride, self.form, self.dtype, name=name)
 
   def norm(self, name: str, **fields: Any) -> nn.GroupNorm:
     return group_norm(self.form, self.dtype, name, **fields)
@@ -164,13 +155,13 @@ class Unit(nn.Module):
       x = self.conv('conv_proj', outside, stride=self.stride)(y)
     y = self.conv('conv1', self.width)(y)
     y = nn.relu(self.norm('norm2')(y))
-    y = self.conv2()(y)
+    y = self.conv('conv2', self.width, 3, self.stride)(y)
     y = nn.relu(self.norm('norm3')(y))
     return x + self.conv('conv3', outside)(y)
 
   def _postact(self, x, outside, project):
     y = nn.relu(self.norm('norm1')(self.conv('conv1', self.width)(x)))
-    y = self.conv2()(y)
+    y = self.conv('conv2', self.width, 3, self.stride)(y)
     y = nn.relu(self.norm('norm2')(y))
     y = self.conv('conv3', outside)(y)
     y = self.norm('norm3', scale_init=INIT['last_norm'])(y)
@@ -202,18 +193,16 @@ class Backbone(nn.Module):
     out = {}
     root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
     out['stage0'] = x = root(images)
+    unit = functools.partial(
+      layers.remat(Unit, self.remat),
+      form=self.form,
+      dtype=self.dtype,
+      middle=self.middle,
+    )
     for i, units in enumerate(self.stages, 1):
-      stage = Stage(
-        units,
-        width=width * 2 ** (i - 1),
-        stride=1 if i == 1 else 2,
-        form=self.form,
-        dtype=self.dtype,
-        remat=self.remat,
-        middle=self.middle,
-        name=f'stage{i}',
-      )
-      out[f'stage{i}'] = x = stage(x)
+      stride, name = 1 if i == 1 else 2, f'stage{i}'
+      stage = Stage(units, width * 2 ** (i - 1), stride, unit, name=name)
+      out[name] = x = stage(x)
     return out
 
 
@@ -243,24 +232,13 @@ class Stage(nn.Module):
   units: int
   width: int
   stride: int
-  form: str
-  dtype: Any = 'float32'
-  remat: str = 'none'
-  middle: Any = StdConv
+  unit: Callable[..., nn.Module]
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    unit = layers.remat(Unit, self.remat)
     for i in range(1, self.units + 1):
       stride = self.stride if i == 1 else 1
-      x = unit(
-        self.width,
-        stride,
-        form=self.form,
-        dtype=self.dtype,
-        middle=self.middle,
-        name=f'unit{i}',
-      )(x)
+      x = self.unit(self.width, stride, name=f'unit{i}')(x)
     return x
 
 
