@@ -8,14 +8,15 @@ needed, and nothing in a file is executed.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.data.transforms import scale as scale
+from vit_jax.data.transforms import scale
 from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
@@ -31,14 +32,6 @@ def load(
   *,
   image_size: Size | None = None,
   num_classes: int | None = None,
-  posemb_resize: str = 'paper',
-  patch_size: Size | None = None,
-  patch_resize: str = 'bicubic_antialias',
-  in_chans: int | None = None,
-  head: str = 'keep',
-  step: int | None = None,
-  ema: bool | str = 'auto',
-  trust: Sequence[str] = (),
   report: Callable[[str], Any] | None = print,
   **options: Any,
 ) -> tuple[Model, Params]:
@@ -50,26 +43,13 @@ def load(
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.
-    image_size: int or (H, W) to use the model with; position tables are
-      resized. None: the size it was trained for.
-    num_classes: None: the file's head. Another number: a new head of zeros,
-      without the tanh layer before it, as in the paper's fine-tuning. 0: no
-      head.
-    posemb_resize: method for position tables: 'paper', 'bilinear' or
-      'bicubic_antialias', see `models.resample.resize`.
-    patch_size: int or (height, width) that patches are resized to.
-    patch_resize: method for patches, see `models.resample.resize_kernel`.
-    in_chans: number of image channels, if not the file's.
-    head: 'reset': a new head of zeros with as many classes as the file's.
-    step, ema: of a workdir: which checkpoint; whether the EMA of the
-      parameters (True, False, or 'auto': if there is one).
-    trust: packages whose classes the file may name, for models and transforms
-      of your own: ('my_package',).
+    image_size, num_classes: to use the model with, see `fit`.
     report: called with a text that lists what was read, left out, resized and
       newly initialised; None: no report.
-    **options: grid=(rows, columns) of the file's patches if they are not a
-      square; and fields of the model, for what the file does not contain
-      (num_heads, gelu='tanh', ...) or how to run it (dtype, scan, ...).
+    **options: more arguments of `fit` (patch_size, in_chans, ...) and
+      `formats.read` (step, ema, trust, grid); and fields of the model, for what
+      the file does not contain (num_heads, gelu='tanh', ...) or how to run it
+      (dtype, scan, ...).
 
   Returns:
     (model, params): model.apply({'params': params}, images) takes float images
@@ -80,16 +60,13 @@ def load(
     ValueError: the file is missing, broken, a pickle or of an unknown format;
       or arrays are missing, unexpected or of another shape (lists all).
   """
-  weights = formats.read(path, step=step, ema=ema, trust=trust, **options)
+  names = options.keys() & inspect.signature(fit).parameters.keys()
+  use = {name: options.pop(name) for name in names}
   weights, changes = fit(
-    weights,
+    formats.read(path, **options),
     image_size=image_size,
     num_classes=num_classes,
-    posemb_resize=posemb_resize,
-    patch_size=patch_size,
-    patch_resize=patch_resize,
-    in_chans=in_chans,
-    head=head,
+    **use,
   )
   if report is not None:
     report(f'{weights.origin}: {changes}')
@@ -115,9 +92,20 @@ def fit(
   in_chans: int | None = None,
   head: str = 'keep',
 ) -> tuple[Weights, surgery.Report]:
-  """Return (Weights, surgery.Report) for another use; arguments as of `load`.
+  """Return (Weights, surgery.Report) for another use.
 
-  Sizes in the transforms change in proportion.
+  Args:
+    weights: Weights.
+    image_size: int or (H, W); position tables are resized, and sizes in the
+      transforms change in proportion.
+    num_classes: None: the head of the weights. Another number: a new head of
+      zeros, without the tanh layer before it, as in the paper's fine-tuning.
+      0: no head.
+    posemb_resize: method for position tables, see `models.resample.resize`.
+    patch_size: int or (height, width) that patches are resized to.
+    patch_resize: method for patches, see `models.resample.resize_kernel`.
+    in_chans: number of image channels.
+    head: 'reset': a new head of zeros with as many classes.
 
   Raises:
     ValueError: the model cannot be used so.
@@ -135,13 +123,10 @@ def fit(
   if head == 'reset' and hasattr(model, 'head'):
     changes['representation_size'] = None
   model = bundle.replace(model, **changes)
-  params, names = dict(weights.params), weights.class_names
-  if not classes or head == 'reset':
-    names = None
-  dropped = {}
-  if not classes:
-    dropped = {p: v for p, v in params.items() if p.startswith('head/')}
-    params = {p: v for p, v in params.items() if p not in dropped}
+  params = dict(weights.params)
+  dropped = [p for p in params if p.startswith('head/') and not classes]
+  for path in dropped:
+    del params[path]
   params, report = surgery.adapt(
     params,
     bundle.shapes(model, shape),
@@ -153,24 +138,20 @@ def fit(
   )
   report.notes += [f'  {p} dropped' for p in dropped] + weights.notes
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
+  for path, value in params.items():
+    if not isinstance(value, np.ndarray):  # of the new head
+      fill = bias if path.endswith('/bias') else 0.0
+      params[path] = np.full(value.shape, fill, value.dtype)
   made = dataclasses.replace(
     weights,
     model=model,
-    params={path: _filled(path, v, bias) for path, v in params.items()},
+    params=params,
     image_shape=shape,
     transforms=scale(weights.transforms, old_shape, shape),
-    class_names=names,
+    class_names=None if head == 'reset' or not classes else weights.class_names,
     notes=[],
   )
   return made, report
-
-
-def _filled(path, value, bias):
-  """Return the array; for a newly initialised head, zeros and the bias."""
-  if isinstance(value, np.ndarray):
-    return value
-  fill = bias if path.endswith('/bias') else 0.0
-  return np.full(value.shape, fill, value.dtype)
 
 
 # Fine-tuning: what a training run takes from the weights that it starts from.
@@ -179,12 +160,11 @@ def _filled(path, value, bias):
 def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   """Return the model of weights as it is fine-tuned.
 
-  The architecture is that of the weights. The head has a new number of classes
-  and no tanh layer, unless init_from.head is 'keep'. The model is regularised
-  and run as `fields` say: by default without dropout and stochastic depth,
-  unrolled and without remat. A workdir says the dtype; published files do not
-  and compute in bfloat16. The model of masked patches gets a pooling:
-  init_from.pooling, by default its class token, or else the mean over patches.
+  The head has a new number of classes and no tanh layer, unless init_from.head
+  is 'keep'. By default there is no dropout, no stochastic depth and no remat. A
+  workdir says the dtype; published files do not and compute in bfloat16. The
+  model of masked patches gets a pooling: init_from.pooling, by default its
+  class token, or else the mean over patches.
 
   Args:
     init_from: the weights. Only their description is read of a workdir.
@@ -193,23 +173,16 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   Raises:
     ValueError: there are no weights; or no field of such a name.
   """
-  weights, is_described = _describe(init_from)
+  weights = _describe(init_from)
   model = weights.model
+  defaults: dict[str, Any] = {'dropout': 0.0, 'stochastic_depth': 0.0}
+  defaults |= {'remat': 'none', 'attention': 'auto'}
+  if not weights.is_described:
+    defaults['dtype'] = 'bfloat16'
   known = {field.name for field in dataclasses.fields(model)}
-  changes = {
-    name: value
-    for name, value in {
-      'dropout': 0.0,
-      'stochastic_depth': 0.0,
-      'remat': 'none',
-      'attention': 'auto',
-    }.items()
-    if name in known
-  }
+  changes = {name: x for name, x in defaults.items() if name in known}
   if 'block' in known:
     changes['attention_dropout'] = 0.0
-  if not is_described and 'dtype' in known:
-    changes['dtype'] = 'bfloat16'
   if init_from is None or init_from.head != 'keep':
     changes['num_classes'] = None
     if 'head' in known:
@@ -231,14 +204,13 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   larger ones up to these sizes. Weights of such a size keep it, as do Mixers,
   which cannot change it. The patches tile the image.
   """
-  weights, _ = _describe(init_from)
-  model, (height, width, _) = weights.model, weights.image_shape
+  weights = _describe(init_from)
+  model, old = weights.model, weights.image_shape[:2]
   if isinstance(model, MlpMixer):
-    return height, width
+    return old
   embedding: Any = getattr(model, 'embedding', None)
   patch = getattr(embedding, 'patch_size', None)
   usual = 518 if patch and as_pair(patch)[0] == 14 else 384
-  old = height, width
   new = [min(n * usual / 224, max(n, usual)) for n in old]
   if not hasattr(embedding, 'grid'):
     return round(new[0]), round(new[1])
@@ -251,13 +223,12 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
 
 def image_size(init_from: InitFrom | None) -> tuple[int, int]:
   """Return the image size (H, W) of weights."""
-  height, width, _ = _describe(init_from)[0].image_shape
-  return height, width
+  return _describe(init_from).image_shape[:2]
 
 
 def preprocess(init_from: InitFrom | None) -> Preprocess:
   """Return the function that converts uint8 images for these weights."""
-  return _describe(init_from)[0].preprocess
+  return _describe(init_from).preprocess
 
 
 def _describe(init_from):
@@ -267,4 +238,4 @@ def _describe(init_from):
       '--config.init_from.path=PATH, or name a model in the argument of the '
       'config, such as B/16.'
     )
-  return surgery.describe(init_from)
+  return surgery.read(init_from, values=False)

@@ -230,17 +230,13 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
 )
 def test_the_size_follows_the_paper(size, patch, expected, monkeypatch):
   made = weights((size, size, 3), patch_size=patch)
-  monkeypatch.setattr(
-    pretrained.surgery, 'describe', lambda init_from: (made, True)
-  )
+  monkeypatch.setattr(pretrained.surgery, 'read', lambda *_, **__: made)
   assert pretrained.finetuning_size(InitFrom('x')) == (expected, expected)
 
 
 def test_masked_patches_get_a_pooling(monkeypatch):
   made = weights(pooling='none', mask_token=True, class_token=True)
-  monkeypatch.setattr(
-    pretrained.surgery, 'describe', lambda init_from: (made, True)
-  )
+  monkeypatch.setattr(pretrained.surgery, 'read', lambda *_, **__: made)
   model = pretrained.from_weights(InitFrom('x'))
   assert model.pooling == pooling.ClassToken()
   assert not model.embedding.mask_token

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import pretrained
-from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall
+from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall, scale
 from vit_jax.tools import predict as tool
 from vit_jax.tools.predict import predict
 
@@ -89,9 +88,9 @@ def test_top():
 )
 def test_transforms_of_another_size(old, new, before, after):
   transforms = ResizeSmall(before[0]), CentralCrop(before[1])
-  small, crop = pretrained.scale(transforms, old, new)
+  small, crop = scale(transforms, old, new)
   assert (small.size, crop.size) == after
-  assert pretrained.scale([FlipLR()], old, new) == (FlipLR(),)
+  assert scale([FlipLR()], old, new) == (FlipLR(),)
 
 
 def call(*args):

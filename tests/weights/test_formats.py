@@ -79,10 +79,10 @@ def test_out_and_in_again_is_the_same_to_the_bit(
   if not is_npz:  # these files do not say how a model is run
     model = model.clone(dtype='float32')
   assert back.model == model
-  described, is_described = formats.describe(path)
+  described = formats.read(path, values=False)
   assert described.model == model and not described.params
   assert described.transforms == back.transforms
-  assert is_described == is_npz
+  assert described.is_described == is_npz
 
 
 def test_a_published_npz_has_no_json(tmp_path):
@@ -98,7 +98,7 @@ def test_a_published_npz_has_no_json(tmp_path):
   options = {'grid': (2, 6), 'block': BlockOptions(gelu='exact')}
   for model in (
     formats.read(tmp_path / 'x.npz', **options).model,
-    formats.describe(tmp_path / 'x.npz', **options)[0].model,
+    formats.read(tmp_path / 'x.npz', values=False, **options).model,
   ):
     assert model == weights.model
 
@@ -123,8 +123,9 @@ def test_a_workdir_is_read(tmp_path):
   averaged = formats.read(tmp_path / 'checkpoints' / '7', scan=True)
   np.testing.assert_array_equal(averaged.params['cls'], flat['cls'] + 1)
   assert averaged.model.scan
-  described, is_described = formats.describe(tmp_path)
-  assert is_described and described.transforms == weights.transforms
+  described = formats.read(tmp_path, values=False)
+  assert described.is_described and not described.params
+  assert described.transforms == weights.transforms
   for options, match in (({'grid': (3, 3)}, 'grid'), ({'step': 8}, '8')):
     with pytest.raises(ValueError, match=match):
       formats.read(tmp_path, **options)

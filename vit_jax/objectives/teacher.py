@@ -58,8 +58,7 @@ class Teacher:
       ValueError: there are no such weights; they have no head, or other classes
         than the student; or images of the size do not fit the model.
     """
-    options = {k: v for k, v in self.options.items() if k != 'ema'}
-    weights, _ = formats.describe(self.path, **options)
+    weights = formats.read(self.path, **self.options, values=False)
     model = weights.model
     if not model.num_classes or model.num_classes != student.num_classes:
       raise ValueError(

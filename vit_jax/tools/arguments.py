@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from vit_jax import pretrained
 from vit_jax.tools.parsers import count
@@ -15,7 +15,11 @@ from vit_jax.types import Size
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
-_EMA: dict[str, bool | str] = {'auto': 'auto', 'on': True, 'off': False}
+_EMA: dict[str, bool | Literal['auto']] = {
+  'auto': 'auto',
+  'on': True,
+  'off': False,
+}
 
 
 def add_weights(

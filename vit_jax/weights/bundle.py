@@ -83,6 +83,8 @@ class Weights:
     origin: text that says what was read.
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
+    is_described: whether a description of this project, such as model.json,
+      says how the model was run: dtype, dropout, ....
   """
 
   model: Any
@@ -95,6 +97,7 @@ class Weights:
   origin: str = ''
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
+  is_described: bool = False
 
   def __post_init__(self) -> None:
     if self.transforms is None:
@@ -226,28 +229,27 @@ def patch_positions(weights: Weights) -> np.ndarray:
   return np.reshape(table, (1, -1, model.width))
 
 
-def fold_layerscale(weights: Weights) -> Weights:
-  """Multiply LayerScale into the layer before it, which is equivalent."""
-  params = weights.params
-  if 'block_0/ls1' not in params:
-    return weights
-  out = {}
-  for path, value in params.items():
-    found = re.fullmatch(r'(block_\d+)/(attn/out|mlp/fc2)/(kernel|bias)', path)
-    if found:
-      value = value * params[f'{found[1]}/ls{1 if "attn" in path else 2}']
-    if not re.fullmatch(r'block_\d+/ls[12]', path):
-      out[path] = value
-  weights.notes.append(
-    '  LayerScale multiplied into attn/out and mlp/fc2: the format has none'
-  )
-  model = replace(weights.model, layerscale_init=None)
-  return dataclasses.replace(weights, model=model, params=out)
+def portable(weights: Weights) -> Weights:
+  """Return equivalent Weights of a ViT for formats that know tables only.
 
-
-def with_table(weights: Weights) -> Weights:
-  """Give a ViT a table of learned positions, if it has none."""
+  Computed positions become a table, and LayerScale is multiplied into the layer
+  before it. Other models stay as they are.
+  """
   model, params = weights.model, dict(weights.params)
+  if not isinstance(model, VisionTransformer):
+    return weights
+  if model.block.layerscale_init is not None:
+    for path in list(params):
+      if found := re.fullmatch(r'(block_\d+)/ls([12])', path):
+        scale = params.pop(path)
+        layer = {'1': 'attn/out', '2': 'mlp/fc2'}[found[2]]
+        for part in ('kernel', 'bias'):
+          name = f'{found[1]}/{layer}/{part}'
+          params[name] = params[name] * scale
+    weights.notes.append(
+      '  LayerScale multiplied into attn/out and mlp/fc2: the format has none'
+    )
+    model = replace(model, layerscale_init=None)
   posemb = Learned()
   if isinstance(model.posemb, Learned):
     posemb = dataclasses.replace(model.posemb, prefix=True)

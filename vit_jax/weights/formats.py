@@ -16,7 +16,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
@@ -29,11 +29,7 @@ from vit_jax.models.posemb import Learned, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
-from vit_jax.runs.files import (
-  PathLike,
-  read_json,
-  write_atomically,
-)
+from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.weights import bundle, files, huggingface, npz, timm
 from vit_jax.weights.bundle import Weights
 
@@ -63,8 +59,9 @@ def read(
   path: PathLike | None,
   *,
   step: int | None = None,
-  ema: bool | str = 'auto',
+  ema: bool | Literal['auto'] = 'auto',
   trust: Sequence[str] = (),
+  values: bool = True,
   **options: Any,
 ) -> Weights:
   """Return Weights of any format in the table above.
@@ -74,6 +71,8 @@ def read(
     step, ema: of a workdir, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
+    values: False: params are empty. Of a workdir only model.json is read; of a
+      file names, shapes and types.
     **options: for what a file does not contain: grid=(rows, columns) of a
       position table that is not a square; image_size; and fields of the model
       as in `bundle.replace`, such as num_heads, gelu or dtype.
@@ -82,45 +81,17 @@ def read(
     ValueError: there is nothing; the format is unknown; the file is a pickle;
       arrays are missing, unexpected or of another shape (lists all).
   """
-  return _read(path, step, ema, trust, options)
-
-
-def describe(
-  path: PathLike | None,
-  *,
-  step: int | None = None,
-  trust: Sequence[str] = (),
-  **options: Any,
-) -> tuple[Weights, bool]:
-  """Return what `read` does, without the parameters.
-
-  Of a workdir only model.json is read; of a file names, shapes and types.
-
-  Args:
-    path, step, trust, **options: see `read`.
-
-  Returns:
-    (Weights with params={}, whether a description of this project, such as
-    model.json, says how the model was run: dtype, dropout, ...).
-
-  Raises:
-    ValueError: as `read`.
-  """
-  weights = _read(path, step, 'auto', trust, options, values=False)
-  is_described = weights.origin.startswith('vit_jax, ')
-  return dataclasses.replace(weights, params={}), is_described
-
-
-def _read(path, step, ema, trust, options, values=True):
   options = {k: v for k, v in options.items() if v is not None}
   try:
     directory, source = _locate(path, step)
     if directory is not None:
-      weights = _read_checkpoint(directory, ema, trust, options, values)
-      weights.origin = f'vit_jax, {directory}'
+      weights = _described(workdirs.description(directory), trust, options)
+      if values:
+        params, _ = checkpoint.load_params(directory, ema=ema)
+        weights.params = _fitting(params, weights)
+      weights.step = int(directory.name)
     else:
       weights = _read_file(source, trust, options, values)
-      weights.origin += f', {path}'
     shape, asked = weights.image_shape[:2], options.get('image_size')
     if asked is not None and as_pair(asked) != tuple(shape):
       raise ValueError(
@@ -132,7 +103,8 @@ def _read(path, step, ema, trust, options, values=True):
     if str(path) in str(error):
       raise
     raise ValueError(f'{path}: {error}') from error
-  return weights
+  weights.origin += f', {directory or path}'
+  return weights if values else dataclasses.replace(weights, params={})
 
 
 def _locate(path, step):
@@ -163,17 +135,6 @@ def _locate(path, step):
   return None, source
 
 
-def _read_checkpoint(directory, ema, trust, options, values):
-  """Return Weights of WORKDIR/checkpoints/STEP, described by model.json."""
-  content = workdirs.description(directory)
-  weights = _described(content, trust, options)
-  if values:
-    params, _ = checkpoint.load_params(directory, ema=ema)
-    weights.params = _fitting(params, weights)
-  weights.step = int(directory.name)
-  return weights
-
-
 def _read_file(source, trust, options, values):
   arrays = files.read(files.fetch(source), values=values)
   content = None
@@ -192,13 +153,10 @@ def _read_file(source, trust, options, values):
         image_size=shape[:2],
       ).params
     weights.params = _fitting(arrays, weights)
-    weights.origin = 'vit_jax'
     return weights
   for name, reader in _READERS.items():
     if reader.recognise(arrays):
-      settings = None
-      if name != 'npz':
-        settings = _sibling(source, 'config.json')
+      settings = None if name == 'npz' else _sibling(source, 'config.json')
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
@@ -227,14 +185,20 @@ def _described(content, trust, options):
   if isinstance(model, bundle.MODELS) and hasattr(model, 'scan'):
     fields = {'scan': False} | fields
   use = {
-    'class_names': content.get('class_names'),
-    'activation': content.get('activation') or 'softmax',
-    'transforms': bundle.build(content.get('transforms'), trust),
+    name: bundle.build(content[name], trust)
+    for name in ('preprocess', 'transforms')
+    if content.get(name) is not None
   }
-  if content.get('preprocess') is not None:
-    use['preprocess'] = bundle.build(content['preprocess'], trust)
-  model = bundle.replace(model, **fields)
-  return Weights(model, {}, tuple(content['image_shape']), **use)
+  return Weights(
+    bundle.replace(model, **fields),
+    {},
+    tuple(content['image_shape']),
+    class_names=content.get('class_names'),
+    activation=content.get('activation') or 'softmax',
+    origin='vit_jax',
+    is_described=True,
+    **use,
+  )
 
 
 def _fitting(params, weights):
@@ -269,7 +233,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   if format != 'vit_jax':
     _check_portable(weights.model, format)
     if format == 'npz':
-      weights = npz.portable(weights)
+      weights = bundle.portable(weights)
     arrays, texts = _READERS[format].write(weights)
     arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
   path = epath.Path(path)

@@ -207,7 +207,7 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   Args:
     weights: of a model that transformers' ViT can be, see `formats.write`.
   """
-  weights = bundle.with_table(bundle.fold_layerscale(weights))
+  weights = bundle.portable(weights)
   model, params = weights.model, dict(weights.params)
   cls, table = params.pop('cls_pos_embedding'), params['pos_embedding']
   table = table.reshape(1, -1, model.width)

@@ -272,23 +272,12 @@ def _with_grid(arrays, grid):
   return arrays
 
 
-def portable(weights: Weights) -> Weights:
-  """Return equivalent Weights that the format can hold, see `formats.write`.
-
-  Computed positions become a table, and LayerScale is multiplied into the
-  layers before it.
-  """
-  if isinstance(weights.model, ResNet | MlpMixer):
-    return weights
-  return bundle.with_table(bundle.fold_layerscale(weights))
-
-
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return ({name: array}, {}) in the format of the paper's code.
 
   The names are those of the published files, the only ones that timm reads.
   """
-  weights = portable(weights)
+  weights = bundle.portable(weights)
   model, params = weights.model, dict(weights.params)
   if isinstance(model, MlpMixer):
     return _MIXER.to_theirs(params), {}

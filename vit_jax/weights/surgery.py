@@ -24,8 +24,8 @@ from vit_jax.weights.bundle import Weights
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
 Method = Literal['paper', 'bilinear', 'bicubic_antialias']
-# Fields that change what a model does with its parameters; and fields of their
-# parts that do not, or whose arrays are reported anyway.
+# Fields that change what a model does with its parameters; and fields of these
+# that do not, or whose arrays are reported anyway.
 _BEHAVIOUR = (
   *('embedding', 'posemb', 'pooling', 'pool_padding', 'block', 'form'),
   *('gelu', 'norm_eps'),
@@ -92,33 +92,17 @@ class InitFrom:
   pooling: Literal['gap', 'token'] | None = None
 
 
-def read(init_from: InitFrom) -> Weights:
-  """Return the Weights that an InitFrom names."""
+def read(init_from: InitFrom, *, values: bool = True) -> Weights:
+  """Return the Weights that an InitFrom names; see `formats.read`."""
   weights = formats.read(
     init_from.path,
     step=init_from.step,
     ema=init_from.ema,
     trust=init_from.trust,
+    values=values,
     grid=init_from.grid,
     **(init_from.options or {}),
   )
-  return _with_pooling(weights, init_from)
-
-
-def describe(init_from: InitFrom) -> tuple[Weights, bool]:
-  """Return `formats.describe` of the weights that an InitFrom names."""
-  weights, is_described = formats.describe(
-    init_from.path,
-    step=init_from.step,
-    trust=init_from.trust,
-    grid=init_from.grid,
-    **(init_from.options or {}),
-  )
-  return _with_pooling(weights, init_from), is_described
-
-
-def _with_pooling(weights, init_from):
-  """Return the weights with the pooling that an InitFrom names."""
   name = init_from.pooling
   if name is None:
     return weights
@@ -133,12 +117,8 @@ def _with_pooling(weights, init_from):
       "init_from.pooling='token': the weights have no class token. Use "
       'init_from.pooling=gap, the mean over patches.'
     )
-  model = bundle.replace(
-    weights.model,
-    pooling=name,
-    class_token=old.class_token,
-    num_registers=old.num_registers,
-  )
+  kept = {x: getattr(old, x) for x in ('class_token', 'num_registers')}
+  model = bundle.replace(weights.model, pooling=name, **kept)
   return dataclasses.replace(weights, model=model)
 
 
@@ -163,7 +143,7 @@ def fit(
   weights: Weights,
   params: Params,
   model: Model,
-  init_from: InitFrom = InitFrom(path=''),
+  init_from: InitFrom,
 ) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
 
@@ -186,30 +166,29 @@ def fit(
     patch_resize=init_from.patch_resize,
     adapt_channels=init_from.adapt_channels,
   )
-  report.notes += weights.notes + _differences(model, weights.model)
+  here, there = _behaviour(model), _behaviour(weights.model)
+  report.notes += weights.notes + [
+    f'  {name}={here[name]!r} here, {there[name]!r} in the file'
+    for name in here
+    if name in there and here[name] != there[name]
+  ]
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
   return params, f'parameters of {weights.origin}: {report}'
 
 
-def _differences(model, other):
-  """Return a note for each part that two models use parameters differently."""
-  notes = []
+def _behaviour(model):
+  """Return {field: value} of what a model does with its parameters."""
+  out = {}
   for name in _BEHAVIOUR:
-    here, there = getattr(model, name, None), getattr(other, name, None)
-    if here == there:
+    if not hasattr(model, name):
       continue
-    if type(here) is type(there) and dataclasses.is_dataclass(here):
-      notes += [
-        f'  {f.name}={getattr(here, f.name)!r} here, '
-        f'{getattr(there, f.name)!r} in the file'
-        for f in dataclasses.fields(here)
-        if getattr(here, f.name) != getattr(there, f.name)
-        and f.name not in _NOT_SHOWN
-      ]
-    else:
-      notes.append(f'  {name}={here!r} here, {there!r} in the file')
-  return notes
+    part = getattr(model, name)
+    if dataclasses.is_dataclass(part):
+      out |= {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+      part = type(part).__name__
+    out[name] = part
+  return {name: x for name, x in out.items() if name not in _NOT_SHOWN}
 
 
 def adapt(

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import pretrained
 from vit_jax.analysis.embeddings import tiles
 from vit_jax.data import image_files
+from vit_jax.data.transforms import scale
 from vit_jax.reports import attention, embeddings
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
@@ -175,7 +175,7 @@ def finer_images(
   shape = weights.image_shape
   factor = max(1, -(-px // min(shape[:2])))
   finer = tuple(side * factor for side in shape[:2])
-  transforms = pretrained.scale(weights.transforms, shape, finer)
+  transforms = scale(weights.transforms, shape, finer)
   return predict.images_of(
     image_files.load(paths, transforms, channels=shape[2], ahead=8)
   )
