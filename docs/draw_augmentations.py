@@ -64,12 +64,9 @@ def of_others(image):
     'hue 0.1, 0.25, 0.5': [
       augment.ColorJitter(0, 0, 0, x) for x in (0.1, 0.25, 0.5)
     ],
-    **{
-      f'RandomErasing {mode}\n0.05, 0.15, 0.3': [
-        augment.RandomErasing(1.0, (x, x), mode=mode) for x in (0.05, 0.15, 0.3)
-      ]
-      for mode in ('pixel', 'rand', 'const')
-    },
+    'RandomErasing\n0.05, 0.15, 0.3': [
+      augment.RandomErasing(1.0, (x, x)) for x in (0.05, 0.15, 0.3)
+    ],
     'SimpleRandomCrop\npadding 4, 16, 64': [
       transforms.SimpleRandomCrop(size, padding) for padding in (4, 16, 64)
     ],

@@ -25,9 +25,7 @@ EACH = (
   A.TrivialAugment(),
   A.ThreeAugment(),
   A.ColorJitter(hue=0.2),
-  A.RandomErasing(0.7, count=3),
-  A.RandomErasing(0.7, mode='rand'),
-  A.RandomErasing(0.7, mode='const'),
+  A.RandomErasing(0.7),
   T.SimpleRandomCrop((20, 24)),
 )
 
@@ -73,8 +71,8 @@ def test_result_depends_on_the_generator_only(transform, channels):
 def test_draws_are_the_recorded_ones():
   """Numbers are drawn in the same order, and mean the same, as before."""
   means = [
-    *(138.302, 154.946, 128.86, 112.701, 111.852, 109.472, 121.76, 125.575),
-    *(125.83, 125.268, 127.234),
+    *(138.302, 154.946, 128.86, 112.701, 111.852, 109.472, 121.76, 125.328),
+    127.234,
   ]
   image = _picture()
   made = [[t(image, _rng(s)).mean() for s in range(40)] for t in EACH]
@@ -230,7 +228,7 @@ def test_faulty_contrast_takes_the_number_of_pixels(size, mean):
   'policy, expected',
   [
     (DEIT, A.TimmRandAugment()),
-    (DEIT, A.TimmRandAugment(9, 0.5, True, 2, 0.5, 10.0, 0.45, 'random', 128)),
+    (DEIT, A.TimmRandAugment(9, 0.5, True, 2, 0.5, 10.0, 'random', 128)),
     ('rand', A.TimmRandAugment(10, 0, False)),
     (
       'rand-inc0-m7-n3-mstd101-mmax30-p.25',
@@ -256,11 +254,6 @@ def test_names_of_timm(policy, expected):
 def test_other_names_are_refused(policy):
   with pytest.raises(ValueError, match=r'not a RandAugment of timm.*mstd0\.5'):
     A.rand_augment(policy)
-
-
-def test_a_field_given_twice_is_refused():
-  with pytest.raises(ValueError, match='magnitude, which is also given'):
-    A.rand_augment('rand-m9', magnitude=8)
 
 
 def _recorded_of(recorded, *parts):
@@ -397,7 +390,7 @@ def _erased(transform, size=(60, 80), seeds=400):
 
 
 def test_erasing_area_ratio_and_probability():
-  fractions, boxes = _erased(A.RandomErasing(0.25, mode='const'))
+  fractions, boxes = _erased(A.RandomErasing(0.25, std=0))
   assert 0.18 < (fractions > 0).mean() < 0.32
   some = fractions[fractions > 0]
   assert 0.015 < some.min() < 0.05 and 0.25 < some.max() < 0.35
@@ -407,13 +400,6 @@ def test_erasing_area_ratio_and_probability():
   np.testing.assert_allclose(boxes.prod(1) / 4800, some)
 
 
-def test_boxes_share_the_area():
-  transform = A.RandomErasing(1.0, (0.3, 0.3), (1.0, 1.0), 'const', count=3)
-  fractions, _ = _erased(transform, seeds=60)
-  assert fractions.max() <= 0.32
-  assert fractions.min() < 0.25  # boxes overlap
-
-
 def test_erasing_noise_has_the_mean_and_deviation():
   image = np.zeros((200, 200, 3), np.uint8)
   transform = A.RandomErasing(1.0, (0.3, 0.3), (1, 1))
@@ -421,17 +407,11 @@ def test_erasing_noise_has_the_mean_and_deviation():
   noise = out[out.any(-1)]
   assert np.abs(noise.mean(0) - (124, 116, 104)).max() < 3
   assert np.abs(noise.std(0) - (58, 57, 57)).max() < 4
-  one = A.RandomErasing(1.0, (0.3, 0.3), (1, 1), 'rand')(image, _rng())
-  assert len(np.unique(one.reshape(-1, 3), axis=0)) == 2
-  mean = A.RandomErasing(1.0, mode='const')(image, _rng())
-  assert {tuple(x) for x in mean.reshape(-1, 3)} == {(0, 0, 0), (124, 116, 104)}
 
 
 def test_bounds_are_checked():
   with pytest.raises(ValueError, match='area'):
     A.RandomErasing(area=(0.3, 0.1))
-  with pytest.raises(ValueError, match='radius'):
-    A.ThreeAugment(radius=(2.0, 0.1))
 
 
 def test_simple_random_crop_is_torchvisions(recorded):

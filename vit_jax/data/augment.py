@@ -11,7 +11,10 @@ the implementation that is named, but are drawn from `rng`.
   ColorJitter       of torchvision
   RandomErasing     of timm and DeiT
 
-C is 1 or 3. Operations on colours leave an image with one channel as it is.
+C is 1 or 3. Operations on colours leave an image with one channel as it is. The
+policies have `names`, those of their operations, and `apply` one of them.
+`fill` is the level, or one for each channel, of pixels from outside of the
+image.
 """
 
 import dataclasses
@@ -24,77 +27,88 @@ import numpy as np
 
 from vit_jax.data import operations
 from vit_jax.data.transforms import check_bounds
-from vit_jax.types import (
-  Count,
-  Expect,
-  Fraction,
-  Natural,
-  NonNegative,
-  Positive,
-)
+from vit_jax.types import Expect, Fraction, Natural, NonNegative, Positive
 
 Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
 Fill = Level | tuple[Level, Level, Level]
+_Kernel = Literal['random', 'nearest', 'bilinear', 'bicubic']
 
-_Kernel = Literal['nearest', 'bilinear', 'bicubic']
-_RandomKernel = Literal['random', 'nearest', 'bilinear', 'bicubic']
-_Arguments = dict[str, Callable[[float], Any] | None]
 
-# Arguments of operations as functions of the strength; None: no argument. A
-# strength of 1 is magnitude 10, or the strongest bin of TrivialAugment. The
-# arguments of geometric operations have a random sign.
+def _sign(rng):
+  return 1 if rng.random() < 0.5 else -1
+
+
+def _signed(top):
+  return lambda strength, rng: _sign(rng) * top * strength
+
+
+def _around_1(width, least):
+  return lambda strength, rng: max(1 + _sign(rng) * width * strength, least)
+
+
+# Arguments of operations, as functions of the strength and of `rng` for random
+# signs; None: no argument. A strength of 1 is magnitude 10, or the strongest
+# bin of TrivialAugment.
+_Arguments = dict[str, Callable[[float, np.random.Generator], Any] | None]
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
 _ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 _WITHOUT: _Arguments = dict.fromkeys(('AutoContrast', 'Equalize', 'Invert'))
 _BIG_VISION: _Arguments = {
   **_WITHOUT,
-  'Rotate': lambda strength: 30 * strength,
+  'Rotate': _signed(30),
   # TensorFlow shifts by at most 7 bits.
-  'Posterize': lambda strength: min(max(int(strength * 4), 1), 8),
-  'Solarize': lambda strength: int(strength * 256),
-  **dict.fromkeys(_ENHANCE, lambda strength: 1.8 * strength + 0.1),
-  **dict.fromkeys(_SHEAR, lambda strength: 0.3 * strength),
-  **dict.fromkeys(_TRANSLATE, lambda strength: 100 * strength),
-  'Cutout': lambda strength: int(strength * 40),
-  'SolarizeAdd': lambda strength: int(strength * 110),
+  'Posterize': lambda strength, rng: min(max(int(strength * 4), 1), 8),
+  'Solarize': lambda strength, rng: int(strength * 256),
+  **dict.fromkeys(_ENHANCE, lambda strength, rng: 1.8 * strength + 0.1),
+  **dict.fromkeys(_SHEAR, _signed(0.3)),
+  **dict.fromkeys(_TRANSLATE, _signed(100)),
+  'Cutout': lambda strength, rng: int(strength * 40),
+  'SolarizeAdd': lambda strength, rng: int(strength * 110),
 }
 _TIMM: _Arguments = {
   **_WITHOUT,
-  'Rotate': lambda strength: 30 * strength,
-  'Posterize': lambda strength: min(int(strength * 4), 8),
-  'Solarize': lambda strength: min(int(strength * 256), 256),
-  'SolarizeAdd': lambda strength: min(int(strength * 110), 128),
-  **dict.fromkeys(_ENHANCE, lambda strength: 1.8 * strength + 0.1),
-  **dict.fromkeys(_SHEAR, lambda strength: 0.3 * strength),
-  **dict.fromkeys(_TRANSLATE, lambda strength: strength),  # of `translate`
+  'Rotate': _signed(30),
+  'Posterize': lambda strength, rng: min(int(strength * 4), 8),
+  'Solarize': lambda strength, rng: min(int(strength * 256), 256),
+  'SolarizeAdd': lambda strength, rng: min(int(strength * 110), 128),
+  **dict.fromkeys(_ENHANCE, lambda strength, rng: 1.8 * strength + 0.1),
+  **dict.fromkeys(_SHEAR, _signed(0.3)),
+  **dict.fromkeys(_TRANSLATE, _signed(1)),  # of `_TRANSLATE_SHARE`
 }
 _INCREASING: _Arguments = {
   **_TIMM,
-  'Posterize': lambda strength: max(4 - int(strength * 4), 0),
-  'Solarize': lambda strength: 256 - min(int(strength * 256), 256),
-  **dict.fromkeys(_ENHANCE, lambda strength: 0.9 * strength),  # around 1
+  'Posterize': lambda strength, rng: max(4 - int(strength * 4), 0),
+  'Solarize': lambda strength, rng: 256 - min(int(strength * 256), 256),
+  **dict.fromkeys(_ENHANCE, _around_1(0.9, 0.1)),
 }
 _TRIVIAL: _Arguments = {
   'Identity': None,
-  **dict.fromkeys(_SHEAR, lambda strength: 0.99 * strength),
-  **dict.fromkeys(_TRANSLATE, lambda strength: 32 * strength),
-  'Rotate': lambda strength: 135 * strength,
-  **dict.fromkeys(_ENHANCE, lambda strength: 0.99 * strength),  # around 1
-  'Posterize': lambda strength: 8 - round(strength * 6),
-  'Solarize': lambda strength: 255 * (1 - strength),
+  **dict.fromkeys(_SHEAR, _signed(0.99)),
+  **dict.fromkeys(
+    _TRANSLATE, lambda strength, rng: int(_sign(rng) * 32 * strength)
+  ),
+  'Rotate': _signed(135),
+  **dict.fromkeys(_ENHANCE, _around_1(0.99, 0)),
+  'Posterize': lambda strength, rng: 8 - round(strength * 6),
+  'Solarize': lambda strength, rng: 255 * (1 - strength),
   'AutoContrast': None,
   'Equalize': None,
 }
+_TRANSLATE_SHARE = 0.45  # of a side: how far timm's magnitude 10 moves an image
+_BINS = 31  # strengths of TrivialAugment
 
 
-def _arguments(table, name, strength):
+def _argument(table, name, strength, rng):
   function = table[name]
-  return () if function is None else (function(strength),)
+  return None if function is None else function(strength, rng)
 
 
-def _sign(rng):
-  return 1 if rng.random() < 0.5 else -1
+def _operate(name, image, argument, fill, kernel='nearest'):
+  if name in operations.GEOMETRY:
+    return operations.GEOMETRY[name](image, argument, kernel, fill)
+  operation = operations.COLOR[name]
+  return operation(image) if argument is None else operation(image, argument)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +120,7 @@ class RandAugment:
   all operations are stronger at larger magnitudes: 4 bits are kept by
   Posterize at 10, and all 8 at 20; Solarize inverts the levels from 230 up at
   9, and none from 10 up; Color, Contrast, Brightness and Sharpness change
-  nothing at 5. Magnitude 0 is not without effect.
+  nothing at 5.
 
   Shears leave the upper left corner of the image in place, in big_vision the
   centre of the first pixel, so the results differ by up to half a pixel times
@@ -120,7 +134,6 @@ class RandAugment:
       the distance from the mean luma. The threshold of Solarize is taken modulo
       256, so it inverts the whole image at 10 and 20, and levels from 128 up at
       15.
-    fill: level, or one for each channel, of pixels from outside of the image.
   """
 
   num_layers: Natural = 2
@@ -140,21 +153,17 @@ class RandAugment:
     self, name: str, image: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
     """Apply one of the operations in `names`, at this magnitude."""
-    arguments = _arguments(_BIG_VISION, name, self.magnitude / 10)
+    argument = _argument(_BIG_VISION, name, self.magnitude / 10, rng)
     if name == 'Cutout':  # a square around a random pixel
-      (half,) = arguments
       y, x = (int(rng.integers(side)) for side in image.shape[:2])
-      box = y - half, x - half, 2 * half, 2 * half
+      box = y - argument, x - argument, 2 * argument, 2 * argument
       return operations.erase(image, box, self.fill)
-    if name in operations.GEOMETRY:
-      signed = _sign(rng) * arguments[0]
-      return operations.GEOMETRY[name](image, signed, 'nearest', self.fill)
     if self.faults and name == 'Solarize':
-      arguments = (arguments[0] % 256,)
+      argument %= 256
     if self.faults and name == 'Contrast':
       mean = min(image.shape[0] * image.shape[1] // 256, 255)
-      arguments = (*arguments, mean)
-    return operations.COLOR[name](image, *arguments)
+      return operations.contrast(image, argument, mean)
+    return _operate(name, image, argument, self.fill)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,20 +175,18 @@ class TimmRandAugment:
   [0, max_magnitude].
 
   Attributes:
-    magnitude: mean of the magnitudes.
+    magnitude: mean of the magnitudes; 10 is the top of the usual scale.
     magnitude_std: standard deviation of the magnitudes. Above 100 they are
       uniform between 0 and `magnitude`.
     increasing: larger magnitudes are stronger for all operations, as DeiT has
       it. If False, they are as in RandAugment.
     num_layers: number of draws for an image.
     probability: of applying an operation that was drawn.
-    max_magnitude: largest magnitude; 10 is the top of the usual scale.
-    translate: fraction of the side by which magnitude 10 moves the image.
+    max_magnitude: largest magnitude.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
       'bicubic' each time. DeiT has 'bicubic', timm's training 'random' by
       default.
-    fill: level, or one for each channel, of pixels from outside of the image.
-      timm's training takes the mean by which images are normalized:
+    fill: timm's training takes the mean by which images are normalized:
       (124, 116, 104) for ImageNet's, 128 for 0.5.
   """
 
@@ -189,8 +196,7 @@ class TimmRandAugment:
   num_layers: Natural = 2
   probability: Fraction = 0.5
   max_magnitude: Positive = 10.0
-  translate: Fraction = 0.45
-  interpolation: _RandomKernel = 'random'
+  interpolation: _Kernel = 'random'
   fill: Fill = 128
 
   names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
@@ -207,37 +213,32 @@ class TimmRandAugment:
   ) -> np.ndarray:
     """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
-    arguments = _arguments(table, name, self._magnitude(rng) / 10)
-    if name in operations.GEOMETRY:
-      argument = _sign(rng) * arguments[0]
-      if name in _TRANSLATE:
-        side = image.shape[1 if name == 'TranslateX' else 0]
-        argument *= self.translate * side
-      kernel: str = self.interpolation
-      if kernel == 'random':
-        kernel = ('bilinear', 'bicubic')[rng.integers(2)]
-      return operations.GEOMETRY[name](image, argument, kernel, self.fill)
-    if self.increasing and name in _ENHANCE:
-      arguments = (max(1 + _sign(rng) * arguments[0], 0.1),)
-    return operations.COLOR[name](image, *arguments)
+    argument = _argument(table, name, self._magnitude(rng) / 10, rng)
+    if name in _TRANSLATE:
+      side = image.shape[1 if name == 'TranslateX' else 0]
+      argument *= _TRANSLATE_SHARE * side
+    kernel: str = self.interpolation
+    if kernel == 'random' and name in operations.GEOMETRY:
+      kernel = ('bilinear', 'bicubic')[rng.integers(2)]
+    return _operate(name, image, argument, self.fill, kernel)
 
   def _magnitude(self, rng):
     drawn = self.magnitude
-    if self.magnitude_std > _UNIFORM:
+    if self.magnitude_std > 100:
       drawn = rng.uniform(0, self.magnitude)
     elif self.magnitude_std:
       drawn = rng.normal(self.magnitude, self.magnitude_std)
     return min(max(drawn, 0), self.max_magnitude)
 
 
-_UNIFORM = 100  # a standard deviation above stands for uniform magnitudes
-_SECTIONS = {  # of timm's names, and the fields
-  'm': 'magnitude',
-  'mstd': 'magnitude_std',
-  'mmax': 'max_magnitude',
-  'n': 'num_layers',
-  'p': 'probability',
-  'inc': 'increasing',
+# Of timm's names: the field, and the type of its number.
+_SECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+  'm': ('magnitude', float),
+  'mstd': ('magnitude_std', float),
+  'mmax': ('max_magnitude', float),
+  'n': ('num_layers', int),
+  'p': ('probability', float),
+  'inc': ('increasing', lambda text: float(text) > 0),
 }
 
 
@@ -253,56 +254,42 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
       deviation; above 100: uniform), mmax (largest magnitude), n (number of
       layers), p (probability of each layer), inc (0 or 1), each followed by its
       number.
-    **fields: other fields of TimmRandAugment, such as `interpolation`, `fill`.
+    **fields: other fields of TimmRandAugment: `interpolation`, `fill`.
 
   Raises:
-    ValueError: the name has another form, or a field is given twice.
+    ValueError: the name has another form.
   """
   kind, *sections = policy.split('-')
-  pattern = rf'({"|".join(_SECTIONS)})(\d*\.?\d+)'
-  found = [re.fullmatch(pattern, section) for section in sections]
-  named = {_SECTIONS[x[1]]: float(x[2]) for x in found if x}
-  if kind != 'rand' or len(named) < len(sections):
+  values: dict[str, Any] = {}
+  for section in sections:
+    if match := re.fullmatch(r'([a-z]+)(\d*\.?\d+)', section):
+      field, number = _SECTIONS.get(match[1], ('', float))
+      values[field] = number(match[2])
+  if kind != 'rand' or '' in values or len(values) < len(sections):
     raise ValueError(
       f'policy={policy!r} is not a RandAugment of timm. Expected rand and '
       f'sections of {", ".join(_SECTIONS)}, each at most once and with a '
       "number, as in 'rand-m9-mstd0.5-inc1'."
     )
-  if twice := sorted(named.keys() & fields.keys()):
-    raise ValueError(
-      f'policy={policy!r} contains {", ".join(twice)}, which is also given as '
-      'a field. Leave one of them out.'
-    )
-  values: dict[str, Any] = (
-    dict(magnitude=10, magnitude_std=0, increasing=0) | named
-  )
-  values['increasing'] = values['increasing'] > 0
-  if 'num_layers' in values:
-    values['num_layers'] = int(values['num_layers'])
-  return TimmRandAugment(**values, **fields)
+  defaults = {'magnitude': 10.0, 'magnitude_std': 0.0, 'increasing': False}
+  return TimmRandAugment(**defaults | values, **fields)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrivialAugment:
   """TrivialAugment, "wide", as in torchvision.
 
-  One of 14 operations, at one of `num_bins` equally spaced strengths.
-
-  Attributes:
-    num_bins: number of strengths, from none to the strongest.
-    interpolation: of Rotate, Shear and Translate.
-    fill: level, or one for each channel, of pixels from outside of the image.
+  One of 14 operations, at one of 31 equally spaced strengths, from none to the
+  strongest.
   """
 
-  num_bins: Annotated[int, Expect(lambda n: n >= 2, 'at least 2')] = 31
-  interpolation: _Kernel = 'nearest'
   fill: Fill = 0
 
   names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     name = self.names[rng.integers(len(self.names))]
-    strength = rng.integers(self.num_bins) / (self.num_bins - 1)
+    strength = rng.integers(_BINS) / (_BINS - 1)
     return self.apply(name, image, rng, strength)
 
   def apply(
@@ -315,45 +302,25 @@ class TrivialAugment:
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
       return image
-    arguments = _arguments(_TRIVIAL, name, strength)
-    if name in operations.GEOMETRY:
-      argument = _sign(rng) * arguments[0]
-      if name in _TRANSLATE:
-        argument = int(argument)
-      return operations.GEOMETRY[name](
-        image, argument, self.interpolation, self.fill
-      )
-    if name in _ENHANCE:
-      arguments = (1 + _sign(rng) * arguments[0],)
-    return operations.COLOR[name](image, *arguments)
+    argument = _argument(_TRIVIAL, name, strength, rng)
+    return _operate(name, image, argument, self.fill)
 
 
 @dataclasses.dataclass(frozen=True)
 class ThreeAugment:
   """3-Augment of DeiT III: grey, solarized or blurred, with equal probability.
 
-  DeiT III has ColorJitter() after it.
-
-  Attributes:
-    threshold: levels from it up are inverted by solarizing.
-    radius: bounds of the standard deviation of the blur, in pixels; uniform.
+  The standard deviation of the blur is uniform from 0.1 to 2 pixels. DeiT III
+  has ColorJitter() after it.
   """
-
-  threshold: Annotated[int, Expect(lambda n: 0 <= n <= 256, 'in [0, 256]')] = (
-    128
-  )
-  radius: tuple[NonNegative, NonNegative] = (0.1, 2.0)
-
-  def __post_init__(self) -> None:
-    check_bounds(self, 'radius')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     kind = rng.integers(3)
     if kind == 0:
       return operations.grey(image)
     if kind == 1:
-      return operations.solarize(image, self.threshold)
-    return operations.blur(image, rng.uniform(*self.radius))
+      return operations.solarize(image, 128)
+    return operations.blur(image, rng.uniform(0.1, 2.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,7 +342,7 @@ class ColorJitter:
   hue: Annotated[float, Expect(lambda x: 0 <= x <= 0.5, 'in [0, 0.5]')] = 0.0
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    changes: tuple[tuple[operations.Operation, float], ...] = (
+    changes = (
       (operations.brightness, self.brightness),
       (operations.contrast, self.contrast),
       (operations.color, self.saturation),
@@ -393,7 +360,7 @@ class ColorJitter:
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing:
-  """Random erasing as in timm: boxes are replaced by noise.
+  """Random erasing as in timm: a box is replaced by normal noise.
 
   timm erases after normalization. Here it comes before, so noise is clipped to
   [0, 255]: with the default mean and deviation, about 4% of it.
@@ -401,10 +368,7 @@ class RandomErasing:
   Attributes:
     probability: that an image is changed.
     area: bounds of the fraction of the image that is erased; uniform.
-    ratio: bounds of the height / width of a box; log-uniform.
-    mode: 'pixel': normal noise for each pixel and channel. 'rand': one normal
-      colour for each box. 'const': the mean.
-    count: the number of boxes is uniform from 1 to it. They share the area.
+    ratio: bounds of the height / width of the box; log-uniform.
     mean, std: of the noise, in levels, for each channel; the defaults are
       ImageNet's.
   """
@@ -412,8 +376,6 @@ class RandomErasing:
   probability: Fraction = 0.25
   area: tuple[Fraction, Fraction] = (0.02, 1 / 3)
   ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3)
-  mode: Literal['pixel', 'rand', 'const'] = 'pixel'
-  count: Count = 1
   mean: Fill = (124, 116, 104)
   std: Fill = (58, 57, 57)
 
@@ -423,30 +385,24 @@ class RandomErasing:
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:
       return image
-    count = int(rng.integers(self.count)) + 1
-    for _ in range(count):
-      box = self._box(image.shape, count, rng)
-      if box is not None:
-        noise = self._noise((*box[2:], image.shape[2]), rng)
-        image = operations.erase(image, box, noise)
-    return image
+    box = self._box(image.shape, rng)
+    if box is None:
+      return image
+    channels = image.shape[2]
+    mean = np.array(operations.levels(self.mean, channels), np.float32)
+    std = np.array(operations.levels(self.std, channels), np.float32)
+    noise = rng.standard_normal((*box[2:], channels), np.float32)
+    levels = np.clip(np.rint(mean + std * noise), 0, 255).astype(np.uint8)
+    return operations.erase(image, box, levels)
 
-  def _box(self, shape, count, rng):
+  def _box(self, shape, rng):
     """Return a box (y, x, height, width) in the image; None if none fits."""
     height, width = shape[:2]
     for _ in range(10):
-      area = rng.uniform(*self.area) * height * width / count
+      area = rng.uniform(*self.area) * height * width
       ratio = math.exp(rng.uniform(*map(math.log, self.ratio)))
       h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
         return int(y), int(x), h, w
     return None
-
-  def _noise(self, shape, rng):
-    channels = shape[-1]
-    mean = np.array(operations.levels(self.mean, channels), np.float32)
-    std = np.array(operations.levels(self.std, channels), np.float32)
-    drawn = {'pixel': shape, 'rand': (1, 1, channels), 'const': ()}[self.mode]
-    noise = rng.standard_normal(drawn, np.float32) if drawn else np.float32(0)
-    return np.clip(np.rint(mean + std * noise), 0, 255).astype(np.uint8)
