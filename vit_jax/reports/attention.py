@@ -14,12 +14,11 @@ STYLES = ('mask', 'heat')
 def maps(
   values: np.ndarray, picture: np.ndarray, path: epath.Path, *, title: str
 ) -> None:
-  """Draw the attention of each layer (rows) and head (columns).
+  """Draw the attention [L, h, gh, gw] of each layer (rows) and head (columns).
 
   Each map is divided by its own maximum. Otherwise heads that attend to all
-  patches would be dark next to heads that attend to a few.
-
-  The maps are [L, h, gh, gw]. The picture, uint8 [H, W, C], is above them.
+  patches would be dark next to heads that attend to a few. The picture, uint8
+  [H, W, C], is above them.
   """
   depth, heads, gh, gw = values.shape
   side = min(1.1, 14 / max(depth, heads))  # inches per map
@@ -28,7 +27,7 @@ def maps(
   above = min(2.0, 0.8 * width * picture.shape[0] / picture.shape[1])
   made = pictures.canvas(width, height + above + 0.9)
   top, below = made.subplots(2, 1, height_ratios=[above, height])
-  top.imshow(_rgb(picture))
+  top.imshow(pictures.rgb(picture))
   top.set_axis_off()
   top.set_title(title, fontsize=10, parse_math=False)
   scale = np.maximum(values.max(axis=(2, 3), keepdims=True), 1e-30)
@@ -36,10 +35,6 @@ def maps(
   below.set(xlabel='Head', ylabel='Layer')
   # At least two dots per patch.
   pictures.save(made, path, dpi=max(130, min(400, 2.2 * gw / side)), tight=True)
-
-
-def _rgb(picture):
-  return np.broadcast_to(picture, (*picture.shape[:2], 3))
 
 
 def overlay(
@@ -58,7 +53,7 @@ def overlay(
   import scipy.ndimage  # takes half a second
   from matplotlib import colormaps
 
-  picture = _rgb(picture) / 255
+  picture = pictures.rgb(picture) / 255
   # Linear between the centres of patches, constant beyond them.
   mask = scipy.ndimage.zoom(
     np.asarray(weights, np.float64) / max(weights.max(), 1e-30),
@@ -92,32 +87,24 @@ def sheet(
   """
   height, width = pairs[0][0].shape[:2]
   columns = columns or pairs_to_a_row(len(pairs), width / height)
-  rows = math.ceil(len(pairs) / columns)
   tall = min(2.6, 11 / (2 * columns * width / height))  # inches
   wide = 2 * tall * width / height
-  made = pictures.canvas(
-    columns * (wide + 0.15 * tall),
-    rows * (tall + (0.24 if names else 0.08)) + 0.24,
-  )
-  made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0)
-  panels = made.subplots(rows, columns, squeeze=False).flat
   gap = np.full((height, round(0.03 * height), 3), 255, np.uint8)
+  images = [
+    np.concatenate([pictures.rgb(image), gap, drawn], axis=1)
+    for image, drawn in pairs
+  ]
+  made, panels = pictures.grid(images, columns, tall, 0.24 if names else 0.08)
   for i, axes in enumerate(panels):
-    axes.set_axis_off()
-    if i >= len(pairs):
-      continue
-    image, drawn = pairs[i]
-    axes.imshow(np.concatenate([_rgb(image), gap, drawn], axis=1))
     text = {'transform': axes.transAxes, 'horizontalalignment': 'center'}
     if i < columns:
       axes.text(0.25, 1.02, 'Input', fontsize=9, **text)
       axes.text(0.75, 1.02, 'Attention', fontsize=9, **text)
     if names:
-      font = 8 if wide > 2 else 6
-      name = pictures.shorten(names[i], max(8, int(wide * 120 / font)))
-      axes.text(
-        *(0.5, -0.02, name), fontsize=font, va='top', parse_math=False, **text
-      )
+      text |= {'fontsize': 8 if wide > 2 else 6, 'parse_math': False}
+      limit = max(8, int(wide * 120 / text['fontsize']))
+      name = pictures.shorten(names[i], limit)
+      axes.text(0.5, -0.02, name, va='top', **text)
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
 
 
@@ -141,19 +128,10 @@ def distance(
   depth, heads = values.shape
   made, (axes,) = pictures.figure(1)
   axes.set_prop_cycle(color=colormaps['turbo'](np.linspace(0.05, 0.95, heads)))
-  axes.plot(
-    np.arange(1, depth + 1),
-    values,
-    'o',
-    markersize=5,
-    markeredgewidth=0,
-    alpha=0.85,
-    label=[f'Head {head + 1}' for head in range(heads)],
-  )
+  names = [f'Head {head + 1}' for head in range(heads)]
+  axes.plot(np.arange(1, depth + 1), values, '.', markersize=10, label=names)
   if uniform is not None:
-    axes.axhline(
-      uniform, color='grey', linestyle='--', linewidth=1, label='uniform'
-    )
+    axes.axhline(uniform, color='grey', linestyle='--', label='uniform')
   axes.set(
     xlabel='Network depth (layer)',
     ylabel='Mean attention distance (pixels)',
@@ -161,12 +139,5 @@ def distance(
     ylim=(0, 1.05 * max(values.max(), uniform or 0)),
   )
   axes.xaxis.get_major_locator().set_params(integer=True)
-  axes.legend(
-    frameon=False,
-    fontsize=7,
-    loc='center left',
-    bbox_to_anchor=(1, 0.5),
-    ncols=math.ceil(heads / 16),
-    handletextpad=0.4,
-  )
+  pictures.legend_beside(axes, fontsize=7, ncols=math.ceil(heads / 16))
   pictures.save(made, path)

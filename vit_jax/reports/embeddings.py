@@ -1,6 +1,5 @@
 """Figures of patch filters, position similarities (Fig. 7), and features."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,22 +12,9 @@ def filters(
   tiles: np.ndarray, path: epath.Path, *, title: str = '', columns: int = 7
 ) -> None:
   """Draw filters, tiles [n, H, W, 3] in [0, 1], row by row (Fig. 7 left)."""
-  n, height, width, _ = tiles.shape
-  columns = min(columns, n)
-  rows = math.ceil(n / columns)
-  side = 0.62
-  made = pictures.canvas(
-    max(side * columns, 2.5) + 0.2, side * rows * height / width + 0.5
-  )
+  made, _ = pictures.grid(tiles, min(columns, len(tiles)), 0.62)
   made.suptitle(title, fontsize=10)
-  made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
-  for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(color='grey', linewidth=0.4)
-    axes.set_visible(i < n)
-    if i < n:
-      axes.imshow(tiles[i], vmin=0, vmax=1, interpolation='nearest')
-  pictures.save(made, path, dpi=200)
+  pictures.save(made, path, dpi=200, tight=True)
 
 
 def positions(similarity: np.ndarray, path: epath.Path) -> None:
@@ -82,41 +68,24 @@ def scatter(
   axes.set_aspect('equal', adjustable='datalim')
   size = float(np.clip(9000 / len(points), 5, 60))
   style = {'s': size, 'alpha': 0.8, 'linewidths': 0}
-  for label, color in enumerate(colors):
-    axes.scatter(*points[labels == label].T, color=color, **style)
-  for i, image in (images or {}).items():
-    image = np.broadcast_to(image, (*image.shape[:2], 3))
-    box = offsetbox.AnnotationBbox(
-      offsetbox.OffsetImage(image, zoom=18 / max(image.shape[:2])),
-      points[i],
-      pad=0.1,
-      bboxprops={'edgecolor': colors[labels[i]], 'linewidth': 1.5},
-    )
-    axes.add_artist(box)
   shown = [pictures.shorten(name, 24) for name in names]
+  dots = [
+    axes.scatter(*points[labels == label].T, color=color, **style)
+    for label, color in enumerate(colors)
+  ]
+  for i, image in (images or {}).items():
+    zoom = 18 / max(image.shape[:2])
+    drawn = offsetbox.OffsetImage(pictures.rgb(image), zoom=zoom)
+    edge = {'edgecolor': colors[labels[i]], 'linewidth': 1.5}
+    axes.add_artist(
+      offsetbox.AnnotationBbox(drawn, points[i], pad=0.1, bboxprops=edge)
+    )
   if in_legend:
-    _legend(axes, shown, colors)
+    pictures.legend_beside(axes, dots, shown)
   elif classes:
+    box = {'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5}
+    text = {'fontsize': 7, 'ha': 'center', 'va': 'center', 'parse_math': False}
     for label, name in enumerate(shown):
       middle = np.median(points[labels == label], axis=0)
-      axes.text(
-        *middle,
-        name,
-        fontsize=7,
-        ha='center',
-        va='center',
-        parse_math=False,
-        bbox={'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5},
-      )
+      axes.text(*middle, name, bbox=box, **text)
   pictures.save(made, path, dpi=150, tight=True)
-
-
-def _legend(axes, names, colors):
-  from matplotlib.lines import Line2D
-
-  dots = [Line2D([], [], marker='o', linestyle='', color=x) for x in colors]
-  legend = axes.legend(
-    dots, names, loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False
-  )
-  for text in legend.get_texts():
-    text.set_parse_math(False)

@@ -3,6 +3,7 @@
 import io
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,32 @@ def canvas(width: float, height: float) -> Any:
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')
+
+
+def grid(
+  images: Sequence[np.ndarray], columns: int, side: float, below: float = 0.05
+) -> tuple[Any, list[Any]]:
+  """Return (figure, axes) of images of one size in rows.
+
+  Each is `side` inches high, and has `below` inches for a text.
+  """
+  rows, aspect = (
+    math.ceil(len(images) / columns),
+    images[0].shape[1] / len(images[0]),
+  )
+  made = canvas(columns * (aspect + 0.1) * side, rows * (side + below) + 0.5)
+  made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0)
+  panels = list(made.subplots(rows, columns, squeeze=False).flat)
+  for axes, image in zip(panels, images):
+    axes.imshow(rgb(image))
+  for axes in panels:
+    axes.set_axis_off()
+  return made, panels[: len(images)]
+
+
+def rgb(image: np.ndarray) -> np.ndarray:
+  """Return an image [H, W, C] with three channels."""
+  return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
 def mosaic(
@@ -57,6 +84,15 @@ def mosaic(
     axis.set_tick_params(length=0)
   axes.spines[:].set_visible(False)
   return image
+
+
+def legend_beside(axes: Any, *args: Any, **options: Any) -> None:
+  """Add a legend on the right of the axes, whose names may be any text."""
+  legend = axes.legend(
+    *args, loc='center left', bbox_to_anchor=(1, 0.5), frameon=False, **options
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)
 
 
 def shorten(text: str, limit: int) -> str:
