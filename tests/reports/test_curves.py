@@ -2,8 +2,10 @@
 
 import numpy as np
 import PIL.Image
+from etils import epath
 
 from vit_jax.reports import curves
+from vit_jax.reports.results import Results
 
 RECORDS = {
   'run_seed0': [
@@ -47,8 +49,10 @@ def test_plot(tmp_path):
     ('one', [panel]),
     ('two', [panel, panel | {'log': True}]),
   ):
+    results = Results(RECORDS, epath.Path(tmp_path), done=())
+    results.records = RECORDS
+    curves.Curves(panels, name)(results)
     path = tmp_path / f'{name}.png'
-    curves.plot(RECORDS, path, panels=panels)
     pictures.append(np.asarray(PIL.Image.open(path).convert('RGB')))
   assert [p.shape for p in pictures] == [(494, 676, 3), (494, 1352, 3)]
   # The logarithmic panel is another picture than the linear one.

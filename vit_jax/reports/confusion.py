@@ -45,7 +45,7 @@ def write_all(
   """Write the files of each evaluator that has predictions, on the first host.
 
   Args:
-    workdir: for the files; local, or gs://...
+    workdir: for the files.
     evaluators: {name: evaluator}; see evaluators.py for `predictions`.
     class_names: of all classes, if the data has no names.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from vit_jax.reports import pictures
 from vit_jax.reports.results import Results
@@ -35,37 +34,27 @@ class Curves:
 
   def __call__(self, results: Results) -> None:
     """Write NAME.png and print its path."""
+    figure, all_axes = pictures.figure(len(self.panels))
+    for panel, axes in zip(self.panels, all_axes):
+      for label, (runs, metric) in panel['lines'].items():
+        found = [
+          curve(results.records[name], metric)
+          for name in results.matching(runs)
+        ]
+        steps, mean, std = band([c for c in found if c])
+        (line,) = axes.plot(steps, mean, label=label, linewidth=1.8)
+        if len(found) > 1:
+          color = line.get_color()
+          axes.fill_between(
+            steps, mean - std, mean + std, alpha=0.2, color=color
+          )
+      axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
+      if panel.get('log'):
+        axes.set_yscale('log')
+      axes.legend(frameon=False)
     path = results.workdir / f'{self.name}.png'
-    plot(results.records, path, panels=self.panels)
+    pictures.save(figure, path)
     terminal.say(f'Learning curves: {path}')
-
-
-def plot(
-  records: Mapping[str, Sequence[Mapping[str, Any]]],
-  path: epath.Path,
-  *,
-  panels: Sequence[Mapping[str, Any]],
-) -> None:
-  """Write the figure. `records` is {run: list of records with 'step'}."""
-  figure, all_axes = pictures.figure(len(panels))
-  for panel, axes in zip(panels, all_axes):
-    for label, (runs, metric) in panel['lines'].items():
-      found = [
-        curve(of_run, metric)
-        for name, of_run in records.items()
-        if re.fullmatch(runs, name)
-      ]
-      steps, mean, std = band([c for c in found if c])
-      (line,) = axes.plot(steps, mean, label=label, linewidth=1.8)
-      if len(found) > 1:
-        axes.fill_between(
-          steps, mean - std, mean + std, alpha=0.2, color=line.get_color()
-        )
-    axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
-    if panel.get('log'):
-      axes.set_yscale('log')
-    axes.legend(frameon=False)
-  pictures.save(figure, path)
 
 
 def curve(

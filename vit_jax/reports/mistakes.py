@@ -28,10 +28,7 @@ def read_csv(path: epath.Path) -> list[list[str]]:
 def save_images(workdir: PathLike, name: str, source: Any) -> None:
   """Save the images of the first rows of misclassified-NAME.csv.
 
-  Args:
-    workdir: of the run.
-    name: of the evaluator.
-    source: data source of the evaluator.
+  The source is that of the data of the evaluator NAME.
   """
   # A machine that trains may have no packages for images.
   from vit_jax.data import images

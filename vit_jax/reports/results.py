@@ -1,5 +1,6 @@
 """Metrics of the runs of a study, and the numbers that reports show."""
 
+import collections
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,10 +29,7 @@ class Value:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-  """Return half of the 95% interval of the mean, by Student's t distribution.
-
-  None for a single value.
-  """
+  """Return half of the 95% interval of the mean (Student's t), or None."""
   if len(values) < 2:
     return None
   import scipy.special  # takes a quarter of a second
@@ -85,16 +83,20 @@ class Results:
 
     Without a group `seed` the key is what identifies the number.
     """
-    groups: dict[Any, list[float]] = {}
+    groups = collections.defaultdict(list)
     missing = []
     for name in self.matching(spec['runs']):
-      seed = _seed(spec['runs'], name)
-      found = _measured(self.records[name], spec['metric'], spec.get('best'))
+      records, seed = self.records[name], _seed(spec['runs'], name)
+      if 'best' in spec:
+        scored = [r for r in records if spec['best'] in r]
+        records = sorted(scored, key=lambda r: -r[spec['best']])[:1]
+      last = {k: v for record in records for k, v in record.items()}
+      found = [x for x in last if re.fullmatch(spec['metric'], x)]
       if not found:
         missing.append(seed)
-      for metric, value in found.items():
+      for metric in found:
         group = seed or _seed(spec['metric'], metric) or (name, metric)
-        groups.setdefault(group, []).append(value)
+        groups[group].append(last[metric])
     if 'seed' in re.compile(spec['metric']).groupindex and missing:
       return {}  # Every seed lacks that run.
     return {k: float(np.mean(x)) for k, x in groups.items() if k not in missing}
@@ -103,7 +105,7 @@ class Results:
     """Raise ValueError for a spec that no run can fill."""
     if sorted(spec) == ['value']:
       return
-    if not {'runs', 'metric'} <= set(spec) <= {'runs', 'metric', 'best'}:
+    if sorted(spec) not in (['metric', 'runs'], ['best', 'metric', 'runs']):
       raise ValueError(
         f'{dict(spec)} must have runs and metric (and may have best), or only '
         'a value.'
@@ -112,15 +114,6 @@ class Results:
       raise ValueError(
         f'{spec["runs"]!r} matches none of the runs: {", ".join(self.names)}.'
       )
-
-
-def _measured(records, metric, best=None):
-  """Return {name: last value} of the metrics that match the regex."""
-  if best is not None:
-    scored = [r for r in records if best in r]
-    records = sorted(scored, key=lambda r: -r[best])[:1]
-  last = {k: v for record in records for k, v in record.items()}
-  return {k: v for k, v in last.items() if re.fullmatch(metric, k)}
 
 
 def _seed(pattern, name):

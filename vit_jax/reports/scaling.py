@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from vit_jax.reports import pictures, table
 from vit_jax.reports.results import Results
 from vit_jax.runs import terminal
@@ -86,30 +88,22 @@ def _row(panel, label, point, results):
 
 
 def _draw(panel, axes, rows):
+  style = {'linestyle': '-' if panel.get('joined', True) else 'none'}
+  style |= {'linewidth': 1.8, 'capsize': 3}
   for i, label in enumerate(panel['lines']):
     of_line = (r for r in rows if r['line'] == label)
     of_line = sorted(of_line, key=lambda r: r['x'])
-    axes.errorbar(
-      [r['x'] for r in of_line],
-      [100 * r['mean'] for r in of_line],
-      yerr=[100 * r['std'] for r in of_line],
-      label=label,
-      marker=_MARKERS[i % len(_MARKERS)],
-      linestyle='-' if panel.get('joined', True) else 'none',
-      linewidth=1.8,
-      capsize=3,
+    x, y, std = (
+      np.array([r[k] for r in of_line]) for k in ('x', 'mean', 'std')
     )
+    style['marker'] = _MARKERS[i % len(_MARKERS)]
+    axes.errorbar(x, 100 * y, yerr=100 * std, label=label, **style)
     for r in of_line:
       if r['name'] != label:
         *offset, side = _NAMES_AT[i % len(_NAMES_AT)]
-        axes.annotate(
-          r['name'],
-          (r['x'], 100 * r['mean']),
-          xytext=offset,
-          textcoords='offset points',
-          horizontalalignment=side,
-          fontsize=7,
-        )
+        where = {'xytext': offset, 'textcoords': 'offset points', 'ha': side}
+        at = (r['x'], 100 * r['mean'])
+        axes.annotate(r['name'], at, fontsize=7, **where)
   if panel.get('log_x', True):
     from matplotlib import ticker
 
@@ -118,9 +112,8 @@ def _draw(panel, axes, rows):
     low, high = axes.get_xlim()
     subs = (1, 2, 5) if high < 20 * low else (1,)
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
-    axes.xaxis.set_major_formatter(
-      ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
-    )
+    form = ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
+    axes.xaxis.set_major_formatter(form)
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   if ticks := panel.get('ticks'):
     axes.set_xticks(list(ticks), list(ticks.values()))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.reports.results import Results, Value, half_width
+from vit_jax.reports.results import Results, half_width
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
 from vit_jax.types import Natural
@@ -40,20 +40,15 @@ class Table:
 
   def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
     """Print and write it. Return {row: {column: {'mean', 'std', 'values'}}}."""
-    columns = list(dict.fromkeys(cell['column'] for cell in self.cells))
-    found: dict[str, dict[str, Value]] = {
-      cell['row']: {} for cell in self.cells
-    }
+    columns = dict.fromkeys(cell['column'] for cell in self.cells)
+    data: dict[str, dict[str, Any]] = {cell['row']: {} for cell in self.cells}
+    texts = {row: dict.fromkeys(columns, '') for row in data}
     for cell in self.cells:
       if (value := results.find(_spec(cell))) is not None:
-        found[cell['row']][cell['column']] = value
-    texts, data = [], {}
-    for row, of_row in found.items():
-      text = {c: value.percent(self.digits) for c, value in of_row.items()}
-      texts.append([row, *(text.get(c, '') for c in columns)])
-      data[row] = {c: dataclasses.asdict(value) for c, value in of_row.items()}
-    title = f'{self.title} (%)'
-    publish(results.workdir, self.name, title, ['', *columns], texts, data)
+        row, column = cell['row'], cell['column']
+        texts[row][column] = value.percent(self.digits)
+        data[row][column] = dataclasses.asdict(value)
+    _publish_cells(results.workdir, self.name, f'{self.title} (%)', texts, data)
     return data
 
 
@@ -108,14 +103,10 @@ class Paired:
         texts[row][column] = f'{100 * mean:{sign}.1f}'
         if width is not None:
           texts[row][column] += f' ± {100 * width:.1f}'
-        data[row][column] = {
-          'mean': mean,
-          'half_width': width,
-          'values': values,
-        }
-    lines = [[row, *text.values()] for row, text in texts.items()]
+        found = {'mean': mean, 'half_width': width, 'values': values}
+        data[row][column] = found
     title = f'{self.title} (%, 95% intervals)'
-    publish(results.workdir, self.name, title, ['', *baselines], lines, data)
+    _publish_cells(results.workdir, self.name, title, texts, data)
     return data
 
   def _baselines(self):
@@ -144,6 +135,13 @@ def publish(
     write_atomically(workdir / f'{name}.md', text)
     text = json.dumps(data, indent=2) + '\n'
     write_atomically(workdir / f'{name}.json', text)
+
+
+def _publish_cells(workdir, name, title, texts, data):
+  """Publish {row: {column: text}}."""
+  lines = [[row, *text.values()] for row, text in texts.items()]
+  columns = next(iter(texts.values()), {})
+  publish(workdir, name, title, ['', *columns], lines, data)
 
 
 def _spec(cell):
