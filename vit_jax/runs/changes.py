@@ -29,7 +29,7 @@ from vit_jax.types import HARMLESS, MACHINE
 _SAVED, _HISTORY = 'resume.json', 'changes.jsonl'
 _NOT_SET = 'not set'
 # Evaluators do not change the training: batches may become smaller.
-_HARMLESS_KEYS = re.compile(r'evals\..*\bbatch_size')
+_HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
 
 
 class ChangedRunError(ValueError):
@@ -114,25 +114,35 @@ def compare(
   before: Basis, now: Basis, without: Sequence[str] = ()
 ) -> list[Change]:
   """Return the changes that results depend on, except those of some keys."""
+  both = [key for key in now.data if key in before.data]
+  old, new = (
+    {
+      **basis.config,
+      **{
+        f'{key}.{name}': value
+        for key in both
+        for name, value in config.walk(basis.data[key])
+      },
+    }
+    for basis in (before, now)
+  )
   found = []
-  for key in dict.fromkeys([*now.config, *before.config]):
-    old, new = (x.config.get(key, _NOT_SET) for x in (before, now))
-    if old != new and not (key in without or _HARMLESS_KEYS.fullmatch(key)):
-      found.append(Change(key, old, new))
-  for key in [key for key in now.data if key in before.data]:
-    old, new = (dict(config.walk(x.data[key])) for x in (before, now))
-    for name in dict.fromkeys([*old, *new]):
-      one, other = old.get(name), new.get(name)
-      if one != other:
-        found.append(Change(f'{key}.{name}', one, other))
-  known = {key.split('.')[1] for key in before.config if _is_of_evals(key)}
-  return [  # a new evaluator is harmless
-    x for x in found if not _is_of_evals(x.key) or x.key.split('.')[1] in known
-  ]
+  known = {_evaluator(key) for key in before.config}
+  for key in dict.fromkeys([*new, *old]):
+    one, other = old.get(key, _NOT_SET), new.get(key, _NOT_SET)
+    is_harmless = (
+      key in without
+      or _HARMLESS_KEYS.fullmatch(key)
+      or _evaluator(key) not in known  # it is new
+    )
+    if one != other and not is_harmless:
+      found.append(Change(key, one, other))
+  return found
 
 
-def _is_of_evals(key):
-  return re.match(r'evals\.\w+\.', key) is not None
+def _evaluator(key):
+  """Return the name in 'evals.NAME.KEY'; '' for a key of something else."""
+  return key.split('.')[1] if key.startswith('evals.') else ''
 
 
 def check(
@@ -167,23 +177,19 @@ def check(
 def refuse(
   found: Sequence[Change], allow_changes: Sequence[str], what: str, remedy: str
 ) -> None:
-  """Raise ChangedRunError unless all changes are allowed.
-
-  Args:
-    found: the changes.
-    allow_changes: see `check`.
-    what, remedy: begin of the message, and what to do.
-  """
+  """Raise ChangedRunError (what, a diff, remedy) unless all are allowed."""
   refused = [x for x in found if not is_allowed(x.key, allow_changes)]
   if not refused:
     return
   lines = '\n'.join(f'  {x}' for x in refused[:30])
   if len(refused) > 30:
     lines += f'\n  and {len(refused) - 30} more'
-  flag = ','.join([*allow_changes, *_parts(refused)])
+  # The target of an object stands for its arguments, too.
+  keys = {x.key.removesuffix('.target'): None for x in refused}
+  parts = [k for k in keys if not is_allowed(k, [x for x in keys if x != k])]
   raise ChangedRunError(
     f'{what}\n{lines}\n{remedy}. If the changes are intended, add\n'
-    f'  --allow_changes={flag}'
+    f'  --allow_changes={",".join([*allow_changes, *parts])}'
   )
 
 
@@ -193,15 +199,6 @@ def is_allowed(key: str, allow_changes: Sequence[str]) -> bool:
     part == '' or key == part or key.startswith(f'{part}.')
     for part in allow_changes
   )
-
-
-def _parts(changes):
-  """Return the keys or parts to allow, none of which contains another."""
-  keys = [x.key.removesuffix('.target') for x in changes]  # and its arguments
-  keys = list(dict.fromkeys(keys))
-  return [
-    key for key in keys if not is_allowed(key, [x for x in keys if x != key])
-  ]
 
 
 def record(
@@ -232,16 +229,11 @@ def record(
 def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
   """Return the allowed keys of one run of a study.
 
-  Args:
-    allow_changes: 'runs.NAME.KEY' for one run, 'KEY' for all.
-    name: of the run.
+  `allow_changes` has 'runs.NAME.KEY' for one run, 'KEY' for all.
   """
   if {'runs', f'runs.{name}'} & {*allow_changes}:
     return ['']  # all of it
   return [key.removeprefix(f'runs.{name}.') for key in allow_changes]
-
-
-# Hosts.
 
 
 def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
@@ -258,9 +250,8 @@ def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   found |= {f'version of {name}': str(x) for name, x in versions.items()}
   files = {
     str(module.__file__)
-    for module in list(sys.modules.values())
-    if getattr(module, '__name__', '').startswith('vit_jax')
-    and getattr(module, '__file__', None)
+    for name, module in list(sys.modules.items())
+    if name.startswith('vit_jax') and getattr(module, '__file__', None)
   }
   code = hashlib.sha256()
   for file in sorted(files):
