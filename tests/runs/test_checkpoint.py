@@ -78,7 +78,9 @@ def test_everything_comes_back_on_any_mesh(tmp_path):
 
 
 def test_keeps_last_and_every(tmp_path):
-  checkpointer = Checkpointer(tmp_path, keep_last=2, keep_every_steps=4)
+  checkpointer = Checkpointer(
+    tmp_path, Checkpoints(keep_last=2), keep_every_steps=4
+  )
   for step in range(1, 8):
     checkpointer.save(step, make_state(step, ema=False), {'position': step})
   checkpointer.save(7, make_state(0, ema=False), {'position': 0})  # is there
@@ -95,9 +97,8 @@ def test_the_best_survives_a_restart(mode, tmp_path):
   sign = 1 if mode == 'max' else -1
   scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.3, 6: 0.8, 7: 0.2}
   for process in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
-    checkpointer = Checkpointer(
-      tmp_path, best_metric='val/accuracy', best_mode=mode
-    )
+    rules = Checkpoints(best_metric='val/accuracy', best_mode=mode)
+    checkpointer = Checkpointer(tmp_path, rules)
     for step in process:
       metrics = {'val/loss': 1.0}
       if scores[step] is not None:
@@ -109,7 +110,9 @@ def test_the_best_survives_a_restart(mode, tmp_path):
 
 
 def test_several_best(tmp_path):
-  checkpointer = Checkpointer(tmp_path, best_metric='v', keep_best=2)
+  checkpointer = Checkpointer(
+    tmp_path, Checkpoints(best_metric='v', keep_best=2)
+  )
   for step, value in enumerate([0.9, 0.1, 0.8, 0.2, 0.3], 1):
     state = make_state(step, ema=False)
     checkpointer.save(step, state, {}, metrics={'v': value})
@@ -177,7 +180,7 @@ def test_when_checkpoints_are_written(tmp_path):
 
 def test_find_and_load_params(tmp_path, caplog):
   run, plain = tmp_path / 'run', tmp_path / 'plain'
-  checkpointer = Checkpointer(run, keep_last=2)
+  checkpointer = Checkpointer(run, Checkpoints(keep_last=2))
   for step in (9, 10):
     checkpointer.save(step, make_state(step, seed=step), {})
   checkpointer.close()

@@ -10,9 +10,8 @@ A run is initialised from the first of these that exists:
 A checkpoint at step n is the state after n steps. It is stored in
 WORKDIR/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
 optimizer state and rng), 'data' (position in the training data, partial means
-of metrics) and 'checksums' (dtype, shape and checksum of each array). It is
-written while training continues, and verified when it is read. A run resumes
-from the newest checkpoint that is whole.
+of metrics) and 'checksums' (dtype, shape and checksum of each array). A run
+resumes from the newest checkpoint that is whole.
 """
 
 import dataclasses
@@ -82,31 +81,19 @@ class Checkpoints:
         f'checkpoints: keep_every is {keep_every} steps, and checkpoints are '
         f'written every {every} steps. Make keep_every a multiple of that.'
       )
-    if self.best_metric:
-      self._check_best_metric(every, eval_every)
-    checkpointer = Checkpointer(
-      workdir,
-      keep_last=self.keep_last,
-      keep_every_steps=keep_every,
-      best_metric=self.best_metric,
-      best_mode=self.best_mode,
-      keep_best=self.keep_best,
-    )
-    return checkpointer, every
-
-  def _check_best_metric(self, every, eval_every):
-    name = self.best_metric.split('/')[0]
-    if name not in eval_every:
+    name = (self.best_metric or '').split('/')[0]
+    if name and name not in eval_every:
       raise ValueError(
         f'checkpoints.best_metric={self.best_metric!r}: there is no evaluator '
         f'{name!r}; there are {list(eval_every)}. Use EVALUATOR/METRIC.'
       )
-    if not eval_every[name] or every % eval_every[name]:
+    if name and every % (eval_every[name] or every + 1):
       raise ValueError(
         f'checkpoints.best_metric={self.best_metric!r}: checkpoints are '
         f'written every {every} steps, but {name!r} runs every '
         f'{eval_every[name]}. Make the first a multiple of the second.'
       )
+    return Checkpointer(workdir, self, keep_every_steps=keep_every), every
 
 
 class Checkpointer:
@@ -114,30 +101,27 @@ class Checkpointer:
 
   Args:
     workdir: local, or any path that epath understands (gs://...).
-    keep_last, best_metric, best_mode, keep_best: see Checkpoints.
+    rules: which checkpoints are kept.
     keep_every_steps: checkpoints whose step is a multiple are kept for good.
   """
 
   def __init__(
     self,
     workdir: PathLike,
+    rules: Checkpoints = Checkpoints(),
     *,
-    keep_last: int = 1,
     keep_every_steps: int | None = None,
-    best_metric: str | None = None,
-    best_mode: str = 'max',
-    keep_best: int = 1,
   ) -> None:
-    self._best_metric = best_metric
-    policies = [checkpoint_managers.LatestN(keep_last)]
+    self._best_metric = rules.best_metric
+    policies = [checkpoint_managers.LatestN(rules.keep_last)]
     if keep_every_steps:
       policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
     best = None
-    if best_metric:
+    if rules.best_metric:
       best = checkpoint_managers.BestN(
-        get_metric_fn=lambda metrics: metrics[best_metric],
-        n=keep_best,
-        reverse=best_mode == 'min',
+        get_metric_fn=lambda metrics: metrics[rules.best_metric],
+        n=rules.keep_best,
+        reverse=rules.best_mode == 'min',
         keep_checkpoints_without_metrics=False,
       )
       policies.append(best)
@@ -148,7 +132,7 @@ class Checkpointer:
         # The policies say what is kept, but only with best_fn does Orbax write
         # the metrics that it needs to know the best after a restart.
         best_fn=best and best.get_metric_fn,
-        best_mode=best_mode,
+        best_mode=rules.best_mode,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       ),
     )
@@ -170,7 +154,7 @@ class Checkpointer:
       step: number of steps done.
       state: TrainState.
       data: position in the training data, as JSON values.
-      metrics: evaluation results of this step; should have `best_metric`.
+      metrics: evaluation results of this step.
     """
     if step == self.latest_step():
       return
@@ -288,10 +272,9 @@ def _record(items, data):
   arrays = {}
   for name, item in items.items():
     flat = tree.flatten(item)
-    sums = checksums.of_arrays(flat)
-    stored = {path: _stored(x) for path, x in flat.items()}
+    shapes, sums = _shapes(flat), checksums.of_arrays(flat)
     arrays[name] = {
-      path: (x.dtype.name, x.shape, sums[path]) for path, x in stored.items()
+      path: (x.dtype.name, x.shape, sums[path]) for path, x in shapes.items()
     }
   content = {'arrays': arrays, 'data': checksums.of_json(data)}
   return {'content': content, 'checksum': checksums.of_json(content)}
@@ -317,28 +300,25 @@ def _verify(recorded, items):
     raise _Damaged(f'{len(bad)} arrays ({bad[0]}) differ from their checksum')
 
 
-def _stored(leaf):
-  """Return the shape and dtype of an array in a checkpoint: ints for keys."""
-  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    return jax.eval_shape(
-      jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    )
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
 def _shapes(arrays):
-  """Return {path: ShapeDtypeStruct} of an item of 'checksums'."""
-  return {
-    path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
-    for path, (dtype, shape, _) in arrays.items()
-  }
+  """Return {path: ShapeDtypeStruct} as checkpoints have it: ints for keys."""
+
+  def stored(x):
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+  plain = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
+  return jax.eval_shape(lambda x: jax.tree.map(stored, x), plain)
 
 
 def _check_fits(path, arrays, items):
   """Raise ValueError, with a diff, if a checkpoint has other arrays."""
   for name in dict.fromkeys([*items, *arrays]):
-    want = {k: _stored(x) for k, x in tree.flatten(items.get(name, {})).items()}
-    if lines := tree.diff(_shapes(arrays.get(name, {})), want):
+    found = {
+      path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+      for path, (dtype, shape, _) in arrays.get(name, {}).items()
+    }
+    if lines := tree.diff(found, _shapes(tree.flatten(items.get(name, {})))):
       raise ValueError(
         f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
         f'this run (+):\n{lines}\nUse the config that the run was started '
@@ -374,9 +354,8 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
   if not steps:
     seen = 'does not exist' if not path.exists() else 'has none'
     raise ValueError(
-      f'No checkpoint: {path} {seen}. Expected a workdir, a checkpoint in it '
-      '(WORKDIR/checkpoints/STEP), a weights file (.npz or .safetensors), or a '
-      'folder with one.'
+      f'No checkpoint: {path} {seen}. Use a workdir, a checkpoint in it '
+      '(WORKDIR/checkpoints/STEP), or a weights file (.npz or .safetensors).'
     )
   if step is not None and step not in steps:
     raise ValueError(f'{folder} has no step {step}; it has {steps}.')
