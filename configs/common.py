@@ -27,6 +27,24 @@ def evaluation(size):
   return ConfigDict({'run': 'vit_jax.evaluate.evaluate', **fields})
 
 
+def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
+  """Return a training run at 224 px, evaluated like big_vision's.
+
+  Args:
+    source, held_out: see `imagenet`.
+    images: transforms of training; None: `inception_crop`.
+    batch_size: global.
+    **fields: more arguments of the evaluators.
+  """
+  config = training()
+  images = images or inception_crop(224)
+  config.data = data(source, images, batch_size=batch_size)
+  config.evals = held_out_evals(
+    config, held_out, resize_crop(256, 224), every_steps=5000, **fields
+  )
+  return config
+
+
 def study(runs, reports, **fields):
   """Return a study of the runs {name: config}, in this order."""
   fields |= {'runs': runs, 'order': tuple(runs), 'report': tuple(reports)}
@@ -55,22 +73,14 @@ def follow(config, values):
   return config
 
 
-def model(name, *, postact=False, **fields):
+def model(name, **fields):
   """Return the model of this name, computing in bfloat16.
 
   Parameters are float32, and so are the gradients of kernels and their sums
   over devices, as in vision_transformer and big_vision. `num_classes` comes
-  from the training data unless `fields` has it. A ResNet has BiT's form or,
-  with `postact`, the form of the ViT paper's released code.
+  from the training data unless `fields` has it.
   """
-  settings = names.settings(name)
-  if postact and _family(settings) != 'ResNet':
-    raise ValueError(
-      "'postact' is a form of ResNets; hybrids and ViTs do not have it. "
-      'Leave it out.'
-    )
-  form = {'form': 'postact'} if postact else {}
-  return settings | {'dtype': 'bfloat16'} | form | fields
+  return names.settings(name) | {'dtype': 'bfloat16'} | fields
 
 
 def pooling(name, **fields):
@@ -294,14 +304,15 @@ def adam(*, weight_decay=0.0, b2=0.999, **fields):
   return {'target': 'optax.adamw', **settings, **fields}
 
 
+def sgd(**fields):
+  """Return SGD with momentum 0.9; its weight decay is coupled."""
+  target = 'vit_jax.optim.optimizers.sgd'
+  return {'target': target, 'momentum': 0.9, **fields}
+
+
 def finetuning_sgd():
   """Return the optimizer of the paper's fine-tuning (table 4)."""
-  return {
-    'target': 'vit_jax.optim.optimizers.sgd',
-    'momentum': 0.9,
-    'accumulator_dtype': 'bfloat16',
-    'clip_norm': 1.0,
-  }
+  return sgd(accumulator_dtype='bfloat16', clip_norm=1.0)
 
 
 def set_bit_sgd(config, *, milestones, lr=None):
@@ -313,11 +324,7 @@ def set_bit_sgd(config, *, milestones, lr=None):
       tenth.
     lr: learning rate; None is 0.03 per 256 images of a batch.
   """
-  config.optimizer = {
-    'target': 'vit_jax.optim.optimizers.sgd',
-    'momentum': 0.9,
-    'weight_decay': 1e-4,  # coupled: added to the gradient
-  }
+  config.optimizer = sgd(weight_decay=1e-4)
   config.schedule = {
     'lr': lr or 0.03 * config.data.batch_size / 256,
     'decay': 'step',

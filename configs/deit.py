@@ -6,7 +6,6 @@ and "DeiT III: Revenge of the ViT" (Touvron et al., 2021 and 2022).
     python -m vit_jax.main --config=configs/deit.py:deit,S/16 --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:deit,S/16,distilled \
         --config.objective.objective.teacher.path=WEIGHTS --workdir=DIR
-    python -m vit_jax.main --config=configs/deit.py:deit3,B/16 --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:deit3_finetune,B/16 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
 
@@ -18,16 +17,15 @@ Arguments (separated by commas; the first of a list is the default):
   deit, deit3, deit3_finetune   the recipe
   S/16, Ti/16, B/16, M/16, L/16, H/14   the model: deit has the first three,
               deit3 all but Ti/16
-  imagenet, imagenet21k   the data of deit3; of deit3_finetune, the data that
-              the weights were pre-trained on. See pretrain_paper.py
+  imagenet, imagenet21k   the data of deit3 (see pretrain_paper.py); of
+              deit3_finetune, the data of pre-training
   distilled   deit: with a distillation token, which learns the teacher's most
               probable class
   soft        the same, but with the teacher's probabilities
   epochs=EPOCHS   deit 300; deit3 800, on imagenet21k 240 and for H/14 90;
               deit3_finetune 20, after imagenet21k 50
   size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384
-  layer_decay=RATE   deit3_finetune: multiply the learning rate of each layer by
-              this, once for each layer after it; not in DeiT III
+  layer_decay=RATE   deit3_finetune: as in finetune.py; not in DeiT III
   folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
@@ -51,39 +49,16 @@ deit3-jax has a weight decay of 0.02 and a stochastic depth of 0, .1, .4 and .5
 (S, B, L, H) for 400 epochs, and for 90 epochs of B/16 a learning rate of 3e-3.
 Its ImageNet-21k is the one of winter 2021, with 19,167 classes.
 
-The scripts of the papers, and here, with 5 epochs of warm-up and a cosine to
-1e-5; rates of deit3 on imagenet and imagenet21k, and of deit3_finetune after
-them:
-
-                    deit    deit3 imagenet    imagenet21k  finetune  after 21k
-    optimizer       AdamW   LAMB              LAMB         AdamW     LAMB
-    learning rate   1e-3    3e-3, S/16 4e-3   1e-3         1e-5      3e-4
-    weight decay    0.05    0.05              0.02         0.1       0.02
-    batch           1024    2048              2048         512       2048
-    px, S M B L H   224     224 224 192 192   224 224 224  224       224
-                            154               224 126
-    mixup, CutMix   .8, 1   .8, 1             -, 1         .8, 1     -, 1
-    augmentation    Rand    3-Augment         3-Augment    Rand      3-Augment
-    repeats         3       3                 -            -         -
-    smoothing       0.1     mean sigmoid      0.1          0.1       0.1
-
-RandAugment is rand-m9-mstd0.5-inc1; with it deit has random erasing of 0.25,
-linear stochastic depth of 0.1 and an EMA of 0.99996. deit3 has colour jitter
-0.3, LayerScale that starts at 1e-4, position embeddings of the patches only,
-clipping at norm 1 and constant stochastic depth (STOCHASTIC_DEPTH below). On
-imagenet21k and after it, crops are DeiT III's simple random crops; else 8 to
-100% of an image, bicubic. All have exact GELU, a flip, and the mean and
-deviation of ImageNet's pixels; kernels start from a normal distribution of
-0.02. For the sigmoid both classes of a mixed image are targets of 1. After
-imagenet the head is kept.
+The numbers in the code are those of the papers' scripts. RandAugment is timm's
+rand-m9-mstd0.5-inc1. For the sigmoid of deit3 both classes of a mixed image are
+targets of 1.
 
 From memory: deit's crops, stochastic depth, GELU, decay of kernels only, and
-the settings of its distillation (hard, weight 0.5; or soft, temperature 3 and
-weight 0.1). From deit3-jax: LAMB's epsilon of 1e-8 and its clipping; test
-images (deit: smaller side to 256 px, central 224; deit3: no margin); 154 and
-126 px of H/14, 160 and 128 in the README. Not known: the settings of M/16,
-where stochastic depth, 224 px and 3e-3 are our choice; S/16 at 224 px after
-imagenet.
+the settings of its distillation. From deit3-jax: LAMB's epsilon and its
+clipping; test images (deit: smaller side to 256 px, central 224; deit3: no
+margin); 154 and 126 px of H/14, 160 and 128 in the README. Not known: the
+settings of M/16, where stochastic depth, 224 px and 3e-3 are our choice; S/16
+at 224 px after imagenet.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; class and distillation token start at 0; query,

@@ -17,16 +17,10 @@ Arguments (separated by commas):
 Published: 82.8% top-1 (abstract; the longest training, 9600 epochs, is from
 memory). What 1200 epochs reach is not known here.
 
-Consistent: teacher and student see the same crop, and the same mixed images,
-because mixup is outside of the distillation. Its weight is uniform in [0, 1],
-one for each batch; the labels are mixed too, but not used.
-
-big_vision's config distill/bit_i1k: batch 4096, inception crop at 224 px and
-flip, mixup(1.0), KL divergence at temperature 1 and nothing of the labels, Adam
-with first moments in bfloat16, learning rate 0.03, 5k steps of warm-up, cosine
-to 0, clipping at norm 1, 98% of train. Its decoupled decay of 3e-4, which is
-not multiplied by the learning rate, is 0.01 here. Test images: smaller side to
-256 px, central 224. The minival here is the last 1% of train; so is its own.
+Teacher and student see the same mixed images, because mixup is outside of the
+distillation. The settings are those of big_vision's distill/bit_i1k. Its
+decoupled decay of 3e-4, which is not multiplied by the learning rate, is 0.01
+here. The minival here is the last 1% of train; so is its own.
 """
 
 from configs import arguments, common
@@ -36,10 +30,9 @@ def get_config(argument=''):
   args = arguments.parse(argument, epochs=1200.0, folder=False, tiny=False)
   source, held_out = common.imagenet(args.folder)
   source['split'] = 'train[:98%]'
-  config = common.training()
+  config = common.pretraining(source, held_out)
   config.total_epochs = args.epochs
   config.model = common.model('R50x1')
-  config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.objective = common.mixed(
     common.distillation(common.xent('softmax')), mixup=1.0
   )
@@ -47,7 +40,4 @@ def get_config(argument=''):
     weight_decay=0.01, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 0.03, 'decay': 'cosine', 'warmup_steps': 5000}
-  config.evals = common.held_out_evals(
-    config, held_out, common.resize_crop(256, 224), every_steps=5000
-  )
   return common.tiny(config) if args.tiny else config

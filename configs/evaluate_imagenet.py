@@ -12,30 +12,26 @@ Arguments (separated by commas; the first of a list is the default):
     val     the 50,000 validation images
     real    the same images, labelled again (ReaL): any number of classes per
             image; a prediction is correct if it is one of them. About 3,500
-            images have no class; they do not count (`num_unlabelled` is their
-            number)
+            images have no class and do not count (`num_unlabelled`)
     v2      10,000 new images, collected like ImageNet's (-V2)
     a, r    photographs that ResNet-50 gets wrong (-A), and renditions such as
             paintings and toys (-R), of 200 classes; the model chooses only
             among these
     sketch  50,889 sketches
   matched-frequency, threshold-0.7, topimages   how V2's images were selected
-  size=224   pixels. If the model was trained at another size, its position
-             embeddings are interpolated, which is reported
+  size=224   pixels; position embeddings of another size are interpolated
   resize_crop, original, big_vision, timm   the test images. resize_crop:
              resize the smaller side to 8/7 of it and crop the centre (87.5%),
              as AugReg and others at 224. The others are those of code bases,
-             see `evaluation` in vit_jax/data/transforms.py: original (or
-             resize), the released code of the paper, resizes to a square
-             without keeping the aspect ratio
+             see `evaluation` in vit_jax/data/transforms.py; `resize` is another
+             name of `original`
   flip       average the probabilities of each image and its mirror image
 
-All data are TFDS data sets with the names below; for one that is not prepared,
-the error shows the command that prepares it. They share data_dir, batch_size
-and num_workers: set any one, such as --config.evals.val.data.batch_size=512.
-For weights trained with a sigmoid set --config.evals.val.loss=sigmoid (also
-shared); it changes only loss and calibration. For the accuracy of each class
-set --config.evals.val.per_class=True.
+All data are TFDS data sets. They share data_dir, batch_size and num_workers:
+set any one, such as --config.evals.val.data.batch_size=512. For weights trained
+with a sigmoid set --config.evals.val.loss=sigmoid (also shared); it changes
+only loss and calibration. For the accuracy of each class set
+--config.evals.val.per_class=True.
 
 Published: tables 2 and 5 in published.py.
 """

@@ -4,9 +4,9 @@
         --config.init_from.path=WEIGHTS --workdir=DIR
 
 The paper's readout (section 4.1) of the features of any weights, with
-big_vision's protocol: 1, 5, 10 and 25 examples of each class (all, if there are
-fewer), three draws, whitened features, ridge strength 2**10. Nothing else is
-trained. 'frozen/mean/fewshot/10shot' is the summary.
+big_vision's protocol and splits (common_fewshot.py): 1, 5, 10 and 25 examples
+of each class (all, if there are fewer), three draws, whitened features, ridge
+strength 2**10. 'frozen/mean/fewshot/10shot' is the summary.
 
 Arguments (separated by commas):
   caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet   any of them;
@@ -19,10 +19,6 @@ Arguments (separated by commas):
              takes the same one for all data sets)
   size=224   pixels; images are resized to 8/7 of it, without keeping the aspect
              ratio, and the centre is cropped
-
-Splits are those of big_vision's common_fewshot.py: train and test. uc_merced
-has only one split; its first 1,000 images are for training. If a set is not
-prepared, the error shows how to prepare it.
 
 Expected: the paper draws its few-shot results in figures only, except for table
 8: ImageNet 5-shot of a B/16 pre-trained on JFT, 64.2%.

@@ -6,9 +6,9 @@
         --config.init_from.path=gs://vit_models/imagenet21k/ViT-B_16.npz \
         --config.data.source.path=PATH --workdir=DIR
 
-The weights are a workdir, or a file in any format that vit_jax/weights reads.
-The second command trains on your own images, in PATH/CLASS/*.jpg (or png, webp,
-bmp); see docs/data.md for what else PATH can be.
+The weights are a workdir, or a file in any format that vit_jax/weights reads;
+they are needed to resume, too. The second command trains on your own images, in
+PATH/CLASS/*.jpg (or png, webp, bmp); docs/data.md lists what else PATH can be.
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, cifar10, cifar100, pets, flowers   the data sets of table 4
@@ -17,22 +17,20 @@ Arguments (separated by commas; the first of a list is the default):
              20%. For sub-folders PATH/train and PATH/val add
              --config.data.source.split=train
              --config.evals.test.data.source.split=val
-  from_weights   the model of the weights, see below
-  B/16, ...  or a model by name, one of MODELS below: a ViT, a hybrid, a ResNet
-             (in BiT's form; with `postact` in the form of the released code),
-             or a Mixer, which cannot change the image size. It must be that of
-             the weights. It has no dropout, and [0, 255] becomes [-1, 1]
-  adapt_channels   images may have other channels than those of the weights, for
-             example RGB for weights of grey images: kernels are repeated and
-             scaled, or summed
+  from_weights   the architecture (without head), preprocessing and, if they
+             are of this project, dtype of the weights
+  B/16, ...  or a model by name, one of MODELS, without dropout and for pixels
+             in [-1, 1]. It must be that of the weights, with their settings,
+             e.g. --config.model.pooling.target=vit_jax.models.pooling.Mean
+  adapt_channels   images may have other channels than those of the weights:
+             kernels are repeated and scaled, or summed
   final, dev   'final' trains on the entire train set and tests on the test set;
              'dev' holds out the part of train that selects the learning rate
              (1% ImageNet, 2% CIFAR, 10% others) and never reads the test set
   lr=RATE    the defaults are below
   size=384   pixels; 518 for H/14 (384 does not divide into its patches); 224
              for Mixers, as in the released code. With from_weights these are
-             for weights of 224 px: smaller ones grow as much (24 px to 40 px)
-             and larger ones up to that size, see pretrained.finetuning_size
+             for weights of 224 px, see pretrained.finetuning_size
   layer_decay=RATE   multiply the learning rate of each layer by this, once for
              each layer after it (not in the paper; 0.65 to 0.9 is usual)
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
@@ -42,15 +40,10 @@ Arguments (separated by commas; the first of a list is the default):
   augreg     AugReg's protocol instead of table 4, see below; steps=N is another
              of its numbers of steps, and v2 selects on ImageNet-V2 in 'dev'
   epochs=100   for folder only; the paper's data sets have a number of steps
-  balanced   visit each class equally often (rare images repeat)
-  class_weights   weight the loss of an example by n / (K n_c), for n images in
-             K classes and n_c in its class. The test loss has no weights
+  balanced, class_weights   visit each class equally often (rare images repeat);
+             or weight the training loss of an example by n / (K n_c), for n
+             images in K classes and n_c in its class
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
-
-from_weights takes the architecture from the weights, except for the head, and
-the preprocessing (mean and std of the pixels). Weights of this project also say
-the dtype; others compute in bfloat16. --config.model.dropout=0.1 and the like
-set any field. The weights are needed to resume, too.
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
 gradients clipped at norm 1, and
@@ -65,7 +58,8 @@ gradients clipped at norm 1, and
                                                     64 with from_weights
 
 The text has .06 for ResNets and hybrids only. transfer.py chooses the rate as
-the paper does: all on the dev split, the best as 'final' with three seeds.
+the paper does. Head and tanh layer are replaced by a zero-initialised head, and
+position embeddings are interpolated (section 3.2).
 
 Expected: published.py. From the released ImageNet-21k weights the authors' own
 code later gave the following, without and with dropout 0.1, at 384 px:
@@ -80,44 +74,30 @@ code later gave the following, without and with dropout 0.1, at 384 px:
 Not in the paper:
 - warm-up: 500 steps as in the released code, 100 for pets and flowers as in
   big_vision. Softmax loss and a bfloat16 momentum: both code bases.
-- crops. 'inception' is the released code's: inception crop and flip; test
-  images are resized to a square without cropping. 'resize' is BiT's recipe as
-  in big_vision: resize to 448 x 448, random 384 crop, flip; the smaller side of
+- crops. 'inception', the released code's: inception crop and flip; test images
+  are resized to a square. 'resize', BiT's as in big_vision: resize to 448 x
+  448 (7/6 of the size; 256 for 224), random 384 crop, flip; the smaller side of
   test images is resized to 448, and the central 384 are cropped. In
-  'resize_small' the smaller side is 448 in training, too. (Other sizes: 7/6 of
-  it; 256 for 224, as AugReg.)
-- dropout: 0. Table 4 has none; the released L/16 and H/14 configs keep 0.1.
+  'resize_small' the smaller side is 448 in training, too.
+- dropout: table 4 has none; the released L/16 and H/14 configs keep 0.1.
 - flowers trains on the split 'train', 1,020 images, as in big_vision.
 - Polyak averaging is in neither code base; here it starts at the first step.
 
-`bit` is BiT-HyperRule, with which the paper fine-tuned ResNets too, and the
-better result counts: rate .003, which falls to a tenth at 30, 60 and 90% of the
-steps, no clipping; 448 px and a random 384 crop with flip, for CIFAR 160 and
-128; test images are resized without a crop; mixup(0.1) for ImageNet and CIFAR.
-A folder has 500 steps unless epochs= is given. From the released code: the
-warm-up, 100 of 500 steps, else 500 (5% with epochs=).
+`bit` is BiT-HyperRule, with which the paper fine-tuned ResNets too (the better
+result counts): rate .003, a tenth of it after 30, 60 and 90% of the steps, no
+clipping; resize to 448 px and a random 384 crop with flip, for CIFAR 160 and
+128; test images are resized to a square; mixup(0.1) for ImageNet and CIFAR. A
+folder has 500 steps, or epochs=. From the released code: the warm-up, 100 of
+500 steps, else 500 (5% with epochs=).
 
 `augreg` is the protocol of "How to train your ViT?": table 4's settings at 384
-or 224 px (size=224), and on the dev split each of
-
-              steps (warm-up)               learning rates    train, dev, test
-    imagenet  20000 (500)                   .01 .03           99%, 1%, val
-    cifar100  10000 (500), 2500 (200)       .001 .003 .01     98%, 2%, test
-    pets        500 (100), 2500 (200)       .001 .003 .01     90%, 10%, test
-    resisc45  10000 (500), 2500 (200)       .001 .003 .01     60%, 20%, 20%
-    kitti       500 (100), 2500 (200)       .001 .003 .01     its own
-
-The first steps are the default; so are the rates .03, .01 (cifar100) and .003
-(pets), best for a B/32 in big_vision, and .01. Both 'dev' and 'final' train
-without the dev split (derived). Weights trained on ImageNet-21k have seen the
-held-out 1% of ImageNet: AugReg then selects on ImageNet-V2, and so does `v2`
-(matched-frequency; which of its sets is not stated). Nor are the crops stated:
-those above, and for kitti none, which would change the distances.
-
-The head and its tanh layer are replaced by a zero-initialised head, and
-position embeddings are interpolated (section 3.2). A model by name that was
-pre-trained without a class token needs its settings here too, for example
---config.model.pooling.target=vit_jax.models.pooling.Mean.
+or 224 px (size=224), and on the dev split each of the rates, steps and splits
+in AUGREG below; the first ones are the defaults (best for a B/32 in big_vision,
+or .01). Both 'dev' and 'final' train without the dev split (derived). Weights
+trained on ImageNet-21k have seen the held-out 1% of ImageNet: AugReg then
+selects on ImageNet-V2, and so does `v2` (matched-frequency; which of its sets
+is not stated). Nor are the crops stated; kitti has none, which would change the
+distances.
 """
 
 from configs import arguments, common
@@ -130,31 +110,21 @@ TABLE_4 = {  # TFDS name, steps, % of train held out in dev, test split, ...
   'pets': ('oxford_iiit_pet', 500, 10, 'test', 0.003, 100),
   'flowers': ('oxford_flowers102', 500, 10, 'test', 0.003, 100),
 }  # ... and, not from table 4: default learning rate, warm-up steps
-AUGREG = {  # learning rates and steps (the first: default), train, dev, test
-  'imagenet': (
-    (0.03, 0.01),
-    (20_000,),
-    ('train[:99%]', 'train[99%:]', 'validation'),
-  ),
-  'cifar100': (
-    (0.01, 0.003, 0.001),
-    (10_000, 2500),
-    ('train[:98%]', 'train[98%:]', 'test'),
-  ),
-  'pets': (
-    (0.003, 0.001, 0.01),
-    (500, 2500),
-    ('train[:90%]', 'train[90%:]', 'test'),
-  ),
-  'resisc45': (
-    (0.01, 0.003, 0.001),
-    (10_000, 2500),
-    ('train[:60%]', 'train[60%:80%]', 'train[80%:]'),
-  ),
-  'kitti': ((0.01, 0.003, 0.001), (500, 2500), ('train', 'validation', 'test')),
-}
 WARMUP_STEPS = {500: 100, 2500: 200, 10_000: 500, 20_000: 500}  # AugReg's
 # fmt: off
+AUGREG = {  # learning rates and steps (the first: default), (train, dev, test)
+  'imagenet': (
+    (.03, .01), (20_000,), ('train[:99%]', 'train[99%:]', 'validation')),
+  'cifar100': (
+    (.01, .003, .001), (10_000, 2500), ('train[:98%]', 'train[98%:]', 'test')),
+  'pets': (
+    (.003, .001, .01), (500, 2500), ('train[:90%]', 'train[90%:]', 'test')),
+  'resisc45': (
+    (.01, .003, .001), (10_000, 2500),
+    ('train[:60%]', 'train[60%:80%]', 'train[80%:]')),
+  'kitti': (
+    (.01, .003, .001), (500, 2500), ('train', 'validation', 'test')),
+}
 MODELS = (
   'B/16', 'B/32', 'L/16', 'L/32', 'H/14', 'S/16', 'S/32', 'Ti/16',
   'R50+B/16', 'R50+B/32', 'R50+L/16', 'R50+L/32',
@@ -173,7 +143,6 @@ def get_config(argument=''):
     data=tuple(dict.fromkeys((*TABLE_4, *AUGREG, 'folder'))),
     model=('from_weights', *MODELS),
     adapt_channels=False,
-    postact=False,
     mode=('final', 'dev'),
     lr=float,
     layer_decay=float,
@@ -217,10 +186,7 @@ def get_config(argument=''):
   config.optimizer = common.finetuning_sgd()
   config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
   if args.bit:
-    config.optimizer = {
-      'target': 'vit_jax.optim.optimizers.sgd',
-      'momentum': 0.9,
-    }
+    config.optimizer = common.sgd()
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
     if args.data == 'imagenet' or args.data.startswith('cifar'):
       config.objective = common.mixed(config.objective, mixup=0.1)
@@ -243,9 +209,7 @@ def get_config(argument=''):
 def model(args, config):
   """Return the model that the argument names, or that of the weights."""
   if args.model != 'from_weights':
-    return common.model(args.model, postact=args.postact)
-  if args.postact:
-    raise ValueError("'postact' is a form of a ResNet; name one, e.g. R50x1.")
+    return common.model(args.model)
   target = 'vit_jax.pretrained.from_weights'
   return {'target': target, 'init_from': config.get_oneway_ref('init_from')}
 

@@ -3,15 +3,10 @@
     python -m vit_jax.main --config=configs/masked_patches.py:B/16,name=my_set \
         --workdir=DIR --config.data.source.data_dir=TFDS_DIR
 
-JFT is not public; this is the config for a large TFDS set of your own. It needs
-a split 'train' (its first 50,000 images are kept for validation; that choice is
-ours) and an 'image'. Labels are not used. On ImageNet alone:
-
-    python -m vit_jax.main --config=configs/masked_patches.py:B/16,imagenet \
-        --workdir=DIR
-
-Then fine-tune as from any other pre-training. The head and the mask vector are
-dropped; everything else, including the class token, is kept.
+JFT is not public; this is for a large TFDS set with a split 'train' (its first
+50,000 images are kept for validation) and an 'image'. The word `imagenet`
+trains on ImageNet alone. Then fine-tune as from any other pre-training: the
+head and the mask vector are dropped.
 
     python -m vit_jax.main --config=configs/finetune.py:imagenet,B/16 \
         --config.init_from.path=DIR --workdir=DIR_imagenet
@@ -22,10 +17,8 @@ To see what is predicted:
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, S/16, S/32, L/16, L/32   the model; the paper has B/16 only
-  mean_colour   what is predicted of a patch: its mean, with 3 bits a channel,
-                512 classes
-  downsampled   the same for each pixel of the patch downsampled to 4 x 4
-  pixels        all pixels, with squared error
+  mean_colour, downsampled, pixels   what is predicted of a patch, see Task in
+                vit_jax/objectives/masked_patches.py
   ratio=0.5     fraction of the patches that is corrupted
   name=jft      the TFDS data set
   imagenet      ImageNet instead
@@ -38,20 +31,11 @@ the paper chose. pixels gave slightly less, and so did ratio=0.15, BERT's. After
 100k steps there is little gain. Pre-training on ImageNet gains about as much;
 the paper does not state its number of steps.
 
-Appendix B.1.2: half of the patches are corrupted. Of their embeddings 80% are
-replaced by a learned vector, 10% by another patch's, and 10% stay; each patch
-is predicted from its own representation. Adam, batch 4096, rate 2e-4, 10k steps
-of warm-up, cosine decay, 1M steps (14 epochs of JFT).
-
-Not in the paper:
-- weight decay, dropout and clipping; here none of them.
-- inception crop and flip; test images (smaller side to 256 px, central 224):
-  as in this folder's other pre-trainings.
-- whether there is a class token. Here there is, because fine-tuning reads it.
-  No loss reads it, so it learns only because patches attend to it.
-- that exactly half of each image is corrupted, that the other patch is from the
-  same image, and that the mask vector is initialised with a normal distribution
-  of std 0.02.
+Appendix B.1.2: Adam, batch 4096, rate 2e-4, 10k steps of warm-up, cosine decay,
+1M steps (14 epochs of JFT). Not in the paper: weight decay, dropout and
+clipping (here none); crops, flip and test images (as in pretrain_paper.py);
+whether there is a class token. Here there is, because fine-tuning reads it. No
+loss reads it, so it learns only because patches attend to it.
 """
 
 from configs import arguments, common
@@ -72,16 +56,11 @@ def get_config(argument=''):
     steps=1_000_000,
     tiny=False,
   )
-  source, held_out = data(args)
-  config = common.training()
+  config = common.pretraining(*data(args))
   config.total_steps = args.steps
   config.model = common.model(args.model)
-  config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.optimizer = common.adam()
   config.schedule = {'lr': 2e-4, 'decay': 'cosine', 'warmup_steps': 10_000}
-  config.evals = common.held_out_evals(
-    config, held_out, common.resize_crop(256, 224), every_steps=5000
-  )
   if args.tiny:
     common.tiny(config)
   size = 2 if args.tiny else 4

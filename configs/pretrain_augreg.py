@@ -8,54 +8,43 @@ Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data, see pretrain_paper.py
   B/16, B/32, S/16, S/32, Ti/16, L/16, R+Ti/16, R26+S/32, R50+L/32   the model
   best, none, light1, light2, medium1, medium2, strong1, strong2   the
-             augmentation. best is the best one published for this model, these
-             data and this many epochs, see below
+             augmentation (LEVELS). best is the best one published for this
+             model, these data and this many epochs (BEST)
   reg=RATE   of both dropout and stochastic depth; the paper has 0 and 0.1, and
              the default is the published best
-  weight_decay=RATE   the paper has 0.1 and 0.03
   epochs=300   the paper has 300, and for imagenet21k also 30
   faults     RandAugment with the faults of big_vision's code, as the published
              models had it: see pretrain_better_plain.py. Without them light2
              and above differ from the paper's
   folder, tiny   see "Words of configs" in docs/training.md
 
-             RandAugment   mixup   label in the names of the released files
-    none               -       -   none
-    light1        (2, 0)       -   light0   (magnitude 0 is not without effect)
-    light2       (2, 10)     0.2   light1
-    medium1      (2, 15)     0.2   medium1
-    medium2      (2, 15)     0.5   medium2
-    strong1      (2, 20)     0.5   strong1
-    strong2      (2, 20)     0.8   strong2
-
-Figure 4 of the paper calls the last four med1, med2, heavy1 and heavy2. That
-the files count from light0 is derived: no file is labelled light2, and the
-accuracy of the B/32 of the label light1 is that of light2 in figure 4. That
-AugReg's code has the faults is derived from big_vision's, its successor.
-
 Expected: docs/augreg.md has table 3 and figure 4, e.g. 79.84 for B/16 after 300
 epochs of imagenet, and 81.63 after fine-tuning at 384 px (finetune.py with
 `augreg`).
+
+Figure 4 of the paper calls the last four levels med1, med2, heavy1 and heavy2.
+The names of the released files count from light0, so that their light1 is
+light2 here. That is derived: no file is labelled light2, and the accuracy of
+the B/32 of the label light1 is that of light2 in figure 4. That AugReg's code
+has the faults is derived from big_vision's, its successor.
 
 The defaults of imagenet21k for 300 epochs are the settings of the files that
 the authors recommend. The others are the best cells of figure 4; of equal ones,
 those of big_vision's configs, else the weakest augmentation, if possible with
 reg=0. Below 100 epochs of imagenet21k the settings for 30 are taken. The paper
-does not state the best weight decay of each model: 0.1 as in big_vision, except
-for 0.03 in recommended files of imagenet21k (S/16, Ti/16, R+Ti/16).
+has weight decays of 0.1 and 0.03 and does not state the best of each model: 0.1
+as in big_vision, except for 0.03 in recommended files (LESS_DECAY).
 
 Paper: Adam, batch 4096, learning rate 1e-3, 10k steps of warm-up, cosine decay,
 clipping at norm 1, 224 px, inception crop and flip always; the rate of
 stochastic depth grows linearly over the layers. No tanh layer in the head for
 ImageNet-21k; on ImageNet both were tried, and here it has one, as in
-big_vision's vit_i1k (--config.model.head.representation_size=None: none). The
-stem of the hybrids has group norm and weight standardisation, as in the
-released code; the paper says batch norm.
+big_vision's vit_i1k. The stem of the hybrids has group norm and weight
+standardisation, as in the released code; the paper says batch norm.
 
 From big_vision's vit_i1k and vit_i21k: sigmoid loss with a head bias of -6.9
-(ImageNet) and -10; bfloat16 first moments; decay for kernels only; the splits
-(99% of train; all but 51,200 images); test images (smaller side to 256 px,
-central 224). The class token is that of the released weights, also for
+(ImageNet) and -10; bfloat16 first moments; decay for kernels only; the splits;
+test images. The class token is that of the released weights, also for
 ImageNet-21k, where big_vision's config has the mean over patches.
 """
 
@@ -116,16 +105,19 @@ def get_config(argument=''):
     model=MODELS,
     aug=('best', *LEVELS),
     reg=float,
-    weight_decay=float,
     epochs=300.0,
     faults=False,
     folder=False,
     tiny=False,
     may_be_zero=('reg',),
   )
-  source, held_out = common.imagenet_or_21k(args)
   magnitude, mixup, reg, weight_decay = settings(args)
-  config = common.training()
+  train_images = common.inception_crop(224)
+  if magnitude is not None:
+    train_images.append(common.rand_augment(magnitude, faults=args.faults))
+  config = common.pretraining(
+    *common.imagenet_or_21k(args), train_images, loss='sigmoid'
+  )
   config.total_epochs = args.epochs
   config.model = common.model(args.model, dropout=reg, stochastic_depth=reg)
   if args.data == 'imagenet':
@@ -133,22 +125,11 @@ def get_config(argument=''):
     config.model.head = {'representation_size': width, 'bias_init': -6.9}
   else:
     config.model.update(num_classes=21_843, head={'bias_init': -10.0})
-  train_images = common.inception_crop(224)
-  if magnitude is not None:
-    train_images.append(common.rand_augment(magnitude, faults=args.faults))
-  config.data = common.data(source, train_images, batch_size=4096)
   config.objective = common.mixed(common.xent('sigmoid'), mixup=mixup)
   config.optimizer = common.adam(
     weight_decay=weight_decay, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
-  config.evals = common.held_out_evals(
-    config,
-    held_out,
-    common.resize_crop(256, 224),
-    loss='sigmoid',
-    every_steps=5000,
-  )
   return common.tiny(config) if args.tiny else config
 
 
@@ -164,6 +145,6 @@ def settings(args):
       "'faults' are of RandAugment, which this model and augmentation do not "
       "have. Leave 'faults' out, or name another augmentation, e.g. light2."
     )
-  default = 0.03 if on_21k and args.model in LESS_DECAY else 0.1
+  weight_decay = 0.03 if on_21k and args.model in LESS_DECAY else 0.1
   reg = reg if args.reg is None else args.reg
-  return magnitude, mixup, reg, args.weight_decay or default
+  return magnitude, mixup, reg, weight_decay

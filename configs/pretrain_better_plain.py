@@ -29,17 +29,10 @@ of Solarize at magnitude 10 is 256, so that it changes nothing. The replication
 (EIFY's mup-vit) corrected operations too; it has another crop and the entire
 train set.
 
-The paper's text and big_vision's config vit_s16_i1k: mean over patches instead
-of a class token, fixed 2-D sine-cosine positions, softmax loss, Adam, batch
-1024, peak rate 1e-3, cosine to 0, 10k steps of warm-up, clipping at norm 1,
-inception crop and flip, RandAugment(2, 10), mixup(0.2) with one weight for each
-batch; no dropout, stochastic depth, EMA or label smoothing. Trained on 99% of
-train; 'minival' is the rest. Test images: smaller side to 256 px, central 224.
-
-From the code, not the text: the head with a tanh layer (a linear one is
---config.model.head.representation_size=None), bfloat16 first moments, and decay
-for kernels only. Its decoupled decay of 1e-4, which is not multiplied by the
-learning rate, is 0.1 here.
+From big_vision's config vit_s16_i1k, not the text: the head with a tanh layer
+(a linear one is --config.model.head.representation_size=None), bfloat16 first
+moments, and decay for kernels only. Its decoupled decay of 1e-4, which is not
+multiplied by the learning rate, is 0.1 here.
 
 To fine-tune it: finetune.py:imagenet,S/16 with
 --config.model.pooling.target=vit_jax.models.pooling.Mean and
@@ -58,7 +51,12 @@ def get_config(argument=''):
     folder=False,
     tiny=False,
   )
-  config = common.training()
+  augment = common.rand_augment(10, faults=args.faults)
+  config = common.pretraining(
+    *common.imagenet(args.folder),
+    [*common.inception_crop(224), augment],
+    batch_size=1024,
+  )
   config.total_epochs = args.epochs
   config.model = common.model(
     args.model,
@@ -66,16 +64,9 @@ def get_config(argument=''):
     posemb=common.posemb('SinCos2d'),
   )
   config.model.head = {'representation_size': config.model.width}
-  source, held_out = common.imagenet(args.folder)
-  augment = common.rand_augment(10, faults=args.faults)
-  train_images = [*common.inception_crop(224), augment]
-  config.data = common.data(source, train_images, batch_size=1024)
   config.objective = common.mixed(common.xent('softmax'), mixup=0.2)
   config.optimizer = common.adam(
     weight_decay=0.1, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
-  config.evals = common.held_out_evals(
-    config, held_out, common.resize_crop(256, 224), every_steps=5000
-  )
   return common.tiny(config) if args.tiny else config

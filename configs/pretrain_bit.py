@@ -5,9 +5,9 @@
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data: BiT-S, BiT-M; see pretrain_paper.py
-  R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model
-  postact  the form of the ViT paper's released code instead of BiT's; in
-           big_vision, its BiT for ImageNet (bit_i1k) has it, the others do not
+  R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model, in BiT's form; the
+           form of the ViT paper's released code, and of big_vision's BiT for
+           ImageNet (bit_i1k), is --config.model.form=postact
   epochs=90
   folder, tiny   see "Words of configs" in docs/training.md
 
@@ -22,13 +22,11 @@ the README of the released code. The paper has no number before fine-tuning.
 
 "Big Transfer" (2020): SGD, momentum 0.9, batch 4096, learning rate 0.03 per 256
 images (0.48), weight decay 1e-4, 5k steps of warm-up, 90 epochs; the rate falls
-to a tenth at epochs 30, 60 and 80; 224 px.
-
-Not in the paper, but from big_vision's configs bit_i1k and bit_i21k: the loss,
-softmax, or for ImageNet-21k sigmoid with a head bias of -10; weight decay for
-kernels only; inception crop and flip; the splits; test images (smaller side to
-256 px, central 224). Different in those configs: a cosine schedule, clipping at
-norm 1, and for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
+to a tenth at epochs 30, 60 and 80; 224 px. From big_vision's configs bit_i1k
+and bit_i21k: the loss, softmax, or for ImageNet-21k sigmoid with a head bias of
+-10; weight decay for kernels only; inception crop and flip; the splits; test
+images. Different in those configs: a cosine schedule, clipping at norm 1, and
+for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
 """
 
 from configs import arguments, common
@@ -41,24 +39,16 @@ def get_config(argument=''):
     argument,
     data=('imagenet', 'imagenet21k'),
     model=MODELS,
-    postact=False,
     epochs=90.0,
     folder=False,
     tiny=False,
   )
-  config = common.training()
+  loss = 'sigmoid' if args.data == 'imagenet21k' else 'softmax'
+  config = common.pretraining(*common.imagenet_or_21k(args), loss=loss)
   config.total_epochs = args.epochs
-  config.model = common.model(args.model, postact=args.postact)
-  source, held_out = common.imagenet_or_21k(args)
-  loss = 'softmax'
+  config.model = common.model(args.model)
   if args.data == 'imagenet21k':
-    loss = 'sigmoid'
     config.model.update(num_classes=21_843, head={'bias_init': -10.0})
-  config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.objective = common.xent(loss)
   common.set_bit_sgd(config, milestones=(30 / 90, 60 / 90, 80 / 90))
-  test_images = common.resize_crop(256, 224)
-  config.evals = common.held_out_evals(
-    config, held_out, test_images, loss=loss, every_steps=5000
-  )
   return common.tiny(config) if args.tiny else config

@@ -10,7 +10,6 @@ Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, L/16, L/32, H/14   the model; H/14 not on imagenet21k
   R50+B/16, R50+B/32, R50+L/16, R50+L/32   hybrids, on jft
   R50x1, R50x2, R101x1, R152x1, R152x2, R200x3   BiT's ResNets, on jft
-  postact        a ResNet in the form of the released code instead of BiT's
   sgd            for a ResNet: table 7's SGD instead of Adam
   name=jft, classes=18291   of jft: the TFDS data set and its number of classes;
                  0 for as many as the data set says it has
@@ -27,16 +26,9 @@ Expected: top-1 in % after fine-tuning at 384 px with finetune.py (tables 5 and
 imagenet21k, 88.08 for H/14 on jft. The paper has no numbers before fine-tuning.
 
 Table 3 and section 4.1: Adam, batch 4096, 10k steps of warm-up, 224 px, a head
-with a tanh layer, and
-
-                   learning rate       decay   weight decay   dropout   epochs
-    imagenet                3e-3      cosine            0.3       0.1      300
-    imagenet21k             1e-3      linear           0.03       0.1       90
-    jft          2e-4 ... 1e-3        linear            0.1         0    7, 14
-
-Gradients are clipped at norm 1 on ImageNet; the paper mentions clipping only
-there. ImageNet-21k also has 30 epochs, for the two L. Where table 3 has two
-numbers of epochs for jft, the larger is the default.
+with a tanh layer. Gradients are clipped at norm 1 on ImageNet; the paper
+mentions clipping only there. ImageNet-21k also has 30 epochs, for the two L.
+Where table 3 has two numbers of epochs for jft, the larger is the default.
 
 Not in the paper:
 - loss and head bias: sigmoid, -10, as in scenic's ViT baselines (which reach
@@ -44,9 +36,9 @@ Not in the paper:
 - weight decay is decoupled and for kernels only, as in big_vision.
 - inception crop and flip: AugReg states them for its own ViTs; that the paper
   has the same is from memory. The paper's label smoothing is unknown; here 0.
-- the splits: 99% of ImageNet's train, the rest is 'minival'; 51,200 images of
-  ImageNet-21k for validation and test. Test images: smaller side to 256 px,
-  central 224. All as in big_vision.
+- the splits, 99% of ImageNet's train (the rest is 'minival'), all but 51,200
+  images of ImageNet-21k; test images, smaller side to 256 px and central 224.
+  All as in big_vision.
 - that ResNets have no tanh layer: it is part of ViTs in all released code.
 - the SGD of table 7, except its name. `sgd` is BiT's for all its data, see
   pretrain_bit.py. BiT trains 40 epochs on JFT, and its rate falls to a tenth at
@@ -90,7 +82,6 @@ def get_config(argument=''):
     argument,
     data=tuple(TABLE_3),
     model=tuple(TABLE_3['jft']),
-    postact=False,
     sgd=False,
     name='jft',
     classes=18_291,
@@ -120,29 +111,19 @@ def get_config(argument=''):
     )
   source, held_out, classes = data(args)
   decay, weight_decay, dropout, clip_norm = REGULARISATION[args.data]
-  config = common.training()
+  config = common.pretraining(source, held_out, loss='sigmoid')
   config.total_epochs = float(args.epochs or epochs)
-  config.model = common.model(
-    args.model, postact=args.postact, head={'bias_init': -10.0}
-  )
+  config.model = common.model(args.model, head={'bias_init': -10.0})
   if classes:
     config.model.num_classes = classes
   if not is_resnet:
     config.model.head.representation_size = config.model.width  # tanh layer
     config.model.dropout = dropout
-  config.data = common.data(source, common.inception_crop(224), batch_size=4096)
   config.objective = common.xent('sigmoid')
   config.optimizer = common.adam(weight_decay=weight_decay, clip_norm=clip_norm)
   config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
   if args.sgd:
     common.set_bit_sgd(config, milestones=BIT_L_MILESTONES, lr=args.lr)
-  config.evals = common.held_out_evals(
-    config,
-    held_out,
-    common.resize_crop(256, 224),
-    loss='sigmoid',
-    every_steps=5000,
-  )
   common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
   return common.tiny(config) if args.tiny else config
 

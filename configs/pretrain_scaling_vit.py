@@ -28,14 +28,8 @@ fine-tuning, and of a linear regression with 10 images per class at 224 px
     g/14                  518        90.2   90.9      -       84.0
     G/14                  518       90.45   90.8   83.3      84.86
 
-big_vision's train_vit_g.py, which is for g/14 and G/14, and here: Adafactor
-with the first moment in bfloat16, learning rate 8e-4, batch 16,384, 1M steps,
-warm-up 10k, rsqrt decay with a time scale of 10k, cooldown 50k, clipping at 1,
-weight decay 0.03 and 100 times as much for the head, MAP pooling (no class
-token, no tanh layer), sigmoid loss, head bias -10; inception crop at 224 px and
-flip; test images with the smaller side at 256 px, central 224.
-
-SoViT's paper has the same settings in its study (table 5), with batch 128, and
+The settings are those of big_vision's train_vit_g.py, which is for g/14 and
+G/14. SoViT's paper has the same in its study (table 5), with batch 128, and
 says 40 billion examples for So400m/14. Its fine-tuning (table 8) is, except for
 RandAugment (2, 10), mixup 0.2 and a sigmoid loss, finetune.py with the words
 imagenet,size=518,lr=0.03,layer_decay=0.9 and --config.total_steps=50000.
@@ -51,7 +45,6 @@ MODELS = (
   *('G/14', 'g/14', 'So400m/14'),
   *('L/16', 'B/16', 'B/32', 'S/16', 'S/32', 'Ti/16'),
 )
-BATCH_SIZE = 16_384
 
 
 def get_config(argument=''):
@@ -66,7 +59,10 @@ def get_config(argument=''):
     tensor=1,
     tiny=False,
   )
-  config = common.training()
+  source, held_out = common.large_tfds(args.name, args.tiny)
+  config = common.pretraining(
+    source, held_out, batch_size=16_384, loss='sigmoid'
+  )
   if args.epochs:
     config.total_epochs = args.epochs
   elif args.model == 'So400m/14':
@@ -78,10 +74,6 @@ def get_config(argument=''):
   )
   if args.classes:
     config.model.num_classes = args.classes
-  source, held_out = common.large_tfds(args.name, args.tiny)
-  config.data = common.data(
-    source, common.inception_crop(224), batch_size=BATCH_SIZE
-  )
   config.objective = common.xent('sigmoid')
   config.optimizer = {
     'target': 'vit_jax.optim.optimizers.adafactor',
@@ -96,13 +88,6 @@ def get_config(argument=''):
     'warmup_steps': 10_000,
     'cooldown_steps': 50_000,
   }
-  config.evals = common.held_out_evals(
-    config,
-    held_out,
-    common.resize_crop(256, 224),
-    loss='sigmoid',
-    every_steps=5000,
-  )
   for evaluator in config.evals.values():
     evaluator.data.batch_size = 4096
   common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)

@@ -4,19 +4,6 @@ All are in percent, as printed. Data sets have the names of transfer.py ('real'
 is ImageNet-ReaL) and, in table 9, of the tasks in vit_jax/data/vtab.py.
 Pre-training data are imagenet1k, imagenet21k and jft.
 
-TABLE_2  {(pre-training, model): {data set: (mean, std of 3 runs)}}. ImageNet
-         and ReaL are at 512 (L/16) or 518 pixels (H/14), with Polyak averaging.
-         'vtab' is the mean of the 19 tasks.
-TABLE_5  {(pre-training, model): {data set: value}}, at 384 pixels, without
-         Polyak averaging.
-TABLE_6  {(model, epochs on JFT): {data set: value, 'exaflops': value}}.
-TABLE_7  {(model, optimizer of pre-training): {data set: value}}, 7 epochs on
-         JFT. Adam's rows are table 6's.
-TABLE_8  {positions: {where: value}}: 5-shot linear on ImageNet, B/16 on JFT.
-TABLE_9  {(pre-training, model): {task: value}}.
-AUGREG   {(pre-training, pixels, its epochs): {model: value}}: ImageNet, table 3
-         of AugReg (arXiv 2106.10270).
-
 For H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
 for CIFAR-100, Pets and Flowers. The 859 exaFLOPs of R50+L/16 do not fit those
 of its other row, 1668 / 2.
@@ -41,6 +28,9 @@ def fraction(percent):
 
 
 # fmt: off
+# {(pre-training, model): {data set: (mean, std of 3 runs)}}. ImageNet and ReaL
+# are at 512 (L/16) or 518 pixels (H/14), with Polyak averaging. 'vtab' is the
+# mean of the 19 tasks.
 TABLE_2 = _named((*_DATA, 'vtab'), {
   ('jft', 'H/14'): (
     (88.55, .04), (90.72, .05), (99.50, .06), (94.55, .04),
@@ -53,6 +43,7 @@ TABLE_2 = _named((*_DATA, 'vtab'), {
     (94.67, .15), (99.61, .02), (72.72, .21)),
 })
 
+# {(pre-training, model): ...}, at 384 pixels, without Polyak averaging.
 TABLE_5 = _named(_DATA, {
   ('imagenet1k', 'B/16'): (77.91, 83.57, 98.13, 87.13, 93.81, 89.49),
   ('imagenet1k', 'B/32'): (73.38, 79.56, 97.77, 86.31, 92.04, 85.43),
@@ -70,6 +61,7 @@ TABLE_5 = _named(_DATA, {
   ('jft', 'H/14'): (88.04, 90.33, 99.50, 94.55, 97.56, 99.68),
 })
 
+# {(model, epochs on JFT): ...}
 TABLE_6 = _named((*_DATA, 'exaflops'), {
   ('B/32', 7): (80.73, 86.27, 98.61, 90.49, 93.40, 99.27, 55),
   ('B/16', 7): (84.15, 88.85, 99.00, 91.87, 95.80, 99.56, 224),
@@ -91,27 +83,26 @@ TABLE_6 = _named((*_DATA, 'exaflops'), {
   ('R50+L/16', 14): (87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 })
 
-_AUGREG = (  # models, columns of table 3
+# {(pre-training, pixels, its epochs): {model: ImageNet}}, table 3 of AugReg
+# (arXiv 2106.10270).
+AUGREG = _named((
   'L/16', 'B/16', 'S/16', 'R50+L/32', 'R26+S/32', 'Ti/16', 'B/32', 'S/32',
-  'R+Ti/16')
-AUGREG = {
-  key: dict(zip(_AUGREG, values, strict=True))
-  for key, values in {
-    ('imagenet1k', 224, 300): (
-      74.01, 78.73, 77.51, 74.17, 78.20, 69.56, 71.38, 69.19, 67.30),
-    ('imagenet21k', 224, 30): (
-      82.05, 80.42, 76.04, 80.26, 77.42, 68.89, 72.24, 68.49, 65.65),
-    ('imagenet21k', 224, 300): (
-      83.98, 83.96, 80.46, 82.74, 80.81, 73.75, 79.13, 73.47, 69.69),
-    ('imagenet1k', 384, 300): (
-      77.21, 81.63, 80.70, 76.71, 81.55, 74.64, 76.60, 75.65, 73.48),
-    ('imagenet21k', 384, 30): (
-      84.48, 83.46, 80.22, 83.19, 81.11, 74.20, 78.65, 75.74, 71.97),
-    ('imagenet21k', 384, 300): (
-      85.59, 85.49, 83.73, 85.99, 83.85, 78.22, 83.59, 79.58, 75.40),
-  }.items()
-}
+  'R+Ti/16'), {
+  ('imagenet1k', 224, 300): (
+    74.01, 78.73, 77.51, 74.17, 78.20, 69.56, 71.38, 69.19, 67.30),
+  ('imagenet21k', 224, 30): (
+    82.05, 80.42, 76.04, 80.26, 77.42, 68.89, 72.24, 68.49, 65.65),
+  ('imagenet21k', 224, 300): (
+    83.98, 83.96, 80.46, 82.74, 80.81, 73.75, 79.13, 73.47, 69.69),
+  ('imagenet1k', 384, 300): (
+    77.21, 81.63, 80.70, 76.71, 81.55, 74.64, 76.60, 75.65, 73.48),
+  ('imagenet21k', 384, 30): (
+    84.48, 83.46, 80.22, 83.19, 81.11, 74.20, 78.65, 75.74, 71.97),
+  ('imagenet21k', 384, 300): (
+    85.59, 85.49, 83.73, 85.99, 83.85, 78.22, 83.59, 79.58, 75.40),
+})
 
+# {(model, optimizer of pre-training): ...}, 7 epochs on JFT.
 _FIVE = tuple(data for data in _DATA if data != 'real')
 TABLE_7 = {
   (model, 'Adam'): {data: TABLE_6[model, 7][data] for data in _FIVE}
@@ -121,6 +112,7 @@ TABLE_7 = {
   ('R152x2', 'SGD'): (84.37, 99.07, 91.06, 94.79, 99.32),
 })
 
+# {positions: {where: value}}: 5-shot linear on ImageNet, B/16 on JFT.
 TABLE_8 = {
   'none': {'stem': 61.382},
   '1-D': {

@@ -4,29 +4,20 @@
 
 Three tasks that need no download: pre-training on 960 glyphs, fine-tuning of
 its baseline on 10 handwritten digits per class, and the same digits from
-scratch. Each is done with a baseline (AdamW, random crops), and with the
-baseline and one part more: RandAugment, mixup, CutMix, random erasing,
-stochastic depth, EMA or label smoothing. For pre-training there are also five
-optimizers, and the steps that they take to a target.
+scratch. Each is done with a baseline (AdamW, random crops), and with one part
+more (RECIPES). For pre-training there are also the optimizers of OPTIMIZERS.
 
-A seed stands for the images, their order and the initialisation. All recipes
-and optimizers have the same seeds, so that differences within a seed can be
-compared.
-
-The learning rates of each optimizer and task are tried with one more seed, on
-data that no result is measured on: other glyphs, and half of the training
-digits. Recipes have the rate of the baseline.
+All recipes and optimizers have the same seeds (images, their order and the
+initialisation), so that differences within a seed can be compared. Learning
+rates are tried with one more seed, on data that no result is measured on: other
+glyphs, and half of the training digits. Recipes have the rate of the baseline.
 
 Arguments (separated by commas):
   seeds=3    of each recipe and optimizer
   steps=600  of 32 images, on glyphs
   tiny       one seed, few steps: minutes, to check that it runs
 
-Result (23.4 min on 2 busy CPU cores; 3 seeds): in fine-tuning on digits
-CutMix, mixup and label smoothing help by 2 to 4 points; in pre-training, which
-is short, nothing helps, and RandAugment costs 19 points; from scratch CutMix
-helps by 1.6. Muon takes 225 steps to 30% on glyphs, AdamW 375. All numbers with
-their 95% intervals are in docs/recipes.md.
+Result (23.4 min on 2 busy CPU cores): docs/recipes.md.
 """
 
 from configs import arguments, common, embedded
@@ -65,12 +56,10 @@ def optimizer(target, **fields):
   return {'optimizer': embedded.adam() | {'target': target, **fields}}
 
 
-def augment(name, **fields):
-  return {'target': f'vit_jax.data.augment.{name}', **fields}
-
-
-RAND_AUGMENT = augment('rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0)
-ERASING = augment('RandomErasing', mean=64, std=83)  # those of glyphs
+RAND_AUGMENT = common.augmentation(
+  'rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0
+)
+ERASING = common.augmentation('RandomErasing', mean=64, std=83)  # of glyphs
 RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'baseline': ('baseline', {}, ()),
   'RandAugment': ('randaugment', {}, (RAND_AUGMENT,)),
@@ -84,14 +73,7 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
 
 NADAMW = optimizer('optax.nadamw')
 MUON = optimizer('vit_jax.optim.optimizers.muon')
-SGD = {
-  'optimizer': {
-    'target': 'vit_jax.optim.optimizers.sgd',
-    'momentum': 0.9,
-    'weight_decay': 1e-4,
-    'clip_norm': 1.0,
-  }
-}
+SGD = {'optimizer': common.sgd(weight_decay=1e-4, clip_norm=1.0)}
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
   'AdamW': ('baseline', {}, RATES),
@@ -127,11 +109,7 @@ def get_config(argument=''):
 
 def optimizers(task):
   """Return those of a task: all for glyphs, the baseline's for digits."""
-  return {
-    title: each
-    for title, each in OPTIMIZERS.items()
-    if task == 'glyphs' or each[0] == 'baseline'
-  }
+  return OPTIMIZERS if task == 'glyphs' else {'AdamW': OPTIMIZERS['AdamW']}
 
 
 def add_seeds(
@@ -201,20 +179,16 @@ def digits(seed):
   """
   data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
   val = embedded.digits('test', PX)
+  half = {'target': 'vit_jax.data.views.Slice', 'source': data['source']}
   if seed == TRIAL:
-    val['source'] = part(data['source'], '[50%:]')
+    val['source'] = half | {'bounds': '[50%:]'}
   data['source'] = {
     'target': 'vit_jax.data.views.Subset',
-    'source': part(data['source'], '[:50%]'),
+    'source': half | {'bounds': '[:50%]'},
     'per_class': SHOTS,
     'seed': seed,
   }
   return data, val
-
-
-def part(source, bounds):
-  target = 'vit_jax.data.views.Slice'
-  return {'target': target, 'source': source, 'bounds': bounds}
 
 
 def reports(args):
@@ -231,44 +205,35 @@ def reports(args):
     common.table(tried(args), title='Learning rates tried', name='rates'),
     paired(recipes, of_glyphs | of_digits, name='recipes'),
     paired(rules, of_glyphs, name='optimizers'),
-    common.curves([progress(rules)]),
+    common.curves(
+      [
+        {
+          'title': 'Pre-training on glyphs (mean ± std of the seeds)',
+          'ylabel': 'accuracy on held-out glyphs',
+          'lines': {
+            row: (seeds('glyphs', name), 'progress/accuracy')
+            for row, name in rules.items()
+          },
+        }
+      ]
+    ),
   )
 
 
 def paired(rows, columns, *, name):
   """Return the differences to the first row."""
-  cells = tuple(
-    {
-      'row': row,
-      'column': column,
-      'runs': seeds(task, run),
-      'metric': metric,
-    }
+  cells = [
+    {'row': row, 'column': title, 'runs': seeds(task, run), 'metric': metric}
     for row, run in rows.items()
-    for column, (task, metric) in columns.items()
-  )
-  return {
-    'target': 'vit_jax.reports.table.Paired',
-    'cells': cells,
-    'title': f'Differences to {next(iter(rows))}',
-    'name': name,
-  }
+    for title, (task, metric) in columns.items()
+  ]
+  title = f'Differences to {next(iter(rows))}'
+  table = common.table(cells, title=title, name=name)
+  return table | {'target': 'vit_jax.reports.table.Paired'}
 
 
 def seeds(task, name):
   return rf'{task}_{name}_seed(?P<seed>\d+)'
-
-
-def progress(rules):
-  """Return the panel of the optimizers' learning curves."""
-  return {
-    'title': 'Pre-training on glyphs (mean ± std of the seeds)',
-    'ylabel': 'accuracy on held-out glyphs',
-    'lines': {
-      row: (seeds('glyphs', name), 'progress/accuracy')
-      for row, name in rules.items()
-    },
-  }
 
 
 def tried(args):

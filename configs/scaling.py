@@ -1,4 +1,4 @@
-r"""The paper's scaling studies: figures 3, 4, 5 and 8, and table 6.
+"""The paper's scaling studies: figures 3, 4, 5 and 8, and table 6.
 
     python -m vit_jax.main --config=configs/scaling.py:compute,name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR
@@ -16,8 +16,7 @@ Arguments (separated by commas; the first of a list is the default):
   data      with fig4 (the default) or fig3: ImageNet accuracy against the size
             of the pre-training data
   shape     figure 8: which dimension of a ViT is worth its compute
-  B/32, B/16, L/32, L/16, H/14, R50x1, R50x2, R101x1, R152x1, R152x2, R200x3,
-  R50+B/32, R50+B/16, R50+L/32, R50+L/16, b/32   any models of the study, and
+  B/32, ..., b/32   any models of the study (MODELS below), and
   depth, width, mlp, patch, all   any families of shape; all, if none is given
   name=jft, classes=18291   the data set, see pretrain_paper.py
   seeds=1   fine-tunings of each kind in compute and fig3
@@ -32,37 +31,32 @@ Arguments (separated by commas; the first of a list is the default):
   epochs=7  fig4 and shape
   tiny      all of it in miniature, on the same data
 
-Expected: the numbers of published.py. The reports show them next to the results
-and draw them in the same way (figure_5_paper.png, figure_3_paper.png).
+Expected: the numbers of published.py, which the reports show next to the
+results.
 
-`compute`: the average of the five data sets, and ImageNet, against exaFLOPs,
-counted as in table 6: three times the forward pass, two for each multiply-add,
-images x epochs. Our counts of ViTs are within 0.1% of the printed ones (B/32:
-2.3% above), those of ResNets 3.5% (R50x2) to 5.0% (R50x1) above, as if the
-paper did not count the products with zeros of the padding. According to the
-paper a ViT needs 2 to 4 times less compute than a ResNet for the same average.
-The paper fine-tunes a ResNet in two ways, this one and BiT's, and reports the
-better; here all models are fine-tuned in the same way.
+`compute`: exaFLOPs are counted as in table 6: three times the forward pass, two
+for each multiply-add, images x epochs. Our counts of ViTs are within 0.1% of
+the printed ones (B/32: 2.3% above), those of ResNets 3.5% (R50x2) to 5.0%
+(R50x1) above, as if the paper did not count the products with zeros of the
+padding. A ViT needs 2 to 4 times less compute than a ResNet for the same
+average. The paper fine-tunes a ResNet in two ways, this one and BiT's, and
+reports the better; here all models are fine-tuned in the same way.
 
-`data,fig4`: few-shot accuracy of models that are pre-trained on random subsets,
-without additional regularisation, at the step with the best accuracy on
-held-out images. The paper has no numbers: from memory, B/32 is far below R50x1
-on 9M images and above it from 90M on. Our choices: each size has as many steps
-as 7 epochs of all images; a subset has the first images in TFDS's order, which
-is random; ViT-b, "all hidden dimensions halved", has 6 heads and B/32's rate;
-ridge strength and images of the readout are big_vision's.
+`data,fig4`: models pre-trained on random subsets, without additional
+regularisation, at the step with the best accuracy on held-out images. The paper
+has no numbers: from memory, B/32 is far below R50x1 on 9M images and above it
+from 90M on. Our choices: each size has as many steps as 7 epochs of all images;
+a subset has the first images in TFDS's order, which is random; ViT-b, "all
+hidden dimensions halved", has 6 heads and B/32's rate.
 
-`data,fig3`: ImageNet accuracy after pre-training on ImageNet, ImageNet-21k and
-JFT. H/14 is pre-trained on JFT only. ResNets are pre-trained by BiT's recipe,
-on JFT by table 7's SGD, and fine-tuned by finetune.py's `bit`.
+`data,fig3`: H/14 is pre-trained on JFT only. ResNets are pre-trained by BiT's
+recipe, on JFT by table 7's SGD, and fine-tuned by finetune.py's `bit`.
 
-`shape`: 5-shot accuracy against compute relative to a ViT with 8 layers, width
-1024, an MLP of 2048 and patches of 32 pixels. The paper says that depth helps
-most, up to 64 layers, but less and less after 16; that width changes least; and
-that smaller patches help, although they add no parameters. Our choices: the
-values in FAMILIES, from memory powers of 2 around the base (only the 64 layers
-are certain; 56 is the nearest divisor of 224 to 64); heads of 64 dimensions;
-table 3's rate of L/32; 7 epochs.
+`shape`: 5-shot accuracy relative to BASE. The paper says that depth helps most,
+up to 64 layers, but less and less after 16; that width changes least; and that
+smaller patches help. Our choices: the values in FAMILIES, from memory powers of
+2 around the base (only the 64 layers are certain; 56 is the nearest divisor of
+224 to 64); heads of 64 dimensions; table 3's rate of L/32; 7 epochs.
 """
 
 import re

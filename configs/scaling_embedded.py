@@ -14,10 +14,8 @@ Arguments (separated by commas; the first of a list is the default):
              which takes some minutes
   seeds=3    runs of each model and N: other images, order and initialisation
   steps=1200 of 64 images
-  lr=3e-3    learning rate of all models
+  lr=3e-3    learning rate of all models, which have 15 to 16 MFLOP forward
   tiny       two values of N, one seed, a few steps: minutes
-
-The models take 15 to 16 MFLOP forward per image and have the same optimizer.
 
 Result (60 min on 2 CPU cores that did other work too; mean and standard
 deviation of 3 seeds; digits: 768 scans by other writers):
@@ -33,10 +31,8 @@ deviation of 3 seeds; digits: 768 scans by other writers):
       hybrid           2.0 ± 0.1   6.2 ± 1.4  43.5 ± 0.7  52.7 ± 1.3  53.7 ± 0.7
 
 As in the paper, the ResNet is far ahead with few images, and the ViT gains more
-from many (21 points on digits; the hybrid 23, the ResNet 9). Unlike the paper,
-the ResNet stays ahead. We suppose that 1,200 steps are few for a ViT: its
-training loss is still the highest with 76,800 images. The hybrid is no better
-than the ViT with few images, and between the two with many.
+from many. Unlike the paper, the ResNet stays ahead: we suppose that 1,200 steps
+are few for a ViT, whose training loss is still the highest.
 """
 
 from configs import arguments, common, embedded

@@ -3,31 +3,21 @@
     python -m vit_jax.main --config=configs/train_folder.py \
         --config.data.source.path=PATH --workdir=DIR
 
-docs/data.md lists what else PATH can be, also with labels in a CSV file or with
-sub-folders PATH/train and PATH/val.
-
-If there are weights to start from, configs/finetune.py:folder is better: with
-some hundred images per class a model from scratch stays far behind a fine-tuned
-one. Here images, not the model, are what limits the result.
+docs/data.md lists what else PATH can be. If there are weights to start from,
+configs/finetune.py:folder is better: with some hundred images per class a model
+from scratch stays far behind a fine-tuned one.
 
 Arguments (separated by commas; the first of a list is the default):
   Ti/16, ...  the model, one of MODELS of finetune.py
   size=128   pixels, a multiple of the patches. 224 is usual on a GPU
   epochs=100 visits of each image, or of as many images with `balanced`
   held_out=10   percent of each class that is not trained on but tested
-  balanced   visit each class equally often (rare images repeat)
-  class_weights   weight the loss of an example by n / (K n_c), for n images in
-             K classes and n_c in its class. The test loss has no weights
+  balanced, class_weights   as in finetune.py
   lr=1e-3    peak learning rate
   tiny       seconds on a CPU, to try out the data
 
-The recipe is ours for small data sets, not the paper's; the parts are those of
-"Better plain ViT baselines for ImageNet-1k" (pretrain_better_plain.py):
-mean over patches, fixed 2-D sine-cosine positions, Adam with weight decay 0.05,
-cosine decay after a warm-up of a tenth of the steps, clipping at norm 1. Batch
-64, so that small sets get enough steps; label smoothing 0.1; an inception crop
-of a quarter of the image or more, and flips. Test images are resized without
-cropping.
+The recipe is ours for small data sets; its parts are those of "Better plain ViT
+baselines for ImageNet-1k" (pretrain_better_plain.py).
 
 An image that cannot be read stops the run with its name. Then repair or remove
 it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip

@@ -6,12 +6,9 @@
 
 For each data set all learning rates of table 4 are tried on the dev split. The
 rate with the best dev/accuracy is used to train on the entire train set, with
-three seeds, and to test on the test set (appendix B.1.1). The result is a table
-of mean and standard deviation next to the published numbers, and a figure of
-the accuracies during the runs. ImageNet is tested on its ReaL labels too.
-
-One command does all 35 runs; rerun it to continue. On a cluster,
---study_member=0, 1, ... does one of them. Their common settings:
+three seeds, and to test on the test set (appendix B.1.1). ImageNet is tested on
+its ReaL labels too. One command does all 35 runs; rerun it to continue. On a
+cluster, --study_member=0, 1, ... does one of them. Their common settings:
 
     --config.shared.weights=PATH     in any format that vit_jax/weights reads
     --config.shared.data_dir=PATH    of TFDS
@@ -30,15 +27,14 @@ Arguments (separated by commas; the first of a list is the default):
              With imagenet21k, ImageNet-V2 selects the setting for ImageNet
   bit        also three final runs by BiT-HyperRule for each data set, in a
              separate column: for ResNets the paper reports the better of both
-  polyak, size=384, inception, resize, resize_small, postact   as in
-             finetune.py; polyak applies to ImageNet only, as in table 2
+  polyak, size=384, inception, resize, resize_small   as in finetune.py; polyak
+             applies to ImageNet only, as in table 2
   tiny       seconds for each run, for weights of a tiny run
 
 Expected: the published columns of the table. Table 2 has other settings for
 ImageNet: 512 (L/16) or 518 pixels (H/14), and `polyak`.
 
-Runs of the grid keep no checkpoint. The others keep one, with the momentum: 0.5
-GB for a B/16, 1.8 GB for an L/16. See finetune.py for what is not in the paper.
+Only final runs keep a checkpoint, with the momentum (B/16: 0.5 GB).
 """
 
 from configs import arguments, common, finetune, published
@@ -71,7 +67,6 @@ def get_config(argument=''):
     polyak=False,
     size=int,
     crop=finetune.CROPS,
-    postact=False,
     tiny=False,
   )
   known = tuple(finetune.AUGREG if args.augreg else RATES)
@@ -174,7 +169,7 @@ def _finetuning(data, args, *words):
     words += ['v2'] if seen and 'dev' in words else []
   if args.polyak and data == 'imagenet':
     words.append('polyak')
-  words += [x for x in ('postact', 'tiny') if getattr(args, x)]
+  words += ['tiny'] * args.tiny
   return finetune.get_config(','.join(words))
 
 

@@ -5,15 +5,10 @@
         --workdir=DIR
 
 Each task is fine-tuned on its 1,000 examples, with three seeds, and tested on
-its full test set. The settings are the paper's, the same for all tasks: SGD
-with momentum 0.9, learning rate .01, 2500 steps of 512 images, cosine decay, no
-weight decay, gradients clipped at norm 1, 384 pixels. (The paper chose them
-among two rates and two schedules on the 200 validation examples.) The
+its full test set. The settings are the paper's, the same for all tasks (chosen
+among two rates and two schedules on the 200 validation examples). The
 preprocessing is BiT's, which crops and flips only where the label allows it.
-
-One command does all 57 runs; rerun it to continue. On a cluster,
---study_member=0, 1, ... does one of them. For their common settings, such as
---config.shared.weights and .data_dir, see transfer.py.
+These are 57 runs; see transfer.py for their common settings.
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, ...  the model of the weights, as in finetune.py
@@ -28,7 +23,6 @@ Arguments (separated by commas; the first of a list is the default):
              examples; then use the best on the 200 others for all 1,000
   size=384   pixels; 378 for H/14 (384 does not divide into its patches), 224
              for Mixers
-  postact    a ResNet of the released code's form, not BiT's
   tiny       seconds for each run, for weights of a tiny run; tests on the
              first 20 examples only
 
@@ -39,8 +33,7 @@ Not in the paper: warm-up, 200 steps (scenic's, for ViT-G; AugReg's for 2500
 steps; 100 for 500), softmax loss, a bfloat16 momentum, the 378 pixels, and
 random crops at 224 pixels, which are from 256 as in scenic.
 
-No run keeps its checkpoint (0.5 GB each for a B/16, 1.8 GB for an L/16).
---config.discard= keeps them all.
+No run keeps its checkpoint; --config.discard= keeps them all.
 """
 
 import re
@@ -61,7 +54,6 @@ def get_config(argument=''):
     seeds=3,
     sweep=False,
     size=int,
-    postact=False,
     tiny=False,
   )
   chosen = [
@@ -110,7 +102,7 @@ def finetuning(task, args, split, evaluator, lr, steps):
   held_out = {'val': 'val200', 'test': 'test'}[evaluator]
   config = common.training()
   config.total_steps = steps
-  config.model = common.model(args.model, postact=args.postact)
+  config.model = common.model(args.model)
   config.init_from = {'path': common.placeholder(str)}
   config.data = images(task, split, size, train=True)
   config.objective = common.xent('softmax')

@@ -46,7 +46,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     flowers,S/16,size=224,resize folder,Ti/16,epochs=20
     folder,S/32,held_out=20,balanced folder,B/16,class_weights,adapt_channels
     imagenet,R50+B/16,lr=.06 flowers,R26+S/32,size=224 cifar10,R+Ti/16
-    imagenet,R152x2,bit,postact,size=480 cifar100,R101x3,bit,dev
+    imagenet,R152x2,bit,size=480 cifar100,R101x3,bit,dev
     folder,R50x2,bit,epochs=20 cifar10,Mixer-B/16 imagenet,B/16,tiny
     folder,from_weights,tiny cifar10,tiny imagenet,S/16,augreg,size=224
     imagenet,B/32,augreg,dev,v2 cifar100,L/16,augreg,steps=2500
@@ -59,11 +59,11 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     B/16,imagenet,downsampled,tiny B/32,imagenet,pixels,tiny
   """,
   'masked_patches_embedded': """
-    default mean_colour,ratio=0.15 fractals,pixels tiny
-    fractals,mean_colour,steps=6,tiny
+    default mean_colour,ratio=0.15 pixels tiny
+    mean_colour,steps=6,tiny
   """,
   'pretrain_augreg': """
-    imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/16,folder,weight_decay=0.03
+    imagenet,B/16 imagenet,Ti/16,light2 imagenet,S/16,folder
     imagenet,B/32,strong2,reg=0,faults imagenet,R+Ti/16,light2
     imagenet,R50+L/32,medium1 imagenet21k,L/16,strong1,reg=0.1
     imagenet21k,B/16,epochs=30,medium2 imagenet,B/16,tiny
@@ -73,14 +73,14 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     S/16 S/16,epochs=150,faults S/16,folder B/16 B/16,tiny S/16,faults,tiny
   """,
   'pretrain_bit': """
-    imagenet,R50x1 imagenet21k,R152x4 imagenet,R50x1,postact
+    imagenet,R50x1 imagenet21k,R152x4
     imagenet,R50x1,folder,epochs=30 imagenet,R50x1,tiny imagenet21k,R152x2,tiny
   """,
   'pretrain_paper': """
     B/16 imagenet,H/14 imagenet,B/16,folder,epochs=90 imagenet,B/16,tiny
     imagenet21k,L/16 imagenet21k,L/32,epochs=30 imagenet21k,L/16,fsdp,tensor=2
     imagenet21k,B/16,tiny jft,L/16 jft,R50+B/16 jft,R50x1 jft,R200x3,lr=5e-4
-    jft,R152x2,sgd,postact jft,B/16,name=my_set,classes=0 jft,H/14,fsdp
+    jft,R152x2,sgd jft,B/16,name=my_set,classes=0 jft,H/14,fsdp
     jft,R50+L/32,tiny jft,R101x1,sgd,tiny
   """,
   'pretrain_scaling_vit': """
@@ -110,7 +110,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   """,
   'vtab': """
     default L/16,kitti,dtd,sweep,seeds=1 H/14,natural,kitti
-    R50x1,specialized,size=224,postact Mixer-B/16,structured tiny
+    R50x1,specialized,size=224 Mixer-B/16,structured tiny
     seeds=1,sweep,dtd,clevr_count,tiny
   """,
 }

@@ -92,20 +92,20 @@ def count(model, classes, *, pixels=224, hidden=False):
   return bare + grown * width + hidden + width * classes + classes
 
 
-def count_resnet(model, classes, *, postact=False):
+def count_resnet(model, classes):
   depth, factor = model[1:].split('x')
   c = 64 * int(factor)
-  total = 7 * 7 * 3 * c + 2 * c * postact
+  total = 7 * 7 * 3 * c
   for stage, units in enumerate(STAGES[depth]):
     inside = 64 * int(factor) * 2**stage
     outside = 4 * inside
     for unit in range(units):
       total += c * inside + 9 * inside**2 + inside * outside
-      total += 2 * (2 * inside + (outside if postact else c))  # norms
+      total += 2 * (2 * inside + c)  # norms
       if unit == 0:  # projection
-        total += c * outside + 2 * outside * postact
+        total += c * outside
       c = outside
-  return total + 2 * c * (not postact) + (c + 1) * classes
+  return total + 2 * c + (c + 1) * classes
 
 
 def test_counts_are_those_of_released_models():
@@ -130,9 +130,7 @@ TRACED = {  # (config, argument): parameters
   ('pretrain_paper', 'jft,R50+B/16'): count('R50+B/16', JFT, hidden=True),
   ('pretrain_paper', 'jft,H/14,fsdp'): count('H/14', JFT, hidden=True),
   ('pretrain_paper', 'jft,R50x1,sgd'): count_resnet('R50x1', JFT),
-  ('pretrain_paper', 'jft,R152x2,postact'): count_resnet(
-    'R152x2', JFT, postact=True
-  ),
+  ('pretrain_paper', 'jft,R152x2'): count_resnet('R152x2', JFT),
   ('pretrain_bit', 'imagenet21k,R101x3'): count_resnet('R101x3', I21K),
   ('pretrain_augreg', 'imagenet,B/16'): count('B/16', 1000, hidden=True),
   ('pretrain_augreg', 'imagenet21k,R50+L/32'): count('R50+L/32', I21K),

@@ -149,9 +149,6 @@ def test_bit(data):
   assert config.objective.target.endswith(f'.{loss}_xent')
   assert {x.get('loss', 'softmax') for x in config.evals.values()} == {loss}
   assert config.model.get('head', {}).get('bias_init', 0) == bias
-  assert 'form' not in config.model
-  postact = load_config('pretrain_bit', f'{data},R101x1,postact')
-  assert postact.model.form == 'postact'
 
 
 # BiT-HyperRule: steps, of which warm-up; resize, crop.
@@ -299,7 +296,7 @@ AUGREG = """
 def test_augreg_levels(row, data):
   level, *cells = row.split()
   layers, magnitude, mixup = (None if x == '-' else float(x) for x in cells)
-  words = f'{data},L/16,{level},reg=0.1,weight_decay=0.03'
+  words = f'{data},L/16,{level},reg=0.1'
   config = load_config('pretrain_augreg', words)
   crop, flip, *augment = config.data.transforms
   assert crop['target'].endswith('.InceptionCrop') and crop['size'] == 224
@@ -314,7 +311,7 @@ def test_augreg_levels(row, data):
   assert loss.target.endswith('.sigmoid_xent')
   model, adam = config.model, config.optimizer
   assert (model.dropout, model.stochastic_depth) == (0.1, 0.1)
-  assert (adam.weight_decay, adam.clip_norm) == (0.03, 1.0)
+  assert (adam.weight_decay, adam.clip_norm) == (0.1, 1.0)
   assert (config.schedule.lr, config.schedule.warmup_steps) == (1e-3, 10_000)
   assert (config.total_epochs, config.data.batch_size) == (300, 4096)
   if augment:
@@ -482,7 +479,6 @@ def test_words_that_no_option_takes(argument, named):
     ('finetune', 'folder,dev', 'folder'),
     ('finetune', 'pets,epochs=3', 'folder'),
     ('finetune', 'R50x1,bit,inception', 'inception'),
-    ('finetune', 'R50+B/16,postact', 'postact'),
     ('finetune', 'kitti', 'kitti'),
     ('finetune', 'cifar10,augreg', 'cifar10'),
     ('finetune', 'pets,augreg,bit', 'bit'),
@@ -492,7 +488,6 @@ def test_words_that_no_option_takes(argument, named):
     ('finetune', 'kitti,augreg,resize', 'resize'),
     ('transfer', 'cifar10,augreg', 'cifar10'),
     ('transfer', 'kitti', 'kitti'),
-    ('pretrain_paper', 'jft,L/16,postact', 'postact'),
     ('pretrain_paper', 'imagenet21k,H/14', 'H/14'),
     ('pretrain_paper', 'jft,R50+B/16,sgd', 'sgd'),
     ('pretrain_paper', 'imagenet21k,folder', 'folder'),
