@@ -409,11 +409,6 @@ def test_erasing_noise_has_the_mean_and_deviation():
   assert np.abs(noise.std(0) - (58, 57, 57)).max() < 4
 
 
-def test_bounds_are_checked():
-  with pytest.raises(ValueError, match='area'):
-    A.RandomErasing(area=(0.3, 0.1))
-
-
 def test_simple_random_crop_is_torchvisions(recorded):
   image, padded = recorded['uncropped'], recorded['padded'].astype(int)
   transform = T.SimpleRandomCrop(16)

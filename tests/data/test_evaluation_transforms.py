@@ -10,7 +10,7 @@ from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 
 def test_the_transforms_of_the_original_code_resize_to_a_square():
   assert transforms.evaluation('original', 384) == (Resize(384),)
-  with pytest.raises(ValueError, match=r"crop=0\.9 with 'original'"):
+  with pytest.raises(ValueError, match=r"'original' has no crop=0\.9"):
     transforms.evaluation('original', 384, crop=0.9)
 
 

@@ -25,6 +25,10 @@ def _rng(seed=0):
   return np.random.default_rng(seed)
 
 
+def _build(name, **fields):
+  return config_lib.build({'target': f'{T.__name__}.{name}', **fields})
+
+
 def _bilinear(image, height, width):
   """Half-pixel bilinear without antialiasing, in float64."""
 
@@ -240,11 +244,10 @@ def test_tiny_images():
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: T.Resize(8, 'area', antialias=True), "'area'"),
-    (lambda: T.ResizeSmall(8, antialias=True), "'area'"),
-    (lambda: T.InceptionCrop(8, area=(0.9, 0.5)), 'area'),
-    (lambda: T.InceptionCrop(8, ratio=(2, 1)), 'ratio'),
-    (lambda: T.evaluation('original', 224, crop=0.9), '0.9'),
+    (lambda: T.ResizeSmall(8, antialias=True)(_image(), _rng()), "'area'"),
+    (lambda: T.resize(_image(), 8, 'nearest', antialias=True), "'nearest'"),
+    (lambda: _build('InceptionCrop', size=8, area=(0.9, 0.5)), 'area'),
+    (lambda: _build('InceptionCrop', size=8, ratio=(2, 1)), 'ratio'),
     (lambda: T.scale_to([T.FlipLR()], 32), 'image_size=32'),
   ],
 )

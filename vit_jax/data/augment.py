@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from vit_jax.data import operations
-from vit_jax.data.transforms import check_bounds
+from vit_jax.data.transforms import ORDERED
 from vit_jax.types import Expect, Fraction, Natural, NonNegative, Positive
 
 Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
@@ -374,13 +374,10 @@ class RandomErasing:
   """
 
   probability: Fraction = 0.25
-  area: tuple[Fraction, Fraction] = (0.02, 1 / 3)
-  ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3)
+  area: Annotated[tuple[Fraction, Fraction], ORDERED] = (0.02, 1 / 3)
+  ratio: Annotated[tuple[Positive, Positive], ORDERED] = (0.3, 1 / 0.3)
   mean: Fill = (124, 116, 104)
   std: Fill = (58, 57, 57)
-
-  def __post_init__(self) -> None:
-    check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:

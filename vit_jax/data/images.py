@@ -15,6 +15,7 @@ import functools
 import io
 import re
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,13 @@ def pillow() -> Any:
 
   Image.MAX_IMAGE_PIXELS = None  # `Encoded` has a limit, and says how to set it
   return Image
+
+
+def by_pillow(function: Callable[[Any], Any], image: np.ndarray) -> np.ndarray:
+  """Return function(Pillow image) as an array with the channels of `image`."""
+  picture = image[..., 0] if image.shape[2] == 1 else image
+  out = np.array(function(pillow().fromarray(picture)))
+  return out.reshape(*out.shape[:2], image.shape[2])
 
 
 def decodes_parts() -> bool:

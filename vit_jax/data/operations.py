@@ -22,18 +22,11 @@ Fill = int | Sequence[int]
 Operation = Callable[..., np.ndarray]
 
 
-def _by_pillow(function, image):
-  """Return function(Pillow image) as an array of the same shape."""
-  picture = image[..., 0] if image.shape[2] == 1 else image
-  picture = function(images.pillow().fromarray(picture))
-  return np.array(picture).reshape(image.shape)
-
-
 def _enhanced(kind, image, factor):
   from PIL import ImageEnhance
 
   enhance = getattr(ImageEnhance, kind)
-  return _by_pillow(lambda x: enhance(x).enhance(factor), image)
+  return images.by_pillow(lambda x: enhance(x).enhance(factor), image)
 
 
 # Colour.
@@ -43,14 +36,14 @@ def autocontrast(image: np.ndarray) -> np.ndarray:
   """Stretch each channel so that its levels range from 0 to 255."""
   from PIL import ImageOps
 
-  return _by_pillow(ImageOps.autocontrast, image)
+  return images.by_pillow(ImageOps.autocontrast, image)
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
   """Flatten the histogram of each channel."""
   from PIL import ImageOps
 
-  return _by_pillow(ImageOps.equalize, image)
+  return images.by_pillow(ImageOps.equalize, image)
 
 
 def invert(image: np.ndarray) -> np.ndarray:
@@ -89,7 +82,7 @@ def contrast(
   if mean is None:
     return _enhanced('Contrast', image, factor)
   pillow = images.pillow()
-  return _by_pillow(
+  return images.by_pillow(
     lambda x: pillow.blend(x.point(lambda _: mean), x, factor), image
   )
 
@@ -106,7 +99,7 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
 
 def grey(image: np.ndarray) -> np.ndarray:
   """Set all channels to the luma."""
-  return _by_pillow(lambda x: x.convert('L').convert(x.mode), image)
+  return images.by_pillow(lambda x: x.convert('L').convert(x.mode), image)
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
@@ -123,7 +116,9 @@ def blur(image: np.ndarray, radius: float) -> np.ndarray:
   """Blur by a Gaussian whose standard deviation is `radius` pixels."""
   from PIL import ImageFilter
 
-  return _by_pillow(lambda x: x.filter(ImageFilter.GaussianBlur(radius)), image)
+  return images.by_pillow(
+    lambda x: x.filter(ImageFilter.GaussianBlur(radius)), image
+  )
 
 
 # Geometry.
@@ -137,7 +132,9 @@ def rotate(
 ) -> np.ndarray:
   """Rotate counterclockwise about the centre."""
   kernel, fill = _kernel_and_fill(image, interpolation, fill)
-  return _by_pillow(lambda x: x.rotate(degrees, kernel, fillcolor=fill), image)
+  return images.by_pillow(
+    lambda x: x.rotate(degrees, kernel, fillcolor=fill), image
+  )
 
 
 def affine(
@@ -149,7 +146,7 @@ def affine(
   """Take the pixel (x, y) from (a x + b y + c, d x + e y + f)."""
   kernel, fill = _kernel_and_fill(image, interpolation, fill)
   kind = images.pillow().Transform.AFFINE
-  return _by_pillow(
+  return images.by_pillow(
     lambda x: x.transform(x.size, kind, matrix, kernel, fillcolor=fill), image
   )
 

@@ -16,14 +16,16 @@ lobes.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.types import Fraction, Natural, Positive, Share, Side, Size
+from vit_jax.types import Expect, Fraction, Natural, Positive, Share, Side, Size
 
 Interpolation = Literal['nearest', 'bilinear', 'bicubic', 'area', 'lanczos']
+
+ORDERED = Expect(lambda x: x[0] <= x[1], '(lowest, highest)')
 
 Image = np.ndarray | images.Encoded
 Transform = Callable[[Any, np.random.Generator], np.ndarray]
@@ -49,7 +51,13 @@ def resize(
   if image.shape[:2] == (height, width):
     return image
   if antialias:
-    return _resize_antialiased(image, height, width, interpolation)
+    if interpolation not in _ANTIALIASED:
+      raise ValueError(
+        f'interpolation={interpolation!r} has no antialias=True. Use one of'
+        f' {", ".join(_ANTIALIASED)}.'
+      )
+    kind = images.pillow().Resampling[interpolation.upper()]
+    return images.by_pillow(lambda x: x.resize((width, height), kind), image)
   shrinks = height <= image.shape[0] and width <= image.shape[1]
   if interpolation == 'area' and not shrinks:
     return _enlarge_area(image, height, width)
@@ -80,18 +88,6 @@ def _enlarge_area(image, height, width):
   return out.reshape(height, width, image.shape[2])
 
 
-def _resize_antialiased(image, height, width, interpolation):
-  pillow = images.pillow()
-  kind = pillow.Resampling[interpolation.upper()]
-
-  def resized(plane):
-    return np.array(pillow.fromarray(plane).resize((width, height), kind))
-
-  if image.shape[2] == 3:  # faster than three planes
-    return resized(image)
-  return np.stack([resized(x) for x in np.moveaxis(image, -1, 0)], axis=-1)
-
-
 def _part(image, box):
   """Return the pixels in a box of an image, which may be encoded."""
   if isinstance(image, images.Encoded):
@@ -107,31 +103,10 @@ def _resized(image, size, transform):
 
 
 class _Sized:
-  """Makes the field `size` a pair, and checks `interpolation`."""
+  """Makes the field `size` a pair."""
 
   def __post_init__(self: Any) -> None:
     object.__setattr__(self, 'size', images.pair(self.size))
-    _check_interpolation(self)
-
-
-def _check_interpolation(transform):
-  kernel = getattr(transform, 'interpolation', None)
-  if kernel in ('nearest', 'area') and transform.antialias:
-    raise ValueError(
-      f'interpolation={kernel!r} has no antialias=True. Use one of'
-      f' {", ".join(_ANTIALIASED)}.'
-    )
-
-
-def check_bounds(transform: Any, *names: str) -> None:
-  """Raise ValueError unless these fields are (lowest, highest)."""
-  for name in names:
-    low, high = getattr(transform, name)
-    if low > high:
-      raise ValueError(
-        f'{type(transform).__name__}: {name}={(low, high)} must be (lowest,'
-        ' highest). Exchange them.'
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,17 +140,13 @@ class ResizeSmall:
   rounding: Literal['nearest', 'down'] = 'nearest'
   takes_encoded: ClassVar = True
 
-  def __post_init__(self) -> None:
-    _check_interpolation(self)
-
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
-    height, width = image.shape[:2]
-    factor = self.size / min(height, width)
-    size = (round(height * factor), round(width * factor))
+    sides = image.shape[:2]
     if self.rounding == 'down':
-      smaller = min(height, width)
-      size = (self.size * height // smaller, self.size * width // smaller)
+      size = tuple(self.size * side // min(sides) for side in sides)
+    else:
+      size = tuple(round(side * (self.size / min(sides))) for side in sides)
     return _resized(image, size, self)
 
 
@@ -184,7 +155,6 @@ class InceptionCrop(_Sized):
   """A crop of random area, aspect ratio and position, resized to `size`.
 
   Attributes:
-    size: of the result.
     area: bounds of the crop's fraction of the image area.
     ratio: bounds of the crop's width / height.
     interpolation, antialias: of the resize; see the module docstring.
@@ -197,16 +167,12 @@ class InceptionCrop(_Sized):
   """
 
   size: Size
-  area: tuple[Share, Share] = (0.05, 1.0)
-  ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+  area: Annotated[tuple[Share, Share], ORDERED] = (0.05, 1.0)
+  ratio: Annotated[tuple[Positive, Positive], ORDERED] = (3 / 4, 4 / 3)
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
   method: Literal['tf', 'torch'] = 'tf'
   takes_encoded: ClassVar = True
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    check_bounds(self, 'area', 'ratio')
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     box = self.box(image.shape[0], image.shape[1], rng)
@@ -272,18 +238,12 @@ class SimpleRandomCrop(_Sized):
   """The simple random crop of DeiT III, which keeps most of the image.
 
   The image is resized until it just covers `size`, without changing its aspect
-  ratio, padded by reflection, and cropped at a uniformly random position.
-
-  Attributes:
-    size: of the result.
-    padding: pixels on each side.
-    interpolation, antialias: of the resize; see the module docstring.
+  ratio, bicubic with antialiasing. Then `padding` pixels are added on each side
+  by reflection, and it is cropped at a uniformly random position.
   """
 
   size: Size
   padding: Natural = 4
-  interpolation: Interpolation = 'bicubic'
-  antialias: bool = True
   takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
@@ -293,7 +253,8 @@ class SimpleRandomCrop(_Sized):
       columns = rows * width // height
     else:
       rows = columns * height // width
-    out = _resized(image, (rows, columns), self)
+    pixels = _part(image, (0, 0, height, width))
+    out = resize(pixels, (rows, columns), 'bicubic', antialias=True)
     cv2, padding = images.opencv(), (self.padding,) * 4
     padded = cv2.copyMakeBorder(out, *padding, cv2.BORDER_REFLECT_101)
     padded = padded.reshape(*padded.shape[:2], out.shape[2])
@@ -304,11 +265,8 @@ class SimpleRandomCrop(_Sized):
 class CentralCrop(_Sized):
   """The crop of `size` at the centre.
 
-  Attributes:
-    size: of the crop.
-    rounding: of the pixels before the crop, if there is an odd number around
-      it: 'down', as TensorFlow code does, or 'even', as torchvision does: 1.5
-      becomes 2 and 2.5 becomes 2.
+  If the number of pixels around it is odd, half of it is rounded down as by
+  TensorFlow code, or to the nearest even number as by torchvision.
   """
 
   size: Size
@@ -317,9 +275,8 @@ class CentralCrop(_Sized):
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
-    if self.rounding == 'even':
-      return _crop(self, image, lambda room: round(room / 2))
-    return _crop(self, image, lambda room: room // 2)
+    is_even = self.rounding == 'even'
+    return _crop(self, image, lambda x: round(x / 2) if is_even else x // 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,8 +301,7 @@ def evaluation(
 ) -> tuple[Transform, ...]:
   """Return the transforms of test images as a code base has them.
 
-  Accuracies differ by some tenths of a percent among them, so weights are
-  evaluated with the transforms of their code base.
+  Accuracies differ by some tenths of a percent among them.
 
   Args:
     convention:
@@ -359,16 +315,10 @@ def evaluation(
     crop: fraction of the smaller side that the crop keeps; None: the default
       of the convention. 'timm' has 0.9 for ViTs below 384 pixels and 1 from
       there. 'original' has no crop.
-
-  Raises:
-    ValueError: an unknown convention, or a crop of 'original'.
   """
   if convention == 'original':
     if crop is not None:
-      raise ValueError(
-        f"evaluation: crop={crop} with 'original', which has no crop. Remove "
-        "it, or use 'big_vision' or 'timm'."
-      )
+      raise ValueError(f"'original' has no crop={crop}. Remove it.")
     return (Resize(size),)
   if convention == 'big_vision':
     if crop is None:
@@ -376,12 +326,8 @@ def evaluation(
     return ResizeSmall(round(size / crop)), CentralCrop(size)
   if crop is None:
     crop = 0.9 if size < 384 else 1.0
-  return (
-    ResizeSmall(
-      math.floor(size / crop), 'bicubic', antialias=True, rounding='down'
-    ),
-    CentralCrop(size, rounding='even'),
-  )
+  small = ResizeSmall(math.floor(size / crop), 'bicubic', True, 'down')
+  return small, CentralCrop(size, 'even')
 
 
 def _crop(transform, image, place):
@@ -407,7 +353,7 @@ def scale(
   larger side of the image, so that it can still be cropped.
 
   Args:
-    transforms: those with a field `size` in pixels are changed.
+    transforms: those with a field `size` are changed.
     old, new: (H, W), or more.
   """
   old, new = tuple(old[:2]), tuple(new[:2])
@@ -430,12 +376,8 @@ def scale_to(
 ) -> tuple[Any, ...]:
   """Return `scale` of the transforms so that their result has `image_size`.
 
-  Args:
-    transforms: in order; the last one with a pair `size` makes the images.
-    image_size: int or (H, W).
-
   Raises:
-    ValueError: no transform has such a size.
+    ValueError: no transform makes images of one size, a pair.
   """
   new = images.pair(image_size)
   sizes = [getattr(transform, 'size', None) for transform in transforms]
