@@ -143,20 +143,19 @@ def _load(pid):
 
 
 @pytest.mark.parametrize(
-  'source, transforms, kind, message, note',
+  'source, transforms, kind, message',
   [
-    (Noisy(), (), ValueError, 'Cannot read example 7 of Noisy', None),
-    (Noisy(), (_own_error,), RuntimeError, 'OwnError: far away', '_own_error'),
-    (Unloadable(), (), ValueError, 'no such file', None),
+    (Noisy(), (), ValueError, 'Cannot read example 7 of Noisy'),
+    (Noisy(), (_own_error,), RuntimeError, '_own_error\n(.|\n)*far away'),
+    (Unloadable(), (), ValueError, 'no such file'),
   ],
 )
-def test_errors_arrive_in_order(source, transforms, kind, message, note):
+def test_errors_arrive_in_order(source, transforms, kind, message):
   data = pipeline.Data(source, 4, transforms, num_workers=1)
   batches = iter(data.eval_batches())
-  with pytest.raises(kind, match=message) as info:
+  with pytest.raises(kind, match=message):
     next(batches)  # examples 0 to 3
     next(batches)
-  assert note is None or note in ''.join(info.value.__notes__)
 
 
 def test_values_are_read_ahead_in_order():

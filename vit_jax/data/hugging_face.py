@@ -93,7 +93,7 @@ class HuggingFace:
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label = self._image(index), self._labels[index]
     if isinstance(image, Mapping):
-      image = image['bytes'] or _read_file(image['path'])
+      image = image['bytes'] or _read(image['path'])
     return {'image': image, 'label': label if label.ndim else int(label)}
 
   def labels(self) -> np.ndarray:
@@ -110,7 +110,7 @@ class HuggingFace:
     return self._images[int(index)][self._key]
 
 
-def _read_file(path):
+def _read(path):
   """Return the bytes of a file, which may be in an archive."""
   with fsspec.open(path, 'rb') as file:
     return file.read()

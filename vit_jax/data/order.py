@@ -6,9 +6,8 @@ An order is any object with
 
 `index` is that of the example at a position of training, 0, 1, 2, ... The pair
 (visit, index) does not occur at another position: the augmentation is drawn
-from it. Both depend only on (seed, position), so a run resumes exactly, on any
-number of hosts and worker processes. `visits` must be picklable. An epoch
-always has as many positions as the source has examples.
+from it. Both depend only on (seed, position). `visits` must be picklable. An
+epoch always has as many positions as the source has examples.
 """
 
 import dataclasses
@@ -27,8 +26,6 @@ _MOST_PERMUTED = 2**20  # examples; 4 MB, made in 15 ms
 
 
 class Order(Protocol):
-  """The interface of an order; see the module docstring."""
-
   def bind(self, source: Any, seed: int, /) -> Visits: ...
 
 
@@ -72,10 +69,6 @@ class Repeated:
   The repeats of an example differ in their augmentation. An epoch visits
   1 / times of the examples, as in DeiT; the next ones visit the others. If
   batch_size is a multiple of `times`, all repeats are in the same batch.
-
-  Attributes:
-    times: number of consecutive positions of an example.
-    order: of the examples.
   """
 
   times: Annotated[int, Expect(lambda n: 1 <= n <= 2**16, '1 to 65536')] = 3
@@ -105,9 +98,6 @@ class Balanced:
     power: a class of n examples is visited in proportion to n ** power. 0: each
       class equally often; 0.5: by the square root; 1: as in the data. The
       proportions are rounded to 1/4096, or 1/16 of the mean of a class.
-
-  Raises:
-    ValueError: (in `bind`) labels that are not one class per example.
   """
 
   power: Annotated[float, Expect(lambda x: -10 <= x <= 10, '-10 to 10')] = 0.0

@@ -23,13 +23,11 @@ which is used again for others after t has returned. With the class attribute
 `takes_encoded` a transform may get an `images.Encoded`, of which it decodes as
 much as it needs. With num_workers > 0 sources and transforms must be picklable.
 
-Training visits the positions p = 0, 1, 2, ... Epoch e = p // n visits the n
-examples in an order that depends on (seed, e), and example i of epoch e draws
-its augmentation from (seed, e, i). (With another `order` e counts the visits of
-the example instead, see order.py.) Threads, processes and restarts change
-neither. A global batch is a range of positions. Each process reads an equal,
-contiguous part of this range, so the global batch does not depend on the number
-of processes.
+Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
+the (visit e, example i) of a position, and the augmentation is drawn from
+(seed, e, i). Threads, processes and restarts change neither. A global batch is
+a range of positions. Each process reads an equal, contiguous part of this
+range, so the global batch does not depend on the number of processes.
 """
 
 import concurrent.futures
@@ -126,7 +124,7 @@ class Data:
   def first_example(self) -> dict[str, Any]:
     """Return the first readable example, transformed: {'image', 'label'}."""
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
-    image, label, *_ = reader.load(0, 0, replace=True)
+    image, label, *_ = reader.load(0, 0)
     return {'image': image, 'label': label}
 
   def train_batches(
@@ -228,8 +226,7 @@ class _Reader:
     mask = [row is not None for row in rows]
     # Padding is zero and has the shape of any other example.
     like = next((row for row in rows if row is not None), None)
-    image, label, *_ = like or self.load(0, 0, replace=True)
-    padding = np.zeros_like(image), np.zeros_like(label), 0, np.zeros(3)
+    padding = [np.zeros_like(x) for x in like or self.load(0, 0)]
     batch = _stack([row or padding for row in rows])
     index = np.array(positions, np.int32)
     return batch | {'mask': np.array(mask), 'index': index}
@@ -237,45 +234,38 @@ class _Reader:
   def _load_chunk(self, positions):
     if self.visits is None:
       return [self._load_eval(index) for index in positions]
-    return [self.load(*self.visits(p), replace=True) for p in positions]
+    return [self.load(*self.visits(p)) for p in positions]
 
   def _load_eval(self, index):
     """Return the loaded example; None for padding and skipped examples."""
     if index >= self._count:
       return None
     try:
-      return self.load(0, index, replace=False)
+      return *self._load(index, 0, index), 0
     except _UnreadableError:
       if self.data.on_error == 'raise':
         raise
       return None
 
-  def load(
-    self, epoch: int, index: int, *, replace: bool
-  ) -> tuple[np.ndarray, Any, int, np.ndarray]:
-    """Return an example: (image, label, skipped, seconds of PARTS).
+  def load(self, epoch: int, index: int) -> tuple[Any, ...]:
+    """Return an example: (image, label, seconds of PARTS, skipped).
 
-    With `replace` and on_error='skip', the next readable example by index
-    replaces an unreadable one and is augmented with the same random numbers.
+    With on_error='skip', the next readable example by index replaces an
+    unreadable one and is augmented with the same random numbers.
     """
-    replace = replace and self.data.on_error == 'skip'
-    tries = min(_TRIES, self._count) if replace else 1
-    seconds, errors = np.zeros(3), []
+    tries = min(_TRIES, self._count)
     for skipped in range(tries):
       actual = (index + skipped) % self._count
       try:
-        image, label = self._load(actual, epoch, index, seconds)
-        return image, label, skipped, seconds
+        return *self._load(actual, epoch, index), skipped
       except _UnreadableError as error:
-        if not replace:
+        if self.data.on_error == 'raise':
           raise
-        errors.append(error)
-    raise ValueError(
-      f'Gave up after {tries} unreadable examples in a row. The first error:'
-      f' {errors[0]}'
-    )
+        last = error
+    raise ValueError(f'Gave up after {tries} unreadable examples. {last}')
 
-  def _load(self, actual, epoch, index, seconds):
+  def _load(self, actual, epoch, index):
+    """Return (image, label, seconds), augmented as the example at `index`."""
     begin = time.perf_counter()
     try:
       example = self._source[actual]
@@ -296,8 +286,7 @@ class _Reader:
       raise
     decoding = getattr(image, 'seconds', 0.0)
     rest = time.perf_counter() - read - decoding
-    seconds += read - begin, decoding, rest
-    return transformed, label
+    return transformed, label, np.array([read - begin, decoding, rest])
 
   def _encoded(self, image):
     """Return the image, as an `Encoded` if it is the bytes of a file."""
@@ -388,8 +377,8 @@ def _generator(seed, epoch, index):
 
 
 def _stack(rows):
-  """Return the batch of rows (image, label, skipped, seconds)."""
-  images_, labels, skipped, seconds = zip(*rows)
+  """Return the batch of rows (image, label, seconds, skipped)."""
+  images_, labels, seconds, skipped = zip(*rows)
   shapes = sorted({image.shape for image in images_})
   if len(shapes) > 1:
     raise ValueError(

@@ -26,9 +26,7 @@ _MARKS = {
   'dataset_dict.json': 'hf',
   'state.json': 'hf',
 }
-_NAMED_SPLIT = re.compile(
-  r'(?P<name>.+):(?P<split>[A-Za-z_][\w.-]*(?:\[[^\]]*\])?(?:\+.*)?)'
-)
+_WITH_SPLIT = re.compile(r'(.+):([A-Za-z_][\w.-]*(?:\[[^\]]*\])?(?:\+.*)?)')
 
 
 def open_source(
@@ -57,15 +55,21 @@ def open_source(
     split: a split, if it is not in the name, and a slice in shuffled order, see
       `views.Slice`: 'train[:90%]', or '[:90%]' of all.
     stratified: of the slice.
-    csv, image_key, label_key, exif: of the source; None: its default.
-    class_names: of the source, or a file with them, see `tables.class_names`.
-    channels: of the source.
+    csv, image_key, label_key, channels, exif: of the source.
+    class_names: of the source, or a file with one name per line.
 
   Raises:
-    ValueError: an unknown kind; no split, or two; and those of the source.
+    ValueError: an unknown kind; no split; and those of the source.
   """
   kind, name = _kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')
+  if kind != 'folder' and not start and (match := _WITH_SPLIT.fullmatch(name)):
+    name, start = match.groups()
+  if kind == 'tfds' and not start:
+    raise ValueError(
+      f'tfds:{name} names no split. Add it, as in tfds:{name}:train, or set'
+      " split='train'."
+    )
   options: dict[str, Any] = {
     'split': start or None,
     'csv': csv,
@@ -74,8 +78,6 @@ def open_source(
     'class_names': tables.class_names(class_names),
     'exif': exif,
   }
-  if kind != 'folder':
-    name, options['split'] = _split_off(kind, name, options['split'])
   if kind == 'hf' and '://' not in name:
     name, _, config = name.partition(':')
     options['config'] = config or None
@@ -101,23 +103,3 @@ def _kind_and_name(text):
   folder = epath.Path(text).expanduser()
   marks = (kind for x, kind in _MARKS.items() if (folder / x).exists())
   return next(marks, 'folder'), text
-
-
-def _split_off(kind, name, split):
-  """Return (name, split) of 'cifar10:train' or 'set:1.0.0:train[:90%]'."""
-  match = _NAMED_SPLIT.fullmatch(name)
-  if match is None or (kind == 'hf' and split not in (None, match['split'])):
-    found = name, split  # what follows the name is its configuration
-  elif split in (None, match['split']):
-    found = match['name'], match['split']
-  else:
-    raise ValueError(
-      f'The source {kind}:{name} names the split {match["split"]!r}, but'
-      f' split={split!r}. Name one of them.'
-    )
-  if kind == 'tfds' and found[1] is None:
-    raise ValueError(
-      f'{kind}:{name} names no split. Add it, as in tfds:{name}:train, or set'
-      " split='train'."
-    )
-  return found

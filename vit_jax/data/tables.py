@@ -1,8 +1,7 @@
 """Tables and lists of labels: text to class numbers."""
 
 import csv
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,11 +79,7 @@ def indices(
 
 
 def class_names(names: PathLike | Sequence[str] | None) -> list[str] | None:
-  """Return class names, which can be in a file.
-
-  Args:
-    names: of the classes; or a file with one name per line, or a JSON list or
-      dict {'0': name, ...}.
+  """Return class names, which can be in a file with one name per line.
 
   Raises:
     ValueError: no names, or a name twice.
@@ -93,12 +88,7 @@ def class_names(names: PathLike | Sequence[str] | None) -> list[str] | None:
     return None
   where = 'class_names'
   if isinstance(names, str) or not isinstance(names, Sequence):
-    where = str(names)
-    text = epath.Path(names).read_text()
-    found = json.loads(text) if where.endswith('.json') else text.splitlines()
-    if isinstance(found, Mapping):
-      found = [found[str(i)] for i in range(len(found))]
-    names = found
+    where, names = str(names), epath.Path(names).read_text().splitlines()
   names = [str(name).strip() for name in names]
   if not names or len(set(names)) < len(names):
     raise ValueError(f'{where} must have one name for each class, none twice.')

@@ -164,16 +164,13 @@ def _builder(name, data_dir):
   if (builder.data_path / 'dataset_info.json').exists():
     return tfds.builder_from_directory(builder.data_path)
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
-  manual = getattr(builder, 'MANUAL_DOWNLOAD_INSTRUCTIONS', None)
-  manual = f'\nFirst download files by hand: {manual}' if manual else ''
   raise ValueError(
     f'The TFDS data set {name!r} is not prepared: {builder.data_path} has no'
     ' dataset_info.json. Prepare it with\n'
     '  python -c "import tensorflow_datasets as tfds;'
     f" tfds.builder('{name}'{where}, file_format='array_record')"
     '.download_and_prepare()"\n'
-    'Many data sets need TensorFlow for this step (pip install tensorflow, in'
-    f' another environment if you prefer). Reading does not.{manual}'
+    'Many data sets need TensorFlow for this step. Reading does not.'
   )
 
 

@@ -2,9 +2,9 @@
 
 The splits, label rules and preprocessing are those of the benchmark's public
 code (google-research/task_adaptation) and of the BiT and ViT papers. That code
-requires major versions of the TFDS builders. The names here have no version, so
-that each installed TFDS reads what it prepares: all versions have the same
-examples in the same order, unless their notes say otherwise.
+requires major versions of the TFDS builders. The names here have none: all
+versions have the same examples in the same order, unless their notes say
+otherwise.
 """
 
 import dataclasses
@@ -81,13 +81,12 @@ class Scale:
   factor: Annotated[int, Expect(lambda x: 1 <= x <= 255, '1 to 255')] = 255
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    del rng
     return image * np.uint8(self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A task of VTAB-1k; `val`, `test` and `train` are TFDS splits."""
+  """A task of VTAB-1k; `val` and `test` are TFDS splits."""
 
   name: str  # key in TASKS
   title: str  # for tables
@@ -102,7 +101,6 @@ class Task:
   flip: bool = True  # whether training images are flipped at random
   crop: bool = True  # whether training images are cropped at random
   is_binary: bool = False  # whether pixels are stored as 0 and 1
-  train: str = 'train[:800]'
 
 
 def _config(name, **fields):
@@ -110,7 +108,7 @@ def _config(name, **fields):
 
 
 _N, _S, _T = GROUPS
-_VAL = 'validation[:200]'
+_TRAIN, _VAL = 'train[:800]', 'validation[:200]'
 _EYES = 'diabetic_retinopathy_detection/btgraham-300'
 # fmt: off
 _clevr = functools.partial(
@@ -170,9 +168,9 @@ def settings(key: str, split: str, **fields: Any) -> dict[str, Any]:
   """
   task = TASKS[key]
   splits = {
-    'train800': task.train,
+    'train800': _TRAIN,
     'val200': task.val,
-    'train800val200': f'{task.train}+{task.val}',
+    'train800val200': f'{_TRAIN}+{task.val}',
     'test': task.test,
   }
   rule = {} if task.label_fn is None else {'label_fn': dict(task.label_fn)}

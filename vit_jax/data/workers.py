@@ -175,8 +175,10 @@ def _values(task, indices):
   try:
     read, ahead = cloudpickle.loads(task)
     yield from read_ahead(read, indices, ahead)
-  except Exception as error:
-    yield _portable(error)
+  except ValueError as error:  # not all of its subclasses can be pickled
+    yield ValueError(str(error))
+  except Exception:
+    yield RuntimeError('In a data worker:\n' + traceback.format_exc())
 
 
 def _end_with_parent():
@@ -194,14 +196,3 @@ def _send(remote, value):
   remote.send(([len(buffer) for buffer in buffers], pickled))
   for buffer in buffers:
     remote.send_bytes(buffer)
-
-
-def _portable(error):
-  """Return the error with its traceback as a note, ready to be pickled."""
-  try:
-    pickle.loads(pickle.dumps(error))
-  except Exception:  # an exception class with arguments of its own
-    error = RuntimeError(f'{type(error).__name__}: {error}')
-  if not isinstance(error, ValueError):
-    error.add_note('In a data worker:\n' + traceback.format_exc())
-  return error
