@@ -6,7 +6,7 @@ defaults are applied last.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -134,14 +134,10 @@ def _vit_facts(params, width):
     facts['num_heads'] = query[1]
   elif norm in params:
     facts['num_heads'] = width // params[norm].size
-  for path, pooling in (
-    ('dist', 'distilled'),
-    ('cls', 'token'),
-    ('map_head/probe', 'map'),
-  ):
+  poolings = {'map_head/probe': 'map', 'cls': 'token', 'dist': 'distilled'}
+  for path, pooling in poolings.items():
     if path in params:
       facts['pooling'] = pooling
-      break
   if 'pos_embedding' in params:
     facts['posemb'] = 'learned'
   for path in ('pre_logits/kernel', 'pre_logits/cls/kernel'):
@@ -182,11 +178,8 @@ def image_shape_of(
 ) -> tuple[int, int, int]:
   """Return (H, W, C) of the images that parameters were made for.
 
-  Args:
-    model: of the parameters.
-    params: {path: array}.
-    image_size: int or (H, W), for models without a table of positions.
-    grid: (rows, columns) of a Mixer's patches if they are not a square.
+  `image_size`, an int or (H, W), is for models without a table of positions,
+  and `grid`, (rows, columns), for Mixers whose patches are not a square.
   """
   kernel = _ROOT if _ROOT in params else 'embedding/kernel'
   channels = params[kernel].shape[2]
@@ -214,6 +207,16 @@ def square(count: int, grid: Shape | None = None) -> tuple[int, int]:
       'Give grid=(rows, columns) whose product is that.'
     )
   return rows, columns
+
+
+def grid_of(
+  image_size: Size | None, patch_size: Shape, counts: Collection[int]
+) -> tuple[int, int] | None:
+  """Return the grid of an image's patches if their number is one of counts."""
+  if image_size is None:
+    return None
+  rows, columns = (n // p for n, p in zip(as_pair(image_size), patch_size))
+  return (rows, columns) if rows * columns in counts else None
 
 
 def split_table(

@@ -266,10 +266,9 @@ def describe_use(weights: Weights) -> dict[str, Any]:
 def _check_portable(model, format):
   """Raise ValueError unless other readers of a format compute this model."""
   block, head = getattr(model, 'block', model), getattr(model, 'head', None)
-  embedding = getattr(model, 'embedding', None)
-  pooling, posemb = getattr(model, 'pooling', None), None
-  if isinstance(model, VisionTransformer):
-    posemb = model.posemb
+  embedding, pooling, posemb = (
+    getattr(model, part, None) for part in ('embedding', 'pooling', 'posemb')
+  )
   name, eps = type(model).__name__, getattr(block, 'norm_eps', 1e-6)
   size = getattr(head, 'representation_size', None)
   every = {'npz', 'timm', 'hf'}
@@ -294,12 +293,12 @@ def _check_portable(model, format):
     ({'npz', 'hf'}, getattr(pooling, 'norm_after', False), 'norm_after'),
     ({'npz', 'hf'}, getattr(block, 'qk_norm', False), 'qk_norm'),
     ({'npz', 'hf'}, type(pooling) in (Map, DistillationToken), f'{pooling}'),
-    ({'hf'}, isinstance(pooling, Mean), f'{pooling}'),
-    ({'timm', 'hf'}, isinstance(pooling, NoPooling), f'{pooling}'),
+    ({'hf'}, type(pooling) is Mean, f'{pooling}'),
+    ({'timm', 'hf'}, type(pooling) is NoPooling, f'{pooling}'),
     (
       {'timm'},
-      isinstance(pooling, DistillationToken) and pooling.num_registers,
-      f'{pooling} with registers',
+      type(pooling) is DistillationToken and pooling.num_registers,
+      f'{pooling}',
     ),
     ({'npz', 'timm'}, eps != 1e-6, f'norm_eps={eps}'),
     (

@@ -25,7 +25,7 @@ from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
-from vit_jax.weights.architecture import convert, split_table
+from vit_jax.weights.architecture import convert, grid_of, split_table
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -106,12 +106,11 @@ def read(
   if 'num_attention_heads' in config:
     known['num_heads'] = config['num_attention_heads']
   table = arrays['embeddings.position_embeddings']
-  image_size = image_size or config.get('image_size')
-  if grid is None and image_size is not None:
-    patch_size = arrays[f'{_PATCHES}.weight'].shape[2:]
-    rows, columns = (n // p for n, p in zip(as_pair(image_size), patch_size))
-    if rows * columns == table.shape[1] - 1:
-      grid = rows, columns  # else the table is of another size
+  grid = grid or grid_of(
+    image_size or config.get('image_size'),
+    arrays[f'{_PATCHES}.weight'].shape[2:],
+    [table.shape[1] - 1],
+  )
   cls, table = split_table(table, prefix=1, grid=grid)
   arrays['embeddings.cls_position'] = cls
   arrays['embeddings.position_embeddings'] = table
@@ -202,10 +201,8 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return (arrays, files) that transformers loads, and computes the same.
 
   ViTForImageClassification.from_pretrained(FOLDER) loads them, and
-  AutoImageProcessor; ViTModel if there is no head.
-
-  Args:
-    weights: of a model that transformers' ViT can be, see `formats.write`.
+  AutoImageProcessor; ViTModel if there is no head. The weights are of a model
+  that transformers' ViT can be, see `formats.write`.
   """
   weights = bundle.portable(weights)
   model, params = weights.model, dict(weights.params)

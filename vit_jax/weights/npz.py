@@ -212,37 +212,32 @@ def _parameters(arrays, notes):
   Stacked layers are taken apart. What is left out is added to notes.
   """
   prefix = _prefix(arrays) or ''
-  left_out: dict[str, int] = {}
-  out = {}
-
-  def skip(what):
-    left_out[what] = left_out.get(what, 0) + 1
-
+  others = rf'{_STATE}|{_TEXT}' if prefix.endswith('img/') else _STATE
+  out, left_out = {}, []
   for name, array in arrays.items():
-    if not (prefix and name.startswith(prefix)):
-      if re.fullmatch(_STATE, name):
-        skip('optimizer and other state')
-        continue
-      if prefix.endswith('img/') and re.fullmatch(_TEXT, name):
-        skip('text tower, temperature, bias')
-        continue
-    name = name.removeprefix(prefix)
-    if re.fullmatch('(pre_logits|head)/?', name) and not array.size:
-      skip('empty')
+    is_ours = prefix and name.startswith(prefix)
+    short = name.removeprefix(prefix)
+    is_empty = re.fullmatch('(pre_logits|head)/?', short) and not array.size
+    if is_empty or (not is_ours and re.fullmatch(others, name)):
+      left_out.append(name)
       continue
-    if re.fullmatch(_GROUP_NORM, name):
+    if re.fullmatch(_GROUP_NORM, short):
       array = np.ravel(array)
-    if re.match('probe$|(LayerNorm|MlpBlock|MultiHead[a-zA-Z]*)_0/', name):
-      name = f'MAPHead_0/{name}'  # early files have the head's parts outside
-    name = re.sub(r'/unit0*(\d+)/', r'/unit\1/', name)  # BiT has unit01
+    if re.match('probe$|(LayerNorm|MlpBlock|MultiHead[a-zA-Z]*)_0/', short):
+      short = f'MAPHead_0/{short}'  # early files have the head's parts outside
+    short = re.sub(r'/unit0*(\d+)/', r'/unit\1/', short)  # BiT has unit01
     # Some of BiT's files number these.
-    name = re.sub(r'/standardized_conv2d_\d+/', '/standardized_conv2d/', name)
-    if name.startswith(f'{_LAYER}/'):
-      rest = name[len(_LAYER) :]
+    short = re.sub(r'/standardized_conv2d_\d+/', '/standardized_conv2d/', short)
+    if short.startswith(f'{_LAYER}/'):
+      rest = short[len(_LAYER) :]
       out |= {f'{_LAYER}_{i}{rest}': layer for i, layer in enumerate(array)}
     else:
-      out[name] = array
-  notes += [f'  {n} arrays left out ({what})' for what, n in left_out.items()]
+      out[short] = array
+  if left_out:
+    notes.append(
+      f'  {len(left_out)} arrays left out (state of the optimizer, text tower, '
+      f'or empty), such as {left_out[0]}'
+    )
   return out
 
 

@@ -25,16 +25,14 @@ import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models import names
-from vit_jax.models.layers import PatchEmbedding, as_pair
 from vit_jax.models.pooling import (
   DistillationToken,
   Map,
   Mean,
 )
-from vit_jax.models.resnet import Hybrid
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import bundle, image_configs
-from vit_jax.weights.architecture import convert, split_table, square
+from vit_jax.weights.architecture import convert, grid_of, split_table, square
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -245,14 +243,7 @@ def _family(architecture, args, arrays):
 
 
 def _vit_fields(arrays, config, known, given):
-  """Return fields of a ViT that config.json has, or names of arrays imply.
-
-  Args:
-    arrays: {name: array}.
-    config: content of config.json.
-    known: fields of the family.
-    given: fields from the user.
-  """
+  """Return fields of a ViT that config.json has, or names of arrays imply."""
   args = config.get('model_args') or {}
   data = config.get('pretrained_cfg') or config
   found = {}
@@ -309,15 +300,15 @@ def _to_grid(arrays, pooling, args, image_size, grid, notes):
   other tokens are registers. The positions of patches are a grid.
   """
   arrays = dict(arrays)
-  names = 'cls_token', 'dist_token', 'reg_token'
   has_cls = 'cls_token' in arrays
+  names = 'cls_token', 'dist_token', 'reg_token'
   tokens = [arrays.pop(name) for name in names if name in arrays]
   width = arrays['patch_embed.proj.weight'].shape[0]
   prefix = np.concatenate([*tokens, np.zeros((1, 0, width), 'f')], axis=1)
   count, rows = prefix.shape[1], np.zeros_like(prefix)
   if 'pos_embed' in arrays:
     table = arrays['pos_embed']
-    grid = _grid(table.shape[-2], count, arrays, args, image_size, grid)
+    grid = grid or _grid(table.shape[-2], count, arrays, args, image_size)
     found, arrays['pos_embed'] = split_table(
       table, prefix=table.shape[-2] - math.prod(grid), grid=grid
     )
@@ -341,25 +332,16 @@ def _to_grid(arrays, pooling, args, image_size, grid, notes):
   return arrays
 
 
-def _grid(count, prefix, arrays, args, image_size, grid):
-  """Return (rows, columns) of a table with or without rows of the prefix."""
-  if grid is None and image_size is not None:
-    embedding = PatchEmbedding(arrays['patch_embed.proj.weight'].shape[2:])
-    if any(name.startswith(_BACKBONE) for name in arrays):
-      stages = rf'{_BACKBONE}stages\.(\d+)'
-      found = {x[1] for name in arrays if (x := re.match(stages, name))}
-      embedding = Hybrid(embedding.patch_size, stages=(1,) * len(found))
-    step = embedding.pixels_per_token
-    grid = [n // s for n, s in zip(as_pair(image_size), step)]
-    if math.prod(grid) not in (count, count - prefix):
-      grid = None  # the table is of another size than the config says
-  if grid is not None:
-    return tuple(grid)
-  has_prefix = not args.get('no_embed_class', False)
-  for patches in (count - prefix, count)[:: 1 if has_prefix else -1]:
-    if patches > 0 and math.isqrt(patches) ** 2 == patches:
-      return square(patches)
-  return square(count - prefix)
+def _grid(rows, tokens, arrays, args, image_size):
+  """Return (rows, columns) of a table with or without rows of the tokens."""
+  counts = [rows - tokens, rows]
+  if args.get('no_embed_class', False):
+    counts.reverse()
+  patch_size = arrays['patch_embed.proj.weight'].shape[2:]
+  if found := grid_of(image_size, patch_size, counts):
+    return found
+  squares = (n for n in counts if n > 0 and math.isqrt(n) ** 2 == n)
+  return square(next(squares, rows - tokens))
 
 
 def _preprocess(data, image_shape, notes):
