@@ -39,9 +39,9 @@ def convert(
   Args:
     arrays: {name: array}, everything in the file.
     keys: key map of the format.
-    model: if the file describes it.
+    model: if the file describes it; else `known` and **given are its fields,
+      see `infer`.
     image_size, grid: see `image_shape_of`.
-    known, **given: fields of the model, see `infer`.
 
   Raises:
     ValueError: the arrays are not those of one model.
@@ -60,13 +60,14 @@ def infer(
 ) -> Any:
   """Return the model that parameters belong to.
 
+  Arrays do not show num_heads, if its axes are merged, nor gelu and norm_eps;
+  nor pooling and posemb if these have no parameters: by default the mean over
+  patches, and fixed positions.
+
   Args:
     params: {path: array}, unrolled; axes of attention may be merged.
     known: fields of the model, as in `bundle.replace`, from the file's config.
-    **given: fields from the user, which come first. Arrays do not show
-      num_heads, if axes are merged, nor gelu and norm_eps; nor pooling and
-      posemb if these have no parameters: by default the mean over patches, and
-      fixed positions.
+    **given: fields from the user, which come first.
 
   Raises:
     ValueError: there is no such model, the arrays contradict other fields, or
@@ -75,7 +76,7 @@ def infer(
   cls, facts = _facts(params)
   given = bundle.without_parts(known, given) | given
   for name in facts.keys() & given.keys():
-    if _plain(facts[name]) != _plain(given[name]):
+    if not np.array_equal(facts[name], given[name]):
       raise ValueError(
         f'The file has {name}={facts[name]!r}, not {given[name]!r} as was '
         'given. Leave it out.'
@@ -92,10 +93,6 @@ def infer(
       f'example num_heads={max(fields["width"] // 64, 1)} for heads of 64.'
     )
   return bundle.from_fields(cls, **fields)
-
-
-def _plain(value):
-  return tuple(value) if isinstance(value, list) else value
 
 
 def _facts(params):

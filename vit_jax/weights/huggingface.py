@@ -77,17 +77,10 @@ def read(
   image_size: Size | None = None,
   **fields: Any,
 ) -> Weights:
-  """Return Weights of the arrays of a ViT of transformers.
+  """Return Weights of {name: array} and the content of config.json.
 
-  Args:
-    arrays: {name: array}.
-    config: content of config.json, or None; the content of
-      preprocessor_config.json is in it as 'preprocessor_config'.
-    grid, image_size: see `formats.read`.
-    **fields: of the model, which override the config.
-
-  Raises:
-    ValueError: no model of vit_jax has these arrays.
+  The config has the content of preprocessor_config.json as
+  'preprocessor_config'. Other arguments: see `formats.read`; they override it.
   """
   config = config or {}
   for name, value in (('model_type', 'vit'), ('pooler_act', 'tanh')):

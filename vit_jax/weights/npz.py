@@ -152,19 +152,10 @@ def read(
   image_size: Size | None = None,
   **fields: Any,
 ) -> Weights:
-  """Return Weights of the arrays of a file.
+  """Return Weights of {name: array}; the formats have no config.
 
-  Args:
-    arrays: {name: array}.
-    config: ignored; the formats have no such file.
-    model: if NAME.json describes it.
-    grid: (rows, columns) of a position table, or of a Mixer's patches, that is
-      not a square.
-    image_size: for ResNets, and models without a table.
-    **fields: of the model, for what is not in the file.
-
-  Raises:
-    ValueError: an array is missing, unexpected or of another shape.
+  `model` is given if NAME.json describes it, `grid` also for a Mixer's patches,
+  `image_size` for ResNets and models without a table; see `formats.read`.
   """
   del config
   notes: list[str] = []

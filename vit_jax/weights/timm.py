@@ -169,17 +169,10 @@ def read(
   image_size: Size | None = None,
   **fields: Any,
 ) -> Weights:
-  """Return Weights of timm's arrays.
+  """Return Weights of {name: array} and the content of config.json.
 
-  Args:
-    arrays: {name: array}.
-    config: content of config.json, or None: exact GELU, and the class token is
-      pooled unless there is `fc_norm`.
-    grid, image_size: see `formats.read`.
-    **fields: of the model, which override the config: gelu, pooling, ....
-
-  Raises:
-    ValueError: no model of vit_jax has these arrays.
+  Without a config: exact GELU, and the class token is pooled unless there is
+  `fc_norm`. Other arguments: see `formats.read`; they override the config.
   """
   arrays = {k.removeprefix(_WRAPPER): x for k, x in arrays.items()}
   config = config or {}
