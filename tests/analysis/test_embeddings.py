@@ -39,8 +39,6 @@ def test_there_are_no_more_filters_than_there_can_be():
   rng = np.random.default_rng(0)
   assert len(embeddings.filters(rng.normal(size=(2, 2, 1, 50)))[0]) == 4
   assert len(embeddings.filters(rng.normal(size=(4, 4, 3, 6)))[0]) == 5
-  with pytest.raises(ValueError, match=r'\(4, 6\) and count 28; expected'):
-    embeddings.filters(rng.normal(size=(4, 6)))
 
 
 def test_tiles():
@@ -74,13 +72,11 @@ def test_similarity_of_sincos2d():
 
 def test_similarity_of_any_table():
   rng = np.random.default_rng(0)
-  table = rng.normal(size=(1, 2, 3, 7))
-  table[0, 1, 1] = 0
+  table = rng.normal(size=(2, 3, 7))
+  table[1, 1] = 0
   found = embeddings.position_similarity(table)
-  a, b = table[0, 0, 2], table[0, 1, 0]
+  a, b = table[0, 2], table[1, 0]
   wanted = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
   np.testing.assert_allclose(found[0, 2, 1, 0], wanted, atol=1e-6)
   np.testing.assert_array_equal(found[1, 1], 0)
   np.testing.assert_allclose(found[0, 0, 0, 0], 1, atol=1e-6)
-  with pytest.raises(ValueError, match=r'\(10, 8\).*without the class'):
-    embeddings.position_similarity(np.zeros((10, 8)))

@@ -32,19 +32,20 @@ IMAGES = jax.ShapeDtypeStruct((1, 8, 12, 3), jnp.float32)
 CASE = '13 tokens, 2 heads of 8, float32, forward and backward, cpu'
 
 
-def chooser(*names, seconds=(), **fields):
-  """Return a Chooser whose layers take the given seconds, and its reports."""
-  reports, clock = [], iter(seconds)
-  mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])
-  made = Chooser(
-    4,
-    mesh,
-    report=reports.append,
-    candidates={'cpu': names},
-    timer=lambda *_: next(clock),
-    **fields,
-  )
-  return made, reports
+@pytest.fixture
+def chooser(monkeypatch):
+  """Function that returns a Chooser of these candidates, and its reports."""
+
+  def make(*names, seconds=(), **fields):
+    reports, clock = [], iter(seconds)
+    monkeypatch.setattr(attention_choice, 'CANDIDATES', {'cpu': names})
+    monkeypatch.setattr(
+      attention_choice, 'seconds_per_call', lambda *_: next(clock)
+    )
+    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])
+    return Chooser(4, mesh, report=reports.append, **fields), reports
+
+  return make
 
 
 def einsum(*qkv):
@@ -75,7 +76,7 @@ WRONG = {
 }
 
 
-def test_the_fastest_right_candidate_is_chosen_and_recorded():
+def test_the_fastest_right_candidate_is_chosen_and_recorded(chooser):
   choose, reports = chooser('xla', 'cudnn', 'einsum', seconds=[3e-3, 2e-3])
   model = choose(MODEL, IMAGES)
   assert model == MODEL.clone(attention='einsum')
@@ -89,7 +90,7 @@ def test_the_fastest_right_candidate_is_chosen_and_recorded():
 
 
 @pytest.mark.parametrize('name', WRONG)
-def test_wrong_candidates_are_left_out(name, monkeypatch):
+def test_wrong_candidates_are_left_out(name, chooser, monkeypatch):
   monkeypatch.setattr(pallas_attention, 'attend', WRONG[name])
   choose, reports = chooser('pallas')
   assert choose(MODEL, IMAGES) is MODEL and not choose.record
@@ -99,11 +100,12 @@ def test_wrong_candidates_are_left_out(name, monkeypatch):
 @pytest.mark.parametrize(
   'fields', [{'attention': 'xla'}, {'posemb': Relative()}]
 )
-def test_models_without_a_choice_stay_as_they_are(fields):
+def test_models_without_a_choice_stay_as_they_are(fields, chooser):
+  mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2])
+  assert Chooser(4, mesh)(MODEL, IMAGES) is MODEL  # on a CPU
   choose, _ = chooser('xla')
   model = MODEL.clone(**fields)
   assert choose(model, IMAGES) is model
-  assert Chooser(4, choose.mesh)(MODEL, IMAGES) is MODEL  # on a CPU
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -135,7 +137,7 @@ def test_a_layer_is_compiled_as_in_a_step():
   assert 'rng' not in evaluated.as_text()  # no dropout
 
 
-def test_each_device_has_its_part_of_the_batch(monkeypatch):
+def test_each_device_has_its_part_of_the_batch(chooser, monkeypatch):
   found = []
 
   def watch(model, images, batch, device, backward):

@@ -38,7 +38,11 @@ def count(model, size=224):
 
 @pytest.mark.parametrize(
   'name',
-  [x for x in PARAMETERS if re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1', x)],
+  [
+    x
+    for x in PARAMETERS
+    if re.match('ViT-(Ti|S)|R50.*/16|Mixer|BiT.*x1|Axial', x)
+  ],
 )
 def test_parameter_count(name):
   assert count(names.create(name, num_classes=1000)) == PARAMETERS[name]

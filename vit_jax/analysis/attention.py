@@ -129,10 +129,7 @@ def rollout(
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.
   """
-  batch, tokens = q.shape[1:3]
-  alone = jnp.eye(tokens)[None]
-  start = alone if start is None else start
-  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
+  alone, start = _identity_and_start(q, start)
 
   def layer_before(out, layer):
     mixed = HEADS[heads](weights(*layer), axis=1)
@@ -143,6 +140,13 @@ def rollout(
 
   # From the last layer back: a few rows times a matrix cost less.
   return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
+
+
+def _identity_and_start(q, start):
+  """Return the identity [1, N, N] and start [B, R, N], by default the same."""
+  alone = jnp.eye(q.shape[2])[None]
+  start = alone if start is None else start
+  return alone, jnp.broadcast_to(start, (q.shape[1], *start.shape[1:]))
 
 
 def rollout_of_heads(
@@ -159,19 +163,16 @@ def rollout_of_heads(
   are rolled out with the mean over heads. So the mean over the heads of a layer
   is the `rollout` of the layers up to it. Arguments as of `rollout`.
   """
-  batch, tokens = q.shape[1:3]
-  alone = jnp.eye(tokens)
-  start = alone[None] if start is None else start
-  start = jnp.broadcast_to(start, (batch, *start.shape[1:]))
+  alone, start = _identity_and_start(q, start)
 
   def next_layer(before, layer):
     of_heads = weights(*layer)
     if residual == 'half':
-      of_heads = (of_heads + alone[None, None]) / 2
+      of_heads = (of_heads + alone[None]) / 2
     found = jnp.einsum('brq,bhqn,bnm->bhrm', start, of_heads, before)
     return jnp.einsum('bqn,bnm->bqm', of_heads.mean(axis=1), before), found
 
-  before = jnp.broadcast_to(alone, (batch, tokens, tokens))
+  before = jnp.broadcast_to(alone, (q.shape[1], *alone.shape[1:]))
   _, found = jax.lax.scan(next_layer, before, (q, k, added))
   return jnp.swapaxes(found, 0, 1)
 
@@ -210,13 +211,12 @@ def mean_distance(
       distance of 0. Their queries are never counted.
   """
   patches = len(distances)
-  if q.shape != k.shape or q.shape[1] < patches:
+  first = q.shape[1] - patches
+  if first < 0:
     raise ValueError(
-      f'q has shape {q.shape} and k {k.shape}, with distances of {patches} '
-      'patches; expected [B, N, h, d] with at least as many tokens. Call '
+      f'q has shape {q.shape}, with distances of {patches} patches. Call '
       'cell_distances with the grid of these images.'
     )
-  first = q.shape[1] - patches
   # A softmax over patches alone scales their weights to sum to one, without a
   # division by zero.
   keys = first if prefix == 'left_out' else 0

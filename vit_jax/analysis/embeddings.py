@@ -21,11 +21,6 @@ def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
     the largest first; n is at most count, ph * pw * C, and D - 1.
   """
   kernel = np.asarray(kernel, np.float64)
-  if kernel.ndim != 4 or count < 1:
-    raise ValueError(
-      f'Got a kernel of shape {kernel.shape} and count {count}; expected a '
-      'patch embedding [ph, pw, C, D] and a count from 1 up.'
-    )
   *shape, dim = kernel.shape
   points = kernel.reshape(-1, dim).T
   points = points - points.mean(axis=0, keepdims=True)
@@ -58,20 +53,13 @@ def position_similarity(table: Array) -> np.ndarray:
   """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
 
   Args:
-    table: [gh, gw, D], without a row for the class token; or [1, gh, gw, D].
+    table: [gh, gw, D], without a row for the class token.
 
   Returns:
     float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of similarities to
     the patch in row i, column j. An embedding of zeros has similarity 0.
   """
   table = np.asarray(table, np.float64)
-  if table.ndim == 4 and table.shape[0] == 1:
-    table = table[0]
-  if table.ndim != 3:
-    raise ValueError(
-      f'Position embeddings of shape {table.shape}; expected a grid '
-      '[gh, gw, D] without the class token, or [1, gh, gw, D].'
-    )
   norms = np.linalg.norm(table, axis=-1, keepdims=True)
   unit = table / np.where(norms > 0, norms, 1)
   cosines = np.einsum('ijd,mnd->ijmn', unit, unit, optimize=True)

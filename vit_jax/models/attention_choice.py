@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,18 +51,12 @@ class Chooser:
     record: {case: implementation} of choices that were made before. New ones
       are added, so that a resumed run can use them.
     report: gets the choices and times in words.
-    candidates: names to compare, by platform.
-    timer: function (fn, *arrays) -> seconds of a call.
   """
 
   batch_size: int
   mesh: jax.sharding.Mesh
   record: dict[str, str] = dataclasses.field(default_factory=dict)
   report: Callable[[str], Any] = print
-  candidates: Mapping[str, tuple[str, ...]] = dataclasses.field(
-    default_factory=lambda: CANDIDATES
-  )
-  timer: Callable[..., float] | None = None
 
   def __call__(
     self, model: Model, images: jax.ShapeDtypeStruct, *, backward: bool = True
@@ -78,7 +72,7 @@ class Chooser:
       backward: whether the model is trained, or only computes its outputs.
     """
     device = self.mesh.local_devices[0]
-    names = self.candidates.get(device.platform, ())
+    names = CANDIDATES.get(device.platform, ())
     if not names or getattr(model, 'attention', None) != 'auto':
       return model
     case = describe(model, images, device, backward)
@@ -97,7 +91,12 @@ class Chooser:
 
   def _measure(self, model, images, batch, device, backward):
     """Return {name: seconds of a layer} of the candidates that are right."""
-    names = self.candidates[device.platform]
+    names = CANDIDATES[device.platform]
+    rng = np.random.default_rng(0)
+
+    def draw(like):
+      array = 0.05 * rng.standard_normal(like.shape, np.float32)
+      return jax.device_put(array.astype(like.dtype), device)
 
     def prepare(name):
       try:
@@ -117,8 +116,8 @@ class Chooser:
       if isinstance(layer, str):
         self.report(f'attention: {name} is left out, {layer}')
         continue
-      arrays = _random(layer.in_avals, device)
-      seconds[name] = (self.timer or seconds_per_call)(layer, *arrays)
+      args, _ = layer.in_avals
+      seconds[name] = seconds_per_call(layer, *jax.tree.map(draw, args))
       self.report(f'attention: {name} {1e3 * seconds[name]:.3g} ms a layer')
     return seconds
 
@@ -235,18 +234,6 @@ def seconds_per_call(fn: Callable[..., Any], *arrays: Any) -> float:
 
   calls = math.ceil(_ROUND_S / max(seconds(1), _ROUND_S / 50))
   return min(seconds(calls) for _ in range(_ROUNDS))
-
-
-def _random(avals, device):
-  """Return the arguments of a compiled layer."""
-  rng = np.random.default_rng(0)
-  args, _ = avals
-  return jax.tree.map(
-    lambda x: jax.device_put(
-      (0.05 * rng.standard_normal(x.shape, np.float32)).astype(x.dtype), device
-    ),
-    args,
-  )
 
 
 def _layout(model, images):

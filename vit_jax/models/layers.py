@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from vit_jax.types import (
-  Expect,
-  Natural,
-  NonNegative,
-  Positive,
-  Rate,
-  Size,
-)
+from vit_jax.types import Natural, NonNegative, Positive, Rate, Size
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -76,10 +69,10 @@ def as_pair(size: Size) -> tuple[int, int]:
 
 
 def platform() -> str:
-  """Return the platform that the program being traced is meant for.
+  """Return 'cpu', 'gpu' or 'tpu', the platform of the program being traced.
 
-  That is the platform of the mesh, whose devices may be those of another
-  machine; without a mesh, of the default device: 'cpu', 'gpu' or 'tpu'.
+  It is that of the mesh, whose devices may be those of another machine; without
+  a mesh, of the default device.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
@@ -270,19 +263,13 @@ def drop_path(
     module: module with the rng 'dropout'.
     y: [B, N, D], output of the branch.
     rate: fraction of examples whose branch is dropped; the branch of the others
-      is scaled up. None: no example is dropped.
+      is scaled up. None: 0.
   """
   if rate is None:
     return y
   keep, rng = 1 - rate, module.make_rng('dropout')
   kept = jax.random.bernoulli(rng, keep, (y.shape[0], 1, 1))
   return jnp.where(kept, y / jnp.asarray(keep, y.dtype), 0)
-
-
-def depth_rates(rate: StochasticDepth) -> tuple[float, float]:
-  """Return the rates of stochastic depth in the first and the last layer."""
-  first, last = (0.0, rate) if isinstance(rate, int | float) else rate
-  return first, last
 
 
 ATTENTION = 'attention'  # name of the results of attention, for remat policies
@@ -293,25 +280,16 @@ _POLICIES = {
   ),
   'full': jax.checkpoint_policies.nothing_saveable,
 }
-# The other functions of jax.checkpoint_policies return a policy.
-REMAT = (
-  'none',
-  *_POLICIES,
-  *(n for n in dir(jax.checkpoint_policies) if n.endswith('saveable')),
-)
-Remat = Annotated[
-  str, Expect(lambda name: name in REMAT, f'one of {", ".join(REMAT)}')
-]
+Remat = Literal['none', 'dots', 'full']
 
 
 def remat(
   module: type[nn.Module], name: str, **options: Any
 ) -> type[nn.Module]:
-  """Return a module class with the rematerialisation of that name in REMAT."""
+  """Return a module class with a rematerialisation, see VisionTransformer."""
   if name == 'none':
     return module
-  policy = _POLICIES.get(name) or getattr(jax.checkpoint_policies, name)
-  return nn.remat(module, policy=policy, **options)
+  return nn.remat(module, policy=_POLICIES[name], **options)
 
 
 def run_layers(
@@ -334,8 +312,7 @@ def run_layers(
   Args:
     layer: class of modules, called as layer(x, rate or None, shared) -> x.
     x: [B, N, D].
-    depth, stochastic_depth, scan: as in VisionTransformer.
-    remat_policy: one of REMAT.
+    depth, stochastic_depth, scan, remat_policy: as in VisionTransformer.
     per_layer: whether to return the output of each layer.
     shared: argument of all layers.
     **fields: fields of the layers.
@@ -345,7 +322,9 @@ def run_layers(
   """
   rates = None
   if stochastic_depth:
-    rates = jnp.linspace(*depth_rates(stochastic_depth), depth)
+    is_last = isinstance(stochastic_depth, int | float)
+    ends = (0.0, stochastic_depth) if is_last else stochastic_depth
+    rates = jnp.linspace(*ends, depth)
   # Inside a loop nothing can be merged with the forward pass anyway.
   layer = remat(layer, remat_policy, prevent_cse=not scan)
 
@@ -476,11 +455,9 @@ class PatchEmbedding:
     """Replace patches by other patches, or by the mask vector.
 
     Args:
-      module: module that gets the parameter 'mask' [1, 1, D] if there is a mask
-        token.
+      module: gets the parameter 'mask' [1, 1, D] if there is a mask token.
       patches: [B, n, D].
-      sources: int32 [B, n], index of the patch that replaces each patch, or
-        below 0 for the mask vector. None: nothing is replaced.
+      sources: see VisionTransformer.features.
     """
     if self.mask_token:
       mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
@@ -515,7 +492,7 @@ class Head:
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
   ) -> dict[str, jax.Array]:
-    """Compute the logits of pooled features [..., D].
+    """Compute the logits of pooled features x [..., D].
 
     Args:
       module: model that gets the parameters.
@@ -563,10 +540,6 @@ class Classifier(nn.Module):
     Returns:
       float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
       'pre_logits' of features(), in dtype.
-
-    Raises:
-      ValueError: images are not a batch of floats, or of another size than the
-        parameters expect.
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']

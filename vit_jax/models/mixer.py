@@ -12,14 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import layers
-from vit_jax.models.layers import (
-  Head,
-  LayerNorm,
-  Mlp,
-  PatchEmbedding,
-  drop_path,
-  keep_batch_split,
-)
+from vit_jax.models.layers import Head, LayerNorm, PatchEmbedding
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
@@ -40,17 +33,17 @@ class MixerBlock(nn.Module):
     shared: jax.Array | None = None,
   ) -> jax.Array:
     """Apply the layer; drop_rate is of stochastic depth, shared is not used."""
-    x = keep_batch_split(x)
+    x = layers.keep_batch_split(x)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     mlp = functools.partial(
-      Mlp, gelu=self.gelu, dtype=self.dtype, kernel_init='mixing'
+      layers.Mlp, gelu=self.gelu, dtype=self.dtype, kernel_init='mixing'
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)
-    x = x + drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
+    x = x + layers.drop_path(self, jnp.swapaxes(y, 1, 2), drop_rate)
     y = norm(name='norm2')(x)
     y = mlp(self.channels_mlp_dim, name='channel_mixing')(y)
-    return x + drop_path(self, y, drop_rate)
+    return x + layers.drop_path(self, y, drop_rate)
 
 
 class MlpMixer(layers.Classifier):

@@ -11,15 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from vit_jax.models import layers
 from vit_jax.models.attention import Attention
-from vit_jax.models.layers import (
-  INIT,
-  BlockOptions,
-  Dense,
-  Head,
-  LayerNorm,
-  Mlp,
-)
+from vit_jax.models.layers import INIT, BlockOptions, Dense, Head
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import Natural, Params
 
@@ -56,33 +50,24 @@ class Pooling:
   ) -> list[jax.Array]:
     """Return the tokens before the patches, each float32 [1, ., D].
 
-    Args:
-      module: model that gets the parameters.
-      posemb: position embedding of the model.
-      layout: Layout of all tokens.
+    The model `module` gets the parameters, and `layout` is that of all tokens.
     """
-    width, found = module.width, []
+    shape, found = (1, 1, module.width), []
     if layout.class_token:
-      cls = module.param('cls', INIT['cls'], (1, 1, width))
-      found.append(posemb.add_to_token(module, 'cls', cls))
+      token = module.param('cls', INIT['cls'], shape)
+      found.append(posemb.add_to_token(module, 'cls', token))
     if layout.distillation_token:
-      dist = module.param('dist', INIT['dist'], (1, 1, width))
-      found.append(posemb.add_to_token(module, 'dist', dist))
+      token = module.param('dist', INIT['dist'], shape)
+      found.append(posemb.add_to_token(module, 'dist', token))
     if layout.num_registers:
-      shape = (1, layout.num_registers, width)
+      shape = (1, layout.num_registers, module.width)
       found.append(module.param('registers', INIT['registers'], shape))
     return found
 
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
   ) -> jax.Array:
-    """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D].
-
-    Args:
-      module: model that gets the parameters.
-      tokens: [B, N, D].
-      layout: Layout of the tokens.
-    """
+    """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D]."""
     raise NotImplementedError
 
   def classify(
@@ -90,22 +75,15 @@ class Pooling:
   ) -> dict[str, jax.Array]:
     """Return the features of the head by name, see `Head.__call__`.
 
-    Args:
-      module: model that gets the parameters.
-      head: Head of the model.
-      x: result of `__call__`, after the final LayerNorm.
+    `x` is the result of `__call__`, after the final LayerNorm.
     """
     return head(module, x)
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the weights of tokens in the representation, [B or 1, 1, N].
 
-    They sum to one. Attention rollout starts from them. The default is the
-    mean over patches.
-
-    Args:
-      layout: Layout of the tokens.
-      intermediates: what the model recorded.
+    They sum to one; attention rollout starts from them. The default is the mean
+    over patches. `intermediates` is what the model recorded.
     """
     del intermediates
     weights = jnp.zeros((1, 1, layout.num_tokens))
@@ -206,8 +184,7 @@ class Map(Pooling):
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the attention of the query, mean over heads."""
-    recorded = intermediates['map_head']['attn']
-    q, k = recorded['q'][0], recorded['k'][0]
+    q, k = (intermediates['map_head']['attn'][name][0] for name in 'qk')
     scores = jnp.einsum(
       'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
     )
@@ -237,8 +214,8 @@ class MapHead(nn.Module):
       dtype=self.dtype,
       name='attn',
     )(probe, tokens)
-    norm = LayerNorm(options.norm_eps, dtype=self.dtype, name='norm')
-    mlp = Mlp(
+    norm = layers.LayerNorm(options.norm_eps, dtype=self.dtype, name='norm')
+    mlp = layers.Mlp(
       self.mlp_dim,
       gelu=options.gelu,
       dtype=self.dtype,

@@ -120,8 +120,8 @@ class PositionEmbedding:
       method: one of resample.METHODS.
 
     Returns:
-      Array of the wanted shape; None if the parameter does not belong to this
-      embedding, or differs in more than the grid.
+      Array of that shape; None if the parameter is of another class, or differs
+      in more than the grid.
     """
     return None
 
@@ -130,9 +130,8 @@ class PositionEmbedding:
   ) -> np.ndarray | None:
     """Return the embeddings of all patches, [gh, gw, D], or None.
 
-    Args:
-      params: {path: array} of the model.
-      grid, width: (gh, gw) and D, for embeddings that are computed.
+    `params` is {path: array} of the model; embeddings that are computed use the
+    grid (gh, gw) and the width D.
     """
     return None
 
@@ -234,7 +233,7 @@ class Learned(PositionEmbedding):
 class Learned2d(Learned):
   """Learned embeddings of columns (x) and rows (y), concatenated.
 
-  The attributes are those of Learned.
+  D is even. The attributes are those of Learned.
   """
 
   tables = 'pos_embedding_x', 'pos_embedding_y'
@@ -246,11 +245,6 @@ class Learned2d(Learned):
     return np.asarray(_concatenate(*found))[0] if found else None
 
   def _patches(self, module, grid, width):
-    if width % 2:
-      raise ValueError(
-        f'Learned2d halves the width, which is {width}; expected an even one. '
-        'Choose an even width, or Learned.'
-      )
     shapes = (1, 1, grid[1], width // 2), (1, grid[0], 1, width // 2)
     x, y = (
       _table(module, name, shape, self.init_std)
@@ -272,7 +266,8 @@ class SinCos2d(PositionEmbedding):
 
   With ω_i = temperature^(-i / (D/4 - 1)), i = 0 .. D/4 - 1, the patch in row y
   and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain ViT
-  baselines for ImageNet-1k", section 2). The class token has no position.
+  baselines for ImageNet-1k", section 2). D is a multiple of 4, at least 8. The
+  class token has no position.
   """
 
   temperature: Positive = 10_000.0
@@ -286,11 +281,6 @@ class SinCos2d(PositionEmbedding):
   def table(
     self, params: FlatParams, grid: tuple[int, int], width: int
   ) -> np.ndarray:
-    if width % 4 or width < 8:
-      raise ValueError(
-        f'SinCos2d got width {width}; expected a multiple of 4, at least 8. '
-        'Choose such a width, or Learned.'
-      )
     omega = self.temperature ** -(np.arange(width // 4) / (width // 4 - 1))
     y, x = np.mgrid[: grid[0], : grid[1]]
     x, y = x[..., None] * omega, y[..., None] * omega

@@ -22,15 +22,7 @@ from flax import linen as nn
 
 from vit_jax.models import layers
 from vit_jax.models.attention import Attention, Implementation
-from vit_jax.models.layers import (
-  BlockOptions,
-  Head,
-  LayerNorm,
-  Mlp,
-  PatchEmbedding,
-  drop_path,
-  keep_batch_split,
-)
+from vit_jax.models.layers import BlockOptions, Head, LayerNorm, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate
@@ -65,7 +57,7 @@ class Block(nn.Module):
     """
     options = self.options
     norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-    x = keep_batch_split(x)
+    x = layers.keep_batch_split(x)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
     y = norm(name='norm1')(x)
@@ -82,7 +74,7 @@ class Block(nn.Module):
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
     y = norm(name='norm2')(x)
-    y = Mlp(
+    y = layers.Mlp(
       mlp_dim=self.mlp_dim,
       dropout=self.dropout,
       gelu=options.gelu,
@@ -99,7 +91,7 @@ class Block(nn.Module):
       init = nn.initializers.constant(self.options.layerscale_init)
       scale = self.param(name, init, y.shape[-1:])
       y = y * scale.reshape(1, 1, -1).astype(y.dtype)
-    return drop_path(self, y, drop_rate)
+    return layers.drop_path(self, y, drop_rate)
 
 
 class VisionTransformer(layers.Classifier):
@@ -128,7 +120,7 @@ class VisionTransformer(layers.Classifier):
       faster and runs slower, see docs/compile.md.
     remat: what to recompute in the backward pass to save memory: 'none';
       'dots', all but the results of attention and of products with parameters;
-      'full', each layer; or any name in jax.checkpoint_policies.
+      'full', each layer.
     attention: an implementation named in attention.py.
   """
 
