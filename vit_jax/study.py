@@ -24,7 +24,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import ml_collections
@@ -43,21 +43,12 @@ from vit_jax.weights import formats
 DONE = 'done.json'
 
 
-class Report(Protocol):
-  """Interface of reports."""
-
-  def check(self, results: Results) -> None:
-    """Raise ValueError for what no run of the study can fill."""
-
-  def __call__(self, results: Results) -> Any: ...
-
-
 def study(
   workdir: PathLike,
   *,
   runs: Mapping[str, ml_collections.ConfigDict],
   order: Sequence[str] | None = None,
-  report: Sequence[Report] = (),
+  report: Sequence[Any] = (),
   shared: ml_collections.ConfigDict | None = None,
   discard: str = '',
   writers: ml_collections.ConfigDict | None = None,
@@ -76,7 +67,9 @@ def study(
     runs: config of each run by name.
     order: names of all runs in the order to do them, because a ConfigDict sorts
       its keys; None: alphabetical.
-    report: objects with check(results) and __call__(results).
+    report: objects with __call__(results), which writes a report of the runs
+      that are done, and check(results), which raises ValueError for what no run
+      of the study can fill.
     shared: values that runs refer to; the study does not read them.
     discard: regular expression of the runs whose checkpoints are deleted once
       the run is done.

@@ -44,7 +44,7 @@ def test_points(tmp_path, capsys):
   results = make_results(tmp_path, done=6)
   panels = (
     panel('size', by_number, ticks={10: 'ten', 100: 'hundred'}),
-    panel('compute', by_flops, joined=False, log_x=False),
+    panel('compute', by_flops, joined=False),
   )
   report = Scaling(panels, title='Scaling', name='figure')
   report.check(results)

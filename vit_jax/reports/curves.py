@@ -19,7 +19,7 @@ class Curves:
   Args:
     panels: dicts of title, ylabel and lines: {label: (runs, metric)}, both
       regular expressions. Several runs of a line are drawn as their mean and a
-      band of one standard deviation. `log=True` makes the y axis logarithmic.
+      band of one standard deviation.
     name: of the file NAME.png in the study's workdir.
   """
 
@@ -49,8 +49,6 @@ class Curves:
             steps, mean - std, mean + std, alpha=0.2, color=color
           )
       axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
-      if panel.get('log'):
-        axes.set_yscale('log')
       axes.legend(frameon=False)
     path = results.workdir / f'{self.name}.png'
     pictures.save(figure, path)

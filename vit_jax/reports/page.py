@@ -140,7 +140,7 @@ def _table_of(runs):
   """Return the table of a study's runs, with links to their pages."""
   from markupsafe import Markup
 
-  names = [name for run in runs for name in main_metrics(run.last, limit=8)]
+  names = [name for run in runs for name in _main_metrics(run.last)]
   metrics = list(dict.fromkeys(names))[:10]
   rows = []
   for run in runs:
@@ -157,11 +157,10 @@ def _table_of(runs):
 
 def _setup(found):
   """Return config, environment, and the command."""
-  environment = dict(found.environment)
+  environment = dict(found.environment, directory=str(found.path))
   argv = [str(x) for x in environment.pop('argv', [])]
   if argv and argv[0].endswith('vit_jax/main.py'):
     argv[:1] = ['python', '-m', 'vit_jax.main']
-  environment['directory'] = str(found.path)
   changed = found.preset.get('changed', {})
   return {
     'command': shlex.join(argv),
@@ -184,7 +183,7 @@ def _as_json(rows):
 def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
   last, found = run.last, []
-  for name in main_metrics(last):
+  for name in _main_metrics(last)[:4]:
     show = functools.partial(_metric, name=name)
     found.append((name, show(last[name]), _interval(name, last, show)))
   of = f'of {run.total_steps:,}' if run.total_steps else ''
@@ -208,17 +207,13 @@ def _interval(name, values, show):
   return ''
 
 
-def main_metrics(last: Mapping[str, Any], limit: int = 4) -> list[str]:
+def _main_metrics(last):
   """Return the metrics of a summary: the best kind of each evaluator."""
-  found: list[str] = []
+  found = []
   for split, stems in _by_split(last).items():
-    for kind in _MAIN:
-      if chosen := [x for x in stems if re.fullmatch(kind, x)]:
-        found += [f'{split}/{x}' for x in chosen]
-        break
-  if not found and 'train/loss' in last:
-    found = ['train/loss']
-  return found[:limit]
+    kinds = ([x for x in stems if re.fullmatch(kind, x)] for kind in _MAIN)
+    found += [f'{split}/{x}' for x in next(filter(None, kinds), ())]
+  return found or [x for x in ('train/loss',) if x in last]
 
 
 def _by_split(names):
@@ -245,9 +240,8 @@ def _evaluations(run):
       if re.search('_(low|high|std)$', stem):
         continue
       name = f'{split}/{stem}'
-      curve = curves[name]
       row = [stem, _number(run.last[name]), _interval(name, run.last, _number)]
-      finite = {k: v for k, v in curve.items() if math.isfinite(v)}
+      finite = {k: v for k, v in curves[name].items() if math.isfinite(v)}
       if len(set(finite.values())) > 1:
         better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
         best = better(finite, key=finite.__getitem__)

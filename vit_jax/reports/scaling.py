@@ -24,9 +24,9 @@ class Scaling:
     panels: dicts of title, xlabel, ylabel and lines, {label: points}. A point
       is a dict of x (a number or what `Results.find` takes), y (what
       `Results.find` takes), and optionally the name written next to it. More
-      keys of a panel: `log_x` (default True); `joined`, whether a line joins
-      the points (default True; False is the style of figure 5); `ticks`,
-      {x: text}; `relative_to`, what `Results.find` takes: x is divided by it.
+      keys of a panel: `joined`, whether a line joins the points (default True;
+      False is the style of figure 5); `ticks`, {x: text}; `relative_to`, what
+      `Results.find` takes: x is divided by it.
     title: of the table.
     name: of the files NAME.png, NAME.md and NAME.json in the workdir.
   """
@@ -88,6 +88,8 @@ def _row(panel, label, point, results):
 
 
 def _draw(panel, axes, rows):
+  from matplotlib import ticker
+
   style = {'linestyle': '-' if panel.get('joined', True) else 'none'}
   style |= {'linewidth': 1.8, 'capsize': 3}
   for i, label in enumerate(panel['lines']):
@@ -104,17 +106,14 @@ def _draw(panel, axes, rows):
         where = {'xytext': offset, 'textcoords': 'offset points', 'ha': side}
         at = (r['x'], 100 * r['mean'])
         axes.annotate(r['name'], at, fontsize=7, **where)
-  if panel.get('log_x', True):
-    from matplotlib import ticker
-
-    axes.set_xscale('log')
-    # By default, all minor ticks of a short axis have labels, which overlap.
-    low, high = axes.get_xlim()
-    subs = (1, 2, 5) if high < 20 * low else (1,)
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
-    form = ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
-    axes.xaxis.set_major_formatter(form)
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+  axes.set_xscale('log')
+  # By default, all minor ticks of a short axis have labels, which overlap.
+  low, high = axes.get_xlim()
+  subs = (1, 2, 5) if high < 20 * low else (1,)
+  axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
+  form = ticker.LogFormatterSciNotation(minor_thresholds=(99, 99))
+  axes.xaxis.set_major_formatter(form)
+  axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   if ticks := panel.get('ticks'):
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()

@@ -31,6 +31,8 @@ class Table:
   digits: Natural = 1
   name: str = 'table'
 
+  unit = '%'
+
   def check(self, results: Results) -> None:
     """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
@@ -39,75 +41,75 @@ class Table:
       results.check(_spec(cell))
 
   def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
-    """Print and write it. Return {row: {column: {'mean', 'std', 'values'}}}."""
+    """Print and write it. Return {row: {column: the numbers of the cell}}."""
     columns = dict.fromkeys(cell['column'] for cell in self.cells)
     data: dict[str, dict[str, Any]] = {cell['row']: {} for cell in self.cells}
     texts = {row: dict.fromkeys(columns, '') for row in data}
     for cell in self.cells:
-      if (value := results.find(_spec(cell))) is not None:
+      if found := self.find(cell, results):
         row, column = cell['row'], cell['column']
-        texts[row][column] = value.percent(self.digits)
-        data[row][column] = dataclasses.asdict(value)
-    _publish_cells(results.workdir, self.name, f'{self.title} (%)', texts, data)
+        texts[row][column], data[row][column] = found
+    lines = [[row, *text.values()] for row, text in texts.items()]
+    title = f'{self.title} ({self.unit})'
+    publish(results.workdir, self.name, title, ['', *columns], lines, data)
     return data
+
+  def find(
+    self, cell: Mapping[str, Any], results: Results
+  ) -> tuple[str, dict[str, Any]] | None:
+    """Return the text of a cell and {'mean', 'std', 'values'}, or None."""
+    value = results.find(_spec(cell))
+    return value and (value.percent(self.digits), dataclasses.asdict(value))
 
 
 @dataclasses.dataclass
-class Paired:
+class Paired(Table):
   """Differences of each row to the first one, with 95% intervals, in percent.
 
   A difference is taken within each seed, so that what the seed decides (data,
   order, initialisation) cancels. The interval is Student's t. The first row
   shows its own mean and interval.
 
-  Args:
-    cells: dicts of row, column, runs and metric, as of Table; runs has a group
-      called `seed`. Each column has a cell of the first row.
-    title: of the table.
-    name: of the files NAME.md and NAME.json in the study's workdir.
+  The runs of cells have a group called `seed`. Each column has a cell of the
+  first row.
   """
 
-  cells: tuple[Mapping[str, Any], ...]
   title: str = 'Differences to the baseline'
   name: str = 'paired'
 
+  unit = '%, 95% intervals'
+
   def check(self, results: Results) -> None:
     """Raise ValueError for a cell that no run can fill, or without a pair."""
+    super().check(results)
     for cell in self.cells:
-      results.check(_spec(cell))
       if cell['column'] not in self._baselines():
         raise ValueError(
           f'The column {cell["column"]!r} has no cell of the first row, '
           f'{self.cells[0]["row"]!r}, with which the others are compared.'
         )
 
-  def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
-    """Print and write it.
+  def find(
+    self, cell: Mapping[str, Any], results: Results
+  ) -> tuple[str, dict[str, Any]] | None:
+    """Return the text of a cell and {'mean', 'half_width', 'values'}, or None.
 
-    Returns:
-      {row: {column: {'mean', 'half_width', 'values'}}}: values are differences
-      by seed, or accuracies of the first row; half_width is None for one seed.
+    Values are differences by seed, or accuracies of the first row; half_width
+    is None for one seed.
     """
-    baselines = self._baselines()
-    data: dict[str, dict[str, Any]] = {cell['row']: {} for cell in self.cells}
-    texts = {row: dict.fromkeys(baselines, '') for row in data}
-    for cell in self.cells:
-      row, column = cell['row'], cell['column']
-      values, sign = results.sample(_spec(cell)), ''
-      if cell is not baselines[column]:
-        base, sign = results.sample(_spec(baselines[column])), '+'
-        values = {k: x - base[k] for k, x in values.items() if k in base}
-      if values:
-        mean = float(np.mean(list(values.values())))
-        width = half_width(list(values.values()))
-        texts[row][column] = f'{100 * mean:{sign}.1f}'
-        if width is not None:
-          texts[row][column] += f' ± {100 * width:.1f}'
-        found = {'mean': mean, 'half_width': width, 'values': values}
-        data[row][column] = found
-    title = f'{self.title} (%, 95% intervals)'
-    _publish_cells(results.workdir, self.name, title, texts, data)
-    return data
+    baseline = self._baselines()[cell['column']]
+    values, sign = results.sample(_spec(cell)), ''
+    if cell is not baseline:
+      base, sign = results.sample(_spec(baseline)), '+'
+      values = {k: x - base[k] for k, x in values.items() if k in base}
+    if not values:
+      return None
+    mean = float(np.mean(list(values.values())))
+    width = half_width(list(values.values()))
+    text = f'{100 * mean:{sign}.{self.digits}f}'
+    if width is not None:
+      text += f' ± {100 * width:.{self.digits}f}'
+    return text, {'mean': mean, 'half_width': width, 'values': values}
 
   def _baselines(self):
     """Return {column: cell} of the first row."""
@@ -135,13 +137,6 @@ def publish(
     write_atomically(workdir / f'{name}.md', text)
     text = json.dumps(data, indent=2) + '\n'
     write_atomically(workdir / f'{name}.json', text)
-
-
-def _publish_cells(workdir, name, title, texts, data):
-  """Publish {row: {column: text}}."""
-  lines = [[row, *text.values()] for row, text in texts.items()]
-  columns = next(iter(texts.values()), {})
-  publish(workdir, name, title, ['', *columns], lines, data)
 
 
 def _spec(cell):

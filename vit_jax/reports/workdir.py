@@ -17,6 +17,8 @@ class Workdir:
     config, preset, environment, done: JSON values of the files.
     records: of metrics.jsonl.
     last: {metric: last value}.
+    step: the last one.
+    kind: function of the config: 'train', 'evaluate', 'study' or ''.
   """
 
   def __init__(self, path: PathLike) -> None:
@@ -28,23 +30,13 @@ class Workdir:
     self.done = self._json('done.json')
     self.records = read_records(self.path)
     self.last = {k: v for r in self.records for k, v in r.items()}
+    self.step = max((r['step'] for r in self.records), default=0)
+    self.kind = str(self.config.get('run', '')).rpartition('.')[2]
+    self.is_study = isinstance(self.config.get('runs'), dict)
 
   def _json(self, name):
     file = self.path / name
     return json.loads(file.read_text()) if file.exists() else {}
-
-  @property
-  def is_study(self) -> bool:
-    return isinstance(self.config.get('runs'), dict)
-
-  @property
-  def kind(self) -> str:
-    """Function of the config: 'train', 'evaluate', 'study' or ''."""
-    return str(self.config.get('run', '')).rpartition('.')[2]
-
-  @property
-  def step(self) -> int:
-    return max((r['step'] for r in self.records), default=0)
 
   @property
   def total_steps(self) -> int | None:

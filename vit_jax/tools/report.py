@@ -2,12 +2,9 @@
 
   python -m vit_jax.tools.report /tmp/quickstart
 
-The file needs no network. It shows the results, interactive learning curves,
-evaluations with intervals, confusion matrices, misclassified images, where the
-time went, the config with what differs from its preset, and the environment.
-Runs and studies write it when they end. This command also makes it for runs
-that are running, were stopped or diverged. For a study it also writes the page
-of each run that has results.
+The file needs no network. Runs and studies write it when they end; this command
+also makes it for runs that are running, were stopped or diverged. For a study
+it also writes the page of each run that has results.
 """
 
 import argparse
