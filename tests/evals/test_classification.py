@@ -251,11 +251,6 @@ def test_probabilities_of_mirror_images_are_averaged(loss):
   )
 
 
-def test_a_batch_must_divide_over_the_devices():
-  with pytest.raises(ValueError, match='batch_size=12'):
-    make(batch_size=12)
-
-
 def test_calibration_at_the_edges_of_bins():
   ones, yes = np.ones(4), np.ones(4, bool)
   assert classification.calibration_error(ones, yes, 15) == 0

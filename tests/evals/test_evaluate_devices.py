@@ -1,19 +1,12 @@
 """evaluate measures the same on 8 devices and on 2 processes of 2 devices."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import cv2
 import pytest
+from processes import Process, join
 
 from vit_jax import config as config_lib
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.runs.metrics import read_records
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 # 101 and 67 examples: no batch size divides them.
 CONFIG = """
@@ -74,54 +67,24 @@ def config(tmp_path):
   return path
 
 
-def _on_two_processes(config, workdir):
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    port = free.getsockname()[1]
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': '2',
-    'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-    'JAX_NUM_PROCESSES': '2',
-  }
-  command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']
-  started = [
-    subprocess.Popen(
-      [*command, f'--workdir={workdir}', '--distributed'],
-      cwd=ROOT,
-      env=environment | {'JAX_PROCESS_ID': str(i)},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    for i in range(2)
-  ]
-  for process in started:
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-
-
 @pytest.mark.slow
 def test_same_metrics_on_devices_and_processes(config, tmp_path):
   config_lib.run(config_lib.load(str(config)), tmp_path / 'one')
-  _on_two_processes(config, tmp_path / 'two')
-  one, two = (
-    {
-      k: v
-      for k, v in read_records(tmp_path / name)[-1].items()
-      if '/' in k and 'seconds' not in k
-    }
-    for name in ('one', 'two')
-  )
+  command = ['-m', 'vit_jax.main', f'--config={config}']
+  command.append(f'--workdir={tmp_path}/two')
+  env = {'JAX_NUM_CPU_DEVICES': '2'}
+  pair = [Process(tmp_path, *command, *flags, env=env) for flags in join(2)]
+  assert [host.finish() for host in pair] == [0, 0], pair[0].output
+  one, two = (read_records(tmp_path / name)[-1] for name in ('one', 'two'))
   assert one['test/num_examples'] == 67 and len(one) > 20
   assert one['frozen/digits/logistic/accuracy'] > 0.5
   assert one.keys() == two.keys()
-  for key, value in one.items():
+  for key in [k for k in one if '/' in k and 'seconds' not in k]:
     # Counts of examples are equal to the last bit. Losses and confidences are
     # float32 arithmetic on batches of other shapes.
     exact = not key.rsplit('/')[-1].startswith(('loss', 'ece'))
     tolerance = 0 if exact else 1e-6
-    assert two[key] == pytest.approx(value, rel=tolerance, abs=0), key
+    assert two[key] == pytest.approx(one[key], rel=tolerance, abs=0), key
   files = [tmp_path / name / 'confusion-test.csv' for name in ('one', 'two')]
   assert files[0].read_text() == files[1].read_text()
   wrong = [

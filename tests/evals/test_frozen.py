@@ -149,25 +149,30 @@ def test_all_readouts_in_the_context_of_a_mesh():
     assert 0.5 < found[f'made/{metric}'] < 1
 
 
-def test_an_unknown_feature_is_an_error_before_training():
-  evaluator, params = make({'spy': Spy()}, features='token')
-  with pytest.raises(
-    ValueError, match=r"'token' must be one of \['pre_logits', 'tok.*pixels"
-  ):
-    evaluator.check(params)
+MANY = np.eye(3, dtype=np.float32)[np.arange(31) % 3]
 
 
-def test_errors_of_readouts_name_the_data():
-  evaluator, params = make({'few': FewShot(shots=(11,))})
-  with pytest.raises(ValueError, match=r'made/few: 11 shots .* class 1 has 10'):
-    evaluator.check(params)
-
-
-def test_labels_must_be_single_classes():
-  many = source_of(31, 0, labels=np.eye(3, dtype=np.float32)[np.arange(31) % 3])
-  data = {'made': {'train': many, 'test': source_of(29, 1)}}
-  evaluator, params = make({'spy': Spy()}, data=data)
-  with pytest.raises(ValueError, match=r'made: .*one class number'):
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'features': 'token'},
+      r"'token' must be one of \['pre_logits', 'tok.*pixel",
+    ),
+    ({'readouts': {'few': FewShot(shots=(11,))}}, r'made/few: 11 .* 1 has 10'),
+    ({'train': source_of(31, 0, MANY)}, 'made: .*one class number'),
+    ({'test': None}, r"made .*\['train'\]"),
+    ({'batch_size': 12}, 'made/train batch_size=12 is global'),
+  ],
+)
+def test_mistakes(options, message):
+  splits = {'train': source_of(31, 0), 'test': source_of(29, 1)}
+  splits |= {k: options.pop(k) for k in ('train', 'test') if k in options}
+  data = {'made': {k: source for k, source in splits.items() if source}}
+  with pytest.raises(ValueError, match=message):
+    evaluator, params = make(
+      **{'readouts': {'a': Spy()}, 'data': data, **options}
+    )
     evaluator.check(params)
 
 
@@ -175,13 +180,3 @@ def test_features_that_are_not_finite():
   evaluator, params = make({'spy': Spy()})
   with pytest.raises(ValueError, match=r'made/train: 31 of 248 feature values'):
     evaluator.run(params.at[0, 0].set(jnp.nan))
-
-
-def test_train_and_test_are_needed():
-  with pytest.raises(ValueError, match=r"made .*\['train'\]"):
-    make({'spy': Spy()}, data={'made': {'train': source_of(9, 0)}})
-
-
-def test_a_batch_must_divide_over_the_devices():
-  with pytest.raises(ValueError, match=r'made/train batch_size=12 is global'):
-    make({'spy': Spy()}, batch_size=12)

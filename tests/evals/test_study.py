@@ -49,17 +49,15 @@ def clean_slate():
   CALLS.clear()
 
 
-def make_run(tmp_path, name, value, **more):
-  (tmp_path / name).mkdir(parents=True, exist_ok=True)
-  run = f'{__name__}.fake_run'
-  return {'run': run, 'name': name, 'value': value, **more}
+def make_run(name, value, **more):
+  return {'run': f'{__name__}.fake_run', 'name': name, 'value': value, **more}
 
 
-def make_config(tmp_path, **changes):
+def make_config(**changes):
   runs = {
-    'pretrain': make_run(tmp_path, 'pretrain', 0.5),
-    'b_seed0': make_run(tmp_path, 'b_seed0', 0.25, path='{workdir}/pretrain'),
-    'a_seed1': make_run(tmp_path, 'a_seed1', 0.75),
+    'pretrain': make_run('pretrain', 0.5),
+    'b_seed0': make_run('b_seed0', 0.25, path='{workdir}/pretrain'),
+    'a_seed1': make_run('a_seed1', 0.75),
   }
   settings = {
     'runs': runs,
@@ -88,11 +86,14 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
   panels = [
     {'title': 't', 'ylabel': 'y', 'lines': {'a': ['.*', 'test/accuracy']}}
   ]
-  config = make_config(tmp_path)
+  config = make_config()
   curves = {'target': 'vit_jax.reports.curves.Curves', 'panels': panels}
   config.report = (*config.report, curves)
   made, nothing = study(config, str(tmp_path))
   assert CALLS == ['pretrain', 'b_seed0', 'a_seed1']
+  assert SEEN['b_seed0']['path'] == f'{tmp_path}/pretrain'
+  assert SEEN['b_seed0']['workdir'] == f'{tmp_path}/b_seed0'
+  assert config.runs.b_seed0.path == '{workdir}/pretrain'  # unharmed
   assert nothing is None
   assert list(made) == ['transfer', 'pre-training']
   # The last record of each run: 0.25 and 0.75.
@@ -114,7 +115,7 @@ def test_runs_in_order_and_reports(tmp_path, capsys):
 
 
 def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
-  config = make_config(tmp_path)
+  config = make_config()
   make = 'types.SimpleNamespace'
   config.runs.b_seed0.writers = {'x': {'target': make, 'project': 'own'}}
   config.writers = {'x': {'target': make, 'project': 'common'}}
@@ -133,7 +134,7 @@ def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
 
 
 def test_done_runs_are_skipped_and_failed_ones_repeated(tmp_path):
-  config = make_config(tmp_path)
+  config = make_config()
   config.runs.b_seed0.fails = True
   with pytest.raises(RuntimeError, match='out of memory'):
     study(config, tmp_path)
@@ -154,7 +155,7 @@ def test_a_member_does_one_run(number, tmp_path, capsys):
   order = ['pretrain', 'b_seed0', 'a_seed1']
   for i, done in ((2, 1), (0, 2), (1, 3)):
     member = str(i) if number else order[i]
-    made = study(make_config(tmp_path), tmp_path, member=member)
+    made = study(make_config(), tmp_path, member=member)
     assert CALLS.pop() == order[i] and not CALLS
     shown = capsys.readouterr().out
     assert (f'{done} of 3 runs are done' in shown) == (done < 3)
@@ -173,34 +174,34 @@ def test_a_member_does_one_run(number, tmp_path, capsys):
 )
 def test_members_that_cannot_be_done(member, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    study(make_config(tmp_path), tmp_path, member=member)
+    study(make_config(), tmp_path, member=member)
   assert CALLS == []
 
 
 def test_report_runs_nothing(tmp_path, capsys):
-  study(make_config(tmp_path), tmp_path, report_only=True)
+  study(make_config(), tmp_path, report_only=True)
   assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
 
 
 def test_a_dry_run_plans_what_needs_no_other_run(tmp_path, capsys):
-  assert study(make_config(tmp_path), tmp_path, dry_run=True) == []
+  assert study(make_config(), tmp_path, dry_run=True) == []
   assert CALLS == ['pretrain', 'a_seed1']
   assert not list(tmp_path.glob('*/metrics.jsonl'))
   assert 'b_seed0: needs pretrain' in capsys.readouterr().out
 
 
-def make_grid(tmp_path, **changes):
+def make_grid(**changes):
   """Three rates on dev, and a final run that takes the best of them."""
   runs = {
     f'dev_{i}': make_run(
-      tmp_path, f'dev_{i}', value, schedule={'lr': i / 10, 'decay': 'cosine'}
+      f'dev_{i}', value, schedule={'lr': i / 10, 'decay': 'cosine'}
     )
     for i, value in ((1, 0.5), (2, 0.7), (3, 0.7), (4, 0.9))
   }
   runs['dev_4']['diverges'] = True
   best = {'runs': 'dev_.*', 'metric': 'test/accuracy', 'take': ('schedule.lr',)}
   final = {'schedule': {'lr': 0.0, 'decay': 'linear'}, 'best_of': best}
-  runs['final'] = make_run(tmp_path, 'final', 0.8, **final)
+  runs['final'] = make_run('final', 0.8, **final)
   settings = {'runs': runs, 'order': tuple(runs)}
   settings['report'] = (table(cell('r', 'c', 'dev_.*|final')),)
   return ml_collections.ConfigDict(settings | changes)
@@ -208,19 +209,19 @@ def make_grid(tmp_path, **changes):
 
 def test_the_best_of_a_grid_is_taken(tmp_path, capsys):
   """The first of equals; one that diverged has lost, and is not repeated."""
-  (made,) = study(make_grid(tmp_path), tmp_path)
+  (made,) = study(make_grid(), tmp_path)
   assert SEEN['final']['schedule'] == {'lr': 0.2, 'decay': 'linear'}
   assert 'best_of' not in SEEN['final']['provenance'].config
   assert made['r']['c']['values'] == (0.5, 0.7, 0.7, 0.8)
   shown = capsys.readouterr().out
   assert 'schedule.lr=0.2 from dev_2' in shown and 'Diverged: dev_4' in shown
   CALLS.clear()
-  study(make_grid(tmp_path), tmp_path)
+  study(make_grid(), tmp_path)
   assert CALLS == []
 
 
 def test_all_diverged_is_an_error(tmp_path):
-  config = make_grid(tmp_path)
+  config = make_grid()
   for name in config.runs:
     config.runs[name].diverges = True
   with pytest.raises(ValueError, match=r'all runs .dev_\.\*. diverged'):
@@ -229,7 +230,7 @@ def test_all_diverged_is_an_error(tmp_path):
 
 def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
   """All of it at once, with the commands that prepare it."""
-  config = make_config(tmp_path)
+  config = make_config()
   for name, data in (('b_seed0', 'cifar10'), ('a_seed1', 'dtd')):
     target = {'target': 'vit_jax.data.tfds.Tfds', 'name': data}
     target |= {'split': 'train', 'data_dir': str(tmp_path)}
@@ -239,14 +240,6 @@ def test_missing_data_of_any_run_is_found_before_the_first(tmp_path):
   assert CALLS == []
   for data in ('cifar10', 'dtd'):
     assert f"tfds.builder('{data}', data_dir='{tmp_path}'" in str(info.value)
-
-
-def test_workdir_is_filled_in(tmp_path):
-  config = make_config(tmp_path)
-  study(config, tmp_path)
-  assert SEEN['b_seed0']['path'] == f'{tmp_path}/pretrain'
-  assert SEEN['b_seed0']['workdir'] == f'{tmp_path}/b_seed0'
-  assert config.runs.b_seed0.path == '{workdir}/pretrain'  # unharmed
 
 
 @pytest.mark.parametrize(
@@ -265,7 +258,7 @@ def test_workdir_is_filled_in(tmp_path):
 )
 def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    study(make_config(tmp_path, **changes), tmp_path)
+    study(make_config(**changes), tmp_path)
   assert CALLS == []
 
 
@@ -278,7 +271,7 @@ def test_mistakes_are_found_before_the_first_run(changes, message, tmp_path):
   ],
 )
 def test_mistakes_of_best_of(key, value, message, tmp_path):
-  config = make_grid(tmp_path)
+  config = make_grid()
   config.runs.final.best_of[key] = value
   with pytest.raises(ValueError, match=message):
     study(config, tmp_path)
@@ -287,7 +280,7 @@ def test_mistakes_of_best_of(key, value, message, tmp_path):
 def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):
   for name in ('pretrain', 'b_seed0', 'a_seed1'):
     (tmp_path / name / 'checkpoints' / '2').mkdir(parents=True)
-  study(make_config(tmp_path, discard='._seed.'), tmp_path)
+  study(make_config(discard='._seed.'), tmp_path)
   assert (tmp_path / 'pretrain' / 'checkpoints' / '2').exists()
   for name in ('b_seed0', 'a_seed1'):
     assert not (tmp_path / name / 'checkpoints').exists()
@@ -295,7 +288,7 @@ def test_checkpoints_that_are_not_wanted_are_removed(tmp_path):
 
 
 def test_weights_are_looked_for_before_the_first_run(tmp_path):
-  config = make_config(tmp_path)
+  config = make_config()
   config.runs.a_seed1.init_from = {'path': '/nowhere/no.npz'}
   with pytest.raises(ValueError, match=r'no\.npz'):
     study(config, tmp_path)
