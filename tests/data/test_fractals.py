@@ -116,14 +116,14 @@ def test_instances_are_rows_times_flips_times_patches():
 
 
 def test_examples(tmp_path):
-  source = fractals.Fractals(**_SMALL, channels=3, cache_dir=tmp_path)
+  source = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
   assert len(source) == 12
   images = _images(source)
-  assert images.shape == (12, 16, 16, 3) and images.dtype == np.uint8
+  assert images.shape == (12, 16, 16, 1) and images.dtype == np.uint8
   assert [source[i]['label'] for i in range(12)] == [0, 1, 2, 3] * 3
   for label in range(4):
     want = fractals.render_category(0, label, 3, 16)
-    np.testing.assert_array_equal(images[label::4, ..., 1], want)
+    np.testing.assert_array_equal(images[label::4, ..., 0], want)
   assert 'class 1, image 2' in source.describe(9)
   with pytest.raises(IndexError):
     source[12]

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from rich import console, progress
@@ -38,7 +38,7 @@ _VERSION = 3  # part of the cache's name: increase it when a file changes
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Fractals:
-  """Classes of 2-D iterated function systems: uint8 [size, size, channels].
+  """Classes of 2-D iterated function systems: uint8 [size, size, 1].
 
   `render_category` describes the images of a class. Image i of class k depends
   on (seed, k, i) only. Example i has the label i % num_classes.
@@ -52,19 +52,15 @@ class Fractals:
     images_per_class: number of images per class; 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
     seed: use another seed for other classes.
-    channels: 1, or 3 equal ones. The cache stores one.
     cache_dir: folder of the cache, which takes num_classes * images_per_class *
       image_size^2 bytes. Default: vit_jax/ in $XDG_CACHE_HOME or ~/.cache.
-    show_progress: whether to show a progress bar while drawing.
   """
 
   num_classes: Count = 1000
   images_per_class: Count = 100
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 32
   seed: Seed = 0
-  channels: Literal[1, 3] = 1
   cache_dir: Annotated[PathLike | None, MACHINE] = None
-  show_progress: Annotated[bool, MACHINE] = True
 
   def __post_init__(self) -> None:
     cache_dir = self.cache_dir
@@ -80,11 +76,15 @@ class Fractals:
     missing = [label for label in labels if not self._path(label).exists()]
     for label in progress.track(
       missing,
-      f'drawing {len(missing)} classes of fractals',
+      'drawing classes of fractals',
       console=console.Console(stderr=True),
-      disable=not (missing and self.show_progress),
+      disable=not missing,
     ):
-      self._draw(label)
+      drawn = render_category(
+        self.seed, label, self.images_per_class, self.image_size
+      )
+      self.folder.mkdir(parents=True, exist_ok=True)
+      write_atomically(self._path(label), drawn.tobytes())
 
   def __len__(self) -> int:
     return self.num_classes * self.images_per_class
@@ -95,7 +95,7 @@ class Fractals:
     image = np.fromfile(
       self._path(label), np.uint8, pixels, offset=instance * pixels
     ).reshape(self.image_size, self.image_size, 1)
-    return {'image': np.repeat(image, self.channels, axis=-1), 'label': label}
+    return {'image': image, 'label': label}
 
   def describe(self, index: int) -> str:
     """Return the class, the number of the image and the file that has it."""
@@ -104,14 +104,6 @@ class Fractals:
 
   def _path(self, label):
     return self.folder / f'{label:05d}.bin'
-
-  def _draw(self, label):
-    """Write the images of a class."""
-    images = render_category(
-      self.seed, label, self.images_per_class, self.image_size
-    )
-    self.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(self._path(label), images.tobytes())
 
 
 class _Stream:

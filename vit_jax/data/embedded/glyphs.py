@@ -15,13 +15,13 @@ import functools
 import importlib.util
 import os
 import threading
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax.types import Count, Expect, Fraction, NonNegative, Seed
+from vit_jax.types import Count, Expect, Seed
 
 FACES = (
   'DejaVuSans',
@@ -62,31 +62,22 @@ _FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 class Glyphs:
   """Unlimited images of letters and symbols: bright strokes on black.
 
-  Image i depends on (seed, i) only: face, size, aspect, slant, rotation, shift,
-  elastic deformation, stroke, blur or low resolution, contrast and noise. Each
-  block of `num_classes` consecutive images contains every class once, in an
-  order that depends on the seed. The last bits of pixels may differ between
-  versions of FreeType or OpenCV; labels do not.
+  Image i, uint8 [image_size, image_size, 1], depends on (seed, i) only: face,
+  size, aspect, slant, rotation, shift, elastic deformation, stroke, blur or
+  (60%) low resolution, contrast and noise. Each block of `num_classes` images
+  contains every class once, in an order that depends on the seed. The last bits
+  of pixels may differ between versions of FreeType or OpenCV; labels do not.
 
   Attributes:
     image_size: side in pixels, at least 8.
     num_examples: length of the source; images are not stored.
     seed: use another seed for other images, e.g. for validation.
-    channels: 1, or 3 equal ones.
-    low_resolution: fraction of images that are reduced to 7 to 12 pixels a side
-      and enlarged again.
-    deformation: factor of the elastic deformation; 0 disables it.
-    noise: factor of the pixel noise; 0 disables it.
     num_classes: number of classes, the first ones of CHARACTERS.
   """
 
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 24
   num_examples: Count = 2**20
   seed: Seed = 0
-  channels: Literal[1, 3] = 1
-  low_resolution: Fraction = 0.6
-  deformation: NonNegative = 1.0
-  noise: NonNegative = 1.0
   num_classes: Annotated[
     int,
     Expect(lambda n: 2 <= n <= len(CHARACTERS), f'in 2 to {len(CHARACTERS)}'),
@@ -104,7 +95,7 @@ class Glyphs:
     index = range(len(self))[index]
     label = self._labels[index % self.num_classes]
     rng = np.random.Generator(np.random.PCG64((self.seed, index)))
-    image = np.repeat(self._draw(label, rng)[..., None], self.channels, -1)
+    image = _draw(label, rng, self.image_size)[..., None]
     return {'image': image, 'label': label}
 
   def describe(self, index: int) -> str:
@@ -113,38 +104,34 @@ class Glyphs:
     where = f'class {label}, seed {self.seed}, index {index}'
     return f'glyph {CHARACTERS[label]!r} ({where})'
 
-  def _draw(self, label, rng):
-    """Return an image of a class: uint8 [image_size, image_size]."""
-    size = self.image_size
-    u = rng.random(16).tolist()
-    face = int(u[0] * len(FACES))
-    field, half_stroke, extent = _distance_field(label, face)
-    maps, scale = _sample_map(u[1:8], extent, size)
-    if self.deformation:
-      # A 4x4 grid of shifts, in pixels of the bank, interpolated smoothly.
-      bend = rng.standard_normal((4, 4, 2), dtype=np.float32)
-      bend = cv2.resize(bend, (size, size), interpolation=cv2.INTER_CUBIC)
-      maps += bend * (3.8 * u[8] * self.deformation)
-    distance = cv2.remap(
-      field, maps, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT
-    ).astype(np.float32)
-    low = u[9] < self.low_resolution
-    # Stroke and blur in output pixels: level = clip(distance / blur + 1/2).
-    half = half_stroke * scale
-    thicken = ((0.065 if low else 0.035) + 0.06 * u[10]) * size - half
-    thicken = min(max(thicken, -0.4 * half), 0.8 * _REACH_PX * scale)
-    blur = (0.04 if low else 0.04 + 0.08 * u[11] * u[11]) * size
-    image = distance * (_REACH_PX * scale / (127 * blur))
-    image += (thicken - 128 / 127 * _REACH_PX * scale) / blur + 0.5
-    np.clip(image, 0, 1, out=image)
-    if low:
-      image = _through_low_resolution(image, u[12])
-    image *= 255 * (1 - 0.3 * u[13] ** 3)
-    if self.noise:
-      sigma = 20 * self.noise * u[14] ** 3
-      image += rng.standard_normal((size, size), dtype=np.float32) * sigma
-    np.clip(image, 0, 255, out=image)
-    return np.rint(image).astype(np.uint8)
+
+def _draw(label, rng, size):
+  """Return an image of a class: uint8 [size, size]."""
+  u = rng.random(16).tolist()
+  face = int(u[0] * len(FACES))
+  field, half_stroke, extent = _distance_field(label, face)
+  maps, scale = _sample_map(u[1:8], extent, size)
+  # A 4x4 grid of shifts, in pixels of the bank, interpolated smoothly.
+  bend = rng.standard_normal((4, 4, 2), dtype=np.float32)
+  bend = cv2.resize(bend, (size, size), interpolation=cv2.INTER_CUBIC)
+  maps += bend * (3.8 * u[8])
+  distance = cv2.remap(
+    field, maps, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT
+  ).astype(np.float32)
+  low = u[9] < 0.6
+  # Stroke and blur in output pixels: level = clip(distance / blur + 1/2).
+  half = half_stroke * scale
+  thicken = ((0.065 if low else 0.035) + 0.06 * u[10]) * size - half
+  thicken = min(max(thicken, -0.4 * half), 0.8 * _REACH_PX * scale)
+  blur = (0.04 if low else 0.04 + 0.08 * u[11] * u[11]) * size
+  image = distance * (_REACH_PX * scale / (127 * blur))
+  image += (thicken - 128 / 127 * _REACH_PX * scale) / blur + 0.5
+  np.clip(image, 0, 1, out=image)
+  if low:
+    image = _through_low_resolution(image, u[12])
+  image *= 255 * (1 - 0.3 * u[13] ** 3)
+  image += rng.standard_normal((size, size), np.float32) * (20 * u[14] ** 3)
+  return np.rint(np.clip(image, 0, 255)).astype(np.uint8)
 
 
 def _sample_map(u, extent, size):
@@ -222,13 +209,8 @@ def _distance_field(label, face):
 def _font(face):
   # Its files only: the import would take as long as all others together.
   package = importlib.util.find_spec('matplotlib')
-  folder = os.path.dirname((package and package.origin) or '')
+  folder = os.path.dirname(package.origin)
   path = os.path.join(folder, 'mpl-data/fonts/ttf', f'{face}.ttf')
-  if not os.path.exists(path):
-    raise FileNotFoundError(
-      f'{path} does not exist: this installation of matplotlib has no fonts,'
-      ' which the glyphs are drawn from. Reinstall matplotlib with pip.'
-    )
   return ImageFont.truetype(path, _FONT_PX, layout_engine=_LAYOUT)
 
 
