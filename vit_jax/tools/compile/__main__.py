@@ -13,7 +13,6 @@ follows from them, are the compiler's estimates.
 
 import importlib.metadata
 import json
-import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -41,34 +40,33 @@ _OPERATIONS = flags.DEFINE_integer(
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main(_: Sequence[str]) -> None:
   """Run the command."""
-  del argv
   logging.set_verbosity(logging.WARNING)  # libraries log too much at INFO
   with terminal.one_message():
-    if not flags.FLAGS.config:
-      raise ValueError(
-        '--config=FILE is missing. Name the config of a training.'
-      )
-    loaded = config.load(flags.FLAGS.config)
-    config.override(loaded, program.assignments)
-    _run(loaded, _TOPOLOGY.value)
+    _run(_TOPOLOGY.value)
 
 
-def _run(loaded, topology):
-  path, colon, argument = flags.FLAGS.config.partition(':')
-  words = [pathlib.Path(path).name + colon + argument, *program.assignments]
-  row = {'config': ' '.join(words), 'topology': topology}
-  row['jax'] = jax.__version__
+def _run(topology):
+  if not flags.FLAGS.config:
+    raise ValueError('--config=FILE is missing. Name the config of a training.')
+  loaded = config.load(flags.FLAGS.config)
+  config.override(loaded, program.assignments)
+  row = {
+    'config': ' '.join([flags.FLAGS.config, *program.assignments]),
+    'topology': topology,
+    'jax': jax.__version__,
+  }
   if topology != 'local':
     jax.config.update('jax_platforms', 'cpu')  # TPUs are described, not used
   devices = step.find_devices(topology)
   if topology != 'local':
     row['libtpu'] = importlib.metadata.version('libtpu')
+  size = _IMAGE_SIZE.value
   row |= step.measure(
     loaded,
     devices,
-    image_shape=step.read_image_shape(_IMAGE_SIZE.value),
+    image_shape=step.read_image_shape(size) if size else None,
     num_classes=_NUM_CLASSES.value,
   )
   if _JSON.value:

@@ -14,8 +14,11 @@ from collections import Counter
 _BITS = {'pred': 8, 's4': 4, 'u4': 4, 's2': 2, 'u2': 2, 'c64': 64, 'c128': 128}
 _ARRAY = re.compile(r'\b(pred|[sufc]\d+\w*|bf16)\[([\d,]*)\]')
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
-_LINE = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
-
+# Of `%name = shape op(operands), attributes`.
+_LINE = re.compile(
+  r'\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) '
+  r'(?P<op>[\w\-]+)\((?P<operands>.*?)\)(?P<attributes>(?:, [\w\-]+=.*)?)$'
+)
 _COLLECTIVE = re.compile(
   '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
   'collective-permute|collective-broadcast)(-start)?'
@@ -56,12 +59,9 @@ class Costs:
 
 def costs(text: str) -> Costs:
   """Return the Costs of an HLO module, given as text."""
-  return _costs(*parse(text))
-
-
-def _costs(module, name):
+  module, entry = parse(text)
   found = Costs()
-  _visit(module, name, 1, found)
+  _visit(module, entry, 1, found)
   return found
 
 
@@ -69,24 +69,22 @@ def _visit(module, name, times, found, fused=False):
   """Add to `found` the costs of a computation that runs `times` times."""
   computation = module[name]
   for instruction in computation.values():
-    op, attribute = instruction.op, instruction.attribute
+    op, called = instruction.op, instruction.called
     if op == 'while':
       trips = _trips(module, instruction)
       found.unknown_loops += trips is None
-      _visit(module, attribute('body'), times * (trips or 1), found)
-    elif op == 'conditional':
-      _visit(module, _dearest_branch(module, instruction), times, found)
+      _visit(module, called('body'), times * (trips or 1), found)
     elif op in ('call', 'async-start'):
-      inner = attribute('to_apply') or attribute('calls')
+      inner = called('to_apply') or called('calls')
       _visit(module, inner, times, found, fused)
     elif op == 'fusion':
-      _visit(module, attribute('calls'), times, found, fused=True)
+      _visit(module, called('calls'), times, found, fused=True)
     # The estimate of a fusion includes the instructions inside it.
-    if not fused and (cycles := _CYCLES.search(instruction.rest)):
+    if not fused and (cycles := _CYCLES.search(instruction.attributes)):
       found.cycles += times * int(cycles[1])
       found.operations[where(instruction)] += times * int(cycles[1])
-    elif _KERNEL in instruction.rest:
-      if stated := _STATED.search(instruction.rest):
+    elif _KERNEL in instruction.attributes:
+      if stated := _STATED.search(instruction.attributes):
         found.kernel_flops += times * int(stated[1])
         found.kernel_bytes += times * int(stated[2])
       else:
@@ -98,24 +96,12 @@ def _visit(module, name, times, found, fused=False):
 
 def where(instruction: 'Instruction') -> tuple[str, str]:
   """Return (part of the model, op), from the name that JAX gave it."""
-  named = re.search(r'op_name="([^"]*)"', instruction.rest)
+  named = re.search(r'op_name="([^"]*)"', instruction.attributes)
   path = named[1] if named else ''
   parts = [p for p in path.split('/') if '(' not in p and '.' not in p]
   parts = [re.sub(r'_\d+$', '_*', p) for p in parts if p not in _LOOPS]
   backward = ' (backward)' if 'transpose(' in path else ''
   return ('/'.join(parts) or 'other') + backward, instruction.op
-
-
-def _dearest_branch(module, conditional):
-  """Return the name of the branch with the most cycles."""
-  listed = re.search(r'branch_computations=\{([^}]*)\}', conditional.rest)
-  sides = ('true_computation', 'false_computation')
-  names = (
-    re.findall(r'[\w.\-]+', listed[1])
-    if listed
-    else [conditional.attribute(side) for side in sides]
-  )
-  return max(names, key=lambda name: _costs(module, name).cycles)
 
 
 def _trips(module, loop):
@@ -125,19 +111,19 @@ def _trips(module, loop):
   `i < constant`, i starting at 0. The step of i can be more than 1: loops that
   overlap a gather with a product are unrolled twice.
   """
-  if known := _TRIPS.search(loop.rest):
+  if known := _TRIPS.search(loop.attributes):
     return int(known[1])
-  condition = module[loop.attribute('condition')]
+  condition = module[loop.called('condition')]
   compare = _root(condition)
   bound = _constant(condition, compare.operands)
-  read = ' '.join(condition[name].rest for name in compare.operands)
+  read = ' '.join(condition[name].attributes for name in compare.operands)
   counter = re.search(r'index=(\d+)', read)
   if compare.op == 'fusion':
     bound = bound or _constant(condition, condition)
-    compare = _root(module[compare.attribute('calls')])
-  if compare.op != 'compare' or 'direction=LT' not in compare.rest:
+    compare = _root(module[compare.called('calls')])
+  if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
     return None
-  body = module[loop.attribute('body')]
+  body = module[loop.called('body')]
   step = counter and _step(module, body, int(counter[1]))
   return math.ceil(bound / step) if bound and step else None
 
@@ -149,7 +135,7 @@ def _step(module, body, counter):
     return None
   update, computation = body[result.operands[counter]], body
   if update.op == 'fusion':
-    computation = module[update.attribute('calls')]
+    computation = module[update.called('calls')]
     update = _root(computation)
   return _constant(computation, update.operands) if update.op == 'add' else None
 
@@ -177,35 +163,42 @@ def _payload(instruction, computation):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """name = shape op(operands), rest; `text` is the text inside ()."""
+  """`name = shape op(text), attributes`; the text names the operands."""
 
-  name: str
   shape: str
   op: str
-  operands: tuple[str, ...]
   text: str
-  rest: str
+  attributes: str
   is_root: bool
 
-  def attribute(self, name: str) -> str | None:
-    """Return the name of the computation that `name=%...` names, or None."""
-    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)
+  @property
+  def operands(self) -> list[str]:
+    return re.findall(r'%([\w.\-]+)', self.text)
+
+  def called(self, attribute: str) -> str | None:
+    """Return the name of the computation that an attribute names, or None."""
+    found = re.search(rf'\b{attribute}=%?([\w.\-]+)', self.attributes)
     return found and found[1]
 
 
 def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
   """Return ({computation: {name: Instruction}}, name of the entry)."""
   computations: dict[str, dict[str, Instruction]] = {}
-  entry, current = '', None
+  entry, current = '', {}
   for line in text.splitlines():
     if line.startswith('HloModule'):
       continue
-    if not line.startswith(' ') and (header := _HEADER.match(line)):
+    if header := _HEADER.match(line):
       current = computations.setdefault(header[2], {})
       entry = header[2] if header[1] else entry
-    elif current is not None and (found := _LINE.match(line)):
-      instruction = _instruction(bool(found[1]), found[2], found[3])
-      current[instruction.name] = instruction
+    elif found := _LINE.match(line):
+      current[found['name']] = Instruction(
+        found['shape'],
+        found['op'],
+        found['operands'],
+        found['attributes'],
+        is_root=bool(found['root']),
+      )
   return computations, entry
 
 
@@ -216,25 +209,3 @@ def num_bytes(shape: str) -> int:
     bits = _BITS.get(dtype) or int(re.findall(r'\d+', dtype)[0])
     total += math.prod(int(d) for d in dims.split(',') if d) * bits // 8
   return total
-
-
-def _instruction(is_root, name, text):
-  end = _closing(text, 0) + 1 if text[0] == '(' else text.index(' ')
-  shape, text = text[:end], text[end:].lstrip()
-  begin = text.index('(')
-  end = _closing(text, begin)
-  inner = text[begin + 1 : end]
-  operands = tuple(re.findall(r'%([\w.\-]+)', inner))
-  return Instruction(
-    name, shape, text[:begin], operands, inner, text[end + 1 :], is_root
-  )
-
-
-def _closing(text, begin):
-  """Return the index of the parenthesis that closes the one at `begin`."""
-  depth = 0
-  for i in range(begin, len(text)):
-    depth += (text[i] == '(') - (text[i] == ')')
-    if not depth:
-      return i
-  raise ValueError(f'Unbalanced parentheses in HLO: {text[begin:][:80]}')

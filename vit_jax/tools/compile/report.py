@@ -5,11 +5,8 @@ chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
 """
 
 import dataclasses
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
-
-import jax
 
 from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.runs import metrics, terminal
@@ -54,6 +51,7 @@ COLUMNS = {  # key of a row: heading
   'temporaries_gib': 'temp GiB',
   'total_gib': 'total GiB',
   'fits': 'fits',
+  'spare_gib': 'spare GiB',
   'model_tflop': 'model TFLOP',
   'step_tflop': 'step TFLOP',
   'collectives_mb': 'collectives MB',
@@ -79,12 +77,28 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
   counted, kind = costs(hlo), row['device_kind']
   kernels = kernel_cycles(counted, kind, row['head_dim'])
   cycles = counted.cycles and counted.cycles + kernels
-  found = _memory(compiled.memory_analysis(), row['hbm_gib']) | {
+  ranked = counted.operations.most_common()
+  memory = compiled.memory_analysis()
+  found = {
+    'arguments_gib': memory.argument_size_in_bytes / GIB,
+    'output_gib': memory.output_size_in_bytes / GIB,
+    'alias_gib': memory.alias_size_in_bytes / GIB,
+    'temporaries_gib': memory.temp_size_in_bytes / GIB,
+    'code_gib': memory.generated_code_size_in_bytes / GIB,
+  }
+  # Outputs that reuse the memory of donated arguments are part of both.
+  total = sum(found.values()) - 2 * found['alias_gib']
+  spare = row['hbm_gib'] and row['hbm_gib'] - total
+  found |= {
+    'total_gib': total,
+    'spare_gib': spare,
+    'fits': None if spare is None else spare >= 0,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
     'megacycles': cycles / 1e6 or None,
     'kernel_megacycles': kernels / 1e6 or None,
     'unknown_loops': counted.unknown_loops,
     'unknown_kernels': counted.unknown_kernels,
+    'operations': [[*name, cycles] for name, cycles in ranked],
   }
   if (chip := CHIPS.get(kind)) and cycles:
     seconds = cycles / chip.clock_ghz / 1e9
@@ -96,8 +110,7 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
       'images_per_s': row['batch_size'] / seconds,
       'mfu': row['model_tflop'] * 1e12 / seconds / metrics.peak_flops(kind),
     }
-  ranked = counted.operations.most_common()
-  return found | {'operations': [[*name, cycles] for name, cycles in ranked]}
+  return found
 
 
 def kernel_cycles(
@@ -125,88 +138,34 @@ def kernel_cycles(
   return 1.15 * seconds * chip.clock_ghz * 1e9
 
 
-def _memory(stats, hbm):
-  found = {
-    'arguments_gib': stats.argument_size_in_bytes / GIB,
-    'output_gib': stats.output_size_in_bytes / GIB,
-    'alias_gib': stats.alias_size_in_bytes / GIB,
-    'temporaries_gib': stats.temp_size_in_bytes / GIB,
-    'code_gib': stats.generated_code_size_in_bytes / GIB,
-  }
-  # Outputs that reuse the memory of donated arguments are part of both.
-  return found | _room(hbm, sum(found.values()) - 2 * found['alias_gib'])
-
-
-def _room(hbm, total):
-  """Return the columns that compare the memory of a device and a step."""
-  spare = hbm and hbm - total
-  fits = None if spare is None else spare >= 0
-  return {'total_gib': total, 'hbm_gib': hbm, 'spare_gib': spare, 'fits': fits}
-
-
-def too_large(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
-  """Return what a step adds to its row if it does not fit.
-
-  The compiler's message has one number: the temporaries, or the total.
-  """
-  text, size = str(error), r'([\d.]+)([KMGT])'
-  match = re.search(rf'Used {size} of {size}', text)
-  match = match or re.search(rf'\({size}\) exceeds [^(]*\({size}\)', text)
-  if not match:
-    return {'fits': False, 'error': text.splitlines()[0]}
-  number, unit, limit, limit_unit = match.groups()
-  wanted, limit = _gib(number, unit), _gib(limit, limit_unit)
-  if 'temporaries' not in text:
-    return _room(limit, wanted)
-  total = wanted + row['arguments_gib']
-  return {'temporaries_gib': wanted} | _room(limit, total)
-
-
-def _gib(number, unit):
-  return float(number) * 1024.0 ** ('KMGT'.index(unit) - 2)
-
-
 def hbm_gib(device: Any) -> float | None:
   """Return the memory of a device in GiB, None if it is not known (a CPU)."""
-  if device.device_kind in CHIPS:
+  if device.platform == 'tpu':
     return CHIPS[device.device_kind].hbm_gib
-  try:
-    limit = (device.memory_stats() or {}).get('bytes_limit')
-  except jax.errors.JaxRuntimeError:  # a described device, which is not there
-    limit = None
+  limit = (device.memory_stats() or {}).get('bytes_limit')
   return limit and limit / GIB
 
 
-def text(value: Any, key: str = '') -> str:
-  """Return a value of a row as it is shown."""
+def _text(key, value):
   if value is None or value == {}:
     return '-'
+  if isinstance(value, bool) and key == 'fits':
+    return 'yes' if value else 'NO'
   if key == 'mfu':
     return f'{value:.0%}'
   if isinstance(value, dict):
-    return ', '.join(f'{k} {text(v)}' for k, v in value.items())
+    return ', '.join(f'{k} {_text(k, v)}' for k, v in value.items())
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'
   return f'{value:,}' if key == 'parameters' else str(value)
 
 
-def _fits(row):
-  """Return 'yes' or 'NO', and by how much."""
-  shown = {None: '-', True: 'yes', False: 'NO'}[row.get('fits')]
-  spare = row.get('spare_gib')
-  if spare is None:
-    return shown
-  return f'{shown}, {abs(spare):.1f} {"left" if spare >= 0 else "too much"}'
-
-
-def cells(row: dict[str, Any], columns: Iterable[str] = COLUMNS) -> list[str]:
+def cells(row: dict[str, Any], columns: Collection[str]) -> list[str]:
   """Return the texts of the columns, which are keys of COLUMNS."""
-  return [
-    _fits(row) if key == 'fits' else text(row.get(key), key) for key in columns
-  ]
+  return [_text(key, row.get(key)) for key in columns]
 
 
-def markdown(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+def markdown(rows: Sequence[dict[str, Any]], columns: Collection[str]) -> str:
   """Return a Markdown table of the columns, which are keys of COLUMNS."""
   lines = [[COLUMNS[key] for key in columns], ['---'] * len(columns)]
   lines += [cells(row, columns) for row in rows]
@@ -217,8 +176,10 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
   """Print a line per column, and the operations with the most cycles."""
   console = terminal.console()
   title = f'Per device, by the compiler ({row["device_kind"]})'
-  lines = zip(COLUMNS.values(), cells(row))
+  lines = zip(COLUMNS.values(), cells(row, COLUMNS))
   console.print(terminal.table(title, ('', row['mesh']), lines))
+  if 'error' in row:
+    print(row['error'])
   if row.get('step_ms'):
     console.print(
       'Step time, images/s and MFU are estimates, from the cycles of the '

@@ -22,6 +22,7 @@ from vit_jax import config as configs
 from vit_jax.analysis import flops
 from vit_jax.optim.durations import Timeline
 from vit_jax.parallel import sharding
+from vit_jax.runs.compiled import batch_shapes
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape
@@ -42,31 +43,17 @@ _NO_TPU = {
 def measure(
   config: Any, devices: Sequence[Any], **options: Any
 ) -> dict[str, Any]:
-  """Return the row of a config's train step; see report.py.
-
-  Args:
-    config: of a training.
-    devices: to compile for, present or described.
-    **options: of `lower`.
-  """
-  return compile_row(*lower(config, devices, **options))
-
-
-def compile_row(lowered: Any, row: dict[str, Any]) -> dict[str, Any]:
-  """Compile a jax.stages.Lowered, and return its row with all columns."""
-  start, cpu = time.perf_counter(), time.process_time()
+  """Return the row of a config's train step, see report.py, as of `lower`."""
+  lowered, row = lower(config, devices, **options)
+  cpu = time.process_time()
   try:
     compiled = lowered.compile()
+    row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    row |= report.too_large(row, error)
-  else:
-    row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
-  return row | {
-    'compile_s': time.perf_counter() - start,
-    'compile_cpu_s': time.process_time() - cpu,
-  }
+    row |= {'fits': False, 'error': str(error).splitlines()[0]}
+  return row | {'compile_cpu_s': time.process_time() - cpu}
 
 
 def read_hlo(lowered: Any, compiled: Any) -> str:
@@ -104,14 +91,13 @@ def lower(
     (jax.stages.Lowered, columns of its row that need no compilation).
   """
   run = _train_arguments(config)
-  batch_size = run.batch_size
+  model, batch_size = run.model, run.batch_size
   image_shape = image_shape or _find_image_shape(run.transforms)
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
-  model = run.model
   if getattr(model, 'num_classes', None) is None:
-    data = types.SimpleNamespace(num_classes=num_classes)
-    model = with_num_classes(model, data)
+    source = types.SimpleNamespace(num_classes=num_classes)
+    model = with_num_classes(model, source)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   model = _with_attention(model, images, mesh)
   # The number of examples is not known, and changes no shape.
@@ -134,18 +120,17 @@ def lower(
     accum_steps=run.accum_steps,
     ema_weight=run.ema and run.ema(timeline),
   )
-  batch = {
-    'image': jax.ShapeDtypeStruct((batch_size, *image_shape), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-  }
-  split = sharding.batch_sharding(mesh)
-  batch = sharding.annotate(batch, jax.tree.map(lambda _: split, batch))
+  batch = batch_shapes(image_shape, np.int32(0), batch_size, mesh)
   with jax.set_mesh(mesh):
     lowered = step_fn.lower(state, batch, *more)
     step_flop = flops.count(step_fn, state, batch, *more) / mesh.size
+  heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
-  arguments = state, batch, more
+  argument_bytes = sum(  # of one device
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves((state, batch, more))
+  )
   return lowered, {
     'device_kind': devices[0].device_kind,
     'devices': mesh.size,
@@ -154,11 +139,11 @@ def lower(
     'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
-    'head_dim': _head_dim(model),
+    'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'hbm_gib': report.hbm_gib(devices[0]),
-    'arguments_gib': _argument_bytes(arguments) / report.GIB,
+    'arguments_gib': argument_bytes / report.GIB,
     'model_tflop': flop / 1e12,
     'step_tflop': step_flop / 1e12,
   }
@@ -184,20 +169,6 @@ def _with_attention(model, images, mesh):
   return candidate
 
 
-def _head_dim(model):
-  """Return the head dimension of a model's attention, None without any."""
-  heads = getattr(model, 'num_heads', None)
-  return heads and model.width // heads
-
-
-def _argument_bytes(arguments):
-  """Return the bytes of annotated arrays that one device has."""
-  return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(arguments)
-  )
-
-
 def _train_arguments(config):
   """Return the arguments of train(), with `batch_size` and `transforms`.
 
@@ -208,10 +179,10 @@ def _train_arguments(config):
       f'This config runs {config.get("run")}, and only vit_jax.train.train has '
       'a train step. For a study, use the config of one training.'
     )
-  plan = configs.plan_run(config)
-  data = plan.kwargs['data'].kwargs
+  arguments = configs.plan_run(config).kwargs
+  data = arguments['data'].kwargs
   unused = ('data', 'evals', 'checkpoints', 'init_from')
-  given = {k: v for k, v in plan.kwargs.items() if k not in unused}
+  given = {k: v for k, v in arguments.items() if k not in unused}
   given['batch_size'] = data['batch_size']
   given['transforms'] = data.get('transforms', ())
   parameters = inspect.signature(train).parameters.values()
@@ -219,10 +190,8 @@ def _train_arguments(config):
   return types.SimpleNamespace(**defaults | configs.make(given))
 
 
-def read_image_shape(text: str | None) -> tuple[int, int, int] | None:
-  """Return (H, W, C) from 'N', 'HxW' or 'HxWxC', and None from None."""
-  if text is None:
-    return None
+def read_image_shape(text: str) -> Shape:
+  """Return (H, W, C) from 'N', 'HxW' or 'HxWxC'."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?', text)
   if not found:
     raise ValueError(
@@ -235,8 +204,7 @@ def read_image_shape(text: str | None) -> tuple[int, int, int] | None:
 def _find_image_shape(transforms):
   """Return the shape (H, W, C) that the transforms give every RGB image."""
   shapes = set()
-  for shape in ((768, 1024, 3), (1024, 768, 3)):
-    image = np.zeros(shape, np.uint8)
+  for image in (np.zeros((768, 1024, 3), 'u1'), np.zeros((1024, 768, 3), 'u1')):
     for transform in transforms:
       image = transform(image, np.random.default_rng(0))
     shapes.add(image.shape)
@@ -251,19 +219,15 @@ def _find_image_shape(transforms):
 def find_devices(topology: str) -> Sequence[Any]:
   """Return the devices of a topology, described by the TPU compiler.
 
-  Args:
-    topology: such as 'v5e:16x16'; or 'local', for the devices of this machine.
-
-  Raises:
-    ValueError: the compiler does not know the topology, or is not installed.
+  'local' are the devices of this machine.
   """
   if topology == 'local':
     return jax.devices()
   for name, value in _NO_TPU.items():
     os.environ.setdefault(name, value)
-  # On Cloud TPUs, the two cores of a v4 chip are one device.
-  is_v4 = topology.startswith('v4:')
-  options: Any = {'chip_config_name': 'megacore'} if is_v4 else {}
+  options: Any = {}
+  if topology.startswith('v4:'):  # the two cores of a chip are one device
+    options['chip_config_name'] = 'megacore'
   if re.fullmatch(r'[^:]*:1(x1)*', topology):  # else hosts have 2x2 chips
     options['chips_per_host_bounds'] = [1, 1, 1]
   try:
@@ -272,9 +236,7 @@ def find_devices(topology: str) -> Sequence[Any]:
     ).devices
   except (RuntimeError, ValueError) as error:
     raise ValueError(
-      f'--topology={topology} cannot be compiled for: '
-      f'{str(error).splitlines()[0]}. '
-      "If libtpu is missing, pip install -e '.[tpu]'. If another process uses "
-      'it, wait; if none does, remove /tmp/libtpu_lockfile. Examples of '
-      f'topologies: {EXAMPLES}.'
+      f'--topology={topology}: {str(error).splitlines()[0]}. If libtpu is '
+      "missing, pip install -e '.[tpu]'. If another process uses it, wait; if "
+      f'none does, remove /tmp/libtpu_lockfile. Topologies: {EXAMPLES}.'
     ) from error
