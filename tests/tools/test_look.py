@@ -138,10 +138,9 @@ def test_what_cannot_be_drawn(model, make_weights, seen):
     ):
       arrays.look_at(weights, seen, figures=[figure])
   hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
-  with pytest.raises(ValueError, match=r'filters: .*feature maps'):
-    arrays.filters(make_weights(hybrid))
-  with pytest.raises(ValueError, match=r'positions: .*no position'):
-    arrays.positions(make_weights(model.clone(posemb=None)))
+  assert 'feature maps' in arrays.obstacles(make_weights(hybrid))['filters']
+  without = make_weights(model.clone(posemb=None))
+  assert 'no position' in arrays.obstacles(without)['positions']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +186,8 @@ def call(*args):
 def test_command(file, weights, gallery, paths, tmp_path, capsys):
   status = call(
     *(f'--weights={file}', f'--output={tmp_path}/out/new', gallery),
-    *('--num_maps=1', '--per_sheet=6', '--as_seen', '--num_filters=15'),
-    *('--thumbnails', '--num_points=5'),
+    *('--num_maps=1', '--per_sheet=6', '--num_filters=15'),
+    '--num_points=5',
   )
   assert not status
   told = capsys.readouterr().out.split()
@@ -257,7 +256,7 @@ def test_without_images(file, tmp_path, capsys):
     'filters.png',
     'positions.png',
   ]
-  assert 'Not drawn:\n  maps: no images' in capsys.readouterr().err
+  assert 'Not drawn: maps: no images' in capsys.readouterr().err
   status = call(f'--weights={file}', f'--output={tmp_path}', '--figures=maps')
   assert 'maps: no images' in status
 
@@ -304,10 +303,6 @@ def test_tsne_keeps_neighbours():
   distances = np.linalg.norm(points[:, None] - points, axis=-1)
   np.fill_diagonal(distances, np.inf)
   np.testing.assert_array_equal(groups[distances.argmin(1)], groups)
-  shown = arrays.apart(points)
-  sides = np.abs(points[shown][:, None] - points[shown]).max(-1)
-  assert 3 <= len(shown) <= len(points)
-  assert sides[sides > 0].min() > 0.045 * np.ptp(points, axis=0).max()
 
 
 @pytest.mark.parametrize('num_classes', [1, 30])
@@ -317,8 +312,7 @@ def test_figure_of_points(tmp_path, num_classes):
   classes = None
   if num_classes > 1:
     classes = [f'_class $ {i % num_classes} of a long name' for i in range(60)]
-  images = {3: np.zeros((8, 12, 1), np.uint8)}
-  embeddings.scatter(points, tmp_path / 'x.png', classes, images)
+  embeddings.scatter(points, tmp_path / 'x.png', classes)
   with Image.open(tmp_path / 'x.png') as image:
     assert min(image.size) > 900 and max(image.size) < 2000
 

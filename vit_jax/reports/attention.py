@@ -75,7 +75,6 @@ def sheet(
   path: epath.Path,
   *,
   names: Sequence[str] | None = None,
-  columns: int | None = None,
 ) -> None:
   """Draw images, each with its attention on the right (Figs. 6 and 14).
 
@@ -83,10 +82,11 @@ def sheet(
     pairs: [(image, overlay)], uint8 [H, W, C] of one size.
     path: of the figure.
     names: captions, or None.
-    columns: number of pairs in a row; None for `pairs_to_a_row`.
   """
   height, width = pairs[0][0].shape[:2]
-  columns = columns or pairs_to_a_row(len(pairs), width / height)
+  # About square.
+  columns = math.sqrt(len(pairs) * height / width / 2)
+  columns = max(1, min(len(pairs), round(columns)))
   tall = min(2.6, 11 / (2 * columns * width / height))  # inches
   wide = 2 * tall * width / height
   gap = np.full((height, round(0.03 * height), 3), 255, np.uint8)
@@ -106,14 +106,6 @@ def sheet(
       name = pictures.shorten(names[i], limit)
       axes.text(0.5, -0.02, name, va='top', **text)
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
-
-
-def pairs_to_a_row(count: int, aspect: float) -> int:
-  """Return the number of columns that makes a sheet about square.
-
-  The aspect is the width / height of an image.
-  """
-  return max(1, min(count, round(math.sqrt(count / (2 * aspect)))))
 
 
 def distance(

@@ -1,6 +1,6 @@
 """Figures of patch filters, position similarities (Fig. 7), and features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
@@ -41,7 +41,6 @@ def scatter(
   points: np.ndarray,
   path: epath.Path,
   classes: Sequence[str] | None = None,
-  images: Mapping[int, np.ndarray] | None = None,
 ) -> None:
   """Draw images as points [n, 2], colored by class.
 
@@ -50,9 +49,8 @@ def scatter(
     path: of the figure.
     classes: name of the class of each point; up to 20 are in a legend, and more
       are written at the middle of their points. None: one color.
-    images: {index of a point: image uint8 [H, W, C]} to draw on the points.
   """
-  from matplotlib import colormaps, offsetbox
+  from matplotlib import colormaps
 
   names = sorted(set(classes or ['']))
   labels = np.searchsorted(names, classes or [''] * len(points))
@@ -73,13 +71,6 @@ def scatter(
     axes.scatter(*points[labels == label].T, color=color, **style)
     for label, color in enumerate(colors)
   ]
-  for i, image in (images or {}).items():
-    zoom = 18 / max(image.shape[:2])
-    drawn = offsetbox.OffsetImage(pictures.rgb(image), zoom=zoom)
-    edge = {'edgecolor': colors[labels[i]], 'linewidth': 1.5}
-    axes.add_artist(
-      offsetbox.AnnotationBbox(drawn, points[i], pad=0.1, bboxprops=edge)
-    )
   if in_legend:
     pictures.legend_beside(axes, dots, shown)
   elif classes:

@@ -36,7 +36,12 @@ from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
-_OF_LOOK_AT = ('heads', 'residual', 'prefix', 'query', 'batch_size', 'on_error')
+_CHOICES = {
+  'heads': (attention.HEADS, 'how rollout combines heads'),
+  'residual': (attention.RESIDUALS, 'rollout: half skip connection, or none'),
+  'prefix': (attention.PREFIXES, 'distance to class token and registers'),
+  'style': (STYLES, 'rollout as a dark mask, or as a heat map'),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,12 +61,7 @@ def parser() -> argparse.ArgumentParser:
     help=f'some of {",".join(arrays.FIGURES)} (all that can be drawn)',
   )
   add('--format', choices=('png', 'pdf'), default='png', help='(png)')
-  for name, choices, what in (
-    ('heads', attention.HEADS, 'how rollout combines heads'),
-    ('residual', attention.RESIDUALS, 'rollout: half skip connection, or none'),
-    ('prefix', attention.PREFIXES, 'distance to class token and registers'),
-    ('style', STYLES, 'rollout as a dark mask, or as a heat map'),
-  ):
+  for name, (choices, what) in _CHOICES.items():
     default = next(iter(choices))
     help = f'{what} ({default})'
     add(f'--{name}', choices=choices, default=default, help=help)
@@ -71,12 +71,6 @@ def parser() -> argparse.ArgumentParser:
     metavar='ROW,COLUMN',
     help='maps and rollout of this patch, counted from 0',
   )
-  add(
-    '--as_seen',
-    action='store_true',
-    help="draw images at the model's size, not at a finer one",
-  )
-  add('--thumbnails', action='store_true', help='draw images in tsne')
   arguments.add_counts(
     group,
     num_maps=(4, 'images with attention maps'),
@@ -95,15 +89,7 @@ def _cell(text):
   return int(found[1]), int(found[2])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command, and end with its exit status."""
-  args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
-
-
 def _run(args):
-  """Draw the figures, and return the exit status."""
   paths = image_files.find(args.images) if args.images else []
   weights = arguments.read(args)
   names = _choose(args.figures, weights, paths)
@@ -117,24 +103,31 @@ def _run(args):
     return 0
   if of_images == ['tsne']:
     paths = arrays.sample(paths, args.num_points)
-  options = {name: getattr(args, name) for name in _OF_LOOK_AT}
-  looks = arrays.look_at(weights, paths, figures=of_images, **options)
-  looks = terminal.track(looks, len(paths), unit='images')
+  looks = arrays.look_at(
+    weights,
+    paths,
+    figures=of_images,
+    heads=args.heads,
+    residual=args.residual,
+    prefix=args.prefix,
+    query=args.query,
+    batch_size=args.batch_size,
+    on_error=args.on_error,
+  )
   skipped: list[str] = []
-  looks = predict.without_errors(looks, skipped)
-  looks = _without_maps(looks, args.num_maps)
+  looks = terminal.track(looks, len(paths), unit='images')
+  looks = list(_kept(predict.without_errors(looks, skipped), args.num_maps))
   classes = arrays.classes([x['path'] for x in looks], weights.class_names)
   for look, name in zip(looks, classes or ()):
     look['class'] = name
-  px = min(weights.image_shape[:2]) if args.as_seen else None
   if 'maps' in names:
-    figures.maps(looks[: args.num_maps], px=px)
+    figures.maps(looks[: args.num_maps])
   if 'rollout' in names:
-    figures.rollout(looks, args.style, args.per_sheet, px=px)
+    figures.rollout(looks, args.style, args.per_sheet)
   if 'distance' in names:
     figures.distance(looks)
   if 'tsne' in names:
-    figures.tsne(looks, args.num_points, args.thumbnails)
+    figures.tsne(looks, args.num_points)
   return predict.exit_status(skipped, len(paths))
 
 
@@ -145,22 +138,27 @@ def _choose(asked, weights, paths):
     found = dict.fromkeys(arrays.OF_IMAGES, 'no images are given') | found
   elif len(paths) < arrays.LEAST:
     found.setdefault('tsne', f'it needs at least {arrays.LEAST} images')
-  names = asked or arrays.FIGURES
-  missing = [name for name in names if name in found]
-  reasons = ''.join(f'\n  {name}: {found[name]}' for name in missing)
-  if missing and (asked or len(missing) == len(names)):
-    raise ValueError(f'{weights.origin}: cannot draw{reasons}')
-  if missing:
-    print(f'Not drawn:{reasons}', file=sys.stderr)
-  return [name for name in names if name not in found]
+  names = [name for name in arrays.FIGURES if name not in found]
+  arrays.check(weights, asked or (() if names else found), found)
+  if not asked:
+    for name, reason in found.items():
+      print(f'Not drawn: {name}: {reason}', file=sys.stderr)
+  return asked or names
 
 
-def _without_maps(looks, kept):
-  """Return the looks, with the maps, which are large, of the first few."""
-  return [
-    {k: v for k, v in look.items() if i < kept or not k.startswith('maps')}
-    for i, look in enumerate(looks)
-  ]
+def _kept(looks, num_maps):
+  """Yield the looks; only the first have maps, which are large."""
+  for i, look in enumerate(looks):
+    if i >= num_maps:
+      look = {k: x for k, x in look.items() if not k.startswith('maps')}
+    yield look
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command, and end with its exit status."""
+  args = parser().parse_intermixed_args(argv)
+  with terminal.one_message():
+    sys.exit(_run(args))
 
 
 if __name__ == '__main__':

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -48,9 +48,10 @@ def obstacles(weights: Weights) -> dict[str, str]:
   return found
 
 
-def check(weights: Weights, figures: Sequence[str]) -> None:
-  """Raise ValueError if the weights have none of one of these figures."""
-  found = obstacles(weights)
+def check(
+  weights: Weights, figures: Iterable[str], found: Mapping[str, str]
+) -> None:
+  """Raise ValueError if one of the figures has an obstacle."""
   reasons = [f'\n  {name}: {found[name]}' for name in figures if name in found]
   if reasons:
     raise ValueError(f'{weights.origin}: cannot draw{"".join(reasons)}')
@@ -64,13 +65,11 @@ def layout(weights: Weights) -> Layout:
 
 def filters(weights: Weights, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return (components, shares) of `embeddings.filters`."""
-  check(weights, ['filters'])
   return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
 def positions(weights: Weights) -> np.ndarray:
   """Return the similarities [gh, gw, gh, gw] of position embeddings."""
-  check(weights, ['positions'])
   return embeddings.position_similarity(_table(weights))
 
 
@@ -91,12 +90,9 @@ def look_at(
   paths: Sequence[str],
   *,
   figures: Sequence[str] = OF_IMAGES,
-  heads: str = 'mean',
-  residual: str = 'half',
-  prefix: str = 'left_out',
-  query: tuple[int, int] | None = None,
   batch_size: int = 8,
   on_error: predict.OnError = 'raise',
+  **options: Any,
 ) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
@@ -104,36 +100,21 @@ def look_at(
     weights: Weights.
     paths: of the images; see `image_files.find`.
     figures: some of OF_IMAGES; 'tsne' needs `features`.
-    heads, residual: of `attention.rollout`.
-    prefix: of `attention.mean_distance`.
-    query: (row, column) of the patch whose attention maps and rollout show; by
-      default the tokens of `Pooling.token_weights`, such as the class token.
     batch_size, on_error: of `predict.predict`. The attention of one layer for a
       batch must fit in memory.
+    **options: heads, residual, prefix and query of `forward_fn`.
 
   Returns:
-    Iterator of dicts of float32 arrays and 'path'. 'maps' [L, h, gh, gw] and
-    'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
-    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'distance' [L, h] in pixels;
-    'features' [D], the input of the head. An image that is skipped has 'path'
-    and 'error'.
+    Iterator of the dicts of `forward_fn` for each image, and 'path'. An image
+    that is skipped has 'path' and 'error'.
 
   Raises:
     ValueError: the model cannot have such a figure, or an image cannot be read.
   """
-  check(weights, figures)
+  check(weights, figures, obstacles(weights))
   loaded, shape = predict.load(weights, paths, batch_size)
   model, params = pretrained.build(weights)
-  forward = forward_fn(
-    weights,
-    model,
-    figures,
-    query=query,
-    rollout=functools.partial(
-      attention.rollout, heads=heads, residual=residual
-    ),
-    distance=functools.partial(attention.mean_distance, prefix=prefix),
-  )
+  forward = forward_fn(weights, model, figures, **options)
   return predict.in_batches(forward, params, loaded, shape, on_error)
 
 
@@ -142,18 +123,27 @@ def forward_fn(
   model: Any,
   figures: Sequence[str],
   *,
+  heads: str = 'mean',
+  residual: str = 'half',
+  prefix: str = 'left_out',
   query: tuple[int, int] | None = None,
-  rollout: Callable[..., Any] = attention.rollout,
-  distance: Callable[..., Any] = attention.mean_distance,
-) -> Callable[..., Any]:
+) -> Callable[..., dict[str, jax.Array]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
   Args:
     weights, model: of `pretrained.build`.
-    figures: some of OF_IMAGES, and 'heads' for 'heads' [B, L, h, gh, gw] of
-      `attention.rollout_of_heads`.
-    query: as of `look_at`.
-    rollout, distance: functions of `attention`, with their options.
+    figures: some of OF_IMAGES, and 'heads'.
+    heads, residual: of `attention.rollout`.
+    prefix: of `attention.mean_distance`.
+    query: (row, column) of the patch whose attention maps and rollout show; by
+      default the tokens of `Pooling.token_weights`, such as the class token.
+
+  Returns:
+    Function whose arrays are float32, for each image 'maps' [L, h, gh, gw] and
+    'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
+    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'heads' [L, h, gh, gw] of
+    `attention.rollout_of_heads`; 'distance' [L, h] in pixels; 'features' [D],
+    the input of the head, for 'tsne'.
   """
   with_attention = {*figures} - {'tsne'}
   if with_attention:
@@ -197,20 +187,24 @@ def forward_fn(
       )
       out |= split('maps', maps)
     if 'rollout' in figures:
-      out |= split('rollout', rollout(*layers, start=start)[:, 0])
-    if 'heads' in figures:
-      heads = attention.rollout_of_heads(*layers, start=start)
-      out |= split('heads', heads[:, :, :, 0])
-    if 'distance' in figures:
-      out['distance'] = attention.per_layer(
-        lambda *layer: distance(*layer, distances=distances), *layers
+      rows = attention.rollout(
+        *layers, start=start, heads=heads, residual=residual
       )
+      out |= split('rollout', rows[:, 0])
+    if 'heads' in figures:
+      rows = attention.rollout_of_heads(*layers, start=start)
+      out |= split('heads', rows[:, :, :, 0])
+    if 'distance' in figures:
+      distance = functools.partial(
+        attention.mean_distance, distances=distances, prefix=prefix
+      )
+      out['distance'] = attention.per_layer(distance, *layers)
     return out
 
   return forward
 
 
-def tsne(features: Any, *, seed: int = 0) -> np.ndarray:
+def tsne(features: Any) -> np.ndarray:
   """Return points [n, 2] whose neighbours are those of the features [n, D].
 
   This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
@@ -225,24 +219,10 @@ def tsne(features: Any, *, seed: int = 0) -> np.ndarray:
   count = min(50, *features.shape)
   # With several threads, a busy machine takes several times as long.
   with threadpoolctl.threadpool_limits(1):
-    pca = sklearn.decomposition.PCA(count, random_state=seed)
+    pca = sklearn.decomposition.PCA(count, random_state=0)
     return sklearn.manifold.TSNE(
-      perplexity=min(30, (len(features) - 1) / 3), random_state=seed
+      perplexity=min(30, (len(features) - 1) / 3), random_state=0
     ).fit_transform(pca.fit_transform(features).astype(np.float32))
-
-
-def apart(points: np.ndarray, distance: float = 0.045) -> list[int]:
-  """Return indices of points [n, 2] that are not close to each other.
-
-  The distance is a fraction of the larger side of all points.
-  """
-  found: list[int] = []
-  distance = distance * np.ptp(points, axis=0).max()
-  # In random order, because neighbours in the list are often of one class.
-  for i in np.random.default_rng(0).permutation(len(points)).tolist():
-    if not found or np.abs(points[found] - points[i]).max(1).min() > distance:
-      found.append(i)
-  return found
 
 
 def sample(items: Sequence[Any], count: int) -> list[Any]:

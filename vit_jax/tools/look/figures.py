@@ -19,9 +19,8 @@ from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
-_LARGE_PX, _SMALL_PX = 512, 256  # smaller side of images: of few, of many
+_PX = 256  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
-_THUMBNAIL_PX = 64
 
 
 class Figures:
@@ -69,17 +68,14 @@ class Figures:
       paths=_paths(looks),
     )
 
-  def maps(
-    self, looks: Sequence[Mapping[str, Any]], *, px: int | None = None
-  ) -> None:
-    """Draw a figure per image.
+  def maps(self, looks: Sequence[Mapping[str, Any]]) -> None:
+    """Draw a figure per image of `arrays.look_at`.
 
-    Args:
-      looks: of `arrays.look_at`; 'class' of each is added to its title.
-      px: smaller side of the images, at least.
+    'class' of each is added to its title.
     """
-    names, images = _names(looks), self._images(looks, px or _LARGE_PX)
-    for look, name, title, image in zip(looks, names, _captions(looks), images):
+    images = self._images(looks, 2 * _PX)
+    names = zip(_names(looks), _captions(looks))
+    for look, (name, title), image in zip(looks, names, images):
       self._write(
         f'maps-{name}',
         functools.partial(attention.maps, look['maps'], image, title=title),
@@ -93,15 +89,10 @@ class Figures:
     looks: Sequence[Mapping[str, Any]],
     style: str = 'mask',
     per_sheet: int = 50,
-    *,
-    px: int | None = None,
   ) -> None:
-    """Draw sheets of `per_sheet` images; other arguments as in `maps`."""
-    on_sheet = min(len(looks), per_sheet)
-    few = on_sheet <= _FEW
-    images = self._images(looks, px or (_LARGE_PX if few else _SMALL_PX))
-    height, width = self._weights.image_shape[:2]
-    columns = attention.pairs_to_a_row(on_sheet, width / height)
+    """Draw sheets of `per_sheet` images of `arrays.look_at`."""
+    few = min(len(looks), per_sheet) <= _FEW
+    images = self._images(looks, 2 * _PX if few else _PX)
     captions = _captions(looks, files=few)
     for start in range(0, len(looks), per_sheet):
       sheet = looks[start : start + per_sheet]
@@ -110,41 +101,22 @@ class Figures:
         for look, image in zip(sheet, images)
       ]
       names = captions and captions[start : start + per_sheet]
-      draw = functools.partial(
-        attention.sheet, pairs, names=names, columns=columns
-      )
       self._write(
         f'rollout-{start // per_sheet + 1}' if start else 'rollout',
-        draw,
+        functools.partial(attention.sheet, pairs, names=names),
         rollout=np.stack([look['rollout'] for look in sheet]),
         prefix=np.stack([look['rollout_prefix'] for look in sheet]),
         paths=_paths(sheet),
       )
 
-  def tsne(
-    self,
-    looks: Sequence[Mapping[str, Any]],
-    count: int = 2000,
-    thumbnails: bool = False,
-  ) -> None:
-    """Draw at most `count` of `looks`, at equal distances in the list.
-
-    Args:
-      looks: of `arrays.look_at`.
-      count: number of images.
-      thumbnails: whether to draw images that do not overlap over the points.
-    """
+  def tsne(self, looks: Sequence[Mapping[str, Any]], count: int = 2000) -> None:
+    """Draw at most `count` of `looks`, at equal distances in the list."""
     looks = arrays.sample(looks, count)
     points = arrays.tsne([look['features'] for look in looks])
     classes = _classes(looks)
-    images = None
-    if thumbnails:
-      shown = arrays.apart(points)
-      images = self._images([looks[i] for i in shown], _THUMBNAIL_PX)
-      images = dict(zip(shown, images))
     self._write(
       'tsne',
-      lambda path: embeddings.scatter(points, path, classes, images),
+      functools.partial(embeddings.scatter, points, classes=classes),
       points=points,
       paths=_paths(looks),
       classes=np.array(classes or [''] * len(looks), str),
@@ -158,9 +130,7 @@ class Figures:
     print(path, flush=True)
 
   def _images(self, looks, px):
-    """Return an iterator of what the model saw, finer: uint8 [H, W, C]."""
-    paths = [look['path'] for look in looks]
-    images = finer_images(self._weights, paths, px)
+    images = finer_images(self._weights, [x['path'] for x in looks], px)
     return terminal.track(images, len(looks), unit='images to draw')
 
 
@@ -173,7 +143,7 @@ def finer_images(
   image size whose smaller side has at least `px` pixels.
   """
   shape = weights.image_shape
-  factor = max(1, -(-px // min(shape[:2])))
+  factor = -(-px // min(shape[:2]))
   finer = tuple(side * factor for side in shape[:2])
   transforms = scale(weights.transforms, shape, finer)
   return predict.images_of(
@@ -194,11 +164,9 @@ def _classes(looks):
 def _captions(looks, files=True):
   """Return what is written under each image: class folder, file name."""
   classes, names = _classes(looks), _names(looks)
-  if classes is None:
-    return names if files else None
   if not files:
     return classes
-  return [f'{label} / {name}' for label, name in zip(classes, names)]
+  return [' / '.join(words) for words in zip(*filter(None, (classes, names)))]
 
 
 def _names(looks):
