@@ -408,7 +408,7 @@ def test_tools_ask_for_trust(run, folder):
 def test_predict(run, folder, capsys):
   _, workdir, _ = run
   images = folder / 'dark.png', folder / 'light.png'
-  given = f'--weights={workdir}', '--trust=mine', '--format=csv'
+  given = f'--weights={workdir}', '--trust=mine'
   assert call(predict, *given, *images) == 0
   rows = capsys.readouterr().out.splitlines()
   assert len(rows) == 1 + 2 * 2  # a heading, two images, two classes

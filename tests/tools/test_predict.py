@@ -42,9 +42,6 @@ def test_features_and_activations(weights, paths, expected, layer):
   np.testing.assert_allclose(result['features'], layers[layer], atol=2e-5)
   wanted = 1 / (1 + np.exp(-layers['logits']))
   np.testing.assert_allclose(result['probabilities'], wanted, atol=1e-6)
-  (result,) = predict(weights, paths[:1], activation='softmax')
-  wanted = probabilities(layers)
-  np.testing.assert_allclose(result['probabilities'], wanted, atol=1e-6)
 
 
 def test_unreadable_images(weights, paths, expected, bad):
@@ -100,39 +97,31 @@ def call(*args):
   return exit.value.code
 
 
-def test_formats(file, expected, gallery, paths, tmp_path, capsys, weights):
-  """A pipe gets CSV; the ending of a file, or --format, decides otherwise."""
+def test_output(
+  file, expected, gallery, paths, tmp_path, capsys, weights, monkeypatch
+):
+  """Pipes and files get CSV, a terminal a table."""
   command = [f'--weights={file}', '--top_k=3', gallery]
   assert call(*command) == 0
   rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-  output = tmp_path / 'out.json'
+  output = tmp_path / 'out.csv'
   assert call(*command, f'--output={output}') == 0
-  items = json.loads(output.read_text())
-  assert call(*command, '--format=table') == 0
+  assert list(csv.DictReader(io.StringIO(output.read_text()))) == rows
+  monkeypatch.setattr('sys.stdout.isatty', lambda: True)
+  monkeypatch.setenv('TERM', 'dumb')  # without colors
+  monkeypatch.setenv('COLUMNS', '200')
+  assert call(*command) == 0
   table = [line.split() for line in capsys.readouterr().out.splitlines()]
   assert table[0] == ['image', 'rank', 'class', 'probability']
-  assert [item['path'] for item in items] == paths
   for i, path in enumerate(paths):
     p = probabilities(expected[path])
     for rank, id_ in enumerate(np.argsort(-p)[:3]):
-      row, item = rows[3 * i + rank], items[i]['predictions'][rank]
+      row = rows[3 * i + rank]
       assert (row['path'], row['rank']) == (path, str(rank + 1))
       assert row['class_id'] == str(id_)
       assert row['class_name'] == weights.class_names[id_]
       assert float(row['probability']) == pytest.approx(p[id_], abs=2e-6)
-      assert (item['class_id'], item['class_name']) == (
-        id_,
-        weights.class_names[id_],
-      )
-      assert item['probability'] == pytest.approx(p[id_], abs=2e-6)
   assert any(line[-1] == f'{p[id_]:.2%}' for line in table)
-
-
-def test_a_terminal_gets_a_table(file, paths, capsys, monkeypatch):
-  monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
-  assert call(f'--weights={file}', paths[0], '--top_k=1') == 0
-  header, line = capsys.readouterr().out.splitlines()
-  assert 'prob' in header and '00.png' in line and '%' in line
 
 
 def test_names_of_any_kind():
@@ -188,9 +177,9 @@ def test_options_reach_predict(file, paths, monkeypatch):
 
   monkeypatch.setattr(tool, 'predict', record)
   command = [f'--weights={file}', paths[0], '--batch_size=3']
-  command += ['--on_error=skip', '--activation=sigmoid']
+  command += ['--on_error=skip']
   assert call(*command) == 0
-  wanted = {'batch_size': 3, 'on_error': 'skip', 'activation': 'sigmoid'}
+  wanted = {'batch_size': 3, 'on_error': 'skip'}
   assert given == wanted | {'layer': None}
   assert call(*command, '--features=/tmp/none.npz', '--layer=pooled') == 0
   assert given == wanted | {'layer': 'pooled'}

@@ -63,7 +63,7 @@ class Explainer:
     self.no_attention = arrays.obstacles(weights).get('rollout')
     self._shape = (1, *weights.image_shape)
     model, self._params = pretrained.build(weights)
-    classify = predict.forward_fn(model, weights.preprocess, weights.activation)
+    classify = predict.forward_fn(weights, model)
     look = None
     if not self.no_attention:
       look = arrays.forward_fn(weights, model, [*SHOWN.values()])

@@ -8,18 +8,16 @@ Folders of images are searched recursively. Images are preprocessed as stored
 with the weights. --features writes the arrays 'paths' [N] and 'features'
 [N, ...].
 
-Results go to stdout, everything else to stderr. A terminal shows a table; a
-pipe gets CSV (path, rank, class_id, class_name, probability). The exit status
-is 0; 1 after an error, or if images were skipped (--on_error=skip; they are
-listed at the end); 2 for wrong arguments.
+Results go to stdout, everything else to stderr. A terminal shows a table; pipes
+and files get CSV (path, rank, class_id, class_name, probability). The exit
+status is 0; 1 after an error, or if images were skipped (--on_error=skip; they
+are listed at the end); 2 for wrong arguments.
 """
 
 import argparse
-import contextlib
 import csv
 import io
 import itertools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +34,9 @@ from vit_jax import pretrained
 from vit_jax.data import image_files
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, replacing, write_atomically
+from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.tools import arguments, parsers
-from vit_jax.types import Params, Preprocess, Shape
+from vit_jax.types import Params, Shape
 from vit_jax.weights.bundle import Weights
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
@@ -52,7 +50,6 @@ def predict(
   paths: Sequence[str],
   *,
   layer: str | None = None,
-  activation: str | None = None,
   batch_size: int = 32,
   on_error: OnError = 'raise',
 ) -> Iterator[dict[str, Any]]:
@@ -66,7 +63,6 @@ def predict(
     paths: of the images, see `image_files.find`.
     layer: a name in the model's `features` whose activations are returned too:
       'pre_logits', 'pooled', 'tokens', 'block_0', ... .
-    activation: 'softmax' or 'sigmoid'; by default that of the weights.
     batch_size: rounded up to a multiple of the number of devices.
     on_error: for images that cannot be read: 'raise', or 'skip' to yield only
       'path' and 'error'.
@@ -81,9 +77,7 @@ def predict(
   """
   loaded, shape = load(weights, paths, batch_size)
   model, params = pretrained.build(weights)
-  forward = forward_fn(
-    model, weights.preprocess, activation or weights.activation, layer
-  )
+  forward = forward_fn(weights, model, layer)
   out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
   if layer is None and (not out or out['probabilities'].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
@@ -97,19 +91,13 @@ def predict(
 def load(
   weights: Weights, paths: Sequence[str], batch_size: int
 ) -> tuple[Iterator[tuple[str, Any]], Shape]:
-  """Return (iterator over transformed images, shape [B, H, W, C] of batches).
-
-  The items are those of `image_files.load`. Nothing is read before the first
-  one is requested.
-  """
+  """Return (items of `image_files.load`, shape [B, H, W, C] of batches)."""
   size = max(1, min(batch_size, len(paths)))
+  shape = weights.image_shape
   loaded = image_files.load(
-    paths,
-    weights.transforms,
-    channels=weights.image_shape[2],
-    ahead=2 * size,
+    paths, weights.transforms, channels=shape[2], ahead=2 * size
   )
-  return loaded, (size, *weights.image_shape)
+  return loaded, (size, *shape)
 
 
 def images_of(loaded: Iterable[tuple[str, Any]]) -> Iterator[np.ndarray]:
@@ -121,30 +109,29 @@ def images_of(loaded: Iterable[tuple[str, Any]]) -> Iterator[np.ndarray]:
 
 
 def forward_fn(
-  model: Any,
-  preprocess: Preprocess,
-  activation: str,
-  layer: str | None = None,
-) -> Callable[..., Any]:
+  weights: Weights, model: Any, layer: str | None = None
+) -> Callable[..., dict[str, Any]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
-  The names are those of `predict`, as are the arguments.
+  Weights and model are those of `pretrained.build`; names as of `predict`.
   """
   has_features = hasattr(model, 'features')
   if layer is not None and not has_features:
     raise ValueError(f'{type(model).__name__} has no method `features`.')
 
   def forward(params, images):
-    images, out = preprocess(images), {}
+    images, out = weights.preprocess(images), {}
     if has_features:
-      per_layer = {'per_layer': str(layer).startswith('block_')}
       found = model.apply(
-        {'params': params}, images, method='features', **per_layer
+        {'params': params},
+        images,
+        method='features',
+        per_layer=str(layer).startswith('block_'),
       )
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply({'params': params}, images)}
     if 'logits' in found:
-      out['probabilities'] = _ACTIVATIONS[activation](found['logits'])
+      out['probabilities'] = _ACTIVATIONS[weights.activation](found['logits'])
     if layer is not None:
       if layer not in found:
         raise ValueError(f'No layer {layer!r}; there are {", ".join(found)}.')
@@ -161,11 +148,11 @@ def in_batches(
   shape: Shape,
   on_error: OnError = 'raise',
 ) -> Iterator[dict[str, Any]]:
-  """Yield the results of `forward` for each image, in order.
+  """Yield the results of `forward(params, images)` for each image, in order.
 
   Args:
-    forward: (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
-    params: of it.
+    forward: function such as that of `forward_fn`.
+    params: of the model.
     loaded: iterator of `image_files.load`.
     shape: (B, H, W, C); B is rounded up to a multiple of the device count.
     on_error: as of `predict`.
@@ -181,8 +168,9 @@ def in_batches(
     for i, (path, image) in enumerate(group):
       if isinstance(image, ValueError):
         if on_error == 'raise':
-          hint = "on_error='skip' continues without such images."
-          raise ValueError(f'{image} ({hint})') from image
+          raise ValueError(
+            f"{image} (on_error='skip' continues without such images.)"
+          ) from image
       elif image.shape != shape[1:]:
         raise ValueError(
           f'{path} has the shape {image.shape} after the transforms of the '
@@ -218,14 +206,12 @@ def ranked(
   """Yield (path, Ranking of k classes) of the results of `predict`."""
   for result in results:
     p = result['probabilities']
-    yield (
-      result['path'],
-      [(i, names[i] if names else None, float(p[i])) for i in top(p, k)],
-    )
+    rows = [(i, names[i] if names else None, float(p[i])) for i in top(p, k)]
+    yield result['path'], rows
 
 
 def write_table(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
-  """Write aligned columns that fit the terminal; one row per rank."""
+  """Write aligned columns that fit the terminal."""
   table = rich.table.Table('image', 'rank', 'class', 'probability', box=None)
   for column in (1, 3):
     table.columns[column].justify = 'right'
@@ -249,20 +235,6 @@ def write_csv(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
       writer.writerow([path, rank, class_id, name, f'{p:.6g}'])
 
 
-def write_json(file: TextIO, ranking: Iterable[tuple[str, Ranking]]) -> None:
-  """Write a list of dicts; class_name is null without names."""
-  keys = ('class_id', 'class_name', 'probability')
-  values = [
-    {'path': path, 'predictions': [dict(zip(keys, row)) for row in rows]}
-    for path, rows in ranking
-  ]
-  json.dump(values, file, indent=1, ensure_ascii=False)
-  file.write('\n')
-
-
-FORMATS = {'table': write_table, 'csv': write_csv, 'json': write_json}
-
-
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
   """Write a dict of arrays as a compressed npz."""
   file = io.BytesIO()
@@ -273,7 +245,7 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
 def without_errors(
   results: Iterable[Mapping[str, Any]], skipped: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield the results without 'error', and append the errors to `skipped`."""
+  """Yield the results without an error; append the errors to `skipped`."""
   for result in results:
     if 'error' in result:
       skipped.append(result['error'])
@@ -298,14 +270,7 @@ def parser() -> argparse.ArgumentParser:
   group = made.add_argument_group('output')
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
   add = group.add_argument
-  add('--activation', choices=_ACTIVATIONS, help='(that of the weights)')
-  add(
-    '--format',
-    choices=FORMATS,
-    help='(that of the ending of --output, else '
-    'table on a terminal and csv in a pipe)',
-  )
-  add('--output', metavar='FILE', help='for the predictions, instead of stdout')
+  add('--output', metavar='FILE', help='for CSV, instead of stdout')
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(
     '--features',
@@ -321,13 +286,6 @@ def parser() -> argparse.ArgumentParser:
   return made
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Run the command, and end with its exit status."""
-  args = parser().parse_intermixed_args(argv)
-  with terminal.one_message():
-    sys.exit(_run(args))
-
-
 def _run(args):
   paths = image_files.find(args.images)
   weights = arguments.read(args)
@@ -335,7 +293,6 @@ def _run(args):
     weights,
     paths,
     layer=args.layer if args.features else None,
-    activation=args.activation,
     batch_size=args.batch_size,
     on_error=args.on_error,
   )
@@ -353,26 +310,23 @@ def _run(args):
   names = weights.class_names
   if args.class_names:
     names = arguments.class_names(args.class_names, weights)
-  ending = pathlib.Path(args.output or '').suffix[1:]
-  on_terminal = not args.output and sys.stdout.isatty()
-  default = 'table' if on_terminal else 'csv'
-  write = FORMATS[args.format or (ending if ending in FORMATS else default)]
-  with _opened(args.output) as file:
-    write(file, ranked(results, names, args.top_k))
+  ranking = ranked(results, names, args.top_k)
+  if args.output:
+    text = io.StringIO()
+    write_csv(text, ranking)
+    path = pathlib.Path(args.output).expanduser()
+    write_atomically(path, text.getvalue())
+  else:
+    write = write_table if sys.stdout.isatty() else write_csv
+    write(sys.stdout, ranking)
   return exit_status(skipped, len(paths))
 
 
-@contextlib.contextmanager
-def _opened(path):
-  """Yield stdout if path is None, else a text file, renamed when complete."""
-  if path is None:
-    yield sys.stdout
-    return
-  with (
-    replacing(pathlib.Path(path).expanduser()) as partial,
-    open(partial, 'w', newline='', encoding='utf-8') as file,
-  ):
-    yield file
+def main(argv: Sequence[str] | None = None) -> None:
+  """Run the command, and end with its exit status."""
+  args = parser().parse_intermixed_args(argv)
+  with terminal.one_message():
+    sys.exit(_run(args))
 
 
 if __name__ == '__main__':
