@@ -168,7 +168,12 @@ def train(
   teacher: Any = getattr(loss_fn, 'teacher', None)
   teacher_shapes = []
   if teacher is not None:
-    _check_class_names(class_names, teacher.class_names)
+    evaluators_lib.check_class_names(
+      'teacher',
+      teacher.class_names,
+      class_names,
+      'config.objective.teacher.same_classes=True',
+    )
     teacher.model = choose(teacher.model, teacher.images, backward=False)
     teacher_shapes.append(teacher.abstract_params(mesh, sharding))
   learning_rate = compiled.reuse(schedule, timeline)
@@ -368,11 +373,10 @@ def make_step(
   Args:
     model: Flax module.
     images: ShapeDtypeStruct of a batch of float images.
-    loss_fn: see `train_step`.
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    accum_steps, ema_weight: see `train_step`.
+    loss_fn, accum_steps, ema_weight: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
@@ -407,25 +411,8 @@ def make_step(
   )
 
 
-def _check_class_names(of_data, of_teacher):
-  """Raise ValueError if a teacher was trained on other classes."""
-  if of_data and of_teacher and list(of_data) != list(of_teacher):
-    pairs = zip(of_teacher, of_data)
-    shown = next((x for x in pairs if x[0] != x[1]), 'fewer or more')
-    raise ValueError(
-      f'The classes of the teacher are not those of the data: {shown}. Use a '
-      'teacher that was trained on the same classes. If they are the same '
-      'classes in the same order under other names, set '
-      'config.objective.teacher.same_classes=True.'
-    )
-
-
 def with_num_classes(model: Any, source: Any) -> Any:
-  """Return the model with the number of classes of the data where it has none.
-
-  Raises:
-    ValueError: neither of them has one, or the data has more classes.
-  """
+  """Return the model with the number of classes of the data if it has none."""
   found = getattr(source, 'num_classes', None)
   is_partial = isinstance(model, functools.partial)
   given = None if is_partial else getattr(model, 'num_classes', None)

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
-from vit_jax.runs import terminal
 from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.
@@ -75,9 +74,8 @@ class Collector:
     The names include 'label' and 'index'.
     """
     rows: list[Columns] = []
-    pending, unit = None, f'batches of {self._what}'
-    batches, count = self._batches, len(self._batches)
-    for batch in terminal.track(batches, count, unit=unit, live=False):
+    pending = None
+    for batch in self._batches:
       out = self._fn(params, sharding.put_batch(batch, self._mesh))
       # Fetch the previous batch, so that the device always has work queued.
       rows, pending = rows + _fetch(pending), out

@@ -58,7 +58,8 @@ def make(
   for name, factory in evals.items():
     try:
       made[name] = factory(model, preprocess=preprocess, mesh=mesh)
-      _check_class_names(class_names, made[name])
+      names = getattr(made[name], 'class_names', None)
+      check_class_names('model', class_names, names, 'same_classes=False')
       if check := getattr(made[name], 'check', None):
         check(abstract_params)
     except ValueError as error:
@@ -66,17 +67,24 @@ def make(
   return made
 
 
-def _check_class_names(class_names, evaluator):
-  """Folders with different sub-folders number their classes differently."""
-  found = getattr(evaluator, 'class_names', None)
-  if not found or not class_names or list(found) == list(class_names):
+def check_class_names(
+  what: str,
+  expected: Sequence[str] | None,
+  found: Sequence[str] | None,
+  remedy: str,
+) -> None:
+  """Raise ValueError if data has other classes than `what` it is given to.
+
+  Folders with different sub-folders number their classes differently.
+  """
+  if not found or not expected or list(found) == list(expected):
     return
-  other = sorted(set(found) ^ set(class_names))[:5]
+  other = sorted(set(found) ^ set(expected))[:5]
   raise ValueError(
-    f'The data has {len(found)} classes and the model {len(class_names)}, with '
+    f'The data has {len(found)} classes and the {what} {len(expected)}, with '
     f'other names ({other}) or in another order. For a folder, set '
     'data.source.class_names. If they are the same classes in the same order '
-    'under other names, set same_classes=False.'
+    f'under other names, set {remedy}.'
   )
 
 

@@ -170,26 +170,17 @@ def _raised_by_vit_jax(error):
   return name.startswith('vit_jax.') and dis.opname[opcode] == 'RAISE_VARARGS'
 
 
-def track(
-  items: Iterable[T],
-  total: int,
-  *,
-  unit: str,
-  shown: bool = False,
-  live: bool = True,
-) -> Iterator[T]:
+def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
   """Yield the items, and show a bar with the time left in a terminal.
 
   Args:
     items: iterable.
     total: number of items.
     unit: what the items are, in the plural.
-    shown: whether the items are printed in the terminal anyway: no bar then.
-    live: whether to show a bar; False where another one may be shown.
   """
   # redirect_stdout=False: stdout may be a file.
   bar = _bar(console(stderr=True), redirect_stdout=False)
-  if shown or not live or not bar.console.is_terminal:
+  if not bar.console.is_terminal:
     yield from items
     return
   with bar:
@@ -200,13 +191,9 @@ def track(
 def waiting(text: str) -> Iterator[None]:
   """Context manager that shows what is waited for, such as 'compiling ...'."""
   on = console()
-  if on.is_terminal:
-    columns = '{task.description}', rich.progress.TimeElapsedColumn()
-    with rich.progress.Progress(*columns, console=on, transient=True) as bar:
-      bar.add_task(text)
-      yield
-  else:
+  if not on.is_terminal:
     say(text, on)
+  with on.status(text) if on.is_terminal else contextlib.nullcontext():
     yield
 
 

@@ -55,9 +55,6 @@ class Claim:
   Two starts of a run can overlap: a process that was stopped continues, or a
   user runs the same command twice. The last start wins. The other one ends
   before its next write.
-
-  Args:
-    workdir: of the run. The first host writes `.claim` there.
   """
 
   def __init__(self, workdir: PathLike) -> None:
@@ -115,9 +112,6 @@ def record_model(
     image_shape: (H, W, C) of the training images.
     class_names: of the outputs, or None.
     activation: converts logits to probabilities, 'softmax' or 'sigmoid'.
-
-  Raises:
-    ValueError: a model, preprocess or transform that is not a dataclass.
   """
   content = {
     'model': config.describe(model),
@@ -142,21 +136,12 @@ def record_choices(workdir: PathLike, choices: dict[str, str]) -> None:
     _write(workdir, 'attention.json', choices)
 
 
-def description(
-  path: PathLike, *, missing_ok: bool = False
-) -> dict[str, Any] | None:
-  """Return the content of model.json of a workdir, or of a checkpoint in it.
-
-  Raises:
-    ValueError: it is not valid JSON; or there is none (with missing_ok, None is
-      returned instead).
-  """
+def description(path: PathLike) -> dict[str, Any]:
+  """Return the content of model.json of a workdir, or of a checkpoint in it."""
   path = epath.Path(path)
   for folder in (path, path.parent, path.parent.parent):
     if (file := folder / 'model.json').exists():
       return read_json(file)
-  if missing_ok:
-    return None
   raise ValueError(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
     'there is no model.json. Give a workdir or a weights file.'
@@ -202,16 +187,16 @@ def git_commit() -> str | None:
   It is the commit of the checkout with this file, or the one from which pip
   installed the package (`pip install git+...`); None if neither is known.
   """
-  folder = pathlib.Path(__file__).resolve().parent
+  file = pathlib.Path(__file__).resolve()
 
   def git(*words):
-    command = ['git', '-C', str(folder), *words]
+    command = ['git', '-C', str(file.parent), *words]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
 
   try:
     # A virtual environment can lie in a repository that does not track it.
-    if git('ls-files', '--error-unmatch', pathlib.Path(__file__).name):
+    if git('ls-files', '--error-unmatch', file.name):
       words = ('--always', '--abbrev=40', '--exclude=*', '--dirty=+dirty')
       return git('describe', *words)
     found = importlib.metadata.distribution('vit_jax')
