@@ -7,7 +7,6 @@ config.evals = dict(test=dict(target=..., data=...))
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -94,9 +93,11 @@ def evaluate(
   model = attention_choice.Chooser(
     _largest_batch(evals), mesh, choices, terminal.say
   )(model, images, backward=False)
-  init = functools.partial(
-    _init, model, tuple(image_shape), jax.random.key(seed)
-  )
+
+  def init():
+    zeros = jnp.zeros(images.shape)
+    return model.init(jax.random.key(seed), zeros)['params']
+
   abstract_params = jax.eval_shape(init)
   class_names = weights.class_names if weights else None
   evaluators = evaluators_lib.make(
@@ -157,10 +158,6 @@ def _largest_batch(evals):
   arguments = [getattr(factory, 'keywords', {}) for factory in evals.values()]
   found = (x for x in jax.tree.leaves(arguments) if isinstance(x, Data))
   return max((data.batch_size for data in found), default=1)
-
-
-def _init(model, image_shape, rng):
-  return model.init(rng, jnp.zeros((1, *image_shape)))['params']
 
 
 def _params(init, model, weights, init_from, shardings, workdir):

@@ -5,10 +5,10 @@
     config.order = ('pretrain', ...)
     config.report = (dict(target='vit_jax.reports.table.Table', cells=...),)
 
-Every run has its own directory, workdir/NAME, and is marked as done when it
-ends. The same command resumes the study. Runs can build on one another:
-'{workdir}' in any text of a run's config is replaced by the workdir of the
-study, and `best_of` takes values from the best of other runs:
+Every run has its own directory, workdir/NAME. The same command resumes the
+study. Runs can build on one another: '{workdir}' in any text of a run's config
+is replaced by the workdir of the study, and `best_of` takes values from the
+best of other runs:
 
     config.runs.final.best_of = dict(
         runs='dev_lr.*', metric='dev/accuracy', take=('schedule.lr',))

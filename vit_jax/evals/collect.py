@@ -1,9 +1,8 @@
 """Outputs of a jitted function for every example of a split.
 
 Evaluators reduce each example to a few numbers on the devices: a hit, a loss,
-features. Every host then receives these numbers for all examples, in the order
-of the source, and computes the metrics in numpy and float64. So the metrics do
-not depend on the number of devices or hosts, nor on the batch size.
+features. Every host then computes the metrics of all examples in numpy and
+float64, so they do not depend on devices, hosts and batch size.
 """
 
 import dataclasses
@@ -120,13 +119,8 @@ def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
 class SplitEvaluator:
   """Base of the evaluators of one split; every example counts once.
 
-  A subclass defines `measure`, the `fn` of its Collector, and `run`.
-
-  Attributes:
-    model: a Flax module or similar, with num_classes.
-    preprocess: uint8 images -> float images.
-    mesh: from `sharding.make_mesh`.
-    data: the split.
+  A subclass defines `measure`, the `fn` of its Collector, and `run`. The model
+  has num_classes.
   """
 
   model: Any
@@ -149,10 +143,6 @@ class SplitEvaluator:
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Return {name: [B, ...]} of a batch."""
-    raise NotImplementedError
-
-  def run(self, params: Params) -> dict[str, float]:
-    """Return {metric: number} of the split."""
     raise NotImplementedError
 
 
@@ -198,8 +188,7 @@ class LabelEvaluator(SplitEvaluator):
       if logits.ndim != 2:
         raise ValueError(
           f'The model has logits of shape {logits.shape}; expected one row for '
-          'each image. A model of masked patches has no classes: fine-tune it, '
-          'or read out its features.'
+          'each image. A model of masked patches has no classes: fine-tune it.'
         )
       return logits
 

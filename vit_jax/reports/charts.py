@@ -10,7 +10,7 @@ import numpy as np
 
 # Not drawn: accounts, constants, and details that tables show.
 _NOT_DRAWN = re.compile(
-  'seconds/.*|data_wait/.*|progress|eta_s|exaflops'
+  'seconds/.*|data_wait/.*|progress|eta_s|exaflops|images_per_s_per_device'
   r'|.*/(num_examples|num_unlabelled|skipped)'
   r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
 )
@@ -38,10 +38,9 @@ def curves(records: Records) -> dict[str, dict[int, float]]:
 def of_run(records: Records) -> list[dict[str, Any]]:
   """Return the charts of a run: a line per split, such as train and val."""
   found: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-  for name, curve in curves(records).items():
-    if _is_drawn(name, curve):
-      split, _, stem = name.rpartition('/')
-      found[stem][split or stem] = curve
+  for name, curve in _drawn(records):
+    split, _, stem = name.rpartition('/')
+    found[stem][split or stem] = curve
   return _charts(found)
 
 
@@ -49,15 +48,15 @@ def of_study(records: Mapping[str, Records]) -> list[dict[str, Any]]:
   """Return the charts of {run: records}, one per metric: a line per run."""
   found: dict[str, dict[str, Any]] = collections.defaultdict(dict)
   for run, of_one in records.items():
-    for name, curve in curves(of_one).items():
-      if _is_drawn(name, curve):
-        found[name][run] = curve
+    for name, curve in _drawn(of_one):
+      found[name][run] = curve
   return _charts(found)
 
 
-def _is_drawn(name, curve):
-  is_repeated = name == 'images_per_s_per_device'
-  return len(curve) > 1 and not is_repeated and not _NOT_DRAWN.fullmatch(name)
+def _drawn(records):
+  for name, curve in curves(records).items():
+    if len(curve) > 1 and not _NOT_DRAWN.fullmatch(name):
+      yield name, curve
 
 
 def _charts(lines_of):

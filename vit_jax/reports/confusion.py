@@ -25,12 +25,8 @@ from vit_jax.reports import pictures
 from vit_jax.runs.files import PathLike, write_atomically
 
 MISCLASSIFIED = (
-  'file',
-  'true_class',
-  'predicted_class',
-  'true_probability',
-  'predicted_probability',
-  'index',
+  *('file', 'true_class', 'predicted_class'),
+  *('true_probability', 'predicted_probability', 'index'),
 )
 _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
@@ -146,11 +142,7 @@ def _write_csv(path, header, rows):
 def draw(
   matrix: np.ndarray, labels: Sequence[str], path: epath.Path, *, title: str
 ) -> None:
-  """Draw a confusion matrix [K, K] with the labels of its K classes.
-
-  Colors show the fraction of each true class. Up to 20 classes have their
-  counts, up to 60 their names.
-  """
+  """Draw a confusion matrix [K, K]; colors are fractions of a true class."""
   size = len(matrix)
   with np.errstate(invalid='ignore'):  # classes without examples stay white
     shares = matrix / matrix.sum(axis=1, keepdims=True)

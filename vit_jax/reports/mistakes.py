@@ -52,9 +52,8 @@ def _thumbnail(pixels):
   pixels = np.asarray(pixels)
   image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
   image.thumbnail((_PX, _PX))
-  # JPEG blurs small drawings.
-  kind, file = 'PNG' if max(image.size) < 96 else 'JPEG', io.BytesIO()
-  image.save(file, kind)
+  file = io.BytesIO()  # JPEG blurs small drawings
+  image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')
   return file.getvalue()
 
 
@@ -66,10 +65,8 @@ def of_run(folder: epath.Path) -> dict[str, dict[str, Any]]:
     header, *rows = read_csv(path)
     saved = folder / f'thumbnails-{name}.json'
     images = json.loads(saved.read_text()) if saved.exists() else {}
-    worst: list[dict[str, Any]] = [
-      dict(zip(header, row)) for row in rows[:COUNT]
-    ]
-    for row in worst:
-      row['image'] = images.get(row['index'])
+    worst: list[dict[str, Any]] = []
+    for row in rows[:COUNT]:
+      worst.append(dict(zip(header, row), image=images.get(row[-1])))
     found[name] = {'count': len(rows), 'rows': worst}
   return found
