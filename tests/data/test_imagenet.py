@@ -30,20 +30,15 @@ _ORDER = [31, 50_000, 1, 2, 17, 48_999, 3]
 def data_dir(tmp_path_factory):
   """ReaL, of seven images in another order than their numbers."""
 
-  def example(number, place, features):
-    out = made_up.example(number, place, features)
+  def example(number, features):
+    out = made_up.example(number, features)
     out['file_name'] = _NAME.format(_ORDER[number])
     out['real_label'] = _real(_ORDER[number])
     return out
 
   path = tmp_path_factory.mktemp('tfds')
-  made_up.prepare(
-    path,
-    'imagenet2012_real',
-    {'validation': len(_ORDER)},
-    make_example=example,
-    distinct=7,
-  )
+  sizes = {'validation': len(_ORDER)}
+  made_up.prepare(path, 'imagenet2012_real', sizes, make_example=example)
   return str(path)
 
 

@@ -76,7 +76,7 @@ def images(tmp_path_factory):
 CLASSES = ['empty', 'kinds', 'large', 'one', 'Äpfel und 梨']
 
 
-def test_a_tenth_of_each_class_is_held_out(images, caplog):
+def test_a_tenth_of_each_class_is_held_out(images):
   parts = {
     split: open_source(images, split=split, stratified=True)
     for split in ('[:90%]', '[90%:]', '[80%:]')
@@ -91,7 +91,6 @@ def test_a_tenth_of_each_class_is_held_out(images, caplog):
   assert count['[80%:]'] == {2: 6, 1: 1, 4: 1}
   names = [{x.describe(i) for i in range(len(x))} for x in (train, test)]
   assert not names[0] & names[1] and len(names[0] | names[1]) == 40
-  assert "['empty'] have no images" in caplog.text
 
 
 def test_many_small_classes_are_held_out_of(tmp_path):

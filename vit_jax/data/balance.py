@@ -11,9 +11,6 @@ def class_weights(source: Source) -> tuple[float, ...]:
   n is the number of examples, n_c that of class c, and K the number of classes
   that have examples. The mean weight of the examples is 1. Classes without
   examples get 1.
-
-  Args:
-    source: with one class for each example.
   """
   labels = class_labels(source)
   num_classes = getattr(source, 'num_classes', None) or 0

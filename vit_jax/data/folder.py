@@ -37,11 +37,7 @@ class Folder:
       the CSV. With a header, the columns can have any order. Labels are names,
       or ints that index `class_names`.
     class_names: names of the classes in the order of their labels.
-    channels: 1 or 3, to which the images are decoded.
-    exif: apply the EXIF orientation; see `images.decode`.
-
-  Raises:
-    ValueError: no images, or an invalid CSV.
+    channels, exif: how images are decoded, see pipeline.py.
   """
 
   def __init__(
@@ -102,11 +98,6 @@ def _from_folders(root, split, names):
   base = root / (split or '')
   files = _images(base)
   found = [file.split('/', 1)[0] for file in files]
-  if split is None and (empty := sorted({*classes} - {*found})):
-    logging.warning(
-      f'Folder {base}: the class folders {empty[:10]} have no images. They'
-      ' count as classes. Remove them if they are not classes.'
-    )
   names = classes if names is None else list(names)
   return files, tables.indices(f'{base}', found, names), names
 

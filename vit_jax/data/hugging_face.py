@@ -18,11 +18,10 @@ FILES = tuple(_BUILDERS)
 class HuggingFace:
   """A split of a data set that `datasets` reads; images stay encoded.
 
-  It is on the hub, or in a folder that `load_dataset` understands (parquet
-  files, class folders of images, ...) or that `save_to_disk` has written, or in
-  parquet or WebDataset files. `datasets` copies it once to Arrow files in its
-  cache, which have random access. Without a network, set HF_HUB_OFFLINE=1: what
-  has been prepared is still found.
+  It is on the hub, or in a folder that `load_dataset` understands or that
+  `save_to_disk` has written, or in parquet or WebDataset files. `datasets`
+  copies it once to Arrow files in its cache, which have random access. Without
+  a network, set HF_HUB_OFFLINE=1: what has been prepared is still found.
 
   source[i] is {'image': bytes, 'label': int or float [K]}.
 
@@ -38,11 +37,7 @@ class HuggingFace:
       numbers; default: 'label', or 'cls' of a WebDataset.
     class_names: names of the classes in the order of their labels. Default:
       those of the ClassLabel; else the sorted labels, if they are texts.
-    channels: 1 or 3, to which the images are decoded.
-    exif: apply the EXIF orientation; see `images.decode`.
-
-  Raises:
-    ValueError: no such split or column; invalid labels.
+    channels, exif: how images are decoded, see pipeline.py.
   """
 
   def __init__(

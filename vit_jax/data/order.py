@@ -113,40 +113,44 @@ class Balanced:
     return _Turns(members, turns // np.gcd.reduce(turns), seed)
 
 
+@dataclasses.dataclass(eq=False)
 class _Turns:
   """Visits of classes that take turns.
 
-  Args:
+  Attributes:
     members: for each class the indices of its examples.
     turns: int [K], how often each class is visited in a block of positions.
     seed: of the order.
   """
 
-  def __init__(
-    self, members: list[np.ndarray], turns: np.ndarray, seed: int
-  ) -> None:
-    self._members, self._turns, self._seed = members, turns, seed
-    self._classes = np.repeat(np.arange(len(turns)), turns)
-    # The last blocks: (number, classes, ranks); and the last round of each
-    # class: (number, indices). Threads read neighbouring positions.
-    self._blocks: list[Any] = [(-1, None, None)] * 4
-    self._rounds: list[Any] = [(-1, None)] * len(turns)
+  members: list[np.ndarray]
+  turns: np.ndarray
+  seed: int
+
+  def __post_init__(self) -> None:
+    self.classes = np.repeat(np.arange(len(self.turns)), self.turns)
+    # The last round of each class: (number, indices).
+    self._rounds: list[Any] = [(-1, None)] * len(self.turns)
 
   def __call__(self, position: int) -> tuple[int, int]:
     """Return (round of the class, index of the example) of a position."""
-    block, place = divmod(position, len(self._classes))
-    kept, classes, order = self._blocks[block % 4]
-    if kept != block:
-      rng = np.random.default_rng([self._seed, block])
-      classes = rng.permutation(self._classes)
-      order = ranks(classes)
-      self._blocks[block % 4] = block, classes, order
+    block, place = divmod(position, len(self.classes))
+    classes, order = _block(self, block)
     label = int(classes[place])
-    turn = block * int(self._turns[label]) + int(order[place])
-    round_, place = divmod(turn, len(self._members[label]))
+    turn = block * int(self.turns[label]) + int(order[place])
+    round_, place = divmod(turn, len(self.members[label]))
     kept, indices = self._rounds[label]
     if kept != round_:
-      rng = np.random.default_rng([self._seed, round_, label])
-      indices = rng.permutation(self._members[label])
+      rng = np.random.default_rng([self.seed, round_, label])
+      indices = rng.permutation(self.members[label])
       self._rounds[label] = round_, indices
     return round_, int(indices[place])
+
+
+@functools.lru_cache(maxsize=4)
+def _block(visits, number):
+  """Return the classes of a block of positions, and how often each was seen."""
+  classes = np.random.default_rng([visits.seed, number]).permutation(
+    visits.classes
+  )
+  return classes, ranks(classes)

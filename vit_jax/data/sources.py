@@ -57,9 +57,6 @@ def open_source(
     stratified: of the slice.
     csv, image_key, label_key, channels, exif: of the source.
     class_names: of the source, or a file with one name per line.
-
-  Raises:
-    ValueError: an unknown kind; no split; and those of the source.
   """
   kind, name = _kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')

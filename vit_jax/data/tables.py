@@ -41,9 +41,6 @@ def encode(
 
   Returns:
     (int32 [n] or float32 [n, K], names).
-
-  Raises:
-    ValueError: labels of several kinds, or unknown classes.
   """
   names = None if names is None else list(names)
   if any(isinstance(value, str) for value in values):
@@ -79,11 +76,7 @@ def indices(
 
 
 def class_names(names: PathLike | Sequence[str] | None) -> list[str] | None:
-  """Return class names, which can be in a file with one name per line.
-
-  Raises:
-    ValueError: no names, or a name twice.
-  """
+  """Return class names, which can be in a file with one name per line."""
   if names is None:
     return None
   where = 'class_names'

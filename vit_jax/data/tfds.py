@@ -41,10 +41,6 @@ class Tfds:
     channels: 1 or 3, to which the images are decoded.
     exif: apply the EXIF orientation. TensorFlow does not, and neither do the
       code bases that publish results on these data sets.
-
-  Raises:
-    ValueError: unknown data set, split or key; the data set is not prepared, or
-      has no random access (the error contains the command to run).
   """
 
   name: str

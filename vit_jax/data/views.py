@@ -157,9 +157,6 @@ class Slice(View):
     bounds: '[:90%]', '[90%:]', '[100:200]'.
     stratified: whether each slice has nearly the same fraction of every class,
       also of small ones. A class with one image is in the larger slice.
-
-  Raises:
-    ValueError: other bounds; no example in the slice; `stratified` and vectors.
   """
 
   def __init__(
@@ -196,9 +193,6 @@ class Subset(View):
     per_class: number of examples of each class. Smaller classes keep all.
     examples: number of examples in all, of those that `per_class` leaves.
     seed: of the choice.
-
-  Raises:
-    ValueError: there are fewer examples; vectors as labels for `per_class`.
   """
 
   def __init__(
