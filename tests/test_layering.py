@@ -30,7 +30,7 @@ LAYERS = {  # a module or folder, and what else it may import of this package
   'study': ('config', 'reports.', 'runs.', 'weights.formats'),
   'step': (),
   'preprocess': (),
-  'names': ('analysis.summary', 'models.names', 'tools.'),
+  'names': ('analysis.flops', 'models.names', 'tools.'),
   'pretrained': ('data.transforms', 'models.', 'weights.'),
   'analysis': (),
   'config': ('optim.durations',),

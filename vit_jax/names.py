@@ -74,13 +74,27 @@ def matches(name: str, text: str) -> bool:
 
 def _summary(args):
   """Return the text of --summary."""
-  from vit_jax.analysis import summary  # imports jax, which the table need not
+  import jax  # the table of names does not need it
+  import jax.numpy as jnp
+
+  from vit_jax.analysis import flops
 
   model = names.create(args.name, num_classes=args.num_classes)
   in_name = re.search(r'_(\d{3})(?:\.|$)', args.name)  # vit_base_patch16_384
   size = args.image_size or int(in_name[1] if in_name else 224)
   title = f'{args.name}: {type(model).__name__}, {size}x{size} pixels'
-  return f'{title}\n\n{summary.table(model, (size, size, 3))}'
+  if hasattr(model, 'scan'):  # all layers share a row
+    model = model.clone(scan=True)
+  images = jnp.zeros((1, size, size, 3))
+  console = {'width': 120, 'color_system': None}
+  text = model.tabulate(
+    jax.random.key(0), images, depth=2, console_kwargs=console
+  )
+  products = flops.forward(model, jax.typeof(images)) / 1e9
+  return (
+    f'{title}\n\n{text.strip()}\n\n{products:,.3f} GFLOPs for one image. '
+    'A multiply-add is two FLOPs; only products and convolutions count.'
+  )
 
 
 if __name__ == '__main__':

@@ -59,16 +59,11 @@ def test_equals_timm():
 
 
 def test_shapes_and_finite_gradients():
-  _, params, logits, grads = computed()
+  _, _, logits, grads = computed()
   assert logits.shape == (4, 5) and logits.dtype == jnp.float32
   for name, grad in tree.flatten(grads).items():
     assert np.isfinite(grad).all(), name
     assert np.abs(grad).max() > 1e-9, name
-  mixing = params['block_1']['token_mixing']
-  assert mixing['fc1']['kernel'].shape == (12, 10)
-  assert mixing['fc2']['kernel'].shape == (10, 12)
-  assert params['block_0']['channel_mixing']['fc1']['kernel'].shape == (16, 24)
-  assert sorted(params) == ['block_0', 'block_1', 'embedding', 'head', 'norm']
 
 
 @pytest.mark.parametrize('scan, remat', [(True, 'none'), (False, 'full')])

@@ -115,22 +115,11 @@ def test_a_constant_kernel_has_finite_gradients():
 
 @FORMS
 def test_shapes_and_finite_gradients(form):
-  _, params, logits, grads = computed(form)
+  _, _, logits, grads = computed(form)
   assert logits.shape == (2, 5) and logits.dtype == jnp.float32
   for name, grad in traverse_util.flatten_dict(grads, sep='/').items():
     assert np.isfinite(grad).all(), name
     assert np.abs(grad).max() > 1e-9, name
-  names = tree.flatten(params)
-  post = form == 'postact'
-  assert ('resnet/root/norm/scale' in names) == post
-  assert ('resnet/stage1/unit1/norm_proj/scale' in names) == post
-  assert ('norm/scale' in names) != post
-  assert 'resnet/stage2/unit1/conv_proj/kernel' in names
-  assert params['resnet']['root']['conv']['kernel'].shape == (7, 7, 3, 64)
-  unit = params['resnet']['stage2']['unit1']
-  # Before the first convolution, or after.
-  assert unit['norm1']['scale'].shape == (128 if post else 256,)
-  assert unit['norm3']['scale'].shape == (512 if post else 128,)
 
 
 @pytest.mark.slow

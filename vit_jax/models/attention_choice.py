@@ -126,7 +126,7 @@ def describe(
   model: Model, images: jax.ShapeDtypeStruct, device: Any, backward: bool
 ) -> str:
   """Return the case that a choice is for, in words."""
-  _, tokens, heads, head_dim = _heads(model, images)
+  tokens, heads, head_dim = _heads(model, images)
   passes = 'forward and backward' if backward else 'forward'
   return (
     f'{tokens} tokens, {heads} heads of {head_dim}, '
@@ -148,8 +148,7 @@ def compile_layer(
     images: ShapeDtypeStruct of a batch of images.
     batch: number of examples on the device.
     device: device to compile for; present, or described.
-    backward: whether to return the gradients of the parameters and the input,
-      or the output.
+    backward: whether to return the gradients of both arguments, or the output.
 
   Returns:
     Function of the parameters and tokens [B, N, D].
@@ -191,7 +190,7 @@ def error(
   examples, relative to the element's size plus the root mean square of its
   array.
   """
-  shape = (2, *_heads(model, images)[1:])
+  shape = 2, *_heads(model, images)
   rng = np.random.default_rng(0)
   # Scores are about -4, so that keys of padding, with a score of 0, would show.
   shift = 2 * shape[-1] ** -0.25
@@ -241,10 +240,9 @@ def _layout(model, images):
 
 
 def _heads(model, images):
-  """Return the shape of the queries, [B, N, h, d]."""
+  """Return (tokens, heads, head dimension)."""
   tokens = _layout(model, images).num_tokens
-  head_dim = model.width // model.num_heads
-  return images.shape[0], tokens, model.num_heads, head_dim
+  return tokens, model.num_heads, model.width // model.num_heads
 
 
 def _mesh_of(device):

@@ -94,6 +94,10 @@ class AxialViT(VisionTransformer):
       )
 
 
+def _attend_within(attention, lines):
+  return attention(lines, lines)
+
+
 class AxialAttention(nn.Module):
   """Axial attention in place of a 3x3 convolution of a ResNet.
 
@@ -125,7 +129,7 @@ class AxialAttention(nn.Module):
         dtype=self.dtype,
         name=name,
       )
-      x = along(axis, lambda y, attend=attention: attend(y, y), x, grid)
+      x = along(axis, functools.partial(_attend_within, attention), x, grid)
     x = x.reshape(batch, *grid, channels)
     if self.stride == 1:
       return x

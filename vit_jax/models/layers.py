@@ -322,9 +322,9 @@ def run_layers(
   """
   rates = None
   if stochastic_depth:
-    is_last = isinstance(stochastic_depth, int | float)
-    ends = (0.0, stochastic_depth) if is_last else stochastic_depth
-    rates = jnp.linspace(*ends, depth)
+    ends = stochastic_depth
+    first, last = (0.0, ends) if isinstance(ends, int | float) else ends
+    rates = jnp.linspace(first, last, depth)
   # Inside a loop nothing can be merged with the forward pass anyway.
   layer = remat(layer, remat_policy, prevent_cse=not scan)
 

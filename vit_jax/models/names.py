@@ -11,6 +11,7 @@ timm's names are ignored, and so are training sets (after the dot).
 
 import difflib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from vit_jax.config import resolve
@@ -70,19 +71,19 @@ _TIMM_SIZES = {
   'so400m': 'So400m',
 }
 
-# All names that are listed; other sizes, depths and widths have names, too.
-_NAMES = """
+# Listed names, besides those of ResNets; other sizes, depths and widths have
+# names, too.
+_LISTED = """
   ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-S/8 ViT-M/32 ViT-M/16 ViT-B/32 ViT-B/16
   ViT-B/8 ViT-L/32 ViT-L/16 ViT-L/14 ViT-So400m/14 ViT-H/14 ViT-g/14
   ViT-g-opt/16 ViT-G/14 ViT-G-opt/14 ViT-e/14
   R+ViT-Ti/16 R26+ViT-S/32 R26+ViT-B/32 R50+ViT-B/32 R50+ViT-B/16 R50+ViT-L/32
   R50+ViT-L/16
-  BiT-R26x1 BiT-R26x2 BiT-R26x3 BiT-R26x4 BiT-R50x1 BiT-R50x2 BiT-R50x3
-  BiT-R50x4 BiT-R101x1 BiT-R101x2 BiT-R101x3 BiT-R101x4 BiT-R152x1 BiT-R152x2
-  BiT-R152x3 BiT-R152x4 BiT-R200x1 BiT-R200x2 BiT-R200x3 BiT-R200x4
   Mixer-S/32 Mixer-S/16 Mixer-B/32 Mixer-B/16 Mixer-L/32 Mixer-L/16 Mixer-H/14
   Axial-ViT-B/32 Axial-ViT-B/16 Axial-R50x1
 """
+_NAMES = _LISTED.split()
+_NAMES += [f'BiT-R{depth}x{k}' for depth in RESNET_STAGES for k in range(1, 5)]
 _TIMM = """
   vit_tiny_patch16_224 vit_tiny_patch16_384 deit_tiny_patch16_224
   vit_small_patch32_224 vit_small_patch32_384 vit_small_patch16_224
@@ -130,7 +131,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
     match = re.fullmatch(pattern, str(name).split('.')[0])
     if match and (found := read(**match.groupdict())):
       return found | fields
-  known = {x.lower(): x for x in _NAMES.split() + _TIMM.split()}
+  known = {x.lower(): x for x in _NAMES + _TIMM.split()}
   near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   raise ValueError(
     f'There is no model named {name!r}. Similar names: '
@@ -148,7 +149,7 @@ def models() -> dict[str, tuple[str, ...]]:
   known = [(name, settings(name)) for name in _TIMM.split()]
   return {
     name: tuple(other for other, found in known if found == settings(name))
-    for name in _NAMES.split()
+    for name in _NAMES
   }
 
 
@@ -231,7 +232,7 @@ _RESNET = f'(?P<resnet>{_DEPTHS}|)'  # of hybrids
 _FACTOR = r'x(?P<factor>[1-9]\d*)'
 _TIMM_SIZE = f'(?P<size>{"|".join(_TIMM_SIZES)})'
 _PIXELS = r'(?:_\d+)?'
-_PATTERNS = {
+_PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'(?:(?P<axial>Axial-)|R{_RESNET}\+)?(?:ViT-)?{_SIZE}/{_PATCH}': _vit,
   rf'(?:BiT-|(?P<axial>Axial-))?R(?P<depth>{_DEPTHS}){_FACTOR}': _resnet,
   rf'Mixer-(?P<size>{"|".join(MIXER_SIZES)})/(?P<patch>[1-9]\d*)': _mixer,

@@ -1,12 +1,7 @@
 """Position embeddings: one class each, which creates and resizes its tables.
 
 PositionEmbedding is the interface. A subclass, here or in your own package,
-overrides the methods it needs; nothing else has to change:
-
-  Learned    one embedding for each patch (the paper's 1-D), stored as a grid
-  Learned2d  one of width D / 2 for each column, one for each row, concatenated
-  SinCos2d   fixed sines and cosines
-  Relative   one for each difference of two patches' numbers (table 8)
+overrides the methods it needs; nothing else has to change.
 
 Shapes as in vit.py.
 """
@@ -27,16 +22,9 @@ from vit_jax.types import FlatParams, NonNegative, Positive, Shape
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Order of the tokens.
+  """Order of the tokens: class, distillation, registers, patches row by row.
 
-  The class token, the distillation token, registers, then the patches row by
-  row.
-
-  Attributes:
-    grid: (gh, gw) of the patches.
-    class_token: whether there is one.
-    num_registers: number of registers; they have no position.
-    distillation_token: whether there is one.
+  `grid` is (gh, gw) of the patches. Registers have no position.
   """
 
   grid: tuple[int, int]
@@ -138,7 +126,7 @@ class PositionEmbedding:
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionEmbedding):
-  """Learned embeddings of patches, class token and distillation token.
+  """Learned embeddings (the paper's 1-D) of patches, class and other tokens.
 
   Attributes:
     init_std: standard deviation of the initial values; the paper's code has
