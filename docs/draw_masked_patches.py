@@ -23,8 +23,13 @@ from etils import epath
 
 from vit_jax import config, pretrained
 from vit_jax.data import image_files
-from vit_jax.objectives import patch_targets
-from vit_jax.objectives.masked_patches import Prediction, Task
+from vit_jax.objectives.masked_patches import (
+  LEVELS,
+  Pixels,
+  Prediction,
+  Task,
+  cut,
+)
 from vit_jax.reports import pictures
 from vit_jax.runs import terminal
 from vit_jax.tools import arguments, predict
@@ -49,28 +54,72 @@ def corrupt_and_predict(prediction, params, images, *, seed=0):
   """
 
   def compute(params, images):
-    patches = patch_targets.cut(images, prediction.model.embedding.patch_size)
+    patches = cut(images, prediction.model.embedding.patch_size)
     keys = jax.random.split(jax.random.key(seed), len(images))
     found = prediction(params, images, keys)
     sources = found['sources'][:, :, None, None, None]
     moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
     corrupted = jnp.where(sources < 0, jnp.uint8(_GREY), moved)
     target = prediction.target
-    predicted = target.picture(found['outputs'], patches.shape[2:])
+    predicted = picture(target, found['outputs'], patches)
     is_corrupted = found['corrupted'][:, :, None, None, None]
-    truth = jnp.where(is_corrupted, target.truth(patches), patches)
+    truth = jnp.where(is_corrupted, truth_of(target, patches), patches)
     predicted = jnp.where(is_corrupted, predicted, patches)
     return {
       'images': images,
-      'corrupted': patch_targets.join(corrupted, images.shape),
-      'predicted': patch_targets.join(predicted, images.shape),
-      'truth': patch_targets.join(truth, images.shape),
+      'corrupted': join(corrupted, images.shape),
+      'predicted': join(predicted, images.shape),
+      'truth': join(truth, images.shape),
       'is_corrupted': found['corrupted'],
       'sources': found['sources'],
       'metrics': found['metrics'],
     }
 
   return jax.device_get(jax.jit(compute)(params, images))
+
+
+def picture(target, outputs, patches):
+  """Draw predictions [B, n, K] as patches: uint8 [B, n, ph, pw, C].
+
+  Pixels undo the preprocessing, which scales channels; other targets have each
+  cell in its likeliest colour.
+  """
+  if not isinstance(target, Pixels):
+    logits = outputs.reshape(*outputs.shape[:2], target.side**2, -1)
+    return _paint(target, jnp.argmax(logits, axis=-1), patches)
+  values = outputs.reshape(patches.shape)
+  low, high = (
+    target.preprocess(jnp.full(patches.shape[1:], x, jnp.uint8))[None]
+    for x in (0, 255)
+  )
+  values = 255 * (values - low) / (high - low)
+  return jnp.clip(jnp.round(values), 0, 255).astype(jnp.uint8)
+
+
+def truth_of(target, patches):
+  """Draw what a perfect prediction would be."""
+  if isinstance(target, Pixels):
+    return patches
+  return _paint(target, target.classes(patches), patches)
+
+
+def _paint(target, classes, patches):
+  """Draw cells of these classes as patches of the same shape."""
+  *batch, ph, pw, channels = patches.shape
+  classes = classes.reshape(*batch, target.side, target.side)
+  levels = [classes // LEVELS**i % LEVELS for i in reversed(range(channels))]
+  step = 256 // LEVELS
+  cells = jnp.stack(levels, axis=-1) * step + step // 2
+  cells = jnp.repeat(cells, ph // target.side, axis=-3)
+  return jnp.repeat(cells, pw // target.side, axis=-2).astype(jnp.uint8)
+
+
+def join(patches, shape):
+  """Invert `cut`: [B, n, ph, pw, C] -> images of that shape."""
+  batch, height, width, channels = shape
+  ph, pw = patches.shape[2:4]
+  grid = patches.reshape(batch, height // ph, width // pw, ph, pw, channels)
+  return grid.swapaxes(2, 3).reshape(shape)
 
 
 def draw(found, patch_size, path):

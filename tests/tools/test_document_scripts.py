@@ -23,7 +23,8 @@ from vit_jax.data import augment
 from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives import patch_targets
+from vit_jax.objectives.masked_patches import Pixels, cut
+from vit_jax.preprocess import Normalize
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
@@ -117,23 +118,32 @@ def test_images_of_the_run(workdir, tmp_path, drawn):
   assert found['images'].shape == found['predicted'].shape == (3, 8, 12, 3)
   corrupted = found['is_corrupted']
   assert corrupted.shape == (3, 6) and (corrupted.sum(axis=1) == 4).all()
-  cut = {
-    name: np.asarray(patch_targets.cut(found[name], 4))
+  patches = {
+    name: np.asarray(cut(found[name], 4))
     for name in ('images', 'corrupted', 'predicted', 'truth')
   }
-  images = cut['images']
+  images = patches['images']
   for b, n in np.ndindex(3, 6):
     source = found['sources'][b, n]
     expected = 128 if source < 0 else images[b, source]
-    assert (cut['corrupted'][b, n] == expected).all()
+    assert (patches['corrupted'][b, n] == expected).all()
     if not corrupted[b, n]:
       for name in ('predicted', 'truth'):
-        assert (cut[name][b, n] == images[b, n]).all()
-  difference = cut['truth'] - images.astype(float)
+        assert (patches[name][b, n] == images[b, n]).all()
+  difference = patches['truth'] - images.astype(float)
   # A cell's mean is within half a level of its colour.
   means = difference.reshape(3, 6, 2, 2, 2, 2, 3).mean(axis=(3, 5))
   assert np.abs(means).max() <= 16
-  assert (cut['predicted'] % 32 == 16)[corrupted].all()
+  assert (patches['predicted'] % 32 == 16)[corrupted].all()
+
+
+def test_pictures_undo_preprocessing():
+  images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3), np.uint8)
+  patches = cut(images, 4)
+  preprocess = Normalize((1, 2, 3), (50, 60, 70))
+  outputs = preprocess(patches).reshape(2, 6, -1)
+  drawn = draw_masked_patches.picture(Pixels(preprocess), outputs, patches)
+  np.testing.assert_array_equal(drawn, patches)
 
 
 @pytest.mark.slow

@@ -6,31 +6,108 @@ stay. The model predicts what each corrupted patch looked like from the output
 at its position.
 
 Shapes: B images, n patches of ph x pw pixels, C channels, K outputs a patch.
-patch_targets.py defines the targets and how they are drawn.
+Patches are uint8 [B, n, ph, pw, C], row by row as the model embeds them;
+outputs are float32 [B, n, K].
 
 The paper leaves open whether exactly half of an image's patches are corrupted,
 or each with probability 1/2. Here it is exactly half, so that every image has
 the same weight on any number of devices and micro-batches. The other patch
-comes from the same image. The mask vector is initialised as in common.py.
+comes from the same image.
 """
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.layers import PatchEmbedding
 from vit_jax.models.pooling import NoPooling
-from vit_jax.objectives import patch_targets
 from vit_jax.types import (
+  Array,
   Count,
   Fraction,
   LossFn,
   Model,
   Params,
   Preprocess,
+  Shape,
   Share,
+  Size,
 )
+
+LEVELS = 2**3  # 3 bits of each colour channel
+
+
+def cut(images: jax.Array, patch_size: Size) -> jax.Array:
+  """Cut images into patches: uint8 [B, H, W, C] -> [B, n, ph, pw, C]."""
+  patches = PatchEmbedding(patch_size).cut(images)
+  return patches.reshape(len(images), -1, *patches.shape[3:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Colours:
+  """Target: mean colours of side x side cells of a patch, 3 bits a channel.
+
+  A cell has one of 8^C classes (512 in colour, 8 in grey): the highest 3 bits
+  of the mean of each channel, those of the first channel in front. K = side^2 *
+  8^C, the classes of one cell after the other.
+  """
+
+  side: int
+
+  def num_outputs(self, patch_shape: Shape) -> int:
+    """Return K; ValueError if cells do not tile the patch."""
+    ph, pw, channels = patch_shape
+    if ph % self.side or pw % self.side:
+      raise ValueError(
+        f'Patches of {ph}x{pw} cannot be reduced to {self.side}x{self.side}. '
+        'Use a downsampled_to that divides both sides.'
+      )
+    return self.side**2 * LEVELS**channels
+
+  def classes(self, patches: Array) -> jax.Array:
+    """Return the classes of cells, int32 [B, n, side^2]."""
+    *batch, ph, pw, channels = patches.shape
+    side = self.side
+    cells = patches.astype(jnp.int32).reshape(
+      *batch, side, ph // side, side, pw // side, channels
+    )
+    area = (ph // side) * (pw // side)
+    # With integers, a mean at the border of two levels is never rounded up.
+    levels = cells.sum(axis=(-4, -2)) // (area * 256 // LEVELS)
+    powers = [LEVELS**i for i in reversed(range(channels))]
+    classes = levels @ jnp.asarray(powers, jnp.int32)
+    return classes.reshape(*batch, side**2)
+
+  def compare(self, outputs: Array, patches: Array) -> dict[str, jax.Array]:
+    """Return {'loss': cross-entropy, 'accuracy'}, [B, n], means over cells."""
+    classes = self.classes(patches)
+    logits = outputs.reshape(*classes.shape, -1)
+    log_p = jax.nn.log_softmax(logits)
+    picked = jnp.take_along_axis(log_p, classes[..., None], axis=-1)[..., 0]
+    hits = jnp.argmax(logits, axis=-1) == classes
+    return {
+      'loss': -jnp.mean(picked, axis=-1),
+      'accuracy': jnp.mean(hits, axis=-1, dtype=jnp.float32),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Pixels:
+  """Target: the preprocessed patch, K = ph * pw * C; squared error (L2)."""
+
+  preprocess: Preprocess
+
+  def num_outputs(self, patch_shape: Shape) -> int:
+    return math.prod(patch_shape)
+
+  def compare(self, outputs: Array, patches: Array) -> dict[str, jax.Array]:
+    """Return {'loss': [B, n]}, the mean over the values of a patch."""
+    flat = patches.reshape(-1, *patches.shape[2:])
+    values = self.preprocess(flat).reshape(outputs.shape)
+    return {'loss': jnp.mean((outputs - values) ** 2, axis=-1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +224,11 @@ class Prediction:
       )
 
   @property
-  def target(self) -> patch_targets.Colours | patch_targets.Pixels:
-    """Function that makes the targets, see patch_targets.py."""
+  def target(self) -> Colours | Pixels:
     if self.task.predict == 'pixels':
-      return patch_targets.Pixels(self.preprocess)
+      return Pixels(self.preprocess)
     one = self.task.predict == 'mean_colour'
-    return patch_targets.Colours(1 if one else self.task.downsampled_to)
+    return Colours(1 if one else self.task.downsampled_to)
 
   def __call__(
     self,
@@ -173,14 +249,14 @@ class Prediction:
       corrupted: bool [B, n]; sources: int32 [B, n], see Task.draw.
       outputs: float32 [B, n, K].
     """
-    patches = patch_targets.cut(images, self.model.embedding.patch_size)
+    patches = cut(images, self.model.embedding.patch_size)
     num_patches, shape = patches.shape[1], patches.shape[2:]
     needed = self.target.num_outputs(shape)
     if self.model.num_classes != needed:
       raise ValueError(
         f'The model has num_classes={self.model.num_classes}; to predict '
-        f'{self.target} of patches {shape} (height, width, channels) it needs '
-        f'num_classes={needed}.'
+        f'{self.task.predict} of patches {shape} (height, width, channels) it '
+        f'needs num_classes={needed}.'
       )
     draw = jax.vmap(self.task.draw, in_axes=(0, None))
     corrupted, sources = draw(keys, num_patches)
