@@ -15,7 +15,6 @@ from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.data.sources import open_source
-from vit_jax.models import pooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
 from vit_jax.runs import metrics
@@ -218,27 +217,6 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
   assert pretrained.from_weights(kept).num_classes == 7
   with pytest.raises(ValueError, match=r"no field 'droput'.*'dropout'"):
     pretrained.from_weights(init_from, droput=0.1)
-
-
-@pytest.mark.parametrize(
-  'size, patch, expected',
-  [
-    *((224, 16, 384), (224, 14, 518), (384, 16, 384), (512, 16, 512)),
-    *((256, 32, 384), (24, 4, 40), (518, 14, 518), (28, 2, 48)),
-  ],
-)
-def test_the_size_follows_the_paper(size, patch, expected, monkeypatch):
-  made = weights((size, size, 3), patch_size=patch)
-  monkeypatch.setattr(pretrained.surgery, 'read', lambda *_, **__: made)
-  assert pretrained.finetuning_size(InitFrom('x')) == (expected, expected)
-
-
-def test_masked_patches_get_a_pooling(monkeypatch):
-  made = weights(pooling='none', mask_token=True, class_token=True)
-  monkeypatch.setattr(pretrained.surgery, 'read', lambda *_, **__: made)
-  model = pretrained.from_weights(InitFrom('x'))
-  assert model.pooling == pooling.ClassToken()
-  assert not model.embedding.mask_token
 
 
 def test_image_size_of_data_scales_the_transforms():

@@ -141,21 +141,10 @@ def test_what_is_left_out():
   assert note.startswith('  3 arrays left out')
 
 
-def test_hybrids_land():
-  file = fill(KINDS['hybrid'])
-  weights = npz.read(file)
+def test_hybrids():
+  weights = npz.read(fill(KINDS['hybrid']))
   assert weights.model.embedding.stages == (1, 2)
   assert weights.image_shape == (24, 24, 3)
-  pairs = {
-    'conv_root/kernel': 'root/conv/kernel',
-    'gn_root/scale': 'root/norm/scale',
-    'block2/unit1/conv2/kernel': 'stage2/unit1/conv2/kernel',
-    'block2/unit1/conv_proj/kernel': 'stage2/unit1/conv_proj/kernel',
-    'block2/unit1/gn_proj/bias': 'stage2/unit1/norm_proj/bias',
-    'block2/unit2/gn3/scale': 'stage2/unit2/norm3/scale',
-  }
-  pairs = {theirs: f'resnet/{ours}' for theirs, ours in pairs.items()}
-  check_pairs(weights.params, file, pairs)
   root = npz.read(fill(KINDS['root']))
   assert root.model.embedding.stages == ()
   assert root.model.embedding.patch_size == (8, 8)
@@ -254,28 +243,6 @@ def test_units_of_two_digits():
   weights = npz.read(file)
   assert weights.model.stages == (11,)
   assert npz.write(weights)[0].keys() == file.keys()
-
-
-@pytest.mark.parametrize(
-  'file, count',
-  [
-    (released.vit(768, 12, 3072, 12, (16, 16), rows=197), 86_567_656),
-    (
-      released.hybrid(
-        (), width=192, depth=12, hidden=768, heads=3, patch=(8, 8), rows=50
-      ),
-      6_337_704,
-    ),
-    (released.bit(), 25_549_352),
-  ],
-)
-def test_counts_of_the_released_models(file, count):
-  """Full size; the tables themselves are checked against published counts."""
-  head = next(k for k in ('head/bias', 'resnet/head/conv2d/bias') if k in file)
-  kernel = head.replace('bias', 'kernel')
-  file |= {head: (1000,), kernel: (*file[kernel][:-1], 1000)}
-  weights = npz.read(hollow(file))
-  assert sum(x.size for x in weights.params.values()) == count
 
 
 # Of big_vision.

@@ -8,7 +8,7 @@ from small import logits, random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models.layers import Head, PatchEmbedding
+from vit_jax.models.layers import Head, PatchEmbedding, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -188,22 +188,16 @@ def test_the_model_that_is_fine_tuned(file, tmp_path):
 @pytest.mark.parametrize(
   'patch, size, expected',
   [
-    (16, 224, 384),
-    (14, 224, 518),
-    (16, 384, 384),
-    (16, 512, 512),
-    (4, 24, 40),
+    *((16, 224, 384), (14, 224, 518), (16, 384, 384), (16, 512, 512)),
+    *((32, 256, 384), (4, 24, 40), (14, 518, 518), (2, 28, 48)),
     (16, (224, 112), (384, 192)),
   ],
 )
-def test_the_size_of_fine_tuning(patch, size, expected, tmp_path):
-  size = (size, size) if isinstance(size, int) else size
-  weights = make(size, patch_size=patch)
-  formats.write(weights, tmp_path / 'x.npz', 'vit_jax')
-  found = pretrained.finetuning_size(init_from(tmp_path / 'x.npz'))
-  assert found == (
-    (expected, expected) if isinstance(expected, int) else expected
-  )
+def test_the_size_of_fine_tuning(patch, size, expected, monkeypatch):
+  weights = make(as_pair(size), patch_size=patch)
+  monkeypatch.setattr(surgery, 'read', lambda *_, **__: weights)
+  found = pretrained.finetuning_size(init_from('x'))
+  assert found == as_pair(expected)
 
 
 def test_the_size_of_fine_tuning_other_models(tmp_path):

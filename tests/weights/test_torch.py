@@ -17,9 +17,7 @@ from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
-  ClassToken,
   DistillationToken,
-  Map,
   Mean,
 )
 from vit_jax.models.posemb import Learned
@@ -182,37 +180,16 @@ def test_reading_and_writing_gives_the_file_back(format, name):
   assert equal(arrays, fill(format, name))
 
 
-@pytest.mark.parametrize(
-  ('format', 'name', 'pooling', 'block'),
-  [
-    ('timm', 'token', ClassToken(), {'gelu': 'exact', 'norm_eps': 1e-6}),
-    ('timm', 'avg', Mean(norm_after=True), {'gelu': 'exact'}),
-    ('timm', 'avg_class_token', Mean(num_registers=1), {}),
-    ('timm', 'token_fc_norm', ClassToken(), {}),
-    ('timm', 'siglip', Map(), {'gelu': 'tanh'}),
-    ('timm', 'registers', ClassToken(num_registers=2), {}),
-    ('timm', 'deit3', ClassToken(), {'layerscale_init': 1e-5}),
-    ('timm', 'distilled', DistillationToken(), {'qk_norm': False}),
-    ('timm', 'channels', ClassToken(), {'gelu': 'tanh'}),
-    ('hf', 'classifier', ClassToken(), {'gelu': 'exact', 'norm_eps': 1e-12}),
-    ('hf', 'tanh', ClassToken(), {'gelu': 'tanh', 'norm_eps': 0.1}),
-  ],
-)
-def test_the_architecture_is_read(format, name, pooling, block):
-  model = read(format, name).model
-  assert model.num_heads == 3 and model.pooling == pooling
-  for field, value in block.items():
-    assert getattr(model.block, field) == value
-
-
-def test_other_architectures_are_read():
-  assert read('timm', 'registers_avg').model.block.qk_norm
+def test_the_architecture_is_read():
+  """What the logits do not show; and types."""
+  assert read('timm', 'avg_class_token').model.pooling == Mean(num_registers=1)
+  assert read('timm', 'distilled').model.pooling == DistillationToken()
+  assert read('timm', 'deit3').model.block.layerscale_init == 1e-5
   assert read('timm', 'no_positions').model.posemb is None
   assert read('timm', 'hybrid').model.embedding.stages == (1, 1)
   bit, mixer = read('timm', 'bit').model, read('timm', 'mixer').model
   assert type(bit) is ResNet and type(mixer) is MlpMixer
   assert (bit.stages, bit.form, bit.pool_padding) == ((1, 2), 'preact', 'zero')
-  assert (mixer.gelu, mixer.tokens_mlp_dim) == ('exact', 12)
   pooler, bare = read('hf', 'pooler').model, read('hf', 'no_pooler').model
   assert (pooler.head.representation_size, pooler.num_classes) == (20, None)
   assert (bare.head.representation_size, bare.num_classes) == (None, None)
