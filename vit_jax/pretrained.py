@@ -10,7 +10,7 @@ needed, and nothing in a file is executed.
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from vit_jax.runs.files import PathLike
 from vit_jax.types import Model, Params, Preprocess, Size
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.surgery import InitFrom
+from vit_jax.weights.surgery import InitFrom, Method
 
 
 def load(
@@ -86,11 +86,11 @@ def fit(
   *,
   image_size: Size | None = None,
   num_classes: int | None = None,
-  posemb_resize: str = 'paper',
+  posemb_resize: Method = 'paper',
   patch_size: Size | None = None,
-  patch_resize: str = 'bicubic_antialias',
+  patch_resize: Method = 'bicubic_antialias',
   in_chans: int | None = None,
-  head: str = 'keep',
+  head: Literal['keep', 'reset'] = 'keep',
 ) -> tuple[Weights, surgery.Report]:
   """Return (Weights, surgery.Report) for another use.
 
@@ -127,15 +127,15 @@ def fit(
   dropped = [p for p in params if p.startswith('head/') and not classes]
   for path in dropped:
     del params[path]
-  params, report = surgery.adapt(
-    params,
-    bundle.shapes(model, shape),
-    model,
+  how = InitFrom(
+    path='',
     head=head,
     posemb_resize=posemb_resize,
     patch_resize=patch_resize,
     adapt_channels=True,
   )
+  shapes = bundle.shapes(model, shape)
+  params, report = surgery.adapt(params, shapes, model, how)
   report.notes += [f'  {p} dropped' for p in dropped] + weights.notes
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
   for path, value in params.items():

@@ -40,7 +40,7 @@ def flat_params(size=(12, 20), seed=0, num_classes=5, in_chans=3, **fields):
 
 
 def adapt(loaded, fresh, **options):
-  return surgery.adapt(loaded, fresh, make(), **options)
+  return surgery.adapt(loaded, fresh, make(), InitFrom('', **options))
 
 
 def assert_taken(out, loaded, paths):
@@ -204,7 +204,7 @@ def test_patches_and_channels_are_changed_when_asked_for():
 def test_a_difference_is_one_page():
   shapes = bundle.shapes(names.create('ViT-Ti/16'), (64, 64, 3))
   with pytest.raises(ValueError) as e:
-    surgery.adapt(flat_params(depth=4), shapes, make())
+    adapt(flat_params(depth=4), shapes)
   shown = str(e.value).splitlines()
   assert len(shown) <= 25 and '- cls (1, 1, 8)' in shown
   assert any(line.startswith('and ') for line in shown)
@@ -293,15 +293,7 @@ def test_init_from_hands_its_options_on(tmp_path):
   fresh = flat_params((10, 12), seed=1, pooling='gap', patch_size=2)
   nested = jax.tree.map(jnp.asarray, tree.unflatten(fresh))
   fitted, report = surgery.fit(read, nested, model, init_from)
-  expected, _ = surgery.adapt(
-    params,
-    fresh,
-    model,
-    head_rule='norm/.*',
-    posemb_resize='bilinear',
-    patch_resize='bilinear',
-    adapt_channels=True,
-  )
+  expected, _ = surgery.adapt(params, fresh, model, init_from)
   fitted = tree.flatten(fitted)
   assert_taken(fitted, fresh, ['norm/scale', 'norm/bias'])
   assert_taken(fitted, params, ['head/kernel'])

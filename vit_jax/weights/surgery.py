@@ -157,14 +157,7 @@ def fit(
     ValueError: the weights do not fit the model.
   """
   adapted, report = adapt(
-    weights.params,
-    tree.flatten(params),
-    model,
-    head=init_from.head or 'reset',
-    head_rule=init_from.head_rule,
-    posemb_resize=init_from.posemb_resize,
-    patch_resize=init_from.patch_resize,
-    adapt_channels=init_from.adapt_channels,
+    weights.params, tree.flatten(params), model, init_from
   )
   here, there = _behaviour(model), _behaviour(weights.model)
   report.notes += weights.notes + [
@@ -195,12 +188,7 @@ def adapt(
   loaded: FlatParams,
   fresh: FlatParams,
   model: Model,
-  *,
-  head: str = 'reset',
-  head_rule: str = HEAD,
-  posemb_resize: str = 'paper',
-  patch_resize: str | None = None,
-  adapt_channels: bool = False,
+  init_from: InitFrom,
 ) -> tuple[dict[str, Any], Report]:
   """Return (parameters of a model made from those of another, Report).
 
@@ -213,7 +201,7 @@ def adapt(
     loaded: {path: array} of the old model.
     fresh: {path: array} of the new model as initialised.
     model: the new model.
-    head, head_rule, posemb_resize, patch_resize, adapt_channels: see InitFrom.
+    init_from: how they are adapted; the head is reset unless it says 'keep'.
 
   Raises:
     ValueError: parameters do not match; the message is a diff.
@@ -221,8 +209,9 @@ def adapt(
   report = Report()
   loaded = _with_positions(_with_layout(loaded, fresh, report), fresh, report)
   reset = re.compile('(?!)')  # matches nothing
-  if head == 'reset':
-    reset = re.compile(head_rule if MASK in loaded else f'{head_rule}|{MASK}')
+  if init_from.head != 'keep':
+    mask = '' if MASK in loaded else f'|{MASK}'
+    reset = re.compile(init_from.head_rule + mask)
   out, unmatched = {}, {}
   for path, value in fresh.items():
     old = loaded.get(path)
@@ -236,12 +225,14 @@ def adapt(
         path,
         old,
         value.shape,
-        posemb_resize=posemb_resize,
-        patch_resize=patch_resize,
-        adapt_channels=adapt_channels,
+        posemb_resize=init_from.posemb_resize,
+        patch_resize=init_from.patch_resize,
+        adapt_channels=init_from.adapt_channels,
       )
       if old is not None:
-        how = posemb_resize if 'pos_embedding' in path else patch_resize
+        how = init_from.patch_resize
+        if 'pos_embedding' in path:
+          how = init_from.posemb_resize
         report.notes.append(_resized(path, loaded[path], value, how))
     if old is None:
       unmatched[path] = value
