@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from vit_jax.data import image_files
-from vit_jax.data.folder import Folder
 
 
 def draw(path, value, size=(4, 6)):
@@ -96,16 +95,6 @@ def test_one_channel_and_what_cannot_be_read(folder):
   assert path == paths[1]
   assert str(cut).startswith(f'{paths[1]}: cannot decode')
   assert str(gone).startswith(f'{paths[2]}: ')
-
-
-def test_a_file_without_an_end_is_an_error(tmp_path, monkeypatch):
-  monkeypatch.setattr(image_files, 'MAX_FILE_BYTES', 2**16)
-  (tmp_path / 'daisy').mkdir()
-  (tmp_path / 'daisy/zero.png').symlink_to('/dev/zero')
-  ((_, error),) = image_files.load([str(tmp_path / 'daisy/zero.png')], [])
-  assert 'zero.png' in str(error) and isinstance(error, ValueError)
-  with pytest.raises(ValueError, match='zero'):
-    Folder(tmp_path)[0]
 
 
 def test_bug_in_a_transform_is_no_unreadable_picture(folder):

@@ -11,9 +11,8 @@ the implementation that is named, but are drawn from `rng`.
   ColorJitter       of torchvision
   RandomErasing     of timm and DeiT
 
-C is 1 or 3. Operations on colours leave an image with one channel as it is. The
-policies have `names`, those of their operations, and `apply` one of them.
-`fill` is the level, or one for each channel, of pixels from outside of the
+C is 1 or 3. `names` are the operations of a policy, of which `apply` applies
+one. `fill` is the level, or one for each channel, of pixels from outside of the
 image.
 """
 
@@ -52,7 +51,6 @@ def _around_1(width, least):
 _Arguments = dict[str, Callable[[float, np.random.Generator], Any] | None]
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
-_ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 _WITHOUT: _Arguments = dict.fromkeys(('AutoContrast', 'Equalize', 'Invert'))
 _BIG_VISION: _Arguments = {
   **_WITHOUT,
@@ -60,7 +58,9 @@ _BIG_VISION: _Arguments = {
   # TensorFlow shifts by at most 7 bits.
   'Posterize': lambda strength, rng: min(max(int(strength * 4), 1), 8),
   'Solarize': lambda strength, rng: int(strength * 256),
-  **dict.fromkeys(_ENHANCE, lambda strength, rng: 1.8 * strength + 0.1),
+  **dict.fromkeys(
+    operations.ENHANCE, lambda strength, rng: 1.8 * strength + 0.1
+  ),
   **dict.fromkeys(_SHEAR, _signed(0.3)),
   **dict.fromkeys(_TRANSLATE, _signed(100)),
   'Cutout': lambda strength, rng: int(strength * 40),
@@ -72,7 +72,9 @@ _TIMM: _Arguments = {
   'Posterize': lambda strength, rng: min(int(strength * 4), 8),
   'Solarize': lambda strength, rng: min(int(strength * 256), 256),
   'SolarizeAdd': lambda strength, rng: min(int(strength * 110), 128),
-  **dict.fromkeys(_ENHANCE, lambda strength, rng: 1.8 * strength + 0.1),
+  **dict.fromkeys(
+    operations.ENHANCE, lambda strength, rng: 1.8 * strength + 0.1
+  ),
   **dict.fromkeys(_SHEAR, _signed(0.3)),
   **dict.fromkeys(_TRANSLATE, _signed(1)),  # of `_TRANSLATE_SHARE`
 }
@@ -80,7 +82,7 @@ _INCREASING: _Arguments = {
   **_TIMM,
   'Posterize': lambda strength, rng: max(4 - int(strength * 4), 0),
   'Solarize': lambda strength, rng: 256 - min(int(strength * 256), 256),
-  **dict.fromkeys(_ENHANCE, _around_1(0.9, 0.1)),
+  **dict.fromkeys(operations.ENHANCE, _around_1(0.9, 0.1)),
 }
 _TRIVIAL: _Arguments = {
   'Identity': None,
@@ -89,7 +91,7 @@ _TRIVIAL: _Arguments = {
     _TRANSLATE, lambda strength, rng: int(_sign(rng) * 32 * strength)
   ),
   'Rotate': _signed(135),
-  **dict.fromkeys(_ENHANCE, _around_1(0.99, 0)),
+  **dict.fromkeys(operations.ENHANCE, _around_1(0.99, 0)),
   'Posterize': lambda strength, rng: 8 - round(strength * 6),
   'Solarize': lambda strength, rng: 255 * (1 - strength),
   'AutoContrast': None,
@@ -123,8 +125,7 @@ class RandAugment:
   nothing at 5.
 
   Shears leave the upper left corner of the image in place, in big_vision the
-  centre of the first pixel, so the results differ by up to half a pixel times
-  the shear.
+  centre of the first pixel.
 
   Attributes:
     num_layers: number of operations applied to an image.
@@ -343,16 +344,16 @@ class ColorJitter:
 
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     changes = (
-      (operations.brightness, self.brightness),
-      (operations.contrast, self.contrast),
-      (operations.color, self.saturation),
+      ('Brightness', self.brightness),
+      ('Contrast', self.contrast),
+      ('Color', self.saturation),
     )
     for i in rng.permutation(4):
       if i < 3:
-        operation, width = changes[i]
+        kind, width = changes[i]
         if width:
           factor = rng.uniform(max(1 - width, 0), 1 + width)
-          image = operation(image, factor)
+          image = operations.enhance(kind, image, factor)
       elif self.hue:
         image = operations.hue(image, rng.uniform(-self.hue, self.hue))
     return image

@@ -68,7 +68,7 @@ class Folder:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = image_files.read(self._base / self.file_name(index))
+    image = (self._base / self.file_name(index)).read_bytes()
     return {'image': image, 'label': int(self._labels[index])}
 
   def labels(self) -> np.ndarray:

@@ -10,28 +10,13 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import images, workers
-from vit_jax.types import PathLike
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
-# A class folder can contain a link to a device without an end.
-MAX_FILE_BYTES = 2**28
 
 
 def is_image(path: str) -> bool:
   """Return whether the path ends like an image, in lower or upper case."""
   return path.lower().endswith(ENDINGS)
-
-
-def read(path: PathLike) -> bytes:
-  """Return the bytes of a file; ValueError if it is larger than 256 MiB."""
-  with epath.Path(path).open('rb') as file:
-    data = file.read(MAX_FILE_BYTES + 1)
-  if len(data) > MAX_FILE_BYTES:
-    raise ValueError(
-      f'{path} has more than {MAX_FILE_BYTES:,} bytes, the limit of an image'
-      ' file. Remove it, or encode the image in fewer bytes.'
-    )
-  return data
 
 
 def walk(folder: str) -> list[str]:
@@ -98,7 +83,7 @@ def load(
 
   def loaded(path):
     try:
-      image = images.decode(read(path), channels)
+      image = images.decode(epath.Path(path).read_bytes(), channels)
       rng = np.random.default_rng(0)
       for transform in transforms:
         image = transform(image, rng)

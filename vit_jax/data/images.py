@@ -69,23 +69,21 @@ def by_pillow(function: Callable[[Any], Any], image: np.ndarray) -> np.ndarray:
   return out.reshape(*out.shape[:2], image.shape[2])
 
 
-def decodes_parts() -> bool:
-  """Return whether the extension that decodes parts of JPEGs is in use."""
-  return decode_part is not None
+def decode(data: bytes, channels: int = 3, *, exif: bool = True) -> np.ndarray:
+  """Decode an image to uint8 [H, W, channels]; see `Encoded`."""
+  return Encoded(data, channels, exif=exif).pixels()
 
 
-def decode(
-  data: bytes,
-  channels: int = 3,
-  *,
-  max_image_bytes: int = MAX_IMAGE_BYTES,
-  exif: bool = True,
-) -> np.ndarray:
-  """Decode an image to uint8 [H, W, channels], in RGB order.
+class UnreadableError(ValueError):
+  """The bytes are not an image that can be decoded."""
 
-  Transparent pixels are composited on white, as in a browser. 16-bit samples
-  keep their upper 8 bits. ICC profiles are ignored. An animation returns its
-  first frame.
+
+class Encoded:
+  """An image file whose size is known, and that is decoded as far as needed.
+
+  The colours are RGB. Transparent pixels are composited on white, as in a
+  browser. 16-bit samples keep their upper 8 bits. ICC profiles are ignored. An
+  animation is its first frame.
 
   Args:
     data: bytes of a JPEG, PNG, WebP, BMP, GIF or TIFF file.
@@ -96,23 +94,8 @@ def decode(
       be turned. TensorFlow's decoders ignore it.
 
   Raises:
-    UnreadableError: the bytes are not an image, corrupt, truncated, or the
-      image is larger than the limit.
-  """
-  return Encoded(
-    data, channels, max_image_bytes=max_image_bytes, exif=exif
-  ).pixels()
-
-
-class UnreadableError(ValueError):
-  """The bytes are not an image that can be decoded."""
-
-
-class Encoded:
-  """An image file whose size is known, and that is decoded as far as needed.
-
-  The arguments are those of `decode`. The constructor and the methods raise
-  UnreadableError.
+    UnreadableError: by the constructor or a method: the bytes are not an image,
+      corrupt, truncated, or the image is larger than the limit.
 
   Attributes:
     shape: (H, W, channels) of the image.
@@ -184,14 +167,9 @@ class Encoded:
 
   def _part_of_jpeg(self, box):
     """Return the pixels in a box of a JPEG without damage; else None."""
-    # Without an end the file is truncated, which only a whole decoding notices.
-    has_end = self._data[-2:] == b'\xff\xd9'
-    if (
-      decode_part is None
-      or not self._is_jpeg
-      or self._for_pillow
-      or not has_end
-    ):
+    if decode_part is None or not self._is_jpeg or self._for_pillow:
+      return None
+    if self._data[-2:] != b'\xff\xd9':  # truncated: a whole decoding notices it
       return None
     stored = self._turn.undo(box, self.shape)
     out = np.empty((*stored[2:], self._channels), np.uint8)

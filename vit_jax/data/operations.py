@@ -2,8 +2,8 @@
 
 An operation is f(image uint8 [H, W, C], argument) -> uint8 [H, W, C]. C is 1 or
 3. The operations are Pillow's, as in timm and torchvision, except for the hue.
-RandAugment and its relatives draw from `COLOR` and `GEOMETRY`. Operations on
-colours do not change an image with one channel.
+RandAugment and its relatives draw from `COLOR` and `GEOMETRY`. 'Color', `grey`
+and `hue` do not change an image with one channel.
 
 Geometric operations take the pixel (x, y) of the result from another place in
 the image. Their other arguments are `interpolation`, 'nearest', 'bilinear' or
@@ -11,6 +11,7 @@ the image. Their other arguments are `interpolation`, 'nearest', 'bilinear' or
 image.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -22,28 +23,22 @@ Fill = int | Sequence[int]
 Operation = Callable[..., np.ndarray]
 
 
-def _enhanced(kind, image, factor):
-  from PIL import ImageEnhance
-
-  enhance = getattr(ImageEnhance, kind)
-  return images.by_pillow(lambda x: enhance(x).enhance(factor), image)
-
-
 # Colour.
 
 
-def autocontrast(image: np.ndarray) -> np.ndarray:
-  """Stretch each channel so that its levels range from 0 to 255."""
+def ops(name: str, image: np.ndarray) -> np.ndarray:
+  """Apply `autocontrast` or `equalize` of PIL.ImageOps to each channel."""
   from PIL import ImageOps
 
-  return images.by_pillow(ImageOps.autocontrast, image)
+  return images.by_pillow(getattr(ImageOps, name), image)
 
 
-def equalize(image: np.ndarray) -> np.ndarray:
-  """Flatten the histogram of each channel."""
-  from PIL import ImageOps
+def enhance(kind: str, image: np.ndarray, factor: float) -> np.ndarray:
+  """Return PIL.ImageEnhance's 'Color', 'Brightness' ..., with its factor."""
+  from PIL import ImageEnhance
 
-  return images.by_pillow(ImageOps.equalize, image)
+  enhancer = getattr(ImageEnhance, kind)
+  return images.by_pillow(lambda x: enhancer(x).enhance(factor), image)
 
 
 def invert(image: np.ndarray) -> np.ndarray:
@@ -70,31 +65,12 @@ def solarize_add(
   return np.where(image < threshold, added, image)
 
 
-def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-  """Scale the distance from black."""
-  return _enhanced('Brightness', image, factor)
-
-
-def contrast(
-  image: np.ndarray, factor: float, mean: int | None = None
-) -> np.ndarray:
-  """Scale the distance from `mean`, by default the mean luma of the image."""
-  if mean is None:
-    return _enhanced('Contrast', image, factor)
-  pillow = images.pillow()
+def contrast(image: np.ndarray, factor: float, mean: int) -> np.ndarray:
+  """Scale the distance from `mean`; 'Contrast' takes the mean luma."""
+  blend = images.pillow().blend
   return images.by_pillow(
-    lambda x: pillow.blend(x.point(lambda _: mean), x, factor), image
+    lambda x: blend(x.point(lambda _: mean), x, factor), image
   )
-
-
-def color(image: np.ndarray, factor: float) -> np.ndarray:
-  """Scale the distance from the grey image of the same luma."""
-  return _enhanced('Color', image, factor)
-
-
-def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-  """Scale the distance from a smoothed image; border pixels stay."""
-  return _enhanced('Sharpness', image, factor)
 
 
 def grey(image: np.ndarray) -> np.ndarray:
@@ -176,34 +152,23 @@ def erase(
 
 
 def levels(fill: Fill, channels: int) -> tuple[int, ...]:
-  """Return a level for each channel; three become their luma for one channel.
-
-  Raises:
-    ValueError: `fill` has another number of levels.
-  """
+  """Return a level for each channel; three become their luma for one."""
   if isinstance(fill, int | np.integer):
     return (int(fill),) * channels
   if len(fill) == 3 and channels == 1:
     return (round(0.299 * fill[0] + 0.587 * fill[1] + 0.114 * fill[2]),)
-  if len(fill) != channels:
-    raise ValueError(
-      f'fill={fill!r} has {len(fill)} levels, but the image has {channels} '
-      'channels. Use one level, or one for each channel.'
-    )
   return tuple(fill)
 
 
+ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 COLOR: dict[str, Operation] = {
-  'AutoContrast': autocontrast,
-  'Equalize': equalize,
+  'AutoContrast': functools.partial(ops, 'autocontrast'),
+  'Equalize': functools.partial(ops, 'equalize'),
   'Invert': invert,
   'Posterize': posterize,
   'Solarize': solarize,
   'SolarizeAdd': solarize_add,
-  'Color': color,
-  'Contrast': contrast,
-  'Brightness': brightness,
-  'Sharpness': sharpness,
+  **{kind: functools.partial(enhance, kind) for kind in ENHANCE},
 }
 GEOMETRY: dict[str, Operation] = {
   'Rotate': rotate,

@@ -103,7 +103,9 @@ def _resized(image, size, transform):
 
 
 class _Sized:
-  """Makes the field `size` a pair."""
+  """Takes encoded images, see pipeline.py; makes the field `size` a pair."""
+
+  takes_encoded: ClassVar = True
 
   def __post_init__(self: Any) -> None:
     object.__setattr__(self, 'size', images.pair(self.size))
@@ -116,7 +118,6 @@ class Resize(_Sized):
   size: Size
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
-  takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng
@@ -172,7 +173,6 @@ class InceptionCrop(_Sized):
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
   method: Literal['tf', 'torch'] = 'tf'
-  takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     box = self.box(image.shape[0], image.shape[1], rng)
@@ -227,7 +227,6 @@ class RandomCrop(_Sized):
   """A crop of `size` at a uniformly random position."""
 
   size: Size
-  takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     return _crop(self, image, lambda room: rng.integers(room + 1))
@@ -244,7 +243,6 @@ class SimpleRandomCrop(_Sized):
 
   size: Size
   padding: Natural = 4
-  takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     height, width = image.shape[:2]
@@ -271,7 +269,6 @@ class CentralCrop(_Sized):
 
   size: Size
   rounding: Literal['down', 'even'] = 'down'
-  takes_encoded: ClassVar = True
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     del rng

@@ -54,7 +54,7 @@ def report() -> dict[str, str]:
       found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
       continue
-  is_built = images.decodes_parts()
+  is_built = images.decode_part is not None
   found |= {
     'devices': f'{len(devices)} x {devices[0].device_kind} '
     f'({devices[0].platform}), {jax.process_count()} process(es)',
