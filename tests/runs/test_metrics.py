@@ -114,14 +114,14 @@ def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   assert 'wall time 0:01:17 |' in out and 'saving 27.3%' in out
 
 
-@pytest.mark.parametrize(('value', 'last_step'), [(np.nan, 4), (np.inf, 4)])
-def test_nan_stops_and_names_the_step(value, last_step, tmp_path):
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_nan_stops_and_names_the_step(value, tmp_path):
   monitor = make_monitor(tmp_path)
   losses = [1.0, 2.0, value, 1.0]
   with pytest.raises(NonFiniteError, match=f'loss={value} in step 3 of 10'):
     for step, loss in enumerate(losses, 1):
       monitor.step(step, {'loss': jnp.float32(loss), 'accuracy': 0.5})
-  assert step == last_step
+  assert step == 4
   monitor.close()
   assert [r['train/loss'] for r in read_records(tmp_path)] == [1.5]
 
@@ -213,19 +213,10 @@ def test_a_writer_that_fails_does_not_stop_the_run(tmp_path, capsys):
 @pytest.mark.parametrize(
   ('kind', 'tera'),
   [
-    ('TPU v5 lite', 197),
-    ('TPU v5p', 459),
-    ('TPU v6 lite', 918),
-    ('TPU v5', 459),
-    ('TPU v4', 275),
-    ('NVIDIA H100 80GB HBM3', 989),
-    ('NVIDIA H100 PCIe', 756),
-    ('NVIDIA L40S', 362),
-    ('NVIDIA L40', 181),
-    ('NVIDIA L4', 121),
-    ('NVIDIA A100-SXM4-80GB', 312),
-    ('NVIDIA GH200 480GB', 989),
-    ('cpu', None),
+    *(('TPU v5 lite', 197), ('TPU v5p', 459), ('TPU v5', 459)),
+    *(('NVIDIA H100 80GB HBM3', 989), ('NVIDIA H100 PCIe', 756)),
+    *(('NVIDIA L40S', 362), ('NVIDIA L40', 181), ('NVIDIA L4', 121)),
+    *(('NVIDIA GH200 480GB', 989), ('cpu', None)),
   ],
 )
 def test_peak_flops(kind, tera):
@@ -291,22 +282,12 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   assert 'elapsed 0:00:0' in bar and 'left ' in bar and 'a line' in out
 
 
-def user_mistake():
-  config.locate('no path')
-
-
-@pytest.mark.parametrize(
-  ('fail', 'is_bug'),
-  [(user_mistake, False), (lambda: terminal.duration('x'), True)],
-)
-def test_mistakes_of_the_user_are_one_line(fail, is_bug):
+def test_mistakes_of_the_user_are_one_line():
   """Other errors keep their traceback, also those of Python in our code."""
-  if is_bug:
-    with pytest.raises(TypeError), terminal.one_message():
-      fail()
-    with pytest.raises(ValueError, match='month'), terminal.one_message():
-      terminal.datetime.date(1, 13, 1)
-  else:
-    with pytest.raises(SystemExit) as stop, terminal.one_message():
-      fail()
-    assert stop.value.code.startswith("\nConfigError: 'no path' cannot")
+  with pytest.raises(TypeError), terminal.one_message():
+    terminal.duration('x')
+  with pytest.raises(ValueError, match='month'), terminal.one_message():
+    terminal.datetime.date(1, 13, 1)
+  with pytest.raises(SystemExit) as stop, terminal.one_message():
+    config.locate('no path')
+  assert stop.value.code.startswith("\nConfigError: 'no path' cannot")

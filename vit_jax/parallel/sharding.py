@@ -141,7 +141,7 @@ def find_spec(
   rule, spec = rules[i]
   spec = tuple(spec(path, shape, mesh) if callable(spec) else spec)
   for dim, axes in enumerate(spec):
-    size = axis_size(mesh, axes, where=f'sharding rule {rule}')
+    size = axis_size(mesh, axes)
     if dim >= len(shape) or shape[dim] % size:
       raise ValueError(
         f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
@@ -153,15 +153,13 @@ def find_spec(
   return spec
 
 
-def axis_size(
-  mesh: Mesh, axes: str | Sequence[str] | None, *, where: str = 'sharding'
-) -> int:
+def axis_size(mesh: Mesh, axes: str | Sequence[str] | None) -> int:
   """Return how many ways an axis, or several together, split; 1 for None."""
   names = (axes,) if isinstance(axes, str) else axes or ()
   for name in names:
     if name not in mesh.shape:
       raise ValueError(
-        f'{where}: there is no mesh axis {name!r}; the mesh has '
+        f'sharding: there is no mesh axis {name!r}; the mesh has '
         f'{list(mesh.shape)}. Use one of these, or set --config.mesh.{name}.'
       )
   return int(np.prod([mesh.shape[name] for name in names]))

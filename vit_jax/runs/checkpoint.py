@@ -374,9 +374,6 @@ def load_params(
     path, step: see `find`.
     ema: True for the EMA of the parameters, False for the parameters, 'auto'
       for the EMA if the run kept one.
-
-  Raises:
-    ValueError: there is none, or it is damaged.
   """
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import fsspec
 from etils import epath
 
 from vit_jax.types import PathLike as PathLike
@@ -57,12 +56,3 @@ def read_json(path: PathLike) -> dict[str, Any]:
   if not isinstance(found, dict):
     raise ValueError(f'{path} has a {type(found).__name__}, not {{...}}.')
   return found
-
-
-def check_remote(path: PathLike) -> None:
-  """Raise ValueError if the package that a URL needs is not installed."""
-  protocol, is_url, _ = os.fspath(path).partition('://')
-  try:
-    fsspec.get_filesystem_class(protocol if is_url else 'file')
-  except ImportError as error:
-    raise ValueError(f'{os.fspath(path)}: {error}') from error
