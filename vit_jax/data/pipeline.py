@@ -445,17 +445,17 @@ class TrainBatches:
     self._close()
 
 
+@dataclasses.dataclass
 class EvalBatches:
   """Iterable over the evaluation batches; each iter() is a new pass."""
 
-  def __init__(self, reader: _Reader) -> None:
-    self._reader = reader
+  reader: _Reader
 
   def __len__(self) -> int:
-    data = self._reader.data
+    data = self.reader.data
     return math.ceil(len(data.source) / data.batch_size)
 
   def __iter__(self) -> Iterator[Batch]:
-    batches = TrainBatches(self._reader, count=len(self))
+    batches = TrainBatches(self.reader, count=len(self))
     with contextlib.closing(batches):
       yield from batches

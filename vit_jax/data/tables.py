@@ -14,7 +14,7 @@ def read(path: PathLike) -> dict[str, list[str]]:
   """Return the columns of a CSV: {'path': [...], 'label': [...], ...}.
 
   The first row is a header if it has 'path' and 'label'. Else the columns are
-  path and label. Raises ValueError for a row that is too short.
+  path and label.
   """
   lines = epath.Path(path).read_text().removeprefix('\ufeff').splitlines()
   rows = [[x.strip() for x in row] for row in csv.reader(lines) if row]
@@ -66,12 +66,12 @@ def indices(
   where: str, classes: Sequence[str], names: Sequence[str]
 ) -> np.ndarray:
   """Return the index of each class in the names: int32 [n]."""
-  label_of = {name: label for label, name in enumerate(names)}
   if unknown := sorted(set(classes) - set(names)):
     raise ValueError(
       f'{where} has the classes {unknown[:10]}, which class_names does not'
       f' have. It has {list(names[:10])}.'
     )
+  label_of = {name: label for label, name in enumerate(names)}
   return np.array([label_of[x] for x in classes], np.int32)
 
 

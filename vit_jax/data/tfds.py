@@ -111,9 +111,8 @@ class Tfds:
 
   def describe(self, index: int) -> str:
     """Return data set, split and index, and the file name if there is one."""
-    where = f'{self.name} {self.split}[{int(index)}]'
     name = self.file_name(index)
-    return where if name is None else f'{where} ({name})'
+    return f'{self.name} {self.split}[{index}]' + (f' ({name})' if name else '')
 
   def __reduce__(self) -> tuple[Any, ...]:
     # Files and descriptors stay behind: each process opens its own.
