@@ -15,7 +15,6 @@ from contract import (
   stack_layers,
 )
 
-from vit_jax.models import axial
 from vit_jax.models.axial import AxialAttention, AxialResNet, AxialViT
 from vit_jax.models.layers import Head, LayerNorm
 from vit_jax.models.pooling import ClassToken, Map, NoPooling
@@ -59,18 +58,6 @@ def test_rows_then_columns():
     np.testing.assert_allclose(out[f'block_{i}'], expected, atol=2e-5)
   normed = LayerNorm().apply({'params': params['norm']}, expected)
   np.testing.assert_allclose(out['pooled'], normed.mean(1), atol=2e-5)
-
-
-@pytest.mark.parametrize('axis', [0, 1])
-def test_along_lines(axis):
-  x = RNG.standard_normal((3, 2 * 4, 5))
-  of_cells = x.reshape(3, 2, 4, 5)
-  seen = []
-  out = axial.along(axis, lambda y: seen.append(y) or 2 * y, x, (2, 4))
-  np.testing.assert_array_equal(out, 2 * x)
-  assert seen[0].shape == ((6, 4, 5) if axis else (12, 2, 5))
-  second = of_cells[0, 1] if axis else of_cells[0, :, 1]
-  np.testing.assert_array_equal(seen[0][1], second)
 
 
 def test_scan_is_the_loop():

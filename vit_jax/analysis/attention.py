@@ -3,10 +3,8 @@
     _, found = model.apply(variables, images, mutable=['intermediates'])
     layers = attention.recorded(found['intermediates'])
     distances = attention.cell_distances(grid=(14, 14), cell_px=(16, 16))
-    attention.per_layer(  # [B, L, h], in pixels
-      lambda *layer: attention.mean_distance(*layer, distances=distances),
-      *layers,
-    )
+    distance = functools.partial(attention.mean_distance, distances=distances)
+    attention.per_layer(distance, *layers)  # [B, L, h], in pixels
 
 Shapes: B examples, L layers, h heads of dimension d, Q queries, N tokens, of
 which the last P = gh * gw are patches row by row; the prefix before them is the

@@ -141,19 +141,14 @@ def default(q: jax.Array) -> str:
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32).
   if platform() == 'cpu':
     return 'einsum'
-  # With one query, as in MAP pooling, a fused kernel saves nothing.
-  return 'cudnn' if q.shape[1] > 1 and _cudnn_runs(q) else 'xla'
-
-
-def _cudnn_runs(q):
-  """Return whether cuDNN's fused kernel supports the queries and the device."""
   head_dim = q.shape[-1]
-  if platform() != 'gpu' or head_dim % 8 or head_dim > 128:
-    return False
+  # With one query, as in MAP pooling, a fused kernel saves nothing.
+  if platform() != 'gpu' or q.shape[1] == 1 or head_dim % 8 or head_dim > 128:
+    return 'xla'
   # CUDA devices report '8.0', AMD ones 'gfx90a'.
   capability = str(getattr(jax.devices()[0], 'compute_capability', ''))
   is_new = capability[:1].isdigit() and float(capability) >= 8
-  return is_new and q.dtype in (jnp.bfloat16, jnp.float16)
+  return 'cudnn' if is_new and q.dtype in (jnp.bfloat16, jnp.float16) else 'xla'
 
 
 def _einsum(q, k, v, dropout_rate, dropout_rng, position_logits):

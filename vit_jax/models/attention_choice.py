@@ -61,10 +61,9 @@ class Chooser:
   def __call__(
     self, model: Model, images: jax.ShapeDtypeStruct, *, backward: bool = True
   ) -> Model:
-    """Return the model with the fastest implementation.
+    """Return the model with the fastest implementation on the first host.
 
-    All hosts use the choice of the first one. The model is returned as it is if
-    it leaves no choice, or no candidate is right.
+    It is returned as it is if it leaves no choice, or no candidate is right.
 
     Args:
       model: Flax module.

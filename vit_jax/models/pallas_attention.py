@@ -156,12 +156,9 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(kernel, width, arrays):
-  """Run a kernel over examples and groups of heads.
+  """Run _forward or _backward over examples and groups of heads.
 
-  Args:
-    kernel: _forward or _backward.
-    width: d, the head dimension.
-    arrays: inputs of the kernel, [B, N, h * d].
+  `width` is d, and `arrays` are the inputs of the kernel, [B, N, h * d].
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -230,11 +227,7 @@ def _backward(plan, scale, *refs):
 
   Scores are transposed, [keys, queries]. Then sums over keys are sums of
   registers, and only one of the three gradients needs a transposed operand.
-
-  Args:
-    plan: see _Plan.
-    scale: factor of scores, 1 / √d.
-    *refs: q, do, k and v; then dq, dk and dv.
+  `refs` are q, do, k and v; then dq, dk and dv.
   """
 
   def group(q, do, k, v):

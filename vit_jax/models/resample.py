@@ -15,21 +15,14 @@ PIXEL_KERNELS = ('embedding/kernel', 'resnet/root/conv/kernel')
 def resize(
   table: np.ndarray, size: tuple[int, int], method: str = 'paper'
 ) -> np.ndarray:
-  """Resize a grid of embeddings to another grid (paper section 3.2).
+  """Resize embeddings [..., gh, gw, D] to a grid (height, width) (section 3.2).
 
   'paper' is linear interpolation that keeps the corners in place, as in the
   paper's released code (scipy.ndimage.zoom). 'bilinear' and 'bicubic_antialias'
   treat a cell as an area with a centre (half-pixel), as image libraries do;
   most PyTorch models were fine-tuned with one of these two. From 14x14 to 24x24
   they differ from 'paper' by 5% of the norm on smooth tables and 26% on noise.
-
-  Args:
-    table: [..., gh, gw, D].
-    size: (height, width) of the new grid, in cells.
-    method: one of METHODS.
-
-  Returns:
-    [..., height, width, D] in the dtype of the table.
+  The result has the dtype of the table.
   """
   rows = _weights(table.shape[-3], size[0], method)
   cols = _weights(table.shape[-2], size[1], method)
@@ -42,20 +35,12 @@ def resize(
 def resize_kernel(
   kernel: np.ndarray, size: tuple[int, int], method: str = 'bicubic_antialias'
 ) -> np.ndarray:
-  """Resize a patch embedding to patches of another size, by pseudo-inverse.
+  """Resize a kernel [ph, pw, C, D] to patches (height, width), in pixels.
 
   With B the matrix that resizes an old patch x to a new one, the new kernel is
   pinv(Bᵀ) w. A resized patch then gets the embedding of the old patch as nearly
   as possible: (B x)ᵀ pinv(Bᵀ) w = xᵀ w where patches grow ("FlexiViT"). The
-  default method is timm's.
-
-  Args:
-    kernel: [ph, pw, C, D].
-    size: (height, width) of the new patches, in pixels.
-    method: one of METHODS.
-
-  Returns:
-    [height, width, C, D] in the dtype of the kernel.
+  default method is timm's. The result has the dtype of the kernel.
   """
   # B resizes rows and columns separately, and so does its pseudo-inverse.
   rows = np.linalg.pinv(_weights(kernel.shape[0], size[0], method).T)
