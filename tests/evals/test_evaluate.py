@@ -6,13 +6,12 @@ import types
 from unittest import mock
 
 import jax
-import ml_collections
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config, pretrained, tree
+from vit_jax import pretrained, tree
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
@@ -171,22 +170,6 @@ def test_an_untrained_model_is_initialised_by_the_seed(tmp_path):
 def test_without_weights_the_model_must_be_named(tmp_path):
   with pytest.raises(ValueError, match='evaluate needs init_from'):
     evaluate(tmp_path, evals={'test': _evaluator()})
-
-
-def test_a_duration_is_an_error(run, tmp_path):
-  source = {'target': 'vit_jax.data.embedded.digits.Digits', 'split': 'test'}
-  evaluator = {
-    'target': 'vit_jax.evals.classification.Classification',
-    'data': {'source': source, 'batch_size': 128},
-    'every_steps': 3,
-  }
-  settings = {
-    'run': 'vit_jax.evaluate.evaluate',
-    'init_from': {'path': str(run)},
-    'evals': {'test': evaluator},
-  }
-  with pytest.raises(ValueError, match='every_steps'):
-    config.run(ml_collections.ConfigDict(settings), tmp_path)
 
 
 def test_other_classes_are_an_error(run, tmp_path):

@@ -98,13 +98,3 @@ def test_mistakes():
     evaluate(source=source_of(LABELS.argmax(axis=1)))
   with pytest.raises(ValueError, match=r'None of the 37 examples has a label'):
     evaluate(source=source_of(np.zeros_like(LABELS)))
-
-
-def test_probabilities_of_mirror_images_are_averaged():
-  flipped = IMAGES[:, :, ::-1].reshape(37, -1) / 255.0 @ KERNEL
-  p = (scipy.special.expit(LOGITS) + scipy.special.expit(flipped)) / 2
-  target = LABELS > 0
-  losses = -np.where(target, np.log(p), np.log1p(-p)).sum(axis=1)
-  found = evaluate(flip=True)
-  assert found['loss'] == pytest.approx(losses.mean(), rel=1e-5)
-  assert found['hamming'] == np.mean((p >= 0.5) != target)

@@ -119,10 +119,8 @@ def text_of(path):
 
 
 def test_a_run(folder):
-  shown, said = (
-    read(folder / 'first' / 'report.html')
-    for read in (lambda x: x.read_text(), text_of)
-  )
+  file = folder / 'first' / 'report.html'
+  shown, said = file.read_text(), text_of(file)
   for expected in (
     'Training run of the study my study · finished · last record 2026-01-02',
     'val/accuracy 91.7% [89.7%, 93.7%]',
@@ -148,10 +146,8 @@ def test_a_run(folder):
 
 
 def test_a_study(folder):
-  shown, said = (
-    (folder / 'report.html').read_text(),
-    text_of(folder / 'report.html'),
-  )
+  file = folder / 'report.html'
+  shown, said = file.read_text(), text_of(file)
   for expected in (
     'Study · 2 of 4 runs are done',
     'row 93.1 ± 0.4',
