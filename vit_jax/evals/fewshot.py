@@ -107,13 +107,12 @@ class FewShot:
   def _choose_l2(self, train, drawn, shots):
     if len(self.l2) == 1:
       return self.l2[0]
-    kept, held = [], []
-    for rows in drawn:
-      end = shots
-      if not self.held_out_shots:  # at least one example is kept
-        end = len(rows) - min(max(1, shots // 5), len(rows) - 1)
-      kept.append(rows[:end])
-      held.append(rows[end:])
+    ends = [shots] * len(drawn)
+    if not self.held_out_shots:  # at least one example is kept
+      fifth = max(1, shots // 5)
+      ends = [max(1, len(rows) - fifth) for rows in drawn]
+    kept = [rows[:end] for rows, end in zip(drawn, ends)]
+    held = [rows[end:] for rows, end in zip(drawn, ends)]
     solve = self.solver(train[np.concatenate(kept)])
     held = train[np.concatenate(held)]
     return max((solve(l2).accuracy(held), l2) for l2 in self.l2)[1]

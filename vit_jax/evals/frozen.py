@@ -12,14 +12,13 @@ reports 'frozen/digits/knn/k10_t0.07' and so on. A readout is any object with
     __call__(train, test, val=None) -> {metric: float}
 
 where labels are int [N] and train, test and val are Splits, equal on all hosts.
-The classifier that is tested is always fitted to the whole of `train` and to
-nothing else; hyperparameters are never chosen on `test`.
+The classifier that is tested is fitted to the whole of `train` only.
 """
 
 import collections
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,14 +30,6 @@ from vit_jax.types import Params, Preprocess
 
 # Outputs of `model.features` that are one vector for each image.
 _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
-
-
-class Readout(Protocol):
-  """Interface of readouts, see the module docstring."""
-
-  def check(self, labels: Mapping[str, np.ndarray]) -> None: ...
-
-  def __call__(self, train: Any, test: Any, val: Any = None) -> Any: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,7 +52,7 @@ class Frozen:
   preprocess: Preprocess
   mesh: jax.sharding.Mesh
   data: Mapping[str, Mapping[str, Data]]
-  readouts: Mapping[str, Readout]
+  readouts: Mapping[str, Any]
   features: str = 'pre_logits'
 
   def __post_init__(self) -> None:

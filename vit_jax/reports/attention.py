@@ -42,11 +42,9 @@ def overlay(
 ) -> np.ndarray:
   """Return an image with attention drawn over it: uint8 [H, W, 3].
 
-  Weights are divided by their maximum and interpolated to the image's size.
-
   Args:
     picture: uint8 [H, W, C].
-    weights: [gh, gw], 0 or more.
+    weights: [gh, gw], 0 or more. They are divided by their maximum.
     style: 'mask', the image is dark where the model does not attend to it (the
       paper's figures 6 and 14); 'heat', a heat map over the image.
   """

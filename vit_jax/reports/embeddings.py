@@ -12,7 +12,7 @@ def filters(
   tiles: np.ndarray, path: epath.Path, *, title: str = '', columns: int = 7
 ) -> None:
   """Draw filters, tiles [n, H, W, 3] in [0, 1], row by row (Fig. 7 left)."""
-  made, _ = pictures.grid(tiles, min(columns, len(tiles)), 0.62)
+  made, _ = pictures.grid(list(tiles), min(columns, len(tiles)), 0.62)
   made.suptitle(title, fontsize=10)
   pictures.save(made, path, dpi=200, tight=True)
 

@@ -58,8 +58,9 @@ class Table:
     self, cell: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
     """Return the text of a cell and {'mean', 'std', 'values'}, or None."""
-    value = results.find(_spec(cell))
-    return value and (value.percent(self.digits), dataclasses.asdict(value))
+    if (value := results.find(_spec(cell))) is None:
+      return None
+    return value.percent(self.digits), dataclasses.asdict(value)
 
 
 @dataclasses.dataclass
