@@ -284,7 +284,6 @@ def test_mistakes(teacher_file, tmp_path):
     ({'path': 'nothing.npz'}, {}, 'nothing.npz'),
     ({'path': bare}, {}, 'no classes'),
     ({}, {'model': MODEL.clone(num_classes=5)}, '4 classes, the student 5'),
-    ({}, {'kind': 'hard', 'temperature': 2.0}, 'temperature=2'),
     (
       {},
       {'objective': functools.partial(brighter, objective=softmax_xent)},

@@ -283,8 +283,3 @@ def test_one_step_on_eight_devices():
 def test_errors(fields, task, named):
   with pytest.raises(ValueError, match=named):
     loss_of(make_model(**fields), make_params(), **task)
-
-
-def test_images_of_one_patch():
-  with pytest.raises(ValueError, match='1 patch'):
-    loss_of(make_model(), make_params(), images=IMAGES[:, :8, :8])

@@ -31,7 +31,6 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (16, 4, 6, 3), np.uint8)
 LABELS = RNG.integers(0, 5, 16).astype(np.int32)
 BATCH = {'image': IMAGES, 'label': LABELS}
-KEY = jax.random.key(0)
 BOTH = Choice((Mixup(0.8), Cutmix(1.0)), (0.4, 0.4))
 
 
@@ -373,8 +372,6 @@ def test_mixers_of_the_configs():
     (lambda: Choice(()), '0 mixers'),
     (lambda: Choice((Mixup(1.0),), (0.5, 0.5)), '1 mixers'),
     (lambda: Choice((Mixup(1.0),) * 2, (0.5, 0.6)), 'probabilities'),
-    (lambda: wrap(functools.partial(mixed, objective=seen, mixer=BOTH)), 'mix'),
-    (lambda: wrap()(None, jax.tree.map(lambda x: x[:1], BATCH), KEY), '1 exam'),
     (
       lambda: mixed(
         types.SimpleNamespace(num_classes=None),

@@ -56,7 +56,7 @@ def distillation(
   Args:
     model: the student.
     preprocess: images in 0..255 -> float images, for the student.
-    teacher: weights of the teacher.
+    teacher: see Teacher.
     objective: the objective to wrap, `softmax_xent` or `sigmoid_xent`; it gives
       the loss of the labels. Its metrics are kept, except for 'loss'.
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
@@ -75,11 +75,6 @@ def distillation(
     ValueError: the teacher cannot be read, or has other classes; or `objective`
       is not a function of logits and labels.
   """
-  if kind == 'hard' and temperature != 1:
-    raise ValueError(
-      f"temperature={temperature:g} has no effect on kind='hard'. Leave it "
-      "out, or use kind='soft'."
-    )
   inner: Any = objective(model, preprocess=preprocess)
   compare = getattr(inner, 'compare', None)
   if compare is None:
@@ -120,13 +115,7 @@ def distillation(
 def teacher_loss(
   logits: Array, targets: Array, *, kind: str = 'soft', temperature: float = 1.0
 ) -> jax.Array:
-  """Return the loss of each example, see `distillation`: -> float32 [B].
-
-  Args:
-    logits: of the student, [B, K].
-    targets: logits of the teacher, [B, K].
-    kind, temperature: see `distillation`.
-  """
+  """Return the loss of each example: logits of student and teacher -> [B]."""
   if kind == 'hard':
     classes = jnp.argmax(targets, axis=-1)
     return softmax_loss(logits, jax.nn.one_hot(classes, targets.shape[-1]))

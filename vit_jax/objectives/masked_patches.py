@@ -147,11 +147,6 @@ class Task:
     These are which patches count in the loss, and the index of the patch whose
     embedding replaces each patch, -1 for the mask vector.
     """
-    if num_patches < 2:
-      raise ValueError(
-        f'The images have {num_patches} patch; masked patch prediction needs '
-        '2 or more. Use larger images or smaller patches.'
-      )
     which, how, other = jax.random.split(rng, 3)
     count = max(1, round(self.ratio * num_patches))
     place = jnp.arange(num_patches)
@@ -179,9 +174,6 @@ def masked_patches(
       fine-tuned with a class token.
     preprocess: uint8 images -> float images.
     task: see Task.
-
-  Raises:
-    ValueError: the model or, at the first call, the images are not suitable.
   """
   prediction = Prediction(model, preprocess, task)
 

@@ -180,10 +180,6 @@ def mixed(
     objective: the objective to wrap, (model, preprocess=...) -> LossFn.
     mixer: see the module docstring.
     per: whether the whole batch shares one draw, or each example has its own.
-
-  Raises:
-    ValueError: the model has no number of classes, `objective` changes whole
-      batches already, or, at the first call, the batch has one example.
   """
   inner = objective(model, preprocess=preprocess)
   num_classes = model.num_classes
@@ -192,20 +188,10 @@ def mixed(
       f'mixed: the model has num_classes={num_classes}, but mixed labels are '
       'vectors with one number for each class. Set model.num_classes.'
     )
-  if hasattr(inner, 'prepare'):
-    raise ValueError(
-      'mixed: the objective inside changes whole batches already, as `mixed` '
-      'does. Use one `mixed`; its mixer can be a Choice of several mixers.'
-    )
 
   def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
     count, *size = batch['image'].shape[:3]
-    if count < 2:
-      raise ValueError(
-        'mixed: the batch has 1 example, so there is none to mix it with. Use '
-        'a batch_size of 2 or more.'
-      )
     if per == 'batch':
       blend = jax.tree.map(
         lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))),

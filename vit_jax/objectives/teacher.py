@@ -52,12 +52,7 @@ class Teacher:
     self._weights: Weights | None = None  # as read for the fingerprint
 
   def open(self, student: Any) -> 'Predictor':
-    """Return the Predictor for a student; only names and shapes are read yet.
-
-    Raises:
-      ValueError: there are no such weights; they have no head, or other classes
-        than the student; or images of the size do not fit the model.
-    """
+    """Return the Predictor for a student; only names and shapes are read."""
     weights = formats.read(self.path, **self.options, values=False)
     model = weights.model
     if not model.num_classes or model.num_classes != student.num_classes:
@@ -121,10 +116,7 @@ class Predictor:
   def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
     """Return ShapeDtypeStructs of the parameters, with shardings.
 
-    Args:
-      mesh: as returned by `sharding.make_mesh`.
-      rules: sharding rules, of paths that begin with 'teacher/'; None:
-        `sharding.rules_for(mesh)`.
+    `rules` are for paths that begin with 'teacher/'; None: `rules_for(mesh)`.
     """
     params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
     shapes = {'teacher': params['params']}
@@ -143,11 +135,7 @@ class Predictor:
       return jax.tree.map(place, self.teacher.read(), abstract_params)
 
   def __call__(self, params: Params, images: Array) -> jax.Array:
-    """Return float32 logits [B, K] of images [B, H, W, C] in 0..255.
-
-    Raises:
-      ValueError: the images have another number of channels.
-    """
+    """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
     height, width, channels = self.images.shape[1:]
     if images.shape[3] != channels:
       raise ValueError(

@@ -176,9 +176,7 @@ def sgd(
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
 
   Args:
-    learning_rate: float or schedule.
-    momentum: 0.9 in the paper.
-    nesterov: False in the paper.
+    learning_rate, momentum, nesterov: as of `optax.sgd`.
     accumulator_dtype: 'bfloat16' as in the paper's released code; None: that of
       the parameters. `optax.sgd` would also multiply in that dtype, and in
       bfloat16 a momentum of 0.9 is 0.898.
@@ -301,9 +299,8 @@ def muon(
   `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
 
   Args:
-    learning_rate: float or schedule, of both.
-    momentum: decay of the mean of gradients, of the matrices.
-    nesterov: whether the momentum is Nesterov's.
+    learning_rate, weight_decay: of both; the decay is decoupled.
+    momentum, nesterov: of the matrices.
     ns_steps: Newton-Schulz iterations. Five bring singular values between
       about 0.7 and 1.2.
     consistent_rms: each update of a matrix has about this RMS, so that learning
@@ -313,7 +310,6 @@ def muon(
     eps: of AdamW, and added to the norm that a matrix is divided by.
     mu_dtype: of the momentum of both between steps; None: that of the
       parameters.
-    weight_decay: decoupled, of both.
     mask: tree of bools, True where weight decay applies.
   """
   matrices = optax.contrib.muon(
@@ -383,11 +379,8 @@ def _stored_as(dtype, tx):
 def _each_layer(tx, state_type):
   """Apply tx, which treats leaves separately, to each scanned layer by itself.
 
-  Args:
-    tx: transformation that would take the layer dimension of a scanned leaf for
-      one of the parameter.
-    state_type: NamedTuple of its state; all fields but `count` are trees like
-      the parameters.
+  `state_type` is the NamedTuple of its state, in which all fields but `count`
+  are trees like the parameters.
   """
 
   def axes_of(params):
@@ -408,10 +401,9 @@ def _each_layer(tx, state_type):
     if not tree.is_stacked(tree.flatten(params)):
       return tx.update(updates, state, params)
     axes, state_axes = axes_of(params)
-    return jax.vmap(
-      tx.update,
-      in_axes=(axes, state_axes, axes),
-      out_axes=(axes, state_axes),
-    )(updates, state, params)
+    update_layer = jax.vmap(
+      tx.update, (axes, state_axes, axes), (axes, state_axes)
+    )
+    return update_layer(updates, state, params)
 
   return optax.GradientTransformation(init, update)
