@@ -81,7 +81,7 @@ def test_changes(file, tmp_path, capsys):
 def test_nothing_is_overwritten(file, tmp_path):
   target = tmp_path / 'x.npz'
   target.write_text('mine')
-  assert 'x.npz exists already; --force' in call(file, target)
+  assert 'x.npz exists already; use --force' in call(file, target)
   assert target.read_text() == 'mine'
   assert call(file, target, '--force') is None
   assert formats.read(target).params

@@ -49,7 +49,9 @@ def save(
   force: bool = False,
   **options: Any,
 ) -> list[pathlib.Path]:
-  """Write weights; each file appears under its name when all are complete.
+  """Write weights as a file or folder, and return the files written.
+
+  Each file appears under its name when all are complete.
 
   Args:
     weights: Weights.
@@ -57,12 +59,6 @@ def save(
     format: one of FORMATS.
     force: whether to replace existing files; others in a folder stay.
     **options: for 'stablehlo', see `export.stablehlo`.
-
-  Returns:
-    list of the files written.
-
-  Raises:
-    ValueError: a file exists already; the format cannot hold the model.
   """
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +73,9 @@ def save(
       formats.write(weights, staged, format)
     files = sorted(p for p in pathlib.Path(staging).rglob('*') if p.is_file())
     moves = {file: target.parent / file.relative_to(staging) for file in files}
-    if not force:
-      _check_free(moves.values())
+    there = [str(to) for to in moves.values() if to.exists()]
+    if there and not force:
+      raise ValueError(f'{", ".join(there)} exists already; use --force.')
     for file, to in moves.items():
       to.parent.mkdir(exist_ok=True)
       file.replace(to)
@@ -88,11 +85,7 @@ def save(
 def format_of(
   target: str, format: str | None = None
 ) -> tuple[pathlib.Path, str]:
-  """Return (path to write to, format) for the user's TO and --format.
-
-  Raises:
-    ValueError: the ending does not determine a format, or contradicts `format`.
-  """
+  """Return (path to write to, format) for the user's TO and --format."""
   path = pathlib.Path(target).expanduser()
   if path.name == 'model.safetensors':  # the file name in timm and hf
     path = path.parent
@@ -105,11 +98,6 @@ def format_of(
       'NAME.npz (npz, vit_jax), NAME.stablehlo, or a folder (timm, hf), local.'
     )
   return path, format
-
-
-def _check_free(paths):
-  if there := [str(path) for path in paths if path.exists()]:
-    raise ValueError(f'{", ".join(there)} exists already; --force replaces it.')
 
 
 def parser() -> argparse.ArgumentParser:

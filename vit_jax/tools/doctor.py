@@ -10,6 +10,7 @@ operations compiled one by one.
 The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -50,30 +51,22 @@ def report() -> dict[str, str]:
     'python': platform.python_version(),
   }
   for name in _PACKAGES:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  is_built = images.decode_part is not None
   found |= {
     'devices': f'{len(devices)} x {devices[0].device_kind} '
     f'({devices[0].platform}), {jax.process_count()} process(es)',
     'XLA_FLAGS': os.environ.get('XLA_FLAGS', 'not set'),
     'JPEG extension': 'in use'
-    if is_built
+    if images.decode_part is not None
     else 'not compiled: whole JPEGs are decoded, see docs/data.md',
+    'memory': _gb(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')),
   }
-  free, total = (
-    os.sysconf(f'SC_{which}_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    for which in ('AVPHYS', 'PHYS')
-  )
-  found['memory'] = f'{_gb(free)} free of {_gb(total)}'
   stats = devices[0].memory_stats() or {}
   if limit := stats.get('bytes_limit'):
     found['memory of each device'] = f'{_gb(limit)} for JAX'
-  for folder in (os.getcwd(), tempfile.gettempdir()):
-    free = shutil.disk_usage(folder).free
-    found[f'disk of {folder}'] = f'{_gb(free)} free'
+  folder = tempfile.gettempdir()
+  found[f'disk of {folder}'] = f'{_gb(shutil.disk_usage(folder).free)} free'
   return found
 
 
