@@ -153,36 +153,28 @@ def page(explainer: Explainer, top_k: int) -> Any:
   ) as blocks:
     found = gr.State()
     gr.Markdown(_describe(explainer))
+    look = {'format': 'png', 'interactive': False}
+    look['buttons'] = ['fullscreen', 'download']
     with gr.Row():
-      with gr.Column(scale=1, min_width=260):
-        image = gr.Image(
-          label='Your image',
-          sources=['upload', 'clipboard'],
-          height=260,
-          elem_id='image',
-        )
-        # The file as it is: our decoder reads it, and reports errors.
-        image.preprocess = lambda payload: payload.path if payload else None
-        message = gr.Markdown(elem_id='message')
-        classes = gr.Label(
-          label='Probabilities',
-          visible=explainer.has_classes,
-          elem_id='probabilities',
-        )
-      with gr.Column(scale=2, min_width=420):
-        with gr.Row():
-          look = {'format': 'png', 'interactive': False, 'min_width': 200}
-          look['buttons'] = ['fullscreen', 'download']
-          picture = gr.Image(
-            label='What the model sees', elem_id='picture', **look
-          )
-          attention = gr.Image(
-            label='What it attends to',
-            visible=not explainer.no_attention,
-            elem_id='attention',
-            **look,
-          )
-        choices = () if explainer.no_attention else _choices(gr, explainer)
+      image = gr.Image(
+        label='Your image', sources=['upload', 'clipboard'], elem_id='image'
+      )
+      # The file as it is: our decoder reads it, and reports errors.
+      image.preprocess = lambda payload: payload.path if payload else None
+      picture = gr.Image(label='What the model sees', **look)
+      attention = gr.Image(
+        label='What it attends to',
+        visible=not explainer.no_attention,
+        elem_id='attention',
+        **look,
+      )
+    message = gr.Markdown(elem_id='message')
+    choices = () if explainer.no_attention else _choices(gr, explainer)
+    classes = gr.Label(
+      label='Probabilities',
+      visible=explainer.has_classes,
+      elem_id='probabilities',
+    )
     image.change(
       explain, [image, *choices], [message, found, classes, picture, attention]
     )
@@ -200,10 +192,9 @@ def page(explainer: Explainer, top_k: int) -> Any:
 def _choices(gr, explainer):
   """Return the components that set the arguments of `Explainer.draw`."""
   heads = [ALL, *map(str, range(1, explainer.heads + 1))]
-  with gr.Group():
-    with gr.Row():
-      kind = gr.Radio([*SHOWN], value='rollout', label='Show', elem_id='show')
-      style = gr.Radio(STYLES, value='mask', label='Style', elem_id='style')
+  with gr.Row():
+    kind = gr.Radio([*SHOWN], value='rollout', label='Show')
+    style = gr.Radio(STYLES, value='mask', label='Style')
     layer = gr.Slider(
       1,
       max(explainer.layers, 2),
@@ -211,7 +202,6 @@ def _choices(gr, explainer):
       step=1,
       label=f'Layer (1 to {explainer.layers})',
       visible=explainer.layers > 1,
-      elem_id='layer',
     )
     head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
   return kind, layer, head, style
