@@ -117,6 +117,12 @@ def call(config, workdir, *flags):
       [],
       r'ValueError: evals\.test: The images need position embeddings',
     ),
+    (
+      'config.data.source = dict('
+      "target='vit_jax.data.folder.Folder', path='/none')",
+      [],
+      r"FileNotFoundError: .*'/none'",
+    ),
     ('', ['--study_member=1'], r'train has no argument member, which a flag'),
     ('', ['--config.logging.profile=x'], r"profile='x' must be a step"),
   ],

@@ -183,7 +183,7 @@ class VisionTransformer(layers.Classifier):
     x = self.embedding.replace(self, out['patches'], patch_sources)
     x = posemb.add_to_patches(self, x.astype(jnp.float32), grid)
     prefix = [
-      jnp.broadcast_to(token, (len(x), *token.shape[1:]))
+      jnp.broadcast_to(token, (x.shape[0], *token.shape[1:]))
       for token in pooling.tokens(self, posemb, layout)
     ]
     x = jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)

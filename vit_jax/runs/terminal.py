@@ -1,8 +1,9 @@
 """What a command prints: progress, tables, and the errors of its user.
 
 A mistake of the user is a ValueError (also FloatingPointError, MemoryError)
-that a `raise` statement of this package raises: its message is printed without
-a traceback. All other errors are bugs, here or in a library, and keep theirs.
+that a `raise` statement of this package raises, or an OSError that names a
+file: its message is printed without a traceback. All other errors are bugs,
+here or in a library, and keep theirs.
 """
 
 import contextlib
@@ -148,8 +149,10 @@ def one_message() -> Iterator[None]:
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
-  except (ValueError, FloatingPointError, MemoryError) as error:
-    if not _raised_by_vit_jax(error):
+  except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+    # A file that is missing, or may not be read, is a mistake in its path.
+    is_path = isinstance(error, OSError) and error.filename is not None
+    if not is_path and not _raised_by_vit_jax(error):
       raise
     sys.exit(f'\n{type(error).__name__}: {error}')
 
