@@ -1,5 +1,6 @@
 """What is kept, what is restored, and what does not fit."""
 
+import gc
 import logging
 
 import jax
@@ -230,6 +231,20 @@ def saved(workdir, *steps, ema=False):
   return lambda: Checkpointer(workdir).restore(wanted)
 
 
+@pytest.fixture
+def broken_reads():
+  """Collect the coroutines that Orbax leaves behind when a read fails."""
+  yield
+  gc.collect()
+
+
+def reads_damage(test):
+  """Decorate a test that reads damaged checkpoints."""
+  ignore = 'ignore::pytest.PytestUnraisableExceptionWarning'
+  test = pytest.mark.usefixtures('broken_reads')(test)
+  return pytest.mark.filterwarnings(ignore)(test)
+
+
 def damage(file, how):
   if how == 'delete':
     file.unlink()
@@ -243,7 +258,7 @@ def damage(file, how):
     file.write_bytes(bytes(data))
 
 
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@reads_damage
 @pytest.mark.parametrize(
   ('file', 'how'),
   [
@@ -278,6 +293,7 @@ def test_another_run_is_not_damage(tmp_path):
   assert names_in(tmp_path) == ['3', '5']
 
 
+@reads_damage
 def test_damaged_parameters_are_refused(tmp_path):
   saved(tmp_path, 3, 5, ema=True)
   for item, ema in (('ema', 'auto'), ('params', False)):
