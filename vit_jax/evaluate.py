@@ -26,7 +26,15 @@ from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import HARMLESS, Count, KeySeed, Model, Preprocess, Side
+from vit_jax.types import (
+  HARMLESS,
+  Count,
+  KeySeed,
+  Model,
+  Preprocess,
+  Side,
+  UserError,
+)
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
@@ -84,7 +92,7 @@ def evaluate(
     image_shape = image_shape or weights.image_shape
     preprocess = preprocess or weights.preprocess
   elif model is None or image_shape is None:
-    raise ValueError(
+    raise UserError(
       'evaluate needs init_from (weights), or model and image_shape=(H, W, C) '
       'to evaluate a freshly initialised model.'
     )

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from vit_jax.models import names
 from vit_jax.tools import parsers
+from vit_jax.types import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +62,7 @@ def _table(text):
     others = textwrap.wrap(' '.join(others), 62) or ['']
     rows.append((f'{name:<16}' + f'\n{"":<16}'.join(others)).rstrip())
   if not rows:
-    raise ValueError(
+    raise UserError(
       f'No name contains {text!r}. `python -m vit_jax.names` lists all.'
     )
   return '\n'.join([f'{"name":<16}also (in timm)', *rows])

@@ -21,7 +21,7 @@ from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.runs.files import PathLike
-from vit_jax.types import Model, Params, Preprocess, Size
+from vit_jax.types import Model, Params, Preprocess, Size, UserError
 from vit_jax.weights import bundle, formats, surgery
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.surgery import InitFrom, Method
@@ -233,7 +233,7 @@ def preprocess(init_from: InitFrom | None) -> Preprocess:
 
 def _describe(init_from):
   if init_from is None:
-    raise ValueError(
+    raise UserError(
       'The model should be that of init_from, which is None. Set '
       '--config.init_from.path=PATH, or name a model in the argument of the '
       'config, such as B/16.'

@@ -38,6 +38,7 @@ from vit_jax.reports.results import Results
 from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.metrics import NonFiniteError, read_records
+from vit_jax.types import UserError
 from vit_jax.weights import formats
 
 DONE = 'done.json'
@@ -302,7 +303,7 @@ def _check_sources(runs):
   for source in {repr(x['source']): x['source'] for x in found}.values():
     try:
       configs.resolve(source)
-    except ValueError as error:
+    except (UserError, OSError) as error:
       problems[str(error)] = None
   if problems:
     text = '\n\n'.join(problems)

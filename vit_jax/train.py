@@ -46,6 +46,7 @@ from vit_jax.types import (
   Params,
   PathLike,
   Preprocess,
+  UserError,
 )
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
@@ -417,12 +418,12 @@ def with_num_classes(model: Any, source: Any) -> Any:
   is_partial = isinstance(model, functools.partial)
   given = None if is_partial else getattr(model, 'num_classes', None)
   if given is None and found is None:
-    raise ValueError(
+    raise UserError(
       'model.num_classes is not set, and the training data does not say how '
       'many classes it has. Set model.num_classes.'
     )
   if given is not None and found is not None and given < found:
-    raise ValueError(
+    raise UserError(
       f'model.num_classes={given}, but the training data has {found} classes. '
       f'Set it to {found}, or to None.'
     )

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.types import FlatParams, PyTree
+from vit_jax.types import FlatParams, PyTree, UserError
 
 _BLOCK = re.compile(r'(.*/|)block_(\d+)/(.*)')
 _STACKED = re.compile(r'(.*/|)blocks/(.*)')
@@ -68,7 +68,7 @@ def check_rules_match(rules: Sequence[str], tree: PyTree, *, what: str) -> None:
   idle = [r for r in rules if not any(re.fullmatch(r, p) for p in paths)]
   if idle:
     shown = '\n  '.join(paths[:40] + ['...'] * (len(paths) > 40))
-    raise ValueError(
+    raise UserError(
       f'{what}: {idle} match no parameter. Rules must match a whole path '
       f"(re.fullmatch; begin with '.*' to match an ending). Paths:\n  {shown}"
     )
@@ -117,7 +117,7 @@ def stack_blocks(flat: FlatParams) -> dict[str, Any]:
   depth = max((len(layers) for layers in stacks.values()), default=0)
   for path, layers in stacks.items():
     if sorted(layers) != list(range(depth)):
-      raise ValueError(
+      raise UserError(
         f'Cannot stack {path}: {depth} layers expected, found {sorted(layers)}.'
       )
     out[path] = np.stack([np.asarray(layers[i]) for i in range(depth)])

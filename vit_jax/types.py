@@ -23,6 +23,10 @@ else:  # processes that read data do not import jax
   JaxArray = Any
 
 
+class UserError(ValueError):
+  """A mistake of the user: commands print its message without a traceback."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Expect:
   """A condition on the value of an argument, in its Annotated.

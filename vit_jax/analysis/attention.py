@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.types import Array, Params
+from vit_jax.types import Array, Params, UserError
 
 HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
 RESIDUALS = ('half', 'none')
@@ -53,7 +53,7 @@ def recorded(
       # Each call of a module appends its own.
       layers.append((found['q'][0], found['k'][0], added[0]))
   if not layers:
-    raise ValueError(
+    raise UserError(
       'No queries and keys were recorded. Either the model has no attention '
       '(as Mixers and ResNets), or it was applied without '
       "mutable=['intermediates']."
@@ -211,7 +211,7 @@ def mean_distance(
   patches = len(distances)
   first = q.shape[1] - patches
   if first < 0:
-    raise ValueError(
+    raise UserError(
       f'q has shape {q.shape}, with distances of {patches} patches. Call '
       'cell_distances with the grid of these images.'
     )

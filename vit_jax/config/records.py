@@ -29,7 +29,7 @@ from vit_jax.config.values import (
   with_tuples,
 )
 from vit_jax.optim.durations import Duration
-from vit_jax.types import PathLike
+from vit_jax.types import PathLike, UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ def describe(value: Any) -> Any:
     return value
   if inspect.isclass(value) or inspect.isfunction(value):
     return {'target': full_name(value)}
-  raise ValueError(
+  raise UserError(
     f'{value!r} cannot be described in JSON. Make it a dataclass whose fields '
     'are numbers, texts, or dataclasses.'
   )
@@ -295,7 +295,7 @@ def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
   for path, target in walk(settings):
     if path.rpartition('.')[2] == 'target' and not _is_trusted(target, trust):
       package = str(target).split('.')[0]
-      raise ValueError(
+      raise UserError(
         f'The file names {target!r}, which is not in the list of what a file '
         f'may name. If you trust that package, pass trust=({package!r},) or '
         f'--trust={package}.'

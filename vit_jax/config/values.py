@@ -17,6 +17,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from vit_jax.types import UserError
+
 try:
   from ml_collections import ConfigDict
   from ml_collections.config_dict import RequiredValueError
@@ -28,7 +30,7 @@ except ModuleNotFoundError:  # config files need it; models by name do not
   RequiredValueError = KeyError
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
   """A config that cannot be used as it is."""
 
 

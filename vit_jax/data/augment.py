@@ -26,7 +26,14 @@ import numpy as np
 
 from vit_jax.data import operations
 from vit_jax.data.transforms import ORDERED
-from vit_jax.types import Expect, Fraction, Natural, NonNegative, Positive
+from vit_jax.types import (
+  Expect,
+  Fraction,
+  Natural,
+  NonNegative,
+  Positive,
+  UserError,
+)
 
 Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
 Fill = Level | tuple[Level, Level, Level]
@@ -267,7 +274,7 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
       field, number = _SECTIONS.get(match[1], ('', float))
       values[field] = number(match[2])
   if kind != 'rand' or '' in values or len(values) < len(sections):
-    raise ValueError(
+    raise UserError(
       f'policy={policy!r} is not a RandAugment of timm. Expected rand and '
       f'sections of {", ".join(_SECTIONS)}, each at most once and with a '
       "number, as in 'rand-m9-mstd0.5-inc1'."

@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.data import image_files, tables
 from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE
+from vit_jax.types import MACHINE, UserError
 
 # Names of folders that are splits, not classes, in lower case.
 _SPLITS = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
@@ -91,7 +91,7 @@ def _from_folders(root, split, names):
   if split is not None:
     classes = sorted({x for one in folders for x in _folders(root / one)})
   elif folders and {x.lower() for x in folders} <= _SPLITS:
-    raise ValueError(
+    raise UserError(
       f'{root} contains the folders {folders}, which look like splits. Choose'
       f' one, e.g. split={folders[0]!r}.'
     )
@@ -114,7 +114,7 @@ def _images(base):
   found = sorted(x for x in files if '/' in x and image_files.is_image(x))
   others = len(files) - len(found)
   if not found:
-    raise ValueError(
+    raise UserError(
       f'{base} has no images in class sub-folders, and {others} other files.'
       f' Expected {base}/CLASS/IMAGE with an ending of'
       f' {", ".join(image_files.ENDINGS)}.'
@@ -136,7 +136,7 @@ def _from_csv(path, split, names):
   if split is not None:
     keep = np.array([x == split for x in table.get('split', [])])
     if not keep.any():
-      raise ValueError(
+      raise UserError(
         f'{path} has no split {split!r}. Its column "split" has'
         f' {sorted({*table.get("split", [])})}.'
       )

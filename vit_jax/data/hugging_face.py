@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data import tables
 from vit_jax.runs.files import PathLike
+from vit_jax.types import UserError
 
 # Readers of files that are named themselves, by ending.
 _BUILDERS = {'.parquet': 'parquet', '.tar': 'webdataset', '.arrow': 'arrow'}
@@ -65,7 +66,7 @@ class HuggingFace:
       label_key = 'label' if 'label' in features else 'cls'
     for argument, key in ('image_key', image_key), ('label_key', label_key):
       if key not in features:
-        raise ValueError(
+        raise UserError(
           f'{self._where} has no column {key!r} ({argument}). It has'
           f' {", ".join(features)}.'
         )
@@ -121,7 +122,7 @@ def _load(name, split, config):
     if not isinstance(loaded, Mapping):  # a single, perhaps unnamed split
       loaded = {str(loaded.split or split): loaded}
     if split not in loaded:
-      raise ValueError(f'{name} has the splits {[*loaded]}, not {split!r}.')
+      raise UserError(f'{name} has the splits {[*loaded]}, not {split!r}.')
     return loaded[split]
   if builder := _BUILDERS.get(os.path.splitext(name)[1]):
     files = {'train': name}

@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import images, workers
+from vit_jax.types import UserError
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
@@ -53,7 +54,7 @@ def find(patterns: Iterable[str]) -> list[str]:
       matches = map(epath.Path, glob.glob(os.fspath(path), recursive=True))
       here = [file for match in matches for file in _images(match)]
     if not here:
-      raise ValueError(
+      raise UserError(
         f'{pattern}: no images found. Give files, folders that contain images'
         f' at any depth, or globs. The endings are {", ".join(ENDINGS)}.'
       )

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.types import UserError
+
 try:
   from vit_jax.data._jpeg import decode_part
 except ImportError:  # not compiled
@@ -74,7 +76,7 @@ def decode(data: bytes, channels: int = 3, *, exif: bool = True) -> np.ndarray:
   return Encoded(data, channels, exif=exif).pixels()
 
 
-class UnreadableError(ValueError):
+class UnreadableError(UserError):
   """The bytes are not an image that can be decoded."""
 
 

@@ -48,7 +48,7 @@ from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
 from vit_jax.data.transforms import scale_to
 from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
-from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size
+from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
 Batch = dict[str, np.ndarray]  # arrays [B, ...], by name
 
@@ -186,7 +186,7 @@ class Data:
 # Reading: one example, and the batch of one process.
 
 
-class _UnreadableError(ValueError):
+class _UnreadableError(UserError):
   """An example that cannot be read or decoded; `on_error` handles it."""
 
 
@@ -206,7 +206,7 @@ class _Reader:
     self._source = source = self.data.source
     self._count, self._name = len(source), type(source).__name__
     if not self._count:
-      raise ValueError(f'The source {self._name} has no examples.')
+      raise UserError(f'The source {self._name} has no examples.')
     self._size = self.data.batch_size // self.process_count
     if self.num_classes is None:
       self.num_classes = getattr(source, 'num_classes', None)
@@ -262,7 +262,7 @@ class _Reader:
         if self.data.on_error == 'raise':
           raise
         last = error
-    raise ValueError(f'Gave up after {tries} unreadable examples. {last}')
+    raise UserError(f'Gave up after {tries} unreadable examples. {last}')
 
   def _load(self, actual, epoch, index):
     """Return (image, label, seconds), augmented as the example at `index`."""
@@ -280,7 +280,7 @@ class _Reader:
     except images.UnreadableError as error:
       raise self._unreadable(actual, error) from error
     except ValueError as error:
-      raise ValueError(f'{error} ({self._where(actual)})') from error
+      raise UserError(f'{error} ({self._where(actual)})') from error
     except Exception as error:
       error.add_note(f'In the transforms of {self._where(actual)}.')
       raise
@@ -299,7 +299,7 @@ class _Reader:
       )
     if getattr(image, 'dtype', None) != np.uint8 or image.ndim != 3:
       kind = f'{getattr(image, "dtype", type(image))}, {np.shape(image)}'
-      raise ValueError(
+      raise UserError(
         f'The image is {kind}. Expected uint8 [H, W, C], or the bytes of an'
         ' image file.'
       )
@@ -325,7 +325,7 @@ class _Reader:
       if label.ndim == 1 and limit in (None, len(label)):
         return label.astype(np.float32)
       found = f'has the shape {label.shape}'
-    raise ValueError(
+    raise UserError(
       f'The label of {self._where(index)} {found}. Expected an int from 0 to'
       ' num_classes - 1, or a vector with one weight for each class, and'
       f' num_classes={limit}.'
@@ -381,7 +381,7 @@ def _stack(rows):
   images_, labels, seconds, skipped = zip(*rows)
   shapes = sorted({image.shape for image in images_})
   if len(shapes) > 1:
-    raise ValueError(
+    raise UserError(
       f'Images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
       ' the transforms with one that gives all images the same shape, such as'
       ' Resize, InceptionCrop or CentralCrop.'

@@ -13,7 +13,7 @@ from vit_jax.data.hugging_face import FILES, HuggingFace
 from vit_jax.data.tfds import Tfds
 from vit_jax.data.views import Slice, Source
 from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE
+from vit_jax.types import MACHINE, UserError
 
 _READERS: dict[str, Callable[..., Any]] = {
   'folder': Folder,
@@ -63,7 +63,7 @@ def open_source(
   if kind != 'folder' and not start and (match := _WITH_SPLIT.fullmatch(name)):
     name, start = match.groups()
   if kind == 'tfds' and not start:
-    raise ValueError(
+    raise UserError(
       f'tfds:{name} names no split. Add it, as in tfds:{name}:train, or set'
       " split='train'."
     )
@@ -90,7 +90,7 @@ def _kind_and_name(text):
   if kind in _READERS and name:
     return kind, name
   if colon and not name.startswith('//') and re.fullmatch(r'\w+', kind):
-    raise ValueError(
+    raise UserError(
       f'{text!r}: unknown kind {kind!r}. The kinds are folder:PATH,'
       ' tfds:NAME:SPLIT and hf:NAME:SPLIT. Prepare other files by'
       ' vit_jax.tools.prepare.'

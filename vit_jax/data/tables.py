@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.runs.files import PathLike
+from vit_jax.types import UserError
 
 
 def read(path: PathLike) -> dict[str, list[str]]:
@@ -24,7 +25,7 @@ def read(path: PathLike) -> dict[str, list[str]]:
   short = [row for row in rows if len(row) < len(columns)]
   if short or not rows:
     what = f'the row {short[0]}' if short else 'no rows'
-    raise ValueError(f'{path} has {what}. Expected the columns {columns}.')
+    raise UserError(f'{path} has {what}. Expected the columns {columns}.')
   return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
 
 
@@ -54,7 +55,7 @@ def encode(
   if found.ndim == 2 and found.dtype.kind in 'fiub':
     return found.astype(np.float32), names
   if found.ndim != 1 or found.dtype.kind not in 'iub':
-    raise ValueError(
+    raise UserError(
       f'{where} has labels such as {values[0]!r}, of shape {found.shape} and'
       f' type {found.dtype}. Each label must be an int, a class name, or a list'
       ' with one number for each class.'
@@ -67,7 +68,7 @@ def indices(
 ) -> np.ndarray:
   """Return the index of each class in the names: int32 [n]."""
   if unknown := sorted(set(classes) - set(names)):
-    raise ValueError(
+    raise UserError(
       f'{where} has the classes {unknown[:10]}, which class_names does not'
       f' have. It has {list(names[:10])}.'
     )
@@ -84,5 +85,5 @@ def class_names(names: PathLike | Sequence[str] | None) -> list[str] | None:
     where, names = str(names), epath.Path(names).read_text().splitlines()
   names = [str(name).strip() for name in names]
   if not names or len(set(names)) < len(names):
-    raise ValueError(f'{where} must have one name for each class, none twice.')
+    raise UserError(f'{where} must have one name for each class, none twice.')
   return names

@@ -12,7 +12,7 @@ from etils import epath
 
 from vit_jax.data.views import stack_labels
 from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE
+from vit_jax.types import MACHINE, UserError
 
 _FILE_NAME = re.compile(r'(image/)?((image_?|file_?|)(name|path|id)|filename)')
 _READ_AHEAD = 64  # records that labels() holds at a time; they contain images
@@ -61,7 +61,7 @@ class Tfds:
     self._parsers: dict[Any, Any] = {}
     for argument in ('image_key', 'label_key'):
       if (key := getattr(self, argument)) not in features:
-        raise ValueError(
+        raise UserError(
           f'{self.name} has no feature {key!r} ({argument}). It has'
           f' {", ".join(features)}.'
         )
@@ -159,7 +159,7 @@ def _builder(name, data_dir):
   if (builder.data_path / 'dataset_info.json').exists():
     return tfds.builder_from_directory(builder.data_path)
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
-  raise ValueError(
+  raise UserError(
     f'The TFDS data set {name!r} is not prepared: {builder.data_path} has no'
     ' dataset_info.json. Prepare it with\n'
     '  python -c "import tensorflow_datasets as tfds;'
@@ -180,7 +180,7 @@ def _records(builder, name, split):
     )
   except NotImplementedError:
     path, kind = builder.data_path, builder.info.file_format.value
-    raise ValueError(
+    raise UserError(
       f'The TFDS data set {name!r} in {path} is prepared as {kind}, which has'
       ' no random access. Convert it with the following command, which keeps'
       f' the old files:\n  python -m vit_jax.tools.to_array_record {path}'

@@ -21,7 +21,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.types import Expect, Fraction, Natural, Positive, Share, Side, Size
+from vit_jax.types import (
+  Expect,
+  Fraction,
+  Natural,
+  Positive,
+  Share,
+  Side,
+  Size,
+  UserError,
+)
 
 Interpolation = Literal['nearest', 'bilinear', 'bicubic', 'area', 'lanczos']
 
@@ -52,7 +61,7 @@ def resize(
     return image
   if antialias:
     if interpolation not in _ANTIALIASED:
-      raise ValueError(
+      raise UserError(
         f'interpolation={interpolation!r} has no antialias=True. Use one of'
         f' {", ".join(_ANTIALIASED)}.'
       )
@@ -315,7 +324,7 @@ def evaluation(
   """
   if convention == 'original':
     if crop is not None:
-      raise ValueError(f"'original' has no crop={crop}. Remove it.")
+      raise UserError(f"'original' has no crop={crop}. Remove it.")
     return (Resize(size),)
   if convention == 'big_vision':
     if crop is None:
@@ -332,7 +341,7 @@ def _crop(transform, image, place):
   height, width = transform.size
   room = image.shape[0] - height, image.shape[1] - width
   if min(room) < 0:
-    raise ValueError(
+    raise UserError(
       f'{type(transform).__name__}{transform.size} is larger than the image'
       f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
     )
@@ -380,7 +389,7 @@ def scale_to(
   sizes = [getattr(transform, 'size', None) for transform in transforms]
   old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
   if old is None:
-    raise ValueError(
+    raise UserError(
       f'image_size={image_size!r} changes the sizes of the transforms, but '
       'none of them makes images of one size. Add Resize, InceptionCrop, '
       'RandomCrop or CentralCrop.'

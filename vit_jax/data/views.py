@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.types import Count, Seed
+from vit_jax.types import Count, Seed, UserError
 
 
 class Source(Protocol):
@@ -34,7 +34,7 @@ def class_labels(source: Source) -> np.ndarray:
   """Return the labels of all examples, int32 [n]; ValueError for vectors."""
   found = labels(source)
   if found.ndim != 1:
-    raise ValueError(
+    raise UserError(
       f'The labels of {type(source).__name__} have the shape {found.shape}.'
       ' Expected one class for each example.'
     )
@@ -163,7 +163,7 @@ class Slice(View):
     self, source: Source, bounds: str, *, stratified: bool = False
   ) -> None:
     if not (match := _SLICE.fullmatch(bounds)):
-      raise ValueError(
+      raise UserError(
         f"bounds={bounds!r} is not a slice. Expected e.g. '[:90%]'."
       )
     count = len(source)
@@ -174,7 +174,7 @@ class Slice(View):
       order = order[np.argsort(places, kind='stable')]
     kept = order[slice(*(_bound(text, count) for text in match.groups()))]
     if not len(kept):
-      raise ValueError(
+      raise UserError(
         f'The slice {bounds!r} of {type(source).__name__}, {count} examples,'
         ' contains no examples.'
       )
@@ -208,7 +208,7 @@ class Subset(View):
       order = order[ranks(class_labels(source)[order]) < per_class]
     if examples is not None:
       if examples > len(order):
-        raise ValueError(
+        raise UserError(
           f'Subset: examples={examples}, but there are {len(order)}. Use a'
           ' smaller number.'
         )

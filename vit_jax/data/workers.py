@@ -25,6 +25,8 @@ from typing import Any
 import cloudpickle
 from absl import logging
 
+from vit_jax.types import UserError
+
 _MAX_RESTARTS = 3  # of dead workers, by one iterator
 _SPAWN = multiprocessing.get_context('spawn')
 
@@ -131,7 +133,7 @@ class Processes:
       ' often a lack of memory).'
     )
     if self._restarts == _MAX_RESTARTS:
-      raise ValueError(
+      raise UserError(
         f'{message} {_MAX_RESTARTS} workers were replaced before. Use a smaller'
         ' num_workers, and run the same command to resume.'
       )
@@ -175,8 +177,8 @@ def _values(task, indices):
   try:
     read, ahead = cloudpickle.loads(task)
     yield from read_ahead(read, indices, ahead)
-  except ValueError as error:  # not all of its subclasses can be pickled
-    yield ValueError(str(error))
+  except UserError as error:  # not all of its subclasses can be pickled
+    yield UserError(str(error))
   except Exception:
     yield RuntimeError('In a data worker:\n' + traceback.format_exc())
 

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data import views
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Params
+from vit_jax.types import Params, UserError
 
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
@@ -58,7 +58,7 @@ class Classification(LabelEvaluator):
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.per_class and np.ndim(self.data.first_example()['label']):
-      raise ValueError(
+      raise UserError(
         'per_class=True needs one class number per example; the labels are '
         'vectors. Remove per_class.'
       )
@@ -132,7 +132,7 @@ class Classification(LabelEvaluator):
       counts['num_examples'] = len(columns['label'])
       counts['num_unlabelled'] = int(np.sum(~labels))
       if not counts['num_examples']:
-        raise ValueError(
+        raise UserError(
           f'All {len(labels)} examples are unlabelled, so there is nothing to '
           'evaluate. Use another split.'
         )

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
-from vit_jax.types import Batch, Params, Preprocess
+from vit_jax.types import Batch, Params, Preprocess, UserError
 
 # {name: [N, ...]}, a row for each example.
 Columns = dict[str, np.ndarray]
@@ -83,7 +83,7 @@ class Collector:
       name: np.concatenate([row[name] for row in rows]) for name in rows[0]
     }
     if not len(columns['index']):
-      raise ValueError(
+      raise UserError(
         f'{self._what}: none of the {len(self._data.source)} examples could be '
         'read. Check the files of the source.'
       )
@@ -176,7 +176,7 @@ class LabelEvaluator(SplitEvaluator):
     self._names = names if names and len(set(names)) == len(names) else None
     found = getattr(source, 'num_classes', None)
     if not self.same_classes and found and wanted and found != wanted:
-      raise ValueError(
+      raise UserError(
         f'same_classes=False: the data has {found} classes and the model '
         f'{wanted}, so their class numbers cannot agree. Use a model with '
         f'{found} classes.'
@@ -186,7 +186,7 @@ class LabelEvaluator(SplitEvaluator):
     def predict(images):
       logits = self.model.apply({'params': params}, self.preprocess(images))
       if logits.ndim != 2:
-        raise ValueError(
+        raise UserError(
           f'The model has logits of shape {logits.shape}; expected one row for '
           'each image. A model of masked patches has no classes: fine-tune it.'
         )

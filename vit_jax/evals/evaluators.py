@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.runs import compiled
-from vit_jax.types import Model, Params, Preprocess
+from vit_jax.types import Model, Params, Preprocess, UserError
 
 
 class Evaluator(Protocol):
@@ -62,8 +62,8 @@ def make(
       check_class_names('model', class_names, names, 'same_classes=False')
       if check := getattr(made[name], 'check', None):
         check(abstract_params)
-    except ValueError as error:
-      raise ValueError(f'evals.{name}: {error}') from error
+    except UserError as error:
+      raise UserError(f'evals.{name}: {error}') from error
   return made
 
 
@@ -80,7 +80,7 @@ def check_class_names(
   if not found or not expected or list(found) == list(expected):
     return
   other = sorted(set(found) ^ set(expected))[:5]
-  raise ValueError(
+  raise UserError(
     f'The data has {len(found)} classes and the {what} {len(expected)}, with '
     f'other names ({other}) or in another order. For a folder, set '
     'data.source.class_names. If they are the same classes in the same order '
@@ -101,7 +101,7 @@ def check_metric(
     return
   if any(k.endswith('/') and found.startswith(k) for k in known):
     return
-  raise ValueError(
+  raise UserError(
     f'{argument}={metric!r}: the evaluator {name!r} has no such metric. It has '
     f'{", ".join(known)}.'
   )

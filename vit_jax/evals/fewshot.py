@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.evals.frozen import Linear, Split, moments
-from vit_jax.types import Count, Positive, Seed
+from vit_jax.types import Count, Positive, Seed, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FewShot:
   def __post_init__(self) -> None:
     held_out = self.held_out_shots or min(self.shots) > 1
     if len(self.l2) > 1 and not held_out:
-      raise ValueError(
+      raise UserError(
         f'shots={self.shots} with l2={self.l2}: a single shot cannot be held '
         'out to choose l2. Give one l2, or held_out_shots, or remove 1 from '
         'shots.'
@@ -57,7 +57,7 @@ class FewShot:
     """Raise ValueError if a class has too few training examples."""
     self.draw(labels['train'], max(self.shots), seed=0)
     if len(unknown := np.setdiff1d(labels['test'], labels['train'])):
-      raise ValueError(
+      raise UserError(
         f'{len(unknown)} classes of test, such as {unknown[0]}, have no '
         'training example. Use splits with the same classes.'
       )
@@ -96,7 +96,7 @@ class FewShot:
     for label in np.unique(labels):
       rows = np.flatnonzero(labels == label)
       if len(rows) < count and not self.allow_fewer:
-        raise ValueError(
+        raise UserError(
           f'{count} shots (including held-out ones), but class {label} has '
           f'{len(rows)} training examples. Use fewer shots or a larger split, '
           'or set allow_fewer=True.'

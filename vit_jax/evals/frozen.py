@@ -26,7 +26,7 @@ import numpy as np
 from vit_jax.data import views
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.collect import Collector
-from vit_jax.types import Params, Preprocess
+from vit_jax.types import Params, Preprocess, UserError
 
 # Outputs of `model.features` that are one vector for each image.
 _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
@@ -58,7 +58,7 @@ class Frozen:
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
       if not {'train', 'test'} <= set(splits) <= {'train', 'test', 'val'}:
-        raise ValueError(
+        raise UserError(
           f'data.{name} has splits {sorted(splits)}. It needs train and test, '
           'and may have val to choose hyperparameters on.'
         )
@@ -75,13 +75,13 @@ class Frozen:
     if self.features != 'pixels':
       out = self.model.apply({'params': params}, x, method='features')
       if self.features not in out:
-        raise ValueError(
+        raise UserError(
           f'features={self.features!r} must be one of {sorted(out)} (the '
           "outputs of this model) or 'pixels'."
         )
       x = out[self.features]
       if self.features in _ONE_PER_IMAGE and x.ndim > 2:
-        raise ValueError(
+        raise UserError(
           f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
           'for each image, because the model does not pool its patches. Set '
           "init_from.pooling=gap, or =token, or features='tokens'."
@@ -100,7 +100,7 @@ class Frozen:
     for name, splits in self.data.items():
       labels = {k: views.labels(x.source) for k, x in splits.items()}
       if any(y.ndim != 1 for y in labels.values()):
-        raise ValueError(
+        raise UserError(
           f'{name}: the labels are vectors. Readouts need one class number for '
           'each example.'
         )
@@ -108,7 +108,7 @@ class Frozen:
         try:
           readout.check(labels)
         except ValueError as error:
-          raise ValueError(f'{name}/{key}: {error}') from error
+          raise UserError(f'{name}/{key}: {error}') from error
 
   def run(self, params: Params) -> dict[str, float]:
     """Return {'{data}/{readout}/{metric}': float}.
@@ -133,7 +133,7 @@ class Frozen:
     columns = self._collectors[name, split](params)
     x = columns['x']
     if not np.isfinite(x).all():
-      raise ValueError(
+      raise UserError(
         f'{name}/{split}: {np.sum(~np.isfinite(x))} of {x.size} feature values '
         'are NaN or infinite. Check the weights of the model.'
       )

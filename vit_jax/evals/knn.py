@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evals.frozen import Split
-from vit_jax.types import Count, Positive
+from vit_jax.types import Count, Positive, UserError
 
 # At a time: the features of ImageNet are 4 GB, its similarities 256 GB.
 _ROWS, _QUERIES = 2**17, 256
@@ -38,7 +38,7 @@ class Knn:
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if there are fewer training examples than k."""
     if max(self.k) > len(labels['train']):
-      raise ValueError(
+      raise UserError(
         f'k={max(self.k)}, but there are {len(labels["train"])} training '
         'examples. Use a smaller k.'
       )

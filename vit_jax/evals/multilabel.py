@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Between, Params
+from vit_jax.types import Between, Params, UserError
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -29,7 +29,7 @@ class MultiLabel(LabelEvaluator):
   def __post_init__(self) -> None:
     label = np.asarray(self.data.first_example()['label'])
     if label.ndim != 1:
-      raise ValueError(
+      raise UserError(
         f'MultiLabel: the label of an example is {label!r}; it must be a '
         'vector that is above 0 for each correct class. For class numbers use '
         'vit_jax.evals.classification.Classification.'
@@ -72,7 +72,7 @@ class MultiLabel(LabelEvaluator):
       for c in np.flatnonzero(positive.any(axis=0)).tolist()
     }
     if not each:
-      raise ValueError(
+      raise UserError(
         f'None of the {len(positive)} examples has a label, so average '
         'precision is undefined. Use another split.'
       )

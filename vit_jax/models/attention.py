@@ -21,6 +21,7 @@ from vit_jax.models.layers import (
   platform,
 )
 from vit_jax.models.posemb import Layout, PositionEmbedding
+from vit_jax.types import UserError
 
 Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
 
@@ -111,7 +112,7 @@ def attention(
   if implementation == 'auto':
     implementation = 'einsum' if only_einsum else default(q)
   if only_einsum and implementation != 'einsum':
-    raise ValueError(
+    raise UserError(
       f'attention={implementation!r} can neither drop attention weights nor '
       "add position logits. Use 'einsum' or 'auto'."
     )

@@ -19,6 +19,7 @@ from vit_jax.models.pooling import Mean, Pooling
 from vit_jax.models.posemb import Layout, Relative
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import Block, VisionTransformer
+from vit_jax.types import UserError
 
 
 def along(
@@ -87,7 +88,7 @@ class AxialViT(VisionTransformer):
     super()._check()
     extra = self.pooling.class_token or self.pooling.num_registers
     if extra or (self.posemb is not None and self.posemb.in_layers):
-      raise ValueError(
+      raise UserError(
         'AxialViT cannot have a class token, registers or positions in the '
         f'layers, got {self.pooling} and {self.posemb}. Use for example '
         "pooling=Mean() and posemb=Learned(at='stem')."

@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from vit_jax.types import Natural, NonNegative, Positive, Rate, Size
+from vit_jax.types import Natural, NonNegative, Positive, Rate, Size, UserError
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -375,7 +375,7 @@ class PatchEmbedding:
     if stride is not None:
       object.__setattr__(self, 'stride', as_pair(stride))
     if not all(0 < s <= p for s, p in zip(self.step, size)):
-      raise ValueError(
+      raise UserError(
         f'stride={stride} with patch_size={size} must be at least 1 and at '
         'most patch_size. Use None for patches that do not overlap.'
       )
@@ -433,7 +433,7 @@ class PatchEmbedding:
     size, step = as_pair(self.patch_size), self.step
     batch, *sides, channels = images.shape
     if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
-      raise ValueError(
+      raise UserError(
         f'Images, or feature maps, of {sides[0]}x{sides[1]} (height x width) '
         f'cannot be cut into patches of {size[0]}x{size[1]} every '
         f'{step[0]}x{step[1]}. Resize or crop the images, or use another '
@@ -464,7 +464,7 @@ class PatchEmbedding:
     if sources is None:
       return patches
     if not self.mask_token:
-      raise ValueError(
+      raise UserError(
         'The model got patch_sources but has no mask vector. Set '
         'embedding.mask_token=True.'
       )
@@ -549,12 +549,12 @@ def check_images(images: Any) -> None:
   """Raise ValueError unless `images` is a batch of floats [B, H, W, C]."""
   shape, dtype = jnp.shape(images), jnp.result_type(images)
   if len(shape) != 4:
-    raise ValueError(
+    raise UserError(
       f'images have the shape {shape}. Expected a batch [B, H, W, C]. For a '
       'single image, use images[None].'
     )
   if not jnp.issubdtype(dtype, jnp.floating):
-    raise ValueError(
+    raise UserError(
       f'images are {dtype}. Expected floats, normalised as in training. Use '
       'the `preprocess` of the weights, or vit_jax.preprocess.Normalize().'
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vit_jax.config import resolve
+from vit_jax.types import UserError
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
 RESNET = 'vit_jax.models.resnet.ResNet'
@@ -133,7 +134,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
       return found | fields
   known = {x.lower(): x for x in _NAMES + _TIMM.split()}
   near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
-  raise ValueError(
+  raise UserError(
     f'There is no model named {name!r}. Similar names: '
     f'{", ".join(known[x] for x in near)}. `python -m vit_jax.names` lists all.'
   )

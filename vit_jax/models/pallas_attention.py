@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from vit_jax.models.layers import batch_axes, is_model_axis, platform
+from vit_jax.types import UserError
 
 _LANES = 128  # of a vector register; matrix units have as many columns
 # Bytes on chip that a program may hold, and that the compiler allows.
@@ -46,7 +47,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     ValueError: the kernel does not support the arguments.
   """
   if reason := obstacle(q, k, v):
-    raise ValueError(
+    raise UserError(
       f"attention='pallas' needs {reason}. Use 'auto', 'xla' or 'einsum'."
     )
   *_, heads, width = q.shape

@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from vit_jax.models import resample
-from vit_jax.types import FlatParams, NonNegative, Positive, Shape
+from vit_jax.types import FlatParams, NonNegative, Positive, Shape, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +338,7 @@ def _table(module, name, shape, init_std):
   if module.has_variable('params', name):
     found = module.get_variable('params', name).shape
     if found != shape:
-      raise ValueError(
+      raise UserError(
         f'The images need position embeddings {name} of shape {shape}, but the '
         f'parameters have {found}. Use images of the size that the model was '
         'trained at, or load the weights with image_size=(height, width).'

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.types import Array, Shape
+from vit_jax.types import Array, Shape, UserError
 
 METHODS = ('paper', 'bilinear', 'bicubic_antialias')
 # Parameters that the pixels of an image are multiplied with, [ph, pw, C, D].
@@ -106,5 +106,5 @@ def _weights(old, new, method):
   elif method == 'bilinear':
     at = (np.arange(new) + 0.5) * old / new - 0.5
   else:
-    raise ValueError(f'method={method!r} must be one of {METHODS}.')
+    raise UserError(f'method={method!r} must be one of {METHODS}.')
   return np.stack([np.interp(at, np.arange(old), x) for x in units], axis=1)

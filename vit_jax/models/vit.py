@@ -25,7 +25,7 @@ from vit_jax.models.attention import Attention, Implementation
 from vit_jax.models.layers import BlockOptions, Head, LayerNorm, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
-from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate
+from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate, UserError
 
 
 class Block(nn.Module):
@@ -225,6 +225,6 @@ class VisionTransformer(layers.Classifier):
 
   def _check(self):
     if self.width % self.num_heads:
-      raise ValueError(
+      raise UserError(
         f'width={self.width} must be a multiple of num_heads={self.num_heads}.'
       )

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax.types import Array, LossFn, Model, NonNegative, Preprocess, Rate
+from vit_jax.types import (
+  Array,
+  LossFn,
+  Model,
+  NonNegative,
+  Preprocess,
+  Rate,
+  UserError,
+)
 
 
 def softmax_xent(
@@ -109,7 +117,7 @@ def _weighted_mean(losses, labels, class_weights, num_classes):
   if class_weights is None:
     return jnp.mean(losses)
   if len(class_weights) != num_classes:
-    raise ValueError(
+    raise UserError(
       f'class_weights has {len(class_weights)} numbers, but the model has '
       f'{num_classes} classes. Give one for each class.'
     )

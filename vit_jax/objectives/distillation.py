@@ -27,6 +27,7 @@ from vit_jax.types import (
   Model,
   Objective,
   Preprocess,
+  UserError,
 )
 
 Temperature = Annotated[
@@ -78,7 +79,7 @@ def distillation(
   inner: Any = objective(model, preprocess=preprocess)
   compare = getattr(inner, 'compare', None)
   if compare is None:
-    raise ValueError(
+    raise UserError(
       'distillation: the objective inside is not computed from the logits and '
       'labels alone. Use softmax_xent or sigmoid_xent, and wrap distillation '
       'in others: mixed(objective=distillation(objective=softmax_xent)).'

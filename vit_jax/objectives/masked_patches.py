@@ -35,6 +35,7 @@ from vit_jax.types import (
   Shape,
   Share,
   Size,
+  UserError,
 )
 
 LEVELS = 2**3  # 3 bits of each colour channel
@@ -61,7 +62,7 @@ class Colours:
     """Return K; ValueError if cells do not tile the patch."""
     ph, pw, channels = patch_shape
     if ph % self.side or pw % self.side:
-      raise ValueError(
+      raise UserError(
         f'Patches of {ph}x{pw} cannot be reduced to {self.side}x{self.side}. '
         'Use a downsampled_to that divides both sides.'
       )
@@ -134,7 +135,7 @@ class Task:
   def __post_init__(self) -> None:
     shares = self.mask_share, self.swap_share
     if sum(shares) > 1 + 1e-6:
-      raise ValueError(
+      raise UserError(
         f'mask_share={shares[0]} and swap_share={shares[1]} must be at most 1 '
         'in total; the remaining patches are kept.'
       )
@@ -202,13 +203,13 @@ class Prediction:
   def __post_init__(self) -> None:
     embedding, pooling = self.model.embedding, self.model.pooling
     if not isinstance(pooling, NoPooling):
-      raise ValueError(
+      raise UserError(
         f'masked_patches: the model has pooling={pooling}, expected NoPooling: '
         'each patch is predicted from its own output.'
       )
     overlap = embedding.step != embedding.patch_size
     if not embedding.mask_token or embedding.reduction > 1 or overlap:
-      raise ValueError(
+      raise UserError(
         f'masked_patches: the model has embedding={embedding}, expected '
         'mask_token=True (a learned vector replaces masked patches) and '
         'patches of pixels that do not overlap (otherwise neighbours show what '
@@ -245,7 +246,7 @@ class Prediction:
     num_patches, shape = patches.shape[1], patches.shape[2:]
     needed = self.target.num_outputs(shape)
     if self.model.num_classes != needed:
-      raise ValueError(
+      raise UserError(
         f'The model has num_classes={self.model.num_classes}; to predict '
         f'{self.task.predict} of patches {shape} (height, width, channels) it '
         f'needs num_classes={needed}.'

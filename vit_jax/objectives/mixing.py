@@ -40,6 +40,7 @@ from vit_jax.types import (
   Model,
   Objective,
   Preprocess,
+  UserError,
 )
 
 # Of a Beta distribution. Float32 rounds the draws of a smaller one to 0 and 1;
@@ -122,7 +123,7 @@ class Choice:
     if each is None:
       each = [1 / len(mixers) for _ in mixers]
     if not mixers or len(each) != len(mixers) or sum(each) > 1 + 1e-6:
-      raise ValueError(
+      raise UserError(
         f'Choice: {len(mixers)} mixers have probabilities={tuple(each)}. Give '
         'one or more mixers, and one probability for each, in total at most 1.'
       )
@@ -184,7 +185,7 @@ def mixed(
   inner = objective(model, preprocess=preprocess)
   num_classes = model.num_classes
   if not num_classes:
-    raise ValueError(
+    raise UserError(
       f'mixed: the model has num_classes={num_classes}, but mixed labels are '
       'vectors with one number for each class. Set model.num_classes.'
     )

@@ -18,7 +18,7 @@ from vit_jax import pretrained, tree
 from vit_jax.models.layers import as_pair
 from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.runs.files import PathLike
-from vit_jax.types import MACHINE, Array, Dtype, Params, PyTree, Size
+from vit_jax.types import MACHINE, Array, Dtype, Params, PyTree, Size, UserError
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -56,7 +56,7 @@ class Teacher:
     weights = formats.read(self.path, **self.options, values=False)
     model = weights.model
     if not model.num_classes or model.num_classes != student.num_classes:
-      raise ValueError(
+      raise UserError(
         f'The teacher {self.path} has {model.num_classes or "no"} classes, the '
         f'student {student.num_classes}. Expected the same classes in the same '
         'order. Use a teacher that was fine-tuned on the data of the student.'
@@ -138,7 +138,7 @@ class Predictor:
     """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
     height, width, channels = self.images.shape[1:]
     if images.shape[3] != channels:
-      raise ValueError(
+      raise UserError(
         f'The teacher {self.teacher.path} takes images of {channels} channels, '
         f'those of the student have {images.shape[3]}. Use a teacher for the '
         'same images.'

@@ -5,7 +5,7 @@ import math
 import typing
 from typing import Annotated, Literal
 
-from vit_jax.types import Expect
+from vit_jax.types import Expect, UserError
 
 UNITS = ('steps', 'epochs', 'examples', 'fraction')
 
@@ -30,11 +30,11 @@ class Duration:
     value, unit = self.value, self.unit
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf:
-      raise ValueError(f'{unit}={value!r} must be a number of 0 or more.')
+      raise UserError(f'{unit}={value!r} must be a number of 0 or more.')
     if unit == 'steps' and value != int(value):
-      raise ValueError(f'{unit}={value} must be a whole number.')
+      raise UserError(f'{unit}={value} must be a whole number.')
     if unit == 'fraction' and value > 1:
-      raise ValueError(f'{unit}={value} must be between 0 and 1.')
+      raise UserError(f'{unit}={value} must be between 0 and 1.')
 
 
 # Time between two events, or the length of a run.
@@ -96,7 +96,7 @@ class Timeline:
     value = duration.value
     if duration.unit == 'fraction':
       if self.total_steps is None:
-        raise ValueError(
+        raise UserError(
           f'The length of the run cannot be a fraction of itself ({value}). '
           'Use steps, epochs or examples.'
         )

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.types import Params, PathRule, PyTree, Share
+from vit_jax.types import Params, PathRule, PyTree, Share, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LayerDecay:
       elif re.fullmatch(self.stacked, path):
         depth = max(depth, leaf.shape[0])
     if not depth:
-      raise ValueError(
+      raise UserError(
         f'layer_decay: no parameter path matches block={self.block!r} or '
         f'stacked={self.stacked!r}. Set them to the paths of your model.'
       )

@@ -35,6 +35,7 @@ from vit_jax.types import (
   Positive,
   PyTree,
   Rate,
+  UserError,
 )
 
 KERNELS = ('.*/kernel',)
@@ -88,7 +89,7 @@ class Optimizer:
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     frozen = tree.mask(self.freeze, params)
     if all(jax.tree.leaves(frozen)):
-      raise ValueError(
+      raise UserError(
         f'optimizer.freeze={tuple(self.freeze)} matches every parameter, so '
         'nothing would be trained. Leave out the parameters that are to be '
         "trained, as in '(?!head/).*'."
@@ -120,7 +121,7 @@ class Optimizer:
       tree.check_rules_match(self.decay_mask, params, what=what)
       arguments['mask'] = tree.mask(self.decay_mask, params)
     elif decay or tuple(self.decay_mask) != KERNELS:
-      raise ValueError(
+      raise UserError(
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
         'weight_decay cannot be used with it. Choose another optimizer, or '
         'leave both unset.'
@@ -128,7 +129,7 @@ class Optimizer:
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     if not decay:
-      raise ValueError(
+      raise UserError(
         f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
         f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
       )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.optim.durations import Duration, Timeline, fraction
-from vit_jax.types import Between, Count, LearningRate, Rate
+from vit_jax.types import Between, Count, LearningRate, Rate, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Schedule:
 
   def __post_init__(self) -> None:
     if self.end_lr and self.decay not in ('linear', 'cosine'):
-      raise ValueError(
+      raise UserError(
         f'end_lr={self.end_lr} has no effect on decay={self.decay!r}. Leave it '
         'out, or use linear or cosine decay.'
       )
@@ -59,7 +59,7 @@ class Schedule:
     if bool(milestones) != (self.decay == 'step') or any(
       low >= high for low, high in itertools.pairwise((0, *milestones, 1))
     ):
-      raise ValueError(
+      raise UserError(
         f'milestones={milestones} for decay={self.decay!r}. Expected, for '
         "'step' only, increasing fractions of the whole training between 0 and "
         '1, e.g. (0.3, 0.6, 0.9).'
@@ -75,7 +75,7 @@ class Schedule:
     warmup_steps = timeline.steps(self.warmup) or 0
     cooldown_steps = timeline.steps(self.cooldown) or 0
     if warmup_steps + cooldown_steps > total_steps:
-      raise ValueError(
+      raise UserError(
         f'Warm-up ({warmup_steps} steps) and cooldown ({cooldown_steps}) are '
         f'longer than the run ({total_steps} steps). Shorten them, or train '
         'longer.'
@@ -136,7 +136,7 @@ class Ema:
     """
     start = timeline.steps(self.start) or 0
     if timeline.total_steps is not None and start >= timeline.total_steps:
-      raise ValueError(
+      raise UserError(
         f'The EMA starts after {start} steps, but the run has only '
         f'{timeline.total_steps}. Start it earlier, or train without an EMA.'
       )

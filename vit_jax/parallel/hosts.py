@@ -21,6 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.runs.files import PathLike
+from vit_jax.types import UserError
 
 _HEARTBEAT_S = 60  # A host that is silent for this long counts as lost.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -52,7 +53,7 @@ def initialize(
       heartbeat_timeout_seconds=_HEARTBEAT_S,
     )
   except ValueError as error:
-    raise ValueError(
+    raise UserError(
       f'--distributed: {error} JAX recognises no cluster here (TPU pod, GKE, '
       'Slurm, Open MPI). Pass --coordinator_address=HOST:PORT (of process 0), '
       '--num_processes=N and --process_id=0 to N-1 to every process.'
@@ -86,7 +87,7 @@ def refuse_differences(facts: Mapping[str, str]) -> None:
   ]
   if others := on_any(bool(lines)):
     diff = '\n'.join(lines) or '  Their messages say in what.'
-    raise ValueError(
+    raise UserError(
       f'Hosts {others} differ from host 0:\n{diff}\nStart the same command '
       'with the same code and packages on all hosts.'
     )
@@ -108,7 +109,7 @@ def check_shared(folder: PathLike) -> None:
   if jax.process_index() == 0:
     mark.unlink()
   if blind:
-    raise ValueError(
+    raise UserError(
       f'--workdir={folder} is not the same folder on all hosts: hosts {blind} '
       'do not see what host 0 writes there. Choose a folder that all hosts '
       'share: gs://... or a network file system.'

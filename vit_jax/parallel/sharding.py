@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
 from vit_jax.models.layers import batch_axes, is_model_axis
-from vit_jax.types import Expect, PyTree, Shape
+from vit_jax.types import Expect, PyTree, Shape, UserError
 
 # One axis name, several, or None per leading array dimension; or a function of
 # (path, shape, mesh) that returns them.
@@ -83,7 +83,7 @@ def make_mesh(
   if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
     sizes[sizes.index(-1)] = len(devices) // known
   if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
-    raise ValueError(
+    raise UserError(
       f'mesh {axis_sizes} does not fit {len(devices)} devices. The product of '
       'the sizes must be the number of devices; one size may be -1.'
     )
@@ -108,7 +108,7 @@ def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
     hosts = {device.process_index for device in group}
     if len(hosts) > 1:
       sizes = dict(zip(axis_names, devices.shape, strict=True))
-      raise ValueError(
+      raise UserError(
         f'mesh {sizes}: the {size} devices along model axes work on the same '
         f'examples, but belong to hosts {sorted(hosts)}, and each host reads '
         'its own. Make the model axes at most as large as one host.'
@@ -143,7 +143,7 @@ def find_spec(
   for dim, axes in enumerate(spec):
     size = axis_size(mesh, axes)
     if dim >= len(shape) or shape[dim] % size:
-      raise ValueError(
+      raise UserError(
         f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
         f'{size} ways along dimension {dim}. Add a rule before it that matches '
         'this path, or use mesh sizes that divide the dimension.'
@@ -158,7 +158,7 @@ def axis_size(mesh: Mesh, axes: str | Sequence[str] | None) -> int:
   names = (axes,) if isinstance(axes, str) else axes or ()
   for name in names:
     if name not in mesh.shape:
-      raise ValueError(
+      raise UserError(
         f'sharding: there is no mesh axis {name!r}; the mesh has '
         f'{list(mesh.shape)}. Use one of these, or set --config.mesh.{name}.'
       )
@@ -186,7 +186,7 @@ def check_batch_size(
   if batch_size % ways:
     lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''
-    raise ValueError(
+    raise UserError(
       f'{what}={batch_size} is global and must be a multiple of {ways}: it is '
       f'split over {ways // parts} devices{cut}. Nearest: {lower or ways}, '
       f'{lower + ways}.'
@@ -261,7 +261,7 @@ def tensor_parallel(axis: str = 'model') -> Rules:
     ValueError: the name of the axis does not begin with 'model'.
   """
   if not is_model_axis(axis):
-    raise ValueError(
+    raise UserError(
       f'tensor_parallel: axis={axis!r}, but batches are split over all axes '
       "except 'model*'. Call it 'model', in mesh too."
     )

@@ -25,6 +25,7 @@ from vit_jax.reports import charts, confusion, mistakes
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.terminal import duration
+from vit_jax.types import UserError
 
 NAME = 'report.html'
 # Metrics that a summary shows, best first; the rest is in tables.
@@ -63,7 +64,7 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   """
   found = Workdir(workdir)
   if not found.config and not found.records:
-    raise ValueError(
+    raise UserError(
       f'{workdir} has neither config.json nor metrics.jsonl. Expected the '
       'workdir of a run or a study.'
     )

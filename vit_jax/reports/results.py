@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.runs.metrics import read_records
+from vit_jax.types import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +107,12 @@ class Results:
     if sorted(spec) == ['value']:
       return
     if sorted(spec) not in (['metric', 'runs'], ['best', 'metric', 'runs']):
-      raise ValueError(
+      raise UserError(
         f'{dict(spec)} must have runs and metric (and may have best), or only '
         'a value.'
       )
     if not self.matching(spec['runs']):
-      raise ValueError(
+      raise UserError(
         f'{spec["runs"]!r} matches none of the runs: {", ".join(self.names)}.'
       )
 

@@ -12,7 +12,7 @@ from etils import epath
 from vit_jax.reports.results import Results, half_width
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
-from vit_jax.types import Natural
+from vit_jax.types import Natural, UserError
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ class Table:
     """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
       if missing := {'row', 'column'} - set(cell):
-        raise ValueError(f'A cell lacks its {min(missing)}: {dict(cell)}.')
+        raise UserError(f'A cell lacks its {min(missing)}: {dict(cell)}.')
       results.check(_spec(cell))
 
   def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
@@ -85,7 +85,7 @@ class Paired(Table):
     super().check(results)
     for cell in self.cells:
       if cell['column'] not in self._baselines():
-        raise ValueError(
+        raise UserError(
           f'The column {cell["column"]!r} has no cell of the first row, '
           f'{self.cells[0]["row"]!r}, with which the others are compared.'
         )

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.runs import environment
-from vit_jax.types import Shape
+from vit_jax.types import Shape, UserError
 
 # Largest error (see `run`) that rounding explains, by the least accurate dtype
 # in a computation. At most a third of it was measured on CPUs. Errors
@@ -99,7 +99,7 @@ def refuse_wrong_results() -> None:
   for check in QUICK:
     found = run(check)
     if found > bound(check.dtype):
-      raise ValueError(
+      raise UserError(
         f'This installation computes wrong values: {check.name} has the error '
         f'{found:.2g}. {remedy()} `python -m vit_jax.tools.doctor` shows all '
         'checks.'

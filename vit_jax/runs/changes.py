@@ -24,7 +24,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.data.views import fingerprint
 from vit_jax.runs import workdirs
 from vit_jax.runs.files import PathLike, write_atomically
-from vit_jax.types import HARMLESS, MACHINE
+from vit_jax.types import HARMLESS, MACHINE, UserError
 
 _SAVED, _HISTORY = 'resume.json', 'changes.jsonl'
 _NOT_SET = 'not set'
@@ -32,7 +32,7 @@ _NOT_SET = 'not set'
 _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
 
 
-class ChangedRunError(ValueError):
+class ChangedRunError(UserError):
   """A run would resume with changes that its results depend on."""
 
 

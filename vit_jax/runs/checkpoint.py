@@ -32,7 +32,7 @@ from vit_jax.optim.durations import Interval, Timeline, fraction
 from vit_jax.parallel import hosts
 from vit_jax.runs import checksums, terminal, workdirs
 from vit_jax.runs.files import PathLike, read_json
-from vit_jax.types import Count
+from vit_jax.types import Count, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +77,18 @@ class Checkpoints:
     every = timeline.steps(self.every) or timeline.steps(fraction(1))
     keep_every = timeline.steps(self.keep_every)
     if keep_every and keep_every % every:
-      raise ValueError(
+      raise UserError(
         f'checkpoints: keep_every is {keep_every} steps, and checkpoints are '
         f'written every {every} steps. Make keep_every a multiple of that.'
       )
     name = (self.best_metric or '').split('/')[0]
     if name and name not in eval_every:
-      raise ValueError(
+      raise UserError(
         f'checkpoints.best_metric={self.best_metric!r}: there is no evaluator '
         f'{name!r}; there are {list(eval_every)}. Use EVALUATOR/METRIC.'
       )
     if name and every % (eval_every[name] or every + 1):
-      raise ValueError(
+      raise UserError(
         f'checkpoints.best_metric={self.best_metric!r}: checkpoints are '
         f'written every {every} steps, but {name!r} runs every '
         f'{eval_every[name]}. Make the first a multiple of the second.'
@@ -199,7 +199,7 @@ class Checkpointer:
         self._set_aside(other, reason)
       return found
     reasons = '\n'.join(f'  {step}: {x}' for step, x in damaged.items())
-    raise ValueError(
+    raise UserError(
       f'{self.directory} has no whole checkpoint:\n{reasons}\nPut a good copy '
       'of one there, or train in another workdir.'
     )
@@ -284,7 +284,7 @@ def _recorded(path):
   """Return {'arrays': ..., 'data': ...} of the item 'checksums'."""
   found = read_json(path / 'checksums' / 'metadata')
   if found['checksum'] != checksums.of_json(found['content']):
-    raise ValueError('the checksums differ from their own checksum')
+    raise UserError('the checksums differ from their own checksum')
   return found['content']
 
 
@@ -319,7 +319,7 @@ def _check_fits(path, arrays, items):
       for path, (dtype, shape, _) in arrays.get(name, {}).items()
     }
     if lines := tree.diff(found, _shapes(tree.flatten(items.get(name, {})))):
-      raise ValueError(
+      raise UserError(
         f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
         f'this run (+):\n{lines}\nUse the config that the run was started '
         'with, or another workdir. To start from its parameters only, set '
@@ -353,12 +353,12 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
   steps = workdirs.steps(folder)
   if not steps:
     seen = 'does not exist' if not path.exists() else 'has none'
-    raise ValueError(
+    raise UserError(
       f'No checkpoint: {path} {seen}. Use a workdir, a checkpoint in it '
       '(WORKDIR/checkpoints/STEP), or a weights file (.npz or .safetensors).'
     )
   if step is not None and step not in steps:
-    raise ValueError(f'{folder} has no step {step}; it has {steps}.')
+    raise UserError(f'{folder} has no step {step}; it has {steps}.')
   return folder / str(steps[-1] if step is None else step)
 
 
@@ -378,7 +378,7 @@ def load_params(
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:
-    raise ValueError(f'{directory} has no EMA. Leave out ema=True.')
+    raise UserError(f'{directory} has no EMA. Leave out ema=True.')
   item = 'ema' if ema and has_ema else 'params'
   recorded = _recorded(directory)
   as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -395,7 +395,7 @@ def load_params(
   try:
     _verify(recorded, {item: params})
   except _Damaged as error:
-    raise ValueError(
+    raise UserError(
       f'{directory} is damaged: {error}. Use another step, or another copy.'
     ) from error
   return params, directory

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from vit_jax import tree
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
-from vit_jax.types import Model, Shape
+from vit_jax.types import Model, Shape, UserError
 
 GIB = 2**30
 
@@ -123,7 +123,7 @@ def report(
   terminal.console().print(table)
 
 
-class OutOfMemoryError(MemoryError):
+class OutOfMemoryError(MemoryError, UserError):
   """The memory of a device, or of a CPU's host, is exhausted."""
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from vit_jax import tree
 from vit_jax.parallel.sharding import in_host_memory, replicated
-from vit_jax.types import PyTree
+from vit_jax.types import PyTree, UserError
 
 _ADVICE = (
   'Earlier checkpoints are finite. The same command resumes from the newest '
@@ -19,7 +19,7 @@ _ADVICE = (
 )
 
 
-class NonFiniteError(FloatingPointError):
+class NonFiniteError(FloatingPointError, UserError):
   """A metric of a training step, or the state after it, is NaN or Inf.
 
   Attributes:

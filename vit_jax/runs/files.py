@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.types import PathLike as PathLike
+from vit_jax.types import UserError
 
 
 def is_local(path: PathLike) -> bool:
@@ -52,7 +53,7 @@ def read_json(path: PathLike) -> dict[str, Any]:
   try:
     found = json.loads(epath.Path(path).read_bytes())
   except (OSError, ValueError) as e:
-    raise ValueError(f'{path} cannot be read as JSON: {e}.') from e
+    raise UserError(f'{path} cannot be read as JSON: {e}.') from e
   if not isinstance(found, dict):
-    raise ValueError(f'{path} has a {type(found).__name__}, not {{...}}.')
+    raise UserError(f'{path} has a {type(found).__name__}, not {{...}}.')
   return found

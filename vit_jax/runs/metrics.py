@@ -27,7 +27,7 @@ from vit_jax.runs import terminal
 from vit_jax.runs.divergence import NonFiniteError as NonFiniteError
 from vit_jax.runs.files import PathLike, is_local, write_atomically
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Metrics
+from vit_jax.types import Metrics, UserError
 
 NAME = 'metrics.jsonl'
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
@@ -94,7 +94,7 @@ class Logging:
     with contextlib.suppress(ValueError):
       if 2 <= int(first) <= int(last or first):
         return int(first), int(last or first)
-    raise ValueError(
+    raise UserError(
       f'profile={self.profile!r} must be a step or FIRST:LAST, such as 10:15, '
       'from step 2 on: step 1 includes compilation.'
     )

@@ -1,14 +1,11 @@
 """What a command prints: progress, tables, and the errors of its user.
 
-A mistake of the user is a ValueError (also FloatingPointError, MemoryError)
-that a `raise` statement of this package raises, or an OSError that names a
-file: its message is printed without a traceback. All other errors are bugs,
-here or in a library, and keep theirs.
+A UserError, or an OSError that names a file, is printed without a traceback.
+All other errors are bugs, here or in a library, and keep theirs.
 """
 
 import contextlib
 import datetime
-import dis
 import os
 import re
 import signal
@@ -21,6 +18,8 @@ import rich.console
 import rich.progress
 import rich.table
 import rich.text
+
+from vit_jax.types import UserError
 
 T = TypeVar('T')
 
@@ -149,28 +148,10 @@ def one_message() -> Iterator[None]:
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
-  except (ValueError, OSError, FloatingPointError, MemoryError) as error:
-    # A file that is missing, or may not be read, is a mistake in its path.
-    is_path = isinstance(error, OSError) and error.filename is not None
-    if not is_path and not _raised_by_vit_jax(error):
+  except (UserError, OSError) as error:
+    if isinstance(error, OSError) and error.filename is None:
       raise
     sys.exit(f'\n{type(error).__name__}: {error}')
-
-
-def _raised_by_vit_jax(error):
-  """Return whether a `raise` statement of this package raised the error.
-
-  `max([])` raises in C, so that its last frame is the caller's.
-  """
-  last = error.__traceback__
-  while last.tb_next:
-    last = last.tb_next
-  frame = last.tb_frame
-  # The __name__ of a module run by `python -m` is '__main__'; its spec knows.
-  spec = frame.f_globals.get('__spec__')
-  name = spec.name if spec else frame.f_globals.get('__name__', '')
-  opcode = frame.f_code.co_code[last.tb_lasti]
-  return name.startswith('vit_jax.') and dis.opname[opcode] == 'RAISE_VARARGS'
 
 
 def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:

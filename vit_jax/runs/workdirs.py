@@ -25,7 +25,7 @@ from etils import epath
 from vit_jax import config
 from vit_jax.parallel import hosts
 from vit_jax.runs.files import PathLike, read_json, write_atomically
-from vit_jax.types import Preprocess, Shape
+from vit_jax.types import Preprocess, Shape, UserError
 
 # Packages that compute, read or write something of a run.
 _PACKAGES = (
@@ -42,7 +42,7 @@ def prepare(workdir: PathLike) -> None:
   try:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise ValueError(
+    raise UserError(
       f'--workdir={workdir} cannot be created: {error}. Choose another '
       'directory, or get permission to write to it.'
     ) from error
@@ -67,7 +67,7 @@ class Claim:
   def check(self) -> None:
     """Raise ValueError if the run was started again; call before a write."""
     if jax.process_index() == 0 and self._path.read_text() != self._own:
-      raise ValueError(
+      raise UserError(
         f'The run in {self._path.parent} was started again by '
         f'{self._path.read_text()}. This process ends and writes nothing more. '
         'Start a run once, or use another workdir.'
@@ -142,7 +142,7 @@ def description(path: PathLike) -> dict[str, Any]:
   for folder in (path, path.parent, path.parent.parent):
     if (file := folder / 'model.json').exists():
       return read_json(file)
-  raise ValueError(
+  raise UserError(
     f'{path} is not the workdir of a training run, nor a checkpoint in one: '
     'there is no model.json. Give a workdir or a weights file.'
   )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vit_jax import pretrained
 from vit_jax.tools.parsers import count
-from vit_jax.types import Size
+from vit_jax.types import Size, UserError
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -96,7 +96,7 @@ def _fields(assignments):
   for text in assignments:
     name, equals, value = text.partition('=')
     if not name.isidentifier() or not equals:
-      raise ValueError(f'--set {text}: expected FIELD=VALUE.')
+      raise UserError(f'--set {text}: expected FIELD=VALUE.')
     with contextlib.suppress(ValueError):
       value = json.loads(value)
     fields[name] = tuple(value) if isinstance(value, list) else value
@@ -160,7 +160,7 @@ def class_names(path: str, weights: Weights) -> list[str]:
   found = json.loads(text) if path.endswith('.json') else text.splitlines()
   classes = weights.model.num_classes or 0
   if len(found) != classes:
-    raise ValueError(
+    raise UserError(
       f'{path} has {len(found)} names; the model has {classes} classes.'
     )
   return found

@@ -29,6 +29,7 @@ from vit_jax.models.resample import METHODS
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
 from vit_jax.tools import arguments, parsers
+from vit_jax.types import UserError
 from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
@@ -75,7 +76,7 @@ def save(
     moves = {file: target.parent / file.relative_to(staging) for file in files}
     there = [str(to) for to in moves.values() if to.exists()]
     if there and not force:
-      raise ValueError(f'{", ".join(there)} exists already; use --force.')
+      raise UserError(f'{", ".join(there)} exists already; use --force.')
     for file, to in moves.items():
       to.parent.mkdir(exist_ok=True)
       file.replace(to)
@@ -93,7 +94,7 @@ def format_of(
   fitting = BY_ENDING.get('' if is_folder else path.suffix, ())
   format = format or next(iter(fitting), None)
   if '://' in target or format not in fitting:
-    raise ValueError(
+    raise UserError(
       f'{target} does not fit a format{f" {format!r}" if format else ""}. Use '
       'NAME.npz (npz, vit_jax), NAME.stablehlo, or a folder (timm, hf), local.'
     )

@@ -37,6 +37,7 @@ from vit_jax.reports.attention import STYLES, overlay
 from vit_jax.runs import terminal
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
+from vit_jax.types import UserError
 from vit_jax.weights.bundle import Weights
 
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
@@ -225,7 +226,7 @@ def _gradio():
   try:
     import gradio
   except ImportError as error:
-    raise ValueError(
+    raise UserError(
       f"The demo needs gradio: pip install -e '.[demo]' ({error})"
     ) from error
   return gradio

@@ -36,7 +36,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.tools import arguments, parsers
-from vit_jax.types import Params, Shape
+from vit_jax.types import Params, Shape, UserError
 from vit_jax.weights.bundle import Weights
 
 _ACTIVATIONS = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
@@ -81,7 +81,7 @@ def predict(
   out = jax.eval_shape(forward, params, jax.ShapeDtypeStruct(shape, jnp.uint8))
   if layer is None and (not out or out['probabilities'].ndim != 2):
     what = 'logits for each patch, not for the image' if out else 'no head'
-    raise ValueError(
+    raise UserError(
       f'The weights have {what}. Use --features=FILE.npz (in Python, layer=) '
       'for their features.'
     )
@@ -117,7 +117,7 @@ def forward_fn(
   """
   has_features = hasattr(model, 'features')
   if layer is not None and not has_features:
-    raise ValueError(f'{type(model).__name__} has no method `features`.')
+    raise UserError(f'{type(model).__name__} has no method `features`.')
 
   def forward(params, images):
     images, out = weights.preprocess(images), {}
@@ -134,7 +134,7 @@ def forward_fn(
       out['probabilities'] = _ACTIVATIONS[weights.activation](found['logits'])
     if layer is not None:
       if layer not in found:
-        raise ValueError(f'No layer {layer!r}; there are {", ".join(found)}.')
+        raise UserError(f'No layer {layer!r}; there are {", ".join(found)}.')
       out['features'] = found[layer].astype(jnp.float32)
     return out
 
@@ -168,11 +168,11 @@ def in_batches(
     for i, (path, image) in enumerate(group):
       if isinstance(image, ValueError):
         if on_error == 'raise':
-          raise ValueError(
+          raise UserError(
             f"{image} (on_error='skip' continues without such images.)"
           ) from image
       elif image.shape != shape[1:]:
-        raise ValueError(
+        raise UserError(
           f'{path} has the shape {image.shape} after the transforms of the '
           f'weights; the model takes {shape[1:]}.'
         )

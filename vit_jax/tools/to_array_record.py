@@ -15,7 +15,7 @@ from vit_jax.data import workers
 from vit_jax.runs import terminal
 from vit_jax.runs.files import replacing, write_atomically
 from vit_jax.tools import parsers
-from vit_jax.types import PathLike
+from vit_jax.types import PathLike, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def convert(directory: PathLike) -> None:
   directory = pathlib.Path(directory).expanduser()
   files = sorted(directory.glob('*.tfrecord-*'))
   if not files:
-    raise ValueError(
+    raise UserError(
       f'{directory} has no files named *.tfrecord-*. Expected the folder of a'
       ' prepared TFDS data set, with its dataset_info.json.'
     )

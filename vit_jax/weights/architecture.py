@@ -16,7 +16,7 @@ from vit_jax.models.layers import as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ROOT_WIDTH, ResNet
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.types import FlatParams, Shape, Size
+from vit_jax.types import FlatParams, Shape, Size, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.keymap import KeyMap
 
@@ -77,7 +77,7 @@ def infer(
   given = bundle.without_parts(known, given) | given
   for name in facts.keys() & given.keys():
     if not np.array_equal(facts[name], given[name]):
-      raise ValueError(
+      raise UserError(
         f'The file has {name}={facts[name]!r}, not {given[name]!r} as was '
         'given. Leave it out.'
       )
@@ -88,7 +88,7 @@ def infer(
       defaults['layerscale_init'] = 1e-5
   fields = defaults | facts | given
   if cls is VisionTransformer and 'num_heads' not in fields:
-    raise ValueError(
+    raise UserError(
       'The file does not contain the number of heads. Give num_heads, for '
       f'example num_heads={max(fields["width"] // 64, 1)} for heads of 64.'
     )
@@ -150,7 +150,7 @@ def _vit_facts(params, width):
 def _shape(params, path):
   if path not in params:
     some = ', '.join(sorted(params)[:8])
-    raise ValueError(
+    raise UserError(
       f'No model here has such arrays: there is no {path!r} among {some}, ...'
     )
   return params[path].shape
@@ -199,7 +199,7 @@ def square(count: int, grid: Shape | None = None) -> tuple[int, int]:
   side = math.isqrt(max(count, 0))
   rows, columns = (side, side) if grid is None else grid
   if count < 1 or rows * columns != count:
-    raise ValueError(
+    raise UserError(
       f'The file has positions of {count} patches, not of {rows}x{columns}. '
       'Give grid=(rows, columns) whose product is that.'
     )

@@ -30,7 +30,7 @@ from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.preprocess import Normalize
-from vit_jax.types import Model, Shape
+from vit_jax.types import Model, Shape, UserError
 
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
 _OBJECTS: dict[str, dict[str, Any]] = {  # fields that `replace` takes as text
@@ -115,7 +115,7 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
   try:
     return trace(model, tuple(image_shape))
   except ValueError as e:  # patches do not tile the image, ...
-    raise ValueError(f'{e} (image_size={image_shape[:2]})') from e
+    raise UserError(f'{e} (image_size={image_shape[:2]})') from e
 
 
 @functools.lru_cache(maxsize=256)
@@ -155,7 +155,7 @@ def replace(model: Any, **fields: Any) -> Any:
   for name, value in fields.items():
     if isinstance(value, str) and (table := _OBJECTS.get(name)):
       if value not in table:
-        raise ValueError(f'{name}={value!r} must be one of {", ".join(table)}.')
+        raise UserError(f'{name}={value!r} must be one of {", ".join(table)}.')
       value = table[value]()
     if name in known:
       changes[name] = value
@@ -164,7 +164,7 @@ def replace(model: Any, **fields: Any) -> Any:
       parts.setdefault(part, {})[field] = value
     else:
       names = [*known, *_FIELDS, 'num_heads', 'grid', 'image_size']
-      raise ValueError(
+      raise UserError(
         f'{type(model).__name__} has no field {name!r}'
         f'{config.suggest(name, names)}.'
       )
@@ -175,7 +175,7 @@ def replace(model: Any, **fields: Any) -> Any:
     fixed = {k: getattr(old, k, None) for k in values.keys() - has}
     lacks = {k for k, v in fixed.items() if values[k] and values[k] != v}
     if lacks:
-      raise ValueError(f'{part}={old!r} has no {", ".join(sorted(lacks))}.')
+      raise UserError(f'{part}={old!r} has no {", ".join(sorted(lacks))}.')
     if values := {k: v for k, v in values.items() if k in has}:
       changes[part] = dataclasses.replace(old, **values)
   return model.clone(**changes)
@@ -215,7 +215,7 @@ def build(settings: Any, trust: Sequence[str] = ()) -> Any:
   """
   built = config.build(settings, trust=trust)
   if isinstance(built, functools.partial):
-    raise ValueError(f'The file lacks arguments of {built.func.__name__}.')
+    raise UserError(f'The file lacks arguments of {built.func.__name__}.')
   return built
 
 

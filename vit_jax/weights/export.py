@@ -17,6 +17,7 @@ import jax.export
 import jax.numpy as jnp
 
 from vit_jax import pretrained
+from vit_jax.types import UserError
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
@@ -51,7 +52,7 @@ def stablehlo(
   """
   size = sum(x.nbytes for x in weights.params.values())
   if size > _LIMIT:
-    raise ValueError(
+    raise UserError(
       f'The parameters take {size / 1e9:.1f} GB; a file of jax.export holds '
       'at most 2 GB. Convert to another format.'
     )

@@ -28,7 +28,7 @@ from vit_jax.runs.files import (
   read_json,
   replacing,
 )
-from vit_jax.types import FlatParams
+from vit_jax.types import FlatParams, UserError
 
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
@@ -64,9 +64,9 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
     if head[8:9] == b'{':
       return dict(_safetensors(path, values))
   except ValueError as e:
-    raise ValueError(f'{path} cannot be read: {e}') from e
+    raise UserError(f'{path} cannot be read: {e}') from e
   except _DAMAGE as e:
-    raise ValueError(
+    raise UserError(
       f'{path} cannot be read: {e}. Copy or download it again.'
     ) from e
   if head.lstrip()[:1] == b'{':
@@ -74,8 +74,8 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
     arrays = [read(path.parent / name, values=values) for name in shards]
     return {name: x for shard in arrays for name, x in shard.items()}
   if head[:1] == b'\x80':
-    raise ValueError(f'{path} cannot be read: {_PICKLE}')
-  raise ValueError(
+    raise UserError(f'{path} cannot be read: {_PICKLE}')
+  raise UserError(
     f'{path} is of an unknown format (it begins {head!r}). Expected .npz, '
     'safetensors, or the index of sharded safetensors.'
   )
@@ -86,10 +86,10 @@ def _npz(path, values):
   with zipfile.ZipFile(path) as file:
     members = file.infolist()
     if any(x.filename.endswith('.pkl') for x in members):  # torch.save
-      raise ValueError(_PICKLE)
+      raise UserError(_PICKLE)
     size = sum(x.file_size for x in members)
     if size > max(_MOST_UNPACKED * path.stat().st_size, 2**28):
-      raise ValueError(
+      raise UserError(
         f'It would take {size / 1e9:.1f} GB in memory. If you trust it, save '
         'its arrays without compression (numpy.savez).'
       )
@@ -161,7 +161,7 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
     local = pathlib.Path(url).expanduser()
     if local.exists() or missing_ok:
       return local if local.exists() else None
-    raise ValueError(f'{path} does not exist.')
+    raise UserError(f'{path} does not exist.')
   folder, _, name = url.rpartition('/')
   cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
   key = hashlib.sha256(folder.encode()).hexdigest()[:16]
@@ -172,7 +172,7 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
     except FileNotFoundError as e:
       if missing_ok:
         return None
-      raise ValueError(f'{url} does not exist.') from e
+      raise UserError(f'{url} does not exist.') from e
   if name.endswith(_INDEX):
     for shard in {*json.loads(local.read_text())['weight_map'].values()}:
       fetch(f'{folder}/{shard}')
@@ -204,5 +204,5 @@ def _download(url, local):
     raise
   except Exception as e:  # every file system has its own errors
     hint = '' if source == url else " If it is private: pip install '.[gcs]'."
-    raise ValueError(f'{url} cannot be downloaded: {e!r}.{hint}') from e
+    raise UserError(f'{url} cannot be downloaded: {e!r}.{hint}') from e
   print(f'Downloaded {url} to {local}', file=sys.stderr)

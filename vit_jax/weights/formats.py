@@ -30,6 +30,7 @@ from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import PathLike, read_json, write_atomically
+from vit_jax.types import UserError
 from vit_jax.weights import bundle, files, huggingface, npz, timm
 from vit_jax.weights.bundle import Weights
 
@@ -94,15 +95,15 @@ def read(
       weights = _read_file(source, trust, options, values)
     shape, asked = weights.image_shape[:2], options.get('image_size')
     if asked is not None and as_pair(asked) != tuple(shape):
-      raise ValueError(
+      raise UserError(
         f'image_size={asked}, but the weights are for images of {shape[0]}x'
         f'{shape[1]}. Leave it out here; `pretrained.load` and image_shape of '
         'evaluate adapt weights to another size.'
       )
-  except ValueError as error:
+  except UserError as error:
     if str(path) in str(error):
       raise
-    raise ValueError(f'{path}: {error}') from error
+    raise UserError(f'{path}: {error}') from error
   weights.origin += f', {directory or path}'
   return weights if values else dataclasses.replace(weights, params={})
 
@@ -110,7 +111,7 @@ def read(
 def _locate(path, step):
   """Return (directory of a checkpoint, None), or (None, path of a file)."""
   if path is None:
-    raise ValueError(
+    raise UserError(
       'No weights are named. Set --config.init_from.path=PATH to a workdir, a '
       'checkpoint, or a weights file.'
     )
@@ -131,7 +132,7 @@ def _locate(path, step):
   if source is None:
     return checkpoint.find(path, step), None
   if step is not None:
-    raise ValueError(f'{path} is not a workdir; leave out step={step}.')
+    raise UserError(f'{path} is not a workdir; leave out step={step}.')
   return None, source
 
 
@@ -161,7 +162,7 @@ def _read_file(source, trust, options, values):
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}
       return reader.read(arrays, settings, **options)
-  raise ValueError(
+  raise UserError(
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
@@ -177,7 +178,7 @@ def _sibling(path, name):
 def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
   if 'grid' in options:
-    raise ValueError('The file describes its own grid. Leave grid out.')
+    raise UserError('The file describes its own grid. Leave grid out.')
   fields = {
     k: v for k, v in options.items() if k not in ('image_size', 'num_heads')
   }
@@ -209,7 +210,7 @@ def _fitting(params, weights):
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
     params = {k: v for k, v in params.items() if k != 'mask'}
   if lines := tree.diff(params, bundle.shapes(model, weights.image_shape)):
-    raise ValueError(
+    raise UserError(
       'The parameters are not those of the model that is described next to '
       f'them. Parameters (-), model (+):\n{lines}'
     )
@@ -228,7 +229,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     ValueError: the format cannot hold such a model.
   """
   if format not in FORMATS:
-    raise ValueError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
+    raise UserError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
   arrays, texts = weights.params, {}
   if format != 'vit_jax':
     _check_portable(weights.model, format)
@@ -309,7 +310,7 @@ def _check_portable(model, format):
   ):
     if has and format in lacking:
       others = sorted(every - lacking)
-      raise ValueError(
+      raise UserError(
         f'{format} cannot hold {what}. Use --format='
         f'{" or ".join(["vit_jax", *others])} instead.'
       )

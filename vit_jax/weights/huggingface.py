@@ -23,7 +23,7 @@ import numpy as np
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import as_pair
-from vit_jax.types import FlatParams, Size
+from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import convert, grid_of, split_table
 from vit_jax.weights.bundle import Weights
@@ -85,7 +85,7 @@ def read(
   config = config or {}
   for name, value in (('model_type', 'vit'), ('pooler_act', 'tanh')):
     if config.get(name, value) != value:
-      raise ValueError(
+      raise UserError(
         f'config.json: {name} is {config[name]!r}; only {value!r} is supported.'
       )
   notes: list[str] = []

@@ -6,6 +6,7 @@ from typing import Any
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import as_pair
 from vit_jax.preprocess import Normalize
+from vit_jax.types import UserError
 
 # timm's and Pillow's interpolations in our terms; only 'area' does not need
 # antialiasing.
@@ -22,7 +23,7 @@ INTERPOLATIONS = {
 def choose(table: Mapping[Any, Any], name: Any, what: str) -> Any:
   """Return table[name]; raise ValueError if there is no such name."""
   if name not in table:
-    raise ValueError(
+    raise UserError(
       f'The config has {what}={name!r}; supported: {", ".join(table)}.'
     )
   return table[name]
@@ -52,7 +53,7 @@ def mean_and_std(
     ValueError: the model's preprocessing is not a Normalize.
   """
   if not isinstance(preprocess, Normalize):
-    raise ValueError(
+    raise UserError(
       f'The preprocessing is {preprocess}; the format has only a mean and a '
       'std. Use --format=vit_jax or stablehlo instead.'
     )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.types import FlatParams
+from vit_jax.types import FlatParams, UserError
 
 
 def _same(array):
@@ -137,7 +137,7 @@ class KeyMap:
       else:
         unknown.append(path)
     if unknown:
-      raise ValueError(f'The format has no name for {", ".join(unknown)}.')
+      raise UserError(f'The format has no name for {", ".join(unknown)}.')
     return {
       name: _concatenate([found[i] for i in sorted(found)])
       for name, found in parts.items()
@@ -162,7 +162,7 @@ class KeyMap:
     if lines:
       more = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
       text = '\n'.join(lines[:40] + more)
-      raise ValueError(
+      raise UserError(
         f'The arrays are not those of one model. In the file (-), needed (+):\n'
         f'{text}'
       )

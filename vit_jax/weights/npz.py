@@ -34,7 +34,7 @@ import numpy as np
 from vit_jax.data import transforms
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
-from vit_jax.types import FlatParams, Size
+from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.architecture import convert, split_table
 from vit_jax.weights.bundle import Weights
@@ -179,7 +179,7 @@ def read(
       origin = 'npz'
     elif 'pos_embedding' not in arrays and (is_old or _POSTACT_ROOT in arrays):
       # These are older than fixed positions.
-      raise ValueError(f'The file has no position table, {TABLE}.')
+      raise UserError(f'The file has no position table, {TABLE}.')
   if is_vit:
     arrays = _with_grid(arrays, grid)
   model, params, shape = convert(

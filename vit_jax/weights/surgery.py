@@ -17,7 +17,15 @@ import numpy as np
 from vit_jax import tree
 from vit_jax.models import resample
 from vit_jax.runs.files import PathLike
-from vit_jax.types import Count, FlatParams, Model, Natural, Params, PathRule
+from vit_jax.types import (
+  Count,
+  FlatParams,
+  Model,
+  Natural,
+  Params,
+  PathRule,
+  UserError,
+)
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights
 
@@ -108,12 +116,12 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
     return weights
   old = getattr(weights.model, 'pooling', None)
   if old is None:
-    raise ValueError(
+    raise UserError(
       f'init_from.pooling={name!r}: the weights are of a '
       f'{type(weights.model).__name__}, whose pooling is fixed. Remove it.'
     )
   if name == 'token' and not old.class_token:
-    raise ValueError(
+    raise UserError(
       "init_from.pooling='token': the weights have no class token. Use "
       'init_from.pooling=gap, the mean over patches.'
     )
@@ -249,7 +257,7 @@ def adapt(
     lines.sort(key=lambda line: 'block' in line)  # layers last: they are alike
     if len(lines) > 20:
       lines[19:] = [f'and {len(lines) - 19} more']
-    raise ValueError('\n'.join([_MISMATCH, *lines, _REMEDY]))
+    raise UserError('\n'.join([_MISMATCH, *lines, _REMEDY]))
   return out, report
 
 

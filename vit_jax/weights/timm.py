@@ -30,7 +30,7 @@ from vit_jax.models.pooling import (
   Map,
   Mean,
 )
-from vit_jax.types import FlatParams, Size
+from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import convert, grid_of, split_table, square
 from vit_jax.weights.bundle import Weights
@@ -228,7 +228,7 @@ def _family(architecture, args, arrays):
   if family.refused:
     wrong.append(family.refused)
   if wrong:
-    raise ValueError(
+    raise UserError(
       f'The architecture {architecture} has {", ".join(wrong)}, which no model '
       'here has.'
     )
@@ -265,7 +265,7 @@ def _vit_fields(arrays, config, known, given):
     found['norm_after_pooling'] = True
   if 'pos_embed' not in arrays and given.get('posemb') is None:
     if args.get('pos_embed', 'learn') not in ('none', '', None):
-      raise ValueError(
+      raise UserError(
         'The file has no pos_embed, and nothing says that its model has none. '
         "If it has none, pass posemb='none'."
       )
@@ -307,7 +307,7 @@ def _to_grid(arrays, pooling, args, image_size, grid, notes):
     )
     rows = found if found.shape[1] else rows
     if rows.shape != prefix.shape:
-      raise ValueError(
+      raise UserError(
         f'pos_embed has {rows.shape[1]} rows before those of the patches, and '
         f'there are {count} tokens.'
       )

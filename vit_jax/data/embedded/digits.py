@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.types import Count, Seed, Size
+from vit_jax.types import Count, Seed, Size, UserError
 
 # The set lists one writer after the other, each with the same sequence of
 # digits. These sequences start at 0, 130, 256, ..., 1029, 1157, 1287, ...
@@ -111,7 +111,7 @@ def _subset(labels, count, seed):
   """Return the sorted indices of `count` random examples of each class."""
   least = np.bincount(labels).min()
   if count > least:
-    raise ValueError(
+    raise UserError(
       f'examples_per_class={count}, but this split has {least} scans of one'
       ' digit. Use a smaller number.'
     )

@@ -23,6 +23,7 @@ from vit_jax import main as program
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
 from vit_jax.tools.compile import report, step
+from vit_jax.types import UserError
 
 flags.declare_key_flag('config')  # of main, for --help
 _TOPOLOGY = flags.DEFINE_string(
@@ -49,7 +50,7 @@ def main(_: Sequence[str]) -> None:
 
 def _run(topology):
   if not flags.FLAGS.config:
-    raise ValueError('--config=FILE is missing. Name the config of a training.')
+    raise UserError('--config=FILE is missing. Name the config of a training.')
   loaded = config.load(flags.FLAGS.config)
   config.override(loaded, program.assignments)
   row = {

@@ -25,7 +25,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runs.compiled import batch_shapes
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
-from vit_jax.types import Shape
+from vit_jax.types import Shape, UserError
 
 EXAMPLES = (
   'v2:4x4, v3:4x8, v4:4x4x4, v5e:1x1, v5e:16x16, v5p:4x4x4, v6e:16x16, local'
@@ -175,7 +175,7 @@ def _train_arguments(config):
   Data is not opened, and evals, checkpoint and init_from are not made.
   """
   if config.get('run') != 'vit_jax.train.train':
-    raise ValueError(
+    raise UserError(
       f'This config runs {config.get("run")}, and only vit_jax.train.train has '
       'a train step. For a study, use the config of one training.'
     )
@@ -194,7 +194,7 @@ def read_image_shape(text: str) -> Shape:
   """Return (H, W, C) from 'N', 'HxW' or 'HxWxC'."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?', text)
   if not found:
-    raise ValueError(
+    raise UserError(
       f'--image_size={text}: expected N, HxW or HxWxC, as in 224 or 224x192x1.'
     )
   height, width, channels = found.groups()
@@ -209,7 +209,7 @@ def _find_image_shape(transforms):
       image = transform(image, np.random.default_rng(0))
     shapes.add(image.shape)
   if len(shapes) > 1:
-    raise ValueError(
+    raise UserError(
       'The transforms do not determine the image size, and no data is opened. '
       'Add --image_size=N, or HxWxC.'
     )
@@ -235,7 +235,7 @@ def find_devices(topology: str) -> Sequence[Any]:
       platform='tpu', topology_name=topology, **options
     ).devices
   except (RuntimeError, ValueError) as error:
-    raise ValueError(
+    raise UserError(
       f'--topology={topology}: {str(error).splitlines()[0]}. If libtpu is '
       "missing, pip install -e '.[tpu]'. If another process uses it, wait; if "
       f'none does, remove /tmp/libtpu_lockfile. Topologies: {EXAMPLES}.'

@@ -14,6 +14,7 @@ from vit_jax.analysis import attention, embeddings
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
+from vit_jax.types import UserError
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
@@ -54,7 +55,7 @@ def check(
   """Raise ValueError if one of the figures has an obstacle."""
   reasons = [f'\n  {name}: {found[name]}' for name in figures if name in found]
   if reasons:
-    raise ValueError(f'{weights.origin}: cannot draw{"".join(reasons)}')
+    raise UserError(f'{weights.origin}: cannot draw{"".join(reasons)}')
 
 
 def layout(weights: Weights) -> Layout:
@@ -149,7 +150,7 @@ def forward_fn(
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
     if query and not all(0 <= x < size for x, size in zip(query, tokens.grid)):
-      raise ValueError(
+      raise UserError(
         f'query={query} is outside the grid of {tokens.grid} patches. Rows and '
         'columns count from 0.'
       )

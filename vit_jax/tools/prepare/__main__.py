@@ -33,6 +33,7 @@ from vit_jax.runs import terminal
 from vit_jax.tools import parsers
 from vit_jax.tools.prepare import tars, write
 from vit_jax.tools.prepare.copies import Copies, perceptual_hash
+from vit_jax.types import UserError
 
 _SOURCE_OPTIONS = {
   'csv': 'table of path,label',
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   with terminal.one_message():
     sources = {_split(x): _open(x, **options) for x in args.sources}
     if len(sources) < len(args.sources):
-      raise ValueError(
+      raise UserError(
         f'{args.sources} name a split twice. Write SPLIT=SOURCE for each.'
       )
     counts = write.write(

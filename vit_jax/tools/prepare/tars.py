@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.data import image_files, imagenet
-from vit_jax.types import PathLike
+from vit_jax.types import PathLike, UserError
 
 
 class Tar:
@@ -44,7 +44,7 @@ class Tar:
         posixpath.dirname(x) for x in names if x[-1] == '/' or _is_shown(x)
       }
       if len(folders) < 2:
-        raise ValueError(
+        raise UserError(
           f'{path} has no images in folders. Expected a folder, or an inner tar'
           ' file, for each class.'
         )

@@ -15,7 +15,7 @@ from vit_jax.data import images, views, workers
 from vit_jax.data.transforms import resize
 from vit_jax.runs import terminal
 from vit_jax.tools.prepare.copies import Copies
-from vit_jax.types import PathLike
+from vit_jax.types import PathLike, UserError
 
 Example = Mapping[str, Any]  # {'image': bytes or array, 'label': int or [K]}
 _QUALITY = 95  # of JPEG files; 4:4:4 would take 1.33 times the bytes at 256 px
@@ -82,13 +82,13 @@ def write(
 
   folder = pathlib.Path(folder).expanduser().absolute()
   if folder.exists():
-    raise ValueError(f'{folder} exists. Use a new folder, or remove it.')
+    raise UserError(f'{folder} exists. Use a new folder, or remove it.')
   partial = folder.with_name(f'{folder.name}.part')
   shutil.rmtree(partial, ignore_errors=True)
   first, *others = sources.values()
   names = getattr(first, 'class_names', None)
   if any(getattr(other, 'class_names', None) != names for other in others):
-    raise ValueError('the splits have different classes. Give class_names.')
+    raise UserError('the splits have different classes. Give class_names.')
   features = _features(first, names)
   left_out: list[tuple[str, ...]] = []
 
