@@ -115,7 +115,7 @@ def call(config, workdir, *flags):
     (
       f"{EVALS};config.data.transforms = [dict(target='{RESIZE}', size=16)]",
       [],
-      r'ValueError: evals\.test: The images need position embeddings',
+      r'UserError: evals\.test: The images need position embeddings',
     ),
     (
       'config.data.source = dict('

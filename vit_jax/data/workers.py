@@ -177,8 +177,9 @@ def _values(task, indices):
   try:
     read, ahead = cloudpickle.loads(task)
     yield from read_ahead(read, indices, ahead)
-  except UserError as error:  # not all of its subclasses can be pickled
-    yield UserError(str(error))
+  except ValueError as error:  # not all of its subclasses can be pickled
+    kind = UserError if isinstance(error, UserError) else ValueError
+    yield kind(str(error))
   except Exception:
     yield RuntimeError('In a data worker:\n' + traceback.format_exc())
 
