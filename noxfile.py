@@ -1,4 +1,4 @@
-"""What runs every night: `nox`. CI runs the default tests, see .ci/run.
+"""Nightly sessions: `nox`. CI runs the default tests, see .ci/run.
 
 - slow: the slow tests (kills, hosts, studies, notebooks, browser, faults);
 - parity: live comparison with timm and transformers;

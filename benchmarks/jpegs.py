@@ -1,4 +1,4 @@
-"""What the scripts of input pipelines share: JPEGs in memory, and timing."""
+"""JPEGs in memory and timing for the scripts of input pipelines."""
 
 import argparse
 import os

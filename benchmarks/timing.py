@@ -1,4 +1,4 @@
-"""What the scripts of JAX models share: arguments, a batch, and the timing.
+"""Arguments, a batch and timing for the scripts of JAX models.
 
 They need jax, flax and optax, and for --topology this package with its
 dependencies and libtpu.

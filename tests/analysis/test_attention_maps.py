@@ -282,7 +282,7 @@ def test_mistakes():
 
 @pytest.mark.parametrize('residual', attention.RESIDUALS)
 def test_the_mean_of_rollouts_of_heads_is_the_rollout(residual):
-  """Of the layers up to that of the heads."""
+  """The rollout uses the layers up to the one of the heads."""
   q, k = (jnp.stack(x) for x in zip(*(qk(seed=i) for i in range(3))))
   found = attention.rollout_of_heads(q, k, residual=residual)
   assert found.shape == (2, 3, 3, 7, 7)

@@ -118,7 +118,7 @@ def test_right_implementations_are_far_below_the_bound(dtype):
 
 
 def test_a_layer_is_compiled_as_in_a_step():
-  """It has the gradients of the layer's parameters and of its input."""
+  """The measured program has gradients of parameters and input."""
   model = MODEL.clone(
     attention='einsum',
     remat='full',
@@ -163,7 +163,7 @@ def test_calls_are_timed():
 
 @pytest.mark.slow
 def test_a_run_records_its_choices_and_resumes_with_them(tmp_path, monkeypatch):
-  """That of its model, forward and backward, and that of its teacher."""
+  """Choices of the model, forward and backward, and of the teacher."""
   monkeypatch.setattr(
     attention_choice, 'CANDIDATES', {'cpu': ('xla', 'einsum')}
   )

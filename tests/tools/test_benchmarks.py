@@ -136,7 +136,7 @@ def test_a_script_prints_its_number_last(tmp_path):
 
 
 def test_the_command_for_gpus(tmp_path):
-  """It names its parts, and each script it starts exists."""
+  """The script names its parts, and each script it starts exists."""
   text = (FOLDER / 'gpu.sh').read_text()
   for word in text.replace('"', ' ').split():
     if word.endswith('.py'):

@@ -92,7 +92,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """What is drawn, and not only the figure."""
+  """Check the drawn images, and not only the figure."""
   found, draw = [], draw_masked_patches.draw
 
   def spy(result, *arguments):

@@ -181,7 +181,7 @@ def test_reading_and_writing_gives_the_file_back(format, name):
 
 
 def test_the_architecture_is_read():
-  """What the logits do not show; and types."""
+  """Check fields that do not change the logits, and dtypes."""
   assert read('timm', 'avg_class_token').model.pooling == Mean(num_registers=1)
   assert read('timm', 'distilled').model.pooling == DistillationToken()
   assert read('timm', 'deit3').model.block.layerscale_init == 1e-5

@@ -97,7 +97,7 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
 
 
 class _Plan(NamedTuple):
-  """How the heads of an example are divided among programs."""
+  """Division of the heads of an example among programs."""
 
   heads: int  # those of a program
   width: int  # head dimension of the arrays, which may be padded

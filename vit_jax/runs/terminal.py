@@ -1,4 +1,4 @@
-"""What a command prints: progress, tables, and the errors of its user.
+"""Output of commands: progress, tables, and mistakes of the user.
 
 A UserError, or an OSError that names a file, is printed without a traceback.
 All other errors are bugs, here or in a library, and keep theirs.
