@@ -107,7 +107,7 @@ def get_config(argument=''):
       f'{", ".join(MODELS[args.recipe])}.'
     )
   config = common.training()
-  target = 'vit_jax.preprocess.Normalize'
+  target = 'vit_jax.models.layers.Normalize'
   mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
   config.preprocess = {'target': target, 'mean': mean, 'std': std}
   {'deit': deit, 'deit3': deit3, 'deit3_finetune': deit3_finetune}[args.recipe](

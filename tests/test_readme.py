@@ -97,9 +97,8 @@ def test_one_step_is_as_long_as_the_readme_says(tmp_path):
   """Blocks, attention, loss and optimizer: the functions that really run."""
   lines = traced_step.step_lines(traced_step.trace(tmp_path))
   said = re.search(r'about (\d+) lines\s+in (\d+) files', README)
-  assert len(lines) == int(said[2]) <= 9
-  assert abs(sum(lines.values()) - int(said[1])) <= 10
-  assert sum(lines.values()) <= 900
+  assert len(lines) == int(said[2]) <= 8
+  assert abs(sum(lines.values()) - int(said[1])) <= 50
 
 
 def _python(page):

@@ -18,9 +18,9 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Factory
 from vit_jax.models import attention_choice
+from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
-from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page
 from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike

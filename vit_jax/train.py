@@ -17,13 +17,13 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.models import attention_choice
+from vit_jax.models.layers import Normalize
 from vit_jax.optim.durations import Interval, Timeline
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
-from vit_jax.preprocess import Normalize
 from vit_jax.reports import confusion, page
 from vit_jax.runs import (
   changes,

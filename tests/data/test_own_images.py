@@ -15,8 +15,8 @@ from vit_jax import pretrained
 from vit_jax.data import pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.data.sources import open_source
+from vit_jax.models.layers import Normalize
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.preprocess import Normalize
 from vit_jax.runs import metrics
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.surgery import InitFrom

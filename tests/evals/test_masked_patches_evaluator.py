@@ -7,12 +7,11 @@ import pytest
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import Prediction, Task
 from vit_jax.parallel import sharding
-from vit_jax.preprocess import Normalize
 
 MODEL = VisionTransformer(
   width=8,

@@ -18,13 +18,12 @@ import optax
 
 from vit_jax.data import pipeline
 from vit_jax.data.embedded import digits
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.durations import Timeline, steps
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
-from vit_jax.preprocess import Normalize
 from vit_jax.step import init_state, train_step
 
 PATH = pathlib.Path(__file__).with_name('loss_curve.json')

@@ -103,8 +103,8 @@ def model_weights(fields, seed=0, **attributes):
     **attributes: of Weights.
   """
   from vit_jax.data.transforms import CentralCrop, Resize
+  from vit_jax.models.layers import Normalize
   from vit_jax.models.vit import VisionTransformer
-  from vit_jax.preprocess import Normalize
   from vit_jax.weights import bundle
 
   fields = dict(fields)

@@ -1,4 +1,4 @@
-"""Products with float32 gradients of kernels; patch embeddings."""
+"""Normalisation, products with float32 gradients, patch embeddings."""
 
 import functools
 
@@ -10,7 +10,7 @@ from contract import IMAGES, TINY_VIT, random_params
 from flax import linen as nn
 
 from vit_jax.models import layers, resnet
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
 
@@ -23,6 +23,17 @@ PRODUCTS = {  # product, shapes of the inputs and of the kernel
     (3, 3, 2, 5),
   ),
 }
+
+
+def test_normalize():
+  images = np.arange(256, dtype=np.uint8).reshape(2, 8, 16, 1).repeat(3, -1)
+  out = jax.jit(Normalize())(images)
+  assert out.dtype == np.float32 and (out.min(), out.max()) == (-1, 1)
+  np.testing.assert_allclose(out, (images - 127.5) / 127.5, atol=1e-7)
+  mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+  out = Normalize(mean, std)(images[0])  # one image without a batch dimension
+  expected = (images[0].astype(np.float64) - mean) / std
+  np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
 def numbers(shape, seed, dtype=jnp.float32):

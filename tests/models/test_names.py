@@ -197,6 +197,47 @@ def test_sizes_of_vits(name):
   assert PARAMETERS[name] == stem + depth * layer + 2 * d + 1000 * (d + 1)
 
 
+@pytest.mark.parametrize(
+  'text, ours, timm',
+  [
+    ('', len(names.models()), sum(map(len, names.models().values()))),
+    ('PATCH16*384', 4, 5),
+    ('bit-r50', 4, 2),
+    ('mixer_?16', 3, 3),
+  ],
+)
+def test_the_table(capsys, text, ours, timm):
+  """A row has all names of timm if our name matches, else those that do."""
+  names.main([text])
+  _, *rows = capsys.readouterr().out.splitlines()
+  assert (len(rows), len(' '.join(rows).split())) == (ours, ours + timm)
+
+
+@pytest.mark.parametrize(
+  'command, named',
+  [
+    ('vit_bse*', 'vit_bse*'),
+    ('nothing --summary', 'nothing'),
+    ('B/16 --summary --image_size=100', '100x100'),
+  ],
+)
+def test_mistakes_of_the_command(capsys, command, named):
+  with pytest.raises(SystemExit):
+    names.main(command.split())
+  assert named in capsys.readouterr().err
+
+
+def test_a_summary(capsys):
+  names.main(['vit_tiny_patch16_384', '--summary'])
+  found = capsys.readouterr().out
+  for part in ('384x384', '[1,577,192]', 'blocks/attn', '5,790,'):
+    assert part in found
+  names.main(['ViT-Ti/16', '--summary'])
+  found = capsys.readouterr().out
+  assert 'float32[1,14,14,192]' in found and '5,717,416' in found
+  assert '2.507 GFLOPs' in found
+
+
 def test_head_dimensions():
   found = {k: width // heads for k, (width, _, _, heads) in names.SIZES.items()}
   others = {'mu': 16, 'So400m': 72, 'H': 80, 'g': 88, 'G': 104, 'e': 112}

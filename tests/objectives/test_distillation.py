@@ -15,7 +15,7 @@ from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
 from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, DistillationToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import distillation as module
@@ -26,7 +26,6 @@ from vit_jax.optim.durations import steps
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
-from vit_jax.preprocess import Normalize
 from vit_jax.runs.changes import ChangedRunError
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging

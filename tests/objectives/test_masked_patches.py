@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from vit_jax import tree
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, NoPooling
 from vit_jax.models.resnet import Hybrid
 from vit_jax.models.vit import VisionTransformer
@@ -21,7 +21,6 @@ from vit_jax.objectives.masked_patches import (
   masked_patches,
 )
 from vit_jax.parallel import sharding
-from vit_jax.preprocess import Normalize
 from vit_jax.step import TrainState, train_step
 
 RNG = np.random.default_rng(0)

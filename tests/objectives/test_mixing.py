@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 
 from vit_jax import config
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import (
   sigmoid_loss,
   sigmoid_xent,
@@ -21,7 +22,6 @@ from vit_jax.objectives.classification import (
 )
 from vit_jax.objectives.mixing import Blend, Choice, Cutmix, Mixup, mixed
 from vit_jax.parallel import sharding
-from vit_jax.preprocess import Normalize
 from vit_jax.step import TrainState, train_step
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]

@@ -20,12 +20,11 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
-from vit_jax.models.layers import PatchEmbedding, keep_batch_split
+from vit_jax.models.layers import Normalize, PatchEmbedding, keep_batch_split
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import sharding
-from vit_jax.preprocess import Normalize
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import init_state, train_step
 

@@ -20,11 +20,10 @@ from small import random_weights
 
 from vit_jax import pretrained, tree
 from vit_jax.data import augment
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import NoPooling
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.masked_patches import Pixels, cut
-from vit_jax.preprocess import Normalize
 from vit_jax.runs import workdirs
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState

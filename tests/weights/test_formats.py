@@ -13,9 +13,8 @@ from small import equal, logits, random_weights, tiny
 from vit_jax import pretrained, tree
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models import names
-from vit_jax.models.layers import BlockOptions
+from vit_jax.models.layers import BlockOptions, Normalize
 from vit_jax.models.resnet import ResNet
-from vit_jax.preprocess import Normalize
 from vit_jax.runs.checkpoint import Checkpointer
 from vit_jax.step import TrainState
 from vit_jax.tools import predict as predict_tool
@@ -313,7 +312,7 @@ def test_nothing_is_imported_from_a_package_that_is_not_trusted(own, tmp_path):
   [
     {'preprocess': {'target': 'builtins.print'}},
     {'transforms': [{'target': 'os.system', 'command': 'true'}]},
-    {'preprocess': {'target': 'vit_jax.preprocess.Normalize', 'mean': {
+    {'preprocess': {'target': 'vit_jax.models.layers.Normalize', 'mean': {
       'target': 'builtins.print'}}},
   ],
 )  # fmt: skip

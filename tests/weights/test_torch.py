@@ -15,6 +15,7 @@ from small import equal
 
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
+from vit_jax.models.layers import Normalize
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
   DistillationToken,
@@ -22,7 +23,6 @@ from vit_jax.models.pooling import (
 )
 from vit_jax.models.posemb import Learned
 from vit_jax.models.resnet import ResNet
-from vit_jax.preprocess import Normalize
 from vit_jax.weights import bundle, huggingface, timm
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'

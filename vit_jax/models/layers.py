@@ -21,7 +21,15 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from vit_jax.types import Natural, NonNegative, Positive, Rate, Size, UserError
+from vit_jax.types import (
+  Array,
+  Natural,
+  NonNegative,
+  Positive,
+  Rate,
+  Size,
+  UserError,
+)
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
@@ -352,6 +360,26 @@ def run_layers(
 
 
 @dataclasses.dataclass(frozen=True)
+class Normalize:
+  """(x - mean) / std of uint8 images [..., H, W, C], which become float32.
+
+  Attributes:
+    mean, std: in units of 0..255; a number, or one per channel. The default
+      maps to [-1, 1], as in the paper's released code.
+  """
+
+  mean: float | tuple[float, ...] = 127.5
+  std: Positive | tuple[Positive, ...] = 127.5
+
+  def __call__(self, images: Array) -> jax.Array:
+    mean = jnp.asarray(self.mean, jnp.float32)
+    std = jnp.asarray(self.std, jnp.float32)
+    shape = (1,) * (images.ndim - 1) + (-1,)
+    scaled = jnp.asarray(images, jnp.float32) - mean.reshape(shape)
+    return scaled / std.reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
 class PatchEmbedding:
   """Linear embedding of image patches (E of equation 1).
 
@@ -556,5 +584,5 @@ def check_images(images: Any) -> None:
   if not jnp.issubdtype(dtype, jnp.floating):
     raise UserError(
       f'images are {dtype}. Expected floats, normalised as in training. Use '
-      'the `preprocess` of the weights, or vit_jax.preprocess.Normalize().'
+      'the `preprocess` of the weights, or vit_jax.models.layers.Normalize().'
     )

@@ -1,17 +1,21 @@
-"""Models by name, ours and timm's; `python -m vit_jax.names` lists them.
+r"""Models by name, ours and timm's.
 
     names.create('R50+ViT-B/16', num_classes=10)
     names.create('vit_base_patch16_224', num_classes=10)  # ViT-B/16
 
-A name stands for a target and its fields, which a config can hold. The names of
-timm are those of families that a model here can represent: plain and DeiT ViTs,
-the hybrids and BiT ResNets of the paper's authors, and Mixers. Image sizes in
-timm's names are ignored, and so are training sets (after the dot).
+  python -m vit_jax.models.names                       all listed names
+  python -m vit_jax.models.names 'patch16*384'         those with this text
+  python -m vit_jax.models.names ViT-B/16 --summary    modules of a model
+
+The names of timm are those of families that a model here can represent. Image
+sizes in them are ignored, and so are training sets (after the dot).
 """
 
+import argparse
 import difflib
+import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.config import resolve
@@ -108,13 +112,7 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
 
   Fields that are objects are dicts with a target, too. Our names are
   '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
-  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'. The names of
-  timm, where SIZE is tiny, small, ..., are, without '.tag':
-
-    vit_SIZE_patchP[_regR][_siglip][_gap][_224]
-    deit_SIZE[_distilled]_patchP_224, deit3_SIZE_patchP_224
-    vit_SIZE_r50_s16_224 and the like, vit_SIZE_r_s16_p8_224
-    resnetv2_50x1_bit and the like, mixer_b16_224 and the like
+  'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'.
 
   Weights of timm also need block.gelu='exact', unless they were converted from
   JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours must be
@@ -124,9 +122,6 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   Args:
     name: one of our names, or one of timm's.
     **fields: top-level fields of the model, added or replaced.
-
-  Raises:
-    ValueError: there is no such name; the message lists similar ones.
   """
   for pattern, read in _PATTERNS.items():
     match = re.fullmatch(pattern, str(name).split('.')[0])
@@ -136,7 +131,8 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
   raise UserError(
     f'There is no model named {name!r}. Similar names: '
-    f'{", ".join(known[x] for x in near)}. `python -m vit_jax.names` lists all.'
+    f'{", ".join(known[x] for x in near)}. '
+    '`python -m vit_jax.models.names` lists all.'
   )
 
 
@@ -245,3 +241,64 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
   rf'resnetv2_(?P<depth>{_DEPTHS}){_FACTOR}_bit': _resnet,
   rf'mixer_(?P<size>[sblh])(?P<patch>\d+){_PIXELS}': _mixer,
 }
+
+
+def _table(text):
+  rows = ['name            also (in timm)']
+  for name, others in models().items():
+    found = [x for x in (name, *others) if _matches(x, text)]
+    if name in found:
+      found = [name, *others]
+    if found:
+      rows.append(f'{name:<16}' + ' '.join(x for x in found if x != name))
+  if len(rows) == 1:
+    raise UserError(f'No name contains {text!r}.')
+  return '\n'.join(rows)
+
+
+def _matches(name, text):
+  return fnmatch.fnmatchcase(name.lower(), f'*{text.lower()}*')
+
+
+def _summary(name, image_size):
+  import jax  # the table does not need it
+  import jax.numpy as jnp
+
+  from vit_jax.analysis import flops
+
+  in_name = re.search(r'_(\d{3})(?:\.|$)', name)  # vit_base_patch16_384
+  size = image_size or int(in_name[1] if in_name else 224)
+  model = create(name, num_classes=1000)
+  if hasattr(model, 'scan'):  # all layers share a row
+    model = model.clone(scan=True)
+  images = jnp.zeros((1, size, size, 3))
+  console = {'width': 120, 'color_system': None}
+  text = model.tabulate(
+    jax.random.key(0), images, depth=2, console_kwargs=console
+  )
+  count = flops.forward(model, jax.typeof(images)) / 1e9
+  return f'{size}x{size} pixels\n{text}\n{count:,.3f} GFLOPs for one image.'
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m vit_jax.models.names',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('name', nargs='?', default='', help='a name or, in a list, part of it')
+  add('--summary', action='store_true', help='shapes, parameters and FLOPs')
+  add('--image_size', type=int, help='pixels (those in the name, or 224)')
+  args = parser.parse_args(argv)
+  try:
+    if args.summary:
+      print(_summary(args.name, args.image_size))
+    else:
+      print(_table(args.name))
+  except UserError as error:
+    parser.exit(1, f'{error}\n')
+
+
+if __name__ == '__main__':
+  main()

@@ -28,8 +28,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from vit_jax.data import images
 from vit_jax.models import names
+from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.preprocess import Normalize
 from vit_jax.runs import canary
 from vit_jax.runs.canary import Check
 from vit_jax.step import TrainState, train_step

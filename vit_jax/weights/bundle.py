@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import (
   ClassToken,
@@ -29,7 +29,6 @@ from vit_jax.models.pooling import (
 from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
 from vit_jax.models.resnet import Hybrid, ResNet
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.preprocess import Normalize
 from vit_jax.types import Model, Shape, UserError
 
 MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
-from vit_jax.models.layers import as_pair
-from vit_jax.preprocess import Normalize
+from vit_jax.models.layers import Normalize, as_pair
 from vit_jax.types import UserError
 
 # timm's and Pillow's interpolations in our terms; only 'area' does not need
