@@ -10,12 +10,14 @@ operation. The lower part has the other transforms, at three strengths and with
 three seeds. Without IMAGE a photograph of scikit-learn is drawn.
 """
 
+import functools
 import pathlib
 import sys
 
 import numpy as np
+from PIL import ImageOps
 
-from vit_jax.data import augment, images, operations, transforms
+from vit_jax.data import augment, images, transforms
 from vit_jax.reports import pictures
 
 _MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment
@@ -34,28 +36,32 @@ def of_policies(image):
   names.pop('Identity')
   rows = {}
   for name in names:
-    cells = [
-      policy.apply(name, image, _rng()) if name in policy.names else None
-      for policy in (*augreg, *deit)
-    ]
-    for strength in _STRENGTHS:
-      has_it = name in trivial.names
-      cells.append(
-        trivial.apply(name, image, _rng(), strength) if has_it else None
-      )
+    cells = [_applied(policy, name, image) for policy in (*augreg, *deit)]
+    cells += [_applied(trivial, name, image, x) for x in _STRENGTHS]
     rows[name] = cells
   return rows
+
+
+def _applied(policy, name, image, *strength):
+  """Return an image after an operation; None: the policy does not have it."""
+  if name not in policy.names:
+    return None
+  return images.by_pillow(
+    lambda x: policy.apply(name, x, _rng(), *strength), image
+  )
 
 
 def of_others(image):
   """Return {transform: 9 images} of the other transforms."""
   size = image.shape[:2]
   fixed = {
-    'Grey': [operations.grey(image)],
+    'Grey': [augment.grey],
     'Solarize 192, 128, 64': [
-      operations.solarize(image, x) for x in (192, 128, 64)
+      functools.partial(ImageOps.solarize, threshold=x) for x in (192, 128, 64)
     ],
-    'Blur 0.5, 1, 2': [operations.blur(image, x) for x in (0.5, 1, 2)],
+    'Blur 0.5, 1, 2': [
+      functools.partial(augment.blur, radius=x) for x in (0.5, 1, 2)
+    ],
   }
   drawn = {
     'ColorJitter 0.1, 0.3, 0.6': [
@@ -72,8 +78,9 @@ def of_others(image):
     ],
   }
   rows = {}
-  for name, cells in fixed.items():
+  for name, operations in fixed.items():
     rows[name] = [None] * 9
+    cells = [images.by_pillow(f, image) for f in operations]
     rows[name][: 3 * len(cells) : 3] = cells
   for name, each in drawn.items():
     seeds = range(_SEED, _SEED + 3)

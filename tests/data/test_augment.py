@@ -7,11 +7,11 @@ import pickle
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vit_jax import config as config_lib
 from vit_jax.data import augment as A
-from vit_jax.data import operations
+from vit_jax.data import images
 from vit_jax.data import transforms as T
 
 RECORDED = pathlib.Path(__file__).parents[1] / 'golden' / 'augment.npz'
@@ -47,6 +47,18 @@ def _rng(seed=0):
 
 def _name(transform):
   return type(transform).__name__
+
+
+def _apply(policy, name, image, rng=None, *strength):
+  return images.by_pillow(
+    lambda x: policy.apply(name, x, rng or _rng(), *strength), image
+  )
+
+
+def _operate(name, image, argument=None, fill=128, kernel='nearest'):
+  return images.by_pillow(
+    lambda x: A.operate(name, x, argument, fill, kernel), image
+  )
 
 
 # What all of them do.
@@ -93,6 +105,49 @@ def test_survives_json(transform):
   assert config_lib.build(settings) == transform
 
 
+# Operations.
+
+COLOR_ARGUMENTS = {
+  **{'Posterize': 3, 'Solarize': 77.4, 'SolarizeAdd': 60},
+  **dict.fromkeys(A.ENHANCE, 1.9),
+}
+
+
+@pytest.mark.parametrize('kernel', ['nearest', 'bilinear', 'bicubic'])
+@pytest.mark.parametrize('name', [*A.COLOR, *A.GEOMETRY])
+def test_one_channel_is_one_of_three_equal_ones(name, kernel):
+  argument = 0.3 if name in A.GEOMETRY else COLOR_ARGUMENTS.get(name)
+  view = _picture(44, 60, 1)[41:3:-1, ::2]
+  before = view.copy()
+  out = _operate(name, view, argument, 9, kernel)
+  three = _operate(name, np.repeat(view, 3, 2), argument, 9, kernel)
+  np.testing.assert_array_equal(np.repeat(out, 3, axis=2), three)
+  np.testing.assert_array_equal(view, before)  # not changed
+  if name in A.GEOMETRY:  # by nothing
+    same = _operate(name, _picture(), 0, FILL, kernel)
+    np.testing.assert_array_equal(same, _picture())
+
+
+def test_blur_is_pillows():
+  theirs = Image.fromarray(_picture()).filter(ImageFilter.GaussianBlur(1.9))
+  ours = images.by_pillow(lambda x: A.blur(x, 1.9), _picture())
+  np.testing.assert_array_equal(ours, theirs)
+
+
+def test_levels_of_operations():
+  assert not _operate('Posterize', _picture(), 0).any()
+  image = np.array([[[0], [100], [127], [128], [250]]], np.uint8)
+  for addition, expected in ((60, 187), (220, 255), (300, 255)):
+    out = _operate('SolarizeAdd', image, addition).ravel().tolist()
+    assert out[0] == min(addition, 255) and out[2:] == [expected, 128, 250]
+  image = np.array([[[0], [100], [200]]], np.uint8)
+  out = images.by_pillow(lambda x: A.contrast(x, 0.5, 150), image)
+  assert out.ravel().tolist() == [75, 125, 175]
+  assert A.levels(7, 3) == (7, 7, 7)
+  assert A.levels((255, 0, 0), 1) == (76,)
+  assert A.levels((0, 255, 0), 1) == (150,)
+
+
 # RandAugment of big_vision.
 
 
@@ -123,7 +178,7 @@ LEVELS = {  # name: Pillow's result at magnitudes 9 and 15
 def test_rand_augment_levels(name):
   image = _picture()
   for magnitude, theirs in zip((9, 15), LEVELS[name]):
-    ours = A.RandAugment(1, magnitude).apply(name, image, _rng())
+    ours = _apply(A.RandAugment(1, magnitude), name, image)
     np.testing.assert_array_equal(ours, theirs(Image.fromarray(image)))
 
 
@@ -140,14 +195,11 @@ def test_rand_augment_levels(name):
 def test_rand_augment_geometry_has_a_random_sign(name, argument):
   image = _picture(220, 200)
   expected = {
-    operations.GEOMETRY[name](
-      image, sign * argument, 'nearest', 128
-    ).tobytes(): sign
-    for sign in (1, -1)
+    _operate(name, image, sign * argument).tobytes(): sign for sign in (1, -1)
   }
   transform = A.RandAugment(1, 15)
   signs = [
-    expected[transform.apply(name, image, _rng(seed)).tobytes()]
+    expected[_apply(transform, name, image, _rng(seed)).tobytes()]
     for seed in range(40)
   ]
   assert 8 <= signs.count(1) <= 32
@@ -155,12 +207,12 @@ def test_rand_augment_geometry_has_a_random_sign(name, argument):
 
 def test_solarize_add_and_cutout_levels():
   image = _picture(90, 100)
-  out = A.RandAugment(1, 10).apply('SolarizeAdd', image, _rng())
+  out = _apply(A.RandAugment(1, 10), 'SolarizeAdd', image)
   expected = np.where(image < 128, np.minimum(image + 110.0, 255), image)
   np.testing.assert_array_equal(out, expected)
   whole = np.zeros((300, 300, 3), np.uint8)
   sizes = [
-    (A.RandAugment(1, 10).apply('Cutout', whole, _rng(i)) == 128).sum() // 3
+    (_apply(A.RandAugment(1, 10), 'Cutout', whole, _rng(i)) == 128).sum() // 3
     for i in range(30)
   ]
   assert max(sizes) == 80 * 80 and min(sizes) >= 40 * 40
@@ -168,7 +220,7 @@ def test_solarize_add_and_cutout_levels():
 
 def test_posterize_keeps_one_bit_at_magnitude_0():
   # As TensorFlow, which shifts by at most 7 bits.
-  out = A.RandAugment(1, 0).apply('Posterize', _picture(), _rng())
+  out = _apply(A.RandAugment(1, 0), 'Posterize', _picture())
   assert set(np.unique(out)) == {0, 128}
 
 
@@ -176,10 +228,10 @@ def test_faults_are_off_by_default():
   image = _picture(40, 30)
   sound = A.RandAugment(1, 10)
   assert not sound.faults
-  np.testing.assert_array_equal(sound.apply('Solarize', image, _rng()), image)
+  np.testing.assert_array_equal(_apply(sound, 'Solarize', image), image)
   mean = Image.fromarray(image).convert('L')
   mean = int(np.asarray(mean).mean() + 0.5)
-  out = sound.apply('Contrast', image, _rng())
+  out = _apply(sound, 'Contrast', image)
   expected = np.clip(mean + 1.9 * (image.astype(float) - mean), 0, 255)
   assert np.abs(out - expected).max() <= 1
 
@@ -189,9 +241,7 @@ def test_faults_are_off_by_default():
 )
 def test_faulty_solarize_wraps_its_threshold(magnitude, threshold):
   image = _picture()
-  out = A.RandAugment(1, magnitude, faults=True).apply(
-    'Solarize', image, _rng()
-  )
+  out = _apply(A.RandAugment(1, magnitude, faults=True), 'Solarize', image)
   expected = np.where(image < threshold, image, 255 - image)
   np.testing.assert_array_equal(out, expected)
 
@@ -201,9 +251,9 @@ def test_faulty_solarize_wraps_its_threshold(magnitude, threshold):
 )
 def test_faulty_contrast_takes_the_number_of_pixels(size, mean):
   image = _picture(*size)
-  out = A.RandAugment(1, 5, faults=True).apply('Contrast', image, _rng())
+  out = _apply(A.RandAugment(1, 5, faults=True), 'Contrast', image)
   np.testing.assert_array_equal(out, image)  # factor 1
-  out = A.RandAugment(1, 2, faults=True).apply('Contrast', image, _rng())
+  out = _apply(A.RandAugment(1, 2, faults=True), 'Contrast', image)
   expected = mean + 0.46 * (image.astype(float) - mean)
   assert np.abs(out - expected).max() <= 1
 
@@ -274,7 +324,7 @@ def test_operations_are_timms(recorded, name, increasing):
     expected = other or expected
   transform = A.TimmRandAugment(7, 0, increasing, fill=FILL)
   image = recorded['image']
-  made = [transform.apply(name, image, _rng(seed)) for seed in range(30)]
+  made = [_apply(transform, name, image, _rng(seed)) for seed in range(30)]
   _assert_one_of(expected, made)
 
 
@@ -282,7 +332,7 @@ def test_interpolation_is_fixed_or_random(recorded):
   expected = _recorded_of(recorded, 'timm', 'plain', 'Rotate')
   transform = A.TimmRandAugment(7, 0, interpolation='bicubic', fill=FILL)
   image = recorded['image']
-  made = [transform.apply('Rotate', image, _rng(seed)) for seed in range(9)]
+  made = [_apply(transform, 'Rotate', image, _rng(seed)) for seed in range(9)]
   bicubic = {k: v for k, v in expected.items() if k.startswith('bicubic')}
   assert len(bicubic) == 2
   _assert_one_of(bicubic, made)
@@ -320,7 +370,7 @@ def test_trivial_augment_is_torchvisions(recorded, name):
   for index in (11, 30):
     found = _recorded_of(recorded, 'trivial', name, str(index))
     made = [
-      A.TrivialAugment().apply(name, recorded['image'], _rng(i), index / 30)
+      _apply(A.TrivialAugment(), name, recorded['image'], _rng(i), index / 30)
       for i in range(20)
     ]
     # torchvision's strengths are float32.
@@ -329,14 +379,15 @@ def test_trivial_augment_is_torchvisions(recorded, name):
 
 @pytest.mark.parametrize('turn', [-0.3, 0.1, 0.5])
 def test_hue_is_torchvisions(recorded, turn):
-  out = operations.hue(recorded['image'], turn)
+  out = images.by_pillow(lambda x: A.hue(x, turn), recorded['image'])
   assert np.abs(out - recorded[f'hue/{turn}'].astype(int)).max() <= 1
 
 
 def test_three_augment_chooses_evenly():
   image = _picture(60, 60)
   made = [A.ThreeAugment()(image, _rng(seed)) for seed in range(300)]
-  for known in (operations.grey(image), operations.solarize(image, 128)):
+  luma = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+  for known in (luma.repeat(3, 2), _operate('Solarize', image)):
     assert 70 <= sum(np.array_equal(x, known) for x in made) <= 130
 
 

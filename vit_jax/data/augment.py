@@ -1,4 +1,4 @@
-"""Random augmentation: transforms t(image uint8 [H, W, C], rng).
+"""Random augmentation: transforms t(image uint8 [H, W, C], rng), C is 1 or 3.
 
 They keep the size of the image, and come after the crop and the flip of
 transforms.py. Operations and their strengths have the same distribution as in
@@ -11,20 +11,23 @@ the implementation that is named, but are drawn from `rng`.
   ColorJitter       of torchvision
   RandomErasing     of timm and DeiT
 
-C is 1 or 3. `names` are the operations of a policy, of which `apply` applies
-one. `fill` is the level, or one for each channel, of pixels from outside of the
-image.
+The operations are Pillow's, as in timm and torchvision, except for the hue, and
+see a Pillow image of mode 'RGB' or 'L'. `names` are those of a policy, of which
+`apply` applies one. `fill` is the level, or one for each channel, of pixels
+from outside of the image.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vit_jax.data import operations
+from vit_jax.data import images
 from vit_jax.data.transforms import ORDERED
 from vit_jax.types import (
   Expect,
@@ -38,6 +41,98 @@ from vit_jax.types import (
 Level = Annotated[int, Expect(lambda n: 0 <= n <= 255, 'in [0, 255]')]
 Fill = Level | tuple[Level, Level, Level]
 _Kernel = Literal['random', 'nearest', 'bilinear', 'bicubic']
+_Picture = Image.Image
+
+
+# Operations.
+
+
+def enhance(picture: _Picture, factor: float, kind: str) -> _Picture:
+  """Return PIL.ImageEnhance's 'Color', 'Brightness' ..., with its factor."""
+  return getattr(ImageEnhance, kind)(picture).enhance(factor)
+
+
+def solarize_add(picture: _Picture, addition: int) -> _Picture:
+  """Add to levels below 128."""
+  table = [min(x + addition, 255) if x < 128 else x for x in range(256)]
+  return picture.point(table * len(picture.getbands()))
+
+
+def contrast(picture: _Picture, factor: float, mean: int) -> _Picture:
+  """Scale the distance from `mean`; 'Contrast' takes the mean luma."""
+  return Image.blend(picture.point(lambda _: mean), picture, factor)
+
+
+def grey(picture: _Picture) -> _Picture:
+  """Set all channels to the luma."""
+  return picture.convert('L').convert(picture.mode)
+
+
+def hue(picture: _Picture, turn: float) -> _Picture:
+  """Turn the hue by this fraction of the circle, computed in float32."""
+  if picture.mode == 'L':
+    return picture
+  cv2 = images.opencv()
+  hsv = cv2.cvtColor(np.asarray(picture, np.float32) / 255, cv2.COLOR_RGB2HSV)
+  hsv[..., 0] = (hsv[..., 0] + 360 * turn) % 360
+  levels = np.rint(255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB))
+  return Image.fromarray(levels.astype(np.uint8))
+
+
+def blur(picture: _Picture, radius: float) -> _Picture:
+  """Blur by a Gaussian whose standard deviation is `radius` pixels."""
+  return picture.filter(ImageFilter.GaussianBlur(radius))
+
+
+ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
+COLOR: dict[str, Callable[..., _Picture]] = {
+  'AutoContrast': ImageOps.autocontrast,
+  'Equalize': ImageOps.equalize,
+  'Invert': ImageOps.invert,
+  'Posterize': ImageOps.posterize,
+  'Solarize': ImageOps.solarize,
+  'SolarizeAdd': solarize_add,
+  **{kind: functools.partial(enhance, kind=kind) for kind in ENHANCE},
+}
+# Pixel (x, y) of the result comes from (a x + b y + c, d x + e y + f).
+_MATRICES: dict[str, Callable[[float], tuple[float, ...]]] = {
+  'ShearX': lambda x: (1, x, 0, 0, 1, 0),
+  'ShearY': lambda x: (1, 0, 0, x, 1, 0),
+  'TranslateX': lambda x: (1, 0, x, 0, 1, 0),
+  'TranslateY': lambda x: (1, 0, 0, 0, 1, x),
+}
+GEOMETRY = ('Rotate', *_MATRICES)
+
+
+def operate(
+  name: str, picture: _Picture, argument: Any, fill: Fill, kernel: str
+) -> _Picture:
+  """Apply an operation; `argument` is None for those without."""
+  if name in COLOR:
+    operation = COLOR[name]
+    return (
+      operation(picture) if argument is None else operation(picture, argument)
+    )
+  how: dict[str, Any] = {
+    'resample': Image.Resampling[kernel.upper()],
+    'fillcolor': levels(fill, len(picture.getbands())),
+  }
+  if name == 'Rotate':
+    return picture.rotate(argument, **how)
+  matrix = _MATRICES[name](argument)
+  return picture.transform(picture.size, Image.Transform.AFFINE, matrix, **how)
+
+
+def levels(fill: Fill, channels: int) -> tuple[int, ...]:
+  """Return a level for each channel; three become their luma for one."""
+  if isinstance(fill, int | np.integer):
+    return (int(fill),) * channels
+  if channels == 1:
+    return (round(0.299 * fill[0] + 0.587 * fill[1] + 0.114 * fill[2]),)
+  return tuple(fill)
+
+
+# Policies.
 
 
 def _sign(rng):
@@ -53,75 +148,64 @@ def _around_1(width, least):
 
 
 # Arguments of operations, as functions of the strength and of `rng` for random
-# signs; None: no argument. A strength of 1 is magnitude 10, or the strongest
-# bin of TrivialAugment.
-_Arguments = dict[str, Callable[[float, np.random.Generator], Any] | None]
+# signs. A strength of 1 is magnitude 10, or the strongest bin of
+# TrivialAugment. Operations that are not here have no argument.
+_Arguments = dict[str, Callable[[float, np.random.Generator], Any]]
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
-_WITHOUT: _Arguments = dict.fromkeys(('AutoContrast', 'Equalize', 'Invert'))
 _BIG_VISION: _Arguments = {
-  **_WITHOUT,
   'Rotate': _signed(30),
   # TensorFlow shifts by at most 7 bits.
   'Posterize': lambda strength, rng: min(max(int(strength * 4), 1), 8),
   'Solarize': lambda strength, rng: int(strength * 256),
-  **dict.fromkeys(
-    operations.ENHANCE, lambda strength, rng: 1.8 * strength + 0.1
-  ),
+  'SolarizeAdd': lambda strength, rng: int(strength * 110),
+  **dict.fromkeys(ENHANCE, lambda strength, rng: 1.8 * strength + 0.1),
   **dict.fromkeys(_SHEAR, _signed(0.3)),
   **dict.fromkeys(_TRANSLATE, _signed(100)),
-  'Cutout': lambda strength, rng: int(strength * 40),
-  'SolarizeAdd': lambda strength, rng: int(strength * 110),
 }
 _TIMM: _Arguments = {
-  **_WITHOUT,
-  'Rotate': _signed(30),
+  **_BIG_VISION,
   'Posterize': lambda strength, rng: min(int(strength * 4), 8),
-  'Solarize': lambda strength, rng: min(int(strength * 256), 256),
   'SolarizeAdd': lambda strength, rng: min(int(strength * 110), 128),
-  **dict.fromkeys(
-    operations.ENHANCE, lambda strength, rng: 1.8 * strength + 0.1
-  ),
-  **dict.fromkeys(_SHEAR, _signed(0.3)),
   **dict.fromkeys(_TRANSLATE, _signed(1)),  # of `_TRANSLATE_SHARE`
 }
 _INCREASING: _Arguments = {
   **_TIMM,
   'Posterize': lambda strength, rng: max(4 - int(strength * 4), 0),
   'Solarize': lambda strength, rng: 256 - min(int(strength * 256), 256),
-  **dict.fromkeys(operations.ENHANCE, _around_1(0.9, 0.1)),
+  **dict.fromkeys(ENHANCE, _around_1(0.9, 0.1)),
 }
 _TRIVIAL: _Arguments = {
-  'Identity': None,
   **dict.fromkeys(_SHEAR, _signed(0.99)),
   **dict.fromkeys(
     _TRANSLATE, lambda strength, rng: int(_sign(rng) * 32 * strength)
   ),
   'Rotate': _signed(135),
-  **dict.fromkeys(operations.ENHANCE, _around_1(0.99, 0)),
+  **dict.fromkeys(ENHANCE, _around_1(0.99, 0)),
   'Posterize': lambda strength, rng: 8 - round(strength * 6),
   'Solarize': lambda strength, rng: 255 * (1 - strength),
-  'AutoContrast': None,
-  'Equalize': None,
 }
 _TRANSLATE_SHARE = 0.45  # of a side: how far timm's magnitude 10 moves an image
 _BINS = 31  # strengths of TrivialAugment
+_WITHOUT = ('AutoContrast', 'Equalize', 'Invert')  # an argument
 
 
 def _argument(table, name, strength, rng):
-  function = table[name]
-  return None if function is None else function(strength, rng)
+  return table[name](strength, rng) if name in table else None
 
 
-def _operate(name, image, argument, fill, kernel='nearest'):
-  if name in operations.GEOMETRY:
-    return operations.GEOMETRY[name](image, argument, kernel, fill)
-  operation = operations.COLOR[name]
-  return operation(image) if argument is None else operation(image, argument)
+class _OfPictures:
+  """A transform that is computed on Pillow images, by `_change`."""
+
+  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return images.by_pillow(lambda picture: self._change(picture, rng), image)
+
+  def _change(self, picture: _Picture, rng: np.random.Generator) -> _Picture:
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class RandAugment:
+class RandAugment(_OfPictures):
   """RandAugment as in big_vision and the code of AugReg.
 
   Each layer applies one of 16 operations, always. Magnitudes above 10
@@ -149,48 +233,57 @@ class RandAugment:
   faults: bool = False
   fill: Fill = 128
 
-  names: ClassVar[tuple[str, ...]] = tuple(_BIG_VISION)
+  names: ClassVar[tuple[str, ...]] = (
+    *_WITHOUT,
+    *('Rotate', 'Posterize', 'Solarize', *ENHANCE, *_SHEAR, *_TRANSLATE),
+    *('Cutout', 'SolarizeAdd'),
+  )
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def _change(self, picture, rng):
     for _ in range(self.num_layers):
       name = self.names[rng.integers(len(self.names))]
-      image = self.apply(name, image, rng)
-    return image
+      picture = self.apply(name, picture, rng)
+    return picture
 
   def apply(
-    self, name: str, image: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
+    self, name: str, picture: _Picture, rng: np.random.Generator
+  ) -> _Picture:
     """Apply one of the operations in `names`, at this magnitude."""
-    argument = _argument(_BIG_VISION, name, self.magnitude / 10, rng)
-    if name == 'Cutout':  # a square around a random pixel
-      y, x = (int(rng.integers(side)) for side in image.shape[:2])
-      box = y - argument, x - argument, 2 * argument, 2 * argument
-      return operations.erase(image, box, self.fill)
+    strength = self.magnitude / 10
+    if name == 'Cutout':
+      return self._cutout(picture, int(strength * 40), rng)
+    argument = _argument(_BIG_VISION, name, strength, rng)
     if self.faults and name == 'Solarize':
       argument %= 256
     if self.faults and name == 'Contrast':
-      mean = min(image.shape[0] * image.shape[1] // 256, 255)
-      return operations.contrast(image, argument, mean)
-    return _operate(name, image, argument, self.fill)
+      mean = min(picture.width * picture.height // 256, 255)
+      return contrast(picture, argument, mean)
+    return operate(name, picture, argument, self.fill, 'nearest')
+
+  def _cutout(self, picture, half, rng):
+    """Fill a square around a random pixel."""
+    y, x = int(rng.integers(picture.height)), int(rng.integers(picture.width))
+    out = picture.copy()
+    box = x - half, y - half, x + half, y + half
+    out.paste(levels(self.fill, len(picture.getbands())), box)
+    return out
 
 
 @dataclasses.dataclass(frozen=True)
-class TimmRandAugment:
+class TimmRandAugment(_OfPictures):
   """RandAugment as in timm, and so of DeiT; see `rand_augment` for its names.
 
-  Each layer draws one of 15 operations and applies it with `probability`. Its
-  magnitude is drawn from a normal distribution and clipped to
-  [0, max_magnitude].
+  Each layer draws one of 15 operations and applies it with `probability`.
 
   Attributes:
     magnitude: mean of the magnitudes; 10 is the top of the usual scale.
-    magnitude_std: standard deviation of the magnitudes. Above 100 they are
-      uniform between 0 and `magnitude`.
+    magnitude_std: standard deviation of the magnitudes, which are normal. Above
+      100 they are uniform between 0 and `magnitude`.
     increasing: larger magnitudes are stronger for all operations, as DeiT has
       it. If False, they are as in RandAugment.
     num_layers: number of draws for an image.
     probability: of applying an operation that was drawn.
-    max_magnitude: largest magnitude.
+    max_magnitude: magnitudes are clipped to 0 and this.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
       'bicubic' each time. DeiT has 'bicubic', timm's training 'random' by
       default.
@@ -207,28 +300,32 @@ class TimmRandAugment:
   interpolation: _Kernel = 'random'
   fill: Fill = 128
 
-  names: ClassVar[tuple[str, ...]] = tuple(_TIMM)
+  names: ClassVar[tuple[str, ...]] = (
+    *_WITHOUT,
+    *('Rotate', 'Posterize', 'Solarize', 'SolarizeAdd'),
+    *(*ENHANCE, *_SHEAR, *_TRANSLATE),
+  )
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def _change(self, picture, rng):
     for _ in range(self.num_layers):
       name = self.names[rng.integers(len(self.names))]
       if rng.random() < self.probability:
-        image = self.apply(name, image, rng)
-    return image
+        picture = self.apply(name, picture, rng)
+    return picture
 
   def apply(
-    self, name: str, image: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
+    self, name: str, picture: _Picture, rng: np.random.Generator
+  ) -> _Picture:
     """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
     argument = _argument(table, name, self._magnitude(rng) / 10, rng)
     if name in _TRANSLATE:
-      side = image.shape[1 if name == 'TranslateX' else 0]
+      side = picture.size[_TRANSLATE.index(name)]
       argument *= _TRANSLATE_SHARE * side
     kernel: str = self.interpolation
-    if kernel == 'random' and name in operations.GEOMETRY:
+    if kernel == 'random' and name in GEOMETRY:
       kernel = ('bilinear', 'bicubic')[rng.integers(2)]
-    return _operate(name, image, argument, self.fill, kernel)
+    return operate(name, picture, argument, self.fill, kernel)
 
   def _magnitude(self, rng):
     drawn = self.magnitude
@@ -263,9 +360,6 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
       layers), p (probability of each layer), inc (0 or 1), each followed by its
       number.
     **fields: other fields of TimmRandAugment: `interpolation`, `fill`.
-
-  Raises:
-    ValueError: the name has another form.
   """
   kind, *sections = policy.split('-')
   values: dict[str, Any] = {}
@@ -284,7 +378,7 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrivialAugment:
+class TrivialAugment(_OfPictures):
   """TrivialAugment, "wide", as in torchvision.
 
   One of 14 operations, at one of 31 equally spaced strengths, from none to the
@@ -293,49 +387,52 @@ class TrivialAugment:
 
   fill: Fill = 0
 
-  names: ClassVar[tuple[str, ...]] = tuple(_TRIVIAL)
+  names: ClassVar[tuple[str, ...]] = (
+    *('Identity', *_SHEAR, *_TRANSLATE, 'Rotate', *ENHANCE),
+    *('Posterize', 'Solarize', 'AutoContrast', 'Equalize'),
+  )
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def _change(self, picture, rng):
     name = self.names[rng.integers(len(self.names))]
     strength = rng.integers(_BINS) / (_BINS - 1)
-    return self.apply(name, image, rng, strength)
+    return self.apply(name, picture, rng, strength)
 
   def apply(
     self,
     name: str,
-    image: np.ndarray,
+    picture: _Picture,
     rng: np.random.Generator,
     strength: float,
-  ) -> np.ndarray:
+  ) -> _Picture:
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
-      return image
+      return picture
     argument = _argument(_TRIVIAL, name, strength, rng)
-    return _operate(name, image, argument, self.fill)
+    return operate(name, picture, argument, self.fill, 'nearest')
 
 
 @dataclasses.dataclass(frozen=True)
-class ThreeAugment:
+class ThreeAugment(_OfPictures):
   """3-Augment of DeiT III: grey, solarized or blurred, with equal probability.
 
   The standard deviation of the blur is uniform from 0.1 to 2 pixels. DeiT III
   has ColorJitter() after it.
   """
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def _change(self, picture, rng):
     kind = rng.integers(3)
     if kind == 0:
-      return operations.grey(image)
+      return grey(picture)
     if kind == 1:
-      return operations.solarize(image, 128)
-    return operations.blur(image, rng.uniform(0.1, 2.0))
+      return ImageOps.solarize(picture)
+    return blur(picture, rng.uniform(0.1, 2.0))
 
 
 @dataclasses.dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(_OfPictures):
   """Changes of brightness, contrast, saturation and hue, in random order.
 
-  A factor of 1 changes nothing. The defaults are those of DeiT III.
+  The defaults are those of DeiT III.
 
   Attributes:
     brightness, contrast, saturation: x: the factor is uniform between
@@ -349,7 +446,7 @@ class ColorJitter:
   saturation: NonNegative = 0.3
   hue: Annotated[float, Expect(lambda x: 0 <= x <= 0.5, 'in [0, 0.5]')] = 0.0
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def _change(self, picture, rng):
     changes = (
       ('Brightness', self.brightness),
       ('Contrast', self.contrast),
@@ -360,10 +457,10 @@ class ColorJitter:
         kind, width = changes[i]
         if width:
           factor = rng.uniform(max(1 - width, 0), 1 + width)
-          image = operations.enhance(kind, image, factor)
+          picture = enhance(picture, factor, kind)
       elif self.hue:
-        image = operations.hue(image, rng.uniform(-self.hue, self.hue))
-    return image
+        picture = hue(picture, rng.uniform(-self.hue, self.hue))
+    return picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,24 +487,21 @@ class RandomErasing:
   def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= self.probability:
       return image
-    box = self._box(image.shape, rng)
-    if box is None:
-      return image
-    channels = image.shape[2]
-    mean = np.array(operations.levels(self.mean, channels), np.float32)
-    std = np.array(operations.levels(self.std, channels), np.float32)
-    noise = rng.standard_normal((*box[2:], channels), np.float32)
-    levels = np.clip(np.rint(mean + std * noise), 0, 255).astype(np.uint8)
-    return operations.erase(image, box, levels)
-
-  def _box(self, shape, rng):
-    """Return a box (y, x, height, width) in the image; None if none fits."""
-    height, width = shape[:2]
-    for _ in range(10):
+    height, width, channels = image.shape
+    for _ in range(10):  # until a box fits
       area = rng.uniform(*self.area) * height * width
       ratio = math.exp(rng.uniform(*map(math.log, self.ratio)))
       h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)
-        return int(y), int(x), h, w
-    return None
+        mean, std = (
+          np.array(levels(x, channels), np.float32)
+          for x in (self.mean, self.std)
+        )
+        noise = rng.standard_normal((h, w, channels), np.float32)
+        image = image.copy()
+        image[y : y + h, x : x + w] = np.clip(
+          np.rint(mean + std * noise), 0, 255
+        )
+        break
+    return image
