@@ -208,7 +208,7 @@ def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     flat = tree.flatten(handler.restore(folder / item, args=args))
     found |= {f'{item}/{path}': value for path, value in flat.items()}
   handler.close()
-  data = json.loads((folder / 'data' / 'metadata').read_text())
+  data = json.loads((folder / 'record' / 'metadata').read_text())['data']
   data['metrics'].pop('seconds')
   return found | {f'data/{key}': value for key, value in data.items()}
 

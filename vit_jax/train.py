@@ -25,15 +25,9 @@ from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
 from vit_jax.reports import confusion, page
-from vit_jax.runs import (
-  changes,
-  compiled,
-  divergence,
-  terminal,
-  workdirs,
-)
+from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.runs.metrics import Logging, Monitor, Stopwatch
+from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
 from vit_jax.step import TrainState as TrainState
 from vit_jax.step import init_state, train_step
 from vit_jax.types import (
@@ -120,7 +114,7 @@ def train(
   Raises:
     ValueError: anything that does not fit, before the first step.
     changes.ChangedRunError: results depend on something that has changed.
-    divergence.NonFiniteError: the loss, the gradient or the state is NaN.
+    metrics.NonFiniteError: the loss, the gradient or the state is NaN.
     compiled.OutOfMemoryError: the model or the batch does not fit.
     hosts.Stopped: a signal asked to stop, and a checkpoint was saved.
   """
@@ -236,7 +230,7 @@ def train(
       if init_from:
         state, origin = surgery.load_into(state, described, init_from)
     start = int(state.step)
-    divergence.check(state, start, mesh)
+    check_finite(state, start, mesh)
     teacher_params = [teacher.load(x) for x in teacher_shapes]
     changes.record(workdir, basis, changed, newest)
     workdirs.record_choices(workdir, choices)
@@ -337,7 +331,7 @@ def train(
 def _check_finite(state, step, mesh, monitor):
   """Raise NonFiniteError for the metrics up to this step, or the state."""
   monitor.flush()
-  divergence.check(state, step, mesh)
+  check_finite(state, step, mesh)
 
 
 def run_evaluators(

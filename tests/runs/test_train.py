@@ -24,11 +24,10 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
-from vit_jax.runs import compiled, divergence, workdirs
+from vit_jax.runs import compiled, metrics, workdirs
 from vit_jax.runs.changes import ChangedRunError
 from vit_jax.runs.checkpoint import Checkpoints
-from vit_jax.runs.divergence import NonFiniteError
-from vit_jax.runs.metrics import Logging, read_records
+from vit_jax.runs.metrics import Logging, NonFiniteError, read_records
 from vit_jax.train import Evaluation, train, with_num_classes
 
 
@@ -119,7 +118,7 @@ def test_non_finite_names_the_arrays():
   everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
   for arrays in (state, jax.device_put(state, everywhere)):
     with pytest.raises(NonFiniteError, match=r'1 arrays \(b\).*step 7'):
-      divergence.check(arrays, 7, mesh)
+      metrics.check_finite(arrays, 7, mesh)
 
 
 def test_a_run_resumes_and_extends(tmp_path):

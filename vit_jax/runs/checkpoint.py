@@ -9,13 +9,22 @@ A run is initialised from the first of these that exists:
 
 A checkpoint at step n is the state after n steps. It is stored in
 WORKDIR/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
-optimizer state and rng), 'data' (position in the training data, partial means
-of metrics) and 'checksums' (dtype, shape and checksum of each array). A run
+optimizer state and rng) and 'record' (position in the training data, partial
+means of metrics, and the dtype, shape and checksum of each array). A run
 resumes from the newest checkpoint that is whole.
+
+Orbax and TensorStore store no checksum of the values: zarr3's crc32c covers the
+index of a shard, and OCDBT's covers its B-tree. Ours is a 32-bit number that
+depends on the values and their places, not on the sharding: a checkpoint of one
+mesh can be verified on any other. A change within one element always changes
+it; other changes go unnoticed with probability 2^-32.
 """
 
 import dataclasses
+import json
+import math
 import sys
+import zlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -30,9 +39,13 @@ from orbax.checkpoint import checkpoint_managers
 from vit_jax import tree
 from vit_jax.optim.durations import Interval, Timeline, fraction
 from vit_jax.parallel import hosts
-from vit_jax.runs import checksums, terminal, workdirs
+from vit_jax.parallel.sharding import in_host_memory
+from vit_jax.runs import terminal, workdirs
 from vit_jax.runs.files import PathLike, read_json
-from vit_jax.types import Count, UserError
+from vit_jax.types import Array, Count, UserError
+
+# Odd numbers: multiplication by one is a bijection of 32-bit words.
+_GOLDEN, _MIX = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,45 +78,22 @@ class Checkpoints:
   ) -> tuple['Checkpointer', int]:
     """Return the Checkpointer of a run, and the steps between checkpoints.
 
-    Args:
-      workdir: directory of the run.
-      timeline: Timeline of the run.
-      eval_every: {name of each evaluator: steps between its runs, or None}.
-
-    Raises:
-      ValueError: a best_metric that not every checkpoint has, or a keep_every
-        that falls between two checkpoints.
+    `eval_every` is {name of each evaluator: steps between its runs, or None}.
     """
     every = timeline.steps(self.every) or timeline.steps(fraction(1))
     keep_every = timeline.steps(self.keep_every)
-    if keep_every and keep_every % every:
-      raise UserError(
-        f'checkpoints: keep_every is {keep_every} steps, and checkpoints are '
-        f'written every {every} steps. Make keep_every a multiple of that.'
-      )
     name = (self.best_metric or '').split('/')[0]
-    if name and name not in eval_every:
+    if name and every % (eval_every.get(name) or every + 1):
       raise UserError(
-        f'checkpoints.best_metric={self.best_metric!r}: there is no evaluator '
-        f'{name!r}; there are {list(eval_every)}. Use EVALUATOR/METRIC.'
-      )
-    if name and every % (eval_every[name] or every + 1):
-      raise UserError(
-        f'checkpoints.best_metric={self.best_metric!r}: checkpoints are '
-        f'written every {every} steps, but {name!r} runs every '
-        f'{eval_every[name]}. Make the first a multiple of the second.'
+        f'checkpoints.best_metric={self.best_metric!r}: no evaluator {name!r} '
+        f'runs at each checkpoint, every {every} steps. Evaluators run every '
+        f'{dict(eval_every)} steps.'
       )
     return Checkpointer(workdir, self, keep_every_steps=keep_every), every
 
 
 class Checkpointer:
-  """Checkpoints in WORKDIR/checkpoints.
-
-  Args:
-    workdir: local, or any path that epath understands (gs://...).
-    rules: which checkpoints are kept.
-    keep_every_steps: checkpoints whose step is a multiple are kept for good.
-  """
+  """Checkpoints in WORKDIR/checkpoints, kept by the rules."""
 
   def __init__(
     self,
@@ -151,8 +141,7 @@ class Checkpointer:
     """Start to write a checkpoint; training can continue at once.
 
     Args:
-      step: number of steps done.
-      state: TrainState.
+      step, state: number of steps done, and the TrainState after them.
       data: position in the training data, as JSON values.
       metrics: evaluation results of this step.
     """
@@ -163,8 +152,7 @@ class Checkpointer:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        data=ocp.args.JsonSave({**data}),
-        checksums=ocp.args.JsonSave(_record(items, data)),
+        record=ocp.args.JsonSave(_record(items, data)),
         **{name: ocp.args.StandardSave(x) for name, x in items.items()},
       ),
       metrics={**metrics} if metrics and has_best else None,
@@ -174,29 +162,34 @@ class Checkpointer:
   def restore(self, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
     """Return (state, data) of the newest whole checkpoint.
 
-    Damaged checkpoints that are newer are reported and renamed. All hosts must
-    call this function, and take the same decision.
+    Newer checkpoints that are damaged are reported and renamed, because the run
+    will write these steps. All hosts take the same decision.
 
     Args:
       abstract_state: TrainState of ShapeDtypeStructs with shardings, which need
         not be those that the checkpoint was written with.
-
-    Raises:
-      ValueError: the checkpoint has other arrays, with a diff; or no checkpoint
-        is whole.
     """
     damaged: dict[int, str] = {}
-    found: Any
+    found: Any = None
     for step in sorted(self._manager.all_steps(), reverse=True):
+      reason = ''
       try:
-        found, reason = self._read(step, abstract_state), ''
-      except _Damaged as error:
-        found, reason = None, str(error)
+        found = self._read(step, abstract_state)
+      except (MemoryError, jax.errors.JaxRuntimeError, _DoesNotFit):
+        raise  # not the fault of the files
+      except Exception as error:
+        reason = ' '.join(str(error).split())[:300] or type(error).__name__
       if hosts.on_any(bool(reason)):
         damaged[step] = reason or 'another host cannot read it'
         continue
       for other, reason in damaged.items():
-        self._set_aside(other, reason)
+        name, path = f'damaged-{other}', self.directory / str(other)
+        if jax.process_index() == 0:
+          path.rename(self.directory / name)
+        terminal.say(f'{path} is damaged and was renamed to {name}: {reason}')
+      if damaged:
+        multihost_utils.sync_global_devices('damaged checkpoints')
+        self._manager.reload()
       return found
     reasons = '\n'.join(f'  {step}: {x}' for step, x in damaged.items())
     raise UserError(
@@ -206,41 +199,18 @@ class Checkpointer:
 
   def _read(self, step, abstract_state):
     path, items = self.directory / str(step), _items(abstract_state)
-    try:
-      recorded = _recorded(path)
-      data = read_json(path / 'data' / 'metadata')
-    except Exception as error:
-      raise _Damaged(_line(error)) from error
+    recorded = _recorded(path)
     _check_fits(path, recorded['arrays'], items)
     restore = {k: ocp.args.StandardRestore(x) for k, x in items.items()}
-    try:
-      found = self._manager.restore(step, args=ocp.args.Composite(**restore))
-    except (MemoryError, jax.errors.JaxRuntimeError):
-      raise  # not the fault of the files
-    except Exception as error:
-      raise _Damaged(_line(error)) from error
-    _verify(recorded, {name: found[name] for name in items})
-    if checksums.of_json(data) != recorded['data']:
-      raise _Damaged('its data position differs from its checksum')
+    found = self._manager.restore(step, args=ocp.args.Composite(**restore))
+    _verify(path, recorded['arrays'], {name: found[name] for name in items})
     state = dataclasses.replace(
       abstract_state,
       params=found['params'],
       ema=found.get('ema'),
       **found['train'],
     )
-    return state, data
-
-  def _set_aside(self, step, reason):
-    """Rename a damaged checkpoint, because the run will write this step."""
-    name = f'damaged-{step}'
-    if jax.process_index() == 0:
-      (self.directory / str(step)).rename(self.directory / name)
-    multihost_utils.sync_global_devices(name)
-    self._manager.reload()
-    terminal.say(
-      f'{self.directory / str(step)} is damaged: {reason}. It was renamed to '
-      f'{name}.'
-    )
+    return state, recorded['data']
 
   def wait(self) -> None:
     """Wait until everything is written; raise the error if it failed."""
@@ -256,8 +226,8 @@ class Checkpointer:
       self._manager.close()
 
 
-class _Damaged(Exception):
-  """Error of a damaged checkpoint; its text says what is wrong."""
+class _DoesNotFit(UserError):
+  """Error of a checkpoint that has other arrays than this run."""
 
 
 def _items(state):
@@ -268,58 +238,56 @@ def _items(state):
 
 
 def _record(items, data):
-  """Return the content of the item 'checksums'."""
+  """Return the content of the item 'record'."""
   arrays = {}
   for name, item in items.items():
     flat = tree.flatten(item)
-    shapes, sums = _shapes(flat), checksums.of_arrays(flat)
+    shapes, sums = _shapes(flat), checksums(flat)
     arrays[name] = {
       path: (x.dtype.name, x.shape, sums[path]) for path, x in shapes.items()
     }
-  content = {'arrays': arrays, 'data': checksums.of_json(data)}
-  return {'content': content, 'checksum': checksums.of_json(content)}
+  content = {'arrays': arrays, 'data': {**data}}
+  return {**content, 'checksum': _checksum_of_json(content)}
 
 
 def _recorded(path):
-  """Return {'arrays': ..., 'data': ...} of the item 'checksums'."""
-  found = read_json(path / 'checksums' / 'metadata')
-  if found['checksum'] != checksums.of_json(found['content']):
-    raise UserError('the checksums differ from their own checksum')
-  return found['content']
+  """Return {'arrays': ..., 'data': ...} of the item 'record'."""
+  found = read_json(path / 'record' / 'metadata')
+  if found.pop('checksum') != _checksum_of_json(found):
+    raise UserError('Its record differs from its checksum.')
+  return found
 
 
-def _verify(recorded, items):
-  """Raise _Damaged if an array of {item: tree} differs from its checksum."""
+def _verify(path, arrays, items):
+  """Raise UserError if an array of {item: tree} differs from its checksum."""
   bad = [
-    f'{name}/{path}'
+    f'{name}/{key}'
     for name, item in items.items()
-    for path, found in checksums.of_arrays(tree.flatten(item)).items()
-    if recorded['arrays'][name][path][2] != found
+    for key, found in checksums(tree.flatten(item)).items()
+    if arrays[name][key][2] != found
   ]
   if bad:
-    raise _Damaged(f'{len(bad)} arrays ({bad[0]}) differ from their checksum')
+    raise UserError(
+      f'{path} is damaged: {len(bad)} arrays ({bad[0]}) differ from their '
+      'checksum.'
+    )
 
 
 def _shapes(arrays):
   """Return {path: ShapeDtypeStruct} as checkpoints have it: ints for keys."""
-
-  def stored(x):
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
-
   plain = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
-  return jax.eval_shape(lambda x: jax.tree.map(stored, x), plain)
+  return jax.eval_shape(lambda x: jax.tree.map(_without_keys, x), plain)
 
 
 def _check_fits(path, arrays, items):
-  """Raise ValueError, with a diff, if a checkpoint has other arrays."""
+  """Raise _DoesNotFit, with a diff, if a checkpoint has other arrays."""
   for name in dict.fromkeys([*items, *arrays]):
     found = {
       path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
       for path, (dtype, shape, _) in arrays.get(name, {}).items()
     }
     if lines := tree.diff(found, _shapes(tree.flatten(items.get(name, {})))):
-      raise UserError(
+      raise _DoesNotFit(
         f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
         f'this run (+):\n{lines}\nUse the config that the run was started '
         'with, or another workdir. To start from its parameters only, set '
@@ -327,13 +295,58 @@ def _check_fits(path, arrays, items):
       )
 
 
-def _line(error):
-  """Return an error as one line."""
-  text = ' '.join(str(error).split()).removesuffix('.')
-  return f'{type(error).__name__}: {text:.300}'
+def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
+  """Return {name: checksum}, computed where the arrays are.
+
+  Arrays on the CPU of a single host are hashed by NumPy, which needs no
+  compilation. One program computes all others.
+  """
+  arrays = {k: _without_keys(x) for k, x in arrays.items()}
+  on_host = {k: x for k, x in arrays.items() if in_host_memory(x)}
+  on_device = {k: x for k, x in arrays.items() if k not in on_host}
+  found = {k: _checksum(jax.device_get(x), np) for k, x in on_host.items()}
+  if on_device:
+    found |= jax.device_get(_checksums_on_devices(on_device))
+  return {name: int(found[name]) for name in arrays}
 
 
-# Parameters, without the run that wrote them.
+@jax.jit
+def _checksums_on_devices(arrays):
+  # One program: independent programs on several CPU devices can deadlock.
+  return {name: _checksum(x, jnp) for name, x in arrays.items()}
+
+
+def _checksum(array, xp):
+  """Return the checksum of an array, uint32; xp is jax.numpy or numpy."""
+  words = xp.atleast_1d(_bits(array, xp)).astype(xp.uint32)
+  places = xp.indices(words.shape, xp.uint32, sparse=True)
+  for axis, place in enumerate(places):
+    stride = math.prod(words.shape[axis + 1 :]) * int(_GOLDEN) % 2**32
+    words = words + place * np.uint32(stride)
+  # A term is a bijection of its word.
+  terms = (words ^ (words >> 16)) * _MIX
+  terms = (terms ^ (terms >> 13)) * _GOLDEN
+  return xp.sum(terms ^ (terms >> 16), dtype=xp.uint32)
+
+
+def _bits(array, xp):
+  """Return the bits of the elements as unsigned integers."""
+  if array.dtype == bool:
+    return array
+  kind = jnp.dtype(f'uint{8 * array.dtype.itemsize}')
+  if xp is np:
+    return np.asarray(array).view(kind)
+  return jax.lax.bitcast_convert_type(array, kind)
+
+
+def _without_keys(array):
+  """Return the integers of an array of keys; any other array as it is."""
+  is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+  return jax.random.key_data(array) if is_key else array
+
+
+def _checksum_of_json(value):
+  return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def find(path: PathLike, step: int | None = None) -> epath.Path:
@@ -342,24 +355,23 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
   Args:
     path: a workdir, its checkpoints folder, or one checkpoint (.../500).
     step: which checkpoint; None for the newest.
-
-  Raises:
-    ValueError: there is none; with what was found instead.
   """
   path = epath.Path(path)
   if workdirs.is_step(path.name) and (path / 'params').exists():
     return path
   folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
   steps = workdirs.steps(folder)
-  if not steps:
-    seen = 'does not exist' if not path.exists() else 'has none'
+  if step is None and steps:
+    step = steps[-1]
+  if step not in steps:
+    wanted = 'checkpoint' if step is None else f'step {step}'
+    seen = f'has no {wanted}; it has {steps}'
     raise UserError(
-      f'No checkpoint: {path} {seen}. Use a workdir, a checkpoint in it '
-      '(WORKDIR/checkpoints/STEP), or a weights file (.npz or .safetensors).'
+      f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, a '
+      'checkpoint in it (WORKDIR/checkpoints/STEP), or a weights file (.npz or '
+      '.safetensors).'
     )
-  if step is not None and step not in steps:
-    raise UserError(f'{folder} has no step {step}; it has {steps}.')
-  return folder / str(steps[-1] if step is None else step)
+  return folder / str(step)
 
 
 def load_params(
@@ -380,22 +392,14 @@ def load_params(
   if ema is True and not has_ema:
     raise UserError(f'{directory} has no EMA. Leave out ema=True.')
   item = 'ema' if ema and has_ema else 'params'
-  recorded = _recorded(directory)
-  as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+  arrays = _recorded(directory)['arrays']
+  as_numpy = dict.fromkeys(
+    arrays[item], ocp.RestoreArgs(restore_type=np.ndarray)
+  )
+  with ocp.PyTreeCheckpointer() as reader:
     found = reader.restore(
-      (directory / item).absolute(),
-      args=ocp.args.PyTreeRestore(
-        restore_args=tree.unflatten(
-          {path: as_numpy for path in recorded['arrays'][item]}
-        )
-      ),
+      (directory / item).absolute(), restore_args=tree.unflatten(as_numpy)
     )
   params = tree.flatten(found)
-  try:
-    _verify(recorded, {item: params})
-  except _Damaged as error:
-    raise UserError(
-      f'{directory} is damaged: {error}. Use another step, or another copy.'
-    ) from error
+  _verify(directory, arrays, {item: params})
   return params, directory

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import pathlib
@@ -20,14 +21,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
+from vit_jax import tree
 from vit_jax.optim.durations import Interval, Timeline, fraction, steps
+from vit_jax.parallel.sharding import in_host_memory, replicated
 from vit_jax.runs import terminal
-from vit_jax.runs.divergence import NonFiniteError as NonFiniteError
 from vit_jax.runs.files import PathLike, is_local, write_atomically
 from vit_jax.runs.writers import MetricsWriter
-from vit_jax.types import Metrics, UserError
+from vit_jax.types import Metrics, PyTree, UserError
 
 NAME = 'metrics.jsonl'
 _NOT_FINITE = ('NaN', 'Infinity', '-Infinity')
@@ -68,6 +73,52 @@ def peak_flops(device_kind: str) -> float | None:
   return None
 
 
+class NonFiniteError(FloatingPointError, UserError):
+  """A metric of a training step, or the state after it, is NaN or Inf.
+
+  Attributes:
+    cause: what is not finite, and in which step.
+  """
+
+  def __init__(self, cause: str) -> None:
+    super().__init__(
+      f'{cause} Earlier checkpoints are finite. The same command resumes from '
+      'the newest one and fails again. Lower the learning rate, warm up for '
+      'longer, or clip the gradient: --config.optimizer.clip_norm=1 '
+      '--allow_changes=optimizer.clip_norm'
+    )
+    self.cause = cause
+
+
+def check_finite(state: PyTree, step: int, mesh: Mesh) -> None:
+  """Raise NonFiniteError if an array of the state after a step has NaN or Inf.
+
+  All hosts must call this function together, with arrays on the mesh.
+  """
+  arrays = {
+    path: array
+    for path, array in tree.flatten(state).items()
+    if jnp.issubdtype(array.dtype, jnp.inexact)
+  }
+  values = list(arrays.values())
+  if all(map(in_host_memory, values)):  # saves a second of compilation
+    finite = [np.isfinite(x).all() for x in jax.device_get(values)]
+  else:
+    finite = jax.device_get(_are_finite(values, mesh))
+  if bad := [path for path, ok in zip(arrays, finite) if not ok]:
+    shown = ', '.join(bad[:3]) + ', ...' * (len(bad) > 3)
+    raise NonFiniteError(
+      f'NaN or Inf in {len(bad)} arrays ({shown}) of the state after step '
+      f'{step}, which was not saved.'
+    )
+
+
+@functools.partial(jax.jit, static_argnames='mesh')
+def _are_finite(arrays, mesh):
+  found = jnp.stack([jnp.isfinite(x).all() for x in arrays])
+  return jax.lax.with_sharding_constraint(found, replicated(mesh))
+
+
 @dataclasses.dataclass(frozen=True)
 class Logging:
   """Records of a run: how often, and where else they go.
@@ -75,8 +126,8 @@ class Logging:
   Attributes:
     every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
-    profile: steps of which jax.profiler writes a trace to WORKDIR/profile:
-      '10:15' (both included) or '10', counted from where the run resumes.
+    profile: steps that jax.profiler traces, '10:15' (both included) or '10',
+      counted from where the run resumes.
   """
 
   every: Interval = steps(50)
@@ -122,21 +173,16 @@ class Monitor:
   """Metrics of a training run.
 
   It fetches the metrics of a step when the next one has been dispatched, so the
-  host never waits for the device. Once per log interval it writes a record.
-  Records have the seconds of the run so far in each phase: setup (until the
-  loop), compile (the first step), steps, data (waiting for batches), evals,
-  saving, profile.
+  host never waits for the device. Records have the seconds so far in each
+  phase: setup (until the loop), compile (the first step), steps, data (waiting
+  for batches), evals, saving, profile.
 
   Args:
-    workdir: directory for metrics.jsonl, TensorBoard's event file and traces.
-    timeline: Timeline of the run.
-    logging: how often records are written, and where.
-    start_step: step from which the run resumes. Later records, which the
-      interrupted run wrote, are removed.
+    workdir, timeline, logging: of the run.
+    start_step: step from which the run resumes; later records are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
-    flops_per_step: FLOPs of the model in a step (3 x forward), for the MFU; 0:
-      not known.
+    flops_per_step: of the model (3 x forward), for the MFU; 0: not known.
     stopwatch: Stopwatch that started with the run; None starts one.
     config: JSON values of the config, for the writers.
     before_write: called before each record; raises if it must not be written.
@@ -164,7 +210,7 @@ class Monitor:
     self._traces = epath.Path(workdir) / 'profile'
     if jax.process_count() > 1:
       self._traces /= f'host_{jax.process_index()}'
-    # Compiled: otherwise each operation compiles separately.
+    # Otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops = flops_per_step
     self._writer = Writer(
@@ -184,17 +230,15 @@ class Monitor:
     self._restart_clock(start_step)
 
   def carry(self) -> dict[str, Any]:
-    """Return what the checkpoint of this step saves, as JSON values.
+    """Return JSON values for a checkpoint, so that means continue after it.
 
-    A resumed run then writes the same means as one that was never stopped, also
-    over the log interval that the checkpoint divides. Call `flush` before.
+    Call `flush` before.
     """
     # Copies, because checkpoints are written while training continues.
     seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
     return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
 
   def _restart_clock(self, step):
-    """Measure rates from this step on."""
     self._clock_step, self._clock = step, time.perf_counter()
     self._waited: dict[str, float] = collections.defaultdict(float)
     self._paused = 0.0
@@ -213,9 +257,7 @@ class Monitor:
       self.flush()
       with self.pause('profile'), self._trace as folder:
         jax.profiler.stop_trace()
-        for file in filter(
-          pathlib.Path.is_file, pathlib.Path(folder).rglob('*')
-        ):
+        for file in pathlib.Path(folder).rglob('*.*'):
           target = self._traces / file.relative_to(folder)
           target.parent.mkdir(parents=True, exist_ok=True)
           target.write_bytes(file.read_bytes())
@@ -229,9 +271,8 @@ class Monitor:
   def waiting(self, causes: Mapping[str, float]) -> Iterator[None]:
     """Context manager that counts its time as waiting for data.
 
-    Args:
-      causes: {name: a number that grows}: the time is divided among the causes
-        in proportion to how much they grow.
+    The time is divided among the causes, {name: a number that grows}, in
+    proportion to how much they grow.
     """
     self._stopwatch.lap(self._phase)
     before, begin = dict(causes), time.perf_counter()
@@ -256,10 +297,7 @@ class Monitor:
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
     """Take the metrics of a dispatched step; log those of the step before.
 
-    Args:
-      step: number of steps, including this one.
-      metrics: {name: scalar array}, still being computed.
-      skipped: number of unreadable examples replaced so far.
+    `skipped` is the number of unreadable examples replaced so far.
     """
     self._finish((step, metrics, skipped))
     if self._phase == 'compile':
@@ -275,7 +313,6 @@ class Monitor:
     self._finish(None)
 
   def _finish(self, new):
-    """Log the pending step and make the new one pending."""
     pending, self._pending = self._pending, new
     if pending is None:
       return
@@ -361,10 +398,9 @@ class Writer:
   'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
 
   Args:
-    workdir: directory of the run, local or gs://...
+    workdir: of the run, local or gs://...
     start_step: records of later steps are removed; None keeps all.
-    writers: {name: writer}, see writers.py. An error while one of them writes
-      is reported once and does not stop the run.
+    writers: {name: writer}, see writers.py.
     config: JSON values of the config, for the writers.
   """
 
@@ -420,7 +456,6 @@ class Writer:
       self._each('image', name, path)
 
   def _each(self, method, *args):
-    """Call a method of each writer that has it."""
     for name, writer in self._writers.items():
       try:
         if call := getattr(writer, method, None):
@@ -441,10 +476,7 @@ class Writer:
 
 
 def read_records(workdir: PathLike) -> list[dict[str, Any]]:
-  """Return the records of a run, oldest first; [] if there are none.
-
-  A line that a kill has torn is left out.
-  """
+  """Return the records of a run, oldest first, without torn lines."""
   path = epath.Path(workdir) / NAME
   if not path.exists():
     return []
@@ -458,7 +490,6 @@ def read_records(workdir: PathLike) -> list[dict[str, Any]]:
 
 
 def _line(record):
-  """Return the line of a record: numbers and text."""
   plain = {}
   for key, value in record.items():
     if isinstance(value, str | int):
