@@ -22,19 +22,18 @@ def reference(train, test, k, temperature):
   for i, rows in enumerate(near):
     votes = dict.fromkeys(np.unique(train.y), 0.0)
     for row in rows:
-      t = temperature
-      votes[train.y[row]] += np.exp(similar[i, row] / t) if t else 1.0
+      votes[train.y[row]] += np.exp(similar[i, row] / temperature)
     hits += max(votes, key=votes.get) == test.y[i]
   return hits / len(test.y)
 
 
 def test_digits_are_classified_as_in_numpy():
-  found = Knn(k=(1, 10, 200), temperature=(0.07, None))(TRAIN, TEST)
+  found = Knn(k=(1, 10, 200), temperature=(0.07, 10))(TRAIN, TEST)
   for k in (1, 10, 200):
     assert found[f'k{k}_t0.07'] == reference(TRAIN, TEST, k, 0.07)
-    assert found[f'k{k}_majority'] == reference(TRAIN, TEST, k, None)
+    assert found[f'k{k}_t10'] == reference(TRAIN, TEST, k, 10)
   assert len(found) == 6
-  assert found['k10_t0.07'] > 0.95 > 0.9 > found['k200_majority']
+  assert found['k10_t0.07'] > 0.95 > 0.9 > found['k200_t10']
   assert Knn().k == (10, 20, 100, 200) and Knn().temperature == (0.07,)
 
 
@@ -58,16 +57,16 @@ def test_ties_are_those_of_a_stable_sort_in_any_number_of_chunks(monkeypatch):
     np.testing.assert_array_equal(
       similarities, np.take_along_axis(exact, expected, axis=1)
     )
-  found = Knn(k=(33, 4), temperature=(None,))(train, test)
+  found = Knn(k=(33, 4), temperature=(1,))(train, test)
   for k in (4, 33):
-    assert found[f'k{k}_majority'] == reference(train, test, k, None)
+    assert found[f'k{k}_t1'] == reference(train, test, k, 1)
 
 
 def test_no_temperature_overflows():
   similar = np.array([[1.0, 0.999, 0.998]], np.float32)
   labels = np.array([[2, 1, 1]])
   assert knn.vote(similar, labels, 1e-6) == [2]
-  assert knn.vote(similar, labels, None) == [1]
+  assert knn.vote(similar, labels, 1) == [1]
 
 
 def test_too_few_training_examples():

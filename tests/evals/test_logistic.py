@@ -47,21 +47,20 @@ def test_C_is_chosen_on_val():
 
 def test_C_is_chosen_on_held_out_examples():
   choices = (10.0, 0.0001)
-  kept, held = logistic.hold_out(TRAIN.y, 0.3, 5)
+  kept, held = logistic.hold_out(TRAIN.y)
   fits = Logistic().fit(TRAIN[kept], sorted(choices))
   scores = [linear.accuracy(TRAIN[held]) for linear, _ in fits]
   best = sorted(choices)[int(np.argmax(scores))]
-  found = Logistic(C=choices, held_out=0.3, seed=5)(TRAIN, TEST)
+  found = Logistic(C=choices)(TRAIN, TEST)
   assert found['C'] == best
   assert found['accuracy'] == reference(best).score(TEST.x, TEST.y)
 
 
 def test_held_out_rows_are_stratified():
   labels = np.repeat([5, 2], [40, 10])
-  kept, held = logistic.hold_out(labels, 0.2, seed=0)
+  kept, held = logistic.hold_out(labels)
   np.testing.assert_array_equal(np.sort([*kept, *held]), np.arange(50))
-  assert np.sum(labels[held] == 5) == 8 and len(held) == 10
-  assert set(logistic.hold_out(labels, 0.2, seed=1)[1]) != set(held)
+  assert np.sum(labels[held] == 5) == 4 and len(held) == 5
 
 
 def test_a_fit_that_does_not_converge_is_reported():
@@ -75,8 +74,7 @@ def test_a_fit_that_does_not_converge_is_reported():
 
 
 def test_defaults():
-  defaults = {'C': (1.0,), 'max_iter': 1000, 'tol': 1e-7}
-  assert Logistic() == Logistic(**defaults, held_out=0.1, seed=0)
+  assert Logistic() == Logistic(C=(1.0,), max_iter=1000, tol=1e-7)
 
 
 def test_mistakes():

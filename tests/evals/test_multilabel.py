@@ -33,10 +33,10 @@ def evaluate(num_devices=8, source=None, on_error='raise', kernel=KERNEL, **kw):
   return evaluator.run(params)
 
 
-def expected(rows=slice(None), threshold=0.5):
+def expected(rows=slice(None)):
   positive = LABELS[rows] > 0
   scores = scipy.special.expit(LOGITS[rows])
-  predicted = scores >= threshold
+  predicted = scores >= 0.5
   have = positive.any(axis=0)
   loss = np.logaddexp(0, LOGITS[rows]) - LOGITS[rows] * positive
   f1 = {
@@ -59,10 +59,9 @@ def expected(rows=slice(None), threshold=0.5):
 
 @pytest.mark.parametrize('num_devices', [1, 8])
 def test_is_that_of_scikit_learn(num_devices):
-  for threshold in (0.5, 0.7):
-    found = evaluate(num_devices, threshold=threshold)
-    assert found == expected(threshold=threshold)
-    assert 0 < found['exact_match'] < 1 and 0 < found['f1_macro'] < 1
+  found = evaluate(num_devices)
+  assert found == expected()
+  assert 0 < found['exact_match'] < 1 and 0 < found['f1_macro'] < 1
 
 
 def test_a_single_class():
@@ -93,8 +92,6 @@ def test_precision_of_each_class():
   assert found['mAP'] == pytest.approx(np.mean(list(each.values())))
 
 
-def test_mistakes():
-  with pytest.raises(ValueError, match=r'label of an .*must be a vector'):
+def test_class_numbers_are_refused():
+  with pytest.raises(ValueError, match=r'label of each .*must be a vector'):
     evaluate(source=source_of(LABELS.argmax(axis=1)))
-  with pytest.raises(ValueError, match=r'None of the 37 examples has a label'):
-    evaluate(source=source_of(np.zeros_like(LABELS)))

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data import views
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Params, UserError
+from vit_jax.types import Batch, Params, UserError
 
 _RATES = 'accuracy', 'top5_accuracy'  # fractions of examples
 _MEANS = (*_RATES, 'loss')
@@ -70,20 +70,14 @@ class Classification(LabelEvaluator):
     self.predictions: Predictions | None = None
 
   @property
-  def activation(self) -> str:  # type: ignore[override]
-    return self.loss
-
-  @property
   def metrics(self) -> list[str]:
-    names = [*_MEANS, 'ece', 'mean_per_class_accuracy']
-    if self.intervals:
-      names += [f'{name}_{end}' for name in _RATES for end in ('low', 'high')]
-    names += ['num_examples', 'num_unlabelled', 'skipped']
-    return [*names, 'class_accuracy/'] if self.per_class else names
+    names = [*_MEANS, 'ece', 'mean_per_class_accuracy', 'class_accuracy/']
+    names += [f'{name}_{end}' for name in _RATES for end in ('low', 'high')]
+    return [*names, 'num_examples', 'num_unlabelled', 'skipped']
 
-  def compare(
-    self, logits: jax.Array, labels: jax.Array
-  ) -> dict[str, jax.Array]:
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    labels = batch['label']
+    logits = self.logits(params, batch['image'], self.loss)
     targets = classification.soft_targets(labels, logits.shape[-1])
     if self._classes is not None:
       logits, targets = logits[:, self._classes], targets[:, self._classes]

@@ -6,7 +6,8 @@ float64, so they do not depend on devices, hosts and batch size.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ class Collector:
     data: the split, whose batch size must fit the mesh.
     mesh: from `sharding.make_mesh`.
     num_classes: labels must be below it; None: as in the source.
-    what: name of the data in errors and progress reports.
+    what: name of the data in errors.
   """
 
   def __init__(
@@ -44,7 +45,7 @@ class Collector:
     what: str = 'eval',
   ) -> None:
     sharding.check_batch_size(data.batch_size, mesh, what=f'{what} batch_size')
-    self._data, self._mesh, self._what = data, mesh, what
+    self._data, self._mesh = data, mesh
     self._batches = data.eval_batches(
       **sharding.this_process(), num_classes=num_classes
     )
@@ -72,21 +73,19 @@ class Collector:
 
     The names include 'label' and 'index'.
     """
-    rows: list[Columns] = []
-    pending = None
-    for batch in self._batches:
-      out = self._fn(params, sharding.put_batch(batch, self._mesh))
-      # Fetch the previous batch, so that the device always has work queued.
-      rows, pending = rows + _fetch(pending), out
-    rows += _fetch(pending)
+    outs = (
+      self._fn(params, sharding.put_batch(batch, self._mesh))
+      for batch in self._batches
+    )
+    rows = []
+    # Dispatch the next batch before fetching one: devices never wait.
+    for out, _ in itertools.pairwise(itertools.chain(outs, [None])):
+      found = jax.device_get(out)
+      mask = found.pop('mask')
+      rows.append({name: x[mask] for name, x in found.items()})
     columns = {
       name: np.concatenate([row[name] for row in rows]) for name in rows[0]
     }
-    if not len(columns['index']):
-      raise UserError(
-        f'{self._what}: none of the {len(self._data.source)} examples could be '
-        'read. Check the files of the source.'
-      )
     order = np.argsort(columns['index'], kind='stable')
     return {name: column[order] for name, column in columns.items()}
 
@@ -95,15 +94,6 @@ class Collector:
     count = len(columns['index'])
     skipped = len(self._data.source) - count
     return {'num_examples': count} | ({'skipped': skipped} if skipped else {})
-
-
-def _fetch(out):
-  """Return [the rows of a batch that are not padding]; [] for None."""
-  if out is None:
-    return []
-  out = jax.device_get(out)
-  mask = out.pop('mask')
-  return [{name: x[mask] for name, x in out.items()}]
 
 
 def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
@@ -119,8 +109,7 @@ def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
 class SplitEvaluator:
   """Base of the evaluators of one split; every example counts once.
 
-  A subclass defines `measure`, the `fn` of its Collector, and `run`. The model
-  has num_classes.
+  A subclass defines `measure`, the `fn` of its Collector, and `run`.
   """
 
   model: Any
@@ -136,10 +125,7 @@ class SplitEvaluator:
       mesh=self.mesh,
       num_classes=self.model.num_classes,
     )
-
-  def check(self, params: Params) -> None:
-    """Raise the model's error if it does not accept the images. No compute."""
-    self._collect.check(params)
+    self.check = self._collect.check
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Return {name: [B, ...]} of a batch."""
@@ -149,8 +135,6 @@ class SplitEvaluator:
 @dataclasses.dataclass(eq=False, kw_only=True)
 class LabelEvaluator(SplitEvaluator):
   """Base of the evaluators that compare logits [B, K] with labels.
-
-  A subclass defines `compare(logits, labels) -> {name: [B, ...]}` and `run`.
 
   Attributes:
     per_class: whether to report a metric of each class.
@@ -166,14 +150,11 @@ class LabelEvaluator(SplitEvaluator):
   same_classes: bool = True
   flip: bool = False
 
-  activation = 'sigmoid'  # converts logits to probabilities
-
   def __post_init__(self) -> None:
     super().__post_init__()
     source, wanted = self.data.source, self.model.num_classes
-    names: Sequence[str] | None = getattr(source, 'class_names', None)
-    self.class_names = names if self.same_classes else None
-    self._names = names if names and len(set(names)) == len(names) else None
+    self._names = getattr(source, 'class_names', None)
+    self.class_names = self._names if self.same_classes else None
     found = getattr(source, 'num_classes', None)
     if not self.same_classes and found and wanted and found != wanted:
       raise UserError(
@@ -182,7 +163,11 @@ class LabelEvaluator(SplitEvaluator):
         f'{found} classes.'
       )
 
-  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+  def logits(
+    self, params: Params, images: jax.Array, activation: str = 'sigmoid'
+  ) -> jax.Array:
+    """Return logits [B, K]; `activation` makes them probabilities."""
+
     def predict(images):
       logits = self.model.apply({'params': params}, self.preprocess(images))
       if logits.ndim != 2:
@@ -192,19 +177,13 @@ class LabelEvaluator(SplitEvaluator):
         )
       return logits
 
-    images = batch['image']
-    if self.flip:
-      both = jnp.stack([images, images[:, :, ::-1]])
-      logits = average(jax.lax.map(predict, both), self.activation)
-    else:
-      logits = predict(images)
-    return self.compare(logits, batch['label'])
-
-  def compare(
-    self, logits: jax.Array, labels: jax.Array
-  ) -> dict[str, jax.Array]:
-    """Return {name: [B, ...]} of a batch."""
-    raise NotImplementedError
+    if not self.flip:
+      return predict(images)
+    both = jax.lax.map(predict, jnp.stack([images, images[:, :, ::-1]]))
+    if activation == 'softmax':
+      return _log_mean(jax.nn.log_softmax(both))
+    on, off = jax.nn.log_sigmoid(both), jax.nn.log_sigmoid(-both)
+    return _log_mean(on) - _log_mean(off)
 
   def of_each_class(
     self, metric: str, values: Mapping[int, float]
@@ -214,19 +193,11 @@ class LabelEvaluator(SplitEvaluator):
     CLASS is the number if names are not unique.
     """
     names = self._names
-    return {
-      f'{metric}/{names[number] if names else number}': value
-      for number, value in values.items()
-      if self.per_class
-    }
-
-
-def average(logits: jax.Array, activation: str) -> jax.Array:
-  """Return logits [B, K] of the mean probabilities of logits [V, B, K]."""
-  if activation == 'softmax':
-    return _log_mean(jax.nn.log_softmax(logits))
-  on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-  return _log_mean(on) - _log_mean(off)
+    if not self.per_class:
+      return {}
+    if not names or len(set(names)) < len(names):
+      names = range(max(values) + 1)
+    return {f'{metric}/{names[number]}': x for number, x in values.items()}
 
 
 def _log_mean(x):

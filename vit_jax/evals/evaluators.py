@@ -46,13 +46,10 @@ def make(
   """Return {name: evaluator}, with the data of each opened and checked.
 
   Args:
-    evals: {name: function (model, *, preprocess, mesh) -> evaluator}.
-    model, preprocess, mesh: arguments of these functions.
+    evals: {name: factory}.
+    model, preprocess, mesh: arguments of the factories.
     class_names: of the model's outputs, or None if they are not known.
     abstract_params: ShapeDtypeStructs of the parameters.
-
-  Raises:
-    ValueError: from an evaluator; or its labels have other class names.
   """
   made = {}
   for name, factory in evals.items():
@@ -97,9 +94,9 @@ def check_metric(
   """
   name, _, found = (metric or '').partition('/')
   known = getattr(evaluators.get(name), 'metrics', None)
-  if known is None or found in known:
-    return
-  if any(k.endswith('/') and found.startswith(k) for k in known):
+  if known is None or any(
+    found == x or (x.endswith('/') and found.startswith(x)) for x in known
+  ):
     return
   raise UserError(
     f'{argument}={metric!r}: the evaluator {name!r} has no such metric. It has '

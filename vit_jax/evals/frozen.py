@@ -57,7 +57,7 @@ class Frozen:
 
   def __post_init__(self) -> None:
     for name, splits in self.data.items():
-      if not {'train', 'test'} <= set(splits) <= {'train', 'test', 'val'}:
+      if {*splits, 'val'} != {'train', 'test', 'val'}:
         raise UserError(
           f'data.{name} has splits {sorted(splits)}. It needs train and test, '
           'and may have val to choose hyperparameters on.'
@@ -82,8 +82,8 @@ class Frozen:
       x = out[self.features]
       if self.features in _ONE_PER_IMAGE and x.ndim > 2:
         raise UserError(
-          f'features={self.features!r} has {x.shape[1]} x {x.shape[2]} numbers '
-          'for each image, because the model does not pool its patches. Set '
+          f'features={self.features!r} are not one vector for each image, '
+          'because the model does not pool its patches. Set '
           "init_from.pooling=gap, or =token, or features='tokens'."
         )
     return {'x': x.reshape(len(x), -1).astype('float32')}
@@ -98,12 +98,7 @@ class Frozen:
     for collector in self._collectors.values():
       collector.check(params)
     for name, splits in self.data.items():
-      labels = {k: views.labels(x.source) for k, x in splits.items()}
-      if any(y.ndim != 1 for y in labels.values()):
-        raise UserError(
-          f'{name}: the labels are vectors. Readouts need one class number for '
-          'each example.'
-        )
+      labels = {k: views.class_labels(x.source) for k, x in splits.items()}
       for key, readout in self.readouts.items():
         try:
           readout.check(labels)
@@ -118,7 +113,10 @@ class Frozen:
     """
     found, values = {}, collections.defaultdict(list)
     for name, data in self.data.items():
-      splits = {split: self._split(params, name, split) for split in data}
+      splits = {}
+      for split in data:
+        columns = self._collectors[name, split](params)
+        splits[split] = Split(columns['x'], columns['label'])
       for key, readout in self.readouts.items():
         for metric, value in readout(**splits).items():
           found[f'{name}/{key}/{metric}'] = value
@@ -128,16 +126,6 @@ class Frozen:
         if len(of_all) == len(self.data):
           found[name] = float(np.mean(of_all))
     return found
-
-  def _split(self, params, name, split):
-    columns = self._collectors[name, split](params)
-    x = columns['x']
-    if not np.isfinite(x).all():
-      raise UserError(
-        f'{name}/{split}: {np.sum(~np.isfinite(x))} of {x.size} feature values '
-        'are NaN or infinite. Check the weights of the model.'
-      )
-    return Split(x, columns['label'])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,11 +29,11 @@ class Knn:
 
   Attributes:
     k: numbers of neighbours; the search runs once, for the largest.
-    temperature: values of T; None is a plain majority vote (T = infinity).
+    temperature: values of T.
   """
 
   k: Sequence[Count] = (10, 20, 100, 200)
-  temperature: Sequence[Positive | None] = (0.07,)
+  temperature: Sequence[Positive] = (0.07,)
 
   def check(self, labels: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError if there are fewer training examples than k."""
@@ -46,20 +46,19 @@ class Knn:
   def __call__(
     self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
-    """Return {'k{k}_t{T}' or 'k{k}_majority': accuracy}."""
+    """Return {'k{k}_t{T}': accuracy}."""
     del val
     classes, numbers = np.unique(train.y, return_inverse=True)
     similarities, rows = neighbours(train.x, test.x, max(self.k))
     labels, found = numbers[rows], {}
     for k, t in itertools.product(self.k, self.temperature):
       predicted = classes[vote(similarities[:, :k], labels[:, :k], t)]
-      name = f'k{k}_' + ('majority' if t is None else f't{t:g}')
-      found[name] = float(np.mean(predicted == test.y))
+      found[f'k{k}_t{t:g}'] = float(np.mean(predicted == test.y))
     return found
 
 
 def vote(
-  similarities: np.ndarray, labels: np.ndarray, temperature: float | None
+  similarities: np.ndarray, labels: np.ndarray, temperature: float
 ) -> np.ndarray:
   """Return the class with most votes, int [Q].
 
@@ -67,9 +66,8 @@ def vote(
   """
   # Relative to the nearest, so that no temperature overflows.
   excess = similarities.astype(np.float64) - similarities[:, :1]
-  weights = np.exp(excess / (np.inf if temperature is None else temperature))
-  count = labels.max() + 1
-  votes = [np.bincount(y, w, count).argmax() for y, w in zip(labels, weights)]
+  weights = np.exp(excess / temperature)
+  votes = [np.bincount(y, w).argmax() for y, w in zip(labels, weights)]
   return np.array(votes)
 
 

@@ -1,7 +1,6 @@
 """Average precision and F1 for examples with any number of labels."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 
 from vit_jax.evals.collect import LabelEvaluator, means
 from vit_jax.objectives import classification
-from vit_jax.types import Between, Params, UserError
+from vit_jax.types import Batch, Params, UserError
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -17,21 +16,14 @@ class MultiLabel(LabelEvaluator):
   """Ranking and decision metrics of a sigmoid model on a whole split.
 
   Labels are vectors [K], above 0 for each correct class; examples without a
-  label count too. A class is predicted if its probability, sigmoid(logit), is
-  at least `threshold`.
-
-  Attributes (more in `LabelEvaluator`):
-    threshold: between 0 and 1.
+  label count too. A class is predicted if its probability is at least 0.5.
   """
 
-  threshold: Between = 0.5
-
   def __post_init__(self) -> None:
-    label = np.asarray(self.data.first_example()['label'])
-    if label.ndim != 1:
+    if np.ndim(self.data.first_example()['label']) != 1:
       raise UserError(
-        f'MultiLabel: the label of an example is {label!r}; it must be a '
-        'vector that is above 0 for each correct class. For class numbers use '
+        'MultiLabel: the label of each example must be a vector that is above '
+        '0 for each correct class. For class numbers use '
         'vit_jax.evals.classification.Classification.'
       )
     super().__post_init__()
@@ -39,12 +31,10 @@ class MultiLabel(LabelEvaluator):
   @property
   def metrics(self) -> list[str]:
     names = ['mAP', 'f1_micro', 'f1_macro', 'hamming', 'exact_match', 'loss']
-    names += ['num_examples', 'skipped']
-    return [*names, 'average_precision/'] if self.per_class else names
+    return [*names, 'average_precision/', 'num_examples', 'skipped']
 
-  def compare(
-    self, logits: jax.Array, labels: jax.Array
-  ) -> dict[str, jax.Array]:
+  def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    logits, labels = self.logits(params, batch['image']), batch['label']
     return {
       'label': labels > 0,
       'loss': classification.sigmoid_loss(logits, labels),
@@ -71,13 +61,7 @@ class MultiLabel(LabelEvaluator):
       c: float(metrics.average_precision_score(positive[:, c], scores[:, c]))
       for c in np.flatnonzero(positive.any(axis=0)).tolist()
     }
-    if not each:
-      raise UserError(
-        f'None of the {len(positive)} examples has a label, so average '
-        'precision is undefined. Use another split.'
-      )
-    # Compare logits: float32 rounds large probabilities to 1, which are ties.
-    predicted = scores >= math.log(self.threshold / (1 - self.threshold))
+    predicted = scores >= 0
     wrong = predicted != positive
     results = {
       'mAP': float(np.mean(list(each.values()))),
