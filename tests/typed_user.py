@@ -150,7 +150,7 @@ def look_inside(path: str) -> np.ndarray:
   assert_type(images, jax.Array)
   _, recorded = model.apply({'params': params}, images, mutable=['all'])
   q, k, added = attention.recorded(recorded)
-  found = attention.rollout(q, k, added, residual='none')
+  found = attention.rollout(q, k, added)
   assert_type(found, jax.Array)
   weights = formats.read(path)
   assert_type(weights, Weights)

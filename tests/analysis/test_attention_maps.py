@@ -15,7 +15,7 @@ from vit_jax.models.vit import VisionTransformer
 
 # Op by op, each would be compiled by itself.
 mean_distance = jax.jit(attention.mean_distance, static_argnames='prefix')
-rollout = jax.jit(attention.rollout, static_argnames=('heads', 'residual'))
+rollout = jax.jit(attention.rollout)
 softmax_of = jax.jit(attention.weights)
 maps = jax.jit(attention.maps)
 
@@ -141,44 +141,35 @@ def test_more_than_ten_layers_keep_their_order():
   np.testing.assert_array_equal(k[:, 0, 0, 0, 0], -np.arange(12))
 
 
-def numpy_rollout(weights, heads, residual):
-  """Products from the first layer on; weights [L, B, h, N, N]."""
-  out = []
-  for b in range(weights.shape[1]):
-    product = np.eye(weights.shape[-1])
-    for layer in weights[:, b]:
-      mixed = {'mean': np.mean, 'max': np.max, 'min': np.min}[heads](layer, 0)
-      mixed = mixed / mixed.sum(1, keepdims=True)
-      if residual == 'half':
-        mixed = 0.5 * mixed + 0.5 * np.eye(len(mixed))
-      product = mixed @ product
-    out.append(product)
-  return np.array(out)
+def layers(count):
+  """q and k of some layers, [L, B, N, h, d]."""
+  of_each = [qk(seed=i, scale=1.5) for i in range(count)]
+  return tuple(jnp.stack(x) for x in zip(*of_each))
 
 
-@pytest.mark.parametrize('heads', ['mean', 'max', 'min'])
-@pytest.mark.parametrize('residual', ['half', 'none'])
-def test_rollout(heads, residual):
-  layers = [qk(seed=i, scale=1.5) for i in range(4)]
-  q, k = (jnp.stack(x) for x in zip(*layers))
-  found = rollout(q, k, heads=heads, residual=residual)
-  wanted = numpy_rollout(
-    np.array([numpy_weights(*layer) for layer in layers]), heads, residual
-  )
-  np.testing.assert_allclose(found, wanted, atol=2e-6)
-  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
-  if heads == 'mean':
-    start = FIRST
-    row = rollout(q, k, start=start, residual=residual)
-    np.testing.assert_allclose(row[:, 0], wanted[:, 0], atol=2e-6)
+def test_rollout():
+  q, k = layers(4)
+  wanted = np.eye(7)
+  for layer in zip(q, k):
+    wanted = (numpy_weights(*layer).mean(1) + np.eye(7)) / 2 @ wanted
+  np.testing.assert_allclose(rollout(q, k), wanted, atol=2e-6)
+  row = rollout(q, k, start=FIRST)
+  np.testing.assert_allclose(row[:, 0], wanted[:, 0], atol=2e-6)
 
 
-def test_rollout_where_heads_agree_on_nothing():
-  k = 60 * jnp.eye(5).reshape(1, 1, 5, 1, 5)
-  k = jnp.broadcast_to(k, (2, 1, 5, 2, 5))
-  q = jnp.stack([k[..., 0, :], jnp.roll(k[..., 0, :], 1, axis=2)], axis=3)
-  found = rollout(q, k, heads='min', residual='none')
-  np.testing.assert_array_equal(found[0], np.eye(5))
+def test_rollout_of_heads():
+  """Their mean is the rollout of the layers up to theirs."""
+  q, k = layers(3)
+  start = jax.nn.one_hot(np.arange(2), 7)[None]
+  found = jax.jit(attention.rollout_of_heads)(q, k, start=start)
+  assert found.shape == (2, 3, 3, 2, 7)
+  for i in range(3):
+    wanted = rollout(q[: i + 1], k[: i + 1], start=start)
+    np.testing.assert_allclose(found[:, i].mean(1), wanted, atol=1e-6)
+  # One head: its attention, then the layers before it.
+  of_head = (maps(q[2], k[2], start=start)[:, 1] + start) / 2
+  wanted = of_head @ rollout(q[:2], k[:2])
+  np.testing.assert_allclose(found[:, 2, 1], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_maps_are_rows_of_the_weights():
@@ -278,14 +269,3 @@ def test_mistakes():
     mean_distance(q, k, distances=distances)
   with pytest.raises(ValueError, match='no attention'):
     attention.recorded({'block_0': {}})
-
-
-@pytest.mark.parametrize('residual', attention.RESIDUALS)
-def test_the_mean_of_rollouts_of_heads_is_the_rollout(residual):
-  """The rollout uses the layers up to the one of the heads."""
-  q, k = (jnp.stack(x) for x in zip(*(qk(seed=i) for i in range(3))))
-  found = attention.rollout_of_heads(q, k, residual=residual)
-  assert found.shape == (2, 3, 3, 7, 7)
-  for layer in range(3):
-    wanted = rollout(q[: layer + 1], k[: layer + 1], residual=residual)
-    np.testing.assert_allclose(found[:, layer].mean(1), wanted, atol=1e-6)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import io
 import json
@@ -14,12 +13,10 @@ import time
 import urllib.request
 
 import chromium
-import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.analysis import attention
 from vit_jax.models import names
 from vit_jax.tools import demo
 from vit_jax.tools.look import arrays
@@ -67,32 +64,6 @@ def test_explainer_agrees_with_predict_and_look(photo, weights):
   ]
   assert len(set(drawn)) == 12 - 3  # layer 1 has no layers before it
   assert explainer.draw(found).tobytes() == drawn[3]  # the last layer's rollout
-
-
-def test_rollout_of_heads_is_the_rollout_of_layers():
-  rng = np.random.default_rng(0)
-  q, k = rng.standard_normal((2, 3, 2, 7, 4, 5), np.float32)
-  start = jax.nn.one_hot(np.arange(2), 7)[None]
-  for residual in attention.RESIDUALS:
-    found = jax.jit(
-      functools.partial(attention.rollout_of_heads, residual=residual)
-    )(q, k, start=start)
-    assert found.shape == (2, 3, 4, 2, 7)
-    for layer in (0, 2):
-      expected = jax.jit(
-        functools.partial(attention.rollout, residual=residual)
-      )(q[: layer + 1], k[: layer + 1], start=start)
-      np.testing.assert_allclose(
-        found[:, layer].mean(axis=1), expected, rtol=1e-4, atol=1e-6
-      )
-  # One head: its attention, then the layers before it.
-  of_head = attention.maps(q[2], k[2], start=start)[:, 1]
-  before = jax.jit(functools.partial(attention.rollout, residual='none'))(
-    q[:2], k[:2]
-  )
-  np.testing.assert_allclose(
-    found[:, 2, 1], of_head @ before, rtol=1e-4, atol=1e-6
-  )
 
 
 def test_models_without_attention_or_classes(photo, make_weights, model):

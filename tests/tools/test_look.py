@@ -235,14 +235,12 @@ def test_options_reach_look_at(file, paths, tmp_path, monkeypatch):
 
   monkeypatch.setattr(arrays, 'look_at', record)
   command = [f'--weights={file}', f'--output={tmp_path}', '--figures=distance']
-  command += ['--heads=max', '--residual=none', '--prefix=zero', '--query=1,2']
+  command += ['--prefix=zero', '--query=1,2']
   command += ['--batch_size=3', '--on_error=skip', paths[0]]
   with pytest.raises(ValueError, match='at least one'):  # nothing to draw
     call(*command)
   assert given == {
     'figures': ['distance'],
-    'heads': 'max',
-    'residual': 'none',
     'prefix': 'zero',
     'query': (1, 2),
     'batch_size': 3,

@@ -9,8 +9,7 @@
 Shapes: B examples, L layers, h heads of dimension d, Q queries, N tokens, of
 which the last P = gh * gw are patches row by row; the prefix before them is the
 class token and registers. All softmaxes are float32. Under jit only the
-[B, h, N, N] of one layer is in memory at a time, because layers are in a loop;
-the compiler would compute independent layers all at once.
+[B, h, N, N] of one layer is in memory at a time, because layers are in a loop.
 """
 
 from collections.abc import Callable
@@ -21,8 +20,6 @@ import numpy as np
 
 from vit_jax.types import Array, Params, UserError
 
-HEADS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
-RESIDUALS = ('half', 'none')
 PREFIXES = ('left_out', 'zero')
 
 
@@ -38,19 +35,15 @@ def recorded(
   Returns:
     (q, k, added): queries and keys, each [L, B, N, h, d]; and what relative
     positions add to q kᵀ, [L, B, h, N, N], or None.
-
-  Raises:
-    ValueError: nothing was recorded, as by Mixers and ResNets.
   """
-  names = [name for name in intermediates if name.startswith('block_')]
-  names.sort(key=lambda name: int(name.removeprefix('block_')))
-  is_scanned = 'blocks' in intermediates
+  names = [name for name in intermediates if name.startswith('block')]
+  names.sort(key=lambda name: (len(name), name))  # block_10 after block_9
   layers = []
-  for name in ['blocks'] if is_scanned else names:
+  for name in names:
     found = intermediates[name].get('attn', {})
-    if 'q' in found and 'k' in found:
-      added = found.get('position_logits', (None,))
+    if 'q' in found:
       # Each call of a module appends its own.
+      added = found.get('position_logits', (None,))
       layers.append((found['q'][0], found['k'][0], added[0]))
   if not layers:
     raise UserError(
@@ -58,7 +51,7 @@ def recorded(
       '(as Mixers and ResNets), or it was applied without '
       "mutable=['intermediates']."
     )
-  if is_scanned:
+  if names == ['blocks']:
     return layers[0]
   return jax.tree.map(lambda *of_all: jnp.stack(of_all), *layers)
 
@@ -79,10 +72,7 @@ def weights(q: Array, k: Array, added: Array | None = None) -> jax.Array:
 def per_layer(
   fn: Callable[..., jax.Array], q: Array, k: Array, added: Array | None = None
 ) -> jax.Array:
-  """Compute fn(q, k, added) -> [B, ...] for one layer at a time: [B, L, ...].
-
-  q, k and added are those of `recorded`.
-  """
+  """Compute fn(q, k, added) -> [B, ...] of each layer: [B, L, ...]."""
   found = jax.lax.map(lambda layer: fn(*layer), (q, k, added))
   return jnp.swapaxes(found, 0, 1)
 
@@ -100,60 +90,41 @@ def maps(
 
 
 def rollout(
-  q: Array,
-  k: Array,
-  added: Array | None = None,
-  *,
-  start: Array | None = None,
-  heads: str = 'mean',
-  residual: str = 'half',
+  q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
 ) -> jax.Array:
   """Return the contribution of each input token to output tokens (rollout).
 
-  It is the product A_L ... A_2 A_1 of the attention of all layers (Figs. 6 and
-  14). The paper leaves the rest open; it follows "Quantifying attention flow in
-  transformers", which the paper cites, from memory: the skip connection counts
-  as much as attention, A = (A + I) / 2.
+  It is the product A_L ... A_2 A_1 of the attention of all layers, averaged
+  over heads (Figs. 6 and 14). The paper leaves the rest open; it follows
+  "Quantifying attention flow in transformers", which the paper cites, from
+  memory: the skip connection counts as much as attention, A = (A + I) / 2.
 
   Args:
     q, k, added: of `recorded`.
     start: [B or 1, R, N], the output tokens, or mixtures of them; by default
       all tokens, R = N.
-    heads: how heads are combined: 'mean' (paper), 'max', 'min'. After 'max' and
-      'min', rows are scaled to sum to one again; if a row of 'min' is zero, the
-      token attends to itself.
-    residual: 'half', as above, or 'none': the plain product.
 
   Returns:
     float32 [B, R, N]; rows have the same sums as those of start.
   """
-  alone, start = _identity_and_start(q, start)
 
   def layer_before(out, layer):
-    mixed = HEADS[heads](weights(*layer), axis=1)
-    total = mixed.sum(axis=-1, keepdims=True)
-    mixed = jnp.where(total > 0, mixed / jnp.where(total > 0, total, 1), alone)
-    step = jnp.einsum('brq,bqn->brn', out, mixed)
-    return ((step + out) / 2 if residual == 'half' else step), None
+    attended = jnp.einsum('brq,bqn->brn', out, weights(*layer).mean(axis=1))
+    return (attended + out) / 2, None
 
   # From the last layer back: a few rows times a matrix cost less.
+  start = _start(q, start)
   return jax.lax.scan(layer_before, start, (q, k, added), reverse=True)[0]
 
 
-def _identity_and_start(q, start):
-  """Return the identity [1, N, N] and start [B, R, N], by default the same."""
-  alone = jnp.eye(q.shape[2])[None]
-  start = alone if start is None else start
-  return alone, jnp.broadcast_to(start, (q.shape[1], *start.shape[1:]))
+def _start(q, start=None):
+  """Return start [B, R, N], by default the identity."""
+  start = jnp.eye(q.shape[2])[None] if start is None else start
+  return jnp.broadcast_to(start, (q.shape[1], *start.shape[1:]))
 
 
 def rollout_of_heads(
-  q: Array,
-  k: Array,
-  added: Array | None = None,
-  *,
-  start: Array | None = None,
-  residual: str = 'half',
+  q: Array, k: Array, added: Array | None = None, *, start: Array | None = None
 ) -> jax.Array:
   """Return rollouts from one head of one layer: float32 [B, L, h, R, N].
 
@@ -161,17 +132,14 @@ def rollout_of_heads(
   are rolled out with the mean over heads. So the mean over the heads of a layer
   is the `rollout` of the layers up to it. Arguments as of `rollout`.
   """
-  alone, start = _identity_and_start(q, start)
+  start = _start(q, start)
 
   def next_layer(before, layer):
-    of_heads = weights(*layer)
-    if residual == 'half':
-      of_heads = (of_heads + alone[None]) / 2
+    of_heads = (weights(*layer) + jnp.eye(q.shape[2])[None, None]) / 2
     found = jnp.einsum('brq,bhqn,bnm->bhrm', start, of_heads, before)
     return jnp.einsum('bqn,bnm->bqm', of_heads.mean(axis=1), before), found
 
-  before = jnp.broadcast_to(alone, (q.shape[1], *alone.shape[1:]))
-  _, found = jax.lax.scan(next_layer, before, (q, k, added))
+  _, found = jax.lax.scan(next_layer, _start(q), (q, k, added))
   return jnp.swapaxes(found, 0, 1)
 
 

@@ -37,8 +37,6 @@ from vit_jax.tools.look import arrays
 from vit_jax.tools.look.figures import Figures
 
 _CHOICES = {
-  'heads': (attention.HEADS, 'how rollout combines heads'),
-  'residual': (attention.RESIDUALS, 'rollout: half skip connection, or none'),
   'prefix': (attention.PREFIXES, 'distance to class token and registers'),
   'style': (STYLES, 'rollout as a dark mask, or as a heat map'),
 }
@@ -107,8 +105,6 @@ def _run(args):
     weights,
     paths,
     figures=of_images,
-    heads=args.heads,
-    residual=args.residual,
     prefix=args.prefix,
     query=args.query,
     batch_size=args.batch_size,

@@ -103,7 +103,7 @@ def look_at(
     figures: some of OF_IMAGES; 'tsne' needs `features`.
     batch_size, on_error: of `predict.predict`. The attention of one layer for a
       batch must fit in memory.
-    **options: heads, residual, prefix and query of `forward_fn`.
+    **options: prefix and query of `forward_fn`.
 
   Returns:
     Iterator of the dicts of `forward_fn` for each image, and 'path'. An image
@@ -124,8 +124,6 @@ def forward_fn(
   model: Any,
   figures: Sequence[str],
   *,
-  heads: str = 'mean',
-  residual: str = 'half',
   prefix: str = 'left_out',
   query: tuple[int, int] | None = None,
 ) -> Callable[..., dict[str, jax.Array]]:
@@ -134,7 +132,6 @@ def forward_fn(
   Args:
     weights, model: of `pretrained.build`.
     figures: some of OF_IMAGES, and 'heads'.
-    heads, residual: of `attention.rollout`.
     prefix: of `attention.mean_distance`.
     query: (row, column) of the patch whose attention maps and rollout show; by
       default the tokens of `Pooling.token_weights`, such as the class token.
@@ -188,9 +185,7 @@ def forward_fn(
       )
       out |= split('maps', maps)
     if 'rollout' in figures:
-      rows = attention.rollout(
-        *layers, start=start, heads=heads, residual=residual
-      )
+      rows = attention.rollout(*layers, start=start)
       out |= split('rollout', rows[:, 0])
     if 'heads' in figures:
       rows = attention.rollout_of_heads(*layers, start=start)
