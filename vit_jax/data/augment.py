@@ -63,6 +63,11 @@ def contrast(picture: _Picture, factor: float, mean: int) -> _Picture:
   return Image.blend(picture.point(lambda _: mean), picture, factor)
 
 
+def posterize(picture: _Picture, bits: int) -> _Picture:
+  """Keep so many bits of each level. Pillow 13 refuses 0, timm's strongest."""
+  return picture.point(lambda level: level & (256 - 2 ** (8 - bits)))
+
+
 def grey(picture: _Picture) -> _Picture:
   """Set all channels to the luma."""
   return picture.convert('L').convert(picture.mode)
@@ -89,7 +94,7 @@ COLOR: dict[str, Callable[..., _Picture]] = {
   'AutoContrast': ImageOps.autocontrast,
   'Equalize': ImageOps.equalize,
   'Invert': ImageOps.invert,
-  'Posterize': ImageOps.posterize,
+  'Posterize': posterize,
   'Solarize': ImageOps.solarize,
   'SolarizeAdd': solarize_add,
   **{kind: functools.partial(enhance, kind=kind) for kind in ENHANCE},
@@ -167,7 +172,7 @@ _TIMM: _Arguments = {
   **_BIG_VISION,
   'Posterize': lambda strength, rng: min(int(strength * 4), 8),
   'SolarizeAdd': lambda strength, rng: min(int(strength * 110), 128),
-  **dict.fromkeys(_TRANSLATE, _signed(1)),  # of `_TRANSLATE_SHARE`
+  **dict.fromkeys(_TRANSLATE, _signed(0.45)),  # of a side
 }
 _INCREASING: _Arguments = {
   **_TIMM,
@@ -185,7 +190,6 @@ _TRIVIAL: _Arguments = {
   'Posterize': lambda strength, rng: 8 - round(strength * 6),
   'Solarize': lambda strength, rng: 255 * (1 - strength),
 }
-_TRANSLATE_SHARE = 0.45  # of a side: how far timm's magnitude 10 moves an image
 _BINS = 31  # strengths of TrivialAugment
 _WITHOUT = ('AutoContrast', 'Equalize', 'Invert')  # an argument
 
@@ -320,8 +324,7 @@ class TimmRandAugment(_OfPictures):
     table = _INCREASING if self.increasing else _TIMM
     argument = _argument(table, name, self._magnitude(rng) / 10, rng)
     if name in _TRANSLATE:
-      side = picture.size[_TRANSLATE.index(name)]
-      argument *= _TRANSLATE_SHARE * side
+      argument *= picture.size[_TRANSLATE.index(name)]
     kernel: str = self.interpolation
     if kernel == 'random' and name in GEOMETRY:
       kernel = ('bilinear', 'bicubic')[rng.integers(2)]
