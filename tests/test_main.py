@@ -12,7 +12,7 @@ import pytest
 from absl.testing import flagsaver
 
 from vit_jax import main
-from vit_jax.runs import checkpoint, workdirs
+from vit_jax.runs import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -185,12 +185,3 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert checkpoint.find(tmp_path).name == '2'
   params, _ = checkpoint.load_params(tmp_path)
   assert params['embedding/kernel'].shape == (4, 4, 1, 32)
-
-
-def test_the_last_line_says_what_was_written(tmp_path):
-  for name in ('config.json', 'metrics.jsonl', '.hidden'):
-    (tmp_path / name).touch()
-  (tmp_path / 'checkpoints').mkdir()
-  assert workdirs.written(tmp_path) == (
-    f'Written to {tmp_path}: checkpoints, config.json, metrics.jsonl'
-  )

@@ -22,7 +22,7 @@ from absl import app, flags, logging
 
 from vit_jax import config
 from vit_jax.parallel import compilation_cache, hosts
-from vit_jax.runs import canary, changes, terminal, workdirs
+from vit_jax.runs import canary, changes, terminal
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
       **_supplied(),
     )
     if not _DRY_RUN.value:
-      terminal.say(workdirs.written(workdir))
+      terminal.say(f'Written to {workdir}')
 
 
 def _supplied():

@@ -12,7 +12,6 @@ import hashlib
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from vit_jax import config
 from vit_jax.data.pipeline import Data
 from vit_jax.data.views import fingerprint
 from vit_jax.runs import workdirs
-from vit_jax.runs.files import PathLike, write_atomically
+from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.types import HARMLESS, MACHINE, UserError
 
 _SAVED, _HISTORY = 'resume.json', 'changes.jsonl'
@@ -31,22 +30,13 @@ _NOT_SET = 'not set'
 # Evaluators do not change the training: batches may become smaller.
 _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
 
+# What results depend on: 'config' is {key: JSON value} of the arguments, 'data'
+# {key: value} of the fingerprints of the sources.
+Basis = Mapping[str, Mapping[str, Any]]
+
 
 class ChangedRunError(UserError):
   """A run would resume with changes that its results depend on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Basis:
-  """Arguments and data that the results of a run depend on.
-
-  Attributes:
-    config: {key: JSON value} of the arguments.
-    data: {key: fingerprint} of the sources of data.
-  """
-
-  config: Mapping[str, Any]
-  data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +76,12 @@ def basis_of(
   sources = dict(_sources(arguments or {}))
   shared = {id(x): x for x in sources.values()}  # evaluators often share one
   prints = {key: config.plain(fingerprint(x)) for key, x in shared.items()}
-  return Basis(found, {key: prints[id(x)] for key, x in sources.items()})
+  data = {
+    f'{key}.{name}': value
+    for key, source in sources.items()
+    for name, value in prints[id(source)].items()
+  }
+  return {'config': found, 'data': data}
 
 
 def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
@@ -107,37 +102,27 @@ def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
 def saved(workdir: PathLike) -> Basis | None:
   """Return the Basis of the last start in a workdir; None if there is none."""
   file = epath.Path(workdir) / _SAVED
-  return Basis(**json.loads(file.read_text())) if file.exists() else None
+  return read_json(file) if file.exists() else None
 
 
 def compare(
   before: Basis, now: Basis, without: Sequence[str] = ()
 ) -> list[Change]:
   """Return the changes that results depend on, except those of some keys."""
-  both = [key for key in now.data if key in before.data]
-  old, new = (
-    {
-      **basis.config,
-      **{
-        f'{key}.{name}': value
-        for key in both
-        for name, value in config.walk(basis.data[key])
-      },
-    }
-    for basis in (before, now)
-  )
-  found = []
-  known = {_evaluator(key) for key in before.config}
-  for key in dict.fromkeys([*new, *old]):
-    one, other = old.get(key, _NOT_SET), new.get(key, _NOT_SET)
-    is_harmless = (
-      key in without
-      or _HARMLESS_KEYS.fullmatch(key)
-      or _evaluator(key) not in known  # it is new
-    )
-    if one != other and not is_harmless:
-      found.append(Change(key, one, other))
-  return found
+  known = {_evaluator(key) for key in before['config']}
+  pairs = [
+    (key, *(basis['config'].get(key, _NOT_SET) for basis in (before, now)))
+    for key in dict.fromkeys([*now['config'], *before['config']])
+    if _evaluator(key) in known  # others are new
+    and key not in without
+    and not _HARMLESS_KEYS.fullmatch(key)
+  ]
+  pairs += [
+    (key, before['data'][key], value)
+    for key, value in now['data'].items()
+    if key in before['data']
+  ]
+  return [Change(key, old, new) for key, old, new in pairs if old != new]
 
 
 def _evaluator(key):
@@ -151,14 +136,7 @@ def check(
   """Return the changes of a run that resumes, all of which are allowed.
 
   A run without a checkpoint starts from scratch, so everything is allowed.
-
-  Args:
-    workdir: of the run.
-    now: its Basis.
-    allow_changes: keys of the config, or of parts of it.
-
-  Raises:
-    ChangedRunError: other changes; with a diff.
+  `allow_changes` are keys of the config, or of parts of it.
   """
   before, step = saved(workdir), workdirs.newest_step(workdir)
   if step is None or before is None:
@@ -181,9 +159,7 @@ def refuse(
   refused = [x for x in found if not is_allowed(x.key, allow_changes)]
   if not refused:
     return
-  lines = '\n'.join(f'  {x}' for x in refused[:30])
-  if len(refused) > 30:
-    lines += f'\n  and {len(refused) - 30} more'
+  lines = '\n'.join(f'  {x}' for x in refused)
   # The target of an object stands for its arguments, too.
   keys = {x.key.removesuffix('.target'): None for x in refused}
   parts = [k for k in keys if not is_allowed(k, [x for x in keys if x != k])]
@@ -196,8 +172,7 @@ def refuse(
 def is_allowed(key: str, allow_changes: Sequence[str]) -> bool:
   """Return whether one of the keys is this one, or a part that contains it."""
   return any(
-    part == '' or key == part or key.startswith(f'{part}.')
-    for part in allow_changes
+    part == '' or f'{key}.'.startswith(f'{part}.') for part in allow_changes
   )
 
 
@@ -206,24 +181,16 @@ def record(
 ) -> None:
   """Save the Basis of a start, and the changes that were allowed.
 
-  With changes, config.json is kept as config_until_STEP.json, and changes.jsonl
-  gets a line for each. Only the first host writes.
+  changes.jsonl gets a line for each change. Only the first host writes.
   """
-  if jax.process_index():
-    return
-  folder = epath.Path(workdir)
-  if found:
-    old, kept = folder / 'config.json', folder / f'config_until_{step}.json'
-    if old.exists() and not kept.exists():
-      write_atomically(kept, old.read_text())
+  if found and jax.process_index() == 0:
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     about = {'date': date, 'step': step}
     lines = [json.dumps(about | dataclasses.asdict(each)) for each in found]
-    file = folder / _HISTORY
+    file = epath.Path(workdir) / _HISTORY
     earlier = file.read_text() if file.exists() else ''
     write_atomically(file, earlier + '\n'.join(lines) + '\n')
-  content = json.dumps(dataclasses.asdict(now), indent=2)
-  write_atomically(folder / _SAVED, content + '\n')
+  workdirs.write(workdir, _SAVED, now)
 
 
 def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
@@ -248,12 +215,6 @@ def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   found |= {f'--{name}': repr(value) for name, value in supplied.items()}
   versions = workdirs.versions()
   found |= {f'version of {name}': str(x) for name, x in versions.items()}
-  files = {
-    str(module.__file__)
-    for name, module in list(sys.modules.items())
-    if name.startswith('vit_jax') and getattr(module, '__file__', None)
-  }
-  code = hashlib.sha256()
-  for file in sorted(files):
-    code.update(pathlib.Path(file).read_bytes())
+  files = sorted(pathlib.Path(__file__).parents[1].rglob('*.py'))
+  code = hashlib.sha256(b''.join(file.read_bytes() for file in files))
   return found | {'code of vit_jax': code.hexdigest()[:12]}

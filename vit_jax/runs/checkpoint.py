@@ -357,7 +357,7 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
     step: which checkpoint; None for the newest.
   """
   path = epath.Path(path)
-  if workdirs.is_step(path.name) and (path / 'params').exists():
+  if path.name.isdecimal() and (path / 'params').exists():
     return path
   folder = path / 'checkpoints' if (path / 'checkpoints').exists() else path
   steps = workdirs.steps(folder)
