@@ -493,7 +493,8 @@ class RandomErasing:
     height, width, channels = image.shape
     for _ in range(10):  # until a box fits
       area = rng.uniform(*self.area) * height * width
-      ratio = math.exp(rng.uniform(*map(math.log, self.ratio)))
+      low, high = map(math.log, self.ratio)
+      ratio = math.exp(rng.uniform(low, high))
       h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
       if h < height and w < width:
         y, x = rng.integers(height - h + 1), rng.integers(width - w + 1)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -75,10 +74,6 @@ class Tfds:
     self.class_names: list[str] | None = getattr(known, 'class_names', None)
     if isinstance(known, tfds.features.ClassLabel) and self.num_classes:
       self.class_names = list(known.names)
-    names = builder.data_path / 'class_names.json'  # of tools.prepare
-    if self.label_fn is None and self.label_key == 'label' and names.exists():
-      self.class_names = json.loads(names.read_text())
-      self.num_classes = len(self.class_names)
 
   def __len__(self) -> int:
     return len(self._records)

@@ -2,9 +2,8 @@
 
     python -m vit_jax.tools.to_array_record ~/tensorflow_datasets/mnist/3.0.1
 
-The new files are written next to the old ones, which are kept, and are as
-large. TFDS and vit_jax then find both formats. After an interruption, run the
-command again: it skips complete files.
+The new files are written next to the old ones, which are kept. After an
+interruption, run the command again: it skips complete files.
 """
 
 import json
@@ -35,8 +34,7 @@ def convert(directory: PathLike) -> None:
       ' prepared TFDS data set, with its dataset_info.json.'
     )
   done = workers.read_ahead(_convert_file, files, workers.cores())
-  for _ in terminal.track(done, len(files), unit='files'):
-    pass
+  list(terminal.track(done, len(files), unit='files'))
   # TFDS reads here which other formats exist. Written last, when all files do.
   info = directory / 'dataset_info.json'
   content = json.loads(info.read_text())

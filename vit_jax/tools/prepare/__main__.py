@@ -17,9 +17,9 @@ ImageNet-21k without copies of evaluation images, in a shuffled order:
 SOURCE is a folder of images, a name such as 'tfds:NAME:SPLIT' or
 'hf:NAME:SPLIT', see docs/data.md, a tar file 'tar:FILE', or 'imagenet:FOLDER:
 SPLIT' for the tar files of image-net.org. SPLIT is 'train' by default, or the
-split that the name ends with. DEST is a new folder, NAME or NAME/VERSION. Until
-it is complete, it is called DEST.part. Unreadable images and copies are left
-out, and listed in DEST/left_out.csv.
+split that the name ends with. DEST is a new folder. Until it is complete, it is
+called DEST.part. Unreadable images and copies are left out, and listed in
+DEST/left_out.csv.
 """
 
 import argparse
@@ -32,7 +32,6 @@ from vit_jax.data.sources import open_source
 from vit_jax.runs import terminal
 from vit_jax.tools import parsers
 from vit_jax.tools.prepare import tars, write
-from vit_jax.tools.prepare.copies import Copies, perceptual_hash
 from vit_jax.types import UserError
 
 _SOURCE_OPTIONS = {
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       sources,
       short_side=args.short_side,
       shuffle=args.shuffle,
-      copies=_copies(args.leave_out) if args.leave_out else None,
+      leave_out={x: _open(x) for x in args.leave_out},
     )
   folder = os.path.abspath(os.path.expanduser(args.dest))
   sizes = ', '.join(f'{n:,} examples of {split}' for split, n in counts.items())
@@ -88,9 +87,8 @@ def parser() -> argparse.ArgumentParser:
     default=[],
     help='leave out copies of images of this source; may be repeated',
   )
-  group = made.add_argument_group('how sources are read')
   for name, text in _SOURCE_OPTIONS.items():
-    group.add_argument(f'--{name}', help=text)
+    add(f'--{name}', help=f'{text} of the sources')
   return made
 
 
@@ -108,23 +106,8 @@ def _open(text, **options):
   if kind == 'tar':
     return tars.Tar(rest)
   if kind == 'imagenet':
-    return tars.imagenet_tar(*rest.rsplit(':', 1))
+    return tars.imagenet(*rest.rsplit(':', 1))
   return open_source(name, **options)
-
-
-def _copies(texts):
-  """Return the hashes of the images of these sources."""
-  hashes = {}
-  for text in texts:
-    source = _open(text)
-
-    def hashed(name, read, text=text, source=source):
-      image, _ = write.decoded(source, read())
-      return f'{text}: {name}', perceptual_hash(image)
-
-    hashes.update(write.process(source, hashed))
-  terminal.say(f'Comparing with {len(hashes):,} evaluation images.')
-  return Copies(hashes)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.data import image_files, imagenet
+from vit_jax.data import image_files
 from vit_jax.types import PathLike, UserError
 
 
@@ -36,24 +36,20 @@ class Tar:
     exif: bool = True,
   ) -> None:
     self.exif, self._path, self._classes = exif, epath.Path(path), classes
-    if classes is None:
+    if classes is not None:
+      names = set(classes.values())
+    else:
       with self._path.open('rb') as file, tarfile.open(fileobj=file) as tar:
         # The headers of inner tar files are not read: each is a folder.
-        names = [x.name.removesuffix('.tar') + '/' * _is_tar(x) for x in tar]
-      folders = {
-        posixpath.dirname(x) for x in names if x[-1] == '/' or _is_shown(x)
-      }
+        folders = {_folder(member) for member in tar} - {None}
       if len(folders) < 2:
         raise UserError(
           f'{path} has no images in folders. Expected a folder, or an inner tar'
           ' file, for each class.'
         )
-      self._prefix = posixpath.commonpath(folders)
+      self._prefix = posixpath.commonpath(folders) or '.'
       names = {self._class_of(f'{folder}/') for folder in folders}
-    else:
-      names = set(classes.values())
     self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
-    self.num_classes = len(names)
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
@@ -61,40 +57,35 @@ class Tar:
       self._path.open('rb') as file,
       tarfile.open(fileobj=file, mode='r|*') as tar,
     ):
-      for name, data in _images(tar):
-        label = labels[self._class_of(name)]
-        yield name, {'image': data, 'label': label}
+      for path, data in _images(tar):
+        yield path, {'image': data, 'label': labels[self._class_of(path)]}
 
-  def _class_of(self, name):
+  def _class_of(self, path):
     if self._classes is not None:
-      return self._classes[posixpath.basename(name)]
-    return posixpath.relpath(name, self._prefix or '.').split('/')[0]
+      return self._classes[posixpath.basename(path)]
+    return posixpath.relpath(path, self._prefix).split('/')[0]
 
 
-def imagenet_tar(folder: PathLike, split: str) -> Tar:
+def imagenet(folder: PathLike, split: str) -> Tar:
   """Return a split of ImageNet 2012 from the tar files of image-net.org.
 
   Args:
     folder: contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
     split: 'train' or 'validation'.
   """
-  # TensorFlow ignores the orientation.
+  start, exif = f'{os.fspath(folder)}/ILSVRC2012_img_', False  # as TensorFlow
   if split == 'train':
-    return Tar(f'{os.fspath(folder)}/ILSVRC2012_img_train.tar', exif=False)
-  path = f'{os.fspath(folder)}/ILSVRC2012_img_val.tar'
-  return Tar(path, classes=_validation(), exif=False)
-
-
-def _validation():
-  """Return the WordNet ids of the 50,000 validation images by file name."""
+    return Tar(f'{start}train.tar', exif=exif)
   import tensorflow_datasets as tfds
 
-  path = 'datasets/imagenet2012/validation_labels.txt'
-  found = tfds.core.tfds_path(path).read_text().split()
-  assert set(found) == set(imagenet.wnids())
-  return {
-    f'ILSVRC2012_val_{i:08d}.JPEG': wnid for i, wnid in enumerate(found, 1)
+  wnids = tfds.core.tfds_path(
+    'datasets/imagenet2012/validation_labels.txt'
+  ).read_text()
+  classes = {
+    f'ILSVRC2012_val_{i:08d}.JPEG': wnid
+    for i, wnid in enumerate(wnids.split(), 1)
   }
+  return Tar(f'{start}val.tar', classes=classes, exif=exif)
 
 
 def _images(tar, folder=''):
@@ -106,6 +97,13 @@ def _images(tar, folder=''):
         yield from _images(inner, path.removesuffix('.tar'))
     elif member.isfile() and _is_shown(path):
       yield path, tar.extractfile(member).read()
+
+
+def _folder(member):
+  """Return the folder that a member adds images to, or None."""
+  if _is_tar(member):
+    return member.name.removesuffix('.tar')
+  return posixpath.dirname(member.name) if _is_shown(member.name) else None
 
 
 def _is_tar(member):

@@ -1,10 +1,9 @@
 """Examples of sources, checked and re-encoded, written by TFDS."""
 
 import csv
+import functools
 import io
-import json
 import pathlib
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,43 +13,10 @@ import numpy as np
 from vit_jax.data import images, views, workers
 from vit_jax.data.transforms import resize
 from vit_jax.runs import terminal
-from vit_jax.tools.prepare.copies import Copies
 from vit_jax.types import PathLike, UserError
 
-Example = Mapping[str, Any]  # {'image': bytes or array, 'label': int or [K]}
-_QUALITY = 95  # of JPEG files; 4:4:4 would take 1.33 times the bytes at 256 px
-
-
-def process(
-  source: Any, function: Callable[[str, Callable[[], Example]], Any]
-) -> Iterable[Any]:
-  """Yield function(file name, read) for each example, computed by threads.
-
-  Args:
-    source: has len() and [i], or is an iterable of (file name, example).
-    function: its `read()` returns the example.
-  """
-
-  def of_index(index):
-    name = getattr(source, 'file_name', lambda index: None)(index)
-    name = name or views.describe(source, index)
-    return function(name, lambda: source[index])
-
-  threads = 2 * workers.cores()
-  if hasattr(source, '__getitem__'):
-    return workers.read_ahead(of_index, range(len(source)), threads)
-  return workers.read_ahead(
-    lambda x: function(x[0], lambda: x[1]), source, threads
-  )
-
-
-def decoded(source: Any, example: Example) -> tuple[np.ndarray, bool]:
-  """Return the image, uint8 [H, W, C], and whether EXIF turned it."""
-  image = example['image']
-  if not isinstance(image, bytes):
-    return image, False
-  encoded = images.Encoded(image, exif=getattr(source, 'exif', True))
-  return encoded.pixels(), encoded.is_turned
+_JPEG_QUALITY = 95
+_COPY_BITS = 6  # in which the hashes of copies differ at most, of 64
 
 
 def write(
@@ -59,24 +25,22 @@ def write(
   *,
   short_side: int | None = None,
   shuffle: bool = False,
-  copies: Copies | None = None,
+  leave_out: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
   """Write a TFDS data set, which appears when it is complete.
 
   Unreadable images and copies are left out, and listed in left_out.csv.
 
   Args:
-    folder: of the data set, NAME or NAME/VERSION; it must not exist.
-    sources: by split.
+    folder: of the data set; it must not exist.
+    sources: by split. A source has len() and [i], or is an iterable of (file
+      name, example). An example is {'image': bytes or array, 'label': int}.
     short_side: larger images are shrunk to it; None copies their bytes.
     shuffle: write the examples in a shuffled order.
-    copies: evaluation images whose copies are left out.
+    leave_out: {name: source} of images whose copies are left out.
 
   Returns:
     {split: number of examples}.
-
-  Raises:
-    ValueError: the folder exists, or the splits have different classes.
   """
   import tensorflow_datasets as tfds
 
@@ -89,89 +53,111 @@ def write(
   names = getattr(first, 'class_names', None)
   if any(getattr(other, 'class_names', None) != names for other in others):
     raise UserError('the splits have different classes. Give class_names.')
-  features = _features(first, names)
-  left_out: list[tuple[str, ...]] = []
-
-  def examples(split: str) -> Iterator[tuple[int, Example]]:
-    source = sources[split]
-
-    def record(name, read):
-      try:
-        return name, *_record(source, read(), short_side, copies)
-      except (OSError, ValueError) as error:
-        return name, None, f'unreadable: {error}'
-
-    found = process(source, record)
-    for index, (name, example, reason) in enumerate(found):
-      if example is None:
-        left_out.append((split, str(index), name, reason))
-      else:
-        yield index, {**example, 'file_name': name}
-
-  dataset, given = _name_and_version(folder)
+  count = getattr(first, 'num_classes', None)
+  label: Any = np.int64
+  if names or count:
+    label = tfds.features.ClassLabel(
+      num_classes=None if names else count, names=names
+    )
+  copies = Copies(leave_out) if leave_out else None
+  left_out: list[tuple[str, str, str]] = []
 
   class Prepared(  # type: ignore[call-arg]
     tfds.core.GeneratorBasedBuilder, skip_registration=True
   ):
-    name = dataset
-    VERSION = tfds.core.Version(given)
+    VERSION = tfds.core.Version('1.0.0')
     # TFDS would look for files next to the code of the class.
     pkg_dir_path, code_path = partial, None
 
     def _info(self):
+      features = {
+        'image': tfds.features.Image(shape=(None, None, 3)),
+        'label': label,
+        'file_name': tfds.features.Text(),
+      }
       return tfds.core.DatasetInfo(
-        builder=self, features=features, disable_shuffling=not shuffle
+        builder=self,
+        features=tfds.features.FeaturesDict(features),
+        disable_shuffling=not shuffle,
       )
 
     def _split_generators(self, dl_manager):
-      return {split: examples(split) for split in sources}
+      return {split: self._generate_examples(split) for split in sources}
 
-    def _generate_examples(self):
-      raise NotImplementedError  # the splits are generators already
+    def _generate_examples(self, split):
+      def record(source, name, read):
+        try:
+          return name, *_record(source, read(), short_side, copies)
+        except (OSError, ValueError) as error:
+          return name, None, f'unreadable: {error}'
+
+      found = _process(sources[split], record)
+      for index, (name, example, reason) in enumerate(found):
+        if example is None:
+          left_out.append((split, name, reason))
+        else:
+          yield index, {**example, 'file_name': name}
 
   builder = Prepared(data_dir=partial, file_format='array_record')
   builder.download_and_prepare()
   made = pathlib.Path(builder.data_path)
-  if names and not isinstance(features['label'], tfds.features.ClassLabel):
-    (made / 'class_names.json').write_text(json.dumps(list(names)))
   if left_out:
     with open(made / 'left_out.csv', 'w', newline='') as file:
-      header = ('split', 'index', 'file_name', 'reason')
-      csv.writer(file).writerows([header, *left_out])
+      csv.writer(file).writerows([('split', 'file_name', 'reason'), *left_out])
     terminal.say(f'Left out {len(left_out):,}, see {folder}/left_out.csv.')
   made.rename(folder)
   shutil.rmtree(partial)
   return {k: v.num_examples for k, v in builder.info.splits.items()}
 
 
+def _process(
+  source: Any, function: Callable[[Any, str, Callable[[], Any]], Any]
+) -> Iterable[Any]:
+  """Yield function(source, file name, read) of each example, by threads."""
+  return workers.read_ahead(
+    lambda named: function(source, *named),
+    _reads(source),
+    2 * workers.cores(),
+  )
+
+
+def _reads(source: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+  """Yield (file name, function that returns the example) of each example."""
+  if not hasattr(source, '__getitem__'):
+    for name, example in source:
+      yield name, functools.partial(dict, example)
+    return
+  file_name = getattr(source, 'file_name', lambda index: None)
+  for index in range(len(source)):
+    name = file_name(index) or views.describe(source, index)
+    yield name, functools.partial(source.__getitem__, index)
+
+
+def _decoded(source, image):
+  """Return an image, uint8 [H, W, C], and whether EXIF turned it."""
+  if not isinstance(image, bytes):
+    return image, False
+  encoded = images.Encoded(image, exif=getattr(source, 'exif', True))
+  return encoded.pixels(), encoded.is_turned
+
+
 def _record(source, example, short_side, copies):
   """Return (record, ''), or (None, why it has none)."""
+  data = example['image']
   # Decoded even if the bytes are copied, to find unreadable images.
-  image, is_turned = decoded(source, example)
+  image, is_turned = _decoded(source, data)
   if copies and (copy := copies.find(image)):
     return None, f'copy of {copy}'
-  data = example['image']
-  is_large = short_side and min(image.shape[:2]) > short_side
-  if is_large or is_turned:  # TensorFlow ignores the EXIF orientation
-    data = _jpeg(image, short_side if is_large else None)
-  elif not isinstance(data, bytes):
-    data = _encoded('.png', data)
-  return {'image': io.BytesIO(data), 'label': example['label']}, ''
-
-
-def _jpeg(image, short_side):
-  """Return a JPEG file of an image, shrunk to a short side by area."""
-  if short_side:
-    factor = short_side / min(image.shape[:2])
+  factor = short_side / min(image.shape[:2]) if short_side else 1
+  if factor < 1:
     size = tuple(max(1, round(x * factor)) for x in image.shape[:2])
     image = resize(image, size, 'area')
-  if image.shape[2] == 3 and (image == image[..., :1]).all():
-    image = image[..., :1]  # grey stays grey
-  cv2 = images.opencv()
-  options = [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
-  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR]
-  options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
-  return _encoded('.jpg', image, options)
+  if factor < 1 or is_turned:  # TensorFlow ignores the EXIF orientation
+    quality = [images.opencv().IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+    data = _encoded('.jpg', image, quality)
+  elif not isinstance(data, bytes):
+    data = _encoded('.png', image)
+  return {'image': io.BytesIO(data), 'label': example['label']}, ''
 
 
 def _encoded(kind, image, options=()):
@@ -179,34 +165,41 @@ def _encoded(kind, image, options=()):
   return images.opencv().imencode(kind, image, options)[1].tobytes()
 
 
-def _features(source, names):
-  """Return the features of TFDS for a source."""
-  import tensorflow_datasets as tfds
+class Copies:
+  """The images of sources {name: source}, which copies are compared with."""
 
-  indexed = hasattr(source, '__getitem__')
-  example = source[0] if indexed else next(iter(source))[1]
-  shape = np.shape(example['label'])
-  count = getattr(source, 'num_classes', None)
-  label: Any = np.int64
-  if shape:
-    label = tfds.features.Tensor(shape=shape, dtype=np.float32)
-  elif names is not None:
-    label = tfds.features.ClassLabel(names=list(names))
-  elif count is not None:
-    label = tfds.features.ClassLabel(num_classes=count)
-  return tfds.features.FeaturesDict(
-    {
-      'image': tfds.features.Image(shape=(None, None, 3)),
-      'label': label,
-      'file_name': tfds.features.Text(),
-    }
-  )
+  def __init__(self, sources: Mapping[str, Any]) -> None:
+    found = [
+      (f'{name}: {file}', value)
+      for name, source in sources.items()
+      for file, value in _process(source, _named_hash)
+    ]
+    self._names, hashes = zip(*found)
+    self._hashes = np.array(hashes, np.uint64)
+    terminal.say(f'Comparing with {len(found):,} evaluation images.')
+
+  def find(self, image: np.ndarray) -> str | None:
+    """Return the image that this, uint8 [H, W, C], is a copy of, or None."""
+    distances = np.bitwise_count(self._hashes ^ perceptual_hash(image))
+    nearest = distances.argmin()
+    if distances[nearest] > _COPY_BITS:
+      return None
+    return f'{self._names[nearest]} (distance {distances[nearest]})'
 
 
-def _name_and_version(folder):
-  """Return the name and version of a data set in NAME or NAME/VERSION."""
-  version = '1.0.0'
-  if re.fullmatch(r'\d+\.\d+\.\d+', folder.name):
-    folder, version = folder.parent, folder.name
-  name = re.sub(r'\W', '_', folder.name, flags=re.ASCII)
-  return name if name[0].isalpha() else f'set_{name}', version
+def _named_hash(source, name, read):
+  return name, perceptual_hash(_decoded(source, read()['image'])[0])
+
+
+def perceptual_hash(image: np.ndarray) -> np.uint64:
+  """Return `imagehash.phash` of an image, uint8 [H, W, C].
+
+  Its 64 bits say which of the low frequencies of a thumbnail are above their
+  median. Resizing, compression and changes of contrast keep nearly all of them;
+  cropping, mirroring and rotating do not.
+  """
+  import imagehash  # of the extra 'prepare'
+
+  picture = image[..., 0] if image.shape[2] == 1 else image
+  bits = imagehash.phash(images.pillow().fromarray(picture)).hash
+  return np.packbits(bits).view('>u8')[0].astype(np.uint64)
