@@ -31,7 +31,7 @@ LAYERS = {  # a module or folder, and what else it may import of this package
   'step': (),
   'pretrained': ('data.transforms', 'models.', 'weights.'),
   'analysis': (),
-  'config': ('optim.durations',),
+  'config': ('optim.schedules',),
   'data': (),
   'evals': ('data.', 'objectives.', 'parallel.', 'runs.compiled'),
   'models': (),

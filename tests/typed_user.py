@@ -25,8 +25,7 @@ from vit_jax.models.posemb import PositionEmbedding, SinCos2d
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import classification
 from vit_jax.optim import optimizers as optim
-from vit_jax.optim.durations import Duration, epochs, examples, steps
-from vit_jax.optim.schedules import Schedule
+from vit_jax.optim.schedules import Duration, Schedule, epochs, examples, steps
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.types import LossFn, Metrics, Model, Params, Preprocess

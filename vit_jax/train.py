@@ -18,9 +18,8 @@ from vit_jax.evals import evaluators as evaluators_lib
 from vit_jax.evals.evaluators import Evaluator, Factory
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
-from vit_jax.optim.durations import Interval, Timeline
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.optim.schedules import Ema, Interval, Schedule, Timeline
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
@@ -183,7 +182,7 @@ def train(
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,
-    ema_weight=ema and compiled.reuse(ema, timeline),
+    ema_weight=ema,
   )
   abstract_batch = compiled.batch_shapes(
     image_shape, example['label'], data.batch_size, mesh

@@ -18,7 +18,7 @@ from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.optim.durations import Duration, steps
+from vit_jax.optim.schedules import Duration, steps
 from vit_jax.types import HARMLESS, MACHINE, Count, Dtype, PathRule, Size
 
 RESIZE = 'vit_jax.data.transforms.Resize'

@@ -21,9 +21,8 @@ from vit_jax.evaluate import evaluate
 from vit_jax.models import names
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim.durations import steps
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.optim.schedules import Ema, Schedule, steps
 from vit_jax.parallel.sharding import MeshSizes, fsdp
 from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, train

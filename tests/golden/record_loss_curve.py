@@ -21,9 +21,8 @@ from vit_jax.data.embedded import digits
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim.durations import Timeline, steps
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
 from vit_jax.step import init_state, train_step
 
 PATH = pathlib.Path(__file__).with_name('loss_curve.json')
@@ -72,7 +71,7 @@ def losses():
     loss_fn=loss_fn,
     tx=make_tx(state.params),
     accum_steps=2,
-    ema_weight=Ema(0.9)(timeline),
+    ema_weight=Ema(0.9),
   )
   step_fn, curve = jax.jit(step_fn, compiler_options=options), []
   batches = pipeline.Data(source, batch_size=16).train_batches()

@@ -22,8 +22,8 @@ from vit_jax.objectives import distillation as module
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.teacher import Teacher
-from vit_jax.optim.durations import steps
 from vit_jax.optim.optimizers import Optimizer
+from vit_jax.optim.schedules import steps
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs.changes import ChangedRunError

@@ -1,112 +1,142 @@
-"""Learning-rate schedules against closed forms."""
+"""Durations, learning rates and EMA weights against closed forms."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from vit_jax.optim.durations import Timeline, steps
-from vit_jax.optim.schedules import Schedule
+from vit_jax.optim.schedules import (
+  Duration,
+  Ema,
+  Schedule,
+  Timeline,
+  epochs,
+  examples,
+  fraction,
+  steps,
+)
+from vit_jax.step import TrainState, train_step
 
-
-def schedule(*, total_steps, warmup_steps=0, cooldown_steps=0, **fields):
-  """Return the learning rate over the steps of a run."""
-  ramps = {'warmup': steps(warmup_steps), 'cooldown': steps(cooldown_steps)}
-  return Schedule(**fields, **ramps)(Timeline(1, 1, total_steps))
-
-
-# Paper, tables 3 and 4, and its released code.
+# Durations.
 
 
 @pytest.mark.parametrize(
-  ('arguments', 'expected'),
+  ('duration', 'expected'),
   [
-    (  # ImageNet-21k: 10k of warm-up, linear to 0 at the end
-      {'lr': 1e-3, 'decay': 'linear', 'total_steps': 312_000},
-      {
-        0: 0.0,
-        1: 1e-7,
-        5_000: 5e-4,
-        10_000: 1e-3,
-        161_000: 5e-4,
-        312_000: 0.0,
-      },
+    (steps(10_000), 10_000),
+    (steps(7.0), 7),
+    (steps(0), 0),
+    (epochs(300), 93_835),  # of ImageNet: 93.8k
+    (epochs(0.5), 156),
+    (examples(8192), 2),
+    (examples(8191), 1),
+    (examples(1), 1),  # a duration above 0 lasts at least one step
+    (fraction(0.1), 10),
+    (fraction(0.29), 29),  # although 0.29 * 100 < 29 in floating point
+    (fraction(0.001), 1),
+    (fraction(0.0), 0),
+    (fraction(1), 100),
+    (None, 0),
+  ],
+)
+def test_durations_in_steps(duration, expected):
+  imagenet = Timeline(4096, 1_281_167, total_steps=100)
+  assert imagenet.steps(duration) == expected
+
+
+@pytest.mark.parametrize(
+  ('value', 'unit'),
+  [
+    (1.5, 'steps'),
+    (-1, 'steps'),
+    (True, 'steps'),
+    ('90', 'epochs'),
+    (float('inf'), 'epochs'),
+    (1.1, 'fraction'),
+  ],
+)
+def test_values_that_a_unit_cannot_have(value, unit):
+  with pytest.raises(ValueError, match=f'{unit}={value!r} must'):
+    Duration(value, unit)
+
+
+def test_a_run_cannot_be_a_fraction_of_itself():
+  with pytest.raises(ValueError, match='cannot be a fraction of itself'):
+    Timeline(1, 1).steps(fraction(0.5))
+
+
+# Learning rates.
+
+
+def schedule(total=100, warmup=0, cooldown=0, **fields):
+  """Return the learning rate over the steps of a run."""
+  ramps = {'warmup': steps(warmup), 'cooldown': steps(cooldown)}
+  return Schedule(**fields, **ramps)(Timeline(1, 1, total))
+
+
+# Paper, tables 3 and 4, and its released code; 10k steps of warm-up.
+@pytest.mark.parametrize(
+  ('decay', 'fields', 'expected'),
+  [
+    (  # ImageNet-21k: linear to 0 at the end
+      'linear',
+      {'lr': 1e-3, 'total': 312_000},
+      {0: 0, 1: 1e-7, 5000: 5e-4, 10_000: 1e-3, 161_000: 5e-4, 312_000: 0},
     ),
     (  # ImageNet: the same with a cosine
-      {'lr': 3e-3, 'decay': 'cosine', 'total_steps': 90_000},
+      'cosine',
+      {'lr': 3e-3, 'total': 90_000},
       {
-        0: 0.0,
-        10_000: 3e-3,
+        **{0: 0, 10_000: 3e-3, 50_000: 1.5e-3, 90_000: 0},
         30_000: 3e-3 * (1 + np.cos(np.pi / 4)) / 2,
-        50_000: 1.5e-3,
-        90_000: 0.0,
       },
     ),
     (  # the released code's linear decay ends at 1e-5
-      {'lr': 1e-2, 'decay': 'linear', 'total_steps': 20_000, 'end_lr': 1e-5},
-      {0: 0.0, 10_000: 1e-2, 15_000: 0.005005, 20_000: 1e-5},
+      'linear',
+      {'lr': 1e-2, 'total': 20_000, 'end_lr': 1e-5},
+      {0: 0, 10_000: 1e-2, 15_000: 0.005005, 20_000: 1e-5},
     ),
     (  # "Scaling ViT": lr / sqrt(1 + (t - warmup) / timescale), cooldown
+      'rsqrt',
+      {'lr': 8e-4, 'total': 200_000, 'cooldown': 50_000},
       {
-        'lr': 8e-4,
-        'decay': 'rsqrt',
-        'total_steps': 200_000,
-        'cooldown_steps': 50_000,
-      },
-      {
-        0: 0.0,
-        10_000: 8e-4,
-        40_000: 4e-4,
+        **{0: 0, 10_000: 8e-4, 40_000: 4e-4, 200_000: 0},
         150_000: 8e-4 / np.sqrt(15),
         175_000: 4e-4 / np.sqrt(17.5),
-        200_000: 0.0,
       },
     ),
     (  # BiT: 30, 60 and 80 of 90 epochs, here of 1000 steps
+      'step',
+      {'lr': 0.48, 'total': 90_000, 'milestones': (30 / 90, 60 / 90, 80 / 90)},
       {
-        'lr': 0.48,
-        'decay': 'step',
-        'total_steps': 90_000,
-        'milestones': (30 / 90, 60 / 90, 80 / 90),
-      },
-      {
-        0: 0.0,
-        5_000: 0.24,
-        10_000: 0.48,
-        29_999: 0.48,
-        30_000: 0.048,
-        59_999: 0.048,
-        60_000: 0.0048,
-        79_999: 0.0048,
-        80_000: 0.00048,
-        90_000: 0.00048,
+        **{0: 0, 5000: 0.24, 10_000: 0.48, 29_999: 0.48, 30_000: 0.048},
+        **{59_999: 0.048, 60_000: 0.0048, 79_999: 0.0048},
+        **{80_000: 0.00048, 90_000: 0.00048},
       },
     ),
     (  # the first within warm-up; and 0.29 * 100_000 is not below 29_000
+      'step',
       {
-        'lr': 0.8,
-        'decay': 'step',
-        'total_steps': 100_000,
-        'milestones': [0.05, 0.29],
+        **{'lr': 0.8, 'total': 100_000, 'milestones': [0.05, 0.29]},
         'step_factor': 0.5,
       },
       {
-        2_500: 0.2,
-        5_000: 0.2,
-        10_000: 0.4,
-        28_999: 0.4,
-        29_000: 0.2,
-        100_000: 0.2,
+        **{2_500: 0.2, 5_000: 0.2, 10_000: 0.4},
+        **{28_999: 0.4, 29_000: 0.2, 100_000: 0.2},
       },
     ),
     (
-      {'lr': 0.5, 'decay': 'constant', 'total_steps': 20_000},
+      'constant',
+      {'lr': 0.5, 'total': 20_000},
       {0: 0.0, 2_500: 0.125, 10_000: 0.5, 20_000: 0.5},
     ),
   ],
 )
-def test_schedules(arguments, expected):
-  rate = jax.jit(schedule(**arguments, warmup_steps=10_000))
+def test_learning_rates(decay, fields, expected):
+  rate = jax.jit(schedule(decay=decay, warmup=10_000, **fields))
   for step, value in expected.items():
     # At the end of a cosine 1 + cos(pi) leaves a rounding.
     np.testing.assert_allclose(rate(step), value, rtol=1e-5, atol=1e-9)
@@ -114,14 +144,13 @@ def test_schedules(arguments, expected):
 
 
 def test_finetuning_cosine_without_warmup_starts_at_the_peak():
-  rate = schedule(lr=0.03, total_steps=500)
-  np.testing.assert_allclose(rate(0), 0.03, rtol=1e-6)
+  np.testing.assert_allclose(schedule(lr=0.03)(0), 0.03, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-  'arguments',
+  'fields',
   [
-    {'warmup_steps': 60, 'cooldown_steps': 50},
+    {'warmup': 60, 'cooldown': 50},
     {'decay': 'rsqrt', 'end_lr': 0.1},
     {'decay': 'step', 'milestones': (0.5,), 'end_lr': 0.1},
     {'milestones': (0.5,)},
@@ -133,6 +162,61 @@ def test_finetuning_cosine_without_warmup_starts_at_the_peak():
   ],
   ids=str,
 )
-def test_mistakes(arguments):
+def test_mistakes(fields):
   with pytest.raises(ValueError, match=r'decay=|100 steps'):
-    schedule(lr=1.0, total_steps=100, **arguments)
+    schedule(lr=1.0, **fields)
+
+
+# EMA.
+
+
+def averaged(values, *args):
+  """Return the EMA after each of the values, from a start at 100."""
+  weight, ema, found = Ema(*args), 100.0, []
+  for step, value in enumerate(values):
+    w = float(weight(jnp.int32(step)))
+    ema = w * value + (1 - w) * ema
+    found.append(ema)
+  return found
+
+
+def test_the_start_has_a_weight_by_default():
+  assert averaged([1.0, 2.0], 0.75) == [75.25, 56.9375]
+  # A Python number, which the compiled step has as a constant.
+  assert Ema(0.75)(jnp.int32(9)) == 0.25
+
+
+def test_a_debiased_ema_has_weights_that_add_to_one():
+  values = np.random.default_rng(0).normal(size=12)
+  found = averaged(values, 0.9, True)
+  for n in range(1, len(values) + 1):
+    weights = 0.1 * 0.9 ** np.arange(n)[::-1]
+    mean = weights @ values[:n] / weights.sum()
+    np.testing.assert_allclose(found[n - 1], mean, rtol=1e-5)
+
+
+def test_debiasing_is_accurate_in_long_averages():
+  """1 - decay**n in float32 would have an error of 1e-3 at the beginning."""
+  for n in (1, 2, 1000, 20_000):
+    exact = 1e-4 / (1 - np.float64(0.9999) ** n)
+    found = float(Ema(0.9999, debias=True)(jnp.int32(n - 1)))
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def test_a_step_averages_the_new_parameters():
+  def loss_fn(params, batch, rng):
+    return params['w'] * batch['x'].mean(), {}
+
+  params, tx = {'w': jnp.float32(1.0)}, optax.sgd(1.0)
+  state = TrainState(
+    jnp.int32(0), params, tx.init(params), jax.random.key(0), ema=params
+  )
+  ema = Ema(0.75, debias=True)
+  step = functools.partial(train_step, loss_fn=loss_fn, tx=tx, ema_weight=ema)
+  seen = []
+  for _ in range(2):
+    state, _ = step(state, {'x': jnp.ones(2)})
+    seen.append(float(state.ema['w']))
+  # The parameters are 0 and -1, with weights 3/7 and 4/7.
+  np.testing.assert_allclose(seen, [0, -4 / 7], rtol=1e-6)
+  assert state.eval_params is state.ema

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax.optim.durations import Timeline, steps
+from vit_jax.optim.schedules import Timeline, steps
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.runs.checkpoint import Checkpointer, Checkpoints

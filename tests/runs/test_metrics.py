@@ -11,7 +11,7 @@ import pytest
 from processes import scalars
 
 from vit_jax import config
-from vit_jax.optim.durations import Timeline, steps
+from vit_jax.optim.schedules import Timeline, steps
 from vit_jax.runs import metrics, terminal
 from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
 

@@ -19,9 +19,8 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.evaluators import run as run_evaluator
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.optim.durations import steps
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule
+from vit_jax.optim.schedules import Ema, Schedule, steps
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs import compiled, metrics, workdirs

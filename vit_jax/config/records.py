@@ -28,7 +28,7 @@ from vit_jax.config.values import (
   walk,
   with_tuples,
 )
-from vit_jax.optim.durations import Duration
+from vit_jax.optim.schedules import Duration
 from vit_jax.types import PathLike, UserError
 
 

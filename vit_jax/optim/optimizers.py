@@ -1,15 +1,14 @@
 """Optimizers.
 
 A rule is a function (learning_rate, *, mask, ...) -> optax transformation:
-`optax.adamw`, `optax.nadamw`, `optax.lion`, `sgd`, `adafactor`, `lamb` and
-`muon` of this file, or your own. `Optimizer` adds clipping, decay masks, frozen
-parameters and more. The paper's Adam (section 4.1) is `optax.adamw`, whose
-weight decay is multiplied by the learning rate. big_vision's `wd` is multiplied
-by the shape of the schedule only: its 1e-4 at a peak rate of 1e-3 is
-weight_decay=0.1 here.
-
-The rules treat scanned layers, whose parameters have a leading layer dimension,
+`optax.adamw`, `optax.lion`, `sgd`, `adafactor`, `lamb` and `muon` of this file,
+or your own. `Optimizer` adds clipping, decay masks, frozen parameters and more.
+Scanned layers, whose parameters have a leading layer dimension, are updated
 like unrolled ones.
+
+The paper's Adam (section 4.1) is `optax.adamw`, whose weight decay is
+multiplied by the learning rate. big_vision's `wd` is multiplied by the shape of
+the schedule only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
 """
 
 import dataclasses
@@ -24,7 +23,6 @@ import numpy as np
 import optax
 
 from vit_jax import tree
-from vit_jax.optim.layer_decay import LayerDecay
 from vit_jax.types import (
   Count,
   Dtype,
@@ -35,6 +33,7 @@ from vit_jax.types import (
   Positive,
   PyTree,
   Rate,
+  Share,
   UserError,
 )
 
@@ -45,6 +44,41 @@ LearningRate: TypeAlias = optax.ScalarOrSchedule
 Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
 Rule = Callable[..., optax.GradientTransformation]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDecay:
+  """Layer-wise learning-rate decay: rate ** (distance to the head).
+
+  The head and the final norm have factor 1, the last block `rate`, the first of
+  L blocks rate**L, and everything before it (patch, class and position
+  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory).
+  """
+
+  rate: Share
+
+  def factors(self, params: Params) -> PyTree:
+    """Return a tree of floats and, for scanned leaves, [L, 1, ...] arrays."""
+    flat = tree.flatten(params)
+    blocks = {p: re.match(r'(?:.*/)?block_(\d+)/', p) for p in flat}
+    index = {p: int(found[1]) for p, found in blocks.items() if found}
+    lengths = [len(x) for p, x in flat.items() if tree.is_stacked([p])]
+    depth = max([*lengths, *(i + 1 for i in index.values())], default=0)
+    if not depth:
+      raise UserError(
+        'optimizer.layer_decay: the model has no parameters of block_0, '
+        'block_1, ... Leave it out.'
+      )
+
+    def factor(path, leaf):
+      if re.match('(norm|pre_logits|map_head|head)/', path):
+        return 1.0
+      if tree.is_stacked([path]):
+        powers = self.rate ** (depth - np.arange(depth, dtype=np.float32))
+        return powers.reshape(depth, *(1 for _ in leaf.shape[1:]))
+      return self.rate ** (depth - index.get(path, -1))
+
+    return tree.map_with_path(factor, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,26 +117,23 @@ class Optimizer:
       ValueError: a path rule that matches no parameter, or weight decay with a
         rule that cannot be masked.
     """
-    for name in ('lr_multipliers', 'decay_multipliers'):
-      rules = [path_rule for path_rule, _ in getattr(self, name)]
-      tree.check_rules_match(rules, params, what=f'optimizer.{name}')
+    lr_factors = _first_factors(self, 'lr_multipliers', params)
+    decay_factors = _first_factors(self, 'decay_multipliers', params)
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
     frozen = tree.mask(self.freeze, params)
     if all(jax.tree.leaves(frozen)):
       raise UserError(
-        f'optimizer.freeze={tuple(self.freeze)} matches every parameter, so '
-        'nothing would be trained. Leave out the parameters that are to be '
-        "trained, as in '(?!head/).*'."
+        f'optimizer.freeze={tuple(self.freeze)} matches every parameter. Leave '
+        "out those that are to be trained, as in '(?!head/).*'."
       )
-    parts = [self._apply_rule(params, learning_rate)]
+    parts = [self._apply_rule(params, learning_rate, decay_factors)]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
+    if self.layer_decay is not None:
+      by_layer = self.layer_decay.factors(params)
+      lr_factors = jax.tree.map(np.multiply, lr_factors, by_layer)
     if self.lr_multipliers or self.layer_decay is not None:
-      factors = _first_factors(self.lr_multipliers, params)
-      if self.layer_decay is not None:
-        by_layer = self.layer_decay.factors(params)
-        factors = jax.tree.map(np.multiply, factors, by_layer)
-      parts.append(_scale_by(factors))
+      parts.append(_scale_by(lr_factors))
     tx = optax.chain(*parts)
     if self.freeze:
       labels = jax.tree.map(lambda f: 'frozen' if f else 'trained', frozen)
@@ -111,7 +142,7 @@ class Optimizer:
       )
     return tx
 
-  def _apply_rule(self, params, learning_rate):
+  def _apply_rule(self, params, learning_rate, decay_factors):
     """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
@@ -123,30 +154,29 @@ class Optimizer:
     elif decay or tuple(self.decay_mask) != KERNELS:
       raise UserError(
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
-        'weight_decay cannot be used with it. Choose another optimizer, or '
-        'leave both unset.'
+        'weight_decay cannot be used with it. Leave both unset.'
       )
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     if not decay:
       raise UserError(
-        f'optimizer.decay_multipliers={tuple(self.decay_multipliers)} multiply '
-        f'weight_decay={decay}. Set optimizer.weight_decay, or leave them out.'
+        'optimizer.decay_multipliers multiply weight_decay, which is not set.'
       )
-    factors = _first_factors(self.decay_multipliers, params)
     groups = {
       f'decay_x{factor:g}': rule(
         learning_rate, **arguments | {'weight_decay': factor * decay}
       )
-      for factor in sorted(set(jax.tree.leaves(factors)))
+      for factor in sorted(set(jax.tree.leaves(decay_factors)))
     }
-    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', factors)
+    labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', decay_factors)
     return optax.partition(groups, labels)
 
 
-def _first_factors(multipliers, params):
+def _first_factors(optimizer, name, params):
   """Return a tree of the factors of the first rules that match, else 1."""
+  multipliers = getattr(optimizer, name)
   rules = [path_rule for path_rule, _ in multipliers]
+  tree.check_rules_match(rules, params, what=f'optimizer.{name}')
 
   def first(path, _):
     i = tree.first_match(rules, path)
@@ -169,7 +199,6 @@ def sgd(
   learning_rate: LearningRate,
   *,
   momentum: Rate = 0.9,
-  nesterov: bool = False,
   accumulator_dtype: Dtype | None = None,
   weight_decay: NonNegative = 0.0,
   mask: PyTree = None,
@@ -177,7 +206,7 @@ def sgd(
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
 
   Args:
-    learning_rate, momentum, nesterov: as of `optax.sgd`.
+    learning_rate, momentum: as of `optax.sgd`.
     accumulator_dtype: 'bfloat16' as in the paper's released code; None: that of
       the parameters. `optax.sgd` would also multiply in that dtype, and in
       bfloat16 a momentum of 0.9 is 0.898.
@@ -187,7 +216,7 @@ def sgd(
   """
   return optax.chain(
     optax.add_decayed_weights(weight_decay, mask=mask),
-    _stored_as(accumulator_dtype, optax.trace(momentum, nesterov)),
+    _stored_as(accumulator_dtype, optax.trace(momentum)),
     optax.scale_by_learning_rate(learning_rate),
   )
 
@@ -195,10 +224,8 @@ def sgd(
 def adafactor(
   learning_rate: LearningRate,
   *,
-  b1: Rate | None = 0.9,
+  b1: Rate = 0.9,
   b2: Rate = 0.999,
-  decay_rate: Positive = 0.8,
-  eps: Fraction = 1e-30,
   min_dim_size_to_factor: Count = 32,
   mu_dtype: Dtype | None = 'bfloat16',
   weight_decay: NonNegative = 0.0,
@@ -211,12 +238,9 @@ def adafactor(
 
   Args:
     learning_rate: float or schedule.
-    b1: decay of the momentum, an EMA of the updates that is not debiased; None:
-      no momentum, and no memory for it.
+    b1: decay of the momentum, an EMA of the updates that is not debiased.
     b2: upper bound of the decay of the second moment. In step t, counted from
-      0, the decay is min(b2, 1 - (t + 1) ** -decay_rate).
-    decay_rate: see b2.
-    eps: added to squared gradients.
+      0, the decay is min(b2, 1 - (t + 1) ** -0.8).
     min_dim_size_to_factor: a second moment is stored as row and column means
       over the two largest dimensions of one layer, if both have at least this
       size.
@@ -226,16 +250,13 @@ def adafactor(
     mask: tree of bools, True where weight decay applies.
   """
   second_moment = optax.scale_by_factored_rms(
-    decay_rate=decay_rate,
+    decay_rate=0.8,
     min_dim_size_to_factor=min_dim_size_to_factor,
-    epsilon=eps,
     decay_rate_fn=lambda t, power: jnp.minimum(b2, 1 - (t + 1.0) ** -power),
   )
-  parts = [_each_layer(second_moment, optax.FactoredState)]
-  if b1 is not None:
-    parts.append(_stored_as(mu_dtype, optax.ema(b1, debias=False)))
   return optax.chain(
-    *parts,
+    _each_layer(second_moment),
+    _stored_as(mu_dtype, optax.ema(b1, debias=False)),
     optax.add_decayed_weights(weight_decay, mask=mask),
     optax.scale_by_learning_rate(learning_rate),
   )
@@ -262,15 +283,13 @@ def lamb(
   ratio; here each has its own.
 
   Args:
-    learning_rate: float or schedule.
-    b1, b2, eps: of Adam.
-    mu_dtype: of the first moment between steps; None: that of the parameters.
+    learning_rate, b1, b2, eps, mu_dtype: as of `optax.adamw`.
     weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
       ImageNet-21k.
     mask: tree of bools, True where weight decay and the trust ratio apply;
       None: everywhere.
   """
-  trust = _each_layer(optax.scale_by_trust_ratio(), optax.EmptyState)
+  trust = _each_layer(optax.scale_by_trust_ratio())
   return optax.chain(
     optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
     optax.add_decayed_weights(weight_decay, mask=mask),
@@ -283,7 +302,6 @@ def muon(
   learning_rate: LearningRate,
   *,
   momentum: Rate = 0.95,
-  nesterov: bool = True,
   ns_steps: Count = 5,
   consistent_rms: Positive | None = 0.2,
   b1: Rate = 0.9,
@@ -301,7 +319,7 @@ def muon(
 
   Args:
     learning_rate, weight_decay: of both; the decay is decoupled.
-    momentum, nesterov: of the matrices.
+    momentum: of the matrices, Nesterov's.
     ns_steps: Newton-Schulz iterations. Five bring singular values between
       about 0.7 and 1.2.
     consistent_rms: each update of a matrix has about this RMS, so that learning
@@ -309,33 +327,22 @@ def muon(
       singular values of about sqrt(max(1, outputs / inputs)).
     b1, b2: of AdamW.
     eps: of AdamW, and added to the norm that a matrix is divided by.
-    mu_dtype: of the momentum of both between steps; None: that of the
-      parameters.
+    mu_dtype: of the momentum of both; None: that of the parameters.
     mask: tree of bools, True where weight decay applies.
   """
+  shared = {'eps': eps, 'weight_decay': weight_decay, 'mu_dtype': mu_dtype}
   matrices = optax.contrib.muon(
     learning_rate,
     ns_steps=ns_steps,
     beta=momentum,
-    eps=eps,
-    weight_decay=weight_decay,
     weight_decay_mask=mask,
-    mu_dtype=mu_dtype,
-    nesterov=nesterov,
     consistent_rms=consistent_rms,
     muon_weight_dimension_numbers=lambda params: tree.map_with_path(
       _matrix_axes, params
     ),
+    **shared,
   )
-  rest = optax.adamw(
-    learning_rate,
-    b1=b1,
-    b2=b2,
-    eps=eps,
-    weight_decay=weight_decay,
-    mu_dtype=mu_dtype,
-    mask=mask,
-  )
+  rest = optax.adamw(learning_rate, b1=b1, b2=b2, mask=mask, **shared)
   return optax.partition(
     {'muon': matrices, 'adamw': rest},
     lambda params: tree.map_with_path(
@@ -356,10 +363,7 @@ def _matrix_axes(path, x):
 
 
 def _stored_as(dtype, tx):
-  """Keep the floats of the state in a dtype between steps; None: as they are.
-
-  The transformation computes in float32.
-  """
+  """Keep the state in a dtype between steps, and compute in float32."""
   if dtype is None:
     return tx
 
@@ -367,44 +371,30 @@ def _stored_as(dtype, tx):
     is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
     return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, state)
 
-  def init(params):
-    return cast(tx.init(params), dtype)
-
   def update(updates, state, params=None):
     updates, state = tx.update(updates, cast(state, jnp.float32), params)
     return updates, cast(state, dtype)
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformation(
+    lambda params: cast(tx.init(params), dtype), update
+  )
 
 
-def _each_layer(tx, state_type):
-  """Apply tx, which treats leaves separately, to each scanned layer by itself.
+def _each_layer(tx):
+  """Apply tx to each scanned layer by itself."""
 
-  `state_type` is the NamedTuple of its state, in which all fields but `count`
-  are trees like the parameters.
-  """
+  def vectorized(fn):
+    def call(leaves, *rest):
+      # `vmap` refuses trees without leaves, which a mask may leave over.
+      mapped = jax.vmap(fn) if jax.tree.leaves(leaves) else fn
+      return mapped(leaves, *rest)
 
-  def axes_of(params):
-    axes = tree.map_with_path(
-      lambda path, _: 0 if tree.is_stacked([path]) else None, params
+    return call
+
+  def labels(params):
+    return tree.map_with_path(
+      lambda path, _: 'scanned' if tree.is_stacked([path]) else 'other', params
     )
-    fields = state_type._fields
-    state = state_type(*(None if f == 'count' else axes for f in fields))
-    return axes, state
 
-  def init(params):
-    if not tree.is_stacked(tree.flatten(params)):
-      return tx.init(params)
-    axes, state_axes = axes_of(params)
-    return jax.vmap(tx.init, in_axes=(axes,), out_axes=state_axes)(params)
-
-  def update(updates, state, params):
-    if not tree.is_stacked(tree.flatten(params)):
-      return tx.update(updates, state, params)
-    axes, state_axes = axes_of(params)
-    update_layer = jax.vmap(
-      tx.update, (axes, state_axes, axes), (axes, state_axes)
-    )
-    return update_layer(updates, state, params)
-
-  return optax.GradientTransformation(init, update)
+  layers = optax.GradientTransformation(*map(vectorized, tx))
+  return optax.partition({'scanned': layers, 'other': tx}, labels)

@@ -1,17 +1,96 @@
-"""Schedules: the learning rate and the weight of the EMA over steps."""
+"""Durations of training; the learning rate and the EMA over its steps."""
 
 import dataclasses
+import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.optim.durations import Duration, Timeline, fraction
-from vit_jax.types import Between, Count, LearningRate, Rate, UserError
+from vit_jax.types import Between, Count, Expect, LearningRate, Rate, UserError
+
+Unit = Literal['steps', 'epochs', 'examples', 'fraction']
+UNITS = get_args(Unit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Duration:
+  """A length of training.
+
+  Attributes:
+    value: 0 or more; whole for 'steps', at most 1 for 'fraction'.
+    unit: 'steps', 'epochs' (passes over the training set), 'examples', or
+      'fraction' (of all steps of the run).
+  """
+
+  value: float
+  unit: Unit
+
+  def __post_init__(self) -> None:
+    value, unit = self.value, self.unit
+    limit = 1 if unit == 'fraction' else sys.float_info.max
+    if (
+      not isinstance(value, int | float)
+      or isinstance(value, bool)
+      or not 0 <= value <= limit
+      or (unit == 'steps' and value % 1)
+    ):
+      raise UserError(
+        f'{unit}={value!r} must be a number of 0 or more, whole for steps, and '
+        'at most 1 for a fraction.'
+      )
+
+
+# Time between two events, or the length of a run.
+Interval = Annotated[Duration, Expect(lambda d: d.value > 0, 'above 0')]
+
+steps = functools.partial(Duration, unit='steps')
+epochs = functools.partial(Duration, unit='epochs')
+examples = functools.partial(Duration, unit='examples')
+fraction = functools.partial(Duration, unit='fraction')
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+  """Conversion of durations to steps of one run.
+
+  Attributes:
+    batch_size: global number of examples in a step.
+    num_examples: size of the training set, the visits of an epoch whatever
+      `data.order` is.
+    total_steps: length of the run; needed for durations in 'fraction'.
+  """
+
+  batch_size: int
+  num_examples: int
+  total_steps: int | None = None
+
+  def steps(self, duration: Duration | None) -> int:
+    """Return the duration in steps, rounded down; 0 for None.
+
+    A duration above 0 lasts at least one step.
+    """
+    if duration is None:
+      return 0
+    value = duration.value
+    if duration.unit == 'fraction':
+      if self.total_steps is None:
+        raise UserError(
+          f'The length of the run cannot be a fraction of itself ({value}). '
+          'Use steps, epochs or examples.'
+        )
+      value = value * self.total_steps
+    elif duration.unit == 'epochs':
+      value = value * self.num_examples / self.batch_size
+    elif duration.unit == 'examples':
+      value = value / self.batch_size
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    return max(1, int(round(value, 6))) if value > 0 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +114,6 @@ class Schedule:
     milestones: of 'step': increasing fractions of the whole training, warm-up
       included; (1/3, 2/3, 8/9) is epochs 30, 60 and 80 of 90.
     step_factor: of 'step'.
-
-  Raises:
-    ValueError: values that are incompatible with the decay.
   """
 
   lr: LearningRate
@@ -50,30 +126,25 @@ class Schedule:
   step_factor: Between = 0.1
 
   def __post_init__(self) -> None:
-    if self.end_lr and self.decay not in ('linear', 'cosine'):
-      raise UserError(
-        f'end_lr={self.end_lr} has no effect on decay={self.decay!r}. Leave it '
-        'out, or use linear or cosine decay.'
-      )
-    milestones = tuple(self.milestones)
-    if bool(milestones) != (self.decay == 'step') or any(
-      low >= high for low, high in itertools.pairwise((0, *milestones, 1))
+    ends = self.decay in ('linear', 'cosine')
+    milestones = (0, *self.milestones, 1)
+    increase = all(low < high for low, high in itertools.pairwise(milestones))
+    if (
+      (self.end_lr and not ends)
+      or bool(self.milestones) != (self.decay == 'step')
+      or not increase
     ):
       raise UserError(
-        f'milestones={milestones} for decay={self.decay!r}. Expected, for '
-        "'step' only, increasing fractions of the whole training between 0 and "
-        '1, e.g. (0.3, 0.6, 0.9).'
+        f'decay={self.decay!r} with end_lr={self.end_lr} and milestones='
+        f"{tuple(self.milestones)}: end_lr is for 'linear' and 'cosine', "
+        "milestones are for 'step', and increase between 0 and 1."
       )
 
   def __call__(self, timeline: Timeline) -> Callable[[Any], jax.Array]:
-    """Return the traceable function step -> float32 learning rate.
-
-    Raises:
-      ValueError: warm-up and cooldown are longer than the Timeline of the run.
-    """
+    """Return the traceable function step -> float32 learning rate."""
     total_steps = timeline.steps(fraction(1))
-    warmup_steps = timeline.steps(self.warmup) or 0
-    cooldown_steps = timeline.steps(self.cooldown) or 0
+    warmup_steps = timeline.steps(self.warmup)
+    cooldown_steps = timeline.steps(self.cooldown)
     if warmup_steps + cooldown_steps > total_steps:
       raise UserError(
         f'Warm-up ({warmup_steps} steps) and cooldown ({cooldown_steps}) are '
@@ -114,42 +185,23 @@ class Ema:
 
   Attributes:
     decay: d in ema = d * ema + (1 - d) * params; 0.9999 in the paper's Table 2.
-    start: time before the average starts. Until then it equals the parameters.
     debias: leave out the parameters at the start, which otherwise keep the
       weight d**n after n updates, and divide by the sum of the other weights.
   """
 
   decay: Rate
-  start: Duration | None = None
   debias: bool = False
 
-  def __call__(
-    self, timeline: Timeline
-  ) -> Callable[[jax.Array], float | jax.Array]:
-    """Return the traceable function step -> weight of the new parameters.
+  def __call__(self, step: jax.Array) -> float | jax.Array:
+    """Return w in ema = w * params + (1 - w) * ema after the update of a step.
 
-    This is w in ema = w * params + (1 - w) * ema after the update of a step;
     `step` is the number of updates before it.
-
-    Raises:
-      ValueError: the run of the Timeline ends before the average starts.
     """
-    start = timeline.steps(self.start) or 0
-    if timeline.total_steps is not None and start >= timeline.total_steps:
-      raise UserError(
-        f'The EMA starts after {start} steps, but the run has only '
-        f'{timeline.total_steps}. Start it earlier, or train without an EMA.'
-      )
-
-    def weight(step):
-      w = 1 - self.decay
-      if not start and not self.debias:
-        return w
-      n = jnp.asarray(step + 1 - start, jnp.float32)
-      if self.debias and self.decay:
-        # 1 - decay**n, without cancellation.
-        w /= -jnp.expm1(jnp.maximum(n, 1) * math.log(self.decay))
-      # Exactly 1 in the first update of a debiased average, without rounding.
-      return jnp.where(n <= int(self.debias), 1.0, w)
-
-    return weight
+    w = 1 - self.decay
+    if not self.debias or not self.decay:
+      return w
+    n = jnp.asarray(step + 1, jnp.float32)
+    # 1 - decay**n, without cancellation.
+    w /= -jnp.expm1(n * math.log(self.decay))
+    # Exactly 1 in the first update, without rounding.
+    return jnp.where(n == 1, 1.0, w)

@@ -37,7 +37,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import tree
-from vit_jax.optim.durations import Interval, Timeline, fraction
+from vit_jax.optim.schedules import Interval, Timeline, fraction
 from vit_jax.parallel import hosts
 from vit_jax.parallel.sharding import in_host_memory
 from vit_jax.runs import terminal, workdirs

@@ -27,7 +27,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import tree
-from vit_jax.optim.durations import Interval, Timeline, fraction, steps
+from vit_jax.optim.schedules import Interval, Timeline, fraction, steps
 from vit_jax.parallel.sharding import in_host_memory, replicated
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike, is_local, write_atomically

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 
 from vit_jax import config as configs
 from vit_jax.analysis import flops
-from vit_jax.optim.durations import Timeline
+from vit_jax.optim.schedules import Timeline
 from vit_jax.parallel import sharding
 from vit_jax.runs.compiled import batch_shapes
 from vit_jax.tools.compile import report
@@ -118,7 +118,7 @@ def lower(
     mesh=mesh,
     rules=run.sharding,
     accum_steps=run.accum_steps,
-    ema_weight=run.ema and run.ema(timeline),
+    ema_weight=run.ema,
   )
   batch = batch_shapes(image_shape, np.int32(0), batch_size, mesh)
   with jax.set_mesh(mesh):
