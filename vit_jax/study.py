@@ -17,7 +17,6 @@ Values that runs have in common can be set once in `shared`, which they refer to
 by `config.shared.get_oneway_ref('weights')`.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -39,7 +38,6 @@ from vit_jax.runs import changes, compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.metrics import NonFiniteError, read_records
 from vit_jax.types import UserError
-from vit_jax.weights import formats
 
 DONE = 'done.json'
 
@@ -61,7 +59,8 @@ def study(
   """Do the runs that are not done, then report.
 
   A run that meets NaN is done too, as 'diverged': `best_of` does not choose it
-  and reports leave it out. Any other error ends the study.
+  and reports leave it out. Any other error ends the study. Mistakes in configs,
+  `best_of` and reports, and missing data, are errors before the first run.
 
   Args:
     workdir: of the study.
@@ -71,7 +70,7 @@ def study(
     report: objects with __call__(results), which writes a report of the runs
       that are done, and check(results), which raises ValueError for what no run
       of the study can fill.
-    shared: values that runs refer to; the study does not read them.
+    shared: values that runs refer to.
     discard: regular expression of the runs whose checkpoints are deleted once
       the run is done.
     writers: more writers of metrics, see `train`, of each run that has none.
@@ -84,12 +83,6 @@ def study(
 
   Returns:
     list of the values that the reports return.
-
-  Raises:
-    changes.ChangedRunError: before any run, if the config of one that is done
-      or has a checkpoint has changed.
-    ValueError: before any run, for a mistake in a config, a report or
-      `best_of`, and for data or weights that cannot be opened.
   """
   provenance = provenance or Provenance()
   workdirs.prepare(workdir)
@@ -104,12 +97,13 @@ def study(
     each.check(Results(runs, workdir, done=()))
   needs = {name: needed_by(name, runs, workdir) for name in runs}
   wanted = [] if report_only else _wanted(runs, member, needs, workdir)
-  allowed = _check_configs(
-    {name: runs[name] for name in wanted}, workdir, provenance.allow_changes
-  )
-  todo = {name: runs[name] for name in wanted if not is_done(workdir / name)}
+  allowed = {
+    name: changes.of_run(provenance.allow_changes, name) for name in wanted
+  }
+  for name in wanted:
+    _check(name, runs[name], workdir / name, shared or {}, allowed[name])
+  todo = {x: runs[x] for x in wanted if not outcome(workdir / x)}
   _check_sources(todo)
-  _check_weights(todo, shared or {}, workdir)
   if dry_run:
     _dry_runs(todo, runs, needs, workdir)
     return []
@@ -117,8 +111,8 @@ def study(
 
   for name, following in itertools.pairwise([*todo, None]):
     _announce(name, runs, workdir)
-    preset = _preset_of(name, provenance.preset)
-    _run(with_best(runs[name], runs, workdir), name, workdir, preset, allowed)
+    config = with_best(runs[name], runs, workdir)
+    _run(config, workdir / name, provenance.preset, allowed[name])
     if re.fullmatch(discard, name) and jax.process_index() == 0:
       (workdir / name / 'checkpoints').rmtree(missing_ok=True)
     if not following or _programs(runs[following]) != _programs(runs[name]):
@@ -133,15 +127,10 @@ def ordered(
 ) -> dict[str, Any]:
   """Return {name: ConfigDict} in order, with '{workdir}' replaced."""
   order = order or tuple(runs)
-  for name in runs:
-    if 'run' not in runs[name]:  # made by a flag
-      raise ConfigError(
-        f'runs.{name}: there is no such run{configs.suggest(name, order)}. '
-        f'The runs are {", ".join(order)}.'
-      )
-  if sorted(order) != sorted(runs):
+  for name in {*runs} ^ {*order}:  # a flag may have made it
     raise ConfigError(
-      f'order={tuple(order)} must name each of {list(runs)} exactly once.'
+      f'runs.{name}: there is no such run{configs.suggest(name, order)}. The '
+      f'runs are {", ".join(order)} (`order`).'
     )
 
   def filled(value):
@@ -187,10 +176,7 @@ def needed_by(
 
 
 def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
-  """Return the config with the values that `best_of` takes.
-
-  Of several best runs the first counts.
-  """
+  """Return the config with the values of the (first) best run of `best_of`."""
   config = config.copy_and_resolve_references()
   best = config.get('best_of')
   if not best:
@@ -198,8 +184,9 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
   del config.best_of
   scores = {}
   for name in runs:
-    if re.fullmatch(best.runs, name) and not _diverged(workdir / name):
-      last = {k: v for r in read_records(workdir / name) for k, v in r.items()}
+    path = workdir / name
+    if re.fullmatch(best.runs, name) and 'diverged' not in outcome(path):
+      last = {k: v for record in read_records(path) for k, v in record.items()}
       if math.isfinite(last.get(best.metric, math.nan)):
         scores[name] = last[best.metric]
   if not scores:
@@ -219,18 +206,10 @@ def with_best(config: Any, runs: Mapping[str, Any], workdir: epath.Path) -> Any:
   return config
 
 
-def is_done(path: epath.Path) -> bool:
-  """Return whether the run in this directory has ended."""
-  return (path / DONE).exists()
-
-
-def _read_done(path):
-  """Return what is noted about a run that has ended: seconds, 'diverged'."""
-  return json.loads((path / DONE).read_text())
-
-
-def _diverged(path):
-  return 'diverged' in _read_done(path)
+def outcome(path: epath.Path) -> dict[str, Any]:
+  """Return 'seconds' and maybe 'diverged' of a run that has ended, else {}."""
+  file = path / DONE
+  return json.loads(file.read_text()) if file.exists() else {}
 
 
 def _wanted(runs, member, needs, workdir):
@@ -243,7 +222,7 @@ def _wanted(runs, member, needs, workdir):
       f'study_member={member!r} is neither the name nor the number of a run: '
       f'{", ".join(f"{i} {name}" for i, name in enumerate(runs))}.'
     )
-  if missing := [x for x in needs[found[0]] if not is_done(workdir / x)]:
+  if missing := [x for x in needs[found[0]] if not outcome(workdir / x)]:
     raise ConfigError(
       f'The study member {found[0]} builds on runs that are not done: '
       f'{", ".join(missing)}. Do these first.'
@@ -251,44 +230,34 @@ def _wanted(runs, member, needs, workdir):
   return found
 
 
-def _check_configs(runs, workdir, allow_changes):
-  """Return {name: keys that may change}, and check the configs of runs.
+def _check(name, config, path, shared, allowed):
+  """Raise ConfigError if a config has a mistake, or its run began otherwise.
 
-  Values from `best_of` are not compared, because they are known later.
-
-  Raises:
-    ConfigError: for a mistake in the config of any run.
-    ChangedRunError: a run that is done or has a checkpoint has changed.
+  Values of `best_of` are not compared: they are known later.
   """
-  allowed, refused = {}, []
-  for name, config in runs.items():
-    path = workdir / name
-    planned = config.copy_and_resolve_references()
-    if best := planned.get('best_of'):
-      del planned.best_of
-    try:
-      call = configs.plan_run(planned)
-    except ConfigError as error:
-      raise ConfigError(f'runs.{name}: {error}') from error
-    now = changes.basis_of(path, configs.entries(call))
-    call.kwargs.pop('init_from', None)  # _check_weights knows its flag
-    configs.check_set(call, config, f'runs.{name}.')
-    allowed[name] = changes.of_run(allow_changes, name)
-    before = changes.saved(path)
-    if before and (is_done(path) or workdirs.newest_step(path) is not None):
-      refused += [
-        dataclasses.replace(each, key=f'runs.{name}.{each.key}')
-        for each in changes.compare(before, now, best.take if best else ())
-        if not changes.is_allowed(each.key, allowed[name])
-      ]
-  changes.refuse(
-    refused,
-    allow_changes,
-    f'Runs in {workdir} were done or begun with another config:',
-    'Use it again, another --workdir, or remove the folders of these runs to '
-    'do them again',
-  )
-  return allowed
+  planned = config.copy_and_resolve_references()
+  if best := planned.get('best_of') or {}:
+    del planned.best_of
+  try:
+    call = configs.plan_run(planned)
+  except ConfigError as error:
+    raise ConfigError(f'runs.{name}: {error}') from error
+  now = changes.basis_of(path, configs.entries(call))
+  start = config.get('init_from') or {}
+  if 'weights' in shared and start.get('path', '') is None:
+    raise ConfigError(
+      f'The run {name} starts from weights. Set --config.shared.weights=PATH.'
+    )
+  configs.check_set(call, config, f'runs.{name}.')
+  before = changes.saved(path)
+  if before and (outcome(path) or workdirs.newest_step(path) is not None):
+    changes.refuse(
+      changes.compare(before, now, best.get('take', ())),
+      allowed,
+      f'The run {name} was done or begun with another config:',
+      'Use it again, another --workdir, or remove the folder of the run to do '
+      'it again',
+    )
 
 
 def _check_sources(runs):
@@ -310,32 +279,12 @@ def _check_sources(runs):
     raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
 
 
-def _check_weights(runs, shared, workdir):
-  """Raise ConfigError unless init_from of each run exists, or will exist."""
-  paths = {}
-  for name, config in runs.items():
-    start = config.get('init_from') or {}
-    if 'path' in start:
-      paths.setdefault(start['path'], name)
-  for path, name in paths.items():
-    if path is None:
-      flag = f'runs.{name}.init_from.path'
-      flag = 'shared.weights' if 'weights' in shared else flag
-      raise ConfigError(
-        f'The run {name} starts from weights (init_from), which are not given. '
-        f'Set --config.{flag}=PATH.'
-      )
-    if not path.startswith(f'{workdir}/'):
-      formats.find(path)
-
-
 def _dry_runs(todo, runs, needs, workdir):
   """Make a dry run of each run that builds on nothing that is still to do."""
   for name in todo:
-    pending = [x for x in needs[name] if not is_done(workdir / x)]
-    if pending:
+    if pending := [x for x in needs[name] if not outcome(workdir / x)]:
       terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
-    elif 'dry_run' in configs.parameters_of(configs.locate(runs[name].run)):
+    else:
       terminal.heading(name)
       config = with_best(runs[name], runs, workdir)
       configs.run(config, str(workdir / name), dry_run=True)
@@ -343,61 +292,55 @@ def _dry_runs(todo, runs, needs, workdir):
 
 
 def _programs(config):
-  """Return a text that is equal for runs which compile the same programs."""
-  return repr(
-    [
-      (path, value)
-      for path, value in configs.walk(config)
-      if path.rpartition('.')[2] != 'seed' and not path.startswith('init_from')
-    ]
-  )
+  """Return what runs that compile the same programs have in common."""
+  differs = re.compile(r'(.*\.)?seed|init_from.*')
+  return [x for x in configs.walk(config) if not differs.fullmatch(x[0])]
 
 
 def _announce(name, runs, workdir):
   """Print a heading for the next run, with an ETA of the study."""
   text = f'{list(runs).index(name) + 1}/{len(runs)} {name}'
-  if done := [n for n in runs if is_done(workdir / n)]:
-    seconds = sum(_read_done(workdir / n)['seconds'] for n in done) / len(done)
+  if done := [x for x in (outcome(workdir / n) for n in runs) if x]:
+    seconds = sum(x['seconds'] for x in done) / len(done)
     left = terminal.duration(seconds * (len(runs) - len(done)))
     text += f' | {len(done)} done | study eta {left}'
   terminal.heading(text)
 
 
-def _preset_of(name, preset):
-  """Return the part of a study's preset that is about one run."""
-  key = f'runs.{name}.'
-  changed = {
-    path.removeprefix(key): values
-    for path, values in preset.get('changed', {}).items()
-    if path.startswith(key)
+def _run(config, path, preset, allowed):
+  """Do a run and mark it as done, with its seconds and whether it diverged.
+
+  It gets the part of the study's preset that is about it.
+  """
+  key, changed = f'runs.{path.name}.', preset.get('changed', {})
+  own = {
+    name.removeprefix(key): values
+    for name, values in changed.items()
+    if name.startswith(key)
   }
-  return {'config': preset.get('config'), 'changed': changed}
-
-
-def _run(config, name, workdir, preset, allowed):
-  """Do a run and mark it as done, with its seconds and whether it diverged."""
-  path, began, outcome = workdir / name, time.perf_counter(), {}
+  preset = {'config': preset.get('config'), 'changed': own}
+  began, found = time.perf_counter(), {}
   try:
-    configs.run(config, str(path), preset=preset, allow_changes=allowed[name])
+    configs.run(config, str(path), preset=preset, allow_changes=allowed)
   except NonFiniteError as error:
-    outcome['diverged'] = error.cause
+    found['diverged'] = error.cause
     terminal.say(f'Diverged: {error.cause}')
-  outcome['seconds'] = round(time.perf_counter() - began, 1)
+  found['seconds'] = round(time.perf_counter() - began, 1)
   if jax.process_index() == 0:
-    write_atomically(path / DONE, json.dumps(outcome) + '\n')
-  if 'diverged' in outcome:
+    write_atomically(path / DONE, json.dumps(found) + '\n')
+  if 'diverged' in found:
     page.write_at_end(path)
   if jax.process_count() > 1:  # the other hosts read it
     multihost_utils.sync_global_devices(str(path))
 
 
 def _report(reports, runs, workdir):
-  done = [name for name in runs if is_done(workdir / name)]
-  diverged = [name for name in done if _diverged(workdir / name)]
+  """Return the values of the reports about the runs that are done."""
+  done = {n: found for n in runs if (found := outcome(workdir / n))}
   if missing := [name for name in runs if name not in done]:
     shown = ', '.join(missing[:8]) + (', ...' if len(missing) > 8 else '')
     terminal.say(f'{len(done)} of {len(runs)} runs are done. Not done: {shown}')
-  if diverged:
+  if diverged := [name for name, found in done.items() if 'diverged' in found]:
     terminal.say(f'Diverged: {", ".join(diverged)}')
   results = Results(runs, workdir, [x for x in done if x not in diverged])
   made = [each(results) for each in reports]
