@@ -431,7 +431,7 @@ def test_look(run, folder):
   model, workdir, _ = run
   out = folder / f'look_{model}'
   given = f'--weights={workdir}', '--trust=mine', f'--output={out}'
-  status = call(look, *given, '--figures=rollout', folder / 'dark.png')
+  status = call(look, *given, '--figure=rollout', folder / 'dark.png')
   assert (out / 'rollout.png').exists() == (model == 'vit')
   assert status == 0 or 'cannot draw' in status
 

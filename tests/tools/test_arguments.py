@@ -55,15 +55,11 @@ def test_sizes():
       arguments.size(text)
 
 
-def test_counts_and_lists():
+def test_counts():
   assert arguments.count('7') == 7
   for text in ('0', '-1', '1.5', 'x'):
     with pytest.raises(argparse.ArgumentTypeError, match=text):
       arguments.count(text)
-  several = arguments.several(['a', 'b'])
-  assert several('b,a') == ['b', 'a']
-  with pytest.raises(argparse.ArgumentTypeError, match="'c' must be one of a"):
-    several('a,c')
 
 
 def test_mistakes_have_the_status_2(capsys):
@@ -73,10 +69,11 @@ def test_mistakes_have_the_status_2(capsys):
   assert '--ema' in capsys.readouterr().err
 
 
-def test_class_names(weights, tmp_path):
-  file = tmp_path / 'names.txt'
-  file.write_text('a\nb\nc\nd\ne\nf\n')
-  assert arguments.class_names(str(file), weights) == list('abcdef')
-  file.write_text('a\n')
+def test_class_names(file, tmp_path):
+  names = tmp_path / 'names.txt'
+  names.write_text('a\nb\nc\nd\ne\nf\n')
+  command = f'--weights={file}', f'--class_names={names}'
+  assert arguments.read(parse(*command)).class_names == list('abcdef')
+  names.write_text('a\n')
   with pytest.raises(ValueError, match='1 names; the model has 6'):
-    arguments.class_names(str(file), weights)
+    arguments.read(parse(*command))

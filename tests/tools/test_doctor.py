@@ -1,6 +1,5 @@
 """Checks of the compiler, and the environment that processes start with."""
 
-import dataclasses
 import os
 import pathlib
 import subprocess
@@ -36,7 +35,7 @@ def test_wrong_results_are_found(kind, monkeypatch, capsys):
     found = RIGHT.compute(np, x)
     return WRONG[kind](found) if np is jnp else found
 
-  check = dataclasses.replace(RIGHT, compute=compute)
+  check = RIGHT._replace(compute=compute)
   assert canary.run(check) > 10 * canary.bound('float32')
   monkeypatch.setattr(canary, 'QUICK', (RIGHT, check))
   with pytest.raises(ValueError, match='sums of squares'):
@@ -50,22 +49,18 @@ def test_wrong_results_are_found(kind, monkeypatch, capsys):
 @pytest.mark.parametrize('check', doctor._CHECKS, ids=lambda c: c.name)
 def test_checks_compute_the_same_with_jax_and_numpy(check):
   fewer_rows = tuple((min(s[0], 1000), *s[1:]) for s in check.shapes)
-  small = dataclasses.replace(check, shapes=fewer_rows)
+  small = check._replace(shapes=fewer_rows)
   assert 0 < canary.run(small) < canary.bound('float32')
-
-
-def test_collectives():
-  assert doctor.collectives_error() <= canary.bound('float32')
 
 
 @pytest.mark.slow
 def test_step():
-  assert doctor.step_error() <= canary.bound('float32', slack=4)
+  assert doctor.step_error() <= 4 * canary.bound()
 
 
 def test_report():
   found = doctor.report()
-  assert found['jaxlib'] and found['memory'] and found['XLA_FLAGS']
+  assert found['jaxlib'] and found['devices'] and found['XLA_FLAGS']
   assert found['JPEG extension'].startswith(('in use', 'not compiled'))
 
 

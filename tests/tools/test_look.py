@@ -54,7 +54,7 @@ def record(weights, paths):
   return recorded['intermediates']
 
 
-def numpy_look(weights, recorded, index, prefix, query):
+def numpy_look(weights, recorded, index, prefix):
   """The figures' numbers of one image, from weights [L, h, N, N]."""
   layers, grid = [], (2, 3)
   for i in range(2):
@@ -69,9 +69,7 @@ def numpy_look(weights, recorded, index, prefix, query):
   attention = np.array(layers)
   tokens = attention.shape[-1]
   start = np.zeros(tokens)
-  if query is not None:
-    start[prefix + query[0] * grid[1] + query[1]] = 1
-  elif isinstance(weights.model.pooling, ClassToken):
+  if isinstance(weights.model.pooling, ClassToken):
     start[0] = 1
   else:
     start[prefix:] = 1 / (tokens - prefix)
@@ -88,23 +86,22 @@ def numpy_look(weights, recorded, index, prefix, query):
 
 
 @pytest.mark.parametrize(
-  'fields, prefix, query',
+  'fields, prefix',
   [
-    ({'posemb': Relative(), 'pooling': ClassToken(num_registers=2)}, 3, None),
-    ({'posemb': SinCos2d(), 'pooling': Mean(class_token=True)}, 1, None),
-    ({}, 1, (1, 2)),
+    ({'posemb': Relative(), 'pooling': ClassToken(num_registers=2)}, 3),
+    ({'posemb': SinCos2d(), 'pooling': Mean(class_token=True)}, 1),
   ],
-  ids=['registers-relative', 'mean', 'query'],
+  ids=['registers-relative', 'mean'],
 )
-def test_look(model, make_weights, fields, prefix, query, seen):
+def test_look(model, make_weights, fields, prefix, seen):
   weights = make_weights(model.clone(**fields))
   layout = arrays.layout(weights)
   assert (layout.grid, layout.prefix) == ((2, 3), prefix)
-  looks = list(arrays.look_at(weights, seen[:2], query=query))
+  looks = list(arrays.look_at(weights, seen[:2]))
   assert [look['path'] for look in looks] == seen[:2]
   recorded = record(weights, seen[:2])
   for i, look in enumerate(looks):
-    wanted = numpy_look(weights, recorded, i, prefix, query)
+    wanted = numpy_look(weights, recorded, i, prefix)
     for name, value in wanted.items():
       assert look[name].dtype == np.float32
       np.testing.assert_allclose(look[name], value, atol=3e-5, err_msg=name)
@@ -127,20 +124,12 @@ def test_look_with_a_map_head_and_scan(model, make_weights, seen):
   np.testing.assert_allclose(looks[True]['rollout'].sum(), 1, atol=1e-5)
 
 
-def test_what_cannot_be_drawn(model, make_weights, seen):
-  """The error names the weights, the figure and the reason."""
-  with pytest.raises(ValueError, match=r'query=\(2, 0\)'):
-    arrays.look_at(make_weights(model), seen, query=(2, 0))
-  for figure, other in (('rollout', MIXER()), ('distance', RESNET())):
-    weights = make_weights(other)
-    with pytest.raises(
-      ValueError, match=f'tiny: cannot draw\n  {figure}: .*no'
-    ):
-      arrays.look_at(weights, seen, figures=[figure])
+def test_what_cannot_be_drawn(model, make_weights):
   hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
   assert 'feature maps' in arrays.obstacles(make_weights(hybrid))['filters']
   without = make_weights(model.clone(posemb=None))
   assert 'no position' in arrays.obstacles(without)['positions']
+  assert 'distance' in arrays.obstacles(make_weights(RESNET()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,15 +172,15 @@ def call(*args):
   return exit.value.code
 
 
-def test_command(file, weights, gallery, paths, tmp_path, capsys):
+def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(figures, 'PER_SHEET', 6)
   status = call(
     *(f'--weights={file}', f'--output={tmp_path}/out/new', gallery),
-    *('--num_maps=1', '--per_sheet=6', '--num_filters=15'),
-    '--num_points=5',
+    *('--num_maps=1', '--num_points=5'),
   )
   assert not status
   told = capsys.readouterr().out.split()
-  names = ['filters', 'positions', 'maps-00', 'rollout', 'rollout-2']
+  names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
   names += ['distance', 'tsne']
   assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
   for path in told:
@@ -205,7 +194,7 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys):
     np.testing.assert_allclose(saved[name]['rollout'], wanted[part], atol=1e-6)
     assert list(saved[name]['paths']) == paths[part]
   np.testing.assert_allclose(
-    saved['maps-00']['maps'], looks[0]['maps'], atol=1e-6
+    saved['maps-1']['maps'], looks[0]['maps'], atol=1e-6
   )
   of_each = np.stack([look['distance'] for look in looks])
   np.testing.assert_allclose(
@@ -217,7 +206,7 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys):
     rtol=1e-6,
   )
   assert saved['positions']['similarity'].shape == (2, 3, 2, 3)
-  assert saved['filters']['components'].shape == (15, 16, 16, 3)
+  assert saved['filters']['components'].shape == (28, 16, 16, 3)
   assert saved['tsne']['points'].shape == (5, 2)
   assert saved['tsne']['paths'].tolist() == [paths[i] for i in (0, 2, 5, 7, 10)]
   assert saved['tsne']['classes'].tolist() == list('aaabb')
@@ -234,18 +223,9 @@ def test_options_reach_look_at(file, paths, tmp_path, monkeypatch):
     return iter([])
 
   monkeypatch.setattr(arrays, 'look_at', record)
-  command = [f'--weights={file}', f'--output={tmp_path}', '--figures=distance']
-  command += ['--prefix=zero', '--query=1,2']
-  command += ['--batch_size=3', '--on_error=skip', paths[0]]
-  with pytest.raises(ValueError, match='at least one'):  # nothing to draw
-    call(*command)
-  assert given == {
-    'figures': ['distance'],
-    'prefix': 'zero',
-    'query': (1, 2),
-    'batch_size': 3,
-    'on_error': 'skip',
-  }
+  command = [f'--weights={file}', f'--output={tmp_path}', '--figure=distance']
+  assert call(*command, '--batch_size=3', paths[0]) == 0
+  assert given == {'figures': ['distance'], 'batch_size': 3}
 
 
 def test_without_images(file, tmp_path, capsys):
@@ -255,7 +235,7 @@ def test_without_images(file, tmp_path, capsys):
     'positions.png',
   ]
   assert 'Not drawn: maps: no images' in capsys.readouterr().err
-  status = call(f'--weights={file}', f'--output={tmp_path}', '--figures=maps')
+  status = call(f'--weights={file}', f'--output={tmp_path}', '--figure=maps')
   assert 'maps: no images' in status
 
 
@@ -265,13 +245,12 @@ def test_unreadable_images_and_another_size(file, paths, tmp_path, capsys, bad):
     f'--weights={file}',
     f'--output={tmp_path}/out',
     '--image_size=64x96',
-    '--figures=rollout,positions',
+    *('--figure=rollout', '--figure=positions'),
     '--format=pdf',
     '--style=heat',
     bad,
   ]
-  assert 'bad.png' in call(*command, *paths[:3])
-  assert call(*command, *paths[:3], '--on_error=skip') == 1
+  assert call(*command, *paths[:3]) == 1
   assert '1 of 4 skipped' in capsys.readouterr().err
   out = tmp_path / 'out'
   assert {p.stem for p in out.iterdir()} == {'rollout', 'positions'}
@@ -315,15 +294,9 @@ def test_figure_of_points(tmp_path, num_classes):
     assert min(image.size) > 900 and max(image.size) < 2000
 
 
-def test_names_and_captions():
-  paths = ['a/x.png', 'b/x.jpg', 'x-2.png', 'c/x.png', 'y.z.png']
-  looks = [{'path': path} for path in paths]
-  assert figures._names(looks) == ['x', 'x-2', 'x-2-2', 'x-3', 'y.z']
-  assert figures._captions(looks[:1]) == ['x']
-  assert figures._captions(looks[:1], files=False) is None
-  looks = [{'path': 'a/x.png', 'class': 'a'}, {'path': 'b/x.png', 'class': 'b'}]
-  assert figures._captions(looks) == ['a / x', 'b / x-2']
-  assert figures._captions(looks, files=False) == ['a', 'b']
+def test_captions():
+  assert figures._caption({'path': 'b/y.z.png'}) == 'y.z'
+  assert figures._caption({'path': 'b/x.png', 'class': 'b'}) == 'b / x'
 
 
 def test_finer_images(weights, tmp_path):

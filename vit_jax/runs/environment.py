@@ -1,8 +1,7 @@
 """Environment variables that make a process faster, and its results correct.
 
-They are read when a process starts, or when JAX computes for the first time.
-This module uses the standard library only, because it runs before everything
-else.
+This module uses the standard library only: a process reads the variables when
+it starts, or when JAX computes for the first time.
 """
 
 import importlib.metadata
@@ -30,10 +29,10 @@ def faster() -> dict[str, str]:
 
 
 def avoid_wrong_results() -> None:
-  """Append an option to XLA_FLAGS if the installed jaxlib needs it.
+  """Append OPTION to XLA_FLAGS if the installed jaxlib needs it.
 
-  Without the option it computes wrong values on CPUs. XLA_FLAGS stays as it is
-  if it names that option, with any value, or if it names a file of options.
+  XLA_FLAGS stays as it is if it names that option, with any value, or if it
+  names a file of options.
   """
   flags = os.environ.get('XLA_FLAGS', '').strip()
   is_file = flags and not flags.startswith('-')

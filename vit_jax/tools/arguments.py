@@ -1,4 +1,4 @@
-"""Command-line arguments that tools share: weights, images, lists and sizes."""
+"""Command-line arguments that tools share: weights, images and sizes."""
 
 import argparse
 import contextlib
@@ -6,8 +6,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from vit_jax import pretrained
 from vit_jax.tools.parsers import count
@@ -15,27 +14,17 @@ from vit_jax.types import Size, UserError
 from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
-_EMA: dict[str, bool | Literal['auto']] = {
-  'auto': 'auto',
-  'on': True,
-  'off': False,
-}
+_EMA: dict[str, Any] = {'auto': 'auto', 'on': True, 'off': False}
 
 
 def add_weights(
   parser: argparse.ArgumentParser, name: str = '--weights'
 ) -> None:
-  """Add the arguments of `read`.
-
-  Args:
-    parser: of the tool.
-    name: of the argument that says where the weights are.
-  """
+  """Add the arguments of `read`; `name` is that of the weights' path."""
   place: dict[str, Any] = (
     {} if name == 'weights' else {'required': True, 'dest': 'weights'}
   )
-  group = parser.add_argument_group('weights')
-  add = group.add_argument
+  add = parser.add_argument_group('weights').add_argument
   add(name, metavar='WEIGHTS', help='workdir, file, folder or URL', **place)
   add(
     '--image_size',
@@ -43,6 +32,7 @@ def add_weights(
     metavar='N|HxW',
     help='if not that of the weights; position embeddings are resized',
   )
+  add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(
     '--ema',
     choices=_EMA,
@@ -87,6 +77,8 @@ def read(args: argparse.Namespace, **changes: Any) -> Weights:
   if changes:
     weights, report = pretrained.fit(weights, **changes)
     print(report, file=sys.stderr)
+  if args.class_names:
+    weights.class_names = _class_names(args.class_names, weights)
   return weights
 
 
@@ -95,7 +87,7 @@ def _fields(assignments):
   fields = {}
   for text in assignments:
     name, equals, value = text.partition('=')
-    if not name.isidentifier() or not equals:
+    if not equals:
       raise UserError(f'--set {text}: expected FIELD=VALUE.')
     with contextlib.suppress(ValueError):
       value = json.loads(value)
@@ -103,18 +95,25 @@ def _fields(assignments):
   return fields
 
 
+def _class_names(path, weights):
+  """Return the texts of a JSON list, or the lines of another file."""
+  text = pathlib.Path(path).expanduser().read_text()
+  found = json.loads(text) if path.endswith('.json') else text.splitlines()
+  classes = weights.model.num_classes or 0
+  if len(found) != classes:
+    raise UserError(
+      f'{path} has {len(found)} names; the model has {classes} classes.'
+    )
+  return found
+
+
 def add_images(
   parser: argparse.ArgumentParser, *, batch_size: int, nargs: str = '+'
 ) -> None:
-  """Add image files, and how they are read."""
+  """Add image files, and how many are computed at once."""
   group = parser.add_argument_group('images')
-  add = group.add_argument
-  add('images', nargs=nargs, help='images, folders, globs; local or gs://...')
-  add(
-    '--on_error',
-    choices=('raise', 'skip'),
-    default='raise',
-    help='for images that cannot be read (raise)',
+  group.add_argument(
+    'images', nargs=nargs, help='images, folders, globs; local or gs://...'
   )
   add_counts(group, batch_size=(batch_size, 'images that are computed at once'))
 
@@ -128,21 +127,6 @@ def add_counts(group: Any, **counts: tuple[int | None, str]) -> None:
     )
 
 
-def several(choices: Sequence[str]) -> Callable[[str], list[str]]:
-  """Return a function 'a,b' -> ['a', 'b']; for `type` of arguments."""
-
-  def read(text):
-    items = text.split(',')
-    for item in items:
-      if item not in choices:
-        raise argparse.ArgumentTypeError(
-          f'{item!r} must be one of {", ".join(choices)}'
-        )
-    return items
-
-  return read
-
-
 def size(text: str) -> Size:
   """Return 224 for '224', (224, 192) for '224x192'; for `type` of arguments."""
   found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
@@ -152,15 +136,3 @@ def size(text: str) -> Size:
     )
   rows, columns = found.groups()
   return int(rows) if columns is None else (int(rows), int(columns))
-
-
-def class_names(path: str, weights: Weights) -> list[str]:
-  """Return class names from a JSON list, or from the lines of another file."""
-  text = pathlib.Path(path).expanduser().read_text()
-  found = json.loads(text) if path.endswith('.json') else text.splitlines()
-  classes = weights.model.num_classes or 0
-  if len(found) != classes:
-    raise UserError(
-      f'{path} has {len(found)} names; the model has {classes} classes.'
-    )
-  return found

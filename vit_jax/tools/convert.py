@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.resample import METHODS
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike
 from vit_jax.tools import arguments, parsers
@@ -33,13 +32,8 @@ from vit_jax.types import UserError
 from vit_jax.weights import export, formats
 from vit_jax.weights.bundle import Weights
 
-# The formats of each ending; the first is the default.
-BY_ENDING = {
-  '.npz': ('npz', 'vit_jax'),
-  '.stablehlo': ('stablehlo',),
-  '': ('timm', 'hf'),
-}
-FORMATS = tuple(name for names in BY_ENDING.values() for name in names)
+FORMATS = ('npz', 'vit_jax', 'stablehlo', 'timm', 'hf')
+_OF_ENDING = {'.npz': 'npz', '.stablehlo': 'stablehlo', '': 'timm'}
 
 
 def save(
@@ -83,22 +77,15 @@ def save(
   return list(moves.values())
 
 
-def format_of(
-  target: str, format: str | None = None
-) -> tuple[pathlib.Path, str]:
-  """Return (path to write to, format) for the user's TO and --format."""
-  path = pathlib.Path(target).expanduser()
-  if path.name == 'model.safetensors':  # the file name in timm and hf
-    path = path.parent
-  is_folder = path.is_dir() or format in BY_ENDING['']
-  fitting = BY_ENDING.get('' if is_folder else path.suffix, ())
-  format = format or next(iter(fitting), None)
-  if '://' in target or format not in fitting:
+def format_of(target: str, format: str | None = None) -> str:
+  """Return the format for the user's TO and --format."""
+  format = format or _OF_ENDING.get(pathlib.Path(target).suffix)
+  if '://' in target or format is None:
     raise UserError(
-      f'{target} does not fit a format{f" {format!r}" if format else ""}. Use '
-      'NAME.npz (npz, vit_jax), NAME.stablehlo, or a folder (timm, hf), local.'
+      f'{target} does not fit a format. Use NAME.npz (npz, vit_jax), '
+      'NAME.stablehlo, or a folder (timm, hf), local.'
     )
-  return path, format
+  return format
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,14 +96,12 @@ def parser() -> argparse.ArgumentParser:
   add('target', metavar='TO', help='file or folder')
   add('--format', choices=FORMATS, help='(determined by TO)')
   add('--force', action='store_true', help='replace existing files')
-  add('--posemb_resize', choices=METHODS, help='for --image_size (paper)')
   add(
     '--patch_size',
     type=arguments.size,
     metavar='N|HxW',
     help='if not that of the weights; the patch kernel is resized',
   )
-  add('--patch_resize', choices=METHODS, help='(bicubic_antialias)')
   add(
     '--num_classes',
     type=int,
@@ -131,11 +116,10 @@ def parser() -> argparse.ArgumentParser:
     help='pixels 0..255 (default), or preprocessed images',
   )
   group.add_argument(
-    '--platforms',
-    type=arguments.several(export.PLATFORMS),
-    default=export.PLATFORMS,
-    metavar='A,B,...',
-    help=f'where it runs ({",".join(export.PLATFORMS)})',
+    '--platform',
+    action='append',
+    choices=export.PLATFORMS,
+    help='where it runs; may be repeated (on all)',
   )
   arguments.add_counts(group, batch_size=(None, 'fixed number of images (any)'))
   return made
@@ -149,26 +133,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(args):
-  path, format = format_of(args.target, args.format)
-  changes = ('patch_size', 'num_classes', 'posemb_resize', 'patch_resize')
-  weights = arguments.read(args, **{x: getattr(args, x) for x in changes})
-  print(describe(weights))
-  options = {}
-  if format == 'stablehlo':
-    options = {'images': args.input, 'batch_size': args.batch_size}
-    options['platforms'] = args.platforms
-  files = save(weights, path, format, force=args.force, **options)
-  print(*weights.notes, *(f'wrote {file}' for file in files), sep='\n')
-
-
-def describe(weights: Weights) -> str:
-  """Return one line: the model, number of parameters, images and classes."""
+  format = format_of(args.target, args.format)
+  weights = arguments.read(
+    args, patch_size=args.patch_size, num_classes=args.num_classes
+  )
   count = sum(np.size(x) for x in weights.params.values())
   shape = 'x'.join(map(str, weights.image_shape))
-  return (
+  print(
     f'{weights.origin}: {type(weights.model).__name__}, {count:,} parameters, '
     f'images {shape}, {weights.model.num_classes or "no"} classes'
   )
+  options = {}
+  if format == 'stablehlo':
+    options = {'images': args.input, 'batch_size': args.batch_size}
+    options['platforms'] = args.platform or export.PLATFORMS
+  target = pathlib.Path(args.target).expanduser()
+  files = save(weights, target, format, force=args.force, **options)
+  print(*weights.notes, *(f'wrote {file}' for file in files), sep='\n')
 
 
 if __name__ == '__main__':

@@ -22,7 +22,6 @@ Needs pip install -e '.[demo]'.
 """
 
 import argparse
-import collections
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -43,17 +42,13 @@ from vit_jax.weights.bundle import Weights
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
 ALL = 'all'
 _SHOWN_PX = 448  # smaller side of the images on the page, at least
-_MAX_UPLOAD = '50mb'
 
 
 class Explainer:
   """Classes and attention of one image at a time, computed by one program.
 
-  Args:
-    weights: Weights.
-
   Attributes:
-    weights: these weights.
+    weights: Weights that it is made with.
     has_classes: whether there are probabilities for the image.
     no_attention: why there is no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
@@ -62,48 +57,43 @@ class Explainer:
   def __init__(self, weights: Weights) -> None:
     self.weights = weights
     self.no_attention = arrays.obstacles(weights).get('rollout')
-    self._shape = (1, *weights.image_shape)
     model, self._params = pretrained.build(weights)
-    classify = predict.forward_fn(weights, model)
-    look = None
+    steps: list[Any] = [predict.forward_fn(weights, model)]
     if not self.no_attention:
-      look = arrays.forward_fn(weights, model, [*SHOWN.values()])
+      steps.append(arrays.forward_fn(weights, model, [*SHOWN.values()]))
 
     def forward(params, images):
-      return classify(params, images) | (look(params, images) if look else {})
+      return {k: x for step in steps for k, x in step(params, images).items()}
 
     self._forward = jax.jit(forward)
-    images = jax.ShapeDtypeStruct(self._shape, jnp.uint8)
+    images = jax.ShapeDtypeStruct((1, *weights.image_shape), jnp.uint8)
     out = jax.eval_shape(forward, self._params, images)
     self.has_classes = 'probabilities' in out and out['probabilities'].ndim == 2
-    shape: tuple[int, ...] = out['maps'].shape[1:3] if look else (0, 0)
+    shape: tuple[int, ...] = out['maps'].shape[1:3] if 'maps' in out else (0, 0)
     self.layers, self.heads = shape
 
   def __call__(self, path: str) -> dict[str, Any]:
     """Return a dict of what there is to show of an image file.
 
-    Returns:
-      'picture' uint8 [H, W, C], what the model sees, finer; 'probabilities'
-      [K]; 'maps' and 'heads' float32 [L, h, gh, gw].
-
-    Raises:
-      ValueError: the file is not an image.
+    These are 'picture' uint8 [H, W, C], what the model sees, finer;
+    'probabilities' [K]; 'maps' and 'heads' float32 [L, h, gh, gw]. Only 'error'
+    if the file is not an image.
     """
-    loaded, _ = predict.load(self.weights, [path], 1)
     (found,) = predict.in_batches(
-      self._forward, self._params, loaded, self._shape
+      self._forward, self._params, self.weights, [path]
     )
-    (picture,) = figures.finer_images(self.weights, [path], _SHOWN_PX)
-    return found | {'picture': picture}
+    if 'error' not in found:
+      (picture,) = figures.finer_images(self.weights, [path], _SHOWN_PX)
+      found |= {'picture': picture}
+    return found
 
   def top(self, found: Mapping[str, Any], count: int) -> dict[str, float]:
     """Return {name: probability} of the most likely classes, in order."""
     names, p = self.weights.class_names, found['probabilities']
-    uses = collections.Counter(names)
 
     def label(i):
       name = names[i] if names else f'class {i}'
-      return f'{name} ({i})' if uses[name] > 1 else name
+      return f'{name} ({i})' if names and names.count(name) > 1 else name
 
     return {label(i): float(p[i]) for i in predict.top(p, count)}
 
@@ -134,20 +124,16 @@ def page(explainer: Explainer, top_k: int) -> Any:
   gr = _gradio()
 
   def explain(path, *choices):
-    if path is None:
-      return '', None, None, None, None
-    try:
-      found = explainer(path)
-    except ValueError as error:
-      reason = str(error).removeprefix(f'{path}: ')
-      return f'**{os.path.basename(path)}**: {reason}', None, None, None, None
+    found = explainer(path) if path else {'error': ''}
+    if 'error' in found:
+      reason = found['error'].removeprefix(f'{path}: ')
+      message = f'**{os.path.basename(path)}**: {reason}' if path else ''
+      return message, None, None, None, None
     classes = explainer.top(found, top_k) if explainer.has_classes else None
     return '', found, classes, found['picture'], draw(found, *choices)
 
   def draw(found, *choices):
-    if found is None or explainer.no_attention:
-      return None
-    return explainer.draw(found, *choices)
+    return explainer.draw(found, *choices) if found and choices else None
 
   with gr.Blocks(
     title='vit_jax demo', analytics_enabled=False, delete_cache=(3600, 3600)
@@ -192,17 +178,18 @@ def page(explainer: Explainer, top_k: int) -> Any:
 
 def _choices(gr, explainer):
   """Return the components that set the arguments of `Explainer.draw`."""
+  last = explainer.layers
   heads = [ALL, *map(str, range(1, explainer.heads + 1))]
   with gr.Row():
     kind = gr.Radio([*SHOWN], value='rollout', label='Show')
     style = gr.Radio(STYLES, value='mask', label='Style')
     layer = gr.Slider(
       1,
-      max(explainer.layers, 2),
-      value=explainer.layers,
+      max(last, 2),
+      value=last,
       step=1,
-      label=f'Layer (1 to {explainer.layers})',
-      visible=explainer.layers > 1,
+      label=f'Layer (1 to {last})',
+      visible=last > 1,
     )
     head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
   return kind, layer, head, style
@@ -232,49 +219,18 @@ def _gradio():
   return gradio
 
 
-def launch(
-  blocks: Any, *, port: int | None = None, share: bool = False
-) -> None:
-  """Start the server, print its address, and wait for Ctrl-C or SIGTERM.
-
-  Args:
-    blocks: of `page`.
-    port: None for the first free one from 7860 on.
-    share: whether to make a public link, too.
-  """
-  gr = _gradio()
-  fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
-  _, address, public = blocks.launch(
-    server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
-    server_port=port,
-    share=share,
-    max_file_size=_MAX_UPLOAD,
-    quiet=True,
-    prevent_thread_lock=True,
-    ssr_mode=False,
-    footer_links=[],
-    theme=gr.themes.Default(**fonts),
-  )
-  print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
-  if public:
-    print(f'Public link: {public}', flush=True)
-  # As Ctrl-C: the server ends in order, and deletes the images.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  blocks.block_thread()
-
-
 def parser() -> argparse.ArgumentParser:
   """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.demo --weights=WEIGHTS')
   arguments.add_weights(made)
-  add = made.add_argument
-  add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   arguments.add_counts(
     made,
     top_k=(5, 'classes of each image'),
     port=(None, 'of the server (the first free one from 7860 on)'),
   )
-  add('--share', action='store_true', help='make a public link, too')
+  made.add_argument(
+    '--share', action='store_true', help='make a public link, too'
+  )
   return made
 
 
@@ -282,12 +238,26 @@ def main(argv: Sequence[str] | None = None) -> None:
   """Run the command."""
   args = parser().parse_args(argv)
   with terminal.one_message():
-    _gradio()  # its absence should not be reported after a download
-    weights = arguments.read(args)
-    if args.class_names:
-      weights.class_names = arguments.class_names(args.class_names, weights)
-    explainer = Explainer(weights)
-    launch(page(explainer, args.top_k), port=args.port, share=args.share)
+    gr = _gradio()  # its absence should not be reported after a download
+    blocks = page(Explainer(arguments.read(args)), args.top_k)
+    fonts = {'font': ['system-ui', 'sans-serif'], 'font_mono': ['monospace']}
+    _, address, public = blocks.launch(
+      server_name=os.environ.get('GRADIO_SERVER_NAME', '127.0.0.1'),
+      server_port=args.port,
+      share=args.share,
+      max_file_size='50mb',
+      quiet=True,
+      prevent_thread_lock=True,
+      ssr_mode=False,
+      footer_links=[],
+      theme=gr.themes.Default(**fonts),
+    )
+    print(f'The demo runs at {address} (Ctrl-C ends it).', flush=True)
+    if public:
+      print(f'Public link: {public}', flush=True)
+    # As Ctrl-C: the server ends in order, and deletes the images.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    blocks.block_thread()
 
 
 if __name__ == '__main__':

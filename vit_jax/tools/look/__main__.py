@@ -6,7 +6,7 @@ r"""Draw what a model attends to, its filters and its position embeddings.
 WEIGHTS and IMAGES are as for predict; without images, only the figures of the
 weights are drawn. Each figure has its numbers (npz) next to it:
 
-  maps       maps-NAME: attention of each layer and head, for the first images
+  maps       maps-1, ...: attention of each layer and head, for the first images
   rollout    rollout, rollout-2, ...: sheets of images, each next to what the
              model attends to over all layers (paper, Figs. 6 and 14), with
              its class folder below
@@ -17,29 +17,25 @@ weights are drawn. Each figure has its numbers (npz) next to it:
   positions  similarity of position embeddings (Figs. 7, 10)
 
 Attention is that of the class token. Models without one use the mean over
-patches, or the MAP head's probe. --query=ROW,COLUMN uses a patch.
+patches, or the MAP head's probe.
 
 The paths of the figures go to stdout, everything else to stderr. The exit
 status is that of predict.
 """
 
 import argparse
-import re
+import pathlib
 import sys
 from collections.abc import Sequence
 
-from vit_jax.analysis import attention
 from vit_jax.data import image_files
 from vit_jax.reports.attention import STYLES
 from vit_jax.runs import terminal
 from vit_jax.tools import arguments, parsers, predict
-from vit_jax.tools.look import arrays
-from vit_jax.tools.look.figures import Figures
+from vit_jax.tools.look import arrays, figures
+from vit_jax.types import UserError
 
-_CHOICES = {
-  'prefix': (attention.PREFIXES, 'distance to class token and registers'),
-  'style': (STYLES, 'rollout as a dark mask, or as a heat map'),
-}
+_LEAST = 5  # images for t-SNE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,62 +49,44 @@ def parser() -> argparse.ArgumentParser:
   add = group.add_argument
   add('--output', required=True, metavar='DIR', help='folder for the figures')
   add(
-    '--figures',
-    type=arguments.several(arrays.FIGURES),
-    metavar='A,B,...',
-    help=f'some of {",".join(arrays.FIGURES)} (all that can be drawn)',
+    '--figure',
+    action='append',
+    choices=arrays.FIGURES,
+    help='may be repeated (all that can be drawn)',
   )
   add('--format', choices=('png', 'pdf'), default='png', help='(png)')
-  for name, (choices, what) in _CHOICES.items():
-    default = next(iter(choices))
-    help = f'{what} ({default})'
-    add(f'--{name}', choices=choices, default=default, help=help)
   add(
-    '--query',
-    type=_cell,
-    metavar='ROW,COLUMN',
-    help='maps and rollout of this patch, counted from 0',
+    '--style',
+    choices=STYLES,
+    default=STYLES[0],
+    help='rollout as a dark mask (default), or as a heat map',
   )
   arguments.add_counts(
     group,
     num_maps=(4, 'images with attention maps'),
-    per_sheet=(50, 'images on a sheet of rollout'),
     num_points=(2000, 'images in tsne'),
-    num_filters=(28, 'principal components'),
   )
   return made
-
-
-def _cell(text):
-  if not (found := re.fullmatch(r'(\d+),(\d+)', text)):
-    raise argparse.ArgumentTypeError(
-      f'{text!r}: expected ROW,COLUMN, as in 3,5'
-    )
-  return int(found[1]), int(found[2])
 
 
 def _run(args):
   paths = image_files.find(args.images) if args.images else []
   weights = arguments.read(args)
-  names = _choose(args.figures, weights, paths)
-  figures = Figures(weights, args.output, args.format)
+  names = _choose(args.figure, weights, paths)
+  output = pathlib.Path(args.output).expanduser()
+  output.mkdir(parents=True, exist_ok=True)
+  files = {name: output / f'{name}.{args.format}' for name in names}
   if 'filters' in names:
-    figures.filters(args.num_filters)
+    figures.filters(weights, files['filters'])
   if 'positions' in names:
-    figures.positions()
+    figures.positions(weights, files['positions'])
   of_images = [name for name in names if name in arrays.OF_IMAGES]
   if not of_images:
     return 0
   if of_images == ['tsne']:
     paths = arrays.sample(paths, args.num_points)
   looks = arrays.look_at(
-    weights,
-    paths,
-    figures=of_images,
-    prefix=args.prefix,
-    query=args.query,
-    batch_size=args.batch_size,
-    on_error=args.on_error,
+    weights, paths, figures=of_images, batch_size=args.batch_size
   )
   skipped: list[str] = []
   looks = terminal.track(looks, len(paths), unit='images')
@@ -116,14 +94,16 @@ def _run(args):
   classes = arrays.classes([x['path'] for x in looks], weights.class_names)
   for look, name in zip(looks, classes or ()):
     look['class'] = name
+  if not looks:
+    return predict.exit_status(skipped, len(paths))
   if 'maps' in names:
-    figures.maps(looks[: args.num_maps])
+    figures.maps(weights, files['maps'], looks[: args.num_maps])
   if 'rollout' in names:
-    figures.rollout(looks, args.style, args.per_sheet)
+    figures.rollout(weights, files['rollout'], looks, args.style)
   if 'distance' in names:
-    figures.distance(looks)
+    figures.distance(weights, files['distance'], looks)
   if 'tsne' in names:
-    figures.tsne(looks, args.num_points)
+    figures.tsne(files['tsne'], arrays.sample(looks, args.num_points))
   return predict.exit_status(skipped, len(paths))
 
 
@@ -132,14 +112,14 @@ def _choose(asked, weights, paths):
   found = arrays.obstacles(weights)
   if not paths:
     found = dict.fromkeys(arrays.OF_IMAGES, 'no images are given') | found
-  elif len(paths) < arrays.LEAST:
-    found.setdefault('tsne', f'it needs at least {arrays.LEAST} images')
-  names = [name for name in arrays.FIGURES if name not in found]
-  arrays.check(weights, asked or (() if names else found), found)
+  elif len(paths) < _LEAST:
+    found.setdefault('tsne', f'it needs at least {_LEAST} images')
+  if refused := [f'\n  {x}: {found[x]}' for x in asked or () if x in found]:
+    raise UserError(f'{weights.origin}: cannot draw{"".join(refused)}')
   if not asked:
     for name, reason in found.items():
       print(f'Not drawn: {name}: {reason}', file=sys.stderr)
-  return asked or names
+  return asked or [name for name in arrays.FIGURES if name not in found]
 
 
 def _kept(looks, num_maps):

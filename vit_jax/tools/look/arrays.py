@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,10 @@ from vit_jax.analysis import attention, embeddings
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
 from vit_jax.tools import predict
-from vit_jax.types import UserError
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
 OF_IMAGES = (*OF_ATTENTION, 'tsne')
-LEAST = 5  # images in a figure of t-SNE
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
@@ -49,24 +47,10 @@ def obstacles(weights: Weights) -> dict[str, str]:
   return found
 
 
-def check(
-  weights: Weights, figures: Iterable[str], found: Mapping[str, str]
-) -> None:
-  """Raise ValueError if one of the figures has an obstacle."""
-  reasons = [f'\n  {name}: {found[name]}' for name in figures if name in found]
-  if reasons:
-    raise UserError(f'{weights.origin}: cannot draw{"".join(reasons)}')
-
-
 def layout(weights: Weights) -> Layout:
   """Return the Layout of the tokens for images of the weights' size."""
   model = weights.model
   return model.pooling.layout(model.embedding.grid(weights.image_shape))
-
-
-def filters(weights: Weights, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
-  """Return (components, shares) of `embeddings.filters`."""
-  return embeddings.filters(weights.params['embedding/kernel'], count)
 
 
 def positions(weights: Weights) -> np.ndarray:
@@ -92,8 +76,6 @@ def look_at(
   *,
   figures: Sequence[str] = OF_IMAGES,
   batch_size: int = 8,
-  on_error: predict.OnError = 'raise',
-  **options: Any,
 ) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
@@ -101,44 +83,30 @@ def look_at(
     weights: Weights.
     paths: of the images; see `image_files.find`.
     figures: some of OF_IMAGES; 'tsne' needs `features`.
-    batch_size, on_error: of `predict.predict`. The attention of one layer for a
-      batch must fit in memory.
-    **options: prefix and query of `forward_fn`.
+    batch_size: the attention of one layer for a batch must fit in memory.
 
   Returns:
     Iterator of the dicts of `forward_fn` for each image, and 'path'. An image
-    that is skipped has 'path' and 'error'.
-
-  Raises:
-    ValueError: the model cannot have such a figure, or an image cannot be read.
+    that cannot be read has 'path' and 'error'.
   """
-  check(weights, figures, obstacles(weights))
-  loaded, shape = predict.load(weights, paths, batch_size)
   model, params = pretrained.build(weights)
-  forward = forward_fn(weights, model, figures, **options)
-  return predict.in_batches(forward, params, loaded, shape, on_error)
+  forward = forward_fn(weights, model, figures)
+  return predict.in_batches(forward, params, weights, paths, batch_size)
 
 
 def forward_fn(
-  weights: Weights,
-  model: Any,
-  figures: Sequence[str],
-  *,
-  prefix: str = 'left_out',
-  query: tuple[int, int] | None = None,
+  weights: Weights, model: Any, figures: Sequence[str]
 ) -> Callable[..., dict[str, jax.Array]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
 
   Args:
     weights, model: of `pretrained.build`.
     figures: some of OF_IMAGES, and 'heads'.
-    prefix: of `attention.mean_distance`.
-    query: (row, column) of the patch whose attention maps and rollout show; by
-      default the tokens of `Pooling.token_weights`, such as the class token.
 
   Returns:
     Function whose arrays are float32, for each image 'maps' [L, h, gh, gw] and
-    'maps_prefix' [L, h, P]: attention to patches, to class token and registers;
+    'maps_prefix' [L, h, P]: attention to patches, to class token and registers,
+    from the tokens of `Pooling.token_weights`, such as the class token;
     'rollout' [gh, gw] and 'rollout_prefix' [P]; 'heads' [L, h, gh, gw] of
     `attention.rollout_of_heads`; 'distance' [L, h] in pixels; 'features' [D],
     the input of the head, for 'tsne'.
@@ -146,11 +114,6 @@ def forward_fn(
   with_attention = {*figures} - {'tsne'}
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
-    if query and not all(0 <= x < size for x, size in zip(query, tokens.grid)):
-      raise UserError(
-        f'query={query} is outside the grid of {tokens.grid} patches. Rows and '
-        'columns count from 0.'
-      )
 
   def split(name, rows):
     """Split [B, ..., N] into patches and the tokens before them."""
@@ -174,26 +137,19 @@ def forward_fn(
       return out
     recorded = recorded['intermediates']
     layers = attention.recorded(recorded)
-    if query is None:
-      start = model.pooling.token_weights(tokens, recorded)
-    else:
-      at = tokens.prefix + query[0] * tokens.grid[1] + query[1]
-      start = jax.nn.one_hot(at, tokens.num_tokens)[None, None]
+    start = model.pooling.token_weights(tokens, recorded)
     if 'maps' in figures:
       maps = attention.per_layer(
         lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
       )
       out |= split('maps', maps)
     if 'rollout' in figures:
-      rows = attention.rollout(*layers, start=start)
-      out |= split('rollout', rows[:, 0])
+      out |= split('rollout', attention.rollout(*layers, start=start)[:, 0])
     if 'heads' in figures:
       rows = attention.rollout_of_heads(*layers, start=start)
       out |= split('heads', rows[:, :, :, 0])
     if 'distance' in figures:
-      distance = functools.partial(
-        attention.mean_distance, distances=distances, prefix=prefix
-      )
+      distance = functools.partial(attention.mean_distance, distances=distances)
       out['distance'] = attention.per_layer(distance, *layers)
     return out
 

@@ -1,137 +1,117 @@
-"""The figures of the tool, each with its numbers as .npz next to it."""
+"""The figures of the tool, each with its numbers as .npz next to it.
+
+A `path` is that of the figure; its ending, png or pdf, is the format.
+"""
 
 import functools
-import itertools
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.analysis.embeddings import tiles
+from vit_jax.analysis import embeddings as principal
 from vit_jax.data import image_files
 from vit_jax.data.transforms import scale
 from vit_jax.reports import attention, embeddings
 from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
+PER_SHEET = 50  # images in a figure of rollout
 _PX = 256  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
 
+Looks = Sequence[Mapping[str, Any]]  # dicts of `arrays.look_at`
 
-class Figures:
-  """Draw figures into a folder, and print their paths.
 
-  Args:
-    weights: Weights.
-    output: folder; it is created if necessary.
-    format: 'png' or 'pdf'.
-  """
+def filters(weights: Weights, path: pathlib.Path) -> None:
+  """Draw the first 28 principal components of the patch embedding."""
+  components, shares = principal.filters(weights.params['embedding/kernel'])
+  kind = 'RGB embedding' if weights.image_shape[2] == 3 else 'Embedding'
+  title = f'{kind} filters\n(first {len(shares)} principal components)'
+  tiles = principal.tiles(components)
+  draw = functools.partial(embeddings.filters, tiles, title=title)
+  _write(path, draw, components=components, shares=shares)
 
-  def __init__(
-    self, weights: Weights, output: PathLike, format: str = 'png'
-  ) -> None:
-    self._weights = weights
-    self._output = pathlib.Path(output).expanduser()
-    self._format = format
-    self._output.mkdir(parents=True, exist_ok=True)
 
-  def filters(self, count: int = 28) -> None:
-    """Draw the first principal components of the patch embedding."""
-    components, shares = arrays.filters(self._weights, count)
-    kind = 'RGB embedding' if self._weights.image_shape[2] == 3 else 'Embedding'
-    title = f'{kind} filters\n(first {len(shares)} principal components)'
-    draw = functools.partial(embeddings.filters, tiles(components), title=title)
-    self._write('filters', draw, components=components, shares=shares)
+def positions(weights: Weights, path: pathlib.Path) -> None:
+  """Draw the similarity of position embeddings."""
+  similarity = arrays.positions(weights)
+  draw = functools.partial(embeddings.positions, similarity)
+  _write(path, draw, similarity=similarity)
 
-  def positions(self) -> None:
-    """Draw the similarity of position embeddings."""
-    similarity = arrays.positions(self._weights)
-    draw = functools.partial(embeddings.positions, similarity)
-    self._write('positions', draw, similarity=similarity)
 
-  def distance(self, looks: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the mean over `looks`, which are those of `arrays.look_at`."""
-    values = np.stack([look['distance'] for look in looks])
-    mean = values.mean(0)
-    uniform = float(np.mean(arrays.cell_distances(self._weights)))
-    self._write(
-      'distance',
-      functools.partial(attention.distance, mean, uniform=uniform),
-      distance=mean,
-      of_each_image=values,
-      uniform=uniform,
-      paths=_paths(looks),
+def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
+  """Draw the mean attention distance over the images."""
+  values = np.stack([look['distance'] for look in looks])
+  uniform = float(np.mean(arrays.cell_distances(weights)))
+  mean = values.mean(0)
+  draw = functools.partial(attention.distance, mean, uniform=uniform)
+  numbers = {'distance': mean, 'of_each_image': values, 'uniform': uniform}
+  _write(path, draw, **numbers, paths=_paths(looks))
+
+
+def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
+  """Draw a figure per image: maps-1, maps-2, ... for the path maps."""
+  images = _images(weights, looks, 2 * _PX)
+  for i, (look, image) in enumerate(zip(looks, images), 1):
+    draw = functools.partial(
+      attention.maps, look['maps'], image, title=_caption(look)
+    )
+    numbers = {'maps': look['maps'], 'prefix': look['maps_prefix']}
+    file = path.with_stem(f'{path.stem}-{i}')
+    _write(file, draw, **numbers, path=look['path'])
+
+
+def rollout(
+  weights: Weights, path: pathlib.Path, looks: Looks, style: str = 'mask'
+) -> None:
+  """Draw sheets of images next to their rollout; the second is PATH-2."""
+  few = min(len(looks), PER_SHEET) <= _FEW
+  images = _images(weights, looks, 2 * _PX if few else _PX)
+  for start in range(0, len(looks), PER_SHEET):
+    sheet = looks[start : start + PER_SHEET]
+    pairs = [
+      (image, attention.overlay(image, look['rollout'], style=style))
+      for look, image in zip(sheet, images)
+    ]
+    names = [_caption(x) if few else x.get('class', '') for x in sheet]
+    draw = functools.partial(
+      attention.sheet, pairs, names=names if any(names) else None
+    )
+    number = start // PER_SHEET + 1
+    _write(
+      path.with_stem(f'{path.stem}-{number}') if start else path,
+      draw,
+      rollout=np.stack([look['rollout'] for look in sheet]),
+      prefix=np.stack([look['rollout_prefix'] for look in sheet]),
+      paths=_paths(sheet),
     )
 
-  def maps(self, looks: Sequence[Mapping[str, Any]]) -> None:
-    """Draw a figure per image of `arrays.look_at`.
 
-    'class' of each is added to its title.
-    """
-    images = self._images(looks, 2 * _PX)
-    names = zip(_names(looks), _captions(looks))
-    for look, (name, title), image in zip(looks, names, images):
-      self._write(
-        f'maps-{name}',
-        functools.partial(attention.maps, look['maps'], image, title=title),
-        maps=look['maps'],
-        prefix=look['maps_prefix'],
-        path=look['path'],
-      )
+def tsne(path: pathlib.Path, looks: Looks) -> None:
+  """Draw a point per image, colored by class."""
+  points = arrays.tsne([look['features'] for look in looks])
+  classes = [look.get('class', '') for look in looks]
+  draw = functools.partial(
+    embeddings.scatter, points, classes=classes if any(classes) else None
+  )
+  names = np.array(classes, str)
+  _write(path, draw, points=points, paths=_paths(looks), classes=names)
 
-  def rollout(
-    self,
-    looks: Sequence[Mapping[str, Any]],
-    style: str = 'mask',
-    per_sheet: int = 50,
-  ) -> None:
-    """Draw sheets of `per_sheet` images of `arrays.look_at`."""
-    few = min(len(looks), per_sheet) <= _FEW
-    images = self._images(looks, 2 * _PX if few else _PX)
-    captions = _captions(looks, files=few)
-    for start in range(0, len(looks), per_sheet):
-      sheet = looks[start : start + per_sheet]
-      pairs = [
-        (image, attention.overlay(image, look['rollout'], style=style))
-        for look, image in zip(sheet, images)
-      ]
-      names = captions and captions[start : start + per_sheet]
-      self._write(
-        f'rollout-{start // per_sheet + 1}' if start else 'rollout',
-        functools.partial(attention.sheet, pairs, names=names),
-        rollout=np.stack([look['rollout'] for look in sheet]),
-        prefix=np.stack([look['rollout_prefix'] for look in sheet]),
-        paths=_paths(sheet),
-      )
 
-  def tsne(self, looks: Sequence[Mapping[str, Any]], count: int = 2000) -> None:
-    """Draw at most `count` of `looks`, at equal distances in the list."""
-    looks = arrays.sample(looks, count)
-    points = arrays.tsne([look['features'] for look in looks])
-    classes = _classes(looks)
-    self._write(
-      'tsne',
-      functools.partial(embeddings.scatter, points, classes=classes),
-      points=points,
-      paths=_paths(looks),
-      classes=np.array(classes or [''] * len(looks), str),
-    )
+def _write(file, draw, **numbers):
+  """Write the numbers and the figure, and print the path of the figure."""
+  predict.write_arrays(file.with_suffix('.npz'), numbers)
+  draw(path=file)
+  print(file, flush=True)
 
-  def _write(self, name, draw, **numbers):
-    """Write the numbers and the figure, and print the path of the figure."""
-    predict.write_arrays(self._output / f'{name}.npz', numbers)
-    path = self._output / f'{name}.{self._format}'
-    draw(path=path)
-    print(path, flush=True)
 
-  def _images(self, looks, px):
-    images = finer_images(self._weights, [x['path'] for x in looks], px)
-    return terminal.track(images, len(looks), unit='images to draw')
+def _images(weights, looks, px):
+  images = finer_images(weights, [look['path'] for look in looks], px)
+  return terminal.track(images, len(looks), unit='images to draw')
 
 
 def finer_images(
@@ -146,36 +126,19 @@ def finer_images(
   factor = -(-px // min(shape[:2]))
   finer = tuple(side * factor for side in shape[:2])
   transforms = scale(weights.transforms, shape, finer)
-  return predict.images_of(
-    image_files.load(paths, transforms, channels=shape[2], ahead=8)
-  )
+  for _, image in image_files.load(
+    paths, transforms, channels=shape[2], ahead=8
+  ):
+    if isinstance(image, ValueError):
+      raise image
+    yield image
 
 
 def _paths(looks):
   return np.array([look['path'] for look in looks], str)
 
 
-def _classes(looks):
-  """Return the class folder of each image, or None if there are none."""
-  found = [look.get('class') for look in looks]
-  return None if None in found else found
-
-
-def _captions(looks, files=True):
-  """Return what is written under each image: class folder, file name."""
-  classes, names = _classes(looks), _names(looks)
-  if not files:
-    return classes
-  return [' / '.join(words) for words in zip(*filter(None, (classes, names)))]
-
-
-def _names(looks):
-  """Return the file names without ending; duplicates get a number."""
-  names = []
-  for look in looks:
-    stem = name = os.path.splitext(os.path.basename(look['path']))[0]
-    numbers = itertools.count(2)
-    while name in names:
-      name = f'{stem}-{next(numbers)}'
-    names.append(name)
-  return names
+def _caption(look):
+  """Return the class folder, if there is one, and the file name."""
+  name = pathlib.PurePosixPath(look['path']).stem
+  return ' / '.join(filter(None, (look.get('class'), name)))
