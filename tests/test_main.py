@@ -144,7 +144,7 @@ def test_no_right_to_write(config):
   process = _run(config, '/proc/no_such_place')
   _, error = process.communicate(timeout=120)
   assert process.returncode == 1
-  assert '--workdir=/proc/no_such_place cannot be created' in error
+  assert "directory: '/proc/no_such_place'" in error
   assert 'Traceback' not in error
 
 

@@ -21,7 +21,7 @@ from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Interval, Schedule, Timeline
 from vit_jax.parallel import sharding as layout
-from vit_jax.parallel.hosts import StopSignal
+from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
 from vit_jax.reports import confusion, page
 from vit_jax.runs import changes, compiled, terminal, workdirs
@@ -315,12 +315,12 @@ def train(
             checkpointer.save(step, state, saved, metrics=finite)
             if last or stopping:
               checkpointer.wait()
-        if stopping:
+        if stop.received and stopping:
           monitor.say(
-            f'{stop.name}: saved step {step} of {total_steps} in {workdir}. '
+            f'{stop.received.name}: saved step {step} of {total_steps} in {workdir}. '
             'Run the same command to resume.'
           )
-          raise stop.stopped()
+          raise Stopped(128 + stop.received)
       monitor.finish(total_steps)
   confusion.write_all(workdir, evaluators, class_names=class_names)
   page.write_at_end(workdir, evaluators)

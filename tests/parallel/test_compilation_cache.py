@@ -74,8 +74,7 @@ def test_a_folder_that_is_not_writable(monkeypatch, capsys):
   monkeypatch.setenv('XDG_CACHE_HOME', '/proc/no_such_place')
   compilation_cache.enable('/workdir')
   error = capsys.readouterr().err
-  assert error.startswith('Compiled programs are not kept for the next start: ')
-  assert '/proc/no_such_place' in error
+  assert error.startswith('No compilation cache: ') and '/proc/no_such' in error
 
 
 COUNTED = """

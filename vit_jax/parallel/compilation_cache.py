@@ -39,11 +39,7 @@ def enable(workdir: PathLike) -> None:
     # Whoever can write there can make this user run any code.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
   except OSError as error:
-    print(
-      f'Compiled programs are not kept for the next start: {error}. Set '
-      'JAX_COMPILATION_CACHE_DIR to a writable folder.',
-      file=sys.stderr,
-    )
+    print(f'No compilation cache: {error}', file=sys.stderr)
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
   if _THRESHOLD.upper() not in os.environ:

@@ -24,7 +24,6 @@ from vit_jax.runs.files import PathLike
 from vit_jax.types import UserError
 
 _HEARTBEAT_S = 60  # A host that is silent for this long counts as lost.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def initialize(
@@ -34,12 +33,9 @@ def initialize(
 ) -> None:
   """Join the other hosts of this run; arguments as in jax.distributed.
 
-  On TPU pods, GKE, Slurm and Open MPI, JAX finds them by itself. Elsewhere,
-  pass all arguments or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+  JAX finds them by itself on TPU pods, GKE, Slurm and Open MPI. Elsewhere, pass
+  all arguments or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
   JAX_PROCESS_ID.
-
-  Raises:
-    ValueError: JAX finds no cluster, and an argument is missing.
   """
   if num_processes is None and 'JAX_NUM_PROCESSES' in os.environ:
     num_processes = int(os.environ['JAX_NUM_PROCESSES'])
@@ -78,7 +74,7 @@ def on_any(flag: bool) -> list[int]:
 
 
 def refuse_differences(facts: Mapping[str, str]) -> None:
-  """Raise ValueError, with a diff, unless all hosts pass equal {name: text}."""
+  """Raise UserError, with a diff, unless all hosts pass equal {name: text}."""
   first = broadcast(dict(facts))
   lines = [
     f'  {name}: {first.get(name)} on host 0, {facts.get(name)} here'
@@ -94,10 +90,10 @@ def refuse_differences(facts: Mapping[str, str]) -> None:
 
 
 def check_shared(folder: PathLike) -> None:
-  """Raise ValueError unless all hosts see the same files in the folder.
+  """Raise UserError unless all hosts see the same files in the folder.
 
-  Each host writes its part of a checkpoint, so in separate folders no
-  checkpoint would be complete. All hosts must call this function.
+  In separate folders no checkpoint would be complete, because each host writes
+  its part. All hosts must call this function.
   """
   if jax.process_count() == 1:
     return
@@ -150,13 +146,13 @@ class StopSignal:
   """
 
   def __init__(self) -> None:
-    self._number: int | None = None
+    self._received: signal.Signals | None = None
     self._previous: dict[int, Any] = {}
 
   def __enter__(self) -> 'StopSignal':
     is_main = threading.current_thread() is threading.main_thread()
     if jax.process_count() == 1 and is_main:
-      for number in _SIGNALS:
+      for number in (signal.SIGINT, signal.SIGTERM):
         self._previous[number] = signal.signal(number, self._handle)
     return self
 
@@ -165,25 +161,16 @@ class StopSignal:
       signal.signal(number, handler)
 
   def _handle(self, number, _):
-    self._number = number
+    self._received = signal.Signals(number)
     signal.signal(number, self._previous[number])
     again = 'Press Ctrl-C' if number == signal.SIGINT else 'Send it'
-    name = signal.Signals(number).name
+    name = self._received.name
     text = f'{name}: saving after this step. {again} again to stop at once.'
     # A bar that is shown has replaced sys.stderr, and prints it above itself.
     print(text, file=sys.stderr, flush=True)
 
-  def requested(self, step: int) -> bool:
-    """Return whether to stop now. All hosts must ask once after each step."""
+  def requested(self, step: int) -> signal.Signals | None:
+    """Return the signal to stop at. All hosts must ask once after each step."""
     if multihost_utils.reached_preemption_sync_point(step):
-      self._number = signal.SIGTERM
-    return self._number is not None
-
-  def stopped(self) -> Stopped:
-    """Return the exception to raise after saving."""
-    return Stopped(128 + (self._number or 0))
-
-  @property
-  def name(self) -> str:
-    """Name of the signal, such as 'SIGTERM'."""
-    return signal.Signals(self._number or 0).name
+      self._received = signal.SIGTERM
+    return self._received

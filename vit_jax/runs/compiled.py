@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax import tree
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
 from vit_jax.types import Model, Shape, UserError
@@ -47,22 +46,19 @@ def forget() -> None:
 def batch_shapes(
   image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Return the shapes, dtypes and shardings of a training batch.
+  """Return the shapes, dtypes and shardings of a global training batch.
 
-  Args:
-    image_shape: (H, W, C).
-    label: of any example: a class, or [K].
-    batch_size: of all hosts together.
-    mesh: as returned by `sharding.make_mesh`.
+  `label` is that of any example: a class, or [K].
   """
-  label_shape = jnp.shape(label)
-  kind = jnp.float32 if label_shape else jnp.int32
-  make = functools.partial(
-    jax.ShapeDtypeStruct, sharding=sharding.batch_sharding(mesh)
-  )
+  kind = jnp.float32 if jnp.shape(label) else jnp.int32
+  shapes = {
+    'image': (image_shape, jnp.uint8),
+    'label': (jnp.shape(label), kind),
+  }
+  split = sharding.batch_sharding(mesh)
   return {
-    'image': make((batch_size, *image_shape), jnp.uint8),
-    'label': make((batch_size, *label_shape), kind),
+    name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=split)
+    for name, (shape, dtype) in shapes.items()
   }
 
 
@@ -71,17 +67,9 @@ def start(
 ) -> threading.Thread:
   """Compile in a thread, while this one restores or initialises the state.
 
-  JAX keeps the program for the first call. That call also meets the errors, so
-  the thread has none. Not on GPUs: their compiler times kernels, which other
-  work would disturb.
-
-  Args:
-    step_fn: jitted train step.
-    shapes: ShapeDtypeStructs of its arguments, with shardings.
-    mesh: as returned by `sharding.make_mesh`.
-
-  Returns:
-    The thread. `join` it before the first call, which would compile again.
+  `join` it before the first call, for which JAX keeps the program. That call
+  also meets the errors, so the thread has none. Not on GPUs: their compiler
+  times kernels, which other work would disturb.
   """
 
   def run():
@@ -101,11 +89,10 @@ def report(
   with jax.set_mesh(mesh):
     memory = step_fn.lower(*shapes).compile().memory_analysis()
   state, batch, *teacher = shapes
-  params = tree.flatten(state.params)
+  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
   axes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
   rows = [
-    ('model', type(model).__name__),
-    ('parameters', f'{sum(math.prod(x.shape) for x in params.values()):,}'),
+    ('model', f'{type(model).__name__}, {parameters:,} parameters'),
     ('classes', str(model.num_classes)),
     ('batch of images', 'x'.join(map(str, batch['image'].shape))),
     ('steps', f'{steps:,}'),
@@ -116,9 +103,6 @@ def report(
   if memory is not None:
     size = f'{memory.temp_size_in_bytes / GIB:.3f} GiB'
     rows.append(('temporaries on a device', size))
-  for path in sorted(params, key=lambda x: -math.prod(params[x].shape))[:4]:
-    spec = tuple(params[path].sharding.spec) or 'replicated'
-    rows.append((path, f'{params[path].shape} {spec}'))
   table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
   terminal.console().print(table)
 
@@ -129,11 +113,7 @@ class OutOfMemoryError(MemoryError, UserError):
 
 @contextlib.contextmanager
 def explaining(advice: str) -> Iterator[None]:
-  """Context manager that says what to do when a device is out of memory.
-
-  Raises:
-    OutOfMemoryError: with the advice, in place of the error of JAX.
-  """
+  """Context manager that says what to do when a device is out of memory."""
   try:
     yield
   except OutOfMemoryError:
@@ -174,7 +154,7 @@ def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
 def _on_a_device(arrays):
   """Return the size of the part of a tree that a device holds, as text."""
   size = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * getattr(x.dtype, 'itemsize', 4)
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(arrays)
   )
   return f'{size / GIB:.3f} GiB'
