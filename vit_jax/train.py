@@ -15,7 +15,7 @@ from vit_jax.analysis import flops
 from vit_jax.config import Partial, Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.evals import evaluators as evaluators_lib
-from vit_jax.evals.evaluators import Evaluator, Factory
+from vit_jax.evals.evaluators import Factory
 from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
 from vit_jax.optim.optimizers import Optimizer
@@ -50,7 +50,7 @@ class Evaluation:
   """An evaluator of a training run, and when it runs.
 
   Attributes:
-    evaluator: factory of it, see evaluators.py. In a config, the `target`.
+    evaluator: makes it, see evaluators.py. In a config, the `target`.
     every: time between its runs; None for one at the end.
   """
 
@@ -88,11 +88,10 @@ def train(
     workdir: directory of the run; local, or gs://...
     model: Flax module whose call maps images [B, H, W, C] to logits [B, K]. A
       num_classes of None is set to the number of classes of the data.
-    data: training images and batches.
+    data, total: training images and batches; length of training.
     objective: function (model, preprocess=...) -> LossFn.
     optimizer: optimizer rule with clipping, decay mask, freezing.
     schedule: learning rate: function of the Timeline -> (step -> rate).
-    total: length of training.
     evals: evaluators by name, and when they run. All run at the end.
     checkpoints: when checkpoints are written and which are kept.
     init_from: weights to start from if workdir has no checkpoint; None: random.
@@ -103,19 +102,16 @@ def train(
     ema: EMA of the parameters, used by evaluators and saved; None: no EMA.
     seed: of initialisation, data order, augmentation and dropout.
     logging: records of metrics, their writers, and traces.
-    provenance: the config that the arguments are from, to be saved; None: the
-      run was not started from a config.
+    provenance: the config that the arguments are from; None: there is none.
     dry_run: stop before the first step, after all checks; print a summary.
 
   Returns:
     The final TrainState; None after a dry run.
 
   Raises:
-    ValueError: anything that does not fit, before the first step.
-    changes.ChangedRunError: results depend on something that has changed.
-    metrics.NonFiniteError: the loss, the gradient or the state is NaN.
-    compiled.OutOfMemoryError: the model or the batch does not fit.
-    hosts.Stopped: a signal asked to stop, and a checkpoint was saved.
+    UserError: before the first step, if anything does not fit; later a
+      NonFiniteError or an OutOfMemoryError.
+    Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
   workdirs.prepare(workdir)
@@ -300,7 +296,7 @@ def train(
         results = {}
         if due:
           _check_finite(state, step, mesh, monitor)
-          results = run_evaluators(due, step, state.eval_params, monitor)
+          results = _evaluate(due, step, state.eval_params, monitor)
         stopping = stop.requested(step)
         if last or stopping or step % save_every == 0:
           _check_finite(state, step, mesh, monitor)
@@ -315,12 +311,12 @@ def train(
             checkpointer.save(step, state, saved, metrics=finite)
             if last or stopping:
               checkpointer.wait()
-        if stop.received and stopping:
+        if stopping:
           monitor.say(
-            f'{stop.received.name}: saved step {step} of {total_steps} in {workdir}. '
+            f'{stopping.name}: saved step {step} of {total_steps} in {workdir}. '
             'Run the same command to resume.'
           )
-          raise Stopped(128 + stop.received)
+          raise Stopped(128 + stopping)
       monitor.finish(total_steps)
   confusion.write_all(workdir, evaluators, class_names=class_names)
   page.write_at_end(workdir, evaluators)
@@ -333,12 +329,7 @@ def _check_finite(state, step, mesh, monitor):
   check_finite(state, step, mesh)
 
 
-def run_evaluators(
-  evaluators: Mapping[str, Evaluator],
-  step: int,
-  params: Params,
-  monitor: Monitor,
-) -> dict[str, float]:
+def _evaluate(evaluators, step, params, monitor):
   """Run the evaluators, log and return {'NAME/METRIC': value}."""
   results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
@@ -365,12 +356,11 @@ def make_step(
   """Return the jitted initialisation and train step, and the state's shapes.
 
   Args:
-    model: Flax module.
+    model, loss_fn, accum_steps, ema_weight: see `train_step`.
     images: ShapeDtypeStruct of a batch of float images.
     make_tx: function params -> optax transformation.
     mesh: its devices may be described only, to compile for them.
     rules: sharding rules; None for `sharding.rules_for(mesh)`.
-    loss_fn, accum_steps, ema_weight: see `train_step`.
 
   Returns:
     (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
@@ -394,8 +384,8 @@ def make_step(
     ema_weight=ema_weight,
   )
   outputs = (shardings, layout.replicated(mesh))
-  # It runs once: LLVM's costly passes take longer than they save on a CPU. The
-  # initial state has the same bits without them.
+  # LLVM's costly passes take longer than they save in a program that runs once.
+  # The initial state has the same bits without them.
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   options = {'xla_backend_optimization_level': 1} if on_cpu else None
   return (

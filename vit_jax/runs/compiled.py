@@ -50,15 +50,13 @@ def batch_shapes(
 
   `label` is that of any example: a class, or [K].
   """
-  kind = jnp.float32 if jnp.shape(label) else jnp.int32
-  shapes = {
-    'image': (image_shape, jnp.uint8),
-    'label': (jnp.shape(label), kind),
-  }
   split = sharding.batch_sharding(mesh)
+  make = functools.partial(jax.ShapeDtypeStruct, sharding=split)
+  shape = jnp.shape(label)
+  kind = jnp.float32 if shape else jnp.int32
   return {
-    name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=split)
-    for name, (shape, dtype) in shapes.items()
+    'image': make((batch_size, *image_shape), jnp.uint8),
+    'label': make((batch_size, *shape), kind),
   }
 
 
