@@ -313,8 +313,8 @@ def train(
               checkpointer.wait()
         if stopping:
           monitor.say(
-            f'{stopping.name}: saved step {step} of {total_steps} in {workdir}. '
-            'Run the same command to resume.'
+            f'{stopping.name}: saved step {step} of {total_steps} in '
+            f'{workdir}. Run the same command to resume.'
           )
           raise Stopped(128 + stopping)
       monitor.finish(total_steps)
