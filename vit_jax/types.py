@@ -130,8 +130,8 @@ Preprocess = Callable[[Any], JaxArray]
 # loss; one that wraps another objective must not have it;
 # `prepare` is a function (batch, rng) -> batch that `train_step` applies to the
 # whole batch, before it is cut into micro-batches;
-# `teacher` is an objectives.teacher.Predictor, whose parameters the LossFn then
-# takes as its fourth argument.
+# `teacher` is an objectives.distillation.Teacher, whose parameters the LossFn
+# then takes as its fourth argument.
 LossFn = Callable[..., tuple[JaxArray, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

@@ -20,8 +20,7 @@ from vit_jax.models.layers import BlockOptions, PatchEmbedding
 from vit_jax.models.posemb import Relative
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
-from vit_jax.objectives.distillation import distillation
-from vit_jax.objectives.teacher import Teacher
+from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Schedule, steps
 from vit_jax.train import train

@@ -12,27 +12,124 @@ head of its class token, and the teacher with the head of its distillation
 token. It predicts the mean of both.
 """
 
+import dataclasses
+import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
+from vit_jax import tree
 from vit_jax.objectives.classification import softmax_loss, softmax_xent
-from vit_jax.objectives.teacher import Teacher
+from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.types import (
+  MACHINE,
   Array,
   Expect,
   Fraction,
   LossFn,
   Model,
   Objective,
+  Params,
+  PathLike,
   Preprocess,
+  PyTree,
   UserError,
 )
+from vit_jax.weights import formats
 
 Temperature = Annotated[
   float, Expect(lambda x: 1e-3 <= x <= 1e3, 'between 0.001 and 1000')
 ]
+
+
+@dataclasses.dataclass  # not frozen: runs never share what an old file said
+class Teacher:
+  """A model and its parameters, from a weights file.
+
+  The parameters are an argument of the train step, sharded by the rules of the
+  model. They are not part of the TrainState: no checkpoint contains them, and
+  no optimizer sees them. The images are converted as the file says, whatever
+  the student's preprocessing is. Images of another size are resized on the
+  device, with antialiasing. Dropout and stochastic depth are off.
+
+  Attributes:
+    path: a workdir, a checkpoint, or weights of any format of formats.py.
+    options: more arguments of `formats.read`: step and ema of a workdir, trust,
+      what a file does not say, and fields of the model ({'scan': True}).
+    same_classes: whether its classes are those of the data, in the same order,
+      even if they have other names. False: names that both have must be equal.
+  """
+
+  path: Annotated[PathLike, MACHINE]  # the parameters are compared
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  same_classes: bool = False
+
+  def open(self, student: Any) -> None:
+    """Read the model, and check that it fits a student.
+
+    This sets `model`, whose attention `train` chooses, `images`, a
+    ShapeDtypeStruct of a batch that it takes, and `class_names`, which must be
+    those of the data if there are any.
+    """
+    weights = formats.read(self.path, **self.options, values=False)
+    model = weights.model
+    if not model.num_classes or model.num_classes != student.num_classes:
+      raise UserError(
+        f'The teacher {self.path} has {model.num_classes or "no"} classes, the '
+        f'student {student.num_classes}. Use a teacher that was fine-tuned on '
+        'the data of the student.'
+      )
+    dtype = getattr(student, 'dtype', None)
+    if dtype is not None and hasattr(model, 'dtype'):
+      model = model.clone(dtype=dtype)
+    self.model: Any = model
+    self.images = jax.ShapeDtypeStruct((1, *weights.image_shape), np.float32)
+    self.class_names = None if self.same_classes else weights.class_names
+    self._preprocess = weights.preprocess
+
+  def fingerprint(self) -> dict[str, Any]:
+    """Return a hash of the parameters, which a resumed run compares."""
+    params = formats.read(self.path, **self.options).params
+    found = hashlib.sha256()
+    for path, array in sorted(tree.flatten(params).items()):
+      found.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+      found.update(np.ascontiguousarray(array).tobytes())
+    return {'weights': found.hexdigest()[:16]}
+
+  def abstract_params(self, mesh: Mesh, rules: Rules | None = None) -> PyTree:
+    """Return ShapeDtypeStructs of the parameters, with shardings.
+
+    `rules` are for paths that begin with 'teacher/'; None: `rules_for(mesh)`.
+    """
+    params = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
+    shapes = {'teacher': params['params']}
+    rules = rules_for(mesh) if rules is None else rules
+    return annotate(shapes, infer(shapes, rules, mesh))['teacher']
+
+  def load(self, abstract_params: PyTree) -> Params:
+    """Return the parameters, sharded like `abstract_params`."""
+    params = formats.read(self.path, **self.options).params
+    if getattr(self.model, 'scan', False):
+      params = tree.stack_blocks(params)
+
+    def place(array, like):
+      return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: np.asarray(array)[index]
+      )
+
+    return jax.tree.map(place, tree.unflatten(params), abstract_params)
+
+  def __call__(self, params: Params, images: Array) -> jax.Array:
+    """Return float32 logits [B, K] of images [B, H, W, C] in 0..255."""
+    x = self._preprocess(images)
+    shape = (len(x), *self.images.shape[1:])
+    if x.shape != shape:
+      x = jax.image.resize(x, shape, 'bilinear')
+    return jax.lax.stop_gradient(self.model.apply({'params': params}, x))
 
 
 def distillation(
@@ -46,9 +143,6 @@ def distillation(
   weight: Fraction = 1.0,
 ) -> LossFn:
   """Return (1 - weight) * loss of the labels + weight * loss of the teacher.
-
-  The teacher is not trained. Its parameters are not in the checkpoints, and are
-  sharded by the rules of the model.
 
   Published settings: "patient teacher": soft, temperature 1, weight 1. DeiT:
   hard, weight 0.5; or soft, temperature 3, weight 0.1 (from memory of the
@@ -71,10 +165,6 @@ def distillation(
     LossFn whose metrics are those of `objective`, 'loss', 'label_loss',
     'teacher_loss' and 'agreement': the fraction of examples for which teacher
     and student have the same most probable class.
-
-  Raises:
-    ValueError: the teacher cannot be read, or has other classes; or `objective`
-      is not a function of logits and labels.
   """
   inner: Any = objective(model, preprocess=preprocess)
   compare = getattr(inner, 'compare', None)
@@ -84,14 +174,19 @@ def distillation(
       'labels alone. Use softmax_xent or sigmoid_xent, and wrap distillation '
       'in others: mixed(objective=distillation(objective=softmax_xent)).'
     )
-  predictor = teacher.open(model)
+  if kind == 'hard' and temperature != 1:
+    raise UserError(
+      f"distillation: temperature={temperature} has no effect on kind='hard'. "
+      'Leave it out.'
+    )
+  teacher.open(model)
 
   def loss_fn(params, batch, rng, teacher_params):
-    logits, logits_for_teacher = student_logits(
+    logits, logits_for_teacher = _student_logits(
       model, params, preprocess(batch['image']), rng
     )
     label_loss, metrics = compare(logits, jnp.asarray(batch['label']))
-    targets = predictor(teacher_params, batch['image'])
+    targets = teacher(teacher_params, batch['image'])
     losses = teacher_loss(
       logits_for_teacher, targets, kind=kind, temperature=temperature
     )
@@ -109,7 +204,7 @@ def distillation(
 
   activation = 'softmax' if weight == 1 else inner.activation
   loss_fn.activation = activation  # type: ignore[attr-defined]
-  loss_fn.teacher = predictor  # type: ignore[attr-defined]
+  loss_fn.teacher = teacher  # type: ignore[attr-defined]
   return loss_fn
 
 
@@ -125,20 +220,13 @@ def teacher_loss(
   return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
 
 
-def student_logits(
-  model: Model, params: Any, images: jax.Array, rng: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Return the logits [B, K] for the labels, and those for the teacher.
-
-  They are the same, unless the model has a distillation token.
-  """
-  variables = {'params': params}
+def _student_logits(model, params, images, rng):
+  """Return the logits [B, K] for the labels, and those for the teacher."""
   options = {'train': True, 'rngs': {'dropout': rng}}
   pooling = getattr(model, 'pooling', None)
   if not getattr(pooling, 'distillation_token', False):
-    logits = model.apply(variables, images, **options)
+    logits = model.apply({'params': params}, images, **options)
     return logits, logits
-  out = model.apply(
-    variables, images, method='features', per_layer=False, **options
-  )
+  options |= {'method': 'features', 'per_layer': False}
+  out = model.apply({'params': params}, images, **options)
   return out['class_logits'], out['distillation_logits']

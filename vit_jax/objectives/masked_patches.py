@@ -3,16 +3,14 @@
 Half of the patch embeddings of an image are corrupted: 80% of these are
 replaced by a learned mask vector, 10% by the embedding of another patch, 10%
 stay. The model predicts what each corrupted patch looked like from the output
-at its position.
+at its position. The paper leaves open whether exactly half of an image's
+patches are corrupted, or each with probability 1/2. Here it is exactly half, so
+that every image has the same weight on any number of devices and micro-batches.
+The other patch comes from the same image.
 
 Shapes: B images, n patches of ph x pw pixels, C channels, K outputs a patch.
 Patches are uint8 [B, n, ph, pw, C], row by row as the model embeds them;
 outputs are float32 [B, n, K].
-
-The paper leaves open whether exactly half of an image's patches are corrupted,
-or each with probability 1/2. Here it is exactly half, so that every image has
-the same weight on any number of devices and micro-batches. The other patch
-comes from the same image.
 """
 
 import dataclasses
@@ -27,7 +25,6 @@ from vit_jax.models.pooling import NoPooling
 from vit_jax.types import (
   Array,
   Count,
-  Fraction,
   LossFn,
   Model,
   Params,
@@ -39,6 +36,9 @@ from vit_jax.types import (
 )
 
 LEVELS = 2**3  # 3 bits of each colour channel
+# Fractions of the corrupted patches that the mask vector and another patch of
+# the image replace (B.1.2); the rest are kept.
+MASKED, SWAPPED = 0.8, 0.1
 
 
 def cut(images: jax.Array, patch_size: Size) -> jax.Array:
@@ -59,12 +59,11 @@ class Colours:
   side: int
 
   def num_outputs(self, patch_shape: Shape) -> int:
-    """Return K; ValueError if cells do not tile the patch."""
+    """Return K."""
     ph, pw, channels = patch_shape
     if ph % self.side or pw % self.side:
       raise UserError(
-        f'Patches of {ph}x{pw} cannot be reduced to {self.side}x{self.side}. '
-        'Use a downsampled_to that divides both sides.'
+        f'downsampled_to={self.side} does not divide patches of {ph}x{pw}.'
       )
     return self.side**2 * LEVELS**channels
 
@@ -113,7 +112,7 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Corruption of patches, and the target that is predicted.
+  """What is predicted, and of how many patches.
 
   Attributes:
     predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's
@@ -121,79 +120,44 @@ class Task:
       4 x 4; 'pixels', the preprocessed patch itself, with squared error.
     downsampled_to: cells on a side of a 'downsampled' patch.
     ratio: round(ratio * n) of n patches are corrupted, at least 1.
-    mask_share: fraction of these that the mask vector replaces.
-    swap_share: fraction that another patch of the image replaces; the rest are
-      kept.
   """
 
   predict: Literal['mean_colour', 'downsampled', 'pixels'] = 'mean_colour'
   downsampled_to: Count = 4
   ratio: Share = 0.5
-  mask_share: Fraction = 0.8
-  swap_share: Fraction = 0.1
-
-  def __post_init__(self) -> None:
-    shares = self.mask_share, self.swap_share
-    if sum(shares) > 1 + 1e-6:
-      raise UserError(
-        f'mask_share={shares[0]} and swap_share={shares[1]} must be at most 1 '
-        'in total; the remaining patches are kept.'
-      )
-
-  def draw(
-    self, rng: jax.Array, num_patches: int
-  ) -> tuple[jax.Array, jax.Array]:
-    """Return what is corrupted in one image: (bool [n], sources int32 [n]).
-
-    These are which patches count in the loss, and the index of the patch whose
-    embedding replaces each patch, -1 for the mask vector.
-    """
-    which, how, other = jax.random.split(rng, 3)
-    count = max(1, round(self.ratio * num_patches))
-    place = jnp.arange(num_patches)
-    corrupted = jax.random.permutation(which, place) < count
-    draw = jax.random.uniform(how, (num_patches,))
-    masked = corrupted & (draw < self.mask_share)
-    swapped = corrupted & ~masked & (draw < self.mask_share + self.swap_share)
-    # Another patch is 1 to n - 1 places further.
-    step = jax.random.randint(other, (num_patches,), 1, num_patches)
-    sources = jnp.where(swapped, (place + step) % num_patches, place)
-    return corrupted, jnp.where(masked, -1, sources)
 
 
-def masked_patches(
-  model: Model, *, preprocess: Preprocess, task: Task = Task()
-) -> LossFn:
-  """Return a LossFn of masked patch prediction; it ignores labels.
+def draw(
+  rng: jax.Array, num_patches: int, ratio: float
+) -> tuple[jax.Array, jax.Array]:
+  """Return what is corrupted in one image: (bool [n], sources int32 [n]).
 
-  The loss is the mean over the corrupted patches, including those that are
-  kept.
-
-  Args:
-    model: VisionTransformer with NoPooling, embedding.mask_token and the
-      num_classes that the target needs; with class_token if the model will be
-      fine-tuned with a class token.
-    preprocess: uint8 images -> float images.
-    task: see Task.
+  These are which patches count in the loss, and the index of the patch whose
+  embedding replaces each patch, -1 for the mask vector.
   """
-  prediction = Prediction(model, preprocess, task)
-
-  def loss_fn(params, batch, rng):
-    draw_rng, dropout_rng = jax.random.split(rng)
-    keys = jax.random.split(draw_rng, len(batch['image']))
-    found = prediction(params, batch['image'], keys, dropout_rng=dropout_rng)
-    # Images have equally many corrupted patches: the mean of means is exact.
-    metrics = {name: jnp.mean(x) for name, x in found['metrics'].items()}
-    return metrics['loss'], metrics
-
-  return loss_fn
+  which, how, other = jax.random.split(rng, 3)
+  count = max(1, round(ratio * num_patches))
+  place = jnp.arange(num_patches)
+  corrupted = jax.random.permutation(which, place) < count
+  draws = jax.random.uniform(how, (num_patches,))
+  masked = corrupted & (draws < MASKED)
+  swapped = corrupted & ~masked & (draws < MASKED + SWAPPED)
+  # Another patch is 1 to n - 1 places further.
+  step = jax.random.randint(other, (num_patches,), 1, num_patches)
+  sources = jnp.where(swapped, (place + step) % num_patches, place)
+  return corrupted, jnp.where(masked, -1, sources)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
   """Corruption and prediction, shared by training, evaluation and figures.
 
-  See `masked_patches`. Raises ValueError if the model is not suitable.
+  Attributes:
+    model: VisionTransformer with NoPooling, embedding.mask_token and the
+      num_classes that the target needs; with class_token if the model will be
+      fine-tuned with a class token.
+    preprocess: uint8 images -> float images.
+    task: see Task.
   """
 
   model: Any
@@ -202,18 +166,17 @@ class Prediction:
 
   def __post_init__(self) -> None:
     embedding, pooling = self.model.embedding, self.model.pooling
-    if not isinstance(pooling, NoPooling):
-      raise UserError(
-        f'masked_patches: the model has pooling={pooling}, expected NoPooling: '
-        'each patch is predicted from its own output.'
-      )
     overlap = embedding.step != embedding.patch_size
-    if not embedding.mask_token or embedding.reduction > 1 or overlap:
+    if (
+      not isinstance(pooling, NoPooling)
+      or not embedding.mask_token
+      or embedding.reduction > 1
+      or overlap
+    ):
       raise UserError(
-        f'masked_patches: the model has embedding={embedding}, expected '
-        'mask_token=True (a learned vector replaces masked patches) and '
-        'patches of pixels that do not overlap (otherwise neighbours show what '
-        'is masked).'
+        f'masked_patches: the model has pooling={pooling} and embedding='
+        f'{embedding}. It needs NoPooling, mask_token=True and patches of '
+        'pixels that do not overlap.'
       )
 
   @property
@@ -238,8 +201,8 @@ class Prediction:
 
     Returns:
       metrics: {'loss', and for classes 'accuracy'}: [B], means over the
-        corrupted patches of each image.
-      corrupted: bool [B, n]; sources: int32 [B, n], see Task.draw.
+        corrupted patches of each image, including those that are kept.
+      corrupted: bool [B, n]; sources: int32 [B, n], see `draw`.
       outputs: float32 [B, n, K].
     """
     patches = cut(images, self.model.embedding.patch_size)
@@ -251,8 +214,8 @@ class Prediction:
         f'{self.task.predict} of patches {shape} (height, width, channels) it '
         f'needs num_classes={needed}.'
       )
-    draw = jax.vmap(self.task.draw, in_axes=(0, None))
-    corrupted, sources = draw(keys, num_patches)
+    draw_all = jax.vmap(draw, in_axes=(0, None, None))
+    corrupted, sources = draw_all(keys, num_patches, self.task.ratio)
     outputs = self.model.apply(
       {'params': params},
       self.preprocess(images),
@@ -268,3 +231,20 @@ class Prediction:
       'sources': sources,
       'outputs': outputs,
     }
+
+
+def masked_patches(
+  model: Model, *, preprocess: Preprocess, task: Task = Task()
+) -> LossFn:
+  """Return a LossFn of masked patch prediction, see Prediction; no labels."""
+  prediction = Prediction(model, preprocess, task)
+
+  def loss_fn(params, batch, rng):
+    draw_rng, dropout_rng = jax.random.split(rng)
+    keys = jax.random.split(draw_rng, len(batch['image']))
+    found = prediction(params, batch['image'], keys, dropout_rng=dropout_rng)
+    # Images have equally many corrupted patches: the mean of means is exact.
+    metrics = {name: jnp.mean(x) for name, x in found['metrics'].items()}
+    return metrics['loss'], metrics
+
+  return loss_fn
