@@ -38,7 +38,7 @@ LAYERS = {  # a module or folder, and what else it may import of this package
   'objectives': ('models.', 'parallel.', 'pretrained', 'weights.'),
   'optim': (),
   'parallel': ('models.layers',),
-  'reports': ('config', 'data.images', 'runs.metrics'),
+  'reports': ('config', 'runs.metrics'),
   'runs': ('config', 'data.', 'optim.', 'parallel.'),
   'weights': (
     *('config', 'data.transforms', 'models.', 'pretrained'),

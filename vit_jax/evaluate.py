@@ -38,11 +38,6 @@ from vit_jax.types import (
 from vit_jax.weights import surgery
 from vit_jax.weights.surgery import InitFrom
 
-_MEMORY = (
-  'It cannot hold the parameters. Use more devices, and shard the parameters '
-  'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
-)
-
 
 def evaluate(
   workdir: PathLike,
@@ -61,8 +56,7 @@ def evaluate(
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 
-  Classifiers have a confusion matrix and a list of misclassified examples, see
-  reports/confusion.py.
+  For classifiers, also write the files of reports/confusion.py.
 
   Args:
     workdir: directory for the results.
@@ -79,9 +73,6 @@ def evaluate(
 
   Returns:
     {'EVALUATOR/METRIC': value}; {} after a dry run.
-
-  Raises:
-    ValueError: anything that does not fit, before the first evaluation.
   """
   stopwatch, provenance = Stopwatch(), provenance or Provenance()
   workdirs.prepare(workdir)
@@ -127,17 +118,18 @@ def evaluate(
     workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, provenance)
 
-  with compiled.explaining(_MEMORY):
-    params, report = _params(
-      init, model, weights, init_from, shardings, workdir
-    )
+  with compiled.explaining(
+    'It cannot hold the parameters. Use more devices, and shard the parameters '
+    'over them: --config.mesh.fsdp=-1 --config.mesh.data=1'
+  ):
+    params, report = _params(init, model, weights, init_from, shardings)
   terminal.say(report)
   stopwatch.lap('setup')
   results: dict[str, float] = {}
-  for name, evaluator in evaluators.items():
-    with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh):
+    for name, evaluator in evaluators.items():
       found = evaluators_lib.run(name, evaluator, params)
-    results |= {f'{name}/{metric}': value for metric, value in found.items()}
+      results |= {f'{name}/{metric}': value for metric, value in found.items()}
   stopwatch.lap('evals')
   written = confusion.write_all(workdir, evaluators, class_names=class_names)
   step = weights.step if weights else 0
@@ -147,17 +139,14 @@ def evaluate(
     for path in written:
       if path.suffix == '.png':
         writer.image(path.stem, path)
-  rows = [
-    (name, str(value) if isinstance(value, int) else f'{value:.4g}')
-    for name, value in results.items()
-  ]
+  rows = [(name, str(round(value, 4))) for name, value in results.items()]
   table = terminal.table(f'step {step}', ['metric', 'value'], rows)
   terminal.console().print(table)
   if warning := evaluators_lib.non_finite(step, results):
     terminal.say(warning)
   for path in written:
     terminal.say(f'wrote {path}')
-  page.write_at_end(workdir, evaluators)
+  page.write_at_end(workdir)
   return results
 
 
@@ -168,15 +157,14 @@ def _largest_batch(evals):
   return max((data.batch_size for data in found), default=1)
 
 
-def _params(init, model, weights, init_from, shardings, workdir):
+def _params(init, model, weights, init_from, shardings):
   """Return (parameters, report of how the weights were adapted)."""
   if not weights:
     return jax.jit(init, out_shardings=shardings)(), 'parameters as initialised'
   # A model without a head takes the trunk only.
   default = 'keep' if model.num_classes else 'reset'
   init_from = dataclasses.replace(init_from, head=init_from.head or default)
-  if init_from.head == 'keep':  # nothing stays as initialised
-    params = layout.annotate(jax.eval_shape(init), shardings)
-  else:
+  params = layout.annotate(jax.eval_shape(init), shardings)
+  if init_from.head != 'keep':  # some stay as initialised
     params = jax.jit(init, out_shardings=shardings)()
   return surgery.fit(weights, params, model, init_from)

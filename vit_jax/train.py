@@ -319,7 +319,7 @@ def train(
           raise Stopped(128 + stopping)
       monitor.finish(total_steps)
   confusion.write_all(workdir, evaluators, class_names=class_names)
-  page.write_at_end(workdir, evaluators)
+  page.write_at_end(workdir)
   return state
 
 

@@ -9,7 +9,7 @@ import sklearn.metrics
 from PIL import Image
 
 from vit_jax.evals.classification import Predictions
-from vit_jax.reports import confusion
+from vit_jax.reports import confusion, page
 
 SLOW = pytest.mark.slow
 
@@ -31,8 +31,15 @@ def predictions(num_classes=5, count=300, names=None, describe=str, **fields):
   return Predictions(**values | fields)
 
 
+class Images:
+  def __getitem__(self, index):
+    return {'image': np.zeros((8, 8, 1), np.uint8)}
+
+
 def write(folder, name, found, **options):
-  evaluators = {name: types.SimpleNamespace(predictions=found), 'no': object()}
+  data = types.SimpleNamespace(source=Images())
+  evaluator = types.SimpleNamespace(predictions=found, data=data)
+  evaluators = {name: evaluator, 'no': object()}
   return confusion.write_all(folder, evaluators, **options)
 
 
@@ -101,9 +108,9 @@ def test_only_some_classes_can_be_predicted(tmp_path):
 
 def test_the_most_confused_pairs():
   matrix = np.array([[9, 2, 0], [5, 9, 1], [0, 2, 9]])
-  assert confusion.most_confused(matrix, 3) == [(1, 0, 5), (0, 1, 2), (2, 1, 2)]
-  assert len(confusion.most_confused(matrix)) == 4
-  assert confusion.most_confused(np.diag([3, 4])) == []
+  assert page.most_confused(matrix, 3) == [(1, 0, 5), (0, 1, 2), (2, 1, 2)]
+  assert len(page.most_confused(matrix)) == 4
+  assert page.most_confused(np.diag([3, 4])) == []
 
 
 @pytest.mark.parametrize(

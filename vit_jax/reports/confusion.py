@@ -5,15 +5,20 @@ confusion-NAME.csv       number of examples by true class (rows) and predicted
 confusion-NAME.png       the matrix as a figure
 misclassified-NAME.csv   one row per misclassified example, worst first: the one
                          whose true class has the lowest probability
+thumbnails-NAME.json     images of the worst, for the page of the run: {index:
+                         PNG or JPEG file in base64}
 
 An example with several correct classes counts in the row of the one with the
 highest probability. Classes without a unique name are followed by their number.
 """
 
+import base64
 import collections
 import concurrent.futures
+import contextlib
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +35,7 @@ MISCLASSIFIED = (
 )
 _MOST_CLASSES = 4000  # of a matrix; that many make a CSV of 32 MB
 _WITH_COUNTS, _WITH_NAMES = 20, 60  # classes whose counts, names fit the figure
+_IMAGES, _PX = 24, 160
 
 
 def write_all(
@@ -48,33 +54,48 @@ def write_all(
   Returns:
     list of the paths written. There is no matrix of more than 4,000 classes.
   """
-  if jax.process_index():
-    return []
   paths = []
   for name, evaluator in evaluators.items():
-    if predictions := getattr(evaluator, 'predictions', None):
-      labels = label(
-        predictions.classes, predictions.class_names or class_names
-      )
-      paths += _write(epath.Path(workdir), name, predictions, labels)
+    predictions = getattr(evaluator, 'predictions', None)
+    if predictions and jax.process_index() == 0:
+      names = predictions.class_names or class_names
+      labels = label(predictions.classes, names)
+      folder, source = epath.Path(workdir), evaluator.data.source
+      paths += _write(folder, name, predictions, labels, source)
   return paths
 
 
-def _write(folder, name, predictions, labels):
+def _write(folder, name, predictions, labels, source):
   """Write the files of one evaluator; return their paths."""
-  classes, paths = predictions.classes, []
-  true = np.searchsorted(classes, predictions.true)
-  predicted = np.searchsorted(classes, predictions.predicted)
-  if len(classes) <= _MOST_CLASSES:
-    matrix = count(true, predicted, len(classes))
-    paths.append(folder / f'confusion-{name}.csv')
+  p, paths = predictions, []
+  true, predicted = (
+    np.searchsorted(p.classes, x) for x in (p.true, p.predicted)
+  )
+  if len(labels) <= _MOST_CLASSES:
+    matrix = count(true, predicted, len(labels))
+    paths += [folder / f'confusion-{name}.{x}' for x in ('csv', 'png')]
     rows = ([x, *row] for x, row in zip(labels, matrix.tolist()))
-    _write_csv(paths[-1], ['true_class', *labels], rows)
-    paths.append(folder / f'confusion-{name}.png')
-    draw(matrix, labels, paths[-1], title=name)
+    _write_csv(paths[0], ['true_class', *labels], rows)
+    draw(matrix, labels, paths[1], title=name)
+  (wrong,) = np.nonzero(true != predicted)
+  keys = p.index, -p.predicted_probability, p.true_log_probability
+  wrong = wrong[np.lexsort([key[wrong] for key in keys])]
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
+    files = pool.map(p.describe, p.index[wrong].tolist())
+  rows = [
+    (
+      *(file, labels[true[i]], labels[predicted[i]]),
+      f'{np.exp(p.true_log_probability[i]):.6g}',
+      *(f'{p.predicted_probability[i]:.6g}', int(p.index[i])),
+    )
+    for file, i in zip(files, wrong)
+  ]
   paths.append(folder / f'misclassified-{name}.csv')
-  rows = _misclassified(predictions, true, predicted, labels)
   _write_csv(paths[-1], MISCLASSIFIED, rows)
+  # A data set need not consist of files, and files may move.
+  with contextlib.suppress(OSError):  # of Pillow: a page can do without images
+    images = {i: _thumbnail(source[i]['image']) for *_, i in rows[:_IMAGES]}
+    write_atomically(folder / f'thumbnails-{name}.json', json.dumps(images))
   return paths
 
 
@@ -96,47 +117,30 @@ def count(
   true: np.ndarray, predicted: np.ndarray, num_classes: int
 ) -> np.ndarray:
   """Return the matrix [K, K] of counts: rows are true, columns predicted."""
-  cells = true.astype(np.int64) * num_classes + predicted
-  counts = np.bincount(cells, minlength=num_classes**2)
+  counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
   return counts.reshape(num_classes, num_classes)
-
-
-def most_confused(
-  matrix: np.ndarray, limit: int = 12
-) -> list[tuple[int, int, int]]:
-  """Return [(true, predicted, count)], the largest cells off the diagonal."""
-  errors = matrix * ~np.eye(len(matrix), dtype=bool)
-  order = np.argsort(-errors, axis=None, kind='stable')[:limit]
-  pairs = zip(*np.unravel_index(order, errors.shape))
-  return [(int(i), int(j), int(errors[i, j])) for i, j in pairs if errors[i, j]]
-
-
-def _misclassified(predictions, true, predicted, labels):
-  """Yield the rows of misclassified-NAME.csv."""
-  p = predictions
-  (wrong,) = np.nonzero(true != predicted)
-  keys = p.index, -p.predicted_probability, p.true_log_probability
-  wrong = wrong[np.lexsort([key[wrong] for key in keys])]
-  with concurrent.futures.ThreadPoolExecutor(16) as pool:  # may read files
-    files = list(pool.map(p.describe, p.index[wrong].tolist()))
-  for file, i in zip(files, wrong):
-    yield [
-      file,
-      labels[true[i]],
-      labels[predicted[i]],
-      f'{np.exp(p.true_log_probability[i]):.6g}',
-      f'{p.predicted_probability[i]:.6g}',
-      p.index[i],
-    ]
 
 
 def _write_csv(path, header, rows):
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(header)
-  writer.writerows(rows)
+  writer.writerows([header, *rows])
   # Names of files may have bytes that are not UTF-8.
   write_atomically(path, text.getvalue().encode('utf-8', 'backslashreplace'))
+
+
+def _thumbnail(pixels):
+  """Return a small PNG or JPEG in base64 of uint8 [H, W, C], or of a file."""
+  from PIL import Image
+
+  if isinstance(pixels, bytes):
+    image = Image.open(io.BytesIO(pixels)).convert('RGB')
+  else:
+    image = Image.fromarray(pictures.rgb(np.asarray(pixels)))
+  image.thumbnail((_PX, _PX))
+  file = io.BytesIO()  # JPEG blurs small drawings
+  image.save(file, 'PNG' if max(image.size) < 96 else 'JPEG')
+  return base64.b64encode(file.getvalue()).decode()
 
 
 def draw(

@@ -67,7 +67,7 @@
       },
       focus: {alpha: 0.3},
     };
-    return new uPlot(options, [chart.x, ...Object.values(chart.lines)], holder);
+    return new uPlot(options, uPlot.join(Object.values(chart.lines)), holder);
   };
 
   const add = (chart) => {
@@ -79,8 +79,7 @@
     figure.append(caption, holder);
     group.append(figure);
     let {log} = chart, made = draw(chart, holder, log);
-    const values = Object.values(chart.lines).flat().filter((y) => y !== null);
-    if (values.every((y) => y > 0)) {
+    if (Object.values(chart.lines).every(([, y]) => Math.min(...y) > 0)) {
       const button = document.createElement('button');
       button.textContent = 'log';
       button.setAttribute('aria-pressed', log);

@@ -5,7 +5,9 @@ run, also of one that is running, or was stopped.
 """
 
 import base64
+import csv
 import functools
+import io
 import json
 import math
 import pathlib
@@ -13,15 +15,13 @@ import re
 import shlex
 import sys
 import urllib.parse
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
 from vit_jax import config as configs
-from vit_jax.reports import charts, confusion, mistakes
+from vit_jax.reports import charts
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.terminal import duration
@@ -31,23 +31,17 @@ NAME = 'report.html'
 # Metrics that a summary shows, best first; the rest is in tables.
 _MAIN = ('accuracy', r'\d+shot', 'mAP', 'loss')
 _DETAIL = re.compile(r'class_accuracy/.*|.*_seed\d+')
-_SMALLER_IS_BETTER = re.compile(r'.*(loss|ece|hamming)')
+_WORST = 24  # mistakes on a page
 
 
-def write_at_end(
-  workdir: PathLike, evaluators: Mapping[str, Any] | None = None
-) -> None:
+def write_at_end(workdir: PathLike) -> None:
   """Write the page of a run that has ended, on the first host.
 
-  The images that the evaluators of the run got wrong are saved for pages. An
-  error is only printed.
+  An error is only printed.
   """
   if jax.process_index():
     return
   try:
-    for name, evaluator in (evaluators or {}).items():
-      if getattr(evaluator, 'predictions', None):
-        mistakes.save_images(workdir, name, evaluator.data.source)
     write(workdir)
   except Exception as error:  # the run must not fail because of its page
     print(
@@ -58,9 +52,9 @@ def write_at_end(
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study, or raise ValueError; return its path.
+  """Write the page of a run or a study to WORKDIR/report.html, or `output`.
 
-  By default this is report.html in the workdir.
+  Returns the path, or raises ValueError.
   """
   found = Workdir(workdir)
   if not found.config and not found.records:
@@ -86,7 +80,6 @@ def _template():
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
   environment.globals['files'] = {
     str(file.relative_to(folder)): file.read_text()
     for file in (*folder.glob('page.*s'), *folder.glob('uplot/*s'))
@@ -105,12 +98,9 @@ def _run(run):
     'status': run.status,
     'tiles': _tiles(run),
     'charts': charts.of_run(run.records),
-    'evaluations': _evaluations(run),
-    'confusions': {
-      x.stem.removeprefix('confusion-'): _confusion(x)
-      for x in sorted(run.path.glob('confusion-*.csv'))
-    },
-    'mistakes': mistakes.of_run(run.path),
+    'evaluations': _evaluations(run.last),
+    'confusions': _by_evaluator(run.path, 'confusion', _confusion),
+    'mistakes': _by_evaluator(run.path, 'misclassified', _mistakes),
     'times': [
       (phase, duration(seconds), f'{seconds / run.seconds:.1%}')
       for phase, seconds in run.phases.items()
@@ -149,7 +139,7 @@ def _table_of(runs):
     if (run.path / NAME).exists():
       link = Markup('<a href="{}/{}">{}</a>')
       name = link.format(urllib.parse.quote(name), NAME, name)
-    values = [_metric(run.last[x], x) if x in run.last else '' for x in metrics]
+    values = [_metric(x, run.last[x]) if x in run.last else '' for x in metrics]
     time = duration(run.seconds) if run.seconds else ''
     step = f'{run.step:,}' if run.step else ''
     rows.append([name, run.status[0], step, time, *values])
@@ -183,10 +173,11 @@ def _as_json(rows):
 
 def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
-  last, found = run.last, []
-  for name in _main_metrics(last)[:4]:
-    show = functools.partial(_metric, name=name)
-    found.append((name, show(last[name]), _interval(name, last, show)))
+  last = run.last
+  found = [
+    (name, _metric(name, last[name]), _interval(name, last))
+    for name in _main_metrics(last)[:4]
+  ]
   of = f'of {run.total_steps:,}' if run.total_steps else ''
   found.append(('Steps', f'{run.step:,}', of))
   if run.seconds:
@@ -199,13 +190,13 @@ def _tiles(run):
   return found
 
 
-def _interval(name, values, show):
+def _interval(name, last):
   """Return the interval or the standard deviation of a metric; '' if none."""
-  if f'{name}_low' in values:
-    return f'[{show(values[f"{name}_low"])}, {show(values[f"{name}_high"])}]'
-  if f'{name}_std' in values:
-    return f'± {show(values[f"{name}_std"])} (std)'
-  return ''
+  low, high, std = (
+    _metric(name, last[key]) if (key := f'{name}_{end}') in last else ''
+    for end in ('low', 'high', 'std')
+  )
+  return f'[{low}, {high}]' if low else std and f'± {std} (std)'
 
 
 def _main_metrics(last):
@@ -228,43 +219,66 @@ def _by_split(names):
   return splits
 
 
-def _evaluations(run):
-  """Return {evaluator: {'rows', 'details'}}: tables of its metrics.
-
-  A row has name, last value, interval, best value and its step.
-  """
-  curves = charts.curves(run.records)
-  found: dict[str, Any] = {}
-  for split, stems in _by_split(curves).items():
+def _evaluations(last):
+  """Return {evaluator: {'rows', 'details'}}, each [metric, value, interval]."""
+  found = {}
+  for split, stems in _by_split(last).items():
     found[split] = {'rows': [], 'details': []}
     for stem in stems:
-      if re.search('_(low|high|std)$', stem):
-        continue
-      name = f'{split}/{stem}'
-      row = [stem, _number(run.last[name]), _interval(name, run.last, _number)]
-      finite = {k: v for k, v in curves[name].items() if math.isfinite(v)}
-      if len(set(finite.values())) > 1:
-        better = min if _SMALLER_IS_BETTER.fullmatch(name) else max
-        best = better(finite, key=finite.__getitem__)
-        row += [_number(finite[best]), f'{best:,}']
-      else:
-        row += ['', '']
-      found[split]['details' if _DETAIL.fullmatch(stem) else 'rows'].append(row)
+      name, kind = f'{split}/{stem}', 'rows'
+      if _DETAIL.fullmatch(stem):
+        kind = 'details'
+      if not re.search('_(low|high|std)$', stem):
+        row = [stem, _metric(name, last[name]), _interval(name, last)]
+        found[split][kind].append(row)
   return found
 
 
-def _confusion(path):
+def _by_evaluator(folder, kind, read):
+  """Return {evaluator: read(path of KIND-EVALUATOR.csv, its rows)}."""
+  found = {}
+  for path in sorted(folder.glob(f'{kind}-*.csv')):
+    # Names of files may have bytes that are not UTF-8.
+    text = path.read_bytes().decode('utf-8', 'replace')
+    name = path.stem.removeprefix(f'{kind}-')
+    found[name] = read(path, list(csv.reader(io.StringIO(text))))
+  return found
+
+
+def _confusion(path, rows):
   """Return the figure of confusion-NAME.csv and the most confused classes."""
-  (_, *labels), *rows = mistakes.read_csv(path)
+  (_, *labels), *rows = rows
   matrix = np.array([row[1:] for row in rows], np.int64)
   totals = matrix.sum(axis=1)
   return {
     'figure': _encoded(path.with_suffix('.png')),
     'pairs': [
       (labels[i], labels[j], f'{count:,}', f'{count / totals[i]:.1%}')
-      for i, j, count in confusion.most_confused(matrix)
+      for i, j, count in most_confused(matrix)
     ],
   }
+
+
+def most_confused(
+  matrix: np.ndarray, limit: int = 12
+) -> list[tuple[int, int, int]]:
+  """Return [(true, predicted, count)], the largest cells off the diagonal."""
+  errors = matrix * ~np.eye(len(matrix), dtype=bool)
+  order = np.argsort(-errors, axis=None, kind='stable')[:limit]
+  pairs = zip(*np.unravel_index(order, errors.shape))
+  return [(int(i), int(j), int(errors[i, j])) for i, j in pairs if errors[i, j]]
+
+
+def _mistakes(path, rows):
+  """Return the number of rows of misclassified-NAME.csv, and the worst."""
+  name = path.stem.replace('misclassified', 'thumbnails')
+  saved = path.with_name(f'{name}.json')
+  images = json.loads(saved.read_text()) if saved.exists() else {}
+  header, *rows = rows
+  worst = [
+    dict(zip(header, row), image=images.get(row[-1])) for row in rows[:_WORST]
+  ]
+  return {'count': len(rows), 'rows': worst}
 
 
 def _encoded(path):
@@ -279,15 +293,10 @@ def _markdown(text):
   return title.lstrip('# '), head, body
 
 
-def _metric(value, name):
+def _metric(name, value):
   """Return a fraction in percent, and any other metric with four digits."""
-  if re.search(r'(accuracy|\dshot)$', name):
-    return f'{100 * value:.1f}%'
-  return _number(value)
-
-
-def _number(value):
-  """Return a number with four digits, an integer with all of its digits."""
+  if re.search(r'(accuracy|\dshot)(_seed\d+)?$', name):
+    return f'{100 * value:.2f}%'
   if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
     return f'{int(value):,}'
   return f'{value:.4g}'

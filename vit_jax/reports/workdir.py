@@ -10,7 +10,7 @@ from vit_jax.runs.metrics import read_records
 
 
 class Workdir:
-  """Content of the files in a workdir; a missing file is None or empty.
+  """Content of the files in a workdir; a missing file is empty.
 
   Attributes:
     path, name: of the directory.
@@ -18,33 +18,32 @@ class Workdir:
     records: of metrics.jsonl.
     last: {metric: last value}.
     step: the last one.
+    total_steps: length of the training, or None if it is not known.
     kind: function of the config: 'train', 'evaluate', 'study' or ''.
+    phases: {phase: seconds}, the last account of the time, longest first.
+    seconds: wall time, or None if it is not known.
   """
 
   def __init__(self, path: PathLike) -> None:
     self.path = epath.Path(path)
     self.name = self.path.name or str(self.path)
-    self.config = self._json('config.json')
-    self.preset = self._json('preset.json')
-    self.environment = self._json('environment.json')
-    self.done = self._json('done.json')
+    self.config, self.preset, self.environment, self.done = (
+      json.loads(file.read_text()) if file.exists() else {}
+      for name in ('config', 'preset', 'environment', 'done')
+      for file in [self.path / f'{name}.json']
+    )
     self.records = read_records(self.path)
     self.last = {k: v for r in self.records for k, v in r.items()}
     self.step = max((r['step'] for r in self.records), default=0)
+    self.total_steps = None
+    for record in self.records:
+      if progress := record.get('progress'):
+        self.total_steps = round(record['step'] / progress)
     self.kind = str(self.config.get('run', '')).rpartition('.')[2]
     self.is_study = isinstance(self.config.get('runs'), dict)
-
-  def _json(self, name):
-    file = self.path / name
-    return json.loads(file.read_text()) if file.exists() else {}
-
-  @property
-  def total_steps(self) -> int | None:
-    """Length of the training, or None if it is not known."""
-    for record in reversed(self.records):
-      if progress := record.get('progress'):
-        return round(record['step'] / progress)
-    return None
+    seconds = [(v, k) for k, v in self.last.items() if k.startswith('seconds/')]
+    self.phases = {k[8:]: v for v, k in sorted(seconds, reverse=True)}
+    self.seconds = sum(self.phases.values()) or self.done.get('seconds')
 
   @property
   def status(self) -> tuple[str, str]:
@@ -58,18 +57,6 @@ class Workdir:
       return 'finished', 'good'
     of = f' of {self.total_steps:,}' if self.total_steps else ''
     return f'stopped or running, step {self.step:,}{of}', 'warn'
-
-  @property
-  def phases(self) -> dict[str, float]:
-    """{phase: seconds} of the last account of the time, longest first."""
-    prefix = 'seconds/'
-    found = [(v, k) for k, v in self.last.items() if k.startswith(prefix)]
-    return {k.removeprefix(prefix): v for v, k in sorted(found, reverse=True)}
-
-  @property
-  def seconds(self) -> float | None:
-    """Wall time in seconds, or None if it is not known."""
-    return sum(self.phases.values()) or self.done.get('seconds')
 
   def runs(self) -> list['Workdir']:
     """Return the Workdirs of a study's runs, in order."""
