@@ -16,10 +16,10 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
+from synthetic import Synthetic
 
 from vit_jax import config, tree
 from vit_jax.data import pipeline
-from vit_jax.data.embedded import digits
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
@@ -39,7 +39,7 @@ MODEL = {
   'embedding': {'patch_size': 4},
 }
 SOURCE = {
-  'target': 'vit_jax.data.embedded.digits.Synthetic',
+  'target': 'synthetic.Synthetic',
   'image_size': 8,
   'num_classes': 4,
   'num_examples': 64,
@@ -61,7 +61,7 @@ def without_target(config, **changes):
 
 
 def make_batch(size=16, seed=0):
-  source = digits.Synthetic(**without_target(SOURCE, seed=seed))
+  source = Synthetic(**without_target(SOURCE, seed=seed))
   examples = [source[i] for i in range(size)]
   return {
     'image': np.stack([e['image'] for e in examples]),
@@ -134,7 +134,7 @@ def one_device_losses():
   )
   state, arguments = setup(make_tx, dropout=0.2, seed=3)
   step_fn = jax.jit(functools.partial(train_step, **arguments))
-  source = digits.Synthetic(**without_target(SOURCE))
+  source = Synthetic(**without_target(SOURCE))
   batches = pipeline.Data(source, batch_size=16).train_batches(seed=3)
   losses = []
   for _ in range(5):

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from synthetic import Synthetic
 
-from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.masked_patches import MaskedPatches, keys_of
 from vit_jax.models.layers import Normalize, PatchEmbedding
@@ -22,9 +22,7 @@ MODEL = VisionTransformer(
   pooling=NoPooling(),
   num_classes=8,
 )
-SOURCE = digits.Synthetic(
-  image_size=8, num_classes=1000, num_examples=21, channels=1
-)
+SOURCE = Synthetic(image_size=8, num_classes=1000, num_examples=21, channels=1)
 
 
 class WithoutLabels:

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import sys
 import zlib
 
 import jax
@@ -17,13 +18,16 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.data import pipeline
-from vit_jax.data.embedded import digits
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
 from vit_jax.step import init_state, train_step
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+
+from synthetic import Synthetic
 
 PATH = pathlib.Path(__file__).with_name('loss_curve.json')
 
@@ -47,7 +51,7 @@ def losses():
     embedding=PatchEmbedding(4),
     **{'num_classes': 4, 'dropout': 0.1},
   )
-  source = digits.Synthetic(
+  source = Synthetic(
     image_size=8, num_classes=4, num_examples=64, learnable=True
   )
   timeline = Timeline(16, 64, 6)

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
+from synthetic import Synthetic
 
 from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
-from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.models.layers import Normalize, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, DistillationToken
@@ -342,7 +342,7 @@ def arguments(teacher, **changes):
   objective = functools.partial(
     distillation, teacher=teacher, kind='hard', weight=0.5
   )
-  source = digits.Synthetic(image_size=8, num_classes=4, num_examples=32)
+  source = Synthetic(image_size=8, num_classes=4, num_examples=32)
   return {
     'model': TWO_HEADS,
     'data': Data(source, 8),

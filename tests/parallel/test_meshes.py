@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from synthetic import Synthetic
 
 from vit_jax import tree
-from vit_jax.data.embedded import digits
 from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
@@ -52,7 +52,7 @@ def make_tx(params):
 
 
 def data(seed):
-  source = digits.Synthetic(
+  source = Synthetic(
     image_size=8, num_classes=8, num_examples=48, learnable=True, seed=seed
   )
   return Data(source, BATCH)

@@ -31,7 +31,7 @@ from vit_jax.weights import formats
 
 TASK = {'predict': 'downsampled', 'downsampled_to': 2, 'ratio': 0.75}
 SOURCE = {
-  'target': 'vit_jax.data.embedded.digits.Synthetic',
+  'target': 'synthetic.Synthetic',
   'image_size': (8, 12),
   'num_classes': 9999,  # more than the model has outputs
   'num_examples': 20,

@@ -1,15 +1,14 @@
 """Embedded fractals: FractalDB-like classes drawn from a seed, cached on disk.
 
-A class is an iterated function system. The formulas follow FractalDB, with a
-contractive sampler of the maps. The images are the same on every machine, so no
-operation may round differently from one machine to another. This file uses only
-raw bits of PCG64, whose stream numpy guarantees; +, -, *, / and sqrt, which
-IEEE 754 rounds exactly, one numpy operation at a time in a fixed order (a
-matmul, an einsum or a float sum may fuse or reorder); and directions by
-rejection in the disk, not by sine and cosine.
+A class is an iterated function system of n maps, float64 [n, 6]:
+x' = a x + b y + e, y' = c x + d y + f. The formulas follow FractalDB, with a
+contractive sampler of the maps.
 
-Legend: n maps, R weight rows, P points. A system is float64 [n, 6]:
-x' = a x + b y + e, y' = c x + d y + f.
+The images are the same on every machine. So this file uses only raw bits of
+PCG64, whose stream numpy guarantees; +, -, *, / and sqrt, which IEEE 754 rounds
+exactly, one numpy operation at a time in a fixed order (a matmul, an einsum or
+a float sum may fuse or reorder); and directions by rejection in the disk, not
+by sine and cosine.
 """
 
 import dataclasses
@@ -19,8 +18,8 @@ import pathlib
 from typing import Annotated, Any
 
 import numpy as np
-from rich import console, progress
 
+from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.types import MACHINE, Count, Expect, Seed
 
@@ -43,13 +42,11 @@ class Fractals:
   `render_category` describes the images of a class. Image i of class k depends
   on (seed, k, i) only. Example i has the label i % num_classes.
 
-  The constructor draws the classes that the cache lacks, with a progress bar.
-  Each class is a file, written atomically: an interrupted generation resumes,
-  and processes can share a cache.
+  The constructor draws the classes that the cache lacks. Each class is a file,
+  written atomically, so an interrupted generation resumes.
 
   Attributes:
-    num_classes: number of classes.
-    images_per_class: number of images per class; 1,000 is FractalDB's grid.
+    images_per_class: 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
     seed: use another seed for other classes.
     cache_dir: folder of the cache, which takes num_classes * images_per_class *
@@ -63,27 +60,20 @@ class Fractals:
   cache_dir: Annotated[PathLike | None, MACHINE] = None
 
   def __post_init__(self) -> None:
-    cache_dir = self.cache_dir
-    if cache_dir is None:
-      home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-      cache_dir = os.path.join(home, 'vit_jax')
+    home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+    cache_dir = pathlib.Path(self.cache_dir or f'{home}/vit_jax').expanduser()
     # The names of folder and file contain all that determines the images.
-    self.folder = pathlib.Path(cache_dir).expanduser() / (
+    self.folder = cache_dir / (
       f'fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
       f'{self.image_size}px'
     )
+    self.folder.mkdir(parents=True, exist_ok=True)
     labels = range(self.num_classes)
     missing = [label for label in labels if not self._path(label).exists()]
-    for label in progress.track(
-      missing,
-      'drawing classes of fractals',
-      console=console.Console(stderr=True),
-      disable=not missing,
-    ):
+    for label in terminal.track(missing, len(missing), unit='classes'):
       drawn = render_category(
         self.seed, label, self.images_per_class, self.image_size
       )
-      self.folder.mkdir(parents=True, exist_ok=True)
       write_atomically(self._path(label), drawn.tobytes())
 
   def __len__(self) -> int:
@@ -98,7 +88,7 @@ class Fractals:
     return {'image': image, 'label': label}
 
   def describe(self, index: int) -> str:
-    """Return the class, the number of the image and the file that has it."""
+    """Return the class, the number of the image and its file."""
     instance, label = divmod(index, self.num_classes)
     return f'fractal class {label}, image {instance} (in {self._path(label)})'
 
@@ -168,21 +158,16 @@ def sample_system(stream: _Stream) -> tuple[np.ndarray, np.ndarray]:
 def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
   """Return the system of a class: (system [n, 6], probabilities [n]).
 
-  It is the first system of the stream of (seed, label) whose points hit at
-  least 0.2 of the pixels (FractalDB's rule).
+  The first of the stream of (seed, label) whose points hit at least 0.2 of the
+  pixels (FractalDB's rule).
   """
   stream = _Stream(seed, label)
+  num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
   while True:
     system, probabilities = sample_system(stream)
-    if fill(system, probabilities) >= _MIN_FILL:
+    points = attractor(system[None], probabilities, num_points)
+    if len(np.unique(_positions(points, _FILL_PX))) >= _MIN_FILL * _FILL_PX**2:
       return system, probabilities
-
-
-def fill(system: np.ndarray, probabilities: np.ndarray) -> float:
-  """Return the fraction of 256x256 pixels hit by 24,903 attractor points."""
-  num_points = int(_POINTS_PER_PX * _FILL_PX * _FILL_PX)
-  x, y = attractor(system[None], probabilities, num_points)
-  return len(np.unique(_positions(x, y, _FILL_PX))) / _FILL_PX**2
 
 
 def weighted(system: np.ndarray, row: int) -> np.ndarray:
@@ -209,7 +194,7 @@ def weighted(system: np.ndarray, row: int) -> np.ndarray:
 def attractor(
   systems: np.ndarray, probabilities: np.ndarray, num_points: int
 ) -> np.ndarray:
-  """Play the chaos game for R systems [R, n, 6]: x, y float64 [R, >= P].
+  """Play the chaos game for R systems [R, n, 6]: x, y float64 [R, points].
 
   Many short orbits in parallel, without their first 20 points. All systems use
   the same sequence of random choices, as in FractalDB.
@@ -237,8 +222,8 @@ def _draws(count):
   return _Stream(100).bits16(count)
 
 
-def _positions(x, y, side):
-  """Return the pixel number of each point: int64 [R, P], row * side + column.
+def _positions(points, side):
+  """Return row * side + column of each point: int64 [R, points].
 
   Each axis is stretched to the image without its border: 3 of 512 pixels as in
   FractalDB, at least 1.
@@ -251,6 +236,7 @@ def _positions(x, y, side):
     pixel = ((v - low) / span * (side - 2 * pad)).astype(np.int64)
     return np.minimum(pixel, side - 2 * pad - 1) + pad
 
+  x, y = points
   return place(y) * side + place(x)
 
 
@@ -272,7 +258,7 @@ def render_category(
   rows = min(count, NUM_ROWS)
   systems = np.stack([weighted(system, row) for row in range(rows)])
   points = attractor(systems, probabilities, int(_POINTS_PER_PX * side * side))
-  positions = _positions(points[0], points[1], side)
+  positions = _positions(points, side)
   images = np.empty((count, image_size, image_size), np.uint8)
   per_pattern = 4 * NUM_ROWS  # four flips
   for first in range(0, count, per_pattern):
@@ -292,7 +278,7 @@ def render_category(
 
 
 def _stamp(positions, masks, side):
-  """Draw a 3x3 patch at each pixel number: uint8 [side, side], 0 or 1."""
+  """Draw a 3x3 patch at each position: uint8 [side, side], 0 or 1."""
   canvas = np.zeros(side * side, np.uint8)
   for bit in range(9):
     offset = (bit // 3 - 1) * side + bit % 3 - 1

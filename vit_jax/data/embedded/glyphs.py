@@ -4,16 +4,16 @@ Made for pretraining without a download. No class is a digit or looks like one,
 but the strokes resemble the scans of `digits.Digits` (thick, deformed, often at
 a resolution of 8x8 pixels).
 
-Each character is rendered once per face into a bank of signed distance fields.
-To draw an image, `cv2.remap` samples a field through a random affine and
-elastic map at the resolution of the image. An offset to the distances sets the
-stroke width, and their slope sets the blur.
+Each character is rendered once per face into a signed distance field. To draw
+an image, `cv2.remap` samples the field through a random affine and elastic map
+at the resolution of the image. An offset to the distances sets the stroke
+width, and their slope sets the blur.
 """
 
 import dataclasses
 import functools
 import importlib.util
-import os
+import pathlib
 import threading
 from typing import Annotated, Any
 
@@ -54,7 +54,6 @@ _FONT_PX = 96  # size at which characters are rendered
 _BANK_PX = 64  # side of a distance field
 _GLYPH_PX = 44  # longer side of a glyph in it
 _REACH_PX = 12.0  # distances are clipped here: 127 steps of uint8
-_LAYOUT = ImageFont.Layout.BASIC
 _FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 
 
@@ -62,17 +61,16 @@ _FONT_LOCK = threading.Lock()  # FreeType's faces are not thread-safe
 class Glyphs:
   """Unlimited images of letters and symbols: bright strokes on black.
 
-  Image i, uint8 [image_size, image_size, 1], depends on (seed, i) only: face,
-  size, aspect, slant, rotation, shift, elastic deformation, stroke, blur or
-  (60%) low resolution, contrast and noise. Each block of `num_classes` images
-  contains every class once, in an order that depends on the seed. The last bits
-  of pixels may differ between versions of FreeType or OpenCV; labels do not.
+  Image i, uint8 [image_size, image_size, 1], depends on (seed, i) only. Each
+  block of `num_classes` images contains every class once, in an order that
+  depends on the seed. The last bits of pixels may differ between versions of
+  FreeType or OpenCV; labels do not.
 
   Attributes:
     image_size: side in pixels, at least 8.
     num_examples: length of the source; images are not stored.
     seed: use another seed for other images, e.g. for validation.
-    num_classes: number of classes, the first ones of CHARACTERS.
+    num_classes: the first ones of CHARACTERS.
   """
 
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 24
@@ -100,9 +98,8 @@ class Glyphs:
 
   def describe(self, index: int) -> str:
     """Return the character, and the seed and index that determine the image."""
-    label = self._labels[index % self.num_classes]
-    where = f'class {label}, seed {self.seed}, index {index}'
-    return f'glyph {CHARACTERS[label]!r} ({where})'
+    character = CHARACTERS[self._labels[index % self.num_classes]]
+    return f'glyph {character!r} (seed {self.seed}, index {index})'
 
 
 def _draw(label, rng, size):
@@ -135,10 +132,10 @@ def _draw(label, rng, size):
 
 
 def _sample_map(u, extent, size):
-  """Return the map from pixels of the image to those of a distance field.
+  """Return (map, scale) from pixels of the image to a distance field.
 
-  `u` are 7 uniform random numbers, `extent` the (width, height) of the glyph in
-  the field. Returns float32 [size, size, 2], and the scale from field to image.
+  The map is float32 [size, size, 2]. `u` are 7 uniform random numbers, `extent`
+  is the (width, height) of the glyph in the field.
   """
   width, height = extent
   stretch = np.exp(0.7 * u[0] - 0.25)  # tall more often than wide
@@ -181,12 +178,12 @@ def _grid(size):
 
 @functools.cache
 def _distance_field(label, face):
-  """Return the signed distance field of a class in a face, and its measures.
+  """Return (signed distance field, half stroke width, glyph (width, height)).
 
-  The field is uint8 [64, 64], 128 at the outline and more inside. The measures
-  are half of the stroke's width and the glyph's (width, height), in pixels.
+  The field is uint8 [64, 64], 128 at the outline and more inside. Measures are
+  in its pixels.
   """
-  mask = _render(CHARACTERS[label], _font(FACES[face]))
+  mask = _ink(CHARACTERS[label], _font(FACES[face]))
   # At twice the size of the field, for outlines between its pixels.
   ratio = 2 * _GLYPH_PX / max(mask.shape)
   height, width = (max(2, round(n * ratio)) for n in mask.shape)
@@ -208,19 +205,17 @@ def _distance_field(label, face):
 @functools.cache
 def _font(face):
   # Its files only: the import would take as long as all others together.
-  package = importlib.util.find_spec('matplotlib')
-  folder = os.path.dirname(package.origin)
-  path = os.path.join(folder, 'mpl-data/fonts/ttf', f'{face}.ttf')
-  return ImageFont.truetype(path, _FONT_PX, layout_engine=_LAYOUT)
+  folder = pathlib.Path(importlib.util.find_spec('matplotlib').origin).parent
+  path = folder / 'mpl-data/fonts/ttf' / f'{face}.ttf'
+  layout = ImageFont.Layout.BASIC
+  return ImageFont.truetype(path, _FONT_PX, layout_engine=layout)
 
 
-def _render(character, font):
+def _ink(character, font):
   """Return the ink of a glyph, cropped to its bounding box: uint8 [h, w]."""
   with _FONT_LOCK:
     left, top, right, bottom = font.getbbox(character)
     image = Image.new('L', (right - left + 2, bottom - top + 2))
     ImageDraw.Draw(image).text((1 - left, 1 - top), character, 255, font=font)
-  mask = np.asarray(image)
-  ink = mask > 127
-  rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
-  return mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+  box = image.point(lambda level: 255 if level > 127 else 0).getbbox()
+  return np.asarray(image.crop(box))
