@@ -16,12 +16,9 @@ Arguments (separated by commas; the first of a list is the default):
   head       an MLP (one tanh layer) against a linear head
   axial      figure 13: axial ViTs and an axial ResNet against the plain models
   optimizer  table 7: ResNets with Adam and SGD, fine-tuned on five data sets
-  overlap    adjacent patches against a stride of half a patch (not the paper's)
-  shape      figure 8 in miniature, only with `embedded`; else scaling.py:shape
   name=jft, classes=18291   the data set of pre-training, see scaling.py
   epochs=7        of all runs (table 3 has 7 for these models)
   seeds=1    with `optimizer`: fine-tunings; with `embedded`: runs of each model
-  grid       with `optimizer`: choose each fine-tuning's rate among table 4's
   embedded   glyphs instead of JFT and digits (10-shot) instead of ImageNet;
              models of width 64 on 24 px, see scaling_embedded.py
   steps=1200 with `embedded`
@@ -51,8 +48,6 @@ STUDIES = {  # title of the table
   'head': 'Head of pre-training',
   'axial': 'Axial attention',
   'optimizer': 'Adam and SGD for ResNets',
-  'overlap': 'Overlapping patches',
-  'shape': 'Shape of a ViT',
 }
 KINDS = {  # name of the run, class in models/posemb.py
   'none': ('none', None),
@@ -61,7 +56,7 @@ KINDS = {  # name of the run, class in models/posemb.py
   'relative': ('relative', 'Relative'),
 }
 PLACES = {'every layer': 'layers', 'every layer, shared': 'layers_shared'}
-MEAN = common.pooling('Mean')
+MEAN = common.make('models.pooling.Mean')
 
 
 def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
@@ -82,7 +77,7 @@ def _positions():
   for row, columns in TABLE_8.items():
     name, kind = KINDS[row]
     for column in columns:
-      posemb = common.posemb(kind) if kind else None
+      posemb = common.make(f'models.posemb.{kind}') if kind else None
       if column != 'stem':
         posemb['at'] = PLACES[column]
       run = name if column == 'stem' else f'{name}_{PLACES[column]}'
@@ -113,59 +108,39 @@ MEMBERS = {
     for model in ('R50x1', 'R152x2')
     for rule, title, words in (('adam', 'Adam', ()), ('sgd', 'SGD', ('sgd',)))
   },
-  'overlap': {
-    'stride_16': member(row='side by side'),
-    'stride_8': member(row='every half patch', embedding={'stride': 8}),
-  },
-  'shape': {  # relative to the embedded ViT
-    'base': member(row='base'),
-    'depth': member(row='depth x 2', depth=8),
-    'width': member(row='width x 2', width=128, num_heads=8),
-    'mlp': member(row='MLP x 2', mlp_dim=512),
-    'patch': member(row='patch x 3/4', embedding={'patch_size': 3}),
-  },
 }
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('embedded', 'tiny'),
     study=tuple(STUDIES),
     name='jft',
     classes=18_291,
-    may_be_zero=('classes',),
     epochs=float,
     seeds=1,
-    grid=False,
-    embedded=False,
     steps=1200,
-    tiny=False,
   )
   if args.tiny:
     args.embedded, args.seeds, args.steps = True, 1, 8
-  args.real = False  # for add_finetuning
-  members = MEMBERS[args.study]
-  if args.embedded:
-    return _embedded(args, members)
-  if args.study == 'shape':
-    raise ValueError(
-      "'shape' needs 'embedded' or 'tiny'. For the paper's figure 8 use "
-      'configs/scaling.py:shape.'
-    )
-  values = scaling.shared()
-  runs = {}
+  make = _embedded if args.embedded else _on_jft
+  runs, fields = make(args, MEMBERS[args.study])
+  return common.study(runs, _reports(args, MEMBERS[args.study]), **fields)
+
+
+def _on_jft(args, members):
+  """Return (runs, fields of the study)."""
+  args.real, values, runs = False, scaling.shared(), {}
   for name, x in members.items():
-    runs[f'pretrain_{name}'] = config = scaling.jft(
-      x.model, args, values, epochs=args.epochs, lr=x.lr, words=x.words
-    )
+    fields = {'epochs': args.epochs, 'lr': x.lr, 'words': x.words}
+    config = scaling.jft(x.model, args, values, **fields)
     _change(config.model, x.fields)
-    scaling.add_few_shot(config, values, tiny=False)
-  if args.study == 'optimizer':
-    for name, x in members.items():
-      for data in RATES:
-        words = data, x.model
-        scaling.add_finetuning(runs, values, *words, path=name, args=args)
-  return common.study(runs, _reports(args, members), shared=values)
+    runs[f'pretrain_{name}'] = scaling.add_few_shot(config, values)
+  for name, x in members.items() if args.study == 'optimizer' else ():
+    for data in RATES:
+      runs |= scaling.finetunings(values, args, data, x.model, path=name)
+  return runs, {'shared': values}
 
 
 def _change(model, fields):
@@ -176,23 +151,21 @@ def _change(model, fields):
 
 
 def _embedded(args, members):
-  """Return the same study on glyphs and digits."""
+  """Return the same on glyphs and digits."""
   size = scaling_embedded.BATCH * args.steps  # no image is seen twice
   args = types.SimpleNamespace(**vars(args), data='glyphs', lr=3e-3)
   runs = {}
   for seed in range(args.seeds):
     for name, x in members.items():
-      is_vit = 'x' not in x.model
-      config = scaling_embedded.run_config(
-        args, 'ViT' if is_vit else 'ResNet', size, seed
-      )
+      kind = 'ResNet' if 'x' in x.model else 'ViT'
+      config = scaling_embedded.run_config(args, kind, size, seed)
       _shrink(config.model, x)
       config.schedule.lr *= (x.lr or 8e-4) / 8e-4
       if 'sgd' in x.words:
         config.optimizer = common.sgd(weight_decay=1e-4, clip_norm=1.0)
         config.schedule.lr = 0.1
       runs[f'pretrain_{name}' + f'_seed{seed}' * (args.seeds > 1)] = config
-  return common.study(runs, _reports(args, members))
+  return runs, {}
 
 
 def _shrink(model, x):
@@ -204,18 +177,16 @@ def _shrink(model, x):
     model.head = {'representation_size': model.width}
     model.embedding.patch_size = int(x.model.split('/')[1]) // 4
   _change(model, x.fields)
-  if 'stride' in model.get('embedding', {}):
-    model.embedding.stride //= 4
 
 
 def _reports(args, members):
   cells = []
   for name, x in members.items():
-    for column, spec in _results(args, name).items():
-      if not x.column:
-        cells.append({'row': x.row, 'column': column, **spec})
-      elif column == _few_shot_title(args):
-        cells.append({'row': x.row, 'column': x.column, **spec})
+    results = _results(args, name)
+    if x.column:
+      results = {x.column: results[_few_shot_title(args)]}
+    for column, spec in results.items():
+      cells.append({'row': x.row, 'column': column, **spec})
     if not args.embedded:
       cells += _published(args.study, x)
   metric = f', {_few_shot_title(args)}' if args.study == 'positions' else ''
@@ -237,17 +208,16 @@ def _results(args, name):
   if args.embedded:
     few_shot = {'runs': runs, 'metric': 'frozen/digits/fewshot/10shot'}
     return {_few_shot_title(args): few_shot, 'glyphs, held out': held_out}
-  few_shot = scaling.few_shot(runs, tiny=False)
-  out = {_few_shot_title(args): few_shot, f'{args.name}, held out': held_out}
   if args.study == 'optimizer':
     out = {TITLES[data]: scaling.finetuned(name, data) for data in RATES}
-    out['Average'] = scaling.finetuned(name, *RATES)
-  return out
+    return out | {'Average': scaling.finetuned(name, *RATES)}
+  few_shot = scaling.few_shot(runs)
+  return {_few_shot_title(args): few_shot, f'{args.name}, held out': held_out}
 
 
 def _published(study, x):
   """Yield the published numbers, the cells of the next row."""
-  row, found = f'{x.row} paper', {}
+  found = {}
   if study == 'positions':
     found = {x.column: TABLE_8[x.row][x.column]}
   if study == 'optimizer':
@@ -255,7 +225,7 @@ def _published(study, x):
     found = {TITLES[data]: numbers[data] for data in RATES}
     found['Average'] = sum(found.values()) / len(found)
   for column, value in found.items():
-    yield {'row': row, 'column': column, 'value': fraction(value)}
+    yield {'row': f'{x.row} paper', 'column': column, 'value': fraction(value)}
 
 
 def _figure_13(args, members):
@@ -274,4 +244,4 @@ def _figure_13(args, members):
     'ylabel': f'{_few_shot_title(args)} (%)',
     'lines': lines,
   }
-  return common.figure((panel,), title='Figure 13', name='figure_13')
+  return common.figure(panel, title='Figure 13', name='figure_13')

@@ -4,26 +4,29 @@ import difflib
 import math
 import types
 
+_MAY_BE_ZERO = ('classes', 'reg')  # all other numbers must be positive
 
-def parse(argument, *, may_be_zero=(), **options):
+
+def parse(argument, switches=(), **options):
   """Return the values of a config's options, as attributes.
 
   Args:
     argument: words separated by commas; '' for the defaults.
-    may_be_zero: options whose number may be 0; all others must be positive.
+    switches: words that set an attribute of their name to True.
     **options: {name: default}. A tuple of words takes one of them (the first is
-      the default); False is a switch that its name turns on; a str or a number
-      takes name=VALUE; the types int and float take a number and default to
-      None.
-
-  Raises:
-    ValueError: an unknown word, a bad number, or two values of one option; one
-      line that lists what is allowed.
+      the default); a str or a number takes name=VALUE; the types int and float
+      take a number and default to None.
   """
-  values = {name: _default(option) for name, option in options.items()}
+  words = {word: (word, True) for word in switches}  # those without a value
+  values = dict.fromkeys(switches, False)
+  for name, option in options.items():
+    if isinstance(option, tuple):
+      words |= {choice: (name, choice) for choice in option}
+      option = option[0]
+    values[name] = None if isinstance(option, type) else option
   given = {}
   for word in filter(None, (x.strip() for x in (argument or '').split(','))):
-    name, value = _interpret(word, options, may_be_zero)
+    name, value = words.get(word) or _assignment(word, words, options)
     if name in given:
       raise ValueError(
         f'{given[name]!r} and {word!r} both set {name!r}. Keep one of them.'
@@ -32,78 +35,40 @@ def parse(argument, *, may_be_zero=(), **options):
   return types.SimpleNamespace(**values)
 
 
-def switches(words):
-  """Return options for `parse` that the words turn on."""
-  return dict.fromkeys(words, False)
+def chosen(args, words, refused=()):
+  """Return the words whose switches are on; all if none is.
 
-
-def chosen(args, words):
-  """Return the words whose switches are on; all words if none is."""
+  Switches of `refused` that are not among `words` are an error.
+  """
+  for x in refused:
+    if getattr(args, x) and x not in words:
+      raise ValueError(f'{x!r} is not in this study. Use {", ".join(words)}.')
   return tuple(x for x in words if getattr(args, x)) or tuple(words)
 
 
-def _default(option):
-  if isinstance(option, tuple):
-    return option[0]
-  return None if isinstance(option, type) else option
-
-
-def _interpret(word, options, may_be_zero):
-  """Return (name, value) of one word."""
-  words = {}  # those without a value, and what they set
-  for name, option in options.items():
-    if isinstance(option, tuple):
-      words |= {choice: (name, choice) for choice in option}
-    elif option is False:
-      words[name] = name, True
-  if word in words:
-    return words[word]
+def _assignment(word, words, options):
+  """Return (name, value) of a word name=VALUE."""
   name, _, text = (x.strip() for x in word.partition('='))
-  if name not in options or isinstance(options[name], tuple | bool):
-    raise ValueError(_unknown(word, name, text, words, options))
-  option = options[name]
-  example = _describe(name, option)
-  if isinstance(option, str):
-    if not text:
-      raise ValueError(f'{word!r} lacks a name. Write e.g. {example}.')
-    return name, text
+  option = options.get(name, ())
+  if isinstance(option, tuple):
+    named = [f'{x}=' for x, y in options.items() if not isinstance(y, tuple)]
+    known = {x.lower(): x for x in (*words, *named)}
+    meant = text if text in words else name  # model=B/16 is written B/16
+    near = difflib.get_close_matches(meant.lower(), known, n=1)
+    hint = f' (did you mean {known[near[0]]!r}?)' if near else ''
+    raise ValueError(
+      f'The config does not take the argument {word!r}{hint}. It takes, '
+      f'separated by commas: {", ".join(known.values())}.'
+    )
   kind = option if isinstance(option, type) else type(option)
   try:
     value = kind(text)
+    valid = bool(text) if kind is str else 0 <= value < math.inf
   except ValueError:
-    value = math.nan
-  zero_fits = name in may_be_zero and value == 0
-  if not math.isfinite(value) or not (value > 0 or zero_fits):
-    what = 'a whole number' if kind is int else 'a number'
-    least = 'of 0 or more' if name in may_be_zero else 'above 0'
-    like = '' if kind is option else f', as in {example}'
-    raise ValueError(f'{word!r}: expected {what} {least}{like}.')
+    valid = False
+  if not valid or (value == 0 and name not in _MAY_BE_ZERO):
+    what = {str: 'a name', int: 'a whole number', float: 'a number'}[kind]
+    least = 'of 0 or more' if name in _MAY_BE_ZERO else 'above 0'
+    least = '' if kind is str else f' {least}'
+    raise ValueError(f'{word!r}: expected {what}{least} after {name}=.')
   return name, value
-
-
-def _unknown(word, name, text, words, options):
-  """Return the message for a word that no option takes."""
-  if name in words:
-    return f'{word!r}: {name!r} takes no value. Write {name!r} only.'
-  named = (x for x in options if not isinstance(options[x], tuple))
-  known = {x.lower(): x for x in (*words, *named)}
-  meant = text if text in words else name  # model=B/16 is written B/16
-  near = difflib.get_close_matches(meant.lower(), known, n=1)
-  hint = f' (did you mean {known[near[0]]!r}?)' if near else ''
-  allowed = ', '.join(_describe(*item) for item in options.items())
-  return (
-    f'The config does not take the argument {word!r}{hint}. It takes, '
-    f'separated by commas: {allowed}.'
-  )
-
-
-def _describe(name, option):
-  """Return what users write; the default, if there is one, is the example."""
-  if isinstance(option, tuple):
-    return '|'.join(option)
-  if option is False:
-    return name
-  if isinstance(option, type):
-    return f'{name}=N' if option is int else f'{name}=X'
-  shown = option if isinstance(option, str) else f'{option:.12g}'
-  return f'{name}={shown}'

@@ -10,6 +10,14 @@ ConfigDict = config_dict.ConfigDict
 placeholder = config_dict.placeholder
 
 
+def make(path, /, **fields):
+  """Return the settings of an object: vit_jax.PATH and its arguments."""
+  return {'target': f'vit_jax.{path}', **fields}
+
+
+# Runs.
+
+
 def training():
   """Return the keys of every training run."""
   checkpoints = {'every_steps': 1000}
@@ -31,7 +39,7 @@ def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
   """Return a training run at 224 px, evaluated like big_vision's.
 
   Args:
-    source, held_out: see `imagenet`.
+    source, held_out: see `splits`.
     images: transforms of training; None: `inception_crop`.
     batch_size: global.
     **fields: more arguments of the evaluators.
@@ -40,9 +48,82 @@ def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
   images = images or inception_crop(224)
   config.data = data(source, images, batch_size=batch_size)
   config.evals = held_out_evals(
-    config, held_out, resize_crop(256, 224), every_steps=5000, **fields
+    config, held_out, resize_crop(224), every_steps=5000, **fields
   )
   return config
+
+
+def finish(config, args):
+  """Shard and shrink a run as fsdp, tensor and tiny of `args` say; return it.
+
+  mesh.data=N keeps N complete copies instead of one with fsdp.
+  """
+  fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
+  if fsdp or tensor > 1:
+    rest = 'fsdp' if fsdp else 'data'
+    config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {rest: -1}
+  return tiny(config) if args.tiny else config
+
+
+def tiny(config):
+  """Shrink a run to seconds on a CPU, to try out data and for tests.
+
+  All parts stay, but the model has the size 'mu', patches and images are 8
+  times smaller (7 times for patches of 14), so that the number of tokens stays
+  the same, batches have 16 images, and there are 4 steps.
+  """
+  # A model of weights is as small as they are.
+  factor = 8 if 'init_from' in config.model else _shrink(config.model)
+  for part in (config.data, *(x.data for x in config.evals.values())):
+    part.batch_size = 16
+    for each in part.transforms:
+      if 'size' in each:
+        each['size'] //= factor
+  for total in {'total_epochs', 'total_examples'}.intersection(config):
+    del config[total]
+  config.update(total_steps=4, logging={'every_steps': 2})
+  config.checkpoints.every_steps = 4
+  if 'warmup_epochs' in config.schedule:
+    del config.schedule.warmup_epochs
+    config.schedule.warmup_steps = 2
+  shorter = {'warmup_steps': 2, 'cooldown_steps': 1}
+  shorter |= {'every_steps': 4, 'every_fraction': 0.5}
+  for durations in (config.schedule, *config.evals.values()):
+    for name in shorter.keys() & durations.keys():
+      durations[name] = shorter[name]
+  return config
+
+
+def _shrink(model):
+  """Make the model tiny; return by which factor images must shrink."""
+  if model['target'] == names.RESNET:
+    model.update(stages=(1, 1), width_factor=1)
+    return 8
+  patch = model.embedding.patch_size[0]
+  factor = 7 if patch % 7 == 0 else 8
+  model.embedding.patch_size = (max(1, patch // factor),) * 2
+  if 'stages' in model.embedding:  # of a hybrid
+    model.embedding.stages = (1,)
+  model.update(width=32, depth=1)
+  if 'num_heads' in model:
+    model.update(mlp_dim=128, num_heads=2)
+  else:  # Mixer
+    model.update(tokens_mlp_dim=16, channels_mlp_dim=128)
+  if model.get('head', {}).get('representation_size'):
+    model.head.representation_size = model.width
+  return factor
+
+
+def model(name, **fields):
+  """Return the model of this name, computing in bfloat16.
+
+  Parameters and gradients of kernels are float32, as in vision_transformer and
+  big_vision. `num_classes` comes from the training data unless `fields` has it.
+  """
+  return names.settings(name) | {'dtype': 'bfloat16'} | fields
+
+
+# Studies.
 
 
 def study(runs, reports, **fields):
@@ -56,12 +137,8 @@ def shared(**more):
 
   For example --config.shared.data_dir=PATH. `follow` makes a run use it.
   """
-  values = {
-    'data_dir': placeholder(str),
-    'num_workers': placeholder(int),
-    'accum_steps': 1,
-  }
-  return ConfigDict(values | more)
+  values = {'data_dir': placeholder(str), 'num_workers': placeholder(int)}
+  return ConfigDict(values | {'accum_steps': 1} | more)
 
 
 def follow(config, values):
@@ -73,28 +150,19 @@ def follow(config, values):
   return config
 
 
-def model(name, **fields):
-  """Return the model of this name, computing in bfloat16.
-
-  Parameters are float32, and so are the gradients of kernels and their sums
-  over devices, as in vision_transformer and big_vision. `num_classes` comes
-  from the training data unless `fields` has it.
-  """
-  return names.settings(name) | {'dtype': 'bfloat16'} | fields
+def table(cells, **fields):
+  """Return a table; see vit_jax/reports/table.py for cells and fields."""
+  return make('reports.table.Table', cells=tuple(cells), **fields)
 
 
-def pooling(name, **fields):
-  """Return a pooling of vit_jax/models/pooling.py."""
-  return {'target': f'vit_jax.models.pooling.{name}', **fields}
+def curves(panels):
+  """Return learning curves; see vit_jax/reports/curves.py for panels."""
+  return make('reports.curves.Curves', panels=tuple(panels))
 
 
-def posemb(name, **fields):
-  """Return position embeddings of vit_jax/models/posemb.py."""
-  return {'target': f'vit_jax.models.posemb.{name}', **fields}
-
-
-def _family(settings):
-  return settings['target'].rpartition('.')[2]
+def figure(*panels, **fields):
+  """Return a scaling figure; see vit_jax/reports/scaling.py for panels."""
+  return make('reports.scaling.Scaling', panels=panels, **fields)
 
 
 # Data.
@@ -108,25 +176,9 @@ def data(source, transforms, *, batch_size):
 
 def tfds(name, split, **fields):
   """Return a TFDS source; data_dir=None is ~/tensorflow_datasets."""
-  return {
-    'target': 'vit_jax.data.tfds.Tfds',
-    'name': name,
-    'split': split,
-    'data_dir': placeholder(str),
-    'image_key': 'image',
-    'label_key': 'label',
-    **fields,
-  }
-
-
-def split_off(percent):
-  """Return the slices of a folder (training, held out); None is 10 percent."""
-  percent = 10 if percent is None else percent
-  if percent != int(percent) or not 1 <= percent <= 99:
-    raise ValueError(
-      f'held_out={percent:g} must be a whole number of percent, 1 to 99.'
-    )
-  return f'[:{100 - int(percent)}%]', f'[{100 - int(percent)}%:]'
+  source = make('data.tfds.Tfds', name=name, split=split)
+  keys = {'image_key': 'image', 'label_key': 'label'}
+  return source | keys | {'data_dir': placeholder(str)} | fields
 
 
 def own_images(split, **fields):
@@ -134,78 +186,89 @@ def own_images(split, **fields):
 
   It is a folder, or the name of another source, see data/sources.py.
   """
-  return {
-    'target': 'vit_jax.data.sources.open_source',
-    'path': placeholder(str),
-    'split': split,
-    'csv': placeholder(str),
-    'image_key': placeholder(str),
-    'label_key': placeholder(str),
-    **fields,
-  }
+  unset = {x: placeholder(str) for x in ('path', 'csv')}
+  unset |= {x: placeholder(str) for x in ('image_key', 'label_key')}
+  return make('data.sources.open_source', split=split, **unset, **fields)
 
 
-def own_slice(split):
-  """Return a slice of images of the user's, the same in each class."""
-  return own_images(split, stratified=True, channels=3)
+def own_classes(held_out):
+  """Return (source, {'test': split}), the same percentage of each class."""
+  if held_out >= 100:
+    raise ValueError(f'held_out={held_out} must be below 100 (percent).')
+  bound = f'{100 - held_out}%'
+  source = own_images(f'[:{bound}]', stratified=True, channels=3)
+  return source, {'test': f'[{bound}:]'}
 
 
-def imagenet(from_folder, *, minival=True):
-  """Return (source, {evaluator: split}): 99% of train; the rest is 'minival'.
+def splits(args, data=None, *, minival=True):
+  """Return (source, {evaluator: split}) of a data set for pre-training.
 
-  A folder, or what its path names instead, has the splits train and val.
-  Without `minival`, training is on all of train.
+  Args:
+    args: with tiny and, where they apply, folder (ImageNet as a folder with
+      train and val) and name (of a large set; the first 50,000 are held out).
+    data: 'imagenet', 'imagenet21k' or another; None: args.data.
+    minival: whether to hold out the last 1% of ImageNet's train, too.
   """
-  held_out = {'val': 'val' if from_folder else 'validation'}
-  train = 'train'
-  if minival:
-    train, held_out = 'train[:99%]', {'minival': 'train[99%:]', **held_out}
-  source = own_images(train) if from_folder else tfds('imagenet2012', train)
-  return source, held_out
-
-
-def imagenet21k(tiny):
-  """Return (source, {evaluator: split}), the splits of big_vision's config."""
-  held_out = 32 if tiny else 51_200
-  return tfds('imagenet21k', f'full[{held_out}:]'), {
-    'val': f'full[{held_out // 2}:{held_out}]',
-    'test': f'full[:{held_out // 2}]',
-  }
-
-
-def imagenet_or_21k(args, *, minival=True):
-  """Return what `imagenet` or `imagenet21k` does; args: data, folder, tiny."""
-  if args.data == 'imagenet':
-    return imagenet(args.folder, minival=minival)
-  if args.folder:
+  data = data or args.data
+  folder = getattr(args, 'folder', False)
+  if data == 'imagenet':
+    held_out = {'val': 'val' if folder else 'validation'}
+    train = 'train'
+    if minival:
+      train, held_out = 'train[:99%]', {'minival': 'train[99%:]', **held_out}
+    return own_images(train) if folder else tfds(
+      'imagenet2012', train
+    ), held_out
+  if folder:
     raise ValueError("'folder' is for 'imagenet'.")
-  return imagenet21k(args.tiny)
+  if data == 'imagenet21k':  # as in big_vision's config
+    n = 32 if args.tiny else 51_200
+    held_out = {'val': f'full[{n // 2}:{n}]', 'test': f'full[:{n // 2}]'}
+    return tfds(data, f'full[{n}:]'), held_out
+  n = 16 if args.tiny else 50_000
+  return tfds(args.name, f'train[{n}:]'), {'val': f'train[:{n}]'}
 
 
-def large_tfds(name, tiny):
-  """Return (source, {evaluator: split}) of a set for pre-training like JFT.
+def held_out_evals(config, splits, transforms, **fields):
+  """Return evaluators on other splits of the training data.
 
-  The first 50,000 images are kept for validation.
+  Changes of config.data.source, e.g. on the command line, apply to them too.
+
+  Args:
+    config: a training run that has its data.
+    splits: {evaluator: split}.
+    transforms: of the test images.
+    **fields: more arguments, such as every_steps=5000.
   """
-  first = 16 if tiny else 50_000
-  return tfds(name, f'train[{first}:]'), {'val': f'train[:{first}]'}
+  batch_size = config.data.batch_size
+  evals = {}
+  for name, split in splits.items():
+    source = references(config.data.source) | {'split': split}
+    images = data(source, transforms, batch_size=batch_size)
+    evals[name] = classification(images, **fields)
+  return evals
 
 
-def transform(name, **fields):
-  """Return a transform of vit_jax/data/transforms.py."""
-  return {'target': f'vit_jax.data.transforms.{name}', **fields}
+def references(part):
+  """Return {key: one-way reference} of a part of a config."""
+  return {key: part.get_oneway_ref(key) for key in part}
 
 
-def augmentation(name, **fields):
-  """Return an augmentation of vit_jax/data/augment.py."""
-  return {'target': f'vit_jax.data.augment.{name}', **fields}
+def balance(config, args):
+  """Treat all classes alike as `balanced` or `class_weights` of `args` say."""
+  if args.balanced and args.class_weights:
+    raise ValueError(
+      "'balanced' and 'class_weights' both make up for rare classes. Keep one."
+    )
+  if args.balanced:
+    config.data.order = make('data.order.Balanced')
+  if args.class_weights:
+    source = references(config.data.source)
+    weights = make('data.balance.class_weights', source=source)
+    config.objective.class_weights = weights
 
 
-def rand_augment(magnitude, *, faults):
-  """Return big_vision's RandAugment with 2 layers; see its class."""
-  return augmentation(
-    'RandAugment', num_layers=2, magnitude=float(magnitude), faults=faults
-  )
+# Transforms.
 
 
 def inception_crop(size, **fields):
@@ -213,21 +276,29 @@ def inception_crop(size, **fields):
 
   `fields` are more of InceptionCrop, e.g. interpolation='bicubic'.
   """
-  return [transform('InceptionCrop', size=size, **fields), transform('FlipLR')]
+  crop = make('data.transforms.InceptionCrop', size=size, **fields)
+  return [crop, make('data.transforms.FlipLR')]
+
+
+def random_crop(resize, load_size, size):
+  """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
+  return [
+    make(f'data.transforms.{resize}', size=load_size),
+    make('data.transforms.RandomCrop', size=size),
+    make('data.transforms.FlipLR'),
+  ]
 
 
 def resize(size):
-  """Return the test transform of the paper's released code.
-
-  It resizes to `size` x `size` without keeping the aspect ratio.
-  """
-  return [transform('Resize', size=size)]
+  """Return the test transform of the paper's released code, to a square."""
+  return [make('data.transforms.Resize', size=size)]
 
 
-def resize_crop(small_size, size, resize='ResizeSmall'):
-  """Return a resize and a central crop; by default big_vision's for tests."""
-  crop = transform('CentralCrop', size=size)
-  return [transform(resize, size=small_size), crop]
+def resize_crop(size, small_size=None, resize='ResizeSmall'):
+  """Return a resize, to 8/7 by default, and a central crop."""
+  small_size = small_size or size * 8 // 7
+  crop = make('data.transforms.CentralCrop', size=size)
+  return [make(f'data.transforms.{resize}', size=small_size), crop]
 
 
 def evaluation_images(convention, size, *, crop=None):
@@ -236,21 +307,16 @@ def evaluation_images(convention, size, *, crop=None):
   `crop` is the fraction of the smaller side that is kept; None: that of the
   convention.
   """
-  *others, last = transforms.evaluation(convention, size, crop=crop)
-  # As in the other functions, an int stands for a square.
-  return [
-    *(config_lib.describe(each) for each in others),
-    config_lib.describe(last) | {'size': size},
-  ]
+  made = transforms.evaluation(convention, size, crop=crop)
+  described = [config_lib.describe(each) for each in made]
+  described[-1]['size'] = size  # as elsewhere, an int stands for a square
+  return described
 
 
-def random_crop(resize, load_size, size):
-  """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
-  return [
-    transform(resize, size=load_size),
-    transform('RandomCrop', size=size),
-    transform('FlipLR'),
-  ]
+def rand_augment(magnitude, *, faults):
+  """Return big_vision's RandAugment with 2 layers; see its class."""
+  fields = {'magnitude': float(magnitude), 'faults': faults}
+  return make('data.augment.RandAugment', num_layers=2, **fields)
 
 
 # Objectives, optimizers, evaluators.
@@ -258,8 +324,15 @@ def random_crop(resize, load_size, size):
 
 def xent(activation, **fields):
   """Return the 'softmax' or 'sigmoid' cross-entropy."""
-  target = f'vit_jax.objectives.classification.{activation}_xent'
-  return {'target': target, **fields}
+  return make(f'objectives.classification.{activation}_xent', **fields)
+
+
+def bce(*, threshold=0.0, **fields):
+  """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes.
+
+  Targets above the threshold are 1, all others 0.
+  """
+  return xent('sigmoid', threshold=threshold, mean_over_classes=True, **fields)
 
 
 def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
@@ -270,9 +343,8 @@ def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
     mixup, cutmix: alpha of each; 0: without it. Both are equally likely.
     probability: that a batch is mixed.
   """
-  module = 'vit_jax.objectives.mixing'
   mixers = tuple(
-    {'target': f'{module}.{name}', 'alpha': alpha}
+    make(f'objectives.mixing.{name}', alpha=alpha)
     for name, alpha in (('Mixup', mixup), ('Cutmix', cutmix))
     if alpha
   )
@@ -281,21 +353,16 @@ def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
   mixer = mixers[0]
   if len(mixers) > 1 or probability < 1:
     weights = (probability / len(mixers),) * len(mixers)
-    mixer = {
-      'target': f'{module}.Choice',
-      'mixers': mixers,
-      'probabilities': weights,
-    }
-  return {'target': f'{module}.mixed', 'mixer': mixer, 'objective': objective}
+    mixer = make(
+      'objectives.mixing.Choice', mixers=mixers, probabilities=weights
+    )
+  return make('objectives.mixing.mixed', mixer=mixer, objective=objective)
 
 
-def bce(*, threshold=0.0, **fields):
-  """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes.
-
-  Targets above the threshold are 1, all others 0; `fields` are more arguments
-  of `sigmoid_xent`.
-  """
-  return xent('sigmoid', threshold=threshold, mean_over_classes=True, **fields)
+def distillation(objective, **fields):
+  """Return distillation from weights that the user names, as a wrapper."""
+  fields |= {'teacher': {'path': placeholder(str)}, 'objective': objective}
+  return make('objectives.distillation.distillation', **fields)
 
 
 def adam(*, weight_decay=0.0, b2=0.999, **fields):
@@ -306,8 +373,7 @@ def adam(*, weight_decay=0.0, b2=0.999, **fields):
 
 def sgd(**fields):
   """Return SGD with momentum 0.9; its weight decay is coupled."""
-  target = 'vit_jax.optim.optimizers.sgd'
-  return {'target': target, 'momentum': 0.9, **fields}
+  return make('optim.optimizers.sgd', momentum=0.9, **fields)
 
 
 def finetuning_sgd():
@@ -324,26 +390,15 @@ def set_bit_sgd(config, *, milestones, lr=None):
       tenth.
     lr: learning rate; None is 0.03 per 256 images of a batch.
   """
+  lr = lr or 0.03 * config.data.batch_size / 256
   config.optimizer = sgd(weight_decay=1e-4)
-  config.schedule = {
-    'lr': lr or 0.03 * config.data.batch_size / 256,
-    'decay': 'step',
-    'milestones': milestones,
-    'warmup_steps': 5000,
-  }
-
-
-def distillation(objective, **fields):
-  """Return distillation from weights that the user names, as a wrapper."""
-  target = 'vit_jax.objectives.distillation.distillation'
-  fields |= {'teacher': {'path': placeholder(str)}, 'objective': objective}
-  return {'target': target, **fields}
+  config.schedule = {'lr': lr, 'decay': 'step', 'milestones': milestones}
+  config.schedule.warmup_steps = 5000
 
 
 def classification(data, **fields):
   """Return an evaluator of the model's own predictions."""
-  target = 'vit_jax.evals.classification.Classification'
-  return {'target': target, 'data': data, **fields}
+  return make('evals.classification.Classification', data=data, **fields)
 
 
 def frozen(data, readouts, **fields):
@@ -354,163 +409,10 @@ def frozen(data, readouts, **fields):
     readouts: {name: readout}.
     **fields: more arguments of Frozen.
   """
-  target = 'vit_jax.evals.frozen.Frozen'
-  settings = {'features': 'pre_logits', 'data': data, 'readouts': readouts}
-  return {'target': target, **settings, **fields}
+  fields = {'features': 'pre_logits', 'data': data, **fields}
+  return make('evals.frozen.Frozen', readouts=readouts, **fields)
 
 
 def few_shot(shots, seeds=(0, 1, 2), **fields):
   """Return the paper's few-shot readout; each seed draws other examples."""
-  target = 'vit_jax.evals.fewshot.FewShot'
-  return {'target': target, 'shots': shots, 'seeds': seeds, **fields}
-
-
-def balance(config, *, balanced, class_weights):
-  """Make a training run, in place, treat all classes alike.
-
-  Args:
-    config: a training run that has its data and objective.
-    balanced: whether each class is visited equally often.
-    class_weights: whether the loss of an example has the weight n / (K n_c),
-      for n examples in K classes and n_c in its class.
-  """
-  if balanced and class_weights:
-    raise ValueError(
-      "'balanced' and 'class_weights' both make up for rare classes. Keep one."
-    )
-  if balanced:
-    config.data.order = {'target': 'vit_jax.data.order.Balanced'}
-  if class_weights:
-    objective = config.objective
-    while 'objective' in objective:  # that another one wraps
-      objective = objective.objective
-    objective.class_weights = {
-      'target': 'vit_jax.data.balance.class_weights',
-      'source': references(config.data.source),
-    }
-
-
-def references(part):
-  """Return a dict with one-way references to the keys of a part of a config.
-
-  Changes of the part, e.g. on the command line, apply to the dict too.
-  """
-  return {key: part.get_oneway_ref(key) for key in part}
-
-
-def held_out_evals(config, splits, transforms, **fields):
-  """Return evaluators on other splits of the training data.
-
-  Args:
-    config: a training run that has its data.
-    splits: {evaluator: split}.
-    transforms: of the test images.
-    **fields: more arguments, such as every_steps=5000.
-  """
-  return {
-    name: classification(held_out(config, split, transforms), **fields)
-    for name, split in splits.items()
-  }
-
-
-def held_out(config, split, transforms):
-  """Return the data of another split of the training data.
-
-  Changes of config.data.source, e.g. on the command line, apply to it too.
-  """
-  source = references(config.data.source) | {'split': split}
-  return data(source, transforms, batch_size=config.data.batch_size)
-
-
-# Reports of studies.
-
-
-def table(cells, **fields):
-  """Return a table; see vit_jax/reports/table.py for cells and fields."""
-  target = 'vit_jax.reports.table.Table'
-  return {'target': target, 'cells': tuple(cells), **fields}
-
-
-def curves(panels):
-  """Return learning curves; see vit_jax/reports/curves.py for panels."""
-  return {'target': 'vit_jax.reports.curves.Curves', 'panels': tuple(panels)}
-
-
-def figure(panels, **fields):
-  """Return a scaling figure; see vit_jax/reports/scaling.py for panels."""
-  target = 'vit_jax.reports.scaling.Scaling'
-  return {'target': target, 'panels': tuple(panels), **fields}
-
-
-# Sizes.
-
-
-def split_over_devices(config, *, fsdp, tensor):
-  """Shard a model that is too large for one device.
-
-  Args:
-    config: a training run.
-    fsdp: whether parameters, optimizer state and EMA are sharded over all
-      devices; mesh.data=N keeps N complete copies of them instead of one.
-    tensor: number of devices that share the heads and hidden units of each
-      layer.
-  """
-  if not fsdp and tensor == 1:
-    return
-  rest = 'fsdp' if fsdp else 'data'
-  config.mesh = {'data': 1, 'fsdp': 1, 'model': tensor} | {rest: -1}
-
-
-def tiny(config):
-  """Shrink a run to seconds on a CPU, to try out data and for tests.
-
-  All parts stay, but the model has the size 'mu', patches and images are 8
-  times smaller (7 times for patches of 14), so that the number of tokens stays
-  the same, batches have 16 images, and there are 4 steps. ResNets keep one unit
-  in each of two stages, hybrids keep one unit in the first stage.
-  """
-  # A model of weights is as small as they are.
-  of_weights = 'init_from' in config.model
-  factor = 8 if of_weights else _shrink(config.model)
-  for part in (config.data, *(x.data for x in config.evals.values())):
-    part.batch_size = 16
-    for each in part.transforms:
-      if 'size' in each:
-        each['size'] //= factor
-  for total in {'total_epochs', 'total_examples'}.intersection(config):
-    del config[total]
-  config.update(total_steps=4, logging={'every_steps': 2})
-  config.checkpoints.every_steps = 4
-  shorter = {
-    'warmup_steps': 2,
-    'cooldown_steps': 1,
-    'every_steps': 4,
-    'every_fraction': 0.5,
-  }
-  if 'warmup_epochs' in config.schedule:
-    del config.schedule.warmup_epochs
-    config.schedule.warmup_steps = shorter['warmup_steps']
-  for durations in (config.schedule, *config.evals.values()):
-    for name in shorter.keys() & durations.keys():
-      durations[name] = shorter[name]
-  return config
-
-
-def _shrink(model):
-  """Make the model tiny; return by which factor images must shrink."""
-  if _family(model) == 'ResNet':
-    model.update(stages=(1, 1), width_factor=1)
-    return 8
-  patch = model.embedding.patch_size[0]
-  factor = 7 if patch % 7 == 0 else 8
-  model.embedding.patch_size = (max(1, patch // factor),) * 2
-  if model.embedding.get('stages'):
-    model.embedding.stages = (1,)
-  model.update(width=32, depth=1)
-  if _family(model) == 'MlpMixer':
-    model.update(tokens_mlp_dim=16, channels_mlp_dim=128)
-  else:
-    model.update(mlp_dim=128, num_heads=2)
-  if model.get('head', {}).get('representation_size'):
-    model.head.representation_size = model.width
-  return factor
+  return make('evals.fewshot.FewShot', shots=shots, seeds=seeds, **fields)

@@ -25,7 +25,6 @@ Arguments (separated by commas; the first of a list is the default):
   epochs=EPOCHS   deit 300; deit3 800, on imagenet21k 240 and for H/14 90;
               deit3_finetune 20, after imagenet21k 50
   size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384
-  layer_decay=RATE   deit3_finetune: as in finetune.py; not in DeiT III
   folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
@@ -49,23 +48,21 @@ deit3-jax has a weight decay of 0.02 and a stochastic depth of 0, .1, .4 and .5
 (S, B, L, H) for 400 epochs, and for 90 epochs of B/16 a learning rate of 3e-3.
 Its ImageNet-21k is the one of winter 2021, with 19,167 classes.
 
-The numbers in the code are those of the papers' scripts. RandAugment is timm's
-rand-m9-mstd0.5-inc1. For the sigmoid of deit3 both classes of a mixed image are
-targets of 1.
+The numbers are those of the papers' scripts. For the sigmoid of deit3 both
+classes of a mixed image are targets of 1.
 
 From memory: deit's crops, stochastic depth, GELU, decay of kernels only, and
 the settings of its distillation. From deit3-jax: LAMB's epsilon and its
-clipping; test images (deit: smaller side to 256 px, central 224; deit3: no
-margin); 154 and 126 px of H/14, 160 and 128 in the README. Not known: the
-settings of M/16, where stochastic depth, 224 px and 3e-3 are our choice; S/16
-at 224 px after imagenet.
+clipping; test images; 154 and 126 px of H/14, 160 and 128 in the README. Not
+known: the settings of M/16, where stochastic depth, 224 px and 3e-3 are our
+choice; S/16 at 224 px after imagenet.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; class and distillation token start at 0; query,
 key and value are one parameter of LAMB there; the noise of random erasing is
 clipped to [0, 255]; evaluators use the EMA; deit3 has no EMA; position
 embeddings are interpolated by a cubic kernel with a = -0.5 (PyTorch: -0.75,
-from memory); ImageNet-21k has 21,843 classes, and 51,200 images are held out.
+from memory); 51,200 images of ImageNet-21k are held out.
 """
 
 from configs import arguments, common
@@ -83,23 +80,19 @@ STOCHASTIC_DEPTH = {  # on imagenet, imagenet21k; fine-tuning after each
   'L/16': (0.45, 0.3, 0.45, 0.4),
   'H/14': (0.6, 0.5, 0.55, 0.45),
 }
+SMOOTHED = common.xent('softmax', label_smoothing=0.1)
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('distilled', 'soft', 'folder', 'fsdp', 'tiny'),
     recipe=tuple(MODELS),
     model=tuple(dict.fromkeys(MODELS['deit'] + MODELS['deit3'])),
     data=('imagenet', 'imagenet21k'),
-    distilled=False,
-    soft=False,
     epochs=float,
     size=int,
-    layer_decay=float,
-    folder=False,
-    fsdp=False,
     tensor=1,
-    tiny=False,
   )
   if args.model not in MODELS[args.recipe]:
     raise ValueError(
@@ -107,44 +100,35 @@ def get_config(argument=''):
       f'{", ".join(MODELS[args.recipe])}.'
     )
   config = common.training()
-  target = 'vit_jax.models.layers.Normalize'
-  mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-  config.preprocess = {'target': target, 'mean': mean, 'std': std}
-  {'deit': deit, 'deit3': deit3, 'deit3_finetune': deit3_finetune}[args.recipe](
-    config, args
+  config.preprocess = common.make(
+    'models.layers.Normalize',
+    mean=(123.675, 116.28, 103.53),
+    std=(58.395, 57.12, 57.375),
   )
-  common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
-  return common.tiny(config) if args.tiny else config
+  recipes = {'deit': deit, 'deit3': deit3, 'deit3_finetune': deit3_finetune}
+  recipes[args.recipe](config, args)
+  return common.finish(config, args)
 
 
 def deit(config, args):
   """Set the recipe of DeiT."""
   if args.data != 'imagenet':
     raise ValueError("deit is for 'imagenet'.")
-  distilled = args.distilled or args.soft
-  pooling = {'pooling': common.pooling('DistillationToken')}
-  config.model = transformer(
-    args.model, stochastic_depth=0.1, **(pooling if distilled else {})
-  )
-  erasing = common.augmentation('RandomErasing', probability=0.25)
-  images = [*crop(224), rand_augment(), erasing]
-  held_out = set_data(config, args, images, batch_size=1024, repeats=3)
-  objective = common.xent('softmax', label_smoothing=0.1)
-  if args.soft:
-    objective = common.distillation(
-      objective, kind='soft', weight=0.1, temperature=3.0
-    )
-  elif distilled:
-    objective = common.distillation(objective, kind='hard', weight=0.5)
+  config.model = transformer(args.model, stochastic_depth=0.1)
+  objective = SMOOTHED
+  if args.distilled or args.soft:
+    config.model.pooling = common.make('models.pooling.DistillationToken')
+    soft = {'kind': 'soft', 'weight': 0.1, 'temperature': 3.0}
+    hard = {'kind': 'hard', 'weight': 0.5}
+    objective = common.distillation(objective, **(soft if args.soft else hard))
   # Outside of the distillation: teacher and student see the same mixed images.
   config.objective = common.mixed(objective, mixup=0.8, cutmix=1.0)
   config.optimizer = common.adam(weight_decay=0.05)
   config.ema = {'decay': 0.99996}
+  erasing = common.make('data.augment.RandomErasing', probability=0.25)
+  images = [*crop(224), rand_augment(), erasing]
+  set_data(config, args, images, 1024, repeats=3, margin=0.875)
   set_length(config, args.epochs or 300.0, lr=1e-3)
-  test_images = common.evaluation_images('timm', 224, crop=0.875)
-  config.evals = common.held_out_evals(
-    config, held_out, test_images, every_steps=5000
-  )
 
 
 def deit3(config, args):
@@ -152,26 +136,20 @@ def deit3(config, args):
   on_imagenet = args.data == 'imagenet'
   config.model = deit3_transformer(args.model, 0 if on_imagenet else 1)
   if on_imagenet:
-    size, epochs, loss = SIZES.get(args.model, 224), 800.0, 'sigmoid'
-    images = three_augment(crop(size))
-    lr = 4e-3 if args.model == 'S/16' else 3e-3
+    images, repeats, loss = crop(SIZES.get(args.model, 224)), 3, 'sigmoid'
+    epochs, lr = 800.0, 4e-3 if args.model == 'S/16' else 3e-3
     config.objective = common.mixed(common.bce(), mixup=0.8, cutmix=1.0)
     config.optimizer = lamb(weight_decay=0.05)
   else:
-    size = 126 if args.model == 'H/14' else 224
-    epochs, loss = 90.0 if args.model == 'H/14' else 240.0, 'softmax'
+    large = args.model == 'H/14'
+    images, repeats, loss = simple_crop(126 if large else 224), None, 'softmax'
+    epochs, lr = 90.0 if large else 240.0, 1e-3
     config.model.num_classes = 21_843
-    images, lr = three_augment(simple_crop(size)), 1e-3
-    config.objective = smoothed_cutmix()
+    config.objective = common.mixed(SMOOTHED, cutmix=1.0)
     config.optimizer = lamb(weight_decay=0.02)
-  held_out = set_data(
-    config, args, images, batch_size=2048, repeats=3 if on_imagenet else None
-  )
+  images = three_augment(images)
+  set_data(config, args, images, 2048, repeats=repeats, loss=loss)
   set_length(config, args.epochs or epochs, lr)
-  test_images = common.evaluation_images('timm', size, crop=1.0)
-  config.evals = common.held_out_evals(
-    config, held_out, test_images, loss=loss, every_steps=5000
-  )
 
 
 def deit3_finetune(config, args):
@@ -188,54 +166,54 @@ def deit3_finetune(config, args):
   if after_imagenet:
     epochs, lr, batch_size = 20.0, 1e-5, 512
     images = [*crop(size), rand_augment()]
-    inner = common.xent('softmax', label_smoothing=0.1)
-    config.objective = common.mixed(inner, mixup=0.8, cutmix=1.0)
+    config.objective = common.mixed(SMOOTHED, mixup=0.8, cutmix=1.0)
     config.optimizer = common.adam(weight_decay=0.1)
   else:
     epochs, lr, batch_size = 50.0, 3e-4, 2048
     images = three_augment(simple_crop(size))
-    config.objective = smoothed_cutmix()
+    config.objective = common.mixed(SMOOTHED, cutmix=1.0)
     config.optimizer = lamb(weight_decay=0.02)
-  if args.layer_decay:
-    config.optimizer.layer_decay = {'rate': args.layer_decay}
   args.data = 'imagenet'
-  held_out = set_data(config, args, images, batch_size=batch_size)
+  set_data(config, args, images, batch_size, every_fraction=0.1)
   set_length(config, args.epochs or epochs, lr)
-  test_images = common.evaluation_images('timm', size, crop=1.0)
-  config.evals = common.held_out_evals(
-    config, held_out, test_images, every_fraction=0.1
-  )
 
 
-def set_data(config, args, images, *, batch_size, repeats=None):
-  """Set the data of training; return {evaluator: split}."""
-  source, held_out = common.imagenet_or_21k(args, minival=False)
+def set_data(
+  config, args, images, batch_size, *, repeats=None, margin=1.0, **fields
+):
+  """Set the data of training and the evaluators.
+
+  Args:
+    config: a training run.
+    args: see `common.splits`.
+    images: transforms of training.
+    batch_size: global.
+    repeats: times that an image is in a batch.
+    margin: fraction of the smaller side that test images keep.
+    **fields: more arguments of the evaluators; by default every 5000 steps.
+  """
+  source, held_out = common.splits(args, minival=False)
   config.data = common.data(source, images, batch_size=batch_size)
-  if repeats:  # repeated augmentation
-    target = 'vit_jax.data.order.Repeated'
-    config.data.order = {'target': target, 'times': repeats}
-  return held_out
+  if repeats:
+    config.data.order = common.make('data.order.Repeated', times=repeats)
+  size = images[0]['size']
+  test_images = common.evaluation_images('timm', size, crop=margin)
+  if 'every_fraction' not in fields:
+    fields['every_steps'] = 5000
+  config.evals = common.held_out_evals(config, held_out, test_images, **fields)
 
 
 def set_length(config, epochs, lr):
   """Set the duration and the schedule of DeiT's scripts."""
   config.total_epochs = epochs
-  config.schedule = {
-    'lr': lr,
-    'decay': 'cosine',
-    'end_lr': 1e-5,
-    'warmup_epochs': 5.0,
-  }
+  config.schedule = {'lr': lr, 'decay': 'cosine', 'end_lr': 1e-5}
+  config.schedule.warmup_epochs = 5.0
 
 
 def transformer(name, *, block=None, **fields):
   """Return a model with DeiT's GELU and initialisation."""
-  model = common.model(
-    name,
-    block={'gelu': 'exact', 'init_std': 0.02} | (block or {}),
-    head={'init_std': 0.02},
-    **fields,
-  )
+  block = {'gelu': 'exact', 'init_std': 0.02} | (block or {})
+  model = common.model(name, block=block, head={'init_std': 0.02}, **fields)
   model['embedding']['init_std'] = 0.02
   return model
 
@@ -245,54 +223,37 @@ def deit3_transformer(name, stage):
   return transformer(
     name,
     block={'layerscale_init': 1e-4},
-    posemb=common.posemb('Learned', prefix=False),
+    posemb=common.make('models.posemb.Learned', prefix=False),
     stochastic_depth=(STOCHASTIC_DEPTH[name][stage],) * 2,
   )
 
 
 def crop(size):
   """Return torchvision's random crop, bicubic, and a flip."""
-  return common.inception_crop(
-    size,
-    area=(0.08, 1.0),
-    method='torch',
-    interpolation='bicubic',
-    antialias=True,
-  )
+  fields = {'method': 'torch', 'interpolation': 'bicubic', 'antialias': True}
+  return common.inception_crop(size, area=(0.08, 1.0), **fields)
 
 
 def simple_crop(size):
   """Return DeiT III's simple random crop, and a flip."""
-  crop = common.transform('SimpleRandomCrop', size=size)
-  return [crop, common.transform('FlipLR')]
+  crop = common.make('data.transforms.SimpleRandomCrop', size=size)
+  return [crop, common.make('data.transforms.FlipLR')]
 
 
 def rand_augment():
   """Return DeiT's RandAugment; pixels from outside have ImageNet's mean."""
-  return common.augmentation(
-    'rand_augment',
-    policy='rand-m9-mstd0.5-inc1',
-    interpolation='bicubic',
-    fill=(124, 116, 104),
-  )
+  fields = {'interpolation': 'bicubic', 'fill': (124, 116, 104)}
+  policy = 'rand-m9-mstd0.5-inc1'
+  return common.make('data.augment.rand_augment', policy=policy, **fields)
 
 
 def three_augment(crop):
   """Return the transforms with DeiT III's augmentation after them."""
-  three, jitter = map(common.augmentation, ('ThreeAugment', 'ColorJitter'))
-  return [*crop, three, jitter]
-
-
-def smoothed_cutmix():
-  """Return the softmax cross-entropy for smoothed labels, with CutMix."""
-  return common.mixed(common.xent('softmax', label_smoothing=0.1), cutmix=1.0)
+  names = ('ThreeAugment', 'ColorJitter')
+  return [*crop, *(common.make(f'data.augment.{name}') for name in names)]
 
 
 def lamb(*, weight_decay):
   """Return DeiT III's LAMB."""
-  return {
-    'target': 'vit_jax.optim.optimizers.lamb',
-    'eps': 1e-8,
-    'weight_decay': weight_decay,
-    'clip_norm': 1.0,
-  }
+  settings = {'eps': 1e-8, 'weight_decay': weight_decay, 'clip_norm': 1.0}
+  return common.make('optim.optimizers.lamb', **settings)

@@ -27,8 +27,8 @@ from configs import arguments, common
 
 
 def get_config(argument=''):
-  args = arguments.parse(argument, epochs=1200.0, folder=False, tiny=False)
-  source, held_out = common.imagenet(args.folder)
+  args = arguments.parse(argument, ('folder', 'tiny'), epochs=1200.0)
+  source, held_out = common.splits(args, 'imagenet')
   source['split'] = 'train[:98%]'
   config = common.pretraining(source, held_out)
   config.total_epochs = args.epochs
@@ -40,4 +40,4 @@ def get_config(argument=''):
     weight_decay=0.01, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 0.03, 'decay': 'cosine', 'warmup_steps': 5000}
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

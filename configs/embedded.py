@@ -3,8 +3,6 @@
 from configs import common
 from vit_jax.models import names
 
-_EMBEDDED = 'vit_jax.data.embedded'
-
 
 def vit(*, patch_size, stages=None, **fields):
   """Return a small ViT; with `stages` of a ResNet a hybrid.
@@ -13,45 +11,51 @@ def vit(*, patch_size, stages=None, **fields):
   training. With 0.5 positions matter from the first step, and a small budget
   gives a much better model.
   """
-  if stages is None:
-    embedding = {'target': names.PATCHES, 'patch_size': patch_size}
-  else:
-    embedding = {'target': names.HYBRID, 'stages': stages}
-    embedding['patch_size'] = patch_size
+  embedding = {'target': names.PATCHES, 'patch_size': patch_size}
+  if stages:
+    embedding |= {'target': names.HYBRID, 'stages': stages}
+  posemb = common.make('models.posemb.Learned', init_std=0.5)
+  fields |= {'embedding': embedding, 'posemb': posemb}
+  return {'target': names.VIT, **fields}
+
+
+def run(model, data, evals, *, steps, lr, **fields):
+  """Return a training run; `fields` are more keys, or other values."""
   return {
-    'target': names.VIT,
-    'embedding': embedding,
-    'posemb': common.posemb('Learned', init_std=0.5),
+    'run': 'vit_jax.train.train',
+    'total_steps': steps,
+    'logging': {'every_fraction': 0.25},
+    'model': model,
+    'data': data,
+    'evals': evals,
+    'objective': common.xent('softmax'),
+    'optimizer': adam(),
+    'schedule': {'lr': lr, 'decay': 'cosine', 'warmup_fraction': 0.1},
     **fields,
   }
 
 
+def adam():
+  """Return the optimizer of the pre-trainings, for few steps."""
+  return common.adam(b2=0.95, weight_decay=0.05, clip_norm=1.0)
+
+
 def glyphs(size, **fields):
   """Return drawn letters and symbols in 480 classes; none is a digit."""
-  target = f'{_EMBEDDED}.glyphs.Glyphs'
-  return {'target': target, 'image_size': size, **fields}
-
-
-def fractals(size, **fields):
-  """Return fractals; they are drawn when the source is opened."""
-  target = f'{_EMBEDDED}.fractals.Fractals'
-  return {'target': target, 'image_size': size, **fields}
+  path = 'data.embedded.glyphs.Glyphs'
+  return common.make(path, image_size=size, **fields)
 
 
 def digits(split, size, *, batch_size=128, crop=None, **fields):
-  """Return handwritten digits: 'train', or 'test' by other writers.
+  """Return data of handwritten digits: 'train', or 'test' by other writers.
 
-  Args:
-    split: 'train' or 'test'.
-    size: pixels that the scans are resized to.
-    batch_size: global.
-    crop: pixels of a random crop after the resize.
-    **fields: more arguments of the source.
+  Scans are resized to `size`, then cropped at random to `crop` pixels.
   """
-  source = {'target': f'{_EMBEDDED}.digits.Digits', 'split': split, **fields}
+  path = 'data.embedded.digits.Digits'
   transforms = common.resize(size)
   if crop:
-    transforms.append(common.transform('RandomCrop', size=crop))
+    transforms.append(common.make('data.transforms.RandomCrop', size=crop))
+  source = common.make(path, split=split, **fields)
   return {'source': source, 'transforms': transforms, 'batch_size': batch_size}
 
 
@@ -61,16 +65,6 @@ def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
   data = {split: digits(split, size, **few) for split in ('train', 'test')}
   readouts = {'fewshot': common.few_shot(shots, seeds)}
   return common.frozen({'digits': data}, readouts, features=features)
-
-
-def adam():
-  """Return the optimizer of the pre-trainings, for few steps."""
-  return common.adam(b2=0.95, weight_decay=0.05, clip_norm=1.0)
-
-
-def cosine(lr):
-  """Return a cosine schedule with a warm-up of a tenth of the steps."""
-  return {'lr': lr, 'decay': 'cosine', 'warmup_fraction': 0.1}
 
 
 def digits_table(rows, all_shots):
@@ -85,32 +79,7 @@ def digits_table(rows, all_shots):
   for shots in all_shots:
     for row, patterns in rows.items():
       runs, metric = (x.replace('SHOTS', str(shots)) for x in patterns)
-      column = f'{shots} per class'
-      cells.append(
-        {'row': row, 'column': column, 'runs': runs, 'metric': metric}
-      )
+      cell = {'row': row, 'column': f'{shots} per class'}
+      cells.append(cell | {'runs': runs, 'metric': metric})
   title = 'Accuracy on handwritten digits, 768 test scans'
   return common.table(cells, title=title)
-
-
-def curves(shots):
-  """Return the learning curves of quickstart.py's runs."""
-  pretraining = {
-    'train (labels smoothed)': ('pretrain', 'train/loss'),
-    'validation (EMA)': ('pretrain', 'val/loss'),
-  }
-  transfer = {
-    'fine-tuned': (rf'finetune_{shots}shot_.*', 'test/accuracy'),
-    'from scratch': (rf'scratch_{shots}shot_.*', 'test/accuracy'),
-  }
-  title = f'Digits, {shots} per class (mean ± std of 3 draws)'
-  return common.curves(
-    (
-      {
-        'title': 'Pre-training on glyphs',
-        'ylabel': 'loss',
-        'lines': pretraining,
-      },
-      {'title': title, 'ylabel': 'test accuracy', 'lines': transfer},
-    )
-  )

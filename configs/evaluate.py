@@ -31,25 +31,18 @@ from configs import arguments, common
 
 READOUTS = {
   'fewshot': common.few_shot((5, 10)),
-  'knn': {
-    'target': 'vit_jax.evals.knn.Knn',
-    'k': (1, 5, 10, 20),
-    'temperature': (0.07,),
-  },
-  'logistic': {
-    'target': 'vit_jax.evals.logistic.Logistic',
-    'C': tuple(10.0**power for power in range(-6, 5)),
-  },
+  'knn': common.make('evals.knn.Knn', k=(1, 5, 10, 20), temperature=(0.07,)),
+  'logistic': common.make(
+    'evals.logistic.Logistic', C=tuple(10.0**power for power in range(-6, 5))
+  ),
 }
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('accuracy', *READOUTS, 'flip'),
     data=('folder', 'tfds'),
-    accuracy=False,
-    **arguments.switches(READOUTS),
-    flip=False,
     size=int,
   )
   readouts = {k: v for k, v in READOUTS.items() if getattr(args, k)}
@@ -75,10 +68,10 @@ def data(args, config, split):
   else:
     source = common.own_images(common.placeholder(str))
   size = args.size or 224
-  transforms = common.resize_crop(size * 8 // 7, size)
-  made = common.data(source, transforms, batch_size=128)
+  made = common.data(source, common.resize_crop(size), batch_size=128)
   if not args.size:
-    target = 'vit_jax.pretrained.image_size'
     init_from = config.get_oneway_ref('init_from')
-    made['image_size'] = {'target': target, 'init_from': init_from}
+    made['image_size'] = common.make(
+      'pretrained.image_size', init_from=init_from
+    )
   return made

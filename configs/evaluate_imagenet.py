@@ -53,19 +53,16 @@ SETS = {  # TFDS name, split
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    **arguments.switches(SETS),
+    (*SETS, 'flip'),
     v2_images=('matched-frequency', 'threshold-0.7', 'topimages'),
     size=224,
     view=('resize_crop', 'resize', 'original', 'big_vision', 'timm'),
-    flip=False,
   )
   config = common.evaluation(args.size)
-  shared = {
-    'data_dir': config_dict.FieldReference(None, field_type=str),
-    'batch_size': config_dict.FieldReference(128),
-    'num_workers': config_dict.FieldReference(None, field_type=int),
-    'loss': config_dict.FieldReference('softmax'),
-  }
+  shared = {'data_dir': common.placeholder(str)}
+  shared['num_workers'] = common.placeholder(int)
+  shared['batch_size'] = config_dict.FieldReference(128)
+  shared['loss'] = config_dict.FieldReference('softmax')
   config.evals = {
     name: evaluator(args, name, shared) for name in arguments.chosen(args, SETS)
   }
@@ -80,7 +77,7 @@ def evaluator(args, name, shared):
   source = common.tfds(tfds_name, split, data_dir=shared['data_dir'])
   if name == 'real':
     source['label_key'] = 'real_label'
-    source['label_fn'] = {'target': 'vit_jax.data.imagenet.RealLabels'}
+    source['label_fn'] = common.make('data.imagenet.RealLabels')
   transforms = images(args)
   data = common.data(source, transforms, batch_size=shared['batch_size'])
   return common.classification(
@@ -100,6 +97,6 @@ def evaluator(args, name, shared):
 def images(args):
   """Return the transforms of test images."""
   if args.view == 'resize_crop':
-    return common.resize_crop(args.size * 8 // 7, args.size)
+    return common.resize_crop(args.size)
   name = 'original' if args.view == 'resize' else args.view
   return common.evaluation_images(name, args.size)

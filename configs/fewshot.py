@@ -39,31 +39,19 @@ SETS = {  # TFDS name, train, test
 
 def get_config(argument=''):
   args = arguments.parse(
-    argument,
-    **arguments.switches(SETS),
-    **arguments.switches(('knn', 'logistic', 'sweep')),
-    size=224,
+    argument, (*SETS, 'knn', 'logistic', 'sweep'), size=224
   )
-  chosen = [name for name in SETS if getattr(args, name)]
-  readouts = {
-    'fewshot': common.few_shot(
-      (1, 5, 10, 25),
-      l2=(2.0**10,),
-      allow_fewer=True,  # cars196 has classes of 24
-    )
-  }
+  few_shot = common.few_shot((1, 5, 10, 25), l2=(2.0**10,))
+  few_shot['allow_fewer'] = True  # cars196 has classes of 24
   if args.sweep:
-    l2 = tuple(2.0**power for power in range(-10, 20))
-    readouts['fewshot'].update(l2=l2, held_out_shots=5)
-  for name in ('knn', 'logistic'):
-    if getattr(args, name):
-      readouts[name] = evaluate.READOUTS[name]
+    few_shot['l2'] = tuple(2.0**power for power in range(-10, 20))
+    few_shot['held_out_shots'] = 5
+  more = [x for x in ('knn', 'logistic') if getattr(args, x)]
+  readouts = {'fewshot': few_shot} | {x: evaluate.READOUTS[x] for x in more}
+  chosen = [x for x in SETS if getattr(args, x)] or list(SETS)[:-1]
   config = common.evaluation(args.size)
   data_dir = common.placeholder(str)  # shared: a flag for one sets all
-  data = {
-    name: splits(name, args.size, data_dir)
-    for name in chosen or list(SETS)[:-1]
-  }
+  data = {name: splits(name, args.size, data_dir) for name in chosen}
   config.evals = {'frozen': common.frozen(data, readouts)}
   return config
 
@@ -71,7 +59,7 @@ def get_config(argument=''):
 def splits(name, size, data_dir):
   """Return {'train': data, 'test': data} of one of SETS."""
   tfds_name, *parts = SETS[name]
-  transforms = common.resize_crop(size * 8 // 7, size, 'Resize')
+  transforms = common.resize_crop(size, resize='Resize')
   return {
     split: common.data(
       common.tfds(tfds_name, part, data_dir=data_dir),

@@ -22,8 +22,6 @@ Arguments (separated by commas; the first of a list is the default):
   B/16, ...  or a model by name, one of MODELS, without dropout and for pixels
              in [-1, 1]. It must be that of the weights, with their settings,
              e.g. --config.model.pooling.target=vit_jax.models.pooling.Mean
-  adapt_channels   images may have other channels than those of the weights:
-             kernels are repeated and scaled, or summed
   final, dev   'final' trains on the entire train set and tests on the test set;
              'dev' holds out the part of train that selects the learning rate
              (1% ImageNet, 2% CIFAR, 10% others) and never reads the test set
@@ -31,8 +29,6 @@ Arguments (separated by commas; the first of a list is the default):
   size=384   pixels; 518 for H/14 (384 does not divide into its patches); 224
              for Mixers, as in the released code. With from_weights these are
              for weights of 224 px, see pretrained.finetuning_size
-  layer_decay=RATE   multiply the learning rate of each layer by this, once for
-             each layer after it (not in the paper; 0.65 to 0.9 is usual)
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
   inception, resize, resize_small   how images are cropped, see below
@@ -46,20 +42,12 @@ Arguments (separated by commas; the first of a list is the default):
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
-gradients clipped at norm 1, and
-
-              steps   learning rates          default, from
-    imagenet  20000   .003 .01 .03 .06        .03   released code
-    cifar10   10000   .001 .003 .01 .03       .01   released code, for B/16
-    cifar100  10000   .001 .003 .01 .03       .03   released code
-    pets        500   .001 .003 .01 .03       .003  AugReg's best for a B/32
-    flowers     500   .001 .003 .01 .03       .003  AugReg's best for a B/32
-    folder            (not in the paper)      .01   the one that VTAB has; batch
-                                                    64 with from_weights
-
-The text has .06 for ResNets and hybrids only. transfer.py chooses the rate as
-the paper does. Head and tanh layer are replaced by a zero-initialised head, and
-position embeddings are interpolated (section 3.2).
+gradients clipped at norm 1; of its learning rates (RATES in transfer.py) the
+defaults are those of the released code for ImageNet and CIFAR, AugReg's best
+for a B/32 on pets and flowers, and for a folder VTAB's, with batch 64 for
+from_weights. The text has .06 for ResNets and hybrids only. transfer.py chooses
+the rate as the paper does. Head and tanh layer are replaced by a
+zero-initialised head, and position embeddings are interpolated (section 3.2).
 
 Expected: published.py. From the released ImageNet-21k weights the authors' own
 code later gave the following, without and with dropout 0.1, at 384 px:
@@ -87,8 +75,7 @@ Not in the paper:
 result counts): rate .003, a tenth of it after 30, 60 and 90% of the steps, no
 clipping; resize to 448 px and a random 384 crop with flip, for CIFAR 160 and
 128; test images are resized to a square; mixup(0.1) for ImageNet and CIFAR. A
-folder has 500 steps, or epochs=. From the released code: the warm-up, 100 of
-500 steps, else 500 (5% with epochs=).
+folder has 500 steps, or epochs= with 5% of warm-up.
 
 `augreg` is the protocol of "How to train your ViT?": table 4's settings at 384
 or 224 px (size=224), and on the dev split each of the rates, steps and splits
@@ -103,14 +90,14 @@ distances.
 from configs import arguments, common
 from vit_jax.data import vtab
 
-TABLE_4 = {  # TFDS name, steps, % of train held out in dev, test split, ...
-  'imagenet': ('imagenet2012', 20_000, 1, 'validation', 0.03, 500),
-  'cifar10': ('cifar10', 10_000, 2, 'test', 0.01, 500),
-  'cifar100': ('cifar100', 10_000, 2, 'test', 0.03, 500),
-  'pets': ('oxford_iiit_pet', 500, 10, 'test', 0.003, 100),
-  'flowers': ('oxford_flowers102', 500, 10, 'test', 0.003, 100),
-}  # ... and, not from table 4: default learning rate, warm-up steps
-WARMUP_STEPS = {500: 100, 2500: 200, 10_000: 500, 20_000: 500}  # AugReg's
+TABLE_4 = {  # TFDS name, steps, % of train held out in dev, test, default rate
+  'imagenet': ('imagenet2012', 20_000, 1, 'validation', 0.03),
+  'cifar10': ('cifar10', 10_000, 2, 'test', 0.01),
+  'cifar100': ('cifar100', 10_000, 2, 'test', 0.03),
+  'pets': ('oxford_iiit_pet', 500, 10, 'test', 0.003),
+  'flowers': ('oxford_flowers102', 500, 10, 'test', 0.003),
+}
+WARMUP_STEPS = {500: 100, 2500: 200, 10_000: 500, 20_000: 500}
 # fmt: off
 AUGREG = {  # learning rates and steps (the first: default), (train, dev, test)
   'imagenet': (
@@ -140,170 +127,119 @@ CROPS = ('inception', 'resize', 'resize_small')
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('polyak', 'bit', 'augreg', 'v2', 'balanced', 'class_weights', 'tiny'),
     data=tuple(dict.fromkeys((*TABLE_4, *AUGREG, 'folder'))),
     model=('from_weights', *MODELS),
-    adapt_channels=False,
     mode=('final', 'dev'),
     lr=float,
-    layer_decay=float,
     size=int,
-    polyak=False,
     crop=CROPS,
-    bit=False,
-    augreg=False,
     steps=int,
-    v2=False,
     epochs=float,
-    held_out=float,
-    balanced=False,
-    class_weights=False,
-    tiny=False,
+    held_out=int,
   )
-  words = {word.strip() for word in argument.split(',')}
-  for own in words & {'bit', 'kitti'}:
-    if given := words & {*CROPS}:
-      raise ValueError(f'{own!r} has its own crops; leave out {given.pop()!r}.')
   check(args)
-  make = own_folder if args.data == 'folder' else table_4
-  if args.augreg:
-    make = augreg
-  source, held_out, lr, warmup, total = make(args)
+  source, held_out, lr, steps = protocol(args)
   train_images, test_images = transforms(args)
   config = common.training()
-  config.update(total)
   config.init_from = {'path': common.placeholder(str)}
-  if args.adapt_channels:
-    config.init_from.adapt_channels = True
-  config.model = model(args, config)
+  of_weights = args.model == 'from_weights'
+  config.model = (
+    follow(config, args.model) if of_weights else common.model(args.model)
+  )
   if args.polyak:
     config.ema = {'decay': 0.9999}
   # 512 is table 4's. A folder of weights of any size may be small.
-  of_weights = args.data == 'folder' and args.model == 'from_weights'
-  config.data = common.data(
-    source, train_images, batch_size=64 if of_weights else 512
-  )
+  batch_size = 64 if of_weights and args.data == 'folder' else 512
+  config.data = common.data(source, train_images, batch_size=batch_size)
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
-  config.schedule = {'lr': args.lr or lr, 'decay': 'cosine', **warmup}
+  config.schedule = {'lr': args.lr or lr, 'decay': 'cosine'}
+  if steps:
+    config.total_steps = steps
+    config.schedule.warmup_steps = WARMUP_STEPS[steps]
+  else:
+    config.total_epochs = args.epochs or 100.0
+    config.schedule.warmup_fraction = 0.05 if args.bit else 0.1
   if args.bit:
     config.optimizer = common.sgd()
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
     if args.data == 'imagenet' or args.data.startswith('cifar'):
       config.objective = common.mixed(config.objective, mixup=0.1)
-  if args.layer_decay:
-    config.optimizer.layer_decay = {'rate': args.layer_decay}
-  common.balance(
-    config, balanced=args.balanced, class_weights=args.class_weights
-  )
+  common.balance(config, args)
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
   )
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)
-  if args.model == 'from_weights':
-    follow_weights(args, config)
-  return common.tiny(config) if args.tiny else config
-
-
-def model(args, config):
-  """Return the model that the argument names, or that of the weights."""
-  if args.model != 'from_weights':
-    return common.model(args.model)
-  target = 'vit_jax.pretrained.from_weights'
-  return {'target': target, 'init_from': config.get_oneway_ref('init_from')}
-
-
-def follow_weights(args, config):
-  """Take the image size and the preprocessing, in place, from the weights."""
-
-  def of_weights(name):
-    init_from = config.get_oneway_ref('init_from')
-    return {'target': f'vit_jax.pretrained.{name}', 'init_from': init_from}
-
-  config.preprocess = of_weights('preprocess')
-  if args.size or (args.bit and args.data.startswith('cifar')):
-    return
-  for part in (config, *config.evals.values()):
-    part.data.image_size = of_weights('finetuning_size')
-
-
-def table_4(args):
-  """Return (source, {evaluator: split}, rate, warm-up, duration)."""
-  name, steps, dev, test, lr, warmup_steps = TABLE_4[args.data]
-  train, held_out = 'train', {'test': test}
-  if args.mode == 'dev':
-    train = f'train[:{100 - dev}%]'
-    held_out = {'dev': f'train[{100 - dev}%:]'}
-  if args.bit:
-    lr, warmup_steps = 0.003, 100 if steps == 500 else 500
-  warmup, total = {'warmup_steps': warmup_steps}, {'total_steps': steps}
-  return common.tfds(name, train), held_out, lr, warmup, total
+  if of_weights:
+    config.preprocess = follow(config, 'preprocess')
+    if not args.size and default_size(args) != 128:
+      for part in (config, *config.evals.values()):
+        part.data.image_size = follow(config, 'finetuning_size')
+  return common.finish(config, args)
 
 
 def check(args):
-  """Check that the arguments belong to the data and to the protocol."""
-  steps = AUGREG.get(args.data, (None, ()))[1]
-  problems = {
-    "epochs= and held_out= are for 'folder'; table 4 states steps and splits": (
-      args.data != 'folder' and (args.epochs or args.held_out)
-    ),
-    "'folder' has no test set, so 'dev' has no meaning": (
-      args.data == 'folder' and args.mode == 'dev'
-    ),
-    f"{args.data!r} is for AugReg's protocol: add 'augreg'": (
-      not args.augreg and args.data not in (*TABLE_4, 'folder')
-    ),
-    "steps= and v2 are for AugReg's protocol: add 'augreg'": (
-      not args.augreg and (args.steps or args.v2)
-    ),
-    f'AugReg has no {args.data!r}. It has {", ".join(AUGREG)}': (
-      args.augreg and args.data not in AUGREG
-    ),
-    "'augreg' contradicts 'bit' and 'polyak'": (
-      args.augreg and (args.bit or args.polyak)
-    ),
-    f'AugReg has no steps={args.steps} for {args.data!r}. It has '
-    f'{", ".join(map(str, steps))}': (
-      args.augreg and args.steps and args.steps not in steps
-    ),
-    "'v2' is for 'imagenet' with 'dev'": (
-      args.v2 and (args.data, args.mode) != ('imagenet', 'dev')
-    ),
+  """Raise ValueError for words that the data or the protocol do not have."""
+  known = tuple(AUGREG) if args.augreg else (*TABLE_4, 'folder')
+  if args.data not in known:
+    change = 'Leave out' if args.augreg else 'Add'
+    raise ValueError(
+      f"{change} 'augreg' for {args.data!r}, or use one of {', '.join(known)}."
+    )
+  on_folder = args.data == 'folder'
+  steps = AUGREG[args.data][1] if args.augreg else ()
+  selects_imagenet = (args.data, args.mode) == ('imagenet', 'dev')
+  unused = {
+    'epochs': args.epochs and not on_folder,
+    'held_out': args.held_out and not on_folder,
+    'dev': on_folder and args.mode == 'dev',
+    'steps': args.steps not in (None, *steps),
+    'v2': args.v2 and not (args.augreg and selects_imagenet),
+    'bit': args.bit and args.augreg,
+    'polyak': args.polyak and args.augreg,
+    args.crop: args.crop != CROPS[0] and (args.bit or args.data == 'kitti'),
   }
-  for problem, found in problems.items():
-    if found:
-      raise ValueError(f'{problem}.')
+  for word in filter(unused.get, unused):
+    raise ValueError(
+      f'This value of {word!r} does not go with the other words. See the '
+      'arguments in configs/finetune.py.'
+    )
 
 
-def augreg(args):
-  """Return what `table_4` returns, by AugReg's protocol."""
-  rates, steps, (train, dev, test) = AUGREG[args.data]
-  if args.data == 'imagenet':
+def follow(config, name):
+  """Return the settings of vit_jax.pretrained.NAME for the weights."""
+  init_from = config.get_oneway_ref('init_from')
+  return common.make(f'pretrained.{name}', init_from=init_from)
+
+
+def protocol(args):
+  """Return (source, {evaluator: split}, rate, steps or None for epochs)."""
+  if args.data == 'folder':
+    source, held_out = common.own_classes(args.held_out or 10)
+    lr, steps = 0.01, 500 if args.bit and not args.epochs else None
+  elif args.augreg:
+    rates, steps, (train, dev, test) = AUGREG[args.data]
+    lr, steps = rates[0], args.steps or steps[0]
     source = common.tfds('imagenet2012', train)
+    if args.data != 'imagenet':
+      data_dir = common.placeholder(str)
+      source = vtab.settings(args.data, 'test', data_dir=data_dir)
+      source['split'] = train
+    held_out = {'dev': dev} if args.mode == 'dev' else {'test': test}
   else:
-    data_dir = common.placeholder(str)
-    source = vtab.settings(args.data, 'test', data_dir=data_dir)
-    source['split'] = train
-  held_out = {'dev': dev} if args.mode == 'dev' else {'test': test}
-  total_steps = args.steps or steps[0]
-  warmup = {'warmup_steps': WARMUP_STEPS[total_steps]}
-  return source, held_out, rates[0], warmup, {'total_steps': total_steps}
+    name, steps, percent, test, lr = TABLE_4[args.data]
+    train, held_out = 'train', {'test': test}
+    if args.mode == 'dev':
+      train = f'train[:{100 - percent}%]'
+      held_out = {'dev': f'train[{100 - percent}%:]'}
+    source = common.tfds(name, train)
+  return source, held_out, 0.003 if args.bit else lr, steps
 
 
-def own_folder(args):
-  """Return what `table_4` returns, for a folder of the user's."""
-  lr, warmup = 0.01, {'warmup_fraction': 0.1}
-  total = {'total_epochs': args.epochs or 100.0}
-  if args.bit:
-    lr, warmup = 0.003, {'warmup_fraction': 0.05}
-    if not args.epochs:
-      warmup, total = {'warmup_steps': 100}, {'total_steps': 500}
-  train, test = common.split_off(args.held_out)
-  return common.own_slice(train), {'test': test}, lr, warmup, total
-
-
-def size(args):
+def default_size(args):
   """Return the default image size."""
   if args.model == 'H/14':
     return 518
@@ -316,18 +252,16 @@ def size(args):
 
 def transforms(args):
   """Return the transforms of training and of test images."""
-  crop = args.size or size(args)
+  size = args.size or default_size(args)
   if args.bit:
-    load = {128: 160, 480: 512}.get(crop, crop * 7 // 6)
-    return common.random_crop('Resize', load, crop), common.resize(crop)
+    load = {128: 160, 480: 512}.get(size, size * 7 // 6)
+    return common.random_crop('Resize', load, size), common.resize(size)
   if args.data == 'kitti':
-    flipped = [*common.resize(crop), common.transform('FlipLR')]
-    return flipped, common.resize(crop)
+    flip = common.make('data.transforms.FlipLR')
+    return [*common.resize(size), flip], common.resize(size)
   if args.crop == 'inception':
-    return common.inception_crop(crop), common.resize(crop)
-  load = 256 if crop == 224 else crop * 7 // 6
+    return common.inception_crop(size), common.resize(size)
+  load = 256 if size == 224 else size * 7 // 6
   resize = 'Resize' if args.crop == 'resize' else 'ResizeSmall'
-  return (
-    common.random_crop(resize, load, crop),
-    common.resize_crop(load, crop),
-  )
+  images = common.random_crop(resize, load, size)
+  return images, common.resize_crop(size, load)

@@ -47,55 +47,40 @@ PREDICT = ('mean_colour', 'downsampled', 'pixels')
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('imagenet', 'folder', 'tiny'),
     model=MODELS,
     predict=PREDICT,
     ratio=0.5,
     name='jft',
-    imagenet=False,
-    folder=False,
     steps=1_000_000,
-    tiny=False,
   )
-  config = common.pretraining(*data(args))
+  data = 'imagenet' if args.imagenet else args.name
+  config = common.pretraining(*common.splits(args, data))
   config.total_steps = args.steps
   config.model = common.model(args.model)
   config.optimizer = common.adam()
   config.schedule = {'lr': 2e-4, 'decay': 'cosine', 'warmup_steps': 10_000}
-  if args.tiny:
-    common.tiny(config)
+  common.finish(config, args)
   size = 2 if args.tiny else 4
   set_task(config, args.predict, ratio=args.ratio, downsampled_to=size)
   return config
 
 
-def data(args):
-  """Return (source, {evaluator: split})."""
-  if args.imagenet:
-    return common.imagenet(args.folder)
-  if args.folder:
-    raise ValueError("'folder' is for 'imagenet'; add 'imagenet'.")
-  return common.large_tfds(args.name, args.tiny)
-
-
 def set_task(config, predict, *, channels=3, **fields):
   """Make a run and its evaluators predict masked patches.
 
-  Args:
-    config: a training run, except its objective.
-    predict: one of PREDICT.
-    channels: of the images.
-    **fields: more fields of the task.
+  `predict` is one of PREDICT; `fields` are more fields of the task.
   """
   task = {'predict': predict, **fields}
-  config.objective = {
-    'target': 'vit_jax.objectives.masked_patches.masked_patches',
-    'task': task,
-  }
+  config.objective = common.make(
+    'objectives.masked_patches.masked_patches', task=task
+  )
   for evaluator in config.evals.values():
-    target = 'vit_jax.evals.masked_patches.MaskedPatches'
-    evaluator.update(target=target, task=task)
+    evaluator.update(common.make('evals.masked_patches.MaskedPatches'))
+    evaluator.task = task
   config.data.labels = False
-  config.model.pooling = common.pooling('NoPooling', class_token=True)
+  config.model.pooling = common.make('models.pooling.NoPooling')
+  config.model.pooling.class_token = True
   config.model.embedding.mask_token = True
   patch = config.model.embedding.patch_size
   height, width = (patch, patch) if isinstance(patch, int) else patch

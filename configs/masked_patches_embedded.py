@@ -36,40 +36,34 @@ is slightly optimistic).
 from configs import arguments, common, embedded, masked_patches, quickstart
 
 SHOTS, SEEDS = (5, 10), (0, 1, 2)
-DIGITS_STEPS, DIGITS_LR = 200, 3e-3  # fine-tuned and from scratch
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('tiny',),
     predict=('downsampled', 'mean_colour', 'pixels'),
     ratio=0.5,
     steps=1000,
-    tiny=False,
   )
   shots, seeds = (SHOTS[:1], SEEDS[:1]) if args.tiny else (SHOTS, SEEDS)
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
-  runs = {'pretrain': pretrain(args)}
-  for n in shots:
-    for seed in seeds:
-      for name, init_from in (('scratch', None), ('finetune', pretrained)):
-        run = quickstart.train_on_digits(n, seed, init_from, args.tiny)
-        run['total_steps'] = 4 if args.tiny else DIGITS_STEPS
-        run['schedule']['lr'] = DIGITS_LR
-        runs[f'{name}_{n}shot_seed{seed}'] = run
-  rows = {
-    'from scratch': (r'scratch_SHOTSshot_seed\d', 'test/accuracy'),
-    'fine-tuned': (r'finetune_SHOTSshot_seed\d', 'test/accuracy'),
-  }
-  return common.study(runs, (embedded.digits_table(rows, shots),))
-
-
-def pretrain(args):
-  """Return quickstart.py's pre-training, without labels."""
   config = common.ConfigDict(quickstart.pretrain(args.tiny))
   if not args.tiny:
     config.total_steps = args.steps
   masked_patches.set_task(
     config, args.predict, channels=1, ratio=args.ratio, downsampled_to=4
   )
-  return config
+  runs = {'pretrain': config}
+  for n in shots:
+    for seed in seeds:
+      for name, init_from in (('scratch', None), ('finetune', pretrained)):
+        run = quickstart.train_on_digits(n, seed, init_from, args.tiny)
+        run['total_steps'] = 4 if args.tiny else 200
+        run['schedule']['lr'] = 3e-3
+        runs[f'{name}_{n}shot_seed{seed}'] = run
+  rows = {
+    'from scratch': (r'scratch_SHOTSshot_seed\d', 'test/accuracy'),
+    'fine-tuned': (r'finetune_SHOTSshot_seed\d', 'test/accuracy'),
+  }
+  return common.study(runs, (embedded.digits_table(rows, shots),))

@@ -59,64 +59,36 @@ LEVELS = {  # magnitude of RandAugment, alpha of mixup
   'strong1': (20, 0.5),
   'strong2': (20, 0.8),
 }
-BEST = {  # {(data, epochs): {model: (level, rate of dropout)}}
-  ('imagenet', 300): {
-    'B/16': ('medium2', 0.1),
-    'B/32': ('medium2', 0.1),
-    'S/16': ('medium2', 0.0),
-    'S/32': ('medium1', 0.0),
-    'Ti/16': ('light1', 0.0),
-    'L/16': ('medium2', 0.1),
-    'R+Ti/16': ('light1', 0.0),
-    'R26+S/32': ('medium1', 0.1),
-    'R50+L/32': ('medium2', 0.1),
-  },
-  ('imagenet21k', 30): {
-    'B/16': ('light2', 0.0),
-    'B/32': ('light2', 0.0),
-    'S/16': ('none', 0.0),
-    'S/32': ('none', 0.0),
-    'Ti/16': ('none', 0.0),
-    'L/16': ('medium2', 0.0),
-    'R+Ti/16': ('none', 0.0),
-    'R26+S/32': ('none', 0.0),
-    'R50+L/32': ('light2', 0.0),
-  },
-  ('imagenet21k', 300): {
-    'B/16': ('medium1', 0.0),
-    'B/32': ('light2', 0.0),
-    'S/16': ('light2', 0.0),
-    'S/32': ('none', 0.0),
-    'Ti/16': ('none', 0.0),
-    'L/16': ('strong1', 0.0),
-    'R+Ti/16': ('none', 0.0),
-    'R26+S/32': ('light2', 0.0),
-    'R50+L/32': ('medium1', 0.1),
-  },
+BEST = {  # (level, rate of dropout): imagenet; imagenet21k, 30 and 300 epochs
+  'B/16': (('medium2', 0.1), ('light2', 0.0), ('medium1', 0.0)),
+  'B/32': (('medium2', 0.1), ('light2', 0.0), ('light2', 0.0)),
+  'S/16': (('medium2', 0.0), ('none', 0.0), ('light2', 0.0)),
+  'S/32': (('medium1', 0.0), ('none', 0.0), ('none', 0.0)),
+  'Ti/16': (('light1', 0.0), ('none', 0.0), ('none', 0.0)),
+  'L/16': (('medium2', 0.1), ('medium2', 0.0), ('strong1', 0.0)),
+  'R+Ti/16': (('light1', 0.0), ('none', 0.0), ('none', 0.0)),
+  'R26+S/32': (('medium1', 0.1), ('none', 0.0), ('light2', 0.0)),
+  'R50+L/32': (('medium2', 0.1), ('light2', 0.0), ('medium1', 0.1)),
 }
-MODELS = tuple(BEST['imagenet', 300])
 LESS_DECAY = ('S/16', 'Ti/16', 'R+Ti/16')  # 0.03 on ImageNet-21k
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('faults', 'folder', 'tiny'),
     data=('imagenet', 'imagenet21k'),
-    model=MODELS,
+    model=tuple(BEST),
     aug=('best', *LEVELS),
     reg=float,
     epochs=300.0,
-    faults=False,
-    folder=False,
-    tiny=False,
-    may_be_zero=('reg',),
   )
   magnitude, mixup, reg, weight_decay = settings(args)
   train_images = common.inception_crop(224)
   if magnitude is not None:
     train_images.append(common.rand_augment(magnitude, faults=args.faults))
   config = common.pretraining(
-    *common.imagenet_or_21k(args), train_images, loss='sigmoid'
+    *common.splits(args), train_images, loss='sigmoid'
   )
   config.total_epochs = args.epochs
   config.model = common.model(args.model, dropout=reg, stochastic_depth=reg)
@@ -130,15 +102,14 @@ def get_config(argument=''):
     weight_decay=weight_decay, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)
 
 
 def settings(args):
   """Return (magnitude or None, mixup, rate of dropout, weight decay)."""
   on_21k = args.data == 'imagenet21k'
-  level, reg = BEST[args.data, 30 if on_21k and args.epochs < 100 else 300][
-    args.model
-  ]
+  column = 0 if not on_21k else 1 if args.epochs < 100 else 2
+  level, reg = BEST[args.model][column]
   magnitude, mixup = LEVELS[level if args.aug == 'best' else args.aug]
   if args.faults and magnitude is None:
     raise ValueError(

@@ -45,23 +45,21 @@ from configs import arguments, common
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('faults', 'folder', 'tiny'),
     model=('S/16', 'B/16'),
     epochs=90.0,
-    faults=False,
-    folder=False,
-    tiny=False,
   )
   augment = common.rand_augment(10, faults=args.faults)
   config = common.pretraining(
-    *common.imagenet(args.folder),
+    *common.splits(args, 'imagenet'),
     [*common.inception_crop(224), augment],
     batch_size=1024,
   )
   config.total_epochs = args.epochs
   config.model = common.model(
     args.model,
-    pooling=common.pooling('Mean'),
-    posemb=common.posemb('SinCos2d'),
+    pooling=common.make('models.pooling.Mean'),
+    posemb=common.make('models.posemb.SinCos2d'),
   )
   config.model.head = {'representation_size': config.model.width}
   config.objective = common.mixed(common.xent('softmax'), mixup=0.2)
@@ -69,4 +67,4 @@ def get_config(argument=''):
     weight_decay=0.1, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

@@ -13,7 +13,7 @@ Arguments (separated by commas; the first of a list is the default):
 
 Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's
 `bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), according to
-the README of the released code. The paper has no number before fine-tuning.
+the README of the released code:
 
               ImageNet   CIFAR-10   CIFAR-100
     R50x1        80.68       97.3        86.4
@@ -37,18 +37,17 @@ MODELS = ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('folder', 'tiny'),
     data=('imagenet', 'imagenet21k'),
     model=MODELS,
     epochs=90.0,
-    folder=False,
-    tiny=False,
   )
   loss = 'sigmoid' if args.data == 'imagenet21k' else 'softmax'
-  config = common.pretraining(*common.imagenet_or_21k(args), loss=loss)
+  config = common.pretraining(*common.splits(args), loss=loss)
   config.total_epochs = args.epochs
   config.model = common.model(args.model)
   if args.data == 'imagenet21k':
     config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   config.objective = common.xent(loss)
   common.set_bit_sgd(config, milestones=(30 / 90, 60 / 90, 80 / 90))
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

@@ -25,24 +25,22 @@ Expected: top-1 in % after fine-tuning at 384 px with finetune.py (tables 5 and
 6 in published.py), such as 77.91 for B/16 on imagenet, 85.15 for L/16 on
 imagenet21k, 88.08 for H/14 on jft. The paper has no numbers before fine-tuning.
 
-Table 3 and section 4.1: Adam, batch 4096, 10k steps of warm-up, 224 px, a head
-with a tanh layer. Gradients are clipped at norm 1 on ImageNet; the paper
-mentions clipping only there. ImageNet-21k also has 30 epochs, for the two L.
-Where table 3 has two numbers of epochs for jft, the larger is the default.
+Section 4.1: Adam, batch 4096, 10k steps of warm-up, 224 px, a head with a tanh
+layer. The paper mentions clipping only for ImageNet. For ImageNet-21k the two L
+have 30 epochs, too. Where table 3 has two numbers of epochs for jft, the larger
+is the default.
 
 Not in the paper:
-- loss and head bias: sigmoid, -10, as in scenic's ViT baselines (which reach
-  73.7 with B/16 after 90 epochs) and big_vision's config for ImageNet-21k.
+- loss and head bias: as in scenic's ViT baselines (which reach 73.7 with B/16
+  after 90 epochs) and big_vision's config for ImageNet-21k.
 - weight decay is decoupled and for kernels only, as in big_vision.
 - inception crop and flip: AugReg states them for its own ViTs; that the paper
   has the same is from memory. The paper's label smoothing is unknown; here 0.
-- the splits, 99% of ImageNet's train (the rest is 'minival'), all but 51,200
-  images of ImageNet-21k; test images, smaller side to 256 px and central 224.
-  All as in big_vision.
+- the splits and the test images: as in big_vision.
 - that ResNets have no tanh layer: it is part of ViTs in all released code.
-- the SGD of table 7, except its name. `sgd` is BiT's for all its data, see
-  pretrain_bit.py. BiT trains 40 epochs on JFT, and its rate falls to a tenth at
-  epochs 10, 23, 30 and 37; the same fractions of 7 epochs are our choice.
+- the SGD of table 7, except its name: it is BiT's, see pretrain_bit.py. BiT
+  trains 40 epochs on JFT, and its rate falls to a tenth at epochs 10, 23, 30
+  and 37; the same fractions of 7 epochs are our choice.
 """
 
 from configs import arguments, common
@@ -69,10 +67,10 @@ TABLE_3 = {  # {data: {model: (learning rate, epochs)}}
     'R200x3': (None, 14),  # table 6
   },
 }
-REGULARISATION = {  # decay, weight decay, dropout, clipping
-  'imagenet': ('cosine', 0.3, 0.1, 1.0),
-  'imagenet21k': ('linear', 0.03, 0.1, None),
-  'jft': ('linear', 0.1, 0.0, None),
+REGULARISATION = {  # decay, weight decay, dropout, clipping; classes
+  'imagenet': ('cosine', 0.3, 0.1, 1.0, None),
+  'imagenet21k': ('linear', 0.03, 0.1, None, 21_843),
+  'jft': ('linear', 0.1, 0.0, None, None),
 }
 BIT_L_MILESTONES = tuple(epoch / 40 for epoch in (10, 23, 30, 37))
 
@@ -80,18 +78,14 @@ BIT_L_MILESTONES = tuple(epoch / 40 for epoch in (10, 23, 30, 37))
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('sgd', 'folder', 'fsdp', 'tiny'),
     data=tuple(TABLE_3),
     model=tuple(TABLE_3['jft']),
-    sgd=False,
     name='jft',
     classes=18_291,
-    may_be_zero=('classes',),
     epochs=float,
     lr=float,
-    folder=False,
-    fsdp=False,
     tensor=1,
-    tiny=False,
   )
   known = TABLE_3[args.data]
   if args.model not in known:
@@ -109,12 +103,11 @@ def get_config(argument=''):
       f'The paper does not state the learning rate of {args.model}. Give one, '
       'lr=RATE; table 3 has 1e-3 for R50x2 and 6e-4 for R152x2.'
     )
-  source, held_out, classes = data(args)
-  decay, weight_decay, dropout, clip_norm = REGULARISATION[args.data]
-  config = common.pretraining(source, held_out, loss='sigmoid')
+  decay, weight_decay, dropout, clip_norm, classes = REGULARISATION[args.data]
+  config = common.pretraining(*common.splits(args), loss='sigmoid')
   config.total_epochs = float(args.epochs or epochs)
   config.model = common.model(args.model, head={'bias_init': -10.0})
-  if classes:
+  if classes := args.classes if args.data == 'jft' else classes:
     config.model.num_classes = classes
   if not is_resnet:
     config.model.head.representation_size = config.model.width  # tanh layer
@@ -124,13 +117,4 @@ def get_config(argument=''):
   config.schedule = {'lr': lr, 'decay': decay, 'warmup_steps': 10_000}
   if args.sgd:
     common.set_bit_sgd(config, milestones=BIT_L_MILESTONES, lr=args.lr)
-  common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
-  return common.tiny(config) if args.tiny else config
-
-
-def data(args):
-  """Return (source, {evaluator: split}, number of classes or None)."""
-  if args.data == 'jft':
-    return *common.large_tfds(args.name, args.tiny), args.classes or None
-  classes = 21_843 if args.data == 'imagenet21k' else None
-  return *common.imagenet_or_21k(args), classes
+  return common.finish(config, args)

@@ -32,7 +32,8 @@ The settings are those of big_vision's train_vit_g.py, which is for g/14 and
 G/14. SoViT's paper has the same in its study (table 5), with batch 128, and
 says 40 billion examples for So400m/14. Its fine-tuning (table 8) is, except for
 RandAugment (2, 10), mixup 0.2 and a sigmoid loss, finetune.py with the words
-imagenet,size=518,lr=0.03,layer_decay=0.9 and --config.total_steps=50000.
+imagenet,size=518,lr=0.03, --config.optimizer.layer_decay.rate=0.9 and
+--config.total_steps=50000.
 
 Not known: the batch of So400m/14, here 16,384; and the settings of the smaller
 models, here those of G/14. Different here: the data and its split; position
@@ -50,18 +51,15 @@ MODELS = (
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('fsdp', 'tiny'),
     model=MODELS,
     name='jft_3b',
     classes=29_593,
-    may_be_zero=('classes',),
     epochs=float,
-    fsdp=False,
     tensor=1,
-    tiny=False,
   )
-  source, held_out = common.large_tfds(args.name, args.tiny)
   config = common.pretraining(
-    source, held_out, batch_size=16_384, loss='sigmoid'
+    *common.splits(args, 'jft_3b'), batch_size=16_384, loss='sigmoid'
   )
   if args.epochs:
     config.total_epochs = args.epochs
@@ -69,26 +67,21 @@ def get_config(argument=''):
     config.total_examples = 40_000_000_000
   else:
     config.total_steps = 1_000_000
+  pooling = common.make('models.pooling.Map')
   config.model = common.model(
-    args.model, pooling=common.pooling('Map'), head={'bias_init': -10.0}
+    args.model, pooling=pooling, head={'bias_init': -10.0}
   )
   if args.classes:
     config.model.num_classes = args.classes
   config.objective = common.xent('sigmoid')
-  config.optimizer = {
-    'target': 'vit_jax.optim.optimizers.adafactor',
-    'weight_decay': 0.03,
-    'decay_multipliers': (('head/.*', 100.0),),
-    'clip_norm': 1.0,
-  }
-  config.schedule = {
-    'lr': 8e-4,
-    'decay': 'rsqrt',
-    'timescale': 10_000,
-    'warmup_steps': 10_000,
-    'cooldown_steps': 50_000,
-  }
+  config.optimizer = common.make(
+    'optim.optimizers.adafactor',
+    weight_decay=0.03,
+    decay_multipliers=(('head/.*', 100.0),),
+    clip_norm=1.0,
+  )
+  config.schedule = {'lr': 8e-4, 'decay': 'rsqrt', 'timescale': 10_000}
+  config.schedule.update(warmup_steps=10_000, cooldown_steps=50_000)
   for evaluator in config.evals.values():
     evaluator.data.batch_size = 4096
-  common.split_over_devices(config, fsdp=args.fsdp, tensor=args.tensor)
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

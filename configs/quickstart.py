@@ -31,7 +31,7 @@ PRETRAIN_PX, FINETUNE_PX = 24, 32
 
 
 def get_config(argument=''):
-  tiny = arguments.parse(argument, tiny=False).tiny
+  tiny = arguments.parse(argument, ('tiny',)).tiny
   shots, seeds = (SHOTS[:1], SEEDS[:1]) if tiny else (SHOTS, SEEDS)
   pretrained = {'path': '{workdir}/pretrain', 'ema': True}
   runs = {
@@ -60,18 +60,16 @@ def pretrain(tiny):
   glyphs = embedded.glyphs(PRETRAIN_PX)
   val = glyphs | {'seed': 1, 'num_examples': 96 if tiny else 1920}
   val = {'source': val, 'batch_size': batch_size}
-  return {
-    'run': 'vit_jax.train.train',
-    'total_steps': 4 if tiny else 1300,
-    'logging': {'every_steps': 2 if tiny else 100},
-    'model': model(tiny),
-    'objective': common.xent('softmax', label_smoothing=0.1),
-    'optimizer': embedded.adam(),
-    'schedule': embedded.cosine(3e-3),
-    'ema': {'decay': 0.99},
-    'data': {'source': glyphs, 'batch_size': batch_size},
-    'evals': {'val': common.classification(val, every_fraction=0.25)},
-  }
+  return embedded.run(
+    model(tiny),
+    {'source': glyphs, 'batch_size': batch_size},
+    {'val': common.classification(val, every_fraction=0.25)},
+    steps=4 if tiny else 1300,
+    lr=3e-3,
+    objective=common.xent('softmax', label_smoothing=0.1),
+    ema={'decay': 0.99},
+    logging={'every_steps': 2 if tiny else 100},
+  )
 
 
 def linear(features, init_from, tiny):
@@ -93,19 +91,17 @@ def train_on_digits(shots, seed, init_from, tiny):
   few['batch_size'] = 16 if tiny else 50
   train = embedded.digits('train', FINETUNE_PX + 4, crop=FINETUNE_PX, **few)
   test = embedded.digits('test', FINETUNE_PX)
-  return {
-    'run': 'vit_jax.train.train',
-    'seed': seed,
-    'total_steps': 4 if tiny else 60 if init_from else 200,
-    'logging': {'every_steps': 2 if tiny else 30},
-    'model': model(tiny),
-    'init_from': init_from,
-    'objective': common.xent('softmax'),
-    'optimizer': common.adam(clip_norm=1.0),
-    'schedule': embedded.cosine(1e-3 if init_from else 3e-3),
-    'data': train,
-    'evals': {'test': common.classification(test, every_fraction=1 / 3)},
-  }
+  return embedded.run(
+    model(tiny),
+    train,
+    {'test': common.classification(test, every_fraction=1 / 3)},
+    steps=4 if tiny else 60 if init_from else 200,
+    lr=1e-3 if init_from else 3e-3,
+    seed=seed,
+    init_from=init_from,
+    optimizer=common.adam(clip_norm=1.0),
+    logging={'every_steps': 2 if tiny else 30},
+  )
 
 
 def reports(shots):
@@ -117,4 +113,18 @@ def reports(shots):
     'from scratch, 32 px': (r'scratch_SHOTSshot_seed\d', 'test/accuracy'),
     'fine-tuned at 32 px': (r'finetune_SHOTSshot_seed\d', 'test/accuracy'),
   }
-  return embedded.digits_table(rows, shots), embedded.curves(shots[-1])
+  pretraining = {
+    'train (labels smoothed)': ('pretrain', 'train/loss'),
+    'validation (EMA)': ('pretrain', 'val/loss'),
+  }
+  transfer = {
+    'fine-tuned': (rf'finetune_{shots[-1]}shot_.*', 'test/accuracy'),
+    'from scratch': (rf'scratch_{shots[-1]}shot_.*', 'test/accuracy'),
+  }
+  title = f'Digits, {shots[-1]} per class (mean ± std of 3 draws)'
+  loss = {'title': 'Pre-training on glyphs', 'ylabel': 'loss'}
+  accuracy = {'title': title, 'ylabel': 'test accuracy'}
+  curves = common.curves(
+    (loss | {'lines': pretraining}, accuracy | {'lines': transfer})
+  )
+  return embedded.digits_table(rows, shots), curves

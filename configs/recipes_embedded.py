@@ -33,15 +33,8 @@ TASKS = {
 
 
 def model(**fields):
-  return embedded.vit(
-    width=48,
-    depth=4,
-    mlp_dim=192,
-    num_heads=3,
-    patch_size=4,
-    scan=True,
-    **fields,
-  )
+  sizes = {'width': 48, 'depth': 4, 'mlp_dim': 192, 'num_heads': 3}
+  return embedded.vit(**sizes, patch_size=4, scan=True, **fields)
 
 
 def softmax(**fields):
@@ -52,14 +45,14 @@ def mixed(**fields):
   return {'objective': common.mixed(common.xent('softmax'), **fields)}
 
 
-def optimizer(target, **fields):
-  return {'optimizer': embedded.adam() | {'target': target, **fields}}
+def optimizer(target):
+  return {'optimizer': embedded.adam() | {'target': target}}
 
 
-RAND_AUGMENT = common.augmentation(
-  'rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0
+RAND_AUGMENT = common.make(
+  'data.augment.rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0
 )
-ERASING = common.augmentation('RandomErasing', mean=64, std=83)  # of glyphs
+ERASING = common.make('data.augment.RandomErasing', mean=64, std=83)  # glyphs'
 RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'baseline': ('baseline', {}, ()),
   'RandAugment': ('randaugment', {}, (RAND_AUGMENT,)),
@@ -71,45 +64,40 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'label smoothing': ('smoothing', softmax(label_smoothing=0.1), ()),
 }
 
-NADAMW = optimizer('optax.nadamw')
 MUON = optimizer('vit_jax.optim.optimizers.muon')
 SGD = {'optimizer': common.sgd(weight_decay=1e-4, clip_norm=1.0)}
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
   'AdamW': ('baseline', {}, RATES),
-  'NAdamW': ('nadamw', NADAMW, RATES),
+  'NAdamW': ('nadamw', optimizer('optax.nadamw'), RATES),
   'Muon': ('muon', MUON, RATES),
   'SGD': ('sgd', SGD, (0.03, 0.1, 0.3)),
 }
 
 
 def get_config(argument=''):
-  args = arguments.parse(argument, seeds=3, steps=600, tiny=False)
+  args = arguments.parse(argument, ('tiny',), seeds=3, steps=600)
   args.digits_steps, args.rates = 150, 4
   if args.tiny:
     args.seeds, args.steps, args.digits_steps, args.rates = 1, 4, 4, 1
-  runs = {}
-  for task in TASKS:
-    others = {}
-    for name, settings, rates in optimizers(task).values():
-      others[name] = settings
+  runs, tried = {}, []
+  for task, title in TASKS.items():
+    of_baseline = {'AdamW': OPTIMIZERS['AdamW']}
+    optimizers = OPTIMIZERS if task == 'glyphs' else of_baseline
+    for row, (name, settings, rates) in optimizers.items():
       for rate in rates[: args.rates]:
-        run = train(args, task, TRIAL, settings)
-        run.schedule.lr = rate
-        runs[f'{task}_{name}_lr{rate:.0e}'] = run
+        run = f'{task}_{name}_lr{rate:.0e}'
+        runs[run] = train(args, task, TRIAL, settings)
+        runs[run].schedule.lr = rate
+        cell = {'row': f'{title}: {row}', 'column': f'{rate:g}'}
+        tried.append(cell | {'runs': run, 'metric': 'val/accuracy'})
     for name, settings, transforms in RECIPES.values():
-      others.pop(name, None)
       add_seeds(runs, args, task, name, settings, transforms)
-    for name, settings in others.items():
+    for name, settings, _ in list(optimizers.values())[1:]:
       add_seeds(runs, args, task, name, settings, rate_of=name)
   # Fine-tuning starts from the baseline.
   discard = '(?!glyphs_baseline_seed).*'
-  return common.study(runs, reports(args), discard=discard)
-
-
-def optimizers(task):
-  """Return those of a task: all for glyphs, the baseline's for digits."""
-  return OPTIMIZERS if task == 'glyphs' else {'AdamW': OPTIMIZERS['AdamW']}
+  return common.study(runs, reports(tried), discard=discard)
 
 
 def add_seeds(
@@ -146,20 +134,10 @@ def train(args, task, seed, settings):
   if task == 'finetune':
     start = 0 if seed == TRIAL else seed
     init_from = {'path': f'{{workdir}}/glyphs_baseline_seed{start}'}
-  fields = {
-    'run': 'vit_jax.train.train',
-    'seed': seed,
-    'total_steps': steps,
-    'logging': {'every_fraction': 0.25},
-    'model': model(),
-    'init_from': init_from,
-    'optimizer': embedded.adam(),
-    'schedule': embedded.cosine(RATES[0]),
-    'data': data,
-    'evals': {'val': common.classification(val), **evals},
-    **softmax(),
-  }
-  run = common.ConfigDict(fields | settings)
+  evals['val'] = common.classification(val)
+  fields = {'seed': seed, 'init_from': init_from}
+  run = embedded.run(model(), data, evals, steps=steps, lr=RATES[0], **fields)
+  run = common.ConfigDict(run | settings)
   if args.tiny:
     run.model.update(width=24, depth=1, mlp_dim=48)
   return run
@@ -169,7 +147,8 @@ def glyphs(crop, *, seed):
   source = embedded.glyphs(
     LOAD_PX, num_classes=CLASSES, num_examples=IMAGES, seed=seed
   )
-  return common.data(source, [common.transform(crop, size=PX)], batch_size=32)
+  transforms = [common.make(f'data.transforms.{crop}', size=PX)]
+  return common.data(source, transforms, batch_size=32)
 
 
 def digits(seed):
@@ -179,19 +158,16 @@ def digits(seed):
   """
   data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
   val = embedded.digits('test', PX)
-  half = {'target': 'vit_jax.data.views.Slice', 'source': data['source']}
+  half = common.make('data.views.Slice', source=data['source'])
   if seed == TRIAL:
     val['source'] = half | {'bounds': '[50%:]'}
-  data['source'] = {
-    'target': 'vit_jax.data.views.Subset',
-    'source': half | {'bounds': '[:50%]'},
-    'per_class': SHOTS,
-    'seed': seed,
-  }
+  few = {'per_class': SHOTS, 'seed': seed}
+  half['bounds'] = '[:50%]'
+  data['source'] = common.make('data.views.Subset', source=half, **few)
   return data, val
 
 
-def reports(args):
+def reports(tried):
   recipes = {title: name for title, (name, *_) in RECIPES.items()}
   rules = {title: name for title, (name, *_) in OPTIMIZERS.items()}
   of_glyphs = {
@@ -201,49 +177,32 @@ def reports(args):
   of_digits = {
     TASKS[task]: (task, 'val/accuracy') for task in ('finetune', 'scratch')
   }
+  lines = {
+    row: (seeds('glyphs', name), 'progress/accuracy')
+    for row, name in rules.items()
+  }
+  title = 'Pre-training on glyphs (mean ± std of the seeds)'
+  panel = {'title': title, 'ylabel': 'accuracy on held-out glyphs'}
   return (
-    common.table(tried(args), title='Learning rates tried', name='rates'),
+    common.table(tried, title='Learning rates tried', name='rates'),
     paired(recipes, of_glyphs | of_digits, name='recipes'),
     paired(rules, of_glyphs, name='optimizers'),
-    common.curves(
-      [
-        {
-          'title': 'Pre-training on glyphs (mean ± std of the seeds)',
-          'ylabel': 'accuracy on held-out glyphs',
-          'lines': {
-            row: (seeds('glyphs', name), 'progress/accuracy')
-            for row, name in rules.items()
-          },
-        }
-      ]
-    ),
+    common.curves([panel | {'lines': lines}]),
   )
 
 
 def paired(rows, columns, *, name):
   """Return the differences to the first row."""
-  cells = [
+  cells = tuple(
     {'row': row, 'column': title, 'runs': seeds(task, run), 'metric': metric}
     for row, run in rows.items()
     for title, (task, metric) in columns.items()
-  ]
+  )
   title = f'Differences to {next(iter(rows))}'
-  table = common.table(cells, title=title, name=name)
-  return table | {'target': 'vit_jax.reports.table.Paired'}
+  return common.make(
+    'reports.table.Paired', cells=cells, title=title, name=name
+  )
 
 
 def seeds(task, name):
   return rf'{task}_{name}_seed(?P<seed>\d+)'
-
-
-def tried(args):
-  """Return the cells of all learning rates."""
-  for task, column in TASKS.items():
-    for row, (name, _, rates) in optimizers(task).items():
-      for rate in rates[: args.rates]:
-        yield {
-          'row': f'{column}: {row}',
-          'column': f'{rate:g}',
-          'runs': f'{task}_{name}_lr{rate:.0e}',
-          'metric': 'val/accuracy',
-        }

@@ -20,14 +20,11 @@ Arguments (separated by commas; the first of a list is the default):
   depth, width, mlp, patch, all   any families of shape; all, if none is given
   name=jft, classes=18291   the data set, see pretrain_paper.py
   seeds=1   fine-tunings of each kind in compute and fig3
-  grid      choose their learning rate among table 4's on the dev split
   real      compute: test ImageNet on its ReaL labels too
-  r200_lr=RATE   compute: of R200x3, which the paper does not state; without it
-            this model is left out
+  lr=RATE   shape: 6e-4. compute: of R200x3, which the paper does not state;
+            without it this model is left out
   images=303000000, sizes=9M+30M+90M+all   fig4: size of the data set, and its
             subsets; k is a thousand
-  i21k=imagenet21k   fig3: the TFDS data set of ImageNet-21k
-  lr=6e-4   shape: learning rate
   epochs=7  fig4 and shape
   tiny      all of it in miniature, on the same data
 
@@ -40,7 +37,8 @@ the printed ones (B/32: 2.3% above), those of ResNets 3.5% (R50x2) to 5.0%
 (R50x1) above, as if the paper did not count the products with zeros of the
 padding. A ViT needs 2 to 4 times less compute than a ResNet for the same
 average. The paper fine-tunes a ResNet in two ways, this one and BiT's, and
-reports the better; here all models are fine-tuned in the same way.
+reports the better; here all models are fine-tuned in the same way, at table 4's
+default rates.
 
 `data,fig4`: models pre-trained on random subsets, without additional
 regularisation, at the step with the best accuracy on held-out images. The paper
@@ -61,14 +59,9 @@ smaller patches help. Our choices: the values in FAMILIES, from memory powers of
 
 import re
 
-from configs import (
-  arguments,
-  common,
-  finetune,
-  pretrain_bit,
-  pretrain_paper,
-  transfer,
-)
+from configs import arguments, common, finetune, transfer
+from configs.pretrain_bit import get_config as pretrain_bit
+from configs.pretrain_paper import get_config as pretrain_paper
 from configs.published import TABLE_5, TABLE_6, TABLE_7, fraction
 from configs.transfer import RATES, TITLES
 from vit_jax.models import names
@@ -97,39 +90,26 @@ MODELS = tuple(dict.fromkeys((*(model for model, _ in TABLE_6), 'b/32')))
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    (*MODELS, *FAMILIES, 'real', 'tiny'),
     study=('compute', 'data', 'shape'),
     figure=('fig4', 'fig3'),
-    **arguments.switches((*MODELS, *FAMILIES)),
     name='jft',
     classes=18_291,
-    may_be_zero=('classes',),
     seeds=1,
-    grid=False,
-    real=False,
-    r200_lr=float,
+    lr=float,
     images=303_000_000,
     sizes='9M+30M+90M+all',
-    i21k='imagenet21k',
-    lr=6e-4,
     epochs=7.0,
-    tiny=False,
   )
   study, known = {
     'compute': (compute, MODELS[:-1]),
-    'data': {'fig4': (figure_4, FIGURE_4), 'fig3': (figure_3, FIGURE_3)}[
-      args.figure
-    ],
-    'shape': (shape, tuple(FAMILIES)),
-  }[args.study]
-  chosen = [x for x in (*MODELS, *FAMILIES) if getattr(args, x)]
-  if others := [x for x in chosen if x not in known]:
-    raise ValueError(
-      f'{", ".join(others)} is not in this study. Use {", ".join(known)}.'
-    )
+    'fig4': (figure_4, FIGURE_4),
+    'fig3': (figure_3, FIGURE_3),
+    'shape': (shape, FAMILIES),
+  }[args.figure if args.study == 'data' else args.study]
+  chosen = arguments.chosen(args, known, refused=(*MODELS, *FAMILIES))
   values = shared()
-  runs, reports = study(
-    [x for x in known if x in chosen] or known, args, values
-  )
+  runs, reports = study(chosen, args, values)
   return common.study(runs, reports, shared=values)
 
 
@@ -138,37 +118,24 @@ def get_config(argument=''):
 
 def compute(models, args, values):
   """Return (runs, reports): accuracy after fine-tuning against compute."""
-  if args.R200x3 and args.r200_lr is None:
-    raise ValueError(
-      'The paper does not state the learning rate of R200x3. Give one, '
-      'r200_lr=RATE; table 3 has 1e-3 for R50x2 and 6e-4 for R152x2.'
-    )
-  rows = [
-    (model, epochs)
-    for model, epochs in TABLE_6
-    if model in models and (model != 'R200x3' or args.r200_lr)
-  ]
+  if not (args.lr or args.R200x3):
+    models = [x for x in models if x != 'R200x3']
+  rows = [row for row in TABLE_6 if row[0] in models]
   runs = {}
   for model, epochs in rows:
     path = _path(model, epochs)
-    lr = args.r200_lr if model == 'R200x3' else None
+    lr = args.lr if model == 'R200x3' else None
     runs[f'pretrain_{path}'] = jft(model, args, values, epochs=epochs, lr=lr)
     for data in RATES:
-      add_finetuning(runs, values, data, model, path=path, args=args)
+      runs |= finetunings(values, args, data, model, path=path)
+  measured, published = _panels(rows, _measured), _panels(TABLE_6, _published)
   title = 'Accuracy against compute'
+  of_paper = {'title': f'{title}, as published', 'name': 'figure_5_paper'}
+  of_table = {'title': 'Model, epochs; fine-tuned at 384 px', 'digits': 2}
   return runs, (
-    common.figure(_panels(rows, _measured), title=title, name='figure_5'),
-    common.figure(
-      _panels(TABLE_6, _published),
-      title=f'{title}, as published',
-      name='figure_5_paper',
-    ),
-    common.table(
-      _cells(rows, args.real),
-      title='Model, epochs; fine-tuned at 384 px',
-      digits=2,
-      name='table_6',
-    ),
+    common.figure(*measured, title=title, name='figure_5'),
+    common.figure(*published, **of_paper),
+    common.table(_cells(rows, args.real), **of_table, name='table_6'),
   )
 
 
@@ -188,28 +155,20 @@ def _published(model, epochs, *data):
 
 
 def _panels(rows, point_of):
-  """Return figure 5's panels; point_of(model, epochs, *data) is {x, y}."""
-  panels = []
-  for title, data in (
-    ('Average of 5', tuple(RATES)),
-    (TITLES['imagenet'], ('imagenet',)),
-  ):
+  """Yield figure 5's panels; point_of(model, epochs, *data) is {x, y}."""
+  panel = {
+    'xlabel': 'pre-training compute (exaFLOPs)',
+    'ylabel': 'transfer accuracy (%)',
+    'joined': False,
+  }
+  for title, data in (('Average of 5', RATES), ('ImageNet', ['imagenet'])):
     lines = {}
     for model, epochs in rows:
       kind = 'Hybrid' if '+' in model else 'Transformer (ViT)'
       kind = 'ResNet (BiT)' if 'x' in model else kind
       point = point_of(model, epochs, *data) | {'name': f'{model}, {epochs}'}
       lines.setdefault(kind, []).append(point)
-    panels.append(
-      {
-        'title': title,
-        'xlabel': 'pre-training compute (exaFLOPs)',
-        'ylabel': 'transfer accuracy (%)',
-        'joined': False,
-        'lines': lines,
-      }
-    )
-  return panels
+    yield panel | {'title': title, 'lines': lines}
 
 
 def _cells(rows, real):
@@ -250,29 +209,27 @@ def figure_4(models, args, values):
     'lines': lines,
   }
   title = 'Few-shot accuracy against the size of the data'
-  return runs, (common.figure((panel,), title=title, name='figure_4'),)
+  return runs, (common.figure(panel, title=title, name='figure_4'),)
 
 
 def _sizes(args):
   """Return {size as written: number of images, None for all}."""
   sizes = {}
   for size in args.sizes.split('+'):
-    match = re.fullmatch(r'([1-9]\d*)([kM]?)', size)
-    if not match and size != 'all':
+    match = re.fullmatch(r'([1-9]\d*)([kM]?)|all', size)
+    if not match:
       raise ValueError(
         f'sizes={args.sizes}: {size!r} is not a size. Write e.g. 500k+9M+all.'
       )
-    unit = {'': 1, 'k': 1000, 'M': 1_000_000}[match[2]] if match else 1
-    count = int(match[1]) * (1 if args.tiny else unit) if match else None
-    sizes[size] = count
+    unit = 1 if args.tiny else {'k': 1000, 'M': 1_000_000}.get(match[2], 1)
+    sizes[size] = int(match[1]) * unit if match[1] else None
   return sizes
 
 
 def _on_subset(model, count, args, values):
   """Return the pre-training on the first images, with the steps of all."""
-  base = {'b/32': 'B/32'}.get(model, model)
-  config = jft(base, args, values)
-  if base != model and not args.tiny:
+  config = jft(model.upper() if model == 'b/32' else model, args, values)
+  if model == 'b/32' and not args.tiny:
     config.model.update(names.settings('S/32'))  # B/32 halved, except heads
     config.model.head.representation_size = config.model.width
   if count is not None:
@@ -282,8 +239,7 @@ def _on_subset(model, count, args, values):
     del config.total_epochs
     num_examples = args.epochs * args.images
     config.total_steps = int(num_examples / config.data.batch_size)
-  add_few_shot(config, values, args.tiny)
-  return config
+  return add_few_shot(config, values, args.tiny)
 
 
 # Figure 3.
@@ -293,14 +249,13 @@ def figure_3(models, args, values):
   """Return (runs, reports): accuracy after pre-training on three data sets."""
   runs, measured, published = {}, {}, {}
   for model in models:
-    is_resnet = 'x' in model
     for data, (images, _) in DATA.items():
       if model == 'H/14' and data != 'jft':
         continue
       path = f'{data}_{run_name(model)}'
       runs[f'pretrain_{path}'] = _pretraining(model, data, args, values)
-      words = ['imagenet', model] + ['bit'] * is_resnet
-      add_finetuning(runs, values, *words, path=path, args=args)
+      words = ['imagenet', model] + ['bit'] * ('x' in model)
+      runs |= finetunings(values, args, *words, path=path)
       point = {'x': images, 'y': finetuned(path, 'imagenet')}
       measured.setdefault(_label(model), []).append(point)
   for model in FIGURE_3:
@@ -311,25 +266,17 @@ def figure_3(models, args, values):
       if row:
         point = {'x': images, 'y': {'value': fraction(row['imagenet'])}}
         published.setdefault(_label(model), []).append(point)
+  panel = {
+    'title': 'ImageNet',
+    'xlabel': 'data of pre-training',
+    'ylabel': 'top-1 accuracy (%)',
+    'ticks': dict(DATA.values()),
+  }
   title = 'ImageNet accuracy against the data of pre-training'
-  return runs, tuple(
-    common.figure(
-      (
-        {
-          'title': 'ImageNet',
-          'xlabel': 'data of pre-training',
-          'ylabel': 'top-1 accuracy (%)',
-          'ticks': dict(DATA.values()),
-          'lines': lines,
-        },
-      ),
-      title=title + more,
-      name=name,
-    )
-    for lines, more, name in (
-      (measured, '', 'figure_3'),
-      (published, ', as published', 'figure_3_paper'),
-    )
+  of_paper = {'title': f'{title}, as published', 'name': 'figure_3_paper'}
+  return runs, (
+    common.figure(panel | {'lines': measured}, title=title, name='figure_3'),
+    common.figure(panel | {'lines': published}, **of_paper),
   )
 
 
@@ -338,15 +285,9 @@ def _pretraining(model, data, args, values):
   if data == 'jft':
     return jft(model, args, values, words=['sgd'] * is_resnet)
   recipe = pretrain_bit if is_resnet else pretrain_paper
-  words = [
-    {'imagenet1k': 'imagenet'}.get(data, data),
-    model,
-    *['tiny'] * args.tiny,
-  ]
-  config = recipe.get_config(','.join(words))
-  if data == 'imagenet21k':
-    config.data.source.name = args.i21k
-  return follow(config, values)
+  words = ['imagenet' if data == 'imagenet1k' else data, model]
+  words += ['tiny'] * args.tiny
+  return follow(recipe(','.join(words)), values)
 
 
 def _label(model):
@@ -365,12 +306,11 @@ def shape(families, args, values):
 
   runs, lines = {'pretrain_base': _of_shape({}, args, values)}, {}
   for family in families:
-    points = [point('base')]
+    lines[family] = [point('base')]
     for change in FAMILIES[family]:
       name = f'{family}_{next(iter(change.values()))}'
       runs[f'pretrain_{name}'] = _of_shape(change, args, values)
-      points.append(point(name))
-    lines[family] = points
+      lines[family].append(point(name))
   panel = {
     'title': 'Shape of a ViT',
     'xlabel': 'relative compute',
@@ -379,13 +319,13 @@ def shape(families, args, values):
     'lines': lines,
   }
   title = 'Accuracy against compute, by dimension'
-  return runs, (common.figure((panel,), title=title, name='figure_8'),)
+  return runs, (common.figure(panel, title=title, name='figure_8'),)
 
 
 def _of_shape(change, args, values):
   """Return the pre-training of L/32 with another shape."""
-  shape = BASE | change
-  config = jft('L/32', args, values, epochs=args.epochs, lr=args.lr)
+  shape, lr = BASE | change, args.lr or 6e-4
+  config = jft('L/32', args, values, epochs=args.epochs, lr=lr)
   # Images and patches of `tiny` are 8 times smaller.
   thinner, lower = (32, 8) if args.tiny else (1, 1)
   width, patch = shape['width'] // thinner, shape['patch'] // lower
@@ -397,8 +337,7 @@ def _of_shape(change, args, values):
     head={'representation_size': width},
     embedding={'patch_size': (patch, patch)},
   )
-  add_few_shot(config, values, args.tiny)
-  return config
+  return add_few_shot(config, values, args.tiny)
 
 
 # Parts that ablations.py shares.
@@ -428,13 +367,13 @@ def jft(model, args, values, *, epochs=None, lr=None, words=()):
   words = ['jft', model, f'name={args.name}', f'classes={args.classes}', *words]
   words += [f'epochs={epochs}'] * (epochs is not None)
   words += [f'lr={lr}'] * (lr is not None)
-  config = pretrain_paper.get_config(','.join(words + ['tiny'] * args.tiny))
+  config = pretrain_paper(','.join(words + ['tiny'] * args.tiny))
   config.data.source.label_key = values.get_oneway_ref('label_key')
   return follow(config, values)
 
 
-def add_few_shot(config, values, tiny):
-  """Add few-shot ImageNet, evaluated whenever 'val' is.
+def add_few_shot(config, values, tiny=False):
+  """Evaluate few-shot ImageNet whenever 'val' is; return the run.
 
   As in big_vision the examples come from the first 65,000 training images,
   which have at least 30 of each class. `tiny` has 64 images, of which one of
@@ -442,61 +381,45 @@ def add_few_shot(config, values, tiny):
   these classes.
   """
   size = config.data.transforms[0]['size']
-  transforms = common.resize_crop(size * 8 // 7, size, 'Resize')
-
-  def part(split):
-    source = common.tfds(
-      'imagenet2012', split, data_dir=values.get_oneway_ref('data_dir')
-    )
-    batch_size = config.data.batch_size
-    data = common.data(source, transforms, batch_size=batch_size)
-    return data | {'num_workers': values.get_oneway_ref('num_workers')}
-
+  transforms = common.resize_crop(size, resize='Resize')
   train, test = ('train[:64]',) * 2 if tiny else ('train[:65000]', 'validation')
+  data_dir = values.get_oneway_ref('data_dir')
+  parts = {}
+  for part, split in (('train', train), ('test', test)):
+    source = common.tfds('imagenet2012', split, data_dir=data_dir)
+    batch_size = config.data.batch_size
+    parts[part] = common.data(source, transforms, batch_size=batch_size)
+    parts[part]['num_workers'] = values.get_oneway_ref('num_workers')
   config.evals.frozen = common.frozen(
-    {'imagenet': {'train': part(train), 'test': part(test)}},
+    {'imagenet': parts},
     {'fewshot': common.few_shot((1,) if tiny else (5, 10))},
     every_steps=config.evals.val.every_steps,
   )
+  return config
 
 
-def add_finetuning(runs, values, *words, path, args):
-  """Add the fine-tunings of a pre-trained model on one data set to `runs`.
+def finetunings(values, args, *words, path):
+  """Return {finetune_PATH_DATA_seedN: fine-tuning} of the run pretrain_PATH.
 
   Args:
-    runs: {name: config}. New names are finetune_PATH_DATA_seedN, and with
-      args.grid also dev_PATH_DATA_lrRATE.
     values: what `shared` returned.
-    *words: arguments of finetune.py, the data set first.
-    path: the runs start from the run pretrain_PATH.
-    args: with seeds, their number; tiny; grid, whether the learning rate is the
-      best of table 4's on the dev split; real, whether ImageNet is tested on
+    args: with seeds, their number; tiny; real, whether ImageNet is tested on
       its ReaL labels too.
+    *words: arguments of finetune.py, the data set first.
+    path: see above.
   """
-  data = words[0]
-  grid = args.grid and 'bit' not in words  # BiT's rule states its rate
-
-  def make(*more):
-    all_words = (*words, *more, *(['tiny'] if args.tiny else []))
-    config = finetune.get_config(','.join(all_words))
-    config.init_from.path = f'{{workdir}}/pretrain_{path}'
-    return config
-
-  dev = f'dev_{path}_{data}_lr'
-  if grid:
-    for rate in RATES[data]:
-      runs[f'{dev}{rate:.0e}'] = follow(make('dev', f'lr={rate}'), values)
+  runs = {}
   for seed in range(args.seeds):
-    config = make()
+    config = finetune.get_config(','.join([*words, *['tiny'] * args.tiny]))
+    config.init_from.path = f'{{workdir}}/pretrain_{path}'
     config.seed = seed
-    if args.real and data == 'imagenet':
+    if args.real and words[0] == 'imagenet':
       config.evals.real = transfer.real(config)
-    if grid:
-      config.best_of = transfer.best_of(f'{dev}.*', 'dev')
-    runs[f'finetune_{path}_{data}_seed{seed}'] = follow(config, values)
+    runs[f'finetune_{path}_{words[0]}_seed{seed}'] = follow(config, values)
+  return runs
 
 
-def few_shot(runs, tiny, **best):
+def few_shot(runs, tiny=False, **best):
   """Return 5-shot ImageNet accuracy: mean and std over the draws."""
   metric = rf'frozen/imagenet/fewshot/{1 if tiny else 5}shot_seed(?P<seed>\d)'
   return {'runs': runs, 'metric': metric, **best}

@@ -40,30 +40,22 @@ from vit_jax.models import names
 
 CLASSES = 480
 BATCH, IMAGE_PX = 64, 24
+_VIT = {'width': 64, 'mlp_dim': 256, 'num_heads': 4}
 MODELS = {
-  'ViT': embedded.vit(
-    width=64, depth=4, mlp_dim=256, num_heads=4, patch_size=4
-  ),
+  'ViT': embedded.vit(depth=4, patch_size=4, **_VIT),
   'ResNet': {'target': names.RESNET, 'stages': (1, 1)},
-  'hybrid': embedded.vit(
-    width=64,
-    depth=2,
-    mlp_dim=256,
-    num_heads=4,
-    patch_size=1,
-    stages=(1,),
-  ),
+  'hybrid': embedded.vit(depth=2, patch_size=1, stages=(1,), **_VIT),
 }
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('tiny',),
     data=('glyphs', 'fractals'),
     seeds=3,
     steps=1200,
     lr=3e-3,
-    tiny=False,
   )
   if args.tiny:
     args.seeds, args.steps = 1, 8
@@ -81,62 +73,53 @@ def get_config(argument=''):
 
 def run_config(args, model, size, seed):
   """Return a pre-training on `size` images that also evaluates its features."""
-  batch_size = 16 if args.tiny else BATCH
   digits = embedded.linear_on_digits(
     IMAGE_PX, shots=(10,), seeds=(0, 1, 2, 3, 4), tiny=args.tiny
   )
   evals = {'frozen': digits}
   if args.data == 'glyphs':
     held_out = source(args, 96 if args.tiny else 4 * CLASSES, -1)
-    evals['val'] = common.classification(
-      {'source': held_out, 'batch_size': 128}
-    )
-  return common.ConfigDict(
-    {
-      'run': 'vit_jax.train.train',
-      'seed': seed,
-      'total_steps': args.steps,
-      'logging': {'every_fraction': 0.25},
-      'model': {**MODELS[model], 'num_classes': CLASSES},
-      'objective': common.xent('softmax', label_smoothing=0.1),
-      'optimizer': embedded.adam(),
-      'schedule': embedded.cosine(args.lr),
-      'data': {'source': source(args, size, seed), 'batch_size': batch_size},
-      'evals': evals,
-    }
+    held_out = {'source': held_out, 'batch_size': 128}
+    evals['val'] = common.classification(held_out)
+  batch_size = 16 if args.tiny else BATCH
+  run = embedded.run(
+    MODELS[model] | {'num_classes': CLASSES},
+    {'source': source(args, size, seed), 'batch_size': batch_size},
+    evals,
+    steps=args.steps,
+    lr=args.lr,
+    seed=seed,
+    objective=common.xent('softmax', label_smoothing=0.1),
   )
+  return common.ConfigDict(run)
 
 
 def source(args, size, seed):
   if args.data == 'glyphs':
     return embedded.glyphs(IMAGE_PX, num_examples=size, seed=1 + seed)
-  per_class = size // CLASSES
-  return embedded.fractals(
-    IMAGE_PX, num_classes=CLASSES, images_per_class=per_class, seed=seed
+  return common.make(
+    'data.embedded.fractals.Fractals',
+    image_size=IMAGE_PX,
+    num_classes=CLASSES,
+    images_per_class=size // CLASSES,
+    seed=seed,
   )
 
 
 def report(args, sizes):
   def panel(title, metric):
-    lines = {
-      model: tuple(
-        {'x': n, 'y': {'runs': rf'{model}_{n}_seed\d+', 'metric': metric}}
-        for n in sizes
+    lines = {}
+    for model in MODELS:
+      runs = {n: rf'{model}_{n}_seed\d+' for n in sizes}
+      lines[model] = tuple(
+        {'x': n, 'y': {'runs': runs[n], 'metric': metric}} for n in sizes
       )
-      for model in MODELS
-    }
-    return {
-      'title': title,
-      'xlabel': f'number of distinct pre-training {args.data}',
-      'ylabel': 'accuracy (%)',
-      'lines': lines,
-    }
+    xlabel = f'number of distinct pre-training {args.data}'
+    labels = {'title': title, 'xlabel': xlabel, 'ylabel': 'accuracy (%)'}
+    return labels | {'lines': lines}
 
-  panels = [
-    panel('Digits, linear 10-shot', 'frozen/digits/fewshot/10shot'),
-    panel('Held-out glyphs', 'val/accuracy'),
-  ]
-  return common.figure(
-    panels if args.data == 'glyphs' else panels[:1],
-    title='Transfer against the size of the pre-training set',
-  )
+  panels = [panel('Digits, linear 10-shot', 'frozen/digits/fewshot/10shot')]
+  if args.data == 'glyphs':
+    panels.append(panel('Held-out glyphs', 'val/accuracy'))
+  title = 'Transfer against the size of the pre-training set'
+  return common.figure(*panels, title=title)

@@ -16,8 +16,8 @@ Arguments (separated by commas; the first of a list is the default):
   lr=1e-3    peak learning rate
   tiny       seconds on a CPU, to try out the data
 
-The recipe is ours for small data sets; its parts are those of "Better plain ViT
-baselines for ImageNet-1k" (pretrain_better_plain.py).
+The recipe is ours for small data sets; its parts are those of
+pretrain_better_plain.py.
 
 An image that cannot be read stops the run with its name. Then repair or remove
 it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
@@ -31,37 +31,27 @@ MODELS = ('Ti/16', *(x for x in finetune.MODELS if x != 'Ti/16'))
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('balanced', 'class_weights', 'tiny'),
     model=MODELS,
     size=128,
     epochs=100.0,
-    held_out=float,
-    balanced=False,
-    class_weights=False,
-    lr=float,
-    tiny=False,
+    held_out=10,
+    lr=1e-3,
   )
   config = common.training()
   config.total_epochs = args.epochs
   config.model = common.model(args.model)
   if 'num_heads' in config.model:  # ViTs and hybrids
-    config.model.pooling = common.pooling('Mean')
-    config.model.posemb = common.posemb('SinCos2d')
-  train, test = common.split_off(args.held_out)
-  crop = common.transform('InceptionCrop', size=args.size, area=(0.25, 1.0))
-  config.data = common.data(
-    common.own_slice(train), [crop, common.transform('FlipLR')], batch_size=64
-  )
+    config.model.pooling = common.make('models.pooling.Mean')
+    config.model.posemb = common.make('models.posemb.SinCos2d')
+  source, held_out = common.own_classes(args.held_out)
+  images = common.inception_crop(args.size, area=(0.25, 1.0))
+  config.data = common.data(source, images, batch_size=64)
   config.objective = common.xent('softmax', label_smoothing=0.1)
   config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
-  config.schedule = {
-    'lr': args.lr or 1e-3,
-    'decay': 'cosine',
-    'warmup_fraction': 0.1,
-  }
-  common.balance(
-    config, balanced=args.balanced, class_weights=args.class_weights
-  )
+  config.schedule = {'lr': args.lr, 'decay': 'cosine', 'warmup_fraction': 0.1}
+  common.balance(config, args)
   config.evals = common.held_out_evals(
-    config, {'test': test}, common.resize(args.size), every_fraction=0.1
+    config, held_out, common.resize(args.size), every_fraction=0.1
   )
-  return common.tiny(config) if args.tiny else config
+  return common.finish(config, args)

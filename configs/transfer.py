@@ -52,31 +52,22 @@ TITLES = {
   'resisc45': 'Resisc45',
   'kitti': 'KITTI-Dist',
 }
+DATA = tuple(x for x in TITLES if x != 'real')
 PRETRAINED = ('imagenet21k', 'jft', 'imagenet1k')
 
 
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    ('augreg', 'bit', 'polyak', 'tiny', *DATA),
     model=finetune.MODELS,
     pretrained=PRETRAINED,
-    **arguments.switches(x for x in TITLES if x != 'real'),
     seeds=3,
-    augreg=False,
-    bit=False,
-    polyak=False,
     size=int,
     crop=finetune.CROPS,
-    tiny=False,
   )
-  known = tuple(finetune.AUGREG if args.augreg else RATES)
-  chosen = [x for x in TITLES if getattr(args, x, False)] or known
-  if others := [x for x in chosen if x not in known]:
-    raise ValueError(
-      f'{others[0]!r} is not in {"AugReg" if args.augreg else "table 4"}. Use '
-      f'{", ".join(known)}, or {"leave out" if args.augreg else "add"} '
-      "'augreg'."
-    )
+  known = finetune.AUGREG if args.augreg else RATES
+  chosen = arguments.chosen(args, known, refused=DATA)
   runs = {}
   for data in chosen:
     runs |= grid(data, args) | finals(data, args)
@@ -92,13 +83,10 @@ def spread(args):
 
 
 def study(runs, report, *, discard):
-  """Return a study of runs that start from the same weights and model.
+  """Return a study of {name: run} that start from the same weights and model.
 
-  Args:
-    runs: {name: training config}, in order.
-    report: targets.
-    discard: regular expression of the runs whose checkpoints are removed when
-      they are done.
+  `discard` is a regular expression of the runs whose checkpoints are removed
+  when they are done.
   """
   model = next(iter(runs.values())).model
   shared = common.shared(weights=common.placeholder(str), model=model)
@@ -115,41 +103,35 @@ def best_of(runs, evaluator, *more):
   return {'runs': runs, 'metric': f'{evaluator}/accuracy', 'take': take}
 
 
+def settings(data, args):
+  """Yield (run on the dev split, learning rate, steps or None: table 4's)."""
+  rates, steps = RATES.get(data), (None,)
+  if args.augreg:
+    rates, steps, _ = finetune.AUGREG[data]
+  for each in sorted(steps) if args.augreg else steps:
+    for rate in sorted(rates):
+      name = f'{data}_dev_lr{rate:.0e}'
+      yield name + (f'_steps{each}' if each else ''), rate, each
+
+
 def grid(data, args):
   """Return {name: config} of all settings, on the dev split."""
-  return {
-    _dev(data, *setting): _finetuning(data, args, 'dev', *_words(*setting))
-    for setting in settings(data, args)
-  }
-
-
-def settings(data, args):
-  """Return the (learning rate, steps) of a grid; steps=None is table 4's."""
-  if not args.augreg:
-    return [(rate, None) for rate in RATES[data]]
-  rates, steps, _ = finetune.AUGREG[data]
-  return [(rate, x) for x in sorted(steps) for rate in sorted(rates)]
-
-
-def _dev(data, rate, steps):
-  """Return the name of a run on the dev split."""
-  return f'{data}_dev_lr{rate:.0e}' + (f'_steps{steps}' if steps else '')
-
-
-def _words(rate, steps):
-  return [f'lr={rate}', *([f'steps={steps}'] if steps else ())]
+  runs = {}
+  for name, rate, steps in settings(data, args):
+    words = ['dev', f'lr={rate}', *[f'steps={steps}'] * bool(steps)]
+    runs[name] = _finetuning(data, args, *words)
+  return runs
 
 
 def finals(data, args):
   """Return {name: config} of the best rate, and of `bit`, on all of train."""
   more = ('total_steps', 'schedule.warmup_steps') if args.augreg else ()
-  best = best_of(rf'{data}_dev_lr.*', 'dev', *more)
   runs = {}
   for seed in range(args.seeds):
-    runs[f'{data}_final_seed{seed}'] = _finetuning(data, args, 'final')
-    runs[f'{data}_final_seed{seed}'].best_of = best
+    run = runs[f'{data}_final_seed{seed}'] = _finetuning(data, args)
+    run.best_of = best_of(rf'{data}_dev_lr.*', 'dev', *more)
   for seed in range(args.seeds if args.bit else 0):
-    runs[f'{data}_bit_seed{seed}'] = _finetuning(data, args, 'final', 'bit')
+    runs[f'{data}_bit_seed{seed}'] = _finetuning(data, args, 'bit')
   for name, run in runs.items():
     run.seed = int(name.rpartition('seed')[2])
     if data == 'imagenet':
@@ -169,8 +151,7 @@ def _finetuning(data, args, *words):
     words += ['v2'] if seen and 'dev' in words else []
   if args.polyak and data == 'imagenet':
     words.append('polyak')
-  words += ['tiny'] * args.tiny
-  return finetune.get_config(','.join(words))
+  return finetune.get_config(','.join(words + ['tiny'] * args.tiny))
 
 
 def real(run):
@@ -180,43 +161,35 @@ def real(run):
   evaluator.data.source.update(
     name='imagenet2012_real',
     label_key='real_label',
-    label_fn={'target': 'vit_jax.data.imagenet.RealLabels'},
+    label_fn=common.make('data.imagenet.RealLabels'),
   )
   return evaluator
 
 
 def cells(chosen, args):
-  """Return the cells: a row per data set, published numbers as columns."""
-  found = []
-  for row, data, metric in _rows(chosen):
+  """Yield the cells: a row per data set, published numbers as columns."""
+  rows = [(data, data, 'test') for data in chosen]
+  if 'imagenet' in chosen:
+    rows.insert(1, ('real', 'imagenet', 'real'))
+  for row, data, evaluator in rows:
     columns = {'ours': f'{data}_final_seed.*'}
     if args.bit:
       columns['ours, BiT-HyperRule'] = f'{data}_bit_seed.*'
     for column, runs in columns.items():
-      spec = {'runs': runs, 'metric': f'{metric}/accuracy'}
-      found.append({'row': TITLES[row], 'column': column, **spec})
+      spec = {'runs': runs, 'metric': f'{evaluator}/accuracy'}
+      yield {'row': TITLES[row], 'column': column, **spec}
     for column, numbers in _published(args):
-      if row not in numbers:
-        continue
-      spec = {'value': published.fraction(numbers[row])}
-      found.append({'row': TITLES[row], 'column': column, **spec})
-  return tuple(found)
-
-
-def _rows(chosen):
-  """Yield (key of the published number, data set, evaluator)."""
-  for data in chosen:
-    yield data, data, 'test'
-    if data == 'imagenet':
-      yield 'real', data, 'real'
+      if row in numbers:
+        value = published.fraction(numbers[row])
+        yield {'row': TITLES[row], 'column': column, 'value': value}
 
 
 def _published(args):
   """Yield (column, {data set: percent}) of each table with this model."""
   if args.augreg:
-    size = args.size or 384
+    of_weights = [args.pretrained, args.size or 384]
     for (*key, epochs), table in published.AUGREG.items():
-      if key == [args.pretrained, size] and args.model in table:
+      if key == of_weights and args.model in table:
         yield f'AugReg, {epochs} epochs', {'imagenet': table[args.model]}
     return
   key = (args.pretrained, args.model)
@@ -224,9 +197,8 @@ def _published(args):
     yield 'table 5', published.TABLE_5[key]
   elif args.pretrained == 'jft':
     of_model = [k for k in published.TABLE_6 if k[0] == args.model]
-    for _, epochs in sorted(of_model)[-1:]:
-      column = f'table 6, {epochs} epochs'
-      yield column, published.TABLE_6[args.model, epochs]
+    for best in sorted(of_model)[-1:]:
+      yield f'table 6, {best[1]} epochs', published.TABLE_6[best]
   if key in published.TABLE_2:
     yield 'table 2', published.TABLE_2[key]
 
@@ -234,9 +206,9 @@ def _published(args):
 def panel(data, args):
   """Return a panel: all rates on the dev split, the best on the test set."""
   lines = {}
-  for rate, steps in settings(data, args):
+  for run, rate, steps in settings(data, args):
     name = f'dev, lr {rate}' + (f', {steps} steps' if steps else '')
-    lines[name] = (_dev(data, rate, steps), 'dev/accuracy')
+    lines[name] = (run, 'dev/accuracy')
   lines['test'] = (f'{data}_final_seed.*', 'test/accuracy')
   if args.bit:
     lines['test, BiT-HyperRule'] = (f'{data}_bit_seed.*', 'test/accuracy')

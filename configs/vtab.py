@@ -49,18 +49,14 @@ STEPS = (500, 2500)
 def get_config(argument=''):
   args = arguments.parse(
     argument,
+    (*vtab.GROUPS, *TASKS, 'sweep', 'tiny'),
     model=finetune.MODELS,
-    **arguments.switches((*vtab.GROUPS, *TASKS)),
     seeds=3,
-    sweep=False,
     size=int,
-    tiny=False,
   )
-  chosen = [
-    task
-    for task in TASKS
-    if getattr(args, task) or getattr(args, vtab.TASKS[task].group)
-  ] or TASKS
+  tasks = [x for x in TASKS if getattr(args, vtab.TASKS[x].group)]
+  tasks += [x for x in TASKS if getattr(args, x)]
+  chosen = [x for x in TASKS if x in tasks or not tasks]
   runs = {}
   for task in chosen:
     if args.sweep:
@@ -85,21 +81,21 @@ def grid(task, args):
 def finals(task, args):
   """Return {name: config} of each seed, on 1,000 examples."""
   more = ('schedule.warmup_steps', 'total_steps')
-  best = transfer.best_of(f'{task}_lr.*', 'val', *more)
   runs = {}
   for seed in range(args.seeds):
     run = finetuning(task, args, 'train800val200', 'test', 0.01, 2500)
     run.seed = seed
     if args.sweep:
-      run.best_of = best
+      run.best_of = transfer.best_of(f'{task}_lr.*', 'val', *more)
     runs[f'{task}_seed{seed}'] = run
   return runs
 
 
 def finetuning(task, args, split, evaluator, lr, steps):
   """Return a run on the split that is evaluated at its end."""
-  size = args.size or pixels(args.model)
-  held_out = {'val': 'val200', 'test': 'test'}[evaluator]
+  size = args.size or (378 if args.model == 'H/14' else 384)
+  if args.model.startswith('Mixer'):
+    size = args.size or 224
   config = common.training()
   config.total_steps = steps
   config.model = common.model(args.model)
@@ -107,8 +103,9 @@ def finetuning(task, args, split, evaluator, lr, steps):
   config.data = images(task, split, size, train=True)
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
-  warmup_steps = finetune.WARMUP_STEPS[steps]
-  config.schedule = {'lr': lr, 'decay': 'cosine', 'warmup_steps': warmup_steps}
+  config.schedule = {'lr': lr, 'decay': 'cosine'}
+  config.schedule.warmup_steps = finetune.WARMUP_STEPS[steps]
+  held_out = {'val': 'val200', 'test': 'test'}[evaluator]
   test = images(task, held_out, size, train=False)
   config.evals = {evaluator: common.classification(test)}
   if args.tiny:
@@ -120,18 +117,9 @@ def finetuning(task, args, split, evaluator, lr, steps):
 
 def images(task, split, size, *, train):
   """Return the data of a task."""
-  return common.data(
-    vtab.settings(task, split, data_dir=common.placeholder(str)),
-    vtab.transforms(task, size=size, train=train),
-    batch_size=512,
-  )
-
-
-def pixels(model):
-  """Return the default image size."""
-  if model == 'H/14':
-    return 378
-  return 224 if model.startswith('Mixer') else 384
+  source = vtab.settings(task, split, data_dir=common.placeholder(str))
+  transforms = vtab.transforms(task, size=size, train=train)
+  return common.data(source, transforms, batch_size=512)
 
 
 def first(split, count):
@@ -144,7 +132,7 @@ def first(split, count):
 
 
 def cells(chosen):
-  """Return the cells: a row per task, then the means of groups."""
+  """Yield the cells: a row per task, then the means of groups."""
   rows = [(vtab.TASKS[task].title, [task]) for task in chosen]
   for group in vtab.GROUPS:
     tasks = [task for task in chosen if vtab.TASKS[task].group == group]
@@ -152,16 +140,14 @@ def cells(chosen):
       rows.append((f'{group.capitalize()} ({len(tasks)})', tasks))
   if len(chosen) > 1:
     rows.append((f'Mean of {len(chosen)}', chosen))
-  found = []
   for row, tasks in rows:
     runs = f'(?:{"|".join(tasks)})_seed(?P<seed>.*)'
     spec = {'runs': runs, 'metric': 'test/accuracy'}
-    found.append({'row': row, 'column': 'ours', **spec})
+    yield {'row': row, 'column': 'ours', **spec}
     for (pretrained, model), numbers in published.TABLE_9.items():
       column = f'{model} {"JFT" if pretrained == "jft" else "I21k"}'
       percent = sum(numbers[task] for task in tasks) / len(tasks)
       if len(tasks) == len(TASKS):
         percent = published.TABLE_2[pretrained, model]['vtab']
-      spec = {'value': published.fraction(percent)}
-      found.append({'row': row, 'column': column, **spec})
-  return tuple(found)
+      value = published.fraction(percent)
+      yield {'row': row, 'column': column, 'value': value}

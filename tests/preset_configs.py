@@ -16,15 +16,15 @@ from vit_jax.weights.bundle import Weights
 ROOT = pathlib.Path(__file__).parents[1]
 _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'ablations': """
-    positions pooling head axial optimizer overlap
-    positions,name=my_set,classes=0,epochs=3 optimizer,grid
+    positions pooling head axial optimizer
+    positions,name=my_set,classes=0,epochs=3
     positions,tiny pooling,tiny head,tiny axial,tiny optimizer,tiny
-    overlap,tiny shape,tiny positions,embedded,steps=300,seeds=3
+    positions,embedded,steps=300,seeds=3
   """,
   'deit': """
     deit,S/16 deit,Ti/16,soft deit,B/16,distilled,epochs=1000,folder
     deit3,S/16 deit3,M/16 deit3,H/14,imagenet21k,fsdp,tensor=2
-    deit3_finetune,B/16,layer_decay=0.75 deit3_finetune,L/16,imagenet21k,folder
+    deit3_finetune,B/16 deit3_finetune,L/16,imagenet21k,folder
     deit3_finetune,B/16,size=384,epochs=10 deit,distilled,tiny deit3,tiny
     deit3,H/14,imagenet21k,fsdp,tiny deit3_finetune,H/14,tiny
     deit3_finetune,imagenet21k,tiny
@@ -41,10 +41,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic',
   'finetune': """
     imagenet,B/16 imagenet,L/16,polyak imagenet,H/14,polyak
-    imagenet,B/16,dev,lr=.06 imagenet,B/16,layer_decay=.85
+    imagenet,B/16,dev,lr=.06
     cifar10,B/32 cifar100,L/32,resize pets,B/16,dev,resize_small
     flowers,S/16,size=224,resize folder,Ti/16,epochs=20
-    folder,S/32,held_out=20,balanced folder,B/16,class_weights,adapt_channels
+    folder,S/32,held_out=20,balanced folder,B/16,class_weights
     imagenet,R50+B/16,lr=.06 flowers,R26+S/32,size=224 cifar10,R+Ti/16
     imagenet,R152x2,bit,size=480 cifar100,R101x3,bit,dev
     folder,R50x2,bit,epochs=20 cifar10,Mixer-B/16 imagenet,B/16,tiny
@@ -91,10 +91,10 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'quickstart': 'default tiny',
   'recipes_embedded': 'default seeds=1,steps=300 tiny',
   'scaling': """
-    compute,R200x3,r200_lr=5e-4,seeds=3 compute,B/32,R50x1,R50+B/32,grid,real
+    compute,R200x3,lr=5e-4,seeds=3 compute,B/32,R50x1,R50+B/32,real
     compute,name=my_set,classes=0,L/16,H/14 compute,B/32,R50x1,tiny
     data data,name=my_set,classes=0,images=5000000,sizes=500k+1M+all,B/32,R50x1
-    data,fig3 data,fig3,B/16,H/14,R50x1,seeds=3,grid data,B/32,sizes=9M+all,tiny
+    data,fig3 data,fig3,B/16,H/14,R50x1,seeds=3 data,B/32,sizes=9M+all,tiny
     data,fig3,tiny shape shape,depth,lr=3e-4,epochs=14 shape,patch,all,tiny
   """,
   'scaling_embedded': 'default fractals seeds=2,steps=300 tiny fractals,tiny',

@@ -148,12 +148,13 @@ def test_class_weights_of_a_config_are_those_of_its_training_images(images):
 def test_contradictions():
   for words, message in [
     ('balanced,class_weights', 'Keep one'),
-    ('held_out=0.2', 'whole number of percent'),
+    ('held_out=0.2', 'a whole number'),
+    ('held_out=100', 'below 100'),
   ]:
     for name, first in (('train_folder', ''), ('finetune', 'folder,')):
       with pytest.raises(ValueError, match=message):
         load_config(name, first + words)
-  with pytest.raises(ValueError, match="for 'folder'"):
+  with pytest.raises(ValueError, match='held_out'):
     load_config('finetune', 'pets,held_out=20')
 
 
@@ -163,12 +164,13 @@ def test_contradictions():
 def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
   formats.write(weights(), tmp_path / 'grey.npz', 'vit_jax')
 
-  def finetune(words, init_from, workdir):
+  def finetune(words, init_from, workdir, *more):
     config = load_config('finetune', f'folder,{words}')
     config.init_from.path = str(init_from)
     config.data.source.path = str(images)
     configs.override(
-      config, ['total_epochs=None', 'total_steps=2', 'data.batch_size=8']
+      config,
+      ['total_epochs=None', 'total_steps=2', 'data.batch_size=8', *more],
     )
     return configs.run(config, workdir), config
 
@@ -176,7 +178,8 @@ def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
     finetune('size=24', tmp_path / 'grey.npz', tmp_path / 'wrong')
   assert 'embedding/kernel (4, 4, 1, 32)' in str(error.value)
 
-  state, _ = finetune('adapt_channels', tmp_path / 'grey.npz', tmp_path / 'rgb')
+  adapt = 'init_from.adapt_channels=True'
+  state, _ = finetune('', tmp_path / 'grey.npz', tmp_path / 'rgb', adapt)
   assert state.params['embedding']['kernel'].shape == (4, 4, 3, 32)
   assert state.params['pos_embedding'].shape == (1, 10, 10, 32)  # 40 px
   assert 'channels adapted' in capsys.readouterr().out

@@ -156,7 +156,6 @@ TRACED = {  # (config, argument): parameters
   ('finetune', 'imagenet,L/16,polyak'): count('L/16', 1000, pixels=512),
   ('finetune', 'imagenet,H/14'): count('H/14', 1000, pixels=518),
   ('finetune', 'pets,B/16'): count('B/16', 37, pixels=384),
-  ('finetune', 'pets,B/16,layer_decay=0.9'): count('B/16', 37, pixels=384),
   ('finetune', 'cifar10,R50x1,bit'): count_resnet('R50x1', 10),
   # 512 colours, and the mask vector.
   ('masked_patches', 'B/16'): count('B/16', 512) + 768,
@@ -288,7 +287,6 @@ def ablations():
   yield 'positions', 'relative', b16 - one + 12 * 2 * n * d
   yield 'pooling', 'gap_3e-4', b16 - 2 * d
   yield 'head', 'linear', b16 - (d + 1) * d
-  yield 'overlap', 'stride_8', b16 + (27**2 - n) * d
   block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
   yield 'axial', 'axial_B16', b16 - 2 * d + 12 * block
   yield 'axial', 'R50x1', count_resnet('R50x1', 10)

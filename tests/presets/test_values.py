@@ -321,15 +321,16 @@ def test_augreg_levels(row, data):
 def test_augreg_defaults_are_the_best_of_figure_4():
   module = load_module('pretrain_augreg')
   page = (ROOT / 'docs' / 'augreg.md').read_text()
-  for (data, number), best in module.BEST.items():
-    title = 'ImageNet' if data == 'imagenet' else 'ImageNet-21k'
-    table = page.split(f'### {title}, {number} epochs\n\n')[1].split('\n\n')[0]
+  titles = 'ImageNet, 300', 'ImageNet-21k, 30', 'ImageNet-21k, 300'
+  for title, settings in zip(titles, zip(*module.BEST.values())):
+    table = page.split(f'### {title} epochs\n\n')[1].split('\n\n')[0]
+    best = dict(zip(module.BEST, settings))
     cells = {}
     for line in table.splitlines()[2:]:
       model, reg, *values = (x.strip() for x in line.strip('|').split('|'))
       for level, value in zip(module.LEVELS, values, strict=True):
         cells[model, level, float(reg)] = int(value)
-    assert {model for model, _, _ in cells} == set(best) == set(module.MODELS)
+    assert {model for model, _, _ in cells} == set(best)
     for model, setting in best.items():
       highest = max(cells[key] for key in cells if key[0] == model)
       assert cells[model, *setting] == highest
@@ -418,13 +419,6 @@ def test_deit3(row):
   assert inner == ('sigmoid_xent' if from_scratch else 'softmax_xent')
 
 
-def test_layer_decay():
-  for name, words in (('finetune', ''), ('deit', 'deit3_finetune,')):
-    config = load_config(name, f'{words}layer_decay=.75')
-    assert config.optimizer.layer_decay.rate == 0.75
-    assert 'layer_decay' not in load_config(name, words).optimizer
-
-
 @pytest.mark.parametrize('model', ['g/14', 'G/14', 'So400m/14'])
 def test_scaling_vit(model):
   config = load_config('pretrain_scaling_vit', model)
@@ -461,7 +455,7 @@ def test_arguments_are_documented_and_others_refused(name):
     ('epochs=nan', "'epochs=nan'"),
     ('epochs=-3', "'epochs=-3'"),
     ('epochs', "'epochs'"),
-    ('tiny=1', "'tiny' takes no value"),
+    ('tiny=1', "did you mean 'tiny'?"),
     ('model=B/16', "did you mean 'B/16'?"),
     ('b/16', "did you mean 'B/16'?"),
     ('folder,tinny', "did you mean 'tiny'?"),
@@ -475,14 +469,14 @@ def test_words_that_no_option_takes(argument, named):
 @pytest.mark.parametrize(
   ('name', 'argument', 'named'),
   [
-    ('finetune', 'folder,dev', 'folder'),
-    ('finetune', 'pets,epochs=3', 'folder'),
-    ('finetune', 'R50x1,bit,inception', 'inception'),
+    ('finetune', 'folder,dev', 'dev'),
+    ('finetune', 'pets,epochs=3', 'epochs'),
+    ('finetune', 'R50x1,bit,resize', 'resize'),
     ('finetune', 'kitti', 'kitti'),
     ('finetune', 'cifar10,augreg', 'cifar10'),
     ('finetune', 'pets,augreg,bit', 'bit'),
-    ('finetune', 'pets,augreg,steps=400', '500, 2500'),
-    ('finetune', 'pets,steps=500', 'augreg'),
+    ('finetune', 'pets,augreg,steps=400', 'steps'),
+    ('finetune', 'pets,steps=500', 'steps'),
     ('finetune', 'imagenet,augreg,v2', 'v2'),
     ('finetune', 'kitti,augreg,resize', 'resize'),
     ('transfer', 'cifar10,augreg', 'cifar10'),
@@ -499,7 +493,6 @@ def test_words_that_no_option_takes(argument, named):
     ('scaling', 'data,B/16', 'B/16'),
     ('scaling', 'data,sizes=9+1.5M', '1.5M'),
     ('scaling', 'compute,R200x3', 'R200x3'),
-    ('ablations', 'shape', 'shape'),
     ('evaluate', 'fewshot,flip', 'flip'),
   ],
 )
