@@ -52,7 +52,6 @@ MODELS = {
     pooling=NoPooling(class_token=True, num_registers=1),
     embedding=PatchEmbedding((4, 2), mask_token=True),
   ),
-  'overlap': vit(embedding=PatchEmbedding((4, 2), 2)),
   'headless': vit(num_classes=None, head=Head(20)),
   'hybrid': hybrid(1, (1, 1)),
   'hybrid_root': hybrid(2, (), scan=True),

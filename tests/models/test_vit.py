@@ -394,11 +394,10 @@ def test_dropout_acts_in_training_only_and_depends_on_its_key_alone():
   'fields, images, message',
   [
     ({'embedding': PatchEmbedding(5)}, IMAGES, '8x12 .*of 5x5'),
-    ({'embedding': PatchEmbedding((4, 2), (3, 2))}, IMAGES, '8x12 .*every 3x2'),
     ({'embedding': Hybrid(8, stages=(1,))}, IMAGES, '2x3 .*of 8x8'),
     ({'num_heads': 3}, IMAGES, 'width=16 .*num_heads=3'),
     ({'posemb': Relative(), 'attention': 'xla'}, IMAGES, "attention='xla'"),
-    ({}, IMAGES[0], r'\(8, 12, 3\)'),
+    ({}, IMAGES[0], r'float32 \(8, 12, 3\)'),
     ({}, IMAGES.astype(np.uint8), 'uint8'),
   ],
 )
@@ -428,12 +427,6 @@ def test_patches_are_replaced_by_others_or_by_the_mask():
   expected = np.array(patches)
   expected[1, 3], expected[2, 5] = patches[1, 7], params['mask'][0, 0]
   np.testing.assert_allclose(layer_in[:, 1:], expected, atol=1e-6)
-  with pytest.raises(ValueError, match='mask_token=True'):
-    jax.eval_shape(
-      functools.partial(tiny().apply, **options),
-      {'params': random_params(tiny())},
-      IMAGES,
-    )
 
 
 def _inputs_of_the_first_layer(model, params, **options):

@@ -259,7 +259,6 @@ def test_one_step_on_eight_devices():
     ({'embedding': PatchEmbedding(8)}, {}, 'mask_token=True'),
     ({'pooling': ClassToken()}, {}, 'pooling=ClassToken'),
     ({'embedding': Hybrid(2, mask_token=True, stages=(1,))}, {}, 'embedding='),
-    ({'embedding': PatchEmbedding(8, 4, mask_token=True)}, {}, 'overlap'),
   ],
 )
 def test_errors(fields, task, named):

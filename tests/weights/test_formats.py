@@ -137,7 +137,6 @@ def test_a_workdir_is_read(tmp_path):
     ('B/16', {'posemb': 'none', 'layerscale_init': 0.1}, '', ''),
     ('B/16', {'posemb': 'relative'}, 'npz timm hf', 'posemb=Relative'),
     ('B/16', {'posemb_at': 'layers'}, 'npz timm hf', 'posemb=Learned'),
-    ('B/16', {'patch_stride': 8}, 'npz timm hf', 'stride'),
     ('B/16', {'mask_token': True}, 'npz timm hf', 'mask_token'),
     ('Axial-B/16', {}, 'npz timm hf', 'AxialViT'),
     ('Axial-R50x1', {}, 'npz timm hf', 'AxialResNet'),

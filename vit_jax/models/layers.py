@@ -1,8 +1,7 @@
 """Layers that the models share, and how each parameter is initialised.
 
-Shapes as in vit.py: B examples, N tokens, D width, M hidden width of an MLP.
-Parameters are float32; `dtype` is the dtype of matrix products. LayerNorm
-statistics, softmax and logits are always float32.
+Shapes as in vit.py. Parameters are float32; `dtype` is the dtype of matrix
+products. LayerNorm statistics, softmax and logits are always float32.
 
 The parts that a model is composed of (PatchEmbedding, Head, and those of
 posemb.py and pooling.py) are frozen dataclasses. They get the module that
@@ -17,7 +16,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
@@ -33,9 +31,7 @@ from vit_jax.types import (
 
 # Initialisation of all models. Biases start at zero and norms as the identity
 # unless listed. The paper leaves this open; these are the distributions of its
-# released code. Fans are those of the matrix that is multiplied: an attention
-# kernel [D, h, d] counts as [D, D], the patch embedding [ph, pw, C, D] as
-# [ph * pw * C, D], and so does the fan-in of a convolution.
+# released code. Fans are those of the matrix that is multiplied.
 INIT = {
   'embedding': nn.initializers.lecun_normal(),  # E of equation 1
   'cls': nn.initializers.zeros,  # x_class of equation 1
@@ -77,10 +73,9 @@ def as_pair(size: Size) -> tuple[int, int]:
 
 
 def platform() -> str:
-  """Return 'cpu', 'gpu' or 'tpu', the platform of the program being traced.
+  """Return 'cpu', 'gpu' or 'tpu', for which a program is traced.
 
-  It is that of the mesh, whose devices may be those of another machine; without
-  a mesh, of the default device.
+  The devices of the mesh may be those of another machine.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
@@ -102,10 +97,9 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
   """Return x, [B, ...], constrained to stay sharded over the batch.
 
   Along 'fsdp' axes both parameters and batch are sharded, and the compiler may
-  choose to gather the whole batch instead of the parameters of one layer. On
-  other meshes it has no such choice, and there is no constraint, because each
-  one costs a copy: 8% of B/16's step in the TPU compiler's estimate. There is
-  none either if the axes do not divide B.
+  choose to gather the whole batch instead of the parameters of one layer. Other
+  meshes need no constraint, which costs a copy: 8% of B/16's step in the TPU
+  compiler's estimate.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not any(a.startswith('fsdp') and n > 1 for a, n in mesh.shape.items()):
@@ -211,18 +205,14 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D].
-
-  `kernel_init` is the key of the kernels' initialiser in INIT; `init_std` as in
-  BlockOptions.
-  """
+  """Two layers with a GELU between them: [..., D] -> [..., D]."""
 
   mlp_dim: int
   dropout: float = 0.0
   gelu: str = 'tanh'
   dtype: Any = 'float32'
   train: bool = False
-  kernel_init: str = 'mlp'
+  kernel_init: str = 'mlp'  # key in INIT
   init_std: float | None = None
 
   @nn.compact
@@ -265,13 +255,9 @@ class BlockOptions:
 def drop_path(
   module: nn.Module, y: jax.Array, rate: jax.Array | None
 ) -> jax.Array:
-  """Drop the output of a residual branch for some examples (AugReg).
+  """Drop the output of a residual branch [B, N, D] for some examples (AugReg).
 
-  Args:
-    module: module with the rng 'dropout'.
-    y: [B, N, D], output of the branch.
-    rate: fraction of examples whose branch is dropped; the branch of the others
-      is scaled up. None: 0.
+  `rate` is their fraction, None: 0. The branch of the others is scaled up.
   """
   if rate is None:
     return y
@@ -301,26 +287,21 @@ def remat(
 
 
 def run_layers(
-  layer: type[nn.Module],
+  model: Any,
   x: jax.Array,
   *,
-  depth: int,
-  stochastic_depth: StochasticDepth,
-  scan: bool,
-  remat_policy: str,
+  training: bool,
   per_layer: bool,
   shared: jax.Array | None = None,
   **fields: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
 
-  A loop writes what the backward pass needs to memory once more, so a policy
-  that saves little is faster.
-
   Args:
-    layer: class of modules, called as layer(x, rate or None, shared) -> x.
+    model: has `layer`, a class of modules that are called as layer(x, rate or
+      None, shared) -> x; and depth, stochastic_depth, scan and remat.
     x: [B, N, D].
-    depth, stochastic_depth, scan, remat_policy: as in VisionTransformer.
+    training: whether stochastic depth acts.
     per_layer: whether to return the output of each layer.
     shared: argument of all layers.
     **fields: fields of the layers.
@@ -329,34 +310,34 @@ def run_layers(
     [B, N, D], and {'block_i': [B, N, D]}, which is empty if not per_layer.
   """
   rates = None
-  if stochastic_depth:
-    ends = stochastic_depth
+  if training and model.stochastic_depth:
+    ends = model.stochastic_depth
     first, last = (0.0, ends) if isinstance(ends, int | float) else ends
-    rates = jnp.linspace(first, last, depth)
+    rates = jnp.linspace(first, last, model.depth)
   # Inside a loop nothing can be merged with the forward pass anyway.
-  layer = remat(layer, remat_policy, prevent_cse=not scan)
+  layer = remat(model.layer, model.remat, prevent_cse=not model.scan)
 
   def apply(block, x, rate, shared):
     x = block(x, rate, shared)
     return x, x if per_layer else None
 
-  if scan:
+  if model.scan:
     loop = nn.scan(
       apply,
       variable_axes={'params': 0, 'intermediates': 0},
       split_rngs={'params': True, 'dropout': True},
       in_axes=(0, nn.broadcast),
-      length=depth,
+      length=model.depth,
     )
     x, outputs = loop(layer(name='blocks', **fields), x, rates, shared)
   else:
     outputs = []
-    for i in range(depth):
+    for i in range(model.depth):
       block = layer(name=f'block_{i}', **fields)
       x, output = apply(block, x, None if rates is None else rates[i], shared)
       outputs.append(output)
   x = keep_batch_split(x)
-  return x, {f'block_{i}': outputs[i] for i in range(depth * per_layer)}
+  return x, {f'block_{i}': outputs[i] for i in range(model.depth * per_layer)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,56 +366,33 @@ class PatchEmbedding:
 
   Attributes:
     patch_size: side of a patch in pixels, or (height, width).
-    stride: pixels from one patch to the next, one number or two; patches
-      overlap if it is smaller than patch_size. None: patch_size.
     mask_token: whether there is a learned vector that can replace patches, see
       objectives/masked_patches.py.
     init_std: standard deviation of the initial kernel; None: as in INIT.
   """
 
   patch_size: Size
-  stride: Size | None = None
   mask_token: bool = False
   init_std: NonNegative | None = None
 
   def __post_init__(self) -> None:
-    size, stride = as_pair(self.patch_size), self.stride
-    object.__setattr__(self, 'patch_size', size)
-    if stride is not None:
-      object.__setattr__(self, 'stride', as_pair(stride))
-    if not all(0 < s <= p for s, p in zip(self.step, size)):
-      raise UserError(
-        f'stride={stride} with patch_size={size} must be at least 1 and at '
-        'most patch_size. Use None for patches that do not overlap.'
-      )
-
-  @property
-  def step(self) -> tuple[int, int]:
-    """Cells from one patch to the next, (rows, columns)."""
-    return as_pair(self.stride or self.patch_size)
+    object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
 
   @property
   def reduction(self) -> int:
     """Pixels per side of a cell of what is cut into patches."""
     return 1
 
-  @property
-  def pixels_per_token(self) -> tuple[int, int]:
-    """Pixels from one patch to the next, (rows, columns)."""
-    rows, columns = self.step
-    return rows * self.reduction, columns * self.reduction
-
   def grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
     """Return (gh, gw), the grid of patches of an image [H, W, ...]."""
-    sides = zip(image_shape, as_pair(self.patch_size), self.step)
-    gh, gw = ((n // self.reduction - p) // s + 1 for n, p, s in sides)
-    return gh, gw
+    ph, pw = as_pair(self.patch_size)
+    height, width = (n // self.reduction for n in image_shape[:2])
+    return height // ph, width // pw
 
   def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-    """Return (H, W) of the smallest image with that grid of patches."""
-    sides = zip(grid, as_pair(self.patch_size), self.step)
-    height, width = (((n - 1) * s + p) * self.reduction for n, p, s in sides)
-    return height, width
+    """Return (H, W) of the images with that grid of patches."""
+    ph, pw = as_pair(self.patch_size)
+    return grid[0] * ph * self.reduction, grid[1] * pw * self.reduction
 
   def __call__(
     self, module: nn.Module, images: jax.Array
@@ -458,44 +416,27 @@ class PatchEmbedding:
 
   def cut(self, images: jax.Array) -> jax.Array:
     """Cut images into patches: [B, H, W, C] -> [B, gh, gw, ph, pw, C]."""
-    size, step = as_pair(self.patch_size), self.step
-    batch, *sides, channels = images.shape
-    if any(n < p or (n - p) % s for n, p, s in zip(sides, size, step)):
+    (ph, pw), (batch, *sides, channels) = as_pair(self.patch_size), images.shape
+    if sides[0] % ph or sides[1] % pw:
       raise UserError(
         f'Images, or feature maps, of {sides[0]}x{sides[1]} (height x width) '
-        f'cannot be cut into patches of {size[0]}x{size[1]} every '
-        f'{step[0]}x{step[1]}. Resize or crop the images, or use another '
-        'patch_size.'
+        f'cannot be cut into patches of {ph}x{pw}. Resize or crop the images, '
+        'or use another patch_size.'
       )
-    if step == size:
-      gh, gw = (n // p for n, p in zip(sides, size))
-      cells = images.reshape(batch, gh, size[0], gw, size[1], channels)
-      return cells.swapaxes(2, 3)
-    y, x = (
-      np.arange(0, n - p + 1, s)[:, None] + np.arange(p)[None]
-      for n, p, s in zip(sides, size, step)
-    )
-    return images[:, y][:, :, :, x].swapaxes(2, 3)
+    rows = images.reshape(batch, sides[0] // ph, ph, -1, pw, channels)
+    return rows.swapaxes(2, 3)
 
   def replace(
     self, module: nn.Module, patches: jax.Array, sources: jax.Array | None
   ) -> jax.Array:
-    """Replace patches by other patches, or by the mask vector.
+    """Replace patches [B, n, D] by other patches, or by the mask vector.
 
-    Args:
-      module: gets the parameter 'mask' [1, 1, D] if there is a mask token.
-      patches: [B, n, D].
-      sources: see VisionTransformer.features.
+    `sources` is `patch_sources` of VisionTransformer.features.
     """
     if self.mask_token:
       mask = module.param('mask', INIT['mask'], (1, 1, patches.shape[-1]))
     if sources is None:
       return patches
-    if not self.mask_token:
-      raise UserError(
-        'The model got patch_sources but has no mask vector. Set '
-        'embedding.mask_token=True.'
-      )
     sources = sources[..., None]
     moved = jnp.take_along_axis(patches, jnp.maximum(sources, 0), axis=1)
     return jnp.where(sources < 0, mask.astype(patches.dtype), moved)
@@ -520,12 +461,7 @@ class Head:
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
   ) -> dict[str, jax.Array]:
-    """Compute the logits of pooled features x [..., D].
-
-    Args:
-      module: model that gets the parameters.
-      x: pooled features.
-      layer: class of the layers.
+    """Compute the logits of pooled features x [..., D], by `layer`s.
 
     Returns:
       {'pooled': x, 'pre_logits': output of the tanh layer or x,
@@ -574,15 +510,11 @@ class Classifier(nn.Module):
 
 
 def check_images(images: Any) -> None:
-  """Raise ValueError unless `images` is a batch of floats [B, H, W, C]."""
+  """Raise UserError unless `images` is a batch of floats [B, H, W, C]."""
   shape, dtype = jnp.shape(images), jnp.result_type(images)
-  if len(shape) != 4:
+  if len(shape) != 4 or not jnp.issubdtype(dtype, jnp.floating):
     raise UserError(
-      f'images have the shape {shape}. Expected a batch [B, H, W, C]. For a '
-      'single image, use images[None].'
-    )
-  if not jnp.issubdtype(dtype, jnp.floating):
-    raise UserError(
-      f'images are {dtype}. Expected floats, normalised as in training. Use '
-      'the `preprocess` of the weights, or vit_jax.models.layers.Normalize().'
+      f'images are {dtype} {shape}. Expected a batch of floats [B, H, W, C]. '
+      'Use images[None] for a single image, and normalise it as in training: '
+      'by the `preprocess` of the weights, or Normalize() of models/layers.py.'
     )

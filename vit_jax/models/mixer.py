@@ -80,6 +80,8 @@ class MlpMixer(layers.Classifier):
   scan: bool = False
   remat: Annotated[layers.Remat, HARMLESS] = 'none'
 
+  layer = MixerBlock
+
   @nn.compact
   def features(
     self, images: jax.Array, *, train: bool = False, per_layer: bool = True
@@ -88,12 +90,9 @@ class MlpMixer(layers.Classifier):
     layers.check_images(images)
     out, _ = self.embedding(self, images)
     x, outputs = layers.run_layers(
-      MixerBlock,
+      self,
       out['patches'],
-      depth=self.depth,
-      stochastic_depth=self.stochastic_depth if train else 0.0,
-      scan=self.scan,
-      remat_policy=self.remat,
+      training=train,
       per_layer=per_layer,
       tokens_mlp_dim=self.tokens_mlp_dim,
       channels_mlp_dim=self.channels_mlp_dim,

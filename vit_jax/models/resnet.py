@@ -247,8 +247,7 @@ class Hybrid(PatchEmbedding):
   """Patches of the feature map of a ResNet (section 3.1), for hybrids.
 
   Attributes:
-    patch_size, stride: as in PatchEmbedding, in cells of the feature map.
-    mask_token: as in PatchEmbedding.
+    patch_size: as in PatchEmbedding, in cells of the feature map.
     stages: units in each stage of the post-activation ResNet; (): its root
       alone.
   """

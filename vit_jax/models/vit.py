@@ -191,12 +191,9 @@ class VisionTransformer(layers.Classifier):
     # Equations 2 and 3.
     in_layers = posemb.in_layers
     x, outputs = layers.run_layers(
-      self.layer,
+      self,
       x,
-      depth=self.depth,
-      stochastic_depth=self.stochastic_depth if train else 0.0,
-      scan=self.scan,
-      remat_policy=self.remat,
+      training=train,
       per_layer=per_layer,
       shared=posemb.shared(self, layout, self.width) if in_layers else None,
       **self.layer_fields(layout, train),

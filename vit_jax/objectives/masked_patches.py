@@ -166,17 +166,15 @@ class Prediction:
 
   def __post_init__(self) -> None:
     embedding, pooling = self.model.embedding, self.model.pooling
-    overlap = embedding.step != embedding.patch_size
     if (
       not isinstance(pooling, NoPooling)
       or not embedding.mask_token
       or embedding.reduction > 1
-      or overlap
     ):
       raise UserError(
         f'masked_patches: the model has pooling={pooling} and embedding='
         f'{embedding}. It needs NoPooling, mask_token=True and patches of '
-        'pixels that do not overlap.'
+        'pixels.'
       )
 
   @property

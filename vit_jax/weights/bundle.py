@@ -50,7 +50,6 @@ _OBJECTS: dict[str, dict[str, Any]] = {  # fields that `replace` takes as text
 }
 _FIELDS = {  # short name: field of the model, field of that part
   'patch_size': ('embedding', 'patch_size'),
-  'patch_stride': ('embedding', 'stride'),
   'mask_token': ('embedding', 'mask_token'),
   'posemb_at': ('posemb', 'at'),
   'class_token': ('pooling', 'class_token'),
@@ -141,7 +140,7 @@ def replace(model: Any, **fields: Any) -> Any:
   Args:
     model: Flax module.
     **fields: its fields; or short names of the fields of its parts: patch_size,
-      patch_stride, mask_token, posemb and pooling as text ('learned', 'gap',
+      mask_token, posemb and pooling as text ('learned', 'gap',
       ...), class_token, num_registers, norm_after_pooling, representation_size,
       layerscale_init, qk_norm, gelu, norm_eps, and others in _FIELDS.
 

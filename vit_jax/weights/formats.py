@@ -283,7 +283,6 @@ def _check_portable(model, format):
       and (type(posemb) not in (Learned, SinCos2d) or posemb.in_layers),
       f'posemb={posemb}',
     ),
-    (every, getattr(embedding, 'stride', None), 'overlapping patches (stride)'),
     (every, getattr(embedding, 'mask_token', False), 'mask_token=True'),
     (
       every,

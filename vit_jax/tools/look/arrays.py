@@ -66,7 +66,7 @@ def _table(weights):
 
 def cell_distances(weights: Weights) -> np.ndarray:
   """Return the distances [P, P] between patches (hybrids: cells) in pixels."""
-  pixels = weights.model.embedding.pixels_per_token
+  pixels = weights.model.embedding.image_size((1, 1))
   return attention.cell_distances(layout(weights).grid, pixels)
 
 
