@@ -1,10 +1,11 @@
 """Mixing of images and of their labels: mixup and CutMix, on the device.
 
-`mixed` wraps any objective. Example i of the global batch of B is mixed with
-its partner, example i + B // 2 (modulo B), whatever device, host or micro-batch
-they are on. Repeats of an image, which follow each other in a batch
-(`data.order.Repeated`), are not partners if they are at most half of the batch.
-A mesh of an even number of devices exchanges whole shards, as uint8.
+`mixed` wraps any objective, and mixes all examples of a batch in the same way.
+Example i of the global batch of B is mixed with its partner, example i + B // 2
+(modulo B), whatever device, host or micro-batch they are on. Repeats of an
+image, which follow each other in a batch (`data.order.Repeated`), are not
+partners if they are at most half of the batch. A mesh of an even number of
+devices exchanges whole shards, as uint8.
 
 A mixer is any function (rng, (H, W)) -> Blend of one image:
 
@@ -16,9 +17,8 @@ timm's mixup=0.8, cutmix=1, mixup_prob=p, mixup_switch_prob=s is
 
   Choice((Mixup(0.8), Cutmix(1.0)), (p * (1 - s), p * s))
 
-with mixup_mode 'batch' or 'elem' for per='batch' or 'example'. big_vision has
-mixup per batch and replaces w by max(w, 1 - w): this only exchanges the images
-with their partners.
+with its mixup_mode 'batch'. big_vision's mixup replaces w by max(w, 1 - w):
+this only exchanges the images with their partners.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +52,6 @@ Alpha = Annotated[
 
 class Blend(NamedTuple):
   """Weights and box by which an image is mixed with its partner.
-
-  For a batch, each array has a leading dimension [B].
 
   Attributes:
     share: float32, weight of the image's own label; the partner's is 1 - share.
@@ -107,38 +105,27 @@ class Cutmix:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """One of several mixers, with these probabilities; otherwise none.
-
-  Attributes:
-    mixers: one or more.
-    probabilities: one for each mixer, in total at most 1; the rest is the
-      probability that nothing is mixed. None: equal ones.
-  """
+  """One of several mixers, with these probabilities; otherwise none."""
 
   mixers: Sequence[Mixer]
-  probabilities: Sequence[Fraction] | None = None
+  probabilities: Sequence[Fraction]
 
   def __post_init__(self) -> None:
-    mixers, each = tuple(self.mixers), self.probabilities
-    if each is None:
-      each = [1 / len(mixers) for _ in mixers]
-    if not mixers or len(each) != len(mixers) or sum(each) > 1 + 1e-6:
+    counts = len(self.mixers), len(self.probabilities)
+    if counts[0] != counts[1] or sum(self.probabilities) > 1 + 1e-6:
       raise UserError(
-        f'Choice: {len(mixers)} mixers have probabilities={tuple(each)}. Give '
-        'one or more mixers, and one probability for each, in total at most 1.'
+        f'Choice: {counts[0]} mixers have probabilities='
+        f'{tuple(self.probabilities)}. Give one for each, in total at most 1.'
       )
-    object.__setattr__(self, 'mixers', mixers)
-    object.__setattr__(self, 'probabilities', tuple(each))
 
   def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
     which_rng, *rngs = jax.random.split(rng, 1 + len(self.mixers))
     blends = [mixer(r, size) for mixer, r in zip(self.mixers, rngs)]
     blends.append(Blend(jnp.ones(()), jnp.ones(()), _whole(size)))
-    ends = [*itertools.accumulate(self.probabilities or ())]
+    ends = [*itertools.accumulate(self.probabilities)]
     if abs(ends[-1] - 1) < 1e-6:  # always one of the mixers
       ends[-1] = math.inf
-    draw = jax.random.uniform(which_rng)
-    chosen = jnp.sum(draw >= jnp.array(ends))
+    chosen = jnp.sum(jax.random.uniform(which_rng) >= jnp.array(ends))
     return jax.tree.map(lambda *x: jnp.stack(x)[chosen], *blends)
 
 
@@ -166,41 +153,28 @@ def mixed(
   preprocess: Preprocess,
   objective: Objective,
   mixer: Mixer,
-  per: Literal['batch', 'example'] = 'batch',
 ) -> LossFn:
   """Return the LossFn of `objective` for mixed images and labels.
 
   The inner objective gets float32 images in 0..255 and float32 labels [B, K].
-  Wrap distillation in `mixed`, not the other way round: teacher and student
-  then see the same mixed images. `LossFn.prepare` finds the partners before a
-  batch is cut into micro-batches, see `train_step`.
+  `LossFn.prepare` finds the partners before a batch is cut into micro-batches,
+  see `train_step`.
 
   Args:
     model: has num_classes.
     preprocess: images in 0..255, float32 too, -> float images.
     objective: the objective to wrap, (model, preprocess=...) -> LossFn.
     mixer: see the module docstring.
-    per: whether the whole batch shares one draw, or each example has its own.
   """
   inner = objective(model, preprocess=preprocess)
-  num_classes = model.num_classes
-  if not num_classes:
-    raise UserError(
-      f'mixed: the model has num_classes={num_classes}, but mixed labels are '
-      'vectors with one number for each class. Set model.num_classes.'
-    )
 
   def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
     count, *size = batch['image'].shape[:3]
-    if per == 'batch':
-      blend = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))),
-        mixer(rng, (size[0], size[1])),
-      )
-    else:
-      draw = jax.vmap(mixer, in_axes=(0, None))
-      blend = draw(jax.random.split(rng, count), (size[0], size[1]))
+    blend = jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))),
+      mixer(rng, tuple(size)),
+    )
     partner = {
       name: jnp.roll(batch[name], -(count // 2), axis=0)
       for name in ('image', 'label')
@@ -211,7 +185,7 @@ def mixed(
   def loss_fn(params, batch, rng, *teacher):
     if 'mixing' not in batch:
       batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-    return inner(params, mix(batch, num_classes), rng, *teacher)
+    return inner(params, mix(batch, model.num_classes), rng, *teacher)
 
   loss_fn.prepare = prepare  # type: ignore[attr-defined]
   loss_fn.compare = None  # type: ignore[attr-defined]
