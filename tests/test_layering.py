@@ -114,7 +114,7 @@ def test_who_imports_which_package():
   assert folders('grain') == {'vit_jax.data', 'vit_jax.tools'}
   assert folders('cv2') == {'vit_jax.data', 'vit_jax.data.embedded'}
   tfds = folders('tensorflow_datasets')
-  assert tfds <= {'vit_jax.data', 'vit_jax.tools', 'vit_jax.tools.prepare'}
+  assert tfds <= {'vit_jax.data', 'vit_jax.tools'}
   assert importers('orbax') == {'vit_jax.runs.checkpoint'}
   assert not importers('configs')
   assert not importers('tensorflow')

@@ -10,12 +10,11 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.data import imagenet, images
+from vit_jax.data import imagenet, images, tars
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds import Tfds
-from vit_jax.tools.prepare import __main__ as command
-from vit_jax.tools.prepare import tars, write
+from vit_jax.tools import prepare
 
 NAMES = ('ant', 'bee', 'cat ü')
 
@@ -69,7 +68,7 @@ def folder(tmp_path_factory):
 
 def prepared(*argv):
   """Run the command in this process."""
-  command.main([str(x) for x in argv])
+  prepare.main([str(x) for x in argv])
 
 
 def contents(source):
@@ -100,7 +99,7 @@ class Listed:
 
 def made(dest, source, **options):
   """Write a source as the split 'train', and return what is read of it."""
-  write.write(dest, {'train': source}, **options)
+  prepare.write(dest, {'train': source}, **options)
   return open_source(f'tfds:{dest}:train')
 
 
@@ -108,7 +107,7 @@ def test_a_folder_is_copied_and_read_by_name(folder, tmp_path, capsys):
   dest = tmp_path / 'my-set'
   prepared(folder, f'held=folder:{folder}', dest)
   out = capsys.readouterr().out
-  assert '12 examples of train, 12 examples of held' in out
+  assert '12 examples of train.' in out and '12 examples of held.' in out
   assert f'--config.data.source.path=tfds:{dest}:train' in out
   read = open_source(f'tfds:{dest}:held')
   assert contents(read) == contents(open_source(folder))
@@ -186,7 +185,7 @@ def test_unreadable_images(tmp_path):
 def test_splits_with_other_classes(tmp_path):
   sources = [Listed([photo(0)], class_names=names) for names in ('ab', 'ac')]
   with pytest.raises(ValueError, match='different classes'):
-    write.write(tmp_path / 'set', dict(zip('xy', sources)))
+    prepare.write(tmp_path / 'set', dict(zip('xy', sources)))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_splits_with_other_classes(tmp_path):
   ],
 )
 def test_name_of_the_split(text, split):
-  assert command._split(text) == split
+  assert prepare._split(text) == split
 
 
 # Tar files.
@@ -238,7 +237,7 @@ def test_imagenet(tmp_path):
     for i, name in enumerate(names[:2])
   }
   (tmp_path / 'ILSVRC2012_img_train.tar').write_bytes(tar_bytes(inner))
-  train = command._open(f'imagenet:{tmp_path}:train')
+  train = prepare._open(f'imagenet:{tmp_path}:train')
   assert not train.exif and train.class_names == list(names[:2])
   found = [(name, x['label']) for name, x in train]
   assert found == [(f'{x}/{x}_1.JPEG', i) for i, x in enumerate(names[:2])]
@@ -246,7 +245,7 @@ def test_imagenet(tmp_path):
   labels = labels.read_text().split()
   flat = {f'ILSVRC2012_val_{i:08d}.JPEG': b'' for i in (1, 50_000)}
   (tmp_path / 'ILSVRC2012_img_val.tar').write_bytes(tar_bytes(flat))
-  validation = command._open(f'imagenet:{tmp_path}:validation')
+  validation = prepare._open(f'imagenet:{tmp_path}:validation')
   assert validation.class_names == list(names) == sorted(names)
   found = [names[x['label']] for _, x in validation]
   assert found == [labels[0], labels[-1]]
@@ -272,10 +271,10 @@ def test_copies_are_left_out(tmp_path):
 
 
 def test_the_nearest_hash_within_the_distance_counts(monkeypatch):
-  value = write.perceptual_hash(photo(1)[..., :1])
+  value = prepare.perceptual_hash(photo(1)[..., :1])
   assert value.dtype == np.uint64
-  monkeypatch.setattr(write, 'perceptual_hash', lambda image: image)
+  monkeypatch.setattr(prepare, 'perceptual_hash', lambda image: image)
   source = [{'image': value ^ np.uint64(x)} for x in (0b1111111, 0b11)]
-  copies = write.Copies({'a': source})
+  copies = prepare.Copies({'a': source})
   assert copies.find(value) == 'a: index 1 (distance 2)'
   assert copies.find(value ^ np.uint64(0xFF00)) is None

@@ -1,22 +1,121 @@
-"""Examples of sources, checked and re-encoded, written by TFDS."""
+"""Write a data set once, as sharded ArrayRecord files that are read by name.
 
+  python -m vit_jax.tools.prepare [SPLIT=]SOURCE [...] DEST [options]
+
+A folder of images, shrunk to a short side of 256 pixels:
+
+  python -m vit_jax.tools.prepare /data/flowers /data/sets/flowers \\
+      --short_side=256
+
+ImageNet-21k without copies of evaluation images, in a shuffled order:
+
+  python -m vit_jax.tools.prepare tar:/data/fall11_whole.tar \\
+      /data/sets/imagenet21k --short_side=256 --shuffle \\
+      --leave_out=tfds:cifar10:test \\
+      --leave_out=imagenet:/data/downloads:validation
+
+SOURCE is a folder of images, a name such as 'tfds:NAME:SPLIT' or
+'hf:NAME:SPLIT', see docs/data.md, a tar file 'tar:FILE', or 'imagenet:FOLDER:
+SPLIT' for the tar files of image-net.org. SPLIT is 'train' by default, or the
+split that the name ends with. DEST is a new folder. Until it is complete, it is
+called DEST.part. Unreadable images and copies are left out, and listed in
+DEST/left_out.csv.
+"""
+
+import argparse
 import csv
 import functools
 import io
 import pathlib
+import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images, views, workers
+from vit_jax.data import images, tars, views, workers
+from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import resize
 from vit_jax.runs import terminal
+from vit_jax.tools import parsers
 from vit_jax.types import PathLike, UserError
 
+_SOURCE_OPTIONS = {
+  'csv': 'table of path,label',
+  'image_key': 'field with the image',
+  'label_key': 'field with the label',
+  'class_names': 'file with the names, one per line, or a JSON list',
+}
 _JPEG_QUALITY = 95
 _COPY_BITS = 6  # in which the hashes of copies differ at most, of 64
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  args = parser().parse_args(argv)
+  options = {key: getattr(args, key) for key in _SOURCE_OPTIONS}
+  with terminal.one_message():
+    sources = {_split(x): _open(x, **options) for x in args.sources}
+    if len(sources) < len(args.sources):
+      raise UserError(
+        f'{args.sources} name a split twice. Write SPLIT=SOURCE for each.'
+      )
+    folder = write(
+      args.dest,
+      sources,
+      short_side=args.short_side,
+      shuffle=args.shuffle,
+      leave_out={x: _open(x) for x in args.leave_out},
+    )
+  source = shlex.quote(f'tfds:{folder}:{next(iter(sources))}')
+  terminal.say(
+    'Train a small model on it, or set the source of any config:\n'
+    '  python -m vit_jax.main --config=configs/train_folder.py'
+    f' --config.data.source.path={source} --workdir=DIR'
+  )
+
+
+def parser() -> argparse.ArgumentParser:
+  made = parsers.parser(__doc__, 'tools.prepare SOURCE [...] DEST [options]')
+  add = made.add_argument
+  add('sources', metavar='[SPLIT=]SOURCE', nargs='+', help='name of a source')
+  add('dest', metavar='DEST', help='folder of the data set')
+  add(
+    '--short_side',
+    type=parsers.count,
+    metavar='N',
+    help='shrink images with a larger short side (bytes are copied)',
+  )
+  add('--shuffle', action='store_true', help='write in a shuffled order')
+  add(
+    '--leave_out',
+    metavar='SOURCE',
+    action='append',
+    default=[],
+    help='leave out copies of images of this source; may be repeated',
+  )
+  for name, text in _SOURCE_OPTIONS.items():
+    add(f'--{name}', help=f'{text} of the sources')
+  return made
+
+
+def _split(text):
+  """Return the split that 'SPLIT=SOURCE' or 'tfds:cifar10:test' names."""
+  match = re.match(r'([A-Za-z]\w*)=', text)
+  match = match or re.search(r':([A-Za-z]\w*)(\[[^\]]*\])?$', text)
+  return match[1] if match else 'train'
+
+
+def _open(text, **options):
+  """Return the source of '[SPLIT=]SOURCE'."""
+  name = re.sub(r'^[A-Za-z]\w*=', '', text)
+  kind, _, rest = name.partition(':')
+  if kind == 'tar':
+    return tars.Tar(rest)
+  if kind == 'imagenet':
+    return tars.imagenet(*rest.rsplit(':', 1))
+  return open_source(name, **options)
 
 
 def write(
@@ -26,21 +125,15 @@ def write(
   short_side: int | None = None,
   shuffle: bool = False,
   leave_out: Mapping[str, Any] | None = None,
-) -> dict[str, int]:
-  """Write a TFDS data set, which appears when it is complete.
-
-  Unreadable images and copies are left out, and listed in left_out.csv.
+) -> pathlib.Path:
+  """Write a TFDS data set, and return its folder.
 
   Args:
     folder: of the data set; it must not exist.
     sources: by split. A source has len() and [i], or is an iterable of (file
       name, example). An example is {'image': bytes or array, 'label': int}.
-    short_side: larger images are shrunk to it; None copies their bytes.
-    shuffle: write the examples in a shuffled order.
+    short_side, shuffle: see the command.
     leave_out: {name: source} of images whose copies are left out.
-
-  Returns:
-    {split: number of examples}.
   """
   import tensorflow_datasets as tfds
 
@@ -101,13 +194,15 @@ def write(
   builder = Prepared(data_dir=partial, file_format='array_record')
   builder.download_and_prepare()
   made = pathlib.Path(builder.data_path)
+  for split, info in builder.info.splits.items():
+    terminal.say(f'{folder}: {info.num_examples:,} examples of {split}.')
   if left_out:
     with open(made / 'left_out.csv', 'w', newline='') as file:
       csv.writer(file).writerows([('split', 'file_name', 'reason'), *left_out])
     terminal.say(f'Left out {len(left_out):,}, see {folder}/left_out.csv.')
   made.rename(folder)
   shutil.rmtree(partial)
-  return {k: v.num_examples for k, v in builder.info.splits.items()}
+  return folder
 
 
 def _process(

@@ -1,1 +1,0 @@
-"""Preparation of data sets as sharded ArrayRecord files."""
