@@ -110,7 +110,6 @@ def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   expected = {'compile': 50, 'data': 1.5, 'steps': 4.5, 'saving': 21}
   assert found == {'setup': 0} | expected
   out = capsys.readouterr().out
-  assert 'first step, including compilation: 50.0 s' in out
   assert 'wall time 0:01:17 |' in out and 'saving 27.3%' in out
 
 
@@ -248,10 +247,8 @@ def test_terminal_line():
     'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
     'data wait 25% (reading) | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
   )
-  record = {'images_per_s': 80.0, 'images_per_s_per_device': 80.0}
+  record = {'images_per_s': 80.0, 'images_per_s_per_device': 10.0}
   assert terminal.line(record) == 'img/s 80'
-  record['images_per_s_per_device'] = 10.0
-  assert terminal.line(record) == 'img/s 80 | img/s/dev 10'
 
 
 def test_output_to_a_file_is_plain_lines(tmp_path, capsys):

@@ -5,7 +5,7 @@ which mesh axes split the batch, models/layers.py). Three mesh axes are enough
 for all recipes here, and `rules_for` picks the recipe from their sizes:
 
   data   parameters are replicated, batches are split (the default)
-  fsdp   parameters and batches are split
+  fsdp   parameters, their EMA, optimizer state and batches are split
   model  parameters are split by heads and hidden units, batches are not
 
 A list of your own, ((path rule, spec), ...), replaces a recipe. Rules apply to
@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import tree
 from vit_jax.models.layers import batch_axes, is_model_axis
-from vit_jax.types import Expect, PyTree, Shape, UserError
+from vit_jax.types import Expect, PyTree, UserError
 
 # One axis name, several, or None per leading array dimension; or a function of
 # (path, shape, mesh) that returns them.
@@ -39,14 +39,9 @@ AxisSize = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class MeshSizes:
-  """Sizes of the mesh axes; one of them may be -1, all remaining devices.
+  """Sizes of the mesh axes, see above; one may be -1, all remaining devices.
 
-  Attributes:
-    data: copies of the parameters, each working on its own examples.
-    fsdp: devices that parameters, optimizer state and EMA are split over, each
-      working on its own examples.
-    model: devices that the heads and hidden units of each layer are split over;
-      they work on the same examples and must belong to one host.
+  Devices along 'model' work on the same examples and must belong to one host.
   """
 
   data: AxisSize = -1
@@ -71,10 +66,6 @@ def make_mesh(
     devices: other devices; they may be described only, to compile for them.
     **axis_sizes: size of each axis; one may be -1, all remaining devices.
       Without sizes there is one axis, 'data'.
-
-  Raises:
-    ValueError: the sizes do not multiply to the number of devices, or devices
-      along 'model' axes belong to several hosts.
   """
   devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
@@ -92,77 +83,66 @@ def make_mesh(
     sizes, devices, allow_split_physical_axes=True
   )
   mesh = Mesh(array, tuple(axis_sizes), (AxisType.Auto,) * len(sizes))
-  check_hosts(mesh.devices, mesh.axis_names)
+  _check_hosts(mesh.devices, mesh.axis_names)
   return mesh
 
 
-def check_hosts(devices: np.ndarray, axis_names: Sequence[str]) -> None:
-  """Raise ValueError if devices of several hosts work on the same examples.
+def _check_hosts(devices, axis_names):
+  """Raise UserError if devices of several hosts work on the same examples.
 
   `devices` has a dimension for each axis of a mesh.
   """
-  shared = [i for i, name in enumerate(axis_names) if is_model_axis(name)]
-  groups = np.moveaxis(devices, shared, range(-len(shared), 0))
-  size = int(np.prod(groups.shape[groups.ndim - len(shared) :]))
-  for group in groups.reshape(-1, size):
-    hosts = {device.process_index for device in group}
-    if len(hosts) > 1:
-      sizes = dict(zip(axis_names, devices.shape, strict=True))
-      raise UserError(
-        f'mesh {sizes}: the {size} devices along model axes work on the same '
-        f'examples, but belong to hosts {sorted(hosts)}, and each host reads '
-        'its own. Make the model axes at most as large as one host.'
-      )
+  hosts = np.vectorize(lambda device: device.process_index)(devices)
+  shared = tuple(i for i, x in enumerate(axis_names) if is_model_axis(x))
+  if (hosts.max(shared) != hosts.min(shared)).any():
+    raise UserError(
+      f'mesh {dict(zip(axis_names, devices.shape, strict=True))}: devices '
+      'along model axes work on the same examples, but belong to several '
+      'hosts, each of which reads its own. Make these axes as large as a host.'
+    )
 
 
 def infer(abstract_tree: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
   """Return the NamedSharding of each leaf, from the first rule that matches.
 
   Leaves that no rule matches are replicated.
-
-  Raises:
-    ValueError: a spec names an unknown axis, or does not divide a shape.
   """
   return tree.map_with_path(
     lambda path, leaf: NamedSharding(
-      mesh, PartitionSpec(*find_spec(rules, path, leaf.shape, mesh))
+      mesh, PartitionSpec(*_find_spec(rules, path, leaf.shape, mesh))
     ),
     abstract_tree,
   )
 
 
-def find_spec(
-  rules: Rules, path: str, shape: Shape, mesh: Mesh
-) -> tuple[Any, ...]:
-  """Return the spec of one leaf, without trailing Nones; see `infer`."""
+def _find_spec(rules, path, shape, mesh):
+  """Return the spec of one leaf, without trailing Nones."""
   i = tree.first_match([pattern for pattern, _ in rules], path)
   if i is None:
     return ()
   rule, spec = rules[i]
   spec = tuple(spec(path, shape, mesh) if callable(spec) else spec)
   for dim, axes in enumerate(spec):
-    size = axis_size(mesh, axes)
+    size = _axis_size(mesh, axes)
     if dim >= len(shape) or shape[dim] % size:
       raise UserError(
         f'sharding rule {rule}: {path} of shape {tuple(shape)} cannot be split '
-        f'{size} ways along dimension {dim}. Add a rule before it that matches '
-        'this path, or use mesh sizes that divide the dimension.'
+        f'{size} ways along dimension {dim}. Use mesh sizes that divide it.'
       )
   while spec and spec[-1] is None:
     spec = spec[:-1]
   return spec
 
 
-def axis_size(mesh: Mesh, axes: str | Sequence[str] | None) -> int:
+def _axis_size(mesh, axes):
   """Return how many ways an axis, or several together, split; 1 for None."""
   names = (axes,) if isinstance(axes, str) else axes or ()
-  for name in names:
-    if name not in mesh.shape:
-      raise UserError(
-        f'sharding: there is no mesh axis {name!r}; the mesh has '
-        f'{list(mesh.shape)}. Use one of these, or set --config.mesh.{name}.'
-      )
-  return int(np.prod([mesh.shape[name] for name in names]))
+  if missing := [name for name in names if name not in mesh.shape]:
+    raise UserError(
+      f'sharding: there is no mesh axis {missing[0]!r}; the mesh has '
+      f'{list(mesh.shape)}. Set --config.mesh.{missing[0]}.'
+    )
+  return math.prod(mesh.shape[name] for name in names)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -178,11 +158,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def check_batch_size(
   batch_size: int, mesh: Mesh, *, parts: int = 1, what: str = 'batch_size'
 ) -> None:
-  """Raise ValueError unless `parts` micro-batches can be split equally.
+  """Raise UserError unless `parts` micro-batches can be split equally.
 
   `what` is the name of the batch size in the message.
   """
-  ways = axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
+  ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if batch_size % ways:
     lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''
@@ -231,14 +211,9 @@ def put_batch(batch: PyTree, mesh: Mesh) -> Any:
 
 
 def rules_for(mesh: Mesh) -> Rules:
-  """Return FSDP over the axes 'fsdp*', tensor parallelism over 'model*'."""
-  model = [a for a in mesh.axis_names if is_model_axis(a) and mesh.shape[a] > 1]
-  split = [a for a in mesh.axis_names if a.startswith('fsdp')]
-  rules = tensor_parallel(model[0]) if model else []
-  if split and axis_size(mesh, split) > 1:
-    axis = split[0] if len(split) == 1 else tuple(split)
-    return fsdp(axis, others=rules)
-  return rules
+  """Return FSDP over the axis 'fsdp', tensor parallelism over 'model'."""
+  rules = tensor_parallel() if mesh.shape.get('model', 1) > 1 else []
+  return fsdp(others=rules) if mesh.shape.get('fsdp', 1) > 1 else rules
 
 
 # Megatron's split: each device has some of the heads, or of the hidden units,
@@ -254,67 +229,49 @@ _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
 )
 
 
-def tensor_parallel(axis: str = 'model') -> Rules:
-  """Return rules that split attention by heads and MLPs by hidden units.
-
-  Raises:
-    ValueError: the name of the axis does not begin with 'model'.
-  """
-  if not is_model_axis(axis):
-    raise UserError(
-      f'tensor_parallel: axis={axis!r}, but batches are split over all axes '
-      "except 'model*'. Call it 'model', in mesh too."
-    )
+def tensor_parallel() -> Rules:
+  """Return rules that split attention by heads and MLPs by hidden units."""
   return [
-    (path, functools.partial(_split, axis, ndim, dim))
-    for path, ndim, dim in _TENSOR
+    (path, functools.partial(_split, ndim, dim)) for path, ndim, dim in _TENSOR
   ]
 
 
-def _split(axis, ndim, split_dim, path, shape, mesh):
+def _split(ndim, split_dim, path, shape, mesh):
   del mesh
   of_layer = shape[_is_stacked(path) :]
   if len(of_layer) != ndim or of_layer == (1,):
     return ()  # Adafactor keeps a row, a column, or one number
   spec: list[Any] = [None] * len(shape)
-  spec[split_dim] = axis
+  spec[split_dim] = 'model'
   return spec
 
 
-def fsdp(
-  axis: str | Sequence[str] = 'fsdp',
-  *,
-  min_elements: int = 2**14,
-  others: Rules = (),
-) -> Rules:
-  """Return rules that split each array along its largest dimension.
+def fsdp(*, min_elements: int = 2**14, others: Rules = ()) -> Rules:
+  """Return rules that split each array over 'fsdp' in its largest dimension.
 
   An array stays whole if it is small, or if the axis divides none of its
   dimensions (a width of 1664 cannot be split 256 ways). The layer dimension of
   scanned layers is never split: each step of the scan needs one whole layer.
 
   Args:
-    axis: a mesh axis, or several.
     min_elements: arrays with fewer elements (in one layer) stay whole.
     others: more rules, such as `tensor_parallel`; the dimensions that they
       split are left to them.
   """
-  largest = functools.partial(_largest, axis, min_elements, tuple(others))
-  return [('.*', largest)]
+  return [('.*', functools.partial(_largest, min_elements, tuple(others)))]
 
 
-def _largest(axis, min_elements, others, path, shape, mesh):
-  spec = [*find_spec(others, path, shape, mesh)]
+def _largest(min_elements, others, path, shape, mesh):
+  spec = [*_find_spec(others, path, shape, mesh)]
   spec += [None] * (len(shape) - len(spec))
-  ways = axis_size(mesh, axis)
   first = int(_is_stacked(path))
   free = [
     dim
     for dim in range(first, len(shape))
-    if spec[dim] is None and shape[dim] % ways == 0
+    if spec[dim] is None and shape[dim] % _axis_size(mesh, 'fsdp') == 0
   ]
   if free and math.prod(shape[first:]) >= min_elements:
-    spec[max(free, key=lambda dim: shape[dim])] = axis
+    spec[max(free, key=lambda dim: shape[dim])] = 'fsdp'
   return spec
 
 

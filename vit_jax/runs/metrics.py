@@ -158,11 +158,12 @@ class Stopwatch:
     self.seconds: dict[str, float] = collections.defaultdict(float)
     self._begin = time.perf_counter()
 
-  def lap(self, phase: str) -> None:
-    """Count the time since the last lap as this phase."""
+  def lap(self, phase: str) -> float:
+    """Count the time since the last lap as this phase, and return it."""
     now = time.perf_counter()
-    self.seconds[phase] += now - self._begin
-    self._begin = now
+    seconds, self._begin = now - self._begin, now
+    self.seconds[phase] += seconds
+    return seconds
 
   def record(self) -> dict[str, float]:
     """Return {'seconds/PHASE': wall time so far}."""
@@ -227,7 +228,7 @@ class Monitor:
     self._stopwatch.lap('setup')
     self._phase = 'compile'  # Of the time in which nothing else happens.
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
-    self._restart_clock(start_step)
+    self._restart_rates(start_step)
 
   def carry(self) -> dict[str, Any]:
     """Return JSON values for a checkpoint, so that means continue after it.
@@ -238,10 +239,14 @@ class Monitor:
     seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
     return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
 
-  def _restart_clock(self, step):
-    self._clock_step, self._clock = step, time.perf_counter()
+  def _training_seconds(self):
+    """Return the time so far except the first step, evaluations and saving."""
+    return self._stopwatch.seconds['steps'] + self._stopwatch.seconds['data']
+
+  def _restart_rates(self, step):
+    """Measure rates from this step on."""
+    self._rates_from = step, self._training_seconds()
     self._waited: dict[str, float] = collections.defaultdict(float)
-    self._paused = 0.0
 
   @contextlib.contextmanager
   def traced(self, step: int) -> Iterator[None]:
@@ -262,9 +267,8 @@ class Monitor:
           target.parent.mkdir(parents=True, exist_ok=True)
           target.write_bytes(file.read_bytes())
       self.say(
-        f'profile of steps {first} to {last}:\n'
-        f'  tensorboard --logdir={self._traces}  (pip install tensorboard '
-        'xprof)\n  or open its perfetto_trace.json.gz at https://ui.perfetto.dev'
+        f'profile of steps {first} to {last} in {self._traces}. Open its '
+        'perfetto_trace.json.gz at https://ui.perfetto.dev.'
       )
 
   @contextlib.contextmanager
@@ -275,23 +279,20 @@ class Monitor:
     proportion to how much they grow.
     """
     self._stopwatch.lap(self._phase)
-    before, begin = dict(causes), time.perf_counter()
+    before = dict(causes)
     yield
-    seconds = time.perf_counter() - begin
+    seconds = self._stopwatch.lap('data')
     grown = {name: causes[name] - before[name] for name in causes}
     total = sum(grown.values()) or 1.0
     self._waited['data_wait'] += seconds
     for name, growth in grown.items():
       self._waited[f'data_wait/{name}'] += seconds * growth / total
-    self._stopwatch.lap('data')
 
   @contextlib.contextmanager
   def pause(self, phase: str) -> Iterator[None]:
     """Context manager whose time (evaluation, saving) is not training time."""
     self._stopwatch.lap(self._phase)
-    begin = time.perf_counter()
     yield
-    self._paused += time.perf_counter() - begin
     self._stopwatch.lap(phase)
 
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
@@ -304,9 +305,7 @@ class Monitor:
       self.flush()
       self._stopwatch.lap('compile')
       self._phase = 'steps'
-      seconds = time.perf_counter() - self._clock
-      self.say(f'first step, including compilation: {seconds:.1f} s')
-      self._restart_clock(step)
+      self._restart_rates(step)
 
   def flush(self) -> None:
     """Wait for the last dispatched step and log its metrics."""
@@ -336,8 +335,7 @@ class Monitor:
       # The optimizer counts updates from 0.
       with jax.transfer_guard('allow'):
         record['train/lr'] = float(self._learning_rate(step - 1))
-    if step > self._clock_step:
-      record |= self._rates(step)
+    record |= self._rates(step)
     record['memory_gb'] = _memory_gb()
     if self._flops:  # of the run so far, as in the paper's table 6
       record['exaflops'] = step * self._flops / 1e18
@@ -346,12 +344,16 @@ class Monitor:
     self.write(step, record)
     self._sums.clear()
     self._logged = step
-    self._restart_clock(step)
+    self._restart_rates(step)
 
   def _rates(self, step):
-    steps, devices = step - self._clock_step, jax.device_count()
-    seconds = time.perf_counter() - self._clock - self._paused
+    self._stopwatch.lap(self._phase)
+    steps, seconds = step - self._rates_from[0], self._training_seconds()
+    seconds -= self._rates_from[1]
+    if not steps or not seconds:
+      return {}
     images_per_s = steps * self._batch_size / seconds
+    devices = jax.device_count()
     rates = {
       'images_per_s': images_per_s,
       'images_per_s_per_device': images_per_s / devices,

@@ -28,7 +28,6 @@ _COLUMNS = {  # name in the record: heading, format
   'train/lr': ('lr', '{:.2e}'),
   'train/grad_norm': ('grad', '{:.3g}'),
   'images_per_s': ('img/s', '{:,.0f}'),
-  'images_per_s_per_device': ('img/s/dev', '{:,.0f}'),
   'mfu': ('mfu', '{:.1%}'),
   'data_wait': ('data wait', '{:.0%}'),
   'memory_gb': ('mem', '{:.1f}GB'),
@@ -36,7 +35,7 @@ _COLUMNS = {  # name in the record: heading, format
 }
 # Details that only metrics.jsonl and TensorBoard have.
 _HIDDEN = re.compile(
-  'eta_s|exaflops|train/.*|data_wait/.*|'
+  'eta_s|exaflops|images_per_s_per_device|train/.*|data_wait/.*|'
   r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 
@@ -74,13 +73,9 @@ class Terminal:
 
 def line(record: Mapping[str, Any]) -> str:
   """Return a record as one line: known columns, other metrics, the ETA."""
-  columns = dict(_COLUMNS)
-  per_device = 'images_per_s_per_device'
-  if record.get(per_device) == record.get('images_per_s'):  # one device
-    del columns[per_device]
   parts = [
     f'{heading} {form.format(record[name])}{_cause(record, name)}'
-    for name, (heading, form) in columns.items()
+    for name, (heading, form) in _COLUMNS.items()
     if name in record
   ]
   parts += [
@@ -137,8 +132,7 @@ def table(
 def one_message() -> Iterator[None]:
   """Context manager that prints only the message of a mistake of the user.
 
-  The message goes to stderr and the exit status is 1. If the reader of stdout
-  is gone, as with `| head`, the process ends without a message.
+  If the reader of stdout is gone, as with `| head`, there is no message.
   """
   try:
     yield
@@ -155,13 +149,7 @@ def one_message() -> Iterator[None]:
 
 
 def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
-  """Yield the items, and show a bar with the time left in a terminal.
-
-  Args:
-    items: iterable.
-    total: number of items.
-    unit: what the items are, in the plural.
-  """
+  """Yield the items, and show a bar with the time left in a terminal."""
   # redirect_stdout=False: stdout may be a file.
   bar = _bar(console(stderr=True), redirect_stdout=False)
   if not bar.console.is_terminal:
@@ -175,9 +163,11 @@ def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
 def waiting(text: str) -> Iterator[None]:
   """Context manager that shows what is waited for, such as 'compiling ...'."""
   on = console()
-  if not on.is_terminal:
+  if on.is_terminal:
+    with on.status(text):
+      yield
+  else:
     say(text, on)
-  with on.status(text) if on.is_terminal else contextlib.nullcontext():
     yield
 
 

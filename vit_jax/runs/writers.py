@@ -5,9 +5,9 @@
     )
 
 A run always writes metrics.jsonl and TensorBoard files. These writers get the
-same records. Any object with `write(step, values)` can be named instead. Only
-the first host calls writers. A run that resumes continues the tracker's run,
-whose id is in wandb.json or mlflow.json.
+same records, on the first host. Any object with `write(step, values)` can be
+named instead. A run that resumes continues the tracker's run, whose id is in
+wandb.json or mlflow.json.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import json
 import re
 import secrets
 import sys
-import time
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -30,9 +29,8 @@ class MetricsWriter(typing.Protocol):
   """Interface of writers; only `write` is required.
 
   Optional methods:
-    start(workdir, config): called once, before the first `write`, with the
-      directory of the run and the JSON values of its config. A run that resumes
-      calls it again, in a new process.
+    start(workdir, config): called before the first `write` of each process,
+      with the JSON values of the config.
     image(name, path): a figure that the run has drawn, a PNG file.
     close(): the run has ended. During an error, sys.exception() returns it.
   """
@@ -107,43 +105,31 @@ class MLflow:
     import mlflow
 
     workdir = epath.Path(workdir)
-    self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-    self._run_id = _saved(workdir / 'mlflow.json').get('run_id')
-    if self._run_id:
-      self._client.update_run(self._run_id, status='RUNNING')
+    mlflow.set_tracking_uri(self.tracking_uri)
+    mlflow.set_experiment(self.experiment)
+    run_id = _saved(workdir / 'mlflow.json').get('run_id')
+    run = mlflow.start_run(run_id, run_name=self.name or workdir.name)
+    if run_id:
       return
-    found = self._client.get_experiment_by_name(self.experiment)
-    run = self._client.create_run(
-      found.experiment_id
-      if found
-      else self._client.create_experiment(self.experiment),
-      run_name=self.name or workdir.name,
-    )
-    self._run_id = run.info.run_id
-    leaves = [(_plain(path), x) for path, x in walk(config) if path]
-    params = [mlflow.entities.Param(k, str(x)[:6000]) for k, x in leaves]
-    self._log('params', params, 100)
-    _save(workdir / 'mlflow.json', {'run_id': self._run_id})
+    for part in _parts({k: str(x)[:6000] for k, x in walk(config) if k}, 100):
+      mlflow.log_params(part)
+    _save(workdir / 'mlflow.json', {'run_id': run.info.run_id})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    from mlflow.entities import Metric
+    import mlflow
 
-    now = round(1000 * time.time())
-    found = [Metric(_plain(k), v, now, step) for k, v in values.items()]
-    self._log('metrics', found, 1000)
-
-  def _log(self, kind, values, most):
-    """Send values in requests that have at most as many as MLflow allows."""
-    for i in range(0, len(values), most):
-      self._client.log_batch(self._run_id, **{kind: values[i : i + most]})
+    for part in _parts(values, 1000):
+      mlflow.log_metrics(part, step=step)
 
   def image(self, name: str, path: PathLike) -> None:
-    image = _pixels(path)
-    self._client.log_image(self._run_id, image, f'{_plain(name)}.png')
+    import mlflow
+
+    mlflow.log_image(_pixels(path), f'{_plain(name)}.png')
 
   def close(self) -> None:
-    status = 'FAILED' if sys.exception() else 'FINISHED'
-    self._client.set_terminated(self._run_id, status)
+    import mlflow
+
+    mlflow.end_run('FAILED' if sys.exception() else 'FINISHED')
 
 
 def _saved(path):
@@ -160,6 +146,13 @@ def _pixels(path):
 
   with epath.Path(path).open('rb') as file:
     return np.asarray(Image.open(file).convert('RGB'))
+
+
+def _parts(values, most):
+  """Yield the values in parts that are as large as MLflow allows."""
+  items = [(_plain(name), value) for name, value in values.items()]
+  for i in range(0, len(items), most):
+    yield dict(items[i : i + most])
 
 
 def _plain(name):
