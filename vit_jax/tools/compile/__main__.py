@@ -11,7 +11,6 @@ A topology is FAMILY:SHAPE, with the shape in chips. Cycles, and everything that
 follows from them, are the compiler's estimates.
 """
 
-import importlib.metadata
 import json
 from collections.abc import Sequence
 
@@ -29,8 +28,8 @@ flags.declare_key_flag('config')  # of main, for --help
 _TOPOLOGY = flags.DEFINE_string(
   'topology', 'local', f'Devices to compile for: {step.EXAMPLES}.'
 )
-_IMAGE_SIZE = flags.DEFINE_string(
-  'image_size', None, 'N, HxW or HxWxC, if the transforms leave it open.'
+_IMAGE_SHAPE = flags.DEFINE_list(
+  'image_shape', None, 'Height,width,channels, if the transforms leave it open.'
 )
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes', 1000, 'Classes of the data, if the config leaves them to it.'
@@ -53,21 +52,16 @@ def _run(topology):
     raise UserError('--config=FILE is missing. Name the config of a training.')
   loaded = config.load(flags.FLAGS.config)
   config.override(loaded, program.assignments)
+  if topology != 'local':
+    jax.config.update('jax_platforms', 'cpu')  # TPUs are described, not used
   row = {
     'config': ' '.join([flags.FLAGS.config, *program.assignments]),
     'topology': topology,
     'jax': jax.__version__,
-  }
-  if topology != 'local':
-    jax.config.update('jax_platforms', 'cpu')  # TPUs are described, not used
-  devices = step.find_devices(topology)
-  if topology != 'local':
-    row['libtpu'] = importlib.metadata.version('libtpu')
-  size = _IMAGE_SIZE.value
-  row |= step.measure(
+  } | step.measure(
     loaded,
-    devices,
-    image_shape=step.read_image_shape(size) if size else None,
+    step.find_devices(topology),
+    image_shape=_IMAGE_SHAPE.value and tuple(map(int, _IMAGE_SHAPE.value)),
     num_classes=_NUM_CLASSES.value,
   )
   if _JSON.value:

@@ -10,14 +10,13 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from typing import NamedTuple
 
 _BITS = {'pred': 8, 's4': 4, 'u4': 4, 's2': 2, 'u2': 2, 'c64': 64, 'c128': 128}
 _ARRAY = re.compile(r'\b(pred|[sufc]\d+\w*|bf16)\[([\d,]*)\]')
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
-# Of `%name = shape op(operands), attributes`.
 _LINE = re.compile(
-  r'\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) '
-  r'(?P<op>[\w\-]+)\((?P<operands>.*?)\)(?P<attributes>(?:, [\w\-]+=.*)?)$'
+  r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)((?:, [\w\-]+=.*)?)$'
 )
 _COLLECTIVE = re.compile(
   '(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|'
@@ -57,6 +56,26 @@ class Costs:
   unknown_kernels: int = 0
 
 
+class Instruction(NamedTuple):
+  """`root name = shape op(text), attributes`; the text names the operands."""
+
+  root: str | None
+  name: str
+  shape: str
+  op: str
+  text: str
+  attributes: str
+
+  @property
+  def operands(self) -> list[str]:
+    return re.findall(r'%([\w.\-]+)', self.text)
+
+  def called(self, attribute: str) -> str | None:
+    """Return the name of the computation that an attribute names, or None."""
+    found = re.search(rf'\b{attribute}=%?([\w.\-]+)', self.attributes)
+    return found and found[1]
+
+
 def costs(text: str) -> Costs:
   """Return the Costs of an HLO module, given as text."""
   module, entry = parse(text)
@@ -94,7 +113,7 @@ def _visit(module, name, times, found, fused=False):
       found.collectives[collective[1]] += times * payload
 
 
-def where(instruction: 'Instruction') -> tuple[str, str]:
+def where(instruction: Instruction) -> tuple[str, str]:
   """Return (part of the model, op), from the name that JAX gave it."""
   named = re.search(r'op_name="([^"]*)"', instruction.attributes)
   path = named[1] if named else ''
@@ -141,7 +160,7 @@ def _step(module, body, counter):
 
 
 def _root(computation):
-  (root,) = (i for i in computation.values() if i.is_root)
+  (root,) = (i for i in computation.values() if i.root)
   return root
 
 
@@ -161,26 +180,6 @@ def _payload(instruction, computation):
   return max(read, written)
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-  """`name = shape op(text), attributes`; the text names the operands."""
-
-  shape: str
-  op: str
-  text: str
-  attributes: str
-  is_root: bool
-
-  @property
-  def operands(self) -> list[str]:
-    return re.findall(r'%([\w.\-]+)', self.text)
-
-  def called(self, attribute: str) -> str | None:
-    """Return the name of the computation that an attribute names, or None."""
-    found = re.search(rf'\b{attribute}=%?([\w.\-]+)', self.attributes)
-    return found and found[1]
-
-
 def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
   """Return ({computation: {name: Instruction}}, name of the entry)."""
   computations: dict[str, dict[str, Instruction]] = {}
@@ -192,13 +191,7 @@ def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
       current = computations.setdefault(header[2], {})
       entry = header[2] if header[1] else entry
     elif found := _LINE.match(line):
-      current[found['name']] = Instruction(
-        found['shape'],
-        found['op'],
-        found['operands'],
-        found['attributes'],
-        is_root=bool(found['root']),
-      )
+      current[found[2]] = Instruction(*found.groups())
   return computations, entry
 
 

@@ -5,9 +5,7 @@ import functools
 import inspect
 import math
 import os
-import pathlib
 import re
-import tempfile
 import time
 import types
 from collections.abc import Sequence
@@ -48,28 +46,12 @@ def measure(
   cpu = time.process_time()
   try:
     compiled = lowered.compile()
-    row |= report.numbers(row, compiled, read_hlo(lowered, compiled))
+    row |= report.numbers(row, compiled, compiled.as_text())
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     row |= {'fits': False, 'error': str(error).splitlines()[0]}
   return row | {'compile_cpu_s': time.process_time() - cpu}
-
-
-def read_hlo(lowered: Any, compiled: Any) -> str:
-  """Return the optimized HLO as text.
-
-  jaxlib 0.10.2 cannot print some programs of libtpu (H/14 with fsdp on v6e).
-  For these, compile again and let the compiler write its own printout.
-  """
-  try:
-    return compiled.as_text()
-  except jax.errors.JaxRuntimeError:
-    with tempfile.TemporaryDirectory() as folder:
-      options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}
-      lowered.compile(compiler_options=options)
-      (printout,) = pathlib.Path(folder).glob('*.after_codegen.txt')
-      return printout.read_text()
 
 
 def lower(
@@ -85,10 +67,10 @@ def lower(
     config: of a training.
     devices: to compile for, present or described.
     image_shape: (H, W, C); None: what the transforms make of RGB images.
-    num_classes: of the data, which matters if model.num_classes is None.
+    num_classes: of the data, for a model.num_classes of None.
 
   Returns:
-    (jax.stages.Lowered, columns of its row that need no compilation).
+    (jax.stages.Lowered, the part of its row that needs no compilation).
   """
   run = _train_arguments(config)
   model, batch_size = run.model, run.batch_size
@@ -133,16 +115,14 @@ def lower(
   )
   return lowered, {
     'device_kind': devices[0].device_kind,
-    'devices': mesh.size,
     'mesh': ', '.join(axes) or '1 device',
     'batch_size': batch_size,
-    'accum_steps': run.accum_steps,
     'image_shape': 'x'.join(map(str, image_shape)),
     'num_classes': model.num_classes,
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
-    'hbm_gib': report.hbm_gib(devices[0]),
+    'hbm_gib': _hbm_gib(devices[0]),
     'arguments_gib': argument_bytes / report.GIB,
     'model_tflop': flop / 1e12,
     'step_tflop': step_flop / 1e12,
@@ -190,15 +170,12 @@ def _train_arguments(config):
   return types.SimpleNamespace(**defaults | configs.make(given))
 
 
-def read_image_shape(text: str) -> Shape:
-  """Return (H, W, C) from 'N', 'HxW' or 'HxWxC'."""
-  found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?', text)
-  if not found:
-    raise UserError(
-      f'--image_size={text}: expected N, HxW or HxWxC, as in 224 or 224x192x1.'
-    )
-  height, width, channels = found.groups()
-  return int(height), int(width or height), int(channels or 3)
+def _hbm_gib(device):
+  """Return the memory of a device in GiB, None if it is not known (a CPU)."""
+  if device.platform == 'tpu':
+    return report.CHIPS[device.device_kind].hbm_gib
+  limit = (device.memory_stats() or {}).get('bytes_limit')
+  return limit and limit / report.GIB
 
 
 def _find_image_shape(transforms):
@@ -211,7 +188,7 @@ def _find_image_shape(transforms):
   if len(shapes) > 1:
     raise UserError(
       'The transforms do not determine the image size, and no data is opened. '
-      'Add --image_size=N, or HxWxC.'
+      'Add --image_shape=HEIGHT,WIDTH,CHANNELS.'
     )
   return shapes.pop()
 
