@@ -109,8 +109,6 @@ def test_several_right_labels():
   assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
   assert result['num_unlabelled'] == 0
   assert 'mean_per_class_accuracy' not in result
-  with pytest.raises(ValueError, match=r'per_class=True needs .* vectors'):
-    make(source=source_of(labels), per_class=True)
 
 
 def test_examples_without_any_label_never_count():
@@ -226,9 +224,6 @@ def test_classes_of_other_names():
   source.class_names = list('abcdefg')
   assert make(source=source)[0].class_names == source.class_names
   assert make(source=source, same_classes=False)[0].class_names is None
-  with pytest.raises(ValueError, match=r'data has 7 classes and the model 9'):
-    wide = np.concatenate([KERNEL, KERNEL[:, :2]], axis=1)
-    make(wide, source=source, same_classes=False)
 
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])

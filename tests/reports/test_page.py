@@ -211,7 +211,7 @@ def test_charts_have_a_line_for_each_split():
   assert [x['group'] for x in (loss, lr, speed)] == [
     *('Results', 'Optimizer', 'Speed and memory')
   ]
-  assert loss['lines']['val'] == [[50, 100], [0.24, 0.22]]
+  assert loss['lines']['val'] == ([50, 100], [0.24, 0.22])
   steps, values = loss['lines']['train']
   assert steps == list(range(10, 101, 10)) and values[0] == 0.3
   assert not loss['log']
@@ -232,7 +232,7 @@ def test_few_points_keep_the_spikes():
   assert len(steps) <= 1002 and steps == sorted(set(steps))
   assert {0, 49_999, 31_234, 40_001} <= set(steps)
   assert kept == [curve[step] for step in steps]
-  assert charts.thinned({1: 0.0, 2: 0.5}, 10) == [[1, 2], [0.0, 0.5]]
+  assert charts.thinned({1: 0.0, 2: 0.5}, 10) == ([1, 2], [0.0, 0.5])
 
 
 def test_a_long_run_is_a_small_page(tmp_path):

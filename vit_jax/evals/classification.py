@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import views
-from vit_jax.evals.collect import LabelEvaluator, means
+from vit_jax.evals.collect import SplitEvaluator, means
 from vit_jax.objectives import classification
 from vit_jax.types import Batch, Params, UserError
 
@@ -35,7 +35,7 @@ class Predictions:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Classification(LabelEvaluator):
+class Classification(SplitEvaluator):
   """Top-1 and top-5 accuracy, calibration error and loss of a split.
 
   A label is a class number, or a vector [K] that is above 0 for each correct
@@ -43,25 +43,32 @@ class Classification(LabelEvaluator):
   vector itself. Examples without a correct class are excluded from all metrics,
   as ImageNet-ReaL requires.
 
-  Attributes (more in `LabelEvaluator`):
+  Attributes:
     loss: 'softmax' or 'sigmoid'; also how logits become probabilities.
     restrict: 'present' drops the logits of classes that do not occur in the
       labels, as for ImageNet-A and -R (200 of 1,000).
     intervals: whether to report 95% intervals of accuracies (Wilson score).
+    per_class: whether to report the accuracy of each class (class numbers).
+    same_classes: whether class names of data and training must be equal. False
+      assumes that both use the same class numbers with different names, such as
+      WordNet ids and words.
+    flip: whether to average the probabilities of each image and its mirror
+      image.
+    class_names: of the data, to compare with the names of the model; or None.
     predictions: the Predictions of the last run, None before it.
   """
 
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
   restrict: Literal['present'] | None = None
   intervals: bool = False
+  per_class: bool = False
+  same_classes: bool = True
+  flip: bool = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.per_class and np.ndim(self.data.first_example()['label']):
-      raise UserError(
-        'per_class=True needs one class number per example; the labels are '
-        'vectors. Remove per_class.'
-      )
+    self._names = getattr(self.data.source, 'class_names', None)
+    self.class_names = self._names if self.same_classes else None
     self._classes: np.ndarray | None = None  # to choose among; None: all
     if self.restrict:
       labels = views.labels(self.data.source)
@@ -76,8 +83,11 @@ class Classification(LabelEvaluator):
     return [*names, 'num_examples', 'num_unlabelled', 'skipped']
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    labels = batch['label']
-    logits = self.logits(params, batch['image'], self.loss)
+    images, labels = batch['image'], batch['label']
+    logits = self._logits(params, images)
+    if self.flip:
+      mirrored = self._logits(params, images[:, :, ::-1])
+      logits = _average(jnp.stack([logits, mirrored]), self.loss)
     targets = classification.soft_targets(labels, logits.shape[-1])
     if self._classes is not None:
       logits, targets = logits[:, self._classes], targets[:, self._classes]
@@ -107,6 +117,15 @@ class Classification(LabelEvaluator):
       out['label'] = jnp.any(labels > 0, axis=-1)
     return out
 
+  def _logits(self, params, images):
+    logits = self.model.apply({'params': params}, self.preprocess(images))
+    if logits.ndim != 2:
+      raise UserError(
+        f'The model has logits of shape {logits.shape}; expected one row for '
+        'each image. A model of masked patches has no classes: fine-tune it.'
+      )
+    return logits
+
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
@@ -135,7 +154,11 @@ class Classification(LabelEvaluator):
       hits = np.bincount(labels, columns['accuracy'])
       found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
-      results |= self.of_each_class('class_accuracy', found)
+      if self.per_class:
+        # Names must be unique.
+        is_named = self._names and len({*self._names}) == len(self._names)
+        names = self._names if is_named else range(1 + max(found))
+        results |= {f'class_accuracy/{names[c]}': x for c, x in found.items()}
     self.predictions = self._predictions(columns)
     found = means(columns, _MEANS)
     found['ece'] = calibration_error(columns['confidence'], columns['accuracy'])
@@ -158,9 +181,21 @@ class Classification(LabelEvaluator):
       true_log_probability=columns['true_log_probability'],
       predicted_probability=columns['confidence'],
       classes=classes,
-      class_names=getattr(source, 'class_names', None),
+      class_names=self._names,
       describe=getattr(source, 'describe', str),
     )
+
+
+def _average(logits, activation):
+  """Return logits [B, K] of the mean probabilities of logits [V, B, K]."""
+
+  def log_mean(x):
+    return jax.nn.logsumexp(x, axis=0) - jnp.log(x.shape[0])
+
+  if activation == 'softmax':
+    return log_mean(jax.nn.log_softmax(logits))
+  on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+  return log_mean(on) - log_mean(off)
 
 
 def calibration_error(

@@ -7,17 +7,16 @@ float64, so they do not depend on devices, hosts and batch size.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
-from vit_jax.types import Batch, Params, Preprocess, UserError
+from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.
 Columns = dict[str, np.ndarray]
@@ -130,76 +129,3 @@ class SplitEvaluator:
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Return {name: [B, ...]} of a batch."""
     raise NotImplementedError
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class LabelEvaluator(SplitEvaluator):
-  """Base of the evaluators that compare logits [B, K] with labels.
-
-  Attributes:
-    per_class: whether to report a metric of each class.
-    same_classes: whether class names of data and training must be equal. False
-      assumes that both use the same class numbers with different names, such as
-      WordNet ids and words.
-    flip: whether to average the probabilities of each image and its mirror
-      image.
-    class_names: of the data, to compare with the names of the model; or None.
-  """
-
-  per_class: bool = False
-  same_classes: bool = True
-  flip: bool = False
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    source, wanted = self.data.source, self.model.num_classes
-    self._names = getattr(source, 'class_names', None)
-    self.class_names = self._names if self.same_classes else None
-    found = getattr(source, 'num_classes', None)
-    if not self.same_classes and found and wanted and found != wanted:
-      raise UserError(
-        f'same_classes=False: the data has {found} classes and the model '
-        f'{wanted}, so their class numbers cannot agree. Use a model with '
-        f'{found} classes.'
-      )
-
-  def logits(
-    self, params: Params, images: jax.Array, activation: str = 'sigmoid'
-  ) -> jax.Array:
-    """Return logits [B, K]; `activation` makes them probabilities."""
-
-    def predict(images):
-      logits = self.model.apply({'params': params}, self.preprocess(images))
-      if logits.ndim != 2:
-        raise UserError(
-          f'The model has logits of shape {logits.shape}; expected one row for '
-          'each image. A model of masked patches has no classes: fine-tune it.'
-        )
-      return logits
-
-    if not self.flip:
-      return predict(images)
-    both = jax.lax.map(predict, jnp.stack([images, images[:, :, ::-1]]))
-    if activation == 'softmax':
-      return _log_mean(jax.nn.log_softmax(both))
-    on, off = jax.nn.log_sigmoid(both), jax.nn.log_sigmoid(-both)
-    return _log_mean(on) - _log_mean(off)
-
-  def of_each_class(
-    self, metric: str, values: Mapping[int, float]
-  ) -> dict[str, float]:
-    """Return {'metric/CLASS': value} of {number: value}, if `per_class`.
-
-    CLASS is the number if names are not unique.
-    """
-    names = self._names
-    if not self.per_class:
-      return {}
-    if not names or len(set(names)) < len(names):
-      names = range(max(values) + 1)
-    return {f'{metric}/{names[number]}': x for number, x in values.items()}
-
-
-def _log_mean(x):
-  """Return the logarithm of the mean of exp(x) over the first dimension."""
-  return jax.nn.logsumexp(x, axis=0) - jnp.log(x.shape[0])

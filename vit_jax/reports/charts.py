@@ -76,8 +76,8 @@ def _charts(lines_of):
   return [chart for *_, chart in sorted(made, key=lambda x: x[:2])]
 
 
-def thinned(curve: Curve, limit: int) -> list[list[float]]:
-  """Return [steps, values] of about `limit` points.
+def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:
+  """Return (steps, values) of about `limit` points.
 
   Each of equal intervals keeps its smallest and its largest value, so that no
   spike is lost.
@@ -86,6 +86,7 @@ def thinned(curve: Curve, limit: int) -> list[list[float]]:
   if len(steps) > limit:
     kept = {steps[0], steps[-1]}
     for part in np.array_split(steps, limit // 2):
-      kept |= {pick(part.tolist(), key=curve.get) for pick in (min, max)}
+      of_part = part.tolist()
+      kept |= {pick(of_part, key=curve.__getitem__) for pick in (min, max)}
     steps = sorted(kept)
-  return [steps, [curve[step] for step in steps]]
+  return steps, [curve[step] for step in steps]

@@ -37,17 +37,12 @@ class Curves:
     figure, all_axes = pictures.figure(len(self.panels))
     for panel, axes in zip(self.panels, all_axes):
       for label, (runs, metric) in panel['lines'].items():
-        found = [
-          curve(results.records[name], metric)
-          for name in results.matching(runs)
-        ]
+        names = results.matching(runs)
+        found = [curve(results.records[name], metric) for name in names]
         steps, mean, std = band([c for c in found if c])
         (line,) = axes.plot(steps, mean, label=label, linewidth=1.8)
-        if len(found) > 1:
-          color = line.get_color()
-          axes.fill_between(
-            steps, mean - std, mean + std, alpha=0.2, color=color
-          )
+        style = {'alpha': 0.2, 'color': line.get_color()}
+        axes.fill_between(steps, mean - std, mean + std, **style)
       axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
       axes.legend(frameon=False)
     path = results.workdir / f'{self.name}.png'
@@ -71,8 +66,6 @@ def band(
   found: Sequence[Mapping[int, float]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the steps that all curves share, and the mean and std there."""
-  if not found:
-    return np.zeros(0), np.zeros(0), np.zeros(0)
-  steps = sorted(set.intersection(*map(set, found)))
-  values = np.array([[c[step] for step in steps] for c in found])
+  steps = sorted(set.intersection(*map(set, found))) if found else []
+  values = np.array([[c[step] for step in steps] for c in found or [{}]])
   return np.array(steps), values.mean(axis=0), values.std(axis=0)

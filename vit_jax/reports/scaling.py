@@ -1,6 +1,7 @@
 """Accuracy against scale, as in the paper's figures 3, 4, 5 and 8."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,12 +39,9 @@ class Scaling:
   def check(self, results: Results) -> None:
     """Raise ValueError for a point that no run can fill."""
     for panel in self.panels:
-      specs = [panel['relative_to']] if 'relative_to' in panel else []
-      for points in panel['lines'].values():
-        for point in points:
-          specs += [point[k] for k in 'xy' if isinstance(point[k], dict)]
-      for spec in specs:
-        results.check(spec)
+      for point in itertools.chain(*panel['lines'].values()):
+        for spec in _specs(panel, point):
+          results.check(spec)
 
   def __call__(self, results: Results) -> list[dict[str, Any]]:
     """Draw what is measured. Return [{'panel', 'line', 'name', 'x', ...}]."""
@@ -51,11 +49,11 @@ class Scaling:
     figure, all_axes = pictures.figure(len(self.panels))
     for panel, axes in zip(self.panels, all_axes):
       found = [
-        _row(panel, label, point, results)
+        row
         for label, points in panel['lines'].items()
         for point in points
+        if (row := _row(panel, label, point, results))
       ]
-      found = [row for row in found if row]
       _draw(panel, axes, found)
       rows += found
     path = results.workdir / f'{self.name}.png'
@@ -70,11 +68,15 @@ class Scaling:
     return rows
 
 
+def _specs(panel, point):
+  """Return the specs of x, y and the unit of x."""
+  x = point['x'] if isinstance(point['x'], dict) else {'value': point['x']}
+  return x, point['y'], panel.get('relative_to', {'value': 1.0})
+
+
 def _row(panel, label, point, results):
   """Return a point as a dict, or None if it is not measured yet."""
-  x = point['x'] if isinstance(point['x'], dict) else {'value': point['x']}
-  unit = panel.get('relative_to', {'value': 1.0})
-  x, y, unit = map(results.find, (x, point['y'], unit))
+  x, y, unit = map(results.find, _specs(panel, point))
   if None in (x, y, unit):
     return None
   return {

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.reports.results import Results, half_width
+from vit_jax.reports.results import Results
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
-from vit_jax.types import Natural, UserError
+from vit_jax.types import Natural
 
 
 @dataclasses.dataclass
@@ -36,18 +36,16 @@ class Table:
   def check(self, results: Results) -> None:
     """Raise ValueError for a cell that no run can fill."""
     for cell in self.cells:
-      if missing := {'row', 'column'} - set(cell):
-        raise UserError(f'A cell lacks its {min(missing)}: {dict(cell)}.')
-      results.check(_spec(cell))
+      results.check(_parts(cell)[2])
 
   def __call__(self, results: Results) -> dict[str, dict[str, Any]]:
     """Print and write it. Return {row: {column: the numbers of the cell}}."""
-    columns = dict.fromkeys(cell['column'] for cell in self.cells)
-    data: dict[str, dict[str, Any]] = {cell['row']: {} for cell in self.cells}
-    texts = {row: dict.fromkeys(columns, '') for row in data}
-    for cell in self.cells:
-      if found := self.find(cell, results):
-        row, column = cell['row'], cell['column']
+    cells = [_parts(cell) for cell in self.cells]
+    columns = {column: '' for _, column, _ in cells}
+    texts = {row: dict(columns) for row, *_ in cells}
+    data: dict[str, dict[str, Any]] = {row: {} for row in texts}
+    for row, column, spec in cells:
+      if found := self.find(column, spec, results):
         texts[row][column], data[row][column] = found
     lines = [[row, *text.values()] for row, text in texts.items()]
     title = f'{self.title} ({self.unit})'
@@ -55,10 +53,10 @@ class Table:
     return data
 
   def find(
-    self, cell: Mapping[str, Any], results: Results
+    self, column: str, spec: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
     """Return the text of a cell and {'mean', 'std', 'values'}, or None."""
-    if (value := results.find(_spec(cell))) is None:
+    if (value := results.find(spec)) is None:
       return None
     return value.percent(self.digits), dataclasses.asdict(value)
 
@@ -80,28 +78,21 @@ class Paired(Table):
 
   unit = '%, 95% intervals'
 
-  def check(self, results: Results) -> None:
-    """Raise ValueError for a cell that no run can fill, or without a pair."""
-    super().check(results)
-    for cell in self.cells:
-      if cell['column'] not in self._baselines():
-        raise UserError(
-          f'The column {cell["column"]!r} has no cell of the first row, '
-          f'{self.cells[0]["row"]!r}, with which the others are compared.'
-        )
-
   def find(
-    self, cell: Mapping[str, Any], results: Results
+    self, column: str, spec: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
     """Return the text of a cell and {'mean', 'half_width', 'values'}, or None.
 
     Values are differences by seed, or accuracies of the first row; half_width
     is None for one seed.
     """
-    baseline = self._baselines()[cell['column']]
-    values, sign = results.sample(_spec(cell)), ''
-    if cell is not baseline:
-      base, sign = results.sample(_spec(baseline)), '+'
+    # The first cell of each column is its baseline.
+    baseline = next(
+      x for _, name, x in map(_parts, self.cells) if name == column
+    )
+    values, sign = results.sample(**spec), ''
+    if spec != baseline:
+      base, sign = results.sample(**baseline), '+'
       values = {k: x - base[k] for k, x in values.items() if k in base}
     if not values:
       return None
@@ -112,10 +103,15 @@ class Paired(Table):
       text += f' ± {100 * width:.{self.digits}f}'
     return text, {'mean': mean, 'half_width': width, 'values': values}
 
-  def _baselines(self):
-    """Return {column: cell} of the first row."""
-    first = self.cells[0]['row']
-    return {x['column']: x for x in self.cells if x['row'] == first}
+
+def half_width(values: Sequence[float]) -> float | None:
+  """Return half of the 95% interval of the mean (Student's t), or None."""
+  if len(values) < 2:
+    return None
+  import scipy.special  # takes a quarter of a second
+
+  quantile = scipy.special.stdtrit(len(values) - 1, 0.975)
+  return float(quantile * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 def publish(
@@ -140,5 +136,7 @@ def publish(
     write_atomically(workdir / f'{name}.json', text)
 
 
-def _spec(cell):
-  return {k: v for k, v in cell.items() if k not in ('row', 'column')}
+def _parts(cell):
+  """Return (row, column, spec) of a cell."""
+  spec = dict(cell)
+  return spec.pop('row'), spec.pop('column'), spec

@@ -2,9 +2,9 @@
 
   python -m vit_jax.tools.report /tmp/quickstart
 
-The file needs no network. Runs and studies write it when they end; this command
-also makes it for runs that are running, were stopped or diverged. For a study
-it also writes the page of each run that has results.
+Runs and studies write it when they end; this command also makes it for runs
+that are running, were stopped or diverged. For a study it also writes the page
+of each run that has results.
 """
 
 import argparse
@@ -22,12 +22,8 @@ from vit_jax.tools import parsers
 def parser() -> argparse.ArgumentParser:
   """Return the ArgumentParser."""
   made = parsers.parser(__doc__, 'tools.report WORKDIR [--output=FILE]')
-  made.add_argument(
-    'workdir', help='of a run or a study; local, or gs://bucket/...'
-  )
-  made.add_argument(
-    '--output', metavar='FILE', help='instead of WORKDIR/report.html'
-  )
+  made.add_argument('workdir', help='of a run or a study')
+  made.add_argument('--output', help='instead of WORKDIR/report.html')
   return made
 
 
