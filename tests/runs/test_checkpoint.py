@@ -80,37 +80,32 @@ def test_everything_comes_back_on_any_mesh(tmp_path):
     assert {s.data.shape for s in kernel.addressable_shards} == {shard}
 
 
-def test_keeps_last_and_every(tmp_path):
-  checkpointer = Checkpointer(
-    tmp_path, Checkpoints(keep_last=2), keep_every_steps=4
-  )
+def test_keeps_the_last(tmp_path):
+  checkpointer = Checkpointer(tmp_path, Checkpoints(keep_last=2))
   for step in range(1, 8):
     checkpointer.save(step, make_state(step, ema=False), {'position': step})
   checkpointer.save(7, make_state(0, ema=False), {'position': 0})  # is there
   checkpointer.close()
-  assert names_in(tmp_path) == ['4', '6', '7']
+  assert names_in(tmp_path) == ['6', '7']
   restored, data = Checkpointer(tmp_path).restore(
     abstract(make_state(ema=False))
   )
   assert (int(restored.step), data) == (7, {'position': 7})
 
 
-@pytest.mark.parametrize('mode', ['max', 'min'])
-def test_the_best_survives_a_restart(mode, tmp_path):
-  sign = 1 if mode == 'max' else -1
+def test_the_best_survives_a_restart(tmp_path):
   scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.3, 6: 0.8, 7: 0.2}
   for process in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
-    rules = Checkpoints(best_metric='val/accuracy', best_mode=mode, keep_best=2)
+    rules = Checkpoints(best_metric='val/accuracy')
     checkpointer = Checkpointer(tmp_path, rules)
     for step in process:
       metrics = {'val/loss': 1.0}
       if scores[step] is not None:
-        metrics['val/accuracy'] = sign * scores[step]
+        metrics['val/accuracy'] = scores[step]
       state = make_state(step, ema=False)
       checkpointer.save(step, state, {}, metrics=metrics)
     checkpointer.close()
-    best = ['2', '3' if process[-1] < 6 else '6']
-    assert names_in(tmp_path) == sorted({*best, str(process[-1])})
+    assert names_in(tmp_path) == ['2', str(process[-1])]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +258,7 @@ def test_damaged_parameters_are_refused(tmp_path):
   for item, ema in (('ema', 'auto'), ('params', False)):
     files = (tmp_path / 'checkpoints' / '5' / item).glob('ocdbt*/d/*')
     damage(max(files, key=lambda f: f.stat().st_size), 'flip')
-    with pytest.raises(ValueError, match=r'checkpoints/5 is damaged: 1 arr'):
+    with pytest.raises(ValueError, match=r'checkpoints/5: 1 arrays'):
       checkpoint.load_params(tmp_path, ema=ema)
   checkpoint.load_params(tmp_path, step=3)
   assert names_in(tmp_path) == ['3', '5']

@@ -1,23 +1,15 @@
 """Asynchronous Orbax checkpoints of a training run.
 
-A run is initialised from the first of these that exists:
-
-1. the newest checkpoint in its own workdir, from which it resumes bit for bit;
-2. `init_from`: parameters of another run or of a weights file, adapted to the
-   model (weights/surgery.py);
-3. scratch.
-
 A checkpoint at step n is the state after n steps. It is stored in
 WORKDIR/checkpoints/n as the items 'params', 'ema' (if kept), 'train' (step,
 optimizer state and rng) and 'record' (position in the training data, partial
 means of metrics, and the dtype, shape and checksum of each array). A run
-resumes from the newest checkpoint that is whole.
+resumes bit for bit from the newest checkpoint that is whole.
 
 Orbax and TensorStore store no checksum of the values: zarr3's crc32c covers the
 index of a shard, and OCDBT's covers its B-tree. Ours is a 32-bit number that
-depends on the values and their places, not on the sharding: a checkpoint of one
-mesh can be verified on any other. A change within one element always changes
-it; other changes go unnoticed with probability 2^-32.
+depends on the values and their places, not on the sharding. A change within one
+element always changes it; other changes go unnoticed with probability 2^-32.
 """
 
 import dataclasses
@@ -54,21 +46,16 @@ class Checkpoints:
 
   Attributes:
     every: time between checkpoints; None for one at the end. A run that is
-      stopped also writes one. A kill loses the steps since the last complete
-      checkpoint: training waits for a checkpoint before it begins the next.
+      stopped also writes one. Training waits for a checkpoint before it begins
+      the next.
     keep_last: number of newest checkpoints to keep.
-    keep_every: checkpoints at multiples of this are kept for good.
-    best_metric: 'EVALUATOR/METRIC', by which the best checkpoint is kept.
-    best_mode: whether the largest or the smallest value is the best.
-    keep_best: number of best checkpoints to keep.
+    best_metric: 'EVALUATOR/METRIC'; the checkpoint with its largest value is
+      kept, too.
   """
 
   every: Interval | None = None
   keep_last: Count = 1
-  keep_every: Interval | None = None
   best_metric: str | None = None
-  best_mode: Literal['max', 'min'] = 'max'
-  keep_best: Count = 1
 
   def open(
     self,
@@ -81,7 +68,6 @@ class Checkpoints:
     `eval_every` is {name of each evaluator: steps between its runs, or None}.
     """
     every = timeline.steps(self.every) or timeline.steps(fraction(1))
-    keep_every = timeline.steps(self.keep_every)
     name = (self.best_metric or '').split('/')[0]
     if name and every % (eval_every.get(name) or every + 1):
       raise UserError(
@@ -89,29 +75,22 @@ class Checkpoints:
         f'runs at each checkpoint, every {every} steps. Evaluators run every '
         f'{dict(eval_every)} steps.'
       )
-    return Checkpointer(workdir, self, keep_every_steps=keep_every), every
+    return Checkpointer(workdir, self), every
 
 
 class Checkpointer:
   """Checkpoints in WORKDIR/checkpoints, kept by the rules."""
 
   def __init__(
-    self,
-    workdir: PathLike,
-    rules: Checkpoints = Checkpoints(),
-    *,
-    keep_every_steps: int | None = None,
+    self, workdir: PathLike, rules: Checkpoints = Checkpoints()
   ) -> None:
     self._best_metric = rules.best_metric
     policies = [checkpoint_managers.LatestN(rules.keep_last)]
-    if keep_every_steps:
-      policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
     best = None
     if rules.best_metric:
       best = checkpoint_managers.BestN(
         get_metric_fn=lambda metrics: metrics[rules.best_metric],
-        n=rules.keep_best,
-        reverse=rules.best_mode == 'min',
+        n=1,
         keep_checkpoints_without_metrics=False,
       )
       policies.append(best)
@@ -122,7 +101,6 @@ class Checkpointer:
         # The policies say what is kept, but only with best_fn does Orbax write
         # the metrics that it needs to know the best after a restart.
         best_fn=best and best.get_metric_fn,
-        best_mode=rules.best_mode,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       ),
     )
@@ -163,11 +141,8 @@ class Checkpointer:
     """Return (state, data) of the newest whole checkpoint.
 
     Newer checkpoints that are damaged are reported and renamed, because the run
-    will write these steps. All hosts take the same decision.
-
-    Args:
-      abstract_state: TrainState of ShapeDtypeStructs with shardings, which need
-        not be those that the checkpoint was written with.
+    will write these steps. All hosts take the same decision. The state has
+    ShapeDtypeStructs with any shardings.
     """
     damaged: dict[int, str] = {}
     found: Any = None
@@ -268,8 +243,7 @@ def _verify(path, arrays, items):
   ]
   if bad:
     raise UserError(
-      f'{path} is damaged: {len(bad)} arrays ({bad[0]}) differ from their '
-      'checksum.'
+      f'{path}: {len(bad)} arrays ({bad[0]}) differ from their checksum.'
     )
 
 
@@ -296,18 +270,13 @@ def _check_fits(path, arrays, items):
 
 
 def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
-  """Return {name: checksum}, computed where the arrays are.
-
-  Arrays on the CPU of a single host are hashed by NumPy, which needs no
-  compilation. One program computes all others.
-  """
+  """Return {name: checksum}, computed where the arrays are."""
   arrays = {k: _without_keys(x) for k, x in arrays.items()}
-  on_host = {k: x for k, x in arrays.items() if in_host_memory(x)}
-  on_device = {k: x for k, x in arrays.items() if k not in on_host}
-  found = {k: _checksum(jax.device_get(x), np) for k, x in on_host.items()}
-  if on_device:
-    found |= jax.device_get(_checksums_on_devices(on_device))
-  return {name: int(found[name]) for name in arrays}
+  if all(map(in_host_memory, arrays.values())):  # without a compilation
+    found = {k: _checksum(jax.device_get(x), np) for k, x in arrays.items()}
+  else:
+    found = jax.device_get(_checksums_on_devices(arrays))
+  return {name: int(x) for name, x in found.items()}
 
 
 @jax.jit
@@ -318,7 +287,9 @@ def _checksums_on_devices(arrays):
 
 def _checksum(array, xp):
   """Return the checksum of an array, uint32; xp is jax.numpy or numpy."""
-  words = xp.atleast_1d(_bits(array, xp)).astype(xp.uint32)
+  if array.dtype != bool:
+    array = array.view(f'uint{8 * array.dtype.itemsize}')
+  words = xp.atleast_1d(array).astype(xp.uint32)
   places = xp.indices(words.shape, xp.uint32, sparse=True)
   for axis, place in enumerate(places):
     stride = math.prod(words.shape[axis + 1 :]) * int(_GOLDEN) % 2**32
@@ -327,16 +298,6 @@ def _checksum(array, xp):
   terms = (words ^ (words >> 16)) * _MIX
   terms = (terms ^ (terms >> 13)) * _GOLDEN
   return xp.sum(terms ^ (terms >> 16), dtype=xp.uint32)
-
-
-def _bits(array, xp):
-  """Return the bits of the elements as unsigned integers."""
-  if array.dtype == bool:
-    return array
-  kind = jnp.dtype(f'uint{8 * array.dtype.itemsize}')
-  if xp is np:
-    return np.asarray(array).view(kind)
-  return jax.lax.bitcast_convert_type(array, kind)
 
 
 def _without_keys(array):
@@ -367,9 +328,8 @@ def find(path: PathLike, step: int | None = None) -> epath.Path:
     wanted = 'checkpoint' if step is None else f'step {step}'
     seen = f'has no {wanted}; it has {steps}'
     raise UserError(
-      f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, a '
-      'checkpoint in it (WORKDIR/checkpoints/STEP), or a weights file (.npz or '
-      '.safetensors).'
+      f'{path} {seen if path.exists() else "does not exist"}. Use a workdir, '
+      'WORKDIR/checkpoints/STEP, or a weights file (.npz or .safetensors).'
     )
   return folder / str(step)
 
@@ -380,12 +340,10 @@ def load_params(
   step: int | None = None,
   ema: bool | Literal['auto'] = 'auto',
 ) -> tuple[dict[str, np.ndarray], epath.Path]:
-  """Return ({path: np.ndarray}, directory) of a checkpoint, verified.
+  """Return ({path: array}, directory) of a checkpoint, see `find`.
 
-  Args:
-    path, step: see `find`.
-    ema: True for the EMA of the parameters, False for the parameters, 'auto'
-      for the EMA if the run kept one.
+  `ema` is True for the EMA of the parameters, False for the parameters, 'auto'
+  for the EMA if the run kept one.
   """
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
