@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.data.transforms import scale
-from vit_jax.models.layers import as_pair
+from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
 from vit_jax.runs.files import PathLike
@@ -37,9 +37,9 @@ def load(
 ) -> tuple[Model, Params]:
   """Return the model and the parameters of a weights file or a workdir.
 
-  The architecture is read off the file, see `architecture.infer`. The GELU is
-  'tanh' for .npz and 'exact' for timm unless config.json says otherwise; images
-  of a model without a table of positions have 224 pixels per side.
+  The GELU is 'tanh' for .npz and 'exact' for timm unless config.json says
+  otherwise; images of a model without a table of positions have 224 pixels per
+  side.
 
   Args:
     path: file or folder, local or remote, see weights/formats.py.
@@ -57,8 +57,7 @@ def load(
     returns float32 logits [B, K]. params are on the default device.
 
   Raises:
-    ValueError: the file is missing, broken, a pickle or of an unknown format;
-      or arrays are missing, unexpected or of another shape (lists all).
+    ValueError: see `formats.read` and `fit`.
   """
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
@@ -76,7 +75,7 @@ def load(
 def build(weights: Weights) -> tuple[Any, dict[str, Any]]:
   """Return (model, nested parameters on the default device)."""
   model, params = weights.model, weights.params
-  if getattr(model, 'scan', False) and isinstance(model, bundle.MODELS):
+  if isinstance(model, Classifier) and getattr(model, 'scan', False):
     params = tree.stack_blocks(params)
   return model, tree.unflatten(jax.device_put(params))
 
@@ -91,8 +90,8 @@ def fit(
   patch_resize: Method = 'bicubic_antialias',
   in_chans: int | None = None,
   head: Literal['keep', 'reset'] = 'keep',
-) -> tuple[Weights, surgery.Report]:
-  """Return (Weights, surgery.Report) for another use.
+) -> tuple[Weights, str]:
+  """Return (Weights, report) for another use.
 
   Args:
     weights: Weights.
@@ -113,20 +112,19 @@ def fit(
   model, old_shape = weights.model, weights.image_shape
   size = old_shape[:2] if image_size is None else as_pair(image_size)
   shape = (*size, in_chans or old_shape[2])
-  old_classes = model.num_classes or 0
-  classes = old_classes if num_classes is None else num_classes
-  if classes and classes != old_classes:
+  classes = model.num_classes if num_classes is None else num_classes
+  if classes and classes != model.num_classes:
     head = 'reset'
-  changes = {'num_classes': classes or None}
+  changes: dict[str, Any] = {'num_classes': classes or None}
   if patch_size is not None:
     changes['patch_size'] = patch_size
   if head == 'reset' and hasattr(model, 'head'):
     changes['representation_size'] = None
   model = bundle.replace(model, **changes)
-  params = dict(weights.params)
-  dropped = [p for p in params if p.startswith('head/') and not classes]
-  for path in dropped:
-    del params[path]
+  params = weights.params
+  if not classes:
+    params = {k: x for k, x in params.items() if not k.startswith('head/')}
+  dropped = [f'  {path} dropped' for path in weights.params.keys() - params]
   how = InitFrom(
     path='',
     head=head,
@@ -134,9 +132,9 @@ def fit(
     patch_resize=patch_resize,
     adapt_channels=True,
   )
-  shapes = bundle.shapes(model, shape)
-  params, report = surgery.adapt(params, shapes, model, how)
-  report.notes += [f'  {p} dropped' for p in dropped] + weights.notes
+  params, report = surgery.adapt(
+    params, bundle.shapes(model, shape), model, how
+  )
   bias = getattr(getattr(model, 'head', None), 'bias_init', 0.0)
   for path, value in params.items():
     if not isinstance(value, np.ndarray):  # of the new head
@@ -151,7 +149,7 @@ def fit(
     class_names=None if head == 'reset' or not classes else weights.class_names,
     notes=[],
   )
-  return made, report
+  return made, '\n'.join(report + sorted(dropped) + weights.notes)
 
 
 # Fine-tuning: what a training run takes from the weights that it starts from.
@@ -169,30 +167,27 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   Args:
     init_from: the weights. Only their description is read of a workdir.
     **fields: other fields of the model, as in `bundle.replace`.
-
-  Raises:
-    ValueError: there are no weights; or no field of such a name.
   """
   weights = _describe(init_from)
   model = weights.model
-  defaults: dict[str, Any] = {'dropout': 0.0, 'stochastic_depth': 0.0}
-  defaults |= {'remat': 'none', 'attention': 'auto'}
+  changes: dict[str, Any] = {'dropout': 0.0, 'stochastic_depth': 0.0}
+  changes |= {'remat': 'none', 'attention': 'auto'}
   if not weights.is_described:
-    defaults['dtype'] = 'bfloat16'
-  known = {field.name for field in dataclasses.fields(model)}
-  changes = {name: x for name, x in defaults.items() if name in known}
-  if 'block' in known:
-    changes['attention_dropout'] = 0.0
+    changes['dtype'] = 'bfloat16'
   if init_from is None or init_from.head != 'keep':
-    changes['num_classes'] = None
-    if 'head' in known:
-      changes |= {'representation_size': None, 'head_bias_init': 0.0}
+    changes |= {'num_classes': None}
+    changes |= {'representation_size': None, 'head_bias_init': 0.0}
+  changes |= {'attention_dropout': 0.0, 'mask_token': False}
+  known = {field.name for field in dataclasses.fields(model)}
+  changes = {
+    name: x
+    for name, x in changes.items()
+    if name in known or bundle.part_of(name) in known
+  }
   pooling = getattr(model, 'pooling', None)
   if isinstance(pooling, NoPooling):
     new = ClassToken if pooling.class_token else Mean
     changes['pooling'] = new(num_registers=pooling.num_registers)
-  if getattr(getattr(model, 'embedding', None), 'mask_token', False):
-    changes['mask_token'] = False
   return bundle.replace(model, **changes | fields)
 
 

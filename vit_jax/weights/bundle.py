@@ -6,8 +6,7 @@ known from the model alone (`shapes`), by jax.eval_shape.
 
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,36 +15,25 @@ import numpy as np
 
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models.axial import AxialResNet, AxialViT
-from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import (
-  ClassToken,
-  DistillationToken,
-  Map,
-  Mean,
-  NoPooling,
-)
-from vit_jax.models.posemb import Learned, Learned2d, Relative, SinCos2d
-from vit_jax.models.resnet import Hybrid, ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.models import pooling, posemb
+from vit_jax.models.layers import Classifier, Normalize, PatchEmbedding
+from vit_jax.models.resnet import Hybrid
 from vit_jax.types import Model, Shape, UserError
 
-MODELS = (VisionTransformer, ResNet, MlpMixer, AxialViT, AxialResNet)
 _OBJECTS: dict[str, dict[str, Any]] = {  # fields that `replace` takes as text
   'posemb': {
-    'learned': Learned,
-    'learned2d': Learned2d,
-    'sincos2d': SinCos2d,
-    'relative': Relative,
+    'learned': posemb.Learned,
+    'learned2d': posemb.Learned2d,
+    'sincos2d': posemb.SinCos2d,
+    'relative': posemb.Relative,
     'none': lambda: None,
   },
   'pooling': {
-    'token': ClassToken,
-    'distilled': DistillationToken,
-    'gap': Mean,
-    'map': Map,
-    'none': NoPooling,
+    'token': pooling.ClassToken,
+    'distilled': pooling.DistillationToken,
+    'gap': pooling.Mean,
+    'map': pooling.Map,
+    'none': pooling.NoPooling,
   },
 }
 _FIELDS = {  # short name: field of the model, field of that part
@@ -63,6 +51,16 @@ _FIELDS = {  # short name: field of the model, field of that part
   'gelu': ('block', 'gelu'),
   'norm_eps': ('block', 'norm_eps'),
 }
+# Fields that change what a model does with its parameters; and fields of these
+# that do not, or whose arrays are reported anyway.
+_BEHAVIOUR = (
+  *('embedding', 'posemb', 'pooling', 'pool_padding', 'block', 'form'),
+  *('gelu', 'norm_eps'),
+)
+_NOT_SHOWN = (
+  *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
+  'mask_token',
+)
 
 
 @dataclasses.dataclass
@@ -81,8 +79,7 @@ class Weights:
     origin: text that says what was read.
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
-    is_described: whether a description of this project, such as model.json,
-      says how the model was run: dtype, dropout, ....
+    is_described: whether model.json or the like says how it was run (dtype).
   """
 
   model: Any
@@ -109,7 +106,8 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
     ValueError: the model cannot take such images.
   """
   # Fields of your own model may not be hashable.
-  trace: Any = _trace if isinstance(model, MODELS) else _trace.__wrapped__
+  is_ours = isinstance(model, Classifier)
+  trace: Any = _shapes if is_ours else _shapes.__wrapped__
   try:
     return trace(model, tuple(image_shape))
   except ValueError as e:  # patches do not tile the image, ...
@@ -117,14 +115,14 @@ def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 @functools.lru_cache(maxsize=256)
-def _trace(model, image_shape):
+def _shapes(model, image_shape):
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  scans = isinstance(model, MODELS) and hasattr(model, 'scan')
+  scans = isinstance(model, Classifier) and hasattr(model, 'scan')
   if scans:  # one layer is traced instead of all of them
     model = model.clone(scan=True)
-  made = jax.eval_shape(model.init, jax.random.key(0), images)
+  variables = jax.eval_shape(model.init, jax.random.key(0), images)
   out = {}
-  for path, leaf in tree.flatten(made['params']).items():
+  for path, leaf in tree.flatten(variables['params']).items():
     if scans and path.startswith('blocks/'):
       leaf = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
       rest = path.removeprefix('blocks/')
@@ -147,116 +145,93 @@ def replace(model: Any, **fields: Any) -> Any:
   Raises:
     ValueError: there is no such field.
   """
-  known = {f.name for f in dataclasses.fields(model)} - {'parent', 'name'}
-  changes: dict[str, Any] = {}
-  parts: dict[str, dict[str, Any]] = {}
-  for name, value in fields.items():
-    if isinstance(value, str) and (table := _OBJECTS.get(name)):
-      if value not in table:
-        raise UserError(f'{name}={value!r} must be one of {", ".join(table)}.')
-      value = table[value]()
-    if name in known:
-      changes[name] = value
-    elif name in _FIELDS and _FIELDS[name][0] in known:
-      part, field = _FIELDS[name]
-      parts.setdefault(part, {})[field] = value
-    else:
+  known = {field.name for field in dataclasses.fields(model)}
+  changes = {k: _object(k, x) for k, x in fields.items() if k in known}
+  for name in [name for name in fields if name not in known]:
+    part, field = _FIELDS.get(name, ('', ''))
+    if part not in known:
       names = [*known, *_FIELDS, 'num_heads', 'grid', 'image_size']
       raise UserError(
         f'{type(model).__name__} has no field {name!r}'
         f'{config.suggest(name, names)}.'
       )
-  for part, values in parts.items():
-    old = changes.get(part, getattr(model, part))
-    has = {f.name for f in dataclasses.fields(old) if f.init} if old else set()
-    # A part without a field has it off, or fixed.
-    fixed = {k: getattr(old, k, None) for k in values.keys() - has}
-    lacks = {k for k, v in fixed.items() if values[k] and values[k] != v}
-    if lacks:
-      raise UserError(f'{part}={old!r} has no {", ".join(sorted(lacks))}.')
-    if values := {k: v for k, v in values.items() if k in has}:
-      changes[part] = dataclasses.replace(old, **values)
+    old, value = changes.get(part, getattr(model, part)), fields[name]
+    if old and any(f.name == field and f.init for f in dataclasses.fields(old)):
+      changes[part] = dataclasses.replace(old, **{field: value})
+    elif value and value != getattr(old, field, None):  # fixed, or off
+      raise UserError(f'{part}={old!r} has no {field}.')
   return model.clone(**changes)
 
 
-def without_parts(
-  fields: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Return the fields, except short names of parts that are given whole."""
-  return {
-    k: v for k, v in fields.items() if _FIELDS.get(k, '-')[0] not in given
-  }
+def _object(name, value):
+  table = _OBJECTS.get(name, {})
+  if not table or not isinstance(value, str):
+    return value
+  if value not in table:
+    raise UserError(f'{name}={value!r} must be one of {", ".join(table)}.')
+  return table[value]()
+
+
+def part_of(name: str) -> str:
+  """Return the field of a model whose part has the field of a short name."""
+  return _FIELDS.get(name, ('', ''))[0]
 
 
 def from_fields(cls: Any, **fields: Any) -> Any:
-  """Return a model of a class in MODELS from the short names of `replace`.
+  """Return a model of a class from the short names of `replace`.
 
   A ViT with `resnet_stages` is a hybrid.
   """
-  top = {f.name for f in dataclasses.fields(cls)} - _OBJECTS.keys()
-  first = {k: fields.pop(k) for k in list(fields) if k in top}
-  if 'embedding' in top:
-    embedding = {'patch_size': fields.pop('patch_size')}
-    if (stages := fields.pop('resnet_stages', None)) is not None:
-      first['embedding'] = Hybrid(**embedding, stages=stages)
-    else:
-      first['embedding'] = PatchEmbedding(**embedding)
-  return replace(cls(**first), **fields)
+  names = {field.name for field in dataclasses.fields(cls)}
+  stages = fields.pop('resnet_stages', None)
+  if 'embedding' in names:
+    size = fields.pop('patch_size')
+    fields['embedding'] = (
+      PatchEmbedding(size) if stages is None else Hybrid(size, stages=stages)
+    )
+  top = {k: _object(k, fields.pop(k)) for k in names & fields.keys()}
+  return replace(cls(**top), **fields)
 
 
-def build(settings: Any, trust: Sequence[str] = ()) -> Any:
-  """Return the object that settings in a file describe; see `config.build`.
-
-  Raises:
-    ValueError: the settings name something that is not trusted, are incomplete
-      or wrong.
-  """
-  built = config.build(settings, trust=trust)
-  if isinstance(built, functools.partial):
-    raise UserError(f'The file lacks arguments of {built.func.__name__}.')
-  return built
+def differences(model: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+  """Return {field: values} of what two models do with the same parameters."""
+  found, there = (_behaviour(x) for x in (model, other))
+  return {
+    name: (value, there[name])
+    for name, value in found.items()
+    if name in there and value != there[name]
+  }
 
 
-def patch_positions(weights: Weights) -> np.ndarray:
-  """Return [1, gh * gw, D] float32, the positions of patches; 0 without any."""
-  model, posemb = weights.model, weights.model.posemb
-  grid = model.embedding.grid(weights.image_shape)
-  if posemb is None:
-    return np.zeros((1, grid[0] * grid[1], model.width), np.float32)
-  table = posemb.table(weights.params, grid, model.width)
-  return np.reshape(table, (1, -1, model.width))
+def _behaviour(model):
+  out = {}
+  for name in _BEHAVIOUR:
+    part = getattr(model, name, None)
+    if dataclasses.is_dataclass(part):
+      out |= {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+      part = type(part).__name__
+    if hasattr(model, name):
+      out[name] = part
+  return {name: x for name, x in out.items() if name not in _NOT_SHOWN}
 
 
-def portable(weights: Weights) -> Weights:
-  """Return equivalent Weights of a ViT for formats that know tables only.
+def with_table(weights: Weights) -> Weights:
+  """Return equivalent Weights of a ViT whose positions are a table.
 
-  Computed positions become a table, and LayerScale is multiplied into the layer
-  before it. Other models stay as they are.
+  The class token has a position, too.
   """
   model, params = weights.model, dict(weights.params)
-  if not isinstance(model, VisionTransformer):
-    return weights
-  if model.block.layerscale_init is not None:
-    for path in list(params):
-      if found := re.fullmatch(r'(block_\d+)/ls([12])', path):
-        scale = params.pop(path)
-        layer = {'1': 'attn/out', '2': 'mlp/fc2'}[found[2]]
-        for part in ('kernel', 'bias'):
-          name = f'{found[1]}/{layer}/{part}'
-          params[name] = params[name] * scale
-    weights.notes.append(
-      '  LayerScale multiplied into attn/out and mlp/fc2: the format has none'
-    )
-    model = replace(model, layerscale_init=None)
-  posemb = Learned()
-  if isinstance(model.posemb, Learned):
-    posemb = dataclasses.replace(model.posemb, prefix=True)
-  else:
-    weights.notes.append('  positions written as a table, which is learned')
   grid = model.embedding.grid(weights.image_shape)
-  table = patch_positions(weights)
-  params['pos_embedding'] = table.reshape(1, *grid, model.width)
+  table = np.zeros((*grid, model.width), np.float32)
+  if model.posemb is not None:
+    table = model.posemb.table(params, grid, model.width)
+  params['pos_embedding'] = np.reshape(table, (1, *grid, model.width))
   if 'cls' in params:
     params.setdefault('cls_pos_embedding', np.zeros_like(params['cls']))
-  model = model.clone(posemb=posemb)
+  positions = posemb.Learned()
+  if type(model.posemb) is posemb.Learned:
+    positions = dataclasses.replace(model.posemb, prefix=True)
+  else:
+    weights.notes.append('  positions written as a table, which is learned')
+  model = model.clone(posemb=positions)
   return dataclasses.replace(weights, model=model, params=params)

@@ -22,11 +22,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, tree
-from vit_jax.models.layers import as_pair
-from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import DistillationToken, Map, Mean, NoPooling
-from vit_jax.models.posemb import Learned, SinCos2d
-from vit_jax.models.resnet import Hybrid, ResNet
+from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import PathLike, read_json, write_atomically
@@ -37,7 +33,6 @@ from vit_jax.weights.bundle import Weights
 _READERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
 FORMATS = ('vit_jax', *_READERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
-_PORTABLE = VisionTransformer, ResNet, MlpMixer  # to other readers
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
 _WEB = ('http://', 'https://', 'hf://')
@@ -93,12 +88,11 @@ def read(
       weights.step = int(directory.name)
     else:
       weights = _read_file(source, trust, options, values)
-    shape, asked = weights.image_shape[:2], options.get('image_size')
-    if asked is not None and as_pair(asked) != tuple(shape):
+    asked, size = options.get('image_size'), tuple(weights.image_shape[:2])
+    if asked is not None and as_pair(asked) != size:
       raise UserError(
-        f'image_size={asked}, but the weights are for images of {shape[0]}x'
-        f'{shape[1]}. Leave it out here; `pretrained.load` and image_shape of '
-        'evaluate adapt weights to another size.'
+        f'image_size={asked}, but the weights are for images of {size[0]}x'
+        f'{size[1]}. Leave it out; `pretrained.load` adapts weights.'
       )
   except UserError as error:
     if str(path) in str(error):
@@ -145,14 +139,7 @@ def _read_file(source, trust, options, values):
   if content and 'model' in content:
     weights = _described(content, trust, options)
     if npz.recognise(arrays):
-      shape = weights.image_shape
-      embedding = getattr(weights.model, 'embedding', None)
-      arrays = npz.read(
-        arrays,
-        model=weights.model,
-        grid=embedding and embedding.grid(shape),
-        image_size=shape[:2],
-      ).params
+      arrays = _read_again(npz, weights, arrays, model=weights.model).params
     weights.params = _fitting(arrays, weights)
     return weights
   for name, reader in _READERS.items():
@@ -168,6 +155,15 @@ def _read_file(source, trust, options, values):
   )
 
 
+def _read_again(reader, weights, arrays, settings=None, **options):
+  """Read arrays of known Weights; options as arrays do not show the grid."""
+  shape = weights.image_shape
+  embedding = getattr(weights.model, 'embedding', None)
+  grid = embedding and embedding.grid(shape)
+  options |= {'grid': grid, 'image_size': shape[:2]}
+  return reader.read(arrays, settings, **options)
+
+
 def _sibling(path, name):
   """Return the JSON in another file of the folder; None if there is none."""
   folder = path.rpartition('/')[0] or '.'
@@ -179,33 +175,33 @@ def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
   if 'grid' in options:
     raise UserError('The file describes its own grid. Leave grid out.')
-  fields = {
+  given = {
     k: v for k, v in options.items() if k not in ('image_size', 'num_heads')
   }
-  model = bundle.build(content['model'], trust)
-  if isinstance(model, bundle.MODELS) and hasattr(model, 'scan'):
-    fields = {'scan': False} | fields
-  use = {
-    name: bundle.build(content[name], trust)
-    for name in ('preprocess', 'transforms')
+  parts = {
+    name: config.build(content[name], trust=trust)
+    for name in ('model', 'preprocess', 'transforms')
     if content.get(name) is not None
   }
+  model = parts.pop('model')
+  if isinstance(model, Classifier) and hasattr(model, 'scan'):
+    given = {'scan': False} | given
   return Weights(
-    bundle.replace(model, **fields),
+    bundle.replace(model, **given),
     {},
     tuple(content['image_shape']),
     class_names=content.get('class_names'),
     activation=content.get('activation') or 'softmax',
     origin='vit_jax',
     is_described=True,
-    **use,
+    **parts,
   )
 
 
 def _fitting(params, weights):
   """Return the parameters that a described model uses, layers unrolled."""
   model = weights.model
-  if isinstance(model, bundle.MODELS):
+  if isinstance(model, Classifier):
     params = tree.unstack_blocks(params)
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
     params = {k: v for k, v in params.items() if k != 'mask'}
@@ -232,24 +228,49 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     raise UserError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
   arrays, texts = weights.params, {}
   if format != 'vit_jax':
-    _check_portable(weights.model, format)
-    if format == 'npz':
-      weights = bundle.portable(weights)
-    arrays, texts = _READERS[format].write(weights)
-    arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
+    weights, arrays, texts = _foreign(weights, format)
   path = epath.Path(path)
   if format in NPZ_FORMATS:
-    folder, file = path.parent, path
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_npz(file, arrays)
+    folder, file, save = path.parent, path, files.write_npz
     texts = {path.with_suffix('.json').name: describe_use(weights)}
   else:
-    folder, file = path, path / _SAFETENSORS
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_safetensors(file, arrays, {'format': 'pt'})
+    folder, file, save = path, path / _SAFETENSORS, files.write_safetensors
+  folder.mkdir(parents=True, exist_ok=True)
+  save(file, arrays)
   for name, content in texts.items():
     write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
   return [file, *(folder / name for name in texts)]
+
+
+def _foreign(weights, format):
+  """Return (Weights as written, arrays, JSON files) of a foreign format.
+
+  The arrays are read again, to see whether the model is the same.
+  """
+  reader, model = _READERS[format], weights.model
+  is_vit = type(model) is VisionTransformer
+  try:
+    if not is_vit and not (format == 'npz' and type(model) in npz.OTHERS):
+      raise UserError(f'it is a {type(model).__name__}')
+    if is_vit and model.posemb and model.posemb.in_layers:
+      raise UserError(f'posemb={model.posemb} acts in the layers')
+    if is_vit and format == 'npz':
+      weights = bundle.with_table(weights)
+    arrays, texts = reader.write(weights)
+    arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
+    again = _read_again(reader, weights, arrays, texts.get('config.json')).model
+    if is_vit:  # written as a table, whatever they are
+      again = again.clone(posemb=model.posemb)
+    differ = bundle.differences(model, again)
+    if format == 'npz':  # NAME.json says it
+      differ.pop('gelu', None)
+    if differ:
+      raise UserError(f'it would be read with others than {differ}')
+  except UserError as e:
+    raise UserError(
+      f'{format} cannot hold this model: {e}. Use --format=vit_jax instead.'
+    ) from e
+  return weights, arrays, texts
 
 
 def describe_use(weights: Weights) -> dict[str, Any]:
@@ -262,54 +283,3 @@ def describe_use(weights: Weights) -> dict[str, Any]:
     'class_names': weights.class_names,
     'activation': weights.activation,
   }
-
-
-def _check_portable(model, format):
-  """Raise ValueError unless other readers of a format compute this model."""
-  block, head = getattr(model, 'block', model), getattr(model, 'head', None)
-  embedding, pooling, posemb = (
-    getattr(model, part, None) for part in ('embedding', 'pooling', 'posemb')
-  )
-  name, eps = type(model).__name__, getattr(block, 'norm_eps', 1e-6)
-  size = getattr(head, 'representation_size', None)
-  every = {'npz', 'timm', 'hf'}
-  for lacking, has, what in (
-    (every, type(model) not in _PORTABLE, name),
-    ({'timm', 'hf'}, type(model) is not VisionTransformer, name),
-    ({'timm', 'hf'}, isinstance(embedding, Hybrid), 'a hybrid'),
-    (
-      every,
-      posemb is not None
-      and (type(posemb) not in (Learned, SinCos2d) or posemb.in_layers),
-      f'posemb={posemb}',
-    ),
-    (every, getattr(embedding, 'mask_token', False), 'mask_token=True'),
-    (
-      every,
-      getattr(model, 'pool_padding', 'zero') != 'zero',
-      "pool_padding='lowest'",
-    ),
-    ({'npz', 'hf'}, getattr(pooling, 'num_registers', 0), 'registers'),
-    ({'npz', 'hf'}, getattr(pooling, 'norm_after', False), 'norm_after'),
-    ({'npz', 'hf'}, getattr(block, 'qk_norm', False), 'qk_norm'),
-    ({'npz', 'hf'}, type(pooling) in (Map, DistillationToken), f'{pooling}'),
-    ({'hf'}, type(pooling) is Mean, f'{pooling}'),
-    ({'timm', 'hf'}, type(pooling) is NoPooling, f'{pooling}'),
-    (
-      {'timm'},
-      type(pooling) is DistillationToken and pooling.num_registers,
-      f'{pooling}',
-    ),
-    ({'npz', 'timm'}, eps != 1e-6, f'norm_eps={eps}'),
-    (
-      {'timm', 'hf'} if model.num_classes else {'timm'},
-      size,
-      f'representation_size={size}',
-    ),
-  ):
-    if has and format in lacking:
-      others = sorted(every - lacking)
-      raise UserError(
-        f'{format} cannot hold {what}. Use --format='
-        f'{" or ".join(["vit_jax", *others])} instead.'
-      )

@@ -10,22 +10,18 @@ Without config.json: exact GELU, and LayerNorms with an epsilon of 1e-12.
 
 The tanh layer of a ViTModel, `pooler`, is our representation layer; a
 classifier does not read it, and then it is left out.
-
-An image is resized, to a height and width or to a 'shortest_edge'; its centre
-is cropped if do_center_crop; then it is multiplied by rescale_factor, and
-normalised by image_mean and image_std. transformers antialiases.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle, image_configs
-from vit_jax.weights.architecture import convert, grid_of, split_table
+from vit_jax.weights.architecture import convert, split_table
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -90,33 +86,35 @@ def read(
       )
   notes: list[str] = []
   arrays = _file_names(arrays, notes)
+  act = config.get('hidden_act', 'gelu')
   known = {
-    'gelu': image_configs.choose(
-      _GELU, config.get('hidden_act', 'gelu'), 'hidden_act'
-    ),
+    'gelu': image_configs.choose(_GELU, act, 'hidden_act'),
     'norm_eps': config.get('layer_norm_eps', 1e-12),
   }
   if 'num_attention_heads' in config:
     known['num_heads'] = config['num_attention_heads']
-  table = arrays['embeddings.position_embeddings']
-  grid = grid or grid_of(
-    image_size or config.get('image_size'),
-    arrays[f'{_PATCHES}.weight'].shape[2:],
-    [table.shape[1] - 1],
+  cls, table = split_table(
+    arrays['embeddings.position_embeddings'],
+    (1,),
+    grid=grid,
+    image_size=image_size or config.get('image_size'),
+    patch_size=arrays[f'{_PATCHES}.weight'].shape[2:],
   )
-  cls, table = split_table(table, prefix=1, grid=grid)
   arrays['embeddings.cls_position'] = cls
   arrays['embeddings.position_embeddings'] = table
-  model, params, shape = convert(arrays, _KEYS, known=known, **fields)
+  weights = convert(arrays, _KEYS, known=known, **fields)
+  labels = config.get('id2label') or {}
+  count = weights.model.num_classes or 0
+  class_names = [labels.get(str(i), f'LABEL_{i}') for i in range(count)]
+  if class_names == [f'LABEL_{i}' for i in range(count)]:  # the default
+    class_names = None
   problem = config.get('problem_type') == 'multi_label_classification'
-  return Weights(
-    model=model,
-    params=params,
-    image_shape=shape,
-    class_names=_class_names(config, model.num_classes),
+  return dataclasses.replace(
+    weights,
+    class_names=class_names,
     activation='sigmoid' if problem else 'softmax',
     origin='hf',
-    **_preprocess(config.get('preprocessor_config'), shape, notes),
+    **_use(config.get('preprocessor_config'), weights.image_shape, notes),
     notes=notes,
   )
 
@@ -140,45 +138,27 @@ def _file_names(arrays, notes):
   return out
 
 
-def _class_names(config, num_classes):
-  """Return id2label, unless it is 'LABEL_0', ... (the default of models)."""
-  labels = config.get('id2label') or {}
-  found = [labels.get(str(i)) for i in range(num_classes or 0)]
-  unnamed = [f'LABEL_{i}' for i in range(len(found))]
-  return None if None in found or found == unnamed else found
-
-
-def _preprocess(config, image_shape, notes):
+def _use(config, image_shape, notes):
   """Return arguments of Weights from preprocessor_config.json."""
   if config is None:
     return {}
-  image_size = tuple(image_shape[:2])
-  name = _RESAMPLE[config.get('resample', 2)]
-  method = image_configs.INTERPOLATIONS[name]
-  transforms, size = [], image_size
-  if config.get('do_resize', True):
-    size = _size(config.get('size', 224))
-    resize = ResizeSmall if isinstance(size, int) else Resize
-    transforms.append(resize(size, **method))
-  if config.get('do_center_crop'):
-    size = _size(config.get('crop_size', 224))
-    transforms.append(CentralCrop(size))
-  if size != image_size:
+  size = tuple(image_shape[:2])
+  large = _size(config.get('size', 224))
+  crop = _size(config.get('crop_size', 224))
+  if (crop if config.get('do_center_crop') else large) != size:
     notes.append(
-      f'  images are resized to {image_size}: preprocessor_config.json makes '
-      'another size'
+      f'  images are resized to {size}: preprocessor_config.json makes another '
+      'size'
     )
-    transforms = [Resize(image_size, **method)]
-  factor = config.get('rescale_factor', 1 / 255)
-  factor = factor if config.get('do_rescale', True) else 1.0
+    large = size
   mean, std = [0.0], [1.0]
   if config.get('do_normalize', True):
     mean = config.get('image_mean', [0.5] * 3)
     std = config.get('image_std', [0.5] * 3)
-  return {
-    'preprocess': image_configs.normalize(mean, std, factor, image_shape[2]),
-    'transforms': tuple(transforms),
-  }
+  rescales = config.get('do_rescale', True)
+  factor = config.get('rescale_factor', 1 / 255) if rescales else 1.0
+  method = _RESAMPLE[config.get('resample', 2)]
+  return image_configs.use(image_shape, large, method, mean, std, factor=factor)
 
 
 def _size(value):
@@ -197,12 +177,17 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   AutoImageProcessor; ViTModel if there is no head. The weights are of a model
   that transformers' ViT can be, see `formats.write`.
   """
-  weights = bundle.portable(weights)
-  model, params = weights.model, dict(weights.params)
+  params = bundle.with_table(weights).params
+  if 'cls' not in params or (
+    'pre_logits/kernel' in params and weights.model.num_classes
+  ):
+    raise UserError(
+      "transformers' ViT has a class token; its classifier has no tanh layer"
+    )
   cls, table = params.pop('cls_pos_embedding'), params['pos_embedding']
-  table = table.reshape(1, -1, model.width)
+  table = table.reshape(1, -1, table.shape[-1])
   params['pos_embedding'] = np.concatenate([cls, table], axis=1)
-  prefix = 'vit.' if model.num_classes else ''
+  prefix = 'vit.' if weights.model.num_classes else ''
   arrays = {
     name if name.startswith('classifier') else prefix + name: array
     for name, array in _KEYS.to_theirs(params).items()
@@ -215,23 +200,18 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
 
 def _make_config(weights):
   model, (height, width, channels) = weights.model, weights.image_shape
-  num_classes = model.num_classes or 0
-  patch = model.embedding.patch_size
+  classes = model.num_classes or 0
   config = {
-    'architectures': [
-      'ViTForImageClassification' if num_classes else 'ViTModel'
-    ],
+    'architectures': ['ViTForImageClassification' if classes else 'ViTModel'],
     'model_type': 'vit',
     'hidden_size': model.width,
     'num_hidden_layers': model.depth,
     'num_attention_heads': model.num_heads,
     'intermediate_size': model.mlp_dim,
-    'hidden_act': {'exact': 'gelu', 'tanh': 'gelu_pytorch_tanh'}[
-      model.block.gelu
-    ],
+    'hidden_act': 'gelu_pytorch_tanh' if model.block.gelu == 'tanh' else 'gelu',
     'layer_norm_eps': model.block.norm_eps,
     'image_size': _one_or_two(height, width),
-    'patch_size': _one_or_two(*patch),
+    'patch_size': _one_or_two(*model.embedding.patch_size),
     'num_channels': channels,
     'qkv_bias': True,
     'hidden_dropout_prob': 0.0,
@@ -240,8 +220,8 @@ def _make_config(weights):
   }
   if model.head.representation_size:
     config['pooler_output_size'] = model.head.representation_size
-  if num_classes:
-    names = weights.class_names or [f'LABEL_{i}' for i in range(num_classes)]
+  if classes:
+    names = weights.class_names or [f'LABEL_{i}' for i in range(classes)]
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   if weights.activation == 'sigmoid':
@@ -254,24 +234,24 @@ def _one_or_two(height, width):
 
 
 def _make_preprocessor_config(weights):
-  height, width, channels = weights.image_shape
-  factor = 1 / 255
-  mean, std = image_configs.mean_and_std(weights.preprocess, channels, factor)
-  large, keeps_aspect, method = image_configs.describe(weights)
+  height, width, _ = weights.image_shape
+  mean, std = image_configs.mean_and_std(weights)
+  large, method = image_configs.describe(weights)
+  keeps_aspect = isinstance(large, int)
   config = {
     'image_processor_type': 'ViTImageProcessor',
     'do_resize': True,
-    'size': {'height': large[0], 'width': large[1]},
+    'size': {'shortest_edge': large}
+    if keeps_aspect
+    else {'height': large[0], 'width': large[1]},
     'resample': _RESAMPLE.index(method),
     'do_rescale': True,
-    'rescale_factor': factor,
+    'rescale_factor': 1 / 255,
     'do_normalize': True,
     'image_mean': mean,
     'image_std': std,
   }
-  if keeps_aspect:
-    config['size'] = {'shortest_edge': large[0]}
-  if keeps_aspect or large != (height, width):
+  if large != (height, width):
     config['do_center_crop'] = True
     config['crop_size'] = {'height': height, 'width': width}
   return config

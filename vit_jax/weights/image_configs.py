@@ -1,15 +1,20 @@
-"""Image preprocessing in the JSON of timm and Hugging Face, both ways."""
+"""Image preprocessing in the JSON of timm and Hugging Face, both ways.
 
-from collections.abc import Mapping
+An image is resized to `large`, a (height, width) or the shorter side; its
+centre is cropped to the model's size; the model gets (x * factor - mean) / std.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.layers import Normalize, as_pair
-from vit_jax.types import UserError
+from vit_jax.types import Shape, Size, UserError
+from vit_jax.weights.bundle import Weights
 
 # timm's and Pillow's interpolations in our terms; only 'area' does not need
 # antialiasing.
-INTERPOLATIONS = {
+_INTERPOLATIONS = {
   'bilinear': {'interpolation': 'bilinear', 'antialias': True},
   'bicubic': {'interpolation': 'bicubic', 'antialias': True},
   'lanczos': {'interpolation': 'lanczos', 'antialias': True},
@@ -28,29 +33,48 @@ def choose(table: Mapping[Any, Any], name: Any, what: str) -> Any:
   return table[name]
 
 
-def normalize(mean: Any, std: Any, factor: float, channels: int) -> Normalize:
-  """Return the Normalize that equals (image * factor - mean) / std.
+def use(
+  image_shape: Shape,
+  large: Size,
+  interpolation: str,
+  mean: Sequence[float],
+  std: Sequence[float],
+  *,
+  factor: float = 1 / 255,
+  torchvision: bool = False,
+) -> dict[str, Any]:
+  """Return the arguments `preprocess` and `transforms` of Weights.
 
-  If there are as many numbers as other channels, their average is used.
+  `torchvision` says whether sides and offsets are rounded as it does. If there
+  are as many means as other channels, their average is used.
   """
+  height, width, channels = image_shape
+  method: Any = choose(_INTERPOLATIONS, interpolation, 'interpolation')
+  resize: Any = Resize(large, **method)
+  if isinstance(large, int):
+    rounding: Any = 'down' if torchvision else 'nearest'
+    resize = ResizeSmall(large, **method, rounding=rounding)
+  crop = CentralCrop((height, width), 'even' if torchvision else 'down')
 
-  def adapted(values):
+  def scaled(values):
     if len(values) != channels:
       values = [sum(values) / len(values)]
     values = tuple(_round(value / factor) for value in values)
     return values[0] if len(set(values)) == 1 else values
 
-  return Normalize(adapted(mean), adapted(std))
+  return {
+    'preprocess': Normalize(scaled(mean), scaled(std)),
+    'transforms': (resize,) if large == (height, width) else (resize, crop),
+  }
 
 
-def mean_and_std(
-  preprocess: Any, channels: int, factor: float
-) -> tuple[list[float], list[float]]:
-  """Return two lists with one number per channel; the inverse of `normalize`.
+def mean_and_std(weights: Weights) -> tuple[list[float], list[float]]:
+  """Return two lists with one number per channel, for pixels in 0..1.
 
   Raises:
     ValueError: the model's preprocessing is not a Normalize.
   """
+  preprocess, channels = weights.preprocess, weights.image_shape[2]
   if not isinstance(preprocess, Normalize):
     raise UserError(
       f'The preprocessing is {preprocess}; the format has only a mean and a '
@@ -60,7 +84,7 @@ def mean_and_std(
   def listed(value):
     values = list(value) if isinstance(value, list | tuple) else [value]
     values = values * (channels if len(values) == 1 else 1)
-    return [_round(v * factor) for v in values]
+    return [_round(v / 255) for v in values]
 
   return listed(preprocess.mean), listed(preprocess.std)
 
@@ -69,30 +93,23 @@ def _round(value):
   return float(f'{value:.12g}')  # 0.5 * 255 must be 127.5
 
 
-def describe(weights: Any) -> tuple[tuple[int, int], bool, str]:
-  """Return (large, keeps_aspect, interpolation) of the transforms.
+def describe(weights: Weights) -> tuple[Size, str]:
+  """Return (large, interpolation) of the transforms.
 
-  An image is resized to `large` (height, width), or its shorter side to
-  that, and then cropped at its centre to the model's size. Whatever cannot be
-  expressed like this is added to weights.notes.
+  Whatever cannot be expressed like this is added to weights.notes.
   """
-  image_size = tuple(weights.image_shape[:2])
-  first, *rest = [*weights.transforms] or [Resize(image_size)]
-  crops = len(rest) == 1 and (
-    type(rest[0]) is CentralCrop and as_pair(rest[0].size) == image_size
-  )
-  keeps_aspect = (
-    type(first) is ResizeSmall and crops and image_size[0] == image_size[1]
-  )
-  resizes = type(first) is Resize and (
-    crops or (not rest and as_pair(first.size) == image_size)
-  )
-  if not keeps_aspect and not resizes:
+  size = weights.image_shape[:2]
+  first: Any
+  first, *rest = [*weights.transforms] or [Resize(size)]
+  crops = [type(x) is CentralCrop and as_pair(x.size) == size for x in rest]
+  keeps_aspect = type(first) is ResizeSmall and crops and size[0] == size[1]
+  squashes = type(first) is Resize and (crops or as_pair(first.size) == size)
+  if crops not in ([], [True]) or not (keeps_aspect or squashes):
     weights.notes.append(
-      f'  images will be resized to {image_size[0]}x{image_size[1]}: the '
-      f'format cannot express {weights.transforms}'
+      f'  images will be resized to {size[0]}x{size[1]}: the format cannot '
+      f'express {weights.transforms}'
     )
-    first = Resize(image_size)
+    first = Resize(size)
   ours = first.interpolation
   theirs = 'bilinear' if ours == 'area' else ours
   if ours == 'area' or not (first.antialias or ours == 'nearest'):
@@ -100,4 +117,5 @@ def describe(weights: Any) -> tuple[tuple[int, int], bool, str]:
       f"  images will be resized by antialiased {theirs}, as the format's "
       f'readers do; here it was {ours} without antialiasing'
     )
-  return as_pair(first.size), keeps_aspect, theirs
+  is_small = isinstance(first, ResizeSmall)
+  return first.size if is_small else as_pair(first.size), theirs

@@ -27,27 +27,26 @@ def _same(array):
   return array
 
 
-# Kind: number of axes in the file (None: any), array in the file -> our array
-# (whose axes may still be merged), our array -> array in the file.
-KINDS: dict[str, tuple[int | None, Any, Any]] = {
-  'same': (None, _same, _same),
-  'flat': (1, _same, np.ravel),
-  # [out, in]. Our kernel may have several axes of outputs, [D, heads, head_dim]
-  'linear': (2, np.transpose, lambda x: x.reshape(len(x), -1).T),
-  # ... or of inputs, [heads, head_dim, D].
-  'merged': (2, np.transpose, lambda x: x.reshape(-1, x.shape[-1]).T),
-  # [out, in, height, width]; also of a dense layer that is a 1x1 convolution.
-  'conv': (
-    4,
-    lambda x: x.transpose(2, 3, 1, 0),
-    lambda x: _4d(x).transpose(3, 2, 0, 1),
-  ),
-  '1x1': (4, _same, lambda x: _4d(x)),
-}
-
-
 def _4d(kernel):
   return kernel.reshape((1,) * (4 - kernel.ndim) + kernel.shape)
+
+
+# Kind: array in the file -> our array (whose axes may still be merged), our
+# array -> array in the file.
+KINDS: dict[str, tuple[Any, Any]] = {
+  'same': (_same, _same),
+  'flat': (_same, np.ravel),
+  # [out, in]. Our kernel may have several axes of outputs, [D, heads, head_dim]
+  'linear': (np.transpose, lambda x: x.reshape(len(x), -1).T),
+  # ... or of inputs, [heads, head_dim, D].
+  'merged': (np.transpose, lambda x: x.reshape(-1, x.shape[-1]).T),
+  # [out, in, height, width]; also of a dense layer that is a 1x1 convolution.
+  'conv': (
+    lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x,
+    lambda x: _4d(x).transpose(3, 2, 0, 1),
+  ),
+  '1x1': (_same, _4d),
+}
 
 
 class Key(NamedTuple):
@@ -96,27 +95,23 @@ class KeyMap:
   """Table of Keys; the first row that matches a name counts."""
 
   def __init__(self, *keys: Key) -> None:
-    self._keys = keys
+    self._rows = [(key, key.paths) for key in keys]
 
   def to_ours(self, arrays: FlatParams) -> dict[str, np.ndarray]:
     """Return {our path: array} of the arrays of a file that the map knows.
 
     Axes that the file merges are still merged: `fit` splits them, when the
-    shapes of the model are known. Arrays of another kind stay as they are.
+    shapes of the model are known.
     """
     params = {}
     for name, array in arrays.items():
-      found = ((key, _match(key.theirs, name)) for key in self._keys)
-      key, values = next((x for x in found if x[1] is not None), (None, None))
-      if key is None:
-        continue
-      ndim, convert, _ = KINDS[key.kind]
-      parts = [array]
-      if len(key.paths) > 1:
-        parts = np.array_split(array, len(key.paths))
-      for path, part in zip(key.paths, parts):
-        fits = ndim in (None, part.ndim)
-        params[_fill(path, values)] = convert(part) if fits else part
+      for key, paths in self._rows:
+        if (values := _match(key.theirs, name)) is None:
+          continue
+        parts = np.array_split(array, len(paths)) if paths[1:] else [array]
+        for path, part in zip(paths, parts):
+          params[path.format(**values)] = KINDS[key.kind][0](part)
+        break
     return params
 
   def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:
@@ -127,21 +122,22 @@ class KeyMap:
     """
     parts: dict[str, dict[int, np.ndarray]] = {}
     unknown = []
-    rows = [(k, i, path) for k in self._keys for i, path in enumerate(k.paths)]
+    rows = [(k, i, x) for k, paths in self._rows for i, x in enumerate(paths)]
     for path, array in params.items():
       for key, i, template in rows:
         if (values := _match(template, path)) is not None:
-          name = _fill(key.theirs, values)
-          parts.setdefault(name, {})[i] = KINDS[key.kind][2](array)
+          name = key.theirs.format(**values)
+          parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
           break
       else:
         unknown.append(path)
     if unknown:
-      raise UserError(f'The format has no name for {", ".join(unknown)}.')
-    return {
-      name: _concatenate([found[i] for i in sorted(found)])
-      for name, found in parts.items()
-    }
+      raise UserError(f'The format has no name for {", ".join(unknown[:9])}.')
+    out = {}
+    for name, found in parts.items():
+      arrays = [found[i] for i in sorted(found)]
+      out[name] = np.concatenate(arrays) if arrays[1:] else arrays[0]
+    return out
 
   def fit(
     self, arrays: FlatParams, shapes: Mapping[str, Any]
@@ -173,42 +169,25 @@ class KeyMap:
     }
 
 
-_PLACEHOLDER = re.compile(r'\{(\w)(\+1)?\}')
-
-
 @functools.cache
 def _pattern(template):
-  texts = _PLACEHOLDER.split(template)[::3]
-  names = [name for name, _ in _PLACEHOLDER.findall(template)]
-  groups = [f'(?P<{n}>{"[0-9]+" if n in "isu" else "[^/.]+"})' for n in names]
-  return re.compile(
-    ''.join(
-      re.escape(text) + group for text, group in zip(texts, [*groups, ''])
-    )
-  )
+  """Return the regular expression of a template, and its placeholders."""
+  *parts, end = re.split(r'\{(.*?)\}', template)
+  names = parts[1::2]
+  groups = ['([0-9]+)' if n[0] in 'isu' else '([^/.]+)' for n in names]
+  text = ''.join(re.escape(t) + g for t, g in zip(parts[::2], groups))
+  return re.compile(text + re.escape(end)), names
 
 
 @functools.lru_cache(2**16)
 def _match(template, name):
   """Return {placeholder: text} if the name fits the template, else None."""
-  if not (found := _pattern(template).fullmatch(name)):
+  pattern, names = _pattern(template)
+  if not (found := pattern.fullmatch(name)):
     return None
-  values = found.groupdict()
-  for key, plus in _PLACEHOLDER.findall(template):
-    if plus:
-      values[key] = str(int(values[key]) - 1)
+  values = dict(zip(names, found.groups()))
+  for key in names:
+    if key[0] in 'isu':
+      number = int(values[key]) - key.endswith('+1')
+      values |= {key[0]: number, f'{key[0]}+1': number + 1}
   return values
-
-
-def _fill(template, values):
-  """Return the template with its placeholders filled in."""
-
-  def fill(found):
-    name, plus = found.groups()
-    return str(int(values[name]) + 1) if plus else values[name]
-
-  return _PLACEHOLDER.sub(fill, template)
-
-
-def _concatenate(arrays):
-  return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]

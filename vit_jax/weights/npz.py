@@ -24,7 +24,7 @@ The ImageNet-21k files of the first release have the tanh layer 'pre_logits'
 and a head of zeros; AugReg's have a working head and no such layer.
 """
 
-import math
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,12 +34,13 @@ import numpy as np
 from vit_jax.data import transforms
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
-from vit_jax.types import FlatParams, Size, UserError
+from vit_jax.types import FlatParams
 from vit_jax.weights import bundle
 from vit_jax.weights.architecture import convert, split_table
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap
 
+OTHERS = ResNet, MlpMixer  # models besides ViTs
 TABLE = 'Transformer/posembed_input/pos_embedding'
 _BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 _POSTACT_ROOT, _PREACT_ROOT = 'conv_root/kernel', 'root_block/conv_root/kernel'
@@ -73,36 +74,46 @@ _PREACT = KeyMap(
 )
 
 
+_QKVO = 'query', 'key', 'value', 'out'  # and no norms
+
+
 def _vit_keys(attention, norm, mlp):
-  """Return the key map; arguments are the numbers of modules in a layer."""
+  """Return the rows; arguments are the numbers of modules in a layer."""
   layer = f'{_LAYER}_{{i}}'
-  attn = 'MultiHeadDotProductAttention'
-  return KeyMap(
+  attn = f'MultiHeadDotProductAttention_{attention}'
+  return [
     Key('cls', 'cls'),
     Key('cls_pos_embedding', 'cls_pos_embedding'),  # of `_with_grid`
     Key('pos_embedding', 'pos_embedding'),
     Key('embedding/{p}', 'embedding/{p}'),
     Key(f'{layer}/LayerNorm_0/{{p}}', 'block_{i}/norm1/{p}'),
-    Key(f'{layer}/{attn}_{attention}/{{n}}/{{p}}', 'block_{i}/attn/{n}/{p}'),
+    *(
+      Key(f'{layer}/{attn}/{n}/{{p}}', f'block_{{i}}/attn/{n}/{{p}}')
+      for n in _QKVO
+    ),
     Key(f'{layer}/LayerNorm_{norm}/{{p}}', 'block_{i}/norm2/{p}'),
     Key(f'{layer}/MlpBlock_{mlp}/Dense_0/{{p}}', 'block_{i}/mlp/fc1/{p}'),
     Key(f'{layer}/MlpBlock_{mlp}/Dense_1/{{p}}', 'block_{i}/mlp/fc2/{p}'),
     Key('Transformer/encoder_norm/{p}', 'norm/{p}'),
     Key('pre_logits/{p}', 'pre_logits/{p}'),
     Key('head/{p}', 'head/{p}'),
-    Key('MAPHead_0/probe', 'map_head/probe'),
-    Key(f'MAPHead_0/{attn}_0/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
-    Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
-    Key('MAPHead_0/MlpBlock_0/Dense_0/{p}', 'map_head/mlp/fc1/{p}'),
-    Key('MAPHead_0/MlpBlock_0/Dense_1/{p}', 'map_head/mlp/fc2/{p}'),
     Key(_POSTACT_ROOT, 'resnet/root/conv/kernel'),
     Key('gn_root/{p}', 'resnet/root/norm/{p}'),
     *_UNIT_KEYS,
-  )
+  ]
 
 
-_LINEN = _vit_keys(0, 1, 0)  # numbers count the modules of each class
-_PRE_LINEN = _vit_keys(1, 2, 3)  # numbers count all modules together
+_MAP = 'MAPHead_0/MultiHeadDotProductAttention_0'
+# Numbers count the modules of each class, or all modules together.
+_LINEN = KeyMap(
+  *_vit_keys(0, 1, 0),
+  Key('MAPHead_0/probe', 'map_head/probe'),
+  Key(f'{_MAP}/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
+  Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
+  Key('MAPHead_0/MlpBlock_0/Dense_0/{p}', 'map_head/mlp/fc1/{p}'),
+  Key('MAPHead_0/MlpBlock_0/Dense_1/{p}', 'map_head/mlp/fc2/{p}'),
+)
+_PRE_LINEN = KeyMap(*_vit_keys(1, 2, 3))
 
 
 def _bit_keys():
@@ -135,10 +146,8 @@ def recognise(names: Iterable[str]) -> bool:
 def _prefix(names):
   """Return what precedes the parameters' names; None if none are known."""
   for prefix in _PREFIXES:
-    layers = _LAYER, 'MixerBlock', *_ROOTS
-    if any(
-      name.startswith(tuple(prefix + x for x in layers)) for name in names
-    ):
+    known = tuple(prefix + x for x in (_LAYER, 'MixerBlock', *_ROOTS))
+    if any(name.startswith(known) for name in names):
       return prefix
   return None
 
@@ -149,60 +158,46 @@ def read(
   *,
   model: Any = None,
   grid: tuple[int, int] | None = None,
-  image_size: Size | None = None,
-  **fields: Any,
+  **options: Any,
 ) -> Weights:
   """Return Weights of {name: array}; the formats have no config.
 
-  `model` is given if NAME.json describes it, `grid` also for a Mixer's patches,
-  `image_size` for ResNets and models without a table; see `formats.read`.
+  `model` is given if NAME.json describes it. Other arguments: see
+  `formats.read`.
   """
   del config
   notes: list[str] = []
-  is_tower = (_prefix(arrays) or '').endswith('img/')
-  arrays = _parameters(arrays, notes)
+  prefix = _prefix(arrays) or ''
+  arrays = _parameters(arrays, prefix, notes)
   is_old = any('/MlpBlock_3/' in name for name in arrays)
-  is_vit = any(name.startswith(_LAYER) for name in arrays)
-  known: dict[str, Any] = {}
-  origin = 'big_vision npz'
+  origin, keys, known = 'npz', _PRE_LINEN if is_old else _LINEN, {}
   if _BIT_ROOT in arrays:
     origin, keys = 'BiT npz', _BIT
-  elif _PREACT_ROOT in arrays:
-    keys, known = _PREACT, {'pool_padding': 'lowest'}
   elif 'stem/kernel' in arrays:
-    origin, keys = 'npz', _MIXER
-  elif not is_vit:
-    keys = _LINEN
-  else:
-    keys = _PRE_LINEN if is_old else _LINEN
-    if TABLE in arrays:
-      origin = 'npz'
-    elif 'pos_embedding' not in arrays and (is_old or _POSTACT_ROOT in arrays):
-      # These are older than fixed positions.
-      raise UserError(f'The file has no position table, {TABLE}.')
-  if is_vit:
+    keys = _MIXER
+  elif TABLE not in arrays:
+    origin = 'big_vision npz'
+    if _PREACT_ROOT in arrays:
+      keys, known = _PREACT, {'pool_padding': 'lowest'}
+  if 'embedding/kernel' in arrays:
+    if is_old or _POSTACT_ROOT in arrays:  # older than fixed positions
+      known['posemb'] = 'learned'
     arrays = _with_grid(arrays, grid)
-  model, params, shape = convert(
-    arrays,
-    keys,
-    model=model,
-    known=known,
-    image_size=image_size,
-    grid=grid,
-    **fields,
+  weights = convert(
+    arrays, keys, model=model, known=known, grid=grid, **options
   )
-  use: dict[str, Any] = {}
-  if origin == 'big_vision npz' and shape[0] == shape[1] and not is_tower:
-    use['transforms'] = transforms.evaluation('big_vision', shape[0])
-  return Weights(model, params, shape, origin=origin, notes=notes, **use)
+  height, width, _ = weights.image_shape
+  is_tower = prefix.endswith('img/')
+  if origin == 'big_vision npz' and height == width and not is_tower:
+    weights.transforms = transforms.evaluation('big_vision', height)
+  return dataclasses.replace(weights, origin=origin, notes=notes)
 
 
-def _parameters(arrays, notes):
+def _parameters(arrays, prefix, notes):
   """Return {name: array} of the model, with the names of the key maps.
 
   Stacked layers are taken apart. What is left out is added to notes.
   """
-  prefix = _prefix(arrays) or ''
   others = rf'{_STATE}|{_TEXT}' if prefix.endswith('img/') else _STATE
   out, left_out = {}, []
   for name, array in arrays.items():
@@ -235,25 +230,21 @@ def _parameters(arrays, notes):
 def _with_grid(arrays, grid):
   """Return the arrays with the positions of patches as a grid."""
   arrays = dict(arrays)
-  has_cls = 'cls' in arrays
-  if TABLE in arrays:
-    table, prefix = arrays.pop(TABLE), int(has_cls)
-  elif (table := arrays.get('pos_embedding')) is None:
+  has_cls, name = 'cls' in arrays, TABLE
+  prefixes = (int(has_cls),)
+  if TABLE not in arrays:
+    # Early files of big_vision have a row for the class token.
+    name, prefixes = 'pos_embedding', (1, 0) if has_cls else (0,)
+  if name not in arrays:
     return arrays
-  elif table.ndim == 4 or (table.ndim == 3 and table.shape[0] > 1):
-    prefix, grid = 0, table.shape[-3:-1]
-    table = table.reshape(1, -1, table.shape[-1])
-  else:
-    # Early files of big_vision have a row for the class token. The file says
-    # whether there is a class token; only the number of rows says whether it
-    # has a row, because n^2 + 1 is not a square.
-    rows = table.shape[-2] - 1
-    cells = math.prod(grid) if grid else math.isqrt(rows) ** 2
-    prefix = int(has_cls and rows == cells)
-  cls, arrays['pos_embedding'] = split_table(table, prefix=prefix, grid=grid)
+  table = arrays.pop(name)
+  if table.ndim == 4 or (table.ndim == 3 and table.shape[0] > 1):
+    prefixes, grid = (0,), table.shape[-3:-1]
+    table = table.reshape(-1, table.shape[-1])
+  cls, arrays['pos_embedding'] = split_table(table, prefixes, grid=grid)
   if has_cls:
     arrays['cls_pos_embedding'] = (
-      cls if prefix else np.zeros_like(arrays['cls'])
+      cls if cls.size else np.zeros_like(arrays['cls'])
     )
   return arrays
 
@@ -263,18 +254,17 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
 
   The names are those of the published files, the only ones that timm reads.
   """
-  weights = bundle.portable(weights)
-  model, params = weights.model, dict(weights.params)
+  model, params = weights.model, weights.params
   if isinstance(model, MlpMixer):
     return _MIXER.to_theirs(params), {}
+  if isinstance(model, ResNet) and model.form == 'postact':
+    return _PRE_LINEN.to_theirs(params), {}
   if isinstance(model, ResNet):
-    if model.form == 'postact':
-      return _PRE_LINEN.to_theirs(params), {}
-    arrays = _BIT.to_theirs(params)
     return {
       re.sub(r'/unit(\d+)/', lambda m: f'/unit{int(m[1]):02}/', name): array
-      for name, array in arrays.items()
+      for name, array in _BIT.to_theirs(params).items()
     }, {}
+  params = bundle.with_table(weights).params
   table = params.pop('pos_embedding').reshape(1, -1, model.width)
   if (cls := params.pop('cls_pos_embedding', None)) is not None:
     table = np.concatenate([cls, table], axis=1)

@@ -32,34 +32,12 @@ from vit_jax.weights.bundle import Weights
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
 Method = Literal['paper', 'bilinear', 'bicubic_antialias']
-# Fields that change what a model does with its parameters; and fields of these
-# that do not, or whose arrays are reported anyway.
-_BEHAVIOUR = (
-  *('embedding', 'posemb', 'pooling', 'pool_padding', 'block', 'form'),
-  *('gelu', 'norm_eps'),
-)
-_NOT_SHOWN = (
-  *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
-  'mask_token',
-)
 _MISMATCH = 'The weights do not fit the model. Weights (-), model (+):'
 _REMEDY = """
 Only the head (head='reset') and position grids may differ; with patch_resize
 also patches, and with adapt_channels also image channels. To use the model of
 the weights, name no model in the argument of the config: finetune.py:folder.
 """.strip()
-
-
-@dataclasses.dataclass
-class Report:
-  """Human-readable report of the parameters that were adapted."""
-
-  loaded: int = 0
-  notes: list[str] = dataclasses.field(default_factory=list)
-
-  def __str__(self) -> str:
-    notes = self.notes or ['everything unchanged']
-    return '\n'.join([f'{self.loaded} arrays loaded;', *notes])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,32 +89,21 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
     grid=init_from.grid,
     **(init_from.options or {}),
   )
-  name = init_from.pooling
-  if name is None:
+  if init_from.pooling is None:
     return weights
   old = getattr(weights.model, 'pooling', None)
-  if old is None:
-    raise UserError(
-      f'init_from.pooling={name!r}: the weights are of a '
-      f'{type(weights.model).__name__}, whose pooling is fixed. Remove it.'
-    )
-  if name == 'token' and not old.class_token:
+  if old and init_from.pooling == 'token' and not old.class_token:
     raise UserError(
       "init_from.pooling='token': the weights have no class token. Use "
       'init_from.pooling=gap, the mean over patches.'
     )
-  kept = {x: getattr(old, x) for x in ('class_token', 'num_registers')}
-  model = bundle.replace(weights.model, pooling=name, **kept)
+  kept = {x: getattr(old, x) for x in ('class_token', 'num_registers') if old}
+  model = bundle.replace(weights.model, pooling=init_from.pooling, **kept)
   return dataclasses.replace(weights, model=model)
 
 
 def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
-  """Return (state, report) with the parameters of other weights.
-
-  Args:
-    state: TrainState as initialised.
-    model: of the state.
-    init_from: InitFrom.
+  """Return (state, report): a TrainState with the parameters of other weights.
 
   Raises:
     ValueError: the weights do not fit the model.
@@ -148,10 +115,7 @@ def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
 
 
 def fit(
-  weights: Weights,
-  params: Params,
-  model: Model,
-  init_from: InitFrom,
+  weights: Weights, params: Params, model: Model, init_from: InitFrom
 ) -> tuple[Params, str]:
   """Return (params, report): weights in the shapes and shardings of others.
 
@@ -164,41 +128,21 @@ def fit(
   Raises:
     ValueError: the weights do not fit the model.
   """
-  adapted, report = adapt(
-    weights.params, tree.flatten(params), model, init_from
-  )
-  here, there = _behaviour(model), _behaviour(weights.model)
-  report.notes += weights.notes + [
-    f'  {name}={here[name]!r} here, {there[name]!r} in the file'
-    for name in here
-    if name in there and here[name] != there[name]
+  adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
+  notes += weights.notes + [
+    f'  {name}={here!r} here, {there!r} in the file'
+    for name, (here, there) in bundle.differences(model, weights.model).items()
   ]
   shardings = jax.tree.map(lambda x: x.sharding, params)
   params = jax.device_put(tree.unflatten(adapted), shardings)
-  return params, f'parameters of {weights.origin}: {report}'
-
-
-def _behaviour(model):
-  """Return {field: value} of what a model does with its parameters."""
-  out = {}
-  for name in _BEHAVIOUR:
-    if not hasattr(model, name):
-      continue
-    part = getattr(model, name)
-    if dataclasses.is_dataclass(part):
-      out |= {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-      part = type(part).__name__
-    out[name] = part
-  return {name: x for name, x in out.items() if name not in _NOT_SHOWN}
+  text = '\n'.join(notes)
+  return params, f'parameters of {weights.origin}: {text}'
 
 
 def adapt(
-  loaded: FlatParams,
-  fresh: FlatParams,
-  model: Model,
-  init_from: InitFrom,
-) -> tuple[dict[str, Any], Report]:
-  """Return (parameters of a model made from those of another, Report).
+  loaded: FlatParams, fresh: FlatParams, model: Model, init_from: InitFrom
+) -> tuple[dict[str, Any], list[str]]:
+  """Return (parameters of a model made from those of another, report lines).
 
   Scanned and unrolled layers are converted. A mask vector is dropped if only
   the old model has one, and stays as initialised if only the new model has
@@ -214,8 +158,12 @@ def adapt(
   Raises:
     ValueError: parameters do not match; the message is a diff.
   """
-  report = Report()
-  loaded = _with_positions(_with_layout(loaded, fresh, report), fresh, report)
+  notes: list[str] = []
+  if tree.is_stacked(fresh) != tree.is_stacked(loaded):
+    stacks = tree.is_stacked(fresh)
+    loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
+    notes.append(f'  layers {"stacked" if stacks else "unstacked"}')
+  loaded = _with_positions(loaded, fresh, notes)
   reset = re.compile('(?!)')  # matches nothing
   if init_from.head != 'keep':
     mask = '' if MASK in loaded else f'|{MASK}'
@@ -225,7 +173,7 @@ def adapt(
     old = loaded.get(path)
     if reset.fullmatch(path):
       out[path] = value
-      report.notes.append(f'  {path} {_shape(value)} newly initialised')
+      notes.append(f'  {path} {_shape(value)} newly initialised')
       continue
     if old is not None and old.shape != value.shape:
       old = resample.resize_parameter(
@@ -238,18 +186,14 @@ def adapt(
         adapt_channels=init_from.adapt_channels,
       )
       if old is not None:
-        how = init_from.patch_resize
-        if 'pos_embedding' in path:
-          how = init_from.posemb_resize
-        report.notes.append(_resized(path, loaded[path], value, how))
+        notes.append(_resized(path, loaded[path], value, init_from))
     if old is None:
       unmatched[path] = value
     else:
       out[path] = np.asarray(old, value.dtype)
-      report.loaded += 1
   spare = {path: v for path, v in loaded.items() if path not in fresh}
   dropped = {p: v for p, v in spare.items() if p == MASK or reset.fullmatch(p)}
-  report.notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
+  notes += [f'  {p} {_shape(v)} dropped' for p, v in dropped.items()]
   wrong = {path: v for path, v in spare.items() if path not in dropped}
   wrong |= {path: loaded[path] for path in unmatched if path in loaded}
   if unmatched or wrong:
@@ -258,21 +202,12 @@ def adapt(
     if len(lines) > 20:
       lines[19:] = [f'and {len(lines) - 19} more']
     raise UserError('\n'.join([_MISMATCH, *lines, _REMEDY]))
-  return out, report
+  count = sum(not reset.fullmatch(path) for path in out)
+  notes = notes or ['everything unchanged']
+  return out, [f'{count} arrays loaded;', *notes]
 
 
-def _with_layout(loaded, fresh, report):
-  """Return the loaded layers stacked or not, as the fresh ones are."""
-  if tree.is_stacked(fresh) and not tree.is_stacked(loaded):
-    report.notes.append('  layers stacked, as this model scans over them')
-    return tree.stack_blocks(loaded)
-  if tree.is_stacked(loaded) and not tree.is_stacked(fresh):
-    report.notes.append('  layers unstacked, as this model is unrolled')
-    return tree.unstack_blocks(loaded)
-  return loaded
-
-
-def _with_positions(loaded, fresh, report):
+def _with_positions(loaded, fresh, notes):
   """Return the loaded tokens with positions of their own, or without."""
   loaded = dict(loaded)
   for token in ('cls', 'dist'):
@@ -281,21 +216,23 @@ def _with_positions(loaded, fresh, report):
       continue
     if position in loaded and position not in fresh:
       loaded[token] = loaded[token] + loaded.pop(position)
-      report.notes.append(f'  {position} added to {token}')
+      notes.append(f'  {position} added to {token}')
     elif position in fresh and position not in loaded:
       loaded[position] = np.zeros_like(loaded[token])
-      report.notes.append(f'  {position} is 0: only the patches have positions')
+      notes.append(f'  {position} is 0: only the patches have positions')
   return loaded
 
 
-def _resized(path, old, new, how):
+def _resized(path, old, new, init_from):
   """Return a line of the report."""
   line = f'  {path} {_shape(old)} resized to {_shape(new)}'
-  if path.endswith('/kernel'):
-    if old.shape[2] != new.shape[2]:
-      line += ' (channels adapted)'
-    how = how if old.shape[:2] != new.shape[:2] else None
-  return line + (f' ({how})' if how else '')
+  if not path.endswith('/kernel'):
+    return f'{line} ({init_from.posemb_resize})'
+  if old.shape[2] != new.shape[2]:
+    line += ' (channels adapted)'
+  if old.shape[:2] != new.shape[:2]:
+    line += f' ({init_from.patch_resize})'
+  return line
 
 
 def _shape(array):

@@ -23,16 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models import names
-from vit_jax.models.pooling import (
-  DistillationToken,
-  Map,
-  Mean,
-)
+from vit_jax.models.layers import as_pair
+from vit_jax.models.pooling import Map, Mean
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle, image_configs
-from vit_jax.weights.architecture import convert, grid_of, split_table, square
+from vit_jax.weights.architecture import convert, split_table
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
@@ -41,7 +37,7 @@ _BACKBONE = 'patch_embed.backbone.'
 
 
 @functools.cache
-def _vit_keys(last_norm='norm', stem=f'{_BACKBONE}stem.', distilled=False):
+def _vit_keys(last_norm, distilled, stem=None):
   heads = linear('head', 'head')
   if distilled:
     heads = [*linear('head', 'head/cls'), *linear('head_dist', 'head/dist')]
@@ -50,7 +46,7 @@ def _vit_keys(last_norm='norm', stem=f'{_BACKBONE}stem.', distilled=False):
     Key('dist_token', 'dist'),
     Key('reg_token', 'registers'),
     Key('pos_embed', 'pos_embedding'),
-    Key('cls_pos', 'cls_pos_embedding'),  # of `_to_grid`
+    Key('cls_pos', 'cls_pos_embedding'),  # of `_with_tokens`
     Key('dist_pos', 'dist_pos_embedding'),
     *conv('patch_embed.proj', 'embedding'),
     *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
@@ -67,9 +63,8 @@ def _vit_keys(last_norm='norm', stem=f'{_BACKBONE}stem.', distilled=False):
     *linear('attn_pool.proj', 'map_head/attn/out', 'merged'),
     *norm('attn_pool.norm', 'map_head/norm'),
     *linear('attn_pool.mlp.fc{n}', 'map_head/mlp/fc{n}'),
-    *linear('pre_logits.fc', 'pre_logits'),
     *heads,
-    *_backbone_keys(stem, _BACKBONE),
+    *(_backbone_keys(stem, _BACKBONE) if stem else []),
   )
 
 
@@ -99,6 +94,15 @@ _MIXER_KEYS = KeyMap(
 )
 
 
+_ARGS = {
+  'pool_include_prefix': (False, None),
+  'norm_layer': (None, 'layernorm'),
+  'scale_attn_norm': (False, None),
+  'scale_mlp_norm': (False, None),
+  'dynamic_img_pad': (False, None),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
   """Architectures of timm that are read alike.
@@ -117,15 +121,7 @@ class Family:
   keys: KeyMap | None = None
   anchor: str = 'patch_embed.proj.weight'
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  args: Mapping[str, Any] = dataclasses.field(
-    default_factory=lambda: {
-      'pool_include_prefix': (False, None),
-      'norm_layer': (None, 'layernorm'),
-      'scale_attn_norm': (False, None),
-      'scale_mlp_norm': (False, None),
-      'dynamic_img_pad': (False, None),
-    }
-  )
+  args: Mapping[str, Any] = dataclasses.field(default_factory=_ARGS.copy)
   refused: str = ''
 
 
@@ -151,6 +147,15 @@ _HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
 _HEADS |= {256: 4, 320: 5, 640: 10}
 _GELU = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
 _POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+# Width: architecture under which ViTs are written; model_args make it theirs.
+_ARCHITECTURES = {
+  192: 'vit_tiny_patch16_224',
+  384: 'vit_small_patch16_224',
+  768: 'vit_base_patch16_224',
+  1024: 'vit_large_patch16_224',
+  1280: 'vit_huge_patch14_224',
+}
+_DISTILLED = 'deit_base_distilled_patch16_224'
 
 
 def recognise(names: Iterable[str]) -> bool:
@@ -176,57 +181,57 @@ def read(
   """
   arrays = {k.removeprefix(_WRAPPER): x for k, x in arrays.items()}
   config = config or {}
-  args = config.get('model_args') or {}
-  data = config.get('pretrained_cfg') or config
-  architecture = config.get('architecture', '')
-  family = _family(architecture, args, arrays)
-  image_size = image_size or args.get('img_size')
-  if image_size is None and 'input_size' in data:
-    image_size = tuple(data['input_size'][-2:])  # of channels, height, width
+  levels = config.get('pretrained_cfg'), config, config.get('model_args')
+  config = {
+    name: value
+    for level in levels
+    for name, value in (level or {}).items()
+    if value is not None
+  }
+  family = _family(config, arrays)
+  if image_size is None:  # input_size is of channels, height, width
+    image_size = config.get('img_size') or config.get('input_size', ())[-2:]
+  place: dict[str, Any] = {'grid': grid, 'image_size': image_size or None}
   notes: list[str] = []
   known, keys = dict(family.fields), family.keys
-  if (name := args.get('act_layer')) is not None:
-    known['gelu'] = image_configs.choose(_GELU, name, 'act_layer')
+  if 'act_layer' in config:
+    known['gelu'] = image_configs.choose(
+      _GELU, config['act_layer'], 'act_layer'
+    )
   if keys is None:
     known |= _vit_fields(arrays, config, known, fields)
     keys = _vit_keys(
       'fc_norm' if 'fc_norm.weight' in arrays else 'norm',
-      _BACKBONE if f'{_BACKBONE}conv.weight' in arrays else f'{_BACKBONE}stem.',
       'dist_token' in arrays,
+      _BACKBONE if f'{_BACKBONE}conv.weight' in arrays else f'{_BACKBONE}stem.',
     )
-    arrays = _add_biases(arrays, notes)
-    arrays = _to_grid(arrays, known['pooling'], args, image_size, grid, notes)
-  model, params, shape = convert(
-    arrays, keys, known=known, image_size=image_size, grid=grid, **fields
-  )
-  return Weights(
-    model=model,
-    params=params,
-    image_shape=shape,
-    class_names=config.get('label_names')
-    or data.get('label_names')
-    or config.get('labels'),
+    arrays = _with_biases(arrays, notes)
+    arrays = _with_tokens(arrays, known['pooling'], config, place, notes)
+  weights = convert(arrays, keys, known=known, **place, **fields)
+  return dataclasses.replace(
+    weights,
+    class_names=config.get('label_names') or config.get('labels'),
     activation=config.get('activation', 'softmax'),
-    origin=f'timm {architecture}'.strip(),
-    **(_preprocess(data, shape, notes) if data else {}),
+    origin=f'timm {config.get("architecture", "")}'.strip(),
+    **(_use(config, weights.image_shape, notes) if config else {}),
     notes=notes,
   )
 
 
-def _family(architecture, args, arrays):
+def _family(config, arrays):
   """Return the Family of a file, if a model here computes the same."""
+  architecture = config.get('architecture', '')
   family = next(
     x
     for x in FAMILIES
     if x.anchor in arrays and re.fullmatch(x.pattern, architecture)
   )
-  wrong = [
-    f'model_args {name}={args[name]!r}'
+  wrong = [family.refused] if family.refused else []
+  wrong += [
+    f'{name}={config[name]!r}'
     for name, values in family.args.items()
-    if args.get(name) not in values
+    if config.get(name) not in values
   ]
-  if family.refused:
-    wrong.append(family.refused)
   if wrong:
     raise UserError(
       f'The architecture {architecture} has {", ".join(wrong)}, which no model '
@@ -237,24 +242,21 @@ def _family(architecture, args, arrays):
 
 def _vit_fields(arrays, config, known, given):
   """Return fields of a ViT that config.json has, or names of arrays imply."""
-  args = config.get('model_args') or {}
-  data = config.get('pretrained_cfg') or config
   found = {}
   width = arrays['patch_embed.proj.weight'].shape[0]
-  if 'num_heads' in args:
-    found['num_heads'] = args['num_heads']
+  if 'num_heads' in config:
+    found['num_heads'] = config['num_heads']
   elif 'architecture' in config and width in _HEADS:
     found['num_heads'] = known.get('num_heads', _HEADS[width])
   has_fc_norm = 'fc_norm.weight' in arrays
-  name = args.get('global_pool') or config.get('global_pool')
-  name = name or data.get('global_pool')
+  name = config.get('global_pool')
   if 'pooling' in given:
     pooling = given['pooling']
   elif 'attn_pool.latent' in arrays:
     pooling = 'map'
   elif 'dist_token' in arrays and name in (None, 'token'):
     pooling = 'distilled'
-  elif name is not None:
+  elif name:
     pooling = image_configs.choose(_POOLING, name, 'global_pool')
   else:
     is_token = 'cls_token' in arrays and not has_fc_norm
@@ -264,7 +266,7 @@ def _vit_fields(arrays, config, known, given):
     # For a single token, the norm before and after pooling are the same.
     found['norm_after_pooling'] = True
   if 'pos_embed' not in arrays and given.get('posemb') is None:
-    if args.get('pos_embed', 'learn') not in ('none', '', None):
+    if config.get('pos_embed') not in ('none', ''):
       raise UserError(
         'The file has no pos_embed, and nothing says that its model has none. '
         "If it has none, pass posemb='none'."
@@ -273,12 +275,12 @@ def _vit_fields(arrays, config, known, given):
   return found
 
 
-def _add_biases(arrays, notes):
+def _with_biases(arrays, notes):
   """Return the arrays with zero biases of qkv, if no layer has any."""
-  weights = {k: x for k, x in arrays.items() if k.endswith('.qkv.weight')}
   biases = {
-    k.replace('weight', 'bias'): np.zeros(len(x), np.float32)
-    for k, x in weights.items()
+    name.replace('weight', 'bias'): np.zeros(len(x), np.float32)
+    for name, x in arrays.items()
+    if name.endswith('.qkv.weight')
   }
   if not biases or biases.keys() & arrays.keys():
     return arrays
@@ -286,7 +288,7 @@ def _add_biases(arrays, notes):
   return arrays | biases
 
 
-def _to_grid(arrays, pooling, args, image_size, grid, notes):
+def _with_tokens(arrays, pooling, config, place, notes):
   """Return the arrays with tokens and positions as our models have them.
 
   Only pooled tokens are apart, and have positions 'cls_pos' and 'dist_pos';
@@ -296,21 +298,17 @@ def _to_grid(arrays, pooling, args, image_size, grid, notes):
   has_cls = 'cls_token' in arrays
   names = 'cls_token', 'dist_token', 'reg_token'
   tokens = [arrays.pop(name) for name in names if name in arrays]
-  width = arrays['patch_embed.proj.weight'].shape[0]
-  prefix = np.concatenate([*tokens, np.zeros((1, 0, width), 'f')], axis=1)
+  kernel = arrays['patch_embed.proj.weight']
+  prefix = np.concatenate([*tokens, np.zeros((1, 0, len(kernel)), 'f')], axis=1)
   count, rows = prefix.shape[1], np.zeros_like(prefix)
   if 'pos_embed' in arrays:
-    table = arrays['pos_embed']
-    grid = grid or _grid(table.shape[-2], count, arrays, args, image_size)
     found, arrays['pos_embed'] = split_table(
-      table, prefix=table.shape[-2] - math.prod(grid), grid=grid
+      arrays['pos_embed'],
+      (0, count) if config.get('no_embed_class') else (count, 0),
+      patch_size=kernel.shape[2:],
+      **place,
     )
-    rows = found if found.shape[1] else rows
-    if rows.shape != prefix.shape:
-      raise UserError(
-        f'pos_embed has {rows.shape[1]} rows before those of the patches, and '
-        f'there are {count} tokens.'
-      )
+    rows = found if found.size else rows
   pooled = {'token': ('cls',), 'distilled': ('cls', 'dist')}.get(pooling, ())
   for i, name in enumerate(pooled):
     arrays[f'{name}_token'] = prefix[:, i : i + 1]
@@ -325,54 +323,30 @@ def _to_grid(arrays, pooling, args, image_size, grid, notes):
   return arrays
 
 
-def _grid(rows, tokens, arrays, args, image_size):
-  """Return (rows, columns) of a table with or without rows of the tokens."""
-  counts = [rows - tokens, rows]
-  if args.get('no_embed_class', False):
-    counts.reverse()
-  patch_size = arrays['patch_embed.proj.weight'].shape[2:]
-  if found := grid_of(image_size, patch_size, counts):
-    return found
-  squares = (n for n in counts if n > 0 and math.isqrt(n) ** 2 == n)
-  return square(next(squares, rows - tokens))
-
-
-def _preprocess(data, image_shape, notes):
+def _use(config, image_shape, notes):
   """Return arguments of Weights for timm's evaluation of images.
 
   crop_mode 'center' resizes the shorter side to the image size / crop_pct and
-  crops the centre, 'squash' resizes both sides. timm antialiases, and rounds as
-  torchvision does.
+  crops the centre, 'squash' resizes both sides.
   """
-  mode = data.get('crop_mode') or 'center'
-  fraction = data.get('crop_pct') or 0.875
-  method = image_configs.choose(
-    image_configs.INTERPOLATIONS,
-    data.get('interpolation') or 'bicubic',
-    'interpolation',
-  )
-  size = tuple(image_shape[:2])
-  large = tuple(int(side / fraction) for side in size)
+  mode = config.get('crop_mode') or 'center'
+  fraction = config.get('crop_pct') or 0.875
+  large = tuple(int(side / fraction) for side in image_shape[:2])
   if mode == 'center' and large[0] == large[1]:
-    resize = ResizeSmall(large[0], **method, rounding='down')
-  else:
-    resize = Resize(large, **method)
-    if mode != 'squash':
-      notes.append(
-        f'  images are resized to {large} without keeping the aspect ratio; '
-        f'timm has crop_mode {mode!r}'
-      )
-  crops = fraction < 1 or isinstance(resize, ResizeSmall)
-  crop = CentralCrop(size, rounding='even')
-  return {
-    'preprocess': image_configs.normalize(
-      data.get('mean', (0.485, 0.456, 0.406)),
-      data.get('std', (0.229, 0.224, 0.225)),
-      1 / 255,
-      image_shape[2],
-    ),
-    'transforms': (resize, crop) if crops else (resize,),
-  }
+    large = large[0]
+  elif mode != 'squash':
+    notes.append(
+      f'  images are resized to {large} without keeping the aspect ratio; '
+      f'timm has crop_mode {mode!r}'
+    )
+  return image_configs.use(
+    image_shape,
+    large,
+    config.get('interpolation') or 'bicubic',
+    config.get('mean', (0.485, 0.456, 0.406)),
+    config.get('std', (0.229, 0.224, 0.225)),
+    torchvision=True,
+  )
 
 
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
@@ -382,17 +356,21 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   the two, and computes the same. The weights are of a ViT that timm can hold,
   see `formats.write`.
   """
-  model, params = weights.model, dict(weights.params)
-  distilled = isinstance(model.pooling, DistillationToken)
-  args = _model_args(weights, params)
-  last_norm = 'fc_norm' if args['fc_norm'] else 'norm'
-  keys = _vit_keys(last_norm, distilled=distilled)
+  model = weights.model
+  distilled = model.pooling.distillation_token
+  params, args = _model_args(weights)
+  keys = _vit_keys(
+    'fc_norm' if args['fc_norm'] else 'norm', distilled=distilled
+  )
   height, width, channels = weights.image_shape
   num_classes = model.num_classes or 0
-  mean, std = image_configs.mean_and_std(weights.preprocess, channels, 1 / 255)
-  large, keeps_aspect, method = image_configs.describe(weights)
+  mean, std = image_configs.mean_and_std(weights)
+  large, method = image_configs.describe(weights)
+  architecture = _ARCHITECTURES[
+    min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
+  ]
   config = {
-    'architecture': _architecture(model),
+    'architecture': _DISTILLED if distilled else architecture,
     'num_classes': num_classes,
     'global_pool': args['global_pool'],
     'model_args': {'in_chans': channels} | args | {'num_classes': num_classes},
@@ -402,7 +380,7 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
       'fixed_input_size': True,
       'interpolation': method,
       'crop_pct': _fraction(large, (height, width)),
-      'crop_mode': 'center' if keeps_aspect else 'squash',
+      'crop_mode': 'center' if isinstance(large, int) else 'squash',
       'mean': mean,
       'std': std,
       'num_classes': num_classes,
@@ -418,78 +396,51 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   return keys.to_theirs(params), {'config.json': config}
 
 
-def _architecture(model):
-  """Return timm's most similar architecture; model_args make it this model."""
-  if isinstance(model.pooling, DistillationToken):
-    return 'deit_base_distilled_patch16_224'
-  patch_size = max(model.embedding.patch_size)
-  known = {
-    theirs[0]: names.create(ours)
-    for ours, theirs in names.models().items()
-    if theirs
-  }
-
-  def distance(name):
-    other = known[name]
-    return (
-      abs(math.log(other.width / model.width)),
-      abs(max(other.embedding.patch_size) - patch_size),
-    )
-
-  return min(
-    (name for name in known if re.match('vit_[a-z]+_patch', name)),
-    key=distance,
-  )
-
-
-def _model_args(weights, params):
-  """Return model_args; params get timm's position table."""
-  model = weights.model
+def _model_args(weights):
+  """Return (parameters with timm's position table, model_args)."""
+  model, params = weights.model, dict(weights.params)
   pooling, block, patch = model.pooling, model.block, model.embedding.patch_size
-  distilled = isinstance(pooling, DistillationToken)
   pools = {Mean: 'avg', Map: 'map'}
+  ratio = model.mlp_dim / model.width
+  if int(model.width * ratio) != model.mlp_dim:  # as timm rounds it
+    ratio = (model.mlp_dim + 0.5) / model.width
   args = {
     'img_size': list(weights.image_shape[:2]),
     'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
     'embed_dim': model.width,
     'depth': model.depth,
     'num_heads': model.num_heads,
-    'mlp_ratio': _ratio(model.mlp_dim, model.width),
+    'mlp_ratio': ratio,
     'class_token': pooling.class_token,
     'global_pool': pools.get(type(pooling), 'token'),
     'fc_norm': pooling.norm_after,
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
+    'no_embed_class': True,
   }
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
   if block.gelu == 'tanh':
     args['act_layer'] = 'gelu_tanh'
-  args['no_embed_class'] = True
+  distilled = pooling.distillation_token
   if model.posemb is None and not distilled:
-    args['pos_embed'] = 'none'
-    return args
-  table = bundle.patch_positions(weights)
-  rows = [params.pop(f'{x}_pos_embedding', None) for x in ('cls', 'dist')]
-  if rows[0] is not None or distilled:  # a distilled model always has these
-    zero = np.zeros((1, 1, model.width), np.float32)
-    rows = [zero if x is None else x for x in rows[: 1 + distilled]]
-    rows += [zero] * pooling.num_registers
+    return params, args | {'pos_embed': 'none'}
+  has_rows = 'cls_pos_embedding' in params or distilled
+  params = bundle.with_table(weights).params
+  table = params['pos_embedding'].reshape(1, -1, model.width)
+  cls = params.pop('cls_pos_embedding', None)
+  if has_rows:  # registers have none, and a distilled model always has these
+    rows = [cls, params.pop('dist_pos_embedding', np.zeros_like(cls))]
+    rows = rows[: 1 + distilled] + [np.zeros_like(cls)] * pooling.num_registers
     table = np.concatenate([*rows, table], axis=1)
     args['no_embed_class'] = False
-  params['pos_embedding'] = table
-  return args
-
-
-def _ratio(hidden, width):
-  """Return the number for which timm computes int(width * ratio) = hidden."""
-  ratio = hidden / width
-  return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+  return params | {'pos_embedding': table}, args
 
 
 def _fraction(large, size):
   """Return crop_pct such that int(size / crop_pct) is `large`."""
-  fraction = min(s / l for s, l in zip(size, large))
-  while any(int(s / fraction) < l for s, l in zip(size, large)):
+  sides = list(zip(size, as_pair(large)))
+  fraction = min(s / l for s, l in sides)
+  while any(int(s / fraction) < l for s, l in sides):
     fraction *= 1 - 1e-9  # it was rounded up
   return min(fraction, 1.0)
