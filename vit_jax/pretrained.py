@@ -145,7 +145,7 @@ def fit(
     model=model,
     params=params,
     image_shape=shape,
-    transforms=scale(weights.transforms, old_shape, shape),
+    transforms=scale(weights.transforms, size, old=old_shape),
     class_names=None if head == 'reset' or not classes else weights.class_names,
     notes=[],
   )

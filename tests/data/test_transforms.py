@@ -168,11 +168,11 @@ def test_recorded_boxes(method, wide, narrow):
 def test_scaled_to_another_image_size():
   before = (T.ResizeSmall(256), T.CentralCrop(224), T.FlipLR())
   after = (T.ResizeSmall(439), T.CentralCrop(384), T.FlipLR())
-  assert T.scale_to(before, 384) == after
-  assert T.scale_to(before, 224) == before
+  assert T.scale(before, 384) == after
+  assert T.scale(before, 224) == before
   # The smaller side grows with the larger side of the image.
   wide = (T.ResizeSmall(439), T.CentralCrop((192, 384)), T.FlipLR())
-  assert T.scale(before, (224, 224), (192, 384)) == wide
+  assert T.scale(before, (192, 384), old=(224, 224, 3)) == wide
 
 
 def test_tf_heights_are_uniform():
@@ -248,7 +248,7 @@ def test_tiny_images():
     (lambda: T.resize(_image(), 8, 'nearest', antialias=True), "'nearest'"),
     (lambda: _build('InceptionCrop', size=8, area=(0.9, 0.5)), 'area'),
     (lambda: _build('InceptionCrop', size=8, ratio=(2, 1)), 'ratio'),
-    (lambda: T.scale_to([T.FlipLR()], 32), 'image_size=32'),
+    (lambda: T.scale([T.FlipLR()], 32), 'image_size=32'),
   ],
 )
 def test_errors(make, message):

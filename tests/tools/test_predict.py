@@ -83,9 +83,9 @@ def test_top():
 )
 def test_transforms_of_another_size(old, new, before, after):
   transforms = ResizeSmall(before[0]), CentralCrop(before[1])
-  small, crop = scale(transforms, old, new)
+  small, crop = scale(transforms, new, old=old)
   assert (small.size, crop.size) == after
-  assert scale([FlipLR()], old, new) == (FlipLR(),)
+  assert scale([FlipLR()], new, old=old) == (FlipLR(),)
 
 
 def call(*args):

@@ -39,11 +39,8 @@ def find(patterns: Iterable[str]) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
   A file is returned whatever its ending. Folders, at any depth, and local globs
-  ('**' for any depth) return the visible files with an image ending: jpg, jpeg,
-  png, webp, bmp, in lower or upper case. Each file is returned once.
-
-  Raises:
-    ValueError: a pattern matches no image.
+  ('**' for any depth) return the visible files with one of `ENDINGS`. Each file
+  is returned once.
   """
   found: set[str] = set()
   for pattern in patterns:

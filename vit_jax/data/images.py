@@ -1,13 +1,11 @@
 """Decoding of images: OpenCV for the common kinds, Pillow for the rest.
 
-Pillow reads the header, so that an image that is too large is refused before
-anything is decoded. OpenCV decodes: it is faster, and releases the GIL, so
-threads decode in parallel. Pillow decodes images with transparency, CMYK JPEGs,
-GIFs and TIFFs, which OpenCV decodes incorrectly or not at all.
+OpenCV is faster, and releases the GIL, so threads decode in parallel. Pillow
+reads the headers, and decodes images with transparency, CMYK JPEGs, GIFs and
+TIFFs, which OpenCV decodes incorrectly or not at all.
 
-A transform that needs a part of the image only, such as a random crop, gets the
-image `Encoded`. The part of a JPEG is then decoded by libjpeg-turbo, with the
-same pixels, if the extension _jpeg.c was compiled when this package was
+The part of a JPEG that a random crop needs is decoded by libjpeg-turbo, with
+the same pixels, if the extension _jpeg.c was compiled when this package was
 installed.
 """
 
@@ -90,10 +88,9 @@ class Encoded:
   Args:
     data: bytes of a JPEG, PNG, WebP, BMP, GIF or TIFF file.
     channels: 3 converts grey to three equal channels, 1 converts RGB to luma.
-    max_image_bytes: limit on H * W * channels. The header is checked before
-      anything is decoded.
-    exif: apply the EXIF orientation, by which cameras say how the image is to
-      be turned. TensorFlow's decoders ignore it.
+    max_image_bytes: limit on H * W * channels, checked before decoding.
+    exif: apply the EXIF orientation of cameras. TensorFlow's decoders ignore
+      it.
 
   Raises:
     UnreadableError: by the constructor or a method: the bytes are not an image,
@@ -102,7 +99,7 @@ class Encoded:
   Attributes:
     shape: (H, W, channels) of the image.
     is_turned: whether the EXIF orientation changes the image.
-    seconds: time spent on decoding so far.
+    seconds: spent on decoding so far.
   """
 
   def __init__(
@@ -150,8 +147,7 @@ class Encoded:
     if self._pixels is None:
       begin = time.perf_counter()
       stored = None if self._for_pillow else self._with_opencv()
-      if stored is None:
-        stored = self._with_pillow()
+      stored = self._with_pillow() if stored is None else stored
       self._pixels = self._turn.apply(stored)
       self.seconds += time.perf_counter() - begin
     return self._pixels
@@ -169,9 +165,8 @@ class Encoded:
 
   def _part_of_jpeg(self, box):
     """Return the pixels in a box of a JPEG without damage; else None."""
-    if decode_part is None or not self._is_jpeg or self._for_pillow:
-      return None
-    if self._data[-2:] != b'\xff\xd9':  # truncated: a whole decoding notices it
+    is_truncated = self._data[-2:] != b'\xff\xd9'  # whole decoding notices it
+    if not self._is_jpeg or self._for_pillow or is_truncated or not decode_part:
       return None
     stored = self._turn.undo(box, self.shape)
     out = np.empty((*stored[2:], self._channels), np.uint8)
@@ -203,9 +198,7 @@ class Encoded:
           image = Image.alpha_composite(canvas, image.convert('RGBA'))
         image = image.convert('RGB')
         image = image.convert('L') if self._channels == 1 else image
-        return np.array(image).reshape(
-          image.height, image.width, self._channels
-        )
+        return np.array(image).reshape(*image.size[::-1], self._channels)
     except Exception as error:  # Pillow's decoders raise many types
       raise _unreadable(self._data, error) from error
 
@@ -255,7 +248,7 @@ class _Turn(NamedTuple):
     return np.ascontiguousarray(image[rows, columns])
 
   def undo(self, box, shape):
-    """Return the box before the turn that gave an image of this shape."""
+    """Return the box in the stored image of one that has this shape."""
     y, x, height, width = box
     if self.flip_y:
       y = shape[0] - y - height

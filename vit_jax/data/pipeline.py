@@ -46,7 +46,7 @@ import numpy as np
 
 from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
-from vit_jax.data.transforms import scale_to
+from vit_jax.data.transforms import scale
 from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -106,7 +106,7 @@ class Data:
   def __post_init__(self) -> None:
     transforms = tuple(self.transforms)
     if self.image_size is not None:
-      transforms = scale_to(transforms, self.image_size)
+      transforms = scale(transforms, self.image_size)
     object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))

@@ -98,7 +98,7 @@ def _enlarge_area(image, height, width):
 
 
 def _part(image, box):
-  """Return the pixels in a box of an image, which may be encoded."""
+  """Return the pixels in a box of an image, which may be `Encoded`."""
   if isinstance(image, images.Encoded):
     return image.part(box)
   y, x, height, width = box
@@ -106,7 +106,6 @@ def _part(image, box):
 
 
 def _resized(image, size, transform):
-  """Return an image, which may be encoded, resized as a transform says."""
   pixels = _part(image, (0, 0, *image.shape[:2]))
   return resize(pixels, size, transform.interpolation, transform.antialias)
 
@@ -137,11 +136,7 @@ class Resize(_Sized):
 class ResizeSmall:
   """Resize the smaller side to `size` pixels, keeping the aspect ratio.
 
-  Attributes:
-    size: of the smaller side, in pixels.
-    interpolation, antialias: see the module docstring.
-    rounding: of the larger side to whole pixels: 'nearest', or 'down' as
-      torchvision does.
+  The larger side is rounded to whole pixels, 'down' as by torchvision.
   """
 
   size: Side
@@ -167,7 +162,6 @@ class InceptionCrop(_Sized):
   Attributes:
     area: bounds of the crop's fraction of the image area.
     ratio: bounds of the crop's width / height.
-    interpolation, antialias: of the resize; see the module docstring.
     method: 'tf' follows TensorFlow's `sample_distorted_bounding_box`, as the
       code of the ViT papers does: the ratio is uniform, then the *height* is
       uniform among those that keep the area in bounds. Small crops are more
@@ -189,7 +183,7 @@ class InceptionCrop(_Sized):
 
   def box(
     self, height: int, width: int, rng: np.random.Generator
-  ) -> tuple[int, int, int, int]:
+  ) -> images.Box:
     """Return a random crop (y, x, height, width) of an image of this size."""
     sample = {'tf': _box_tf, 'torch': _box_torch}[self.method]
     return sample(height, width, self.area, self.ratio, rng)
@@ -310,17 +304,14 @@ def evaluation(
   Accuracies differ by some tenths of a percent among them.
 
   Args:
-    convention:
-      'original': the released code of the ViT paper. Resizes to a square
-        without keeping the aspect ratio, bilinear without antialiasing.
-      'big_vision': resizes the smaller side, by area, and crops the centre: 256
-        and 224, 448 and 384. Other sizes have the fraction 7/8.
-      'timm': resizes the smaller side to size / crop, bicubic with
-        antialiasing, and crops the centre. Rounds as torchvision does.
+    convention: 'original', the released code of the ViT paper, resizes to a
+      square. 'big_vision' resizes the smaller side, by area, and crops the
+      centre. 'timm' does so too, bicubic with antialiasing, and rounds as
+      torchvision does.
     size: height and width of the images, in pixels.
-    crop: fraction of the smaller side that the crop keeps; None: the default
-      of the convention. 'timm' has 0.9 for ViTs below 384 pixels and 1 from
-      there. 'original' has no crop.
+    crop: fraction of the smaller side that the crop keeps. Default for
+      'big_vision': 7/8, and 6/7 at 384 pixels; for 'timm': 0.9 for ViTs below
+      384 pixels and 1 from there. 'original' has no crop.
   """
   if convention == 'original':
     if crop is not None:
@@ -350,9 +341,12 @@ def _crop(transform, image, place):
 
 
 def scale(
-  transforms: Sequence[Any], old: Sequence[int], new: Sequence[int]
+  transforms: Sequence[Any],
+  new: int | tuple[int, int],
+  *,
+  old: Sequence[int] | None = None,
 ) -> tuple[Any, ...]:
-  """Return transforms for images of another size.
+  """Return transforms that make images of another size.
 
   'Resize to 256, crop to 224' becomes 'resize to 439, crop to 384', so the
   same part of the image is used. A shorter side (ResizeSmall) grows with the
@@ -360,13 +354,22 @@ def scale(
 
   Args:
     transforms: those with a field `size` are changed.
-    old, new: (H, W), or more.
+    new: side of the image, or (H, W).
+    old: (H, W, ...); default: the size that the last one with a pair makes.
   """
-  old, new = tuple(old[:2]), tuple(new[:2])
+  sizes = [getattr(transform, 'size', None) for transform in transforms]
+  if old is None:
+    old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
+  if old is None:
+    raise UserError(
+      f'image_size={new!r} changes the sizes of the transforms, but none of'
+      ' them makes images of one size. Add Resize, InceptionCrop, RandomCrop or'
+      ' CentralCrop.'
+    )
+  old, new = old[:2], images.pair(new)
 
-  def scaled(transform):
-    size = getattr(transform, 'size', None)
-    if old == new or size is None:
+  def scaled(transform, size):
+    if size is None or tuple(old) == new:
       return transform
     if isinstance(size, int):
       size = round(size * max(new) / max(old))
@@ -374,24 +377,4 @@ def scale(
       size = tuple(round(s * n / o) for s, n, o in zip(size, new, old))
     return dataclasses.replace(transform, size=size)
 
-  return tuple(scaled(transform) for transform in transforms)
-
-
-def scale_to(
-  transforms: Sequence[Any], image_size: int | tuple[int, int]
-) -> tuple[Any, ...]:
-  """Return `scale` of the transforms so that their result has `image_size`.
-
-  Raises:
-    ValueError: no transform makes images of one size, a pair.
-  """
-  new = images.pair(image_size)
-  sizes = [getattr(transform, 'size', None) for transform in transforms]
-  old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
-  if old is None:
-    raise UserError(
-      f'image_size={image_size!r} changes the sizes of the transforms, but '
-      'none of them makes images of one size. Add Resize, InceptionCrop, '
-      'RandomCrop or CentralCrop.'
-    )
-  return scale(transforms, old, new)
+  return tuple(map(scaled, transforms, sizes))

@@ -124,8 +124,8 @@ def finer_images(
   """
   shape = weights.image_shape
   factor = -(-px // min(shape[:2]))
-  finer = tuple(side * factor for side in shape[:2])
-  transforms = scale(weights.transforms, shape, finer)
+  finer = shape[0] * factor, shape[1] * factor
+  transforms = scale(weights.transforms, finer, old=shape)
   for _, image in image_files.load(
     paths, transforms, channels=shape[2], ahead=8
   ):
