@@ -202,7 +202,7 @@ def test_local_report():
   row = step.measure(config, jax.devices(), num_classes=5)
   assert row['mesh'] == f'data {jax.device_count()}'
   assert row['image_shape'] == '8x12x3'
-  assert row['hbm_gib'] is row['fits'] is row['megacycles'] is None
+  assert row['spare_gib'] is row['fits'] is row['megacycles'] is None
   assert 'step_ms' not in row
   # Adam: parameters and two moments on each device, and a share of the batch.
   batch = 16 / jax.device_count() * (8 * 12 * 3 + 4)
@@ -238,7 +238,7 @@ def test_what_cannot_be_compiled(changes, options, message):
 
 def test_numbers_of_a_tpu(monkeypatch):
   """Times follow from the cycles and the data sheet of the chip."""
-  row = {'device_kind': 'TPU v5 lite', 'head_dim': 64, 'hbm_gib': 15.75}
+  row = {'device_kind': 'TPU v5 lite', 'head_dim': 64}
   row |= {'batch_size': 8, 'model_tflop': 1e-6}
   compiled = jax.jit(jnp.tanh).lower(jnp.zeros(4)).compile()
   found = report.numbers(row, compiled, LOOP)

@@ -20,8 +20,6 @@ import numpy as np
 
 from vit_jax.types import Array, Params, UserError
 
-PREFIXES = ('left_out', 'zero')
-
 
 def recorded(
   intermediates: Params,
@@ -156,25 +154,18 @@ def cell_distances(
 
 
 def mean_distance(
-  q: Array,
-  k: Array,
-  added: Array | None = None,
-  *,
-  distances: Array,
-  prefix: str = 'left_out',
+  q: Array, k: Array, added: Array | None = None, *, distances: Array
 ) -> jax.Array:
   """Return the mean attention distance of each head (Figs. 7 and 11): [B, h].
 
   For the query of each patch, distances to all patches are weighted by
-  attention; then the mean over queries is taken. The paper does not say how
-  attention to the class token counts, which has no place in the image.
+  attention; then the mean over queries is taken. Class token and registers,
+  about which the paper does not say anything, have no place in the image and
+  are left out: the weights of patches sum to one.
 
   Args:
     q, k, added: see `weights`, of one layer.
     distances: [P, P], P <= N.
-    prefix: how attention to the class token and registers counts: 'left_out',
-      not at all, so that the weights of patches sum to one; 'zero', as a
-      distance of 0. Their queries are never counted.
   """
   patches = len(distances)
   first = q.shape[1] - patches
@@ -185,8 +176,7 @@ def mean_distance(
     )
   # A softmax over patches alone scales their weights to sum to one, without a
   # division by zero.
-  keys = first if prefix == 'left_out' else 0
   if added is not None:
-    added = added[:, :, first:, keys:]
-  to_patches = weights(q[:, first:], k[:, keys:], added)[..., first - keys :]
+    added = added[:, :, first:, first:]
+  to_patches = weights(q[:, first:], k[:, first:], added)
   return jnp.einsum('bhqk,qk->bh', to_patches, distances) / patches

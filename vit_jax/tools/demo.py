@@ -107,12 +107,7 @@ class Explainer:
   ) -> np.ndarray:
     """Return the picture with attention drawn over it: uint8 [H, W, 3].
 
-    Args:
-      found: dict that a call returned.
-      shown: a name in SHOWN.
-      layer: from 1; the last by default.
-      head: from 1, as a number or text; or ALL for the mean.
-      style: of `overlay`.
+    Layers and heads count from 1, by default the last layer; ALL is the mean.
     """
     of_heads = found[SHOWN[shown]][(layer or self.layers) - 1]
     values = of_heads.mean(axis=0) if head == ALL else of_heads[int(head) - 1]

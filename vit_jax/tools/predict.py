@@ -208,11 +208,11 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
   write_atomically(path, file.getvalue())
 
 
-def without_errors(
-  results: Iterable[Mapping[str, Any]], skipped: list[str]
+def readable(
+  results: Iterable[Mapping[str, Any]], total: int, skipped: list[str]
 ) -> Iterator[Mapping[str, Any]]:
   """Yield the results without an error; append the errors to `skipped`."""
-  for result in results:
+  for result in terminal.track(results, total, unit='images'):
     if 'error' in result:
       skipped.append(result['error'])
     else:
@@ -258,14 +258,11 @@ def _run(args):
     batch_size=args.batch_size,
   )
   skipped: list[str] = []
-  results = terminal.track(results, len(paths), unit='images')
-  results = without_errors(results, skipped)
+  results = readable(results, len(paths), skipped)
   if args.features:
     found = [(result['path'], result['features']) for result in results]
-    arrays = {
-      'paths': np.array([path for path, _ in found], str),
-      'features': np.array([features for _, features in found]),
-    }
+    names, features = zip(*found) if found else ((), ())
+    arrays = {'paths': np.array(names, str), 'features': np.array(features)}
     write_arrays(pathlib.Path(args.features).expanduser(), arrays)
   else:
     write = write_table if sys.stdout.isatty() else write_csv

@@ -37,13 +37,7 @@ _NOT_SHOWN = ('operations', 'unknown_loops', 'unknown_kernels', 'error')
 
 
 def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
-  """Return what a compiled step adds to its row.
-
-  Args:
-    row: of `step.lower`.
-    compiled: jax.stages.Compiled.
-    hlo: text of the optimized HLO.
-  """
+  """Return what a compiled step, with its HLO as text, adds to its row."""
   counted, kind = costs(hlo), row['device_kind']
   kernels = kernel_cycles(counted, kind, row['head_dim'])
   cycles = counted.cycles and counted.cycles + kernels
@@ -56,13 +50,13 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     + memory.temp_size_in_bytes
     + memory.generated_code_size_in_bytes
   ) / GIB
-  spare = row['hbm_gib'] and row['hbm_gib'] - total
+  chip = CHIPS.get(kind)
   found = {
     'donated_gib': memory.alias_size_in_bytes / GIB,
     'temporaries_gib': memory.temp_size_in_bytes / GIB,
     'total_gib': total,
-    'spare_gib': spare,
-    'fits': None if spare is None else spare >= 0,
+    'spare_gib': chip and chip.hbm_gib - total,
+    'fits': chip and total <= chip.hbm_gib,
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
     'megacycles': cycles / 1e6 or None,
     'kernel_megacycles': kernels / 1e6 or None,
@@ -70,7 +64,7 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     'unknown_kernels': counted.unknown_kernels,
     'operations': [[*x, n] for x, n in counted.operations.most_common()],
   }
-  if (chip := CHIPS.get(kind)) and cycles:
+  if chip and cycles:
     seconds = cycles / chip.clock_ghz / 1e9
     # A device sends each byte at least once, of a sum twice.
     sent = counted.collectives.total() + counted.collectives['all-reduce']

@@ -122,7 +122,6 @@ def lower(
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
-    'hbm_gib': _hbm_gib(devices[0]),
     'arguments_gib': argument_bytes / report.GIB,
     'model_tflop': flop / 1e12,
     'step_tflop': step_flop / 1e12,
@@ -140,9 +139,9 @@ def _with_attention(model, images, mesh):
     return model
   candidate = model.clone(attention='pallas')
   rngs = {name: jax.random.key(0) for name in ('params', 'dropout')}
+  init = functools.partial(candidate.init, train=True)
   try:
     with jax.set_mesh(mesh):
-      init = functools.partial(candidate.init, train=True)
       jax.eval_shape(init, rngs, images)
   except ValueError:  # the kernel does not support the model
     return model
@@ -168,14 +167,6 @@ def _train_arguments(config):
   parameters = inspect.signature(train).parameters.values()
   defaults = {p.name: p.default for p in parameters}
   return types.SimpleNamespace(**defaults | configs.make(given))
-
-
-def _hbm_gib(device):
-  """Return the memory of a device in GiB, None if it is not known (a CPU)."""
-  if device.platform == 'tpu':
-    return report.CHIPS[device.device_kind].hbm_gib
-  limit = (device.memory_stats() or {}).get('bytes_limit')
-  return limit and limit / report.GIB
 
 
 def _find_image_shape(transforms):

@@ -89,9 +89,9 @@ def _run(args):
     weights, paths, figures=of_images, batch_size=args.batch_size
   )
   skipped: list[str] = []
-  looks = terminal.track(looks, len(paths), unit='images')
-  looks = list(_kept(predict.without_errors(looks, skipped), args.num_maps))
-  classes = arrays.classes([x['path'] for x in looks], weights.class_names)
+  looks = predict.readable(looks, len(paths), skipped)
+  looks = list(_kept(looks, args.num_maps))
+  classes = arrays.classes([x['path'] for x in looks])
   for look, name in zip(looks, classes or ()):
     look['class'] = name
   if not looks:

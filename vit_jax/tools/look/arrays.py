@@ -1,7 +1,7 @@
 """The numbers that the figures show, of weights and of images."""
 
 import functools
-import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -160,8 +160,7 @@ def tsne(features: Any) -> np.ndarray:
   """Return points [n, 2] whose neighbours are those of the features [n, D].
 
   This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
-  components. Only neighbourhoods have a meaning: axes, distances between
-  groups, and their sizes have none.
+  components.
   """
   import sklearn.decomposition  # takes a second
   import sklearn.manifold
@@ -183,21 +182,7 @@ def sample(items: Sequence[Any], count: int) -> list[Any]:
   return [items[i] for i in at.astype(int)]
 
 
-def classes(
-  paths: Sequence[str], class_names: Sequence[str] | None = None
-) -> list[str] | None:
-  """Return the name of the class folder of each path, or None for all.
-
-  This is the innermost folder that is one of the class names, else the folder
-  of the file. Files that are all in one folder have no classes.
-  """
-  known = set(class_names or ())
-
-  def label(path):
-    folders = ['', *path.replace(os.sep, '/').split('/')[:-1]]
-    return next((x for x in reversed(folders) if x in known), folders[-1])
-
-  found = [label(path) for path in paths]
-  if len(set(found)) == 1 and found[0] not in known:
-    return None
-  return found
+def classes(paths: Sequence[str]) -> list[str] | None:
+  """Return the folder of each path, or None if it is the same for all."""
+  found = [pathlib.PurePath(path).parent.name for path in paths]
+  return found if len(set(found)) > 1 else None
