@@ -22,7 +22,7 @@ from vit_jax.models.layers import Normalize
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.sharding import MeshSizes, Rules
 from vit_jax.reports import confusion, page
-from vit_jax.runs import changes, compiled, terminal, workdirs
+from vit_jax.runs import compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import Stopwatch, Writer
 from vit_jax.runs.writers import MetricsWriter
@@ -113,8 +113,8 @@ def evaluate(
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
   if workdirs.newest_step(workdir) is None:  # no training run is there
-    basis = changes.basis_of(workdir, provenance.entries)
-    changes.record(workdir, basis, (), None)
+    basis = workdirs.basis_of(workdir, provenance.entries)
+    workdirs.record_start(workdir, basis)
     workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, provenance)
 

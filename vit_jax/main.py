@@ -22,7 +22,7 @@ from absl import app, flags, logging
 
 from vit_jax import config
 from vit_jax.parallel import compilation_cache, hosts
-from vit_jax.runs import canary, changes, terminal
+from vit_jax.runs import canary, terminal, workdirs
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
   workdir = str(_WORKDIR.value)
   with hosts.failing_together(), terminal.one_message():
     if _DISTRIBUTED.value:
-      hosts.refuse_differences(changes.facts(call, _supplied()))
+      hosts.refuse_differences(workdirs.facts(call, _supplied()))
     compilation_cache.enable(workdir)
     canary.refuse_wrong_results()
     gc.freeze()  # collections need not visit what imports made

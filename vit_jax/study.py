@@ -34,7 +34,7 @@ from vit_jax import config as configs
 from vit_jax.config import ConfigError, Provenance
 from vit_jax.reports import page
 from vit_jax.reports.results import Results
-from vit_jax.runs import changes, compiled, terminal, workdirs
+from vit_jax.runs import compiled, terminal, workdirs
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.metrics import NonFiniteError, read_records
 from vit_jax.types import UserError
@@ -98,7 +98,7 @@ def study(
   needs = {name: needed_by(name, runs, workdir) for name in runs}
   wanted = [] if report_only else _wanted(runs, member, needs, workdir)
   allowed = {
-    name: changes.of_run(provenance.allow_changes, name) for name in wanted
+    name: workdirs.of_run(provenance.allow_changes, name) for name in wanted
   }
   for name in wanted:
     _check(name, runs[name], workdir / name, shared or {}, allowed[name])
@@ -242,22 +242,20 @@ def _check(name, config, path, shared, allowed):
     call = configs.plan_run(planned)
   except ConfigError as error:
     raise ConfigError(f'runs.{name}: {error}') from error
-  now = changes.basis_of(path, configs.entries(call))
+  now = workdirs.basis_of(path, configs.entries(call))
   start = config.get('init_from') or {}
   if 'weights' in shared and start.get('path', '') is None:
     raise ConfigError(
       f'The run {name} starts from weights. Set --config.shared.weights=PATH.'
     )
   configs.check_set(call, config, f'runs.{name}.')
-  before = changes.saved(path)
-  if before and (outcome(path) or workdirs.newest_step(path) is not None):
-    changes.refuse(
-      changes.compare(before, now, best.get('take', ())),
-      allowed,
-      f'The run {name} was done or begun with another config:',
-      'Use it again, another --workdir, or remove the folder of the run to do '
-      'it again',
-    )
+  workdirs.check_changes(
+    path,
+    now,
+    allowed,
+    without=best.get('take', ()),
+    is_done=bool(outcome(path)),
+  )
 
 
 def _check_sources(runs):

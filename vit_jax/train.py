@@ -24,7 +24,7 @@ from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
 from vit_jax.reports import confusion, page
-from vit_jax.runs import changes, compiled, terminal, workdirs
+from vit_jax.runs import compiled, terminal, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
 from vit_jax.step import TrainState as TrainState
@@ -133,8 +133,8 @@ def train(
     'seed': seed,
   }
   entries = provenance.entries or config.entries(parts)
-  basis = changes.basis_of(workdir, entries, parts)
-  changed = changes.check(workdir, basis, provenance.allow_changes)
+  basis = workdirs.basis_of(workdir, entries, parts)
+  changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
 
   # 2. Data: its size gives the number of steps and classes.
   mesh = mesh.make()
@@ -227,7 +227,7 @@ def train(
     start = int(state.step)
     check_finite(state, start, mesh)
     teacher_params = [teacher.load(x) for x in teacher_shapes]
-    changes.record(workdir, basis, changed, newest)
+    workdirs.record_start(workdir, basis, changed, newest)
     workdirs.record_choices(workdir, choices)
     workdirs.record_config(workdir, provenance)
     transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]

@@ -25,9 +25,9 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import steps
 from vit_jax.parallel import sharding
 from vit_jax.parallel.sharding import MeshSizes
-from vit_jax.runs.changes import ChangedRunError
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging
+from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.train import make_step, train
 from vit_jax.weights import bundle, formats
 from vit_jax.weights.bundle import Weights

@@ -24,9 +24,9 @@ from vit_jax.optim.schedules import Ema, Schedule, steps
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs import compiled, metrics, workdirs
-from vit_jax.runs.changes import ChangedRunError
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, NonFiniteError, read_records
+from vit_jax.runs.workdirs import ChangedRunError
 from vit_jax.train import Evaluation, train, with_num_classes
 
 

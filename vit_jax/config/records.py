@@ -190,7 +190,7 @@ class Provenance:
     config: the config as JSON values, saved as config.json.
     preset: its file and what the command line changed, saved as preset.json.
     entries: every argument by key, defaults included. A run that resumes is
-      compared with them, see runs/changes.py.
+      compared with them, see runs/workdirs.py.
     allow_changes: keys that may differ from those that the run started with.
   """
 

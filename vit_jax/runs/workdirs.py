@@ -1,30 +1,41 @@
-"""The directory of a run: created, claimed, and described by files.
+"""The directory of a run: its files, its claim, and changes between two starts.
 
 config.json       the config that the run was started with
 preset.json       the config file, what the command line changed, the defaults
 environment.json  command line, git commit, package versions, devices
 model.json        what a checkpoint needs in order to be used by itself
+resume.json       every argument and a fingerprint of the data, compared with
+                  those of the next start
+changes.jsonl     differences that --allow_changes has permitted
+
+An argument on which results do not depend is marked HARMLESS where it is
+declared, and MACHINE if it may even differ between the hosts of a run.
 """
 
+import dataclasses
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
 from vit_jax import config
+from vit_jax.data.pipeline import Data
+from vit_jax.data.views import fingerprint
 from vit_jax.parallel import hosts
 from vit_jax.runs.files import PathLike, read_json, write_atomically
-from vit_jax.types import Preprocess, Shape, UserError
+from vit_jax.types import HARMLESS, MACHINE, Preprocess, Shape, UserError
 
 # Packages that compute, read or write something of a run.
 _PACKAGES = (
@@ -33,6 +44,14 @@ _PACKAGES = (
   *('numpy', 'scipy', 'scikit-learn', 'pillow', 'opencv-python-headless'),
   *('datasets', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin', 'vit_jax'),
 )
+
+_NOT_SET = 'not set'
+# Evaluators do not change the training: batches may become smaller.
+_HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
+
+# What results depend on: 'config' is {key: JSON value} of the arguments, 'data'
+# {key: value} of the fingerprints of the sources.
+Basis = Mapping[str, Mapping[str, Any]]
 
 
 def prepare(workdir: PathLike) -> None:
@@ -101,14 +120,9 @@ def record_model(
 ) -> None:
   """Write model.json.
 
-  Args:
-    workdir: of the run.
-    model: Flax module, with its number of classes.
-    preprocess: uint8 -> float images.
-    transforms: from a decoded image to the model's, or None: not known.
-    image_shape: (H, W, C) of the training images.
-    class_names: of the outputs, or None.
-    activation: converts logits to probabilities, 'softmax' or 'sigmoid'.
+  `transforms` make an image for the model from a decoded one, None: not known;
+  `image_shape` is (H, W, C); `activation` converts logits to probabilities,
+  'softmax' or 'sigmoid'.
   """
   content = {
     'model': config.describe(model),
@@ -187,3 +201,180 @@ def versions() -> dict[str, str | None]:
     except importlib.metadata.PackageNotFoundError:
       found[name] = None
   return found
+
+
+class ChangedRunError(UserError):
+  """A run would resume with changes that its results depend on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """A difference between two Basis: its key, and JSON values."""
+
+  key: str
+  old: Any
+  new: Any
+
+  def __str__(self) -> str:
+    old, new = (x if x == _NOT_SET else repr(x) for x in (self.old, self.new))
+    return f'{self.key}: {old:.200} -> {new:.200}'
+
+
+def basis_of(
+  workdir: PathLike,
+  entries: Iterable[config.Entry],
+  arguments: Mapping[str, Any] | None = None,
+) -> Basis:
+  """Return the Basis of a run.
+
+  Args:
+    workdir: of the run. Paths in its parent are kept relative to it, so that
+      the runs of a study can be moved together.
+    entries: see `config.entries`.
+    arguments: objects, in which the sources of data are found.
+  """
+  parent = f'{epath.Path(workdir).parent}/'
+  found = {}
+  for each in entries:
+    if not each.marks & {HARMLESS, MACHINE}:
+      value = each.value
+      if isinstance(value, str) and value.startswith(parent):
+        value = f'../{value.removeprefix(parent)}'
+      found[each.key] = value
+  sources = dict(_sources(arguments or {}))
+  shared = {id(x): x for x in sources.values()}  # evaluators often share one
+  prints = {key: config.plain(fingerprint(x)) for key, x in shared.items()}
+  data = {
+    f'{key}.{name}': value
+    for key, source in sources.items()
+    for name, value in prints[id(source)].items()
+  }
+  return {'config': found, 'data': data}
+
+
+def _sources(value: Any, key: str = '') -> Iterator[tuple[str, Any]]:
+  """Yield (key, object) of sources of data and of teachers."""
+  if isinstance(value, Data):
+    yield f'{key}.source', value.source
+  elif callable(getattr(type(value), 'fingerprint', None)):
+    yield key, value
+  elif isinstance(value, Mapping):
+    for name, inner in value.items():
+      yield from _sources(inner, f'{key}.{name}' if key else str(name))
+  elif hasattr(value, 'keywords'):  # a partial
+    yield from _sources(value.keywords, key)
+  elif dataclasses.is_dataclass(value) and hasattr(value, 'evaluator'):
+    yield from _sources(value.evaluator, key)
+
+
+def compare(
+  before: Basis, now: Basis, without: Sequence[str] = ()
+) -> list[Change]:
+  """Return the changes that results depend on, except those of some keys."""
+  known = {_evaluator(key) for key in before['config']}
+  pairs = [
+    (key, *(basis['config'].get(key, _NOT_SET) for basis in (before, now)))
+    for key in dict.fromkeys([*now['config'], *before['config']])
+    if _evaluator(key) in known  # others are new
+    and key not in without
+    and not _HARMLESS_KEYS.fullmatch(key)
+  ]
+  pairs += [
+    (key, before['data'][key], value)
+    for key, value in now['data'].items()
+    if key in before['data']
+  ]
+  return [Change(key, old, new) for key, old, new in pairs if old != new]
+
+
+def _evaluator(key):
+  """Return the name in 'evals.NAME.KEY'; '' for a key of something else."""
+  return key.split('.')[1] if key.startswith('evals.') else ''
+
+
+def check_changes(
+  workdir: PathLike,
+  now: Basis,
+  allow_changes: Sequence[str] = (),
+  *,
+  without: Sequence[str] = (),
+  is_done: bool = False,
+) -> list[Change]:
+  """Return the changes since the last start, all of which are allowed.
+
+  A run without a checkpoint starts from scratch, unless it is done, so
+  everything is allowed.
+
+  Args:
+    workdir, now: of the run, and its Basis.
+    allow_changes: keys of the config, or of parts of it.
+    without: keys that are not compared.
+    is_done: whether the run has ended.
+  """
+  file = epath.Path(workdir) / 'resume.json'
+  if not file.exists() or (not is_done and newest_step(workdir) is None):
+    return []
+  found = compare(read_json(file), now, without)
+  if refused := [x for x in found if not _is_in(x.key, allow_changes)]:
+    lines = '\n'.join(f'  {x}' for x in refused)
+    # The target of an object stands for its arguments, too.
+    keys = {x.key.removesuffix('.target'): None for x in refused}
+    parts = [k for k in keys if not _is_in(k, [x for x in keys if x != k])]
+    raise ChangedRunError(
+      f'The run in {workdir} was started with another config or other data:\n'
+      f'{lines}\nUse these again, or another --workdir. If the changes are '
+      'intended, add\n'
+      f'  --allow_changes={",".join([*allow_changes, *parts])}'
+    )
+  return found
+
+
+def _is_in(key, parts):
+  """Return whether one of the keys is this one, or a part that contains it."""
+  return any(part == '' or f'{key}.'.startswith(f'{part}.') for part in parts)
+
+
+def record_start(
+  workdir: PathLike,
+  now: Basis,
+  found: Sequence[Change] = (),
+  step: int | None = None,
+) -> None:
+  """Save the Basis of a start, and the changes that were allowed.
+
+  changes.jsonl gets a line for each change. Only the first host writes.
+  """
+  if found and jax.process_index() == 0:
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    about = {'date': date, 'step': step}
+    lines = [json.dumps(about | dataclasses.asdict(each)) for each in found]
+    file = epath.Path(workdir) / 'changes.jsonl'
+    earlier = file.read_text() if file.exists() else ''
+    write_atomically(file, earlier + '\n'.join(lines) + '\n')
+  write(workdir, 'resume.json', now)
+
+
+def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
+  """Return the allowed keys of one run of a study.
+
+  `allow_changes` has 'runs.NAME.KEY' for one run, 'KEY' for all.
+  """
+  if {'runs', f'runs.{name}'} & {*allow_changes}:
+    return ['']  # all of it
+  return [key.removeprefix(f'runs.{name}.') for key in allow_changes]
+
+
+def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
+  """Return what must be equal on all hosts, as {name: text}.
+
+  Args:
+    call: of the function that the config names.
+    supplied: its arguments that the config cannot set.
+  """
+  entries = [x for x in config.entries(call) if MACHINE not in x.marks]
+  found = {f'config.{x.key}': json.dumps(x.value) for x in entries}
+  found |= {f'--{name}': repr(value) for name, value in supplied.items()}
+  found |= {f'version of {name}': str(x) for name, x in versions().items()}
+  files = sorted(pathlib.Path(__file__).parents[1].rglob('*.py'))
+  code = hashlib.sha256(b''.join(file.read_bytes() for file in files))
+  return found | {'code of vit_jax': code.hexdigest()[:12]}
