@@ -24,15 +24,14 @@ Arguments (separated by commas; the first of a list is the default):
   steps=1200 with `embedded`
   tiny       `embedded` in about a minute: 8 steps, to check that it runs
 
-Expected: TABLE_8 and TABLE_7 in published.py, which the tables show. Figures 9
-and 13 and a linear head have no numbers: both poolings work equally well, each
-with its own rate (8e-4 for the class token, 8e-4 and 3e-4 for the mean, from
-memory); axial B/32 and B/16 are better than plain ones, and cost more.
+Expected: TABLE_8 and TABLE_7 in published.py. Figures 9 and 13 and a linear
+head have no numbers: both poolings work equally well, each with its own rate
+(from memory); axial B/32 and B/16 are better than plain ones, and cost more.
 
 Not stated, so our choice: the embeddings of relative positions, and how a class
 token takes part in them and in 2-D ones; everything about the axial models
-except their idea; that they have the rates of the plain ones; that figure 9 and
-`head` use B/16.
+except their idea, with the rates of the plain ones; that figure 9 and `head`
+use B/16.
 """
 
 import types

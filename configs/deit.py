@@ -9,9 +9,8 @@ and "DeiT III: Revenge of the ViT" (Touvron et al., 2021 and 2022).
     python -m vit_jax.main --config=configs/deit.py:deit3_finetune,B/16 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR
 
-The teacher is a workdir or a file of any format, with the 1000 classes of
-ImageNet. The last command also takes published weights, such as
-hf://timm/deit3_base_patch16_224.fb_in1k.
+The teacher has the 1000 classes of ImageNet. The last command also takes
+published weights, such as hf://timm/deit3_base_patch16_224.fb_in1k.
 
 Arguments (separated by commas; the first of a list is the default):
   deit, deit3, deit3_finetune   the recipe
@@ -19,9 +18,8 @@ Arguments (separated by commas; the first of a list is the default):
               deit3 all but Ti/16
   imagenet, imagenet21k   the data of deit3 (see pretrain_paper.py); of
               deit3_finetune, the data of pre-training
-  distilled   deit: with a distillation token, which learns the teacher's most
-              probable class
-  soft        the same, but with the teacher's probabilities
+  distilled, soft   deit: with a distillation token, which learns the teacher's
+              most probable class, or its probabilities
   epochs=EPOCHS   deit 300; deit3 800, on imagenet21k 240 and for H/14 90;
               deit3_finetune 20, after imagenet21k 50
   size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384
@@ -29,7 +27,8 @@ Arguments (separated by commas; the first of a list is the default):
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
 distilled models with hard distillation by a RegNetY-16GF (82.9, from memory);
-deit3 after fine-tuning, also of a JAX implementation (deit3-jax on GitHub):
+deit3 after fine-tuning, also of deit3-jax on GitHub, whose settings for 400 and
+90 epochs and whose ImageNet-21k (19,167 classes) differ:
 
                               Ti/16    S/16    M/16    B/16    L/16    H/14
     deit                       72.2    79.9       -    81.8       -       -
@@ -44,18 +43,11 @@ deit3 after fine-tuning, also of a JAX implementation (deit3-jax on GitHub):
       deit3-jax, 224 px           -   83.39       -   85.68       -       -
         90 epochs                 -   83.04       -   85.35   86.83   86.78
 
-deit3-jax has a weight decay of 0.02 and a stochastic depth of 0, .1, .4 and .5
-(S, B, L, H) for 400 epochs, and for 90 epochs of B/16 a learning rate of 3e-3.
-Its ImageNet-21k is the one of winter 2021, with 19,167 classes.
-
-The numbers are those of the papers' scripts. For the sigmoid of deit3 both
-classes of a mixed image are targets of 1.
-
-From memory: deit's crops, stochastic depth, GELU, decay of kernels only, and
-the settings of its distillation. From deit3-jax: LAMB's epsilon and its
-clipping; test images; 154 and 126 px of H/14, 160 and 128 in the README. Not
-known: the settings of M/16, where stochastic depth, 224 px and 3e-3 are our
-choice; S/16 at 224 px after imagenet.
+The numbers are those of the papers' scripts. From memory: deit's crops,
+stochastic depth, GELU, decay of kernels only, and the settings of its
+distillation. From deit3-jax: LAMB's epsilon and its clipping; test images; 154
+and 126 px of H/14, 160 and 128 in the README. Not known: the settings of M/16,
+where stochastic depth, 224 px and 3e-3 are our choice.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; class and distillation token start at 0; query,

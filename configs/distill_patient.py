@@ -6,9 +6,9 @@ al., 2021).
     python -m vit_jax.main --config=configs/distill_patient.py \
         --config.objective.objective.teacher.path=WEIGHTS --workdir=DIR
 
-WEIGHTS is a workdir or a file of any format, with the 1000 classes of ImageNet;
-the paper's teacher is a BiT-M R152x2, fine-tuned at 224 px. In timm it is (the
-name is from memory) hf://timm/resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k.
+WEIGHTS have the 1000 classes of ImageNet; the paper's teacher is a BiT-M R152x2
+fine-tuned at 224 px, in timm (the name is from memory)
+hf://timm/resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k.
 
 Arguments (separated by commas):
   epochs=1200   the paper has 300 to 9600: the longer the better
@@ -19,8 +19,7 @@ memory). What 1200 epochs reach is not known here.
 
 Teacher and student see the same mixed images, because mixup is outside of the
 distillation. The settings are those of big_vision's distill/bit_i1k. Its
-decoupled decay of 3e-4, which is not multiplied by the learning rate, is 0.01
-here. The minival here is the last 1% of train; so is its own.
+decoupled decay of 3e-4, which is not multiplied by the rate, is 0.01 here.
 """
 
 from configs import arguments, common

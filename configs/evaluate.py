@@ -4,27 +4,24 @@
         --config.init_from.path=WORKDIR_OF_A_RUN --workdir=DIR \
         --config.evals.test.data.source.path=PATH
 
+The model and its preprocessing are those of the run.
+
 Arguments (separated by commas; the first of a list is the default):
-  folder, tfds   where the images are: PATH/CLASS/*.jpg, or the name of another
-             source, see vit_jax/data/sources.py; or a prepared
-             TFDS set (--config.evals.test.data.source.name=NAME and
-             .split=SPLIT)
-  accuracy, fewshot, knn, logistic   one or several. accuracy (the
-             default) is top-1, top-5, loss and calibration of the classifier.
-             The others are readouts of frozen features, for any classes; their
-             sources are config.evals.frozen.data.images.train.source and
-             .test.source; evals.test has the same test images. fewshot is the
-             paper's (section 4.1), on 5 and 10 examples of each class in
-             `train`. The rest use all of `train`: nearest neighbours and
-             logistic regression, whose strength is chosen on a held-out tenth
-             of `train`
+  folder, tfds   where the images are: PATH/CLASS/*.jpg or another source, see
+             vit_jax/data/sources.py; or a prepared TFDS set
+             (--config.evals.test.data.source.name=NAME and .split=SPLIT)
+  accuracy, fewshot, knn, logistic   one or several. accuracy (the default) is
+             top-1, top-5, loss and calibration of the classifier. The others
+             are readouts of frozen features, for any classes; their sources are
+             config.evals.frozen.data.images.train.source and .test.source.
+             fewshot is the paper's (section 4.1), on 5 and 10 examples of each
+             class; nearest neighbours and logistic regression, whose strength
+             is chosen on a held-out tenth, use all
   flip       accuracy averages the probabilities of each image and its mirror
              image
   size=224   pixels: smaller side resized to 8/7 of it, central crop. By default
              the size that the run was trained at; at another size its position
              embeddings are interpolated, which is reported
-
-The model and its preprocessing are those of the run.
 """
 
 from configs import arguments, common

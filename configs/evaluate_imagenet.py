@@ -8,16 +8,11 @@ WEIGHTS are a run's workdir or published weights in any format, with a head for
 ImageNet's 1,000 classes. Accuracies have 95% intervals (Wilson score).
 
 Arguments (separated by commas; the first of a list is the default):
-  val, real, v2, a, r, sketch   the data; all if none is given:
-    val     the 50,000 validation images
-    real    the same images, labelled again (ReaL): any number of classes per
-            image; a prediction is correct if it is one of them. About 3,500
-            images have no class and do not count (`num_unlabelled`)
-    v2      10,000 new images, collected like ImageNet's (-V2)
-    a, r    photographs that ResNet-50 gets wrong (-A), and renditions such as
-            paintings and toys (-R), of 200 classes; the model chooses only
-            among these
-    sketch  50,889 sketches
+  val, real, v2, a, r, sketch   the data; all if none is given: the 50,000
+             validation images; the same, labelled again (ReaL), where any of an
+             image's classes is correct, and images without one do not count;
+             ImageNet-V2; -A and -R, of 200 classes, among which the model
+             chooses; 50,889 sketches
   matched-frequency, threshold-0.7, topimages   how V2's images were selected
   size=224   pixels; position embeddings of another size are interpolated
   resize_crop, original, big_vision, timm   the test images. resize_crop:
@@ -27,11 +22,9 @@ Arguments (separated by commas; the first of a list is the default):
              name of `original`
   flip       average the probabilities of each image and its mirror image
 
-All data are TFDS data sets. They share data_dir, batch_size and num_workers:
-set any one, such as --config.evals.val.data.batch_size=512. For weights trained
-with a sigmoid set --config.evals.val.loss=sigmoid (also shared); it changes
-only loss and calibration. For the accuracy of each class set
---config.evals.val.per_class=True.
+The TFDS data sets share data_dir, batch_size, num_workers and the loss: set any
+one, such as --config.evals.val.data.batch_size=512, or, for calibration of
+weights trained with a sigmoid, --config.evals.val.loss=sigmoid.
 
 Published: tables 2 and 5 in published.py.
 """

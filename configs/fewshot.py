@@ -10,13 +10,10 @@ strength 2**10. 'frozen/mean/fewshot/10shot' is the summary.
 
 Arguments (separated by commas):
   caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet   any of them;
-             all except imagenet if none is given. ImageNet's examples are drawn
-             from the first 65,000 of train, as in big_vision
-  knn, logistic   more readouts of the same features, which use all
-             training images, see evaluate.py; `logistic` is CLIP's
-  sweep      choose the ridge strength among 2**-10 ... 2**19 for each draw, on
-             5 more examples of each class (the strengths are scenic's, which
-             takes the same one for all data sets)
+             all except imagenet if none is given
+  knn, logistic   more readouts of the same features, see evaluate.py
+  sweep      choose the ridge strength among 2**-10 ... 2**19 (scenic's) for
+             each draw, on 5 more examples of each class
   size=224   pixels; images are resized to 8/7 of it, without keeping the aspect
              ratio, and the centre is cropped
 

@@ -31,7 +31,11 @@ Arguments (separated by commas; the first of a list is the default):
              for weights of 224 px, see pretrained.finetuning_size
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
-  inception, resize, resize_small   how images are cropped, see below
+  inception  crops as in the released code: inception crop and flip; test images
+             are resized to a square
+  resize     BiT's crops as in big_vision: resize to 448 px (7/6 of the size;
+             256 for 224), random 384 crop, flip; for tests, smaller side to 448
+             and central 384
   bit        BiT-HyperRule instead of table 4, see below
   augreg     AugReg's protocol instead of table 4, see below; steps=N is another
              of its numbers of steps, and v2 selects on ImageNet-V2 in 'dev'
@@ -42,12 +46,10 @@ Arguments (separated by commas; the first of a list is the default):
   tiny       seconds on a CPU, for a checkpoint made with `tiny`
 
 Table 4: SGD with momentum 0.9, batch 512, cosine decay, no weight decay,
-gradients clipped at norm 1; of its learning rates (RATES in transfer.py) the
-defaults are those of the released code for ImageNet and CIFAR, AugReg's best
-for a B/32 on pets and flowers, and for a folder VTAB's, with batch 64 for
-from_weights. The text has .06 for ResNets and hybrids only. transfer.py chooses
-the rate as the paper does. Head and tanh layer are replaced by a
-zero-initialised head, and position embeddings are interpolated (section 3.2).
+clipping at norm 1. transfer.py chooses among its rates as the paper does; the
+defaults here are those of the released code for ImageNet and CIFAR, AugReg's
+best for a B/32 on pets and flowers, and for a folder VTAB's, with batch 64 for
+from_weights. The head is replaced by a zero-initialised one without tanh layer.
 
 Expected: published.py. From the released ImageNet-21k weights the authors' own
 code later gave the following, without and with dropout 0.1, at 384 px:
@@ -59,32 +61,24 @@ code later gave the following, without and with dropout 0.1, at 384 px:
     L/16      99.13 / 99.14    92.91 / 93.22    84.47 / 85.05
     L/32      99.06 / 99.09    93.29 / 93.34    81.89 / 81.13
 
-Not in the paper:
-- warm-up: 500 steps as in the released code, 100 for pets and flowers as in
-  big_vision. Softmax loss and a bfloat16 momentum: both code bases.
-- crops. 'inception', the released code's: inception crop and flip; test images
-  are resized to a square. 'resize', BiT's as in big_vision: resize to 448 x
-  448 (7/6 of the size; 256 for 224), random 384 crop, flip; the smaller side of
-  test images is resized to 448, and the central 384 are cropped. In
-  'resize_small' the smaller side is 448 in training, too.
-- dropout: table 4 has none; the released L/16 and H/14 configs keep 0.1.
-- flowers trains on the split 'train', 1,020 images, as in big_vision.
-- Polyak averaging is in neither code base; here it starts at the first step.
+Not in the paper: warm-up, 500 steps as in the released code, 100 for pets and
+flowers as in big_vision; softmax loss and a bfloat16 momentum, both code bases;
+crops; the split of flowers, 'train' (1,020 images) as in big_vision; where
+Polyak averaging starts, here at the first step. Table 4 has no dropout; the
+released L/16 and H/14 configs keep 0.1.
 
 `bit` is BiT-HyperRule, with which the paper fine-tuned ResNets too (the better
 result counts): rate .003, a tenth of it after 30, 60 and 90% of the steps, no
-clipping; resize to 448 px and a random 384 crop with flip, for CIFAR 160 and
-128; test images are resized to a square; mixup(0.1) for ImageNet and CIFAR. A
-folder has 500 steps, or epochs= with 5% of warm-up.
+clipping; crops as `resize`, for CIFAR 160 and 128 px, and tests as `inception`;
+mixup(0.1) for ImageNet and CIFAR. A folder has 500 steps, or epochs=.
 
 `augreg` is the protocol of "How to train your ViT?": table 4's settings at 384
-or 224 px (size=224), and on the dev split each of the rates, steps and splits
-in AUGREG below; the first ones are the defaults (best for a B/32 in big_vision,
-or .01). Both 'dev' and 'final' train without the dev split (derived). Weights
-trained on ImageNet-21k have seen the held-out 1% of ImageNet: AugReg then
-selects on ImageNet-V2, and so does `v2` (matched-frequency; which of its sets
-is not stated). Nor are the crops stated; kitti has none, which would change the
-distances.
+or 224 px, and on the dev split each of the rates, steps and splits in AUGREG;
+the first ones are the defaults (best for a B/32 in big_vision, or .01). Both
+'dev' and 'final' train without the dev split (derived). Weights trained on
+ImageNet-21k have seen the held-out 1% of ImageNet: AugReg then selects on
+ImageNet-V2, and so does `v2` (matched-frequency; which of its sets is not
+stated). Nor are the crops stated; kitti has none, as they change distances.
 """
 
 from configs import arguments, common

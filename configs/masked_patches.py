@@ -4,16 +4,9 @@
         --workdir=DIR --config.data.source.data_dir=TFDS_DIR
 
 JFT is not public; this is for a large TFDS set with a split 'train' (its first
-50,000 images are kept for validation) and an 'image'. The word `imagenet`
-trains on ImageNet alone. Then fine-tune as from any other pre-training: the
-head and the mask vector are dropped.
-
-    python -m vit_jax.main --config=configs/finetune.py:imagenet,B/16 \
-        --config.init_from.path=DIR --workdir=DIR_imagenet
-
-To see what is predicted:
-
-    python docs/draw_masked_patches.py --workdir=DIR --output=patches.png
+50,000 images are kept for validation) and an 'image'. Then fine-tune with
+finetune.py:imagenet,B/16 as from any other pre-training: the head and the mask
+vector are dropped. docs/draw_masked_patches.py draws what is predicted.
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, B/32, S/16, S/32, L/16, L/32   the model; the paper has B/16 only
@@ -31,11 +24,9 @@ the paper chose. pixels gave slightly less, and so did ratio=0.15, BERT's. After
 100k steps there is little gain. Pre-training on ImageNet gains about as much;
 the paper does not state its number of steps.
 
-Appendix B.1.2: Adam, batch 4096, rate 2e-4, 10k steps of warm-up, cosine decay,
-1M steps (14 epochs of JFT). Not in the paper: weight decay, dropout and
-clipping (here none); crops, flip and test images (as in pretrain_paper.py);
-whether there is a class token. Here there is, because fine-tuning reads it. No
-loss reads it, so it learns only because patches attend to it.
+Not in the paper: weight decay, dropout and clipping (here none); crops, flip
+and test images (as in pretrain_paper.py); whether there is a class token. Here
+there is, because fine-tuning reads it; no loss does.
 """
 
 from configs import arguments, common

@@ -5,8 +5,8 @@
 
 The paper's self-supervision (masked_patches.py) in miniature: a ViT predicts
 hidden patches of glyphs without seeing labels, and is fine-tuned on a few
-handwritten digits per class, with 3 draws of the digits. For comparison the
-same digits are learned from scratch, with the same rates and steps.
+handwritten digits per class, with 3 draws of the digits, or learns the same
+digits from scratch, with the same rates and steps.
 
 Arguments (separated by commas; the first of a list is the default):
   downsampled, mean_colour, pixels   what is predicted of a patch; the mean of
@@ -15,22 +15,18 @@ Arguments (separated by commas; the first of a list is the default):
   steps=1000 of 128 images
   tiny       seconds
 
-Result (CPU; accuracy in % on 768 scans by other writers, mean and standard
-deviation of 3 draws; the last row is from quickstart.py, with 60 steps):
+Result (accuracy in % on 768 scans by other writers, mean and standard deviation
+of 3 draws; the last row is from quickstart.py, with 60 steps):
 
                                     10 per class
     from scratch, 32 px              86.2 ± 1.7
     fine-tuned from masked patches   90.7 ± 0.8
     fine-tuned from classes          95.2 ± 0.5
 
-As in the paper, masked patches help, but less than labels do. In the corrupted
-patches of held-out glyphs 74.2% of the pixels are predicted correctly, to 3
-bits (black everywhere: 57.8%), at a loss of 0.723 (the frequencies of the
-levels alone: 1.50).
-
-Different from the paper: what quickstart.py lists, and the learning rates (for
-fine-tuning the better of 1e-3 and 3e-3 on the test digits, chosen once, which
-is slightly optimistic).
+In the corrupted patches of held-out glyphs 74.2% of the pixels are predicted
+correctly, to 3 bits (black everywhere: 57.8%), at a loss of 0.723 (the
+frequencies of the levels alone: 1.50). The rate of fine-tuning is the better of
+1e-3 and 3e-3 on the test digits, which is slightly optimistic.
 """
 
 from configs import arguments, common, embedded, masked_patches, quickstart

@@ -14,38 +14,27 @@ Arguments (separated by commas; the first of a list is the default):
              the default is the published best
   epochs=300   the paper has 300, and for imagenet21k also 30
   faults     RandAugment with the faults of big_vision's code, as the published
-             models had it: see pretrain_better_plain.py. Without them light2
-             and above differ from the paper's
+             models had it (derived): see pretrain_better_plain.py. Without them
+             light2 and above differ from the paper's
   folder, tiny   see "Words of configs" in docs/training.md
 
 Expected: docs/augreg.md has table 3 and figure 4, e.g. 79.84 for B/16 after 300
 epochs of imagenet, and 81.63 after fine-tuning at 384 px (finetune.py with
 `augreg`).
 
-Figure 4 of the paper calls the last four levels med1, med2, heavy1 and heavy2.
-The names of the released files count from light0, so that their light1 is
-light2 here. That is derived: no file is labelled light2, and the accuracy of
-the B/32 of the label light1 is that of light2 in figure 4. That AugReg's code
-has the faults is derived from big_vision's, its successor.
-
+The names of the released files count from light0: their light1 is light2 here,
+as the accuracy of the B/32 shows. Figure 4 has med1, med2, heavy1 and heavy2.
 The defaults of imagenet21k for 300 epochs are the settings of the files that
-the authors recommend. The others are the best cells of figure 4; of equal ones,
-those of big_vision's configs, else the weakest augmentation, if possible with
-reg=0. Below 100 epochs of imagenet21k the settings for 30 are taken. The paper
-has weight decays of 0.1 and 0.03 and does not state the best of each model: 0.1
+the authors recommend; the others are the best cells of figure 4, and of equal
+ones those of big_vision's configs, else the weakest augmentation. Which of the
+paper's weight decays, 0.1 and 0.03, is best for each model is not stated: 0.1
 as in big_vision, except for 0.03 in recommended files (LESS_DECAY).
 
-Paper: Adam, batch 4096, learning rate 1e-3, 10k steps of warm-up, cosine decay,
-clipping at norm 1, 224 px, inception crop and flip always; the rate of
-stochastic depth grows linearly over the layers. No tanh layer in the head for
-ImageNet-21k; on ImageNet both were tried, and here it has one, as in
-big_vision's vit_i1k. The stem of the hybrids has group norm and weight
-standardisation, as in the released code; the paper says batch norm.
-
-From big_vision's vit_i1k and vit_i21k: sigmoid loss with a head bias of -6.9
-(ImageNet) and -10; bfloat16 first moments; decay for kernels only; the splits;
-test images. The class token is that of the released weights, also for
-ImageNet-21k, where big_vision's config has the mean over patches.
+On ImageNet heads with and without tanh layer were tried; here it has one. From
+big_vision's vit_i1k and vit_i21k: that, sigmoid loss and head bias; bfloat16
+first moments; decay for kernels only; splits and test images. As in the
+released weights, the stem of hybrids has group norm (the paper says batch
+norm), and models for ImageNet-21k a class token (big_vision: the mean).
 """
 
 from configs import arguments, common

@@ -9,8 +9,7 @@ Arguments (separated by commas; the first of a list is the default):
   faults       RandAugment with the two faults of big_vision's code, see below
   folder, tiny   see "Words of configs" in docs/training.md
 
-Expected: top-1 in % on the validation set at 224 px, without fine-tuning, of
-S/16:
+Expected: top-1 in % at 224 px, without fine-tuning, of S/16:
 
                                           90 epochs   150    300
     `faults`: the paper                        76.5   78.5   80.0
@@ -22,17 +21,13 @@ S/16:
       class token instead of the mean          75.0   76.9   78.2
       neither RandAugment nor mixup            73.6   73.7   73.7
 
-The paper's model was trained with big_vision's RandAugment, whose Contrast uses
-a wrong mean and whose Solarize overflows: at magnitude 10 it inverts the whole
-image. `faults` does the same. Without it Contrast is correct, and the threshold
-of Solarize at magnitude 10 is 256, so that it changes nothing. The replication
-(EIFY's mup-vit) corrected operations too; it has another crop and the entire
-train set.
+In big_vision's RandAugment Contrast uses a wrong mean and Solarize overflows:
+at magnitude 10 it inverts the whole image, where a correct one changes nothing.
+The replication (EIFY's mup-vit) has another crop and the entire train set.
 
-From big_vision's config vit_s16_i1k, not the text: the head with a tanh layer
-(a linear one is --config.model.head.representation_size=None), bfloat16 first
-moments, and decay for kernels only. Its decoupled decay of 1e-4, which is not
-multiplied by the learning rate, is 0.1 here.
+From big_vision's config vit_s16_i1k, not the text: the head with a tanh layer,
+bfloat16 first moments, and decay for kernels only. Its decoupled decay of 1e-4,
+which is not multiplied by the learning rate, is 0.1 here.
 
 To fine-tune it: finetune.py:imagenet,S/16 with
 --config.model.pooling.target=vit_jax.models.pooling.Mean and

@@ -5,28 +5,24 @@
 
 Arguments (separated by commas; the first of a list is the default):
   imagenet, imagenet21k   the data: BiT-S, BiT-M; see pretrain_paper.py
-  R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model, in BiT's form; the
-           form of the ViT paper's released code, and of big_vision's BiT for
-           ImageNet (bit_i1k), is --config.model.form=postact
+  R50x1, R50x3, R101x1, R101x3, R152x2, R152x4   the model, in BiT's form; that
+           of the ViT paper's released code is --config.model.form=postact
   epochs=90
   folder, tiny   see "Words of configs" in docs/training.md
 
 Expected: top-1 in % after fine-tuning the released BiT-M like finetune.py's
-`bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), according to
-the README of the released code:
+`bit` (with mixup, at 480 px; CIFAR with batch 128 and rate 0.001), from the
+README of the released code:
 
               ImageNet   CIFAR-10   CIFAR-100
     R50x1        80.68       97.3        86.4
     R152x2       85.15       98.5        91.2
     R101x3           -       98.4        91.2
 
-"Big Transfer" (2020): SGD, momentum 0.9, batch 4096, learning rate 0.03 per 256
-images (0.48), weight decay 1e-4, 5k steps of warm-up, 90 epochs; the rate falls
-to a tenth at epochs 30, 60 and 80; 224 px. From big_vision's configs bit_i1k
-and bit_i21k: the loss, softmax, or for ImageNet-21k sigmoid with a head bias of
--10; weight decay for kernels only; inception crop and flip; the splits; test
-images. Different in those configs: a cosine schedule, clipping at norm 1, and
-for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
+The settings are those of "Big Transfer" (2020). From big_vision's configs
+bit_i1k and bit_i21k: the loss and head bias; weight decay for kernels only;
+crops, splits and test images. Different there: a cosine schedule, clipping at
+norm 1, and for ImageNet a rate of 0.1 per 256 images and 1k steps of warm-up.
 """
 
 from configs import arguments, common

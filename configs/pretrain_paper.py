@@ -25,22 +25,14 @@ Expected: top-1 in % after fine-tuning at 384 px with finetune.py (tables 5 and
 6 in published.py), such as 77.91 for B/16 on imagenet, 85.15 for L/16 on
 imagenet21k, 88.08 for H/14 on jft. The paper has no numbers before fine-tuning.
 
-Section 4.1: Adam, batch 4096, 10k steps of warm-up, 224 px, a head with a tanh
-layer. The paper mentions clipping only for ImageNet. For ImageNet-21k the two L
-have 30 epochs, too. Where table 3 has two numbers of epochs for jft, the larger
-is the default.
-
-Not in the paper:
-- loss and head bias: as in scenic's ViT baselines (which reach 73.7 with B/16
-  after 90 epochs) and big_vision's config for ImageNet-21k.
-- weight decay is decoupled and for kernels only, as in big_vision.
-- inception crop and flip: AugReg states them for its own ViTs; that the paper
-  has the same is from memory. The paper's label smoothing is unknown; here 0.
-- the splits and the test images: as in big_vision.
-- that ResNets have no tanh layer: it is part of ViTs in all released code.
-- the SGD of table 7, except its name: it is BiT's, see pretrain_bit.py. BiT
-  trains 40 epochs on JFT, and its rate falls to a tenth at epochs 10, 23, 30
-  and 37; the same fractions of 7 epochs are our choice.
+Where table 3 has two numbers of epochs, the larger is the default. Not in the
+paper: sigmoid loss and head bias, as in scenic's ViT baselines (which reach
+73.7 with B/16 after 90 epochs) and big_vision; decoupled weight decay of
+kernels only, splits and test images, as in big_vision; inception crop and flip,
+which AugReg states for its own ViTs; label smoothing (here 0); clipping, except
+for ImageNet; the SGD of table 7, here BiT's, see pretrain_bit.py. BiT trains 40
+epochs on JFT, and its rate falls to a tenth at epochs 10, 23, 30 and 37; the
+same fractions of 7 epochs are our choice.
 """
 
 from configs import arguments, common

@@ -7,18 +7,16 @@ r"""Pre-training on JFT-3B as in "Scaling Vision Transformers" (Zhai et al.,
 JFT-3B is not public; a set of your own needs what pretrain_paper.py says.
 
 Arguments (separated by commas; the first of a list is the default):
-  G/14, g/14    the models of the paper with two and one billion parameters
-  So400m/14     SoViT-400m/14: width 1152, 27 layers, MLPs of 4304, 16 heads
-  L/16, B/16, B/32, S/16, S/32, Ti/16   smaller ones
+  G/14, g/14, So400m/14, L/16, B/16, B/32, S/16, S/32, Ti/16   the model
   name=jft_3b, classes=29593   the TFDS data set and its number of classes; 0
                 for as many as the data set says it has
   epochs=EPOCHS   instead of 1M steps, or 40 billion examples of So400m/14
   fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md. The number
                 of shards should divide the model's width (G/14: 128 shards)
 
-Published, after pre-training on JFT-3B: top-1 in % on ImageNet after
-fine-tuning, and of a linear regression with 10 images per class at 224 px
-(abstract of "Scaling ViT"; tables 1 and 3 of SoViT's paper):
+Published: top-1 in % on ImageNet after fine-tuning, and of a linear regression
+with 10 images per class at 224 px (abstract of "Scaling ViT"; tables 1 and 3 of
+SoViT's paper):
 
                            px    ImageNet   ReaL     V2    10-shot
     L/16                  384        88.5   90.4   80.4       81.5
@@ -29,15 +27,12 @@ fine-tuning, and of a linear regression with 10 images per class at 224 px
     G/14                  518       90.45   90.8   83.3      84.86
 
 The settings are those of big_vision's train_vit_g.py, which is for g/14 and
-G/14. SoViT's paper has the same in its study (table 5), with batch 128, and
-says 40 billion examples for So400m/14. Its fine-tuning (table 8) is, except for
-RandAugment (2, 10), mixup 0.2 and a sigmoid loss, finetune.py with the words
-imagenet,size=518,lr=0.03, --config.optimizer.layer_decay.rate=0.9 and
---config.total_steps=50000.
-
-Not known: the batch of So400m/14, here 16,384; and the settings of the smaller
-models, here those of G/14. Different here: the data and its split; position
-embeddings start at a deviation of 0.02, 1 / sqrt(width) in big_vision.
+G/14; SoViT's paper has the same (table 5). Its fine-tuning (table 8) is, except
+for RandAugment (2, 10), mixup 0.2 and a sigmoid loss, finetune.py with the
+words imagenet,size=518,lr=0.03, --config.optimizer.layer_decay.rate=0.9 and
+--config.total_steps=50000. Not known: the batch of So400m/14, here 16,384, and
+the settings of the smaller models. Different here: the data and its split;
+position embeddings start at a deviation of 0.02, 1 / sqrt(width) in big_vision.
 """
 
 from configs import arguments, common

@@ -20,8 +20,7 @@ mean and standard deviation of the 3 draws):
     fine-tuned at 32 px              92.3 ± 0.8     95.2 ± 0.5
 
 Different from the paper, because the training is short: the std of the initial
-position embeddings (0.02 there), b2 (0.999), label smoothing, and Adam for
-fine-tuning (SGD).
+position embeddings, b2, label smoothing, and Adam for fine-tuning (SGD).
 """
 
 from configs import arguments, common, embedded

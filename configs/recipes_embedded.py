@@ -7,8 +7,7 @@ its baseline on 10 handwritten digits per class, and the same digits from
 scratch. Each is done with a baseline (AdamW, random crops), and with one part
 more (RECIPES). For pre-training there are also the optimizers of OPTIMIZERS.
 
-All recipes and optimizers have the same seeds (images, their order and the
-initialisation), so that differences within a seed can be compared. Learning
+Within a seed all runs have the same images, order and initialisation. Learning
 rates are tried with one more seed, on data that no result is measured on: other
 glyphs, and half of the training digits. Recipes have the rate of the baseline.
 

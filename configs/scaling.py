@@ -4,10 +4,9 @@
         --workdir=DIR --config.shared.data_dir=TFDS_DIR
 
 Models are pre-trained by pretrain_paper.py (ResNets of fig3 by pretrain_bit.py)
-and evaluated on ImageNet. These are many runs: --study_member=NAME does one
-(`order` has the names), --study_report reports what is done. All share
---config.shared.data_dir, .label_key (of the data set `name`), .num_workers,
-.accum_steps and .remat.
+and evaluated on ImageNet. These are many runs: --study_member=NAME does one,
+--study_report reports what is done. All share --config.shared.data_dir,
+.label_key (of the data set `name`), .num_workers, .accum_steps and .remat.
 
 Arguments (separated by commas; the first of a list is the default):
   compute   figure 5 and table 6: accuracy after fine-tuning on ImageNet,
@@ -28,33 +27,29 @@ Arguments (separated by commas; the first of a list is the default):
   epochs=7  fig4 and shape
   tiny      all of it in miniature, on the same data
 
-Expected: the numbers of published.py, which the reports show next to the
-results.
+Expected: the numbers of published.py, which the reports show.
 
 `compute`: exaFLOPs are counted as in table 6: three times the forward pass, two
 for each multiply-add, images x epochs. Our counts of ViTs are within 0.1% of
 the printed ones (B/32: 2.3% above), those of ResNets 3.5% (R50x2) to 5.0%
 (R50x1) above, as if the paper did not count the products with zeros of the
-padding. A ViT needs 2 to 4 times less compute than a ResNet for the same
-average. The paper fine-tunes a ResNet in two ways, this one and BiT's, and
-reports the better; here all models are fine-tuned in the same way, at table 4's
-default rates.
+padding. Fine-tuning has finetune.py's default rates, for ResNets too, where the
+paper reports the better of this and BiT's.
 
-`data,fig4`: models pre-trained on random subsets, without additional
-regularisation, at the step with the best accuracy on held-out images. The paper
-has no numbers: from memory, B/32 is far below R50x1 on 9M images and above it
-from 90M on. Our choices: each size has as many steps as 7 epochs of all images;
-a subset has the first images in TFDS's order, which is random; ViT-b, "all
-hidden dimensions halved", has 6 heads and B/32's rate.
+`data,fig4`: 5-shot accuracy at the step with the best one on held-out images.
+The paper has no numbers: from memory, B/32 is far below R50x1 on 9M images and
+above it from 90M on. Our choices: each size has as many steps as 7 epochs of
+all images; a subset has the first images in TFDS's order, which is random;
+ViT-b, "all hidden dimensions halved", has 6 heads and B/32's rate.
 
 `data,fig3`: H/14 is pre-trained on JFT only. ResNets are pre-trained by BiT's
 recipe, on JFT by table 7's SGD, and fine-tuned by finetune.py's `bit`.
 
 `shape`: 5-shot accuracy relative to BASE. The paper says that depth helps most,
-up to 64 layers, but less and less after 16; that width changes least; and that
-smaller patches help. Our choices: the values in FAMILIES, from memory powers of
-2 around the base (only the 64 layers are certain; 56 is the nearest divisor of
-224 to 64); heads of 64 dimensions; table 3's rate of L/32; 7 epochs.
+up to 64 layers, width least, and that smaller patches help. Our choices: the
+values in FAMILIES, from memory powers of 2 around the base (only the 64 layers
+are certain; 56 is the nearest divisor of 224 to 64); heads of 64 dimensions;
+table 3's rate of L/32; 7 epochs.
 """
 
 import re

@@ -2,12 +2,11 @@
 
     python -m vit_jax.main --config=configs/scaling_embedded.py --workdir=DIR
 
-The question of the paper's figures 3 and 4, asked of data that needs no
-download: a small ViT, a ResNet (BiT's form) and a hybrid are pre-trained on N
-distinct images of glyphs, for N from 480 (one per class) to a number at which
-no image is seen twice. A linear classifier is then fitted to their frozen
-features of 10 handwritten digits per class. As in the paper, a run has the same
-steps and settings for every N, and there is no early stopping.
+The question of the paper's figures 3 and 4 without a download: a small ViT, a
+ResNet (BiT's form) and a hybrid are pre-trained on N distinct images of glyphs,
+from 480 (one per class) to a number at which no image is seen twice, all with
+the same steps and settings. A linear classifier is then fitted to their frozen
+features of 10 handwritten digits per class.
 
 Arguments (separated by commas; the first of a list is the default):
   glyphs, fractals   pre-training data; fractals are drawn once, at the start,
@@ -17,8 +16,8 @@ Arguments (separated by commas; the first of a list is the default):
   lr=3e-3    learning rate of all models, which have 15 to 16 MFLOP forward
   tiny       two values of N, one seed, a few steps: minutes
 
-Result (60 min on 2 CPU cores that did other work too; mean and standard
-deviation of 3 seeds; digits: 768 scans by other writers):
+Result (60 min on 2 busy CPU cores; mean and standard deviation of 3 seeds;
+digits: 768 scans by other writers):
 
                              480        1920        7680       30720       76800
     digits, 10-shot
@@ -30,9 +29,8 @@ deviation of 3 seeds; digits: 768 scans by other writers):
       ResNet           3.2 ± 0.4   9.7 ± 0.3  43.9 ± 0.8  57.3 ± 0.5  58.7 ± 0.3
       hybrid           2.0 ± 0.1   6.2 ± 1.4  43.5 ± 0.7  52.7 ± 1.3  53.7 ± 0.7
 
-As in the paper, the ResNet is far ahead with few images, and the ViT gains more
-from many. Unlike the paper, the ResNet stays ahead: we suppose that 1,200 steps
-are few for a ViT, whose training loss is still the highest.
+As in the paper, the ViT gains more from many images. Unlike there, the ResNet
+stays ahead: we suppose that 1,200 steps are few for a ViT.
 """
 
 from configs import arguments, common, embedded

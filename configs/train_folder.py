@@ -16,11 +16,9 @@ Arguments (separated by commas; the first of a list is the default):
   lr=1e-3    peak learning rate
   tiny       seconds on a CPU, to try out the data
 
-The recipe is ours for small data sets; its parts are those of
-pretrain_better_plain.py.
-
-An image that cannot be read stops the run with its name. Then repair or remove
-it, or add --config.data.on_error=skip --config.evals.test.data.on_error=skip
+The recipe, ours for small data sets, has parts of pretrain_better_plain.py. An
+image that cannot be read stops the run with its name; to skip such images add
+--config.data.on_error=skip --config.evals.test.data.on_error=skip
 """
 
 from configs import arguments, common, finetune

@@ -6,15 +6,10 @@
 
 For each data set all learning rates of table 4 are tried on the dev split. The
 rate with the best dev/accuracy is used to train on the entire train set, with
-three seeds, and to test on the test set (appendix B.1.1). ImageNet is tested on
-its ReaL labels too. One command does all 35 runs; rerun it to continue. On a
-cluster, --study_member=0, 1, ... does one of them. Their common settings:
-
-    --config.shared.weights=PATH     in any format that vit_jax/weights reads
-    --config.shared.data_dir=PATH    of TFDS
-    --config.shared.accum_steps=8    micro-batches, if memory is short
-    --config.shared.num_workers=16   processes that decode images
-    --config.shared.model.dropout=.1 and any other field of the model
+three seeds, and to test on the test set (appendix B.1.1), ImageNet also on its
+ReaL labels. These are 35 runs; rerun the command to continue. Their common
+settings are --config.shared.weights, .data_dir (of TFDS), .accum_steps,
+.num_workers, and fields of the model such as .model.dropout.
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, ...  the model of the weights, as in finetune.py
@@ -27,8 +22,8 @@ Arguments (separated by commas; the first of a list is the default):
              With imagenet21k, ImageNet-V2 selects the setting for ImageNet
   bit        also three final runs by BiT-HyperRule for each data set, in a
              separate column: for ResNets the paper reports the better of both
-  polyak, size=384, inception, resize, resize_small   as in finetune.py; polyak
-             applies to ImageNet only, as in table 2
+  polyak, size=384, inception, resize   as in finetune.py; polyak applies to
+             ImageNet only, as in table 2
   tiny       seconds for each run, for weights of a tiny run
 
 Expected: the published columns of the table. Table 2 has other settings for

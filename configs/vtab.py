@@ -5,10 +5,10 @@
         --workdir=DIR
 
 Each task is fine-tuned on its 1,000 examples, with three seeds, and tested on
-its full test set. The settings are the paper's, the same for all tasks (chosen
-among two rates and two schedules on the 200 validation examples). The
+its full test set. The settings are the paper's, the same for all tasks. The
 preprocessing is BiT's, which crops and flips only where the label allows it.
-These are 57 runs; see transfer.py for their common settings.
+These are 57 runs; see transfer.py for their common settings. None keeps its
+checkpoint, unless with --config.discard=
 
 Arguments (separated by commas; the first of a list is the default):
   B/16, ...  the model of the weights, as in finetune.py
@@ -18,9 +18,9 @@ Arguments (separated by commas; the first of a list is the default):
   dsprites_location, dsprites_orientation, snorb_azimuth, snorb_elevation
              these; all by default
   seeds=3    runs of each task
-  sweep      AugReg's protocol, another 152 runs: for each task, first try the
-             rates .001 .003 .01 .03 for 500 and 2500 steps on 800 of the
-             examples; then use the best on the 200 others for all 1,000
+  sweep      AugReg's protocol, another 152 runs: for each task, first try 4
+             rates for 500 and 2500 steps on 800 of the examples; then use the
+             best on the 200 others for all 1,000
   size=384   pixels; 378 for H/14 (384 does not divide into its patches), 224
              for Mixers
   tiny       seconds for each run, for weights of a tiny run; tests on the
@@ -29,11 +29,9 @@ Arguments (separated by commas; the first of a list is the default):
 Expected: the published columns of the table. Their means of groups are computed
 from table 9; the mean of all tasks and its deviation are table 2's.
 
-Not in the paper: warm-up, 200 steps (scenic's, for ViT-G; AugReg's for 2500
-steps; 100 for 500), softmax loss, a bfloat16 momentum, the 378 pixels, and
-random crops at 224 pixels, which are from 256 as in scenic.
-
-No run keeps its checkpoint; --config.discard= keeps them all.
+Not in the paper: warm-up, 200 steps (scenic's for ViT-G and AugReg's; 100 for
+500), softmax loss, a bfloat16 momentum, the 378 pixels, and random crops at 224
+pixels, which are from 256 as in scenic.
 """
 
 import re
