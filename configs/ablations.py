@@ -59,15 +59,11 @@ MEAN = common.make('models.pooling.Mean')
 
 
 def member(model='B/16', *, row, column=None, lr=None, words=(), **fields):
-  """Return one model of a study.
+  """Return one model of a study: pretrain_paper.py's with changed `fields`.
 
-  Args:
-    model: name in pretrain_paper.py of the model that is changed.
-    row, column: position of its result in the table. Without a column the table
-      has all its results, in columns of their own.
-    lr: replaces table 3's; `embedded` scales its own rate in proportion.
-    words: more arguments of pretrain_paper.py.
-    **fields: fields of the model that are changed.
+  `row` and `column` are the position of its result in the table; without a
+  column the table has all its results, in columns of their own. `lr` replaces
+  table 3's; `embedded` scales its own in proportion.
   """
   return types.SimpleNamespace(**locals())
 
@@ -130,7 +126,7 @@ def get_config(argument=''):
 
 def _on_jft(args, members):
   """Return (runs, fields of the study)."""
-  args.real, values, runs = False, scaling.shared(), {}
+  values, runs = scaling.shared(), {}
   for name, x in members.items():
     fields = {'epochs': args.epochs, 'lr': x.lr, 'words': x.words}
     config = scaling.jft(x.model, args, values, **fields)

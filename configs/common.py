@@ -19,16 +19,13 @@ def make(path, /, **fields):
 
 
 def training():
-  """Return the keys of every training run."""
+  """Return a training run without its parts."""
   checkpoints = {'every_steps': 1000}
   return ConfigDict({'run': 'vit_jax.train.train', 'checkpoints': checkpoints})
 
 
 def evaluation(size):
-  """Return the keys of every evaluation of weights, at `size` pixels.
-
-  None: at the size and with the channels of the weights.
-  """
+  """Return an evaluation of weights, at `size` pixels or their own size."""
   fields = {'init_from': {'path': placeholder(str)}}
   if size:
     fields['image_shape'] = (size, size, 3)
@@ -38,11 +35,8 @@ def evaluation(size):
 def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
   """Return a training run at 224 px, evaluated like big_vision's.
 
-  Args:
-    source, held_out: see `splits`.
-    images: transforms of training; None: `inception_crop`.
-    batch_size: global.
-    **fields: more arguments of the evaluators.
+  `source` and `held_out` are from `splits`, `images` the transforms of training
+  (None: `inception_crop`); `fields` are more arguments of the evaluators.
   """
   config = training()
   images = images or inception_crop(224)
@@ -54,10 +48,7 @@ def pretraining(source, held_out, images=None, *, batch_size=4096, **fields):
 
 
 def finish(config, args):
-  """Shard and shrink a run as fsdp, tensor and tiny of `args` say; return it.
-
-  mesh.data=N keeps N complete copies instead of one with fsdp.
-  """
+  """Shard and shrink a run by fsdp, tensor and tiny of `args`; return it."""
   fsdp, tensor = (getattr(args, x, 0) for x in ('fsdp', 'tensor'))
   if fsdp or tensor > 1:
     rest = 'fsdp' if fsdp else 'data'
@@ -68,9 +59,8 @@ def finish(config, args):
 def tiny(config):
   """Shrink a run to seconds on a CPU, to try out data and for tests.
 
-  All parts stay, but the model has the size 'mu', patches and images are 8
-  times smaller (7 times for patches of 14), so that the number of tokens stays
-  the same, batches have 16 images, and there are 4 steps.
+  The number of tokens stays the same: patches and images are 8 times smaller (7
+  times for patches of 14).
   """
   # A model of weights is as small as they are.
   factor = 8 if 'init_from' in config.model else _shrink(config.model)
@@ -133,10 +123,7 @@ def study(runs, reports, **fields):
 
 
 def shared(**more):
-  """Return what the command line sets once for all runs of a study.
-
-  For example --config.shared.data_dir=PATH. `follow` makes a run use it.
-  """
+  """Return what the command line sets once for all runs of a study."""
   values = {'data_dir': placeholder(str), 'num_workers': placeholder(int)}
   return ConfigDict(values | {'accum_steps': 1} | more)
 
@@ -182,10 +169,7 @@ def tfds(name, split, **fields):
 
 
 def own_images(split, **fields):
-  """Return images of the user's; the user sets their path.
-
-  It is a folder, or the name of another source, see data/sources.py.
-  """
+  """Return a source of data/sources.py, whose path the user sets."""
   unset = {x: placeholder(str) for x in ('path', 'csv')}
   unset |= {x: placeholder(str) for x in ('image_key', 'label_key')}
   return make('data.sources.open_source', split=split, **unset, **fields)
@@ -230,15 +214,9 @@ def splits(args, data=None, *, minival=True):
 
 
 def held_out_evals(config, splits, transforms, **fields):
-  """Return evaluators on other splits of the training data.
+  """Return evaluators on {name: other split} of the training data.
 
   Changes of config.data.source, e.g. on the command line, apply to them too.
-
-  Args:
-    config: a training run that has its data.
-    splits: {evaluator: split}.
-    transforms: of the test images.
-    **fields: more arguments, such as every_steps=5000.
   """
   batch_size = config.data.batch_size
   evals = {}
@@ -272,21 +250,15 @@ def balance(config, args):
 
 
 def inception_crop(size, **fields):
-  """Return the training crop of the paper's released code and big_vision.
-
-  `fields` are more of InceptionCrop, e.g. interpolation='bicubic'.
-  """
+  """Return the training crop of the paper's released code and big_vision."""
   crop = make('data.transforms.InceptionCrop', size=size, **fields)
   return [crop, make('data.transforms.FlipLR')]
 
 
-def random_crop(resize, load_size, size):
-  """Return BiT's training crop; `resize` is 'Resize' or 'ResizeSmall'."""
-  return [
-    make(f'data.transforms.{resize}', size=load_size),
-    make('data.transforms.RandomCrop', size=size),
-    make('data.transforms.FlipLR'),
-  ]
+def random_crop(load_size, size):
+  """Return BiT's training crop."""
+  crop = make('data.transforms.RandomCrop', size=size)
+  return [*resize(load_size), crop, make('data.transforms.FlipLR')]
 
 
 def resize(size):
@@ -295,18 +267,14 @@ def resize(size):
 
 
 def resize_crop(size, small_size=None, resize='ResizeSmall'):
-  """Return a resize, to 8/7 by default, and a central crop."""
+  """Return a resize, by default to 8/7 of the size, and a central crop."""
   small_size = small_size or size * 8 // 7
   crop = make('data.transforms.CentralCrop', size=size)
   return [make(f'data.transforms.{resize}', size=small_size), crop]
 
 
 def evaluation_images(convention, size, *, crop=None):
-  """Return the test transforms of 'original', 'big_vision' or 'timm'.
-
-  `crop` is the fraction of the smaller side that is kept; None: that of the
-  convention.
-  """
+  """Return test transforms as configs; see `transforms.evaluation`."""
   made = transforms.evaluation(convention, size, crop=crop)
   described = [config_lib.describe(each) for each in made]
   described[-1]['size'] = size  # as elsewhere, an int stands for a square
@@ -328,20 +296,15 @@ def xent(activation, **fields):
 
 
 def bce(*, threshold=0.0, **fields):
-  """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes.
-
-  Targets above the threshold are 1, all others 0.
-  """
+  """Return DeiT III's loss: the mean sigmoid cross-entropy over all classes."""
   return xent('sigmoid', threshold=threshold, mean_over_classes=True, **fields)
 
 
 def mixed(objective, *, mixup=0.0, cutmix=0.0, probability=1.0):
   """Return an objective for mixed images, one draw for each batch.
 
-  Args:
-    objective: as of `xent`.
-    mixup, cutmix: alpha of each; 0: without it. Both are equally likely.
-    probability: that a batch is mixed.
+  `mixup` and `cutmix` are the alphas of each, which are equally likely, and
+  `probability` is that a batch is mixed.
   """
   mixers = tuple(
     make(f'objectives.mixing.{name}', alpha=alpha)
@@ -384,11 +347,8 @@ def finetuning_sgd():
 def set_bit_sgd(config, *, milestones, lr=None):
   """Set the optimizer and schedule of BiT's pre-training.
 
-  Args:
-    config: a training run that has its data.
-    milestones: fractions of the run after which the learning rate falls to a
-      tenth.
-    lr: learning rate; None is 0.03 per 256 images of a batch.
+  The rate, by default 0.03 per 256 images of a batch, falls to a tenth at each
+  milestone, a fraction of the run.
   """
   lr = lr or 0.03 * config.data.batch_size / 256
   config.optimizer = sgd(weight_decay=1e-4)
@@ -402,13 +362,7 @@ def classification(data, **fields):
 
 
 def frozen(data, readouts, **fields):
-  """Return an evaluator of frozen features.
-
-  Args:
-    data: {data set: {'train': data, 'test': data}}.
-    readouts: {name: readout}.
-    **fields: more arguments of Frozen.
-  """
+  """Return an evaluator of {data set: {'train': data, 'test': data}}."""
   fields = {'features': 'pre_logits', 'data': data, **fields}
   return make('evals.frozen.Frozen', readouts=readouts, **fields)
 

@@ -173,16 +173,10 @@ def deit3_finetune(config, args):
 def set_data(
   config, args, images, batch_size, *, repeats=None, margin=1.0, **fields
 ):
-  """Set the data of training and the evaluators.
+  """Set the data of training and the evaluators, by default every 5000 steps.
 
-  Args:
-    config: a training run.
-    args: see `common.splits`.
-    images: transforms of training.
-    batch_size: global.
-    repeats: times that an image is in a batch.
-    margin: fraction of the smaller side that test images keep.
-    **fields: more arguments of the evaluators; by default every 5000 steps.
+  `repeats` is how often an image is in a batch, `margin` the fraction of the
+  smaller side that test images keep.
   """
   source, held_out = common.splits(args, minival=False)
   config.data = common.data(source, images, batch_size=batch_size)

@@ -1,7 +1,7 @@
 """Evaluation of an ImageNet model on ImageNet's test sets and their variants.
 
     python -m vit_jax.main \
-        --config=configs/evaluate_imagenet.py:val,real,size=384,resize \
+        --config=configs/evaluate_imagenet.py:val,real,size=384,original \
         --config.init_from.path=WEIGHTS --workdir=DIR
 
 WEIGHTS are a run's workdir or published weights in any format, with a head for
@@ -18,8 +18,7 @@ Arguments (separated by commas; the first of a list is the default):
   resize_crop, original, big_vision, timm   the test images. resize_crop:
              resize the smaller side to 8/7 of it and crop the centre (87.5%),
              as AugReg and others at 224. The others are those of code bases,
-             see `evaluation` in vit_jax/data/transforms.py; `resize` is another
-             name of `original`
+             see `evaluation` in vit_jax/data/transforms.py
   flip       average the probabilities of each image and its mirror image
 
 The TFDS data sets share data_dir, batch_size, num_workers and the loss: set any
@@ -49,7 +48,7 @@ def get_config(argument=''):
     (*SETS, 'flip'),
     v2_images=('matched-frequency', 'threshold-0.7', 'topimages'),
     size=224,
-    view=('resize_crop', 'resize', 'original', 'big_vision', 'timm'),
+    view=('resize_crop', 'original', 'big_vision', 'timm'),
   )
   config = common.evaluation(args.size)
   shared = {'data_dir': common.placeholder(str)}
@@ -71,8 +70,10 @@ def evaluator(args, name, shared):
   if name == 'real':
     source['label_key'] = 'real_label'
     source['label_fn'] = common.make('data.imagenet.RealLabels')
-  transforms = images(args)
-  data = common.data(source, transforms, batch_size=shared['batch_size'])
+  images = common.resize_crop(args.size)
+  if args.view != 'resize_crop':
+    images = common.evaluation_images(args.view, args.size)
+  data = common.data(source, images, batch_size=shared['batch_size'])
   return common.classification(
     data | {'num_workers': shared['num_workers']},
     loss=shared['loss'],
@@ -85,11 +86,3 @@ def evaluator(args, name, shared):
     # A model with another number of classes is an error.
     same_classes=False,
   )
-
-
-def images(args):
-  """Return the transforms of test images."""
-  if args.view == 'resize_crop':
-    return common.resize_crop(args.size)
-  name = 'original' if args.view == 'resize' else args.view
-  return common.evaluation_images(name, args.size)

@@ -115,7 +115,7 @@ MODELS = (
   'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16',
 )
 # fmt: on
-CROPS = ('inception', 'resize', 'resize_small')
+CROPS = ('inception', 'resize')
 
 
 def get_config(argument=''):
@@ -249,13 +249,11 @@ def transforms(args):
   size = args.size or default_size(args)
   if args.bit:
     load = {128: 160, 480: 512}.get(size, size * 7 // 6)
-    return common.random_crop('Resize', load, size), common.resize(size)
+    return common.random_crop(load, size), common.resize(size)
   if args.data == 'kitti':
     flip = common.make('data.transforms.FlipLR')
     return [*common.resize(size), flip], common.resize(size)
   if args.crop == 'inception':
     return common.inception_crop(size), common.resize(size)
   load = 256 if size == 224 else size * 7 // 6
-  resize = 'Resize' if args.crop == 'resize' else 'ResizeSmall'
-  images = common.random_crop(resize, load, size)
-  return images, common.resize_crop(size, load)
+  return common.random_crop(load, size), common.resize_crop(size, load)

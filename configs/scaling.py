@@ -19,7 +19,6 @@ Arguments (separated by commas; the first of a list is the default):
   depth, width, mlp, patch, all   any families of shape; all, if none is given
   name=jft, classes=18291   the data set, see pretrain_paper.py
   seeds=1   fine-tunings of each kind in compute and fig3
-  real      compute: test ImageNet on its ReaL labels too
   lr=RATE   shape: 6e-4. compute: of R200x3, which the paper does not state;
             without it this model is left out
   images=303000000, sizes=9M+30M+90M+all   fig4: size of the data set, and its
@@ -54,7 +53,7 @@ table 3's rate of L/32; 7 epochs.
 
 import re
 
-from configs import arguments, common, finetune, transfer
+from configs import arguments, common, finetune
 from configs.pretrain_bit import get_config as pretrain_bit
 from configs.pretrain_paper import get_config as pretrain_paper
 from configs.published import TABLE_5, TABLE_6, TABLE_7, fraction
@@ -85,7 +84,7 @@ MODELS = tuple(dict.fromkeys((*(model for model, _ in TABLE_6), 'b/32')))
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    (*MODELS, *FAMILIES, 'real', 'tiny'),
+    (*MODELS, *FAMILIES, 'tiny'),
     study=('compute', 'data', 'shape'),
     figure=('fig4', 'fig3'),
     name='jft',
@@ -130,7 +129,7 @@ def compute(models, args, values):
   return runs, (
     common.figure(*measured, title=title, name='figure_5'),
     common.figure(*published, **of_paper),
-    common.table(_cells(rows, args.real), **of_table, name='table_6'),
+    common.table(_cells(rows), **of_table, name='table_6'),
   )
 
 
@@ -166,7 +165,7 @@ def _panels(rows, point_of):
     yield panel | {'title': title, 'lines': lines}
 
 
-def _cells(rows, real):
+def _cells(rows):
   """Yield table 6, with a row of results and one of published numbers."""
   columns = {TITLES[data]: (data,) for data in RATES}
   columns['Average'] = tuple(RATES)
@@ -175,12 +174,6 @@ def _cells(rows, real):
       row = {'row': f'{model}, {epochs}{of}'}
       for column, data in columns.items():
         yield row | {'column': column} | point_of(model, epochs, *data)['y']
-  for model, epochs in rows if real else ():
-    row, column = f'{model}, {epochs}', TITLES['real']
-    spec = finetuned(_path(model, epochs), 'imagenet', metric='real/accuracy')
-    yield {'row': row, 'column': column, **spec}
-    value = fraction(TABLE_6[model, epochs]['real'])
-    yield {'row': f'{row} paper', 'column': column, 'value': value}
 
 
 # Figure 4.
@@ -352,12 +345,8 @@ def follow(config, values):
 def jft(model, args, values, *, epochs=None, lr=None, words=()):
   """Return the pre-training of a model on JFT by pretrain_paper.py.
 
-  Args:
-    model: its name.
-    args: with name, classes and tiny, as in pretrain_paper.py.
-    values: what `shared` returned.
-    epochs, lr: replace those of table 3.
-    words: more arguments of pretrain_paper.py.
+  `args` has its name, classes and tiny; `epochs` and `lr` replace table 3's;
+  `words` are more of its arguments.
   """
   words = ['jft', model, f'name={args.name}', f'classes={args.classes}', *words]
   words += [f'epochs={epochs}'] * (epochs is not None)
@@ -371,9 +360,8 @@ def add_few_shot(config, values, tiny=False):
   """Evaluate few-shot ImageNet whenever 'val' is; return the run.
 
   As in big_vision the examples come from the first 65,000 training images,
-  which have at least 30 of each class. `tiny` has 64 images, of which one of
-  each class is used; it tests on the same images, as there are no others of
-  these classes.
+  which have at least 30 of each class. `tiny` has one image of each class among
+  64, and tests on the same images.
   """
   size = config.data.transforms[0]['size']
   transforms = common.resize_crop(size, resize='Resize')
@@ -396,20 +384,14 @@ def add_few_shot(config, values, tiny=False):
 def finetunings(values, args, *words, path):
   """Return {finetune_PATH_DATA_seedN: fine-tuning} of the run pretrain_PATH.
 
-  Args:
-    values: what `shared` returned.
-    args: with seeds, their number; tiny; real, whether ImageNet is tested on
-      its ReaL labels too.
-    *words: arguments of finetune.py, the data set first.
-    path: see above.
+  `words` are arguments of finetune.py, the data set first; `args` has seeds,
+  their number, and tiny.
   """
   runs = {}
   for seed in range(args.seeds):
     config = finetune.get_config(','.join([*words, *['tiny'] * args.tiny]))
     config.init_from.path = f'{{workdir}}/pretrain_{path}'
     config.seed = seed
-    if args.real and words[0] == 'imagenet':
-      config.evals.real = transfer.real(config)
     runs[f'finetune_{path}_{words[0]}_seed{seed}'] = follow(config, values)
   return runs
 
@@ -420,11 +402,11 @@ def few_shot(runs, tiny=False, **best):
   return {'runs': runs, 'metric': metric, **best}
 
 
-def finetuned(path, *data, metric='test/accuracy'):
+def finetuned(path, *data):
   """Return an accuracy, averaged over data sets for each seed."""
   of_data = data[0] if len(data) == 1 else f'({"|".join(data)})'
   runs = rf'finetune_{path}_{of_data}_seed(?P<seed>\d+)'
-  return {'runs': runs, 'metric': metric}
+  return {'runs': runs, 'metric': 'test/accuracy'}
 
 
 def exaflops(path):

@@ -35,14 +35,14 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
     tfds,accuracy,knn,logistic,flip
   """,
   'evaluate_imagenet': """
-    default val,real,size=384,resize v2,topimages a,r
+    default val,real,size=384,original v2,topimages a,r
     val,timm,flip sketch,big_vision val,original,size=384
   """,
   'fewshot': 'default imagenet pets,dtd,sweep cifar100,knn,logistic',
   'finetune': """
     imagenet,B/16 imagenet,L/16,polyak imagenet,H/14,polyak
     imagenet,B/16,dev,lr=.06
-    cifar10,B/32 cifar100,L/32,resize pets,B/16,dev,resize_small
+    cifar10,B/32 cifar100,L/32,resize pets,B/16,dev,resize
     flowers,S/16,size=224,resize folder,Ti/16,epochs=20
     folder,S/32,held_out=20,balanced folder,B/16,class_weights
     imagenet,R50+B/16,lr=.06 flowers,R26+S/32,size=224 cifar10,R+Ti/16
@@ -91,7 +91,7 @@ _ARGUMENTS = {  # with which the tests load each config; 'default' is none
   'quickstart': 'default tiny',
   'recipes_embedded': 'default seeds=1,steps=300 tiny',
   'scaling': """
-    compute,R200x3,lr=5e-4,seeds=3 compute,B/32,R50x1,R50+B/32,real
+    compute,R200x3,lr=5e-4,seeds=3 compute,B/32,R50x1,R50+B/32
     compute,name=my_set,classes=0,L/16,H/14 compute,B/32,R50x1,tiny
     data data,name=my_set,classes=0,images=5000000,sizes=500k+1M+all,B/32,R50x1
     data,fig3 data,fig3,B/16,H/14,R50x1,seeds=3 data,B/32,sizes=9M+all,tiny

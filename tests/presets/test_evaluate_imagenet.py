@@ -109,7 +109,7 @@ def test_counts_by_hand(words, weights, data_dir, tmp_path):
 
 
 def test_some_sets_and_settings(weights, data_dir, tmp_path):
-  result = run('v2,topimages,size=32,resize', weights, data_dir, tmp_path)
+  result = run('v2,topimages,size=32,original', weights, data_dir, tmp_path)
   assert {k.split('/')[0] for k in result} == {'v2'}
   assert result['v2/num_examples'] == 8
 
