@@ -14,7 +14,7 @@ from vit_jax.models.pooling import ClassToken
 from vit_jax.models.vit import VisionTransformer
 
 # Op by op, each would be compiled by itself.
-mean_distance = jax.jit(attention.mean_distance, static_argnames='prefix')
+mean_distance = jax.jit(attention.mean_distance)
 rollout = jax.jit(attention.rollout)
 softmax_of = jax.jit(attention.weights)
 maps = jax.jit(attention.maps)
