@@ -144,46 +144,36 @@ class Classification(SplitEvaluator):
       columns = {name: x[labels] for name, x in columns.items()}
       counts['num_examples'] = len(columns['label'])
       counts['num_unlabelled'] = int(np.sum(~labels))
-      if not counts['num_examples']:
-        raise UserError(
-          f'All {len(labels)} examples are unlabelled, so there is nothing to '
-          'evaluate. Use another split.'
-        )
     else:
       count = np.bincount(labels)
       hits = np.bincount(labels, columns['accuracy'])
       found = {int(c): float(hits[c] / count[c]) for c in np.flatnonzero(count)}
       results['mean_per_class_accuracy'] = float(np.mean([*found.values()]))
       if self.per_class:
-        # Names must be unique.
-        is_named = self._names and len({*self._names}) == len(self._names)
-        names = self._names if is_named else range(1 + max(found))
+        names = [*(self._names or range(len(count)))]
+        if len({*names}) < len(names):  # not unique
+          names = [*range(len(count))]
         results |= {f'class_accuracy/{names[c]}': x for c, x in found.items()}
-    self.predictions = self._predictions(columns)
     found = means(columns, _MEANS)
     found['ece'] = calibration_error(columns['confidence'], columns['accuracy'])
     for name in _RATES:
       if self.intervals and name in columns:
         low, high = wilson(columns[name])
         found |= {f'{name}_low': low, f'{name}_high': high}
-    return found | results | counts
-
-  def _predictions(self, columns):
-    source, classes = self.data.source, self._classes
-    true, predicted = columns['true'], columns['predicted']
+    classes = self._classes
     if classes is None:
-      count = self.model.num_classes or 1 + max(true.max(), predicted.max())
-      classes = np.arange(count)
-    return Predictions(
+      classes = np.arange(self.model.num_classes)
+    self.predictions = Predictions(
       index=columns['index'],
-      true=classes[true],
-      predicted=classes[predicted],
+      true=classes[columns['true']],
+      predicted=classes[columns['predicted']],
       true_log_probability=columns['true_log_probability'],
       predicted_probability=columns['confidence'],
       classes=classes,
       class_names=self._names,
-      describe=getattr(source, 'describe', str),
+      describe=getattr(self.data.source, 'describe', str),
     )
+    return found | results | counts
 
 
 def _average(logits, activation):
@@ -205,8 +195,6 @@ def calibration_error(
 
   This is the mean of |accuracy - mean confidence| over bins of equal width,
   weighted by the number of examples. A bin includes its upper edge only.
-
-  Takes the probability of the predicted class, [n], and whether it was correct.
   """
   confidence = np.asarray(confidence, np.float64)
   # Float32 can round a probability to above 1, which is in the last bin.
@@ -220,5 +208,5 @@ def wilson(hits: np.ndarray) -> tuple[float, float]:
   import scipy.stats  # takes half a second
 
   test = scipy.stats.binomtest(int(np.sum(hits)), len(hits))
-  interval = test.proportion_ci(0.95, method='wilson')
-  return float(interval.low), float(interval.high)
+  low, high = test.proportion_ci(0.95, method='wilson')
+  return float(low), float(high)

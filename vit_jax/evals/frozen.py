@@ -12,7 +12,6 @@ reports 'frozen/digits/knn/k10_t0.07' and so on. A readout is any object with
     __call__(train, test, val=None) -> {metric: float}
 
 where labels are int [N] and train, test and val are Splits, equal on all hosts.
-The classifier that is tested is fitted to the whole of `train` only.
 """
 
 import collections
@@ -36,7 +35,7 @@ _ONE_PER_IMAGE = ('pooled', 'pre_logits', 'logits')
 class Frozen:
   """Extract features on all devices, once per data set, for all readouts.
 
-  One data set at a time is held in memory, in float32, on every host.
+  One data set at a time is in the memory of every host.
 
   Attributes:
     model: has apply(..., method='features') -> {name: [B, ...]}.
@@ -121,10 +120,9 @@ class Frozen:
         for metric, value in readout(**splits).items():
           found[f'{name}/{key}/{metric}'] = value
           values[f'mean/{key}/{metric}'].append(value)
-    if len(self.data) > 1:
-      for name, of_all in values.items():
-        if len(of_all) == len(self.data):
-          found[name] = float(np.mean(of_all))
+    for name, of_all in values.items():
+      if len(of_all) == len(self.data) > 1:
+        found[name] = float(np.mean(of_all))
     return found
 
 

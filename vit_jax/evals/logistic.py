@@ -79,10 +79,7 @@ class Logistic:
     x = (train.x - mean.astype('f4')) / std.astype('f4')
     classes, labels = np.unique(train.y, return_inverse=True)
     data = _chunks(x, labels.astype(np.int32), np.full(count, 1 / count, 'f4'))
-    params = (
-      np.zeros((dim, len(classes)), np.float32),
-      np.zeros((1, len(classes)), np.float32),
-    )
+    params = tuple(np.zeros((n, len(classes)), np.float32) for n in (dim, 1))
     found = []
     for C in strengths:
       penalty = 1 / (C * count * std[0] ** 2)

@@ -83,32 +83,22 @@ def sheet(
   """
   height, width = pairs[0][0].shape[:2]
   # About square.
-  columns = math.sqrt(len(pairs) * height / width / 2)
-  columns = max(1, min(len(pairs), round(columns)))
+  columns = round(math.sqrt(len(pairs) * height / width / 2)) or 1
   tall = min(2.6, 11 / (2 * columns * width / height))  # inches
-  wide = 2 * tall * width / height
   gap = np.full((height, round(0.03 * height), 3), 255, np.uint8)
   images = [
     np.concatenate([pictures.rgb(image), gap, drawn], axis=1)
     for image, drawn in pairs
   ]
   made, panels = pictures.grid(images, columns, tall, 0.24 if names else 0.08)
-  for i, axes in enumerate(panels):
-    text = {'transform': axes.transAxes, 'horizontalalignment': 'center'}
-    if i < columns:
-      axes.text(0.25, 1.02, 'Input', fontsize=9, **text)
-      axes.text(0.75, 1.02, 'Attention', fontsize=9, **text)
-    if names:
-      text |= {'fontsize': 8 if wide > 2 else 6, 'parse_math': False}
-      limit = max(8, int(wide * 120 / text['fontsize']))
-      name = pictures.shorten(names[i], limit)
-      axes.text(0.5, -0.02, name, va='top', **text)
+  limit = max(8, int(34 * tall * width / height))
+  for axes, name in zip(panels, names or ()):
+    text = pictures.shorten(name, limit)
+    axes.set_title(text, fontsize=7, pad=2, parse_math=False)
   pictures.save(made, path, dpi=max(150, min(400, height / tall)))
 
 
-def distance(
-  values: np.ndarray, path: epath.Path, *, uniform: float | None = None
-) -> None:
+def distance(values: np.ndarray, path: epath.Path, *, uniform: float) -> None:
   """Draw mean attention distance in pixels, [L, h], by layer (Figs. 7, 11).
 
   A line shows `uniform`, the distance of a head with uniform attention.
@@ -120,14 +110,14 @@ def distance(
   axes.set_prop_cycle(color=colormaps['turbo'](np.linspace(0.05, 0.95, heads)))
   names = [f'Head {head + 1}' for head in range(heads)]
   axes.plot(np.arange(1, depth + 1), values, '.', markersize=10, label=names)
-  if uniform is not None:
-    axes.axhline(uniform, color='grey', linestyle='--', label='uniform')
+  axes.axhline(uniform, color='grey', linestyle='--', label='uniform')
   axes.set(
     xlabel='Network depth (layer)',
     ylabel='Mean attention distance (pixels)',
     xlim=(0.5, depth + 0.5),
-    ylim=(0, 1.05 * max(values.max(), uniform or 0)),
+    ylim=(0, 1.05 * max(values.max(), uniform)),
   )
   axes.xaxis.get_major_locator().set_params(integer=True)
-  pictures.legend_beside(axes, fontsize=7, ncols=math.ceil(heads / 16))
+  place = {'loc': 'center left', 'bbox_to_anchor': (1, 0.5)}
+  axes.legend(frameon=False, fontsize=7, ncols=math.ceil(heads / 16), **place)
   pictures.save(made, path)

@@ -42,41 +42,24 @@ def scatter(
   path: epath.Path,
   classes: Sequence[str] | None = None,
 ) -> None:
-  """Draw images as points [n, 2], colored by class.
+  """Draw images as points [n, 2] of t-SNE, colored by the name of their class.
 
-  Args:
-    points: [n, 2], of t-SNE.
-    path: of the figure.
-    classes: name of the class of each point; up to 20 are in a legend, and more
-      are written at the middle of their points. None: one color.
+  Names are at the middle of their points. None: one color.
   """
   from matplotlib import colormaps
 
-  names = sorted(set(classes or ['']))
-  labels = np.searchsorted(names, classes or [''] * len(points))
-  if len(names) <= 20:
-    map = colormaps['tab10' if len(names) <= 10 else 'tab20']
-    colors = map(range(len(names)))
-  else:
-    colors = colormaps['gist_rainbow'](np.linspace(0, 1, len(names)))
-  in_legend = bool(classes) and len(names) <= 20
-  made = pictures.canvas(7.2 + (1.8 if in_legend else 0), 7)
+  classes = classes or [''] * len(points)
+  names, labels = np.unique(classes, return_inverse=True)
+  colors = colormaps['turbo'](np.linspace(0.05, 0.95, len(names)))
+  made = pictures.canvas(7.2, 7)
   axes = made.subplots()
   axes.set(xticks=[], yticks=[], title=f't-SNE of {len(points):,} images')
   axes.set_aspect('equal', adjustable='datalim')
   size = float(np.clip(9000 / len(points), 5, 60))
-  style = {'s': size, 'alpha': 0.8, 'linewidths': 0}
-  shown = [pictures.shorten(name, 24) for name in names]
-  dots = [
-    axes.scatter(*points[labels == label].T, color=color, **style)
-    for label, color in enumerate(colors)
-  ]
-  if in_legend:
-    pictures.legend_beside(axes, dots, shown)
-  elif classes:
-    box = {'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5}
-    text = {'fontsize': 7, 'ha': 'center', 'va': 'center', 'parse_math': False}
-    for label, name in enumerate(shown):
-      middle = np.median(points[labels == label], axis=0)
-      axes.text(*middle, name, bbox=box, **text)
+  axes.scatter(*points.T, s=size, c=colors[labels], alpha=0.8, linewidths=0)
+  style = {'fontsize': 8, 'ha': 'center', 'va': 'center', 'parse_math': False}
+  box = {'facecolor': 'white', 'alpha': 0.6, 'linewidth': 0, 'pad': 0.5}
+  for label, name in enumerate(names):
+    middle = np.median(points[labels == label], axis=0)
+    axes.text(*middle, pictures.shorten(name, 24), bbox=box, **style)
   pictures.save(made, path, dpi=150, tight=True)

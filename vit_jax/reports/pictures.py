@@ -38,10 +38,8 @@ def grid(
 
   Each is `side` inches high, and has `below` inches for a text.
   """
-  rows, aspect = (
-    math.ceil(len(images) / columns),
-    images[0].shape[1] / len(images[0]),
-  )
+  rows = math.ceil(len(images) / columns)
+  aspect = images[0].shape[1] / len(images[0])
   made = canvas(columns * (aspect + 0.1) * side, rows * (side + below) + 0.5)
   made.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0)
   panels = list(made.subplots(rows, columns, squeeze=False).flat)
@@ -86,15 +84,6 @@ def mosaic(
   return image
 
 
-def legend_beside(axes: Any, *args: Any, **options: Any) -> None:
-  """Add a legend on the right of the axes, whose names may be any text."""
-  legend = axes.legend(
-    *args, loc='center left', bbox_to_anchor=(1, 0.5), frameon=False, **options
-  )
-  for text in legend.get_texts():
-    text.set_parse_math(False)
-
-
 def shorten(text: str, limit: int) -> str:
   """Return the text in one line of at most `limit` characters."""
   text = ' '.join(text.split())
@@ -108,8 +97,7 @@ def save(
 
   `tight` crops the page to what is drawn.
   """
-  file = io.BytesIO()
-  box = 'tight' if tight else None
+  file, box = io.BytesIO(), 'tight' if tight else None
   with warnings.catch_warnings():
     # Names may have characters that the font lacks; boxes stand for them.
     warnings.filterwarnings('ignore', 'Glyph .* missing from', UserWarning)
