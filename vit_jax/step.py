@@ -1,7 +1,4 @@
-"""One training step: a pure train_step(state, batch) -> (state, metrics).
-
-The loss and the optimizer are arguments. train.py has the rest of a run.
-"""
+"""One training step; train.py has the rest of a run."""
 
 import dataclasses
 import functools
@@ -45,7 +42,7 @@ def train_step(
   accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[TrainState, Metrics]:
-  """Make one update: the whole of training, except what surrounds it.
+  """Make one update.
 
   Args:
     state: TrainState.
@@ -55,8 +52,7 @@ def train_step(
     tx: optax transformation.
     accum_steps: number of micro-batches that the batch is processed in, to save
       memory; the gradient is that of the whole batch.
-    ema_weight: function step -> weight of the new parameters in the EMA, see
-      `optim.schedules.Ema`; None: the state has no EMA.
+    ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.
 
   Returns:
     (TrainState, {name: scalar}); 'grad_norm' is the global norm of all
@@ -115,12 +111,7 @@ def init_state(
 ) -> TrainState:
   """Return the TrainState of a freshly initialised model.
 
-  Args:
-    rng: typed key.
-    model: Flax module.
-    images: ShapeDtypeStruct of a batch of float images.
-    tx: function params -> optax transformation.
-    ema: whether to keep an EMA, which starts at the parameters.
+  `images` describes a batch of float images. An EMA starts at the parameters.
   """
   init_rng, train_rng = jax.random.split(rng)
   example = jnp.zeros(images.shape, images.dtype)

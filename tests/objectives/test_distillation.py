@@ -275,7 +275,7 @@ def test_mistakes(teacher_file, tmp_path):
     ('nothing.npz', {}, 'nothing.npz'),
     (bare, {}, 'no classes'),
     (teacher_file, {'model': MODEL.clone(num_classes=5)}, '4 .* student 5'),
-    (teacher_file, {'objective': outside}, 'logits and labels'),
+    (teacher_file, {'objective': outside}, 'can only wrap'),
     (teacher_file, {'kind': 'hard', 'temperature': 2.0}, 'temperature=2'),
   ]:
     given = {'model': MODEL, 'preprocess': Normalize()} | fields

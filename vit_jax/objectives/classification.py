@@ -1,8 +1,7 @@
-"""Supervised classification: objectives, i.e. factories that return a LossFn.
+"""Supervised classification: objectives, i.e. factories of a `types.LossFn`.
 
-LossFn = (params, batch, rng) -> (loss, metrics), for a batch of
-{'image': uint8 [B, H, W, C], 'label': int32 [B] or float32 [B, K]}. The loss is
-the mean over the batch. See `types.LossFn` for its attributes.
+Its batch is {'image': uint8 [B, H, W, C], 'label': int32 [B] or float32
+[B, K]}, and its loss the mean over the batch.
 """
 
 from collections.abc import Sequence
@@ -35,16 +34,16 @@ def softmax_xent(
     preprocess: uint8 images -> float images.
     label_smoothing: s in targets * (1 - s) + s / K.
     class_weights: K numbers w; the loss is the mean over the batch of w[label]
-      times the loss of the example (not divided by the sum of the weights). For
-      a vector of labels the weight is the mean of w under the vector. The
-      evaluators' loss has no weights. See `data.balance.class_weights`.
+      times the loss of the example (not divided by the sum of the weights), for
+      a vector of labels the mean of w under the vector. The evaluators' loss
+      has no weights. See `data.balance.class_weights`.
   """
 
   def compare(logits, labels):
     targets = soft_targets(labels, logits.shape[-1], label_smoothing)
-    losses = softmax_loss(logits, targets)
-    loss = _weighted_mean(losses, labels, class_weights, logits.shape[-1])
-    return loss, {'loss': loss, 'accuracy': _accuracy(logits, labels)}
+    return _loss_and_metrics(
+      softmax_loss(logits, targets), labels, logits, class_weights
+    )
 
   return _loss_fn(model, preprocess, compare, 'softmax')
 
@@ -67,11 +66,10 @@ def sigmoid_xent(
     model, preprocess, label_smoothing, class_weights: as in `softmax_xent`.
     threshold: labels [B, K] above it become 1, all others 0, before they are
       smoothed. With 0 and inside `mixing.mixed` this is DeiT III's loss: both
-      classes of a mixed image have the target 1. Of several such classes, the
-      metric 'accuracy' counts the first. None: labels remain as they are.
+      classes of a mixed image have the target 1, and the metric 'accuracy'
+      counts the first. None: labels remain as they are.
     mean_over_classes: whether the loss is divided by the number of classes, as
-      by default in PyTorch and in DeiT III. This matters where gradients are
-      clipped. The evaluators' loss remains the sum.
+      in DeiT III. The evaluators' loss remains the sum.
   """
 
   def compare(logits, labels):
@@ -80,10 +78,8 @@ def sigmoid_xent(
     num_classes = logits.shape[-1]
     targets = soft_targets(labels, num_classes, label_smoothing)
     losses = sigmoid_loss(logits, targets)
-    loss = _weighted_mean(losses, labels, class_weights, num_classes)
-    if mean_over_classes:
-      loss = loss / num_classes
-    return loss, {'loss': loss, 'accuracy': _accuracy(logits, labels)}
+    divisor = num_classes if mean_over_classes else 1
+    return _loss_and_metrics(losses, labels, logits, class_weights, divisor)
 
   return _loss_fn(model, preprocess, compare, 'sigmoid')
 
@@ -112,26 +108,22 @@ def soft_targets(
   return labels * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-def _weighted_mean(losses, labels, class_weights, num_classes):
-  """Return the mean loss, with each example weighted by its class."""
-  if class_weights is None:
-    return jnp.mean(losses)
-  if len(class_weights) != num_classes:
-    raise UserError(
-      f'class_weights has {len(class_weights)} numbers, but the model has '
-      f'{num_classes} classes. Give one for each class.'
-    )
-  weights = jnp.array(class_weights, jnp.float32)
-  if labels.ndim == 1:
-    return jnp.mean(losses * weights[labels])
-  of_examples = labels @ weights / jnp.maximum(labels.sum(axis=-1), 1e-12)
-  return jnp.mean(losses * of_examples)
-
-
-def _accuracy(logits, labels):
-  if labels.ndim == 2:
-    labels = jnp.argmax(labels, axis=-1)
-  return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+def _loss_and_metrics(losses, labels, logits, class_weights, divisor=1):
+  """Return (loss, metrics), with each example weighted by its class."""
+  num_classes = logits.shape[-1]
+  if class_weights is not None:
+    if len(class_weights) != num_classes:
+      raise UserError(
+        f'class_weights has {len(class_weights)} numbers, but the model has '
+        f'{num_classes} classes. Give one for each class.'
+      )
+    targets = soft_targets(labels, num_classes)
+    sums = (targets * jnp.array([class_weights], jnp.float32)).sum(axis=-1)
+    losses = losses * (sums / jnp.maximum(targets.sum(axis=-1), 1e-12))
+  loss = jnp.mean(losses) / divisor
+  classes = labels if labels.ndim == 1 else jnp.argmax(labels, axis=-1)
+  hits = jnp.argmax(logits, axis=-1) == classes
+  return loss, {'loss': loss, 'accuracy': jnp.mean(hits)}
 
 
 def _loss_fn(model, preprocess, compare, activation):

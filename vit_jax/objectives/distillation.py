@@ -51,10 +51,9 @@ class Teacher:
   """A model and its parameters, from a weights file.
 
   The parameters are an argument of the train step, sharded by the rules of the
-  model. They are not part of the TrainState: no checkpoint contains them, and
-  no optimizer sees them. The images are converted as the file says, whatever
-  the student's preprocessing is. Images of another size are resized on the
-  device, with antialiasing. Dropout and stochastic depth are off.
+  model. No checkpoint contains them, and no optimizer sees them. The images are
+  converted as the file says, and resized to its size on the device, with
+  antialiasing. Dropout and stochastic depth are off.
 
   Attributes:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
@@ -149,17 +148,14 @@ def distillation(
   paper).
 
   Args:
-    model: the student.
-    preprocess: images in 0..255 -> float images, for the student.
+    model, preprocess: of the student.
     teacher: see Teacher.
-    objective: the objective to wrap, `softmax_xent` or `sigmoid_xent`; it gives
-      the loss of the labels. Its metrics are kept, except for 'loss'.
+    objective: `softmax_xent` or `sigmoid_xent`, the loss of the labels.
     kind: 'soft': KL(teacher || student) of softmax(logits / temperature),
       summed over classes, times temperature^2; 'hard': the softmax
       cross-entropy of the teacher's most probable class.
     temperature: of 'soft'.
-    weight: of the loss of the teacher. At 1 the labels are not used, except for
-      metrics.
+    weight: of the loss of the teacher.
 
   Returns:
     LossFn whose metrics are those of `objective`, 'loss', 'label_loss',
@@ -170,14 +166,12 @@ def distillation(
   compare = getattr(inner, 'compare', None)
   if compare is None:
     raise UserError(
-      'distillation: the objective inside is not computed from the logits and '
-      'labels alone. Use softmax_xent or sigmoid_xent, and wrap distillation '
-      'in others: mixed(objective=distillation(objective=softmax_xent)).'
+      'distillation can only wrap softmax_xent or sigmoid_xent. Wrap it in '
+      'others: mixed(objective=distillation(objective=softmax_xent)).'
     )
   if kind == 'hard' and temperature != 1:
     raise UserError(
-      f"distillation: temperature={temperature} has no effect on kind='hard'. "
-      'Leave it out.'
+      f"temperature={temperature} has no effect on kind='hard'. Leave it out."
     )
   teacher.open(model)
 

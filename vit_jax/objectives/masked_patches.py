@@ -152,12 +152,9 @@ def draw(
 class Prediction:
   """Corruption and prediction, shared by training, evaluation and figures.
 
-  Attributes:
-    model: VisionTransformer with NoPooling, embedding.mask_token and the
-      num_classes that the target needs; with class_token if the model will be
-      fine-tuned with a class token.
-    preprocess: uint8 images -> float images.
-    task: see Task.
+  The model is a VisionTransformer with NoPooling, embedding.mask_token and the
+  num_classes that the target needs; with class_token if the model will be
+  fine-tuned with a class token.
   """
 
   model: Any
@@ -194,8 +191,8 @@ class Prediction:
   ) -> dict[str, Any]:
     """Corrupt images, predict their patches, and compare.
 
-    Images are uint8 [B, H, W, C]; keys are [B], one for each image. Without
-    `dropout_rng` the model does not train.
+    Images are uint8 [B, H, W, C], keys [B]. Without `dropout_rng` the model
+    does not train.
 
     Returns:
       metrics: {'loss', and for classes 'accuracy'}: [B], means over the

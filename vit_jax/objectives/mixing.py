@@ -85,8 +85,7 @@ class Cutmix:
   """A box of the partner; labels are weighted by the pixels of each image.
 
   The box has the aspect ratio of the image and the area 1 - w of it, for w ~
-  Beta(alpha, alpha). Its centre is uniform in the image, and what exceeds the
-  image is cut off before pixels are counted.
+  Beta(alpha, alpha). Its centre is uniform in the image, which crops it.
   """
 
   alpha: Alpha
@@ -157,55 +156,47 @@ def mixed(
   """Return the LossFn of `objective` for mixed images and labels.
 
   The inner objective gets float32 images in 0..255 and float32 labels [B, K].
-  `LossFn.prepare` finds the partners before a batch is cut into micro-batches,
-  see `train_step`.
-
-  Args:
-    model: has num_classes.
-    preprocess: images in 0..255, float32 too, -> float images.
-    objective: the objective to wrap, (model, preprocess=...) -> LossFn.
-    mixer: see the module docstring.
   """
   inner = objective(model, preprocess=preprocess)
 
   def prepare(batch: Batch, rng: jax.Array) -> dict[str, Any]:
     """Add 'mixing': the partner of each example, and how they are mixed."""
     count, *size = batch['image'].shape[:3]
-    blend = jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))),
-      mixer(rng, tuple(size)),
-    )
-    partner = {
+    mixing = {
       name: jnp.roll(batch[name], -(count // 2), axis=0)
       for name in ('image', 'label')
     }
-    return {**batch, 'mixing': {**partner, 'blend': blend}}
+    mixing['blend'] = jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (count, *x.shape)), mixer(rng, tuple(size))
+    )
+    return {**batch, 'mixing': mixing}
 
   @functools.wraps(inner)
   def loss_fn(params, batch, rng, *teacher):
     if 'mixing' not in batch:
       batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))
-    return inner(params, mix(batch, model.num_classes), rng, *teacher)
+    mix = functools.partial(_mix, num_classes=model.num_classes)
+    return inner(params, jax.vmap(mix)(batch), rng, *teacher)
 
   loss_fn.prepare = prepare  # type: ignore[attr-defined]
   loss_fn.compare = None  # type: ignore[attr-defined]
   return loss_fn
 
 
-def mix(batch: Batch, num_classes: int) -> dict[str, Any]:
-  """Return the batch with the images and labels that `prepare` decided on."""
-  kept = {name: x for name, x in batch.items() if name != 'mixing'}
-  partner, blend = batch['mixing'], batch['mixing']['blend']
-  height, width = batch['image'].shape[1:3]
-  top, left, bottom, right = jnp.split(blend.box, 4, axis=-1)  # [B, 1] each
-  y, x = jnp.arange(height)[None], jnp.arange(width)[None]
-  inside = ((y >= top) & (y < bottom))[..., None, None]
-  inside &= ((x >= left) & (x < right))[:, None, :, None]
-  weights = jnp.where(inside, blend.weight[:, None, None, None], 1.0)
-  labels = [soft_targets(x['label'], num_classes) for x in (batch, partner)]
-  return kept | {
-    'image': _mean(weights, batch['image'], partner['image']),
-    'label': _mean(blend.share[:, None], *labels),
+def _mix(example, num_classes):
+  """Return one example, mixed with its partner as `prepare` decided."""
+  example = dict(example)
+  partner = example.pop('mixing')
+  blend = partner['blend']
+  top, left, bottom, right = blend.box
+  height, width, _ = example['image'].shape
+  y, x = jnp.arange(height)[:, None], jnp.arange(width)[None]
+  inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
+  weights = jnp.where(inside, blend.weight, 1.0)[..., None]
+  labels = [soft_targets(x['label'], num_classes) for x in (example, partner)]
+  return example | {
+    'image': _mean(weights, example['image'], partner['image']),
+    'label': _mean(blend.share, *labels),
   }
 
 

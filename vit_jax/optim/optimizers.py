@@ -2,9 +2,10 @@
 
 A rule is a function (learning_rate, *, mask, ...) -> optax transformation:
 `optax.adamw`, `optax.lion`, `sgd`, `adafactor`, `lamb` and `muon` of this file,
-or your own. `Optimizer` adds clipping, decay masks, frozen parameters and more.
-Scanned layers, whose parameters have a leading layer dimension, are updated
-like unrolled ones.
+or your own. `mask` is a tree of bools, True where weight decay applies.
+`Optimizer` adds clipping, decay masks, frozen parameters and more. Scanned
+layers, whose parameters have a leading layer dimension, are updated like
+unrolled ones.
 
 The paper's Adam (section 4.1) is `optax.adamw`, whose weight decay is
 multiplied by the learning rate. big_vision's `wd` is multiplied by the shape of
@@ -12,6 +13,7 @@ the schedule only: its 1e-4 at a peak rate of 1e-3 is weight_decay=0.1 here.
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -111,12 +113,7 @@ class Optimizer:
   def __call__(
     self, params: Params, learning_rate: LearningRate
   ) -> optax.GradientTransformation:
-    """Return the optax transformation for parameters, real or abstract.
-
-    Raises:
-      ValueError: a path rule that matches no parameter, or weight decay with a
-        rule that cannot be masked.
-    """
+    """Return the optax transformation for parameters, real or abstract."""
     lr_factors = _first_factors(self, 'lr_multipliers', params)
     decay_factors = _first_factors(self, 'decay_multipliers', params)
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
@@ -206,13 +203,11 @@ def sgd(
   """SGD with momentum, the paper's fine-tuning optimizer (section 4.1, B.1.1).
 
   Args:
-    learning_rate, momentum: as of `optax.sgd`.
     accumulator_dtype: 'bfloat16' as in the paper's released code; None: that of
       the parameters. `optax.sgd` would also multiply in that dtype, and in
       bfloat16 a momentum of 0.9 is 0.898.
     weight_decay: coupled, i.e. added to the gradient (L2). BiT pre-trains with
       1e-4 and fine-tunes without.
-    mask: tree of bools, True where weight decay applies.
   """
   return optax.chain(
     optax.add_decayed_weights(weight_decay, mask=mask),
@@ -237,7 +232,6 @@ def adafactor(
   multiplied by the learning rate, and no update is clipped to an RMS of 1.
 
   Args:
-    learning_rate: float or schedule.
     b1: decay of the momentum, an EMA of the updates that is not debiased.
     b2: upper bound of the decay of the second moment. In step t, counted from
       0, the decay is min(b2, 1 - (t + 1) ** -0.8).
@@ -247,7 +241,6 @@ def adafactor(
     mu_dtype: of the momentum between steps; None: that of the parameters.
     weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
       ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
-    mask: tree of bools, True where weight decay applies.
   """
   second_moment = optax.scale_by_factored_rms(
     decay_rate=0.8,
@@ -278,16 +271,14 @@ def lamb(
   the parameter over the norm of the update. As in the implementation that DeiT
   III used (from memory), this holds only for parameters with weight decay;
   `optax.lamb` does it for all, and so biases, which start at 0, hardly move.
-  That implementation also clips gradients at a global norm of 1 (from memory):
-  `Optimizer.clip_norm`. Its query, key and value are one parameter with one
-  ratio; here each has its own.
+  Its query, key and value are one parameter with one ratio; here each has its
+  own. It also clips gradients at a global norm of 1: `Optimizer.clip_norm`.
 
   Args:
-    learning_rate, b1, b2, eps, mu_dtype: as of `optax.adamw`.
+    b1, b2, eps, mu_dtype: as of `optax.adamw`.
     weight_decay: decoupled; DeiT III has 0.05 on ImageNet and 0.02 on
       ImageNet-21k.
-    mask: tree of bools, True where weight decay and the trust ratio apply;
-      None: everywhere.
+    mask: None: weight decay and the trust ratio apply everywhere.
   """
   trust = _each_layer(optax.scale_by_trust_ratio())
   return optax.chain(
@@ -318,7 +309,6 @@ def muon(
   `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
 
   Args:
-    learning_rate, weight_decay: of both; the decay is decoupled.
     momentum: of the matrices, Nesterov's.
     ns_steps: Newton-Schulz iterations. Five bring singular values between
       about 0.7 and 1.2.
@@ -327,8 +317,7 @@ def muon(
       singular values of about sqrt(max(1, outputs / inputs)).
     b1, b2: of AdamW.
     eps: of AdamW, and added to the norm that a matrix is divided by.
-    mu_dtype: of the momentum of both; None: that of the parameters.
-    mask: tree of bools, True where weight decay applies.
+    mu_dtype, weight_decay: of both; the decay is decoupled.
   """
   shared = {'eps': eps, 'weight_decay': weight_decay, 'mu_dtype': mu_dtype}
   matrices = optax.contrib.muon(
@@ -337,17 +326,19 @@ def muon(
     beta=momentum,
     weight_decay_mask=mask,
     consistent_rms=consistent_rms,
-    muon_weight_dimension_numbers=lambda params: tree.map_with_path(
-      _matrix_axes, params
+    muon_weight_dimension_numbers=functools.partial(
+      tree.map_with_path, _matrix_axes
     ),
     **shared,
   )
   rest = optax.adamw(learning_rate, b1=b1, b2=b2, mask=mask, **shared)
+
+  def label(path, x):
+    return 'muon' if _matrix_axes(path, x) else 'adamw'
+
   return optax.partition(
     {'muon': matrices, 'adamw': rest},
-    lambda params: tree.map_with_path(
-      lambda path, x: 'muon' if _matrix_axes(path, x) else 'adamw', params
-    ),
+    functools.partial(tree.map_with_path, label),
   )
 
 
@@ -391,10 +382,11 @@ def _each_layer(tx):
 
     return call
 
-  def labels(params):
-    return tree.map_with_path(
-      lambda path, _: 'scanned' if tree.is_stacked([path]) else 'other', params
-    )
+  def label(path, _):
+    return 'scanned' if tree.is_stacked([path]) else 'other'
 
   layers = optax.GradientTransformation(*map(vectorized, tx))
-  return optax.partition({'scanned': layers, 'other': tx}, labels)
+  return optax.partition(
+    {'scanned': layers, 'other': tx},
+    functools.partial(tree.map_with_path, label),
+  )
