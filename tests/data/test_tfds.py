@@ -230,10 +230,10 @@ def test_tfrecord_shows_the_command_and_it_works(data_dir, as_tfrecord):
 
 
 def test_conversion_errors(tmp_path):
-  with pytest.raises(ValueError, match=r'no files named \*.tfrecord-\*'):
-    to_array_record.convert(tmp_path)
+  with pytest.raises(SystemExit, match=r'no files named \*.tfrecord-\*'):
+    to_array_record.main([str(tmp_path)])
   cut = struct.pack('<Q', 100) + bytes(50)
   (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(cut)
   with pytest.raises(Exception, match='TFRecord'):  # of Grain
-    to_array_record.convert(tmp_path)
+    to_array_record.main([str(tmp_path)])
   assert not (tmp_path / 'x.array_record-00000-of-00001').exists()

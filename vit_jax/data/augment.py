@@ -4,17 +4,10 @@ They keep the size of the image, and come after the crop and the flip of
 transforms.py. Operations and their strengths have the same distribution as in
 the implementation that is named, but are drawn from `rng`.
 
-  RandAugment       of big_vision and AugReg: 16 operations
-  TimmRandAugment   of timm and DeiT: 15 operations, see `rand_augment`
-  TrivialAugment    "wide", of torchvision: 14 operations
-  ThreeAugment      of DeiT III: grey, solarized or blurred
-  ColorJitter       of torchvision
-  RandomErasing     of timm and DeiT
-
-The operations are Pillow's, as in timm and torchvision, except for the hue, and
-see a Pillow image of mode 'RGB' or 'L'. `names` are those of a policy, of which
-`apply` applies one. `fill` is the level, or one for each channel, of pixels
-from outside of the image.
+The operations are Pillow's, as in timm and torchvision, except for the hue, on
+images of mode 'RGB' or 'L'. `names` are those of a policy, of which `apply`
+applies one. `fill` is the level, or one for each channel, of pixels from
+outside of the image.
 """
 
 import dataclasses
@@ -47,12 +40,11 @@ _Picture = Image.Image
 # Operations.
 
 
-def enhance(picture: _Picture, factor: float, kind: str) -> _Picture:
-  """Return PIL.ImageEnhance's 'Color', 'Brightness' ..., with its factor."""
+def _enhance(picture, factor, kind):
   return getattr(ImageEnhance, kind)(picture).enhance(factor)
 
 
-def solarize_add(picture: _Picture, addition: int) -> _Picture:
+def _solarize_add(picture, addition):
   """Add to levels below 128."""
   table = [min(x + addition, 255) if x < 128 else x for x in range(256)]
   return picture.point(table * len(picture.getbands()))
@@ -96,8 +88,8 @@ COLOR: dict[str, Callable[..., _Picture]] = {
   'Invert': ImageOps.invert,
   'Posterize': posterize,
   'Solarize': ImageOps.solarize,
-  'SolarizeAdd': solarize_add,
-  **{kind: functools.partial(enhance, kind=kind) for kind in ENHANCE},
+  'SolarizeAdd': _solarize_add,
+  **{kind: functools.partial(_enhance, kind=kind) for kind in ENHANCE},
 }
 # Pixel (x, y) of the result comes from (a x + b y + c, d x + e y + f).
 _MATRICES: dict[str, Callable[[float], tuple[float, ...]]] = {
@@ -112,7 +104,7 @@ GEOMETRY = ('Rotate', *_MATRICES)
 def operate(
   name: str, picture: _Picture, argument: Any, fill: Fill, kernel: str
 ) -> _Picture:
-  """Apply an operation; `argument` is None for those without."""
+  """Apply one of COLOR or GEOMETRY; `argument` is None for those without."""
   if name in COLOR:
     operation = COLOR[name]
     return (
@@ -212,24 +204,21 @@ class _OfPictures:
 class RandAugment(_OfPictures):
   """RandAugment as in big_vision and the code of AugReg.
 
-  Each layer applies one of 16 operations, always. Magnitudes above 10
-  extrapolate: (2, 15) and (2, 20) are AugReg's medium and strong levels. Not
-  all operations are stronger at larger magnitudes: 4 bits are kept by
-  Posterize at 10, and all 8 at 20; Solarize inverts the levels from 230 up at
-  9, and none from 10 up; Color, Contrast, Brightness and Sharpness change
-  nothing at 5.
+  Each layer applies one of 16 operations, always. Not all are stronger at
+  larger magnitudes: Posterize keeps 4 bits at 10, and all 8 at 20; Solarize
+  changes nothing from 10 up, Color, Contrast, Brightness and Sharpness at 5.
 
   Shears leave the upper left corner of the image in place, in big_vision the
   centre of the first pixel.
 
   Attributes:
     num_layers: number of operations applied to an image.
-    magnitude: of all operations; 10 is the top of the usual scale.
+    magnitude: of all operations. 10 is the top of the usual scale; AugReg has
+      15 and 20, too.
     faults: reproduce two faults with which published models were trained.
       Contrast scales the distance from H * W / 256, at most 255, instead of
-      the distance from the mean luma. The threshold of Solarize is taken modulo
-      256, so it inverts the whole image at 10 and 20, and levels from 128 up at
-      15.
+      the mean luma. The threshold of Solarize is taken modulo 256, so it
+      inverts the whole image at 10 and 20.
   """
 
   num_layers: Natural = 2
@@ -283,16 +272,15 @@ class TimmRandAugment(_OfPictures):
     magnitude: mean of the magnitudes; 10 is the top of the usual scale.
     magnitude_std: standard deviation of the magnitudes, which are normal. Above
       100 they are uniform between 0 and `magnitude`.
-    increasing: larger magnitudes are stronger for all operations, as DeiT has
-      it. If False, they are as in RandAugment.
+    increasing: larger magnitudes are stronger for all operations. If False,
+      they are as in RandAugment.
     num_layers: number of draws for an image.
     probability: of applying an operation that was drawn.
     max_magnitude: magnitudes are clipped to 0 and this.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
-      'bicubic' each time. DeiT has 'bicubic', timm's training 'random' by
-      default.
+      'bicubic' each time, as timm's training does by default.
     fill: timm's training takes the mean by which images are normalized:
-      (124, 116, 104) for ImageNet's, 128 for 0.5.
+      (124, 116, 104) for ImageNet's.
   """
 
   magnitude: NonNegative = 9.0
@@ -353,15 +341,10 @@ _SECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
   """Return the RandAugment that timm has under a name.
 
-  DeiT's name is 'rand-m9-mstd0.5-inc1'. Sections that the name does not contain
-  are as in timm: magnitude 10, without deviation, not increasing, two layers,
-  each applied with probability 0.5.
-
   Args:
-    policy: 'rand', then sections joined by '-': m (magnitude), mstd (standard
-      deviation; above 100: uniform), mmax (largest magnitude), n (number of
-      layers), p (probability of each layer), inc (0 or 1), each followed by its
-      number.
+    policy: such as 'rand-m9-mstd0.5-inc1' of DeiT: 'rand' and sections, see
+      `_SECTIONS`. Those that are left out have timm's defaults: magnitude 10,
+      without deviation, not increasing, two layers, each with probability 0.5.
     **fields: other fields of TimmRandAugment: `interpolation`, `fill`.
   """
   kind, *sections = policy.split('-')
@@ -384,8 +367,7 @@ def rand_augment(policy: str, **fields: Any) -> TimmRandAugment:
 class TrivialAugment(_OfPictures):
   """TrivialAugment, "wide", as in torchvision.
 
-  One of 14 operations, at one of 31 equally spaced strengths, from none to the
-  strongest.
+  One of 14 operations, at one of 31 equally spaced strengths.
   """
 
   fill: Fill = 0
@@ -460,7 +442,7 @@ class ColorJitter(_OfPictures):
         kind, width = changes[i]
         if width:
           factor = rng.uniform(max(1 - width, 0), 1 + width)
-          picture = enhance(picture, factor, kind)
+          picture = _enhance(picture, factor, kind)
       elif self.hue:
         picture = hue(picture, rng.uniform(-self.hue, self.hue))
     return picture

@@ -1,7 +1,6 @@
 """Image transforms: t(image uint8 [H, W, C], rng) -> uint8 [H, W, C].
 
-`size` is an int (square) or (height, width), in pixels. Each example has its
-own generator `rng`, so a transform may draw any number of random numbers.
+`size` is an int (square) or (height, width), in pixels.
 
 Interpolations, all with half-pixel centres: 'nearest', 'bilinear', 'bicubic',
 'area' and 'lanczos'. 'area' is the mean over the box of the image that a pixel

@@ -30,7 +30,7 @@ import pathlib
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
   made = parsers.parser(__doc__, 'tools.prepare SOURCE [...] DEST [options]')
   add = made.add_argument
-  add('sources', metavar='[SPLIT=]SOURCE', nargs='+', help='name of a source')
-  add('dest', metavar='DEST', help='folder of the data set')
+  add('sources', metavar='[SPLIT=]SOURCE', nargs='+')
+  add('dest', metavar='DEST')
   add(
     '--short_side',
     type=parsers.count,
@@ -205,27 +205,22 @@ def write(
   return folder
 
 
-def _process(
-  source: Any, function: Callable[[Any, str, Callable[[], Any]], Any]
-) -> Iterable[Any]:
+def _process(source, function):
   """Yield function(source, file name, read) of each example, by threads."""
+
+  def reads():
+    if not hasattr(source, '__getitem__'):
+      for name, example in source:
+        yield name, functools.partial(dict, example)
+      return
+    file_name = getattr(source, 'file_name', lambda index: None)
+    for index in range(len(source)):
+      name = file_name(index) or views.describe(source, index)
+      yield name, functools.partial(source.__getitem__, index)
+
   return workers.read_ahead(
-    lambda named: function(source, *named),
-    _reads(source),
-    2 * workers.cores(),
+    lambda named: function(source, *named), reads(), 2 * workers.cores()
   )
-
-
-def _reads(source: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-  """Yield (file name, function that returns the example) of each example."""
-  if not hasattr(source, '__getitem__'):
-    for name, example in source:
-      yield name, functools.partial(dict, example)
-    return
-  file_name = getattr(source, 'file_name', lambda index: None)
-  for index in range(len(source)):
-    name = file_name(index) or views.describe(source, index)
-    yield name, functools.partial(source.__getitem__, index)
 
 
 def _decoded(source, image):
