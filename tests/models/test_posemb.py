@@ -165,6 +165,12 @@ def test_sincos2d_is_the_formula_cell_by_cell():
       np.testing.assert_allclose(table[row, col], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('width', [4, 10])
+def test_sincos2d_of_another_width(width):
+  with pytest.raises(ValueError, match=f'got {width}'):
+    SinCos2d().table({}, (3, 5), width)
+
+
 # Contract.
 
 

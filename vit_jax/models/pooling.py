@@ -1,7 +1,7 @@
 """Poolings: one class each, which also says what extra tokens there are.
 
-Pooling is the interface. A subclass, here or in your own package, is one class;
-nothing else has to change. Shapes as in vit.py.
+A subclass of Pooling, here or in your own package, overrides the methods it
+needs; nothing else has to change. Shapes as in vit.py.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from vit_jax.models import layers
@@ -48,27 +49,26 @@ class Pooling:
   def tokens(
     self, module: nn.Module, posemb: PositionEmbedding, layout: Layout
   ) -> list[jax.Array]:
-    """Return the tokens before the patches, each float32 [1, ., D].
-
-    The model `module` gets the parameters, and `layout` is that of all tokens.
-    """
-    shape, found = (1, 1, module.width), []
-    if layout.class_token:
-      token = module.param('cls', INIT['cls'], shape)
-      found.append(posemb.add_to_token(module, 'cls', token))
-    if layout.distillation_token:
-      token = module.param('dist', INIT['dist'], shape)
-      found.append(posemb.add_to_token(module, 'dist', token))
+    """Return the tokens before the patches, each float32 [1, ., D]."""
+    names = ['cls'] * layout.class_token + ['dist'] * layout.distillation_token
+    found = []
+    for name in names:
+      token = module.param(name, INIT[name], (1, 1, module.width))
+      found.append(posemb.add_to_token(module, name, token))
     if layout.num_registers:
       shape = (1, layout.num_registers, module.width)
       found.append(module.param('registers', INIT['registers'], shape))
     return found
 
+  def read(self, layout: Layout) -> slice:
+    """Return the tokens that are pooled, by default the patches."""
+    return slice(layout.prefix, None)
+
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
   ) -> jax.Array:
-    """Pool tokens: [B, N, D] -> [B, D], or [B, gh * gw, D]."""
-    raise NotImplementedError
+    """Pool tokens: [B, N, D] -> [B, D], or those of `read`, [B, ., D]."""
+    return tokens[:, self.read(layout)]
 
   def classify(
     self, module: nn.Module, head: Head, x: jax.Array
@@ -82,13 +82,12 @@ class Pooling:
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the weights of tokens in the representation, [B or 1, 1, N].
 
-    They sum to one; attention rollout starts from them. The default is the mean
-    over patches. `intermediates` is what the model recorded.
+    They sum to one; attention rollout starts from them. `intermediates` is what
+    the model recorded.
     """
-    del intermediates
-    weights = jnp.zeros((1, 1, layout.num_tokens))
-    patches = layout.num_tokens - layout.prefix
-    return weights.at[..., layout.prefix :].set(1 / patches)
+    weights = np.zeros((1, 1, layout.num_tokens), np.float32)
+    weights[..., self.read(layout)] = 1
+    return jnp.asarray(weights / weights.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +96,13 @@ class ClassToken(Pooling):
 
   class_token: bool = dataclasses.field(default=True, init=False)
 
+  def read(self, layout: Layout) -> slice:
+    return slice(1)
+
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
   ) -> jax.Array:
     return tokens[:, 0]
-
-  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
-    return jnp.zeros((1, 1, layout.num_tokens)).at[..., 0].set(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +118,8 @@ class DistillationToken(Pooling):
 
   distillation_token = True
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
-    """Return both tokens, [B, 2, D]."""
-    return tokens[:, :2]
+  def read(self, layout: Layout) -> slice:
+    return slice(2)
 
   def classify(
     self, module: nn.Module, head: Head, x: jax.Array
@@ -134,9 +130,6 @@ class DistillationToken(Pooling):
       names = 'class_logits', 'distillation_logits'
       heads = {name: out['logits'][:, i] for i, name in enumerate(names)}
     return {name: both.mean(axis=1) for name, both in out.items()} | heads
-
-  def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
-    return jnp.zeros((1, 1, layout.num_tokens)).at[..., :2].set(0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +153,6 @@ class Mean(Pooling):
 class NoPooling(Pooling):
   """No pooling: each patch gets its own logits."""
 
-  def __call__(
-    self, module: nn.Module, tokens: jax.Array, layout: Layout
-  ) -> jax.Array:
-    return tokens[:, layout.prefix :]
-
 
 @dataclasses.dataclass(frozen=True)
 class Map(Pooling):
@@ -184,10 +172,9 @@ class Map(Pooling):
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the attention of the query, mean over heads."""
-    q, k = (intermediates['map_head']['attn'][name][0] for name in 'qk')
-    scores = jnp.einsum(
-      'bqhd,bnhd->bhqn', q, k, preferred_element_type=jnp.float32
-    )
+    found = intermediates['map_head']['attn']
+    q, k = (found[name][0].astype(jnp.float32) for name in 'qk')
+    scores = jnp.einsum('bqhd,bnhd->bhqn', q, k)
     weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
     return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (layout.prefix, 0)))
 

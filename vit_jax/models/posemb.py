@@ -1,15 +1,12 @@
 """Position embeddings: one class each, which creates and resizes its tables.
 
-PositionEmbedding is the interface. A subclass, here or in your own package,
-overrides the methods it needs; nothing else has to change.
-
-Shapes as in vit.py.
+A subclass of PositionEmbedding, here or in your own package, overrides the
+methods it needs; nothing else has to change. Shapes as in vit.py.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -75,11 +72,7 @@ class PositionEmbedding:
     return None
 
   def add_to_layer(
-    self,
-    module: nn.Module,
-    x: jax.Array,
-    layout: Layout,
-    shared: jax.Array | None,
+    self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any
   ) -> jax.Array:
     """Add positions to the input of a layer, [B, N, D]."""
     return x
@@ -118,8 +111,7 @@ class PositionEmbedding:
   ) -> np.ndarray | None:
     """Return the embeddings of all patches, [gh, gw, D], or None.
 
-    `params` is {path: array} of the model; embeddings that are computed use the
-    grid (gh, gw) and the width D.
+    `params` is {path: array} of the model.
     """
     return None
 
@@ -143,9 +135,6 @@ class Learned(PositionEmbedding):
   at: Literal['stem', 'layers', 'layers_shared'] = 'stem'
   prefix: bool = True
 
-  # Names of the parameters that are grids.
-  tables: ClassVar[Sequence[str]] = ('pos_embedding',)
-
   @property
   def in_layers(self) -> bool:
     return self.at != 'stem'
@@ -165,26 +154,21 @@ class Learned(PositionEmbedding):
   def shared(
     self, module: nn.Module, layout: Layout, width: int
   ) -> jax.Array | None:
-    if self.at == 'layers_shared':
-      return self._tokens(module, layout, width)
-    return None
+    is_shared = self.at == 'layers_shared'
+    return self._tokens(module, layout, width) if is_shared else None
 
   def add_to_layer(
-    self,
-    module: nn.Module,
-    x: jax.Array,
-    layout: Layout,
-    shared: jax.Array | None,
+    self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any
   ) -> jax.Array:
     if self.at == 'layers':
       shared = self._tokens(module, layout, x.shape[-1])
-    return x if shared is None else x + shared.astype(x.dtype)
+    return x + shared.astype(x.dtype)
 
   def resize(
     self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
   ) -> np.ndarray | None:
     same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
-    if name not in self.tables or not same:
+    if not name.startswith('pos_embedding') or not same:
       return None
     return resample.resize(table, (shape[-3], shape[-2]), method)
 
@@ -207,11 +191,12 @@ class Learned(PositionEmbedding):
 
   def _tokens(self, module, layout, width):
     """Return [1, N, D], with zeros for tokens without a position."""
-    parts = []
-    if layout.class_token and self.prefix:
-      parts.append(self._token(module, 'cls', (1, 1, width)))
-    if layout.distillation_token and self.prefix:
-      parts.append(self._token(module, 'dist', (1, 1, width)))
+    has = {'cls': layout.class_token, 'dist': layout.distillation_token}
+    parts = [
+      self._token(module, name, (1, 1, width))
+      for name in has
+      if has[name] and self.prefix
+    ]
     parts.append(jnp.zeros((1, layout.prefix - len(parts), width)))
     parts.append(self._patches(module, layout.grid, width))
     return jnp.concatenate(parts, axis=1)
@@ -224,19 +209,21 @@ class Learned2d(Learned):
   D is even. The attributes are those of Learned.
   """
 
-  tables = 'pos_embedding_x', 'pos_embedding_y'
-
   def table(
     self, params: FlatParams, grid: tuple[int, int], width: int
   ) -> np.ndarray | None:
-    found = [params[name] for name in self.tables if name in params]
-    return np.asarray(_concatenate(*found))[0] if found else None
+    if 'pos_embedding_x' not in params:
+      return None
+    x, y = (params[f'pos_embedding_{axis}'] for axis in 'xy')
+    return np.asarray(_concatenate(x, y))[0]
 
   def _patches(self, module, grid, width):
-    shapes = (1, 1, grid[1], width // 2), (1, grid[0], 1, width // 2)
     x, y = (
-      _table(module, name, shape, self.init_std)
-      for name, shape in zip(self.tables, shapes)
+      _table(module, f'pos_embedding_{axis}', shape, self.init_std)
+      for axis, shape in (
+        ('x', (1, 1, grid[1], width // 2)),
+        ('y', (1, grid[0], 1, width // 2)),
+      )
     )
     return _concatenate(x, y).reshape(1, -1, width)
 
@@ -254,8 +241,7 @@ class SinCos2d(PositionEmbedding):
 
   With ω_i = temperature^(-i / (D/4 - 1)), i = 0 .. D/4 - 1, the patch in row y
   and column x gets [sin ωx, cos ωx, sin ωy, cos ωy] ("Better plain ViT
-  baselines for ImageNet-1k", section 2). D is a multiple of 4, at least 8. The
-  class token has no position.
+  baselines for ImageNet-1k", section 2). The class token has no position.
   """
 
   temperature: Positive = 10_000.0
@@ -269,6 +255,8 @@ class SinCos2d(PositionEmbedding):
   def table(
     self, params: FlatParams, grid: tuple[int, int], width: int
   ) -> np.ndarray:
+    if width % 4 or width < 8:
+      raise UserError(f'SinCos2d needs a width of 8, 12, 16, ..., got {width}.')
     omega = self.temperature ** -(np.arange(width // 4) / (width // 4 - 1))
     y, x = np.mgrid[: grid[0], : grid[1]]
     x, y = x[..., None] * omega, y[..., None] * omega
