@@ -1,10 +1,8 @@
 """Axial attention: along the rows, then along the columns (paper's appendix).
 
-Shapes as in vit.py. A token attends to gw + gh others in two steps, instead of
-gh * gw in one.
-
-The paper says no more than what stands in the docstrings of the two models; we
-chose the rest.
+A token attends to gw + gh others in two steps, instead of gh * gw in one. The
+paper says no more than what stands in the docstrings of the two models; we
+chose the rest. Shapes as in vit.py.
 """
 
 import functools
@@ -28,21 +26,14 @@ def along(
   x: jax.Array,
   grid: tuple[int, int],
 ) -> jax.Array:
-  """Apply fn to each row of a grid as a sequence (axis 1), or column (axis 0).
+  """Apply fn to each row (axis 1) or column (axis 0) of a grid as a sequence.
 
-  Args:
-    axis: which dimension of the grid runs along a sequence.
-    fn: function of [lines, tokens, D], which returns the same shape.
-    x: [B, gh * gw, D], row by row.
-    grid: (gh, gw).
+  `x` is [B, gh * gw, D], row by row; fn maps [lines, tokens, D] to the same.
   """
   lines = x.reshape(x.shape[0], *grid, -1)
-  if axis == 0:
-    lines = lines.swapaxes(1, 2)
+  lines = lines if axis else lines.swapaxes(1, 2)
   out = fn(lines.reshape(-1, *lines.shape[2:])).reshape(lines.shape)
-  if axis == 0:
-    out = out.swapaxes(1, 2)
-  return out.reshape(x.shape)
+  return (out if axis else out.swapaxes(1, 2)).reshape(x.shape)
 
 
 class AxialBlock(Block):
@@ -90,13 +81,8 @@ class AxialViT(VisionTransformer):
     if extra or (self.posemb is not None and self.posemb.in_layers):
       raise UserError(
         'AxialViT cannot have a class token, registers or positions in the '
-        f'layers, got {self.pooling} and {self.posemb}. Use for example '
-        "pooling=Mean() and posemb=Learned(at='stem')."
+        f'layers, got {self.pooling} and {self.posemb}.'
       )
-
-
-def _attend_within(attention, lines):
-  return attention(lines, lines)
 
 
 class AxialAttention(nn.Module):
@@ -119,9 +105,8 @@ class AxialAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    batch, gh, gw, channels = x.shape
-    grid = gh, gw
-    x = x.reshape(batch, -1, channels)
+    shape, grid = x.shape, (x.shape[1], x.shape[2])
+    x = x.reshape(shape[0], -1, shape[-1])
     for axis, name in ((1, 'row'), (0, 'column')):
       attention = Attention(
         self.num_heads,
@@ -130,8 +115,8 @@ class AxialAttention(nn.Module):
         dtype=self.dtype,
         name=name,
       )
-      x = along(axis, functools.partial(_attend_within, attention), x, grid)
-    x = x.reshape(batch, *grid, channels)
+      x = along(axis, lambda y, attend=attention: attend(y, y), x, grid)
+    x = x.reshape(shape)
     if self.stride == 1:
       return x
     window = self.stride, self.stride

@@ -1,7 +1,6 @@
 """MLP-Mixer ("MLP-Mixer: An all-MLP Architecture for Vision").
 
-A ViT with MLPs along the tokens in place of attention. Shapes as in vit.py: B
-examples, N tokens (the patches alone), D width, L layers.
+A ViT with MLPs along the tokens in place of attention. Shapes as in vit.py.
 """
 
 import functools
@@ -53,17 +52,9 @@ class MlpMixer(layers.Classifier):
   a model takes images of one size only.
 
   Attributes:
-    width: D.
-    depth: L.
     tokens_mlp_dim: hidden width of the MLPs along the tokens.
     channels_mlp_dim: hidden width of the MLPs along the channels.
-    embedding: layers.PatchEmbedding.
-    head: layers.Head.
-    num_classes: K; None or 0: no head.
-    stochastic_depth: as in VisionTransformer.
-    gelu: 'tanh' (the released code) or 'exact' (PyTorch models).
-    norm_eps: epsilon of every LayerNorm.
-    dtype, scan, remat: as in VisionTransformer.
+    gelu, norm_eps: as in BlockOptions; the others as in VisionTransformer.
   """
 
   width: Count

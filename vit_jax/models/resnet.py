@@ -13,8 +13,7 @@ Two forms are published, whose weights are not interchangeable:
   standardised kernel  (w - mean) / √(var + 1e-10)  (w - mean) / (std + 1e-5)
 
 Both have 32 groups, bottlenecks four times as wide outside as inside, and the
-stride in the 3x3 convolution. Shapes: B examples, H x W pixels, C channels,
-F features after the last stage, K classes.
+stride in the 3x3 convolution. Shapes as in vit.py.
 """
 
 import dataclasses
@@ -32,14 +31,13 @@ from vit_jax.types import HARMLESS, Count, Dtype, Natural, Size
 
 Form = Literal['preact', 'postact']
 Stages = tuple[Count, ...]
-ROOT_WIDTH = 64  # times width_factor, as the inside of the units of stage 1
+ROOT_WIDTH = 64  # times width_factor
 
 
 class StdConv(nn.Module):
   """Convolution with a standardised kernel, without bias.
 
-  The kernel of each output is standardised to mean 0 and variance 1 over
-  [kh, kw, C], in float32. The convolution is computed in dtype.
+  The kernel of each output is standardised over [kh, kw, C], in float32.
   """
 
   features: int
@@ -52,9 +50,8 @@ class StdConv(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = self.size, self.size, x.shape[-1], self.features
     kernel = self.param('kernel', INIT['conv'], shape)
-    axes = 0, 1, 2
-    kernel -= kernel.mean(axes, keepdims=True)
-    variance = (kernel**2).mean(axes, keepdims=True)
+    kernel -= kernel.mean((0, 1, 2), keepdims=True)
+    variance = (kernel**2).mean((0, 1, 2), keepdims=True)
     if self.form == 'preact':
       kernel /= jnp.sqrt(variance + 1e-10)
       padding: Any = [(self.size // 2, self.size // 2)] * 2
@@ -109,16 +106,11 @@ def _mixed_convolve_backward(product, saved, gradient):
 _mixed_convolve.defvjp(_mixed_convolve_forward, _mixed_convolve_backward)
 
 
-def group_norm(form: str, dtype: Any, name: str, **fields: Any) -> nn.GroupNorm:
+def group_norm(form: str, dtype: Any, **fields: Any) -> nn.GroupNorm:
   """Return a GroupNorm of 32 groups with statistics in float32."""
   epsilon = 1e-5 if form == 'preact' else 1e-6
   return nn.GroupNorm(
-    32,
-    epsilon=epsilon,
-    dtype=dtype,
-    use_fast_variance=False,
-    name=name,
-    **fields,
+    32, epsilon=epsilon, dtype=dtype, use_fast_variance=False, **fields
   )
 
 
@@ -131,43 +123,27 @@ class Unit(nn.Module):
   dtype: Any = 'float32'
   middle: Any = StdConv  # class in place of the 3x3 convolution
 
-  def conv(
-    self, name: str, features: int, size: int = 1, stride: int = 1
-  ) -> nn.Module:
-    kind = self.middle if size == 3 else StdConv
-    return kind(features, size, stride, self.form, self.dtype, name=name)
-
-  def norm(self, name: str, **fields: Any) -> nn.GroupNorm:
-    return group_norm(self.form, self.dtype, name, **fields)
-
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     x = keep_batch_split(x)
-    outside = 4 * self.width
-    project = x.shape[-1] != outside or self.stride > 1
-    return (self._preact if self.form == 'preact' else self._postact)(
-      x, outside, project
-    )
-
-  def _preact(self, x, outside, project):
-    y = nn.relu(self.norm('norm1')(x))
-    if project:  # the activated input, not x itself
-      x = self.conv('conv_proj', outside, stride=self.stride)(y)
-    y = self.conv('conv1', self.width)(y)
-    y = nn.relu(self.norm('norm2')(y))
-    y = self.conv('conv2', self.width, 3, self.stride)(y)
-    y = nn.relu(self.norm('norm3')(y))
-    return x + self.conv('conv3', outside)(y)
-
-  def _postact(self, x, outside, project):
-    y = nn.relu(self.norm('norm1')(self.conv('conv1', self.width)(x)))
-    y = self.conv('conv2', self.width, 3, self.stride)(y)
-    y = nn.relu(self.norm('norm2')(y))
-    y = self.conv('conv3', outside)(y)
-    y = self.norm('norm3', scale_init=INIT['last_norm'])(y)
-    if project:
-      x = self.conv('conv_proj', outside, stride=self.stride)(x)
-      x = self.norm('norm_proj')(x)
+    outside, options = 4 * self.width, (self.form, self.dtype)
+    norm = functools.partial(group_norm, *options)
+    conv1 = StdConv(self.width, 1, 1, *options, name='conv1')
+    conv2 = self.middle(self.width, 3, self.stride, *options, name='conv2')
+    conv3 = StdConv(outside, 1, 1, *options, name='conv3')
+    project = None
+    if x.shape[-1] != outside or self.stride > 1:
+      project = StdConv(outside, 1, self.stride, *options, name='conv_proj')
+    if self.form == 'preact':
+      y = nn.relu(norm(name='norm1')(x))
+      x = project(y) if project else x  # the activated input, not x itself
+      y = nn.relu(norm(name='norm2')(conv1(y)))
+      y = nn.relu(norm(name='norm3')(conv2(y)))
+      return x + conv3(y)
+    y = nn.relu(norm(name='norm1')(conv1(x)))
+    y = nn.relu(norm(name='norm2')(conv2(y)))
+    y = norm(name='norm3', scale_init=INIT['last_norm'])(conv3(y))
+    x = norm(name='norm_proj')(project(x)) if project else x
     return nn.relu(x + y)
 
 
@@ -176,7 +152,7 @@ class Backbone(nn.Module):
 
   'stage0' is the output of the root, [B, H/4, W/4, 64 * width_factor]. Stage s
   has 256 * 2**(s - 1) * width_factor channels; from the second stage on, each
-  has half the height and width of the previous one.
+  has half the height and width of the previous one. Fields as of ResNet.
   """
 
   stages: tuple[int, ...]
@@ -190,9 +166,10 @@ class Backbone(nn.Module):
   @nn.compact
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
     width = ROOT_WIDTH * self.width_factor
-    out = {}
-    root = Root(width, self.form, self.dtype, self.pool_padding, name='root')
-    out['stage0'] = x = root(images)
+    x = Root(width, self.form, self.dtype, self.pool_padding, name='root')(
+      images
+    )
+    out = {'stage0': x}
     unit = functools.partial(
       layers.remat(Unit, self.remat),
       form=self.form,
@@ -200,7 +177,7 @@ class Backbone(nn.Module):
       middle=self.middle,
     )
     for i, units in enumerate(self.stages, 1):
-      stride, name = 1 if i == 1 else 2, f'stage{i}'
+      name, stride = f'stage{i}', 1 if i == 1 else 2
       stage = Stage(units, width * 2 ** (i - 1), stride, unit, name=name)
       out[name] = x = stage(x)
     return out
@@ -218,7 +195,7 @@ class Root(nn.Module):
   def __call__(self, images: jax.Array) -> jax.Array:
     x = StdConv(self.width, 7, 2, self.form, self.dtype, name='conv')(images)
     if self.form == 'postact':
-      x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
+      x = nn.relu(group_norm(self.form, self.dtype, name='norm')(x))
       return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
     if self.pool_padding == 'zero':  # zeros can be the maximum
       x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -280,15 +257,11 @@ class ResNet(layers.Classifier):
 
   Attributes:
     stages: units in each stage; (3, 4, 6, 3) is an R50.
-    width_factor: the x1, x2, ... in the name; an integer of 1 or more.
-    form: 'preact' or 'postact', see above.
-    head: layers.Head.
-    num_classes: K; None or 0: no head.
-    dtype: dtype of the computation, 'float32' or 'bfloat16'.
-    remat: what to recompute of a unit in the backward pass, as in
-      VisionTransformer.
-    middle: class in place of the 3x3 convolutions, with the fields of StdConv;
-      AxialResNet has another one.
+    width_factor: the x1, x2, ... in the name.
+    form: see above.
+    head, num_classes, dtype: as in VisionTransformer.
+    remat: what to recompute of a unit, as in VisionTransformer.
+    middle: class in place of the 3x3 convolutions, with the fields of StdConv.
     pool_padding: what the root of 'preact' pads with before max-pooling: 'zero'
       as in BiT's own code, or 'lowest', minus infinity, as in big_vision's.
   """
@@ -328,6 +301,6 @@ class ResNet(layers.Classifier):
     )(images)
     x = maps[f'stage{len(self.stages)}']
     if self.form == 'preact':
-      x = nn.relu(group_norm(self.form, self.dtype, 'norm')(x))
+      x = nn.relu(group_norm(self.form, self.dtype, name='norm')(x))
     out = {'root': maps.pop('stage0')} | maps if per_layer else {}
     return out | self.head(self, x.mean((1, 2)))
