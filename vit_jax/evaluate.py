@@ -113,7 +113,7 @@ def evaluate(
     terminal.say(f'Dry run: {", ".join(evaluators)} can run on this model.')
     return {}
   if workdirs.newest_step(workdir) is None:  # no training run is there
-    basis = workdirs.basis_of(workdir, provenance.entries)
+    basis = workdirs.basis_of(provenance.entries)
     workdirs.record_start(workdir, basis)
     workdirs.record_choices(workdir, choices)
   workdirs.record_config(workdir, provenance)
@@ -136,9 +136,6 @@ def evaluate(
   new = Writer(workdir, writers=writers, config=provenance.config)
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
-    for path in written:
-      if path.suffix == '.png':
-        writer.image(path.stem, path)
   rows = [(name, str(round(value, 4))) for name, value in results.items()]
   table = terminal.table(f'step {step}', ['metric', 'value'], rows)
   terminal.console().print(table)

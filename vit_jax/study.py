@@ -242,7 +242,7 @@ def _check(name, config, path, shared, allowed):
     call = configs.plan_run(planned)
   except ConfigError as error:
     raise ConfigError(f'runs.{name}: {error}') from error
-  now = workdirs.basis_of(path, configs.entries(call))
+  now = workdirs.basis_of(configs.entries(call))
   start = config.get('init_from') or {}
   if 'weights' in shared and start.get('path', '') is None:
     raise ConfigError(

@@ -133,7 +133,7 @@ def train(
     'seed': seed,
   }
   entries = provenance.entries or config.entries(parts)
-  basis = workdirs.basis_of(workdir, entries, parts)
+  basis = workdirs.basis_of(entries, parts)
   changed = workdirs.check_changes(workdir, basis, provenance.allow_changes)
 
   # 2. Data: its size gives the number of steps and classes.

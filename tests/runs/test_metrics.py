@@ -202,7 +202,6 @@ def test_a_writer_that_fails_does_not_stop_the_run(tmp_path, capsys):
   writer = Writer(tmp_path, writers={'mine': Failing()})
   for step in (1, 2):
     writer.write(step, {'loss': 0.5})
-  writer.image('test/confusion', tmp_path / 'none.png')
   writer.close()
   (said,) = capsys.readouterr().err.splitlines()
   assert said.startswith('writers.mine failed: ConnectionError: no route. The')

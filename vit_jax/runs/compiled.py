@@ -132,8 +132,7 @@ def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
   The state and the batch are ShapeDtypeStructs with shardings.
   """
   images = batch['image']
-  count = images.shape[0]
-  local = images.sharding.shard_shape(images.shape)[0]
+  count, local = (x[0] for x in (images.shape, _local_shape(images)))
   lines = [
     f'The batch of {count} images is {local} per device, and the state takes '
     f'{_on_a_device(state)} per device. To need less:',
@@ -142,17 +141,18 @@ def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
     f'--config.data.batch_size={max(1, count // 2)}: a smaller batch',
   ]
   if getattr(model, 'remat', 'full') != 'full':
-    lines.append(
-      '--config.model.remat=full: compute activations again in the backward '
-      'pass, instead of keeping them'
-    )
+    lines.append('--config.model.remat=full: recompute activations')
   return '\n  '.join(lines)
+
+
+def _local_shape(x):
+  return x.sharding.shard_shape(x.shape)
 
 
 def _on_a_device(arrays):
   """Return the size of the part of a tree that a device holds, as text."""
   size = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    math.prod(_local_shape(x)) * x.dtype.itemsize
     for x in jax.tree.leaves(arrays)
   )
   return f'{size / GIB:.3f} GiB'

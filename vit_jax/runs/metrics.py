@@ -127,7 +127,8 @@ class Logging:
     every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
     profile: steps that jax.profiler traces, '10:15' (both included) or '10',
-      counted from where the run resumes.
+      counted from where the run resumes; to WORKDIR/profile, or to the local
+      folder for temporary files if WORKDIR is a URL.
   """
 
   every: Interval = steps(50)
@@ -208,9 +209,8 @@ class Monitor:
     self._batch_size = timeline.batch_size
     self._log_every = timeline.steps(logging.every)
     self._profiled = [start_step + step for step in logging.profiled()]
-    self._traces = epath.Path(workdir) / 'profile'
-    if jax.process_count() > 1:
-      self._traces /= f'host_{jax.process_index()}'
+    folder = workdir if is_local(workdir) else tempfile.gettempdir()
+    self._traces = pathlib.Path(folder, 'profile', f'{jax.process_index()}')
     # Otherwise each operation compiles separately.
     self._learning_rate = learning_rate and jax.jit(learning_rate)
     self._flops = flops_per_step
@@ -254,18 +254,13 @@ class Monitor:
     first, last = self._profiled
     if step == first:
       self.flush()  # earlier steps are not part of the trace
-      self._trace = tempfile.TemporaryDirectory(prefix='vit_jax_profile_')
-      jax.profiler.start_trace(self._trace.name, create_perfetto_trace=True)
+      jax.profiler.start_trace(self._traces, create_perfetto_trace=True)
     with jax.profiler.StepTraceAnnotation('train', step_num=step):
       yield
     if step == last:
       self.flush()
-      with self.pause('profile'), self._trace as folder:
+      with self.pause('profile'):
         jax.profiler.stop_trace()
-        for file in pathlib.Path(folder).rglob('*.*'):
-          target = self._traces / file.relative_to(folder)
-          target.parent.mkdir(parents=True, exist_ok=True)
-          target.write_bytes(file.read_bytes())
       self.say(
         f'profile of steps {first} to {last} in {self._traces}. Open its '
         'perfetto_trace.json.gz at https://ui.perfetto.dev.'
@@ -451,11 +446,6 @@ class Writer:
     for name, value in record.items():
       self._events.add_scalar(name, value, step)
     self._each('write', step, record)
-
-  def image(self, name: str, path: PathLike) -> None:
-    """Pass a PNG file to the writers that take images."""
-    if self._active:
-      self._each('image', name, path)
 
   def _each(self, method, *args):
     for name, writer in self._writers.items():

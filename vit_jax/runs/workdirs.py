@@ -221,26 +221,19 @@ class Change:
 
 
 def basis_of(
-  workdir: PathLike,
-  entries: Iterable[config.Entry],
-  arguments: Mapping[str, Any] | None = None,
+  entries: Iterable[config.Entry], arguments: Mapping[str, Any] | None = None
 ) -> Basis:
   """Return the Basis of a run.
 
   Args:
-    workdir: of the run. Paths in its parent are kept relative to it, so that
-      the runs of a study can be moved together.
     entries: see `config.entries`.
     arguments: objects, in which the sources of data are found.
   """
-  parent = f'{epath.Path(workdir).parent}/'
-  found = {}
-  for each in entries:
-    if not each.marks & {HARMLESS, MACHINE}:
-      value = each.value
-      if isinstance(value, str) and value.startswith(parent):
-        value = f'../{value.removeprefix(parent)}'
-      found[each.key] = value
+  found = {
+    each.key: each.value
+    for each in entries
+    if not each.marks & {HARMLESS, MACHINE}
+  }
   sources = dict(_sources(arguments or {}))
   shared = {id(x): x for x in sources.values()}  # evaluators often share one
   prints = {key: config.plain(fingerprint(x)) for key, x in shared.items()}

@@ -31,7 +31,6 @@ class MetricsWriter(typing.Protocol):
   Optional methods:
     start(workdir, config): called before the first `write` of each process,
       with the JSON values of the config.
-    image(name, path): a figure that the run has drawn, a PNG file.
     close(): the run has ended. During an error, sys.exception() returns it.
   """
 
@@ -77,11 +76,6 @@ class WandB:
   def write(self, step: int, values: Mapping[str, float]) -> None:
     self._run.log({'step': step, **values})
 
-  def image(self, name: str, path: PathLike) -> None:
-    import wandb
-
-    self._run.log({name: wandb.Image(_pixels(path))})
-
   def close(self) -> None:
     self._run.finish(exit_code=1 if sys.exception() else 0)
 
@@ -121,11 +115,6 @@ class MLflow:
     for part in _parts(values, 1000):
       mlflow.log_metrics(part, step=step)
 
-  def image(self, name: str, path: PathLike) -> None:
-    import mlflow
-
-    mlflow.log_image(_pixels(path), f'{_plain(name)}.png')
-
   def close(self) -> None:
     import mlflow
 
@@ -138,14 +127,6 @@ def _saved(path):
 
 def _save(path, content):
   write_atomically(path, json.dumps(content) + '\n')
-
-
-def _pixels(path):
-  import numpy as np
-  from PIL import Image
-
-  with epath.Path(path).open('rb') as file:
-    return np.asarray(Image.open(file).convert('RGB'))
 
 
 def _parts(values, most):
