@@ -55,9 +55,6 @@ def load(
     (model, params): model.apply({'params': params}, images) takes float images
     [B, H, W, C] in [-1, 1] (the output of `formats.read(path).preprocess`) and
     returns float32 logits [B, K]. params are on the default device.
-
-  Raises:
-    ValueError: see `formats.read` and `fit`.
   """
   names = options.keys() & inspect.signature(fit).parameters.keys()
   use = {name: options.pop(name) for name in names}
@@ -105,9 +102,6 @@ def fit(
     patch_resize: method for patches, see `models.resample.resize_kernel`.
     in_chans: number of image channels.
     head: 'reset': a new head of zeros with as many classes.
-
-  Raises:
-    ValueError: the model cannot be used so.
   """
   model, old_shape = weights.model, weights.image_shape
   size = old_shape[:2] if image_size is None else as_pair(image_size)
@@ -158,36 +152,33 @@ def fit(
 def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
   """Return the model of weights as it is fine-tuned.
 
-  The head has a new number of classes and no tanh layer, unless init_from.head
-  is 'keep'. By default there is no dropout, no stochastic depth and no remat. A
+  By default there is no dropout, no stochastic depth and no remat; the head has
+  a new number of classes and no tanh layer, unless init_from.head is 'keep'. A
   workdir says the dtype; published files do not and compute in bfloat16. The
-  model of masked patches gets a pooling: init_from.pooling, by default its
-  class token, or else the mean over patches.
-
-  Args:
-    init_from: the weights. Only their description is read of a workdir.
-    **fields: other fields of the model, as in `bundle.replace`.
+  model of masked patches gets a pooling: its class token, or else the mean over
+  patches. **fields are other fields, as in `bundle.replace`.
   """
   weights = _describe(init_from)
   model = weights.model
-  changes: dict[str, Any] = {'dropout': 0.0, 'stochastic_depth': 0.0}
-  changes |= {'remat': 'none', 'attention': 'auto'}
+  changes: dict[str, Any] = {
+    **{'dropout': 0.0, 'stochastic_depth': 0.0, 'attention_dropout': 0.0},
+    **{'remat': 'none', 'attention': 'auto', 'mask_token': False},
+  }
   if not weights.is_described:
     changes['dtype'] = 'bfloat16'
   if init_from is None or init_from.head != 'keep':
-    changes |= {'num_classes': None}
-    changes |= {'representation_size': None, 'head_bias_init': 0.0}
-  changes |= {'attention_dropout': 0.0, 'mask_token': False}
+    changes['num_classes'] = changes['representation_size'] = None
+    changes['head_bias_init'] = 0.0
+  pooling = getattr(model, 'pooling', None)
+  if isinstance(pooling, NoPooling):
+    new = ClassToken if pooling.class_token else Mean
+    changes['pooling'] = new(num_registers=pooling.num_registers)
   known = {field.name for field in dataclasses.fields(model)}
   changes = {
     name: x
     for name, x in changes.items()
     if name in known or bundle.part_of(name) in known
   }
-  pooling = getattr(model, 'pooling', None)
-  if isinstance(pooling, NoPooling):
-    new = ClassToken if pooling.class_token else Mean
-    changes['pooling'] = new(num_registers=pooling.num_registers)
   return bundle.replace(model, **changes | fields)
 
 
@@ -206,13 +197,11 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   embedding: Any = getattr(model, 'embedding', None)
   patch = getattr(embedding, 'patch_size', None)
   usual = 518 if patch and as_pair(patch)[0] == 14 else 384
-  new = [min(n * usual / 224, max(n, usual)) for n in old]
-  if not hasattr(embedding, 'grid'):
-    return round(new[0]), round(new[1])
-  grid = [
-    max(round(cells * after / before), 1)
-    for cells, before, after in zip(embedding.grid(old), old, new)
-  ]
+  height, width = (min(n * usual / 224, max(n, usual)) for n in old)
+  if embedding is None:
+    return round(height), round(width)
+  rows, columns = embedding.grid(old)
+  grid = round(rows * height / old[0]), round(columns * width / old[1])
   return embedding.image_size(grid)
 
 

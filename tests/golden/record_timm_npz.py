@@ -119,7 +119,7 @@ def load(model, shapes, grid, options, path):
   is_big_vision = 'big_vision' in weights.origin
   write = npz.write_big_vision if is_big_vision else npz.write
   written, _ = write(weights, **options)
-  files.write_npz(path, written)
+  files.write(path, written)
   before = {k: v.clone() for k, v in model.state_dict().items()}
   with torch.no_grad():
     model.load_pretrained(str(path))

@@ -36,10 +36,7 @@ def same(found, expected=FILE):
 
 
 def write(path, arrays=FILE):
-  if path.suffix == '.npz':
-    files.write_npz(path, arrays)
-  else:
-    files.write_safetensors(path, arrays, {'format': 'pt'})
+  files.write(path, arrays)
   return path
 
 

@@ -1,7 +1,6 @@
 """The released .npz files: each array lands where it should, and comes back."""
 
 import pathlib
-import re
 
 import ml_dtypes
 import numpy as np
@@ -409,8 +408,7 @@ def test_what_the_file_says_cannot_be_said_otherwise():
   model = npz.read(file, num_heads=4, gelu='exact', dtype='bfloat16').model
   assert (model.block.gelu, model.dtype) == ('exact', 'bfloat16')
   for fields in ({'num_heads': 2}, {'depth': 3}, {'pooling': 'gap'}):
-    (name,) = fields
-    with pytest.raises(ValueError, match=re.escape(name)):
+    with pytest.raises(ValueError, match='not those of one model'):
       npz.read(file, **fields)
 
 

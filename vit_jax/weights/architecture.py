@@ -7,7 +7,6 @@ defaults are applied last.
 import math
 import re
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ def convert(
   arrays: FlatParams,
   keys: KeyMap,
   *,
+  known: Mapping[str, Any],
   model: Any = None,
-  known: Mapping[str, Any] = MappingProxyType({}),
   image_size: Size | None = None,
   grid: tuple[int, int] | None = None,
   **given: Any,
@@ -71,40 +70,25 @@ def _infer(params, known, given):
   nor pooling and posemb if these have no parameters: by default the mean over
   patches, and fixed positions.
   """
-  cls, facts = _facts(params)
+  try:
+    cls, facts = _facts(params)
+  except KeyError as e:
+    raise UserError(f'No model here has such arrays: there is no {e}.') from e
   known = {k: x for k, x in known.items() if bundle.part_of(k) not in given}
-  given = known | given
-  for name in facts.keys() & given.keys():
-    if not np.array_equal(facts[name], given[name]):
-      raise UserError(
-        f'The file has {name}={facts[name]!r}, not {given[name]!r} as was '
-        'given. Leave it out.'
-      )
-  defaults: dict[str, Any] = {}
+  fields = facts | known | given
   if cls is VisionTransformer:
-    defaults = {'pooling': 'gap', 'posemb': 'sincos2d'}
-    if 'block_0/ls1' in params:
-      defaults['layerscale_init'] = 1e-5
-  fields = defaults | facts | given
-  if cls is VisionTransformer and 'num_heads' not in fields:
-    raise UserError(
-      'The file does not contain the number of heads. Give num_heads, for '
-      f'example num_heads={max(fields["width"] // 64, 1)} for heads of 64.'
-    )
+    fields = {'pooling': 'gap', 'posemb': 'sincos2d'} | fields
+    if 'num_heads' not in fields:
+      raise UserError(
+        'The file does not contain the number of heads. Give num_heads, for '
+        f'example num_heads={max(fields["width"] // 64, 1)} for heads of 64.'
+      )
   return bundle.from_fields(cls, **fields)
 
 
 def _facts(params):
   """Return (class, {short name: value}) of what the parameters show."""
-
-  def shape(path):
-    if path not in params:
-      some = ', '.join(sorted(params)[:8])
-      raise UserError(
-        f'No model here has such arrays: there is no {path!r} among {some}, ...'
-      )
-    return params[path].shape
-
+  shape = {path: array.shape for path, array in params.items()}
   head = params.get('head/kernel', params.get('head/cls/kernel'))
   facts = {'num_classes': None if head is None else head.shape[-1]}
   depth = 1 + _last(r'block_(\d+)/.*', params)
@@ -115,22 +99,23 @@ def _facts(params):
   if not depth:
     return ResNet, facts | {
       'stages': stages,
-      'width_factor': shape(_ROOT)[3] // ROOT_WIDTH,
+      'width_factor': shape[_ROOT][3] // ROOT_WIDTH,
       'form': 'preact' if 'norm/scale' in params else 'postact',
     }
-  *patch_size, _, width = shape('embedding/kernel')
+  *patch_size, _, width = shape['embedding/kernel']
   facts |= {'width': width, 'depth': depth, 'patch_size': tuple(patch_size)}
   if 'block_0/token_mixing/fc1/kernel' in params:
     return MlpMixer, facts | {
-      f'{mixed}s_mlp_dim': shape(f'block_0/{mixed}_mixing/fc1/kernel')[1]
+      f'{mixed}s_mlp_dim': shape[f'block_0/{mixed}_mixing/fc1/kernel'][1]
       for mixed in ('token', 'channel')
     }
   norm = params.get('block_0/attn/query_norm/scale')
   facts |= {
-    'mlp_dim': shape('block_0/mlp/fc1/kernel')[1],
+    'layerscale_init': 1e-5 if 'block_0/ls1' in params else None,
+    'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
     'qk_norm': norm is not None,
   }
-  query = shape('block_0/attn/query/kernel')
+  query = shape['block_0/attn/query/kernel']
   if len(query) == 3:
     facts['num_heads'] = query[1]
   elif norm is not None:
@@ -142,9 +127,9 @@ def _facts(params):
   if 'pos_embedding' in params:
     facts['posemb'] = 'learned'
   if 'pre_logits/kernel' in params:
-    facts['representation_size'] = shape('pre_logits/kernel')[1]
+    facts['representation_size'] = shape['pre_logits/kernel'][1]
   if 'registers' in params:
-    facts['num_registers'] = shape('registers')[1]
+    facts['num_registers'] = shape['registers'][1]
   if _ROOT in params:
     facts['resnet_stages'] = stages
   return VisionTransformer, facts

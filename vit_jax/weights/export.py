@@ -44,11 +44,7 @@ def stablehlo(
 
   Returns:
     (bytes of the file, a dict that describes how to use it). The function
-    returns float32 logits [B, K], or features if the model has no head. It
-    computes in the model's dtype.
-
-  Raises:
-    ValueError: too many parameters.
+    returns float32 logits [B, K], or features if the model has no head.
   """
   size = sum(x.nbytes for x in weights.params.values())
   if size > _LIMIT:
@@ -70,11 +66,8 @@ def stablehlo(
   dtype = jnp.uint8 if images == 'uint8' else jnp.float32
   spec = jax.ShapeDtypeStruct((batch_size, *weights.image_shape), dtype)
   exported = jax.export.export(jax.jit(forward), platforms=platforms)(spec)
-  return bytes(exported.serialize(vjp_order=0)), formats.describe_use(
-    weights
-  ) | {
+  about = formats.describe_use(weights) | {
     'format': 'jax.export',
-    'calling_convention_version': exported.calling_convention_version,
     'platforms': list(exported.platforms),
     'input': _describe(exported.in_avals[0]),
     'output': _describe(exported.out_avals[0])
@@ -82,6 +75,7 @@ def stablehlo(
     'preprocess_included': images == 'uint8',
     'origin': weights.origin,
   }
+  return bytes(exported.serialize(vjp_order=0)), about
 
 
 def _describe(aval):

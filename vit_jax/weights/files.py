@@ -7,7 +7,6 @@ which is how parameters are kept.
 
 import hashlib
 import importlib.util
-import json
 import os
 import pathlib
 import sys
@@ -22,35 +21,28 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.runs.files import (
-  PathLike,
-  is_local,
-  read_json,
-  replacing,
-)
+from vit_jax.runs.files import PathLike, is_local, read_json, replacing
 from vit_jax.types import FlatParams, UserError
 
 _GCS = 'https://storage.googleapis.com'
 _INDEX = '.safetensors.index.json'
 _MOST_UNPACKED = 50  # times the bytes of an .npz file
 _DAMAGE = (
-  *(OSError, EOFError, zipfile.BadZipFile, zlib.error),
+  *(OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error),
   safetensors.SafetensorError,
 )
 _PICKLE = (
   'It is a pickle (torch.save writes them as .pth, .pt and .bin), which can '
   'execute any code. In PyTorch, save the weights by safetensors.torch.'
-  "save_file(model.state_dict(), 'model.safetensors')."
+  "save_file(model.state_dict(), 'model.safetensors')"
 )
 
 
 def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
-  """Return {name: array} of an .npz, safetensors or index file.
+  """Return {name: array} of a local .npz, safetensors or index file.
 
-  Args:
-    path: local.
-    values: False: only names and shapes are read. The arrays are zeros that
-      take no memory.
+  With values=False only names and shapes are read. The arrays are zeros that
+  take no memory.
 
   Raises:
     ValueError: the file is missing, damaged, a pickle or of another format.
@@ -63,22 +55,25 @@ def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
       return dict(_npz(path, values))
     if head[8:9] == b'{':
       return dict(_safetensors(path, values))
-  except ValueError as e:
-    raise UserError(f'{path} cannot be read: {e}') from e
+    if head.lstrip()[:1] != b'{':
+      raise UserError(
+        _PICKLE
+        if head[:1] == b'\x80'
+        else f'Its format is unknown (it begins {head!r}). Expected .npz, '
+        'safetensors, or the index of sharded safetensors'
+      )
   except _DAMAGE as e:
-    raise UserError(
-      f'{path} cannot be read: {e}. Copy or download it again.'
-    ) from e
-  if head.lstrip()[:1] == b'{':
-    shards = sorted({*read_json(path)['weight_map'].values()})
-    arrays = [read(path.parent / name, values=values) for name in shards]
-    return {name: x for shard in arrays for name, x in shard.items()}
-  if head[:1] == b'\x80':
-    raise UserError(f'{path} cannot be read: {_PICKLE}')
-  raise UserError(
-    f'{path} is of an unknown format (it begins {head!r}). Expected .npz, '
-    'safetensors, or the index of sharded safetensors.'
-  )
+    hint = '' if isinstance(e, UserError) else ' Copy or download it again.'
+    raise UserError(f'{path} cannot be read: {e}.{hint}') from e
+  return {
+    name: array
+    for shard in _shards(path)
+    for name, array in read(path.parent / shard, values=values).items()
+  }
+
+
+def _shards(path):
+  return sorted({*read_json(path)['weight_map'].values()})
 
 
 def _npz(path, values):
@@ -91,25 +86,23 @@ def _npz(path, values):
     if size > max(_MOST_UNPACKED * path.stat().st_size, 2**28):
       raise UserError(
         f'It would take {size / 1e9:.1f} GB in memory. If you trust it, save '
-        'its arrays without compression (numpy.savez).'
+        'its arrays without compression (numpy.savez)'
       )
-    if not values:
-      for member in members:
-        with file.open(member) as stream:
-          np.lib.format.read_magic(stream)
-          shape, _, _ = np.lib.format.read_array_header_1_0(stream)
-        yield member.filename.removesuffix('.npy'), _blank(shape)
-      return
+    for member in [] if values else members:
+      with file.open(member) as stream:
+        np.lib.format.read_magic(stream)
+        shape, _, _ = np.lib.format.read_array_header_1_0(stream)
+      yield member.filename.removesuffix('.npy'), _blank(shape)
   with np.load(path, allow_pickle=False) as file:
-    for name in file.files:
-      yield name, to_float32(file[name])
+    for name in file.files if values else ():
+      yield name, _float32(file[name])
 
 
 def _safetensors(path, values):
   with safetensors.safe_open(path, framework='np') as file:
     for name in file.keys():  # noqa: SIM118
       if values:
-        yield name, to_float32(file.get_tensor(name))
+        yield name, _float32(file.get_tensor(name))
       else:
         yield name, _blank(file.get_slice(name).get_shape())
 
@@ -118,7 +111,7 @@ def _blank(shape):
   return np.broadcast_to(np.float32(0), tuple(shape))
 
 
-def to_float32(array: np.ndarray) -> np.ndarray:
+def _float32(array):
   """Return float32 for floats of any width, other arrays as they are."""
   if array.dtype == np.dtype('V2'):  # how numpy stores a bfloat16
     array = array.view(ml_dtypes.bfloat16)
@@ -126,20 +119,14 @@ def to_float32(array: np.ndarray) -> np.ndarray:
   return np.asarray(array, np.float32) if is_float else array
 
 
-def write_npz(path: PathLike, arrays: FlatParams) -> None:
-  """Write {name: array}; the file appears when it is complete."""
+def write(path: PathLike, arrays: FlatParams) -> None:
+  """Write {name: array} as .npz, or as .safetensors if `path` ends so."""
+  named: Any = {k: np.asarray(v, order='C') for k, v in arrays.items()}
   with replacing(path) as partial, partial.open('wb') as file:
-    named: Any = {k: np.asarray(v) for k, v in arrays.items()}
-    np.savez(file, **named)
-
-
-def write_safetensors(
-  path: PathLike, arrays: FlatParams, metadata: dict[str, str] | None = None
-) -> None:
-  """Write {name: array} and the metadata {str: str}."""
-  arrays = {k: np.asarray(v, order='C') for k, v in arrays.items()}
-  with replacing(path) as partial:
-    partial.write_bytes(safetensors.numpy.save(arrays, metadata))
+    if os.fspath(path).endswith('.safetensors'):
+      file.write(safetensors.numpy.save(named, {'format': 'pt'}))
+    else:
+      np.savez(file, **named)
 
 
 def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
@@ -157,37 +144,34 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
     ValueError: there is no such file, or it cannot be downloaded.
   """
   url = os.fspath(path)
-  if is_local(url):
-    local = pathlib.Path(url).expanduser()
-    if local.exists() or missing_ok:
-      return local if local.exists() else None
-    raise UserError(f'{path} does not exist.')
   folder, _, name = url.rpartition('/')
-  cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
-  key = hashlib.sha256(folder.encode()).hexdigest()[:16]
-  local = pathlib.Path(cache).expanduser() / key / name
-  if not local.exists():
-    try:
+  local = pathlib.Path(url).expanduser()
+  if not is_local(url):
+    cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
+    key = hashlib.sha256(folder.encode()).hexdigest()[:16]
+    local = pathlib.Path(cache).expanduser() / key / name
+    if not local.exists():
       _download(url, local)
-    except FileNotFoundError as e:
-      if missing_ok:
-        return None
-      raise UserError(f'{url} does not exist.') from e
-  if name.endswith(_INDEX):
-    for shard in {*json.loads(local.read_text())['weight_map'].values()}:
+  if not local.exists():
+    if missing_ok:
+      return None
+    raise UserError(f'{url} does not exist.')
+  if not is_local(url) and name.endswith(_INDEX):
+    for shard in _shards(local):
       fetch(f'{folder}/{shard}')
   return local
 
 
 def _download(url, local):
+  """Download a file, if it exists."""
   protocol, _, rest = url.partition('://')
+  source, hint = url, ''
   if protocol in ('gs', 'gcs') and not importlib.util.find_spec('gcsfs'):
     # Public buckets are on the web as well. The variable is that of Google's
     # own libraries, for an emulator.
     host = os.environ.get('STORAGE_EMULATOR_HOST', _GCS).rstrip('/')
     source = f'{host}/{urllib.parse.quote(rest)}'
-  else:
-    source = url
+    hint = " If it is private: pip install '.[gcs]'."
   options = {}
   if source.startswith('http'):
     import aiohttp
@@ -201,8 +185,7 @@ def _download(url, local):
     with replacing(local) as partial:
       system.get_file(remote, str(partial))
   except FileNotFoundError:
-    raise
+    return
   except Exception as e:  # every file system has its own errors
-    hint = '' if source == url else " If it is private: pip install '.[gcs]'."
     raise UserError(f'{url} cannot be downloaded: {e!r}.{hint}') from e
   print(f'Downloaded {url} to {local}', file=sys.stderr)

@@ -39,13 +39,7 @@ _WEB = ('http://', 'https://', 'hf://')
 
 
 def find(path: PathLike | None, step: int | None = None) -> None:
-  """Check that there are weights, before any long work; see `read`.
-
-  Remote files are downloaded to the cache.
-
-  Raises:
-    ValueError: there are none.
-  """
+  """Raise ValueError if there are no weights; download remote files."""
   _, source = _locate(path, step)
   if source is not None:
     files.fetch(source)
@@ -80,6 +74,8 @@ def read(
   options = {k: v for k, v in options.items() if v is not None}
   try:
     directory, source = _locate(path, step)
+    if step is not None and source is not None:
+      raise UserError(f'step={step} is of workdirs. Leave it out.')
     if directory is not None:
       weights = _described(workdirs.description(directory), trust, options)
       if values:
@@ -88,11 +84,11 @@ def read(
       weights.step = int(directory.name)
     else:
       weights = _read_file(source, trust, options, values)
-    asked, size = options.get('image_size'), tuple(weights.image_shape[:2])
-    if asked is not None and as_pair(asked) != size:
+    size = weights.image_shape[:2]
+    if as_pair(options.get('image_size', size)) != size:
       raise UserError(
-        f'image_size={asked}, but the weights are for images of {size[0]}x'
-        f'{size[1]}. Leave it out; `pretrained.load` adapts weights.'
+        f'The weights are for images of {size[0]}x{size[1]}. Leave image_size '
+        'out; `pretrained.load` adapts weights.'
       )
   except UserError as error:
     if str(path) in str(error):
@@ -114,20 +110,17 @@ def _locate(path, step):
     return None, f'{path}/{_SAFETENSORS}'
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
-  folder = epath.Path(path)
-  source = path if folder.is_file() or path.endswith(_ENDINGS) else None
-  if folder.is_dir():
-    names = {child.name for child in folder.iterdir()}
-    known = [n for n in sorted(names) if n.endswith(_ENDINGS)]
-    for name in (_SAFETENSORS, f'{_SAFETENSORS}.index.json'):
-      known = [name] if name in known else known
-    if len(known) == 1 and 'checkpoints' not in names:
-      source = f'{path}/{known[0]}'
-  if source is None:
-    return checkpoint.find(path, step), None
-  if step is not None:
-    raise UserError(f'{path} is not a workdir; leave out step={step}.')
-  return None, source
+  folder, known = epath.Path(path), []
+  if folder.is_file() or path.endswith(_ENDINGS):
+    return None, path
+  if folder.is_dir() and not (folder / 'checkpoints').exists():
+    names = (child.name for child in folder.iterdir())
+    known = [name for name in names if name.endswith(_ENDINGS)]
+  for name in (f'{_SAFETENSORS}.index.json', _SAFETENSORS):
+    known = [name] if name in known else known
+  if len(known) == 1:
+    return None, f'{path}/{known[0]}'
+  return checkpoint.find(path, step), None
 
 
 def _read_file(source, trust, options, values):
@@ -156,12 +149,11 @@ def _read_file(source, trust, options, values):
 
 
 def _read_again(reader, weights, arrays, settings=None, **options):
-  """Read arrays of known Weights; options as arrays do not show the grid."""
+  """Return Weights of the arrays of others, whose grid is known."""
   shape = weights.image_shape
   embedding = getattr(weights.model, 'embedding', None)
-  grid = embedding and embedding.grid(shape)
-  options |= {'grid': grid, 'image_size': shape[:2]}
-  return reader.read(arrays, settings, **options)
+  options['grid'] = embedding and embedding.grid(shape)
+  return reader.read(arrays, settings, image_size=shape[:2], **options)
 
 
 def _sibling(path, name):
@@ -222,7 +214,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     format: one of FORMATS.
 
   Raises:
-    ValueError: the format cannot hold such a model.
+    ValueError: readers of the format would not compute the same.
   """
   if format not in FORMATS:
     raise UserError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
@@ -231,12 +223,12 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     weights, arrays, texts = _foreign(weights, format)
   path = epath.Path(path)
   if format in NPZ_FORMATS:
-    folder, file, save = path.parent, path, files.write_npz
+    folder, file = path.parent, path
     texts = {path.with_suffix('.json').name: describe_use(weights)}
   else:
-    folder, file, save = path, path / _SAFETENSORS, files.write_safetensors
+    folder, file = path, path / _SAFETENSORS
   folder.mkdir(parents=True, exist_ok=True)
-  save(file, arrays)
+  files.write(file, arrays)
   for name, content in texts.items():
     write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
   return [file, *(folder / name for name in texts)]

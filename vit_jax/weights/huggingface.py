@@ -6,10 +6,9 @@ has 'layers.0.attention.q_proj' in memory, but its files still have
 the prefix 'vit.'; the latter is written. The model has a pooled class token
 and no registers, MAP head or LayerScale.
 
-Without config.json: exact GELU, and LayerNorms with an epsilon of 1e-12.
-
 The tanh layer of a ViTModel, `pooler`, is our representation layer; a
-classifier does not read it, and then it is left out.
+classifier does not read it, and then it is left out. Without config.json: exact
+GELU, and LayerNorms with an epsilon of 1e-12.
 """
 
 import dataclasses
@@ -50,13 +49,7 @@ _IN_MEMORY = {  # names of version 5: names in files
   '.mlp.fc1.': '.intermediate.dense.',
   '.mlp.fc2.': '.output.dense.',
 }
-_GELU = {
-  'gelu': 'exact',
-  'gelu_python': 'exact',
-  'gelu_new': 'tanh',
-  'gelu_fast': 'tanh',
-  'gelu_pytorch_tanh': 'tanh',
-}
+_GELU = {'gelu': 'exact', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh'}
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 
 

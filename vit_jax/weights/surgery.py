@@ -45,12 +45,8 @@ class InitFrom:
   """Weights to start from, and how they are adapted to the model.
 
   Attributes:
-    path: a workdir, a checkpoint, or weights of any format of formats.py.
-    step, ema: which checkpoint of a workdir, and whether its EMA; see
-      `checkpoint.load_params`.
-    grid: (rows, columns) of a position table that is not square.
-    options: more of what a file does not say, see `formats.read`.
-    trust: packages that the file may name classes of.
+    path, step, ema, grid, trust: see `formats.read`.
+    options: more options of `formats.read`.
     head: 'reset': the head stays as initialised (the paper's fine-tuning);
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
       evaluation.
@@ -103,11 +99,7 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
 
 
 def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
-  """Return (state, report): a TrainState with the parameters of other weights.
-
-  Raises:
-    ValueError: the weights do not fit the model.
-  """
+  """Return (state, report): a TrainState with the parameters of weights."""
   params, report = fit(read(init_from), state.params, model, init_from)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   state = dataclasses.replace(state, params=params, ema=ema)
@@ -117,16 +109,10 @@ def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
 def fit(
   weights: Weights, params: Params, model: Model, init_from: InitFrom
 ) -> tuple[Params, str]:
-  """Return (params, report): weights in the shapes and shardings of others.
+  """Return (weights in the shapes and shardings of `params`, report).
 
-  Args:
-    weights: Weights.
-    params: of the model, as initialised.
-    model: that will use them.
-    init_from: how they are adapted.
-
-  Raises:
-    ValueError: the weights do not fit the model.
+  `params` are those of the model that will use the weights, as initialised; see
+  `adapt`.
   """
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [

@@ -234,8 +234,7 @@ def _family(config, arrays):
   ]
   if wrong:
     raise UserError(
-      f'The architecture {architecture} has {", ".join(wrong)}, which no model '
-      'here has.'
+      f'No model here has {", ".join(wrong)}, as {architecture} has.'
     )
   return family
 
@@ -249,19 +248,14 @@ def _vit_fields(arrays, config, known, given):
   elif 'architecture' in config and width in _HEADS:
     found['num_heads'] = known.get('num_heads', _HEADS[width])
   has_fc_norm = 'fc_norm.weight' in arrays
-  name = config.get('global_pool')
-  if 'pooling' in given:
-    pooling = given['pooling']
-  elif 'attn_pool.latent' in arrays:
+  is_token = 'cls_token' in arrays and not has_fc_norm
+  name = config.get('global_pool') or ('token' if is_token else 'avg')
+  pooling = image_configs.choose(_POOLING, name, 'global_pool')
+  if 'attn_pool.latent' in arrays:
     pooling = 'map'
-  elif 'dist_token' in arrays and name in (None, 'token'):
+  elif 'dist_token' in arrays and pooling == 'token':
     pooling = 'distilled'
-  elif name:
-    pooling = image_configs.choose(_POOLING, name, 'global_pool')
-  else:
-    is_token = 'cls_token' in arrays and not has_fc_norm
-    pooling = 'token' if is_token else 'gap'
-  found['pooling'] = pooling
+  found['pooling'] = pooling = given.get('pooling', pooling)
   if has_fc_norm and pooling != 'token':
     # For a single token, the norm before and after pooling are the same.
     found['norm_after_pooling'] = True
