@@ -64,7 +64,20 @@ MODELS = {
   'deit3': ('S/16', 'B/16', 'M/16', 'L/16', 'H/14'),
 }
 MODELS['deit3_finetune'] = MODELS['deit3']
-SIZES = {'B/16': 192, 'L/16': 192, 'H/14': 154}  # px on imagenet; else 224
+RECIPES = {  # epochs, learning rate, batch size, weight decay
+  ('deit', 'imagenet'): (300.0, 1e-3, 1024, 0.05),
+  ('deit3', 'imagenet'): (800.0, 3e-3, 2048, 0.05),
+  ('deit3', 'imagenet', 'S/16'): (800.0, 4e-3, 2048, 0.05),
+  ('deit3', 'imagenet21k'): (240.0, 1e-3, 2048, 0.02),
+  ('deit3', 'imagenet21k', 'H/14'): (90.0, 1e-3, 2048, 0.02),
+  ('deit3_finetune', 'imagenet'): (20.0, 1e-5, 512, 0.1),
+  ('deit3_finetune', 'imagenet21k'): (50.0, 3e-4, 2048, 0.02),
+}
+SIZES = {  # pixels; else 224
+  ('deit3', 'imagenet'): {'B/16': 192, 'L/16': 192, 'H/14': 154},
+  ('deit3', 'imagenet21k'): {'H/14': 126},
+  ('deit3_finetune', 'imagenet'): {'S/16': 384},
+}
 STOCHASTIC_DEPTH = {  # on imagenet, imagenet21k; fine-tuning after each
   'S/16': (0.05, 0.05, 0.0, 0.05),
   'M/16': (0.1, 0.05, 0.1, 0.1),
@@ -72,7 +85,6 @@ STOCHASTIC_DEPTH = {  # on imagenet, imagenet21k; fine-tuning after each
   'L/16': (0.45, 0.3, 0.45, 0.4),
   'H/14': (0.6, 0.5, 0.55, 0.45),
 }
-SMOOTHED = common.xent('softmax', label_smoothing=0.1)
 
 
 def get_config(argument=''):
@@ -86,132 +98,102 @@ def get_config(argument=''):
     size=int,
     tensor=1,
   )
-  if args.model not in MODELS[args.recipe]:
+  recipe = args.recipe, args.data
+  if recipe not in RECIPES or args.model not in MODELS[args.recipe]:
     raise ValueError(
-      f'{args.recipe} has no {args.model}. Use one of '
-      f'{", ".join(MODELS[args.recipe])}.'
+      f'{args.recipe} has no {args.model} on {args.data}. Use one of '
+      f'{", ".join(MODELS[args.recipe])} on imagenet.'
     )
+  epochs, lr, batch_size, weight_decay = (
+    RECIPES.get((*recipe, args.model)) or RECIPES[recipe]
+  )
+  size = args.size or SIZES.get(recipe, {}).get(args.model, 224)
+  is_deit, finetuning = args.recipe == 'deit', args.recipe == 'deit3_finetune'
+  on_21k = args.data == 'imagenet21k'
   config = common.training()
   config.preprocess = common.make(
     'models.layers.Normalize',
     mean=(123.675, 116.28, 103.53),
     std=(58.395, 57.12, 57.375),
   )
-  recipes = {'deit': deit, 'deit3': deit3, 'deit3_finetune': deit3_finetune}
-  recipes[args.recipe](config, args)
+  config.model = transformer(args)
+  config.objective = objective(args)
+  images = simple_crop(size) if on_21k else crop(size)
+  if recipe in (('deit', 'imagenet'), ('deit3_finetune', 'imagenet')):
+    config.optimizer = common.adam(weight_decay=weight_decay)
+    images.append(rand_augment())
+  else:
+    config.optimizer = common.make(
+      'optim.optimizers.lamb',
+      eps=1e-8,
+      weight_decay=weight_decay,
+      clip_norm=1.0,
+    )
+    images.append(common.make('data.augment.ThreeAugment'))
+    images.append(common.make('data.augment.ColorJitter'))
+  if is_deit:
+    config.ema = {'decay': 0.99996}
+    erasing = common.make('data.augment.RandomErasing', probability=0.25)
+    images.append(erasing)
+  fields = {'every_steps': 5000}
+  if args.recipe == 'deit3':
+    fields['loss'] = 'softmax' if on_21k else 'sigmoid'
+  if finetuning:
+    fields = {'every_fraction': 0.1}
+    config.init_from = {
+      'path': common.placeholder(str),
+      'head': 'reset' if on_21k else 'keep',
+      'posemb_resize': 'bicubic_antialias',
+    }
+  data = 'imagenet' if finetuning else args.data
+  source, held_out = common.splits(args, data, minival=False)
+  config.data = common.data(source, images, batch_size=batch_size)
+  if not (on_21k or finetuning):
+    config.data.order = common.make('data.order.Repeated', times=3)
+  margin = 0.875 if is_deit else 1.0
+  test_images = common.evaluation_images('timm', size, crop=margin)
+  config.evals = common.held_out_evals(config, held_out, test_images, **fields)
+  config.total_epochs = args.epochs or epochs
+  config.schedule = {'lr': lr, 'decay': 'cosine', 'end_lr': 1e-5}
+  config.schedule.warmup_epochs = 5.0
   return common.finish(config, args)
 
 
-def deit(config, args):
-  """Set the recipe of DeiT."""
-  if args.data != 'imagenet':
-    raise ValueError("deit is for 'imagenet'.")
-  config.model = transformer(args.model, stochastic_depth=0.1)
-  objective = SMOOTHED
-  if args.distilled or args.soft:
-    config.model.pooling = common.make('models.pooling.DistillationToken')
-    soft = {'kind': 'soft', 'weight': 0.1, 'temperature': 3.0}
-    hard = {'kind': 'hard', 'weight': 0.5}
-    objective = common.distillation(objective, **(soft if args.soft else hard))
-  # Outside of the distillation: teacher and student see the same mixed images.
-  config.objective = common.mixed(objective, mixup=0.8, cutmix=1.0)
-  config.optimizer = common.adam(weight_decay=0.05)
-  config.ema = {'decay': 0.99996}
-  erasing = common.make('data.augment.RandomErasing', probability=0.25)
-  images = [*crop(224), rand_augment(), erasing]
-  set_data(config, args, images, 1024, repeats=3, margin=0.875)
-  set_length(config, args.epochs or 300.0, lr=1e-3)
-
-
-def deit3(config, args):
-  """Set the pre-training of DeiT III."""
-  on_imagenet = args.data == 'imagenet'
-  config.model = deit3_transformer(args.model, 0 if on_imagenet else 1)
-  if on_imagenet:
-    images, repeats, loss = crop(SIZES.get(args.model, 224)), 3, 'sigmoid'
-    epochs, lr = 800.0, 4e-3 if args.model == 'S/16' else 3e-3
-    config.objective = common.mixed(common.bce(), mixup=0.8, cutmix=1.0)
-    config.optimizer = lamb(weight_decay=0.05)
-  else:
-    large = args.model == 'H/14'
-    images, repeats, loss = simple_crop(126 if large else 224), None, 'softmax'
-    epochs, lr = 90.0 if large else 240.0, 1e-3
-    config.model.num_classes = 21_843
-    config.objective = common.mixed(SMOOTHED, cutmix=1.0)
-    config.optimizer = lamb(weight_decay=0.02)
-  images = three_augment(images)
-  set_data(config, args, images, 2048, repeats=repeats, loss=loss)
-  set_length(config, args.epochs or epochs, lr)
-
-
-def deit3_finetune(config, args):
-  """Set the fine-tuning of DeiT III on ImageNet."""
-  after_imagenet = args.data == 'imagenet'
-  large = args.model == 'S/16' and after_imagenet
-  size = args.size or (384 if large else 224)
-  config.init_from = {
-    'path': common.placeholder(str),
-    'head': 'keep' if after_imagenet else 'reset',
-    'posemb_resize': 'bicubic_antialias',
-  }
-  config.model = deit3_transformer(args.model, 2 if after_imagenet else 3)
-  if after_imagenet:
-    epochs, lr, batch_size = 20.0, 1e-5, 512
-    images = [*crop(size), rand_augment()]
-    config.objective = common.mixed(SMOOTHED, mixup=0.8, cutmix=1.0)
-    config.optimizer = common.adam(weight_decay=0.1)
-  else:
-    epochs, lr, batch_size = 50.0, 3e-4, 2048
-    images = three_augment(simple_crop(size))
-    config.objective = common.mixed(SMOOTHED, cutmix=1.0)
-    config.optimizer = lamb(weight_decay=0.02)
-  args.data = 'imagenet'
-  set_data(config, args, images, batch_size, every_fraction=0.1)
-  set_length(config, args.epochs or epochs, lr)
-
-
-def set_data(
-  config, args, images, batch_size, *, repeats=None, margin=1.0, **fields
-):
-  """Set the data of training and the evaluators, by default every 5000 steps.
-
-  `repeats` is how often an image is in a batch, `margin` the fraction of the
-  smaller side that test images keep.
-  """
-  source, held_out = common.splits(args, minival=False)
-  config.data = common.data(source, images, batch_size=batch_size)
-  if repeats:
-    config.data.order = common.make('data.order.Repeated', times=repeats)
-  size = images[0]['size']
-  test_images = common.evaluation_images('timm', size, crop=margin)
-  if 'every_fraction' not in fields:
-    fields['every_steps'] = 5000
-  config.evals = common.held_out_evals(config, held_out, test_images, **fields)
-
-
-def set_length(config, epochs, lr):
-  """Set the duration and the schedule of DeiT's scripts."""
-  config.total_epochs = epochs
-  config.schedule = {'lr': lr, 'decay': 'cosine', 'end_lr': 1e-5}
-  config.schedule.warmup_epochs = 5.0
-
-
-def transformer(name, *, block=None, **fields):
+def transformer(args):
   """Return a model with DeiT's GELU and initialisation."""
-  block = {'gelu': 'exact', 'init_std': 0.02} | (block or {})
-  model = common.model(name, block=block, head={'init_std': 0.02}, **fields)
+  fields = {'block': {'gelu': 'exact', 'init_std': 0.02}}
+  if args.recipe == 'deit':
+    fields['stochastic_depth'] = 0.1
+    if args.distilled or args.soft:
+      fields['pooling'] = common.make('models.pooling.DistillationToken')
+  else:
+    stage = 2 * (args.recipe == 'deit3_finetune') + (args.data != 'imagenet')
+    fields['stochastic_depth'] = (STOCHASTIC_DEPTH[args.model][stage],) * 2
+    fields['block']['layerscale_init'] = 1e-4
+    fields['posemb'] = common.make('models.posemb.Learned', prefix=False)
+  model = common.model(args.model, head={'init_std': 0.02}, **fields)
   model['embedding']['init_std'] = 0.02
+  if (args.recipe, args.data) == ('deit3', 'imagenet21k'):
+    model['num_classes'] = 21_843
   return model
 
 
-def deit3_transformer(name, stage):
-  """Return a model of DeiT III; `stage` is a column of STOCHASTIC_DEPTH."""
-  return transformer(
-    name,
-    block={'layerscale_init': 1e-4},
-    posemb=common.make('models.posemb.Learned', prefix=False),
-    stochastic_depth=(STOCHASTIC_DEPTH[name][stage],) * 2,
-  )
+def objective(args):
+  """Return the loss of mixed images.
+
+  Mixing is outside of the distillation: teacher and student see the same mixed
+  images.
+  """
+  smoothed = common.xent('softmax', label_smoothing=0.1)
+  if args.data == 'imagenet21k':
+    return common.mixed(smoothed, cutmix=1.0)
+  inner = common.bce() if args.recipe == 'deit3' else smoothed
+  if args.recipe == 'deit' and args.soft:
+    soft = {'kind': 'soft', 'weight': 0.1, 'temperature': 3.0}
+    inner = common.distillation(smoothed, **soft)
+  elif args.recipe == 'deit' and args.distilled:
+    inner = common.distillation(smoothed, kind='hard', weight=0.5)
+  return common.mixed(inner, mixup=0.8, cutmix=1.0)
 
 
 def crop(size):
@@ -231,15 +213,3 @@ def rand_augment():
   fields = {'interpolation': 'bicubic', 'fill': (124, 116, 104)}
   policy = 'rand-m9-mstd0.5-inc1'
   return common.make('data.augment.rand_augment', policy=policy, **fields)
-
-
-def three_augment(crop):
-  """Return the transforms with DeiT III's augmentation after them."""
-  names = ('ThreeAugment', 'ColorJitter')
-  return [*crop, *(common.make(f'data.augment.{name}') for name in names)]
-
-
-def lamb(*, weight_decay):
-  """Return DeiT III's LAMB."""
-  settings = {'eps': 1e-8, 'weight_decay': weight_decay, 'clip_norm': 1.0}
-  return common.make('optim.optimizers.lamb', **settings)
