@@ -72,7 +72,17 @@ def get_config(argument=''):
     reg=float,
     epochs=300.0,
   )
-  magnitude, mixup, reg, weight_decay = settings(args)
+  on_21k = args.data == 'imagenet21k'
+  column = 0 if not on_21k else 1 if args.epochs < 100 else 2
+  level, reg = BEST[args.model][column]
+  magnitude, mixup = LEVELS[level if args.aug == 'best' else args.aug]
+  reg = reg if args.reg is None else args.reg
+  weight_decay = 0.03 if on_21k and args.model in LESS_DECAY else 0.1
+  if args.faults and magnitude is None:
+    raise ValueError(
+      "'faults' are of RandAugment, which this model and augmentation do not "
+      "have. Leave 'faults' out, or name another augmentation, e.g. light2."
+    )
   train_images = common.inception_crop(224)
   if magnitude is not None:
     train_images.append(common.rand_augment(magnitude, faults=args.faults))
@@ -81,30 +91,14 @@ def get_config(argument=''):
   )
   config.total_epochs = args.epochs
   config.model = common.model(args.model, dropout=reg, stochastic_depth=reg)
-  if args.data == 'imagenet':
+  if on_21k:
+    config.model.update(num_classes=21_843, head={'bias_init': -10.0})
+  else:
     width = config.model.width
     config.model.head = {'representation_size': width, 'bias_init': -6.9}
-  else:
-    config.model.update(num_classes=21_843, head={'bias_init': -10.0})
   config.objective = common.mixed(common.xent('sigmoid'), mixup=mixup)
   config.optimizer = common.adam(
     weight_decay=weight_decay, clip_norm=1.0, mu_dtype='bfloat16'
   )
   config.schedule = {'lr': 1e-3, 'decay': 'cosine', 'warmup_steps': 10_000}
   return common.finish(config, args)
-
-
-def settings(args):
-  """Return (magnitude or None, mixup, rate of dropout, weight decay)."""
-  on_21k = args.data == 'imagenet21k'
-  column = 0 if not on_21k else 1 if args.epochs < 100 else 2
-  level, reg = BEST[args.model][column]
-  magnitude, mixup = LEVELS[level if args.aug == 'best' else args.aug]
-  if args.faults and magnitude is None:
-    raise ValueError(
-      "'faults' are of RandAugment, which this model and augmentation do not "
-      "have. Leave 'faults' out, or name another augmentation, e.g. light2."
-    )
-  weight_decay = 0.03 if on_21k and args.model in LESS_DECAY else 0.1
-  reg = reg if args.reg is None else args.reg
-  return magnitude, mixup, reg, weight_decay

@@ -1,8 +1,7 @@
 """Published numbers of the ViT paper (arXiv 2010.11929), to compare with.
 
-All are in percent, as printed. Data sets have the names of transfer.py ('real'
-is ImageNet-ReaL) and, in table 9, of the tasks in vit_jax/data/vtab.py.
-Pre-training data are imagenet1k, imagenet21k and jft.
+All are in percent, as printed. Data sets have the names of transfer.py and of
+the tasks in vit_jax/data/vtab.py.
 
 For H/14 on JFT tables 5 and 6 differ by up to 0.5, and table 5 repeats table 2
 for CIFAR-100, Pets and Flowers. The 859 exaFLOPs of R50+L/16 do not fit those

@@ -36,18 +36,11 @@ def model(**fields):
   return embedded.vit(**sizes, patch_size=4, scan=True, **fields)
 
 
-def softmax(**fields):
-  return {'objective': common.xent('softmax', **fields)}
-
-
 def mixed(**fields):
   return {'objective': common.mixed(common.xent('softmax'), **fields)}
 
 
-def optimizer(target):
-  return {'optimizer': embedded.adam() | {'target': target}}
-
-
+SMOOTHED = {'objective': common.xent('softmax', label_smoothing=0.1)}
 RAND_AUGMENT = common.make(
   'data.augment.rand_augment', policy='rand-m9-mstd0.5-inc1', fill=0
 )
@@ -60,15 +53,17 @@ RECIPES = {  # title: (name, settings of a run, transforms after the crop)
   'random erasing': ('erasing', {}, (ERASING,)),
   'stochastic depth': ('depth', {'model': model(stochastic_depth=0.1)}, ()),
   'EMA': ('ema', {'ema': {'decay': 0.99, 'debias': True}}, ()),
-  'label smoothing': ('smoothing', softmax(label_smoothing=0.1), ()),
+  'label smoothing': ('smoothing', SMOOTHED, ()),
 }
 
-MUON = optimizer('vit_jax.optim.optimizers.muon')
+ADAM = embedded.adam()
+NADAMW = {'optimizer': ADAM | {'target': 'optax.nadamw'}}
+MUON = {'optimizer': ADAM | {'target': 'vit_jax.optim.optimizers.muon'}}
 SGD = {'optimizer': common.sgd(weight_decay=1e-4, clip_norm=1.0)}
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 OPTIMIZERS = {  # title: (name, settings of a run, learning rates to try)
   'AdamW': ('baseline', {}, RATES),
-  'NAdamW': ('nadamw', optimizer('optax.nadamw'), RATES),
+  'NAdamW': ('nadamw', NADAMW, RATES),
   'Muon': ('muon', MUON, RATES),
   'SGD': ('sgd', SGD, (0.03, 0.1, 0.3)),
 }

@@ -51,6 +51,7 @@ are certain; 56 is the nearest divisor of 224 to 64); heads of 64 dimensions;
 table 3's rate of L/32; 7 epochs.
 """
 
+import itertools
 import re
 
 from configs import arguments, common, finetune
@@ -236,24 +237,20 @@ def _on_subset(model, count, args, values):
 def figure_3(models, args, values):
   """Return (runs, reports): accuracy after pre-training on three data sets."""
   runs, measured, published = {}, {}, {}
-  for model in models:
-    for data, (images, _) in DATA.items():
-      if model == 'H/14' and data != 'jft':
-        continue
+  for model, (data, (images, _)) in itertools.product(FIGURE_3, DATA.items()):
+    row = TABLE_5.get((data, model))
+    if data == 'jft':
+      row = TABLE_7.get((model, 'SGD'), row)
+    if row:
+      point = {'x': images, 'y': {'value': fraction(row['imagenet'])}}
+      published.setdefault(_label(model), []).append(point)
+    if model in models and (model != 'H/14' or data == 'jft'):
       path = f'{data}_{run_name(model)}'
       runs[f'pretrain_{path}'] = _pretraining(model, data, args, values)
       words = ['imagenet', model] + ['bit'] * ('x' in model)
       runs |= finetunings(values, args, *words, path=path)
       point = {'x': images, 'y': finetuned(path, 'imagenet')}
       measured.setdefault(_label(model), []).append(point)
-  for model in FIGURE_3:
-    for data, (images, _) in DATA.items():
-      row = TABLE_5.get((data, model), {})
-      if data == 'jft':
-        row = TABLE_7.get((model, 'SGD'), row)
-      if row:
-        point = {'x': images, 'y': {'value': fraction(row['imagenet'])}}
-        published.setdefault(_label(model), []).append(point)
   panel = {
     'title': 'ImageNet',
     'xlabel': 'data of pre-training',

@@ -65,7 +65,7 @@ def get_config(argument=''):
   chosen = arguments.chosen(args, known, refused=DATA)
   runs = {}
   for data in chosen:
-    runs |= grid(data, args) | finals(data, args)
+    runs |= runs_on(data, args)
   title = f'{args.model}{spread(args)}'
   table = common.table(cells(chosen, args), title=title, digits=2)
   curves = common.curves(panel(data, args) for data in chosen)
@@ -109,29 +109,23 @@ def settings(data, args):
       yield name + (f'_steps{each}' if each else ''), rate, each
 
 
-def grid(data, args):
-  """Return {name: config} of all settings, on the dev split."""
-  runs = {}
+def runs_on(data, args):
+  """Return {name: run}: all settings on the dev split, then the final runs."""
+  tried, final = {}, {}
   for name, rate, steps in settings(data, args):
     words = ['dev', f'lr={rate}', *[f'steps={steps}'] * bool(steps)]
-    runs[name] = _finetuning(data, args, *words)
-  return runs
-
-
-def finals(data, args):
-  """Return {name: config} of the best rate, and of `bit`, on all of train."""
+    tried[name] = _finetuning(data, args, *words)
   more = ('total_steps', 'schedule.warmup_steps') if args.augreg else ()
-  runs = {}
   for seed in range(args.seeds):
-    run = runs[f'{data}_final_seed{seed}'] = _finetuning(data, args)
+    run = final[f'{data}_final_seed{seed}'] = _finetuning(data, args)
     run.best_of = best_of(rf'{data}_dev_lr.*', 'dev', *more)
   for seed in range(args.seeds if args.bit else 0):
-    runs[f'{data}_bit_seed{seed}'] = _finetuning(data, args, 'bit')
-  for name, run in runs.items():
+    final[f'{data}_bit_seed{seed}'] = _finetuning(data, args, 'bit')
+  for name, run in final.items():
     run.seed = int(name.rpartition('seed')[2])
     if data == 'imagenet':
-      run.evals.real = real(run)
-  return runs
+      run.evals.real = real(run.evals.test)
+  return tried | final
 
 
 def _finetuning(data, args, *words):
@@ -149,15 +143,13 @@ def _finetuning(data, args, *words):
   return finetune.get_config(','.join(words + ['tiny'] * args.tiny))
 
 
-def real(run):
-  """Return the evaluator `test` on ImageNet's ReaL labels, at the end only."""
-  evaluator = run.evals.test.copy_and_resolve_references()
+def real(test):
+  """Return the evaluator on ImageNet's ReaL labels, at the end only."""
+  evaluator = test.copy_and_resolve_references()
   del evaluator.every_fraction
-  evaluator.data.source.update(
-    name='imagenet2012_real',
-    label_key='real_label',
-    label_fn=common.make('data.imagenet.RealLabels'),
-  )
+  labels = common.make('data.imagenet.RealLabels')
+  evaluator.data.source.update(name='imagenet2012_real', label_fn=labels)
+  evaluator.data.source.label_key = 'real_label'
   return evaluator
 
 

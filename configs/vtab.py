@@ -34,6 +34,8 @@ Not in the paper: warm-up, 200 steps (scenic's for ViT-G and AugReg's; 100 for
 pixels, which are from 256 as in scenic.
 """
 
+import itertools
+
 from configs import arguments, common, finetune, published, transfer
 from vit_jax.data import vtab
 
@@ -55,36 +57,19 @@ def get_config(argument=''):
   chosen = [x for x in TASKS if x in tasks or not tasks]
   runs = {}
   for task in chosen:
-    if args.sweep:
-      runs |= grid(task, args)
-    runs |= finals(task, args)
+    for rate, steps in itertools.product(RATES, STEPS) if args.sweep else ():
+      name = f'{task}_lr{rate:.0e}_steps{steps}'
+      runs[name] = finetuning(task, args, 'train800', 'val', rate, steps)
+    for seed in range(args.seeds):
+      run = finetuning(task, args, 'train800val200', 'test', 0.01, 2500)
+      runs[f'{task}_seed{seed}'] = run
+      run.seed = seed
+      if args.sweep:
+        more = ('schedule.warmup_steps', 'total_steps')
+        run.best_of = transfer.best_of(f'{task}_lr.*', 'val', *more)
   title = f'VTAB-1k, {args.model}{transfer.spread(args)}'
   report = common.table(cells(chosen), title=title)
   return transfer.study(runs, (report,), discard='.*')
-
-
-def grid(task, args):
-  """Return {name: config} of AugReg's settings, on 800 examples."""
-  return {
-    f'{task}_lr{rate:.0e}_steps{steps}': finetuning(
-      task, args, 'train800', 'val', rate, steps
-    )
-    for rate in RATES
-    for steps in STEPS
-  }
-
-
-def finals(task, args):
-  """Return {name: config} of each seed, on 1,000 examples."""
-  more = ('schedule.warmup_steps', 'total_steps')
-  runs = {}
-  for seed in range(args.seeds):
-    run = finetuning(task, args, 'train800val200', 'test', 0.01, 2500)
-    run.seed = seed
-    if args.sweep:
-      run.best_of = transfer.best_of(f'{task}_lr.*', 'val', *more)
-    runs[f'{task}_seed{seed}'] = run
-  return runs
 
 
 def finetuning(task, args, split, evaluator, lr, steps):
