@@ -175,25 +175,34 @@ def _shrink(model, x):
 
 
 def _reports(args, members):
-  cells = []
+  """Return the table and, for axial, figure 13: accuracy against compute."""
+  cells, lines = [], {}
   for name, x in members.items():
     results = _results(args, name)
+    metric, found = next(iter(results.items()))
     if x.column:
-      results = {x.column: results[_few_shot_title(args)]}
+      results = {x.column: found}
     for column, spec in results.items():
       cells.append({'row': x.row, 'column': column, **spec})
     if not args.embedded:
       cells += _published(args.study, x)
-  metric = f', {_few_shot_title(args)}' if args.study == 'positions' else ''
-  title = STUDIES[args.study] + metric
-  reports = [common.table(cells, title=title, digits=2, name=args.study)]
-  if args.study == 'axial':
-    reports.append(_figure_13(args, members))
-  return reports
-
-
-def _few_shot_title(args):
-  return 'digits, 10-shot' if args.embedded else 'ImageNet, 5-shot'
+    kind = 'Axial' if x.row.startswith('Axial') else 'Plain'
+    kind += ' ResNet' if 'x' in x.model else ' ViT'
+    compute = {'runs': found['runs'], 'metric': 'exaflops'}
+    point = {'x': compute, 'y': found, 'name': x.row}
+    lines.setdefault(kind, []).append(point)
+  title = STUDIES[args.study]
+  title += f', {metric}' if args.study == 'positions' else ''
+  table = common.table(cells, title=title, digits=2, name=args.study)
+  if args.study != 'axial':
+    return [table]
+  panel = {
+    'title': title,
+    'xlabel': 'pre-training compute (exaFLOPs)',
+    'ylabel': f'{metric} (%)',
+    'lines': lines,
+  }
+  return [table, common.figure(panel, title='Figure 13', name='figure_13')]
 
 
 def _results(args, name):
@@ -202,12 +211,12 @@ def _results(args, name):
   held_out = {'runs': runs, 'metric': 'val/accuracy'}
   if args.embedded:
     few_shot = {'runs': runs, 'metric': 'frozen/digits/fewshot/10shot'}
-    return {_few_shot_title(args): few_shot, 'glyphs, held out': held_out}
+    return {'digits, 10-shot': few_shot, 'glyphs, held out': held_out}
   if args.study == 'optimizer':
     out = {TITLES[data]: scaling.finetuned(name, data) for data in RATES}
     return out | {'Average': scaling.finetuned(name, *RATES)}
   few_shot = scaling.few_shot(runs)
-  return {_few_shot_title(args): few_shot, f'{args.name}, held out': held_out}
+  return {'ImageNet, 5-shot': few_shot, f'{args.name}, held out': held_out}
 
 
 def _published(study, x):
@@ -221,22 +230,3 @@ def _published(study, x):
     found['Average'] = sum(found.values()) / len(found)
   for column, value in found.items():
     yield {'row': f'{x.row} paper', 'column': column, 'value': fraction(value)}
-
-
-def _figure_13(args, members):
-  """Return its left panel, accuracy against compute."""
-  lines = {}
-  for name, x in members.items():
-    found = _results(args, name)[_few_shot_title(args)]
-    kind = 'Axial' if x.row.startswith('Axial') else 'Plain'
-    kind += ' ResNet' if 'x' in x.model else ' ViT'
-    compute = {'runs': found['runs'], 'metric': 'exaflops'}
-    point = {'x': compute, 'y': found, 'name': x.row}
-    lines.setdefault(kind, []).append(point)
-  panel = {
-    'title': 'Axial attention',
-    'xlabel': 'pre-training compute (exaFLOPs)',
-    'ylabel': f'{_few_shot_title(args)} (%)',
-    'lines': lines,
-  }
-  return common.figure(panel, title='Figure 13', name='figure_13')
