@@ -60,7 +60,7 @@ def evaluate(
 
   Args:
     workdir: directory for the results.
-    evals: what makes each evaluator, by name; see evaluators.py.
+    evals: {name: factory}, see evaluators.py.
     init_from: the weights; the head is kept by default. None: a freshly
       initialised model, the baseline for features of a trained one.
     model, image_shape, preprocess: by default from the weights; image_shape is

@@ -68,8 +68,8 @@ def study(
     order: names of all runs in the order to do them, because a ConfigDict sorts
       its keys; None: alphabetical.
     report: objects with __call__(results), which writes a report of the runs
-      that are done, and check(results), which raises ValueError for what no run
-      of the study can fill.
+      that are done, and check(results), which raises ValueError if no run of
+      the study can fill it.
     shared: values that runs refer to.
     discard: regular expression of the runs whose checkpoints are deleted once
       the run is done.
@@ -78,8 +78,7 @@ def study(
     report_only: do no run.
     provenance: the config that the arguments are from, saved in workdir. Its
       allow_changes are 'KEY' for all runs, or 'runs.NAME.KEY' for one.
-    dry_run: stop after all checks and a dry run of each run whose weights exist
-      already.
+    dry_run: make dry runs, of each run that builds on nothing still to do.
 
   Returns:
     list of the values that the reports return.
@@ -266,19 +265,17 @@ def _check_sources(runs):
 
   values = [config.to_dict() for config in runs.values()]
   found = filter(has_source, jax.tree.leaves(values, is_leaf=has_source))
-  problems = {}
+  problems = {'Data of the study cannot be opened:': None}
   for source in {repr(x['source']): x['source'] for x in found}.values():
     try:
       configs.resolve(source)
     except (UserError, OSError) as error:
       problems[str(error)] = None
-  if problems:
-    text = '\n\n'.join(problems)
-    raise ConfigError(f'Data of the study cannot be opened:\n\n{text}')
+  if len(problems) > 1:
+    raise ConfigError('\n\n'.join(problems))
 
 
 def _dry_runs(todo, runs, needs, workdir):
-  """Make a dry run of each run that builds on nothing that is still to do."""
   for name in todo:
     if pending := [x for x in needs[name] if not outcome(workdir / x)]:
       terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')

@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import urllib.parse
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,8 +30,8 @@ from vit_jax.types import UserError
 
 NAME = 'report.html'
 # Metrics that a summary shows, best first; the rest is in tables.
-_MAIN = ('accuracy', r'\d+shot', 'mAP', 'loss')
-_DETAIL = re.compile(r'class_accuracy/.*|.*_seed\d+')
+_MAIN = ('/accuracy$', r'/\d+shot$', '/loss$')
+_DETAIL = re.compile(r'class_accuracy/|_seed\d+$')
 _WORST = 24  # mistakes on a page
 
 
@@ -52,9 +53,9 @@ def write_at_end(workdir: PathLike) -> None:
 
 
 def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
-  """Write the page of a run or a study to WORKDIR/report.html, or `output`.
+  """Write the page of a run or a study; return its path.
 
-  Returns the path, or raises ValueError.
+  By default this is report.html in the workdir.
   """
   found = Workdir(workdir)
   if not found.config and not found.records:
@@ -89,11 +90,10 @@ def _template():
 
 def _run(run):
   """Return what the template shows of a run."""
-  kinds = {'train': 'Training run', 'evaluate': 'Evaluation'}
   parent = Workdir(run.path.parent)
   is_member = parent.is_study and run.name in parent.config['runs']
   return {
-    'kind': kinds.get(run.kind, 'Run'),
+    'kind': 'Evaluation' if run.kind == 'evaluate' else 'Training run',
     'study': parent.name if is_member else None,
     'status': run.status,
     'tiles': _tiles(run),
@@ -113,10 +113,10 @@ def _study(study):
   runs = study.runs()
   done = sum(bool(run.done) for run in runs)
   seconds = sum(run.seconds or 0 for run in runs)
-  status = (f'{done} of {len(runs)} runs are done', 'warn')
+  is_done = 'good' if done == len(runs) else 'warn'
   return {
     'kind': 'Study',
-    'status': ('finished', 'good') if done == len(runs) else status,
+    'status': (f'{done} of {len(runs)} runs are done', is_done),
     'tiles': [('Time of all runs', duration(seconds), '')],
     'charts': charts.of_study({run.name: run.records for run in runs}),
     'runs': _table_of(runs),
@@ -202,35 +202,25 @@ def _interval(name, last):
 def _main_metrics(last):
   """Return the metrics of a summary: the best kind of each evaluator."""
   found = []
-  for split, stems in _by_split(last).items():
-    kinds = ([x for x in stems if re.fullmatch(kind, x)] for kind in _MAIN)
-    found += [f'{split}/{x}' for x in next(filter(None, kinds), ())]
+  for evaluator, parts in _evaluations(last).items():
+    names = [f'{evaluator}/{name}' for name, *_ in parts['rows']]
+    kinds = ([x for x in names if re.search(kind, x)] for kind in _MAIN)
+    found += next(filter(None, kinds), ())
   return found or [x for x in ('train/loss',) if x in last]
-
-
-def _by_split(names):
-  """Return {evaluator: [name of its metric]}."""
-  splits: dict[str, list[str]] = {}
-  for name in names:
-    found = re.fullmatch('(.*?)/(class_accuracy/.*)', name)
-    split, stem = found.groups() if found else name.rpartition('/')[::2]
-    if split and split not in ('train', 'seconds', 'data_wait'):
-      splits.setdefault(split, []).append(stem)
-  return splits
 
 
 def _evaluations(last):
   """Return {evaluator: {'rows', 'details'}}, each [metric, value, interval]."""
-  found = {}
-  for split, stems in _by_split(last).items():
-    found[split] = {'rows': [], 'details': []}
-    for stem in stems:
-      name, kind = f'{split}/{stem}', 'rows'
-      if _DETAIL.fullmatch(stem):
-        kind = 'details'
-      if not re.search('_(low|high|std)$', stem):
-        row = [stem, _metric(name, last[name]), _interval(name, last)]
-        found[split][kind].append(row)
+  found: dict[str, Any] = {}
+  for name, value in last.items():
+    evaluator, _, metric = name.partition('/')
+    if not metric or evaluator in ('train', 'seconds', 'data_wait'):
+      continue
+    parts = found.setdefault(evaluator, {'rows': [], 'details': []})
+    kind = 'details' if _DETAIL.search(metric) else 'rows'
+    if not re.search('_(low|high|std)$', metric):
+      row = [metric, _metric(name, value), _interval(name, last)]
+      parts[kind].append(row)
   return found
 
 
@@ -249,14 +239,11 @@ def _confusion(path, rows):
   """Return the figure of confusion-NAME.csv and the most confused classes."""
   (_, *labels), *rows = rows
   matrix = np.array([row[1:] for row in rows], np.int64)
-  totals = matrix.sum(axis=1)
-  return {
-    'figure': _encoded(path.with_suffix('.png')),
-    'pairs': [
-      (labels[i], labels[j], f'{count:,}', f'{count / totals[i]:.1%}')
-      for i, j, count in most_confused(matrix)
-    ],
-  }
+  pairs = [
+    (labels[i], labels[j], f'{count:,}', f'{count / matrix[i].sum():.1%}')
+    for i, j, count in most_confused(matrix)
+  ]
+  return {'figure': _encoded(path.with_suffix('.png')), 'pairs': pairs}
 
 
 def most_confused(

@@ -65,12 +65,9 @@ class Table:
 class Paired(Table):
   """Differences of each row to the first one, with 95% intervals, in percent.
 
-  A difference is taken within each seed, so that what the seed decides (data,
-  order, initialisation) cancels. The interval is Student's t. The first row
-  shows its own mean and interval.
-
-  The runs of cells have a group called `seed`. Each column has a cell of the
-  first row.
+  A difference is taken within each seed, the group `seed` of the runs, so that
+  what the seed decides (data, order, initialisation) cancels. The interval is
+  Student's t. The first row has a cell in each column, its mean and interval.
   """
 
   title: str = 'Differences to the baseline'
@@ -86,32 +83,24 @@ class Paired(Table):
     Values are differences by seed, or accuracies of the first row; half_width
     is None for one seed.
     """
-    # The first cell of each column is its baseline.
-    baseline = next(
-      x for _, name, x in map(_parts, self.cells) if name == column
-    )
-    values, sign = results.sample(**spec), ''
+    import scipy.special  # takes a quarter of a second
+
+    cells = map(_parts, self.cells)
+    baseline = next(x for _, other, x in cells if other == column)
+    values, sign, width = results.sample(**spec), '', None
     if spec != baseline:
       base, sign = results.sample(**baseline), '+'
       values = {k: x - base[k] for k, x in values.items() if k in base}
     if not values:
       return None
-    mean = float(np.mean(list(values.values())))
-    width = half_width(list(values.values()))
+    sample, count = list(values.values()), len(values)
+    mean = float(np.mean(sample))
     text = f'{100 * mean:{sign}.{self.digits}f}'
-    if width is not None:
+    if count > 1:
+      error = np.std(sample, ddof=1) / count**0.5
+      width = float(scipy.special.stdtrit(count - 1, 0.975) * error)
       text += f' ± {100 * width:.{self.digits}f}'
     return text, {'mean': mean, 'half_width': width, 'values': values}
-
-
-def half_width(values: Sequence[float]) -> float | None:
-  """Return half of the 95% interval of the mean (Student's t), or None."""
-  if len(values) < 2:
-    return None
-  import scipy.special  # takes a quarter of a second
-
-  quantile = scipy.special.stdtrit(len(values) - 1, 0.975)
-  return float(quantile * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 def publish(
