@@ -133,7 +133,7 @@ def test_flip_of_a_crop():
 def test_inception_crop_boxes_are_in_bounds(method):
   crop = T.InceptionCrop(8, method=method)
   rng = _rng()
-  boxes = np.array([crop.box(375, 500, rng) for _ in range(3000)])
+  boxes = np.array([crop.box((375, 500), rng) for _ in range(3000)])
   y, x, h, w = boxes.T
   assert (y >= 0).all() and (y + h <= 375).all()
   assert (x >= 0).all() and (x + w <= 500).all()
@@ -160,9 +160,9 @@ def test_inception_crop_boxes_are_in_bounds(method):
 )
 def test_recorded_boxes(method, wide, narrow):
   crop = T.InceptionCrop(8, method=method)
-  assert [crop.box(375, 500, _rng(seed)) for seed in range(3)] == wide
+  assert [crop.box((375, 500), _rng(seed)) for seed in range(3)] == wide
   crop = T.InceptionCrop(8, area=(0.9, 1), method=method)
-  assert [crop.box(120, 100, _rng(seed)) for seed in range(3)] == narrow
+  assert [crop.box((120, 100), _rng(seed)) for seed in range(3)] == narrow
 
 
 def test_scaled_to_another_image_size():
@@ -179,7 +179,7 @@ def test_tf_heights_are_uniform():
   # At a fixed ratio of 1 on a square: heights uniform in [sqrt(.04), 1] * 200.
   crop = T.InceptionCrop(8, area=(0.04, 1.0), ratio=(1.0, 1.0))
   rng = _rng()
-  heights = np.array([crop.box(200, 200, rng)[2] for _ in range(4000)])
+  heights = np.array([crop.box((200, 200), rng)[2] for _ in range(4000)])
   assert heights.min() == 40 and heights.max() == 200
   ranks = (np.sort(heights) - 40) / 160
   uniform = np.linspace(0, 1, 4000)
@@ -189,7 +189,7 @@ def test_tf_heights_are_uniform():
 def test_torch_areas_are_uniform():
   crop = T.InceptionCrop(8, area=(0.04, 1), ratio=(1, 1), method='torch')
   rng = _rng()
-  boxes = np.array([crop.box(200, 200, rng) for _ in range(4000)])
+  boxes = np.array([crop.box((200, 200), rng) for _ in range(4000)])
   ranks = (np.sort(boxes[:, 2] ** 2 / 200**2) - 0.04) / 0.96
   assert np.abs(ranks - np.linspace(0, 1, 4000)).max() < 0.04
 
@@ -197,14 +197,14 @@ def test_torch_areas_are_uniform():
 def test_inception_crop_falls_back():
   # An image too thin for any ratio in bounds at this area.
   crop = T.InceptionCrop(8, area=(0.9, 1.0))
-  assert crop.box(10, 100, _rng()) == (0, 0, 10, 100)
+  assert crop.box((10, 100), _rng()) == (0, 0, 10, 100)
   crop = T.InceptionCrop(8, area=(0.9, 1.0), method='torch')
-  assert crop.box(9, 100, _rng()) == (0, 44, 9, 12)
+  assert crop.box((9, 100), _rng()) == (0, 44, 9, 12)
 
 
 def test_inception_crop_resizes_its_box():
   crop = T.InceptionCrop((12, 10))
-  y, x, h, w = crop.box(30, 40, _rng(3))
+  y, x, h, w = crop.box((30, 40), _rng(3))
   out = crop(_image(), _rng(3))
   expected = _bilinear(_image()[y : y + h, x : x + w], 12, 10)
   assert np.abs(out - expected).max() <= 1

@@ -96,43 +96,61 @@ def _enlarge_area(image, height, width):
   return out.reshape(height, width, image.shape[2])
 
 
-def _part(image, box):
-  """Return the pixels in a box of an image, which may be `Encoded`."""
-  if isinstance(image, images.Encoded):
-    return image.part(box)
-  y, x, height, width = box
-  return image[y : y + height, x : x + width]
+class _Crop:
+  """Cuts out a box, of which an encoded image decodes no more, and resizes it.
 
+  The default box is the whole image.
+  """
 
-def _resized(image, size, transform):
-  pixels = _part(image, (0, 0, *image.shape[:2]))
-  return resize(pixels, size, transform.interpolation, transform.antialias)
+  takes_encoded: ClassVar = True  # see pipeline.py
+  interpolation: Interpolation = 'bilinear'
+  antialias: bool = False
+  size: Size
 
-
-class _Sized:
-  """Takes encoded images, see pipeline.py; makes the field `size` a pair."""
-
-  takes_encoded: ClassVar = True
-
-  def __post_init__(self: Any) -> None:
+  def __post_init__(self) -> None:
     object.__setattr__(self, 'size', images.pair(self.size))
+
+  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
+    y, x, height, width = box = self.box(image.shape, rng)
+    if isinstance(image, images.Encoded):
+      pixels = image.part(box)
+    else:
+      pixels = image[y : y + height, x : x + width]
+    size = self._result((height, width))
+    return resize(pixels, size, self.interpolation, self.antialias)
+
+  def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
+    """Return the crop (y, x, height, width) of an image (H, W, ...)."""
+    return 0, 0, shape[0], shape[1]
+
+  def _result(self, sides):
+    """Return the size that a box with these sides is resized to."""
+    return self.size
+
+  def _placed(self, shape, place):
+    """Return a box of `size`; `place` chooses among `room` + 1 offsets."""
+    height, width = self.size
+    room = shape[0] - height, shape[1] - width
+    if min(room) < 0:
+      raise UserError(
+        f'{type(self).__name__}{self.size} is larger than the image'
+        f' {shape[:2]}. Put a Resize or ResizeSmall before it.'
+      )
+    y, x = map(place, room)
+    return int(y), int(x), height, width
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize(_Sized):
+class Resize(_Crop):
   """Resize to `size`, without keeping the aspect ratio."""
 
   size: Size
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
 
-  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    del rng
-    return _resized(image, self.size, self)
-
 
 @dataclasses.dataclass(frozen=True)
-class ResizeSmall:
+class ResizeSmall(_Crop):
   """Resize the smaller side to `size` pixels, keeping the aspect ratio.
 
   The larger side is rounded to whole pixels, 'down' as by torchvision.
@@ -142,20 +160,18 @@ class ResizeSmall:
   interpolation: Interpolation = 'area'
   antialias: bool = False
   rounding: Literal['nearest', 'down'] = 'nearest'
-  takes_encoded: ClassVar = True
 
-  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    del rng
-    sides = image.shape[:2]
+  def __post_init__(self) -> None:
+    pass  # `size` stays one side
+
+  def _result(self, sides):
     if self.rounding == 'down':
-      size = tuple(self.size * side // min(sides) for side in sides)
-    else:
-      size = tuple(round(side * (self.size / min(sides))) for side in sides)
-    return _resized(image, size, self)
+      return tuple(self.size * side // min(sides) for side in sides)
+    return tuple(round(side * (self.size / min(sides))) for side in sides)
 
 
 @dataclasses.dataclass(frozen=True)
-class InceptionCrop(_Sized):
+class InceptionCrop(_Crop):
   """A crop of random area, aspect ratio and position, resized to `size`.
 
   Attributes:
@@ -176,16 +192,9 @@ class InceptionCrop(_Sized):
   antialias: bool = False
   method: Literal['tf', 'torch'] = 'tf'
 
-  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    box = self.box(image.shape[0], image.shape[1], rng)
-    return _resized(_part(image, box), self.size, self)
-
-  def box(
-    self, height: int, width: int, rng: np.random.Generator
-  ) -> images.Box:
-    """Return a random crop (y, x, height, width) of an image of this size."""
+  def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
     sample = {'tf': _box_tf, 'torch': _box_torch}[self.method]
-    return sample(height, width, self.area, self.ratio, rng)
+    return sample(shape[0], shape[1], self.area, self.ratio, rng)
 
 
 def _box_tf(height, width, area, ratio, rng):
@@ -225,44 +234,17 @@ def _box_torch(height, width, area, ratio, rng):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(_Sized):
+class RandomCrop(_Crop):
   """A crop of `size` at a uniformly random position."""
 
   size: Size
 
-  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    return _crop(self, image, lambda room: rng.integers(room + 1))
+  def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
+    return self._placed(shape, lambda room: rng.integers(room + 1))
 
 
 @dataclasses.dataclass(frozen=True)
-class SimpleRandomCrop(_Sized):
-  """The simple random crop of DeiT III, which keeps most of the image.
-
-  The image is resized until it just covers `size`, without changing its aspect
-  ratio, bicubic with antialiasing. Then `padding` pixels are added on each side
-  by reflection, and it is cropped at a uniformly random position.
-  """
-
-  size: Size
-  padding: Natural = 4
-
-  def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    height, width = image.shape[:2]
-    rows, columns = images.pair(self.size)
-    if rows * width >= columns * height:
-      columns = rows * width // height
-    else:
-      rows = columns * height // width
-    pixels = _part(image, (0, 0, height, width))
-    out = resize(pixels, (rows, columns), 'bicubic', antialias=True)
-    cv2, padding = images.opencv(), (self.padding,) * 4
-    padded = cv2.copyMakeBorder(out, *padding, cv2.BORDER_REFLECT_101)
-    padded = padded.reshape(*padded.shape[:2], out.shape[2])
-    return _crop(self, padded, lambda room: rng.integers(room + 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class CentralCrop(_Sized):
+class CentralCrop(_Crop):
   """The crop of `size` at the centre.
 
   If the number of pixels around it is odd, half of it is rounded down as by
@@ -272,10 +254,34 @@ class CentralCrop(_Sized):
   size: Size
   rounding: Literal['down', 'even'] = 'down'
 
+  def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
+    half = {'down': lambda x: x // 2, 'even': lambda x: round(x / 2)}
+    return self._placed(shape, half[self.rounding])
+
+
+@dataclasses.dataclass(frozen=True)
+class SimpleRandomCrop(RandomCrop):
+  """The simple random crop of DeiT III, which keeps most of the image.
+
+  The image is resized until it just covers `size`, without changing its aspect
+  ratio, bicubic with antialiasing. Then `padding` pixels are added on each side
+  by reflection, and it is cropped at a uniformly random position.
+  """
+
+  padding: Natural = 4
+
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
-    del rng
-    is_even = self.rounding == 'even'
-    return _crop(self, image, lambda x: round(x / 2) if is_even else x // 2)
+    height, width = image.shape[:2]
+    rows, columns = images.pair(self.size)
+    if rows * width >= columns * height:
+      columns = rows * width // height
+    else:
+      rows = columns * height // width
+    whole = Resize((rows, columns), 'bicubic', antialias=True)(image, rng)
+    cv2, padding = images.opencv(), (self.padding,) * 4
+    padded = cv2.copyMakeBorder(whole, *padding, cv2.BORDER_REFLECT_101)
+    padded = padded.reshape(*padded.shape[:2], whole.shape[2])
+    return super().__call__(padded, rng)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,19 +330,6 @@ def evaluation(
     crop = 0.9 if size < 384 else 1.0
   small = ResizeSmall(math.floor(size / crop), 'bicubic', True, 'down')
   return small, CentralCrop(size, 'even')
-
-
-def _crop(transform, image, place):
-  """Crop to the size; `place` chooses the offset among `room` + 1 pixels."""
-  height, width = transform.size
-  room = image.shape[0] - height, image.shape[1] - width
-  if min(room) < 0:
-    raise UserError(
-      f'{type(transform).__name__}{transform.size} is larger than the image'
-      f' {image.shape[:2]}. Put a Resize or ResizeSmall before it.'
-    )
-  y, x = map(place, room)
-  return _part(image, (int(y), int(x), height, width))
 
 
 def scale(
