@@ -105,10 +105,6 @@ def test_look(model, make_weights, fields, prefix, seen):
     for name, value in wanted.items():
       assert look[name].dtype == np.float32
       np.testing.assert_allclose(look[name], value, atol=3e-5, err_msg=name)
-    assert look['rollout_prefix'].shape == (prefix,)
-    total = look['rollout'].sum() + look['rollout_prefix'].sum()
-    np.testing.assert_allclose(total, 1, atol=1e-5)
-    assert look['maps_prefix'].shape == (2, 2, prefix)
 
 
 @pytest.mark.slow

@@ -110,12 +110,6 @@ def parser() -> argparse.ArgumentParser:
   )
   group = made.add_argument_group('stablehlo')
   group.add_argument(
-    '--input',
-    choices=export.INPUTS,
-    default='uint8',
-    help='pixels 0..255 (default), or preprocessed images',
-  )
-  group.add_argument(
     '--platform',
     action='append',
     choices=export.PLATFORMS,
@@ -145,8 +139,8 @@ def _run(args):
   )
   options = {}
   if format == 'stablehlo':
-    options = {'images': args.input, 'batch_size': args.batch_size}
-    options['platforms'] = args.platform or export.PLATFORMS
+    platforms = args.platform or export.PLATFORMS
+    options = {'batch_size': args.batch_size, 'platforms': platforms}
   target = pathlib.Path(args.target).expanduser()
   files = save(weights, target, format, force=args.force, **options)
   print(*weights.notes, *(f'wrote {file}' for file in files), sep='\n')

@@ -7,8 +7,11 @@ No TPU is needed, only its compiler: pip install -e '.[tpu]'. No data is opened
 and nothing is executed. As with vit_jax.main, any value of the config can be
 set: --config.data.batch_size=4096 --config.model.remat=full.
 
-A topology is FAMILY:SHAPE, with the shape in chips. Cycles, and everything that
-follows from them, are the compiler's estimates.
+A topology is FAMILY:SHAPE, with the shape in chips. Cycles are estimates of the
+compiler, and the stated cost of Pallas kernels. step_ms, images_per_s and mfu
+follow from them, without the time on links between chips: collectives_ms is
+that time at the data sheet's rate, if nothing overlaps. Loops of unknown length
+count once, kernels that state no cost not at all.
 """
 
 import json

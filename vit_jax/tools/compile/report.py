@@ -33,7 +33,6 @@ CHIPS = {
   'TPU v5': Chip(95.73, 1.75, 600, 2765),
   'TPU v6 lite': Chip(31.24, 1.75, 448, 1640),
 }
-_NOT_SHOWN = ('operations', 'unknown_loops', 'unknown_kernels', 'error')
 
 
 def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
@@ -60,8 +59,8 @@ def numbers(row: dict[str, Any], compiled: Any, hlo: str) -> dict[str, Any]:
     'collectives_mb': {k: v / 1e6 for k, v in counted.collectives.items()},
     'megacycles': cycles / 1e6 or None,
     'kernel_megacycles': kernels / 1e6 or None,
-    'unknown_loops': counted.unknown_loops,
-    'unknown_kernels': counted.unknown_kernels,
+    'loops_counted_once': counted.unknown_loops,
+    'kernels_not_counted': counted.unknown_kernels,
     'operations': [[*x, n] for x, n in counted.operations.most_common()],
   }
   if chip and cycles:
@@ -101,22 +100,8 @@ def show(row: dict[str, Any], operations: int = 0) -> None:
   """Print the row, and the operations with the most cycles."""
   console = terminal.console()
   title = f'Per device, by the compiler ({row["device_kind"]})'
-  lines = [(k, text(x)) for k, x in row.items() if k not in _NOT_SHOWN]
+  lines = [(k, text(x)) for k, x in row.items() if k != 'operations']
   console.print(terminal.table(title, ('', row['mesh']), lines))
-  if 'error' in row:
-    print(row['error'])
-  if 'step_ms' in row:
-    console.print(
-      'step_ms, images_per_s and mfu are estimates, from the cycles of the '
-      'compiler and the stated cost of Pallas kernels, without the time on '
-      "links between chips. collectives_ms is that time at the data sheet's "
-      'rate, if nothing overlaps.',
-      highlight=False,
-    )
-  if count := row.get('unknown_kernels'):
-    print(f'NOT COUNTED: {count} runs of Pallas kernels that state no cost.')
-  if count := row.get('unknown_loops'):
-    print(f'COUNTED ONCE: {count} loops of unknown length.')
   if ranked := row.get('operations', ())[:operations]:
     lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
     console.print(terminal.table('Operations', ('', 'Mcycles'), lines))

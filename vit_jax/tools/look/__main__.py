@@ -125,9 +125,7 @@ def _choose(asked, weights, paths):
 def _kept(looks, num_maps):
   """Yield the looks; only the first have maps, which are large."""
   for i, look in enumerate(looks):
-    if i >= num_maps:
-      look = {k: x for k, x in look.items() if not k.startswith('maps')}
-    yield look
+    yield {k: x for k, x in look.items() if k != 'maps' or i < num_maps}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -104,10 +104,9 @@ def forward_fn(
     figures: some of OF_IMAGES, and 'heads'.
 
   Returns:
-    Function whose arrays are float32, for each image 'maps' [L, h, gh, gw] and
-    'maps_prefix' [L, h, P]: attention to patches, to class token and registers,
-    from the tokens of `Pooling.token_weights`, such as the class token;
-    'rollout' [gh, gw] and 'rollout_prefix' [P]; 'heads' [L, h, gh, gw] of
+    Function whose arrays are float32, for each image 'maps' [L, h, gh, gw], the
+    attention from the tokens of `Pooling.token_weights`, such as the class
+    token; 'rollout' [gh, gw]; 'heads' [L, h, gh, gw] of
     `attention.rollout_of_heads`; 'distance' [L, h] in pixels; 'features' [D],
     the input of the head, for 'tsne'.
   """
@@ -115,11 +114,10 @@ def forward_fn(
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
 
-  def split(name, rows):
-    """Split [B, ..., N] into patches and the tokens before them."""
+  def patches(rows):
+    """Return [B, ..., gh, gw] of [B, ..., N]."""
     patches = rows[..., tokens.prefix :]
-    patches = patches.reshape(*rows.shape[:-1], *tokens.grid)
-    return {name: patches, f'{name}_prefix': rows[..., : tokens.prefix]}
+    return patches.reshape(*rows.shape[:-1], *tokens.grid)
 
   def forward(params, images):
     features, recorded = model.apply(
@@ -142,12 +140,13 @@ def forward_fn(
       maps = attention.per_layer(
         lambda *layer: attention.maps(*layer, start=start)[:, :, 0], *layers
       )
-      out |= split('maps', maps)
+      out['maps'] = patches(maps)
     if 'rollout' in figures:
-      out |= split('rollout', attention.rollout(*layers, start=start)[:, 0])
+      rows = attention.rollout(*layers, start=start)
+      out['rollout'] = patches(rows[:, 0])
     if 'heads' in figures:
       rows = attention.rollout_of_heads(*layers, start=start)
-      out |= split('heads', rows[:, :, :, 0])
+      out['heads'] = patches(rows[:, :, :, 0])
     if 'distance' in figures:
       distance = functools.partial(attention.mean_distance, distances=distances)
       out['distance'] = attention.per_layer(distance, *layers)

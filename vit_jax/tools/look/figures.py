@@ -60,9 +60,8 @@ def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
     draw = functools.partial(
       attention.maps, look['maps'], image, title=_caption(look)
     )
-    numbers = {'maps': look['maps'], 'prefix': look['maps_prefix']}
     file = path.with_stem(f'{path.stem}-{i}')
-    _write(file, draw, **numbers, path=look['path'])
+    _write(file, draw, maps=look['maps'], path=look['path'])
 
 
 def rollout(
@@ -86,7 +85,6 @@ def rollout(
       path.with_stem(f'{path.stem}-{number}') if start else path,
       draw,
       rollout=np.stack([look['rollout'] for look in sheet]),
-      prefix=np.stack([look['rollout_prefix'] for look in sheet]),
       paths=_paths(sheet),
     )
 
