@@ -121,16 +121,9 @@ def test_options_reach_the_writer(file, tmp_path, monkeypatch):
     'save',
     lambda weights, path, format, **options: given.update(options) or [path],
   )
-  flags = [
-    '--input=float',
-    '--platform=cpu',
-    '--platform=tpu',
-    '--batch_size=3',
-    '--force',
-  ]
+  flags = ['--platform=cpu', '--platform=tpu', '--batch_size=3', '--force']
   assert call(file, tmp_path / 'x.stablehlo', *flags) is None
   assert given == {
-    'images': 'float',
     'platforms': ['cpu', 'tpu'],
     'batch_size': 3,
     'force': True,

@@ -4,15 +4,8 @@ r"""Web page on this machine: drop an image, see its classes and the attention.
 
 WEIGHTS is as for predict, and images are read and preprocessed as predict does.
 The page shows the most likely classes, what the model sees of the image, and
-what it attends to there:
-
-  rollout    over all layers up to the chosen one (paper, Figs. 6 and 14). All
-             heads: as in the paper. One head: what that head of the chosen
-             layer attends to, through all heads of the layers before
-  attention  of the chosen layer alone; all heads: their mean
-
-Attention is that of the class token. Models without one use the mean over
-patches, or the MAP head's probe.
+what it attends to there: the rollout over all layers up to the chosen one
+(paper, Figs. 6 and 14), or the attention of the chosen layer alone.
 
 The server listens on this machine only (GRADIO_SERVER_NAME=0.0.0.0: on all its
 addresses), and the page loads nothing from elsewhere. --share makes a public

@@ -64,9 +64,6 @@ def predict(
     Iterator of dicts: 'path'; 'probabilities' float32 [K] if the model has a
     head; 'features' float32 [...] if a layer is given. An image that cannot be
     read has 'path' and 'error'.
-
-  Raises:
-    UserError: there is no such layer, or nothing to predict.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
@@ -88,13 +85,10 @@ def forward_fn(
 
   Weights and model are those of `pretrained.build`; names as of `predict`.
   """
-  has_features = hasattr(model, 'features')
-  if layer is not None and not has_features:
-    raise UserError(f'{type(model).__name__} has no method `features`.')
 
   def forward(params, images):
     images, out = weights.preprocess(images), {}
-    if has_features:
+    if hasattr(model, 'features'):
       found = model.apply(
         {'params': params},
         images,
