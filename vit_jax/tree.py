@@ -1,12 +1,11 @@
 """Paths in pytrees: one convention for every rule in this code base.
 
 A leaf's path joins its keys with '/': 'block_0/attn/query/kernel'. A rule is a
-regular expression that must match the whole path (`re.fullmatch`). Decay,
-freezing, learning rates, loading and sharding all speak it.
+regular expression that must match the whole path (`re.fullmatch`).
 
 Layers of one shape come in two layouts: 'block_0/...', 'block_1/...' where the
 model is unrolled, and 'blocks/...' with a leading layer dimension where it is
-scanned. `stack_blocks` and `unstack_blocks` lead from one to the other.
+scanned.
 """
 
 import re
@@ -56,10 +55,7 @@ def map_with_path(
 
 def first_match(rules: Sequence[str], path: str) -> int | None:
   """Return the index of the first rule that matches the path, or None."""
-  for i, rule in enumerate(rules):
-    if re.fullmatch(rule, path):
-      return i
-  return None
+  return next((i for i, r in enumerate(rules) if re.fullmatch(r, path)), None)
 
 
 def check_rules_match(rules: Sequence[str], tree: PyTree, *, what: str) -> None:
@@ -82,30 +78,20 @@ def mask(rules: Sequence[str], tree: PyTree) -> PyTree:
 
 
 def diff(expected: FlatParams, actual: FlatParams) -> str:
-  """Return lines '- path shape' (expected) and '+ path shape' (actual).
-
-  Args:
-    expected: {path: array or ShapeDtypeStruct}.
-    actual: the same.
-  """
+  """Return lines '- path shape' (expected) and '+ path shape' (actual)."""
   lines = []
   for path in sorted(expected.keys() | actual.keys()):
-    want, have = expected.get(path), actual.get(path)
-    if want is not None and have is not None and want.shape == have.shape:
-      continue
-    if want is not None:
-      lines.append(f'- {path} {tuple(want.shape)}')
-    if have is not None:
-      lines.append(f'+ {path} {tuple(have.shape)}')
+    want, have = (
+      f'{path} {tuple(flat[path].shape)}' if path in flat else ''
+      for flat in (expected, actual)
+    )
+    if want != have:
+      lines += [f'- {want}'] * bool(want) + [f'+ {have}'] * bool(have)
   return '\n'.join(lines)
 
 
 def stack_blocks(flat: FlatParams) -> dict[str, Any]:
-  """Stack the 'block_i/x' entries of a {path: array} to one 'blocks/x' each.
-
-  Raises:
-    ValueError: the layers are not 0..n-1, or have different leaves.
-  """
+  """Stack the 'block_i/x' entries of a {path: array} to one 'blocks/x' each."""
   stacks: dict[str, dict[int, Any]] = {}
   out: dict[str, Any] = {}
   for path, leaf in flat.items():

@@ -8,13 +8,8 @@ from vit_jax.types import Array
 def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   """Return principal components of patch embedding filters (Fig. 7 left).
 
-  A filter is a column of the kernel, a point in the space of patches; the mean
-  of all filters is subtracted first. The sign of a component has no meaning; it
-  is chosen so that the largest entry is positive.
-
-  Args:
-    kernel: [ph, pw, C, D].
-    count: number of components, at least 1; the paper shows 28.
+  The D columns of the kernel [ph, pw, C, D] are filters; their mean is
+  subtracted first. The largest entry of a component is positive.
 
   Returns:
     (components [n, ph, pw, C] of length one, fractions [n] of the variance),
@@ -52,12 +47,8 @@ def tiles(components: Array) -> np.ndarray:
 def position_similarity(table: Array) -> np.ndarray:
   """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
 
-  Args:
-    table: [gh, gw, D], without a row for the class token.
-
-  Returns:
-    float32 [gh, gw, gh, gw] in [-1, 1]: [i, j] is the map of similarities to
-    the patch in row i, column j. An embedding of zeros has similarity 0.
+  The table is [gh, gw, D]. [i, j] of the float32 [gh, gw, gh, gw] is the map of
+  similarities to the patch in row i, column j; 0 for an embedding of zeros.
   """
   table = np.asarray(table, np.float64)
   norms = np.linalg.norm(table, axis=-1, keepdims=True)

@@ -11,15 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import pallas_attention
-from vit_jax.models.layers import (
-  ATTENTION,
-  BlockOptions,
-  Dense,
-  LayerNorm,
-  initializer,
-  platform,
-)
+from vit_jax.models import layers, pallas_attention
+from vit_jax.models.layers import BlockOptions, Dense, LayerNorm
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
@@ -29,9 +22,9 @@ Implementation = Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
 class Attention(nn.Module):
   """Multi-head attention (appendix A): [B, Q, D], [B, N, D] -> [B, Q, D].
 
-  Records queries and keys, as they enter the softmax except for the scale
-  1 / √d, as 'q' and 'k' [B, N, h, d] in the collection 'intermediates'; and
-  what the position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
+  Records in the collection 'intermediates' queries and keys, as they enter the
+  softmax except for its scale, as 'q' and 'k' [B, N, h, d]; and what the
+  position embedding adds to q kᵀ as 'position_logits' [B, h, N, N].
   """
 
   num_heads: int
@@ -48,7 +41,7 @@ class Attention(nn.Module):
     heads = self.num_heads, width // self.num_heads
     dense = functools.partial(
       Dense,
-      kernel_init=initializer('attention', options.init_std),
+      kernel_init=layers.initializer('attention', options.init_std),
       dtype=self.dtype,
     )
     q = dense((width,), heads, name='query')(queries)
@@ -89,9 +82,7 @@ def attention(
   """Compute softmax(q kᵀ / √d) v with a float32 softmax (eq. 5 to 7).
 
   Args:
-    q: [B, Q, h, d].
-    k: [B, N, h, d].
-    v: [B, N, h, d].
+    q, k, v: [B, Q, h, d], and [B, N, h, d] each.
     implementation: 'xla' and 'cudnn' are those of
       jax.nn.dot_product_attention, 'cudnn' the fused one for NVIDIA GPUs;
       'einsum' is written out here, and the only one that can drop attention
@@ -104,9 +95,6 @@ def attention(
 
   Returns:
     [B, Q, h, d] in the dtype of v.
-
-  Raises:
-    ValueError: the named implementation does not support the arguments.
   """
   only_einsum = dropout_rate > 0 or position_logits is not None
   if implementation == 'auto':
@@ -129,22 +117,19 @@ def attention(
   # Where the result is kept for the backward pass, heads are merged: TPUs pad
   # the last dimension to 128.
   merged = out.reshape(*out.shape[:2], -1)
-  return checkpoint_name(merged, ATTENTION).reshape(out.shape)
+  return checkpoint_name(merged, layers.ATTENTION).reshape(out.shape)
 
 
 def default(q: jax.Array) -> str:
-  """Return the implementation for queries of that shape and dtype.
-
-  Nothing is measured. The platform is that of the mesh, so a program that is
-  compiled for other devices gets what suits these.
-  """
+  """Return the implementation for queries of that shape and dtype."""
   # On a CPU, forward and backward of 'einsum' took 0.7 to 1.0 of the time of
   # 'xla' (36 tokens, 3 heads of 32; 197 tokens, 12 heads of 64; float32).
-  if platform() == 'cpu':
+  platform = layers.platform()
+  if platform == 'cpu':
     return 'einsum'
   head_dim = q.shape[-1]
   # With one query, as in MAP pooling, a fused kernel saves nothing.
-  if platform() != 'gpu' or q.shape[1] == 1 or head_dim % 8 or head_dim > 128:
+  if platform != 'gpu' or q.shape[1] == 1 or head_dim % 8 or head_dim > 128:
     return 'xla'
   # CUDA devices report '8.0', AMD ones 'gfx90a'.
   capability = str(getattr(jax.devices()[0], 'compute_capability', ''))

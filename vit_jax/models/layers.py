@@ -68,8 +68,7 @@ StochasticDepth = Rate | tuple[Rate, Rate]
 
 def as_pair(size: Size) -> tuple[int, int]:
   """Return (height, width) of a size that is one number or two."""
-  height, width = (size, size) if isinstance(size, int) else size
-  return height, width
+  return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def platform() -> str:
@@ -113,8 +112,7 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
 class Dense(nn.Module):
   """x W + b over the last dimensions: [..., *inputs] -> [..., *outputs].
 
-  The kernel is stored as [*inputs, *outputs], but initialised and multiplied as
-  the matrix [prod(inputs), prod(outputs)].
+  The kernel [*inputs, *outputs] is initialised and multiplied as a matrix.
   """
 
   inputs: tuple[int, ...]
@@ -126,18 +124,15 @@ class Dense(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     matrix = math.prod(self.inputs), math.prod(self.outputs)
+    shape = *self.inputs, *self.outputs
     kernel = self.param(
-      'kernel',
-      lambda rng: self.kernel_init(rng, matrix).reshape(
-        *self.inputs, *self.outputs
-      ),
+      'kernel', lambda rng: self.kernel_init(rng, matrix).reshape(shape)
     )
     bias = self.param('bias', self.bias_init, self.outputs)
     batch = x.shape[: x.ndim - len(self.inputs)]
-    # CPUs get one large product: with batch and tokens apart, a training step
-    # of a small ViT takes 1.2 times as long. TPUs get the tokens of each
-    # example apart: as rows of one matrix they lie elsewhere in memory, unless
-    # their number is a multiple of 8, so that activations would be copied.
+    # CPUs get one large product: otherwise, a training step of a small ViT
+    # takes 1.2 times as long. TPUs get the tokens of each example apart: as
+    # rows of one matrix they would lie elsewhere in memory, and be copied.
     rows = batch if platform() == 'tpu' else (-1,)
     x = jnp.asarray(x, self.dtype).reshape(*rows, matrix[0])
     y = matmul(x, kernel.reshape(matrix))
@@ -151,9 +146,8 @@ class Dense(nn.Module):
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Return x [..., i] @ kernel [i, o], [..., o] in the dtype of x.
 
-  A float32 kernel is rounded to the dtype of x. Its gradient is the float32 sum
-  that matrix units make of bfloat16 factors, so gradients are not rounded
-  before they are summed over devices and micro-batches.
+  A float32 kernel is rounded to the dtype of x. Its gradient is a float32 sum,
+  which is not rounded before it is summed over devices and micro-batches.
   """
   return x @ kernel if x.dtype == kernel.dtype else _mixed_matmul(x, kernel)
 
@@ -171,9 +165,8 @@ def _mixed_matmul_forward(x, kernel):
 def _mixed_matmul_backward(saved, gradient):
   x, kernel = saved
   rows, last = tuple(range(x.ndim - 1)), (x.ndim - 1,)
-  of_x = jax.lax.dot_general(
-    gradient, _rounded(kernel, x.dtype), ((last, (1,)), ((), ()))
-  )
+  kernel_ = _rounded(kernel, x.dtype)
+  of_x = jax.lax.dot_general(gradient, kernel_, ((last, (1,)), ((), ())))
   of_kernel = jax.lax.dot_general(
     x,
     gradient,
@@ -187,15 +180,14 @@ _mixed_matmul.defvjp(_mixed_matmul_forward, _mixed_matmul_backward)
 
 
 def _rounded(kernel, dtype):
-  """Return the kernel in a dtype; TPUs round it before products.
+  """Return the kernel in a dtype.
 
-  Their compiler would do so within each product, which then reads float32, and
-  reads it again for each tile of the result.
+  TPUs round it before products. Their compiler would do so within each product,
+  which then reads float32 for each tile of the result.
   """
   rounded = kernel.astype(dtype)
-  if platform() == 'tpu':
-    rounded = jax.lax.optimization_barrier(rounded)
-  return rounded
+  is_tpu = platform() == 'tpu'
+  return jax.lax.optimization_barrier(rounded) if is_tpu else rounded
 
 
 class LayerNorm(nn.LayerNorm):
@@ -502,8 +494,7 @@ class Classifier(nn.Module):
       **options: other arguments of features().
 
     Returns:
-      float32 [B, K], or [B, gh * gw, K] with NoPooling. Without a head, the
-      'pre_logits' of features(), in dtype.
+      'logits' of features() or, without a head, 'pre_logits'.
     """
     out = self.features(images, train=train, per_layer=False, **options)
     return out['logits'] if self.num_classes else out['pre_logits']
@@ -515,6 +506,5 @@ def check_images(images: Any) -> None:
   if len(shape) != 4 or not jnp.issubdtype(dtype, jnp.floating):
     raise UserError(
       f'images are {dtype} {shape}. Expected a batch of floats [B, H, W, C]. '
-      'Use images[None] for a single image, and normalise it as in training: '
-      'by the `preprocess` of the weights, or Normalize() of models/layers.py.'
+      'Normalise them with the `preprocess` of the weights.'
     )

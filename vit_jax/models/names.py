@@ -153,12 +153,11 @@ def models() -> dict[str, tuple[str, ...]]:
 def _vit(size, height, width=None, resnet=None, axial=None):
   """Return settings of a ViT, or of a hybrid if `resnet` is its depth, or None.
 
-  In the name of a ViT the suffix is the side of a patch, or height x width. In
-  the name of a hybrid it is the factor by which the image is reduced in all
-  (section 3.1). At /32 the stages of an R50 have 3, 4, 6, 3 units, and a cell
-  of the feature map is a patch; at /16 the units of stage 4 are in stage 3.
-  'R+Ti/16' is the root of a ResNet alone, and patches of 8x8 cells: despite its
-  name, the released code and weights reduce by 32, the root by 4.
+  In the name of a hybrid the suffix is the factor by which the image is reduced
+  in all (section 3.1). At /32 a cell of the feature map is a patch; at /16 the
+  units of stage 4 are in stage 3. 'R+Ti/16' is the root of a ResNet alone, and
+  patches of 8x8 cells: despite its name, the released code and weights reduce
+  by 32, the root by 4.
   """
   patch_size = int(height), int(width or height)
   embedding = {'target': PATCHES, 'patch_size': patch_size}
@@ -198,28 +197,19 @@ def _mixer(size, patch):
 
 def _timm_vit(family, size, patch, distilled, registers, siglip, gap):
   out = _vit(size, patch)
-  pooling = {}
-  if registers:
-    pooling = {'target': f'{POOLING}.ClassToken'}
-    pooling['num_registers'] = int(registers)
-  if siglip:
-    pooling['target'] = f'{POOLING}.Map'
-  if distilled:
-    pooling['target'] = f'{POOLING}.DistillationToken'
-  if gap:
-    pooling['target'] = f'{POOLING}.Mean'
-    if registers:
-      pooling['norm_after'] = True
-    elif size == 'base' and not siglip:
-      out['num_heads'] = 16  # as in timm, unlike every other ViT-B
-  layerscale = None
-  if family == 'deit3':
-    layerscale = 1e-6
-  elif gap and size == 'medium' and not siglip:
-    layerscale = 1e-5 if registers else 1e-6
-  if layerscale:
-    out['block'] = {'target': BLOCK, 'layerscale_init': layerscale}
-  return out | ({'pooling': pooling} if pooling else {})
+  kinds = {'Mean': gap, 'Map': siglip, 'DistillationToken': distilled}
+  kind = next((kind for kind, found in kinds.items() if found), 'ClassToken')
+  pooling = {'num_registers': int(registers)} if registers else {}
+  if gap and registers:
+    pooling['norm_after'] = True
+  if pooling or kind != 'ClassToken':
+    out['pooling'] = {'target': f'{POOLING}.{kind}'} | pooling
+  if gap and size == 'base' and not registers and not siglip:
+    out['num_heads'] = 16  # as in timm, unlike every other ViT-B
+  if family == 'deit3' or (gap and size == 'medium' and not siglip):
+    scale = 1e-5 if registers else 1e-6
+    out['block'] = {'target': BLOCK, 'layerscale_init': scale}
+  return out
 
 
 _SIZE = f'(?P<size>{"|".join(SIZES)})'
@@ -244,20 +234,15 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
 
 
 def _table(text):
-  rows = ['name            also (in timm)']
-  for name, others in models().items():
-    found = [x for x in (name, *others) if _matches(x, text)]
-    if name in found:
-      found = [name, *others]
-    if found:
-      rows.append(f'{name:<16}' + ' '.join(x for x in found if x != name))
-  if len(rows) == 1:
+  pattern = re.compile(fnmatch.translate(f'*{text}*'), re.IGNORECASE)
+  rows = [
+    f'{name:<16}{" ".join(others)}'.strip()
+    for name, others in models().items()
+    if any(pattern.match(x) for x in (name, *others))
+  ]
+  if not rows:
     raise UserError(f'No name contains {text!r}.')
-  return '\n'.join(rows)
-
-
-def _matches(name, text):
-  return fnmatch.fnmatchcase(name.lower(), f'*{text.lower()}*')
+  return '\n'.join(['name            also (in timm)', *rows])
 
 
 def _summary(name, image_size):

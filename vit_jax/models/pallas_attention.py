@@ -40,11 +40,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
   Within `with jax.set_mesh(mesh)`, examples are sharded over the batch axes,
   and heads over the others, if these divide them. Without a mesh, the arrays
-  must be on one device. On CPUs the kernels are interpreted, which is slow and
-  meant for tests.
-
-  Raises:
-    ValueError: the kernel does not support the arguments.
+  must be on one device. On CPUs the kernels are interpreted, for tests.
   """
   if reason := obstacle(q, k, v):
     raise UserError(
@@ -80,10 +76,7 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   if platform() == 'gpu':
     return 'a TPU, got a GPU'
   if not q.shape == k.shape == v.shape:
-    return (
-      'queries, keys and values of one shape, '
-      f'got {q.shape}, {k.shape} and {v.shape}'
-    )
+    return f'arrays of one shape, got {q.shape}, {k.shape} and {v.shape}'
   if q.dtype not in (jnp.bfloat16, jnp.float32):
     return f'bfloat16 or float32, got {q.dtype}'
   _, tokens, heads, width = q.shape
@@ -107,8 +100,8 @@ class _Plan(NamedTuple):
 def _plan(tokens, heads, width, dtype):
   """Return the plan with the fewest programs that fits on the chip.
 
-  If the fewest heads that fill whole registers do not fit, heads are padded to
-  whole registers. If one does not fit either, it is returned nevertheless.
+  If none fits, heads are padded to whole registers; if none does then either,
+  one is returned nevertheless.
   """
 
   def plan(n, width):

@@ -92,13 +92,10 @@ class PositionEmbedding:
   def resize(
     self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
   ) -> np.ndarray | None:
-    """Resize a parameter of this embedding to another grid of patches.
+    """Resize the parameter `name` of this embedding to another grid of patches.
 
-    Args:
-      name: last part of the parameter's path.
-      table: array, with one more dimension in front if layers are stacked.
-      shape: wanted shape.
-      method: one of resample.METHODS.
+    Stacked layers have one more dimension in front. `method` is one of
+    resample.METHODS.
 
     Returns:
       Array of that shape; None if the parameter is of another class, or differs
@@ -109,10 +106,7 @@ class PositionEmbedding:
   def table(
     self, params: FlatParams, grid: tuple[int, int], width: int
   ) -> np.ndarray | None:
-    """Return the embeddings of all patches, [gh, gw, D], or None.
-
-    `params` is {path: array} of the model.
-    """
+    """Return the embeddings of all patches, [gh, gw, D], or None."""
     return None
 
 
@@ -121,8 +115,7 @@ class Learned(PositionEmbedding):
   """Learned embeddings (the paper's 1-D) of patches, class and other tokens.
 
   Attributes:
-    init_std: standard deviation of the initial values; the paper's code has
-      0.02.
+    init_std: standard deviation of the initial values; as in the paper's code.
     at: where embeddings are added (table 8): at the 'stem', that is, to the
       embedded patches (the paper); to the input of each of the 'layers', each
       with its own table; or 'layers_shared', with one table for all.
@@ -218,12 +211,13 @@ class Learned2d(Learned):
     return np.asarray(_concatenate(x, y))[0]
 
   def _patches(self, module, grid, width):
+    shapes = {
+      'x': (1, 1, grid[1], width // 2),
+      'y': (1, grid[0], 1, width // 2),
+    }
     x, y = (
       _table(module, f'pos_embedding_{axis}', shape, self.init_std)
-      for axis, shape in (
-        ('x', (1, 1, grid[1], width // 2)),
-        ('y', (1, grid[0], 1, width // 2)),
-      )
+      for axis, shape in shapes.items()
     )
     return _concatenate(x, y).reshape(1, -1, width)
 
@@ -278,9 +272,6 @@ class Relative(PositionEmbedding):
   The table is [2 gh, gw, h, d], in which difference key - query of 0 is in row
   gh and column 0. Its first cell is for -gh * gw, from the last patch to the
   class token, and also for gh * gw; without a class token it is not used.
-
-  Attributes:
-    init_std: standard deviation of the initial values.
   """
 
   init_std: NonNegative = 0.02

@@ -20,9 +20,7 @@ def resize(
   'paper' is linear interpolation that keeps the corners in place, as in the
   paper's released code (scipy.ndimage.zoom). 'bilinear' and 'bicubic_antialias'
   treat a cell as an area with a centre (half-pixel), as image libraries do;
-  most PyTorch models were fine-tuned with one of these two. From 14x14 to 24x24
-  they differ from 'paper' by 5% of the norm on smooth tables and 26% on noise.
-  The result has the dtype of the table.
+  most PyTorch models were fine-tuned with one of these two.
   """
   rows = _weights(table.shape[-3], size[0], method)
   cols = _weights(table.shape[-2], size[1], method)
@@ -40,7 +38,7 @@ def resize_kernel(
   With B the matrix that resizes an old patch x to a new one, the new kernel is
   pinv(Bᵀ) w. A resized patch then gets the embedding of the old patch as nearly
   as possible: (B x)ᵀ pinv(Bᵀ) w = xᵀ w where patches grow ("FlexiViT"). The
-  default method is timm's. The result has the dtype of the kernel.
+  default method is timm's.
   """
   # B resizes rows and columns separately, and so does its pseudo-inverse.
   rows = np.linalg.pinv(_weights(kernel.shape[0], size[0], method).T)

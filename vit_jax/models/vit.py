@@ -98,17 +98,12 @@ class VisionTransformer(layers.Classifier):
   """Images to logits.
 
   Attributes:
-    width: D, also the width of the tokens between layers.
-    depth: L.
-    mlp_dim: M.
-    num_heads: h; must divide the width.
+    width, depth, mlp_dim, num_heads: D, L, M and h.
     embedding: layers.PatchEmbedding, or resnet.Hybrid.
     posemb: position embedding, a class of posemb.py; None: no positions.
     pooling: a class of pooling.py, which also says whether there are a class
       token and registers.
-    head: layers.Head.
     num_classes: K; None or 0: no head.
-    block: options of the layers.
     dropout: rate of dropout after the position embedding, the attention output
       and both MLP layers.
     stochastic_depth: fraction of examples whose residual branches are dropped,
@@ -153,8 +148,6 @@ class VisionTransformer(layers.Classifier):
     patch_sources: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Compute all intermediate features and the logits, by name.
-
-    Called as model.apply(variables, images, method='features').
 
     Args:
       images, train: see Classifier.
