@@ -257,12 +257,12 @@ def train(
       before_write=claim.check,
     )
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
-    monitor.say(
+    terminal.say(
       f'{type(model).__name__}, {num_params:,} parameters; batches of '
       f'{data.batch_size} images {"x".join(map(str, image_shape))}; '
-      f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}'
+      f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}\n'
+      f'{origin}'
     )
-    monitor.say(origin)
     batches = data.train_batches(
       seed=seed,
       start=saved['position'],
@@ -287,19 +287,18 @@ def train(
           state, metrics = step_fn(state, batch, *teacher_params)
           monitor.step(step, metrics, skipped=batches.skipped)
 
-        last = step == total_steps
+        last, stopping = step == total_steps, stop.requested(step)
+        saving = last or stopping or step % save_every == 0
         due = {
           name: evaluator
           for name, evaluator in evaluators.items()
           if last or ((every := eval_every[name]) and step % every == 0)
         }
-        results = {}
-        if due:
-          _check_finite(state, step, mesh, monitor)
-          results = _evaluate(due, step, state.eval_params, monitor)
-        stopping = stop.requested(step)
-        if last or stopping or step % save_every == 0:
-          _check_finite(state, step, mesh, monitor)
+        if due or saving:
+          monitor.flush()
+          check_finite(state, step, mesh)
+        results = _evaluate(due, step, state, monitor) if due else {}
+        if saving:
           claim.check()
           with monitor.pause('saving'):
             saved = {
@@ -312,7 +311,7 @@ def train(
             if last or stopping:
               checkpointer.wait()
         if stopping:
-          monitor.say(
+          terminal.say(
             f'{stopping.name}: saved step {step} of {total_steps} in '
             f'{workdir}. Run the same command to resume.'
           )
@@ -323,22 +322,16 @@ def train(
   return state
 
 
-def _check_finite(state, step, mesh, monitor):
-  """Raise NonFiniteError for the metrics up to this step, or the state."""
-  monitor.flush()
-  check_finite(state, step, mesh)
-
-
-def _evaluate(evaluators, step, params, monitor):
+def _evaluate(evaluators, step, state, monitor):
   """Run the evaluators, log and return {'NAME/METRIC': value}."""
   results: dict[str, float] = {}
   for name, evaluator in evaluators.items():
     with monitor.pause('evals'):
-      found = evaluators_lib.run(name, evaluator, params)
+      found = evaluators_lib.run(name, evaluator, state.eval_params)
     results |= {f'{name}/{key}': value for key, value in found.items()}
   monitor.write(step, results)
   if warning := evaluators_lib.non_finite(step, results):
-    monitor.say(warning)
+    terminal.say(warning)
   return results
 
 
@@ -384,8 +377,7 @@ def make_step(
     ema_weight=ema_weight,
   )
   outputs = (shardings, layout.replicated(mesh))
-  # LLVM's costly passes take longer than they save in a program that runs once.
-  # The initial state has the same bits without them.
+  # Costly passes take longer than they save in a program that runs once.
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   options = {'xla_backend_optimization_level': 1} if on_cpu else None
   return (

@@ -255,7 +255,7 @@ def test_output_to_a_file_is_plain_lines(tmp_path, capsys):
   for step in (1, 2):
     monitor.step(step, {'loss': 0.5})
   monitor.flush()
-  monitor.say('[brackets] are not markup')
+  terminal.say('[brackets] are not markup')
   with terminal.waiting('compiling ...'):
     pass
   monitor.close()
@@ -270,7 +270,7 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', '80')
   shown = terminal.Terminal(0, 100_000)
   shown.advance(99_000)
-  shown.say('a line')
+  terminal.say('a line')
   shown.close()
   out = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', capsys.readouterr().out)
   *_, bar = [x for x in re.split('[\r\n]', out) if 'training' in x]

@@ -151,8 +151,8 @@ def test_a_signal_stops_after_saving(tmp_path, capsys):
   with pytest.raises(Stopped) as stopped:
     run(tmp_path, evals={'spy': Evaluation(spy, steps(2))})
   assert stopped.value.code == 128 + signal.SIGTERM
-  assert workdirs.newest_step(tmp_path) == 2
-  assert 'SIGTERM: saved step 2 of 6' in capsys.readouterr().out
+  assert workdirs.newest_step(tmp_path) == 3
+  assert 'SIGTERM: saved step 3 of 6' in capsys.readouterr().out
 
 
 def test_the_best_checkpoint_is_kept(tmp_path):

@@ -76,15 +76,13 @@ def peak_flops(device_kind: str) -> float | None:
 class NonFiniteError(FloatingPointError, UserError):
   """A metric of a training step, or the state after it, is NaN or Inf.
 
-  Attributes:
-    cause: what is not finite, and in which step.
+  The attribute `cause` says what is not finite, and in which step.
   """
 
   def __init__(self, cause: str) -> None:
     super().__init__(
-      f'{cause} Earlier checkpoints are finite. The same command resumes from '
-      'the newest one and fails again. Lower the learning rate, warm up for '
-      'longer, or clip the gradient: --config.optimizer.clip_norm=1 '
+      f'{cause} Earlier checkpoints are finite. Lower the learning rate, warm '
+      'up for longer, or clip the gradient: --config.optimizer.clip_norm=1 '
       '--allow_changes=optimizer.clip_norm'
     )
     self.cause = cause
@@ -180,7 +178,6 @@ class Monitor:
   for batches), evals, saving, profile.
 
   Args:
-    workdir, timeline, logging: of the run.
     start_step: step from which the run resumes; later records are removed.
     carried: what `carry` returned when the checkpoint of that step was saved.
     learning_rate: function of the step, to be logged; or None.
@@ -261,7 +258,7 @@ class Monitor:
       self.flush()
       with self.pause('profile'):
         jax.profiler.stop_trace()
-      self.say(
+      terminal.say(
         f'profile of steps {first} to {last} in {self._traces}. Open its '
         'perfetto_trace.json.gz at https://ui.perfetto.dev.'
       )
@@ -314,7 +311,6 @@ class Monitor:
     values = {k: float(v) for k, v in jax.device_get(metrics).items()}
     bad = {k: v for k, v in values.items() if not math.isfinite(v)}
     if bad:
-      self._pending = None
       shown = ', '.join(f'{k}={v}' for k, v in bad.items())
       raise NonFiniteError(f'{shown} in step {step} of {self._total_steps}.')
     for name, value in values.items():
@@ -343,9 +339,9 @@ class Monitor:
 
   def _rates(self, step):
     self._stopwatch.lap(self._phase)
-    steps, seconds = step - self._rates_from[0], self._training_seconds()
-    seconds -= self._rates_from[1]
-    if not steps or not seconds:
+    steps = step - self._rates_from[0]
+    seconds = self._training_seconds() - self._rates_from[1]
+    if self._phase == 'compile' or not seconds:
       return {}
     images_per_s = steps * self._batch_size / seconds
     devices = jax.device_count()
@@ -376,11 +372,7 @@ class Monitor:
     total = sum(seconds.values())
     parts = [f'{phase} {s / total:.1%}' for phase, s in seconds.items()]
     wall_time = terminal.duration(total)
-    self.say(' | '.join([f'wall time {wall_time}', *parts]))
-
-  def say(self, text: str) -> None:
-    """Print a line on the first host."""
-    self._terminal.say(text)
+    terminal.say(' | '.join([f'wall time {wall_time}', *parts]))
 
   def close(self) -> None:
     """Close the files. A step that was not flushed is dropped."""
@@ -394,11 +386,7 @@ class Writer:
   JSON has no NaN and no infinity. They are written as the strings 'NaN',
   'Infinity' and '-Infinity', which `read_records` and pandas read as floats.
 
-  Args:
-    workdir: of the run, local or gs://...
-    start_step: records of later steps are removed; None keeps all.
-    writers: {name: writer}, see writers.py.
-    config: JSON values of the config, for the writers.
+  Records of steps later than `start_step` are removed; None keeps all.
   """
 
   def __init__(
@@ -482,14 +470,11 @@ def read_records(workdir: PathLike) -> list[dict[str, Any]]:
 
 
 def _line(record):
-  plain = {}
-  for key, value in record.items():
-    if isinstance(value, str | int):
-      plain[key] = value
-    else:
-      number = float(value)
-      plain[key] = number if math.isfinite(number) else json.dumps(number)
-  return json.dumps(plain) + '\n'
+  def plain(x):
+    x = x if isinstance(x, str | int) else float(x)
+    return x if isinstance(x, str) or math.isfinite(x) else json.dumps(x)
+
+  return json.dumps({key: plain(x) for key, x in record.items()}) + '\n'
 
 
 def _memory_gb():

@@ -59,11 +59,7 @@ class Terminal:
 
   def show(self, step: int, record: Mapping[str, Any]) -> None:
     """Print a record of metrics as one line."""
-    self.say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
-
-  def say(self, text: str) -> None:
-    """Print text above the bar."""
-    say(text, self._console)
+    say(f'{step:>{len(str(self._total))}}/{self._total} {line(record)}')
 
   def close(self) -> None:
     """Remove the bar, if it was shown."""
@@ -96,9 +92,9 @@ def _cause(record, name):
   return f' ({max(parts, key=parts.__getitem__).removeprefix(f"{name}/")})'
 
 
-def say(text: str, on: rich.console.Console | None = None) -> None:
+def say(text: str) -> None:
   """Print text on the first host; a file gets it without line breaks."""
-  on = on or console()
+  on = console()
   wraps = on.is_terminal
   on.print(text, highlight=False, markup=False, soft_wrap=not wraps)
 
@@ -167,7 +163,7 @@ def waiting(text: str) -> Iterator[None]:
     with on.status(text):
       yield
   else:
-    say(text, on)
+    say(text)
     yield
 
 
