@@ -278,6 +278,7 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch():
     )
     for count in (1, 4)
   ]
+  changed = 0
   for step in range(5):
     state = TrainState(
       jnp.int32(step), params, tx.init(params), jax.random.key(0)
@@ -285,9 +286,10 @@ def test_micro_batches_have_the_mixtures_of_the_whole_batch():
     whole, parts = (
       fn(state, BATCH | {'place': np.arange(16)})[1] for fn in step_fns
     )
-    assert np.any(np.asarray(whole['image']) != IMAGES)
+    changed += np.any(np.asarray(whole['image']) != IMAGES)
     for name in ('image', 'label'):  # the metrics are means over micro-batches
       np.testing.assert_array_equal(whole[name], 4 * np.asarray(parts[name]))
+  assert changed >= 3  # the box of a CutMix may be empty
 
 
 def test_each_step_mixes_differently():

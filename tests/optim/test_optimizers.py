@@ -489,7 +489,6 @@ ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
     (ADAMW, {'decay_mask': ['kernel']}, 'optimizer.decay_mask'),
     (ADAMW, {'lr_multipliers': [('x', 2.0)]}, 'optimizer.lr_multipliers'),
     (ADAMW, {'decay_multipliers': [('x', 2.0)]}, 'optimizer.decay_multipliers'),
-    (optim.sgd, {'decay_multipliers': [('.*', 2.0)]}, 'multiply weight_decay'),
     (functools.partial(optax.adagrad, weight_decay=0.1), {}, 'mask'),
   ],
 )

@@ -16,7 +16,6 @@ from vit_jax.types import (
   NonNegative,
   Preprocess,
   Rate,
-  UserError,
 )
 
 
@@ -110,14 +109,8 @@ def soft_targets(
 
 def _loss_and_metrics(losses, labels, logits, class_weights, divisor=1):
   """Return (loss, metrics), with each example weighted by its class."""
-  num_classes = logits.shape[-1]
   if class_weights is not None:
-    if len(class_weights) != num_classes:
-      raise UserError(
-        f'class_weights has {len(class_weights)} numbers, but the model has '
-        f'{num_classes} classes. Give one for each class.'
-      )
-    targets = soft_targets(labels, num_classes)
+    targets = soft_targets(labels, logits.shape[-1])
     sums = (targets * jnp.array([class_weights], jnp.float32)).sum(axis=-1)
     losses = losses * (sums / jnp.maximum(targets.sum(axis=-1), 1e-12))
   loss = jnp.mean(losses) / divisor

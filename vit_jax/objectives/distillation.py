@@ -28,22 +28,18 @@ from vit_jax.parallel.sharding import Rules, annotate, infer, rules_for
 from vit_jax.types import (
   MACHINE,
   Array,
-  Expect,
   Fraction,
   LossFn,
   Model,
   Objective,
   Params,
   PathLike,
+  Positive,
   Preprocess,
   PyTree,
   UserError,
 )
 from vit_jax.weights import formats
-
-Temperature = Annotated[
-  float, Expect(lambda x: 1e-3 <= x <= 1e3, 'between 0.001 and 1000')
-]
 
 
 @dataclasses.dataclass  # not frozen: runs never share what an old file said
@@ -138,7 +134,7 @@ def distillation(
   teacher: Teacher,
   objective: Objective = softmax_xent,
   kind: Literal['soft', 'hard'] = 'soft',
-  temperature: Temperature = 1.0,
+  temperature: Positive = 1.0,
   weight: Fraction = 1.0,
 ) -> LossFn:
   """Return (1 - weight) * loss of the labels + weight * loss of the teacher.

@@ -26,7 +26,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +34,14 @@ import jax.numpy as jnp
 from vit_jax.objectives.classification import soft_targets
 from vit_jax.types import (
   Batch,
-  Expect,
   Fraction,
   LossFn,
   Model,
   Objective,
+  Positive,
   Preprocess,
   UserError,
 )
-
-# Of a Beta distribution. Float32 rounds the draws of a smaller one to 0 and 1;
-# those of a larger one are all near 1/2.
-Alpha = Annotated[
-  float, Expect(lambda x: 1e-3 <= x <= 1e3, 'between 0.001 and 1000')
-]
 
 
 class Blend(NamedTuple):
@@ -73,10 +67,10 @@ Mixer = Callable[[jax.Array, tuple[int, int]], Blend]
 class Mixup:
   """w * image + (1 - w) * partner for w ~ Beta(alpha, alpha), labels alike."""
 
-  alpha: Alpha
+  alpha: Positive
 
   def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
-    weight = symmetric_beta(rng, self.alpha)
+    weight = jax.random.beta(rng, self.alpha, self.alpha)
     return Blend(weight, weight, _whole(size))
 
 
@@ -88,12 +82,13 @@ class Cutmix:
   Beta(alpha, alpha). Its centre is uniform in the image, which crops it.
   """
 
-  alpha: Alpha
+  alpha: Positive
 
   def __call__(self, rng: jax.Array, size: tuple[int, int]) -> Blend:
     area_rng, centre_rng = jax.random.split(rng)
     sides = jnp.array(size, jnp.int32)
-    side = jnp.sqrt(1 - symmetric_beta(area_rng, self.alpha))
+    kept = jax.random.beta(area_rng, self.alpha, self.alpha)
+    side = jnp.sqrt(1 - kept)
     half = (sides * side).astype(jnp.int32) // 2
     centre = jax.random.randint(centre_rng, (2,), 0, sides)
     low = jnp.maximum(centre - half, 0)
@@ -130,20 +125,6 @@ class Choice:
 
 def _whole(size):
   return jnp.array([0, 0, *size], jnp.int32)
-
-
-def symmetric_beta(rng: jax.Array, alpha: float) -> jax.Array:
-  """Return a float32 scalar from Beta(alpha, alpha).
-
-  Exact, by Devroye's formula ("Random variate generation in one line of code",
-  1996). Rejection sampling has loops, in which devices wait for each other.
-  """
-  u, v = jax.random.uniform(rng, (2,))
-  power = (1 - u) ** (1 / alpha)  # of a number above 0
-  cosine = jnp.cos(2 * jnp.pi * v)
-  t = cosine * jnp.sqrt(1 - power)
-  scale = jnp.sqrt(jnp.maximum(power + t * t, 1e-30))  # not 0 / 0
-  return jnp.clip(0.5 + 0.5 * t / scale, 0, 1)
 
 
 def mixed(

@@ -143,22 +143,18 @@ class Optimizer:
     """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
-    decay = arguments.get('weight_decay')
     if 'mask' in inspect.signature(rule).parameters:
       what = 'optimizer.decay_mask'
       tree.check_rules_match(self.decay_mask, params, what=what)
       arguments['mask'] = tree.mask(self.decay_mask, params)
-    elif decay or tuple(self.decay_mask) != KERNELS:
+    elif arguments.get('weight_decay') or tuple(self.decay_mask) != KERNELS:
       raise UserError(
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
         'weight_decay cannot be used with it. Leave both unset.'
       )
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
-    if not decay:
-      raise UserError(
-        'optimizer.decay_multipliers multiply weight_decay, which is not set.'
-      )
+    decay = arguments['weight_decay']
     groups = {
       f'decay_x{factor:g}': rule(
         learning_rate, **arguments | {'weight_decay': factor * decay}
