@@ -229,24 +229,6 @@ def test_transfer_studies_trace(name, argument, tmp_path):
     traced.add(key)
 
 
-SHAPES = """
-  base         8 1024 2048 32
-  depth_64    64 1024 2048 32
-  width_256    8  256 2048 32
-  patch_56     8 1024 2048 56
-  all_16      16 2048 4096 16
-"""
-
-
-def count_vit(depth, width, mlp, patch, classes):
-  """Return the parameters of a ViT with a tanh layer, at 224 px."""
-  block = 4 * width + 4 * (width**2 + width) + 2 * width * mlp + mlp + width
-  embedding = patch**2 * 3 * width + width
-  tokens = (224 // patch) ** 2 + 1
-  ends = (1 + tokens + 2) * width + width**2 + width + (width + 1) * classes
-  return embedding + depth * block + ends
-
-
 def initialise(run):
   """Return the number of parameters of a run's model."""
   settings = run.model.copy_and_resolve_references()
@@ -256,20 +238,6 @@ def initialise(run):
   images = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   return left_out + sum(x.size for x in jax.tree.leaves(params))
-
-
-@pytest.mark.parametrize('row', SHAPES.strip().splitlines())
-def test_models_of_figure_8(row):
-  name, *numbers = row.split()
-  run = load_config('scaling', 'shape,classes=10').runs[f'pretrain_{name}']
-  assert initialise(run) == count_vit(*map(int, numbers), 10)
-
-
-def test_vit_b_of_figure_4():
-  """All hidden dimensions of B/32 halved."""
-  run = load_config('scaling', 'data,classes=10').runs.pretrain_half_B32_9M
-  assert initialise(run) == count_vit(12, 384, 1536, 32, 10)
-  assert run.model.num_heads == 6
 
 
 def ablations():

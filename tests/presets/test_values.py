@@ -186,15 +186,10 @@ def test_bit_hyper_rule(row):
   ]
   (test,) = config.evals.test.data.transforms
   assert test['target'].endswith('.Resize') and test['size'] == size
-
-
-@pytest.mark.parametrize('data', ['imagenet', 'cifar10', 'pets', 'folder'])
-def test_bit_mixes_larger_data_sets(data):
-  objective = load_config('finetune', f'{data},R50x1,bit').objective
-  if data in ('imagenet', 'cifar10'):  # of 20k images and more
-    assert objective.mixer.alpha == 0.1
+  if data in ('imagenet', 'cifar10', 'cifar100'):  # 20k images and more
+    assert config.objective.mixer.alpha == 0.1
   else:
-    assert objective.target.endswith('.softmax_xent')
+    assert config.objective.target.endswith('.softmax_xent')
 
 
 # Section 3.3 of AugReg: name; rates; steps: warm-up; dev and test splits.
@@ -242,15 +237,6 @@ def test_augreg_selects_on_imagenet_v2():
     config = load_config('transfer', f'B/16,augreg,imagenet,{pretrained}')
     dev = config.runs[name].evals.dev.data.source
     assert (dev.name, dev.split) == source
-
-
-def test_augreg_published_in_the_study():
-  cells = load_config('transfer', 'L/16,augreg,size=224').report[0]['cells']
-  values = {x['column']: x['value'] for x in cells if 'value' in x}
-  assert values == {
-    'AugReg, 30 epochs': pytest.approx(0.8205),
-    'AugReg, 300 epochs': pytest.approx(0.8398),
-  }
 
 
 @pytest.mark.parametrize('name, width', [('S/16', 384), ('B/16', 768)])
