@@ -215,7 +215,6 @@ def train(
     ),
   ):
     # 6. The state to start from: a checkpoint, weights, or scratch.
-    compiling = compiled.start(step_fn, shapes, mesh)
     saved: Mapping[str, Any] = {'position': 0}
     if newest is not None:
       state, saved = checkpointer.restore(abstract_state)
@@ -261,7 +260,7 @@ def train(
       f'{type(model).__name__}, {num_params:,} parameters; batches of '
       f'{data.batch_size} images {"x".join(map(str, image_shape))}; '
       f'{total_steps} steps on {mesh.size} x {jax.devices()[0].device_kind}\n'
-      f'{origin}'
+      f'{origin}; compiling ...'
     )
     batches = data.train_batches(
       seed=seed,
@@ -277,8 +276,6 @@ def train(
       jax.set_mesh(mesh),
       jax.transfer_guard('disallow'),
     ):
-      with terminal.waiting('compiling ...'):
-        compiling.join()
       for step in range(start + 1, total_steps + 1):
         with monitor.traced(step):
           with monitor.waiting(batches.spent):

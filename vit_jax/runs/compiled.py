@@ -1,9 +1,8 @@
-"""The compiled train step: shared, compiled early, its memory, and advice."""
+"""The compiled train step: shared by runs, its memory, and advice."""
 
 import contextlib
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,26 +57,6 @@ def batch_shapes(
     'image': make((batch_size, *image_shape), jnp.uint8),
     'label': make((batch_size, *shape), kind),
   }
-
-
-def start(
-  step_fn: Any, shapes: tuple[Any, ...], mesh: Mesh
-) -> threading.Thread:
-  """Compile in a thread, while this one restores or initialises the state.
-
-  `join` it before the first call, for which JAX keeps the program. That call
-  also meets the errors, so the thread has none. Not on GPUs: their compiler
-  times kernels, which other work would disturb.
-  """
-
-  def run():
-    with contextlib.suppress(Exception), jax.set_mesh(mesh):
-      if mesh.devices.flat[0].platform != 'gpu':
-        step_fn.lower(*shapes).compile()
-
-  thread = threading.Thread(target=run, name='compile')
-  thread.start()
-  return thread
 
 
 def report(

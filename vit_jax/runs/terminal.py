@@ -155,18 +155,6 @@ def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
     yield from bar.track(items, total=total, description=unit)
 
 
-@contextlib.contextmanager
-def waiting(text: str) -> Iterator[None]:
-  """Context manager that shows what is waited for, such as 'compiling ...'."""
-  on = console()
-  if on.is_terminal:
-    with on.status(text):
-      yield
-  else:
-    say(text)
-    yield
-
-
 def _bar(on, **kwargs):
   return rich.progress.Progress(
     '{task.description}',
