@@ -61,11 +61,11 @@ def begun(workdir, now, step=5):
     ({'schedule.lr': 0.2}, 'schedule.lr: 0.1 -> 0.2'),
     ({'model.dropout': 0.1}, 'model.dropout: 0.0 -> 0.1'),
     ({'data.source.split': 'test'}, "data.source.split: 'train' -> 'test'"),
-    ({'ema.decay': 0.9}, 'ema: None -> not set'),
+    ({'ema.decay': 0.9}, "ema: None -> 'not set'"),
     ({'accum_steps': 2}, 'accum_steps: 1 -> 2'),
     ({'evals.val.data.labels': False}, 'data.labels: True -> False'),
     ({'evals.val.loss': 'sigmoid'}, "val.loss: 'softmax' -> 'sigmoid'"),
-    ({'optimizer.layer_decay.rate': 0.5}, 'layer_decay.rate: not set -> 0.5'),
+    ({'optimizer.layer_decay.rate': 0.5}, "layer_decay.rate: 'not set' -> 0.5"),
   ],
 )
 def test_a_change_of_results_is_refused(changed, text, tmp_path):

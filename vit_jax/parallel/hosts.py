@@ -50,9 +50,8 @@ def initialize(
     )
   except ValueError as error:
     raise UserError(
-      f'--distributed: {error} JAX recognises no cluster here (TPU pod, GKE, '
-      'Slurm, Open MPI). Pass --coordinator_address=HOST:PORT (of process 0), '
-      '--num_processes=N and --process_id=0 to N-1 to every process.'
+      f'--distributed: {error} Pass --coordinator_address=HOST:PORT of process '
+      '0, --num_processes=N and --process_id=0 to N-1 to every process.'
     ) from error
 
 
@@ -107,8 +106,7 @@ def check_shared(folder: PathLike) -> None:
   if blind:
     raise UserError(
       f'--workdir={folder} is not the same folder on all hosts: hosts {blind} '
-      'do not see what host 0 writes there. Choose a folder that all hosts '
-      'share: gs://... or a network file system.'
+      'do not see what host 0 writes there.'
     )
 
 
@@ -116,8 +114,8 @@ def check_shared(folder: PathLike) -> None:
 def failing_together() -> Iterator[None]:
   """Context manager that ends this process at once if it fails.
 
-  The other hosts wait for it in a collective. Its silence ends them; the normal
-  end of a process would wait for them.
+  The other hosts wait for it in a collective, until its silence ends them. The
+  normal end of a process would wait for them.
   """
   try:
     yield
@@ -140,9 +138,8 @@ class Stopped(SystemExit):
 class StopSignal:
   """Context manager that turns SIGTERM and SIGINT into a request to stop.
 
-  The first signal is acknowledged at once; a second one acts as without this
-  class. On several hosts, JAX notices SIGTERM on any of them, and all hosts
-  stop after the same step.
+  A second signal acts as without this class. On several hosts, JAX notices
+  SIGTERM on any of them, and all hosts stop after the same step.
   """
 
   def __init__(self) -> None:

@@ -64,16 +64,16 @@ def make_mesh(
 
   Args:
     devices: other devices; they may be described only, to compile for them.
-    **axis_sizes: size of each axis; one may be -1, all remaining devices.
-      Without sizes there is one axis, 'data'.
+    **axis_sizes: size of each axis; one may be -1, all remaining devices. The
+      default is one axis, 'data'.
   """
   devices = jax.devices() if devices is None else devices
   axis_sizes = axis_sizes or {'data': -1}
   sizes = list(axis_sizes.values())
-  known = int(np.prod([s for s in sizes if s != -1]))
+  known = math.prod(s for s in sizes if s != -1)
   if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
     sizes[sizes.index(-1)] = len(devices) // known
-  if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
+  if math.prod(sizes) != len(devices) or min(sizes) < 1:
     raise UserError(
       f'mesh {axis_sizes} does not fit {len(devices)} devices. The product of '
       'the sizes must be the number of devices; one size may be -1.'
@@ -164,12 +164,10 @@ def check_batch_size(
   """
   ways = _axis_size(mesh, batch_sharding(mesh).spec[0]) * parts
   if batch_size % ways:
-    lower = batch_size // ways * ways
     cut = f' in {parts} micro-batches' if parts > 1 else ''
     raise UserError(
       f'{what}={batch_size} is global and must be a multiple of {ways}: it is '
-      f'split over {ways // parts} devices{cut}. Nearest: {lower or ways}, '
-      f'{lower + ways}.'
+      f'split over {ways // parts} devices{cut}.'
     )
 
 

@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -45,7 +45,6 @@ _PACKAGES = (
   *('datasets', 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin', 'vit_jax'),
 )
 
-_NOT_SET = 'not set'
 # Evaluators do not change the training: batches may become smaller.
 _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
 
@@ -207,17 +206,12 @@ class ChangedRunError(UserError):
   """A run would resume with changes that its results depend on."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
   """A difference between two Basis: its key, and JSON values."""
 
   key: str
   old: Any
   new: Any
-
-  def __str__(self) -> str:
-    old, new = (x if x == _NOT_SET else repr(x) for x in (self.old, self.new))
-    return f'{self.key}: {old:.200} -> {new:.200}'
 
 
 def basis_of(
@@ -266,7 +260,7 @@ def compare(
   """Return the changes that results depend on, except those of some keys."""
   known = {_evaluator(key) for key in before['config']}
   pairs = [
-    (key, *(basis['config'].get(key, _NOT_SET) for basis in (before, now)))
+    (key, *(basis['config'].get(key, 'not set') for basis in (before, now)))
     for key in dict.fromkeys([*now['config'], *before['config']])
     if _evaluator(key) in known  # others are new
     and key not in without
@@ -295,8 +289,8 @@ def check_changes(
 ) -> list[Change]:
   """Return the changes since the last start, all of which are allowed.
 
-  A run without a checkpoint starts from scratch, unless it is done, so
-  everything is allowed.
+  A run without a checkpoint starts from scratch and may change, unless it is
+  done.
 
   Args:
     workdir, now: of the run, and its Basis.
@@ -309,7 +303,7 @@ def check_changes(
     return []
   found = compare(read_json(file), now, without)
   if refused := [x for x in found if not _is_in(x.key, allow_changes)]:
-    lines = '\n'.join(f'  {x}' for x in refused)
+    lines = '\n'.join(f'  {k}: {x!r:.200} -> {y!r:.200}' for k, x, y in refused)
     # The target of an object stands for its arguments, too.
     keys = {x.key.removesuffix('.target'): None for x in refused}
     parts = [k for k in keys if not _is_in(k, [x for x in keys if x != k])]
@@ -340,7 +334,7 @@ def record_start(
   if found and jax.process_index() == 0:
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     about = {'date': date, 'step': step}
-    lines = [json.dumps(about | dataclasses.asdict(each)) for each in found]
+    lines = [json.dumps(about | each._asdict()) for each in found]
     file = epath.Path(workdir) / 'changes.jsonl'
     earlier = file.read_text() if file.exists() else ''
     write_atomically(file, earlier + '\n'.join(lines) + '\n')
@@ -360,9 +354,7 @@ def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
 def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
   """Return what must be equal on all hosts, as {name: text}.
 
-  Args:
-    call: of the function that the config names.
-    supplied: its arguments that the config cannot set.
+  `supplied` are the arguments that the config cannot set.
   """
   entries = [x for x in config.entries(call) if MACHINE not in x.marks]
   found = {f'config.{x.key}': json.dumps(x.value) for x in entries}

@@ -11,7 +11,6 @@ wandb.json or mlflow.json.
 """
 
 import dataclasses
-import json
 import re
 import secrets
 import sys
@@ -22,7 +21,8 @@ from typing import Any, Literal
 from etils import epath
 
 from vit_jax.config import walk
-from vit_jax.runs.files import PathLike, is_local, write_atomically
+from vit_jax.runs import workdirs
+from vit_jax.runs.files import PathLike, is_local, read_json
 
 
 class MetricsWriter(typing.Protocol):
@@ -64,14 +64,15 @@ class WandB:
     options['name'] = self.name or workdir.name
     self._run = wandb.init(
       **options,
-      id=_saved(workdir / 'wandb.json').get('id') or secrets.token_hex(4),
+      id=_saved(workdir, 'wandb.json').get('id') or secrets.token_hex(4),
       resume='allow',
       config=dict(config),
       dir=str(workdir) if is_local(workdir) else None,
     )
     # W&B's own step only grows. A run that was killed repeats some steps.
     self._run.define_metric('*', step_metric='step')
-    _save(workdir / 'wandb.json', {'id': self._run.id, 'url': self._run.url})
+    found = {'id': self._run.id, 'url': self._run.url}
+    workdirs.write(workdir, 'wandb.json', found)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     self._run.log({'step': step, **values})
@@ -101,13 +102,13 @@ class MLflow:
     workdir = epath.Path(workdir)
     mlflow.set_tracking_uri(self.tracking_uri)
     mlflow.set_experiment(self.experiment)
-    run_id = _saved(workdir / 'mlflow.json').get('run_id')
+    run_id = _saved(workdir, 'mlflow.json').get('run_id')
     run = mlflow.start_run(run_id, run_name=self.name or workdir.name)
     if run_id:
       return
     for part in _parts({k: str(x)[:6000] for k, x in walk(config) if k}, 100):
       mlflow.log_params(part)
-    _save(workdir / 'mlflow.json', {'run_id': run.info.run_id})
+    workdirs.write(workdir, 'mlflow.json', {'run_id': run.info.run_id})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     import mlflow
@@ -121,12 +122,9 @@ class MLflow:
     mlflow.end_run('FAILED' if sys.exception() else 'FINISHED')
 
 
-def _saved(path):
-  return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _save(path, content):
-  write_atomically(path, json.dumps(content) + '\n')
+def _saved(workdir, name):
+  file = epath.Path(workdir) / name
+  return read_json(file) if file.exists() else {}
 
 
 def _parts(values, most):
