@@ -59,16 +59,14 @@ def evaluate(
   For classifiers, also write the files of reports/confusion.py.
 
   Args:
-    workdir: directory for the results.
+    workdir: for the results.
     evals: {name: factory}, see evaluators.py.
     init_from: the weights; the head is kept by default. None: a freshly
       initialised model, the baseline for features of a trained one.
     model, image_shape, preprocess: by default from the weights; image_shape is
       (H, W, C).
-    mesh, sharding: as in `train`.
+    mesh, sharding, writers, provenance: as in `train`.
     seed: of the initialisation, without init_from.
-    writers: more writers of metrics by name, see writers.py.
-    provenance: the config that the arguments are from, saved in workdir.
     dry_run: stop after all checks.
 
   Returns:

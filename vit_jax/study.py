@@ -64,7 +64,7 @@ def study(
 
   Args:
     workdir: of the study.
-    runs: config of each run by name.
+    runs: {name: config}.
     order: names of all runs in the order to do them, because a ConfigDict sorts
       its keys; None: alphabetical.
     report: objects with __call__(results), which writes a report of the runs
@@ -76,8 +76,8 @@ def study(
     writers: more writers of metrics, see `train`, of each run that has none.
     member: name or number of the only run to do, for job arrays.
     report_only: do no run.
-    provenance: the config that the arguments are from, saved in workdir. Its
-      allow_changes are 'KEY' for all runs, or 'runs.NAME.KEY' for one.
+    provenance: as in `train`; its allow_changes are 'KEY' for all runs, or
+      'runs.NAME.KEY' for one.
     dry_run: make dry runs, of each run that builds on nothing still to do.
 
   Returns:
@@ -146,11 +146,7 @@ def ordered(
 def needed_by(
   name: str, runs: Mapping[str, Any], workdir: epath.Path
 ) -> list[str]:
-  """Return the names of the runs that must be done before this one.
-
-  Raises:
-    ConfigError: it needs itself, a later run, or `best_of` names no run.
-  """
+  """Return the names of the runs that must be done before this one."""
   texts = [f'{x}/' for x in jax.tree.leaves(runs[name].to_dict())]
   found = [
     other
@@ -295,9 +291,9 @@ def _programs(config):
 def _announce(name, runs, workdir):
   """Print a heading for the next run, with an ETA of the study."""
   text = f'{list(runs).index(name) + 1}/{len(runs)} {name}'
-  if done := [x for x in (outcome(workdir / n) for n in runs) if x]:
-    seconds = sum(x['seconds'] for x in done) / len(done)
-    left = terminal.duration(seconds * (len(runs) - len(done)))
+  if done := [x['seconds'] for n in runs if (x := outcome(workdir / n))]:
+    mean = sum(done) / len(done)
+    left = terminal.duration(mean * (len(runs) - len(done)))
     text += f' | {len(done)} done | study eta {left}'
   terminal.heading(text)
 

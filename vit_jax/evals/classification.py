@@ -129,9 +129,8 @@ class Classification(SplitEvaluator):
   def run(self, params: Params) -> dict[str, float]:
     """Return {metric: float}.
 
-    accuracy, loss, and with more than 5 classes top5_accuracy: means over
-    examples.
-    mean_per_class_accuracy: mean over the classes that occur (class numbers).
+    top5_accuracy: only with more than 5 classes.
+    mean_per_class_accuracy: over the classes that occur (class numbers).
     ece: see `calibration_error`.
     NAME_low, NAME_high: see `intervals`; class_accuracy/CLASS: see `per_class`.
     num_examples, num_unlabelled, skipped: numbers of examples that count, label

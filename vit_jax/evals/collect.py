@@ -28,8 +28,7 @@ class Collector:
   Args:
     fn: (params, batch) -> {name: [B, ...]}; batch has 'image' (uint8), 'label',
       'mask' (False for padding) and 'index'. It is jitted.
-    data: the split, whose batch size must fit the mesh.
-    mesh: from `sharding.make_mesh`.
+    data, mesh: the split, whose batch size must fit the mesh.
     num_classes: labels must be below it; None: as in the source.
     what: name of the data in errors.
   """
@@ -68,10 +67,7 @@ class Collector:
     jax.eval_shape(self._fn, params, self._spec)
 
   def __call__(self, params: Params) -> Columns:
-    """Return {name: [N, ...]} for all readable examples, in source order.
-
-    The names include 'label' and 'index'.
-    """
+    """Return the outputs, 'label' and 'index' of all readable examples."""
     outs = (
       self._fn(params, sharding.put_batch(batch, self._mesh))
       for batch in self._batches
@@ -106,10 +102,7 @@ def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:
 
 @dataclasses.dataclass(eq=False)
 class SplitEvaluator:
-  """Base of the evaluators of one split; every example counts once.
-
-  A subclass defines `measure`, the `fn` of its Collector, and `run`.
-  """
+  """Base of the evaluators of one split; a subclass also defines `run`."""
 
   model: Any
   _: dataclasses.KW_ONLY
@@ -127,5 +120,5 @@ class SplitEvaluator:
     self.check = self._collect.check
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    """Return {name: [B, ...]} of a batch."""
+    """Return {name: [B, ...]} of a batch; the `fn` of the Collector."""
     raise NotImplementedError

@@ -22,8 +22,6 @@ _BIAS = 100.0
 class FewShot:
   """Test accuracy after training on k examples per class, mean over draws.
 
-  The computation is in numpy and float64, the same on every host.
-
   Attributes:
     shots: numbers of examples per class.
     seeds: one draw of the examples per seed.
@@ -54,10 +52,9 @@ class FewShot:
   def __call__(
     self, train: Split, test: Split, val: Split | None = None
   ) -> dict[str, float]:
-    """Return {'{k}shot', '{k}shot_std', '{k}shot_seed{s}': accuracy}.
+    """Return {'{k}shot': mean over draws, '{k}shot_std', '{k}shot_seed{s}'}.
 
-    These are the mean over draws, the standard deviation (of the population)
-    and each draw; '{k}shot_l2_seed{s}' is the chosen l2, if there are several.
+    '{k}shot_l2_seed{s}' is the chosen l2, if there are several.
     """
     del val
     results = {}

@@ -38,7 +38,6 @@ class Frozen:
   One data set at a time is in the memory of every host.
 
   Attributes:
-    model: has apply(..., method='features') -> {name: [B, ...]}.
     data: {name: {'train', 'test' and optionally 'val': Data}}; labels are class
       numbers.
     readouts: {name: readout}, see the module docstring.
@@ -107,8 +106,7 @@ class Frozen:
   def run(self, params: Params) -> dict[str, float]:
     """Return {'{data}/{readout}/{metric}': float}.
 
-    With several data sets also 'mean/{readout}/{metric}', the means of the
-    metrics that all data sets have.
+    'mean/{readout}/{metric}' is the mean over several data sets.
     """
     found, values = {}, collections.defaultdict(list)
     for name, data in self.data.items():

@@ -67,10 +67,7 @@ class Logistic:
   def fit(
     self, train: Split, strengths: Sequence[float]
   ) -> list[tuple[Linear, bool]]:
-    """Return (Linear, whether it reached `tol`) for each C in `strengths`.
-
-    Each fit starts from the solution of the one before.
-    """
+    """Return (Linear, whether it reached `tol`) for each C in turn."""
     count, dim = train.x.shape
     # Centring changes nothing, because the bias is not penalised. A common
     # scale gives `tol` a meaning; the penalty takes it into account.

@@ -44,7 +44,7 @@ def overlay(
 
   Args:
     picture: uint8 [H, W, C].
-    weights: [gh, gw], 0 or more. They are divided by their maximum.
+    weights: [gh, gw], 0 or more.
     style: 'mask', the image is dark where the model does not attend to it (the
       paper's figures 6 and 14); 'heat', a heat map over the image.
   """
@@ -76,10 +76,7 @@ def sheet(
 ) -> None:
   """Draw images, each with its attention on the right (Figs. 6 and 14).
 
-  Args:
-    pairs: [(image, overlay)], uint8 [H, W, C] of one size.
-    path: of the figure.
-    names: captions, or None.
+  Takes [(image, overlay)], uint8 [H, W, C] of one size, and captions.
   """
   height, width = pairs[0][0].shape[:2]
   # About square.

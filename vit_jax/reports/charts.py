@@ -14,11 +14,13 @@ _NOT_DRAWN = re.compile(
   r'|.*/(num_examples|num_unlabelled|skipped)'
   r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
 )
-# Groups of charts, and metrics in their order; all others are results.
+# The order of charts, {metric: group}; '' are all others.
 _GROUPS = {
-  'Results': ('loss', 'accuracy', 'top5_accuracy'),
-  'Optimizer': ('lr', 'grad_norm'),
-  'Speed and memory': ('images_per_s', 'mfu', 'data_wait', 'memory_gb'),
+  **dict.fromkeys(('loss', 'accuracy', 'top5_accuracy', ''), 'Results'),
+  **dict.fromkeys(('lr', 'grad_norm'), 'Optimizer'),
+  **dict.fromkeys(
+    ('images_per_s', 'mfu', 'data_wait', 'memory_gb'), 'Speed and memory'
+  ),
 }
 _POINTS = 40_000  # of a chart, at most
 POINTS = 1000  # of a line, at most; more than its pixels
@@ -61,19 +63,17 @@ def _drawn(records):
 
 def _charts(lines_of):
   """Return [{'title', 'group', 'log', 'lines'}] of {title: lines}."""
-  made = []
+  made: dict[str, list[Any]] = {stem: [] for stem in _GROUPS}
   for title, lines in lines_of.items():
     stem = title.rpartition('/')[2]
-    group = next((k for k, v in _GROUPS.items() if stem in v), 'Results')
-    known = _GROUPS[group]
-    rank = known.index(stem) if stem in known else len(known)
+    stem = stem if stem in _GROUPS else ''
     values = [y for curve in lines.values() for y in curve.values()]
     limit = min(POINTS, max(40, _POINTS // len(lines)))
     drawn = {name: thinned(curve, limit) for name, curve in lines.items()}
-    chart = {'title': title, 'group': group, 'lines': drawn}
-    chart['log'] = 0 < 1000 * min(values) < max(values)
-    made.append((list(_GROUPS).index(group), rank, chart))
-  return [chart for *_, chart in sorted(made, key=lambda x: x[:2])]
+    is_log = 0 < 1000 * min(values) < max(values)
+    chart = {'title': title, 'group': _GROUPS[stem], 'log': is_log}
+    made[stem].append(chart | {'lines': drawn})
+  return [chart for charts in made.values() for chart in charts]
 
 
 def thinned(curve: Curve, limit: int) -> tuple[list[int], list[float]]:

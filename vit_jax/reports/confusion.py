@@ -46,13 +46,8 @@ def write_all(
 ) -> list[epath.Path]:
   """Write the files of each evaluator that has predictions, on the first host.
 
-  Args:
-    workdir: for the files.
-    evaluators: {name: evaluator}; see evaluators.py for `predictions`.
-    class_names: of all classes, if the data has no names.
-
-  Returns:
-    list of the paths written. There is no matrix of more than 4,000 classes.
+  `class_names` are of all classes, if the data has no names. Returns the paths.
+  There is no matrix of more than 4,000 classes.
   """
   paths = []
   for name, evaluator in evaluators.items():

@@ -34,10 +34,7 @@ def canvas(width: float, height: float) -> Any:
 def grid(
   images: Sequence[np.ndarray], columns: int, side: float, below: float = 0.05
 ) -> tuple[Any, list[Any]]:
-  """Return (figure, axes) of images of one size in rows.
-
-  Each is `side` inches high, and has `below` inches for a text.
-  """
+  """Return (figure, axes) of images `side` inches high, a text `below` each."""
   rows = math.ceil(len(images) / columns)
   aspect = images[0].shape[1] / len(images[0])
   made = canvas(columns * (aspect + 0.1) * side, rows * (side + below) + 0.5)
@@ -60,8 +57,7 @@ def mosaic(
 ) -> Any:
   """Draw maps [rows, columns, m, n] as tiles of one image, and return it.
 
-  The gap between tiles is a fraction of their width. One image, because L/16
-  has 384 maps, and as many axes would be slow.
+  L/16 has 384 maps; as many axes would be slow.
   """
   *counts, m, n = values.shape
   gap = max(1, round(gap * n))
@@ -93,10 +89,7 @@ def shorten(text: str, limit: int) -> str:
 def save(
   made: Any, path: epath.Path, *, dpi: int = 130, tight: bool = False
 ) -> None:
-  """Write a figure as .png or .pdf, on the first host.
-
-  `tight` crops the page to what is drawn.
-  """
+  """Write a figure as .png or .pdf, cropped if `tight`, on the first host."""
   file, box = io.BytesIO(), 'tight' if tight else None
   with warnings.catch_warnings():
     # Names may have characters that the font lacks; boxes stand for them.

@@ -12,12 +12,8 @@ from vit_jax.runs.metrics import read_records
 class Workdir:
   """Content of the files in a workdir; a missing file is empty.
 
-  Attributes:
-    path, name: of the directory.
-    config, preset, environment, done: JSON values of the files.
-    records: of metrics.jsonl.
+  Attributes (and more with the content of a file):
     last: {metric: last value}.
-    step: the last one.
     total_steps: length of the training, or None if it is not known.
     kind: function of the config: 'train', 'evaluate', 'study' or ''.
     phases: {phase: seconds}, the last account of the time, longest first.
