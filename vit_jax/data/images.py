@@ -79,7 +79,7 @@ class UnreadableError(UserError):
 
 
 class Encoded:
-  """An image file whose size is known, and that is decoded as far as needed.
+  """An image file that is decoded as far as needed.
 
   The colours are RGB. Transparent pixels are composited on white, as in a
   browser. 16-bit samples keep their upper 8 bits. ICC profiles are ignored. An
@@ -220,14 +220,9 @@ def _orientation(image):
 
 
 def _unreadable(data, error):
-  from PIL import UnidentifiedImageError
-
-  reason = str(error)
-  if isinstance(error, UnidentifiedImageError):
-    reason = f'not one of {", ".join(_FORMATS)}, or truncated in its header.'
   return UnreadableError(
     f'cannot decode an image of {len(data)} bytes that begin with'
-    f' {data[:8]!r}: {reason}'
+    f' {data[:8]!r}: {error}. The formats are {", ".join(_FORMATS)}.'
   )
 
 
@@ -241,11 +236,8 @@ class _Turn(NamedTuple):
   def apply(self, image):
     if self.transpose:
       image = image.swapaxes(0, 1)
-    rows, columns = (
-      slice(None, None, -1 if flip else None)
-      for flip in (self.flip_y, self.flip_x)
-    )
-    return np.ascontiguousarray(image[rows, columns])
+    rows, columns = (-1 if flip else 1 for flip in (self.flip_y, self.flip_x))
+    return np.ascontiguousarray(image[::rows, ::columns])
 
   def undo(self, box, shape):
     """Return the box in the stored image of one that has this shape."""

@@ -128,10 +128,10 @@ class _Stream:
 def sample_system(stream: _Stream) -> tuple[np.ndarray, np.ndarray]:
   """Draw 2 to 7 contractive maps: (system [n, 6], probabilities [n]).
 
-  Each linear part is rotation . diag(+-s1, +-s2) . rotation with
-  s2 <= s1 <= 1, uniform under the condition that the sum of s1 + 2 s2 over the
-  maps is in [(5 + n) / 2, (6 + n) / 2] (Anderson & Farrell); translations are
-  uniform in (-1, 1). Probabilities are proportional to |det| = s1 s2.
+  Each linear part is rotation . diag(+-s1, +-s2) . rotation, uniform under the
+  condition that the sum of s1 + 2 s2 over the maps is in
+  [(5 + n) / 2, (6 + n) / 2] (Anderson & Farrell); translations are uniform in
+  (-1, 1). Probabilities are proportional to |det| = s1 s2.
   """
   n = 2 + int(6 * stream.uniform(1)[0])
   while True:
@@ -173,8 +173,8 @@ def category(seed: int, label: int) -> tuple[np.ndarray, np.ndarray]:
 def weighted(system: np.ndarray, row: int) -> np.ndarray:
   """Return a system with one parameter of all its maps scaled.
 
-  Row 0 changes nothing; row 1 + 4 p + q multiplies parameter p (a to f) by
-  factor q. A map that would expand is divided by its spectral norm.
+  Row 1 + 4 p + q multiplies parameter p (a to f) by factor q; row 0 changes
+  nothing. A map that would expand is divided by its spectral norm.
   """
   if row == 0:
     return system
