@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 import numpy as np
-from PIL import ImageOps
+from PIL import ImageFilter, ImageOps
 
 from vit_jax.data import augment, images, transforms
 from vit_jax.reports import pictures
@@ -55,13 +55,11 @@ def of_others(image):
   """Return {transform: 9 images} of the other transforms."""
   size = image.shape[:2]
   fixed = {
-    'Grey': [augment.grey],
+    'Grey': [lambda x: x.convert('L').convert(x.mode)],
     'Solarize 192, 128, 64': [
       functools.partial(ImageOps.solarize, threshold=x) for x in (192, 128, 64)
     ],
-    'Blur 0.5, 1, 2': [
-      functools.partial(augment.blur, radius=x) for x in (0.5, 1, 2)
-    ],
+    'Blur 0.5, 1, 2': [functools.partial(_blur, radius=x) for x in (0.5, 1, 2)],
   }
   drawn = {
     'ColorJitter 0.1, 0.3, 0.6': [
@@ -86,6 +84,10 @@ def of_others(image):
     seeds = range(_SEED, _SEED + 3)
     rows[name] = [t(image, _rng(seed)) for t in each for seed in seeds]
   return rows
+
+
+def _blur(picture, radius):
+  return picture.filter(ImageFilter.GaussianBlur(radius))
 
 
 def draw(image, path):

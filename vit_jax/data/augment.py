@@ -50,19 +50,9 @@ def _solarize_add(picture, addition):
   return picture.point(table * len(picture.getbands()))
 
 
-def contrast(picture: _Picture, factor: float, mean: int) -> _Picture:
-  """Scale the distance from `mean`; 'Contrast' takes the mean luma."""
-  return Image.blend(picture.point(lambda _: mean), picture, factor)
-
-
-def posterize(picture: _Picture, bits: int) -> _Picture:
+def _posterize(picture, bits):
   """Keep so many bits of each level. Pillow 13 refuses 0, timm's strongest."""
   return picture.point(lambda level: level & (256 - 2 ** (8 - bits)))
-
-
-def grey(picture: _Picture) -> _Picture:
-  """Set all channels to the luma."""
-  return picture.convert('L').convert(picture.mode)
 
 
 def hue(picture: _Picture, turn: float) -> _Picture:
@@ -76,17 +66,12 @@ def hue(picture: _Picture, turn: float) -> _Picture:
   return Image.fromarray(levels.astype(np.uint8))
 
 
-def blur(picture: _Picture, radius: float) -> _Picture:
-  """Blur by a Gaussian whose standard deviation is `radius` pixels."""
-  return picture.filter(ImageFilter.GaussianBlur(radius))
-
-
 ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 COLOR: dict[str, Callable[..., _Picture]] = {
   'AutoContrast': ImageOps.autocontrast,
   'Equalize': ImageOps.equalize,
   'Invert': ImageOps.invert,
-  'Posterize': posterize,
+  'Posterize': _posterize,
   'Solarize': ImageOps.solarize,
   'SolarizeAdd': _solarize_add,
   **{kind: functools.partial(_enhance, kind=kind) for kind in ENHANCE},
@@ -250,7 +235,7 @@ class RandAugment(_OfPictures):
       argument %= 256
     if self.faults and name == 'Contrast':
       mean = min(picture.width * picture.height // 256, 255)
-      return contrast(picture, argument, mean)
+      return Image.blend(picture.point(lambda _: mean), picture, argument)
     return operate(name, picture, argument, self.fill, 'nearest')
 
   def _cutout(self, picture, half, rng):
@@ -407,10 +392,10 @@ class ThreeAugment(_OfPictures):
   def _change(self, picture, rng):
     kind = rng.integers(3)
     if kind == 0:
-      return grey(picture)
+      return picture.convert('L').convert(picture.mode)
     if kind == 1:
       return ImageOps.solarize(picture)
-    return blur(picture, rng.uniform(0.1, 2.0))
+    return picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.1, 2.0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,19 +417,15 @@ class ColorJitter(_OfPictures):
   hue: Annotated[float, Expect(lambda x: 0 <= x <= 0.5, 'in [0, 0.5]')] = 0.0
 
   def _change(self, picture, rng):
-    changes = (
-      ('Brightness', self.brightness),
-      ('Contrast', self.contrast),
-      ('Color', self.saturation),
-    )
+    kinds = ('Brightness', 'Contrast', 'Color', 'Hue')
+    widths = (self.brightness, self.contrast, self.saturation, self.hue)
     for i in rng.permutation(4):
-      if i < 3:
-        kind, width = changes[i]
-        if width:
-          factor = rng.uniform(max(1 - width, 0), 1 + width)
-          picture = _enhance(picture, factor, kind)
-      elif self.hue:
-        picture = hue(picture, rng.uniform(-self.hue, self.hue))
+      kind, width = kinds[i], widths[i]
+      if width and kind == 'Hue':
+        picture = hue(picture, rng.uniform(-width, width))
+      elif width:
+        factor = rng.uniform(max(1 - width, 0), 1 + width)
+        picture = _enhance(picture, factor, kind)
     return picture
 
 

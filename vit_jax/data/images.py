@@ -115,7 +115,7 @@ class Encoded:
     try:
       with _open(data) as image:
         width, height = image.size
-        self._is_jpeg = data[:2] == b'\xff\xd8'
+        is_jpeg = data[:2] == b'\xff\xd8'
         self._for_pillow = (
           image.format in ('GIF', 'TIFF')
           or image.mode == 'CMYK'
@@ -131,12 +131,14 @@ class Encoded:
         f' decoded, more than max_image_bytes={max_image_bytes:,}. Set'
         f' max_image_bytes={needed} to decode it.'
       )
-    scans = len(re.findall(b'\xff\xda', data)) if self._is_jpeg else 0
+    scans = len(re.findall(b'\xff\xda', data)) if is_jpeg else 0
     if scans > _MAX_JPEG_SCANS:
       raise UnreadableError(
         f'the JPEG has {scans:,} scans. More than {_MAX_JPEG_SCANS} are not'
         ' decoded, because each one costs a pass over the whole image.'
       )
+    is_truncated = data[-2:] != b'\xff\xd9'  # a whole decoding notices it
+    self._in_part = is_jpeg and not (self._for_pillow or is_truncated)
     self.is_turned = any(self._turn)
     if self._turn.transpose:
       height, width = width, height
@@ -154,24 +156,17 @@ class Encoded:
 
   def part(self, box: Box) -> np.ndarray:
     """Return the pixels in a box: uint8 [height, width, channels]."""
-    if self._pixels is None and box != (0, 0, *self.shape[:2]):
+    is_part = self._pixels is None and box != (0, 0, *self.shape[:2])
+    if is_part and self._in_part and decode_part:
       begin = time.perf_counter()
-      part = self._part_of_jpeg(box)
+      stored = self._turn.undo(box, self.shape)
+      out = np.empty((*stored[2:], self._channels), np.uint8)
+      is_whole = decode_part(self._data, stored, self._channels, out)
       self.seconds += time.perf_counter() - begin
-      if part is not None:
-        return part
+      if is_whole:  # the data is not damaged
+        return self._turn.apply(out)
     y, x, height, width = box
     return self.pixels()[y : y + height, x : x + width]
-
-  def _part_of_jpeg(self, box):
-    """Return the pixels in a box of a JPEG without damage; else None."""
-    is_truncated = self._data[-2:] != b'\xff\xd9'  # whole decoding notices it
-    if not self._is_jpeg or self._for_pillow or is_truncated or not decode_part:
-      return None
-    stored = self._turn.undo(box, self.shape)
-    out = np.empty((*stored[2:], self._channels), np.uint8)
-    is_whole = decode_part(self._data, stored, self._channels, out)
-    return self._turn.apply(out) if is_whole else None
 
   def _with_opencv(self):
     """Return uint8 [H, W, channels] as stored, or None if it cannot."""
