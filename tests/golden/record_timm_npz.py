@@ -1,8 +1,7 @@
-"""Records what timm makes of .npz files that we write.
+"""Records what timm makes of .npz files with released names.
 
-Seeded weights under the released names are read and written again by
-vit_jax.weights, loaded by timm's own readers of .npz, and timm computes logits
-in float64. The golden holds the logits; a test makes the same weights.
+timm's own readers of .npz load seeded weights, and timm computes logits in
+float64. The golden holds the logits; a test makes the same weights.
 
 timm differs in these, which are set to what the files' authors have:
   GELU            erf, theirs tanh
@@ -10,9 +9,8 @@ timm differs in these, which are set to what the files' authors have:
   std. kernels    (w - mean) / √(var + 1e-8); theirs (w - mean) / (std + 1e-5)
                   in hybrids, √(var + 1e-10) in BiT
 
-Record again in the environment of record_timm.py, with these besides:
+Record again in the environment of record_timm.py:
 
-  pip install ml-collections ml-dtypes jax fsspec safetensors
   python tests/golden/record_timm_npz.py
 """
 
@@ -26,12 +24,10 @@ import torch
 import torch.nn.functional as F
 
 HERE = pathlib.Path(__file__).parent
-sys.path += [str(HERE.parents[1]), str(HERE.parent / 'weights')]
+sys.path.append(str(HERE.parent / 'weights'))
 
 import released  # noqa: E402
 from record_timm import import_timm  # noqa: E402
-
-from vit_jax.weights import files, npz  # noqa: E402
 
 VIT = {'embed_dim': 16, 'depth': 2, 'num_heads': 4, 'mlp_ratio': 1.5}
 NO_CLS = {'class_token': False, 'fc_norm': False}
@@ -94,32 +90,25 @@ def bit(stages):
 
 
 def model_of(name, size):
-  """timm's model, and what our writer needs so that timm reads its file."""
-  old = {'generation': 'pre_linen'}
+  """Return timm's model of the file."""
   plain = {'img_size': size, 'patch_size': (4, 2)}
   if name == 'token':
-    return vit(**plain), old
+    return vit(**plain)
   if name == 'gap':
-    return vit(**plain, global_pool='avg', **NO_CLS), old
+    return vit(**plain, global_pool='avg', **NO_CLS)
   if name == 'map':
-    return vit(**plain, global_pool='map', **NO_CLS), {}
+    return vit(**plain, global_pool='map', **NO_CLS)
   if name == 'stacked':
-    return vit(**plain, no_embed_class=True), {'scan': True}
+    return vit(**plain, no_embed_class=True)
   if name == 'hybrid':
-    return hybrid((1, 2), size, 1), old
+    return hybrid((1, 2), size, 1)
   if name == 'root':
-    return hybrid((), size, 8), old
-  return bit((1, 2)), {}
+    return hybrid((), size, 8)
+  return bit((1, 2))
 
 
-def load(model, shapes, grid, options, path):
-  """Reads and writes the file, and lets timm read that."""
-  file = released.fill_moderately(shapes)
-  weights = npz.read(file, grid=grid)
-  is_big_vision = 'big_vision' in weights.origin
-  write = npz.write_big_vision if is_big_vision else npz.write
-  written, _ = write(weights, **options)
-  files.write(path, written)
+def load(model, shapes, path):
+  np.savez(path, **released.fill_moderately(shapes))
   before = {k: v.clone() for k, v in model.state_dict().items()}
   with torch.no_grad():
     model.load_pretrained(str(path))
@@ -129,11 +118,11 @@ def load(model, shapes, grid, options, path):
 
 def main():
   out = {}
-  for name, (shapes, size, grid) in released.TIMM.items():
-    model, options = model_of(name, size)
+  for name, (shapes, size, _) in released.TIMM.items():
+    model = model_of(name, size)
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'x.npz'
-      load(model, shapes, grid, options, path)
+      load(model, shapes, path)
     set_epsilons(model, 'preact' if name == 'bit' else 'postact')
     inputs = torch.from_numpy(released.images(size).transpose(0, 3, 1, 2))
     with torch.no_grad():

@@ -11,7 +11,7 @@ from small import equal, logits
 
 from vit_jax.data.transforms import CentralCrop, Resize, ResizeSmall
 from vit_jax.models.mixer import MlpMixer
-from vit_jax.models.pooling import ClassToken, Map, Mean
+from vit_jax.models.pooling import ClassToken, Map
 from vit_jax.models.posemb import SinCos2d
 from vit_jax.models.resnet import ResNet
 from vit_jax.weights import files, npz
@@ -36,39 +36,6 @@ BIG_VISION = {
 }
 
 
-def layer_of(file, names, i):
-  """Block i of ours from a file's layer, written out."""
-  mha, norm2, mlp = (f'Transformer/encoderblock_{i}/{n}' for n in names)
-  norm1 = f'Transformer/encoderblock_{i}/LayerNorm_0'
-  out = {}
-  for theirs, ours in {
-    **{norm1: 'norm1', norm2: 'norm2'},
-    **{f'{mlp}/Dense_0': 'mlp/fc1', f'{mlp}/Dense_1': 'mlp/fc2'},
-    **{f'{mha}/{n}': f'attn/{n}' for n in ('query', 'key', 'value', 'out')},
-  }.items():
-    first = 'scale' if 'norm' in ours else 'kernel'
-    for part in (first, 'bias'):
-      out[f'block_{i}/{ours}/{part}'] = file[f'{theirs}/{part}']
-  return out
-
-
-def vit_of(file, names, *, cls=True):
-  """All parameters of ours from a file of two layers and 3x3 patches."""
-  table = file[TABLE]
-  out = {
-    'embedding/kernel': file['embedding/kernel'],
-    'embedding/bias': file['embedding/bias'],
-    'pos_embedding': table[:, int(cls) :].reshape(1, 3, 3, -1),
-    'norm/scale': file['Transformer/encoder_norm/scale'],
-    'norm/bias': file['Transformer/encoder_norm/bias'],
-    'head/kernel': file['head/kernel'],
-    'head/bias': file['head/bias'],
-  }
-  if cls:
-    out |= {'cls': file['cls'], 'cls_pos_embedding': table[:, :1]}
-  return out | layer_of(file, names, 0) | layer_of(file, names, 1)
-
-
 def check_pairs(params, file, pairs):
   for theirs, ours in pairs.items():
     array = file[theirs].reshape(params[ours].shape)
@@ -88,9 +55,13 @@ def stack(file, depth=2):
 @pytest.mark.parametrize('prefix', ['', 'opt/target/', 'params/', 'target/'])
 @pytest.mark.parametrize('names', [released.LINEN, released.PRE_LINEN])
 def test_every_array_of_a_vit_lands(names, prefix):
-  file = fill(released.vit(names=names))
+  """Those of old names without a prefix are compared with timm below."""
+  file = fill(KINDS['vit'])
+  params = npz.read(file).params
+  for old, new in zip(released.PRE_LINEN, names):
+    file = {k.replace(f'/{old}/', f'/{new}/'): x for k, x in file.items()}
   weights = npz.read({prefix + name: array for name, array in file.items()})
-  assert equal(weights.params, vit_of(file, names))
+  assert equal(weights.params, params)
   model = weights.model
   assert model.pooling == ClassToken() and model.num_heads == 4
   assert (model.mlp_dim, model.num_classes) == (24, 5)
@@ -99,13 +70,6 @@ def test_every_array_of_a_vit_lands(names, prefix):
   assert model.head.representation_size is None
   assert weights.image_shape == (12, 6, 3)
   assert not weights.notes
-
-
-def test_gap_has_no_row_for_a_class_token():
-  file = fill(KINDS['gap'])
-  weights = npz.read(file)
-  assert equal(weights.params, vit_of(file, released.PRE_LINEN, cls=False))
-  assert weights.model.pooling == Mean()
 
 
 @pytest.mark.parametrize(
@@ -170,16 +134,6 @@ def test_mixers_land():
   check_pairs(weights.params, file, pairs)
 
 
-def bit_pairs(conv, norm, unit, root, last):
-  """Return {our path: name in a file} of a few arrays of a BiT."""
-  ours = 'resnet/stage2/unit2'
-  return {root: 'resnet/root/conv/kernel', last: 'norm/scale'} | {
-    name.format(unit=unit, i=i, letter=letter): f'{ours}/{path.format(i=i)}'
-    for i, letter in enumerate('abc', 1)
-    for name, path in ((conv, 'conv{i}/kernel'), (norm, 'norm{i}/scale'))
-  }
-
-
 @pytest.mark.parametrize('prefix', ['', 'params/'])
 def test_resnets_land(prefix):
   """The BiT paper's in both layouts, and big_vision's own."""
@@ -188,28 +142,9 @@ def test_resnets_land(prefix):
   assert type(weights.model) is ResNet
   assert weights.model.form == 'postact'
   assert weights.image_shape == (64, 96, 3)
-  conv = 'standardized_conv2d/kernel'
-  bit = bit_pairs(
-    f'resnet/{{unit}}/{{letter}}/{conv}',
-    'resnet/{unit}/{letter}/group_norm/gamma',
-    'block2/unit02',
-    f'resnet/root_block/{conv}',
-    'resnet/group_norm/gamma',
-  )
-  bit['resnet/head/conv2d/kernel'] = 'head/kernel'
-  bit[f'resnet/block1/unit01/a/proj/{conv}'] = (
-    'resnet/stage1/unit1/conv_proj/kernel'
-  )
-  theirs = bit_pairs(
-    '{unit}/conv{i}/kernel',
-    '{unit}/gn{i}/scale',
-    'block2/unit02',
-    'root_block/conv_root/kernel',
-    'norm-pre-head/scale',
-  )
-  for shapes, pairs, padding in (
-    (released.bit((1, 2)), bit, 'zero'),
-    (released.big_vision_bit((1, 2)), theirs, 'lowest'),
+  for shapes, padding in (
+    (released.bit((1, 2)), 'zero'),
+    (released.big_vision_bit((1, 2)), 'lowest'),
   ):
     file = fill(shapes)
     weights = npz.read({f'{prefix}{k}': x for k, x in file.items()})
@@ -217,7 +152,15 @@ def test_resnets_land(prefix):
     assert (model.form, model.stages) == ('preact', (1, 2))
     assert (model.pool_padding, model.width_factor) == (padding, 1)
     assert weights.image_shape == (224, 224, 3)
-    check_pairs(weights.params, file, pairs)
+  # timm reads the first layout only.
+  theirs, ours = 'block2/unit02', 'resnet/stage2/unit2'
+  pairs = {f'{theirs}/conv{i}/kernel': f'{ours}/conv{i}/kernel' for i in '123'}
+  pairs |= {f'{theirs}/gn{i}/scale': f'{ours}/norm{i}/scale' for i in '123'}
+  pairs |= {
+    'root_block/conv_root/kernel': 'resnet/root/conv/kernel',
+    'norm-pre-head/scale': 'norm/scale',
+  }
+  check_pairs(weights.params, file, pairs)
   wide = npz.read(hollow(released.big_vision_bit((3, 4, 6, 3), 3))).model
   assert (wide.stages, wide.width_factor) == ((3, 4, 6, 3), 3)
 
