@@ -29,7 +29,6 @@ def convert(
   keys: KeyMap,
   *,
   known: Mapping[str, Any],
-  model: Any = None,
   image_size: Size | None = None,
   grid: tuple[int, int] | None = None,
   **given: Any,
@@ -39,8 +38,6 @@ def convert(
   Args:
     arrays: {name: array}, everything in the file.
     keys: key map of the format.
-    model: if the file describes it; else `known` and **given are its fields,
-      see `infer`.
     known: fields of the model, as in `bundle.replace`, from the file's config.
     image_size: int or (H, W), of models without a table of positions.
     grid: (rows, columns) of a Mixer whose patches are not a square.
@@ -50,8 +47,7 @@ def convert(
     ValueError: the arrays are not those of one model.
   """
   params = keys.to_ours(arrays)
-  if model is None:
-    model = _infer(params, known, given)
+  model = _infer(params, known, given)
   size = as_pair(image_size or IMAGE_SIZE)
   if 'pos_embedding' in params:
     size = model.embedding.image_size(params['pos_embedding'].shape[1:3])

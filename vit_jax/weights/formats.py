@@ -125,14 +125,13 @@ def _locate(path, step):
 
 def _read_file(source, trust, options, values):
   arrays = files.read(files.fetch(source), values=values)
-  content = None
-  if not source.endswith(('.safetensors', '.json')):
-    name = pathlib.PurePosixPath(source).with_suffix('.json').name
-    content = _sibling(source, name)
+  name = pathlib.PurePosixPath(source).with_suffix('.json').name
+  is_torch = source.endswith(('.safetensors', '.json'))
+  content = None if is_torch else _sibling(source, name)
   if content and 'model' in content:
     weights = _described(content, trust, options)
     if npz.recognise(arrays):
-      arrays = _read_again(npz, weights, arrays, model=weights.model).params
+      arrays = _read_again(npz, weights, arrays).params
     weights.params = _fitting(arrays, weights)
     return weights
   for name, reader in _READERS.items():
@@ -148,12 +147,12 @@ def _read_file(source, trust, options, values):
   )
 
 
-def _read_again(reader, weights, arrays, settings=None, **options):
+def _read_again(reader, weights, arrays, settings=None):
   """Return Weights of the arrays of others, whose grid is known."""
   shape = weights.image_shape
   embedding = getattr(weights.model, 'embedding', None)
-  options['grid'] = embedding and embedding.grid(shape)
-  return reader.read(arrays, settings, image_size=shape[:2], **options)
+  grid = embedding and embedding.grid(shape)
+  return reader.read(arrays, settings, image_size=shape[:2], grid=grid)
 
 
 def _sibling(path, name):
@@ -165,11 +164,7 @@ def _sibling(path, name):
 
 def _described(content, trust, options):
   """Return Weights without parameters from model.json or NAME.json."""
-  if 'grid' in options:
-    raise UserError('The file describes its own grid. Leave grid out.')
-  given = {
-    k: v for k, v in options.items() if k not in ('image_size', 'num_heads')
-  }
+  given = {k: v for k, v in options.items() if k != 'image_size'}
   parts = {
     name: config.build(content[name], trust=trust)
     for name in ('model', 'preprocess', 'transforms')

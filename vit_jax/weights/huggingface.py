@@ -66,10 +66,10 @@ def read(
   image_size: Size | None = None,
   **fields: Any,
 ) -> Weights:
-  """Return Weights of {name: array} and the content of config.json.
+  """Return Weights of {name: array} and config.json; see `formats.read`.
 
   The config has the content of preprocessor_config.json as
-  'preprocessor_config'. Other arguments: see `formats.read`; they override it.
+  'preprocessor_config'.
   """
   config = config or {}
   for name, value in (('model_type', 'vit'), ('pooler_act', 'tanh')):
@@ -144,14 +144,16 @@ def _use(config, image_shape, notes):
       'size'
     )
     large = size
-  mean, std = [0.0], [1.0]
-  if config.get('do_normalize', True):
-    mean = config.get('image_mean', [0.5] * 3)
-    std = config.get('image_std', [0.5] * 3)
+  normalizes = config.get('do_normalize', True)
   rescales = config.get('do_rescale', True)
-  factor = config.get('rescale_factor', 1 / 255) if rescales else 1.0
-  method = _RESAMPLE[config.get('resample', 2)]
-  return image_configs.use(image_shape, large, method, mean, std, factor=factor)
+  return image_configs.use(
+    image_shape,
+    large,
+    _RESAMPLE[config.get('resample', 2)],
+    config.get('image_mean', [0.5] * 3) if normalizes else [0.0],
+    config.get('image_std', [0.5] * 3) if normalizes else [1.0],
+    factor=config.get('rescale_factor', 1 / 255) if rescales else 1.0,
+  )
 
 
 def _size(value):
@@ -164,11 +166,10 @@ def _size(value):
 
 
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, files) that transformers loads, and computes the same.
+  """Return (arrays, files), see `formats.write`.
 
   ViTForImageClassification.from_pretrained(FOLDER) loads them, and
-  AutoImageProcessor; ViTModel if there is no head. The weights are of a model
-  that transformers' ViT can be, see `formats.write`.
+  AutoImageProcessor; ViTModel if there is no head.
   """
   params = bundle.with_table(weights).params
   if 'cls' not in params or (

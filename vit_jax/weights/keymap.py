@@ -100,8 +100,7 @@ class KeyMap:
   def to_ours(self, arrays: FlatParams) -> dict[str, np.ndarray]:
     """Return {our path: array} of the arrays of a file that the map knows.
 
-    Axes that the file merges are still merged: `fit` splits them, when the
-    shapes of the model are known.
+    Axes that the file merges are still merged; see `fit`.
     """
     params = {}
     for name, array in arrays.items():
@@ -115,11 +114,7 @@ class KeyMap:
     return params
 
   def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:
-    """Return {name: array} of a file.
-
-    Raises:
-      ValueError: the format has no name for some of the parameters.
-    """
+    """Return {name: array} of a file, if it has names for all parameters."""
     parts: dict[str, dict[int, np.ndarray]] = {}
     unknown = []
     rows = [(k, i, x) for k, paths in self._rows for i, x in enumerate(paths)]
@@ -149,19 +144,17 @@ class KeyMap:
       shapes: {path: has a shape} of the model.
 
     Raises:
-      ValueError: arrays are missing, unexpected or of another shape; the
-        message is a diff.
+      ValueError: a diff of missing, unexpected and other arrays.
     """
     blank = np.int8(0)
     blanks = {p: np.broadcast_to(blank, x.shape) for p, x in shapes.items()}
     lines = tree.diff(arrays, self.to_theirs(blanks)).splitlines()
     if lines:
-      more = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
-      text = '\n'.join(lines[:40] + more)
-      raise UserError(
-        f'The arrays are not those of one model. In the file (-), needed (+):\n'
-        f'{text}'
+      lines[40:] = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
+      head = (
+        'The arrays are not those of one model. In the file (-), needed (+):'
       )
+      raise UserError('\n'.join([head, *lines]))
     params = self.to_ours(arrays)
     return {
       path: np.asarray(params[path], np.float32).reshape(x.shape)

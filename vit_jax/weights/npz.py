@@ -46,8 +46,6 @@ _BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 _POSTACT_ROOT, _PREACT_ROOT = 'conv_root/kernel', 'root_block/conv_root/kernel'
 _ROOTS = _POSTACT_ROOT, _PREACT_ROOT, _BIT_ROOT
 _PREFIXES = '', 'opt/target/', 'params/img/', 'img/', 'params/', 'target/'
-_STATE = r'(opt|opt_state|state)/.*|(.*/)?step'
-_TEXT = r'(params/)?(txt/.*|t|b)'  # the other tower, temperature and bias
 _LAYER = 'Transformer/encoderblock'
 # Stored as [1, 1, 1, C] by some, and as [C] by others.
 _GROUP_NORM = r'(.*/)?(gn([123]|_root|_proj)|norm-pre-head)/(scale|bias)'
@@ -156,15 +154,10 @@ def read(
   arrays: FlatParams,
   config: Mapping[str, Any] | None = None,
   *,
-  model: Any = None,
   grid: tuple[int, int] | None = None,
   **options: Any,
 ) -> Weights:
-  """Return Weights of {name: array}; the formats have no config.
-
-  `model` is given if NAME.json describes it. Other arguments: see
-  `formats.read`.
-  """
+  """Return Weights of {name: array}; see `formats.read`. There is no config."""
   del config
   notes: list[str] = []
   prefix = _prefix(arrays) or ''
@@ -183,9 +176,7 @@ def read(
     if is_old or _POSTACT_ROOT in arrays:  # older than fixed positions
       known['posemb'] = 'learned'
     arrays = _with_grid(arrays, grid)
-  weights = convert(
-    arrays, keys, model=model, known=known, grid=grid, **options
-  )
+  weights = convert(arrays, keys, known=known, grid=grid, **options)
   height, width, _ = weights.image_shape
   is_tower = prefix.endswith('img/')
   if origin == 'big_vision npz' and height == width and not is_tower:
@@ -198,13 +189,11 @@ def _parameters(arrays, prefix, notes):
 
   Stacked layers are taken apart. What is left out is added to notes.
   """
-  others = rf'{_STATE}|{_TEXT}' if prefix.endswith('img/') else _STATE
   out, left_out = {}, []
   for name, array in arrays.items():
-    is_ours = prefix and name.startswith(prefix)
     short = name.removeprefix(prefix)
     is_empty = re.fullmatch('(pre_logits|head)/?', short) and not array.size
-    if is_empty or (not is_ours and re.fullmatch(others, name)):
+    if is_empty or not name.startswith(prefix):
       left_out.append(name)
       continue
     if re.fullmatch(_GROUP_NORM, short):

@@ -174,10 +174,10 @@ def read(
   image_size: Size | None = None,
   **fields: Any,
 ) -> Weights:
-  """Return Weights of {name: array} and the content of config.json.
+  """Return Weights of {name: array} and config.json; see `formats.read`.
 
   Without a config: exact GELU, and the class token is pooled unless there is
-  `fc_norm`. Other arguments: see `formats.read`; they override the config.
+  `fc_norm`.
   """
   arrays = {k.removeprefix(_WRAPPER): x for k, x in arrays.items()}
   config = config or {}
@@ -344,11 +344,9 @@ def _use(config, image_shape, notes):
 
 
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
-  """Return (arrays, {'config.json': content}) that timm loads.
+  """Return (arrays, {'config.json': content}), see `formats.write`.
 
-  timm.create_model('local-dir:FOLDER', pretrained=True) loads a folder with
-  the two, and computes the same. The weights are of a ViT that timm can hold,
-  see `formats.write`.
+  timm.create_model('local-dir:FOLDER', pretrained=True) loads them.
   """
   model = weights.model
   distilled = model.pooling.distillation_token
