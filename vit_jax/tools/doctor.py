@@ -10,6 +10,7 @@ The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -28,7 +29,7 @@ from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.runs import canary
 from vit_jax.runs.canary import Check
-from vit_jax.step import TrainState, train_step
+from vit_jax.step import init_state, train_step
 from vit_jax.tools import parsers
 from vit_jax.tree import flatten
 
@@ -99,15 +100,16 @@ def step_error() -> float:
     'image': rng.integers(0, 256, (count, 224, 224, 3), np.uint8),
     'label': np.arange(count) % 10,
   }
-  images = jnp.zeros(batch['image'].shape)
-  params = jax.jit(model.init)(jax.random.key(0), images)['params']
-  params = jax.tree.map(  # heads are initialised with zeros
-    lambda x: x + 0.05 * rng.standard_normal(x.shape, np.float32), params
-  )
   loss_fn = softmax_xent(model, preprocess=Normalize())
   tx = optax.sgd(1000.0)  # the updates exceed the parameters
-  start = jnp.zeros((), jnp.int32)
-  state = TrainState(start, params, tx.init(params), jax.random.key(0))
+  images = jax.ShapeDtypeStruct(batch['image'].shape, jnp.float32)
+  state = init_state(
+    jax.random.key(0), model=model, images=images, tx=lambda params: tx
+  )
+  noisy = jax.tree.map(  # heads are initialised with zeros
+    lambda x: x + 0.05 * rng.standard_normal(x.shape, np.float32), state.params
+  )
+  state = dataclasses.replace(state, params=noisy)
 
   def update(state, batch):
     after, _ = train_step(state, batch, loss_fn=loss_fn, tx=tx)

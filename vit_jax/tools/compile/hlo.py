@@ -36,24 +36,19 @@ _LOOPS = ('while', 'body', 'closed_call', 'checkpoint', 'rematted_computation')
 class Costs:
   """Costs of one run of a program on one device.
 
-  Attributes:
-    cycles: sum of the compiler's estimates; 0 if it makes none. Collectives
-      and asynchronous copies have no estimate.
-    operations: {(part of the model, op): cycles}.
-    collectives: {kind: bytes}, the larger of input and output.
-    unknown_loops: loops with an unknown number of iterations, counted as 1.
-    kernel_flops, kernel_bytes: costs that Pallas kernels state, for which the
-      compiler has no estimate.
-    unknown_kernels: runs of Pallas kernels that do not state their cost.
+  The compiler has no estimate for collectives, asynchronous copies and Pallas
+  kernels; `kernel_flops` and `kernel_bytes` are what kernels state.
   """
 
   cycles: int = 0
+  # {(part of the model, op): cycles}
   operations: Counter = dataclasses.field(default_factory=Counter)
+  # {kind: bytes}, the larger of input and output
   collectives: Counter = dataclasses.field(default_factory=Counter)
-  unknown_loops: int = 0
+  unknown_loops: int = 0  # counted as one iteration
   kernel_flops: int = 0
   kernel_bytes: int = 0
-  unknown_kernels: int = 0
+  unknown_kernels: int = 0  # they state no cost
 
 
 class Instruction(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.models.pallas_attention import lanes_per_head
 from vit_jax.runs import metrics, terminal
+from vit_jax.runs.compiled import GIB
 from vit_jax.tools.compile.hlo import Costs, costs
-
-GIB = 2**30
 
 
 class Chip(NamedTuple):

@@ -20,7 +20,7 @@ from vit_jax import config as configs
 from vit_jax.analysis import flops
 from vit_jax.optim.schedules import Timeline
 from vit_jax.parallel import sharding
-from vit_jax.runs.compiled import batch_shapes
+from vit_jax.runs.compiled import GIB, batch_shapes
 from vit_jax.tools.compile import report
 from vit_jax.train import make_step, train, with_num_classes
 from vit_jax.types import Shape, UserError
@@ -122,7 +122,7 @@ def lower(
     'head_dim': heads and model.width // heads,
     **{k: getattr(model, k, None) for k in ('remat', 'scan', 'attention')},
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
-    'arguments_gib': argument_bytes / report.GIB,
+    'arguments_gib': argument_bytes / GIB,
     'model_tflop': flop / 1e12,
     'step_tflop': step_flop / 1e12,
   }

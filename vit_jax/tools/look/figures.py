@@ -3,7 +3,6 @@
 A `path` is that of the figure; its ending, png or pdf, is the format.
 """
 
-import functools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,37 +30,33 @@ def filters(weights: Weights, path: pathlib.Path) -> None:
   components, shares = principal.filters(weights.params['embedding/kernel'])
   kind = 'RGB embedding' if weights.image_shape[2] == 3 else 'Embedding'
   title = f'{kind} filters\n(first {len(shares)} principal components)'
-  tiles = principal.tiles(components)
-  draw = functools.partial(embeddings.filters, tiles, title=title)
-  _write(path, draw, components=components, shares=shares)
+  embeddings.filters(principal.tiles(components), path, title=title)
+  _write(path, components=components, shares=shares)
 
 
 def positions(weights: Weights, path: pathlib.Path) -> None:
   """Draw the similarity of position embeddings."""
   similarity = arrays.positions(weights)
-  draw = functools.partial(embeddings.positions, similarity)
-  _write(path, draw, similarity=similarity)
+  embeddings.positions(similarity, path)
+  _write(path, similarity=similarity)
 
 
 def distance(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw the mean attention distance over the images."""
   values = np.stack([look['distance'] for look in looks])
-  uniform = float(np.mean(arrays.cell_distances(weights)))
-  mean = values.mean(0)
-  draw = functools.partial(attention.distance, mean, uniform=uniform)
+  mean, uniform = values.mean(0), arrays.cell_distances(weights).mean()
+  attention.distance(mean, path, uniform=float(uniform))
   numbers = {'distance': mean, 'of_each_image': values, 'uniform': uniform}
-  _write(path, draw, **numbers, paths=_paths(looks))
+  _write(path, **numbers, paths=_paths(looks))
 
 
 def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw a figure per image: maps-1, maps-2, ... for the path maps."""
   images = _images(weights, looks, 2 * _PX)
   for i, (look, image) in enumerate(zip(looks, images), 1):
-    draw = functools.partial(
-      attention.maps, look['maps'], image, title=_caption(look)
-    )
     file = path.with_stem(f'{path.stem}-{i}')
-    _write(file, draw, maps=look['maps'], path=look['path'])
+    attention.maps(look['maps'], image, file, title=_caption(look))
+    _write(file, maps=look['maps'], path=look['path'])
 
 
 def rollout(
@@ -77,33 +72,25 @@ def rollout(
       for look, image in zip(sheet, images)
     ]
     names = [_caption(x) if few else x.get('class', '') for x in sheet]
-    draw = functools.partial(
-      attention.sheet, pairs, names=names if any(names) else None
-    )
     number = start // PER_SHEET + 1
-    _write(
-      path.with_stem(f'{path.stem}-{number}') if start else path,
-      draw,
-      rollout=np.stack([look['rollout'] for look in sheet]),
-      paths=_paths(sheet),
-    )
+    file = path.with_stem(f'{path.stem}-{number}') if start else path
+    attention.sheet(pairs, file, names=names if any(names) else None)
+    rollouts = np.stack([look['rollout'] for look in sheet])
+    _write(file, rollout=rollouts, paths=_paths(sheet))
 
 
 def tsne(path: pathlib.Path, looks: Looks) -> None:
   """Draw a point per image, colored by class."""
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
-  draw = functools.partial(
-    embeddings.scatter, points, classes=classes if any(classes) else None
-  )
+  embeddings.scatter(points, path, classes if any(classes) else None)
   names = np.array(classes, str)
-  _write(path, draw, points=points, paths=_paths(looks), classes=names)
+  _write(path, points=points, paths=_paths(looks), classes=names)
 
 
-def _write(file, draw, **numbers):
-  """Write the numbers and the figure, and print the path of the figure."""
+def _write(file, **numbers):
+  """Write the numbers of a figure, and print its path."""
   predict.write_arrays(file.with_suffix('.npz'), numbers)
-  draw(path=file)
   print(file, flush=True)
 
 
