@@ -122,9 +122,9 @@ def test_look_with_a_map_head_and_scan(model, make_weights, seen):
 
 def test_what_cannot_be_drawn(model, make_weights):
   hybrid = model.clone(embedding=Hybrid(patch_size=4, stages=()))
-  assert 'feature maps' in arrays.obstacles(make_weights(hybrid))['filters']
+  assert 'pixels' in arrays.obstacles(make_weights(hybrid))['filters']
   without = make_weights(model.clone(posemb=None))
-  assert 'no position' in arrays.obstacles(without)['positions']
+  assert 'no table' in arrays.obstacles(without)['positions']
   assert 'distance' in arrays.obstacles(make_weights(RESNET()))
 
 

@@ -27,23 +27,17 @@ def obstacles(weights: Weights) -> dict[str, str]:
   Any model with the attributes `embedding`, `posemb` and `pooling` of
   VisionTransformer, whose blocks record queries and keys, has all figures.
   """
-  model, reason = weights.model, None
-  embedding = getattr(model, 'embedding', None)
-  if isinstance(model, AxialViT | AxialResNet):
-    reason = 'attention is along rows and columns, not over the whole image'
-  elif embedding is None or not hasattr(model, 'pooling'):
-    reason = 'the model has no attention (ResNets and Mixers have none)'
-  found = dict.fromkeys(OF_ATTENTION, reason) if reason else {}
+  model, found = weights.model, {}
+  is_axial = isinstance(model, AxialViT | AxialResNet)
+  if is_axial or not hasattr(model, 'pooling'):
+    reason = 'the model has no attention over the whole image'
+    found = dict.fromkeys(OF_ATTENTION, reason)
   if not hasattr(model, 'features'):
     found['tsne'] = 'the model has no method `features`'
-  if getattr(model, 'posemb', None) is None:
-    found['positions'] = 'the model has no position embeddings'
-  elif _table(weights) is None:
-    found['positions'] = 'they are relative, or each layer has its own'
-  if 'embedding/kernel' not in weights.params:
-    found['filters'] = 'the model has no patch embedding (embedding/kernel)'
-  elif embedding and embedding.reduction > 1:
-    found['filters'] = 'the model embeds feature maps of a ResNet, not pixels'
+  if getattr(model, 'posemb', None) is None or _table(weights) is None:
+    found['positions'] = 'the model has no table of positions for all layers'
+  if 'embedding/kernel' not in weights.params or model.embedding.reduction > 1:
+    found['filters'] = 'the model does not embed patches of pixels'
   return found
 
 
