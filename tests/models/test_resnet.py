@@ -1,56 +1,21 @@
-"""ResNet in both of its published forms: its contract, and timm's numbers."""
-
-import functools
-import math
+"""ResNet in both of its published forms, against formulas."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import (
-  apply,
-  assert_trees_close,
-  compare_to_bfloat16,
-  golden,
-  logits_and_grads,
-  random_params,
-  relative_error,
-  resnet_params,
-)
-from flax import traverse_util
 
 from vit_jax import tree
-from vit_jax.models.layers import Head
 from vit_jax.models.pooling import Mean
 from vit_jax.models.resnet import Hybrid, ResNet, Root, StdConv
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.optim import optimizers as optim
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype('f')
-FORMS = pytest.mark.parametrize('form', ['preact', 'postact'])
 
 
 def tiny(**fields):
   return ResNet(**({'stages': (1, 1), 'num_classes': 5} | fields))
-
-
-@functools.cache
-def computed(form):
-  model = tiny(form=form)
-  params = random_params(model, IMAGES)
-  return model, params, *logits_and_grads(model, params, IMAGES)
-
-
-# Numbers.
-
-
-def test_equals_timm():
-  _, images, expected = golden('preact')
-  model = tiny(stages=(1, 2))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  actual = apply(model, resnet_params(shapes), images)
-  # timm computed in float64. Measured: 9e-7 of the largest logit.
-  assert relative_error(actual, expected) < 4e-6
 
 
 @pytest.mark.parametrize(
@@ -108,82 +73,6 @@ def test_a_constant_kernel_has_finite_gradients():
     params = {'params': {'kernel': np.full((1, 1, 3, 4), 0.5, np.float32)}}
     grads = jax.grad(lambda p, conv=conv: conv.apply(p, IMAGES).sum())(params)
     assert np.isfinite(grads['params']['kernel']).all()
-
-
-# The contract.
-
-
-@FORMS
-def test_shapes_and_finite_gradients(form):
-  _, _, logits, grads = computed(form)
-  assert logits.shape == (2, 5) and logits.dtype == jnp.float32
-  for name, grad in traverse_util.flatten_dict(grads, sep='/').items():
-    assert np.isfinite(grad).all(), name
-    assert np.abs(grad).max() > 1e-9, name
-
-
-@pytest.mark.slow
-def test_bfloat16_computes_near_float32():
-  model, params, *expected = computed('preact')
-  error, grads_error = compare_to_bfloat16(model, params, expected, IMAGES)
-  # Measured: 0.5% and 17%; at a relu, what is nearly 0 is 0 or not.
-  assert 1e-5 < error < 0.03
-  assert grads_error < 0.3
-  model, params, expected, _ = computed('postact')
-  half = model.clone(dtype='bfloat16')
-  actual = apply(half, params, IMAGES)
-  assert 1e-5 < relative_error(actual, expected) < 0.03
-
-
-def test_remat_changes_no_output_and_no_gradient():
-  model, params, expected, expected_grads = computed('preact')
-  logits, grads = logits_and_grads(model.clone(remat='full'), params, IMAGES)
-  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
-  assert_trees_close(grads, expected_grads, rtol=1e-3, atol=1e-4)
-
-
-@FORMS
-def test_initial_distributions(form):
-  model = tiny(form=form, head=Head(bias_init=-6.9), stages=(1,))
-  params = jax.jit(model.init)(jax.random.key(0, impl='rbg'), IMAGES)['params']
-  logits = apply(model, params, IMAGES)
-  np.testing.assert_array_equal(logits, np.full((2, 5), -6.9, np.float32))
-  for name, value in tree.flatten(params).items():
-    if 'conv' in name:
-      std = math.prod(value.shape[:-1]) ** -0.5  # LeCun's
-      assert abs(value.std() / std - 1) < 5 / (2 * value.size) ** 0.5, name
-      assert np.abs(value).max() <= 2 * std / 0.8796, name
-    elif name.endswith('scale'):
-      last = form == 'postact' and name.endswith('norm3/scale')
-      np.testing.assert_array_equal(value, np.full_like(value, 1 - last))
-    elif name.endswith('norm/bias'):
-      assert not value.any()
-
-
-@FORMS
-def test_features_by_name(form):
-  model, params, logits, _ = computed(form)
-  out = apply(model, params, IMAGES, method='features')
-  shapes = {name: value.shape for name, value in out.items()}
-  assert shapes == {
-    'root': (2, 4, 6, 64),
-    'stage1': (2, 4, 6, 256),
-    'stage2': (2, 2, 3, 512),
-    'pooled': (2, 512),
-    'pre_logits': (2, 512),
-    'logits': (2, 5),
-  }
-  np.testing.assert_allclose(out['logits'], logits, rtol=1e-5, atol=1e-5)
-  if form == 'postact':
-    return
-  headless = model.clone(num_classes=None)
-  pooled = apply(headless, params, IMAGES, train=True)  # needs no rng
-  np.testing.assert_allclose(pooled, out['pooled'], rtol=1e-5, atol=1e-5)
-  shapes = jax.eval_shape(headless.init, jax.random.key(0), IMAGES)
-  assert 'head' not in shapes['params']
-
-
-# Training.
 
 
 def test_layer_decay_takes_the_resnet_of_a_hybrid_as_what_precedes_layers():
