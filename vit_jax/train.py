@@ -44,6 +44,13 @@ from vit_jax.types import (
 from vit_jax.weights import formats, surgery
 from vit_jax.weights.surgery import InitFrom
 
+_MEMORY = (
+  'To need less: --config.accum_steps=2 (or more, same result), '
+  '--config.mesh.fsdp=-1 --config.mesh.data=1 (state split over devices), '
+  '--config.model.remat=full, or a smaller --config.data.batch_size. '
+  '--dry_run shows the memory.'
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -210,9 +217,7 @@ def train(
 
   with (
     contextlib.closing(checkpointer),
-    compiled.explaining(
-      compiled.advice(model, abstract_state, abstract_batch, accum_steps)
-    ),
+    compiled.explaining(_MEMORY),
   ):
     # 6. The state to start from: a checkpoint, weights, or scratch.
     saved: Mapping[str, Any] = {'position': 0}

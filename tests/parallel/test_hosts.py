@@ -101,16 +101,17 @@ TOGETHER = """
 import pathlib, sys
 import jax
 from vit_jax.parallel import hosts
+from vit_jax.runs import workdirs
 
 folder = pathlib.Path(sys.argv[1])
 hosts.initialize()
 with hosts.failing_together():
   assert hosts.broadcast({'from': jax.process_index()}) == {'from': 0}
   assert hosts.on_any(jax.process_index() == 1) == [1]
-  hosts.check_shared(folder)
+  workdirs.Claim(folder)
   own = folder / str(jax.process_index())
   own.mkdir()
-  hosts.check_shared(own)
+  workdirs.Claim(own)
 """
 
 
@@ -132,7 +133,6 @@ def test_hosts_agree(start, tmp_path):
 
 def test_one_process_needs_none_of_it(tmp_path):
   with hosts.failing_together():
-    hosts.check_shared(tmp_path / 'missing')
     assert hosts.broadcast({'a': [1]}) == {'a': [1]}
     assert hosts.on_any(False) == [] and hosts.on_any(True) == [0]
     hosts.refuse_differences({'seed': '1'})

@@ -99,7 +99,6 @@ def test_rates_and_phases(tmp_path, clock, monkeypatch, capsys):
   # Step 2 was fetched after step 3 was dispatched; 4 s for steps 2 and 3.
   assert first['images_per_s'] == pytest.approx(16 / 4)
   assert second['images_per_s'] == pytest.approx(2 * 16 / 2)
-  assert second['images_per_s_per_device'] == pytest.approx(2 * 16 / 2 / 8)
   assert second['data_wait'] == pytest.approx(0.5 / 2)
   assert second['data_wait/reading'] == pytest.approx(0.75 * 0.5 / 2)
   assert second['data_wait/decoding'] == pytest.approx(0.25 * 0.5 / 2)
@@ -246,8 +245,6 @@ def test_terminal_line():
     'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
     'data wait 25% (reading) | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
   )
-  record = {'images_per_s': 80.0, 'images_per_s_per_device': 10.0}
-  assert terminal.line(record) == 'img/s 80'
 
 
 def test_output_to_a_file_is_plain_lines(tmp_path, capsys):

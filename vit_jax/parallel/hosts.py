@@ -7,7 +7,6 @@ ends the others within two minutes, with a message that says what it has found.
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -17,10 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.runs.files import PathLike
 from vit_jax.types import UserError
 
 _HEARTBEAT_S = 60  # A host that is silent for this long counts as lost.
@@ -85,28 +82,6 @@ def refuse_differences(facts: Mapping[str, str]) -> None:
     raise UserError(
       f'Hosts {others} differ from host 0:\n{diff}\nStart the same command '
       'with the same code and packages on all hosts.'
-    )
-
-
-def check_shared(folder: PathLike) -> None:
-  """Raise UserError unless all hosts see the same files in the folder.
-
-  In separate folders no checkpoint would be complete, because each host writes
-  its part. All hosts must call this function.
-  """
-  if jax.process_count() == 1:
-    return
-  mark, token = epath.Path(folder) / '.first_host', secrets.token_hex()
-  if jax.process_index() == 0:
-    mark.write_text(token)
-  token = broadcast(token)
-  blind = on_any(not mark.exists() or mark.read_text() != token)
-  if jax.process_index() == 0:
-    mark.unlink()
-  if blind:
-    raise UserError(
-      f'--workdir={folder} is not the same folder on all hosts: hosts {blind} '
-      'do not see what host 0 writes there.'
     )
 
 

@@ -1,4 +1,4 @@
-"""The compiled train step: shared by runs, its memory, and advice."""
+"""The compiled train step: shared by runs, and its memory."""
 
 import contextlib
 import functools
@@ -105,33 +105,10 @@ def explaining(advice: str) -> Iterator[None]:
     ) from error
 
 
-def advice(model: Model, state: Any, batch: Any, accum_steps: int) -> str:
-  """Return what a training step needs on a device, and how to need less.
-
-  The state and the batch are ShapeDtypeStructs with shardings.
-  """
-  images = batch['image']
-  count, local = (x[0] for x in (images.shape, _local_shape(images)))
-  lines = [
-    f'The batch of {count} images is {local} per device, and the state takes '
-    f'{_on_a_device(state)} per device. To need less:',
-    f'--config.accum_steps={2 * accum_steps}: more micro-batches, same result',
-    '--config.mesh.fsdp=-1 --config.mesh.data=1: the state split over devices',
-    f'--config.data.batch_size={max(1, count // 2)}: a smaller batch',
-  ]
-  if getattr(model, 'remat', 'full') != 'full':
-    lines.append('--config.model.remat=full: recompute activations')
-  return '\n  '.join(lines)
-
-
-def _local_shape(x):
-  return x.sharding.shard_shape(x.shape)
-
-
 def _on_a_device(arrays):
   """Return the size of the part of a tree that a device holds, as text."""
   size = sum(
-    math.prod(_local_shape(x)) * x.dtype.itemsize
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(arrays)
   )
   return f'{size / GIB:.3f} GiB'

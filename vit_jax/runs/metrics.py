@@ -228,10 +228,7 @@ class Monitor:
     self._restart_rates(start_step)
 
   def carry(self) -> dict[str, Any]:
-    """Return JSON values for a checkpoint, so that means continue after it.
-
-    Call `flush` before.
-    """
+    """Return JSON values for a checkpoint, so that means continue after it."""
     # Copies, because checkpoints are written while training continues.
     seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
     return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
@@ -343,17 +340,14 @@ class Monitor:
     seconds = self._training_seconds() - self._rates_from[1]
     if self._phase == 'compile' or not seconds:
       return {}
-    images_per_s = steps * self._batch_size / seconds
-    devices = jax.device_count()
     rates = {
-      'images_per_s': images_per_s,
-      'images_per_s_per_device': images_per_s / devices,
+      'images_per_s': steps * self._batch_size / seconds,
       'eta_s': (self._total_steps - step) * seconds / steps,
     }
     rates |= {k: min(1.0, v / seconds) for k, v in self._waited.items()}
     peak = peak_flops(jax.devices()[0].device_kind)
     if self._flops and peak:
-      rates['mfu'] = steps * self._flops / seconds / (peak * devices)
+      rates['mfu'] = steps * self._flops / seconds / peak / jax.device_count()
     return rates
 
   def write(self, step: int, record: Mapping[str, float]) -> None:

@@ -35,7 +35,7 @@ _COLUMNS = {  # name in the record: heading, format
 }
 # Details that only metrics.jsonl and TensorBoard have.
 _HIDDEN = re.compile(
-  'eta_s|exaflops|images_per_s_per_device|train/.*|data_wait/.*|'
+  'eta_s|exaflops|train/.*|data_wait/.*|'
   r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 

@@ -54,24 +54,31 @@ Basis = Mapping[str, Mapping[str, Any]]
 
 
 def prepare(workdir: PathLike) -> None:
-  """Create the directory. Raise UserError unless all hosts share it."""
+  """Create the directory."""
   epath.Path(workdir).mkdir(parents=True, exist_ok=True)
-  hosts.check_shared(workdir)
 
 
 class Claim:
   """Claim of a process to write into a workdir, until another start claims it.
 
   Of two processes that run at the same time, the one that started first ends
-  before its next write.
+  before its next write. All hosts must see the claim of the first one: in
+  separate folders no checkpoint would be complete.
   """
 
   def __init__(self, workdir: PathLike) -> None:
     self._path = epath.Path(workdir) / '.claim'
     now = datetime.datetime.now(datetime.UTC).isoformat()
-    self._own = f'process {os.getpid()} of {platform.node()}, {now}'
+    own = f'process {os.getpid()} of {platform.node()}, {now}'
     if jax.process_index() == 0:
-      write_atomically(self._path, self._own)
+      write_atomically(self._path, own)
+    self._own = hosts.broadcast(own)
+    is_there = self._path.exists() and self._path.read_text() == self._own
+    if jax.process_count() > 1 and (blind := hosts.on_any(not is_there)):
+      raise UserError(
+        f'--workdir={workdir} is not the same folder on all hosts: hosts '
+        f'{blind} do not see what host 0 writes there.'
+      )
 
   def check(self) -> None:
     """Raise UserError if the run was started again; call before a write."""
