@@ -148,7 +148,7 @@ def evaluate(
 def _largest_batch(evals):
   """Return the largest batch size of the data of evaluators, at least 1."""
   arguments = [getattr(factory, 'keywords', {}) for factory in evals.values()]
-  found = (x for x in jax.tree.leaves(arguments) if isinstance(x, Data))
+  found = [x for x in jax.tree.leaves(arguments) if isinstance(x, Data)]
   return max((data.batch_size for data in found), default=1)
 
 

@@ -162,7 +162,6 @@ MANY = np.eye(3, dtype=np.float32)[np.arange(31) % 3]
     ({'readouts': {'few': FewShot(shots=(11,))}}, r'made/few: 11 .* 1 has 10'),
     ({'train': source_of(31, 0, MANY)}, 'Expected one class for each'),
     ({'test': None}, r"made .*\['train'\]"),
-    ({'batch_size': 12}, 'made/train batch_size=12 is global'),
   ],
 )
 def test_mistakes(options, message):

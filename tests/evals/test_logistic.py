@@ -68,16 +68,11 @@ def test_a_fit_that_does_not_converge_is_reported():
   expected = reference(100.0).score(TEST.x, TEST.y)
   assert found['converged'] == 0.0
   assert found['accuracy'] == pytest.approx(expected, abs=2 / len(TEST.y))
-  found = Logistic(max_iter=3)(TRAIN, TEST)
-  assert found['converged'] == 0.0
-  assert found['accuracy'] > 0.5
+  assert Logistic(max_iter=3)(TRAIN, TEST)['converged'] == 0.0
 
 
-def test_defaults():
+def test_defaults_and_mistakes():
   assert Logistic() == Logistic(C=(1.0,), max_iter=1000, tol=1e-7)
-
-
-def test_mistakes():
   each = {'train': np.arange(3), 'test': np.arange(3)}
   with pytest.raises(ValueError, match='least populated class'):
     Logistic(C=(1, 2)).check(each)

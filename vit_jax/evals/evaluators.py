@@ -25,7 +25,7 @@ from vit_jax.types import Model, Params, Preprocess, UserError
 
 
 class Evaluator(Protocol):
-  """Interface of evaluators, see the module docstring."""
+  """See the module docstring."""
 
   def run(self, params: Any) -> Mapping[str, float]: ...
 
@@ -45,11 +45,7 @@ def make(
 ) -> dict[str, Evaluator]:
   """Return {name: evaluator}, with the data of each opened and checked.
 
-  Args:
-    evals: {name: factory}.
-    model, preprocess, mesh: arguments of the factories.
-    class_names: of the model's outputs, or None if they are not known.
-    abstract_params: ShapeDtypeStructs of the parameters.
+  `class_names` are those of the model's outputs, or None.
   """
   made = {}
   for name, factory in evals.items():
@@ -88,10 +84,7 @@ def check_class_names(
 def check_metric(
   argument: str, metric: str | None, evaluators: Mapping[str, Evaluator]
 ) -> None:
-  """Raise ValueError if it is known that no evaluator returns the metric.
-
-  This is 'EVALUATOR/METRIC' or None, the value of `argument`.
-  """
+  """Raise ValueError if no evaluator returns the metric 'EVALUATOR/METRIC'."""
   name, _, found = (metric or '').partition('/')
   known = getattr(evaluators.get(name), 'metrics', None)
   if known is None or any(

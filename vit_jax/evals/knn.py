@@ -60,10 +60,7 @@ class Knn:
 def vote(
   similarities: np.ndarray, labels: np.ndarray, temperature: float
 ) -> np.ndarray:
-  """Return the class with most votes, int [Q].
-
-  Takes similarities and labels [Q, k] of the neighbours, the nearest first.
-  """
+  """Return the class with most votes, int [Q], of [Q, k], nearest first."""
   # Relative to the nearest, so that no temperature overflows.
   excess = similarities.astype(np.float64) - similarities[:, :1]
   weights = np.exp(excess / temperature)
@@ -74,15 +71,10 @@ def vote(
 def neighbours(
   train: np.ndarray, queries: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return cosine similarities and row numbers [Q, k], nearest first.
-
-  Takes float32 [N, D], N >= k, and [Q, D].
-  """
+  """Return cosine similarities and row numbers [Q, k], nearest first."""
   train, queries = _unit(train), _unit(queries)
-  best = (
-    np.full((len(queries), k), -np.inf, np.float32),
-    np.zeros((len(queries), k), np.int32),
-  )
+  shape = (len(queries), k)
+  best = (np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int32))
   for first in range(0, len(train), _ROWS):
     best = _nearer(best, queries, train[first : first + _ROWS], first)
   return jax.device_get(best)

@@ -14,13 +14,11 @@ from vit_jax.runs import terminal
 
 @dataclasses.dataclass
 class Curves:
-  """A figure with one panel per metric, over training steps.
+  """A figure NAME.png with one panel per metric, over training steps.
 
-  Args:
-    panels: dicts of title, ylabel and lines: {label: (runs, metric)}, both
-      regular expressions. Several runs of a line are drawn as their mean and a
-      band of one standard deviation.
-    name: of the file NAME.png in the study's workdir.
+  Panels are dicts of title, ylabel and lines: {label: (runs, metric)}, both
+  regular expressions. Several runs of a line are drawn as their mean and a band
+  of one standard deviation.
   """
 
   panels: tuple[Mapping[str, Any], ...]

@@ -30,10 +30,7 @@ class Value:
 
 
 class Results:
-  """Records of all runs of a study; only runs in `done` have some.
-
-  Run NAME is in workdir/NAME, where workdir is an epath.
-  """
+  """Records of all runs of a study; only runs in `done` have some."""
 
   def __init__(
     self, names: Iterable[str], workdir: epath.Path, done: Collection[str]
@@ -51,9 +48,8 @@ class Results:
   def find(self, spec: Mapping[str, Any]) -> Value | None:
     """Return the Value that `spec` describes, or None if it is not measured.
 
-    Args:
-      spec: {'value': x} or {'value': (mean, std)} for a given number, such as a
-        published one; or the arguments of `sample`.
+    It is {'value': x} or {'value': (mean, std)} for a given number, such as a
+    published one; or the arguments of `sample`.
     """
     if 'value' in spec:
       mean, *std = np.atleast_1d(spec['value']).tolist()

@@ -28,8 +28,7 @@ class Scaling:
       keys of a panel: `joined`, whether a line joins the points (default True;
       False is the style of figure 5); `ticks`, {x: text}; `relative_to`, what
       `Results.find` takes: x is divided by it.
-    title: of the table.
-    name: of the files NAME.png, NAME.md and NAME.json in the workdir.
+    title, name: of the table and of NAME.png, NAME.md and NAME.json.
   """
 
   panels: tuple[Mapping[str, Any], ...]

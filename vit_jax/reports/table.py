@@ -17,13 +17,9 @@ from vit_jax.types import Natural
 
 @dataclasses.dataclass
 class Table:
-  """Rows and columns of values, in percent.
+  """Rows and columns of values, in percent, in NAME.md and NAME.json.
 
-  Args:
-    cells: dicts of row, column, and the keys that `Results.find` takes.
-    title: of the table.
-    digits: number of decimals.
-    name: of the files NAME.md and NAME.json in the study's workdir.
+  Cells are dicts of row, column, and the keys that `Results.find` takes.
   """
 
   cells: tuple[Mapping[str, Any], ...]
@@ -111,10 +107,7 @@ def publish(
   rows: Sequence[Sequence[str]],
   data: Any,
 ) -> None:
-  """Print a table; write it as NAME.md, and `data` as NAME.json (host 0).
-
-  Rows are lists of texts, of which the first is the name of the row.
-  """
+  """Print a table; write it as NAME.md, and `data` as NAME.json (host 0)."""
   terminal.console().print(terminal.table(title, columns, rows))
   if jax.process_index() == 0:
     lines = [f'| {" | ".join(row)} |' for row in (columns, *rows)]
