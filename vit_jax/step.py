@@ -1,7 +1,6 @@
 """One training step; train.py has the rest of a run."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,7 @@ import optax
 from vit_jax.types import Batch, LossFn, Metrics, Model, Params
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['step', 'params', 'opt_state', 'rng', 'ema'],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class TrainState:
   """Everything that changes in training."""

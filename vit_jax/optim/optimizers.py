@@ -17,7 +17,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +40,6 @@ from vit_jax.types import (
 
 KERNELS = ('.*/kernel',)
 
-# A number, or step -> number.
-LearningRate: TypeAlias = optax.ScalarOrSchedule
 Multipliers = Sequence[tuple[PathRule, NonNegative]]  # ((path rule, factor),)
 
 Rule = Callable[..., optax.GradientTransformation]
@@ -111,7 +108,7 @@ class Optimizer:
   layer_decay: LayerDecay | None = None
 
   def __call__(
-    self, params: Params, learning_rate: LearningRate
+    self, params: Params, learning_rate: optax.ScalarOrSchedule
   ) -> optax.GradientTransformation:
     """Return the optax transformation for parameters, real or abstract."""
     lr_factors = _first_factors(self, 'lr_multipliers', params)
@@ -189,7 +186,7 @@ def _scale_by(factors):
 
 
 def sgd(
-  learning_rate: LearningRate,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   momentum: Rate = 0.9,
   accumulator_dtype: Dtype | None = None,
@@ -213,7 +210,7 @@ def sgd(
 
 
 def adafactor(
-  learning_rate: LearningRate,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: Rate = 0.9,
   b2: Rate = 0.999,
@@ -252,7 +249,7 @@ def adafactor(
 
 
 def lamb(
-  learning_rate: LearningRate,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: Rate = 0.9,
   b2: Rate = 0.999,
@@ -286,7 +283,7 @@ def lamb(
 
 
 def muon(
-  learning_rate: LearningRate,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   momentum: Rate = 0.95,
   ns_steps: Count = 5,
