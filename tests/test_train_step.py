@@ -280,14 +280,17 @@ def test_frozen_stays_all_else_moves_and_ema_follows(depth, scan):
   make_tx = functools.partial(optimizer, learning_rate=0.01)
   state, arguments = setup(make_tx, depth=depth, scan=scan)
   state = dataclasses.replace(state, ema=state.params)
-  step = functools.partial(train_step, ema_weight=lambda step: 0.1, **arguments)
+  step = functools.partial(
+    train_step, ema_weight=lambda step: 0.1 * (step + 1), **arguments
+  )
   step = jax.jit(step)
   before = tree.flatten(state.params)
   expected = {k: np.asarray(v) for k, v in before.items()}
   for i in range(3):
     state, metrics = step(state, make_batch(seed=i))
     for path, value in tree.flatten(state.params).items():
-      expected[path] = 0.9 * expected[path] + 0.1 * np.asarray(value)
+      change = np.asarray(value) - expected[path]
+      expected[path] = expected[path] + 0.1 * (i + 1) * change
   assert_trees_close(state.ema, tree.unflatten(expected), atol=1e-6)
   assert state.eval_params is state.ema
   assert set(metrics) == {'loss', 'accuracy', 'grad_norm'}

@@ -100,6 +100,8 @@ def test_each_head_reads_its_own_token():
       x = x @ params[layer][name]['kernel'] + params[layer][name]['bias'][None]
       x = jnp.tanh(x) if layer == 'pre_logits' else x
     np.testing.assert_allclose(out[logits], x, atol=1e-5)
+  mean = (out['class_logits'] + out['distillation_logits']) / 2
+  np.testing.assert_allclose(out['logits'], mean, atol=1e-6)
   features = tiny(pooling=DistillationToken(), num_classes=None)
   kept = {k: v for k, v in params.items() if k not in ('head', 'pre_logits')}
   np.testing.assert_allclose(

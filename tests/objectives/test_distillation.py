@@ -16,9 +16,10 @@ from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
 from vit_jax.models.layers import Normalize, PatchEmbedding
-from vit_jax.models.pooling import ClassToken, DistillationToken
+from vit_jax.models.pooling import DistillationToken
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives import distillation as module
+from vit_jax.objectives import mixing
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.objectives.distillation import Teacher, distillation
 from vit_jax.optim.optimizers import Optimizer
@@ -165,17 +166,6 @@ def test_loss_of_models(teacher_file, student, fields):
   np.testing.assert_allclose(metrics['accuracy'], right)
 
 
-def test_prediction_is_the_mean_of_both_heads():
-  weights = make_weights(TWO_HEADS)
-  out = {
-    name: logits_of(weights, BATCH['image'], name)
-    for name in ('logits', 'class_logits', 'distillation_logits')
-  }
-  both = out['class_logits'] + out['distillation_logits']
-  assert np.abs(out['class_logits'] - out['distillation_logits']).max() > 0.1
-  np.testing.assert_allclose(out['logits'], both / 2, atol=1e-6)
-
-
 def test_another_head_replaces_both(tmp_path):
   path = write(tmp_path / 'student.npz', make_weights(TWO_HEADS))
   model, params = pretrained.load(path, num_classes=7, report=None)
@@ -221,28 +211,22 @@ def test_activation_is_that_of_what_is_learned(teacher_file):
   assert make(weight=0.5).activation == 'sigmoid'
 
 
-def brighter(model, *, preprocess, objective):
-  """A wrapper that changes images, as mixup does."""
-  inner = objective(model, preprocess=preprocess)
-
-  @functools.wraps(inner)
-  def loss_fn(params, batch, rng, *teacher):
-    image = jnp.minimum(batch['image'] + 40.0, 255.0)
-    return inner(params, {**batch, 'image': image}, rng, *teacher)
-
-  loss_fn.compare = None
-  return loss_fn
-
-
-def test_the_teacher_sees_what_a_wrapper_makes_of_the_images(teacher_file):
-  inner = functools.partial(distillation, teacher=Teacher(teacher_file))
-  outer = brighter(MODEL, preprocess=Normalize(), objective=inner)
-  params = tree.unflatten(make_weights(MODEL, seed=2).params)
+def test_the_teacher_sees_mixed_images(teacher_file):
+  half = mixing.Blend(*jnp.full(2, 0.5), jnp.array([0, 0, 8, 8]))
+  outer = mixing.mixed(
+    MODEL,
+    preprocess=Normalize(),
+    objective=functools.partial(distillation, teacher=Teacher(teacher_file)),
+    mixer=lambda rng, size: half,
+  )
+  weights = make_weights(MODEL, seed=2)
+  params = tree.unflatten(weights.params)
   loss, _ = outer(params, BATCH, KEY, of_teacher(outer.teacher))
-  images = np.minimum(BATCH['image'] + 40.0, 255.0)
-  student = logits_of(make_weights(MODEL, seed=2), images)
+  images = BATCH['image'].astype(np.float32)
+  images = (images + np.roll(images, 4, axis=0)) / 2
   targets = logits_of(formats.read(teacher_file), images)
-  np.testing.assert_allclose(loss, kl(targets, student, 1.0), rtol=1e-5)
+  expected = kl(targets, logits_of(weights, images), 1.0)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def test_images_are_resized_to_those_of_the_teacher(tmp_path):
@@ -270,7 +254,9 @@ def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
 def test_mistakes(teacher_file, tmp_path):
   bare = make_weights(MODEL.clone(num_classes=None))
   bare = write(tmp_path / 'bare.npz', bare)
-  outside = functools.partial(brighter, objective=softmax_xent)
+  outside = functools.partial(
+    mixing.mixed, objective=softmax_xent, mixer=mixing.Mixup(1.0)
+  )
   for path, fields, named in [
     ('nothing.npz', {}, 'nothing.npz'),
     (bare, {}, 'no classes'),
@@ -386,18 +372,6 @@ def test_a_run_resumes_with_the_same_teacher_and_with_no_other(
       **arguments(Teacher(other), total=steps(6)),
       provenance=Provenance(allow_changes=['total_steps']),
     )
-
-
-@pytest.mark.slow
-def test_a_workdir_teaches(tmp_path):
-  """The student of a student; its predictions are the mean of both heads."""
-  plain = arguments(None, objective=softmax_xent, model=MODEL, total=steps(1))
-  train(tmp_path / 'teacher', **plain)
-  student = arguments(Teacher(str(tmp_path / 'teacher')), total=steps(1))
-  train(tmp_path / 'student', **student)
-  read = formats.read(tmp_path / 'student')
-  assert read.model.pooling == DistillationToken()
-  assert MODEL.pooling == ClassToken()
 
 
 def test_other_classes_of_the_teacher_are_refused(tmp_path):

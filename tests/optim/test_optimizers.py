@@ -115,29 +115,15 @@ def decay_of(path, weight_decay):
   return weight_decay * path.endswith('kernel')
 
 
-def adam(p, g, t, state, b2=0.999, eps=1e-8, nesterov=False):
-  """Return the direction of Adam, with b1 of 0.9."""
+def adam(p, g, t, state, eps=1e-8):
+  """Return the direction of Adam, with b1 of 0.9 and b2 of 0.999."""
   m = state['m'] = 0.9 * state.get('m', 0) + 0.1 * g
-  v = state['v'] = b2 * state.get('v', 0) + (1 - b2) * g**2
+  v = state['v'] = 0.999 * state.get('v', 0) + 0.001 * g**2
   m = m / (1 - 0.9 ** (t + 1))
-  if nesterov:
-    m = state['m'] / (1 - 0.9 ** (t + 2))
-    m = 0.9 * m + 0.1 * g / (1 - 0.9 ** (t + 1))
-  return m / (np.sqrt(v / (1 - b2 ** (t + 1))) + eps)
+  return m / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + eps)
 
 
 # Recurrences.
-
-
-@pytest.mark.parametrize('name', ['adamw', 'nadamw'])
-def test_adam_by_its_name_in_a_config(name):
-  def leaf_rule(path, p, g, lr, t, state):
-    u = adam(p, g, t, state, nesterov=name == 'nadamw')
-    return p - lr * (u + decay_of(path, 0.1) * p)
-
-  rule = config.resolve({'target': f'optax.{name}', 'weight_decay': 0.1})
-  actual = run(make_tx(rule, make_tree(small=True)), small=True)
-  assert_close(actual, reference(leaf_rule, small=True), 5e-6)
 
 
 def test_weight_decay_is_big_visions_times_the_learning_rate():
@@ -153,7 +139,7 @@ def test_weight_decay_is_big_visions_times_the_learning_rate():
   def leaf_rule(path, p, g, _, t, state):
     return p - shape(t) * (lr * adam(p, g, t, state) + decay_of(path, wd) * p)
 
-  rule = functools.partial(optax.adamw, weight_decay=0.1)
+  rule = config.resolve({'target': 'optax.adamw', 'weight_decay': 0.1})
   rates = lr * jnp.array([shape(t) for t in range(4)], jnp.float32)
   tx = make_tx(rule, make_tree(small=True), lambda step: rates[step])
   assert_close(run(tx, small=True), reference(leaf_rule, small=True), 5e-7)
@@ -390,12 +376,6 @@ def test_frozen_parameters_take_no_memory(name):
   assert not [path for path in paths if 'blocks' in path or 'pos_em' in path]
 
 
-def test_clipping_leaves_small_gradients_alone():
-  params, grads = make_tree(), make_tree(100)
-  for path, update in sgd_updates(params, grads, clip_norm=1e3).items():
-    np.testing.assert_allclose(update, -tree.flatten(grads)[path], rtol=1e-6)
-
-
 def test_lr_multipliers_first_match_counts():
   grads = make_tree(100)
   updates = sgd_updates(
@@ -460,22 +440,6 @@ def test_weight_decay_by_group(name):
     decay *= path.endswith('kernel')
     expected = (1 - 0.025 * decay) * tree.flatten(params)[path]
     np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=path)
-
-
-def every_other_sign(learning_rate, *, optimizer, mask=None):
-  return optax.chain(optimizer(learning_rate, mask=mask), optax.scale(-1.0))
-
-
-def test_an_optimizer_can_wrap_an_optimizer():
-  """A rule that takes another rule gets it as a partial from the config."""
-  sgd = {'target': 'vit_jax.optim.optimizers.sgd', 'momentum': 0.0}
-  rule = config.resolve(
-    {'target': f'{__name__}.every_other_sign', 'optimizer': sgd}
-  )
-  params, grads = make_tree(), make_tree(100)
-  tx = make_tx(rule, params, 1.0)
-  updates, _ = tx.update(grads, tx.init(params), params)
-  assert_close(as_numpy(updates), as_numpy(grads), 1e-6)
 
 
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)

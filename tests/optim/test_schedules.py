@@ -1,11 +1,8 @@
 """Durations, learning rates and EMA weights against closed forms."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from vit_jax.optim.schedules import (
@@ -18,7 +15,6 @@ from vit_jax.optim.schedules import (
   fraction,
   steps,
 )
-from vit_jax.step import TrainState, train_step
 
 # Durations.
 
@@ -192,22 +188,3 @@ def test_debiasing_is_accurate_in_long_averages():
     exact = 1e-4 / (1 - np.float64(0.9999) ** n)
     found = float(Ema(0.9999, debias=True)(jnp.int32(n - 1)))
     np.testing.assert_allclose(found, exact, rtol=1e-5)
-
-
-def test_a_step_averages_the_new_parameters():
-  def loss_fn(params, batch, rng):
-    return params['w'] * batch['x'].mean(), {}
-
-  params, tx = {'w': jnp.float32(1.0)}, optax.sgd(1.0)
-  state = TrainState(
-    jnp.int32(0), params, tx.init(params), jax.random.key(0), ema=params
-  )
-  ema = Ema(0.75, debias=True)
-  step = functools.partial(train_step, loss_fn=loss_fn, tx=tx, ema_weight=ema)
-  seen = []
-  for _ in range(2):
-    state, _ = step(state, {'x': jnp.ones(2)})
-    seen.append(float(state.ema['w']))
-  # The parameters are 0 and -1, with weights 3/7 and 4/7.
-  np.testing.assert_allclose(seen, [0, -4 / 7], rtol=1e-6)
-  assert state.eval_params is state.ema
