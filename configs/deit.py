@@ -118,10 +118,16 @@ def get_config(argument=''):
   )
   config.model = transformer(args)
   config.objective = objective(args)
-  images = simple_crop(size) if on_21k else crop(size)
+  images = crop(size, simple=on_21k)
   if recipe in (('deit', 'imagenet'), ('deit3_finetune', 'imagenet')):
     config.optimizer = common.adam(weight_decay=weight_decay)
-    images.append(rand_augment())
+    rand_augment = common.make(
+      'data.augment.rand_augment',
+      policy='rand-m9-mstd0.5-inc1',
+      interpolation='bicubic',
+      fill=(124, 116, 104),  # ImageNet's mean
+    )
+    images.append(rand_augment)
   else:
     config.optimizer = common.make(
       'optim.optimizers.lamb',
@@ -196,20 +202,10 @@ def objective(args):
   return common.mixed(inner, mixup=0.8, cutmix=1.0)
 
 
-def crop(size):
-  """Return torchvision's random crop, bicubic, and a flip."""
+def crop(size, *, simple):
+  """Return DeiT III's simple crop or torchvision's, bicubic, and a flip."""
+  if simple:
+    simple_crop = common.make('data.transforms.SimpleRandomCrop', size=size)
+    return [simple_crop, common.make('data.transforms.FlipLR')]
   fields = {'method': 'torch', 'interpolation': 'bicubic', 'antialias': True}
   return common.inception_crop(size, area=(0.08, 1.0), **fields)
-
-
-def simple_crop(size):
-  """Return DeiT III's simple random crop, and a flip."""
-  crop = common.make('data.transforms.SimpleRandomCrop', size=size)
-  return [crop, common.make('data.transforms.FlipLR')]
-
-
-def rand_augment():
-  """Return DeiT's RandAugment; pixels from outside have ImageNet's mean."""
-  fields = {'interpolation': 'bicubic', 'fill': (124, 116, 104)}
-  policy = 'rand-m9-mstd0.5-inc1'
-  return common.make('data.augment.rand_augment', policy=policy, **fields)

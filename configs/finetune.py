@@ -234,7 +234,6 @@ def protocol(args):
 
 
 def default_size(args):
-  """Return the default image size."""
   if args.model == 'H/14':
     return 518
   if args.model.startswith('Mixer'):
@@ -245,7 +244,6 @@ def default_size(args):
 
 
 def transforms(args):
-  """Return the transforms of training and of test images."""
   size = args.size or default_size(args)
   if args.bit:
     load = {128: 160, 480: 512}.get(size, size * 7 // 6)

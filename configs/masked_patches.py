@@ -58,10 +58,7 @@ def get_config(argument=''):
 
 
 def set_task(config, predict, *, channels=3, **fields):
-  """Make a run and its evaluators predict masked patches.
-
-  `predict` is one of PREDICT; `fields` are more fields of the task.
-  """
+  """Make a run and its evaluators predict masked patches."""
   task = {'predict': predict, **fields}
   config.objective = common.make(
     'objectives.masked_patches.masked_patches', task=task

@@ -146,14 +146,11 @@ def glyphs(crop, *, seed):
 
 
 def digits(seed):
-  """Return the data of training, SHOTS per class, and of evaluation.
-
-  Learning rates are tried on training digits that no run is trained on.
-  """
+  """Return the data of training, SHOTS per class, and of evaluation."""
   data = embedded.digits('train', LOAD_PX, crop=PX, batch_size=48)
   val = embedded.digits('test', PX)
   half = common.make('data.views.Slice', source=data['source'])
-  if seed == TRIAL:
+  if seed == TRIAL:  # on training digits that no run is trained on
     val['source'] = half | {'bounds': '[50%:]'}
   few = {'per_class': SHOTS, 'seed': seed}
   half['bounds'] = '[:50%]'

@@ -73,16 +73,11 @@ def get_config(argument=''):
 
 
 def spread(args):
-  """Return the end of a title, which says what the numbers are."""
   return f': mean and std of {args.seeds} runs' if args.seeds > 1 else ''
 
 
 def study(runs, report, *, discard):
-  """Return a study of {name: run} that start from the same weights and model.
-
-  `discard` is a regular expression of the runs whose checkpoints are removed
-  when they are done.
-  """
+  """Return a study of {name: run} that start from the same weights."""
   model = next(iter(runs.values())).model
   shared = common.shared(weights=common.placeholder(str), model=model)
   for run in runs.values():

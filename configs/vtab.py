@@ -93,7 +93,6 @@ def finetuning(task, args, split, evaluator, lr, steps):
 
 
 def images(task, split, size, *, train):
-  """Return the data of a task."""
   source = vtab.settings(task, split, data_dir=common.placeholder(str))
   transforms = vtab.transforms(task, size=size, train=train)
   return common.data(source, transforms, batch_size=512)
