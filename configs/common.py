@@ -170,8 +170,8 @@ def tfds(name, split, **fields):
 
 def own_images(split, **fields):
   """Return a source of data/sources.py, whose path the user sets."""
-  unset = {x: placeholder(str) for x in ('path', 'csv')}
-  unset |= {x: placeholder(str) for x in ('image_key', 'label_key')}
+  keys = ('path', 'csv', 'image_key', 'label_key')
+  unset = {key: placeholder(str) for key in keys}
   return make('data.sources.open_source', split=split, **unset, **fields)
 
 
@@ -196,13 +196,11 @@ def splits(args, data=None, *, minival=True):
   data = data or args.data
   folder = getattr(args, 'folder', False)
   if data == 'imagenet':
-    held_out = {'val': 'val' if folder else 'validation'}
-    train = 'train'
+    train, held_out = 'train', {'val': 'val' if folder else 'validation'}
     if minival:
       train, held_out = 'train[:99%]', {'minival': 'train[99%:]', **held_out}
-    return own_images(train) if folder else tfds(
-      'imagenet2012', train
-    ), held_out
+    source = own_images(train) if folder else tfds('imagenet2012', train)
+    return source, held_out
   if folder:
     raise ValueError("'folder' is for 'imagenet'.")
   if data == 'imagenet21k':  # as in big_vision's config

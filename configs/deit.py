@@ -27,27 +27,21 @@ Arguments (separated by commas; the first of a list is the default):
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
 distilled models with hard distillation by a RegNetY-16GF (82.9, from memory);
-deit3 after fine-tuning, also of deit3-jax on GitHub, whose settings for 400 and
-90 epochs and whose ImageNet-21k (19,167 classes) differ:
+deit3 after fine-tuning:
 
                               Ti/16    S/16    M/16    B/16    L/16    H/14
     deit                       72.2    79.9       -    81.8       -       -
       distilled                74.5    81.2       -    83.4       -       -
-      deit3-jax                73.1    79.7       -    81.5       -       -
     deit3, 224 px                 -    81.4    83.0    83.8    84.9    85.2
       384 px                      -    83.4       -    85.0    85.8       -
-      deit3-jax, 224 px           -   81.44       -   83.91       -       -
-        400 epochs                -    80.7       -    83.6   84.62   85.12
     deit3, imagenet21k, 224       -    83.1    84.5    85.7    87.0    87.2
       384 px                      -    84.8       -    86.7    87.7       -
-      deit3-jax, 224 px           -   83.39       -   85.68       -       -
-        90 epochs                 -   83.04       -   85.35   86.83   86.78
 
 The numbers are those of the papers' scripts. From memory: deit's crops,
 stochastic depth, GELU, decay of kernels only, and the settings of its
-distillation. From deit3-jax: LAMB's epsilon and its clipping; test images; 154
-and 126 px of H/14, 160 and 128 in the README. Not known: the settings of M/16,
-where stochastic depth, 224 px and 3e-3 are our choice.
+distillation. From deit3-jax on GitHub: LAMB's epsilon and its clipping; test
+images; 154 and 126 px of H/14, 160 and 128 in the README. Not known: the
+settings of M/16, where stochastic depth, 224 px and 3e-3 are our choice.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
 each step instead of each epoch; class and distillation token start at 0; query,

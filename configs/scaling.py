@@ -203,15 +203,10 @@ def figure_4(models, args, values):
 
 def _sizes(args):
   """Return {size as written: number of images, None for all}."""
-  sizes = {}
+  units, sizes = {'k': 1000, 'M': 1_000_000}, {}
   for size in args.sizes.split('+'):
-    match = re.fullmatch(r'([1-9]\d*)([kM]?)|all', size)
-    if not match:
-      raise ValueError(
-        f'sizes={args.sizes}: {size!r} is not a size. Write e.g. 500k+9M+all.'
-      )
-    unit = 1 if args.tiny else {'k': 1000, 'M': 1_000_000}.get(match[2], 1)
-    sizes[size] = int(match[1]) * unit if match[1] else None
+    unit = 1 if args.tiny else units.get(size[-1:], 1)
+    sizes[size] = None if size == 'all' else int(size.rstrip('kM')) * unit
   return sizes
 
 

@@ -477,7 +477,7 @@ def test_words_that_no_option_takes(argument, named):
     ('deit', 'deit,L/16', 'L/16'),
     ('scaling', 'data,fig3,b/32', 'b/32'),
     ('scaling', 'data,B/16', 'B/16'),
-    ('scaling', 'data,sizes=9+1.5M', '1.5M'),
+    ('scaling', 'data,sizes=9+1.5M', '1.5'),
     ('scaling', 'compute,R200x3', 'R200x3'),
     ('evaluate', 'fewshot,flip', 'flip'),
   ],
