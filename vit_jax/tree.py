@@ -59,14 +59,13 @@ def first_match(rules: Sequence[str], path: str) -> int | None:
 
 
 def check_rules_match(rules: Sequence[str], tree: PyTree, *, what: str) -> None:
-  """Raise ValueError if a rule matches no path and so would do nothing."""
+  """Raise UserError if a rule matches no path and so would do nothing."""
   paths = list(flatten(tree))
   idle = [r for r in rules if not any(re.fullmatch(r, p) for p in paths)]
   if idle:
-    shown = '\n  '.join(paths[:40] + ['...'] * (len(paths) > 40))
     raise UserError(
       f'{what}: {idle} match no parameter. Rules must match a whole path '
-      f"(re.fullmatch; begin with '.*' to match an ending). Paths:\n  {shown}"
+      f"(re.fullmatch; begin with '.*' to match an ending), as {paths[:40]}"
     )
 
 

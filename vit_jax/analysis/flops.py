@@ -13,9 +13,8 @@ from vit_jax.types import Model
 def count(fn: Callable[..., Any], *args: Any) -> int:
   """Return the FLOPs of the matrix products and convolutions in fn(*args).
 
-  A multiply-add is two FLOPs. The body of a scan counts once per iteration.
-  Element-wise operations are not counted, as in the paper's numbers (Table 6)
-  and in published MFUs. Nothing is computed: args may be abstract.
+  A multiply-add is two FLOPs. Element-wise operations are not counted, as in
+  the paper's numbers (Table 6) and in published MFUs. `args` may be abstract.
   """
   return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
@@ -54,15 +53,10 @@ def _count_equation(eqn):
       return stated.flops
     programs = math.prod(eqn.params['grid_mapping'].grid)
     return programs * _count(eqn.params['jaxpr'])
-  inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(_forward(eqn))]
+  # Without the other jaxprs of a custom derivative.
+  keys = eqn.params.keys() & {'call_jaxpr', 'fun_jaxpr'} or eqn.params
+  params = {key: eqn.params[key] for key in keys}
+  inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
   if name == 'cond':
     return max(inner)
   return sum(inner) * (eqn.params['length'] if name == 'scan' else 1)
-
-
-def _forward(eqn):
-  """Return the parameters, without the other jaxprs of a custom derivative."""
-  for key in ('call_jaxpr', 'fun_jaxpr'):
-    if key in eqn.params:
-      return {key: eqn.params[key]}
-  return eqn.params

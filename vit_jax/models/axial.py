@@ -115,7 +115,11 @@ class AxialAttention(nn.Module):
         dtype=self.dtype,
         name=name,
       )
-      x = along(axis, lambda y, attend=attention: attend(y, y), x, grid)
+
+      def attend(lines, attention=attention):
+        return attention(lines, lines)
+
+      x = along(axis, attend, x, grid)
     x = x.reshape(shape)
     if self.stride == 1:
       return x

@@ -8,10 +8,9 @@ values as the projections write them, [B, N, h * d], so that heads are not
 transposed. Only q, k and v are saved for the backward pass, which computes the
 attention weights again. About 730 tokens of bfloat16 fit: H/14 at 378 px.
 
-This kernel has never run on a TPU. We know that interpret mode agrees with
-float64, that a simulation of a TPU's memory finds no race and no access out of
-bounds, that the compiler accepts it for v4, v5e, v5p and v6e, and the cycles of
-its schedule.
+This kernel has never run on a TPU. Interpret mode agrees with float64, a
+simulation of a TPU's memory finds no race and no access out of bounds, and the
+compiler accepts it for v4, v5e, v5p and v6e.
 
 Shapes: B examples, N tokens, h heads of dimension d, W lanes of a program.
 """
@@ -82,16 +81,11 @@ def obstacle(q: Any, k: Any, v: Any) -> str | None:
   _, tokens, heads, width = q.shape
   plan = _plan(tokens, heads, width, q.dtype)
   if plan.held > _BUDGET:
-    return (
-      f'at most {_BUDGET / 2**20:.0f} MiB on chip for a few heads of an '
-      f'example, got {plan.held / 2**20:.1f} MiB for {tokens} tokens'
-    )
+    return f'fewer tokens, got {tokens}, which do not fit on the chip'
   return None
 
 
 class _Plan(NamedTuple):
-  """Division of the heads of an example among programs."""
-
   heads: int  # those of a program
   width: int  # head dimension of the arrays, which may be padded
   held: int  # bytes on chip in the backward pass
@@ -150,10 +144,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(kernel, width, arrays):
-  """Run _forward or _backward over examples and groups of heads.
-
-  `width` is d, and `arrays` are the inputs of the kernel, [B, N, h * d].
-  """
+  """Run _forward or _backward on [B, N, h * width] each."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 

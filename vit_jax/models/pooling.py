@@ -5,6 +5,7 @@ needs; nothing else has to change. Shapes as in vit.py.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -39,12 +40,8 @@ class Pooling:
 
   def layout(self, grid: tuple[int, int]) -> Layout:
     """Return the Layout of tokens for patches of a grid (gh, gw)."""
-    return Layout(
-      (grid[0], grid[1]),
-      self.class_token,
-      self.num_registers,
-      self.distillation_token,
-    )
+    tokens = self.class_token, self.num_registers, self.distillation_token
+    return Layout((grid[0], grid[1]), *tokens)
 
   def tokens(
     self, module: nn.Module, posemb: PositionEmbedding, layout: Layout
@@ -109,9 +106,8 @@ class ClassToken(Pooling):
 class DistillationToken(Pooling):
   """A class token and a distillation token, each with a head of its own (DeiT).
 
-  The logits are the mean of both heads, and so is the representation of both
-  tokens. Objectives see both heads, as the features 'class_logits' and
-  'distillation_logits', see objectives/distillation.py.
+  Logits and representation are the mean of both. Objectives see both heads, as
+  the features 'class_logits' and 'distillation_logits'.
   """
 
   class_token: bool = dataclasses.field(default=True, init=False)
@@ -124,12 +120,12 @@ class DistillationToken(Pooling):
   def classify(
     self, module: nn.Module, head: Head, x: jax.Array
   ) -> dict[str, jax.Array]:
-    out = head(module, x, layer=DensePerToken)  # each [B, 2, .]
-    heads = {}
-    if 'logits' in out:
-      names = 'class_logits', 'distillation_logits'
-      heads = {name: out['logits'][:, i] for i, name in enumerate(names)}
-    return {name: both.mean(axis=1) for name, both in out.items()} | heads
+    found = head(module, x, layer=DensePerToken)  # each [B, 2, .]
+    out = {name: both.mean(axis=1) for name, both in found.items()}
+    if 'logits' in found:
+      out['class_logits'] = found['logits'][:, 0]
+      out['distillation_logits'] = found['logits'][:, 1]
+    return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,10 +186,9 @@ class MapHead(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    batch, _, width = tokens.shape
-    options = self.options
-    probe = self.param('probe', INIT['probe'], (1, 1, width))
-    probe = jnp.broadcast_to(probe, (batch, 1, width))
+    shape, options = (1, 1, tokens.shape[-1]), self.options
+    probe = self.param('probe', INIT['probe'], shape)
+    probe = jnp.broadcast_to(probe, (len(tokens), *shape[1:]))
     x = Attention(
       self.num_heads,
       options=options,
@@ -221,8 +216,6 @@ class DensePerToken(Dense):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     fields = self.inputs, self.outputs, self.kernel_init, self.bias_init
-    tokens = [
-      Dense(*fields, self.dtype, name=name)(x[:, i])
-      for i, name in enumerate(('cls', 'dist'))
-    ]
+    dense = functools.partial(Dense, *fields, self.dtype)
+    tokens = dense(name='cls')(x[:, 0]), dense(name='dist')(x[:, 1])
     return jnp.stack(tokens, axis=1)

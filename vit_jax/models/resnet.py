@@ -65,11 +65,7 @@ class StdConv(nn.Module):
 def convolve(
   x: jax.Array, kernel: jax.Array, stride: int, padding: Any
 ) -> jax.Array:
-  """Return the convolution of x [B, H, W, C] in the dtype of x.
-
-  A float32 kernel [kh, kw, C, F] is rounded to it, and its gradient is not, as
-  in `layers.matmul`.
-  """
+  """Return the convolution of x [B, H, W, C]; dtypes as in `layers.matmul`."""
   product = functools.partial(
     jax.lax.conv_general_dilated,
     window_strides=(stride, stride),
