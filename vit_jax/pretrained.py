@@ -3,8 +3,7 @@
     model, params = pretrained.load('B_16.npz', image_size=384, num_classes=10)
     logits = model.apply({'params': params}, images)  # [B, H, W, 3] in [-1, 1]
 
-weights/formats.py lists the supported files. TensorFlow and PyTorch are never
-needed, and nothing in a file is executed.
+weights/formats.py lists the supported files.
 """
 
 import dataclasses

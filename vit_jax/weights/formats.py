@@ -232,7 +232,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
 def _foreign(weights, format):
   """Return (Weights as written, arrays, JSON files) of a foreign format.
 
-  The arrays are read again, to see whether the model is the same.
+  Arrays of these shapes are read again, to see whether the model is the same.
   """
   reader, model = _READERS[format], weights.model
   is_vit = type(model) is VisionTransformer
@@ -245,7 +245,9 @@ def _foreign(weights, format):
       weights = bundle.with_table(weights)
     arrays, texts = reader.write(weights)
     arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
-    again = _read_again(reader, weights, arrays, texts.get('config.json')).model
+    blank = np.float32(0)
+    blanks = {k: np.broadcast_to(blank, x.shape) for k, x in arrays.items()}
+    again = _read_again(reader, weights, blanks, texts.get('config.json')).model
     if is_vit:  # written as a table, whatever they are
       again = again.clone(posemb=model.posemb)
     differ = bundle.differences(model, again)
