@@ -85,7 +85,7 @@ def evaluate(
       'evaluate needs init_from (weights), or model and image_shape=(H, W, C) '
       'to evaluate a freshly initialised model.'
     )
-  choices = workdirs.read_choices(workdir)
+  choices = workdirs.read(workdir, 'attention.json')
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   model = attention_choice.Chooser(
     _largest_batch(evals), mesh, choices, terminal.say
@@ -113,7 +113,8 @@ def evaluate(
   if workdirs.newest_step(workdir) is None:  # no training run is there
     basis = workdirs.basis_of(provenance.entries)
     workdirs.record_start(workdir, basis)
-    workdirs.record_choices(workdir, choices)
+    if choices:
+      workdirs.write(workdir, 'attention.json', choices)
   workdirs.record_config(workdir, provenance)
 
   with compiled.explaining(

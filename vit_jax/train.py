@@ -156,7 +156,7 @@ def train(
 
   # 3. What is trained, and how.
   described = with_num_classes(model, data.source)
-  choices = workdirs.read_choices(workdir)
+  choices = workdirs.read(workdir, 'attention.json')
   choose = attention_choice.Chooser(
     data.batch_size // accum_steps, mesh, choices, terminal.say
   )
@@ -232,7 +232,8 @@ def train(
     check_finite(state, start, mesh)
     teacher_params = [teacher.load(x) for x in teacher_shapes]
     workdirs.record_start(workdir, basis, changed, newest)
-    workdirs.record_choices(workdir, choices)
+    if choices:
+      workdirs.write(workdir, 'attention.json', choices)
     workdirs.record_config(workdir, provenance)
     transforms = [getattr(x, 'transforms', ()) for x in evaluators.values()]
     workdirs.record_model(

@@ -243,7 +243,7 @@ def test_terminal_line():
   }
   assert terminal.line(record) == (
     'loss 1.235 | lr 3.00e-04 | grad 0.988 | img/s 12,346 | mfu 43.2% | '
-    'data wait 25% (reading) | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
+    'data wait 25% | mem 1.3GB | val/accuracy 0.9877 | eta 1:02:05'
   )
 
 
@@ -270,7 +270,7 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   out = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', capsys.readouterr().out)
   *_, bar = [x for x in re.split('[\r\n]', out) if 'training' in x]
   assert '99000/100000' in bar and len(bar) <= 80
-  assert 'elapsed 0:00:0' in bar and 'left ' in bar and 'a line' in out
+  assert 'a line' in out
 
 
 def test_mistakes_of_the_user_are_one_line():

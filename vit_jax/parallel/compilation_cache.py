@@ -25,10 +25,10 @@ def enable(workdir: PathLike) -> None:
   """Choose the folder of JAX's compilation cache, unless the user has.
 
   The user chooses with JAX_COMPILATION_CACHE_DIR, which may be gs://...; an
-  empty string disables the cache. The default on one host is the user's cache
-  folder, shared by all runs. On several hosts it is in the workdir, which all
-  hosts see: JAX lets only the first host write, and on GPUs hosts divide the
-  autotuning of kernels, so a host that compiled alone would wait forever.
+  empty string disables the cache. The default is the user's cache folder; on
+  several hosts it is in the workdir, which all hosts see: JAX lets only the
+  first host write, and on GPUs a host that compiled alone would wait forever,
+  because hosts divide the autotuning of kernels.
   """
   settings: Any = jax.config
   chosen = settings.jax_compilation_cache_dir

@@ -125,8 +125,7 @@ class Logging:
     every: time between records in metrics.jsonl and on the terminal.
     writers: more writers of metrics by name, see writers.py.
     profile: steps that jax.profiler traces, '10:15' (both included) or '10',
-      counted from where the run resumes; to WORKDIR/profile, or to the local
-      folder for temporary files if WORKDIR is a URL.
+      counted from where the run resumes; into WORKDIR/profile if it is local.
   """
 
   every: Interval = steps(50)
@@ -202,7 +201,7 @@ class Monitor:
     before_write: Callable[[], None] = lambda: None,
   ) -> None:
     self._before_write = before_write
-    self._total_steps = total_steps = timeline.steps(fraction(1))
+    self._total_steps = timeline.steps(fraction(1))
     self._batch_size = timeline.batch_size
     self._log_every = timeline.steps(logging.every)
     self._profiled = [start_step + step for step in logging.profiled()]
@@ -214,7 +213,7 @@ class Monitor:
     self._writer = Writer(
       workdir, start_step, writers=logging.writers, config=config
     )
-    self._terminal = terminal.Terminal(start_step, total_steps)
+    self._terminal = terminal.Terminal(start_step, self._total_steps)
     carried = carried or {}
     self._sums: dict[str, float] = collections.defaultdict(float)
     self._sums |= carried.get('sums', {})
@@ -233,13 +232,9 @@ class Monitor:
     seconds, sums = dict(self._stopwatch.seconds), dict(self._sums)
     return {'sums': sums, 'logged': self._logged, 'seconds': seconds}
 
-  def _training_seconds(self):
-    """Return the time so far except the first step, evaluations and saving."""
-    return self._stopwatch.seconds['steps'] + self._stopwatch.seconds['data']
-
   def _restart_rates(self, step):
     """Measure rates from this step on."""
-    self._rates_from = step, self._training_seconds()
+    self._rates_from = step, dict(self._stopwatch.seconds)
     self._waited: dict[str, float] = collections.defaultdict(float)
 
   @contextlib.contextmanager
@@ -336,8 +331,9 @@ class Monitor:
 
   def _rates(self, step):
     self._stopwatch.lap(self._phase)
-    steps = step - self._rates_from[0]
-    seconds = self._training_seconds() - self._rates_from[1]
+    start, before = self._rates_from
+    now, steps = self._stopwatch.seconds, step - start
+    seconds = sum(now[x] - before.get(x, 0.0) for x in ('steps', 'data'))
     if self._phase == 'compile' or not seconds:
       return {}
     rates = {

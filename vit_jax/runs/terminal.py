@@ -70,7 +70,7 @@ class Terminal:
 def line(record: Mapping[str, Any]) -> str:
   """Return a record as one line: known columns, other metrics, the ETA."""
   parts = [
-    f'{heading} {form.format(record[name])}{_cause(record, name)}'
+    f'{heading} {form.format(record[name])}'
     for name, (heading, form) in _COLUMNS.items()
     if name in record
   ]
@@ -82,14 +82,6 @@ def line(record: Mapping[str, Any]) -> str:
   if 'eta_s' in record:
     parts.append(f'eta {duration(record["eta_s"])}')
   return ' | '.join(parts)
-
-
-def _cause(record, name):
-  """Return the main cause of a fraction above 10%, in brackets."""
-  parts = {k: v for k, v in record.items() if k.startswith(f'{name}/')}
-  if not parts or record[name] < 0.1:
-    return ''
-  return f' ({max(parts, key=parts.__getitem__).removeprefix(f"{name}/")})'
 
 
 def say(text: str) -> None:
@@ -156,18 +148,10 @@ def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:
 
 
 def _bar(on, **kwargs):
+  columns = rich.progress.Progress.get_default_columns()
+  count = rich.progress.MofNCompleteColumn()
   return rich.progress.Progress(
-    '{task.description}',
-    # The other columns take 60 of the 80 columns of a small terminal.
-    rich.progress.BarColumn(min(40, max(5, on.width - 62))),
-    rich.progress.MofNCompleteColumn(),
-    'elapsed',
-    rich.progress.TimeElapsedColumn(),
-    'left',
-    rich.progress.TimeRemainingColumn(),
-    console=on,
-    transient=True,
-    **kwargs,
+    *columns, count, console=on, transient=True, **kwargs
   )
 
 

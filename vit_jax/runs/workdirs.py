@@ -97,6 +97,12 @@ def write(workdir: PathLike, name: str, content: Any) -> None:
     write_atomically(epath.Path(workdir) / name, text)
 
 
+def read(workdir: PathLike, name: str) -> dict[str, Any]:
+  """Return the content of a JSON file in the directory; {} if it is missing."""
+  file = epath.Path(workdir) / name
+  return read_json(file) if file.exists() else {}
+
+
 def record_config(workdir: PathLike, provenance: config.Provenance) -> None:
   """Write config.json, preset.json and environment.json."""
   write(workdir, 'config.json', provenance.config)
@@ -141,18 +147,6 @@ def record_model(
   write(workdir, 'model.json', content)
 
 
-def read_choices(workdir: PathLike) -> dict[str, str]:
-  """Return the implementations of attention that a run has chosen, by case."""
-  file = epath.Path(workdir) / 'attention.json'
-  return read_json(file) if file.exists() else {}
-
-
-def record_choices(workdir: PathLike, choices: dict[str, str]) -> None:
-  """Write attention.json, if a choice was made."""
-  if choices:
-    write(workdir, 'attention.json', choices)
-
-
 def description(path: PathLike) -> dict[str, Any]:
   """Return the content of model.json of a workdir, or of a checkpoint in it."""
   path = epath.Path(path)
@@ -179,10 +173,7 @@ def newest_step(workdir: PathLike) -> int | None:
 
 @functools.cache
 def git_commit() -> str | None:
-  """Return the git commit of the code, with '+dirty' if files are modified.
-
-  None if the code is not in a checkout, or there is no git.
-  """
+  """Return the git commit of the checkout, '+dirty' if modified, or None."""
   file = pathlib.Path(__file__)
 
   def git(*words):
@@ -305,10 +296,10 @@ def check_changes(
     without: keys that are not compared.
     is_done: whether the run has ended.
   """
-  file = epath.Path(workdir) / 'resume.json'
-  if not file.exists() or (not is_done and newest_step(workdir) is None):
+  before = read(workdir, 'resume.json')
+  if not before or (not is_done and newest_step(workdir) is None):
     return []
-  found = compare(read_json(file), now, without)
+  found = compare(before, now, without)
   if refused := [x for x in found if not _is_in(x.key, allow_changes)]:
     lines = '\n'.join(f'  {k}: {x!r:.200} -> {y!r:.200}' for k, x, y in refused)
     # The target of an object stands for its arguments, too.

@@ -22,7 +22,7 @@ from etils import epath
 
 from vit_jax.config import walk
 from vit_jax.runs import workdirs
-from vit_jax.runs.files import PathLike, is_local, read_json
+from vit_jax.runs.files import PathLike, is_local
 
 
 class MetricsWriter(typing.Protocol):
@@ -64,7 +64,7 @@ class WandB:
     options['name'] = self.name or workdir.name
     self._run = wandb.init(
       **options,
-      id=_saved(workdir, 'wandb.json').get('id') or secrets.token_hex(4),
+      id=workdirs.read(workdir, 'wandb.json').get('id') or secrets.token_hex(4),
       resume='allow',
       config=dict(config),
       dir=str(workdir) if is_local(workdir) else None,
@@ -102,7 +102,7 @@ class MLflow:
     workdir = epath.Path(workdir)
     mlflow.set_tracking_uri(self.tracking_uri)
     mlflow.set_experiment(self.experiment)
-    run_id = _saved(workdir, 'mlflow.json').get('run_id')
+    run_id = workdirs.read(workdir, 'mlflow.json').get('run_id')
     run = mlflow.start_run(run_id, run_name=self.name or workdir.name)
     if run_id:
       return
@@ -120,11 +120,6 @@ class MLflow:
     import mlflow
 
     mlflow.end_run('FAILED' if sys.exception() else 'FINISHED')
-
-
-def _saved(workdir, name):
-  file = epath.Path(workdir) / name
-  return read_json(file) if file.exists() else {}
 
 
 def _parts(values, most):
