@@ -68,9 +68,9 @@ def hue(picture: _Picture, turn: float) -> _Picture:
 
 ENHANCE = ('Color', 'Contrast', 'Brightness', 'Sharpness')
 COLOR: dict[str, Callable[..., _Picture]] = {
-  'AutoContrast': ImageOps.autocontrast,
-  'Equalize': ImageOps.equalize,
-  'Invert': ImageOps.invert,
+  'AutoContrast': lambda picture, _: ImageOps.autocontrast(picture),
+  'Equalize': lambda picture, _: ImageOps.equalize(picture),
+  'Invert': lambda picture, _: ImageOps.invert(picture),
   'Posterize': _posterize,
   'Solarize': ImageOps.solarize,
   'SolarizeAdd': _solarize_add,
@@ -89,12 +89,9 @@ GEOMETRY = ('Rotate', *_MATRICES)
 def operate(
   name: str, picture: _Picture, argument: Any, fill: Fill, kernel: str
 ) -> _Picture:
-  """Apply one of COLOR or GEOMETRY; `argument` is None for those without."""
+  """Apply one of COLOR or GEOMETRY."""
   if name in COLOR:
-    operation = COLOR[name]
-    return (
-      operation(picture) if argument is None else operation(picture, argument)
-    )
+    return COLOR[name](picture, argument)
   how: dict[str, Any] = {
     'resample': Image.Resampling[kernel.upper()],
     'fillcolor': levels(fill, len(picture.getbands())),
@@ -131,11 +128,15 @@ def _around_1(width, least):
 
 # Arguments of operations, as functions of the strength and of `rng` for random
 # signs. A strength of 1 is magnitude 10, or the strongest bin of
-# TrivialAugment. Operations that are not here have no argument.
+# TrivialAugment.
 _Arguments = dict[str, Callable[[float, np.random.Generator], Any]]
 _SHEAR = ('ShearX', 'ShearY')
 _TRANSLATE = ('TranslateX', 'TranslateY')
+_WITHOUT: _Arguments = dict.fromkeys(
+  ('AutoContrast', 'Equalize', 'Invert'), lambda strength, rng: None
+)
 _BIG_VISION: _Arguments = {
+  **_WITHOUT,
   'Rotate': _signed(30),
   # TensorFlow shifts by at most 7 bits.
   'Posterize': lambda strength, rng: min(max(int(strength * 4), 1), 8),
@@ -158,6 +159,7 @@ _INCREASING: _Arguments = {
   **dict.fromkeys(ENHANCE, _around_1(0.9, 0.1)),
 }
 _TRIVIAL: _Arguments = {
+  **_WITHOUT,
   **dict.fromkeys(_SHEAR, _signed(0.99)),
   **dict.fromkeys(
     _TRANSLATE, lambda strength, rng: int(_sign(rng) * 32 * strength)
@@ -168,21 +170,15 @@ _TRIVIAL: _Arguments = {
   'Solarize': lambda strength, rng: 255 * (1 - strength),
 }
 _BINS = 31  # strengths of TrivialAugment
-_WITHOUT = ('AutoContrast', 'Equalize', 'Invert')  # an argument
-
-
-def _argument(table, name, strength, rng):
-  return table[name](strength, rng) if name in table else None
 
 
 class _OfPictures:
   """A transform that is computed on Pillow images, by `_change`."""
 
-  def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  def __call__(
+    self: Any, image: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
     return images.by_pillow(lambda picture: self._change(picture, rng), image)
-
-  def _change(self, picture: _Picture, rng: np.random.Generator) -> _Picture:
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +226,7 @@ class RandAugment(_OfPictures):
     strength = self.magnitude / 10
     if name == 'Cutout':
       return self._cutout(picture, int(strength * 40), rng)
-    argument = _argument(_BIG_VISION, name, strength, rng)
+    argument = _BIG_VISION[name](strength, rng)
     if self.faults and name == 'Solarize':
       argument %= 256
     if self.faults and name == 'Contrast':
@@ -295,7 +291,7 @@ class TimmRandAugment(_OfPictures):
   ) -> _Picture:
     """Apply one of the operations in `names`, at a random magnitude."""
     table = _INCREASING if self.increasing else _TIMM
-    argument = _argument(table, name, self._magnitude(rng) / 10, rng)
+    argument = table[name](self._magnitude(rng) / 10, rng)
     if name in _TRANSLATE:
       argument *= picture.size[_TRANSLATE.index(name)]
     kernel: str = self.interpolation
@@ -377,7 +373,7 @@ class TrivialAugment(_OfPictures):
     """Apply one of the operations in `names`, at a strength from 0 to 1."""
     if name == 'Identity':
       return picture
-    argument = _argument(_TRIVIAL, name, strength, rng)
+    argument = _TRIVIAL[name](strength, rng)
     return operate(name, picture, argument, self.fill, 'nearest')
 
 
