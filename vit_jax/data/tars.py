@@ -15,10 +15,9 @@ from vit_jax.types import PathLike, UserError
 class Tar:
   """Images of a tar file, which may be compressed.
 
-    CLASS/**/IMAGE   folders; those that all images share are left out, such as
-                     data/ of data/CLASS/IMAGE
-    CLASS.tar        tar files with images, as ImageNet has them
-    IMAGE            the classes are in `classes`
+    CLASS/IMAGE   in any folder
+    CLASS.tar     tar files with images, as ImageNet has them
+    IMAGE         the classes are in `classes`
 
   Iteration yields (path, {'image': bytes, 'label': int}).
 
@@ -41,29 +40,25 @@ class Tar:
     else:
       with self._path.open('rb') as file, tarfile.open(fileobj=file) as tar:
         # The headers of inner tar files are not read: each is a folder.
-        folders = {_folder(member) for member in tar} - {None}
-      if len(folders) < 2:
+        paths = [x.name.removesuffix('.tar') + '/' * _is_tar(x) for x in tar]
+      names = {_parent(x) for x in paths if x.endswith('/') or _is_shown(x)}
+      if len(names) < 2:
         raise UserError(
           f'{path} has no images in folders. Expected a folder, or an inner tar'
           ' file, for each class.'
         )
-      self._prefix = posixpath.commonpath(folders) or '.'
-      names = {self._class_of(f'{folder}/') for folder in folders}
     self.class_names = sorted(names)  # ImageNet's WordNet ids: its labels
 
   def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = {name: i for i, name in enumerate(self.class_names)}
+    classes = self._classes
     with (
       self._path.open('rb') as file,
       tarfile.open(fileobj=file, mode='r|*') as tar,
     ):
       for path, data in _images(tar):
-        yield path, {'image': data, 'label': labels[self._class_of(path)]}
-
-  def _class_of(self, path):
-    if self._classes is not None:
-      return self._classes[posixpath.basename(path)]
-    return posixpath.relpath(path, self._prefix).split('/')[0]
+        name = classes[posixpath.basename(path)] if classes else _parent(path)
+        yield path, {'image': data, 'label': labels[name]}
 
 
 def imagenet(folder: PathLike, split: str) -> Tar:
@@ -99,11 +94,8 @@ def _images(tar, folder=''):
       yield path, tar.extractfile(member).read()
 
 
-def _folder(member):
-  """Return the folder that a member adds images to, or None."""
-  if _is_tar(member):
-    return member.name.removesuffix('.tar')
-  return posixpath.dirname(member.name) if _is_shown(member.name) else None
+def _parent(path):
+  return posixpath.basename(posixpath.dirname(path))
 
 
 def _is_tar(member):
