@@ -46,14 +46,8 @@ def save(
 ) -> list[pathlib.Path]:
   """Write weights as a file or folder, and return the files written.
 
-  Each file appears under its name when all are complete.
-
-  Args:
-    weights: Weights.
-    target: path of the file or folder.
-    format: one of FORMATS.
-    force: whether to replace existing files; others in a folder stay.
-    **options: for 'stablehlo', see `export.stablehlo`.
+  Each file appears when all are complete. Existing files are replaced only with
+  `force`; others in a folder stay. Options are those of `export.stablehlo`.
   """
   target = pathlib.Path(target)
   target.parent.mkdir(parents=True, exist_ok=True)

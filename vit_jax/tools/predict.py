@@ -53,17 +53,16 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
   """Yield the model's output for each image, in order.
 
+  These are dicts with 'path'; 'probabilities' float32 [K] if the model has a
+  head; 'features' float32 [...] if a layer is given. An image that cannot be
+  read has 'path' and 'error'.
+
   Args:
     weights: Weights.
     paths: of the images, see `image_files.find`.
-    layer: a name in the model's `features` whose activations are returned too:
-      'pre_logits', 'pooled', 'tokens', 'block_0', ... .
+    layer: a name in the model's `features`: 'pre_logits', 'pooled', 'tokens',
+      'block_0', ... .
     batch_size: rounded up to a multiple of the number of devices.
-
-  Returns:
-    Iterator of dicts: 'path'; 'probabilities' float32 [K] if the model has a
-    head; 'features' float32 [...] if a layer is given. An image that cannot be
-    read has 'path' and 'error'.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)

@@ -67,7 +67,7 @@ def lower(
     config: of a training.
     devices: to compile for, present or described.
     image_shape: (H, W, C); None: what the transforms make of RGB images.
-    num_classes: of the data, for a model.num_classes of None.
+    num_classes: of the data, for a model without a number.
 
   Returns:
     (jax.stages.Lowered, the part of its row that needs no compilation).

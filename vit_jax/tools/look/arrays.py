@@ -73,15 +73,9 @@ def look_at(
 ) -> Iterator[dict[str, Any]]:
   """Yield what a model attends to in each image, in order.
 
-  Args:
-    weights: Weights.
-    paths: of the images; see `image_files.find`.
-    figures: some of OF_IMAGES; 'tsne' needs `features`.
-    batch_size: the attention of one layer for a batch must fit in memory.
-
-  Returns:
-    Iterator of the dicts of `forward_fn` for each image, and 'path'. An image
-    that cannot be read has 'path' and 'error'.
+  These are the dicts of `forward_fn`, with 'path'. An image that cannot be read
+  has 'path' and 'error'. `figures` are some of OF_IMAGES. The attention of one
+  layer for a batch must fit in memory.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, figures)
