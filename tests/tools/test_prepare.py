@@ -2,6 +2,7 @@
 
 import csv
 import io
+import runpy
 import tarfile
 
 import cv2
@@ -117,6 +118,13 @@ def test_a_folder_is_copied_and_read_by_name(folder, tmp_path, capsys):
   assert contents(named) == contents(read)
   with pytest.raises(SystemExit):  # the data set exists now
     prepared(folder, dest)
+
+
+def test_the_module_is_a_command(monkeypatch, capsys):
+  monkeypatch.setattr('sys.argv', ['prepare', '--help'])
+  with pytest.raises(SystemExit):
+    runpy.run_path(prepare.__file__, run_name='__main__')
+  assert 'SPLIT=]SOURCE' in capsys.readouterr().out
 
 
 def test_shuffled(folder, tmp_path):

@@ -293,3 +293,7 @@ def perceptual_hash(image: np.ndarray) -> np.uint64:
   picture = image[..., 0] if image.shape[2] == 1 else image
   bits = imagehash.phash(images.pillow().fromarray(picture)).hash
   return np.packbits(bits).view('>u8')[0].astype(np.uint64)
+
+
+if __name__ == '__main__':
+  main()
