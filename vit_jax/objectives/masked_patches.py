@@ -163,11 +163,8 @@ class Prediction:
 
   def __post_init__(self) -> None:
     embedding, pooling = self.model.embedding, self.model.pooling
-    if (
-      not isinstance(pooling, NoPooling)
-      or not embedding.mask_token
-      or embedding.reduction > 1
-    ):
+    whole = embedding.mask_token and embedding.reduction == 1
+    if not (isinstance(pooling, NoPooling) and whole):
       raise UserError(
         f'masked_patches: the model has pooling={pooling} and embedding='
         f'{embedding}. It needs NoPooling, mask_token=True and patches of '
@@ -197,8 +194,7 @@ class Prediction:
     Returns:
       metrics: {'loss', and for classes 'accuracy'}: [B], means over the
         corrupted patches of each image, including those that are kept.
-      corrupted: bool [B, n]; sources: int32 [B, n], see `draw`.
-      outputs: float32 [B, n, K].
+      corrupted, sources: [B, n], see `draw`; outputs: float32 [B, n, K].
     """
     patches = cut(images, self.model.embedding.patch_size)
     num_patches, shape = patches.shape[1], patches.shape[2:]

@@ -47,17 +47,12 @@ from vit_jax.types import (
 class Blend(NamedTuple):
   """Weights and box by which an image is mixed with its partner.
 
-  Attributes:
-    share: float32, weight of the image's own label; the partner's is 1 - share.
-    weight: float32, weight of the image's own pixels in the box. Outside the
-      box there are only its own pixels.
-    box: int32 [4], (top, left, bottom, right) in pixels; the last two are
-      excluded.
+  Outside the box there are only the image's own pixels.
   """
 
-  share: jax.Array
-  weight: jax.Array
-  box: jax.Array
+  share: jax.Array  # float32, of the own label; the partner's is 1 - share
+  weight: jax.Array  # float32, of the own pixels in the box
+  box: jax.Array  # int32 [4], (top, left, bottom, right), last two excluded
 
 
 Mixer = Callable[[jax.Array, tuple[int, int]], Blend]
