@@ -284,7 +284,7 @@ def test_one_query_is_left_to_xla():
     (lambda q, k, v: [x.astype('float16') for x in (q, k, v)], 'float16'),
     (
       lambda q, k, v: [jnp.zeros((1, 5000, 2, 64), q.dtype)] * 3,
-      'MiB for 5000 tokens',
+      'fewer tokens, got 5000',
     ),
   ],
 )
