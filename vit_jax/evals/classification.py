@@ -67,6 +67,13 @@ class Classification(SplitEvaluator):
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    wanted = self.model.num_classes
+    found = getattr(self.data.source, 'num_classes', None) or wanted
+    if not self.same_classes and found != wanted:
+      raise UserError(
+        f'The data has {found} classes and the model {wanted}, so their class '
+        f'numbers cannot agree. Use a model with {found} classes.'
+      )
     self._names = getattr(self.data.source, 'class_names', None)
     self.class_names = self._names if self.same_classes else None
     found = getattr(self.data.source, 'num_classes', None)
