@@ -173,7 +173,7 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert not (tmp_path / 'config.json').exists()
 
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--config.logging.profile=2')
-  assert list(tmp_path.glob('profile/plugins/profile/*/perfetto_trace*'))
+  assert list(tmp_path.glob('profile/0/plugins/profile/*/perfetto_trace*'))
   preset = json.loads((tmp_path / 'preset.json').read_text())
   assert preset['config'] == f'{config}:{EVALS}'
   assert preset['changed']['mesh.fsdp'] == [None, 8]
