@@ -217,7 +217,6 @@ def everything(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 _OF_THE_CLOCK = (
   'time',
   'images_per_s',
-  'images_per_s_per_device',
   'data_wait',
   'eta_s',
   'memory_gb',

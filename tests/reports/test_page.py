@@ -37,7 +37,7 @@ def training(*, steps=100, every=10, lr=0.1, **more):
     loss = 2 / step + lr
     records.append(
       {**base, 'train/loss': loss, 'train/lr': lr, 'images_per_s': 100.0}
-      | {'images_per_s_per_device': 100.0, 'progress': step / steps}
+      | {'progress': step / steps}
       | {'seconds/setup': 2.0, 'seconds/steps': step * 0.1}
       | more
     )

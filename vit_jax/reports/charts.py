@@ -10,7 +10,7 @@ import numpy as np
 
 # Not drawn: accounts, constants, and details that tables show.
 _NOT_DRAWN = re.compile(
-  'step|seconds/.*|data_wait/.*|progress|eta_s|exaflops|images_per_s_per_device'
+  'step|seconds/.*|data_wait/.*|progress|eta_s|exaflops'
   r'|.*/(num_examples|num_unlabelled|skipped)'
   r'|.*/class_accuracy/.*|.*_(low|high|std)|.*_seed\d+'
 )
