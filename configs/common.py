@@ -67,7 +67,7 @@ def tiny(config):
   for part in (config.data, *(x.data for x in config.evals.values())):
     part.batch_size = 16
     for each in part.transforms:
-      if 'size' in each:
+      if 'size' in each and 'image_size' not in part:
         each['size'] //= factor
   for total in {'total_epochs', 'total_examples'}.intersection(config):
     del config[total]
@@ -251,6 +251,15 @@ def inception_crop(size, **fields):
   """Return the training crop of the paper's released code and big_vision."""
   crop = make('data.transforms.InceptionCrop', size=size, **fields)
   return [crop, make('data.transforms.FlipLR')]
+
+
+def follow_size(data, image_size):
+  """Make the sizes of the transforms multiples of `image_size`, a target."""
+  last = [each for each in data['transforms'] if 'size' in each][-1]['size']
+  for each in data['transforms']:
+    if 'size' in each:
+      each['size'] /= last
+  data['image_size'] = image_size
 
 
 def random_crop(load_size, size):

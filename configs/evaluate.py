@@ -68,7 +68,6 @@ def data(args, config, split):
   made = common.data(source, common.resize_crop(size), batch_size=128)
   if not args.size:
     init_from = config.get_oneway_ref('init_from')
-    made['image_size'] = common.make(
-      'pretrained.image_size', init_from=init_from
-    )
+    size = common.make('pretrained.image_size', init_from=init_from)
+    common.follow_size(made, size)
   return made

@@ -170,8 +170,9 @@ def get_config(argument=''):
   if of_weights:
     config.preprocess = follow(config, 'preprocess')
     if not args.size and default_size(args) != 128:
-      for part in (config, *config.evals.values()):
-        part.data.image_size = follow(config, 'finetuning_size')
+      common.follow_size(config.data, follow(config, 'finetuning_size'))
+      for part in config.evals.values():
+        common.follow_size(part.data, config.data.get_oneway_ref('image_size'))
   return common.finish(config, args)
 
 

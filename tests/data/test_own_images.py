@@ -1,6 +1,7 @@
 """Own images: fine-tuning with the model of the weights, and from scratch."""
 
 import collections
+import dataclasses
 import importlib
 import io
 import json
@@ -222,13 +223,31 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
     pretrained.from_weights(init_from, droput=0.1)
 
 
-def test_image_size_of_data_scales_the_transforms():
+@pytest.mark.parametrize(
+  'changes, sizes',
+  [
+    ([], [(47, 47), (40, 40), 47, (40, 40)]),
+    (['data.image_size=24'], [(28, 28), (24, 24), 28, (24, 24)]),
+    (['data.transforms.1.size=48'], [(47, 47), (48, 48), 47, (40, 40)]),
+    (['data.image_size=(24, 36)'], [(28, 42), (24, 36), 42, (24, 36)]),
+  ],
+)
+def test_sizes_follow_the_weights_unless_they_are_set(changes, sizes, tmp_path):
+  formats.write(weights(), tmp_path / 'grey.npz', 'vit_jax')
   config = load_config('finetune', 'folder,resize')
-  transforms = configs.resolve(config.data.transforms)
-  data = pipeline.Data(source(), 4, transforms, image_size=40)
-  assert [t.size for t in data.transforms[:2]] == [(47, 47), (40, 40)]
-  with pytest.raises(ValueError, match='image_size=40 changes the sizes'):
-    pipeline.Data(source(), 4, (), image_size=40)
+  config.init_from.path = str(tmp_path / 'grey.npz')
+  configs.override(config, changes)
+  call = configs.plan_run(config)
+  test = call.kwargs['evals']['test'].kwargs['evaluator']
+  made = []
+  for data in (call.kwargs['data'], test.kwargs['data']):
+    kwargs = data.kwargs | {'source': source()}
+    made += dataclasses.replace(data, kwargs=kwargs).make().transforms
+  assert [t.size for t in made if hasattr(t, 'size')] == sizes
+  if not changes:  # what --print_config prints
+    shown = list(configs.settings(call))
+    assert 'config.data.image_size = [40, 40]' in shown
+    assert 'config.evals.test.data.transforms.1.size = 1.0' in shown
 
 
 def source():

@@ -166,8 +166,8 @@ def test_recorded_boxes(method, wide, narrow):
 def test_scaled_to_another_image_size():
   before = (T.ResizeSmall(256), T.CentralCrop(224), T.FlipLR())
   after = (T.ResizeSmall(439), T.CentralCrop(384), T.FlipLR())
-  assert T.scale(before, 384) == after
-  assert T.scale(before, 224) == before
+  assert T.scale(before, 384, old=(224, 224)) == after
+  assert T.scale(before, 224, old=(224, 224)) == before
   # The smaller side grows with the larger side of the image.
   wide = (T.ResizeSmall(439), T.CentralCrop((192, 384)), T.FlipLR())
   assert T.scale(before, (192, 384), old=(224, 224, 3)) == wide
@@ -286,7 +286,7 @@ def test_tiny_images():
     (lambda: T.resize(_image(), 8, 'nearest', antialias=True), "'nearest'"),
     (lambda: _build('InceptionCrop', size=8, area=(0.9, 0.5)), 'area'),
     (lambda: _build('InceptionCrop', size=8, ratio=(2, 1)), 'ratio'),
-    (lambda: T.scale([T.FlipLR()], 32), 'image_size=32'),
+    (lambda: T.sized([T.Resize(1.5)], None), 'needs image_size'),
   ],
 )
 def test_errors(make, message):

@@ -75,7 +75,7 @@ TABLE_4 = """
 @pytest.mark.parametrize('row', TABLE_4.strip().splitlines())
 def test_table_4(row):
   data, name, steps, rates, percent, test = row.split()
-  config = load_config('finetune', data)
+  config = load_config('finetune', f'{data},B/16')
   assert config.data.source.name == config.evals.test.data.source.name == name
   assert config.data.source.split == 'train'
   assert list(config.evals) == ['test']

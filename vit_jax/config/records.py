@@ -1,5 +1,6 @@
 """Runs of a config, their arguments as JSON, and objects from JSON."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -24,6 +25,7 @@ from vit_jax.config.values import (
   ConfigDict,
   alternatives,
   hints_of,
+  is_size_of,
   join,
   walk,
   with_tuples,
@@ -176,10 +178,22 @@ def settings(call: Call) -> Iterator[str]:
 
   Values that the config does not set are their defaults, and marked so.
   """
-  for each in entries(call):
+  for each in entries(_with_sizes(call)):
     is_name = each.key.rpartition('.')[2] in ('target', 'run')
     shown = each.value if is_name else repr(each.value)
     yield f'config.{each.key} = {shown}{"" if each.is_set else "  # default"}'
+
+
+def _with_sizes(value):
+  """Return a value with image sizes in place of the Calls that compute them."""
+  if isinstance(value, dict):
+    return {k: _with_sizes(v) for k, v in value.items()}
+  if not isinstance(value, Call):
+    return value
+  if is_size_of(value.fn):
+    with contextlib.suppress(UserError, OSError):  # weights that do not exist
+      return value.make()
+  return dataclasses.replace(value, kwargs=_with_sizes(value.kwargs))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import difflib
 import functools
 import inspect
 import json
+import pkgutil
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -142,6 +143,10 @@ def _set(node, key, value, text, path, what):
     return
   if key in node and node.get_type(key) is str and value is not None:
     value = text
+  old = node.get(key)
+  if isinstance(old, ConfigDict) and is_size_of(old.get('target')):
+    node.get_ref(key).set(value, type_safe=False)  # instead of computing it
+    return
   try:
     with node.unlocked():
       node[key] = value
@@ -224,6 +229,12 @@ def hints_of(fn: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(fn, include_extras=True)
   except (NameError, TypeError, AttributeError):  # names of type checkers only
     return {}
+
+
+def is_size_of(fn: Any) -> bool:
+  """Return whether a function, or its dotted path, computes an image size."""
+  fn = pkgutil.resolve_name(fn) if isinstance(fn, str) else fn
+  return hints_of(fn).get('return') == tuple[int, int]
 
 
 def _adapter(annotation):

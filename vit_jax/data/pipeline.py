@@ -46,7 +46,7 @@ import numpy as np
 
 from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
-from vit_jax.data.transforms import scale
+from vit_jax.data.transforms import sized
 from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -76,7 +76,8 @@ class Data:
     source: see the module docstring.
     batch_size: number of examples in a batch, over all processes.
     transforms: functions t(image, rng), applied in this order.
-    image_size: int or (H, W), to which the sizes in `transforms` are scaled.
+    image_size: int or (H, W); a size in `transforms` that is a float is a
+      multiple of it. Sizes in pixels do not depend on it.
     num_workers: number of reading processes. 0 reads on threads of this
       process, which suits decoding; processes suit sources and transforms that
       hold the GIL. None: 0 on up to 16 cores, then one for each 8 cores.
@@ -104,9 +105,7 @@ class Data:
   max_image_bytes: Annotated[Count, HARMLESS] = images.MAX_IMAGE_BYTES
 
   def __post_init__(self) -> None:
-    transforms = tuple(self.transforms)
-    if self.image_size is not None:
-      transforms = scale(transforms, self.image_size)
+    transforms = sized(self.transforms, self.image_size)
     object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))

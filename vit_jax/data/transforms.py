@@ -1,6 +1,7 @@
 """Image transforms: t(image uint8 [H, W, C], rng) -> uint8 [H, W, C].
 
-`size` is an int (square) or (height, width), in pixels.
+`size` is an int (square) or (height, width), in pixels. A float is a multiple
+of the image_size of the `Data` that the transform is part of.
 
 Interpolations, all with half-pixel centres: 'nearest', 'bilinear', 'bicubic',
 'area' and 'lanczos'. 'area' is the mean over the box of the image that a pixel
@@ -15,7 +16,7 @@ lobes.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,6 +38,11 @@ ORDERED = Expect(lambda x: x[0] <= x[1], '(lowest, highest)')
 
 Image = np.ndarray | images.Encoded
 Transform = Callable[[Any, np.random.Generator], np.ndarray]
+
+if TYPE_CHECKING:
+  Sides = Size  # of a transform in use
+else:
+  Sides = Size | Positive
 
 _CODES = {  # of OpenCV
   'nearest': 'INTER_NEAREST_EXACT',
@@ -105,10 +111,11 @@ class _Crop:
   takes_encoded: ClassVar = True  # see pipeline.py
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
-  size: Size
+  size: Sides
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, 'size', images.pair(self.size))
+    if not isinstance(self.size, float):
+      object.__setattr__(self, 'size', images.pair(self.size))
 
   def __call__(self, image: Image, rng: np.random.Generator) -> np.ndarray:
     y, x, height, width = box = self.box(image.shape, rng)
@@ -144,7 +151,7 @@ class _Crop:
 class Resize(_Crop):
   """Resize to `size`, without keeping the aspect ratio."""
 
-  size: Size
+  size: Sides
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
 
@@ -156,7 +163,7 @@ class ResizeSmall(_Crop):
   The larger side is rounded to whole pixels, 'down' as by torchvision.
   """
 
-  size: Side
+  size: Side | Positive
   interpolation: Interpolation = 'area'
   antialias: bool = False
   rounding: Literal['nearest', 'down'] = 'nearest'
@@ -185,7 +192,7 @@ class InceptionCrop(_Crop):
       whole image (torch: its centre, at the nearest ratio in bounds).
   """
 
-  size: Size
+  size: Sides
   area: Annotated[tuple[Share, Share], ORDERED] = (0.05, 1.0)
   ratio: Annotated[tuple[Positive, Positive], ORDERED] = (3 / 4, 4 / 3)
   interpolation: Interpolation = 'bilinear'
@@ -237,7 +244,7 @@ def _box_torch(height, width, area, ratio, rng):
 class RandomCrop(_Crop):
   """A crop of `size` at a uniformly random position."""
 
-  size: Size
+  size: Sides
 
   def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
     return self._placed(shape, lambda room: rng.integers(room + 1))
@@ -251,7 +258,7 @@ class CentralCrop(_Crop):
   TensorFlow code, or to the nearest even number as by torchvision.
   """
 
-  size: Size
+  size: Sides
   rounding: Literal['down', 'even'] = 'down'
 
   def box(self, shape: Sequence[int], rng: np.random.Generator) -> images.Box:
@@ -332,11 +339,29 @@ def evaluation(
   return small, CentralCrop(size, 'even')
 
 
+def sized(
+  transforms: Sequence[Any], image_size: int | tuple[int, int] | None
+) -> tuple[Any, ...]:
+  """Return transforms in which each `size` is in pixels."""
+
+  def made(transform):
+    factor = getattr(transform, 'size', None)
+    if not isinstance(factor, float):
+      return transform
+    if image_size is None:
+      raise UserError(f'{transform} needs image_size, or a size in pixels.')
+    sides = tuple(round(side * factor) for side in images.pair(image_size))
+    is_side = isinstance(transform, ResizeSmall)
+    return dataclasses.replace(transform, size=max(sides) if is_side else sides)
+
+  return tuple(map(made, transforms))
+
+
 def scale(
   transforms: Sequence[Any],
   new: int | tuple[int, int],
   *,
-  old: Sequence[int] | None = None,
+  old: Sequence[int],
 ) -> tuple[Any, ...]:
   """Return transforms that make images of another size.
 
@@ -347,20 +372,12 @@ def scale(
   Args:
     transforms: those with a field `size` are changed.
     new: side of the image, or (H, W).
-    old: (H, W, ...); default: the size that the last one with a pair makes.
+    old: (H, W, ...) of the images that they make.
   """
-  sizes = [getattr(transform, 'size', None) for transform in transforms]
-  if old is None:
-    old = next((s for s in reversed(sizes) if isinstance(s, tuple)), None)
-  if old is None:
-    raise UserError(
-      f'image_size={new!r} changes the sizes of the transforms, but none of'
-      ' them makes images of one size. Add Resize, InceptionCrop, RandomCrop or'
-      ' CentralCrop.'
-    )
   old, new = old[:2], images.pair(new)
 
-  def scaled(transform, size):
+  def scaled(transform):
+    size = getattr(transform, 'size', None)
     if size is None or tuple(old) == new:
       return transform
     if isinstance(size, int):
@@ -369,4 +386,4 @@ def scale(
       size = tuple(round(s * n / o) for s, n, o in zip(size, new, old))
     return dataclasses.replace(transform, size=size)
 
-  return tuple(map(scaled, transforms, sizes))
+  return tuple(map(scaled, transforms))
