@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
         _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
       )
   workdir = str(_WORKDIR.value)
-  with hosts.failing_together(), terminal.one_message():
+  with terminal.one_message():
     if _DISTRIBUTED.value:
       hosts.refuse_differences(workdirs.facts(call, _supplied()))
     compilation_cache.enable(workdir)
@@ -138,4 +138,5 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=parse_flags)
+  with hosts.failing_together():
+    app.run(main, flags_parser=parse_flags)

@@ -89,21 +89,22 @@ def refuse_differences(facts: Mapping[str, str]) -> None:
 def failing_together() -> Iterator[None]:
   """Context manager that ends this process at once if it fails.
 
-  The other hosts wait for it in a collective, until its silence ends them. The
-  normal end of a process would wait for them.
+  The normal end of a process waits for other hosts, which wait for this one in
+  a collective, and may crash while a step is still running on a device.
   """
   try:
     yield
   except BaseException as error:
-    if jax.process_count() == 1 or isinstance(error, Stopped):
+    is_exit = isinstance(error, SystemExit)
+    if isinstance(error, Stopped) or (is_exit and not error.code):
       raise
-    if isinstance(error, SystemExit) and isinstance(error.code, str):
-      print(error.code, file=sys.stderr)
-    else:
+    if not is_exit:
       traceback.print_exception(error)
+    elif isinstance(error.code, str):
+      print(error.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(error.code if is_exit and isinstance(error.code, int) else 1)
 
 
 class Stopped(SystemExit):
