@@ -39,6 +39,8 @@ Arguments (separated by commas; the first of a list is the default):
   bit        BiT-HyperRule instead of table 4, see below
   augreg     AugReg's protocol instead of table 4, see below; steps=N is another
              of its numbers of steps, and v2 selects on ImageNet-V2 in 'dev'
+  adam       AdamW (weight decay .05, rate .001) instead of SGD, not in the
+             paper: small models need fewer epochs with it
   epochs=100   for folder only; the paper's data sets have a number of steps
   balanced, class_weights   visit each class equally often (rare images repeat);
              or weight the training loss of an example by n / (K n_c), for n
@@ -121,7 +123,10 @@ CROPS = ('inception', 'resize')
 def get_config(argument=''):
   args = arguments.parse(
     argument,
-    ('polyak', 'bit', 'augreg', 'v2', 'balanced', 'class_weights', 'tiny'),
+    (
+      *('polyak', 'bit', 'adam', 'augreg', 'v2'),
+      *('balanced', 'class_weights', 'tiny'),
+    ),
     data=tuple(dict.fromkeys((*TABLE_4, *AUGREG, 'folder'))),
     model=('from_weights', *MODELS),
     mode=('final', 'dev'),
@@ -160,6 +165,9 @@ def get_config(argument=''):
     config.schedule.update(decay='step', milestones=(0.3, 0.6, 0.9))
     if args.data == 'imagenet' or args.data.startswith('cifar'):
       config.objective = common.mixed(config.objective, mixup=0.1)
+  if args.adam:
+    config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
+    config.schedule.lr = args.lr or 1e-3
   common.balance(config, args)
   config.evals = common.held_out_evals(
     config, held_out, test_images, every_fraction=0.1
@@ -195,6 +203,7 @@ def check(args):
     'v2': args.v2 and not (args.augreg and selects_imagenet),
     'bit': args.bit and args.augreg,
     'polyak': args.polyak and args.augreg,
+    'adam': args.adam and (args.bit or args.augreg),
     args.crop: args.crop != CROPS[0] and (args.bit or args.data == 'kitti'),
   }
   for word in filter(unused.get, unused):
