@@ -22,7 +22,8 @@ Arguments (separated by commas; the first of a list is the default):
               most probable class, or its probabilities
   epochs=EPOCHS   deit 300; deit3 800, on imagenet21k 240 and for H/14 90;
               deit3_finetune 20, after imagenet21k 50
-  size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384
+  size=PX     deit3_finetune: 224; for imagenet,S/16, trained at 224 px, 384.
+              After imagenet21k, fine-tune the result again with imagenet
   folder, fsdp, tensor=1, tiny   see "Words of configs" in docs/training.md
 
 Published: top-1 in % on the validation set of ImageNet. deit at 224 px, the
@@ -40,15 +41,17 @@ deit3 after fine-tuning:
 The numbers are those of the papers' scripts. From memory: deit's crops,
 stochastic depth, GELU, decay of kernels only, and the settings of its
 distillation. From deit3-jax on GitHub: LAMB's epsilon and its clipping; test
-images; 154 and 126 px of H/14, 160 and 128 in the README. Not known: the
-settings of M/16, where stochastic depth, 224 px and 3e-3 are our choice.
+images; 154 and 126 px of H/14, 160 and 128 in the README. From mmpretrain: the
+stochastic depth of B/16 and L/16 at 384 px. Not known: the settings of M/16,
+where stochastic depth, 224 px and 3e-3 are our choice.
 
 Different here: the warm-up starts at 0 instead of 1e-6, and rates change with
-each step instead of each epoch; class and distillation token start at 0; query,
-key and value are one parameter of LAMB there; the noise of random erasing is
-clipped to [0, 255]; evaluators use the EMA; deit3 has no EMA; position
-embeddings are interpolated by a cubic kernel with a = -0.5 (PyTorch: -0.75,
-from memory); 51,200 images of ImageNet-21k are held out.
+each step instead of each epoch; the loss of `soft` is summed over classes (the
+released code divides by their number); class and distillation token start at 0;
+query, key and value are one parameter of LAMB there; the noise of random
+erasing is clipped to [0, 255]; evaluators use the EMA; deit3 has no EMA;
+position embeddings are interpolated by a cubic kernel with a = -0.5 (PyTorch:
+-0.75, from memory); 51,200 images of ImageNet-21k are held out.
 """
 
 from configs import arguments, common
@@ -79,6 +82,7 @@ STOCHASTIC_DEPTH = {  # on imagenet, imagenet21k; fine-tuning after each
   'L/16': (0.45, 0.3, 0.45, 0.4),
   'H/14': (0.6, 0.5, 0.55, 0.45),
 }
+AT_384_PX = {'B/16': 0.15, 'L/16': 0.4}  # fine-tuning on imagenet
 
 
 def get_config(argument=''):
@@ -154,7 +158,7 @@ def get_config(argument=''):
   test_images = common.evaluation_images('timm', size, crop=margin)
   config.evals = common.held_out_evals(config, held_out, test_images, **fields)
   config.total_epochs = args.epochs or epochs
-  config.schedule = {'lr': lr, 'decay': 'cosine', 'end_lr': 1e-5}
+  config.schedule = {'lr': lr, 'decay': 'timm_cosine', 'end_lr': 1e-5}
   config.schedule.warmup_epochs = 5.0
   return common.finish(config, args)
 
@@ -168,7 +172,10 @@ def transformer(args):
       fields['pooling'] = common.make('models.pooling.DistillationToken')
   else:
     stage = 2 * (args.recipe == 'deit3_finetune') + (args.data != 'imagenet')
-    fields['stochastic_depth'] = (STOCHASTIC_DEPTH[args.model][stage],) * 2
+    depth = STOCHASTIC_DEPTH[args.model][stage]
+    if stage == 2 and args.size == 384:
+      depth = AT_384_PX.get(args.model, depth)
+    fields['stochastic_depth'] = (depth, depth)
     fields['block']['layerscale_init'] = 1e-4
     fields['posemb'] = common.make('models.posemb.Learned', prefix=False)
   model = common.model(args.model, head={'init_std': 0.02}, **fields)

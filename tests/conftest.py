@@ -3,9 +3,11 @@
 import collections
 import gc
 import os
+import pathlib
 import tempfile
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -69,3 +71,11 @@ def no_cache_is_left_behind():
   yield
   for name, value in before.items():
     jax.config.update(name, value)
+
+
+@pytest.fixture(scope='session')
+def timm_training():
+  """Return {name: array}, what golden/record_timm.py records of training."""
+  folder = pathlib.Path(__file__).with_name('golden')
+  with np.load(folder / 'timm_training.npz') as file:
+    return dict(file)

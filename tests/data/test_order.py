@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -70,6 +71,14 @@ def test_repeats(times):
   assert len(set(found)) == 40 * times  # other augmentation
   for repeat in range(times):
     assert [index for _, index in found[repeat::times]] == [i for _, i in plain]
+
+
+def test_repeats_are_those_of_timms_sampler(timm_training):
+  """The devices of timm's batch together have the same images."""
+  expected = timm_training['repeats']
+  in_order = types.SimpleNamespace(bind=lambda *_: lambda p: (0, p))
+  found = visits(Repeated(3, in_order), len(expected))
+  assert [index for _, index in found] == expected.tolist()
 
 
 def test_each_class_is_visited_equally_often():

@@ -1,4 +1,4 @@
-"""Losses against scipy."""
+"""Losses against scipy and timm."""
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,25 @@ def test_labels_above_a_threshold():
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
   # Class numbers remain as they are.
   assert run(sigmoid_xent, LABELS, threshold=0.5) == run(sigmoid_xent, LABELS)
+
+
+@pytest.mark.parametrize(
+  ('name', 'kind', 'options'),
+  [
+    ('softmax', softmax_xent, {}),
+    ('smoothed', softmax_xent, {'label_smoothing': 0.1}),
+    ('bce', sigmoid_xent, {'threshold': 0.0}),
+    ('bce_smoothed', sigmoid_xent, {'label_smoothing': 0.1}),
+  ],
+)
+def test_losses_are_timms(timm_training, name, kind, options):
+  if kind is sigmoid_xent:
+    options = options | {'mean_over_classes': True}
+  loss_fn = kind(Linear(), preprocess=None, **options)
+  soft = timm_training['soft']
+  labels = soft.argmax(1) if 'label_smoothing' in options else soft
+  loss, _ = loss_fn.compare(timm_training['logits'], jnp.asarray(labels))
+  np.testing.assert_allclose(loss, timm_training[f'loss/{name}'], rtol=1e-6)
 
 
 def test_mean_over_classes():

@@ -263,6 +263,7 @@ def test_mistakes(teacher_file, tmp_path):
     (teacher_file, {'model': MODEL.clone(num_classes=5)}, '4 .* student 5'),
     (teacher_file, {'objective': outside}, 'can only wrap'),
     (teacher_file, {'kind': 'hard', 'temperature': 2.0}, 'temperature=2'),
+    (teacher_file, {'model': TWO_HEADS}, 'weight=1 does not'),
   ]:
     given = {'model': MODEL, 'preprocess': Normalize()} | fields
     with pytest.raises(ValueError, match=named):

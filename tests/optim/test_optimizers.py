@@ -1,4 +1,4 @@
-"""Optimizers: recurrences in numpy, layouts of layers, and meshes.
+"""Optimizers: recurrences in numpy, timm's, layouts of layers, and meshes.
 
 Gradients are given. The bounds are a few roundings of float32 on values of
 order one.
@@ -6,6 +6,7 @@ order one.
 
 import functools
 import inspect
+import operator
 import re
 
 import jax
@@ -70,9 +71,10 @@ def make_tx(rule, params, learning_rate=rate, **fields):
   return Optimizer(rule, **fields)(params, learning_rate)
 
 
-def run(tx, num_steps=3, scale=1.0, **layout):
-  """Return {path: array} after some steps on given gradients."""
-  params = make_tree(**layout)
+def run(tx, num_steps=3, scale=1.0, params=None, grads=(), **layout):
+  """Return {path: array} after some steps on gradients, which take turns."""
+  params = params or make_tree(**layout)
+  grads = grads or [make_tree(100 + i, **layout) for i in range(num_steps)]
 
   @jax.jit
   def step(grads, params, state):
@@ -81,8 +83,8 @@ def run(tx, num_steps=3, scale=1.0, **layout):
 
   state = jax.jit(tx.init)(params)
   for i in range(num_steps):
-    grads = jax.tree.map(lambda x: scale * x, make_tree(100 + i, **layout))
-    params, state = step(grads, params, state)
+    scaled = jax.tree.map(lambda x: scale * x, grads[i % len(grads)])
+    params, state = step(scaled, params, state)
   return as_numpy(params)
 
 
@@ -251,16 +253,33 @@ def test_each_argument_matters(rule, fields):
     assert any((after[k] != before[k]).any() for k in before), name
 
 
-def test_lamb_adapts_parameters_with_weight_decay():
-  def leaf_rule(path, p, g, lr, t, state):
-    u = adam(p, g, t, state, eps=1e-6) + decay_of(path, 0.1) * p
-    if path.endswith('kernel'):
-      u *= np.linalg.norm(p) / np.linalg.norm(u)
-    return p - lr * u
+@pytest.mark.parametrize(
+  ('name', 'rule', 'num_steps', 'fields'),
+  [
+    ('lamb', functools.partial(optim.lamb, eps=1e-8), 3, {'clip_norm': 1.0}),
+    # After the first steps, where optax corrects the bias of the momentum.
+    ('match_rms_adamw', optim.muon, 300, {}),
+    ('original', functools.partial(optim.muon, consistent_rms=None), 300, {}),
+  ],
+)
+def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
+  def part(start):
+    return {
+      path.removeprefix(start): array
+      for path, array in timm_training.items()
+      if path.startswith(start)
+    }
 
-  rule = functools.partial(optim.lamb, weight_decay=0.1)
-  actual = run(make_tx(rule, make_tree(small=True)), small=True)
-  assert_close(actual, reference(leaf_rule, small=True))
+  given = tree.unflatten(part('given/'))
+  params, *grads = (
+    jax.tree.map(operator.itemgetter(i), given) for i in range(4)
+  )
+  rule = functools.partial(rule, weight_decay=0.1)
+  lr = lambda step: 0.1 * (step >= num_steps - 3)  # noqa: E731
+  tx = make_tx(rule, params, lr, **fields)
+  actual = run(tx, num_steps, grads=grads, params=params)
+  # 0.999 ** 300 is rounded otherwise.
+  assert_close(actual, part(f'{name}/'), 5e-5)
 
 
 def orthogonalized(matrix):
@@ -396,6 +415,17 @@ def test_layer_decay_is_the_same_scanned_and_unrolled():
     factor = 0.5 ** distance.get(path.split('/')[0], 0)
     np.testing.assert_allclose(one[path], -factor * grad, rtol=1e-6)
   assert_close(tree.unstack_blocks(other), one, 0)
+
+
+def test_layer_decay_and_decay_mask_are_timms(timm_training):
+  """Except for the final norm, see LayerDecay."""
+  params = tree.unflatten(dict.fromkeys(timm_training['path'], np.zeros(1)))
+  factors = tree.flatten(LayerDecay(0.75).factors(params))
+  mask = tree.flatten(tree.mask(optim.KERNELS, params))
+  for i, path in enumerate(timm_training['path']):
+    factor = 1 if path.startswith('norm/') else timm_training['factor'][i]
+    assert factors[path] == factor, path
+    assert mask[path] == (timm_training['decay'][i] > 0), path
 
 
 @muon_is_fast

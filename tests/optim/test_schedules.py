@@ -1,4 +1,4 @@
-"""Durations, learning rates and EMA weights against closed forms."""
+"""Durations, learning rates and EMA weights against closed forms and timm."""
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +132,14 @@ def test_learning_rates(decay, fields, expected):
     # At the end of a cosine 1 + cos(pi) leaves a rounding.
     np.testing.assert_allclose(rate(step), value, rtol=1e-5, atol=1e-9)
     assert rate(step).dtype == jnp.float32
+
+
+def test_timm_cosine(timm_training):
+  """Warm-up ends at the peak, and the cosine has run since step 0."""
+  fields = {'lr': 3e-4, 'end_lr': 1e-5, 'total': 200, 'warmup': 20}
+  rate = schedule(decay='timm_cosine', **fields)
+  found = jax.vmap(rate)(jnp.arange(200))
+  np.testing.assert_allclose(found, timm_training['rates'][:200], rtol=2e-6)
 
 
 def test_finetuning_cosine_without_warmup_starts_at_the_peak():

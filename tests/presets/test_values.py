@@ -363,6 +363,8 @@ DEIT3 = """
   deit3_finetune imagenet    B/16  20 1e-5 0.1  224 0.2
   deit3_finetune imagenet    L/16  20 1e-5 0.1  224 0.45
   deit3_finetune imagenet    H/14  20 1e-5 0.1  224 0.55
+  deit3_finetune imagenet    B/16,size=384  20 1e-5 0.1  384 0.15
+  deit3_finetune imagenet    L/16,size=384  20 1e-5 0.1  384 0.4
   deit3_finetune imagenet21k S/16  50 3e-4 0.02 224 0.05
   deit3_finetune imagenet21k B/16  50 3e-4 0.02 224 0.15
   deit3_finetune imagenet21k L/16  50 3e-4 0.02 224 0.4
@@ -377,6 +379,7 @@ def test_deit3(row):
   config = load_config('deit', f'{stage},{data},{model}')
   assert (config.total_epochs, config.schedule.lr) == (epochs, lr)
   assert config.schedule.warmup_epochs == 5
+  assert config.schedule.decay == 'timm_cosine'
   assert config.optimizer.weight_decay == decay
   resolution = (stage, data) == ('deit3_finetune', 'imagenet')
   rule = 'optax.adamw' if resolution else 'vit_jax.optim.optimizers.lamb'

@@ -141,7 +141,7 @@ def distillation(
 
   Published settings: "patient teacher": soft, temperature 1, weight 1. DeiT:
   hard, weight 0.5; or soft, temperature 3, weight 0.1 (from memory of the
-  paper).
+  paper). Its released code divides the soft loss by the number of classes, too.
 
   Args:
     model, preprocess: of the student.
@@ -168,6 +168,11 @@ def distillation(
   if kind == 'hard' and temperature != 1:
     raise UserError(
       f"temperature={temperature} has no effect on kind='hard'. Leave it out."
+    )
+  if weight == 1 and _has_token(model):
+    raise UserError(
+      'With DistillationToken, weight=1 does not train the head of the class '
+      'token, half of the prediction. Use a smaller weight, such as 0.5.'
     )
   teacher.open(model)
 
@@ -213,10 +218,14 @@ def teacher_loss(
 def _student_logits(model, params, images, rng):
   """Return the logits [B, K] for the labels, and those for the teacher."""
   options = {'train': True, 'rngs': {'dropout': rng}}
-  pooling = getattr(model, 'pooling', None)
-  if not getattr(pooling, 'distillation_token', False):
+  if not _has_token(model):
     logits = model.apply({'params': params}, images, **options)
     return logits, logits
   options |= {'method': 'features', 'per_layer': False}
   out = model.apply({'params': params}, images, **options)
   return out['class_logits'], out['distillation_logits']
+
+
+def _has_token(model):
+  pooling = getattr(model, 'pooling', None)
+  return getattr(pooling, 'distillation_token', False)

@@ -51,7 +51,8 @@ class LayerDecay:
 
   The head and the final norm have factor 1, the last block `rate`, the first of
   L blocks rate**L, and everything before it (patch, class and position
-  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory).
+  embeddings) rate**(L+1), as BEiT and MAE fine-tune (from memory). timm differs
+  in the final norm, which has the factor `rate` there.
   """
 
   rate: Share
@@ -261,11 +262,11 @@ def lamb(
   """LAMB, the optimizer of DeiT III: Adam with a trust ratio per parameter.
 
   The update of a parameter, weight decay included, is multiplied by the norm of
-  the parameter over the norm of the update. As in the implementation that DeiT
-  III used (from memory), this holds only for parameters with weight decay;
-  `optax.lamb` does it for all, and so biases, which start at 0, hardly move.
-  Its query, key and value are one parameter with one ratio; here each has its
-  own. It also clips gradients at a global norm of 1: `Optimizer.clip_norm`.
+  the parameter over the norm of the update. As in timm, this holds only for
+  parameters with weight decay; `optax.lamb` does it for all, and so biases,
+  which start at 0, hardly move. In timm, query, key and value are one parameter
+  with one ratio; here each has its own. timm also clips gradients at a global
+  norm of 1: `Optimizer.clip_norm`.
 
   Args:
     b1, b2, eps, mu_dtype: as of `optax.adamw`.
@@ -302,7 +303,8 @@ def muon(
   `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
 
   Args:
-    momentum: of the matrices, Nesterov's.
+    momentum: of the matrices, Nesterov's. optax corrects its bias, so the first
+      100 steps or so differ from Muon as first published.
     ns_steps: Newton-Schulz iterations. Five bring singular values between
       about 0.7 and 1.2.
     consistent_rms: each update of a matrix has about this RMS, so that learning

@@ -94,16 +94,17 @@ class Schedule:
 
   The decay runs from the end of warm-up to the end of training; warm-up
   multiplies it by min(1, step / warm-up steps), as in the paper's released code
-  and big_vision.
+  and big_vision. timm's cosine runs from step 0, and warm-up replaces its
+  beginning: from lr, the rate falls at once to that of the cosine.
 
   Attributes:
     lr: peak learning rate.
-    decay: 'linear' or 'cosine' (to end_lr), 'constant', 'rsqrt':
+    decay: 'linear', 'cosine' or 'timm_cosine' (to end_lr), 'constant', 'rsqrt':
       lr / sqrt(1 + (step - warm-up steps) / timescale) ("Scaling ViT"), or
       'step': times step_factor at each milestone, as in BiT.
     warmup: 10,000 steps in every pre-training of the paper (Table 3).
     cooldown: linear ramp to zero at the end; 50,000 steps in "Scaling ViT".
-    end_lr: final rate of 'linear' and 'cosine'. The paper's released code ends
+    end_lr: final rate of 'linear' and cosines. The paper's released code ends
       'linear' at 1e-5, big_vision at 0.
     timescale: of 'rsqrt', in steps.
     milestones: of 'step': fractions of the whole training, warm-up included;
@@ -112,7 +113,9 @@ class Schedule:
   """
 
   lr: LearningRate
-  decay: Literal['constant', 'cosine', 'linear', 'rsqrt', 'step'] = 'cosine'
+  decay: Literal[
+    'constant', 'cosine', 'timm_cosine', 'linear', 'rsqrt', 'step'
+  ] = 'cosine'
   warmup: Duration | None = None
   cooldown: Duration | None = None
   end_lr: LearningRate = 0.0
@@ -121,12 +124,13 @@ class Schedule:
   step_factor: Between = 0.1
 
   def __post_init__(self) -> None:
-    if (self.end_lr and self.decay not in ('linear', 'cosine')) or (
+    has_end = self.decay in ('linear', 'cosine', 'timm_cosine')
+    if (self.end_lr and not has_end) or (
       bool(self.milestones) != (self.decay == 'step')
     ):
       raise UserError(
         f'decay={self.decay!r} with end_lr={self.end_lr} and milestones='
-        f"{tuple(self.milestones)}: end_lr is for 'linear' and 'cosine', "
+        f"{tuple(self.milestones)}: end_lr is for 'linear' and cosines, "
         "milestones are for 'step'."
       )
 
@@ -150,11 +154,13 @@ class Schedule:
       step = jnp.asarray(step, jnp.float32)
       since = jnp.maximum(0.0, step - warmup_steps)
       done = jnp.minimum(1.0, since / max(1, total_steps - warmup_steps))
+      if self.decay == 'timm_cosine':
+        done = jnp.where(step < warmup_steps, 0.0, step / total_steps)
       if self.decay == 'constant':
         rate = jnp.float32(lr)
       elif self.decay == 'linear':
         rate = end_lr + (lr - end_lr) * (1 - done)
-      elif self.decay == 'cosine':
+      elif self.decay in ('cosine', 'timm_cosine'):
         rate = end_lr + (lr - end_lr) * 0.5 * (1 + jnp.cos(math.pi * done))
       elif self.decay == 'rsqrt':
         rate = lr / jnp.sqrt(1 + since / self.timescale)

@@ -122,6 +122,8 @@ def _facts(params):
       facts['pooling'] = pooling
   if 'pos_embedding' in params:
     facts['posemb'] = 'learned'
+    if 'cls' in params and 'cls_pos_embedding' not in params:
+      facts['posemb_prefix'] = False
   if 'pre_logits/kernel' in params:
     facts['representation_size'] = shape['pre_logits/kernel'][1]
   if 'registers' in params:

@@ -40,6 +40,7 @@ _FIELDS = {  # short name: field of the model, field of that part
   'patch_size': ('embedding', 'patch_size'),
   'mask_token': ('embedding', 'mask_token'),
   'posemb_at': ('posemb', 'at'),
+  'posemb_prefix': ('posemb', 'prefix'),
   'class_token': ('pooling', 'class_token'),
   'num_registers': ('pooling', 'num_registers'),
   'norm_after_pooling': ('pooling', 'norm_after'),

@@ -231,10 +231,8 @@ def _with_grid(arrays, grid):
     prefixes, grid = (0,), table.shape[-3:-1]
     table = table.reshape(-1, table.shape[-1])
   cls, arrays['pos_embedding'] = split_table(table, prefixes, grid=grid)
-  if has_cls:
-    arrays['cls_pos_embedding'] = (
-      cls if cls.size else np.zeros_like(arrays['cls'])
-    )
+  if has_cls and cls.size:
+    arrays['cls_pos_embedding'] = cls
   return arrays
 
 

@@ -294,7 +294,7 @@ def _with_tokens(arrays, pooling, config, place, notes):
   tokens = [arrays.pop(name) for name in names if name in arrays]
   kernel = arrays['patch_embed.proj.weight']
   prefix = np.concatenate([*tokens, np.zeros((1, 0, len(kernel)), 'f')], axis=1)
-  count, rows = prefix.shape[1], np.zeros_like(prefix)
+  count, found = prefix.shape[1], prefix[:, :0]
   if 'pos_embed' in arrays:
     found, arrays['pos_embed'] = split_table(
       arrays['pos_embed'],
@@ -302,11 +302,11 @@ def _with_tokens(arrays, pooling, config, place, notes):
       patch_size=kernel.shape[2:],
       **place,
     )
-    rows = found if found.size else rows
+  rows = found if found.size else np.zeros_like(prefix)
   pooled = {'token': ('cls',), 'distilled': ('cls', 'dist')}.get(pooling, ())
   for i, name in enumerate(pooled):
     arrays[f'{name}_token'] = prefix[:, i : i + 1]
-    if 'pos_embed' in arrays:
+    if found.size:
       arrays[f'{name}_pos'] = rows[:, i : i + 1]
   if count > len(pooled):
     arrays['reg_token'] = (prefix + rows)[:, len(pooled) :]
