@@ -160,11 +160,13 @@ SETTINGS = [
 
 def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   """--print_config and --dry_run show them, and training uses them."""
-  call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--print_config')
+  flags = ['--config.seed=5', *SETTINGS, '--config.seed=0', '--print_config']
+  call(f'{config}:{EVALS}', tmp_path, *flags)
   shown = capsys.readouterr().out
   assert 'config.optimizer.layer_decay.rate = 0.75' in shown
   assert 'config.total_steps = 2\n' in shown
-  assert 'config.seed = 0  # default' in shown
+  assert 'config.seed = 0\n' in shown  # the last of equal flags
+  assert 'config.accum_steps = 1  # default' in shown
   assert not list(tmp_path.iterdir())
 
   call(f'{config}:{EVALS}', tmp_path, *SETTINGS, '--dry_run')

@@ -244,7 +244,7 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
 
   batch = {'bits': 2.0 ** np.arange(8, dtype=np.float32)}
   params = {'w': jnp.ones(())}
-  tx = optax.sgd(1.0)
+  tx = optax.sgd(0.5)
   state = TrainState(jnp.int32(0), params, tx.init(params), jax.random.key(0))
   draws = []
   for _ in range(2):
@@ -255,9 +255,11 @@ def test_micro_batches_draw_anew_and_see_each_example_once():
     assert 4 * metrics['examples'] == 255
     variance = metrics['square'] - metrics['draw'] ** 2
     assert variance > 1e-3  # of one key for all micro-batches it would be 0
+    # The gradient is the mean draw, and the update half of it.
     np.testing.assert_allclose(
-      before - state.params['w'], metrics['draw'], rtol=1e-6
+      before - state.params['w'], metrics['draw'] / 2, rtol=1e-6
     )
+    np.testing.assert_allclose(metrics['grad_norm'], metrics['draw'], rtol=1e-6)
     draws.append(float(metrics['draw']))
   assert draws[0] != draws[1]
 

@@ -1,5 +1,6 @@
 """Augmentation against recordings of timm and torchvision, and Pillow."""
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -362,6 +363,25 @@ def test_trivial_augment_is_torchvisions(recorded, name):
     ]
     # torchvision's strengths are float32.
     _assert_one_of(found, made, limit=1)
+
+
+def test_trivial_augment_draws_evenly():
+  drawn, rng = [], _rng()
+
+  class Noting(A.TrivialAugment):
+    def apply(self, name, picture, rng, strength):
+      drawn.append((name, round(30 * strength, 9)))
+      return picture
+
+  for _ in range(31 * 14 * 40):
+    Noting()._change(None, rng)
+  for found, kinds in zip(zip(*drawn), (A.TrivialAugment.names, range(31))):
+    counts = collections.Counter(found)
+    assert counts.keys() == {*kinds}
+    expected = len(drawn) / len(kinds)
+    far = [abs(n - expected) / expected**0.5 for n in counts.values()]
+    assert max(far) < 4  # standard deviations
+  assert len({*drawn}) == 31 * 14  # they are independent
 
 
 @pytest.mark.parametrize('turn', [-0.3, 0.1, 0.5])

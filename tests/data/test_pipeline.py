@@ -11,12 +11,13 @@ import time
 
 import numpy as np
 import pytest
+from options import all_set
 from PIL import Image
 
 from vit_jax.data import pipeline
 from vit_jax.data import transforms as T
 from vit_jax.data.folder import Folder
-from vit_jax.data.order import Balanced
+from vit_jax.data.order import Balanced, Repeated
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -464,6 +465,49 @@ def test_decoding_is_not_counted_as_transforming(folder, monkeypatch):
 def _pause(image, rng):
   time.sleep(0.03)
   return image
+
+
+class Files(Numbers):
+  """PNGs, of which number 4 has one pixel more."""
+
+  def __getitem__(self, index):
+    image = Image.new('RGB', (12 + (index == 4), 1), (index,) * 3)
+    file = io.BytesIO()
+    image.save(file, 'PNG')
+    return {'image': file.getvalue(), 'label': index}
+
+
+def test_all_fields_of_data_act(monkeypatch):
+  """In the batches, and in the processes and threads that make them."""
+  pools, started = [], []
+  make_pool = pipeline._pool
+
+  class Processes:
+    close = print
+
+    def __init__(self, reader, numbers, processes, prefetch):
+      started.append((processes, prefetch))
+      self.__class__.__next__ = lambda _: reader(0)
+
+  monkeypatch.setattr(
+    pipeline, '_pool', lambda count: pools.append(count) or make_pool(count)
+  )
+  monkeypatch.setattr(pipeline.workers, 'Processes', Processes)
+  options = {'num_workers': 3, 'num_threads': 15, 'prefetch': 7}
+  options |= {'on_error': 'skip', 'labels': False, 'order': Repeated(2)}
+  options |= {'image_size': (4, 6), 'transforms': (T.Resize(2), Noise())}
+  options |= {'source': Files(6), 'batch_size': 12, 'max_image_bytes': 36}
+  data = all_set(pipeline.Data, **options)
+  batch = next(batches := data.train_batches(seed=5))
+  assert started == [(3, 7)] and pools == [5]
+  visits = Repeated(2).bind(range(6), 5)
+  visits = [visits(position) for position in range(12)]
+  numbers = batch['image'][:, 1, 0, 0].tolist()
+  assert numbers == [index + (index == 4) for _, index in visits]
+  drawn = batch['image'][:, 0, 0, 0].tolist()
+  assert drawn == [drawn_by_definition(5, *visit) for visit in visits]
+  assert batch['image'].shape == (12, 4, 6, 3) and batches.skipped == 2
+  assert not batch['label'].any()
 
 
 def test_orders_see_the_labels_that_the_objective_does_not():

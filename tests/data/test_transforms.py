@@ -7,6 +7,7 @@ import typing
 
 import numpy as np
 import pytest
+from options import all_set
 from PIL import Image
 
 from vit_jax import config as config_lib
@@ -184,12 +185,15 @@ def test_tf_heights_are_uniform():
   assert np.abs(ranks - uniform).max() < 0.03  # Kolmogorov-Smirnov, p < 1e-3
 
 
-def test_torch_areas_are_uniform():
-  crop = T.InceptionCrop(8, area=(0.04, 1), ratio=(1, 1), method='torch')
+def test_torch_areas_and_log_ratios_are_uniform():
+  least, most = 0.04, 0.24  # at a ratio of 4 it still fits
+  crop = T.InceptionCrop(8, (least, most), (1 / 4, 4), method='torch')
   rng = _rng()
-  boxes = np.array([crop.box((200, 200), rng) for _ in range(4000)])
-  ranks = (np.sort(boxes[:, 2] ** 2 / 200**2) - 0.04) / 0.96
-  assert np.abs(ranks - np.linspace(0, 1, 4000)).max() < 0.04
+  boxes = np.array([crop.box((400, 400), rng) for _ in range(4000)])
+  h, w = boxes[:, 2:].T
+  areas = (h * w / 400**2 - least) / (most - least)
+  for found in (areas, (np.log(w / h) / np.log(4) + 1) / 2):
+    assert np.abs(np.sort(found) - np.linspace(0, 1, 4000)).max() < 0.03
 
 
 def test_inception_crop_falls_back():
@@ -200,12 +204,23 @@ def test_inception_crop_falls_back():
   assert crop.box((9, 100), _rng()) == (0, 44, 9, 12)
 
 
-def test_inception_crop_resizes_its_box():
-  crop = T.InceptionCrop((12, 10))
-  y, x, h, w = crop.box((30, 40), _rng(3))
-  out = crop(_image(), _rng(3))
-  expected = _bilinear(_image()[y : y + h, x : x + w], 12, 10)
-  assert np.abs(out - expected).max() <= 1
+@pytest.mark.parametrize('kind', [T.InceptionCrop, T.Resize, T.ResizeSmall])
+def test_all_fields_of_a_crop_act(kind):
+  """The expected pixels are Pillow's."""
+  options = {'size': (12, 10), 'interpolation': 'bicubic', 'antialias': True}
+  if kind is T.InceptionCrop:
+    options |= {'area': (0.3, 0.4), 'ratio': (2, 2.1), 'method': 'torch'}
+  elif kind is T.ResizeSmall:
+    options |= {'size': 11, 'rounding': 'down'}
+  crop = all_set(kind, **options)
+  y, x, h, w = crop.box((30, 40), _rng(1))
+  if kind is T.InceptionCrop:
+    assert 0.28 < h * w / 1200 < 0.42 and 1.9 < w / h < 2.2
+    assert (y, x, h, w) == T._box_torch(30, 40, (0.3, 0.4), (2, 2.1), _rng(1))
+  size = (14, 11) if kind is T.ResizeSmall else (10, 12)  # 14.67
+  part = Image.fromarray(_image()[y : y + h, x : x + w])
+  expected = np.asarray(part.resize(size, Image.Resampling.BICUBIC))
+  np.testing.assert_array_equal(crop(_image(), _rng(1)), expected)
 
 
 # Conventions of evaluation.

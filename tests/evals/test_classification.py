@@ -77,9 +77,10 @@ def test_exact_on_any_devices_and_batches(num_devices, batch_size, loss):
   assert again == result  # an evaluator can be run any number of times
 
 
-def test_fewer_than_five_classes():
-  labels, kernel = LABELS % 3, KERNEL[:, :3]
-  _, result = evaluate(kernel, source=source_of(labels, num_classes=3))
+@pytest.mark.parametrize('count', [3, 5])
+def test_at_most_five_classes(count):
+  labels, kernel = LABELS % count, KERNEL[:, :count]
+  _, result = evaluate(kernel, source=source_of(labels, num_classes=count))
   wanted = expected(np.arange(21), labels, kernel)
   del wanted['top5_accuracy']  # which would always be 1
   assert result == wanted

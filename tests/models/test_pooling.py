@@ -2,12 +2,15 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
-from contract import TINY_VIT, apply, random_params
+from contract import IMAGES, TINY_VIT, apply, random_params
+from flax import linen as nn
 from jax import numpy as jnp
+from options import all_set
 
-from vit_jax.models.layers import Head
+from vit_jax.models.layers import BlockOptions, Head
 from vit_jax.models.pooling import (
   ClassToken,
   DistillationToken,
@@ -85,6 +88,39 @@ def test_weights_of_tokens_of_a_learned_query():
   weights = np.exp(np.einsum('bqhd,bnhd->bhqn', q, k) / np.sqrt(8))
   weights /= weights.sum(-1, keepdims=True)
   np.testing.assert_allclose(found[..., 2:], weights.mean(1), atol=1e-6)
+
+
+def test_all_options_arrive_in_the_layers_and_the_learned_query():
+  options = {'attention_dropout': 0.1, 'layerscale_init': 0.5, 'qk_norm': True}
+  options |= {'gelu': 'exact', 'norm_eps': 0.25, 'init_std': 0.5}
+  block = all_set(BlockOptions, **options)
+  fields = {'mlp_dim': 40, 'num_heads': 4, 'dropout': 0.3, 'dtype': 'bfloat16'}
+  model = tiny(pooling=Map(), block=block, attention='einsum', **fields)
+  found = {}
+
+  def note(function, args, kwargs, context):
+    found['/'.join(context.module.path)] = context.module
+    return function(*args, **kwargs)
+
+  rngs = dict.fromkeys(('params', 'dropout'), jax.random.key(0))
+  init = functools.partial(model.init, train=True)
+  with nn.intercept_methods(note):
+    shapes = jax.eval_shape(init, rngs, IMAGES)['params']
+  for layer in ('block_0', 'block_1', 'map_head'):
+    attn, mlp = found[f'{layer}/attn'], found[f'{layer}/mlp']
+    assert attn.options == block and attn.implementation == 'einsum'
+    assert (attn.num_heads, mlp.mlp_dim) == (4, 40)
+    assert (mlp.gelu, mlp.init_std) == ('exact', 0.5)
+    assert {'query_norm', 'key_norm'} < shapes[layer]['attn'].keys()
+    in_layer = layer != 'map_head'
+    assert ('ls1' in shapes[layer]) == ('ls2' in shapes[layer]) == in_layer
+    assert attn.train == mlp.train == in_layer
+    assert mlp.dropout == 0.3 * in_layer
+  norms = [x for x in found.values() if isinstance(x, nn.LayerNorm)]
+  assert len(norms) == 2 * 4 + 3 + 1 and {x.epsilon for x in norms} == {0.25}
+  dtypes = {k: x.dtype for k, x in found.items() if hasattr(x, 'dtype')}
+  others = {k for k, dtype in dtypes.items() if dtype != 'bfloat16'}
+  assert others == {'head'}  # logits are float32
 
 
 def test_each_head_reads_its_own_token():

@@ -10,6 +10,8 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
+from jax.sharding import PartitionSpec as P
+from options import all_set
 from synthetic import Synthetic
 
 from vit_jax import pretrained, tree
@@ -249,6 +251,25 @@ def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
   assert ('blocks' in teacher.abstract_params(sharding.make_mesh())) == scan
   expected = logits_of(formats.read(teacher_file), BATCH['image'])
   np.testing.assert_allclose(found, expected, atol=0.2)
+
+
+def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
+  options, calls = {'step': 3, 'gelu': 'exact'}, []
+
+  def read(path, *, step, read=formats.read, **others):
+    calls.append((path, step))
+    return read(path, **others)
+
+  monkeypatch.setattr(formats, 'read', read)
+  path = teacher_file
+  teacher = all_set(Teacher, path=path, options=options, same_classes=True)
+  teacher.open(MODEL)
+  assert teacher.model.block.gelu == 'exact'
+  rules = [('teacher/head/kernel', (None, 'data'))]
+  shapes = teacher.abstract_params(sharding.make_mesh(data=4, fsdp=2), rules)
+  assert shapes['head']['kernel'].sharding.spec == P(None, 'data')
+  assert teacher.fingerprint() and teacher.load(shapes)
+  assert calls == [(path, 3)] * 3
 
 
 def test_mistakes(teacher_file, tmp_path):

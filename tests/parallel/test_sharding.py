@@ -178,6 +178,9 @@ def test_fsdp_takes_the_largest_dimension_left(scan, beside):
   else:
     assert fc1 == (*lead, None, 'fsdp') and fc2 == (*lead, 'fsdp')
   assert found[f'{layer}/norm1/scale'] == ()  # 64 in each layer
+  # 256 in each layer; 1,024, which is above the limit, in the stack.
+  bias = found[f'{layer}/mlp/fc1/bias']
+  assert bias == ((*lead, 'model') if beside else ())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from options import all_set
 
 from vit_jax.optim.schedules import Timeline, steps
 from vit_jax.parallel import sharding
@@ -80,19 +81,6 @@ def test_everything_comes_back_on_any_mesh(tmp_path):
     assert {s.data.shape for s in kernel.addressable_shards} == {shard}
 
 
-def test_keeps_the_last(tmp_path):
-  checkpointer = Checkpointer(tmp_path, Checkpoints(keep_last=2))
-  for step in range(1, 8):
-    checkpointer.save(step, make_state(step, ema=False), {'position': step})
-  checkpointer.save(7, make_state(0, ema=False), {'position': 0})  # is there
-  checkpointer.close()
-  assert names_in(tmp_path) == ['6', '7']
-  restored, data = Checkpointer(tmp_path).restore(
-    abstract(make_state(ema=False))
-  )
-  assert (int(restored.step), data) == (7, {'position': 7})
-
-
 def test_the_best_survives_a_restart(tmp_path):
   scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.3, 6: 0.8, 7: 0.2}
   for process in ([1, 2, 3], [4, 5], [6, 7]):  # three processes
@@ -106,6 +94,24 @@ def test_the_best_survives_a_restart(tmp_path):
       checkpointer.save(step, state, {}, metrics=metrics)
     checkpointer.close()
     assert names_in(tmp_path) == ['2', str(process[-1])]
+
+
+def test_all_rules_of_checkpoints_act(tmp_path):
+  rules = all_set(
+    Checkpoints, every=steps(3), keep_last=2, best_metric='val/accuracy'
+  )
+  checkpointer, every = rules.open(tmp_path, Timeline(1, 1, 10), {'val': 1})
+  assert every == 3
+  for step, score in ((2, 0.1), (4, 0.9), (6, 0.2), (8, 0.3), (10, 0.5)):
+    metrics, state = {'val/accuracy': score}, make_state(step, ema=False)
+    checkpointer.save(step, state, {'position': step}, metrics=metrics)
+  checkpointer.save(10, make_state(0, ema=False), {'position': 0})  # is there
+  checkpointer.close()
+  assert names_in(tmp_path) == ['10', '4', '8']
+  restored, data = Checkpointer(tmp_path).restore(
+    abstract(make_state(ema=False))
+  )
+  assert (int(restored.step), data) == (10, {'position': 10})
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
-import json
 import os
 import signal
+import types
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -12,21 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from options import all_set
 
 from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
+from vit_jax.data.transforms import Resize
 from vit_jax.evals.evaluators import run as run_evaluator
-from vit_jax.objectives.classification import softmax_xent
+from vit_jax.models.layers import Normalize
+from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import Ema, Schedule, steps
+from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
 from vit_jax.runs import compiled, metrics, workdirs
-from vit_jax.runs.checkpoint import Checkpoints
+from vit_jax.runs.checkpoint import Checkpoints, load_params
 from vit_jax.runs.metrics import Logging, NonFiniteError, read_records
 from vit_jax.runs.workdirs import ChangedRunError
+from vit_jax.step import init_state, train_step
 from vit_jax.train import Evaluation, train, with_num_classes
+from vit_jax.weights import formats
+from vit_jax.weights.surgery import InitFrom
 
 
 class Linear(nn.Module):
@@ -92,8 +99,8 @@ def run(workdir, **options):
   return train(workdir, **options)
 
 
-def steps_of(workdir, key='train/loss'):
-  return [r['step'] for r in read_records(workdir) if key in r]
+def steps_of(workdir, key='train/loss', of='step'):
+  return [r[of] for r in read_records(workdir) if key in r]
 
 
 @pytest.mark.parametrize('update_only', [False, True])
@@ -119,11 +126,21 @@ def test_non_finite_names_the_arrays():
       metrics.check_finite(arrays, 7, mesh)
 
 
+class Torn(Digits):
+  """Every fifth scan cannot be read."""
+
+  def __getitem__(self, index):
+    if index % 5 == 0:
+      raise ValueError('torn')
+    return super().__getitem__(index)
+
+
 def test_a_run_resumes_and_extends(tmp_path):
   """Evaluators see the EMA; a longer run is a change that is allowed."""
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   evals = {'spy': Evaluation(Spy)}
-  options = {'ema': Ema(0.5), 'evals': evals}
+  data = Data(Torn(split='train'), batch_size=16, on_error='skip')
+  options = {'ema': Ema(0.5), 'evals': evals, 'data': data}
   final = run(whole, **options)
   np.testing.assert_array_equal(Spy.seen[-1], final.ema['Dense_0']['bias'])
   assert not np.array_equal(Spy.seen[-1], final.params['Dense_0']['bias'])
@@ -140,9 +157,107 @@ def test_a_run_resumes_and_extends(tmp_path):
     if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
       np.testing.assert_array_equal(a, b)
   assert steps_of(parts) == steps_of(whole) == [1, 2, 3, 4, 5, 6]
+  skipped, same = (steps_of(x, of='data_skipped') for x in (whole, parts))
+  assert skipped == same == sorted(skipped) and skipped[-1] > 9
   assert 'total_steps' in (parts / 'changes.jsonl').read_text()
   with pytest.raises(ChangedRunError, match='seed: 0 -> 1'):
     run(parts, seed=1, **options)
+
+
+class Noisy(Linear):
+  """Initialisation and training draw random numbers."""
+
+  @nn.compact
+  def __call__(self, images, *, train=False):
+    images = nn.Dropout(0.5, deterministic=not train)(images)
+    dense = nn.Dense(self.num_classes, bias_init=nn.initializers.normal(1.0))
+    return dense(images.reshape(len(images), -1))
+
+
+def test_all_arguments_of_a_run_act(tmp_path, capsys):
+  """It equals two steps by hand, and records what it was given."""
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  model, made, spy = Noisy(10), {}, mock.Mock()
+  each = Checkpoints(every=steps(1), keep_last=2)
+  run(old, model=model, total=steps(2), checkpoints=each)
+  best = Checkpoints(every=steps(1), best_metric='mine/score')
+
+  def evaluator(model, *, preprocess, mesh):
+    made.update(preprocess=preprocess, mesh=mesh, transforms=(Resize(8),))
+    run = lambda params: {'score': params['Dense_0']['bias'][0]}  # noqa: E731
+    return types.SimpleNamespace(**made, run=run)
+
+  trust = (__name__,)
+  options = {
+    'workdir': new,
+    'model': model,
+    'data': Data(Digits(split='train'), batch_size=16),
+    'objective': sigmoid_xent,
+    'optimizer': Optimizer(optax.adam, clip_norm=0.5),
+    'schedule': Schedule(lr=0.5, decay='linear'),
+    'total': steps(2),
+    'evals': {'mine': Evaluation(evaluator, steps(1))},
+    'checkpoints': best,
+    'init_from': InitFrom(old, step=1, trust=trust, head_rule='.*/bias'),
+    'preprocess': Normalize(100.0, 50.0),
+    'mesh': MeshSizes(data=2, fsdp=2, model=2),
+    'sharding': [('.*/kernel', ('fsdp',))],
+    'accum_steps': 2,
+    'ema': Ema(0.5),
+    'seed': 3,
+    'logging': Logging(every=steps(1), writers={'spy': spy}),
+    'provenance': Provenance({'a': 1}, {'b': 2}),
+  }
+  assert all_set(train, **options, dry_run=True) is None
+  out = capsys.readouterr().out
+  assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
+  assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
+  found = train(**options)
+
+  loss_fn = sigmoid_xent(model, preprocess=Normalize(100.0, 50.0))
+  rate = options['schedule'](Timeline(16, 1029, total_steps=2))
+  make_tx = functools.partial(options['optimizer'], learning_rate=rate)
+  images = jax.ShapeDtypeStruct((1, 8, 8, 1), jnp.float32)
+  key = jax.random.key(3)
+  state = init_state(key, model=model, images=images, tx=make_tx, ema=True)
+  kernel = load_params(old, step=1)[0]['Dense_0/kernel']
+  state.params['Dense_0']['kernel'] = jnp.asarray(kernel)
+  state.ema = jax.tree.map(jnp.copy, state.params)
+  step = functools.partial(train_step, loss_fn=loss_fn, accum_steps=2)
+  step = functools.partial(step, tx=make_tx(state.params), ema_weight=Ema(0.5))
+  batches = options['data'].train_batches(seed=3)
+  records = [r for r in read_records(new) if 'train/loss' in r]
+  for i, record in enumerate(records):
+    state, metrics = jax.jit(step)(state, next(batches))
+    assert record['train/loss'] == pytest.approx(float(metrics['loss']), 1e-5)
+    assert record['train/lr'] == pytest.approx(0.5 - 0.25 * i)
+    # Three forward passes, each of 64 x 10 multiply-adds for an image.
+    flops = 3 * 16 * 2 * 64 * 10
+    assert record['exaflops'] == pytest.approx((i + 1) * flops / 1e18)
+  batches.close()
+  for name in ('params', 'ema'):
+    actual, expected = (getattr(x, name)['Dense_0'] for x in (found, state))
+    for key in ('kernel', 'bias'):
+      np.testing.assert_allclose(actual[key], expected[key], atol=1e-5)
+  first, last = steps_of(new, 'mine/score', of='mine/score')
+  assert first > last == found.ema['Dense_0']['bias'][0]
+  sharding = found.params['Dense_0']['kernel'].sharding
+  assert sharding.spec == jax.sharding.PartitionSpec('fsdp')
+  assert dict(sharding.mesh.shape) == {'data': 2, 'fsdp': 2, 'model': 2}
+  assert made['mesh'] == sharding.mesh
+  assert workdirs.steps(new / 'checkpoints') == [1, 2]  # best and last
+  assert spy.start.call_args.args[1] == {'a': 1} and spy.close.called
+  # What describes the run.
+  weights = formats.read(new, trust=trust)
+  assert weights.activation == 'sigmoid' and weights.model == model
+  assert weights.preprocess == made['preprocess'] == Normalize(100.0, 50.0)
+  assert weights.transforms == made['transforms']
+  assert weights.class_names == list('0123456789')
+  assert weights.image_shape == (8, 8, 1)
+  assert workdirs.read(new, 'config.json') == {'a': 1}
+  assert workdirs.read(new, 'preset.json') == {'b': 2}
+  packages = workdirs.read(new, 'environment.json')['packages']
+  assert packages['jax'] == jax.__version__
 
 
 def test_a_signal_stops_after_saving(tmp_path, capsys):
@@ -152,38 +267,6 @@ def test_a_signal_stops_after_saving(tmp_path, capsys):
   assert stopped.value.code == 128 + signal.SIGTERM
   assert workdirs.newest_step(tmp_path) == 3
   assert 'SIGTERM: saved step 3 of 6' in capsys.readouterr().out
-
-
-def test_the_best_checkpoint_is_kept(tmp_path):
-  class Falling(Spy):
-    def run(self, params):
-      return {'score': -super().run(params)['score']}
-
-  run(
-    tmp_path,
-    checkpoints=Checkpoints(every=steps(2), best_metric='spy/score'),
-    evals={'spy': Evaluation(Falling, steps(2))},
-  )
-  assert workdirs.steps(tmp_path / 'checkpoints') == [2, 6]
-
-
-def test_a_dry_run_writes_nothing(tmp_path, capsys):
-  assert run(tmp_path, dry_run=True) is None
-  assert list(tmp_path.rglob('*')) in ([], [tmp_path / 'checkpoints'])
-  out = capsys.readouterr().out
-  assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
-
-
-def test_what_describes_the_run(tmp_path):
-  run(tmp_path, total=steps(1), provenance=Provenance({'a': 1}, {'b': 2}))
-  found = {
-    name: json.loads((tmp_path / f'{name}.json').read_text())
-    for name in ('config', 'preset', 'environment', 'model')
-  }
-  assert found['config'] == {'a': 1} and found['preset'] == {'b': 2}
-  assert found['environment']['packages']['jax'] == jax.__version__
-  assert found['model']['model']['num_classes'] == 10
-  assert found['model']['image_shape'] == [8, 8, 1]
 
 
 def test_a_trace_has_exactly_these_steps(tmp_path, capsys):

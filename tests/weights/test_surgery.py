@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+from options import all_set
 
 from vit_jax import pretrained, tree
 from vit_jax.models import names, resample
@@ -128,14 +129,6 @@ def test_positions_are_resized_as_the_released_code_does(size):
   assert_taken(out, loaded, ['cls_pos_embedding', 'cls'])
   shapes = f'1x3x5x8 resized to 1x{new[0]}x{new[1]}x8 (paper)'
   assert f'  pos_embedding {shapes}' in report.split('\n')
-
-
-def test_other_ways_to_resize():
-  loaded, fresh = flat_params(), flat_params((24, 32), seed=1)
-  out, _ = adapt(loaded, fresh, posemb_resize='bilinear')
-  image = jnp.asarray(loaded['pos_embedding'])
-  expected = jax.image.resize(image, (1, 6, 8, 8), 'bilinear')
-  np.testing.assert_allclose(out['pos_embedding'], expected, atol=1e-6)
 
 
 def test_scanned_and_unrolled_layers_fit_each_other():
@@ -271,36 +264,40 @@ def test_weights_of_masked_patches_get_a_pooling(has_cls, tmp_path):
   assert surgery.read(InitFrom(path=path)).model == model
 
 
-def test_init_from_hands_its_options_on(tmp_path):
-  """To the reader, and to `adapt`."""
-  small = make(pooling='gap')
-  params = flat_params((12, 24), in_chans=1, pooling='gap')
-  weights = bundle.Weights(small, params, (12, 24, 1))
-  formats.write(weights, tmp_path / 'x.npz', 'npz')
-  (tmp_path / 'x.json').unlink()
-  init_from = InitFrom(
-    path=str(tmp_path / 'x.npz'),
-    grid=(3, 6),
-    options={'gelu': 'exact'},
-    head_rule='norm/.*',
-    posemb_resize='bilinear',
-    patch_resize='bilinear',
-    adapt_channels=True,
+def test_all_fields_of_init_from_act(monkeypatch):
+  """In the call of the reader, or in the parameters."""
+  calls, weights = [], bundle.Weights(make(), flat_params(), (12, 20, 3))
+
+  def read(path, **options):
+    calls.append({'path': path, **options})
+    return weights
+
+  monkeypatch.setattr(formats, 'read', read)
+  reads = {'path': 'x', 'step': 3, 'ema': True, 'grid': (3, 5)}
+  reads |= {'trust': ('mine',)}
+  adapts = {'head': 'keep', 'head_rule': 'norm/.*', 'posemb_resize': 'bilinear'}
+  adapts |= {'patch_resize': 'bilinear', 'adapt_channels': True}
+  more = {'options': {'gelu': 'exact'}, 'pooling': 'gap'}
+  init_from = all_set(InitFrom, **reads, **adapts, **more)
+  expected = reads | {'gelu': 'exact', 'values': False}
+  model = surgery.read(init_from, values=False).model
+  assert calls == [expected] and model.pooling == Mean(class_token=True)
+
+  fields = {'class_token': True, 'patch_size': 2, 'pooling': 'gap'}
+  fresh = flat_params((12, 16), 1, in_chans=1, **fields)
+  params = jax.tree.map(jnp.asarray, tree.unflatten(fresh))
+  state = TrainState(jnp.int32(0), params, (), jax.random.key(0))
+  kept, reset = (
+    tree.flatten(surgery.load_into(state, make(**fields), how)[0].params)
+    for how in (init_from, dataclasses.replace(init_from, head='reset'))
   )
-  read = surgery.read(init_from)
-  assert read.model.block.gelu == 'exact'
-  assert surgery.read(init_from, values=False).model == read.model
-  model = make(pooling='gap', patch_size=2)
-  fresh = flat_params((10, 12), seed=1, pooling='gap', patch_size=2)
-  nested = jax.tree.map(jnp.asarray, tree.unflatten(fresh))
-  fitted, report = surgery.fit(read, nested, model, init_from)
-  expected, _ = surgery.adapt(params, fresh, model, init_from)
-  fitted = tree.flatten(fitted)
-  assert_taken(fitted, fresh, ['norm/scale', 'norm/bias'])
-  assert_taken(fitted, params, ['head/kernel'])
-  assert_taken(fitted, expected, fresh)
-  assert "  gelu='tanh' here, 'exact' in the file" in report.splitlines()
-  for option in ('patch_resize', 'adapt_channels'):
-    without = dataclasses.replace(init_from, **{option: None})
-    with pytest.raises(ValueError, match='embedding/kernel'):
-      surgery.fit(read, nested, model, without)
+  assert calls[-1] == expected | {'values': True}
+  kernel = weights.params['embedding/kernel'].sum(axis=2, keepdims=True)
+  kernel = resample.resize_kernel(kernel, (2, 2), 'bilinear')
+  table = jnp.asarray(weights.params['pos_embedding'])
+  table = jax.image.resize(table, (1, 6, 8, 8), 'bilinear')
+  for path, array in (('embedding/kernel', kernel), ('pos_embedding', table)):
+    np.testing.assert_allclose(kept[path], array, atol=1e-6)
+  assert_taken(kept, weights.params, ['head/kernel', 'norm/scale'])
+  assert_taken(reset, weights.params, ['head/kernel', 'cls'])
+  assert_taken(reset, fresh, ['norm/scale', 'norm/bias'])

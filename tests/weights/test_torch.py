@@ -346,7 +346,7 @@ def test_use_of_timm_travels():
   assert weights.preprocess.mean == 127.5
   config = config_of('timm', 'token')
   data = config['pretrained_cfg']
-  square = {'crop_pct': 0.875, 'interpolation': 'lanczos'}
+  square = {'crop_pct': 0.9, 'interpolation': 'lanczos'}
   change = {
     'pretrained_cfg': data | square | {'input_size': [3, 16, 16]},
     'model_args': config['model_args'] | {'img_size': 16},
@@ -356,13 +356,13 @@ def test_use_of_timm_travels():
   arrays = fill('timm', 'token') | {'pos_embed': table}
   weights = read('timm', 'token', arrays, change)
   assert weights.transforms == (
-    ResizeSmall(18, 'lanczos', antialias=True, rounding='down'),
+    ResizeSmall(17, 'lanczos', antialias=True, rounding='down'),  # 17.8
     CentralCrop(16, rounding='even'),
   )
   assert weights.class_names is None
   _, files = timm.write(weights)
   theirs = files['config.json']['pretrained_cfg']
-  assert theirs['crop_mode'] == 'center' and int(16 / theirs['crop_pct']) == 18
+  assert theirs['crop_mode'] == 'center' and int(16 / theirs['crop_pct']) == 17
   older = {'architecture': 'vit_base_patch16_224', 'labels': list('abcde')}
   weights = timm.read(fill('timm', 'token'), older | data, num_heads=3)
   assert weights.class_names == list('abcde')
@@ -396,18 +396,21 @@ def test_what_configs_leave_out_is_the_default():
     ((Resize(16, 'bicubic', antialias=True),), 16, 'squash', 'bicubic', 0),
     ((Resize(16),), 16, 'squash', 'bilinear', 1),
     ((ResizeSmall(32), CentralCrop(16)), 32, 'center', 'bilinear', 1),
+    # 24 / (24 / 59) is rounded down to 58.99...
+    ((ResizeSmall(59), CentralCrop(24)), 59, 'center', 'bilinear', 1),
     ((Resize(24, 'nearest'), CentralCrop(16)), 24, 'squash', 'nearest', 0),
     ((Resize(24, 'nearest'),), 16, 'squash', 'bilinear', 2),
     ((ResizeSmall(24), CentralCrop(8)), 16, 'squash', 'bilinear', 2),
   ],
 )
 def test_transforms_are_written(transforms, large, mode, method, notes):
-  fields = SMALL | {'patch_size': 4, 'image_shape': (16, 16, 3)}
+  size = 24 if large == 59 else 16
+  fields = SMALL | {'patch_size': 4, 'image_shape': (size, size, 3)}
   weights = seeded.model_weights(fields, transforms=transforms)
   _, files = timm.write(weights)
   data = files['config.json']['pretrained_cfg']
   assert (data['crop_mode'], data['interpolation']) == (mode, method)
-  assert int(16 / data['crop_pct']) == large
+  assert int(size / data['crop_pct']) == large
   assert len(weights.notes) == notes
 
 

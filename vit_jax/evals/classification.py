@@ -76,13 +76,6 @@ class Classification(SplitEvaluator):
       )
     self._names = getattr(self.data.source, 'class_names', None)
     self.class_names = self._names if self.same_classes else None
-    found = getattr(self.data.source, 'num_classes', None)
-    wanted = self.model.num_classes
-    if not self.same_classes and found and wanted and found != wanted:
-      raise UserError(
-        f'The data has {found} classes and the model {wanted}, so their class '
-        f'numbers cannot agree. Use a model with {found} classes.'
-      )
     self._classes: np.ndarray | None = None  # to choose among; None: all
     if self.restrict:
       labels = views.labels(self.data.source)
