@@ -53,6 +53,19 @@ def test_checks_compute_the_same_with_jax_and_numpy(check):
   assert 0 < canary.run(small) < canary.bound('float32')
 
 
+def test_a_check_is_named_while_it_runs(monkeypatch, capsys):
+  seen = []
+
+  def run(check, dtype='float32'):
+    seen.append(check.name in capsys.readouterr().out.splitlines()[-1])
+    return 0.0
+
+  monkeypatch.setattr(canary, 'run', run)
+  monkeypatch.setattr(doctor, 'step_error', lambda: 0.0)
+  doctor.main([])
+  assert seen == [True] * 6
+
+
 @pytest.mark.slow
 def test_step():
   assert doctor.step_error() <= 4 * canary.bound()
