@@ -47,6 +47,10 @@ def test_sheet_has_the_images_side_by_side(tmp_path):
   assert shares[2] > 0.25
   expected = shares[2] * np.array([1, 2, 3]) / 3
   np.testing.assert_allclose(shares, expected, rtol=0.05)
+  attention.sheet([(black, drawn, cyan)], tmp_path / 'b.png', title='Three')
+  image = np.asarray(PIL.Image.open(tmp_path / 'b.png').convert('RGB'))
+  shares = [(image == colour).all(-1).mean() for colour in colours]
+  np.testing.assert_allclose(shares, shares[0], rtol=0.1)
 
 
 def test_figures_of_any_shape(tmp_path):

@@ -170,12 +170,16 @@ def call(*args):
 
 def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(figures, 'PER_SHEET', 6)
+  monkeypatch.setattr(command, '_LEAST', 5)
   status = call(
     *(f'--weights={file}', f'--output={tmp_path}/out/new', gallery),
     *('--num_maps=1', '--num_points=5'),
   )
   assert not status
-  told = capsys.readouterr().out.split()
+  told, said = capsys.readouterr()
+  assert 'maps: 1 of 11 images (--num_maps)' in said
+  assert 'tsne: 5 of 11 images (--num_points)' in said
+  told = told.split()
   names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
   names += ['distance', 'tsne']
   assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
@@ -189,6 +193,7 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
   for name, part in (('rollout', slice(6)), ('rollout-2', slice(6, None))):
     np.testing.assert_allclose(saved[name]['rollout'], wanted[part], atol=1e-6)
     assert list(saved[name]['paths']) == paths[part]
+    np.testing.assert_allclose(saved[name]['mean'], wanted.mean(0), atol=1e-6)
   np.testing.assert_allclose(
     saved['maps-1']['maps'], looks[0]['maps'], atol=1e-6
   )
@@ -224,13 +229,16 @@ def test_options_reach_look_at(file, paths, tmp_path, monkeypatch):
   assert given == {'figures': ['distance'], 'batch_size': 3}
 
 
-def test_without_images(file, tmp_path, capsys):
+def test_without_images(file, weights, paths, tmp_path, capsys):
   assert not call(f'--weights={file}', f'--output={tmp_path}')
   assert sorted(p.name for p in tmp_path.glob('*.png')) == [
     'filters.png',
     'positions.png',
   ]
   assert 'Not drawn: maps: no images' in capsys.readouterr().err
+  found = command._choose(None, weights, paths)
+  assert 'tsne' not in found and 'rollout' in found
+  assert 'tsne: it needs at least 30 images' in capsys.readouterr().err
   status = call(f'--weights={file}', f'--output={tmp_path}', '--figure=maps')
   assert 'maps: no images' in status
 

@@ -69,26 +69,28 @@ def overlay(
 
 
 def sheet(
-  pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+  rows: Sequence[Sequence[np.ndarray]],
   path: epath.Path,
   *,
   names: Sequence[str] | None = None,
+  title: str = '',
 ) -> None:
   """Draw images, each with its attention on the right (Figs. 6 and 14).
 
-  Takes [(image, overlay)], uint8 [H, W, C] of one size, and captions.
+  Takes [(image, overlay, ...)], uint8 [H, W, C] of one size, and captions.
   """
-  height, width = pairs[0][0].shape[:2]
-  # About square.
-  columns = round(math.sqrt(len(pairs) * height / width / 2)) or 1
-  tall = min(2.6, 11 / (2 * columns * width / height))  # inches
+  height, width = rows[0][0].shape[:2]
+  aspect = len(rows[0]) * width / height
+  columns = round(math.sqrt(len(rows) / aspect)) or 1  # about square
+  tall = min(2.6, 11 / (columns * aspect))  # inches
   gap = np.full((height, round(0.03 * height), 3), 255, np.uint8)
   images = [
-    np.concatenate([pictures.rgb(image), gap, drawn], axis=1)
-    for image, drawn in pairs
+    np.concatenate([x for y in row for x in (gap, pictures.rgb(y))][1:], axis=1)
+    for row in rows
   ]
   made, panels = pictures.grid(images, columns, tall, 0.24 if names else 0.08)
-  limit = max(8, int(34 * tall * width / height))
+  made.suptitle(title, fontsize=8)
+  limit = max(8, int(17 * tall * aspect))
   for axes, name in zip(panels, names or ()):
     text = pictures.shorten(name, limit)
     axes.set_title(text, fontsize=7, pad=2, parse_math=False)

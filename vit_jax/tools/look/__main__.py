@@ -8,8 +8,8 @@ weights are drawn. Each figure has its numbers (npz) next to it:
 
   maps       maps-1, ...: attention of each layer and head, for the first images
   rollout    rollout, rollout-2, ...: sheets of images, each next to what the
-             model attends to over all layers (paper, Figs. 6 and 14), with
-             its class folder below
+             model attends to over all layers (paper, Figs. 6 and 14), and
+             where this is more than the mean over the images
   distance   mean attention distance of each head, by layer (Figs. 7, 11)
   tsne       a map of the images by their features (t-SNE), colored by class
              folder, as in PATH/CLASS/IMAGE
@@ -35,7 +35,7 @@ from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
 from vit_jax.types import UserError
 
-_LEAST = 5  # images for t-SNE
+_LEAST = 30  # images for t-SNE; of fewer, the distances mean nothing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,6 +96,11 @@ def _run(args):
     look['class'] = name
   if not looks:
     return predict.exit_status(skipped, len(paths))
+  for name, flag in (('maps', 'num_maps'), ('tsne', 'num_points')):
+    count = vars(args)[flag]
+    if name in names and len(looks) > count:
+      text = f'{name}: {count:,} of {len(looks):,} images (--{flag})'
+      print(text, file=sys.stderr)
   if 'maps' in names:
     figures.maps(weights, files['maps'], looks[: args.num_maps])
   if 'rollout' in names:

@@ -62,21 +62,38 @@ def maps(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
 def rollout(
   weights: Weights, path: pathlib.Path, looks: Looks, style: str = 'mask'
 ) -> None:
-  """Draw sheets of images next to their rollout; the second is PATH-2."""
+  """Draw sheets of images next to their rollout; the second is PATH-2.
+
+  Small models attend to some places in all images. So each image of several
+  also has what exceeds the mean over all images.
+  """
   few = min(len(looks), PER_SHEET) <= _FEW
   images = _images(weights, looks, 2 * _PX if few else _PX)
+  mean = np.mean([look['rollout'] for look in looks], axis=0)
+  title = f'image, rollout, rollout above the mean of {len(looks):,} images'
   for start in range(0, len(looks), PER_SHEET):
     sheet = looks[start : start + PER_SHEET]
-    pairs = [
-      (image, attention.overlay(image, look['rollout'], style=style))
-      for look, image in zip(sheet, images)
+    rollouts = np.stack([look['rollout'] for look in sheet])
+    rows = [
+      (image, attention.overlay(image, found, style=style))
+      for image, found in zip(images, rollouts)
     ]
+    if len(looks) > 1:
+      above = np.maximum(rollouts - mean, 0)
+      rows = [
+        (image, drawn, attention.overlay(image, more, style='heat'))
+        for (image, drawn), more in zip(rows, above)
+      ]
     names = [_caption(x) if few else x.get('class', '') for x in sheet]
     number = start // PER_SHEET + 1
     file = path.with_stem(f'{path.stem}-{number}') if start else path
-    attention.sheet(pairs, file, names=names if any(names) else None)
-    rollouts = np.stack([look['rollout'] for look in sheet])
-    _write(file, rollout=rollouts, paths=_paths(sheet))
+    attention.sheet(
+      rows,
+      file,
+      names=names if any(names) else None,
+      title=title if len(looks) > 1 else '',
+    )
+    _write(file, rollout=rollouts, mean=mean, paths=_paths(sheet))
 
 
 def tsne(path: pathlib.Path, looks: Looks) -> None:
