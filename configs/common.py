@@ -262,15 +262,15 @@ def follow_size(data, image_size):
   data['image_size'] = image_size
 
 
-def random_crop(load_size, size):
+def random_crop(load_size, size, **fields):
   """Return BiT's training crop."""
   crop = make('data.transforms.RandomCrop', size=size)
-  return [*resize(load_size), crop, make('data.transforms.FlipLR')]
+  return [*resize(load_size, **fields), crop, make('data.transforms.FlipLR')]
 
 
-def resize(size):
+def resize(size, **fields):
   """Return the test transform of the paper's released code, to a square."""
-  return [make('data.transforms.Resize', size=size)]
+  return [make('data.transforms.Resize', size=size, **fields)]
 
 
 def resize_crop(size, small_size=None, resize='ResizeSmall'):

@@ -32,7 +32,7 @@ Arguments (separated by commas; the first of a list is the default):
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
   inception  crops as in the released code: inception crop and flip; test images
-             are resized to a square
+             are resized to a square. Resizes of a folder's images antialias
   resize     BiT's crops as in big_vision: resize to 448 px (7/6 of the size;
              256 for 224), random 384 crop, flip; for tests, smaller side to 448
              and central 384
@@ -255,13 +255,17 @@ def default_size(args):
 
 def transforms(args):
   size = args.size or default_size(args)
+  fields = {'antialias': True} if args.data == 'folder' else {}
   if args.bit:
     load = {128: 160, 480: 512}.get(size, size * 7 // 6)
-    return common.random_crop(load, size), common.resize(size)
+    images = common.random_crop(load, size, **fields)
+    return images, common.resize(size, **fields)
   if args.data == 'kitti':
     flip = common.make('data.transforms.FlipLR')
     return [*common.resize(size), flip], common.resize(size)
   if args.crop == 'inception':
-    return common.inception_crop(size), common.resize(size)
+    images = common.inception_crop(size, **fields)
+    return images, common.resize(size, **fields)
   load = 256 if size == 224 else size * 7 // 6
-  return common.random_crop(load, size), common.resize_crop(size, load)
+  images = common.random_crop(load, size, **fields)
+  return images, common.resize_crop(size, load)

@@ -43,13 +43,16 @@ def get_config(argument=''):
     config.model.pooling = common.make('models.pooling.Mean')
     config.model.posemb = common.make('models.posemb.SinCos2d')
   source, held_out = common.own_classes(args.held_out)
-  images = common.inception_crop(args.size, area=(0.25, 1.0))
+  images = common.inception_crop(args.size, area=(0.25, 1.0), antialias=True)
   config.data = common.data(source, images, batch_size=64)
   config.objective = common.xent('softmax', label_smoothing=0.1)
   config.optimizer = common.adam(weight_decay=0.05, clip_norm=1.0)
   config.schedule = {'lr': args.lr, 'decay': 'cosine', 'warmup_fraction': 0.1}
   common.balance(config, args)
   config.evals = common.held_out_evals(
-    config, held_out, common.resize(args.size), every_fraction=0.1
+    config,
+    held_out,
+    common.resize(args.size, antialias=True),
+    every_fraction=0.1,
   )
   return common.finish(config, args)

@@ -169,7 +169,7 @@ def train(
       'teacher',
       teacher.class_names,
       class_names,
-      'config.objective.teacher.same_classes=True',
+      '--config.objective.teacher.same_classes=True',
     )
     teacher.model = choose(teacher.model, teacher.images, backward=False)
     teacher_shapes.append(teacher.abstract_params(mesh, sharding))
@@ -271,7 +271,7 @@ def train(
     batches = data.train_batches(
       seed=seed,
       start=saved['position'],
-      skipped=saved.get('skipped', 0),
+      skipped=saved.get('unreadable', ()),
       num_classes=model.num_classes,
       **layout.this_process(),
     )
@@ -288,7 +288,7 @@ def train(
             batch = next(batches)
           batch = put_batch(batch, mesh)
           state, metrics = step_fn(state, batch, *teacher_params)
-          monitor.step(step, metrics, skipped=batches.skipped)
+          monitor.step(step, metrics, skipped=len(batches.skipped))
 
         last, stopping = step == total_steps, stop.requested(step)
         saving = last or stopping or step % save_every == 0
@@ -306,7 +306,7 @@ def train(
           with monitor.pause('saving'):
             saved = {
               'position': batches.position,
-              'skipped': batches.skipped,
+              'unreadable': sorted(batches.skipped),
               'metrics': monitor.carry(),
             }
             finite = {k: v for k, v in results.items() if math.isfinite(v)}
@@ -320,6 +320,8 @@ def train(
           )
           raise Stopped(128 + stopping)
       monitor.finish(total_steps)
+  if batches.skipped:
+    terminal.say(data.name_skipped(batches.skipped))
   confusion.write_all(workdir, evaluators, class_names=class_names)
   page.write_at_end(workdir)
   return state
@@ -397,13 +399,14 @@ def with_num_classes(model: Any, source: Any) -> Any:
   given = None if is_partial else getattr(model, 'num_classes', None)
   if given is None and found is None:
     raise UserError(
-      'model.num_classes is not set, and the training data does not say how '
-      'many classes it has. Set model.num_classes.'
+      'The training data does not say how many classes it has. Add '
+      '--config.model.num_classes=N, or, for data with names, a file with one '
+      'name per line: --config.data.source.class_names=FILE'
     )
   if given is not None and found is not None and given < found:
     raise UserError(
       f'model.num_classes={given}, but the training data has {found} classes. '
-      f'Set it to {found}, or to None.'
+      f'Add --config.model.num_classes={found}'
     )
   if given is not None:
     return model

@@ -130,6 +130,11 @@ def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
   broken.write_bytes(broken.read_bytes()[:2000])
   save(tmp_path, 'b/whole.jpg')
   source = Folder(tmp_path)
+  (tmp_path / 'b/page.png').write_text('<html>')
+  message = r'(?s)2 of 3 images.*broken\.jpg: .*page\.png: .*\nRepair or remove'
+  with pytest.raises(ValueError, match=message):
+    pipeline.Data(Folder(tmp_path), 2).first_example()
+  (tmp_path / 'b/page.png').unlink()
   with pytest.raises(ValueError, match=r'broken\.jpg.*Repair or remove'):
     next(iter(pipeline.Data(source, 2).eval_batches()))
   resize = load_config('train_folder').evals.test.data.transforms
@@ -248,6 +253,23 @@ def test_sizes_follow_the_weights_unless_they_are_set(changes, sizes, tmp_path):
     shown = list(configs.settings(call))
     assert 'config.data.image_size = [40, 40]' in shown
     assert 'config.evals.test.data.transforms.1.size = 1.0' in shown
+
+
+@pytest.mark.parametrize(
+  'name, words, kinds',
+  [
+    ('train_folder', '', ['InceptionCrop', 'Resize']),
+    ('finetune', 'folder', ['InceptionCrop', 'Resize']),
+    ('finetune', 'folder,bit', ['Resize', 'Resize']),
+    ('finetune', 'folder,B/16,resize', ['Resize']),
+    ('finetune', 'pets', []),
+  ],
+)
+def test_images_of_a_folder_are_resized_with_antialiasing(name, words, kinds):
+  config = load_config(name, words)
+  found = [*config.data.transforms, *config.evals.test.data.transforms]
+  antialiased = [x['target'] for x in found if x.get('antialias')]
+  assert [x.rpartition('.')[2] for x in antialiased] == kinds
 
 
 def source():

@@ -136,7 +136,7 @@ def test_resume_from_position():
     next(batches)
   assert batches.position == 36 * 3
   batches.close()
-  assert train_batches(Numbers(9), batch_size=9, skipped=5).skipped == 5
+  assert train_batches(Numbers(9), batch_size=9, skipped=[5]).skipped == {5}
   rest = _take(2, Numbers(99), (Noise(),), start=batches.position, **options)
   _assert_same(straight[3:], rest)
 
@@ -195,10 +195,10 @@ def folder(tmp_path):
 
 def test_skipping_in_training(folder):
   batches = train_batches(Folder(folder), batch_size=40, on_error='skip')
-  for epoch in range(1, 3):
+  for _ in range(2):
     values = next(batches)['image'][:, 0, 0, 0].tolist()
     assert sorted(values) == sorted([*range(7), *range(8, 40), 8])
-    assert batches.skipped == epoch
+    assert batches.skipped == {7}
   batches.close()
 
 
@@ -215,7 +215,7 @@ def test_vanished_file_can_be_skipped(folder):
   (folder / 'a' / '09.png').unlink()
   batches = train_batches(source, batch_size=40, on_error='skip')
   next(batches)
-  assert batches.skipped == 2
+  assert batches.skipped == {7, 9}
   batches.close()
 
 
@@ -248,7 +248,7 @@ class Floats(Numbers):
 @pytest.mark.parametrize(
   'source, options, kind, words',
   [
-    (broken(5), {}, ValueError, ['example', 'Broken', 'on_error']),
+    (broken(5), {}, ValueError, ['example', '--config.data.on_error=skip']),
     (Numbers(0), {}, ValueError, ['Numbers', 'no examples']),
     (Numbers(9), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
     (Numbers(9, num_classes=3), {}, ValueError, ['num_classes=3']),
@@ -332,6 +332,7 @@ def test_first_example(folder):
   def shape(source, transforms=()):
     return pipeline.Data(source, 1, transforms).first_example()['image'].shape
 
+  (folder / 'a' / '07.png').unlink()
   assert shape(Folder(folder)) == (6, 8, 3)
   assert shape(Numbers(3), (T.Resize((5, 7)),)) == (5, 7, 1)
   source = Broken(5)

@@ -286,7 +286,7 @@ def test_the_model_gets_the_classes_of_the_data():
   assert with_num_classes(Linear(), source).num_classes == 10
   assert with_num_classes(Linear(12), source).num_classes == 12
   for model, data in ((Linear(9), source), (Linear(), object())):
-    with pytest.raises(ValueError, match=r'model\.num_classes'):
+    with pytest.raises(ValueError, match=r'--config\.model\.num_classes='):
       with_num_classes(model, data)
 
 

@@ -192,7 +192,7 @@ def test_unreadable_images(tmp_path):
 
 def test_splits_with_other_classes(tmp_path):
   sources = [Listed([photo(0)], class_names=names) for names in ('ab', 'ac')]
-  with pytest.raises(ValueError, match='different classes'):
+  with pytest.raises(ValueError, match='Add --class_names=FILE'):
     prepare.write(tmp_path / 'set', dict(zip('xy', sources)))
 
 

@@ -412,6 +412,8 @@ def test_transforms_are_written(transforms, large, mode, method, notes):
   assert (data['crop_mode'], data['interpolation']) == (mode, method)
   assert int(size / data['crop_pct']) == large
   assert len(weights.notes) == notes
+  about = [x for x in weights.notes if 'antialiased' in x]
+  assert all('Predictions may change' in x for x in about)
 
 
 # transformers.

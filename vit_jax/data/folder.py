@@ -15,6 +15,7 @@ from vit_jax.types import MACHINE, UserError
 # Names of folders that are splits, not classes, in lower case.
 _SPLITS = {'train', 'training', 'val', 'valid', 'validation', 'dev'}
 _SPLITS |= {'test', 'testing', 'eval'}
+_MOST_CHECKED = 50_000  # files, in a few seconds
 
 
 class Folder:
@@ -70,6 +71,11 @@ class Folder:
   def __getitem__(self, index: int) -> dict[str, Any]:
     image = (self._base / self.file_name(index)).read_bytes()
     return {'image': image, 'label': int(self._labels[index])}
+
+  def check_files(self, remedy: str) -> None:
+    """Raise UserError that names visibly broken files, if they are local."""
+    if '://' not in os.fspath(self._base) and len(self) <= _MOST_CHECKED:
+      image_files.check(tuple(map(self.describe, range(len(self)))), remedy)
 
   def labels(self) -> np.ndarray:
     """Return the labels of all examples: int32 [n]."""

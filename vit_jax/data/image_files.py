@@ -1,5 +1,7 @@
 """Image files by path or URL (gs://, s3://): found, read, decoded."""
 
+import concurrent.futures
+import functools
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +14,7 @@ from etils import epath
 from vit_jax.data import images, workers
 from vit_jax.types import UserError
 
+_JPEG_END = b'\xff\xd9'
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
 
@@ -64,6 +67,33 @@ def _images(path):
   if path.is_dir():
     return [path / x for x in walk(os.fspath(path)) if is_image(x)]
   return [path] if is_image(path.name) else []
+
+
+@functools.cache  # of what raises nothing: evaluators read the same folder
+def check(paths: tuple[str, ...], remedy: str) -> None:
+  """Raise UserError that names local files that are no whole images.
+
+  Only headers are read, and the JPEGs that do not end like one.
+  """
+
+  def error(path):
+    try:
+      with open(path, 'rb') as file:
+        images.check_header(file)
+        file.seek(-2, os.SEEK_END)
+        if path.lower().endswith(('jpg', 'jpeg')) and file.read() != _JPEG_END:
+          file.seek(0)
+          images.decode(file.read())
+      return None
+    except (OSError, ValueError) as error:
+      return f'{path}: {error}'
+
+  with concurrent.futures.ThreadPoolExecutor(2 * workers.cores()) as pool:
+    errors = list(filter(None, pool.map(error, paths)))
+  if errors:
+    shown = '\n  '.join(errors[:10] + ['...'][: len(errors) // 11])
+    count = f'{len(errors)} of {len(paths)}'
+    raise UserError(f'{count} images cannot be read:\n  {shown}\n{remedy}')
 
 
 def load(

@@ -203,6 +203,14 @@ def _open(data):
   return pillow().open(io.BytesIO(data), formats=_FORMATS)
 
 
+def check_header(file: Any) -> None:
+  """Raise UnreadableError if a binary file does not begin like an image."""
+  try:
+    pillow().open(file, formats=_FORMATS)
+  except Exception as error:  # Pillow's readers raise many types
+    raise UnreadableError(f'none of {", ".join(_FORMATS)}') from error
+
+
 def _orientation(image):
   """Return the EXIF orientation of a Pillow image, 1 to 8."""
   exif = pillow().Exif()

@@ -39,7 +39,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -60,6 +60,11 @@ PARTS = ('reading', 'decoding', 'transforming')
 _CORES_PER_PROCESS = 8
 _CHUNK = 32  # most examples that a thread reads as one task
 _TRIES = 100  # consecutive unreadable examples before skipping gives up
+_REMEDY = (
+  'Repair or remove what cannot be read, or leave it out: '
+  '--config.data.on_error=skip --config.evals.NAME.data.on_error=skip'
+)
+_NAMED = 10  # most skipped examples that are named
 
 
 class Transform(Protocol):
@@ -121,17 +126,32 @@ class Data:
     return processes, math.ceil(self.num_threads / share)
 
   def first_example(self) -> dict[str, Any]:
-    """Return the first readable example, transformed: {'image', 'label'}."""
+    """Return the first readable example, transformed: {'image', 'label'}.
+
+    With on_error='raise', UserError names the files of a folder that are
+    visibly broken.
+    """
+    check = getattr(self.source, 'check_files', None)
+    if check and self.on_error == 'raise':
+      check(_REMEDY)
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
     image, label, *_ = reader.load(0, 0)
     return {'image': image, 'label': label}
+
+  def name_skipped(self, indices: Iterable[int]) -> str:
+    """Return a line that names skipped examples."""
+    found = sorted(indices)
+    names = [describe(self.source, int(index)) for index in found[:_NAMED]]
+    more = ', ...' * (len(found) > _NAMED)
+    count = f'{len(found)} of {len(self.source)}'
+    return f'Skipped {count} examples, unreadable: {", ".join(names)}{more}'
 
   def train_batches(
     self,
     *,
     seed: int = 0,
     start: int = 0,
-    skipped: int = 0,
+    skipped: Iterable[int] = (),
     process_index: int = 0,
     process_count: int = 1,
     num_classes: int | None = None,
@@ -240,27 +260,28 @@ class _Reader:
     if index >= self._count:
       return None
     try:
-      return *self._load(index, 0, index), 0
+      return *self._load(index, 0, index), ()
     except _UnreadableError:
       if self.data.on_error == 'raise':
         raise
       return None
 
   def load(self, epoch: int, index: int) -> tuple[Any, ...]:
-    """Return an example: (image, label, seconds of PARTS, skipped).
+    """Return an example: (image, label, seconds of PARTS, skipped indices).
 
     With on_error='skip', the next readable example by index replaces an
     unreadable one and is augmented with the same random numbers.
     """
     tries = min(_TRIES, self._count)
-    for skipped in range(tries):
-      actual = (index + skipped) % self._count
+    skipped: tuple[int, ...] = ()
+    for step in range(tries):
+      actual = (index + step) % self._count
       try:
         return *self._load(actual, epoch, index), skipped
       except _UnreadableError as error:
         if self.data.on_error == 'raise':
           raise
-        last = error
+        last, skipped = error, (*skipped, int(actual))
     raise UserError(f'Gave up after {tries} unreadable examples. {last}')
 
   def _load(self, actual, epoch, index):
@@ -332,8 +353,7 @@ class _Reader:
 
   def _unreadable(self, index, error):
     return _UnreadableError(
-      f'Cannot read {self._where(index)}: {error} (Repair or remove it, or'
-      " set on_error='skip'.)"
+      f'Cannot read {self._where(index)}: {error} {_REMEDY}'
     )
 
   def _where(self, index):
@@ -388,7 +408,7 @@ def _stack(rows):
   return {
     'image': np.stack(images_),
     'label': stack_labels(labels),
-    'skipped': sum(skipped),
+    'skipped': sum(skipped, ()),
     'seconds': np.sum(seconds, axis=0),
   }
 
@@ -401,17 +421,17 @@ class TrainBatches:
 
   Attributes:
     position: of the first example of the next batch.
-    skipped: number of unreadable examples so far.
+    skipped: indices of the unreadable examples so far.
     spent: {part of PARTS: seconds}, over all threads and processes, of the
       batches so far.
   """
 
   def __init__(
-    self, reader: _Reader, *, count: int = 2**40, skipped: int = 0
+    self, reader: _Reader, *, count: int = 2**40, skipped: Iterable[int] = ()
   ) -> None:
     data = reader.data
     self._batch_size = data.batch_size
-    self.position, self.skipped = reader.start, skipped
+    self.position, self.skipped = reader.start, set(skipped)
     self.spent = dict.fromkeys(PARTS, 0.0)
     processes, _ = data.processes_and_threads()
     self._batches = (
@@ -433,7 +453,7 @@ class TrainBatches:
     except BaseException:
       self.close()
       raise
-    self.skipped += int(batch.pop('skipped'))
+    self.skipped.update(batch.pop('skipped'))
     for part, seconds in zip(PARTS, batch.pop('seconds')):
       self.spent[part] += float(seconds)
     self.position += self._batch_size

@@ -41,8 +41,10 @@ Transform = Callable[[Any, np.random.Generator], np.ndarray]
 
 if TYPE_CHECKING:
   Sides = Size  # of a transform in use
+  ShortSide = Side
 else:
   Sides = Size | Positive
+  ShortSide = Side | Positive
 
 _CODES = {  # of OpenCV
   'nearest': 'INTER_NEAREST_EXACT',
@@ -163,7 +165,7 @@ class ResizeSmall(_Crop):
   The larger side is rounded to whole pixels, 'down' as by torchvision.
   """
 
-  size: Side | Positive
+  size: ShortSide
   interpolation: Interpolation = 'area'
   antialias: bool = False
   rounding: Literal['nearest', 'down'] = 'nearest'

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Data
 from vit_jax.parallel import sharding
+from vit_jax.runs import terminal
 from vit_jax.types import Batch, Params, Preprocess
 
 # {name: [N, ...]}, a row for each example.
@@ -43,7 +44,7 @@ class Collector:
     what: str = 'eval',
   ) -> None:
     sharding.check_batch_size(data.batch_size, mesh, what=f'{what} batch_size')
-    self._data, self._mesh = data, mesh
+    self._data, self._mesh, self._has_named = data, mesh, False
     self._batches = data.eval_batches(
       **sharding.this_process(), num_classes=num_classes
     )
@@ -86,9 +87,14 @@ class Collector:
 
   def counts(self, columns: Columns) -> dict[str, int]:
     """Return {'num_examples', and 'skipped' if some could not be read}."""
-    count = len(columns['index'])
-    skipped = len(self._data.source) - count
-    return {'num_examples': count} | ({'skipped': skipped} if skipped else {})
+    count, total = len(columns['index']), len(self._data.source)
+    if count == total:
+      return {'num_examples': count}
+    if not self._has_named:  # once, not at each evaluation
+      missing = set(range(total)).difference(columns['index'].tolist())
+      terminal.say(self._data.name_skipped(missing))
+    self._has_named = True
+    return {'num_examples': count, 'skipped': total - count}
 
 
 def means(columns: Columns, names: Iterable[str]) -> dict[str, float]:

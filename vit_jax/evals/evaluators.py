@@ -52,7 +52,8 @@ def make(
     try:
       made[name] = factory(model, preprocess=preprocess, mesh=mesh)
       names = getattr(made[name], 'class_names', None)
-      check_class_names('model', class_names, names, 'same_classes=False')
+      remedy = f'--config.evals.{name}.same_classes=False'
+      check_class_names('model', class_names, names, remedy)
       if check := getattr(made[name], 'check', None):
         check(abstract_params)
     except UserError as error:
@@ -75,9 +76,9 @@ def check_class_names(
   other = sorted(set(found) ^ set(expected))[:5]
   raise UserError(
     f'The data has {len(found)} classes and the {what} {len(expected)}, with '
-    f'other names ({other}) or in another order. For a folder, set '
-    'data.source.class_names. If they are the same classes in the same order '
-    f'under other names, set {remedy}.'
+    f'other names ({other}) or in another order. For a folder, list them in '
+    'a file: --config.data.source.class_names=FILE. If they are the same '
+    f'classes in the same order under other names, add {remedy}.'
   )
 
 

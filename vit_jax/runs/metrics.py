@@ -282,7 +282,7 @@ class Monitor:
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
     """Take the metrics of a dispatched step; log those of the step before.
 
-    `skipped` is the number of unreadable examples replaced so far.
+    `skipped` is the number of different unreadable examples so far.
     """
     self._finish((step, metrics, skipped))
     if self._phase == 'compile':

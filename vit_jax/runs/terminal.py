@@ -31,11 +31,10 @@ _COLUMNS = {  # name in the record: heading, format
   'mfu': ('mfu', '{:.1%}'),
   'data_wait': ('data wait', '{:.0%}'),
   'memory_gb': ('mem', '{:.1f}GB'),
-  'data_skipped': ('skipped', '{:.0f}'),
 }
 # Details that only metrics.jsonl and TensorBoard have.
 _HIDDEN = re.compile(
-  'eta_s|exaflops|train/.*|data_wait/.*|'
+  'eta_s|exaflops|data_skipped|train/.*|data_wait/.*|'
   r'.*(/class_accuracy/.*|/mean_per_class_accuracy|/ece|_std|_seed\d+)'
 )
 

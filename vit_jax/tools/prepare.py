@@ -145,7 +145,7 @@ def write(
   first, *others = sources.values()
   names = getattr(first, 'class_names', None)
   if any(getattr(other, 'class_names', None) != names for other in others):
-    raise UserError('the splits have different classes. Give class_names.')
+    raise UserError('the splits have different classes. Add --class_names=FILE')
   count = getattr(first, 'num_classes', None)
   label: Any = np.int64
   if names or count:

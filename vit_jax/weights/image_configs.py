@@ -115,7 +115,8 @@ def describe(weights: Weights) -> tuple[Size, str]:
   if ours == 'area' or not (first.antialias or ours == 'nearest'):
     weights.notes.append(
       f"  images will be resized by antialiased {theirs}, as the format's "
-      f'readers do; here it was {ours} without antialiasing'
+      f'readers do; here it was {ours} without antialiasing. Predictions may '
+      'change, the more so the larger the images are'
     )
   is_small = isinstance(first, ResizeSmall)
   return first.size if is_small else as_pair(first.size), theirs
