@@ -120,9 +120,13 @@ def reports(shots):
     'fine-tuned': (rf'finetune_{shots[-1]}shot_.*', 'test/accuracy'),
     'from scratch': (rf'scratch_{shots[-1]}shot_.*', 'test/accuracy'),
   }
-  title = f'Digits, {shots[-1]} per class (mean ± std of 3 draws)'
+  frozen, metric = rows['linear on frozen features']
+  metric = metric.replace('SHOTS', str(shots[-1]))
+  draws = ' (mean ± std of 3 draws)' if len(shots) > 1 else ''
+  title = f'Digits, {shots[-1]} per class{draws}'
   loss = {'title': 'Pre-training on glyphs', 'ylabel': 'loss'}
-  accuracy = {'title': title, 'ylabel': 'test accuracy'}
+  accuracy = {'title': title, 'ylabel': 'test accuracy (%)'}
+  accuracy['levels'] = {'linear, frozen': (frozen, metric)}
   curves = common.curves(
     (loss | {'lines': pretraining}, accuracy | {'lines': transfer})
   )

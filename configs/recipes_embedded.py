@@ -173,7 +173,7 @@ def reports(tried):
     for row, name in rules.items()
   }
   title = 'Pre-training on glyphs (mean ± std of the seeds)'
-  panel = {'title': title, 'ylabel': 'accuracy on held-out glyphs'}
+  panel = {'title': title, 'ylabel': 'accuracy on held-out glyphs (%)'}
   return (
     common.table(tried, title='Learning rates tried', name='rates'),
     paired(recipes, of_glyphs | of_digits, name='recipes'),

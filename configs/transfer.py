@@ -194,4 +194,4 @@ def panel(data, args):
   lines['test'] = (f'{data}_final_seed.*', 'test/accuracy')
   if args.bit:
     lines['test, BiT-HyperRule'] = (f'{data}_bit_seed.*', 'test/accuracy')
-  return {'title': TITLES[data], 'ylabel': 'accuracy', 'lines': lines}
+  return {'title': TITLES[data], 'ylabel': 'accuracy (%)', 'lines': lines}

@@ -17,6 +17,10 @@ from vit_jax.runs import checkpoint
 ROOT = pathlib.Path(__file__).parents[1]
 
 CONFIG = """
+'''A small
+run.
+
+Of tests.'''
 import ml_collections
 
 def get_config(argument=''):
@@ -178,6 +182,7 @@ def test_keys_that_the_file_does_not_have(config, tmp_path, capsys):
   assert list(tmp_path.glob('profile/0/plugins/profile/*/perfetto_trace*'))
   preset = json.loads((tmp_path / 'preset.json').read_text())
   assert preset['config'] == f'{config}:{EVALS}'
+  assert preset['about'] == 'A small run.'
   assert preset['changed']['mesh.fsdp'] == [None, 8]
   assert preset['changed']['total_steps'][1] == 2
   assert preset['defaults']['seed'] == '0'

@@ -115,7 +115,11 @@ def main(argv: Sequence[str]) -> None:
     config.run(
       resolved,
       workdir,
-      preset={'config': _CONFIG.value, 'changed': changed},
+      preset={
+        'config': _CONFIG.value,
+        'about': config.about(_CONFIG.value),
+        'changed': changed,
+      },
       allow_changes=[x.removeprefix('config.') for x in _ALLOW_CHANGES.value],
       **_supplied(),
     )

@@ -49,3 +49,20 @@ def test_plot(tmp_path):
   curves.Curves([panel, panel], 'two')(results)
   picture = np.asarray(PIL.Image.open(tmp_path / 'two.png').convert('RGB'))
   assert picture.shape == (494, 1352, 3) and (picture != 255).mean() > 0.02
+
+
+def test_percent_levels_and_where_axes_start(tmp_path, monkeypatch):
+  panel = {'title': 'T', 'ylabel': 'y (%)'}
+  panel['levels'] = {'l': ('other', 'train/loss')}
+  drawn = []
+  monkeypatch.setattr(curves.pictures, 'save', lambda *x: drawn.append(x[0]))
+  results = Results(RECORDS, epath.Path(tmp_path), done=())
+  results.records = RECORDS
+  lines = {'runs': (r'run_seed\d', 'train/loss')}
+  curves.Curves([panel | {'lines': lines}])(results)
+  (axes,) = drawn[0].axes
+  line, level = axes.get_lines()
+  np.testing.assert_allclose(line.get_ydata(), [400, 150])
+  assert level.get_ydata()[0] == 900 and level.get_linestyle() == '--'
+  assert axes.get_ylim()[0] in axes.get_yticks()
+  assert all(tick == int(tick) for tick in axes.get_xticks())

@@ -41,6 +41,8 @@ def training(*, steps=100, every=10, lr=0.1, **more):
       | {'seconds/setup': 2.0, 'seconds/steps': step * 0.1}
       | more
     )
+    if step == steps:  # the others say the speed
+      records[-1]['images_per_s'] = 1.0
     if step % (5 * every) == 0:
       accuracy = 1 - 10 / (step + 20)
       records.append(
@@ -55,6 +57,7 @@ def training(*, steps=100, every=10, lr=0.1, **more):
 CONFIG = {'run': 'vit_jax.train.train', 'seed': 1, 'note': NASTY}
 PRESET = {
   'config': 'configs/x.py:tiny',
+  'about': 'Train x.',
   'changed': {'seed': [0, 1], 'mesh.fsdp': [None, 8]},
   'defaults': {'config.accum_steps': '1'},
 }
@@ -103,7 +106,14 @@ def folder(tmp_path_factory):
   write_run(study / 'third', training(steps=90, lr=0.2)[:3], config=CONFIG)
   runs = dict.fromkeys(('first', 'second', 'third', 'fourth'), CONFIG)
   config = {'run': 'vit_jax.study.study', 'runs': runs, 'order': list(runs)}
-  write_run(study, [], config=config)
+  published = {'row': 'paper', 'column': 'a', 'value': 0.99}
+  config['report'] = [{'cells': [published]}]
+  write_run(study, [], config=config, preset=PRESET)
+  numbers = {'mean': 0.931, 'std': 0.004, 'values': [0.935, 0.927]}
+  best = {'mean': 0.99, 'std': 0.0, 'values': [0.99]}
+  table = {'low': {'a': best | {'mean': 0.5}}, 'paper': {'a': best}}
+  table['row'] = {'a': numbers}
+  (study / 'table.json').write_text(json.dumps(table))
   table = f'# Table {NASTY}\n\n| | a |\n|---|---|\n| row | 93.1 ± 0.4 |\n'
   (study / 'table.md').write_text(table)
   Image.fromarray(LARGE).save(study / 'curves.png')
@@ -122,7 +132,8 @@ def test_a_run(folder):
   shown, said = file.read_text(), text_of(file)
   for expected in (
     'Training run of the study my study · finished · last record 2026-01-02',
-    'val/accuracy 91.67% [89.67%, 93.67%]',
+    'val accuracy 91.67% [89.67%, 93.67%]',
+    'Images per second 100 ',
     'Steps 100 of 100',
     'Wall time 0:00:12',
     'accuracy 91.67% [89.67%, 93.67%]',
@@ -148,7 +159,8 @@ def test_a_study(folder):
   file = folder / 'report.html'
   shown, said = file.read_text(), text_of(file)
   for expected in (
-    'Study · 2 of 4 runs are done',
+    'Study · 2 of 4 runs are done Train x. Best: row 93.1 ± 0.4% a Time',
+    'run status steps time val accuracy',
     'row 93.1 ± 0.4',
     'first finished 100 0:00:12 91.67%',
     'second diverged 20 0:00:04',
@@ -206,7 +218,7 @@ def test_an_error_does_not_fail_the_run(tmp_path, capsys, monkeypatch):
 def test_charts_have_a_line_for_each_split():
   loss, accuracy, lr, speed = charts.of_run(training())
   assert [x['title'] for x in (loss, accuracy, lr, speed)] == [
-    *('loss', 'accuracy', 'lr', 'images_per_s')
+    *('loss', 'accuracy (%)', 'lr', 'images_per_s')
   ]
   assert [x['group'] for x in (loss, lr, speed)] == [
     *('Results', 'Optimizer', 'Speed and memory')
@@ -215,12 +227,23 @@ def test_charts_have_a_line_for_each_split():
   steps, values = loss['lines']['train']
   assert steps == list(range(10, 101, 10)) and values[0] == 0.3
   assert not loss['log']
-  runs = {'a': training(), 'b': [], 'c': training(steps=20)}
-  (first, *_) = charts.of_study(runs)
-  assert first['title'] == 'train/loss'
-  assert first['lines'].keys() == {'a', 'c'}
+  runs = [('a_1', '', training()), ('b', '', []), ('c', '', training(steps=20))]
+  first, *others = charts.of_study(runs)
+  assert first['title'] == 'train/loss' and first['group'] == 'a, c'
+  assert first['lines'].keys() == {'a_1', 'c'}
+  assert [x['title'] for x in others] == ['val/loss', 'val/accuracy (%)']
   wide = [{'step': i, 'train/loss': 10.0**-i} for i in range(5)]
   assert charts.of_run(wide)[0]['log']
+
+
+def test_seeds_are_a_mean_and_a_band():
+  seeds = [(f'a_seed{i}', 'x', training(lr=i, steps=30)) for i in (0, 2)]
+  mean, alone = charts.of_study([*seeds, ('b_seed0', 'y', training(steps=20))])
+  steps, values, stds = mean['lines']['a']
+  assert (mean['group'], steps) == ('a', [10, 20, 30])
+  np.testing.assert_allclose(values, 1 + 2 / np.array(steps), rtol=1e-5)
+  np.testing.assert_allclose(stds, [1, 1, 1], rtol=1e-5)
+  assert alone['group'] == 'b' and len(alone['lines']['b']) == 2
 
 
 def test_few_points_keep_the_spikes():
@@ -270,7 +293,7 @@ def test_pages_in_a_browser(folder, tmp_path):
     # The other charts show their values of the same step.
     assert legends()[:2] == [
       'step100 train0.12 val0.22',
-      'step100 val0.9167',
+      'step100 val91.67',
     ]
     move(loss, 0, 0).click_and_hold().move_by_offset(80, 0).release().perform()
     move(loss, round(-0.49 * width), 0).perform()

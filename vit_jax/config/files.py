@@ -1,5 +1,6 @@
 """Config files: those that this project ships, and files of users."""
 
+import ast
 import importlib.util
 import inspect
 import pathlib
@@ -41,6 +42,12 @@ def load(spec: Any) -> Any:
     return make(*arguments)
   except ValueError as error:
     raise ConfigError(f'--config={spec}: {error}') from error
+
+
+def about(spec: Any) -> str:
+  """Return the first sentence of the docstring of a config file."""
+  doc = ast.get_docstring(ast.parse(_find(str(spec))[0].read_text())) or ''
+  return ' '.join(doc.partition('\n\n')[0].split())
 
 
 def _find(spec):

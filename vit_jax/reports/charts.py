@@ -3,10 +3,12 @@
 import collections
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from vit_jax.reports.curves import band
 
 # Not drawn: accounts, constants, and details that tables show.
 _NOT_DRAWN = re.compile(
@@ -31,20 +33,34 @@ Curve = Mapping[int, float]
 
 def of_run(records: Records) -> list[dict[str, Any]]:
   """Return the charts of a run: a line per split, such as train and val."""
-  found: dict[str, dict[str, Curve]] = collections.defaultdict(dict)
+  found: dict[str, dict[str, list[Curve]]] = collections.defaultdict(dict)
   for name, curve in _drawn(records):
     split, _, stem = name.rpartition('/')
-    found[stem][split or stem] = curve
+    found[stem][split or stem] = [curve]
   return _charts(found)
 
 
-def of_study(records: Mapping[str, Records]) -> list[dict[str, Any]]:
-  """Return the charts of {run: records}, one per metric: a line per run."""
-  found: dict[str, dict[str, Curve]] = collections.defaultdict(dict)
-  for run, of_one in records.items():
-    for name, curve in _drawn(of_one):
-      found[name][run] = curve
-  return _charts(found)
+def of_study(
+  runs: Iterable[tuple[str, str, Records]],
+) -> list[dict[str, Any]]:
+  """Return the charts of results of (run, kind, records), one per kind.
+
+  Kinds are runs that can be compared, such as those with the same evaluators.
+  A line is the mean over runs whose names differ in `_seed0` only.
+  """
+  kinds: dict[str, Any] = {}
+  for run, kind, records in runs:
+    for metric, curve in _drawn(records):
+      if _GROUPS.get(metric.rpartition('/')[2], 'Results') == 'Results':
+        lines = kinds.setdefault(kind, {}).setdefault(metric, {})
+        lines.setdefault(re.sub(r'_seed\d+$', '', run), []).append(curve)
+  made = []
+  for metrics in kinds.values():
+    names = [x.partition('_')[0] for lines in metrics.values() for x in lines]
+    first, *more = dict.fromkeys(names)
+    group = ', '.join([first, *more[:3], *['...'][: len(more) > 3]])
+    made += [chart | {'group': group} for chart in _charts(metrics)]
+  return made
 
 
 def _drawn(records):
@@ -62,15 +78,29 @@ def _drawn(records):
 
 
 def _charts(lines_of):
-  """Return [{'title', 'group', 'log', 'lines'}] of {title: lines}."""
+  """Return [{'title', 'group', 'log', 'lines'}] of {title: {line: curves}}.
+
+  A line is (steps, values), with the stds of several curves, too.
+  """
   made: dict[str, list[Any]] = {stem: [] for stem in _GROUPS}
   for title, lines in lines_of.items():
     stem = title.rpartition('/')[2]
-    stem = stem if stem in _GROUPS else ''
-    values = [y for curve in lines.values() for y in curve.values()]
+    is_fraction = re.search(r'accuracy$|\dshot$', stem)
     limit = min(POINTS, max(40, _POINTS // len(lines)))
-    drawn = {name: thinned(curve, limit) for name, curve in lines.items()}
-    is_log = 0 < 1000 * min(values) < max(values)
+    drawn = {}
+    for name, curves in lines.items():
+      arrays = band(curves)
+      if is_fraction:
+        arrays = arrays[0], *(100 * x for x in arrays[1:])
+      steps, *rows = (x.tolist() for x in arrays)
+      mean, std = (dict(zip(steps, row)) for row in rows)
+      steps, values = thinned(mean, limit)
+      stds = [[std[step] for step in steps]] if len(curves) > 1 else []
+      drawn[name] = (steps, values, *stds)
+    values = [y for _, found, *_ in drawn.values() for y in found]
+    is_log = bool(values) and 0 < 1000 * min(values) < max(values)
+    title += ' (%)' if is_fraction else ''
+    stem = stem if stem in _GROUPS else ''
     chart = {'title': title, 'group': _GROUPS[stem], 'log': is_log}
     made[stem].append(chart | {'lines': drawn})
   return [chart for charts in made.values() for chart in charts]

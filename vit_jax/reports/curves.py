@@ -18,7 +18,8 @@ class Curves:
 
   Panels are dicts of title, ylabel and lines: {label: (runs, metric)}, both
   regular expressions. Several runs of a line are drawn as their mean and a band
-  of one standard deviation.
+  of one standard deviation. `levels`, like lines, are the means of last values,
+  as dashed lines. With % in the ylabel, values are drawn in percent.
   """
 
   panels: tuple[Mapping[str, Any], ...]
@@ -27,21 +28,33 @@ class Curves:
   def check(self, results: Results) -> None:
     """Raise ValueError for a line that matches no run."""
     for panel in self.panels:
-      for runs, metric in panel['lines'].values():
+      lines = panel['lines'] | panel.get('levels', {})
+      for runs, metric in lines.values():
         results.check({'runs': runs, 'metric': metric})
 
   def __call__(self, results: Results) -> None:
     """Write NAME.png and print its path."""
     figure, all_axes = pictures.figure(len(self.panels))
     for panel, axes in zip(self.panels, all_axes):
+      scale = 100 if '%' in panel['ylabel'] else 1
       for label, (runs, metric) in panel['lines'].items():
         names = results.matching(runs)
         found = [curve(results.records[name], metric) for name in names]
-        steps, mean, std = band([c for c in found if c])
+        steps, *shown = band([c for c in found if c])
+        mean, std = (scale * x for x in shown)
         (line,) = axes.plot(steps, mean, label=label, linewidth=1.8)
         style = {'alpha': 0.2, 'color': line.get_color()}
         axes.fill_between(steps, mean - std, mean + std, **style)
+      for label, (runs, metric) in panel.get('levels', {}).items():
+        if value := results.find({'runs': runs, 'metric': metric}):
+          style = {'label': label, 'color': 'grey', 'linestyle': '--'}
+          axes.axhline(scale * value.mean, **style)
       axes.set(title=panel['title'], xlabel='step', ylabel=panel['ylabel'])
+      axes.xaxis.get_major_locator().set_params(integer=True)
+      low = axes.get_ylim()[0]  # the axis starts at a tick, which says where
+      axes.set_ylim(
+        max((x for x in axes.get_yticks() if x <= low), default=low)
+      )
       axes.legend(frameon=False)
     path = results.workdir / f'{self.name}.png'
     pictures.save(figure, path)

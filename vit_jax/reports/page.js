@@ -47,16 +47,44 @@
 
   const draw = (chart, holder, log) => {
     const axis = {stroke: css('--muted'), grid: {stroke: css('--grid')}};
+    const whole = [...Array(10).keys()].flatMap((i) =>
+      [1, 2, 5].map((x) => x * 10 ** i));
+    const lines = Object.values(chart.lines);
+    const most = Math.max(0, ...lines.flatMap((x) => x[2] ?? []));
+    const range = (_, low, high) =>
+      uPlot.rangeNum(low - most, high + most, 0.1, true);
+    // The band of one standard deviation around the mean over seeds.
+    const band = (made, i) => {
+      const [steps, mean, std] = lines[i - 1], {ctx, bbox} = made;
+      if (!std) return;
+      const at = (sign) => steps.map((step, j) => [
+        made.valToPos(step, 'x', true),
+        made.valToPos(mean[j] + sign * std[j], 'y', true)]);
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      ctx.beginPath();
+      for (const [x, y] of [...at(1), ...at(-1).reverse()]) ctx.lineTo(x, y);
+      ctx.globalAlpha = 0.2;
+      ctx.fillStyle = made.series[i].stroke(made, i);
+      ctx.fill();
+      ctx.restore();
+    };
     const options = {
       width: holder.clientWidth,
       height: 220,
-      scales: {x: {time: false}, y: {distr: log ? 3 : 1}},
-      axes: [axis, {...axis, size: 60, values: (_, ticks) =>
+      scales: {
+        x: {time: false},
+        y: most && !log ? {range} : {distr: log ? 3 : 1},
+      },
+      axes: [{...axis, incrs: whole}, {...axis, size: 60, values: (_, ticks) =>
         ticks.map((x) => x === null ? '' : show(x))}],
       series: [
         {label: 'step', value: (_, step) => show(step)},
         ...Object.keys(chart.lines).map(line),
       ],
+      hooks: {drawSeries: [band]},
       cursor: {
         sync: {
           key: 'step', setSeries: true, scales: ['x', null],
@@ -67,11 +95,11 @@
       },
       focus: {alpha: 0.3},
     };
-    return new uPlot(options, uPlot.join(Object.values(chart.lines)), holder);
+    return new uPlot(options, uPlot.join(lines.map((x) => x.slice(0, 2))), holder);
   };
 
   const add = (chart) => {
-    const group = document.querySelector(`[data-group="${chart.group}"]`);
+    const group = document.querySelector(`[data-group="${CSS.escape(chart.group)}"]`);
     const figure = document.createElement('figure');
     const caption = document.createElement('figcaption');
     const holder = document.createElement('div');

@@ -23,6 +23,7 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax.reports import charts
+from vit_jax.reports.results import Value
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.terminal import duration
@@ -117,14 +118,42 @@ def _study(study):
   return {
     'kind': 'Study',
     'status': (f'{done} of {len(runs)} runs are done', is_done),
-    'tiles': [('Time of all runs', duration(seconds), '')],
-    'charts': charts.of_study({run.name: run.records for run in runs}),
+    'tiles': [*_best(study), ('Time of all runs', duration(seconds), '')],
+    'charts': charts.of_study(
+      (run.name, ' '.join(run.config.get('evals') or ''), run.records)
+      for run in runs
+    ),
     'runs': _table_of(runs),
     'results': [
       _markdown(file.read_text()) for file in sorted(study.path.glob('*.md'))
     ],
     'figures': {x.stem: _encoded(x) for x in sorted(study.path.glob('*.png'))},
   }
+
+
+def _best(study):
+  """Return the tile of the best measured number in table.json, in a list."""
+  path = study.path / 'table.json'
+  saved = json.loads(path.read_text()) if path.exists() else {}
+  published = [
+    (x['row'], x['column'])
+    for report in study.config.get('report') or ()
+    for x in report.get('cells', ())
+    if 'value' in x
+  ]
+  found = [
+    (x['mean'], row, column, Value(**x).percent())
+    for row, cells in saved.items()
+    for column, x in cells.items()
+    if (row, column) not in published
+  ]
+  return [(f'Best: {x[1]}', f'{x[3]}%', x[2]) for x in sorted(found)[-1:]]
+
+
+def _readable(metric):
+  """Return the name of a metric in words."""
+  words = re.sub(r'(\d)shot', r'\1-shot', metric.replace('/fewshot/', ' '))
+  return re.sub('[/_]', ' ', words)
 
 
 def _table_of(runs):
@@ -143,7 +172,8 @@ def _table_of(runs):
     time = duration(run.seconds) if run.seconds else ''
     step = f'{run.step:,}' if run.step else ''
     rows.append([name, run.status[0], step, time, *values])
-  return {'head': ['run', 'status', 'steps', 'time', *metrics], 'rows': rows}
+  head = ['run', 'status', 'steps', 'time', *map(_readable, metrics)]
+  return {'head': head, 'rows': rows}
 
 
 def _setup(found):
@@ -175,7 +205,7 @@ def _tiles(run):
   """Return [(name, value, note)]: results first, then size and speed."""
   last = run.last
   found = [
-    (name, _metric(name, last[name]), _interval(name, last))
+    (_readable(name), _metric(name, last[name]), _interval(name, last))
     for name in _main_metrics(last)[:4]
   ]
   of = f'of {run.total_steps:,}' if run.total_steps else ''
@@ -184,7 +214,8 @@ def _tiles(run):
     found.append(('Wall time', duration(run.seconds), ''))
   if 'images_per_s' in last:
     mfu = f'MFU {last["mfu"]:.1%}' if 'mfu' in last else ''
-    found.append(('Images per second', f'{last["images_per_s"]:,.0f}', mfu))
+    speeds = [x['images_per_s'] for x in run.records if 'images_per_s' in x]
+    found.append(('Images per second', f'{np.median(speeds):,.0f}', mfu))
   if 'memory_gb' in last:
     found.append(('Peak memory', f'{last["memory_gb"]:.1f} GB', ''))
   return found
