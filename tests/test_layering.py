@@ -14,8 +14,8 @@ OURS = 'vit_jax.'
 LEAVES = ('types', 'tree', 'runs.files', 'runs.terminal')
 LAYERS = {  # a module or folder, and what else it may import of this package
   'main': (
-    *('config', 'parallel.', 'runs.canary', 'runs.environment'),
-    'runs.workdirs',
+    *('config', 'parallel.', 'reports.page', 'runs.canary'),
+    *('runs.environment', 'runs.workdirs'),
   ),
   # They name no model, objective, optimizer or evaluator.
   'train': (

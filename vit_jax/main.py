@@ -22,6 +22,7 @@ from absl import app, flags, logging
 
 from vit_jax import config
 from vit_jax.parallel import compilation_cache, hosts
+from vit_jax.reports import page
 from vit_jax.runs import canary, terminal, workdirs
 
 _CONFIG = flags.DEFINE_string(
@@ -124,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
       **_supplied(),
     )
     if not _DRY_RUN.value:
-      terminal.say(f'Written to {workdir}')
+      terminal.say(page.closing(workdir))
 
 
 def _supplied():

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.evals.classification import Predictions
-from vit_jax.reports import charts, confusion, page
+from vit_jax.reports import charts, confusion, page, table
 from vit_jax.tools import report
 
 NASTY = '</script><img src=x onerror=alert(1)>&"\''
@@ -172,6 +172,37 @@ def test_a_study(folder):
   assert 'href="fourth' not in shown
   said = text_of(folder / 'second' / 'report.html')
   assert '· diverged ·' in said and 'loss=nan' in said
+
+
+def test_the_last_lines_of_a_command(tmp_path):
+  image = tmp_path / 'my images/train/a/1.jpg'
+  image.parent.mkdir(parents=True)
+  image.touch()
+  source = {'path': f'{tmp_path}/my images', 'split': 'train[:90%]'}
+  config = CONFIG | {'objective': {}, 'data': {'source': source}}
+  run = write_run(tmp_path / 'run', training(), config=config, preset=PRESET)
+  caution = (
+    'A tiny preset shows that everything runs: its numbers mean nothing.'
+  )
+  page.write_at_end(run)
+  assert page.closing(run).splitlines() == [
+    caution,
+    'Next:',
+    f"  python -m vit_jax.tools.predict --weights={run} '{image}'",
+    f'  python -m vit_jax.tools.look --weights={run} --output={run}/look '
+    f"'{image}'",
+    f'Report: {run}/report.html',
+  ]
+  assert caution in (run / 'report.html').read_text()
+  table.publish(run, 'table', 'Accuracy (%)', ['', 'a'], [['b', '1']], {})
+  assert f'# Accuracy (%). {caution}\n' in (run / 'table.md').read_text()
+  config |= {'objective': {'target': 'x.masked_patches.x'}, 'data': {}}
+  other = write_run(tmp_path / 'other', [], config=config)
+  assert page.closing(other).splitlines()[1:] == [
+    f'  python -m vit_jax.tools.look --weights={other} --output={other}/look '
+    'IMAGE.jpg',
+    f'Report: {other}',
+  ]
 
 
 def test_what_files_say_is_escaped(folder):

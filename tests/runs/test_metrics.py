@@ -55,6 +55,17 @@ def test_a_step_is_fetched_only_after_the_next_is_dispatched(tmp_path):
   monitor.close()
 
 
+@pytest.mark.parametrize('total, count', [(3, 3), (60, 20), (4000, 80)])
+def test_a_short_run_has_twenty_records(total, count, tmp_path):
+  timeline = Timeline(4, 99, total)
+  monitor = metrics.Monitor(tmp_path, timeline)
+  for step in range(1, total + 1):
+    monitor.step(step, {'loss': np.float32(1)})
+  monitor.flush()
+  monitor.close()
+  assert len(read_records(tmp_path)) == count
+
+
 def test_records_are_means_over_the_interval(tmp_path):
   monitor = make_monitor(
     tmp_path,

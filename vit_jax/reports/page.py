@@ -71,6 +71,31 @@ def write(workdir: PathLike, output: PathLike | None = None) -> epath.Path:
   return path
 
 
+def closing(workdir: PathLike) -> str:
+  """Return the last lines of a command: what to do next, and the page."""
+  found = Workdir(workdir)
+  lines = [found.caution] * bool(found.caution)
+  if found.kind == 'train':
+    weights = shlex.quote(f'--weights={workdir}')
+    output = shlex.quote(f'--output={workdir}/look')
+    image = _an_image(found.config)
+    lines.append('Next:')
+    if 'masked_patches' not in str(found.config['objective']):
+      lines.append(f'  python -m vit_jax.tools.predict {weights} {image}')
+    lines.append(f'  python -m vit_jax.tools.look {weights} {output} {image}')
+  made = found.path / NAME
+  return '\n'.join([*lines, f'Report: {made if made.exists() else workdir}'])
+
+
+def _an_image(config):
+  """Return the path of an image of a training run, quoted if there is one."""
+  source = config['data'].get('source', {})
+  split = (source.get('split') or '').partition('[')[0]
+  files = pathlib.Path(source.get('path') or '/nowhere', split).glob('[!.]*/*')
+  found = (x for x in files if x.suffix.lower() in ('.jpg', '.jpeg', '.png'))
+  return shlex.quote(str(next(found, 'IMAGE.jpg')))
+
+
 @functools.cache
 def _template():
   import jinja2  # a machine that trains may not have it

@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.reports.results import Results
+from vit_jax.reports.workdir import Workdir
 from vit_jax.runs import terminal
 from vit_jax.runs.files import write_atomically
 from vit_jax.types import Natural
@@ -108,6 +109,7 @@ def publish(
   data: Any,
 ) -> None:
   """Print a table; write it as NAME.md, and `data` as NAME.json (host 0)."""
+  title = '. '.join(filter(None, (title, Workdir(workdir).caution)))
   terminal.console().print(terminal.table(title, columns, rows))
   if jax.process_index() == 0:
     lines = [f'| {" | ".join(row)} |' for row in (columns, *rows)]

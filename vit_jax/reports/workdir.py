@@ -2,11 +2,14 @@
 
 import concurrent.futures
 import json
+import re
 
 from etils import epath
 
 from vit_jax.runs.files import PathLike
 from vit_jax.runs.metrics import read_records
+
+CAUTION = 'A tiny preset shows that everything runs: its numbers mean nothing.'
 
 
 class Workdir:
@@ -40,6 +43,12 @@ class Workdir:
     seconds = [(v, k) for k, v in self.last.items() if k.startswith('seconds/')]
     self.phases = {k[8:]: v for v, k in sorted(seconds, reverse=True)}
     self.seconds = sum(self.phases.values()) or self.done.get('seconds')
+
+  @property
+  def caution(self) -> str:
+    """Sentence about the numbers of a tiny preset; '' for others."""
+    words = re.split('[:,]', self.preset.get('config') or '')
+    return CAUTION * ('tiny' in words)
 
   @property
   def status(self) -> tuple[str, str]:

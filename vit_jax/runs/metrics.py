@@ -27,7 +27,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import tree
-from vit_jax.optim.schedules import Interval, Timeline, fraction, steps
+from vit_jax.optim.schedules import Interval, Timeline, fraction
 from vit_jax.parallel.sharding import in_host_memory, replicated
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike, is_local, write_atomically
@@ -122,13 +122,14 @@ class Logging:
   """Records of a run: how often, and where else they go.
 
   Attributes:
-    every: time between records in metrics.jsonl and on the terminal.
+    every: time between records in metrics.jsonl and on the terminal. None: 50
+      steps, or a 20th of a shorter run.
     writers: more writers of metrics by name, see writers.py.
     profile: steps that jax.profiler traces, '10:15' (both included) or '10',
       counted from where the run resumes; into WORKDIR/profile if it is local.
   """
 
-  every: Interval = steps(50)
+  every: Interval | None = None
   writers: Mapping[str, MetricsWriter] = dataclasses.field(default_factory=dict)
   profile: str | int | None = None
 
@@ -203,7 +204,8 @@ class Monitor:
     self._before_write = before_write
     self._total_steps = timeline.steps(fraction(1))
     self._batch_size = timeline.batch_size
-    self._log_every = timeline.steps(logging.every)
+    usual = min(50, max(1, self._total_steps // 20))
+    self._log_every = timeline.steps(logging.every) or usual
     self._profiled = [start_step + step for step in logging.profiled()]
     folder = workdir if is_local(workdir) else tempfile.gettempdir()
     self._traces = pathlib.Path(folder, 'profile', f'{jax.process_index()}')
