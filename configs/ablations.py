@@ -1,4 +1,4 @@
-"""The paper's ablations of parts of a model and of its training.
+r"""The paper's ablations of parts of a model and of its training.
 
     python -m vit_jax.main --config=configs/ablations.py:positions,name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR

@@ -1,4 +1,4 @@
-"""Evaluation of a run's checkpoint, or of other weights, on other data.
+r"""Evaluation of a run's checkpoint, or of other weights, on other data.
 
     python -m vit_jax.main --config=configs/evaluate.py:folder \
         --config.init_from.path=WORKDIR_OF_A_RUN --workdir=DIR \

@@ -1,4 +1,4 @@
-"""Evaluation of an ImageNet model on ImageNet's test sets and their variants.
+r"""Evaluation of an ImageNet model on ImageNet's test sets and their variants.
 
     python -m vit_jax.main \
         --config=configs/evaluate_imagenet.py:val,real,size=384,original \

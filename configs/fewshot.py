@@ -1,4 +1,4 @@
-"""Few-shot linear transfer to many data sets, in one pass over each.
+r"""Few-shot linear transfer to many data sets, in one pass over each.
 
     python -m vit_jax.main --config=configs/fewshot.py \
         --config.init_from.path=WEIGHTS --workdir=DIR

@@ -1,4 +1,4 @@
-"""Fine-tuning of a pre-trained model: the paper's table 4 and appendix B.1.1.
+r"""Fine-tuning of a pre-trained model: the paper's table 4 and appendix B.1.1.
 
     python -m vit_jax.main --config=configs/finetune.py:cifar100 \
         --config.init_from.path=PRETRAINING_WORKDIR --workdir=DIR

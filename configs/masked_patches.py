@@ -1,4 +1,4 @@
-"""Pre-training without labels, by masked patch prediction (4.6, B.1.2).
+r"""Pre-training without labels, by masked patch prediction (4.6, B.1.2).
 
     python -m vit_jax.main --config=configs/masked_patches.py:B/16,name=my_set \
         --workdir=DIR --config.data.source.data_dir=TFDS_DIR

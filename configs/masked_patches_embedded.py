@@ -1,4 +1,4 @@
-"""Masked patch prediction on drawn images, then real digits, on a CPU.
+r"""Masked patch prediction on drawn images, then real digits, on a CPU.
 
     python -m vit_jax.main --config=configs/masked_patches_embedded.py \
         --workdir=/tmp/masked

@@ -1,4 +1,4 @@
-"""AugReg: "How to train your ViT? Data, Augmentation, and Regularization in
+r"""AugReg: "How to train your ViT? Data, Augmentation, and Regularization in
 Vision Transformers" (Steiner et al., 2021).
 
     python -m vit_jax.main --config=configs/pretrain_augreg.py:imagenet,B/16 \

@@ -1,4 +1,4 @@
-"""ViT-S/16 on ImageNet, "Better plain ViT baselines for ImageNet-1k" (2022).
+r"""ViT-S/16 on ImageNet, "Better plain ViT baselines for ImageNet-1k" (2022).
 
     python -m vit_jax.main --config=configs/pretrain_better_plain.py:S/16 \
         --workdir=DIR

@@ -1,4 +1,4 @@
-"""BiT: ResNets on ImageNet (BiT-S) or ImageNet-21k (BiT-M), by its own recipe.
+r"""BiT: ResNets on ImageNet (BiT-S) or ImageNet-21k (BiT-M), by its own recipe.
 
     python -m vit_jax.main --config=configs/pretrain_bit.py:imagenet21k,R50x1 \
         --workdir=DIR

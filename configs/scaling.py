@@ -1,4 +1,4 @@
-"""The paper's scaling studies: figures 3, 4, 5 and 8, and table 6.
+r"""The paper's scaling studies: figures 3, 4, 5 and 8, and table 6.
 
     python -m vit_jax.main --config=configs/scaling.py:compute,name=my_set \
         --workdir=DIR --config.shared.data_dir=TFDS_DIR

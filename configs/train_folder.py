@@ -1,4 +1,4 @@
-"""Training from scratch on your own images, in PATH/CLASS/*.jpg.
+r"""Training from scratch on your own images, in PATH/CLASS/*.jpg.
 
     python -m vit_jax.main --config=configs/train_folder.py \
         --config.data.source.path=PATH --workdir=DIR

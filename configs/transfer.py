@@ -1,4 +1,4 @@
-"""The paper's transfer to five data sets, as one study: tables 4, 5 and 2.
+r"""The paper's transfer to five data sets, as one study: tables 4, 5 and 2.
 
     python -m vit_jax.main --config=configs/transfer.py:L/16,imagenet21k \
         --config.shared.weights=gs://vit_models/imagenet21k/ViT-L_16.npz \

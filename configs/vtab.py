@@ -1,4 +1,4 @@
-"""VTAB-1k, its 19 tasks and their table, as one study: paper, tables 9 and 2.
+r"""VTAB-1k, its 19 tasks and their table, as one study: paper, tables 9 and 2.
 
     python -m vit_jax.main --config=configs/vtab.py:L/16 \
         --config.shared.weights=gs://vit_models/imagenet21k/ViT-L_16.npz \

@@ -125,13 +125,15 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, **kwargs):
   """Lead links into the repository to pages of the site."""
-  del kwargs
+  generated = kwargs['config'].generated
   here = page.file.src_uri
   origin = {new: old for old, new in COPIED.items()}.get(here, f'docs/{here}')
 
   def lead(found):
     image, text, link = found.group('image', 'text', 'link')
-    if link is None or re.match(r'[a-z]+:|#', link):
+    if link is None:
+      return '\n'.join(map(_broken, found[0].split('\n')))
+    if re.match(r'[a-z]+:|#', link) or here in generated:
       return found[0]
     path, hash_, anchor = link.partition('#')
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
@@ -142,6 +144,21 @@ def on_page_markdown(markdown, page, **kwargs):
     return f'{image}[{text}]({target}{hash_}{anchor})'
 
   return _LINK.sub(lead, markdown)
+
+
+def _broken(line, width=68):
+  """Return a command with line breaks before flags, which pages have room for.
+
+  The copy button of a page covers the end of a line.
+  """
+  if not line.startswith('python -m ') or len(line) <= width:
+    return line
+  rows = ['']
+  for word in re.split(r' (?=--)', line):
+    if rows[-1] and len(rows[-1]) + len(word) > width:
+      rows.append('   ')
+    rows[-1] += f' {word}' if rows[-1] else word
+  return ' \\\n'.join(rows)
 
 
 def page_of(path):
@@ -298,16 +315,37 @@ def _member(name):
 
 
 def _commands():
-  """Return Markdown with the help of each command."""
-  parts = ['# Commands\n']
+  """Return Markdown: examples of each command from the pages, and its help."""
+  rows, parts = [], []
   for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
     name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
     is_command = "if __name__ == '__main__'" in path.read_text()
     is_worker = path.parent.parent.name == 'tools' and path.stem != '__main__'
     if is_command and not is_worker:
-      title = f'## python -m {name.removesuffix(".__main__")}\n'
-      parts.append(f'{title}\n{_fenced(_help(name))}')
-  return '\n'.join(parts)
+      command = f'python -m {name.removesuffix(".__main__")}'
+      what = _first_line(ast.get_docstring(ast.parse(path.read_text())))
+      rows.append(f'| `{command}` | {what} |')
+      parts += [f'## {command}', *_examples(command), _fenced(_help(name))]
+  head = '# Commands\n\n| command | what it does |\n|---|---|'
+  return '\n'.join([head, *rows, '', *(f'{part}\n' for part in parts)])
+
+
+def _examples(command):
+  """Return Markdown with the lines of pages that run a command."""
+  sources = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+  lines, links = {}, []
+  for path in sources:
+    blocks = '\n'.join(re.findall(r'```bash\n(.*?)```', path.read_text(), re.S))
+    found = re.findall(rf'^{re.escape(command)}(?: .*)?$', blocks, re.M)
+    if found:
+      lines |= dict.fromkeys(found)
+      page = COPIED.get(path.name, path.name)
+      title = path.read_text().partition('\n')[0].lstrip('# ')
+      links.append(f'[{title}]({page})')
+  if lines:
+    shown = '\n'.join(_broken(line) for line in list(lines)[:6])
+    yield _fenced(shown, 'bash')
+    yield f'Explained in {", ".join(links)}.'
 
 
 def _help(name):

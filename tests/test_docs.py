@@ -92,10 +92,32 @@ def test_links_into_the_repository_lead_to_pages(hooks):
     '[`train`](../vit_jax/train.py), [c](../configs/vtab.py), `[x](y)`, '
     '[r](../README.md#results), [s](../setup.py), [t](training.md#configs)'
   )
-  assert hooks.on_page_markdown(text, page) == (
+  site = types.SimpleNamespace(generated={'configs/index.md': ''})
+  assert hooks.on_page_markdown(text, page, config=site) == (
     '[`train`](api/vit_jax.train.md), [c](configs/vtab.md), `[x](y)`, '
     '[r](index.md#results), s, [t](training.md#configs)'
   )
+  file.src_uri, text = 'configs/index.md', '[a](ablations.md)'
+  assert hooks.on_page_markdown(text, page, config=site) == text
+
+
+def test_long_commands_are_broken_and_commands_have_examples(hooks):
+  line = (
+    f'python -m vit_jax.main --config={"c" * 40} --workdir=/tmp/x --dry_run'
+  )
+  broken = hooks._broken(line)
+  assert max(map(len, broken.splitlines())) <= 70
+  assert broken.replace(' \\\n   ', '') == line
+  assert hooks._broken('python -m vit_jax.main') == 'python -m vit_jax.main'
+  page = hooks._commands()
+  assert '| `python -m vit_jax.tools.predict` | ' in page
+  assert '--top_k=3' in page and '[The first hour](first_hour.md)' in page
+
+
+def test_docstrings_of_configs_keep_continued_lines():
+  for path in (ROOT / 'configs').glob('*.py'):
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ''
+    assert max(map(len, doc.splitlines()), default=0) <= 80, path.name
 
 
 def test_indented_text_of_docstrings_is_shown_as_it_is(hooks):
