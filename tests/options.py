@@ -4,11 +4,7 @@ import inspect
 
 
 def all_set(make, **options):
-  """Call a class or function with each of its options, none at its default.
-
-  The tests of these objects see what arrives where it acts. A new option fails
-  them until they set it, too.
-  """
+  """Call a class or function with each of its options, none at its default."""
   known = inspect.signature(make).parameters
   assert options.keys() == known.keys()
   for name, value in options.items():

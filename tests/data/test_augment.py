@@ -8,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+from options import all_set
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vit_jax import config as config_lib
@@ -316,16 +317,6 @@ def test_operations_are_timms(recorded, name, increasing):
   _assert_one_of(expected, made)
 
 
-def test_interpolation_is_fixed_or_random(recorded):
-  expected = _recorded_of(recorded, 'timm', 'plain', 'Rotate')
-  transform = A.TimmRandAugment(7, 0, interpolation='bicubic', fill=FILL)
-  image = recorded['image']
-  made = [_apply(transform, 'Rotate', image, _rng(seed)) for seed in range(9)]
-  bicubic = {k: v for k, v in expected.items() if k.startswith('bicubic')}
-  assert len(bicubic) == 2
-  _assert_one_of(bicubic, made)
-
-
 def test_layers_are_applied_with_the_probability():
   image = _picture()
   for probability, unchanged in ((0.0, 200), (0.5, 50), (1.0, 0)):
@@ -365,23 +356,49 @@ def test_trivial_augment_is_torchvisions(recorded, name):
     _assert_one_of(found, made, limit=1)
 
 
-def test_trivial_augment_draws_evenly():
+def test_trivial_augment_draws_evenly(monkeypatch):
   drawn, rng = [], _rng()
 
-  class Noting(A.TrivialAugment):
-    def apply(self, name, picture, rng, strength):
-      drawn.append((name, round(30 * strength, 9)))
-      return picture
+  def apply(self, name, picture, rng, strength):
+    drawn.append((name, round(30 * strength, 9)))
 
+  monkeypatch.setattr(A.TrivialAugment, 'apply', apply)
   for _ in range(31 * 14 * 40):
-    Noting()._change(None, rng)
+    A.TrivialAugment()._change(None, rng)
   for found, kinds in zip(zip(*drawn), (A.TrivialAugment.names, range(31))):
     counts = collections.Counter(found)
     assert counts.keys() == {*kinds}
     expected = len(drawn) / len(kinds)
     far = [abs(n - expected) / expected**0.5 for n in counts.values()]
     assert max(far) < 4  # standard deviations
-  assert len({*drawn}) == 31 * 14  # they are independent
+
+
+def test_all_fields_of_policies_act(monkeypatch):
+  seen = []
+
+  def operate(name, picture, *others):
+    seen.append((name, *others))
+    return picture
+
+  monkeypatch.setattr(A, 'operate', operate)
+  shared = {'num_layers': 400, 'magnitude': 3, 'fill': 7}
+  timm = {'magnitude_std': 0, 'increasing': False, 'probability': 1.0}
+  timm |= {'max_magnitude': 2, 'interpolation': 'bilinear'}
+  big = all_set(A.RandAugment, faults=True, **shared)
+  for policy, count, angle, kernel in (
+    (big, range(300, 370), 9, 'nearest'),  # without Contrast and Cutout
+    (all_set(A.TimmRandAugment, **shared, **timm), [400], 6, 'bilinear'),
+    (all_set(A.TrivialAugment, fill=7), [1], None, 'nearest'),
+  ):
+    seen.clear()
+    policy(_picture(), _rng(1))
+    names, arguments, fills, kernels = zip(*seen)
+    turns = {abs(x) for n, x in zip(names, arguments) if n == 'Rotate'}
+    kernels = {k for n, k in zip(names, kernels) if n in A.GEOMETRY}
+    assert len(seen) in count and {*fills} == {7} and kernels <= {kernel}
+    assert angle is None or turns == {angle}
+  zeros = np.zeros((30, 40, 3), np.uint8)
+  assert _apply(big, 'Cutout', zeros).max() == 7
 
 
 @pytest.mark.parametrize('turn', [-0.3, 0.1, 0.5])
@@ -404,17 +421,29 @@ def test_three_augment_chooses_evenly():
   np.testing.assert_array_equal(made[seed], blurred)
 
 
-def test_jitter_stays_in_its_range_and_order_is_random():
-  grey = np.full((4, 4, 3), 100, np.uint8)
-  brightness = A.ColorJitter(0.3, 0, 0)
-  drawn = [brightness(grey, _rng(seed))[0, 0, 0] for seed in range(200)]
-  assert 70 <= min(drawn) < 74 and 126 < max(drawn) <= 130
-  image = _picture()
-  nothing = A.ColorJitter(0, 0, 0)
-  np.testing.assert_array_equal(nothing(image, _rng()), image)
-  # A factor is never negative.
-  wide = A.ColorJitter(5.0, 0, 0)
-  assert max(wide(grey, _rng(seed))[0, 0, 0] for seed in range(50)) == 255
+def test_jitter_stays_in_its_ranges_and_order_is_random(monkeypatch):
+  calls = []
+
+  def enhance(picture, change, kind='Hue'):
+    calls.append((kind, change))
+    return picture
+
+  monkeypatch.setattr(A, '_enhance', enhance)
+  monkeypatch.setattr(A, 'hue', enhance)
+  widths = {'brightness': 0.1, 'contrast': 0.2, 'saturation': 4, 'hue': 0.4}
+  jitter = all_set(A.ColorJitter, **widths)
+  for seed in range(300):
+    jitter(_picture(4, 4), _rng(seed))
+  kinds, changes = zip(*calls)
+  assert len({kinds[i : i + 4] for i in range(0, len(kinds), 4)}) == 24
+  for kind, low, high in (
+    *(('Brightness', 0.9, 1.1), ('Contrast', 0.8, 1.2)),
+    *(('Color', 0, 5), ('Hue', -0.4, 0.4)),  # no factor is negative
+  ):
+    found = [x for name, x in zip(kinds, changes) if name == kind]
+    assert low <= min(found) < low + 0.05 * (high - low)
+    assert high >= max(found) > high - 0.05 * (high - low)
+  assert len(kinds) == 1200
 
 
 def _erased(transform, size=(60, 80), seeds=400):
@@ -440,13 +469,16 @@ def test_erasing_area_ratio_and_probability():
   np.testing.assert_allclose(boxes.prod(1) / 4800, some)
 
 
-def test_erasing_noise_has_the_mean_and_deviation():
-  image = np.zeros((200, 200, 3), np.uint8)
-  transform = A.RandomErasing(1.0, (0.3, 0.3), (1, 1))
-  out = transform(image, _rng()).reshape(-1, 3)
+def test_all_fields_of_erasing_act():
+  options = {'probability': 1.0, 'area': (0.3, 0.31), 'ratio': (1.9, 2)}
+  options |= {'mean': (100, 150, 60), 'std': (10, 20, 15)}
+  transform = all_set(A.RandomErasing, **options)
+  out = transform(np.zeros((200, 200, 3), np.uint8), _rng())
+  rows, columns = (np.ptp(x) + 1 for x in np.nonzero(out.any(-1)))
+  assert 0.29 < rows * columns / 200**2 < 0.32 and 1.87 < rows / columns < 2.03
   noise = out[out.any(-1)]
-  assert np.abs(noise.mean(0) - (124, 116, 104)).max() < 3
-  assert np.abs(noise.std(0) - (58, 57, 57)).max() < 4
+  assert np.abs(noise.mean(0) - options['mean']).max() < 0.5
+  assert np.abs(noise.std(0) - options['std']).max() < 0.5
 
 
 def test_simple_random_crop_is_torchvisions(recorded):

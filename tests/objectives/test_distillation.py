@@ -400,11 +400,13 @@ def test_other_classes_of_the_teacher_are_refused(tmp_path):
   weights = make_weights(MODEL, class_names=['a', 'b', 'd', 'c'])
   path = write(tmp_path / 'teacher.npz', weights)
 
-  def run(**fields):
-    given = arguments(Teacher(path, **fields))
+  def run(rules=None, **fields):
+    given = arguments(Teacher(path, **fields), sharding=rules)
     given['data'].source.class_names = ['a', 'b', 'c', 'd']
     return train(tmp_path / 'run', **given, dry_run=True)
 
   with pytest.raises(ValueError, match='and the teacher 4, with other'):
     run()
   assert run(same_classes=True) is None
+  with pytest.raises(ValueError, match="no mesh axis 'x'"):
+    run([('teacher/head/.*', ('x',))], same_classes=True)

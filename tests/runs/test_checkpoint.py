@@ -108,9 +108,8 @@ def test_all_rules_of_checkpoints_act(tmp_path):
   checkpointer.save(10, make_state(0, ema=False), {'position': 0})  # is there
   checkpointer.close()
   assert names_in(tmp_path) == ['10', '4', '8']
-  restored, data = Checkpointer(tmp_path).restore(
-    abstract(make_state(ema=False))
-  )
+  wanted = abstract(make_state(ema=False))
+  restored, data = Checkpointer(tmp_path).restore(wanted)
   assert (int(restored.step), data) == (10, {'position': 10})
 
 
@@ -142,13 +141,9 @@ def test_another_config_is_an_error(saved, wanted, message, tmp_path):
 
 def test_when_checkpoints_are_written(tmp_path):
   timeline, evals = Timeline(1, 1, 10), {'test': 2}
-  _, every = Checkpoints().open(tmp_path, timeline, {})
-  assert every == 10
-  for count, name in ((4, 'test'), (4, 'dev'), (3, 'test')):
+  assert Checkpoints().open(tmp_path, timeline, {})[1] == 10
+  for count, name in ((4, 'dev'), (3, 'test')):
     rules = Checkpoints(every=steps(count), best_metric=f'{name}/accuracy')
-    if (count, name) == (4, 'test'):
-      assert rules.open(tmp_path, timeline, evals)[1] == 4
-      continue
     with pytest.raises(ValueError, match=f"no evaluator '{name}' runs at each"):
       rules.open(tmp_path, timeline, evals)
 
