@@ -197,14 +197,12 @@ def record_kernels():
   np.savez_compressed(HERE / 'timm_patch_resize.npz', **arrays)
 
 
-def layer_factors(timm_vit):
-  """{factor or decay: of learning rate and weights, path: our paths}."""
+def layer_factors(model):
+  """{factor and decay: of learning rate and weights, path: our paths}."""
   from timm.optim._param_groups import param_groups_layer_decay
 
-  model = make_model(timm_vit, MODELS['token'], np.random.default_rng(0))
-  groups = param_groups_layer_decay(
-    model, 0.05, model.no_weight_decay(), layer_decay=0.75
-  )
+  exempt = model.no_weight_decay()
+  groups = param_groups_layer_decay(model, 0.05, exempt, layer_decay=0.75)
   found = {}
   for name, key in (('factor', 'lr_scale'), ('decay', 'weight_decay')):
     for group in groups:
@@ -219,21 +217,17 @@ def updated(make, given, num_steps):
   """Our {path: array} after steps; only the last three have a rate, 0.1.
 
   `given` has the parameters and three gradients, which take turns. Kernels are
-  [outputs, inputs] in torch, so their dimensions are reversed.
+  [outputs, inputs] in torch, so dimensions are reversed.
   """
-  given = {
-    k: [torch.from_numpy(x.T.copy()) for x in v] for k, v in given.items()
-  }
-  params = {k: x.requires_grad_() for k, (x, *_) in given.items()}
+  given = {k: torch.from_numpy(x.T.copy()) for k, x in given.items()}
+  params = {k: x[..., 0].clone().requires_grad_() for k, x in given.items()}
+  decayed = {path: 0.1 * path.endswith('kernel') for path in params}
   optimizer = make(
-    [
-      {'params': [x], 'weight_decay': 0.1 * (x.ndim > 1)}
-      for x in params.values()
-    ]
+    [{'params': [x], 'weight_decay': decayed[k]} for k, x in params.items()]
   )
   for step in range(num_steps):
-    for path, (_, *grads) in given.items():
-      params[path].grad = grads[step % 3].clone()
+    for path, x in params.items():
+      x.grad = given[path][..., 1 + step % 3].clone()
     for group in optimizer.param_groups:
       group['lr'] = 0.1 * (step >= num_steps - 3)
     optimizer.step()
@@ -241,61 +235,50 @@ def updated(make, given, num_steps):
 
 
 def record_training():
-  """Rates, losses, factors, updates and repeats of timm_training.npz."""
+  """Rates, losses, factors, repeats, and parameters after updates."""
   timm_vit = import_timm()
   from timm import loss, optim
   from timm.data.distributed_sampler import RepeatAugSampler
   from timm.optim import muon
   from timm.scheduler import CosineLRScheduler
 
-  idle = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
-  schedule = CosineLRScheduler(
-    *(idle, 200, 1e-5), warmup_t=20, t_in_epochs=False
-  )
   rng = np.random.default_rng(0)
-  logits = rng.normal(size=(6, 5)).astype(np.float32)
-  soft = rng.dirichlet(np.ones(5), 6).astype(np.float32).round(1)
+  idle = torch.optim.SGD([torch.zeros(1)], lr=3e-4)
+  schedule = CosineLRScheduler(idle, 200, 1e-5, warmup_t=20)
+  samplers = [RepeatAugSampler(range(264), 2, i, shuffle=False) for i in (0, 1)]
+  logits = rng.normal(size=(6, 5)).astype('f')
+  soft = rng.dirichlet(np.ones(5), 6).astype('f').round(1)
+  both = torch.from_numpy(logits), torch.from_numpy(soft)
+  shapes = {'embedding/kernel': (2, 2, 3, 8), 'block_0/mlp/fc1/bias': (16,)}
+  shapes |= {'mlp/fc1/kernel': (8, 16), 'block_0/mlp/fc2/kernel': (16, 8)}
+  given = {k: rng.normal(size=(4, *x)).astype('f') for k, x in shapes.items()}
   arrays = {
-    'rates': [schedule._get_lr(t)[0] for t in range(201)],
-    'logits': logits,
-    'soft': soft,
-    **layer_factors(timm_vit),
+    'rates': [schedule._get_lr(t)[0] for t in range(200)],
+    'repeats': np.stack([list(x) for x in samplers], axis=1).ravel(),
+    **{'logits': logits, 'soft': soft},
+    'loss/softmax': loss.SoftTargetCrossEntropy()(*both),
+    'loss/bce': loss.BinaryCrossEntropy(0, target_threshold=0.0)(*both),
+    **layer_factors(make_model(timm_vit, MODELS['token'], rng)),
+    **{f'given/{path}': array for path, array in given.items()},
   }
-  for name, criterion, labels in (
-    ('softmax', loss.SoftTargetCrossEntropy(), soft),
-    ('smoothed', loss.LabelSmoothingCrossEntropy(0.1), soft.argmax(1)),
-    ('bce', loss.BinaryCrossEntropy(0, target_threshold=0.0), soft),
-    ('bce_smoothed', loss.BinaryCrossEntropy(0.1), soft.argmax(1)),
-  ):
-    found = criterion(torch.from_numpy(logits), torch.from_numpy(labels))
-    arrays[f'loss/{name}'] = found.numpy()
-  samplers = [
-    RepeatAugSampler(range(264), 2, rank, shuffle=False) for rank in range(2)
-  ]
-  arrays['repeats'] = np.stack([list(x) for x in samplers], axis=1).ravel()
-  lamb = functools.partial(optim.Lamb, eps=1e-8)
-  rules = {'lamb': (lamb, 3)}
+  fields = {'nesterov': True, 'ns_coefficients': 'original'}
+  fields |= {'betas': (0.9, 0.999), 'adjust_lr_fn': 'match_rms_adamw'}
+  make_muon = functools.partial(optim.Muon, **fields)
   exact = functools.partial(  # timm iterates in bfloat16
     muon.zeropower_via_newtonschulz, dtype=torch.float32
   )
-  for name in ('original', 'match_rms_adamw'):
-    make = functools.partial(
-      optim.Muon,
-      **{'nesterov': True, 'betas': (0.9, 0.999), 'adjust_lr_fn': name},
-      ns_coefficients='original',
-    )
-    rules[name] = make, 300
-  shapes = {'embedding/kernel': (2, 2, 3, 8), 'block_0/mlp/fc1/bias': (16,)}
-  shapes |= {
-    'block_0/mlp/fc1/kernel': (8, 16),
-    'block_0/mlp/fc2/kernel': (16, 8),
-  }
-  given = {k: rng.normal(size=(4, *x)).astype('f') for k, x in shapes.items()}
   with mock.patch.object(muon, 'zeropower_via_newtonschulz', exact):
-    for name, (make, num_steps) in rules.items():
-      for path, array in updated(make, given, num_steps).items():
-        arrays[f'{name}/{path}'] = array
-  arrays |= {f'given/{path}': array for path, array in given.items()}
+    for name, make, num_steps in (
+      ('lamb', functools.partial(optim.Lamb, eps=1e-8), 3),
+      ('muon', make_muon, 300),
+      (
+        'muon_original',
+        functools.partial(make_muon, adjust_lr_fn='original'),
+        300,
+      ),
+    ):
+      found = updated(make, given, num_steps)
+      arrays |= {f'{name}/{path}': array for path, array in found.items()}
   np.savez_compressed(HERE / 'timm_training.npz', **arrays)
 
 

@@ -25,7 +25,7 @@ RULES = {
   'adafactor': functools.partial(optim.adafactor, min_dim_size_to_factor=2),
   'lamb': optim.lamb,
   'nadamw': optax.nadamw,
-  # Two of five iterations, which compile faster; `test_muon` has all.
+  # Two of five iterations, which compile faster.
   'muon': functools.partial(optim.muon, ns_steps=2),
 }
 WIDTH, HEADS, HIDDEN = 8, 2, 16
@@ -258,8 +258,13 @@ def test_each_argument_matters(rule, fields):
   [
     ('lamb', functools.partial(optim.lamb, eps=1e-8), 3, {'clip_norm': 1.0}),
     # After the first steps, where optax corrects the bias of the momentum.
-    ('match_rms_adamw', optim.muon, 300, {}),
-    ('original', functools.partial(optim.muon, consistent_rms=None), 300, {}),
+    ('muon', optim.muon, 300, {}),
+    (
+      'muon_original',
+      functools.partial(optim.muon, consistent_rms=None),
+      300,
+      {},
+    ),
   ],
 )
 def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
@@ -280,44 +285,6 @@ def test_updates_are_timms(timm_training, name, rule, num_steps, fields):
   actual = run(tx, num_steps, grads=grads, params=params)
   # 0.999 ** 300 is rounded otherwise.
   assert_close(actual, part(f'{name}/'), 5e-5)
-
-
-def orthogonalized(matrix):
-  """Apply Newton-Schulz to the singular values of a matrix."""
-  u, s, v = np.linalg.svd(matrix, full_matrices=False)
-  s = s / np.linalg.norm(s)
-  for _ in range(5):
-    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-  return (u * s) @ v
-
-
-@pytest.mark.parametrize(
-  'consistent_rms', [0.2, pytest.param(None, marks=pytest.mark.slow)]
-)
-def test_muon(consistent_rms):
-  def leaf_rule(path, p, g, lr, t, state):
-    if not path.endswith('kernel') or path.startswith('head'):
-      u = adam(p, g, t, state)
-    else:
-      m = state['m'] = 0.05 * g + 0.95 * state.get('m', 0)
-      m = 0.95 * m / (1 - 0.95 ** (t + 2)) + 0.05 * g / (1 - 0.95 ** (t + 1))
-      num_inputs = 1 if 'query' in path else p.ndim - 1
-      inputs = int(np.prod(p.shape[:num_inputs]))
-      u = orthogonalized(m.reshape(inputs, -1))
-      sides = u.shape
-      u = u.reshape(p.shape) * (
-        0.2 * np.sqrt(max(sides))
-        if consistent_rms
-        else np.sqrt(max(1, sides[1] / sides[0]))
-      )
-    return p - lr * (u + decay_of(path, 0.1) * p)
-
-  rule = functools.partial(
-    optim.muon, weight_decay=0.1, consistent_rms=consistent_rms
-  )
-  layout = {'small': consistent_rms is None}
-  actual = run(make_tx(rule, make_tree(**layout)), **layout)
-  assert_close(actual, reference(leaf_rule, **layout), 2e-5)
 
 
 @pytest.mark.parametrize('scan', [False, True])

@@ -14,7 +14,6 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / 'data'))
 
 from test_augment import (  # noqa: F401
   test_hue_is_torchvisions,
-  test_interpolation_is_fixed_or_random,
   test_operations_are_timms,
   test_simple_random_crop_is_torchvisions,
   test_trivial_augment_is_torchvisions,

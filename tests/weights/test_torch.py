@@ -269,7 +269,7 @@ def test_fields_of_the_user_come_first():
     ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
     *(
       ('timm', 'token', {'model_args': {name: 'other'}}, name)
-      for name in timm.Family('').args
+      for name in timm._ARGS
     ),
     ('timm', 'token', {'model_args': {'num_heads': 5}}, 'num_heads'),
     ('hf', 'classifier', {'model_type': 'deit'}, "'deit'"),

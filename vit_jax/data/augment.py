@@ -167,7 +167,7 @@ _TRIVIAL: _Arguments = {
   'Rotate': _signed(135),
   **dict.fromkeys(ENHANCE, _around_1(0.99, 0)),
   'Posterize': lambda strength, rng: 8 - round(strength * 6),
-  'Solarize': lambda strength, rng: 255 * (1 - strength),
+  'Solarize': lambda strength, rng: 255 - 255 * strength,
 }
 _BINS = 31  # strengths of TrivialAugment
 

@@ -169,7 +169,9 @@ def distillation(
     raise UserError(
       f"temperature={temperature} has no effect on kind='hard'. Leave it out."
     )
-  if weight == 1 and _has_token(model):
+  pooling = getattr(model, 'pooling', None)
+  two_heads = getattr(pooling, 'distillation_token', False)
+  if weight == 1 and two_heads:
     raise UserError(
       'With DistillationToken, weight=1 does not train the head of the class '
       'token, half of the prediction. Use a smaller weight, such as 0.5.'
@@ -177,9 +179,13 @@ def distillation(
   teacher.open(model)
 
   def loss_fn(params, batch, rng, teacher_params):
-    logits, logits_for_teacher = _student_logits(
-      model, params, preprocess(batch['image']), rng
-    )
+    images, options = preprocess(batch['image']), {}
+    if two_heads:
+      options = {'method': 'features', 'per_layer': False}
+    options |= {'train': True, 'rngs': {'dropout': rng}}
+    out = model.apply({'params': params}, images, **options)
+    logits = out['class_logits'] if two_heads else out
+    logits_for_teacher = out['distillation_logits'] if two_heads else out
     label_loss, metrics = compare(logits, jnp.asarray(batch['label']))
     targets = teacher(teacher_params, batch['image'])
     losses = teacher_loss(
@@ -213,19 +219,3 @@ def teacher_loss(
   student = jax.nn.log_softmax(logits / temperature)
   teacher = jax.nn.log_softmax(targets / temperature)
   return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), -1)
-
-
-def _student_logits(model, params, images, rng):
-  """Return the logits [B, K] for the labels, and those for the teacher."""
-  options = {'train': True, 'rngs': {'dropout': rng}}
-  if not _has_token(model):
-    logits = model.apply({'params': params}, images, **options)
-    return logits, logits
-  options |= {'method': 'features', 'per_layer': False}
-  out = model.apply({'params': params}, images, **options)
-  return out['class_logits'], out['distillation_logits']
-
-
-def _has_token(model):
-  pooling = getattr(model, 'pooling', None)
-  return getattr(pooling, 'distillation_token', False)

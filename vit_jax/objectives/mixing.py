@@ -17,8 +17,7 @@ timm's mixup=0.8, cutmix=1, mixup_prob=p, mixup_switch_prob=s is
 
   Choice((Mixup(0.8), Cutmix(1.0)), (p * (1 - s), p * s))
 
-with its mixup_mode 'batch'; a side of its boxes may be a pixel longer (timm
-1.0.31, not that of DeiT). big_vision's mixup replaces w by max(w, 1 - w):
+with its mixup_mode 'batch'. big_vision's mixup replaces w by max(w, 1 - w):
 this only exchanges the images with their partners.
 """
 
@@ -75,9 +74,8 @@ class Cutmix:
   """A box of the partner; labels are weighted by the pixels of each image.
 
   The box has the aspect ratio of the image and the area 1 - w of it, for w ~
-  Beta(alpha, alpha). Its centre is uniform in the image, which crops it. As in
-  the code of the paper and in DeiT, it ends half a side after the centre,
-  rounded down.
+  Beta(alpha, alpha). Its centre is uniform in the image, which crops it. Sides
+  are even, as in the paper's code and DeiT; timm 1.0.31 also has odd ones.
   """
 
   alpha: Positive

@@ -94,6 +94,8 @@ _MIXER_KEYS = KeyMap(
 )
 
 
+# Values of model_args that change the computation but not the arrays, and for
+# which our model is the same.
 _ARGS = {
   'pool_include_prefix': (False, None),
   'norm_layer': (None, 'layernorm'),
@@ -112,8 +114,6 @@ class Family:
     keys: key map, or None: that of timm's VisionTransformer.
     anchor: array that files of these architectures have.
     fields: fields of our model that the arrays do not show.
-    args: values of model_args that change the computation but not the arrays,
-      and for which our model is the same.
     refused: why no model here computes the same, or ''.
   """
 
@@ -121,7 +121,6 @@ class Family:
   keys: KeyMap | None = None
   anchor: str = 'patch_embed.proj.weight'
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  args: Mapping[str, Any] = dataclasses.field(default_factory=_ARGS.copy)
   refused: str = ''
 
 
@@ -229,7 +228,7 @@ def _family(config, arrays):
   wrong = [family.refused] if family.refused else []
   wrong += [
     f'{name}={config[name]!r}'
-    for name, values in family.args.items()
+    for name, values in _ARGS.items()
     if config.get(name) not in values
   ]
   if wrong:
