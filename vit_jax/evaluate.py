@@ -136,8 +136,7 @@ def evaluate(
   with contextlib.closing(new) as writer:
     writer.write(step, results | stopwatch.record())
   rows = [(name, str(round(value, 4))) for name, value in results.items()]
-  table = terminal.table(f'step {step}', ['metric', 'value'], rows)
-  terminal.console().print(table)
+  terminal.table(f'step {step}', ['metric', 'value'], rows)
   if warning := evaluators_lib.non_finite(step, results):
     terminal.say(warning)
   for path in written:

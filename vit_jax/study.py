@@ -78,7 +78,8 @@ def study(
     report_only: do no run.
     provenance: as in `train`; its allow_changes are 'KEY' for all runs, or
       'runs.NAME.KEY' for one.
-    dry_run: make dry runs, of each run that builds on nothing still to do.
+    dry_run: make dry runs. A run that builds on another still to do starts from
+      scratch, or is named if it cannot.
 
   Returns:
     list of the values that the reports return.
@@ -273,12 +274,19 @@ def _check_sources(runs):
 
 def _dry_runs(todo, runs, needs, workdir):
   for name in todo:
+    config, title = runs[name], name
     if pending := [x for x in needs[name] if not outcome(workdir / x)]:
-      terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
-    else:
-      terminal.heading(name)
-      config = with_best(runs[name], runs, workdir)
-      configs.run(config, str(workdir / name), dry_run=True)
+      title = f'{name} without {", ".join(pending)}'
+      left_out = ('best_of', 'init_from') if 'model' in config else ('best_of',)
+      values = config.copy_and_resolve_references().to_dict()
+      values = {k: x for k, x in values.items() if k not in left_out}
+      config = ml_collections.ConfigDict(values)
+      if needed_by(name, {**runs, name: config}, workdir):
+        terminal.say(f'{name}: needs {", ".join(pending)} before its dry run')
+        continue
+    terminal.heading(title)
+    config = with_best(config, runs, workdir)
+    configs.run(config, str(workdir / name), dry_run=True)
   terminal.say(f'Dry run: {len(todo)} runs would be done.')
 
 

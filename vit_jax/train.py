@@ -193,7 +193,6 @@ def train(
   shapes = (abstract_state, abstract_batch, *teacher_shapes)
 
   # 5. Evaluators open their data now, not after a day of training.
-  claim: Any = None if dry_run else workdirs.Claim(workdir)
   evals = evals or {}
   evaluators = evaluators_lib.make(
     {name: each.evaluator for name, each in evals.items()},
@@ -216,6 +215,7 @@ def train(
     return None
 
   with (
+    contextlib.closing(workdirs.Claim(workdir)) as claim,
     contextlib.closing(checkpointer),
     compiled.explaining(_MEMORY),
   ):

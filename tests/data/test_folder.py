@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import images
+from vit_jax.data import images, pipeline
 from vit_jax.data.folder import Folder
 from vit_jax.data.sources import open_source
 
@@ -165,6 +165,13 @@ def test_errors(root, options, table, words):
   with pytest.raises(ValueError) as error:
     Folder(path, **options)
   assert all(word in str(error.value) for word in words)
+
+
+def test_a_file_that_does_not_end_is_named(root):
+  (root / 'val' / '2' / 'z.jpg').symlink_to('/dev/zero')
+  data = pipeline.Data(Folder(root / 'val'), 5)
+  with pytest.raises(ValueError, match=r'2/z\.jpg: The file has more than'):
+    list(data.eval_batches())
 
 
 def test_missing_file_names_itself(root):

@@ -224,6 +224,19 @@ def test_the_names_of_configurations(monkeypatch):
   ]
 
 
+def test_only_images_of_the_data_set_are_read(tmp_path, monkeypatch):
+  (tmp_path / 'a.png').write_bytes(b'image')
+  paths = [f'{tmp_path}/a.png', f'{tmp_path}/../b', '/etc/passwd']
+  data = {'image': [{'path': x} for x in paths], 'label': [0, 1, 0]}
+  made = datasets.Dataset.from_dict(data).cast_column('image', datasets.Image())
+  monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **options: made)
+  source = HuggingFace(tmp_path / 'train.parquet')
+  assert source[0]['image'] == b'image'
+  for index in (1, 2):
+    with pytest.raises(ValueError, match='is not below'):
+      source[index]
+
+
 def test_arguments_reach_the_package(monkeypatch):
   seen = []
 

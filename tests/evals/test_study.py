@@ -181,11 +181,17 @@ def test_report_runs_nothing(tmp_path, capsys):
   assert CALLS == [] and '0 of 3 runs are done' in capsys.readouterr().out
 
 
-def test_a_dry_run_plans_what_needs_no_other_run(tmp_path, capsys):
-  assert study(make_config(), tmp_path, dry_run=True) == []
-  assert CALLS == ['pretrain', 'a_seed1']
+def test_a_dry_run_plans_all_that_can_start_from_scratch(tmp_path, capsys):
+  config = make_grid()
+  more = {'init_from': {'path': '{workdir}/final'}, 'model': {}}
+  config.runs.tuned = make_run('tuned', 0.1, **more)
+  config.runs.taught = make_run('taught', 0.1, path='{workdir}/tuned')
+  config.order = (*config.order, 'tuned', 'taught')
+  assert study(config, tmp_path, dry_run=True) == []
+  assert CALLS == ['dev_1', 'dev_2', 'dev_3', 'dev_4', 'final', 'tuned']
   assert not list(tmp_path.glob('*/metrics.jsonl'))
-  assert 'b_seed0: needs pretrain' in capsys.readouterr().out
+  shown = capsys.readouterr().out
+  assert 'tuned without final' in shown and 'taught: needs tuned' in shown
 
 
 def make_grid(**changes):

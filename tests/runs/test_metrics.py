@@ -1,7 +1,10 @@
 """Metrics: what is measured, when it is fetched, and what is written."""
 
+import errno
 import json
 import re
+import subprocess
+import sys
 import types
 
 import jax
@@ -14,6 +17,7 @@ from vit_jax import config
 from vit_jax.optim.schedules import Timeline, steps
 from vit_jax.runs import metrics, terminal
 from vit_jax.runs.metrics import Monitor, NonFiniteError, Writer, read_records
+from vit_jax.types import UserError
 
 
 def make_monitor(workdir, **kwargs):
@@ -284,6 +288,26 @@ def test_a_terminal_shows_a_bar(capsys, monkeypatch):
   assert 'a line' in out
 
 
+def test_a_full_stdout_does_not_end_a_run():
+  code = 'from vit_jax.runs import terminal as t; t.say("a"); t.heading("b"); '
+  code += 't.table("c", ["d"], [["e"]]); t.sys.exit("the end")'
+  with open('/dev/full', 'w') as full:
+    done = subprocess.run(
+      [sys.executable, '-c', code], stdout=full, stderr=subprocess.PIPE
+    )
+  assert done.stderr == b'the end\n'
+
+
+def test_names_from_files_cannot_control_the_terminal(capsys):
+  name = 'ü\x1b[2J\x9b\r\ud800[/]'
+  terminal.say(name)
+  terminal.table('', ['a'], [[name]])
+  with pytest.raises(SystemExit) as stop, terminal.one_message():
+    raise UserError(name)
+  out = capsys.readouterr().out + stop.value.code
+  assert out.count(r'ü\x1b[2J\x9b\r\ud800[/]') == 3
+
+
 def test_mistakes_of_the_user_are_one_line():
   """Other errors keep their traceback, also those of Python in our code."""
   with pytest.raises(TypeError), terminal.one_message():
@@ -293,3 +317,6 @@ def test_mistakes_of_the_user_are_one_line():
   with pytest.raises(SystemExit) as stop, terminal.one_message():
     config.locate('no path')
   assert stop.value.code.startswith("\nConfigError: 'no path' cannot")
+  with pytest.raises(SystemExit) as stop, terminal.one_message():
+    raise OSError(errno.ENOSPC, 'No space left on device')
+  assert stop.value.code == '\nOSError: [Errno 28] No space left on device'

@@ -327,6 +327,9 @@ def test_an_evaluator_that_needs_too_much():
     compiled.explaining(''),
   ):
     raise jax.errors.JaxRuntimeError('INTERNAL: something else')
+  with pytest.raises(MemoryError) as of_host, compiled.explaining(''):
+    raise MemoryError
+  assert not isinstance(of_host.value, compiled.OutOfMemoryError)
 
 
 def test_shapes_of_a_batch():

@@ -1,5 +1,8 @@
 """The directory of a run: created, claimed, and found from a checkpoint."""
 
+import subprocess
+import sys
+
 import pytest
 
 from vit_jax.runs import workdirs
@@ -36,10 +39,27 @@ def test_the_commit_of_this_checkout():
   assert commit is None or len(commit.removesuffix('+dirty')) == 40
 
 
-def test_the_last_start_may_write(tmp_path):
+def test_the_last_start_may_write_where_files_cannot_be_locked(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(workdirs, 'is_local', lambda path: False)
   first = workdirs.Claim(tmp_path)
   first.check()
   second = workdirs.Claim(tmp_path)
   with pytest.raises(ValueError, match='was started again by process'):
     first.check()
   second.check()
+
+
+def test_what_another_process_has_claimed(tmp_path):
+  workdirs.Claim(tmp_path).close()
+  code = 'import fcntl, sys; file = open(sys.argv[1], "w"); '
+  code += 'fcntl.lockf(file, fcntl.LOCK_EX); print(1, flush=True); input()'
+  command = [sys.executable, '-c', code, str(tmp_path / '.claim.lock')]
+  pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+  with subprocess.Popen(command, **pipes) as other:
+    other.stdout.readline()
+    with pytest.raises(ValueError, match=r'is being done by process \d+ of'):
+      workdirs.Claim(tmp_path)
+    other.stdin.write(b'\n')
+  workdirs.Claim(tmp_path).close()

@@ -69,7 +69,7 @@ class Folder:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image = (self._base / self.file_name(index)).read_bytes()
+    image = image_files.read(self._base / self.file_name(index))
     return {'image': image, 'label': int(self._labels[index])}
 
   def check_files(self, remedy: str) -> None:

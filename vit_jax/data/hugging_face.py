@@ -4,10 +4,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import fsspec
 import numpy as np
 
-from vit_jax.data import tables
+from vit_jax.data import image_files, tables
 from vit_jax.runs.files import PathLike
 from vit_jax.types import UserError
 
@@ -54,10 +53,15 @@ class HuggingFace:
     exif: bool = True,
   ) -> None:
     import datasets
+    import huggingface_hub.constants as hub
 
     self.channels, self.exif = channels, exif
     self._where = f'{os.fspath(name)} {split}'
-    data = _load(os.path.expanduser(name), split, config)
+    name = os.path.expanduser(name)
+    data = _load(name, split, config)
+    folder = os.path.dirname(name) if name.endswith(FILES) else name
+    roots = folder, datasets.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE
+    self._roots = tuple(os.path.join(os.path.abspath(x), '') for x in roots)
     features = data.features
     if image_key is None:
       kinds = (k for k, v in features.items() if isinstance(v, datasets.Image))
@@ -89,7 +93,7 @@ class HuggingFace:
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label = self._image(index), self._labels[index]
     if isinstance(image, Mapping):
-      image = image['bytes'] or _read(image['path'])
+      image = image['bytes'] or self._read(image['path'])
     return {'image': image, 'label': label if label.ndim else int(label)}
 
   def labels(self) -> np.ndarray:
@@ -105,11 +109,15 @@ class HuggingFace:
   def _image(self, index):
     return self._images[int(index)][self._key]
 
-
-def _read(path):
-  """Return the bytes of a file, which may be in an archive."""
-  with fsspec.open(path, 'rb') as file:
-    return file.read()
+  def _read(self, path):
+    """Return the bytes of an image file below the data set, or in a cache."""
+    path = os.path.abspath(path)
+    if not path.startswith(self._roots):
+      raise UserError(
+        f'The image {path} is not below {self._roots[0]}. Only images of the'
+        ' data set are read.'
+      )
+    return image_files.read(path)
 
 
 def _load(name, split, config):

@@ -12,10 +12,12 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import images, workers
-from vit_jax.types import UserError
+from vit_jax.types import PathLike, UserError
 
 _JPEG_END = b'\xff\xd9'
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
+MAX_FILE_BYTES = 2**28
+_USUAL = 2**20  # a buffer for the largest file takes 0.1 ms more
 
 
 def is_image(path: str) -> bool:
@@ -96,6 +98,17 @@ def check(paths: tuple[str, ...], remedy: str) -> None:
     raise UserError(f'{count} images cannot be read:\n  {shown}\n{remedy}')
 
 
+def read(path: PathLike) -> bytes:
+  """Return the bytes of an image file, at most MAX_FILE_BYTES."""
+  with epath.Path(path).open('rb') as file:
+    data = file.read(_USUAL)
+    if len(data) == _USUAL:
+      data += file.read(MAX_FILE_BYTES)
+  if len(data) > MAX_FILE_BYTES:
+    raise UserError(f'The file has more than {MAX_FILE_BYTES:,} bytes.')
+  return data
+
+
 def load(
   paths: Iterable[str],
   transforms: Sequence[Any],
@@ -111,7 +124,7 @@ def load(
 
   def loaded(path):
     try:
-      image = images.decode(epath.Path(path).read_bytes(), channels)
+      image = images.decode(read(path), channels)
       rng = np.random.default_rng(0)
       for transform in transforms:
         image = transform(image, rng)

@@ -110,7 +110,7 @@ def publish(
 ) -> None:
   """Print a table; write it as NAME.md, and `data` as NAME.json (host 0)."""
   title = '. '.join(filter(None, (title, Workdir(workdir).caution)))
-  terminal.console().print(terminal.table(title, columns, rows))
+  terminal.table(title, columns, rows)
   if jax.process_index() == 0:
     lines = [f'| {" | ".join(row)} |' for row in (columns, *rows)]
     lines.insert(1, '|---' * len(columns) + '|')

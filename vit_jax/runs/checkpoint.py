@@ -95,6 +95,7 @@ class Checkpointer:
       )
       policies.append(best)
     self.directory = epath.Path(workdir).absolute() / 'checkpoints'
+    self.directory.mkdir(parents=True, exist_ok=True)  # raises for a file
     self._manager = ocp.CheckpointManager(
       self.directory,
       options=ocp.CheckpointManagerOptions(

@@ -80,12 +80,11 @@ def report(
   if memory is not None:
     size = f'{memory.temp_size_in_bytes / GIB:.3f} GiB'
     rows.append(('temporaries on a device', size))
-  table = terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
-  terminal.console().print(table)
+  terminal.table('dry run: nothing was trained', ['what', 'is'], rows)
 
 
 class OutOfMemoryError(MemoryError, UserError):
-  """The memory of a device, or of a CPU's host, is exhausted."""
+  """The memory of a device is exhausted."""
 
 
 @contextlib.contextmanager
@@ -93,11 +92,9 @@ def explaining(advice: str) -> Iterator[None]:
   """Context manager that says what to do when a device is out of memory."""
   try:
     yield
-  except OutOfMemoryError:
-    raise
-  except (jax.errors.JaxRuntimeError, MemoryError) as error:
+  except jax.errors.JaxRuntimeError as error:
     text = str(error).partition('\n')[0]
-    if not isinstance(error, MemoryError) and 'EXHAUSTED' not in text:
+    if 'EXHAUSTED' not in text:
       raise
     kind = jax.local_devices()[0].device_kind
     raise OutOfMemoryError(

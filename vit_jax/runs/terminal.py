@@ -1,11 +1,12 @@
 """Output of commands: progress, tables, and mistakes of the user.
 
-A UserError, or an OSError that names a file, is printed without a traceback.
-All other errors are bugs, here or in a library, and keep theirs.
+A UserError, a full disk, or an OSError that names a file, is printed without a
+traceback. All other errors are bugs, here or in a library, and keep theirs.
 """
 
 import contextlib
 import datetime
+import errno
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 import rich.console
 import rich.progress
+import rich.rule
 import rich.table
 import rich.text
 
@@ -85,14 +87,34 @@ def line(record: Mapping[str, Any]) -> str:
 
 def say(text: str) -> None:
   """Print text on the first host; a file gets it without line breaks."""
-  on = console()
-  wraps = on.is_terminal
-  on.print(text, highlight=False, markup=False, soft_wrap=not wraps)
+  wraps = console().is_terminal
+  options = {'highlight': False, 'markup': False, 'soft_wrap': not wraps}
+  _print(printable(text), **options)
 
 
 def heading(text: str) -> None:
   """Print a heading on the first host."""
-  console().rule(rich.text.Text(text), align='left')
+  _print(rich.rule.Rule(rich.text.Text(text), align='left'))
+
+
+def _print(what, **options):
+  """Print on the first host. If stdout is full, the run continues without."""
+  try:
+    console().print(what, **options)
+  except BrokenPipeError:
+    raise
+  except OSError:
+    _drop_stdout()
+
+
+def _drop_stdout():
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+  """Return text in which control characters, such as ESC, are escaped."""
+  control = r'[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]'
+  return re.sub(control, lambda match: repr(match[0])[1:-1], text)
 
 
 def console(**kwargs: Any) -> rich.console.Console:
@@ -105,14 +127,14 @@ def console(**kwargs: Any) -> rich.console.Console:
 
 def table(
   title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
-) -> Any:
-  """Return a rich table whose first column holds the names of the rows."""
+) -> None:
+  """Print a table whose first column holds the names of the rows."""
   made = rich.table.Table(title=title, title_justify='left')
   for i, column in enumerate(columns):
     made.add_column(column, justify='right' if i else 'left')
   for row in rows:
-    made.add_row(*row)
-  return made
+    made.add_row(*(rich.text.Text(printable(x)) for x in row))
+  _print(made)
 
 
 @contextlib.contextmanager
@@ -124,15 +146,16 @@ def one_message() -> Iterator[None]:
   try:
     yield
   except BrokenPipeError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_stdout()
     sys.exit(1)
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
   except (UserError, OSError) as error:
-    if isinstance(error, OSError) and error.filename is None:
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if isinstance(error, OSError) and not (error.filename or is_full):
       raise
-    sys.exit(f'\n{type(error).__name__}: {error}')
+    sys.exit(printable(f'\n{type(error).__name__}: {error}'))
 
 
 def track(items: Iterable[T], total: int, *, unit: str) -> Iterator[T]:

@@ -14,9 +14,11 @@ declared, and MACHINE if it may even differ between the hosts of a run.
 
 import dataclasses
 import datetime
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
@@ -34,7 +36,12 @@ from vit_jax import config
 from vit_jax.data.pipeline import Data
 from vit_jax.data.views import fingerprint
 from vit_jax.parallel import hosts
-from vit_jax.runs.files import PathLike, read_json, write_atomically
+from vit_jax.runs.files import (
+  PathLike,
+  is_local,
+  read_json,
+  write_atomically,
+)
 from vit_jax.types import HARMLESS, MACHINE, Preprocess, Shape, UserError
 
 # Packages that compute, read or write something of a run.
@@ -59,15 +66,17 @@ def prepare(workdir: PathLike) -> None:
 
 
 class Claim:
-  """Claim of a process to write into a workdir, until another start claims it.
+  """Claim of a process to write into a workdir, until it is closed.
 
-  Of two processes that run at the same time, the one that started first ends
-  before its next write. All hosts must see the claim of the first one: in
-  separate folders no checkpoint would be complete.
+  A second process that claims the workdir meanwhile raises UserError. Where
+  files cannot be locked, as at URLs, the first one ends before its next write.
+  All hosts must see the claim of the first one: in separate folders no
+  checkpoint would be complete.
   """
 
   def __init__(self, workdir: PathLike) -> None:
     self._path = epath.Path(workdir) / '.claim'
+    self._lock = _lock(self._path) if jax.process_index() == 0 else None
     now = datetime.datetime.now(datetime.UTC).isoformat()
     own = f'process {os.getpid()} of {platform.node()}, {now}'
     if jax.process_index() == 0:
@@ -80,6 +89,11 @@ class Claim:
         f'{blind} do not see what host 0 writes there.'
       )
 
+  def close(self) -> None:
+    """Let other processes claim the workdir."""
+    if self._lock:
+      self._lock.close()
+
   def check(self) -> None:
     """Raise UserError if the run was started again; call before a write."""
     if jax.process_index() == 0 and self._path.read_text() != self._own:
@@ -88,6 +102,26 @@ class Claim:
         f'{self._path.read_text()}. This process ends and writes nothing more. '
         'Start a run once, or use another workdir.'
       )
+
+
+def _lock(path):
+  """Return an open file that no other process can lock; None at a URL."""
+  if not is_local(path):
+    return None
+  # Not .claim: to close it after reading would release the lock.
+  file = io.FileIO(f'{path}.lock', 'w')
+  try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except (BlockingIOError, PermissionError) as error:
+    file.close()
+    by = path.read_text() if path.exists() else 'another process'
+    raise UserError(
+      f'The run in {path.parent} is being done by {by}. Wait for its end, stop '
+      'it, or use another workdir.'
+    ) from error
+  except OSError:  # a file system without locks
+    pass
+  return file
 
 
 def write(workdir: PathLike, name: str, content: Any) -> None:

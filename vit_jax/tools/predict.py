@@ -178,9 +178,9 @@ def write_table(file: TextIO, rows: Iterable[Row]) -> None:
     table.columns[column].justify = 'right'
   for path, rank, class_id, name, p in rows:
     table.add_row(
-      rich.text.Text(path if rank == 1 else ''),
+      rich.text.Text(terminal.printable(path) if rank == 1 else ''),
       str(rank),
-      rich.text.Text(name or f'class {class_id}'),
+      rich.text.Text(terminal.printable(name or f'class {class_id}')),
       f'{p:.2%}',
     )
   rich.console.Console(file=file).print(table)
@@ -216,7 +216,8 @@ def exit_status(skipped: Sequence[str], total: int) -> int:
   """Return 1 if images were skipped, and list their errors on stderr."""
   if skipped:
     heading = f'{len(skipped)} of {total} skipped:'
-    print(heading, *skipped, sep='\n', file=sys.stderr)
+    text = terminal.printable('\n'.join([heading, *skipped]))
+    print(text, file=sys.stderr)
   return 1 if skipped else 0
 
 

@@ -97,13 +97,12 @@ def kernel_cycles(
 
 def show(row: dict[str, Any], operations: int = 0) -> None:
   """Print the row, and the operations with the most cycles."""
-  console = terminal.console()
   title = f'Per device, by the compiler ({row["device_kind"]})'
   lines = [(k, text(x)) for k, x in row.items() if k != 'operations']
-  console.print(terminal.table(title, ('', row['mesh']), lines))
+  terminal.table(title, ('', row['mesh']), lines)
   if ranked := row.get('operations', ())[:operations]:
     lines = [(f'{part}: {op}', f'{n / 1e6:,.2f}') for part, op, n in ranked]
-    console.print(terminal.table('Operations', ('', 'Mcycles'), lines))
+    terminal.table('Operations', ('', 'Mcycles'), lines)
 
 
 def text(value: Any) -> str:
