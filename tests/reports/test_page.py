@@ -159,7 +159,8 @@ def test_a_study(folder):
   file = folder / 'report.html'
   shown, said = file.read_text(), text_of(file)
   for expected in (
-    'Study · 2 of 4 runs are done Train x. Best: row 93.1 ± 0.4% a Time',
+    'Study · 2 of 4 runs are done Train x. A tiny preset shows',
+    'mean nothing. Best: row 93.1 ± 0.4% a Time',
     'run status steps time val accuracy',
     'row 93.1 ± 0.4',
     'first finished 100 0:00:12 91.67%',

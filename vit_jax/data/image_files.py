@@ -80,14 +80,13 @@ def check(paths: tuple[str, ...], remedy: str) -> None:
 
   def error(path):
     try:
+      images.pillow().open(path, formats=images.FORMATS).close()
       with open(path, 'rb') as file:
-        images.check_header(file)
         file.seek(-2, os.SEEK_END)
         if path.lower().endswith(('jpg', 'jpeg')) and file.read() != _JPEG_END:
           file.seek(0)
           images.decode(file.read())
-      return None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # Pillow's readers raise many types
       return f'{path}: {error}'
 
   with concurrent.futures.ThreadPoolExecutor(2 * workers.cores()) as pool:

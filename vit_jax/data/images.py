@@ -30,7 +30,7 @@ MAX_IMAGE_BYTES = 2**28  # Default limit: 89 million pixels of 3 channels.
 Box = tuple[int, int, int, int]  # y, x, height, width
 
 # Pillow has more, but starts Ghostscript or unpacks gzip for some of them.
-_FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF')
 _ORIENTATION = 0x0112  # tag of EXIF
 # Encoders write about 10. Each costs a pass over the image, but a few bytes.
 _MAX_JPEG_SCANS = 100
@@ -200,15 +200,7 @@ class Encoded:
 
 def _open(data):
   """Return a Pillow image that is not decoded yet."""
-  return pillow().open(io.BytesIO(data), formats=_FORMATS)
-
-
-def check_header(file: Any) -> None:
-  """Raise UnreadableError if a binary file does not begin like an image."""
-  try:
-    pillow().open(file, formats=_FORMATS)
-  except Exception as error:  # Pillow's readers raise many types
-    raise UnreadableError(f'none of {", ".join(_FORMATS)}') from error
+  return pillow().open(io.BytesIO(data), formats=FORMATS)
 
 
 def _orientation(image):
@@ -225,7 +217,7 @@ def _orientation(image):
 def _unreadable(data, error):
   return UnreadableError(
     f'cannot decode an image of {len(data)} bytes that begin with'
-    f' {data[:8]!r}: {error}. The formats are {", ".join(_FORMATS)}.'
+    f' {data[:8]!r}: {error}. The formats are {", ".join(FORMATS)}.'
   )
 
 
