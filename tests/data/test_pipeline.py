@@ -504,5 +504,5 @@ def test_all_fields_of_data_act(monkeypatch):
   assert numbers == [index + (index == 4) for _, index in visits]
   drawn = batch['image'][:, 0, 0, 0].tolist()
   assert drawn == [drawn_by_definition(5, *visit) for visit in visits]
-  assert batch['image'].shape == (12, 4, 6, 3) and batches.skipped == 2
+  assert batch['image'].shape == (12, 4, 6, 3) and batches.skipped == {4}
   assert not batch['label'].any()  # but the order sees the labels
