@@ -6,18 +6,22 @@ Each row of the upper part is an operation, at three strengths for each of
 RandAugment of AugReg (magnitudes 5, 10 and 20), RandAugment of DeiT
 ('rand-m9-mstd0.5-inc1'; magnitudes 3, 6 and 9) and TrivialAugment (a third, two
 thirds and all of its strength). A cell is empty if the policy does not have the
-operation. The lower part has the other transforms, at three strengths and with
-three seeds. Without IMAGE a photograph of scikit-learn is drawn.
+operation. The lower part has the other transforms and mixing with another
+image, at three strengths and with three seeds. Sharpness and blur show the
+middle of the image only, enlarged. Without IMAGE photographs of scikit-learn
+are drawn.
 """
 
 import functools
 import pathlib
 import sys
 
+import jax
 import numpy as np
 from PIL import ImageFilter, ImageOps
 
 from vit_jax.data import augment, images, transforms
+from vit_jax.objectives.mixing import Cutmix, Mixup
 from vit_jax.reports import pictures
 
 _MAGNITUDES = (5, 10, 20)  # of AugReg's RandAugment
@@ -25,6 +29,13 @@ _INCREASING = (3, 6, 9)  # of timm's
 _STRENGTHS = (1 / 3, 2 / 3, 1.0)  # of TrivialAugment
 _SIZE_PX, _CELL_PX, _GAP_PX, _DPI = 224, 112, 4, 100
 _SEED = 2
+_ENLARGED = 'Sharpness', 'Blur'
+_CAPTION = (
+  'Above: operations of the policies of AugReg (RandAugment), DeiT and '
+  'TrivialAugment, each at three strengths.\nA cell is empty if a policy does '
+  'not have it. Below: other transforms, and mixing with another image.\n'
+  'Sharpness and blur show the middle of the image, enlarged.'
+)
 
 
 def of_policies(image):
@@ -51,9 +62,13 @@ def _applied(policy, name, image, *strength):
   )
 
 
-def of_others(image):
-  """Return {transform: 9 images} of the other transforms."""
+def of_others(image, partner=None):
+  """Return {transform: 9 images} of the other transforms, and of mixing.
+
+  `partner` is mixed with the image; by default the image, upside down.
+  """
   size = image.shape[:2]
+  partner = image[::-1] if partner is None else partner
   fixed = {
     'Grey': [lambda x: x.convert('L').convert(x.mode)],
     'Solarize 192, 128, 64': [
@@ -83,16 +98,31 @@ def of_others(image):
   for name, each in drawn.items():
     seeds = range(_SEED, _SEED + 3)
     rows[name] = [t(image, _rng(seed)) for t in each for seed in seeds]
+  for name, mixer in {'mixup': Mixup, 'CutMix': Cutmix}.items():
+    mixers = [mixer(alpha) for alpha in (0.1, 0.4, 1.0)]
+    rows[f'{name} 0.1, 0.4, 1'] = [
+      _mixed(image, partner, m, seed) for m in mixers for seed in range(3)
+    ]
   return rows
+
+
+def _mixed(image, partner, mixer, seed):
+  """Return an image mixed with its partner."""
+  blend = mixer(jax.random.key(seed), image.shape[:2])
+  top, left, bottom, right = np.asarray(blend.box)
+  weight, out = float(blend.weight), image.astype(np.float32)
+  box = np.s_[top:bottom, left:right]
+  out[box] = weight * out[box] + (1 - weight) * partner[box]
+  return np.round(out).astype(np.uint8)
 
 
 def _blur(picture, radius):
   return picture.filter(ImageFilter.GaussianBlur(radius))
 
 
-def draw(image, path):
-  """Write the figure of an image, uint8 [H, W, C]."""
-  parts = of_policies(image), of_others(image)
+def draw(image, partner, path):
+  """Write the figure of an image, uint8 [H, W, C], also mixed with another."""
+  parts = of_policies(image), of_others(image, partner)
   titles = (
     [f'AugReg {x}' for x in _MAGNITUDES]
     + [f'DeiT {x}' for x in _INCREASING]
@@ -111,6 +141,7 @@ def draw(image, path):
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+  figure.supxlabel(_CAPTION, fontsize=11)
   figure.savefig(path, dpi=_DPI, bbox_inches='tight')
 
 
@@ -122,9 +153,12 @@ def _sheet(image, rows):
   """Return the rows as one image; the first column is the original."""
   side, channels = _CELL_PX + _GAP_PX, image.shape[2]
   sheet = np.full((len(rows) * side, 10 * side, channels), 255, np.uint8)
-  for i, cells in enumerate(rows.values()):
+  for i, (name, cells) in enumerate(rows.items()):
     for j, cell in enumerate((image, *cells)):
       if cell is not None:
+        if name.startswith(_ENLARGED):
+          quarter = len(cell) // 8 * 3
+          cell = cell[quarter:-quarter, quarter:-quarter]
         small = transforms.resize(cell, _CELL_PX, 'area')
         y, x = i * side, j * side
         sheet[y : y + _CELL_PX, x : x + _CELL_PX] = small
@@ -136,18 +170,24 @@ def _rng(seed=_SEED):
 
 
 def main(output, path=None):
+  partner = None
   if path is None:
     from sklearn.datasets import load_sample_image
 
-    image = load_sample_image('flower.jpg')
+    image, partner = map(load_sample_image, ('flower.jpg', 'china.jpg'))
+    partner = _cropped(partner)
   else:
     image = images.decode(pathlib.Path(path).read_bytes())
+  draw(_cropped(image), partner, output)
+
+
+def _cropped(image):
   for crop in (
     transforms.ResizeSmall(_SIZE_PX),
     transforms.CentralCrop(_SIZE_PX),
   ):
     image = crop(image, _rng())
-  draw(np.ascontiguousarray(image), output)
+  return np.ascontiguousarray(image)
 
 
 if __name__ == '__main__':

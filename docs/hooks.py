@@ -217,7 +217,7 @@ _INDEX = """# Configs
 A config is plain data that names functions and classes, and their arguments:
 [how it is read](../training.md#configs). These files come with the code:
 
-| file | |
+| file | what it is |
 |---|---|
 {rows}
 
@@ -323,7 +323,8 @@ def _commands():
     is_worker = path.parent.parent.name == 'tools' and path.stem != '__main__'
     if is_command and not is_worker:
       command = f'python -m {name.removesuffix(".__main__")}'
-      what = _first_line(ast.get_docstring(ast.parse(path.read_text())))
+      doc = ast.get_docstring(ast.parse(path.read_text()))
+      what = _first_line(re.sub(r'^python .*\n\n', '', doc)).partition('. ')[0]
       rows.append(f'| `{command}` | {what} |')
       parts += [f'## {command}', *_examples(command), _fenced(_help(name))]
   head = '# Commands\n\n| command | what it does |\n|---|---|'

@@ -186,10 +186,12 @@ def test_augmentations_are_drawn_at_three_strengths(channels, tmp_path):
   rows |= draw_augmentations.of_others(image)
   cells = [x for row in rows.values() for x in row if x is not None]
   assert {x.shape for x in cells} == {image.shape}
+  mixed = rows['CutMix 0.1, 0.4, 1'], rows['mixup 0.1, 0.4, 1']
+  assert all(len({x.tobytes() for x in row}) > 3 for row in mixed)
   Image.fromarray(image.repeat(3, 2)[..., :3]).save(tmp_path / 'image.png')
   draw_augmentations.main(tmp_path / 'sheet.png', tmp_path / 'image.png')
   with Image.open(tmp_path / 'sheet.png') as sheet:
-    assert sheet.width > 10 * 112 and sheet.height > 23 * 112
+    assert sheet.width > 10 * 112 and sheet.height > 25 * 112
 
 
 def test_the_best_checkpoint_of_augreg_is_first(tmp_path, capsys):
