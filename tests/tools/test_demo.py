@@ -53,6 +53,7 @@ def test_explainer_agrees_with_predict_and_look(photo, weights):
     found['heads'][-1].mean(axis=0), looked['rollout'], rtol=1e-4, atol=1e-7
   )
   assert found['picture'].shape == (14 * 32, 14 * 48, 3)
+  assert found['input'].shape == (32, 48, 3)
   classes = explainer.top(found, 6)
   assert set(classes) == {'cat', 'crane (1)', 'owl', 'crane (3)', 'a', 'b'}
   assert list(classes.values()) == sorted(classes.values(), reverse=True)
@@ -192,5 +193,9 @@ def test_page_in_a_browser(photo, file, weights, bad, tmp_path):
       assert np.abs(pixels.astype(int) - expected).max() <= 2, head
     if folder := os.environ.get('VIT_JAX_SCREENSHOTS'):
       driver.save_screenshot(f'{folder}/demo.png')
+    page.wait('#example').click()
+    assert not np.array_equal(page.attention(other_than=src)[1], pixels)
+    info = json.load(urllib.request.urlopen(f'{address}/gradio_api/info'))
+    assert list(info['named_endpoints']) == ['/explain', '/draw']
     # Nothing comes from elsewhere, such as fonts or analytics.
     assert page.addresses() == {address}

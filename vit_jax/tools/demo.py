@@ -3,9 +3,8 @@ r"""Web page on this machine: drop an image, see its classes and the attention.
   python -m vit_jax.tools.demo --weights=WEIGHTS
 
 WEIGHTS is as for predict, and images are read and preprocessed as predict does.
-The page shows the most likely classes, what the model sees of the image, and
-what it attends to there: the rollout over all layers up to the chosen one
-(paper, Figs. 6 and 14), or the attention of the chosen layer alone.
+The page shows the most likely classes, the input of the model, and what it
+attends to there.
 
 The server listens on this machine only (GRADIO_SERVER_NAME=0.0.0.0: on all its
 addresses), and the page loads nothing from elsewhere. --share makes a public
@@ -15,6 +14,7 @@ Needs pip install -e '.[demo]'.
 """
 
 import argparse
+import importlib.resources
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.reports.attention import STYLES, overlay
+from vit_jax.reports.pictures import rgb
 from vit_jax.runs import terminal
 from vit_jax.tools import arguments, parsers, predict
 from vit_jax.tools.look import arrays, figures
@@ -34,7 +35,14 @@ from vit_jax.weights.bundle import Weights
 
 SHOWN = {'rollout': 'heads', 'attention': 'maps'}  # key in an Explainer's dict
 ALL = 'all'
-_SHOWN_PX = 448  # smaller side of the images on the page, at least
+_SHOWN_PX = 448  # smaller side of what attention is drawn over, at least
+_EXPLAINED = (
+  '*Rollout* is what reaches the output from each patch through the layers up '
+  'to the chosen one (figures 6 and 14 of the paper); *attention* is that of '
+  'the chosen layer alone. A *mask* darkens what the model does not attend to; '
+  '*heat* colours what it attends to.'
+)
+_EXAMPLE = importlib.resources.files('sklearn.datasets') / 'images/flower.jpg'
 
 
 class Explainer:
@@ -68,16 +76,16 @@ class Explainer:
   def __call__(self, path: str) -> dict[str, Any]:
     """Return a dict of what there is to show of an image file.
 
-    These are 'picture' uint8 [H, W, C], what the model sees, finer;
-    'probabilities' [K]; 'maps' and 'heads' float32 [L, h, gh, gw]. Only 'error'
-    if the file is not an image.
+    These are 'input' uint8 [H, W, C], what the model sees; 'picture', the same,
+    but finer; 'probabilities' [K]; 'maps' and 'heads' float32 [L, h, gh, gw].
+    Only 'error' if the file is not an image.
     """
     (found,) = predict.in_batches(
       self._forward, self._params, self.weights, [path]
     )
     if 'error' not in found:
-      (picture,) = figures.finer_images(self.weights, [path], _SHOWN_PX)
-      found |= {'picture': picture}
+      for name, px in (('input', 1), ('picture', _SHOWN_PX)):
+        (found[name],) = figures.finer_images(self.weights, [path], px)
     return found
 
   def top(self, found: Mapping[str, Any], count: int) -> dict[str, float]:
@@ -118,11 +126,12 @@ def page(explainer: Explainer, top_k: int) -> Any:
       message = f'**{os.path.basename(path)}**: {reason}' if path else ''
       return message, None, None, None, None
     classes = explainer.top(found, top_k) if explainer.has_classes else None
-    return '', found, classes, found['picture'], draw(found, *choices)
+    return '', found, classes, rgb(found['input']), draw(found, *choices)
 
   def draw(found, *choices):
     return explainer.draw(found, *choices) if found and choices else None
 
+  height, width, _ = explainer.weights.image_shape
   with gr.Blocks(
     title='vit_jax demo', analytics_enabled=False, delete_cache=(3600, 3600)
   ) as blocks:
@@ -131,35 +140,47 @@ def page(explainer: Explainer, top_k: int) -> Any:
     look = {'format': 'png', 'interactive': False}
     look['buttons'] = ['fullscreen', 'download']
     with gr.Row():
-      image = gr.Image(
-        label='Your image', sources=['upload', 'clipboard'], elem_id='image'
-      )
-      # The file as it is: our decoder reads it, and reports errors.
-      image.preprocess = lambda payload: payload.path if payload else None
-      picture = gr.Image(label='What the model sees', **look)
-      attention = gr.Image(
-        label='What it attends to',
-        visible=not explainer.no_attention,
-        elem_id='attention',
-        **look,
-      )
-    message = gr.Markdown(elem_id='message')
-    choices = () if explainer.no_attention else _choices(gr, explainer)
-    classes = gr.Label(
-      label='Probabilities',
-      visible=explainer.has_classes,
-      elem_id='probabilities',
-    )
+      with gr.Column():
+        image = gr.Image(
+          label='Your image', sources=['upload', 'clipboard'], elem_id='image'
+        )
+        # The file as it is: our decoder reads it, and reports errors.
+        image.preprocess = lambda payload: payload.path if payload else None
+        example = gr.Button('Example', size='sm', elem_id='example')
+        example.click(
+          lambda: str(_EXAMPLE), None, image, api_visibility='private'
+        )
+        message = gr.Markdown(elem_id='message')
+        classes = gr.Label(
+          label='Probabilities',
+          visible=explainer.has_classes,
+          elem_id='probabilities',
+        )
+        seen = gr.Image(
+          label=f'Input of the model, {width} x {height} px',
+          height=height + 72,  # its real size, below the label
+          **look,
+        )
+      with gr.Column(visible=not explainer.no_attention):
+        attention = gr.Image(
+          label='What it attends to', elem_id='attention', **look
+        )
+        choices = () if explainer.no_attention else _choices(gr, explainer)
     image.change(
-      explain, [image, *choices], [message, found, classes, picture, attention]
+      explain,
+      [image, *choices],
+      [message, found, classes, seen, attention],
+      api_name='explain',
     )
-    for choice in choices:
-      choice.change(
+    if choices:
+      gr.on(
+        [choice.change for choice in choices],
         draw,
         [found, *choices],
         attention,
         trigger_mode='always_last',
         show_progress='hidden',
+        api_name='draw',
       )
   return blocks
 
@@ -176,7 +197,7 @@ def _choices(gr, explainer):
       max(last, 2),
       value=last,
       step=1,
-      label=f'Layer (1 to {last})',
+      label='Layer',
       visible=last > 1,
     )
     head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
@@ -185,10 +206,14 @@ def _choices(gr, explainer):
 
 def _describe(explainer):
   """Return the text at the top of the page, as Markdown."""
-  height, width, _ = explainer.weights.image_shape
-  lines = [f'**{explainer.weights.origin}**, {height} x {width} px']
+  lines = [
+    '# What a Vision Transformer sees',
+    f'**{explainer.weights.origin}**',
+  ]
   if explainer.no_attention:
     lines.append(f'No attention to show: {explainer.no_attention}.')
+  else:
+    lines.append(_EXPLAINED)
   if not explainer.has_classes:
     lines.append('No probabilities: the weights have no head for images.')
   return '\n\n'.join(lines)
@@ -234,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       server_port=args.port,
       share=args.share,
       max_file_size='50mb',
+      allowed_paths=[str(_EXAMPLE)],
       quiet=True,
       prevent_thread_lock=True,
       ssr_mode=False,
