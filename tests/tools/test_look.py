@@ -169,6 +169,12 @@ def call(*args):
 
 
 def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
+  sheet, sheets = figures.attention.sheet, []
+  monkeypatch.setattr(
+    figures.attention,
+    'sheet',
+    lambda rows, *a, **k: [sheet(rows, *a, **k), sheets.append(rows)],
+  )
   monkeypatch.setattr(figures, 'PER_SHEET', 6)
   monkeypatch.setattr(command, '_LEAST', 5)
   status = call(
@@ -176,6 +182,7 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
     *('--num_maps=1', '--num_points=5'),
   )
   assert not status
+  assert [len(rows) for rows in sheets] == [6, 5]
   told, said = capsys.readouterr()
   assert 'maps: 1 of 11 images (--num_maps)' in said
   assert 'tsne: 5 of 11 images (--num_points)' in said

@@ -57,8 +57,7 @@ def of_study(
   made = []
   for metrics in kinds.values():
     names = [x.partition('_')[0] for lines in metrics.values() for x in lines]
-    first, *more = dict.fromkeys(names)
-    group = ', '.join([first, *more[:3], *['...'][: len(more) > 3]])
+    group = ', '.join([*dict.fromkeys(names)][:5])
     made += [chart | {'group': group} for chart in _charts(metrics)]
   return made
 

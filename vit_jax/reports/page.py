@@ -160,19 +160,16 @@ def _best(study):
   """Return the tile of the best measured number in table.json, in a list."""
   path = study.path / 'table.json'
   saved = json.loads(path.read_text()) if path.exists() else {}
-  published = [
-    (x['row'], x['column'])
-    for report in study.config.get('report') or ()
-    for x in report.get('cells', ())
-    if 'value' in x
-  ]
+  reports = study.config.get('report') or ()
+  cells = [x for report in reports for x in report.get('cells', ())]
+  published = [(x['row'], x['column']) for x in cells if 'value' in x]
   found = [
-    (x['mean'], row, column, Value(**x).percent())
-    for row, cells in saved.items()
-    for column, x in cells.items()
+    (x['mean'], row, f'{Value(**x).percent()}%', column)
+    for row, columns in saved.items()
+    for column, x in columns.items()
     if (row, column) not in published
   ]
-  return [(f'Best: {x[1]}', f'{x[3]}%', x[2]) for x in sorted(found)[-1:]]
+  return [(f'Best: {row}', *rest) for _, row, *rest in sorted(found)[-1:]]
 
 
 def _readable(metric):

@@ -71,28 +71,22 @@ def rollout(
   images = _images(weights, looks, 2 * _PX if few else _PX)
   mean = np.mean([look['rollout'] for look in looks], axis=0)
   title = f'image, rollout, rollout above the mean of {len(looks):,} images'
+  title = title if len(looks) > 1 else ''
   for start in range(0, len(looks), PER_SHEET):
     sheet = looks[start : start + PER_SHEET]
     rollouts = np.stack([look['rollout'] for look in sheet])
-    rows = [
-      (image, attention.overlay(image, found, style=style))
-      for image, found in zip(images, rollouts)
+    rows = [  # rollouts first: zip would drop an image of the next sheet
+      [x, attention.overlay(x, found, style=style)]
+      for found, x in zip(rollouts, images)
     ]
-    if len(looks) > 1:
-      above = np.maximum(rollouts - mean, 0)
-      rows = [
-        (image, drawn, attention.overlay(image, more, style='heat'))
-        for (image, drawn), more in zip(rows, above)
-      ]
+    for row, found in zip(rows, rollouts if len(looks) > 1 else ()):
+      above = np.maximum(found - mean, 0)
+      row.append(attention.overlay(row[0], above, style='heat'))
     names = [_caption(x) if few else x.get('class', '') for x in sheet]
     number = start // PER_SHEET + 1
     file = path.with_stem(f'{path.stem}-{number}') if start else path
-    attention.sheet(
-      rows,
-      file,
-      names=names if any(names) else None,
-      title=title if len(looks) > 1 else '',
-    )
+    names = names if any(names) else None
+    attention.sheet(rows, file, names=names, title=title)
     _write(file, rollout=rollouts, mean=mean, paths=_paths(sheet))
 
 
