@@ -12,6 +12,7 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from vit_jax.config import Provenance
 from vit_jax.data.pipeline import Data
@@ -56,24 +57,20 @@ def evaluate(
 ) -> dict[str, float]:
   """Run each evaluator once, print a table and write metrics.jsonl.
 
-  For classifiers, also write the files of reports/confusion.py.
+  Return {'EVALUATOR/METRIC': value}. For classifiers, also write the files of
+  reports/confusion.py.
 
   Args:
     workdir: for the results.
     evals: {name: factory}, see evaluators.py.
-    init_from: the weights; the head is kept by default. None: a freshly
-      initialised model, the baseline for features of a trained one.
-    model, image_shape, preprocess: by default from the weights; image_shape is
-      (H, W, C).
+    init_from: the weights; the head is kept by default. None: a model that is
+      initialised from `seed`, the baseline for features of a trained one.
+    model, image_shape, preprocess: by default from the weights.
     mesh, sharding, writers, provenance: as in `train`.
-    seed: of the initialisation, without init_from.
-    dry_run: stop after all checks.
-
-  Returns:
-    {'EVALUATOR/METRIC': value}; {} after a dry run.
+    dry_run: stop after all checks, and return {}.
   """
   stopwatch, provenance = Stopwatch(), provenance or Provenance()
-  workdirs.prepare(workdir)
+  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
   mesh = mesh.make()
   weights = surgery.read(init_from) if init_from else None
   if weights is not None:

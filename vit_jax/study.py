@@ -56,7 +56,7 @@ def study(
   provenance: Provenance | None = None,
   dry_run: bool = False,
 ) -> list[Any]:
-  """Do the runs that are not done, then report.
+  """Do the runs that are not done; return the values of the reports.
 
   A run that meets NaN is done too, as 'diverged': `best_of` does not choose it
   and reports leave it out. Any other error ends the study. Mistakes in configs,
@@ -65,11 +65,9 @@ def study(
   Args:
     workdir: of the study.
     runs: {name: config}.
-    order: names of all runs in the order to do them, because a ConfigDict sorts
-      its keys; None: alphabetical.
-    report: objects with __call__(results), which writes a report of the runs
-      that are done, and check(results), which raises ValueError if no run of
-      the study can fill it.
+    order: of their names; None: alphabetical, as a ConfigDict sorts its keys.
+    report: objects with __call__(results), which writes about the runs that are
+      done, and check(results), which raises ValueError if no run can fill it.
     shared: values that runs refer to.
     discard: regular expression of the runs whose checkpoints are deleted once
       the run is done.
@@ -80,13 +78,10 @@ def study(
       'runs.NAME.KEY' for one.
     dry_run: make dry runs. A run that builds on another still to do starts from
       scratch, or is named if it cannot.
-
-  Returns:
-    list of the values that the reports return.
   """
   provenance = provenance or Provenance()
-  workdirs.prepare(workdir)
   workdir = epath.Path(workdir)
+  workdir.mkdir(parents=True, exist_ok=True)
   runs = ordered(runs, order, workdir)
   for config in runs.values() if writers else ():
     if config.run == 'vit_jax.train.train':
@@ -276,7 +271,7 @@ def _dry_runs(todo, runs, needs, workdir):
   for name in todo:
     config, title = runs[name], name
     if pending := [x for x in needs[name] if not outcome(workdir / x)]:
-      title = f'{name} without {", ".join(pending)}'
+      title += f' without {", ".join(pending)}'
       left_out = ('best_of', 'init_from') if 'model' in config else ('best_of',)
       values = config.copy_and_resolve_references().to_dict()
       values = {k: x for k, x in values.items() if k not in left_out}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from vit_jax import config
 from vit_jax.analysis import flops
@@ -121,7 +122,7 @@ def train(
     Stopped: a signal asked to stop, and a checkpoint was saved.
   """
   stopwatch = Stopwatch()
-  workdirs.prepare(workdir)
+  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
 
   # 1. Is this the same run as before, if there was one?
   provenance = provenance or Provenance()
@@ -351,18 +352,12 @@ def make_step(
   accum_steps: int = 1,
   ema_weight: Callable[[jax.Array], Any] | None = None,
 ) -> tuple[Callable[..., TrainState], TrainState, Any]:
-  """Return the jitted initialisation and train step, and the state's shapes.
+  """Return (init, abstract_state, step_fn) of `train_step`.
 
-  Args:
-    model, loss_fn, accum_steps, ema_weight: see `train_step`.
-    images: ShapeDtypeStruct of a batch of float images.
-    make_tx: function params -> optax transformation.
-    mesh: its devices may be described only, to compile for them.
-    rules: sharding rules; None for `sharding.rules_for(mesh)`.
-
-  Returns:
-    (init, abstract_state, step_fn): rng -> TrainState; ShapeDtypeStructs with
-    shardings; and `train_step`, which donates the state that it is given.
+  They are rng -> TrainState; ShapeDtypeStructs with shardings; and the jitted
+  step, which donates the state that it is given. Devices of the mesh may be
+  described only, to compile for them. `make_tx` makes the optax transformation
+  for parameters; rules of None are `sharding.rules_for(mesh)`.
   """
   init = functools.partial(
     init_state,

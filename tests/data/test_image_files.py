@@ -87,12 +87,6 @@ def test_one_channel_and_what_cannot_be_read(folder):
   assert str(gone).startswith(f'{paths[2]}: ')
 
 
-def test_a_file_that_does_not_end_is_an_error(tmp_path):
-  (tmp_path / 'z.jpg').symlink_to('/dev/zero')
-  ((path, error),) = image_files.load([str(tmp_path / 'z.jpg')], [])
-  assert str(error) == f'{path}: The file has more than 268,435,456 bytes.'
-
-
 def test_bug_in_a_transform_is_no_unreadable_picture(folder):
   def broken(image, rng):
     raise TypeError('a bug')

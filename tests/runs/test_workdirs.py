@@ -8,15 +8,6 @@ import pytest
 from vit_jax.runs import workdirs
 
 
-def test_prepare_makes_the_directory_and_leaves_nothing(tmp_path):
-  for _ in range(2):
-    workdirs.prepare(tmp_path / 'a' / 'b')
-  assert list((tmp_path / 'a' / 'b').iterdir()) == []
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(OSError, match='file/x'):
-    workdirs.prepare(tmp_path / 'file' / 'x')
-
-
 def test_description_is_found_from_a_checkpoint(tmp_path):
   (tmp_path / 'model.json').write_text('{"image_shape": [8, 8, 3]}')
   for path in (tmp_path, tmp_path / 'checkpoints' / '500'):
@@ -39,9 +30,7 @@ def test_the_commit_of_this_checkout():
   assert commit is None or len(commit.removesuffix('+dirty')) == 40
 
 
-def test_the_last_start_may_write_where_files_cannot_be_locked(
-  tmp_path, monkeypatch
-):
+def test_the_last_start_may_write_at_a_url(tmp_path, monkeypatch):
   monkeypatch.setattr(workdirs, 'is_local', lambda path: False)
   first = workdirs.Claim(tmp_path)
   first.check()

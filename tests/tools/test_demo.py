@@ -142,26 +142,10 @@ class Page:
     return found
 
 
-needs_gradio = pytest.mark.skipif(
+@pytest.mark.slow
+@pytest.mark.skipif(
   not importlib.util.find_spec('gradio'), reason='gradio is not installed'
 )
-
-
-@pytest.mark.slow
-@needs_gradio
-def test_a_large_upload_is_refused(file):
-  body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"'
-  body += b'\r\n\r\n' + bytes(51 << 20) + b'\r\n--x--\r\n'
-  kind = {'Content-Type': 'multipart/form-data; boundary=x'}
-  with serving(f'--weights={file}') as address:
-    url = f'{address}/gradio_api/upload'
-    request = urllib.request.Request(url, body, kind)
-    with pytest.raises(urllib.error.HTTPError, match='413'):
-      urllib.request.urlopen(request)
-
-
-@pytest.mark.slow
-@needs_gradio
 def test_page_in_a_browser(photo, file, weights, bad, tmp_path):
   with contextlib.ExitStack() as stack:
     profile = tmp_path / 'chromium'
@@ -169,6 +153,13 @@ def test_page_in_a_browser(photo, file, weights, bad, tmp_path):
     address = stack.enter_context(serving(f'--weights={file}'))
     driver.get(address)
     page = Page(driver)
+
+    large = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"'
+    large += b'\r\n\r\n' + bytes(51 << 20) + b'\r\n--x--\r\n'
+    kind = {'Content-Type': 'multipart/form-data; boundary=x'}
+    url = f'{address}/gradio_api/upload'
+    with pytest.raises(urllib.error.HTTPError, match='413'):
+      urllib.request.urlopen(urllib.request.Request(url, large, kind))
 
     page.upload(bad)
     message = page.wait('#message', lambda message: message.text).text

@@ -117,16 +117,15 @@ def test_output(file, expected, gallery, paths, capsys, weights, monkeypatch):
   assert any(line[-1] == f'{p[id_]:.2%}' for line in table)
 
 
-def test_names_of_any_kind():
+def test_names_of_any_kind(capsys):
   """Brackets are no markup, and without names there are numbers."""
-  out = io.StringIO()
   p = np.float32([0.25, 0.75])
   results = [{'path': 'a[b].png', 'probabilities': p}]
   ranking = list(tool.ranked(results, ['x', '[red]'], 1))
-  tool.write_table(out, ranking)
-  tool.write_table(out, tool.ranked(results, None, 1))
+  tool.write_table(ranking)
+  tool.write_table(tool.ranked(results, None, 1))
   assert ranking == [('a[b].png', 1, 1, '[red]', 0.75)]
-  lines = out.getvalue().splitlines()
+  lines = capsys.readouterr().out.splitlines()
   assert lines[1].split() == ['a[b].png', '1', '[red]', '75.00%']
   assert lines[3].split() == ['a[b].png', '1', 'class', '1', '75.00%']
 

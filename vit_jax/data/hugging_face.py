@@ -61,7 +61,7 @@ class HuggingFace:
     data = _load(name, split, config)
     folder = os.path.dirname(name) if name.endswith(FILES) else name
     roots = folder, datasets.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE
-    self._roots = tuple(os.path.join(os.path.abspath(x), '') for x in roots)
+    self._roots = tuple(os.path.abspath(x) + os.sep for x in roots)
     features = data.features
     if image_key is None:
       kinds = (k for k, v in features.items() if isinstance(v, datasets.Image))
@@ -113,10 +113,7 @@ class HuggingFace:
     """Return the bytes of an image file below the data set, or in a cache."""
     path = os.path.abspath(path)
     if not path.startswith(self._roots):
-      raise UserError(
-        f'The image {path} is not below {self._roots[0]}. Only images of the'
-        ' data set are read.'
-      )
+      raise UserError(f'The image {path} is not below {self._roots[0]}.')
     return image_files.read(path)
 
 

@@ -115,10 +115,9 @@ def load(
   channels: int = 3,
   ahead: int = 16,
 ) -> Iterator[tuple[str, Any]]:
-  """Yield (path, image uint8 [H, W, C]), or (path, ValueError) on failure.
+  """Yield (path, image uint8 [H, W, C]), or (path, ValueError), in order.
 
-  Threads read, decode and transform `ahead` images in advance, in the order of
-  `paths` (local paths or URLs).
+  Threads read, decode and transform `ahead` images in advance.
   """
 
   def loaded(path):

@@ -75,11 +75,7 @@ class Paired(Table):
   def find(
     self, column: str, spec: Mapping[str, Any], results: Results
   ) -> tuple[str, dict[str, Any]] | None:
-    """Return the text of a cell and {'mean', 'half_width', 'values'}, or None.
-
-    Values are differences by seed, or accuracies of the first row; half_width
-    is None for one seed.
-    """
+    """Return a cell's text and {'mean', 'half_width', 'values'}, or None."""
     import scipy.special  # takes a quarter of a second
 
     cells = map(_parts, self.cells)

@@ -117,12 +117,10 @@ class Checkpointer:
     data: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
   ) -> None:
-    """Start to write a checkpoint; training can continue at once.
+    """Start to write the state after so many steps; training can continue.
 
-    Args:
-      step, state: number of steps done, and the TrainState after them.
-      data: position in the training data, as JSON values.
-      metrics: evaluation results of this step.
+    `data` is the position in the training data as JSON values, and `metrics`
+    are evaluation results of this step.
     """
     if step == self.latest_step():
       return
@@ -312,11 +310,9 @@ def _checksum_of_json(value):
 
 
 def find(path: PathLike, step: int | None = None) -> epath.Path:
-  """Return the directory of one checkpoint.
+  """Return the directory of one checkpoint, by default of the newest.
 
-  Args:
-    path: a workdir, its checkpoints folder, or one checkpoint (.../500).
-    step: which checkpoint; None for the newest.
+  `path` is a workdir, its checkpoints folder, or one checkpoint (.../500).
   """
   path = epath.Path(path)
   if path.name.isdecimal() and (path / 'params').exists():
@@ -341,11 +337,7 @@ def load_params(
   step: int | None = None,
   ema: bool | Literal['auto'] = 'auto',
 ) -> tuple[dict[str, np.ndarray], epath.Path]:
-  """Return ({path: array}, directory) of a checkpoint, see `find`.
-
-  `ema` is True for the EMA of the parameters, False for the parameters, 'auto'
-  for the EMA if the run kept one.
-  """
+  """Return ({path: parameter, or its EMA by `ema`}, directory), see `find`."""
   directory = find(path, step)
   has_ema = (directory / 'ema').exists()
   if ema is True and not has_ema:

@@ -20,9 +20,7 @@ GIB = 2**30
 def reuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Return fn(*args, **kwargs), or the same object as an equal call did.
 
-  Consecutive runs of a study often train the same model in the same way, on
-  other data or from other weights, and so share their compiled programs. Only
-  the last calls are kept; arguments that cannot be hashed are equal to nothing.
+  So runs of a study that train the same model share their compiled programs.
   """
   try:
     hash((fn, args, tuple(kwargs.values())))
@@ -45,10 +43,7 @@ def forget() -> None:
 def batch_shapes(
   image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Return the shapes, dtypes and shardings of a global training batch.
-
-  `label` is that of any example: a class, or [K].
-  """
+  """Return a global training batch of ShapeDtypeStructs; label: any of it."""
   split = sharding.batch_sharding(mesh)
   make = functools.partial(jax.ShapeDtypeStruct, sharding=split)
   shape = jnp.shape(label)
@@ -93,8 +88,7 @@ def explaining(advice: str) -> Iterator[None]:
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
-    text = str(error).partition('\n')[0]
-    if 'EXHAUSTED' not in text:
+    if 'EXHAUSTED' not in (text := str(error).partition('\n')[0]):
       raise
     kind = jax.local_devices()[0].device_kind
     raise OutOfMemoryError(

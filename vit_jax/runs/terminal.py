@@ -98,11 +98,9 @@ def heading(text: str) -> None:
 
 
 def _print(what, **options):
-  """Print on the first host. If stdout is full, the run continues without."""
+  """Print on the first host. A run continues without a stdout."""
   try:
     console().print(what, **options)
-  except BrokenPipeError:
-    raise
   except OSError:
     _drop_stdout()
 
@@ -126,10 +124,13 @@ def console(**kwargs: Any) -> rich.console.Console:
 
 
 def table(
-  title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+  title: str | None,
+  columns: Sequence[str],
+  rows: Iterable[Sequence[str]],
+  **options: Any,
 ) -> None:
   """Print a table whose first column holds the names of the rows."""
-  made = rich.table.Table(title=title, title_justify='left')
+  made = rich.table.Table(title=title, title_justify='left', **options)
   for i, column in enumerate(columns):
     made.add_column(column, justify='right' if i else 'left')
   for row in rows:

@@ -36,12 +36,7 @@ from vit_jax import config
 from vit_jax.data.pipeline import Data
 from vit_jax.data.views import fingerprint
 from vit_jax.parallel import hosts
-from vit_jax.runs.files import (
-  PathLike,
-  is_local,
-  read_json,
-  write_atomically,
-)
+from vit_jax.runs.files import PathLike, is_local, read_json, write_atomically
 from vit_jax.types import HARMLESS, MACHINE, Preprocess, Shape, UserError
 
 # Packages that compute, read or write something of a run.
@@ -60,18 +55,12 @@ _HARMLESS_KEYS = re.compile(r'evals|evals\..*\bbatch_size')
 Basis = Mapping[str, Mapping[str, Any]]
 
 
-def prepare(workdir: PathLike) -> None:
-  """Create the directory."""
-  epath.Path(workdir).mkdir(parents=True, exist_ok=True)
-
-
 class Claim:
   """Claim of a process to write into a workdir, until it is closed.
 
-  A second process that claims the workdir meanwhile raises UserError. Where
-  files cannot be locked, as at URLs, the first one ends before its next write.
-  All hosts must see the claim of the first one: in separate folders no
-  checkpoint would be complete.
+  Another process cannot claim it. Where files cannot be locked, as at URLs, it
+  can, and the first one ends before its next write. All hosts must see the
+  claim of host 0: in separate folders no checkpoint would be complete.
   """
 
   def __init__(self, workdir: PathLike) -> None:
@@ -238,9 +227,7 @@ class ChangedRunError(UserError):
   """A run would resume with changes that its results depend on."""
 
 
-class Change(NamedTuple):
-  """A difference between two Basis: its key, and JSON values."""
-
+class Change(NamedTuple):  # between two Basis; JSON values
   key: str
   old: Any
   new: Any
@@ -249,12 +236,7 @@ class Change(NamedTuple):
 def basis_of(
   entries: Iterable[config.Entry], arguments: Mapping[str, Any] | None = None
 ) -> Basis:
-  """Return the Basis of a run.
-
-  Args:
-    entries: see `config.entries`.
-    arguments: objects, in which the sources of data are found.
-  """
+  """Return the Basis of `config.entries`, and of the data in the arguments."""
   found = {
     each.key: each.value
     for each in entries
@@ -319,16 +301,10 @@ def check_changes(
   without: Sequence[str] = (),
   is_done: bool = False,
 ) -> list[Change]:
-  """Return the changes since the last start, all of which are allowed.
+  """Return the changes since the last start; ChangedRunError if not allowed.
 
-  A run without a checkpoint starts from scratch and may change, unless it is
-  done.
-
-  Args:
-    workdir, now: of the run, and its Basis.
-    allow_changes: keys of the config, or of parts of it.
-    without: keys that are not compared.
-    is_done: whether the run has ended.
+  `allow_changes` has keys of the config, or of parts of it; those in `without`
+  are not compared. A run without a checkpoint may change, unless it is done.
   """
   before = read(workdir, 'resume.json')
   if not before or (not is_done and newest_step(workdir) is None):
@@ -359,10 +335,7 @@ def record_start(
   found: Sequence[Change] = (),
   step: int | None = None,
 ) -> None:
-  """Save the Basis of a start, and the changes that were allowed.
-
-  changes.jsonl gets a line for each change. Only the first host writes.
-  """
+  """Save the Basis of a start; add the allowed changes to changes.jsonl."""
   if found and jax.process_index() == 0:
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     about = {'date': date, 'step': step}
@@ -374,20 +347,14 @@ def record_start(
 
 
 def of_run(allow_changes: Sequence[str], name: str) -> list[str]:
-  """Return the allowed keys of one run of a study.
-
-  `allow_changes` has 'runs.NAME.KEY' for one run, 'KEY' for all.
-  """
+  """Return the allowed keys of one run, of 'runs.NAME.KEY' or 'KEY' for all."""
   if {'runs', f'runs.{name}'} & {*allow_changes}:
     return ['']  # all of it
   return [key.removeprefix(f'runs.{name}.') for key in allow_changes]
 
 
 def facts(call: config.Call, supplied: Mapping[str, Any]) -> dict[str, str]:
-  """Return what must be equal on all hosts, as {name: text}.
-
-  `supplied` are the arguments that the config cannot set.
-  """
+  """Return what must be equal on all hosts; `supplied` are other arguments."""
   entries = [x for x in config.entries(call) if MACHINE not in x.marks]
   found = {f'config.{x.key}': json.dumps(x.value) for x in entries}
   found |= {f'--{name}': repr(value) for name, value in supplied.items()}

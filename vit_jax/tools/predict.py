@@ -21,14 +21,11 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
-import rich.table
-import rich.text
 
 from vit_jax import pretrained
 from vit_jax.data import image_files
@@ -51,18 +48,12 @@ def predict(
   layer: str | None = None,
   batch_size: int = 32,
 ) -> Iterator[dict[str, Any]]:
-  """Yield the model's output for each image, in order.
+  """Yield the model's output for each image (see `image_files.find`), in order.
 
   These are dicts with 'path'; 'probabilities' float32 [K] if the model has a
-  head; 'features' float32 [...] if a layer is given. An image that cannot be
-  read has 'path' and 'error'.
-
-  Args:
-    weights: Weights.
-    paths: of the images, see `image_files.find`.
-    layer: a name in the model's `features`: 'pre_logits', 'pooled', 'tokens',
-      'block_0', ... .
-    batch_size: rounded up to a multiple of the number of devices.
+  head; 'features' float32 [...] if a layer is given, a name in the model's
+  `features`: 'pre_logits', 'pooled', 'tokens', 'block_0', ... . An image that
+  cannot be read has 'path' and 'error'.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
@@ -80,10 +71,7 @@ def predict(
 def forward_fn(
   weights: Weights, model: Any, layer: str | None = None
 ) -> Callable[..., dict[str, Any]]:
-  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}.
-
-  Weights and model are those of `pretrained.build`; names as of `predict`.
-  """
+  """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
 
   def forward(params, images):
     images, out = weights.preprocess(images), {}
@@ -116,8 +104,7 @@ def in_batches(
 ) -> Iterator[dict[str, Any]]:
   """Yield the results of `forward(params, images)` for each image, in order.
 
-  A batch is computed on all devices of this host while the next images are
-  decoded. Batches that are not full are padded, so one program is compiled.
+  All devices of this host compute a batch while the next one is decoded.
   """
   mesh, ways = sharding.make_mesh(), jax.device_count()
   size = -(-min(batch_size, len(paths)) // ways) * ways
@@ -171,24 +158,20 @@ def ranked(
       yield result['path'], rank, i, names[i] if names else None, float(p[i])
 
 
-def write_table(file: TextIO, rows: Iterable[Row]) -> None:
-  """Write aligned columns that fit the terminal."""
-  table = rich.table.Table('image', 'rank', 'class', 'probability', box=None)
-  for column in (1, 3):
-    table.columns[column].justify = 'right'
-  for path, rank, class_id, name, p in rows:
-    table.add_row(
-      rich.text.Text(terminal.printable(path) if rank == 1 else ''),
-      str(rank),
-      rich.text.Text(terminal.printable(name or f'class {class_id}')),
-      f'{p:.2%}',
-    )
-  rich.console.Console(file=file).print(table)
+def write_table(rows: Iterable[Row]) -> None:
+  """Print aligned columns that fit the terminal."""
+  shown = [
+    (path if rank == 1 else '', str(rank), name or f'class {i}', f'{p:.2%}')
+    for path, rank, i, name, p in rows
+  ]
+  terminal.table(
+    None, ('image', 'rank', 'class', 'probability'), shown, box=None
+  )
 
 
-def write_csv(file: TextIO, rows: Iterable[Row]) -> None:
-  """Write a header and the rows."""
-  writer = csv.writer(file, lineterminator='\n')
+def write_csv(rows: Iterable[Row]) -> None:
+  """Print a header and the rows."""
+  writer = csv.writer(sys.stdout, lineterminator='\n')
   writer.writerow(['path', 'rank', 'class_id', 'class_name', 'probability'])
   for *row, p in rows:
     writer.writerow([*row, f'{p:.6g}'])
@@ -215,9 +198,8 @@ def readable(
 def exit_status(skipped: Sequence[str], total: int) -> int:
   """Return 1 if images were skipped, and list their errors on stderr."""
   if skipped:
-    heading = f'{len(skipped)} of {total} skipped:'
-    text = terminal.printable('\n'.join([heading, *skipped]))
-    print(text, file=sys.stderr)
+    lines = [f'{len(skipped)} of {total} skipped:', *skipped]
+    print(terminal.printable('\n'.join(lines)), file=sys.stderr)
   return 1 if skipped else 0
 
 
@@ -260,7 +242,7 @@ def _run(args):
     write_arrays(pathlib.Path(args.features).expanduser(), arrays)
   else:
     write = write_table if sys.stdout.isatty() else write_csv
-    write(sys.stdout, ranked(results, weights.class_names, args.top_k))
+    write(ranked(results, weights.class_names, args.top_k))
   return exit_status(skipped, len(paths))
 
 

@@ -81,9 +81,8 @@ def kernel_cycles(
   """Return the estimated cycles of the Pallas kernels that state their cost.
 
   The matrix units and the memory work one after the other, at 1 / 1.15 of their
-  peak rates, and a head takes whole registers (None: they are full). For the
-  kernel of pallas_attention.py in B/16, L/16 and H/14 on v5e this is within 2%
-  of the length of its schedules, see docs/tpu_cycles.md.
+  peak rates, and a head takes whole registers (None: they are full): within 2%
+  of the schedules of pallas_attention.py, see docs/tpu_cycles.md.
   """
   if not counted.kernel_flops or device_kind not in CHIPS:
     return 0.0
