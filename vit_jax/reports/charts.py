@@ -40,9 +40,7 @@ def of_run(records: Records) -> list[dict[str, Any]]:
   return _charts(found)
 
 
-def of_study(
-  runs: Iterable[tuple[str, str, Records]],
-) -> list[dict[str, Any]]:
+def of_study(runs: Iterable[tuple[str, str, Records]]) -> list[dict[str, Any]]:
   """Return the charts of results of (run, kind, records), one per kind.
 
   Kinds are runs that can be compared, such as those with the same evaluators.

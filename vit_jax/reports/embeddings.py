@@ -38,9 +38,7 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
 
 
 def scatter(
-  points: np.ndarray,
-  path: epath.Path,
-  classes: Sequence[str] | None = None,
+  points: np.ndarray, path: epath.Path, classes: Sequence[str] | None = None
 ) -> None:
   """Draw images as points [n, 2] of t-SNE, colored by the name of their class.
 

@@ -193,12 +193,7 @@ def _choices(gr, explainer):
     kind = gr.Radio([*SHOWN], value='rollout', label='Show')
     style = gr.Radio(STYLES, value='mask', label='Style')
     layer = gr.Slider(
-      1,
-      max(last, 2),
-      value=last,
-      step=1,
-      label='Layer',
-      visible=last > 1,
+      1, max(last, 2), value=last, step=1, label='Layer', visible=last > 1
     )
     head = gr.Radio(heads, value=ALL, label='Head', elem_id='head')
   return kind, layer, head, style
