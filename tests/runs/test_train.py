@@ -200,6 +200,10 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys):
     'provenance': Provenance({'a': 1}, {'b': 2}),
   }
   assert all_set(train, **options, dry_run=True) is None
+  with pytest.raises(
+    ValueError, match=r'12 is .* 4 devices in 2 micro-batches'
+  ):
+    train(**options | {'data': Data(Digits(split='train'), 12)}, dry_run=True)
   out = capsys.readouterr().out
   assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
   assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
@@ -251,12 +255,19 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys):
 
 
 def test_a_signal_stops_after_saving(tmp_path, capsys):
+  """Means over an interval with a restart are those of a run without one."""
+  parts, whole = tmp_path / 'parts', tmp_path / 'whole'
   spy = functools.partial(Spy, number=signal.SIGTERM)
+  logging = Logging(every=steps(2))
   with pytest.raises(Stopped) as stopped:
-    run(tmp_path, evals={'spy': Evaluation(spy, steps(2))})
+    run(parts, evals={'spy': Evaluation(spy, steps(2))}, logging=logging)
   assert stopped.value.code == 128 + signal.SIGTERM
-  assert workdirs.newest_step(tmp_path) == 3
+  assert workdirs.newest_step(parts) == 3
   assert 'SIGTERM: saved step 3 of 6' in capsys.readouterr().out
+  run(parts, logging=logging, provenance=Provenance(allow_changes=['evals']))
+  run(whole, logging=logging)
+  losses, same = (steps_of(x, of='train/loss') for x in (parts, whole))
+  assert losses == same and len(losses) == 3
 
 
 def test_a_trace_has_exactly_these_steps(tmp_path, capsys):
