@@ -269,7 +269,7 @@ def record_training():
   )
   with mock.patch.object(muon, 'zeropower_via_newtonschulz', exact):
     for name, make, num_steps in (
-      ('lamb', functools.partial(optim.Lamb, eps=1e-8), 3),
+      ('lamb', functools.partial(optim.Lamb, betas=(0.8, 0.95), eps=1e-3), 3),
       ('muon', make_muon, 300),
       (
         'muon_original',

@@ -152,11 +152,12 @@ def test_sgd(dtype):
   """The decay is L2: it is part of the momentum."""
 
   def leaf_rule(path, p, g, lr, t, state):
-    m = g + decay_of(path, 0.1) * p + 0.9 * state.get('m', 0)
+    m = g + decay_of(path, 0.1) * p + 0.8 * state.get('m', 0)
     state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
     return p - lr * m
 
-  rule = functools.partial(optim.sgd, weight_decay=0.1, accumulator_dtype=dtype)
+  fields = {'momentum': 0.8, 'weight_decay': 0.1, 'accumulator_dtype': dtype}
+  rule = functools.partial(optim.sgd, **fields)
   tx = make_tx(rule, make_tree(small=True))
   traces = jax.eval_shape(tx.init, make_tree(small=True))
   kinds = {str(x.dtype) for x in jax.tree.leaves(traces) if x.ndim}
@@ -185,15 +186,13 @@ def test_adafactor(dtype):
     else:
       state['v'] = b2 * state.get('v', 0) + (1 - b2) * square
       u = g / np.sqrt(state['v'])
-    m = 0.9 * state.get('m', 0) + 0.1 * u
+    m = 0.8 * state.get('m', 0) + 0.2 * u
     state['m'] = m if dtype is None else np.float64(jnp.asarray(m, dtype))
     return p - lr * (m + decay_of(path, 0.1) * p)
 
-  rule = functools.partial(
-    *(optim.adafactor,),
-    **{'b2': 0.5, 'min_dim_size_to_factor': 2, 'mu_dtype': dtype},
-    weight_decay=0.1,
-  )
+  fields = {'b1': 0.8, 'b2': 0.5, 'min_dim_size_to_factor': 2}
+  fields |= {'mu_dtype': dtype, 'weight_decay': 0.1}
+  rule = functools.partial(optim.adafactor, **fields)
   layout = {'small': dtype is None}
   actual = run(make_tx(rule, make_tree(**layout)), **layout)
   # Roundings to bfloat16 may differ where float32 and float64 do.
@@ -234,29 +233,22 @@ def test_defaults_are_the_published_constants(rule, values):
   assert tuple(x.default for x in parameters)[1:] == values
 
 
-@pytest.mark.parametrize(
-  ('rule', 'fields'),
-  [
-    (optim.sgd, {'momentum': 0.5}),
-    (optim.adafactor, {'b1': 0.5, 'b2': 0.5}),
-    (optim.lamb, {'b1': 0.5, 'b2': 0.5, 'eps': 0.1}),
-    (optim.muon, {'momentum': 0.5, 'ns_steps': 1}),
-    (optim.muon, {'b1': 0.5, 'b2': 0.5, 'eps': 0.1}),
-  ],
-)
-def test_each_argument_matters(rule, fields):
+def test_eps_of_muon_matters_to_matrices_and_to_the_rest():
   params = make_tree(small=True)
-  before = run(make_tx(rule, params), small=True)
-  for name, value in fields.items():
-    changed = functools.partial(rule, **{name: value})
-    after = run(make_tx(changed, params), small=True)
-    assert any((after[k] != before[k]).any() for k in before), name
+  rules = [functools.partial(optim.muon, eps=x) for x in (1e-8, 0.1)]
+  one, other = (run(make_tx(x, params), small=True) for x in rules)
+  assert all((one[path] != other[path]).any() for path in one)
 
 
 @pytest.mark.parametrize(
   ('name', 'rule', 'num_steps', 'fields'),
   [
-    ('lamb', functools.partial(optim.lamb, eps=1e-8), 3, {'clip_norm': 1.0}),
+    (
+      'lamb',
+      functools.partial(optim.lamb, b1=0.8, b2=0.95, eps=1e-3),
+      3,
+      {'clip_norm': 1.0},
+    ),
     # After the first steps, where optax corrects the bias of the momentum.
     ('muon', optim.muon, 300, {}),
     (
@@ -377,10 +369,6 @@ def test_layer_decay_is_the_same_scanned_and_unrolled():
     )
     for scan in (False, True)
   )
-  distance = {'embedding': 3, 'pos_embedding': 3, 'block_0': 2, 'block_1': 1}
-  for path, grad in tree.flatten(make_tree(100, depth=2)).items():
-    factor = 0.5 ** distance.get(path.split('/')[0], 0)
-    np.testing.assert_allclose(one[path], -factor * grad, rtol=1e-6)
   assert_close(tree.unstack_blocks(other), one, 0)
 
 
