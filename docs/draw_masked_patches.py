@@ -32,7 +32,7 @@ from vit_jax.objectives.masked_patches import (
 )
 from vit_jax.reports import pictures
 from vit_jax.runs import terminal
-from vit_jax.tools import arguments, predict
+from vit_jax.tools import arguments
 
 _GREY = 128
 _SWAPPED, _KEPT = 'tab:orange', 'tab:blue'
@@ -171,8 +171,9 @@ def main(argv=None):
     run = json.loads((epath.Path(args.weights) / 'config.json').read_text())
     if args.images:
       paths = image_files.find(args.images)[: args.examples]
-      loaded, _ = predict.load(weights, paths, args.examples)
-      images = np.stack(list(predict.images_of(loaded)))
+      transforms, channels = weights.transforms, weights.image_shape[2]
+      loaded = image_files.load(paths, transforms, channels=channels)
+      images = np.stack([image for _, image in loaded])
     else:
       images = _images_of(run, args.trust, args.examples)
     model, params = pretrained.build(weights)

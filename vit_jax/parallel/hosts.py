@@ -95,16 +95,16 @@ def failing_together() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    is_exit = isinstance(error, SystemExit)
-    if isinstance(error, Stopped) or (is_exit and not error.code):
+    code = error.code if isinstance(error, SystemExit) else 1
+    if isinstance(error, Stopped) or not code:
       raise
-    if not is_exit:
+    if isinstance(code, str):
+      print(code, file=sys.stderr)
+    elif not isinstance(error, SystemExit):
       traceback.print_exception(error)
-    elif isinstance(error.code, str):
-      print(error.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(error.code if is_exit and isinstance(error.code, int) else 1)
+    os._exit(code if isinstance(code, int) else 1)
 
 
 class Stopped(SystemExit):

@@ -238,9 +238,9 @@ def _foreign(weights, format):
   is_vit = type(model) is VisionTransformer
   try:
     if not is_vit and not (format == 'npz' and type(model) in npz.OTHERS):
-      raise UserError(f'it is a {type(model).__name__}')
+      raise UserError(f'It is a {type(model).__name__}.')
     if is_vit and model.posemb and model.posemb.in_layers:
-      raise UserError(f'posemb={model.posemb} acts in the layers')
+      raise UserError(f'posemb={model.posemb} acts in the layers.')
     if is_vit and format == 'npz':
       weights = bundle.with_table(weights)
     arrays, texts = reader.write(weights)
@@ -254,10 +254,10 @@ def _foreign(weights, format):
     if format == 'npz':  # NAME.json says it
       differ.pop('gelu', None)
     if differ:
-      raise UserError(f'it would be read with others than {differ}')
+      raise UserError(f'It would be read with others than {differ}.')
   except UserError as e:
     raise UserError(
-      f'{format} cannot hold this model: {e}. Use --format=vit_jax instead.'
+      f'{format} cannot hold this model. {e} Use --format=vit_jax instead.'
     ) from e
   return weights, arrays, texts
 
