@@ -56,7 +56,7 @@ def training(*, steps=100, every=10, lr=0.1, **more):
 
 CONFIG = {'run': 'vit_jax.train.train', 'seed': 1, 'note': NASTY}
 PRESET = {
-  'config': 'configs/x.py:tiny',
+  'config': 'configs/x.py:tiny,folder,resize,adam,epochs=60,held_out=25',
   'about': 'Train x.',
   'changed': {'seed': [0, 1], 'mesh.fsdp': [None, 8]},
   'defaults': {'config.accum_steps': '1'},
@@ -143,7 +143,7 @@ def test_a_run(folder):
     'steps 0:00:10 83.3%',
     'seed 0 1',
     'mesh.fsdp null 8',
-    'Preset: configs/x.py:tiny',
+    f'Preset: {PRESET["config"]}',
     'accum_steps',
     'abc+dirty',
     'python -m vit_jax.main --config=configs/x.py:tiny',
