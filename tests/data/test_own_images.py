@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import importlib
 import io
-import json
 
 import jax
 import numpy as np
@@ -121,8 +120,10 @@ def test_training_from_scratch_is_one_command(words, images, tmp_path):
   assert state.params['head']['kernel'].shape[-1] == len(CLASSES)
   found = [r.get('test/num_examples') for r in metrics.read_records(tmp_path)]
   assert 4 in found
-  saved = json.loads((tmp_path / 'model.json').read_text())
-  assert saved['class_names'] == CLASSES
+  saved = formats.read(tmp_path)
+  assert saved.class_names == CLASSES
+  resize = configs.resolve(config.evals.test.data.transforms)
+  assert saved.transforms == tuple(resize)
 
 
 def test_an_image_that_cannot_be_read_is_named(images, tmp_path):

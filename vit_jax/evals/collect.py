@@ -124,6 +124,7 @@ class SplitEvaluator:
       num_classes=self.model.num_classes,
     )
     self.check = self._collect.check
+    self.transforms = self.data.transforms  # for predictions, see train
 
   def measure(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Return {name: [B, ...]} of a batch; the `fn` of the Collector."""
