@@ -168,7 +168,7 @@ MODELS = {
     ('B/16', {'qk_norm': True}, 'npz hf'),
     ('B/16', {'pooling': 'gap', 'norm_after_pooling': True}, 'npz hf'),
     ('B/16', {'pooling': 'gap'}, 'hf'),
-    ('B/16', {'pooling': 'gap', 'class_token': True}, 'npz timm hf'),
+    ('B/16', {'pooling': 'gap', 'class_token': True}, 'npz hf'),
     ('B/16', {'pooling': 'map'}, 'npz hf'),
     ('B/16', {'pooling': 'none'}, 'npz timm hf'),
     ('B/16', {'pooling': 'distilled'}, 'npz hf'),

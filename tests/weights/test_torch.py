@@ -24,6 +24,7 @@ from vit_jax.models.pooling import (
 from vit_jax.models.posemb import Learned
 from vit_jax.models.resnet import ResNet
 from vit_jax.weights import bundle, huggingface, timm
+from vit_jax.weights.families import timm_vit
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 sys.path.insert(0, str(GOLDEN))
@@ -179,7 +180,7 @@ def test_reading_and_writing_gives_the_file_back(format, name):
 
 def test_the_architecture_is_read():
   """Check fields that do not change the logits, and dtypes."""
-  assert read('timm', 'avg_class_token').model.pooling == Mean(num_registers=1)
+  assert read('timm', 'avg_class_token').model.pooling == Mean(class_token=True)
   assert read('timm', 'distilled').model.pooling == DistillationToken()
   assert read('timm', 'deit3').model.block.layerscale_init == 1e-5
   assert read('timm', 'no_positions').model.posemb is None
@@ -257,7 +258,7 @@ def test_fields_of_the_user_come_first():
     assert read(*case, gelu='tanh').model.block.gelu == 'tanh'
     assert read(*case, norm_eps=1e-5).model.block.norm_eps == 1e-5
   weights = read('timm', 'token', pooling='gap')
-  assert weights.model.pooling == Mean(num_registers=1, norm_after=False)
+  assert weights.model.pooling == Mean(class_token=True)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_fields_of_the_user_come_first():
     ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
     *(
       ('timm', 'token', {'model_args': {name: 'other'}}, name)
-      for name in timm._ARGS
+      for name in timm_vit.ARGS
     ),
     ('timm', 'token', {'model_args': {'num_heads': 5}}, 'num_heads'),
     ('hf', 'classifier', {'model_type': 'deit'}, "'deit'"),
@@ -314,13 +315,13 @@ def test_other_arrays_are_refused_by_name(format, name, change, said):
 # timm.
 
 
-def test_tokens_that_are_not_pooled_are_registers():
+def test_a_class_token_that_is_not_pooled_stays():
   """The logits above show where each row of positions belongs."""
   weights = read('timm', 'deit3')  # no_embed_class
   assert weights.model.posemb == Learned(prefix=False)
   assert 'cls_pos_embedding' not in weights.params
-  notes = read('timm', 'avg_class_token').notes
-  assert any('not pooled, is register 0' in note for note in notes)
+  weights = read('timm', 'avg_class_token')
+  assert {'cls', 'cls_pos_embedding'} < weights.params.keys()
 
 
 def test_other_forms_of_the_same_arrays():
@@ -443,7 +444,8 @@ def test_what_the_logits_do_not_depend_on_is_left_out():
   }
   weights = read('hf', 'classifier', more)
   assert equal(weights.params, read('hf', 'classifier').params)
-  assert len(weights.notes) == 3
+  (note,) = weights.notes
+  assert '1 arrays left out' in note
 
 
 def test_use_of_transformers_travels():

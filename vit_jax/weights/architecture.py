@@ -6,7 +6,7 @@ defaults are applied last.
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ def convert(
   keys: KeyMap,
   *,
   known: Mapping[str, Any],
+  rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ()),
+  heads: Mapping[int, int] | None = None,
   image_size: Size | None = None,
   grid: tuple[int, int] | None = None,
   **given: Any,
@@ -39,15 +41,22 @@ def convert(
     arrays: {name: array}, everything in the file.
     keys: key map of the format.
     known: fields of the model, as in `bundle.replace`, from the file's config.
-    image_size: int or (H, W), of models without a table of positions.
-    grid: (rows, columns) of a Mixer whose patches are not a square.
+    rows: tokens that have rows of a table of positions before those of patches,
+      the most likely first.
+    heads: {width: number of heads}, if nothing else says it.
+    image_size: int or (H, W) that the file says.
+    grid: (rows, columns) of patches that are not a square.
     **given: fields from the user, which come first.
 
   Raises:
     ValueError: the arrays are not those of one model.
   """
+  keys = keys.having(arrays)
+  notes: list[str] = []
   params = keys.to_ours(arrays)
-  model = _infer(params, known, given)
+  if {'pos_embedding', 'embedding/kernel'} <= params.keys():
+    params |= _place(params, rows, grid, image_size, notes)
+  model = _infer(params, heads or {}, known, given)
   size = as_pair(image_size or IMAGE_SIZE)
   if 'pos_embedding' in params:
     size = model.embedding.image_size(params['pos_embedding'].shape[1:3])
@@ -56,15 +65,45 @@ def convert(
     size = model.embedding.image_size(grid_of([tokens], grid))
   kernel: Any = params.get(_ROOT, params.get('embedding/kernel'))
   shape = (*size, kernel.shape[2])
-  return Weights(model, keys.fit(arrays, bundle.shapes(model, shape)), shape)
+  params, zero = keys.fit(arrays, params, bundle.shapes(model, shape))
+  if zero:
+    notes.append(
+      f'  {len(zero)} arrays that the file lacks are 0: {zero[0]} ...'
+    )
+  return Weights(model, params, shape, notes=notes)
 
 
-def _infer(params, known, given):
+def _place(params, rows, grid, image_size, notes):
+  """Return positions of tokens and of a grid of patches, apart.
+
+  Those of registers are added to them: our registers have no positions.
+  """
+  options = [[name for name in names if name in params] for names in rows]
+  counts = [sum(params[name].shape[1] for name in x) for x in options]
+  found, table = split_table(
+    params['pos_embedding'],
+    counts,
+    grid=grid,
+    image_size=image_size,
+    patch_size=params['embedding/kernel'].shape[:2],
+  )
+  out = {'pos_embedding': table}
+  for name in dict(zip(counts, options)).get(found.shape[1], ()):
+    part, found = np.split(found, [params[name].shape[1]], axis=1)
+    if name != 'registers':
+      out[f'{name}_pos_embedding'] = part
+    elif part.any():
+      out[name] = params[name] + part
+      notes.append('  positions of registers added to them: ours have none')
+  return out
+
+
+def _infer(params, heads, known, given):
   """Return the model that parameters belong to.
 
   Arrays do not show num_heads, if its axes are merged, nor gelu and norm_eps;
-  nor pooling and posemb if these have no parameters: by default the mean over
-  patches, and fixed positions.
+  nor pooling and posemb if these have no parameters. Fixed positions are never
+  guessed.
   """
   try:
     cls, facts = _facts(params)
@@ -73,7 +112,14 @@ def _infer(params, known, given):
   known = {k: x for k, x in known.items() if bundle.part_of(k) not in given}
   fields = facts | known | given
   if cls is VisionTransformer:
-    fields = {'pooling': 'gap', 'posemb': 'sincos2d'} | fields
+    fields = {'pooling': 'gap'} | fields
+    if 'posemb' not in fields:
+      raise UserError(
+        'The file has no table of positions, and nothing says that its model '
+        "has none. If it has none, pass posemb='none'."
+      )
+    if fields['width'] in heads:
+      fields = {'num_heads': heads[fields['width']]} | fields
     if 'num_heads' not in fields:
       raise UserError(
         'The file does not contain the number of heads. Give num_heads, for '
@@ -116,7 +162,9 @@ def _facts(params):
     facts['num_heads'] = query[1]
   elif norm is not None:
     facts['num_heads'] = width // norm.size
-  poolings = {'map_head/probe': 'map', 'cls': 'token', 'dist': 'distilled'}
+  if 'cls' in params:
+    facts['class_token'] = True
+  poolings = {'cls': 'token', 'dist': 'distilled', 'map_head/probe': 'map'}
   for path, pooling in poolings.items():
     if path in params:
       facts['pooling'] = pooling
@@ -170,13 +218,16 @@ def split_table(
   """Split [1, prefix + gh * gw, D] into [1, prefix, D] and [1, gh, gw, D].
 
   Args:
-    table: position table; the leading 1 may be missing.
+    table: position table; the leading 1 may be missing. Or [gh, gw, D], or
+      [1, gh, gw, D].
     prefixes: possible numbers of rows that do not belong to patches, the most
       likely first.
     grid: (gh, gw) of the patches. None: that of image_size and patch_size, if
       it fits, or else a square.
   """
-  table = table.reshape(1, *table.shape[-2:])
+  if table.ndim == 4 or (table.ndim == 3 and len(table) > 1):  # already a grid
+    prefixes, grid = (0,), table.shape[-3:-1]
+  table = table.reshape(1, -1, table.shape[-1])
   rows, guess = table.shape[1], None
   if image_size is not None:
     (height, width), patch = as_pair(image_size), as_pair(patch_size)

@@ -81,6 +81,7 @@ class Weights:
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
     is_described: whether model.json or the like says how it was run (dtype).
+    posemb_resize: method that resizes position tables as the source does.
   """
 
   model: Any
@@ -94,6 +95,7 @@ class Weights:
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
   is_described: bool = False
+  posemb_resize: str = 'paper'
 
   def __post_init__(self) -> None:
     if self.transforms is None:
@@ -226,6 +228,8 @@ def with_table(weights: Weights) -> Weights:
   table = np.zeros((*grid, model.width), np.float32)
   if model.posemb is not None:
     table = model.posemb.table(params, grid, model.width)
+  if table is None:
+    raise UserError(f'posemb={model.posemb} acts in the layers.')
   params['pos_embedding'] = np.reshape(table, (1, *grid, model.width))
   if 'cls' in params:
     params.setdefault('cls_pos_embedding', np.zeros_like(params['cls']))

@@ -27,11 +27,11 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.types import UserError
-from vit_jax.weights import bundle, files, huggingface, npz, timm
+from vit_jax.weights import bundle, family, files, huggingface, npz, timm
 from vit_jax.weights.bundle import Weights
 
 _READERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
-FORMATS = ('vit_jax', *_READERS)
+FORMATS = ('vit_jax', *_READERS)  # that are written
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
@@ -131,7 +131,7 @@ def _read_file(source, trust, options, values):
   if content and 'model' in content:
     weights = _described(content, trust, options)
     if npz.recognise(arrays):
-      arrays = _read_again(npz, weights, arrays).params
+      arrays = family.again(npz.read, weights, arrays).params
     weights.params = _fitting(arrays, weights)
     return weights
   for name, reader in _READERS.items():
@@ -145,14 +145,6 @@ def _read_file(source, trust, options, values):
     f'The file has the arrays {", ".join(sorted(arrays)[:8])}, .... This is '
     f'none of the known formats: {", ".join(FORMATS)}, big_vision.'
   )
-
-
-def _read_again(reader, weights, arrays, settings=None):
-  """Return Weights of the arrays of others, whose grid is known."""
-  shape = weights.image_shape
-  embedding = getattr(weights.model, 'embedding', None)
-  grid = embedding and embedding.grid(shape)
-  return reader.read(arrays, settings, image_size=shape[:2], grid=grid)
 
 
 def _sibling(path, name):
@@ -215,7 +207,15 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     raise UserError(f'format={format!r} must be one of {", ".join(FORMATS)}.')
   arrays, texts = weights.params, {}
   if format != 'vit_jax':
-    weights, arrays, texts = _foreign(weights, format)
+    try:
+      if format == 'npz' and type(weights.model) is VisionTransformer:
+        weights = bundle.with_table(weights)  # which NAME.json describes
+      arrays, texts = _READERS[format].write(weights)
+    except UserError as e:
+      raise UserError(
+        f'{format} cannot hold this model. {e} Use --format=vit_jax instead.'
+      ) from e
+    arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
   path = epath.Path(path)
   if format in NPZ_FORMATS:
     folder, file = path.parent, path
@@ -227,39 +227,6 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
   for name, content in texts.items():
     write_atomically(folder / name, json.dumps(content, indent=2) + '\n')
   return [file, *(folder / name for name in texts)]
-
-
-def _foreign(weights, format):
-  """Return (Weights as written, arrays, JSON files) of a foreign format.
-
-  Arrays of these shapes are read again, to see whether the model is the same.
-  """
-  reader, model = _READERS[format], weights.model
-  is_vit = type(model) is VisionTransformer
-  try:
-    if not is_vit and not (format == 'npz' and type(model) in npz.OTHERS):
-      raise UserError(f'It is a {type(model).__name__}.')
-    if is_vit and model.posemb and model.posemb.in_layers:
-      raise UserError(f'posemb={model.posemb} acts in the layers.')
-    if is_vit and format == 'npz':
-      weights = bundle.with_table(weights)
-    arrays, texts = reader.write(weights)
-    arrays = {k: np.asarray(v, np.float32) for k, v in arrays.items()}
-    blank = np.float32(0)
-    blanks = {k: np.broadcast_to(blank, x.shape) for k, x in arrays.items()}
-    again = _read_again(reader, weights, blanks, texts.get('config.json')).model
-    if is_vit:  # written as a table, whatever they are
-      again = again.clone(posemb=model.posemb)
-    differ = bundle.differences(model, again)
-    if format == 'npz':  # NAME.json says it
-      differ.pop('gelu', None)
-    if differ:
-      raise UserError(f'It would be read with others than {differ}.')
-  except UserError as e:
-    raise UserError(
-      f'{format} cannot hold this model. {e} Use --format=vit_jax instead.'
-    ) from e
-  return weights, arrays, texts
 
 
 def describe_use(weights: Weights) -> dict[str, Any]:

@@ -8,13 +8,20 @@ its kind: how the two layouts differ (KINDS).
 
 `{x}` stands for one part of the name, the same on both sides; `{i}`, `{s}` and
 `{u}` for a number, and `{s+1}` for the number that is one larger. Several of
-our paths, separated by '|', are concatenated along the first axis of one array
-in the file.
+our paths, separated by '|', are concatenated in one array in the file. An array
+of all layers, 'rope.freqs' for 'block_{i}/freqs', is taken apart along an axis.
+
+Several rows may have the same path: files have one name or the other. A file is
+written with the first one, or with those of another file (`having`). A row
+without a name in the file is of parameters that are zero then.
+
+    Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}')
+    Key('', 'block_{i}/attn/key/bias')
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,9 +39,16 @@ def _4d(kernel):
 
 
 # Kind: array in the file -> our array (whose axes may still be merged), our
-# array -> array in the file.
+# array -> array in the file; of several, see _AXES.
 KINDS: dict[str, tuple[Any, Any]] = {
   'same': (_same, _same),
+  'token': (lambda x: x.reshape(1, -1, x.shape[-1]), np.ravel),  # [D]
+  # Positions [1, rows, D] or [rows, D] of tokens and patches, which only
+  # `architecture.convert` can tell apart.
+  'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
+  'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
+  'layers': (_same, _same),  # [L, ...]
+  'layers1': (_same, _same),  # [., L, ...]
   'flat': (_same, np.ravel),
   # [out, in]. Our kernel may have several axes of outputs, [D, heads, head_dim]
   'linear': (np.transpose, lambda x: x.reshape(len(x), -1).T),
@@ -47,6 +61,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
   ),
   '1x1': (_same, _4d),
 }
+_AXES = {'table': 1, 'layers1': 1}  # along which parts are joined, else 0
 
 
 class Key(NamedTuple):
@@ -95,71 +110,110 @@ class KeyMap:
   """Table of Keys; the first row that matches a name counts."""
 
   def __init__(self, *keys: Key) -> None:
+    self.keys = keys
     self._rows = [(key, key.paths) for key in keys]
+
+  def having(self, names: Iterable[str]) -> 'KeyMap':
+    """Return the map that writes these names rather than others."""
+    names = list(names)
+
+    def rank(key):
+      found = any(_match(key.theirs, name) is not None for name in names)
+      return 0 if found else 1 + bool(key.theirs)
+
+    return KeyMap(*sorted(self.keys, key=rank))
 
   def to_ours(self, arrays: FlatParams) -> dict[str, np.ndarray]:
     """Return {our path: array} of the arrays of a file that the map knows.
 
-    Axes that the file merges are still merged; see `fit`.
+    Axes that the file merges are still merged, see `fit`; a table of positions
+    is still whole, with the last of its paths.
     """
     params = {}
     for name, array in arrays.items():
-      for key, paths in self._rows:
-        if (values := _match(key.theirs, name)) is None:
-          continue
+      key, values, _ = _find(((k, 0, k.theirs) for k in self.keys), name)
+      if key is None:
+        continue
+      paths, axis = key.paths, _AXES.get(key.kind, 0)
+      if key.kind in ('table', 'rows'):
+        parts, paths = [array], paths[-1:]
+      elif key.kind.startswith('layers'):
+        parts = list(np.moveaxis(array, axis, 0))
+        paths = [paths[0].replace('{i}', f'{i}') for i in range(len(parts))]
+      else:
         parts = np.array_split(array, len(paths)) if paths[1:] else [array]
-        for path, part in zip(paths, parts):
-          params[path.format(**values)] = KINDS[key.kind][0](part)
-        break
+      for path, part in zip(paths, parts):
+        params[path.format(**values)] = KINDS[key.kind][0](part)
     return params
 
   def to_theirs(self, params: FlatParams) -> dict[str, np.ndarray]:
     """Return {name: array} of a file, if it has names for all parameters."""
     parts: dict[str, dict[int, np.ndarray]] = {}
-    unknown = []
-    rows = [(k, i, x) for k, paths in self._rows for i, x in enumerate(paths)]
+    kinds, unknown = {}, []
     for path, array in params.items():
-      for key, i, template in rows:
-        if (values := _match(template, path)) is not None:
-          name = key.theirs.format(**values)
-          parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
-          break
-      else:
+      rows = ((k, i, x) for k, ours in self._rows for i, x in enumerate(ours))
+      key, values, i = _find(rows, path)
+      if key is None or (not key.theirs and np.any(array)):
         unknown.append(path)
+      elif key.theirs:
+        name = key.theirs.format(**values)
+        i = values['i'] if key.kind.startswith('layers') else i
+        parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
+        kinds[name] = key.kind
     if unknown:
       raise UserError(f'The format has no name for {", ".join(unknown[:9])}.')
     out = {}
     for name, found in parts.items():
-      arrays = [found[i] for i in sorted(found)]
-      out[name] = np.concatenate(arrays) if arrays[1:] else arrays[0]
+      arrays, axis = (
+        [found[i] for i in sorted(found)],
+        _AXES.get(kinds[name], 0),
+      )
+      if kinds[name].startswith('layers'):
+        out[name] = np.stack(arrays, axis)
+      else:
+        out[name] = np.concatenate(arrays, axis) if arrays[1:] else arrays[0]
     return out
 
   def fit(
-    self, arrays: FlatParams, shapes: Mapping[str, Any]
-  ) -> dict[str, np.ndarray]:
+    self, arrays: FlatParams, params: FlatParams, shapes: Mapping[str, Any]
+  ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return float32 parameters of a model, if a file is exactly that model.
 
     Args:
       arrays: {name: array}, everything in the file.
+      params: {path: array}, `to_ours` of these, with positions apart.
       shapes: {path: has a shape} of the model.
+
+    Returns:
+      (parameters, paths of those that are zero because the file has none).
 
     Raises:
       ValueError: a diff of missing, unexpected and other arrays.
     """
     blank = np.int8(0)
     blanks = {p: np.broadcast_to(blank, x.shape) for p, x in shapes.items()}
-    lines = tree.diff(arrays, self.to_theirs(blanks)).splitlines()
+    placed = {p: x for p, x in params.items() if p.endswith('pos_embedding')}
+    found = {**arrays, **self.to_theirs(placed)}
+    lines = tree.diff(found, self.to_theirs(blanks)).splitlines()
     if lines:
       lines[40:] = [f'and {len(lines) - 40} more'] if len(lines) > 40 else []
       head = (
         'The arrays are not those of one model. In the file (-), needed (+):'
       )
       raise UserError('\n'.join([head, *lines]))
-    params = self.to_ours(arrays)
+    whole = {**blanks, **params}
     return {
-      path: np.asarray(params[path], np.float32).reshape(x.shape)
+      path: np.asarray(whole[path], np.float32).reshape(x.shape)
       for path, x in shapes.items()
-    }
+    }, [path for path in shapes if path not in params]
+
+
+def _find(rows, name):
+  """Return (key, values, i) of the first (key, i, template) that fits."""
+  for key, i, template in rows:
+    if (values := _match(template, name)) is not None:
+      return key, values, i
+  return None, {}, 0
 
 
 @functools.cache

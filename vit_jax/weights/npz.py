@@ -34,13 +34,13 @@ import numpy as np
 from vit_jax.data import transforms
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
-from vit_jax.types import FlatParams
-from vit_jax.weights import bundle
-from vit_jax.weights.architecture import convert, split_table
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.types import FlatParams, UserError
+from vit_jax.weights import bundle, family
+from vit_jax.weights.architecture import convert
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap
 
-OTHERS = ResNet, MlpMixer  # models besides ViTs
 TABLE = 'Transformer/posembed_input/pos_embedding'
 _BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 _POSTACT_ROOT, _PREACT_ROOT = 'conv_root/kernel', 'root_block/conv_root/kernel'
@@ -81,8 +81,8 @@ def _vit_keys(attention, norm, mlp):
   attn = f'MultiHeadDotProductAttention_{attention}'
   return [
     Key('cls', 'cls'),
-    Key('cls_pos_embedding', 'cls_pos_embedding'),  # of `_with_grid`
-    Key('pos_embedding', 'pos_embedding'),
+    Key(TABLE, 'cls_pos_embedding|pos_embedding', 'table'),
+    Key('pos_embedding', 'cls_pos_embedding|pos_embedding', 'table'),
     Key('embedding/{p}', 'embedding/{p}'),
     Key(f'{layer}/LayerNorm_0/{{p}}', 'block_{i}/norm1/{p}'),
     *(
@@ -172,16 +172,21 @@ def read(
     origin = 'big_vision npz'
     if _PREACT_ROOT in arrays:
       keys, known = _PREACT, {'pool_padding': 'lowest'}
-  if 'embedding/kernel' in arrays:
-    if is_old or _POSTACT_ROOT in arrays:  # older than fixed positions
-      known['posemb'] = 'learned'
-    arrays = _with_grid(arrays, grid)
-  weights = convert(arrays, keys, known=known, grid=grid, **options)
+  rows: Any = (('cls',),)
+  if TABLE not in arrays and 'pos_embedding' in arrays:
+    rows = ('cls',), ()  # early files of big_vision have a row for the token
+  elif TABLE not in arrays and 'embedding/kernel' in arrays:
+    # Some are older than fixed positions, and lack their table.
+    is_old = is_old or _POSTACT_ROOT in arrays
+    known['posemb'] = 'learned' if is_old else 'sincos2d'
+  weights = convert(arrays, keys, known=known, rows=rows, grid=grid, **options)
   height, width, _ = weights.image_shape
   is_tower = prefix.endswith('img/')
   if origin == 'big_vision npz' and height == width and not is_tower:
     weights.transforms = transforms.evaluation('big_vision', height)
-  return dataclasses.replace(weights, origin=origin, notes=notes)
+  return dataclasses.replace(
+    weights, origin=origin, notes=notes + weights.notes
+  )
 
 
 def _parameters(arrays, prefix, notes):
@@ -216,43 +221,24 @@ def _parameters(arrays, prefix, notes):
   return out
 
 
-def _with_grid(arrays, grid):
-  """Return the arrays with the positions of patches as a grid."""
-  arrays = dict(arrays)
-  has_cls, name = 'cls' in arrays, TABLE
-  prefixes = (int(has_cls),)
-  if TABLE not in arrays:
-    # Early files of big_vision have a row for the class token.
-    name, prefixes = 'pos_embedding', (1, 0) if has_cls else (0,)
-  if name not in arrays:
-    return arrays
-  table = arrays.pop(name)
-  if table.ndim == 4 or (table.ndim == 3 and table.shape[0] > 1):
-    prefixes, grid = (0,), table.shape[-3:-1]
-    table = table.reshape(-1, table.shape[-1])
-  cls, arrays['pos_embedding'] = split_table(table, prefixes, grid=grid)
-  if has_cls and cls.size:
-    arrays['cls_pos_embedding'] = cls
-  return arrays
-
-
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   """Return ({name: array}, {}) in the format of the paper's code.
 
   The names are those of the published files, the only ones that timm reads.
   """
   model, params = weights.model, weights.params
+  if type(model) not in (VisionTransformer, ResNet, MlpMixer):
+    raise UserError(f'It is a {type(model).__name__}.')
   if isinstance(model, MlpMixer):
-    return _MIXER.to_theirs(params), {}
-  if isinstance(model, ResNet) and model.form == 'postact':
-    return _PRE_LINEN.to_theirs(params), {}
-  if isinstance(model, ResNet):
-    return {
+    arrays = _MIXER.to_theirs(params)
+  elif isinstance(model, ResNet) and model.form == 'preact':
+    arrays = {
       re.sub(r'/unit(\d+)/', lambda m: f'/unit{int(m[1]):02}/', name): array
       for name, array in _BIT.to_theirs(params).items()
-    }, {}
-  params = bundle.with_table(weights).params
-  table = params.pop('pos_embedding').reshape(1, -1, model.width)
-  if (cls := params.pop('cls_pos_embedding', None)) is not None:
-    table = np.concatenate([cls, table], axis=1)
-  return _PRE_LINEN.to_theirs(params) | {TABLE: table}, {}
+    }
+  else:
+    if isinstance(model, VisionTransformer):
+      params = bundle.with_table(weights).params
+    arrays = _PRE_LINEN.to_theirs(params)
+  family.check(weights, arrays, {}, read, ignored=['gelu'])  # NAME.json says it
+  return arrays, {}

@@ -1,0 +1,203 @@
+"""timm's VisionTransformer: ViT, DeiT, DeiT III, SigLIP's tower, DINOv2.
+
+DINOv2 except with SwiGLU; also hybrids, which are only read. Without a config:
+exact GELU, and the class token is pooled unless there is `fc_norm`. LayerNorms
+have an epsilon of 1e-6, as ours.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from vit_jax.models import names
+from vit_jax.models.pooling import Map, Mean
+from vit_jax.types import FlatParams
+from vit_jax.weights import bundle, image_configs
+from vit_jax.weights.bundle import Weights
+from vit_jax.weights.families.timm_cnn import backbone_keys
+from vit_jax.weights.family import Config, Family
+from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+
+POSITIONS = (
+  'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'
+)
+LAYERS = (
+  *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
+  *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
+  Key('', 'block_{i}/attn/query|key|value/bias'),  # zero if no layer has any
+  *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', 'merged'),
+  *norm('blocks.{i}.attn.q_norm', 'block_{i}/attn/query_norm'),
+  *norm('blocks.{i}.attn.k_norm', 'block_{i}/attn/key_norm'),
+  *linear('blocks.{i}.mlp.fc{n}', 'block_{i}/mlp/fc{n}'),
+  Key('blocks.{i}.ls{n}.gamma', 'block_{i}/ls{n}'),
+)
+ROWS = (
+  Key('cls_token', 'cls'),
+  Key('dist_token', 'dist'),
+  Key('reg_token', 'registers'),
+  Key('pos_embed', POSITIONS, 'table'),
+  *conv('patch_embed.proj', 'embedding'),
+  *LAYERS,
+  *norm('norm', 'norm'),
+  *norm('fc_norm', 'norm'),
+  Key('attn_pool.latent', 'map_head/probe'),
+  *linear('attn_pool.q', 'map_head/attn/query'),
+  *linear('attn_pool.kv', 'map_head/attn/key|value'),
+  *linear('attn_pool.proj', 'map_head/attn/out', 'merged'),
+  *norm('attn_pool.norm', 'map_head/norm'),
+  *linear('attn_pool.mlp.fc{n}', 'map_head/mlp/fc{n}'),
+)
+_KEYS = KeyMap(*ROWS, *linear('head', 'head'))
+_DISTILLED = KeyMap(
+  *ROWS, *linear('head', 'head/cls'), *linear('head_dist', 'head/dist')
+)
+# Heads of timm's architectures of a width, which config.json leaves out.
+HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
+HEADS |= {256: 4, 320: 5, 640: 10}
+# Values of model_args that change the computation but not the arrays, and for
+# which our model is the same.
+ARGS = {
+  'pool_include_prefix': (False, None),
+  'norm_layer': (None, 'layernorm'),
+  'scale_attn_norm': (False, None),
+  'scale_mlp_norm': (False, None),
+  'dynamic_img_pad': (False, None),
+}
+_GELU = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+_POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+# Width: architecture under which ViTs are written; model_args make it theirs.
+_ARCHITECTURES = {
+  192: 'vit_tiny_patch16_224',
+  384: 'vit_small_patch16_224',
+  768: 'vit_base_patch16_224',
+  1024: 'vit_large_patch16_224',
+  1280: 'vit_huge_patch14_224',
+}
+
+
+def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
+  """Return fields of a ViT that config.json has, or names of arrays imply."""
+  found = {k: config[k] for k in ('num_heads',) if k in config}
+  if 'act_layer' in config:
+    found['gelu'] = image_configs.choose(
+      _GELU, config['act_layer'], 'act_layer'
+    )
+  has_fc_norm = 'fc_norm.weight' in arrays
+  is_token = 'cls_token' in arrays and not has_fc_norm
+  name = config.get('global_pool') or ('token' if is_token else 'avg')
+  pooling = image_configs.choose(_POOLING, name, 'global_pool')
+  if 'attn_pool.latent' in arrays:
+    pooling = 'map'
+  elif 'dist_token' in arrays:
+    pooling = 'distilled'
+  found['pooling'] = pooling
+  if has_fc_norm and pooling == 'gap':
+    # For a single token, the norm before and after pooling are the same.
+    found['norm_after_pooling'] = True
+  if config.get('pos_embed') in ('none', '') and 'pos_embed' not in arrays:
+    found['posemb'] = 'none'
+  return found
+
+
+def write(weights: Weights) -> tuple[FlatParams, Any]:
+  """Return (arrays, (architecture, model_args)) for timm.create_model."""
+  model, params = weights.model, dict(weights.params)
+  pooling, block, patch = model.pooling, model.block, model.embedding.patch_size
+  pools = {Mean: 'avg', Map: 'map'}
+  ratio = model.mlp_dim / model.width
+  if int(model.width * ratio) != model.mlp_dim:  # as timm rounds it
+    ratio = (model.mlp_dim + 0.5) / model.width
+  args = {
+    'img_size': list(weights.image_shape[:2]),
+    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
+    'embed_dim': model.width,
+    'depth': model.depth,
+    'num_heads': model.num_heads,
+    'mlp_ratio': ratio,
+    'class_token': pooling.class_token,
+    'global_pool': pools.get(type(pooling), 'token'),
+    'fc_norm': pooling.norm_after,
+    'reg_tokens': pooling.num_registers,
+    'qk_norm': block.qk_norm,
+    'no_embed_class': True,
+  }
+  if block.layerscale_init is not None:
+    args['init_values'] = block.layerscale_init
+  if block.gelu == 'tanh':
+    args['act_layer'] = 'gelu_tanh'
+  distilled = pooling.distillation_token
+  if model.posemb is None and not distilled:
+    args['pos_embed'] = 'none'
+  else:
+    has_rows = 'cls_pos_embedding' in params or distilled
+    params = bundle.with_table(weights).params
+    if has_rows:  # registers have none, and a distilled model always has these
+      args['no_embed_class'] = False
+      for name in {'dist', 'registers'} & params.keys():
+        zeros = np.zeros_like(params[name])
+        params.setdefault(f'{name}_pos_embedding', zeros)
+    else:
+      params.pop('cls_pos_embedding', None)
+  keys = _DISTILLED if distilled else _KEYS
+  if pooling.norm_after:
+    keys = KeyMap(*norm('fc_norm', 'norm'), *keys.keys)
+  architecture = _ARCHITECTURES[
+    min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
+  ]
+  if distilled:
+    architecture = 'deit_base_distilled_patch16_224'
+  return keys.to_theirs(params), (architecture, args)
+
+
+VIT = Family(
+  '(vit_.*|deit3?_.*|flexivit_.*)?',
+  r'blocks\.0\.attn\.qkv\.weight',
+  _KEYS,
+  fields={'gelu': 'exact'},
+  configure=configure,
+  heads=HEADS,
+  args=ARGS,
+  prefix=r'timm_model\.',  # of the class in transformers that wraps them
+  write=write,
+)
+
+
+def like(pattern: str, **changes: Any) -> Family:
+  """Return VIT for other architectures, which is only read."""
+  return dataclasses.replace(VIT, pattern=pattern, write=None, **changes)
+
+
+def _with(pattern, **fields):
+  return like(pattern, fields={**VIT.fields, **fields})
+
+
+FAMILIES = (
+  like('vit_.*_rpn_.*', refused='norms after the branches'),
+  like('.*quickgelu.*', refused='the activation QuickGELU'),
+  like('vit_.*_rope_.*', refused='rotary positions'),
+  like('test_vit3', refused='pooling over the class token and registers'),
+  _with(
+    'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
+    'vit_large_patch16_siglip_(gap_)?512',
+    gelu='tanh',
+  ),
+  _with('vit_base_patch16_gap_224', num_heads=16),
+  _with('test_vit2?', num_heads=2),
+  _with('test_vit4', num_heads=3),
+  like('vit_.*_dinov2', posemb_resize='bicubic_antialias'),
+  dataclasses.replace(
+    VIT, anchor='dist_token', keys=_DISTILLED, rows=(('cls', 'dist'),)
+  ),
+  like(
+    VIT.pattern,
+    anchor=r'patch_embed\.backbone\.(stem\.)?conv\.weight',
+    keys=KeyMap(
+      *_KEYS.keys,
+      *backbone_keys('patch_embed.backbone.stem.', 'patch_embed.backbone.'),
+      *backbone_keys('patch_embed.backbone.', 'patch_embed.backbone.'),
+    ),
+  ),
+  VIT,
+)

@@ -1,0 +1,217 @@
+"""Families: models whose files are read, and written, alike.
+
+A Family is one row in a file of families/. The module of a format, timm.py,
+huggingface.py or original.py, lists its rows; the first row that fits a file
+counts. What no row fits is refused.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.types import FlatParams, Size, UserError
+from vit_jax.weights import bundle
+from vit_jax.weights.architecture import convert
+from vit_jax.weights.bundle import Weights
+from vit_jax.weights.keymap import KeyMap
+
+Config = Mapping[str, Any]
+
+
+def _nothing(config: Config, arrays: FlatParams) -> dict[str, Any]:
+  return {}
+
+
+def _as_they_are(arrays: dict[str, Any], config: Config) -> dict[str, Any]:
+  return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """Models whose files have the same names of arrays, with the same meaning.
+
+  Attributes:
+    pattern: regular expression of the name in config.json, which is timm's
+      `architecture` or transformers' `model_type`. It fits '' if files without
+      a config are read, too.
+    anchor: regular expression of an array that such files have.
+    keys: key map.
+    fields: fields of our model that neither arrays nor the config show, as in
+      `bundle.replace`.
+    configure: returns fields that the config shows: (config, arrays) -> fields.
+    heads: {width: number of heads}, for configs that have a name but no number.
+    args: {name in the config: values with which our model is the same}.
+    refused: why no model here computes the same, or ''.
+    prefix: regular expression of what may precede the names of arrays.
+    unused: regular expression of arrays that features do not depend on.
+    prepare: returns arrays as the key map knows them, where these differ in
+      more than names and layouts: (arrays, config) -> arrays.
+    rows: tokens with rows in a position table, see `architecture.convert`.
+    posemb_resize: method that resizes positions as the source does.
+    write: returns (arrays, config), or raises UserError: Weights -> both. None:
+      only read.
+  """
+
+  pattern: str
+  anchor: str
+  keys: KeyMap
+  fields: Config = dataclasses.field(default_factory=dict)
+  configure: Callable[[Config, FlatParams], dict[str, Any]] = _nothing
+  heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+  refused: str = ''
+  prefix: str = ''
+  unused: str = '(?!)'  # matches nothing
+  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = _as_they_are
+  rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
+  posemb_resize: str = 'paper'
+  write: Callable[[Weights], tuple[FlatParams, Any]] | None = None
+
+  def bare(self, name: str) -> str:
+    """Return a name without the prefix."""
+    return re.sub(f'^({self.prefix})', '', name)
+
+  def recognises(self, names: Iterable[str]) -> bool:
+    """Return whether there is the anchor."""
+    return any(re.fullmatch(self.anchor, self.bare(name)) for name in names)
+
+
+def recognise(families: Sequence[Family], names: Iterable[str]) -> bool:
+  """Return whether any family has arrays of these names."""
+  names = list(names)
+  return any(family.recognises(names) for family in families)
+
+
+def read(
+  families: Sequence[Family],
+  arrays: FlatParams,
+  config: Config,
+  *,
+  name: str = '',
+  image_size: Size | None = None,
+  **given: Any,
+) -> Weights:
+  """Return Weights of {name: array}.
+
+  Args:
+    families: rows of the format.
+    arrays: {name: array}, everything in the file.
+    config: {name: value}, flat; empty if there is no config.
+    name: name of the model in the config.
+    image_size: int or (H, W), for which positions are.
+    **given: arguments of `architecture.convert`, and fields from the user.
+  """
+  family = _find(families, arrays, name)
+  wrong = [family.refused] if family.refused else []
+  wrong += [
+    f'{arg}={config[arg]!r}'
+    for arg, values in family.args.items()
+    if arg in config and config[arg] not in values
+  ]
+  if wrong:
+    raise UserError(f'No model here has {", ".join(wrong)}, as {name} has.')
+  arrays = {family.bare(k): x for k, x in arrays.items()}
+  unused = [k for k in arrays if re.fullmatch(family.unused, k)]
+  arrays = {k: x for k, x in arrays.items() if k not in unused}
+  arrays = family.prepare(arrays, config)
+  known = {**family.fields, **family.configure(config, arrays)}
+  weights = convert(
+    arrays,
+    family.keys,
+    known=known,
+    rows=family.rows,
+    heads=family.heads if name else {},
+    image_size=image_size,
+    **given,
+  )
+  weights.posemb_resize = family.posemb_resize
+  if unused:
+    weights.notes.append(
+      f'  {len(unused)} arrays left out, which features do not depend on, such '
+      f'as {unused[0]}'
+    )
+  return weights
+
+
+def _find(families, arrays, name):
+  """Return the Family of a file."""
+  named = [x for x in families if re.fullmatch(x.pattern, name)]
+  for family in named:
+    if family.recognises(arrays):
+      return family
+  known = 'such arrays' if named else f'{name!r}'
+  raise UserError(
+    f'No family here reads {known}. (The file has {", ".join([*arrays][:4])}, '
+    '...)'
+  )
+
+
+def write(
+  families: Sequence[Family],
+  weights: Weights,
+  make: Callable[[Weights, Any], dict[str, Any]],
+  reread: Callable[..., Weights],
+) -> tuple[FlatParams, dict[str, Any]]:
+  """Return (arrays, JSON files) of the first family that can hold a model.
+
+  Args:
+    families: rows of the format.
+    weights: Weights.
+    make: returns the JSON files, from what `Family.write` returns.
+    reread: `read` of the format, which must give the same model.
+
+  Raises:
+    ValueError: no family can hold it; says why.
+  """
+  if type(weights.model) is not VisionTransformer:
+    raise UserError(f'It is a {type(weights.model).__name__}.')
+  reasons: dict[str, None] = {}
+  for family in families:
+    if family.write is not None:
+      notes = [*weights.notes]
+      try:
+        arrays, config = family.write(weights)
+        texts = make(weights, config)
+        check(weights, arrays, texts, reread)
+        return arrays, texts
+      except UserError as e:
+        weights.notes[:] = notes
+        reasons[str(e)] = None
+  raise UserError(' '.join(reasons))
+
+
+def check(
+  weights: Weights,
+  arrays: FlatParams,
+  texts: Mapping[str, Any],
+  reread: Callable[..., Weights],
+  ignored: Sequence[str] = (),
+) -> None:
+  """Raise UserError unless what was written is read as the same model."""
+  model = weights.model
+  zero = np.float32(0)
+  blanks = {k: np.broadcast_to(zero, x.shape) for k, x in arrays.items()}
+  read = again(reread, weights, blanks, texts.get('config.json')).model
+  posemb = getattr(model, 'posemb', None)
+  if hasattr(model, 'posemb') and not (posemb and posemb.in_layers):
+    read = read.clone(posemb=posemb)  # written as a table, whatever it is
+  differ = bundle.differences(model, read)
+  if found := {k: x for k, x in differ.items() if k not in ignored}:
+    raise UserError(f'It would be read with others than {found}.')
+
+
+def again(
+  read: Callable[..., Weights],
+  weights: Weights,
+  arrays: FlatParams,
+  config: Config | None = None,
+) -> Weights:
+  """Return Weights of arrays as others write them, whose grid is known."""
+  shape = weights.image_shape
+  embedding = getattr(weights.model, 'embedding', None)
+  grid = embedding and embedding.grid(shape)
+  return read(arrays, config, image_size=shape[:2], grid=grid)
