@@ -81,7 +81,7 @@ def fit(
   *,
   image_size: Size | None = None,
   num_classes: int | None = None,
-  posemb_resize: Method = 'paper',
+  posemb_resize: Method | None = None,
   patch_size: Size | None = None,
   patch_resize: Method = 'bicubic_antialias',
   in_chans: int | None = None,
@@ -96,7 +96,8 @@ def fit(
     num_classes: None: the head of the weights. Another number: a new head of
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
-    posemb_resize: method for position tables, see `models.resample.resize`.
+    posemb_resize: method for position tables, see `models.resample.resize`;
+      None: that of the weights.
     patch_size: int or (height, width) that patches are resized to.
     patch_resize: method for patches, see `models.resample.resize_kernel`.
     in_chans: number of image channels.
@@ -121,7 +122,7 @@ def fit(
   how = InitFrom(
     path='',
     head=head,
-    posemb_resize=posemb_resize,
+    posemb_resize=posemb_resize or weights.posemb_resize,
     patch_resize=patch_resize,
     adapt_channels=True,
   )

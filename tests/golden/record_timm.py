@@ -170,14 +170,25 @@ def record_grids():
     table = rng.standard_normal((1, *old, 3)).astype(np.float32)
     arrays[f'{name}/table'] = table
     theirs = torch.from_numpy(table.transpose(0, 3, 1, 2)).double()
+    offset = [(n + 0.1) / o for n, o in zip(new, old)]
+    square = (max(new), max(new))
     for method, kwargs in {
-      'bilinear': {'mode': 'bilinear'},
-      'bicubic_antialias': {'mode': 'bicubic', 'antialias': True},
+      'bilinear': {'mode': 'bilinear', 'size': new},
+      'bilinear_antialias': {
+        **{'mode': 'bilinear', 'size': new, 'antialias': True},
+      },
+      'bilinear_square': {'mode': 'bilinear', 'size': square},
+      'bicubic': {'mode': 'bicubic', 'size': new},
+      'bicubic_antialias': {
+        **{'mode': 'bicubic', 'size': new, 'antialias': True},
+      },
+      'dinov2_offset': {'mode': 'bicubic', 'scale_factor': offset},
     }.items():
       out = torch.nn.functional.interpolate(
-        theirs, size=new, align_corners=False, **kwargs
+        theirs, align_corners=False, **kwargs
       )
-      arrays[f'{name}/{method}'] = out.numpy().transpose(0, 2, 3, 1)
+      out = out.numpy()[:, :, : new[0], : new[1]].transpose(0, 2, 3, 1)
+      arrays[f'{name}/{method}'] = out
   np.savez_compressed(HERE / 'torch_resize.npz', **arrays)
 
 

@@ -37,7 +37,9 @@ def test_paper_resize_equals_scipy_zoom(old, new):
   np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize('method', ['bilinear', 'bicubic_antialias'])
+@pytest.mark.parametrize(
+  'method', [x for x in resample.METHODS if x != 'paper']
+)
 @pytest.mark.parametrize('case', ['up', 'down', 'mixed'])
 def test_resize_equals_torch(method, case):
   golden = np.load(GOLDEN)
@@ -62,7 +64,10 @@ def test_patch_kernels_are_resized_as_timm_does(name):
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('method', resample.METHODS)
+@pytest.mark.parametrize(
+  'method',
+  [x for x in resample.METHODS if x != 'bilinear_square'],  # which crops
+)
 def test_larger_patches_get_the_embedding_of_the_smaller(method):
   kernel, patches = noise(4, 3, 2, 6), noise(10, 4, 3, 2)
   larger = resample.resize(patches, (7, 5), method)

@@ -1,13 +1,23 @@
 """Resizing of parameters: position embeddings and patch kernels."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 
 from vit_jax.types import Array, Shape, UserError
 
-METHODS = ('paper', 'bilinear', 'bicubic_antialias')
+Method = Literal[
+  'paper',
+  'bilinear',
+  'bilinear_antialias',
+  'bilinear_square',
+  'bicubic',
+  'bicubic_antialias',
+  'dinov2_offset',
+]
+METHODS: tuple[str, ...] = get_args(Method)
+_ANTIALIAS = {'bilinear_antialias': 'linear', 'bicubic_antialias': 'cubic'}
 # Parameters that the pixels of an image are multiplied with, [ph, pw, C, D].
 PIXEL_KERNELS = ('embedding/kernel', 'resnet/root/conv/kernel')
 
@@ -18,12 +28,20 @@ def resize(
   """Resize embeddings [..., gh, gw, D] to a grid (height, width) (section 3.2).
 
   'paper' is linear interpolation that keeps the corners in place, as in the
-  paper's released code (scipy.ndimage.zoom). 'bilinear' and 'bicubic_antialias'
-  treat a cell as an area with a centre (half-pixel), as image libraries do;
-  most PyTorch models were fine-tuned with one of these two.
+  paper's released code (scipy.ndimage.zoom). Others treat a cell as an area
+  with a centre (half-pixel), as PyTorch does: 'bilinear' and 'bicubic', and
+  both with '_antialias' where the grid shrinks (timm's is
+  'bicubic_antialias'). 'dinov2_offset' is 'bicubic' whose scale is (n + 0.1) /
+  old, as in DINOv2's code for models without registers. 'bilinear_square'
+  resizes to a square with the larger side, and crops at the top left (RADIO).
   """
-  rows = _weights(table.shape[-3], size[0], method)
-  cols = _weights(table.shape[-2], size[1], method)
+  if tuple(size) == table.shape[-3:-1]:
+    return table
+  sides = size
+  if method == 'bilinear_square':
+    sides = max(size), max(size)
+  rows = _weights(table.shape[-3], sides[0], method)[: size[0]]
+  cols = _weights(table.shape[-2], sides[1], method)[: size[1]]
   out = np.einsum(
     'ih,jw,...hwd->...ijd', rows, cols, table.astype(np.float64), optimize=True
   )
@@ -96,13 +114,31 @@ def resize_parameter(
 def _weights(old, new, method):
   """Return the [new, old] matrix that resamples one axis; rows sum to 1."""
   units = np.eye(old)
-  if method == 'bicubic_antialias':
-    found = jax.image.resize(units.astype(np.float32), (new, old), 'cubic')
+  if method in _ANTIALIAS:
+    found = jax.image.resize(
+      units.astype(np.float32), (new, old), _ANTIALIAS[method]
+    )
     return np.asarray(found, np.float64)
+  if method in ('bicubic', 'dinov2_offset'):
+    return _bicubic(old, new, old / (new + 0.1 * (method == 'dinov2_offset')))
   if method == 'paper':
     at = np.linspace(0, old - 1, new)
-  elif method == 'bilinear':
+  elif method in ('bilinear', 'bilinear_square'):
     at = (np.arange(new) + 0.5) * old / new - 0.5
   else:
     raise UserError(f'method={method!r} must be one of {METHODS}.')
   return np.stack([np.interp(at, np.arange(old), x) for x in units], axis=1)
+
+
+def _bicubic(old, new, step):
+  """Return PyTorch's bicubic weights, with a = -0.75 and repeated edges."""
+  at = (np.arange(new) + 0.5) * step - 0.5
+  first = np.floor(at).astype(int) - 1
+  out = np.zeros((new, old))
+  for tap in range(4):
+    x = np.abs(at - first - tap)
+    near = (1.25 * x - 2.25) * x**2 + 1
+    far = -0.75 * (((x - 5) * x + 8) * x - 4)
+    weights = np.where(x <= 1, near, far)
+    np.add.at(out, (np.arange(new), np.clip(first + tap, 0, old - 1)), weights)
+  return out

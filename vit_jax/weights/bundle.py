@@ -17,6 +17,7 @@ from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models import pooling, posemb
 from vit_jax.models.layers import Classifier, Normalize, PatchEmbedding
+from vit_jax.models.resample import Method
 from vit_jax.models.resnet import Hybrid
 from vit_jax.types import Model, Shape, UserError
 
@@ -95,7 +96,7 @@ class Weights:
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
   is_described: bool = False
-  posemb_resize: str = 'paper'
+  posemb_resize: Method = 'paper'
 
   def __post_init__(self) -> None:
     if self.transforms is None:

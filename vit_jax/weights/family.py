@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models.resample import Method
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, Size, UserError
 from vit_jax.weights import bundle
@@ -68,7 +69,7 @@ class Family:
   unused: str = '(?!)'  # matches nothing
   prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = _as_they_are
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
-  posemb_resize: str = 'paper'
+  posemb_resize: Method = 'paper'
   write: Callable[[Weights], tuple[FlatParams, Any]] | None = None
 
   def bare(self, name: str) -> str:

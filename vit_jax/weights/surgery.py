@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.models import resample
+from vit_jax.models.resample import Method
 from vit_jax.runs.files import PathLike
 from vit_jax.types import (
   Count,
@@ -31,7 +32,6 @@ from vit_jax.weights.bundle import Weights
 
 HEAD = r'(pre_logits|head)/.*'
 MASK = 'mask'  # used by the pre-training of masked_patches.py only
-Method = Literal['paper', 'bilinear', 'bicubic_antialias']
 _MISMATCH = 'The weights do not fit the model. Weights (-), model (+):'
 _REMEDY = """
 Only the head (head='reset') and position grids may differ; with patch_resize
@@ -51,7 +51,9 @@ class InitFrom:
       'keep': it is loaded, and must fit. None: 'reset' in training, 'keep' in
       evaluation.
     head_rule: path rule of the parameters of the head.
-    posemb_resize: method that resizes position embeddings, see `posemb.resize`.
+    posemb_resize: method that resizes position embeddings, see
+      `resample.resize`. None: that of the weights, 'paper' unless their family
+      has another.
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
@@ -68,7 +70,7 @@ class InitFrom:
   trust: tuple[str, ...] = ()
   head: Literal['reset', 'keep'] | None = None
   head_rule: PathRule = HEAD
-  posemb_resize: Method = 'paper'
+  posemb_resize: Method | None = None
   patch_resize: Method | None = None
   adapt_channels: bool = False
   pooling: Literal['gap', 'token'] | None = None
@@ -114,6 +116,9 @@ def fit(
   `params` are those of the model that will use the weights, as initialised; see
   `adapt`.
   """
+  if init_from.posemb_resize is None:
+    method = weights.posemb_resize
+    init_from = dataclasses.replace(init_from, posemb_resize=method)
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [
     f'  {name}={here!r} here, {there!r} in the file'
@@ -167,7 +172,7 @@ def adapt(
         path,
         old,
         value.shape,
-        posemb_resize=init_from.posemb_resize,
+        posemb_resize=init_from.posemb_resize or 'paper',
         patch_resize=init_from.patch_resize,
         adapt_channels=init_from.adapt_channels,
       )
@@ -213,7 +218,7 @@ def _resized(path, old, new, init_from):
   """Return a line of the report."""
   line = f'  {path} {_shape(old)} resized to {_shape(new)}'
   if not path.endswith('/kernel'):
-    return f'{line} ({init_from.posemb_resize})'
+    return f'{line} ({init_from.posemb_resize or "paper"})'
   if old.shape[2] != new.shape[2]:
     line += ' (channels adapted)'
   if old.shape[:2] != new.shape[:2]:

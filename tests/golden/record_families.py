@@ -1,0 +1,201 @@
+"""Record what timm and transformers compute, one file per case.
+
+families/CASE.npz holds no weights but outputs; weights are made of a seed
+(seeded.py), of the names and shapes that are stored. A new family is a row of
+CASES. To record it, without touching others, in a virtual environment that has
+vit_jax, and torch, timm and transformers as record_hf.py says:
+
+  python tests/golden/record_families.py CASE ...
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+import safetensors.numpy
+import seeded
+
+FOLDER = pathlib.Path(__file__).parent / 'families'
+IMAGE, PATCH, CLASSES = (12, 8), (4, 2), 5
+
+
+def fill(model, seed):
+  """Give a model seeded parameters; return (shapes of these, buffers)."""
+  import torch
+
+  names = {name for name, _ in model.named_parameters()}
+  state = {k: x.detach().numpy() for k, x in model.state_dict().items()}
+  shapes = {k: list(x.shape) for k, x in state.items() if k in names}
+  made = seeded.weights(shapes, seed)
+  buffers = {k: x for k, x in state.items() if k not in names}
+  model.load_state_dict(
+    {k: torch.tensor(x) for k, x in (made | buffers).items()}
+  )
+  return shapes, buffers
+
+
+def run(forward, image):
+  """Return the outputs of a model in float64, as float32."""
+  import torch
+
+  inputs = torch.tensor(seeded.images(image).transpose(0, 3, 1, 2)).double()
+  with torch.no_grad():
+    return {k: np.float32(x) for k, x in forward(inputs).items()}
+
+
+def timm_outputs(model):
+  """Return a function of images: tokens after the last norm, and logits.
+
+  Without a head there are pooled features instead of logits.
+  """
+  model = model.double().eval()
+
+  def forward(inputs):
+    tokens = model.forward_features(inputs)
+    return {'tokens': tokens, 'logits': model.forward_head(tokens)}
+
+  return forward
+
+
+def timm_case(architecture, *, other=None, back='same', **args):
+  """Return a case of timm.create_model.
+
+  Args:
+    architecture, **args: its arguments, in addition to a tiny width.
+    other: another image size, to which positions are resized.
+    back: 'same' if our writer gives the same arrays, 'equal' if other arrays
+      are read as the same parameters, '' if there is no writer.
+  """
+
+  def make(seed):
+    timm, hub = seeded.import_torch('timm', 'timm.models._hub')
+    small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': CLASSES}
+    small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
+    model = timm.create_model(architecture, **small | args)
+    shapes, buffers = fill(model, seed)
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / 'config.json'
+      hub.save_config_for_hf(model, path)
+      config = json.loads(path.read_text())
+    channels = config['pretrained_cfg']['input_size'][0]
+    forward, image = timm_outputs(model), (*IMAGE, channels)
+    found = run(forward, image)
+    if other:
+      model.set_input_size(other)
+      found['other'] = run(forward, (*other, channels))['tokens']
+    about = {'format': 'timm', 'config': config, 'image': image}
+    return about | {'shapes': shapes, 'other': other, 'back': back}, (
+      found | {f'buffer/{k}': x for k, x in buffers.items()}
+    )
+
+  return make
+
+
+def hf_outputs(model):
+  """Return a function of images: tokens after the last norm, and logits.
+
+  Of a model without a head the pooled features, if it has them.
+  """
+  model = model.double().eval()
+
+  def forward(inputs, **options):
+    out = model(inputs, output_hidden_states=True, **options)
+    if 'logits' in out:
+      return {'logits': out.logits}
+    found = {'tokens': out.last_hidden_state}
+    if out.get('pooler_output') is not None:
+      found['logits'] = out.pooler_output
+    return found
+
+  return forward
+
+
+def hf_case(kind, config, *, other=None, back='same', **fields):
+  """Return a case of a model of transformers.
+
+  Args:
+    kind, config: names of its class and of the class of its config.
+    **fields: of the config, in addition to a tiny width.
+    other, back: see timm_case. The model has interpolate_pos_encoding.
+  """
+
+  def make(seed):
+    (transformers,) = seeded.import_torch('transformers')
+    small = {'image_size': list(IMAGE), 'patch_size': list(PATCH)}
+    small |= {'hidden_size': 24, 'num_hidden_layers': 2}
+    small |= {'num_attention_heads': 3, 'intermediate_size': 50}
+    model = getattr(transformers, kind)(
+      getattr(transformers, config)(**small | fields)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder)
+      model.save_pretrained(path)  # names on disk are not those in memory
+      names = safetensors.numpy.load_file(path / 'model.safetensors')
+      shapes = {k: list(x.shape) for k, x in names.items()}
+      arrays = seeded.weights(shapes, seed)
+      safetensors.numpy.save_file(
+        arrays, path / 'model.safetensors', {'format': 'pt'}
+      )
+      model = load('hf', path)
+      about = json.loads((path / 'config.json').read_text())
+    size, channels = about['image_size'], about.get('num_channels', 3)
+    size = [size, size] if isinstance(size, int) else size
+    forward, image = hf_outputs(model), [*size, channels]
+    found = run(forward, image)
+    if other:
+      found['other'] = run(
+        lambda x: forward(x, interpolate_pos_encoding=True), (*other, channels)
+      )['tokens']
+    about = {'format': 'hf', 'config': about, 'image': image}
+    return about | {'shapes': shapes, 'other': other, 'back': back}, found
+
+  return make
+
+
+def load(format, folder):
+  """Return the model that a library loads from a folder."""
+  if format == 'timm':
+    (timm,) = seeded.import_torch('timm')
+    return timm.create_model(f'local-dir:{folder}', pretrained=True)
+  (transformers,) = seeded.import_torch('transformers')
+  config = json.loads((pathlib.Path(folder) / 'config.json').read_text())
+  model, loading = getattr(
+    transformers, config['architectures'][0]
+  ).from_pretrained(folder, output_loading_info=True)
+  wrong = {k: v for k, v in loading.items() if v}
+  assert not wrong, wrong
+  return model
+
+
+PLAIN = 'vit_base_patch16_224'
+CASES = {  # name: function of the seed -> (about, outputs)
+  'timm_token': timm_case(PLAIN),
+  'timm_mean_with_class_token': timm_case(
+    PLAIN, global_pool='avg', fc_norm=False
+  ),
+  'timm_fc_norm': timm_case(PLAIN, global_pool='avg', class_token=False),
+  'timm_registers': timm_case(PLAIN, reg_tokens=2, back='equal'),
+  'timm_deit': timm_case('deit_tiny_distilled_patch16_224'),
+  'timm_deit3': timm_case('deit3_small_patch16_224'),
+  'timm_siglip': timm_case('vit_so400m_patch16_siglip_256'),
+  'timm_dinov2_reg': timm_case(
+    'vit_small_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
+  ),
+  'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
+  'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
+}
+
+
+def main(names):
+  FOLDER.mkdir(exist_ok=True)
+  for name in names or CASES:
+    about, arrays = CASES[name](seed=0)
+    np.savez_compressed(
+      FOLDER / f'{name}.npz', about=json.dumps(about), **arrays
+    )
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])
