@@ -4,7 +4,7 @@
 
 A profiler lists the functions of this project that run while `train_step` is
 traced, and the files that have run between the config and that step. The README
-and design rules state these figures; `tests/test_traced_step.py` bounds them.
+states these figures; `tests/test_readme.py` checks them.
 """
 
 import collections

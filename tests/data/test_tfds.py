@@ -14,6 +14,7 @@ from PIL import Image
 from vit_jax.data import images
 from vit_jax.data.tfds import Tfds
 from vit_jax.tools import to_array_record
+from vit_jax.types import UserError
 
 _FEATURES = {
   'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
@@ -216,6 +217,8 @@ def test_absent_data_shows_the_command(data_dir):
     '.download_and_prepare()'
   )
   assert command in str(info.value)
+  with pytest.raises(UserError, match='prepare SOURCE DIR/no_such_set'):
+    Tfds('no_such_set', split='train', data_dir=data_dir)
 
 
 def test_tfrecord_shows_the_command_and_it_works(data_dir, as_tfrecord):

@@ -150,7 +150,15 @@ def _builder(name, data_dir):
   folder = epath.Path(data_dir or '').expanduser() / name
   if (folder / 'dataset_info.json').exists():
     return tfds.builder_from_directory(folder)
-  builder = tfds.builder(name, data_dir=data_dir)
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+  except tfds.core.DatasetNotFoundError as error:
+    raise UserError(
+      f'{name!r} is not a data set of TFDS, and it is not prepared in'
+      f' {data_dir or "~/tensorflow_datasets"}. Write it with `python -m'
+      f' vit_jax.tools.prepare SOURCE DIR/{name}` (docs/data.md), and set'
+      ' --config.data.source.data_dir=DIR.'
+    ) from error
   if (builder.data_path / 'dataset_info.json').exists():
     return tfds.builder_from_directory(builder.data_path)
   where = '' if data_dir is None else f", data_dir='{data_dir}'"
