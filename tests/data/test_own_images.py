@@ -132,9 +132,14 @@ def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
   save(tmp_path, 'b/whole.jpg')
   source = Folder(tmp_path)
   (tmp_path / 'b/page.png').write_text('<html>')
-  message = r'(?s)2 of 3 images.*broken\.jpg: .*page\.png: .*\nRepair or remove'
+  half = save(tmp_path, 'b/half.png')
+  half.write_bytes(half.read_bytes()[:-500])
+  message = (
+    r'(?s)3 of 4 images.*broken\.jpg: .*half\.png: .*page\.png: .*\nRepair'
+  )
   with pytest.raises(ValueError, match=message):
     pipeline.Data(Folder(tmp_path), 2).first_example()
+  half.unlink()
   (tmp_path / 'b/page.png').unlink()
   with pytest.raises(ValueError, match=r'broken\.jpg.*Repair or remove'):
     next(iter(pipeline.Data(source, 2).eval_batches()))

@@ -10,8 +10,10 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from options import all_set
 
 from vit_jax import pretrained, tree
+from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
@@ -24,6 +26,9 @@ from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule, steps
 from vit_jax.parallel.sharding import MeshSizes, fsdp
+from vit_jax.reports import confusion
+from vit_jax.runs import workdirs
+from vit_jax.runs.checkpoint import load_params
 from vit_jax.runs.metrics import read_records
 from vit_jax.train import Evaluation, train
 from vit_jax.weights import formats
@@ -121,21 +126,66 @@ def test_what_was_misclassified(run, tmp_path, capsys):
   assert ranked == sorted(ranked)
 
 
-def test_writers_get_the_results(run, tmp_path):
+def test_pages_and_intervals_of_several_evaluators(run, tmp_path):
   transforms = [ResizeSmall(9), CentralCrop(8)]
   evals = {
     'test': _evaluator(intervals=True),
     'cropped': _evaluator(Data(TEST.source, 128, transforms)),
   }
-  spy = mock.Mock()
-  found = _evaluate(tmp_path, f'{run}/', evals=evals, writers={'spy': spy})
-  (start, write, close) = spy.mock_calls
-  assert start.args == (tmp_path, {}) and close == mock.call.close()
-  assert found.items() <= write.args[1].items()
+  found = _evaluate(tmp_path, f'{run}/', evals=evals)
   assert all((tmp_path / f'confusion-{name}.png').exists() for name in evals)
   assert (tmp_path / 'report.html').read_text().count('misclassified-') == 2
   low = read_records(tmp_path)[-1]['test/accuracy_low']
   assert low == found['test/accuracy_low'] < found['test/accuracy']
+
+
+def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
+  made, spy, written = {}, mock.Mock(), mock.Mock(return_value=[])
+  monkeypatch.setattr(confusion, 'write_all', written)
+
+  def evaluator(model, *, preprocess, mesh):
+    def measure(params):
+      made.update(tree.flatten(params))
+      return {'one': 1}
+
+    made.update(model=model, preprocess=preprocess, mesh=mesh)
+    return types.SimpleNamespace(run=measure)
+
+  new, kernel = tmp_path / 'new', 'block_0/mlp/fc1/kernel'
+  model = MODEL.clone(dropout=0.5)
+  options = {
+    'workdir': new,
+    'evals': {'mine': evaluator},
+    'init_from': InitFrom(run, ema=False, head='reset', head_rule=kernel),
+    'model': model,
+    'image_shape': (12, 16, 1),
+    'preprocess': Normalize(5.0),
+    'mesh': MeshSizes(data=4, fsdp=2),
+    'sharding': [(kernel, ('fsdp',))],
+    'seed': 4,
+    'writers': {'spy': spy},
+    'provenance': Provenance({'a': 1}, {'b': 2}),
+  }
+  assert all_set(evaluate, **options, dry_run=True) == {}
+  assert list(new.rglob('*')) == [] and kernel not in made
+  found = evaluate(**options)
+  assert (made['model'], made['preprocess']) == (model, Normalize(5.0))
+  assert made['mesh'].shape == {'data': 4, 'fsdp': 2}
+  assert made['pos_embedding'].shape[1:3] == (3, 4)
+  fresh = model.init(jax.random.key(4), np.zeros((1, 12, 16, 1)))['params']
+  np.testing.assert_array_equal(made[kernel], tree.flatten(fresh)[kernel])
+  assert made[kernel].sharding.spec == P('fsdp')
+  bias = load_params(run, ema=False)[0]['norm/bias']
+  np.testing.assert_array_equal(made['norm/bias'], bias)
+  assert written.call_args.kwargs == {'class_names': list('0123456789')}
+  (start, write, close) = spy.mock_calls
+  assert start.args == (new, {'a': 1}) and close == mock.call.close()
+  assert write.args[0] == 3 and found.items() <= write.args[1].items()
+  names = ('config', 'preset')
+  assert [workdirs.read(new, f'{x}.json') for x in names] == [
+    {'a': 1},
+    {'b': 2},
+  ]
 
 
 def test_raw_parameters_differ_from_their_ema(run, tmp_path):

@@ -20,12 +20,14 @@ from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import Resize
 from vit_jax.evals.evaluators import run as run_evaluator
+from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import Ema, Schedule, Timeline, steps
 from vit_jax.parallel.hosts import Stopped
 from vit_jax.parallel.sharding import MeshSizes
+from vit_jax.reports import confusion
 from vit_jax.runs import compiled, metrics, workdirs
 from vit_jax.runs.checkpoint import Checkpoints, load_params
 from vit_jax.runs.metrics import Logging, NonFiniteError, read_records
@@ -165,16 +167,20 @@ def test_a_run_resumes_and_extends(tmp_path):
     run(parts, seed=1, **options)
 
 
-def test_all_arguments_of_a_run_act(tmp_path, capsys):
+def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   """It equals two steps by hand, and records what it was given."""
   old, new = tmp_path / 'old', tmp_path / 'new'
   model, made, spy = Linear(10, dropout=0.5), {}, mock.Mock()
+  chooser = mock.Mock(wraps=attention_choice.Chooser)
+  monkeypatch.setattr(attention_choice, 'Chooser', chooser)
+  written = mock.Mock()
+  monkeypatch.setattr(confusion, 'write_all', written)
   each = Checkpoints(every=steps(1), keep_last=2)
   run(old, model=model, total=steps(2), checkpoints=each)
   best = Checkpoints(every=steps(1), best_metric='mine/score')
 
   def evaluator(model, *, preprocess, mesh):
-    made.update(preprocess=preprocess, mesh=mesh, transforms=(Resize(8),))
+    made.update(preprocess=preprocess, mesh=mesh, transforms=(Resize(9),))
     run = lambda params: {'score': params['Dense_0']['bias'][0]}  # noqa: E731
     return types.SimpleNamespace(**made, run=run)
 
@@ -204,6 +210,9 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys):
     ValueError, match=r'12 is .* 4 devices in 2 micro-batches'
   ):
     train(**options | {'data': Data(Digits(split='train'), 12)}, dry_run=True)
+  missing = {'init_from': InitFrom(old, step=7)}
+  with pytest.raises(ValueError, match='no step 7'):
+    train(**options | missing, dry_run=True)
   out = capsys.readouterr().out
   assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
   assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
@@ -241,6 +250,9 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys):
   assert made['mesh'].shape == {'data': 2, 'fsdp': 2, 'model': 2}
   assert workdirs.steps(new / 'checkpoints') == [1, 2]  # best and last
   assert spy.start.call_args.args[1] == {'a': 1} and spy.close.called
+  assert records[0]['seconds/setup'] > 0.01  # since the call of train
+  assert chooser.call_args.args[0] == 16 / 2  # examples in a micro-batch
+  assert written.call_args.kwargs == {'class_names': list('0123456789')}
   # What describes the run.
   weights = formats.read(new, trust=trust)
   assert weights.activation == 'sigmoid' and weights.model == model
@@ -282,13 +294,43 @@ def test_steps_that_cannot_be_traced(profile, tmp_path):
     run(tmp_path, logging=Logging(profile=profile))
 
 
-def test_the_model_gets_the_classes_of_the_data():
+def test_the_model_gets_the_classes_of_the_data(tmp_path):
   source = Digits(split='train')
   assert with_num_classes(Linear(), source).num_classes == 10
   assert with_num_classes(Linear(12), source).num_classes == 12
   for model, data in ((Linear(9), source), (Linear(), object())):
     with pytest.raises(ValueError, match=r'--config\.model\.num_classes='):
       with_num_classes(model, data)
+  image = np.zeros((8, 8, 1), np.uint8)
+  unnamed = Data([{'image': image, 'label': 10}] * 16, 16)
+  with pytest.raises(ValueError, match=r'label .* num_classes=10'):
+    run(tmp_path, data=unnamed, model=Linear(10))
+
+
+def test_a_run_that_was_started_again_ends(tmp_path):
+  """Before it writes anything more."""
+
+  class Second(Spy):
+    def run(self, params):
+      (tmp_path / '.claim').write_text('process 7')
+      return super().run(params)
+
+  with pytest.raises(ValueError, match='was started again by process 7'):
+    run(tmp_path, evals={'spy': Evaluation(Second, steps(2))})
+  assert steps_of(tmp_path) == [1, 2]
+
+
+def test_nan_is_never_the_best(tmp_path):
+  class Ends(Spy):
+    def run(self, params):
+      return {
+        'score': {1: 0.5, 2: np.nan, 3: 0.2}[int(super().run(params)['score'])]
+      }
+
+  best = Checkpoints(every=steps(1), best_metric='spy/score')
+  evals = {'spy': Evaluation(Ends, steps(1))}
+  run(tmp_path, total=steps(3), evals=evals, checkpoints=best)
+  assert workdirs.steps(tmp_path / 'checkpoints') == [1, 3]
 
 
 # Compilation and memory.

@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax.data import images, workers
 from vit_jax.types import PathLike, UserError
 
-_JPEG_END = b'\xff\xd9'
+_ENDS = {'JPEG': b'\xff\xd9', 'PNG': b'IEND\xaeB`\x82'}
 ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 MAX_FILE_BYTES = 2**28
 _USUAL = 2**20  # a buffer for the largest file takes 0.1 ms more
@@ -75,15 +75,16 @@ def _images(path):
 def check(paths: tuple[str, ...], remedy: str) -> None:
   """Raise UserError that names local files that are no whole images.
 
-  Only headers are read, and the JPEGs that do not end like one.
+  Only headers are read, and the JPEGs and PNGs that do not end like one.
   """
 
   def error(path):
     try:
-      images.pillow().open(path, formats=images.FORMATS).close()
+      with images.pillow().open(path, formats=images.FORMATS) as image:
+        end = _ENDS.get(image.format, b'')
       with open(path, 'rb') as file:
-        file.seek(-2, os.SEEK_END)
-        if path.lower().endswith(('jpg', 'jpeg')) and file.read() != _JPEG_END:
+        file.seek(-len(end), os.SEEK_END)
+        if file.read() != end:
           file.seek(0)
           images.decode(file.read())
     except Exception as error:  # Pillow's readers raise many types

@@ -205,7 +205,7 @@ class Data:
 # Reading: one example, and the batch of one process.
 
 
-class _UnreadableError(UserError):
+class UnreadableExampleError(UserError):
   """An example that cannot be read or decoded; `on_error` handles it."""
 
 
@@ -261,7 +261,7 @@ class _Reader:
       return None
     try:
       return *self._load(index, 0, index), ()
-    except _UnreadableError:
+    except UnreadableExampleError:
       if self.data.on_error == 'raise':
         raise
       return None
@@ -278,7 +278,7 @@ class _Reader:
       actual = (index + step) % self._count
       try:
         return *self._load(actual, epoch, index), skipped
-      except _UnreadableError as error:
+      except UnreadableExampleError as error:
         if self.data.on_error == 'raise':
           raise
         last, skipped = error, (*skipped, int(actual))
@@ -352,7 +352,7 @@ class _Reader:
     )
 
   def _unreadable(self, index, error):
-    return _UnreadableError(
+    return UnreadableExampleError(
       f'Cannot read {self._where(index)}: {error} {_REMEDY}'
     )
 

@@ -149,7 +149,7 @@ class Checkpointer:
       reason = ''
       try:
         found = self._read(step, abstract_state)
-      except (MemoryError, jax.errors.JaxRuntimeError, _DoesNotFit):
+      except (MemoryError, jax.errors.JaxRuntimeError, DoesNotFitError):
         raise  # not the fault of the files
       except Exception as error:
         reason = ' '.join(str(error).split())[:300] or type(error).__name__
@@ -200,7 +200,7 @@ class Checkpointer:
       self._manager.close()
 
 
-class _DoesNotFit(UserError):
+class DoesNotFitError(UserError):
   """Error of a checkpoint that has other arrays than this run."""
 
 
@@ -253,14 +253,14 @@ def _shapes(arrays):
 
 
 def _check_fits(path, arrays, items):
-  """Raise _DoesNotFit, with a diff, if a checkpoint has other arrays."""
+  """Raise DoesNotFitError, with a diff, if a checkpoint has other arrays."""
   for name in dict.fromkeys([*items, *arrays]):
     found = {
       path: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
       for path, (dtype, shape, _) in arrays.get(name, {}).items()
     }
     if lines := tree.diff(found, _shapes(tree.flatten(items.get(name, {})))):
-      raise _DoesNotFit(
+      raise DoesNotFitError(
         f'{path} does not fit this run. In {name!r} of the checkpoint (-), in '
         f'this run (+):\n{lines}\nUse the config that the run was started '
         'with, or another workdir. To start from its parameters only, set '
