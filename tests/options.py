@@ -2,6 +2,8 @@
 
 import inspect
 
+from vit_jax.models.attention_choice import Chooser
+
 
 def all_set(make, **options):
   """Call a class or function with each of its options, none at its default."""
@@ -10,3 +12,28 @@ def all_set(make, **options):
   for name, value in options.items():
     assert value != known[name].default, f'{name} is at its default'
   return make(**options)
+
+
+def note_choices(monkeypatch):
+  """Return a list of what each choice of attention is made for.
+
+  These are (batch size, number of devices, earlier choices, model, shape
+  of images, backward).
+  """
+  found = []
+
+  def choose(self, model, images, *, backward=True):
+    found.append(
+      (
+        self.batch_size,
+        self.mesh.size,
+        self.record,
+        model,
+        images.shape,
+        backward,
+      )
+    )
+    return model
+
+  monkeypatch.setattr(Chooser, '__call__', choose)
+  return found

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -506,3 +507,7 @@ def test_all_fields_of_data_act(monkeypatch):
   assert drawn == [drawn_by_definition(5, *visit) for visit in visits]
   assert batch['image'].shape == (12, 4, 6, 3) and batches.skipped == {4}
   assert not batch['label'].any()  # but the order sees the labels
+  read_ahead = mock.Mock(wraps=pipeline.workers.read_ahead)
+  monkeypatch.setattr(pipeline.workers, 'read_ahead', read_ahead)
+  dataclasses.replace(data, num_workers=0).train_batches().close()
+  assert read_ahead.call_args.args[2] == 7

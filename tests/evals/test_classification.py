@@ -222,7 +222,14 @@ def test_classes_of_other_names():
   source = source_of()
   source.class_names = list('abcdefg')
   assert make(source=source)[0].class_names == source.class_names
-  assert make(source=source, same_classes=False)[0].class_names is None
+  evaluator, _ = evaluate(source=source, same_classes=False)
+  assert evaluator.class_names is None
+  assert evaluator.predictions.class_names == source.class_names
+
+
+def test_labels_without_names_fit_the_model():
+  with pytest.raises(ValueError, match=r'is 7 .*num_classes=7'):
+    evaluate(source=source_of(np.full(21, 7), num_classes=None))
 
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])

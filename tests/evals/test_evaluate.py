@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from options import all_set
+from options import all_set, note_choices
 
 from vit_jax import pretrained, tree
 from vit_jax.config import Provenance
@@ -143,7 +143,9 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   made, spy, written = {}, mock.Mock(), mock.Mock(return_value=[])
   monkeypatch.setattr(confusion, 'write_all', written)
 
-  def evaluator(model, *, preprocess, mesh):
+  chosen = note_choices(monkeypatch)
+
+  def evaluator(model, *, preprocess, mesh, data):
     def measure(params):
       made.update(tree.flatten(params))
       return {'one': 1}
@@ -155,7 +157,7 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   model = MODEL.clone(dropout=0.5)
   options = {
     'workdir': new,
-    'evals': {'mine': evaluator},
+    'evals': {'mine': functools.partial(evaluator, data=TEST)},
     'init_from': InitFrom(run, ema=False, head='reset', head_rule=kernel),
     'model': model,
     'image_shape': (12, 16, 1),
@@ -168,11 +170,14 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   }
   assert all_set(evaluate, **options, dry_run=True) == {}
   assert list(new.rglob('*')) == [] and kernel not in made
+  workdirs.write(new, 'attention.json', {'case': 'xla'})
   found = evaluate(**options)
+  images = (1, 12, 16, 1)
+  assert chosen[-1] == (128, 8, {'case': 'xla'}, model, images, False)
   assert (made['model'], made['preprocess']) == (model, Normalize(5.0))
   assert made['mesh'].shape == {'data': 4, 'fsdp': 2}
   assert made['pos_embedding'].shape[1:3] == (3, 4)
-  fresh = model.init(jax.random.key(4), np.zeros((1, 12, 16, 1)))['params']
+  fresh = model.init(jax.random.key(4), np.zeros(images))['params']
   np.testing.assert_array_equal(made[kernel], tree.flatten(fresh)[kernel])
   assert made[kernel].sharding.spec == P('fsdp')
   bias = load_params(run, ema=False)[0]['norm/bias']

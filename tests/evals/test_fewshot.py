@@ -136,7 +136,7 @@ def test_mistakes():
   three = {'train': np.arange(30) % 3}
   FewShot(shots=(10,)).check(three)
   with pytest.raises(ValueError, match=r'13 shots .*class 0 has 10'):
-    FewShot(shots=(10,), l2=(1, 2), held_out_shots=3).check(three)
+    FewShot(shots=(1, 10), l2=(1, 2), held_out_shots=3).check(three)
 
 
 def test_a_class_may_have_fewer():

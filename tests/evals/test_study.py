@@ -6,6 +6,7 @@ import ml_collections
 import pytest
 
 from vit_jax import config as configs
+from vit_jax.runs import workdirs
 from vit_jax.runs.metrics import NonFiniteError, Writer, read_records
 
 CALLS = []
@@ -31,6 +32,7 @@ def fake_run(
   if fails:
     raise RuntimeError('out of memory')
   writer = Writer(workdir)
+  workdirs.record_start(workdir, workdirs.basis_of(provenance.entries))
   writer.write(1, {'test/accuracy': 0.0})
   writer.write(2, {'test/accuracy': value, 'test/loss': 1.0})
   writer.close()

@@ -11,7 +11,7 @@ import optax
 import pytest
 import scipy.special
 from jax.sharding import PartitionSpec as P
-from options import all_set
+from options import all_set, note_choices
 from synthetic import Synthetic
 
 from vit_jax import pretrained, tree
@@ -396,7 +396,7 @@ def test_a_run_resumes_with_the_same_teacher_and_with_no_other(
     )
 
 
-def test_other_classes_of_the_teacher_are_refused(tmp_path):
+def test_other_classes_of_the_teacher_are_refused(tmp_path, monkeypatch):
   weights = make_weights(MODEL, class_names=['a', 'b', 'd', 'c'])
   path = write(tmp_path / 'teacher.npz', weights)
 
@@ -407,6 +407,8 @@ def test_other_classes_of_the_teacher_are_refused(tmp_path):
 
   with pytest.raises(ValueError, match='and the teacher 4, with other'):
     run()
+  chosen = note_choices(monkeypatch)
   assert run(same_classes=True) is None
+  assert [x[-1] for x in chosen] == [True, False]  # the teacher has no gradient
   with pytest.raises(ValueError, match="no mesh axis 'x'"):
     run([('teacher/head/.*', ('x',))], same_classes=True)

@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from options import all_set
+from options import all_set, note_choices
 
 from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.pipeline import Data
 from vit_jax.data.transforms import Resize
 from vit_jax.evals.evaluators import run as run_evaluator
-from vit_jax.models import attention_choice
 from vit_jax.models.layers import Normalize
 from vit_jax.objectives.classification import sigmoid_xent, softmax_xent
 from vit_jax.optim.optimizers import Optimizer
@@ -171,8 +170,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   """It equals two steps by hand, and records what it was given."""
   old, new = tmp_path / 'old', tmp_path / 'new'
   model, made, spy = Linear(10, dropout=0.5), {}, mock.Mock()
-  chooser = mock.Mock(wraps=attention_choice.Chooser)
-  monkeypatch.setattr(attention_choice, 'Chooser', chooser)
+  chosen = note_choices(monkeypatch)
   written = mock.Mock()
   monkeypatch.setattr(confusion, 'write_all', written)
   each = Checkpoints(every=steps(1), keep_last=2)
@@ -216,6 +214,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   out = capsys.readouterr().out
   assert 'nothing was trained' in out and '650' in out  # 64 * 10 + 10
   assert list(new.rglob('*')) in ([], [new / 'checkpoints'])
+  workdirs.write(new, 'attention.json', {'case': 'xla'})
   found = train(**options)
 
   loss_fn = sigmoid_xent(model, preprocess=Normalize(100.0, 50.0))
@@ -251,7 +250,7 @@ def test_all_arguments_of_a_run_act(tmp_path, capsys, monkeypatch):
   assert workdirs.steps(new / 'checkpoints') == [1, 2]  # best and last
   assert spy.start.call_args.args[1] == {'a': 1} and spy.close.called
   assert records[0]['seconds/setup'] > 0.01  # since the call of train
-  assert chooser.call_args.args[0] == 16 / 2  # examples in a micro-batch
+  assert chosen[-1] == (16 / 2, 8, {'case': 'xla'}, model, (1, 8, 8, 1), True)
   assert written.call_args.kwargs == {'class_names': list('0123456789')}
   # What describes the run.
   weights = formats.read(new, trust=trust)
