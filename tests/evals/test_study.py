@@ -123,9 +123,11 @@ def test_runs_get_the_writers_and_the_presets_of_the_study(tmp_path):
   config.writers = {'x': {'target': make, 'project': 'common'}}
   changed = {'runs.b_seed0.value': [0.5, 0.25], 'seed': [0, 1]}
   preset = {'config': 'configs/x.py', 'changed': changed}
-  study(config, tmp_path, preset=preset)
+  allowed = ['seed', 'runs.b_seed0.value']
+  study(config, tmp_path, preset=preset, allow_changes=allowed)
   writers = [SEEN[name]['writers']['x'].project for name in CALLS]
   assert writers == ['common', 'own', 'common']
+  assert SEEN['b_seed0']['provenance'].allow_changes == ['seed', 'value']
   got = SEEN['b_seed0']['provenance'].preset
   assert got['changed'] == {'value': [0.5, 0.25]}
   assert got['config'] == 'configs/x.py' and got['defaults']

@@ -413,12 +413,13 @@ def test_weight_decay_by_group(name):
   tx = make_tx(
     functools.partial(RULES[name], weight_decay=0.1),
     params,
+    decay_mask=['.*/kernel', '.*/bias'],
     decay_multipliers=[('head/.*', 10.0), ('embedding/.*', 0.0)],
   )
   for path, value in run(tx, num_steps=1, scale=0.0, small=True).items():
     group = path.split('/')[0]
     decay = {'head': 1.0, 'embedding': 0.0}.get(group, 0.1)
-    decay *= path.endswith('kernel')
+    decay *= path.endswith(('kernel', 'bias'))
     expected = (1 - 0.025 * decay) * tree.flatten(params)[path]
     np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=path)
 

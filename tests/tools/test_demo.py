@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from unittest import mock
 
 import chromium
 import numpy as np
@@ -65,6 +66,7 @@ def test_explainer_agrees_with_predict_and_look(photo, weights):
   ]
   assert len(set(drawn)) == 12 - 3  # layer 1 has no layers before it
   assert explainer.draw(found).tobytes() == drawn[3]  # the last layer's rollout
+  assert explainer.draw(found, style='heat').tobytes() != drawn[3]
 
 
 def test_models_without_attention_or_classes(photo, make_weights, model):
@@ -82,6 +84,19 @@ def test_missing_gradio_names_the_extra(monkeypatch):
   with pytest.raises(SystemExit) as error:
     demo.main(['--weights=none.npz'])
   assert "pip install -e '.[demo]'" in str(error.value)
+
+
+def test_all_options_of_the_command_arrive(file, monkeypatch):
+  gradio, page = mock.Mock(), mock.Mock()
+  page.return_value.launch.return_value = (None, 'http://here', None)
+  monkeypatch.setattr(demo, '_gradio', gradio)
+  monkeypatch.setattr(demo, 'page', page)
+  monkeypatch.setattr(demo.signal, 'signal', mock.Mock())
+  demo.main([f'--weights={file}', '--top_k=3', '--port=7999', '--share'])
+  assert page.call_args.args[1] == 3
+  launched = page.return_value.launch.call_args.kwargs
+  options = {'server_port': 7999, 'share': True, 'max_file_size': '50mb'}
+  assert launched | options == launched
 
 
 @contextlib.contextmanager

@@ -65,6 +65,13 @@ def test_errors(model, make_weights, weights, paths):
     list(predict(other, paths))
 
 
+def test_images_have_the_channels_of_the_model(make_weights, model, paths):
+  transforms = ResizeSmall(40), CentralCrop((32, 48))
+  grey = make_weights(model, (32, 48, 1), transforms=transforms)
+  (result,) = predict(grey, paths[:1])
+  assert result['probabilities'].shape == (6,)
+
+
 def test_top():
   rng = np.random.default_rng(0)
   for count, k in [(1000, 5), (7, 7), (3, 9), (1, 1)]:

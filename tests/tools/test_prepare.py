@@ -4,6 +4,7 @@ import csv
 import io
 import runpy
 import tarfile
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -120,6 +121,23 @@ def test_a_folder_is_copied_and_read_by_name(folder, tmp_path, capsys):
     prepared(folder, dest)
 
 
+def test_all_options_of_the_command_arrive(monkeypatch):
+  opened, written = mock.Mock(), mock.Mock()
+  monkeypatch.setattr(prepare, 'open_source', opened)
+  monkeypatch.setattr(prepare, 'write', written)
+  options = {'csv': 'a', 'image_key': 'b', 'label_key': 'c', 'class_names': 'd'}
+  flags = [f'--{name}={value}' for name, value in options.items()]
+  flags += ['--short_side=9', '--shuffle', '--leave_out=x:y:test']
+  prepared('/a', 'val=hf:b:train', 'dest', *flags)
+  sources = [mock.call(x, **options) for x in ('/a', 'hf:b:train')]
+  assert opened.mock_calls == [*sources, mock.call('x:y:test')]
+  source = opened.return_value
+  written.assert_called_once_with(
+    *('dest', {'train': source, 'val': source}),
+    **{'short_side': 9, 'shuffle': True, 'leave_out': {'x:y:test': source}},
+  )
+
+
 def test_the_module_is_a_command(monkeypatch, capsys):
   monkeypatch.setattr('sys.argv', ['prepare', '--help'])
   with pytest.raises(SystemExit):
@@ -170,6 +188,10 @@ def test_short_side(tmp_path):
   assert np.abs(out[0] - mean).mean() < 3
   turned = np.rot90(mean, -1)
   assert np.abs(out[2] - turned).mean() < 4
+  source = Listed(found[2:3])
+  source.exif = False
+  raw = made(tmp_path / 'raw', source, short_side=50)[0]
+  assert images.decode(raw['image']).shape[:2] == (50, 75)
   sampling = Image.open(io.BytesIO(read[0]['image']))
   assert sampling.layer[0][1:3] == (2, 2)  # 4:2:0
 

@@ -292,6 +292,8 @@ def test_all_fields_of_init_from_act(monkeypatch):
     for how in (init_from, dataclasses.replace(init_from, head='reset'))
   )
   assert calls[-1] == expected | {'values': True}
+  report = surgery.load_into(state, make(**fields), init_from)[1]
+  assert report.count('(bilinear)') == 2
   kernel = weights.params['embedding/kernel'].sum(axis=2, keepdims=True)
   kernel = resample.resize_kernel(kernel, (2, 2), 'bilinear')
   table = jnp.asarray(weights.params['pos_embedding'])

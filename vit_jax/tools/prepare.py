@@ -48,7 +48,6 @@ _SOURCE_OPTIONS = {
   'label_key': 'field with the label',
   'class_names': 'file with the names, one per line, or a JSON list',
 }
-_JPEG_QUALITY = 95
 _COPY_BITS = 6  # in which the hashes of copies differ at most, of 64
 
 
@@ -243,16 +242,15 @@ def _record(source, example, short_side, copies):
     size = tuple(max(1, round(x * factor)) for x in image.shape[:2])
     image = resize(image, size, 'area')
   if factor < 1 or is_turned:  # TensorFlow ignores the EXIF orientation
-    quality = [images.opencv().IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
-    data = _encoded('.jpg', image, quality)
+    data = _encoded('.jpg', image)  # of quality 95
   elif not isinstance(data, bytes):
     data = _encoded('.png', image)
   return {'image': io.BytesIO(data), 'label': example['label']}, ''
 
 
-def _encoded(kind, image, options=()):
+def _encoded(kind, image):
   image = np.ascontiguousarray(image[..., ::-1])  # OpenCV has BGR
-  return images.opencv().imencode(kind, image, options)[1].tobytes()
+  return images.opencv().imencode(kind, image)[1].tobytes()
 
 
 class Copies:
