@@ -132,7 +132,7 @@ def test_python_examples_of_the_readme(tmp_path):
 
 
 def test_python_examples_of_the_training_page(tmp_path, monkeypatch):
-  train, wrapper, wrapped, mixed = _python(PAGES['training'])
+  mixed, wrapper, wrapped, train = _python(PAGES['training'])
   package = types.ModuleType('my_package')
   package.objectives = types.ModuleType('my_package.objectives')
   monkeypatch.setitem(sys.modules, 'my_package', package)
