@@ -93,6 +93,46 @@ def timm_case(architecture, *, other=None, back='same', **args):
   return make
 
 
+def original_case(architecture, to_original, **args):
+  """Return a case of a file of the authors, which timm converts.
+
+  Args:
+    architecture, **args: see timm_case.
+    to_original: {timm's name: shape} -> {name in the file: shape}.
+  """
+
+  def make(seed):
+    (timm,) = seeded.import_torch('timm')
+    import torch
+
+    small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': 0}
+    small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
+    model = timm.create_model(architecture, **small | args)
+    names = {k: list(x.shape) for k, x in model.state_dict().items()}
+    shapes = to_original(names)
+    arrays = {
+      k: torch.tensor(x) for k, x in seeded.weights(shapes, seed).items()
+    }
+    convert = sys.modules[type(model).__module__].checkpoint_filter_fn
+    model.load_state_dict(convert(arrays, model))
+    about = {'format': 'original', 'config': None, 'image': (*IMAGE, 3)}
+    about['options'] = {'num_heads': 3, 'image_size': IMAGE}
+    return about | {'shapes': shapes, 'other': None, 'back': ''}, (
+      run(timm_outputs(model), (*IMAGE, 3))
+    )
+
+  return make
+
+
+def dinov2_original(shapes):
+  """The position of the class token is not yet added to it."""
+  out = {
+    k.replace('reg_token', 'register_tokens'): x for k, x in shapes.items()
+  }
+  _, rows, width = out['pos_embed']
+  return out | {'pos_embed': [1, rows + 1, width], 'mask_token': [1, width]}
+
+
 def hf_outputs(model):
   """Return a function of images: tokens after the last norm, and logits.
 
@@ -182,6 +222,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_siglip': timm_case('vit_so400m_patch16_siglip_256'),
   'timm_dinov2_reg': timm_case(
     'vit_small_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
+  ),
+  'original_dinov2_reg': original_case(
+    'vit_small_patch14_reg4_dinov2', dinov2_original
   ),
   'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),

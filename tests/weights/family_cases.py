@@ -6,9 +6,9 @@ import seeded
 from small import equal
 
 from vit_jax import pretrained, tree
-from vit_jax.weights import bundle, huggingface, timm
+from vit_jax.weights import bundle, huggingface, original, timm
 
-FORMATS = {'timm': timm, 'hf': huggingface}
+FORMATS = {'timm': timm, 'hf': huggingface, 'original': original}
 BOUND = 1e-4  # of the spread of the outputs; 1e-6 is usual
 
 
@@ -31,7 +31,8 @@ def features(weights):
 
 def check(about, recorded, arrays):
   """Check outputs; return (Weights, {what: error / spread})."""
-  weights = FORMATS[about['format']].read(arrays, about['config'])
+  options = about.get('options', {})  # what files without a config lack
+  weights = FORMATS[about['format']].read(arrays, about['config'], **options)
   assert weights.image_shape == tuple(about['image'])
   out = features(weights)
   out.setdefault('logits', out['pre_logits'])

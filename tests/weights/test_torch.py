@@ -264,8 +264,8 @@ def test_fields_of_the_user_come_first():
 @pytest.mark.parametrize(
   ('format', 'name', 'change', 'said'),
   [
-    ('timm', 'token', {'architecture': 'vit_b_rpn_224'}, 'norms after'),
-    ('timm', 'token', {'architecture': 'vit_quickgelu'}, 'QuickGELU'),
+    ('timm', 'token', {'architecture': 'vit_b_rpn_224'}, 'No family .*_rpn_'),
+    ('timm', 'token', {'architecture': 'test_vit3'}, "reads 'test_vit3'"),
     ('timm', 'avg', {'model_args': {'global_pool': 'avgmax'}}, 'avgmax'),
     ('timm', 'token', {'model_args': {'act_layer': 'silu'}}, 'silu'),
     *(

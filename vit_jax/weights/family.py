@@ -46,7 +46,6 @@ class Family:
     configure: returns fields that the config shows: (config, arrays) -> fields.
     heads: {width: number of heads}, for configs that have a name but no number.
     args: {name in the config: values with which our model is the same}.
-    refused: why no model here computes the same, or ''.
     prefix: regular expression of what may precede the names of arrays.
     unused: regular expression of arrays that features do not depend on.
     prepare: returns arrays as the key map knows them, where these differ in
@@ -64,7 +63,6 @@ class Family:
   configure: Callable[[Config, FlatParams], dict[str, Any]] = _nothing
   heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
   args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-  refused: str = ''
   prefix: str = ''
   unused: str = '(?!)'  # matches nothing
   prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = _as_they_are
@@ -107,8 +105,7 @@ def read(
     **given: arguments of `architecture.convert`, and fields from the user.
   """
   family = _find(families, arrays, name)
-  wrong = [family.refused] if family.refused else []
-  wrong += [
+  wrong = [
     f'{arg}={config[arg]!r}'
     for arg, values in family.args.items()
     if arg in config and config[arg] not in values

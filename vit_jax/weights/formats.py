@@ -6,7 +6,8 @@
   timm         a folder: config.json, model.safetensors
   hf           a folder: these and preprocessor_config.json (transformers)
 
-big_vision's .npz are read, too. NAME.json is ours and describes the model, as
+big_vision's .npz are read, too, and files as authors publish them, see
+original.py. NAME.json is ours and describes the model, as
 model.json does; published files have none. The format is recognised by the
 names of the arrays. Nothing in a file is executed: pickles are refused, and a
 file may only name the classes that `config.build` trusts.
@@ -27,11 +28,20 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
 from vit_jax.runs.files import PathLike, read_json, write_atomically
 from vit_jax.types import UserError
-from vit_jax.weights import bundle, family, files, huggingface, npz, timm
+from vit_jax.weights import (
+  bundle,
+  family,
+  files,
+  huggingface,
+  npz,
+  original,
+  timm,
+)
 from vit_jax.weights.bundle import Weights
 
-_READERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
-FORMATS = ('vit_jax', *_READERS)  # that are written
+_WRITERS: dict[str, Any] = {'npz': npz, 'timm': timm, 'hf': huggingface}
+_READERS = {'original': original} | _WRITERS  # the first that fits
+FORMATS = ('vit_jax', *_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
@@ -210,7 +220,7 @@ def write(weights: Weights, path: PathLike, format: str) -> list[epath.Path]:
     try:
       if format == 'npz' and type(weights.model) is VisionTransformer:
         weights = bundle.with_table(weights)  # which NAME.json describes
-      arrays, texts = _READERS[format].write(weights)
+      arrays, texts = _WRITERS[format].write(weights)
     except UserError as e:
       raise UserError(
         f'{format} cannot hold this model. {e} Use --format=vit_jax instead.'

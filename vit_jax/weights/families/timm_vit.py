@@ -152,7 +152,8 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
 
 
 VIT = Family(
-  '(vit_.*|deit3?_.*|flexivit_.*)?',
+  r'(vit_[a-z0-9]+_patch\d+(_plus|_reg\d|_siglip|_gap|_map)*(_\d+)?(_miil)?|'
+  r'deit3?_.*|flexivit_.*)?',
   r'blocks\.0\.attn\.qkv\.weight',
   _KEYS,
   fields={'gelu': 'exact'},
@@ -174,10 +175,6 @@ def _with(pattern, **fields):
 
 
 FAMILIES = (
-  like('vit_.*_rpn_.*', refused='norms after the branches'),
-  like('.*quickgelu.*', refused='the activation QuickGELU'),
-  like('vit_.*_rope_.*', refused='rotary positions'),
-  like('test_vit3', refused='pooling over the class token and registers'),
   _with(
     'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
     'vit_large_patch16_siglip_(gap_)?512',
@@ -186,12 +183,12 @@ FAMILIES = (
   _with('vit_base_patch16_gap_224', num_heads=16),
   _with('test_vit2?', num_heads=2),
   _with('test_vit4', num_heads=3),
-  like('vit_.*_dinov2', posemb_resize='bicubic_antialias'),
+  like('vit_[a-z]+_patch14_(reg4_)?dinov2', posemb_resize='bicubic_antialias'),
   dataclasses.replace(
     VIT, anchor='dist_token', keys=_DISTILLED, rows=(('cls', 'dist'),)
   ),
   like(
-    VIT.pattern,
+    '(vit_[a-z]+_(r[0-9]*_s|resnet).*)?',
     anchor=r'patch_embed\.backbone\.(stem\.)?conv\.weight',
     keys=KeyMap(
       *_KEYS.keys,
