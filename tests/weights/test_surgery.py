@@ -131,6 +131,14 @@ def test_positions_are_resized_as_the_released_code_does(size):
   assert f'  pos_embedding {shapes}' in report.split('\n')
 
 
+def test_positions_are_resized_as_the_weights_say():
+  method = {'posemb_resize': 'bilinear'}
+  weights = bundle.Weights(make(), flat_params(), (12, 20, 3), **method)
+  fresh = jax.tree.map(jnp.asarray, tree.unflatten(flat_params((8, 8), seed=1)))
+  _, report = surgery.fit(weights, fresh, make(), InitFrom(''))
+  assert '1x3x5x8 resized to 1x2x2x8 (bilinear)' in report
+
+
 def test_scanned_and_unrolled_layers_fit_each_other():
   unrolled, scanned = flat_params(), flat_params(scan=True, seed=1)
   out, report = adapt(unrolled, scanned, head='keep')

@@ -23,14 +23,6 @@ from vit_jax.weights.keymap import KeyMap
 Config = Mapping[str, Any]
 
 
-def _nothing(config: Config, arrays: FlatParams) -> dict[str, Any]:
-  return {}
-
-
-def _as_they_are(arrays: dict[str, Any], config: Config) -> dict[str, Any]:
-  return arrays
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
   """Models whose files have the same names of arrays, with the same meaning.
@@ -47,7 +39,8 @@ class Family:
     heads: {width: number of heads}, for configs that have a name but no number.
     args: {name in the config: values with which our model is the same}.
     prefix: regular expression of what may precede the names of arrays.
-    unused: regular expression of arrays that features do not depend on.
+    unused: regular expression of arrays that features do not depend on, with
+      the prefix.
     prepare: returns arrays as the key map knows them, where these differ in
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows in a position table, see `architecture.convert`.
@@ -60,12 +53,16 @@ class Family:
   anchor: str
   keys: KeyMap
   fields: Config = dataclasses.field(default_factory=dict)
-  configure: Callable[[Config, FlatParams], dict[str, Any]] = _nothing
+  configure: Callable[[Config, FlatParams], dict[str, Any]] = (
+    lambda config, arrays: {}
+  )
   heads: Mapping[int, int] = dataclasses.field(default_factory=dict)
   args: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   prefix: str = ''
   unused: str = '(?!)'  # matches nothing
-  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = _as_they_are
+  prepare: Callable[[dict[str, Any], Config], dict[str, Any]] = (
+    lambda arrays, config: arrays
+  )
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
   write: Callable[[Weights], tuple[FlatParams, Any]] | None = None
@@ -112,10 +109,9 @@ def read(
   ]
   if wrong:
     raise UserError(f'No model here has {", ".join(wrong)}, as {name} has.')
-  arrays = {family.bare(k): x for k, x in arrays.items()}
-  unused = [k for k in arrays if re.fullmatch(family.unused, k)]
-  arrays = {k: x for k, x in arrays.items() if k not in unused}
-  arrays = family.prepare(arrays, config)
+  unused = {k for k in arrays if re.fullmatch(family.unused, k)}
+  used = {family.bare(k): x for k, x in arrays.items() if k not in unused}
+  arrays = family.prepare(used, config)
   known = {**family.fields, **family.configure(config, arrays)}
   weights = convert(
     arrays,
@@ -130,7 +126,7 @@ def read(
   if unused:
     weights.notes.append(
       f'  {len(unused)} arrays left out, which features do not depend on, such '
-      f'as {unused[0]}'
+      f'as {min(unused)}'
     )
   return weights
 
