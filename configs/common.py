@@ -85,7 +85,7 @@ def tiny(config):
 
 
 def _shrink(model):
-  """Make the model tiny; return by which factor images must shrink."""
+  """Make the model tiny; return the factor that images must shrink by."""
   if model['target'] == names.RESNET:
     model.update(stages=(1, 1), width_factor=1)
     return 8

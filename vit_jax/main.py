@@ -47,7 +47,7 @@ _DRY_RUN = flags.DEFINE_bool(
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
   False,
-  'Several hosts, each of which runs this command. Clusters that JAX knows '
+  'Run on several hosts: start this command on each. Clusters that JAX knows '
   '(TPU pods, GKE, Slurm, Open MPI) need no more flags. Elsewhere set the '
   'next three flags, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
   'JAX_PROCESS_ID.',

@@ -97,7 +97,7 @@ def fit(
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
     posemb_resize: method for position tables, see `models.resample.resize`;
-      None: that of the weights.
+      None: the method of the weights.
     patch_size: int or (height, width) that patches are resized to.
     patch_resize: method for patches, see `models.resample.resize_kernel`.
     in_chans: number of image channels.
@@ -185,10 +185,10 @@ def from_weights(init_from: InitFrom | None, **fields: Any) -> Model:
 def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   """Return the image size (H, W) at which weights are fine-tuned by default.
 
-  The paper's: 384 px for weights of 224 px, and 518 px with patches of 14.
+  Weights of 224 px get 384 px, and 518 px with patches of 14, as in the paper.
   Smaller weights grow by the same factor (24 px to 40 px with patches of 4),
-  larger ones up to these sizes. Weights of such a size keep it, as do Mixers,
-  which cannot change it. The patches tile the image.
+  larger ones up to these sizes. Weights of these sizes keep theirs, and Mixers
+  cannot change it. The patches tile the image.
   """
   weights = _describe(init_from)
   model, old = weights.model, weights.image_shape[:2]

@@ -45,8 +45,8 @@ def train_step(
     *teacher: parameters of the teacher, if `loss_fn` has one.
     loss_fn: (params, batch, rng) -> (mean loss, metrics); see types.LossFn.
     tx: optax transformation.
-    accum_steps: number of micro-batches that the batch is processed in, to save
-      memory; the gradient is that of the whole batch.
+    accum_steps: number of micro-batches that a batch is cut into, to save
+      memory; the result is the gradient of the whole batch.
     ema_weight: see `optim.schedules.Ema`; None: the state has no EMA.
 
   Returns:

@@ -155,7 +155,7 @@ def train(
   total_steps = timeline.steps(total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
 
-  # 3. What is trained, and how.
+  # 3. The model and its loss.
   described = with_num_classes(model, data.source)
   choices = workdirs.read(workdir, 'attention.json')
   choose = attention_choice.Chooser(

@@ -1,10 +1,10 @@
-"""From a config file to objects, and from objects to JSON.
+"""Conversion of config files to objects, and of objects to JSON.
 
     config.model = dict(target='vit_jax.models.vit.VisionTransformer', width=64)
 
 A `target` is the dotted path of a class or function; the keys next to it are
-its keyword arguments. There is no registry: whatever can be imported can be
-named, in this package or in another. Five rules turn a config into objects:
+its keyword arguments. There is no registry: a config can name anything that
+can be imported, from any package. Five rules turn a config into objects:
 
 - Nested targets are called first. If required arguments are still missing,
   the result is a partial: the code that receives it supplies the rest, such as

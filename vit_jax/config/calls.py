@@ -1,4 +1,4 @@
-"""From a config to checked calls, and from calls to objects."""
+"""Conversion of a config to checked calls, and of calls to objects."""
 
 import collections.abc
 import contextlib

@@ -90,8 +90,8 @@ def import_configs(folder: pathlib.Path | None = None) -> None:
   """Make `from configs import ...` work from any working directory.
 
   Args:
-    folder: that of a config. The modules next to it can be imported. If its
-      name is `configs`, its files come before those of this project.
+    folder: folder of a config, whose modules can be imported. If it is called
+      `configs`, its files take precedence over the files of this project.
   """
   paths = [str(_shipped())]
   if folder is not None and str(folder) not in paths:

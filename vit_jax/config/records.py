@@ -262,7 +262,7 @@ TRUSTED = ('vit_jax.data.vtab.Scale',)
 
 
 def describe(value: Any) -> Any:
-  """Return JSON values from which `build` makes an equal object.
+  """Return JSON values that `build` turns into an equal object.
 
   Args:
     value: a dataclass, a Flax module, a partial, or what JSON can hold; lists,
@@ -300,7 +300,7 @@ def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
 
   Args:
     settings: as `describe` returns them.
-    trust: packages besides this one whose names the file may use.
+    trust: more packages whose classes and functions the file may name.
 
   Raises:
     ValueError: a target that is not trusted, or settings that do not fit it.

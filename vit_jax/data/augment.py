@@ -5,9 +5,9 @@ transforms.py. Operations and their strengths have the same distribution as in
 the implementation that is named, but are drawn from `rng`.
 
 The operations are Pillow's, as in timm and torchvision, except for the hue, on
-images of mode 'RGB' or 'L'. `names` are those of a policy, of which `apply`
-applies one. `fill` is the level, or one for each channel, of pixels from
-outside of the image.
+images of mode 'RGB' or 'L'. A policy lists the `names` of its operations, and
+`apply` applies one. `fill` is the level, or one for each channel, of pixels
+from outside of the image.
 """
 
 import dataclasses
@@ -196,7 +196,7 @@ class RandAugment(_OfPictures):
     num_layers: number of operations applied to an image.
     magnitude: of all operations. 10 is the top of the usual scale; AugReg has
       15 and 20, too.
-    faults: reproduce two faults with which published models were trained.
+    faults: reproduce two faults that published models were trained with.
       Contrast scales the distance from H * W / 256, at most 255, instead of
       the mean luma. The threshold of Solarize is taken modulo 256, so it
       inverts the whole image at 10 and 20.
@@ -260,7 +260,7 @@ class TimmRandAugment(_OfPictures):
     max_magnitude: magnitudes are clipped to 0 and this.
     interpolation: of Rotate, Shear and Translate; 'random' draws 'bilinear' or
       'bicubic' each time, as timm's training does by default.
-    fill: timm's training takes the mean by which images are normalized:
+    fill: timm's training takes the mean that normalizes the images:
       (124, 116, 104) for ImageNet's.
   """
 

@@ -21,22 +21,22 @@ class HuggingFace:
   It is on the hub, or in a folder that `load_dataset` understands or that
   `save_to_disk` has written, or in parquet or WebDataset files. `datasets`
   copies it once to Arrow files in its cache, which have random access. Without
-  a network, set HF_HUB_OFFLINE=1: what has been prepared is still found.
+  a network, set HF_HUB_OFFLINE=1 to read what has been prepared.
 
   source[i] is {'image': bytes, 'label': int or float [K]}.
 
   Args:
     name: 'beans', 'USER/NAME', a folder, or a glob of parquet or tar files:
-      '/data/train-*.tar', of which the split is 'train'.
+      '/data/train-*.tar', whose only split is 'train'.
     split: 'train', also with slices and sums as `datasets` reads them:
-      'train[:90%]', 'train+validation'. Slices are consecutive examples. What
-      `save_to_disk` has written has neither.
+      'train[:90%]', 'train+validation'. Slices are consecutive examples. Data
+      that `save_to_disk` has written has neither.
     config: of a data set that has several.
     image_key: column of the image; default: the only column of images.
     label_key: column of the label: a ClassLabel, ints, texts, or lists of K
       numbers; default: 'label', or 'cls' of a WebDataset.
     class_names: names of the classes in the order of their labels. Default:
-      those of the ClassLabel; else the sorted labels, if they are texts.
+      the names of the ClassLabel, else the sorted labels if they are texts.
     channels, exif: how images are decoded, see pipeline.py.
   """
 

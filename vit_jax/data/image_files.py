@@ -43,7 +43,7 @@ def walk(folder: str) -> list[str]:
 def find(patterns: Iterable[str]) -> list[str]:
   """Return the sorted paths of the images that the patterns match.
 
-  A file is returned whatever its ending. Folders, at any depth, and local globs
+  A file may have any ending. Folders, at any depth, and local globs
   ('**' for any depth) return the visible files with one of `ENDINGS`. Each file
   is returned once.
   """
@@ -73,7 +73,7 @@ def _images(path):
 
 @functools.cache  # of what raises nothing: evaluators read the same folder
 def check(paths: tuple[str, ...], remedy: str) -> None:
-  """Raise UserError that names local files that are no whole images.
+  """Raise UserError that names local files that are not whole images.
 
   Only headers are read, and the JPEGs and PNGs that do not end like one.
   """

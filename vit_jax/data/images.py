@@ -37,7 +37,7 @@ _MAX_JPEG_SCANS = 100
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
-  """Return (height, width) of a size: a side of a square, or such a pair."""
+  """Return a size, int for a square or (height, width), as a pair."""
   if isinstance(size, int | np.integer):
     return int(size), int(size)
   height, width = size
@@ -235,7 +235,7 @@ class _Turn(NamedTuple):
     return np.ascontiguousarray(image[::rows, ::columns])
 
   def undo(self, box, shape):
-    """Return the box in the stored image of one that has this shape."""
+    """Map a box of the turned image, which has `shape`, to the stored image."""
     y, x, height, width = box
     if self.flip_y:
       y = shape[0] - y - height

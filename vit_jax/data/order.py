@@ -4,7 +4,7 @@ An order is any object with
 
   order.bind(source, seed)   a function visits(position) -> (visit, index)
 
-`index` is that of the example at a position of training, 0, 1, 2, ... The pair
+`index` is the example at a position of training, 0, 1, 2, ... The pair
 (visit, index) does not occur at another position: the augmentation is drawn
 from it. Both depend only on (seed, position). `visits` must be picklable. An
 epoch always has as many positions as the source has examples.

@@ -20,8 +20,8 @@ Optional attributes of a source:
 A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator for this example,
 which is used again for others after t has returned. With the class attribute
-`takes_encoded` a transform may get an `images.Encoded`, of which it decodes as
-much as it needs. With num_workers > 0 sources and transforms must be picklable.
+`takes_encoded` a transform may get an `images.Encoded`, and decodes as much as
+it needs. With num_workers > 0 sources and transforms must be picklable.
 
 Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
 the (visit e, example i) of a position, and the augmentation is drawn from

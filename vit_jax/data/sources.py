@@ -20,7 +20,7 @@ _READERS: dict[str, Callable[..., Any]] = {
   'tfds': Tfds,
   'hf': HuggingFace,
 }
-# Files by which a folder without a kind is recognised.
+# Files that show the kind of a folder.
 _MARKS = {
   'features.json': 'tfds',
   'dataset_dict.json': 'hf',

@@ -37,7 +37,7 @@ class Tfds:
       Sequence({...}) a dict of arrays with an entry for each element. It has
       the attribute `num_classes`, and `class_names` if they are known. It must
       be picklable: use a dataclass of a module.
-    channels: 1 or 3, to which the images are decoded.
+    channels: 1 or 3: number of channels of the decoded images.
     exif: apply the EXIF orientation. TensorFlow does not, and neither do the
       code bases that publish results on these data sets.
   """

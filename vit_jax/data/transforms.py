@@ -105,7 +105,7 @@ def _enlarge_area(image, height, width):
 
 
 class _Crop:
-  """Cuts out a box, of which an encoded image decodes no more, and resizes it.
+  """Base of crops: decodes only a box of an encoded image, and resizes it.
 
   The default box is the whole image.
   """

@@ -1,7 +1,7 @@
 """VTAB-1k: its 19 tasks, with their images, labels and transforms.
 
-The splits, label rules and preprocessing are those of the benchmark's public
-code (google-research/task_adaptation) and of the BiT and ViT papers. That code
+Splits, label rules and preprocessing follow the benchmark's public code
+(google-research/task_adaptation) and the BiT and ViT papers. That code
 requires major versions of the TFDS builders. The names here have none: all
 versions have the same examples in the same order, unless their notes say
 otherwise.

@@ -45,7 +45,7 @@ def make(
 ) -> dict[str, Evaluator]:
   """Return {name: evaluator}, with the data of each opened and checked.
 
-  `class_names` are those of the model's outputs, or None.
+  `class_names` name the model's outputs, or are None.
   """
   made = {}
   for name, factory in evals.items():

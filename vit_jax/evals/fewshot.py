@@ -25,8 +25,8 @@ class FewShot:
   Attributes:
     shots: numbers of examples per class.
     seeds: one draw of the examples per seed.
-    l2: strengths of the penalty. Of several, each draw uses the one with the
-      best accuracy on its held-out shots (the largest of equals).
+    l2: strengths of the penalty. If there are several, each draw uses the best
+      one on its held-out shots, by accuracy (the largest of equals).
     held_out_shots: number of more examples of each class to choose l2 on.
     allow_fewer: whether to use all examples of a class that has too few, as
       big_vision does; False raises an error.

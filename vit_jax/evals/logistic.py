@@ -27,9 +27,9 @@ class Logistic:
   The bias b is not penalised.
 
   Attributes:
-    C: weights of the data relative to the penalty. Of several, the one with the
-      best accuracy on `val`, or else on a held-out tenth of train, is fitted to
-      the whole of train (the smallest of equals).
+    C: weights of the data relative to the penalty. If there are several, the
+      most accurate one on `val`, or else on a held-out tenth of train, is
+      fitted to the whole of train (the smallest of equals).
     max_iter: largest number of iterations of L-BFGS for each fit.
     tol: stop when no component of the gradient of the mean objective (divided
       by C n, for features divided by their root mean square) is larger.

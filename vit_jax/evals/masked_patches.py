@@ -17,7 +17,7 @@ class MaskedPatches(SplitEvaluator):
   source, so results are the same on any number of devices and hosts, and
   comparable between steps and runs.
 
-  `task` is that of the objective, see objectives/masked_patches.py.
+  Give it the `task` of the objective, see objectives/masked_patches.py.
   """
 
   seed: KeySeed = 0

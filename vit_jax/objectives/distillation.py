@@ -55,8 +55,8 @@ class Teacher:
     path: a workdir, a checkpoint, or weights of any format of formats.py.
     options: more arguments of `formats.read`: step and ema of a workdir, trust,
       what a file does not say, and fields of the model ({'scan': True}).
-    same_classes: whether its classes are those of the data, in the same order,
-      even if they have other names. False: names that both have must be equal.
+    same_classes: whether teacher and data have the same classes in the same
+      order, whatever their names. False: names that both have must be equal.
   """
 
   path: Annotated[PathLike, MACHINE]  # the parameters are compared
@@ -67,8 +67,8 @@ class Teacher:
     """Read the model, and check that it fits a student.
 
     This sets `model`, whose attention `train` chooses, `images`, a
-    ShapeDtypeStruct of a batch that it takes, and `class_names`, which must be
-    those of the data if there are any.
+    ShapeDtypeStruct of its batches, and `class_names`, which must equal the
+    names of the data, if both are known.
     """
     weights = formats.read(self.path, **self.options, values=False)
     model = weights.model
@@ -154,8 +154,8 @@ def distillation(
     weight: of the loss of the teacher.
 
   Returns:
-    LossFn whose metrics are those of `objective`, 'loss', 'label_loss',
-    'teacher_loss' and 'agreement': the fraction of examples for which teacher
+    LossFn with the metrics of `objective` and 'loss', 'label_loss',
+    'teacher_loss' and 'agreement', the fraction of examples in which teacher
     and student have the same most probable class.
   """
   inner: Any = objective(model, preprocess=preprocess)

@@ -52,8 +52,8 @@ class Colours:
   """Target: mean colours of side x side cells of a patch, 3 bits a channel.
 
   A cell has one of 8^C classes (512 in colour, 8 in grey): the highest 3 bits
-  of the mean of each channel, those of the first channel in front. K = side^2 *
-  8^C, the classes of one cell after the other.
+  of the mean of each channel, with the first channel in front. K = side^2 *
+  8^C: the classes of the cells follow each other.
   """
 
   side: int
@@ -112,7 +112,7 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is predicted, and of how many patches.
+  """The prediction task: the target, and which patches are corrupted.
 
   Attributes:
     predict: 'mean_colour', 3 bits a channel as one of 512 classes (the paper's

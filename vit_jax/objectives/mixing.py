@@ -2,7 +2,7 @@
 
 `mixed` wraps any objective, and mixes all examples of a batch in the same way.
 Example i of the global batch of B is mixed with its partner, example i + B // 2
-(modulo B), whatever device, host or micro-batch they are on. Repeats of an
+(modulo B), across devices, hosts and micro-batches. Repeats of an
 image, which follow each other in a batch (`data.order.Repeated`), are not
 partners if they are at most half of the batch. A mesh of an even number of
 devices exchanges whole shards, as uint8.
@@ -45,7 +45,7 @@ from vit_jax.types import (
 
 
 class Blend(NamedTuple):
-  """Weights and box by which an image is mixed with its partner.
+  """Weights and box that mix an image with its partner.
 
   Outside the box there are only the image's own pixels.
   """

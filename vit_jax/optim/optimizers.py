@@ -87,7 +87,7 @@ class Optimizer:
 
   Attributes:
     rule: see the module. In a config, the `target` and the keys that are not
-      attributes here. It gets `mask` if it has such a parameter.
+      attributes here. It gets `mask` if it has this parameter.
     clip_norm: global norm that gradients are clipped to, frozen parameters not
       counted. The paper clips at 1.0 in ImageNet pre-training and fine-tuning.
     decay_mask: path rules of the parameters with weight decay; kernels only, as
@@ -232,7 +232,7 @@ def adafactor(
     min_dim_size_to_factor: a second moment is stored as row and column means
       over the two largest dimensions of one layer, if both have at least this
       size.
-    mu_dtype: of the momentum between steps; None: that of the parameters.
+    mu_dtype: dtype of the momentum; None: the dtype of each parameter.
     weight_decay: decoupled, multiplied by the learning rate; 0.03 in "Scaling
       ViT", and 3.0 for the head (`Optimizer.decay_multipliers`).
   """
@@ -298,7 +298,7 @@ def muon(
 ) -> optax.GradientTransformation:
   """Muon for kernels, AdamW for all other parameters and the head.
 
-  A kernel is a matrix [inputs, outputs] however many dimensions it has, and a
+  A kernel of any number of dimensions is a matrix [inputs, outputs], and a
   kernel of scanned layers is one matrix per layer. The rest of
   `optax.contrib.muon` is Adam with Nesterov momentum; here it is AdamW.
 

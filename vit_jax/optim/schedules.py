@@ -60,8 +60,8 @@ class Timeline:
 
   Attributes:
     batch_size: global number of examples in a step.
-    num_examples: size of the training set, the visits of an epoch whatever
-      `data.order` is.
+    num_examples: size of the training set. Every `data.order` visits as many
+      examples in an epoch.
     total_steps: length of the run; needed for durations in 'fraction'.
   """
 
@@ -95,7 +95,7 @@ class Schedule:
   The decay runs from the end of warm-up to the end of training; warm-up
   multiplies it by min(1, step / warm-up steps), as in the paper's released code
   and big_vision. timm's cosine runs from step 0, and warm-up replaces its
-  beginning: from lr, the rate falls at once to that of the cosine.
+  beginning: after warm-up, the rate drops from lr to the cosine at once.
 
   Attributes:
     lr: peak learning rate.

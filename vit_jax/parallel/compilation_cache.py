@@ -57,7 +57,7 @@ def _default(workdir):
     folder = epath.Path(home).expanduser() / 'vit_jax' / 'xla'
   if jax.default_backend() != 'cpu':
     return folder
-  # JAX's keys do not include the CPU's model, on which the code depends.
+  # Code depends on the model of the CPU, which JAX's keys do not include.
   facts = {platform.machine(), platform.processor()}
   with contextlib.suppress(OSError):  # Linux only
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()

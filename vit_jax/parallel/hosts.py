@@ -78,7 +78,7 @@ def refuse_differences(facts: Mapping[str, str]) -> None:
     if first.get(name) != facts.get(name)
   ]
   if others := on_any(bool(lines)):
-    diff = '\n'.join(lines) or '  Their messages say in what.'
+    diff = '\n'.join(lines) or '  Their messages show the differences.'
     raise UserError(
       f'Hosts {others} differ from host 0:\n{diff}\nStart the same command '
       'with the same code and packages on all hosts.'

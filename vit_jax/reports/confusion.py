@@ -3,13 +3,13 @@
 confusion-NAME.csv       number of examples by true class (rows) and predicted
                          class (columns); the header is true_class,CLASS,...
 confusion-NAME.png       the matrix as a figure
-misclassified-NAME.csv   one row per misclassified example, worst first: the one
-                         whose true class has the lowest probability
+misclassified-NAME.csv   one row per misclassified example, in the order of the
+                         probability of the true class, lowest first
 thumbnails-NAME.json     images of the worst, for the page of the run: {index:
                          PNG or JPEG file in base64}
 
-An example with several correct classes counts in the row of the one with the
-highest probability. Classes without a unique name are followed by their number.
+An example with several correct classes counts in the row of the most probable
+one. Classes without a unique name are followed by their number.
 """
 
 import base64
@@ -47,7 +47,7 @@ def write_all(
   """Write the files of each evaluator that has predictions, on the first host.
 
   `class_names` are of all classes, if the data has no names. Returns the paths.
-  There is no matrix of more than 4,000 classes.
+  More than 4,000 classes get no matrix.
   """
   paths = []
   for name, evaluator in evaluators.items():

@@ -1,7 +1,7 @@
 """WORKDIR/report.html: a run or a study as one page that needs no network.
 
-All of it is read from the files in the workdir, so a page can be made of any
-run, also of one that is running, or was stopped.
+It is made from the files in the workdir, also of a run that is still running
+or was stopped.
 """
 
 import base64

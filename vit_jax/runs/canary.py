@@ -19,7 +19,7 @@ from vit_jax.types import Shape, UserError
 # in a computation. At most a third of it was measured on CPUs. Errors
 # that are not rounding, such as values of another row, are about 1.
 _BOUNDS = {'float32': 4e-5, 'tf32': 0.06, 'bfloat16': 0.25}
-# Dtype to which devices round the factors of a float32 product, by default.
+# Dtype of the factors of a float32 product on devices, by default.
 _PRODUCTS = {'cpu': 'float32', 'gpu': 'tf32', 'tpu': 'bfloat16'}
 REMEDY = (
   'Install another version of jax and jaxlib (docs/versions.md), or, on CPUs '

@@ -76,7 +76,7 @@ def peak_flops(device_kind: str) -> float | None:
 class NonFiniteError(FloatingPointError, UserError):
   """A metric of a training step, or the state after it, is NaN or Inf.
 
-  The attribute `cause` says what is not finite, and in which step.
+  The attribute `cause` names the value and the step.
   """
 
   def __init__(self, cause: str) -> None:
@@ -224,7 +224,7 @@ class Monitor:
     for phase, seconds in carried.get('seconds', {}).items():
       self._stopwatch.seconds[phase] += seconds
     self._stopwatch.lap('setup')
-    self._phase = 'compile'  # Of the time in which nothing else happens.
+    self._phase = 'compile'  # Phase of the time outside of `pause`.
     self._pending = None  # (step, metrics, skipped): dispatched, not fetched.
     self._restart_rates(start_step)
 
@@ -282,7 +282,7 @@ class Monitor:
     self._stopwatch.lap(phase)
 
   def step(self, step: int, metrics: Metrics, *, skipped: int = 0) -> None:
-    """Take the metrics of a dispatched step; log those of the step before.
+    """Take the metrics of a dispatched step, and log the step before.
 
     `skipped` is the number of different unreadable examples so far.
     """

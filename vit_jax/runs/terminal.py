@@ -110,7 +110,7 @@ def _drop_stdout():
 
 
 def printable(text: str) -> str:
-  """Return text in which control characters, such as ESC, are escaped."""
+  """Return text with control characters, such as ESC, escaped."""
   control = r'[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]'
   return re.sub(control, lambda match: repr(match[0])[1:-1], text)
 
@@ -142,7 +142,7 @@ def table(
 def one_message() -> Iterator[None]:
   """Context manager that prints only the message of a mistake of the user.
 
-  If the reader of stdout is gone, as with `| head`, there is no message.
+  It prints nothing if the reader of stdout is gone, as with `| head`.
   """
   try:
     yield

@@ -3,12 +3,12 @@
 config.json       the config that the run was started with
 preset.json       the config file, what the command line changed, the defaults
 environment.json  command line, git commit, package versions, devices
-model.json        what a checkpoint needs in order to be used by itself
-resume.json       every argument and a fingerprint of the data, compared with
-                  those of the next start
+model.json        model, transforms and class names, to use a checkpoint
+resume.json       every argument and a fingerprint of the data, to compare with
+                  the next start
 changes.jsonl     differences that --allow_changes has permitted
 
-An argument on which results do not depend is marked HARMLESS where it is
+An argument that does not change results is marked HARMLESS where it is
 declared, and MACHINE if it may even differ between the hosts of a run.
 """
 

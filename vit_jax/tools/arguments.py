@@ -20,7 +20,7 @@ _EMA: dict[str, Any] = {'auto': 'auto', 'on': True, 'off': False}
 def add_weights(
   parser: argparse.ArgumentParser, name: str = '--weights'
 ) -> None:
-  """Add the arguments of `read`; `name` is that of the weights' path."""
+  """Add the arguments of `read`; `name` is the flag of the path."""
   place: dict[str, Any] = (
     {} if name == 'weights' else {'required': True, 'dest': 'weights'}
   )
@@ -30,7 +30,7 @@ def add_weights(
     '--image_size',
     type=size,
     metavar='N|HxW',
-    help='if not that of the weights; position embeddings are resized',
+    help='default: as the weights; position embeddings are resized',
   )
   add('--class_names', metavar='FILE', help='one name per line, or a JSON list')
   add(

@@ -11,8 +11,8 @@ the same ending, add --format:
   NAME.stablehlo   a function that runs without this code (weights/export.py)
   FOLDER           timm (model.safetensors, config.json), or --format=hf
 
-Preprocessing and class names are written as well: next to an npz in NAME.json,
-next to a function in NAME.stablehlo.json. Existing files are replaced only with
+NAME.json next to an npz, and NAME.stablehlo.json next to a function, have the
+preprocessing and the class names. Existing files are replaced only with
 --force. The exit status is 0; 1 after an error; 2 for wrong arguments.
 """
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     '--patch_size',
     type=arguments.size,
     metavar='N|HxW',
-    help='if not that of the weights; the patch kernel is resized',
+    help='default: as the weights; the patch kernel is resized',
   )
   add(
     '--num_classes',

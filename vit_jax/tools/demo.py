@@ -51,7 +51,7 @@ class Explainer:
   Attributes:
     weights: Weights that it is made with.
     has_classes: whether there are probabilities for the image.
-    no_attention: why there is no attention to show, or None.
+    no_attention: reason why the model has no attention to show, or None.
     layers, heads: how many there are; 0 without attention.
   """
 

@@ -48,7 +48,7 @@ _SOURCE_OPTIONS = {
   'label_key': 'field with the label',
   'class_names': 'file with the names, one per line, or a JSON list',
 }
-_COPY_BITS = 6  # in which the hashes of copies differ at most, of 64
+_COPY_BITS = 6  # Hashes of copies differ in at most so many of 64 bits.
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""A row of numbers on a compiled train step, and how it is shown.
+"""Table of numbers on compiled train steps.
 
-A row is a flat dict for one program. Its numbers are those of one device: a
-chip, or of TPU v2 and v3 a core, two to a chip. What is not known is None.
+A row is a flat dict for one program. Its numbers are per device: a chip, or a
+core of TPU v2 and v3, which have two per chip. Unknown numbers are None.
 """
 
 from typing import Any, NamedTuple

@@ -16,8 +16,8 @@ weights are drawn. Each figure has its numbers (npz) next to it:
   filters    principal components of the patch embedding (Fig. 7 left)
   positions  similarity of position embeddings (Figs. 7, 10)
 
-Attention is that of the class token. Models without one use the mean over
-patches, or the MAP head's probe.
+The figures show the attention of the class token; without one, the mean over
+patches or the MAP head's probe.
 
 The paths of the figures go to stdout, everything else to stderr. The exit
 status is that of predict.

@@ -144,7 +144,7 @@ def forward_fn(
 
 
 def tsne(features: Any) -> np.ndarray:
-  """Return points [n, 2] whose neighbours are those of the features [n, D].
+  """Return points [n, 2] that keep the neighbours of the features [n, D].
 
   This is t-SNE (van der Maaten and Hinton, 2008) of the first 50 principal
   components.

@@ -1,6 +1,6 @@
 """The figures of the tool, each with its numbers as .npz next to it.
 
-A `path` is that of the figure; its ending, png or pdf, is the format.
+The ending of a figure's `path`, png or pdf, is its format.
 """
 
 import pathlib
@@ -113,9 +113,9 @@ def _images(weights, looks, px):
 def finer_images(
   weights: Weights, paths: Sequence[str], px: int
 ) -> Iterator[np.ndarray]:
-  """Yield what the model sees of each image, finer: uint8 [H, W, C].
+  """Yield the part of each image that the model sees, uint8 [H, W, C].
 
-  The transforms are those of the weights, for the smallest multiple of their
+  The transforms of the weights are scaled to the smallest multiple of their
   image size whose smaller side has at least `px` pixels.
   """
   shape = weights.image_shape
