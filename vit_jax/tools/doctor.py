@@ -1,10 +1,10 @@
-"""Report versions, devices and memory, and check what the compiler computes.
+"""Report versions and devices, and check that programs compute right values.
 
   python -m vit_jax.tools.doctor [--quick]
 
 Products of real sizes are computed on the local devices and compared with numpy
 in float64; a training step, compiled as one program for all local devices, with
-the same operations compiled one by one for one device (20 seconds of a CPU).
+the same operations compiled one by one for one device (20 CPU seconds).
 
 The exit status is 0; 1 if a result is wrong; 2 for wrong arguments.
 """
@@ -42,7 +42,7 @@ _PACKAGES = (
 
 
 def report() -> dict[str, str]:
-  """Return {name: text} of what this installation consists of."""
+  """Return {name: text}: versions, devices, options of this installation."""
   devices = jax.devices()
   found = {
     'system': f'{platform.platform()}, {os.cpu_count()} CPU threads',
