@@ -218,7 +218,7 @@ def preprocess(init_from: InitFrom | None) -> Preprocess:
 def _describe(init_from):
   if init_from is None:
     raise UserError(
-      'The model should be that of init_from, which is None. Set '
+      'The model is taken from init_from, which is None. Set '
       '--config.init_from.path=PATH, or name a model in the argument of the '
       'config, such as B/16.'
     )

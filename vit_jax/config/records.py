@@ -309,8 +309,8 @@ def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
     if path.rpartition('.')[2] == 'target' and not _is_trusted(target, trust):
       package = str(target).split('.')[0]
       raise UserError(
-        f'The file names {target!r}, which is not in the list of what a file '
-        f'may name. If you trust that package, pass trust=({package!r},) or '
+        f'The file names {target!r}, which is not in the list of trusted '
+        f'names. If you trust that package, pass trust=({package!r},) or '
         f'--trust={package}.'
       )
   return resolve(with_tuples(settings))

@@ -98,7 +98,7 @@ def _check_hosts(devices, axis_names):
     raise UserError(
       f'mesh {dict(zip(axis_names, devices.shape, strict=True))}: devices '
       'along model axes work on the same examples, but belong to several '
-      'hosts, each of which reads its own. Make these axes as large as a host.'
+      'hosts, which read different ones. Make these axes as large as a host.'
     )
 
 
