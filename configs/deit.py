@@ -165,7 +165,7 @@ def get_config(argument=''):
 
 def transformer(args):
   """Return a model with DeiT's GELU and initialisation."""
-  fields = {'block': {'gelu': 'exact', 'init_std': 0.02}}
+  fields = {'block': {'mlp': {'form': 'exact'}, 'init_std': 0.02}}
   if args.recipe == 'deit':
     fields['stochastic_depth'] = 0.1
     if args.distilled or args.soft:

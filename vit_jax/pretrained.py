@@ -47,7 +47,7 @@ def load(
       newly initialised; None: no report.
     **options: more arguments of `fit` (patch_size, in_chans, ...) and
       `formats.read` (step, ema, trust, grid); and fields of the model, for what
-      the file does not contain (num_heads, gelu='tanh', ...) or how to run it
+      the file does not contain (num_heads, mlp='gelu', ...) or how to run it
       (dtype, scan, ...).
 
   Returns:

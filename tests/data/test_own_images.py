@@ -205,7 +205,7 @@ def test_grey_weights_are_fine_tuned_on_rgb_images(images, tmp_path, capsys):
 def test_the_model_is_that_of_the_weights(format, tmp_path):
   image = {'vit_jax': (24, 24, 1)}.get(format, (28, 28, 3))
   made = weights(
-    image, dropout=0.1, attention_dropout=0.1, gelu='exact', dtype='float32'
+    image, dropout=0.1, attention_dropout=0.1, mlp='gelu', dtype='float32'
   )
   made.preprocess = Normalize(mean=(1.0, 2.0, 3.0), std=5.0)
   is_file = format in formats.NPZ_FORMATS
@@ -221,7 +221,7 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
     block=pretrained.from_weights(init_from).block,
     dtype='float32' if format in formats.NPZ_FORMATS else 'bfloat16',
   )
-  assert model.block.gelu == 'exact' and model.block.attention_dropout == 0
+  assert model.block.mlp.form == 'exact' and model.block.attention_dropout == 0
   assert pretrained.finetuning_size(init_from) == (
     (40, 40) if image[0] == 24 else (48, 48)
   )

@@ -80,7 +80,7 @@ VIT = {
 }
 OURS = {  # name: settings of models of ours that are written
   'token': VIT | {'depth': 2},
-  'exact': VIT | {'gelu': 'exact', 'norm_eps': 0.1, 'posemb': 'sincos2d'},
+  'exact': VIT | {'mlp': 'gelu', 'norm_eps': 0.1, 'posemb': 'sincos2d'},
   'features': VIT | {'num_classes': None},
   'representation': VIT | {'num_classes': None, 'representation_size': 20},
 }

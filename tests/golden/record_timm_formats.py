@@ -75,10 +75,10 @@ VIT = {
 }
 OURS = {  # name: settings of models of ours that are written
   'token': VIT | {'depth': 2},
-  'exact': VIT | {'gelu': 'exact', 'posemb': 'sincos2d'},
+  'exact': VIT | {'mlp': 'gelu', 'posemb': 'sincos2d'},
   'token_registers': VIT | {'num_registers': 2, 'layerscale_init': 0.1},
   'gap': VIT | {'pooling': 'gap', 'posemb': 'sincos2d', 'qk_norm': True},
-  'fc_norm': VIT | {'pooling': 'gap', 'norm_after_pooling': True},
+  'fc_norm': VIT | {'pooling': 'gap', 'final_norm': 'after'},
   'map': VIT | {'pooling': 'map', 'num_registers': 1, 'posemb': 'none'},
   'distilled': VIT | {'pooling': 'distilled', 'depth': 2},
   'distilled_features': VIT

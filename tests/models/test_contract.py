@@ -25,7 +25,7 @@ from flax import linen as nn
 
 from vit_jax import tree
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.layers import BlockOptions, Head, Mlp, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Gelu, Head, Mlp, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, NoPooling
 from vit_jax.models.posemb import SinCos2d
@@ -281,7 +281,9 @@ def test_features_by_name(name, shapes):
     (MIXER, 2 * 2 + 1, 4),
   ],
 )
-@pytest.mark.parametrize('eps, gelu', [(1e-6, 'tanh'), (1e-12, 'exact')])
+@pytest.mark.parametrize(
+  'eps, gelu', [(1e-6, Gelu('tanh')), (1e-12, Gelu('exact'))]
+)
 def test_every_norm_has_the_epsilon_and_every_mlp_the_gelu(
   model, norms, mlps, eps, gelu
 ):
@@ -291,10 +293,10 @@ def test_every_norm_has_the_epsilon_and_every_mlp_the_gelu(
     if isinstance(context.module, nn.LayerNorm):
       found.append(context.module.epsilon)
     if isinstance(context.module, Mlp):
-      found.append(context.module.gelu)
+      found.append(context.module.options.mlp)
     return call(*args, **kwargs)
 
-  fields = {'norm_eps': eps, 'gelu': gelu}
+  fields = {'norm_eps': eps, 'mlp': gelu}
   if isinstance(model, VisionTransformer):
     fields = {'block': BlockOptions(qk_norm=True, **fields)}
   with nn.intercept_methods(watch):
@@ -309,13 +311,13 @@ def test_every_norm_has_the_epsilon_and_every_mlp_the_gelu(
 def test_a_mixer_equals_timm():
   params, images, expected = golden('mixer')
   model = MlpMixer(
-    24, 2, 12, 48, PatchEmbedding(4), num_classes=5, gelu='exact'
+    24, 2, 12, 48, PatchEmbedding(4), num_classes=5, mlp=Gelu('exact')
   )
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
   actual = apply(model, params, images)
   assert relative_error(actual, expected) < 2e-6  # measured: 2e-7
-  tanh = apply(model.clone(gelu='tanh'), params, images)
+  tanh = apply(model.clone(mlp=Gelu('tanh')), params, images)
   assert 1e-5 < relative_error(tanh, expected) < 1e-2
 
 

@@ -46,7 +46,7 @@ def hybrid(size, stages, **fields):
 MODELS = {
   'all': vit(**ALL),
   'all_scan': vit(**ALL, scan=True),
-  'gap_after': vit(pooling=Mean(True, num_registers=1, norm_after=True)),
+  'gap_after': vit(pooling=Mean(True, num_registers=1, norm='after')),
   'map_cls': vit(pooling=Map(class_token=True)),
   'mask': vit(
     pooling=NoPooling(class_token=True, num_registers=1),

@@ -133,7 +133,7 @@ def test_patches_of_names(name, embedding):
   [
     (
       'vit_base_patch16_reg4_gap_256',
-      {'pooling': Mean(num_registers=4, norm_after=True)},
+      {'pooling': Mean(num_registers=4, norm='after')},
     ),
     ('vit_base_patch16_gap_224', {'pooling': Mean(), 'num_heads': 16}),
     ('vit_so400m_patch14_siglip_384', {'pooling': Map()}),

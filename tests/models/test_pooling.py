@@ -10,7 +10,8 @@ from flax import linen as nn
 from jax import numpy as jnp
 from options import all_set
 
-from vit_jax.models.layers import BlockOptions, Head
+from vit_jax import tree
+from vit_jax.models.layers import BlockOptions, Gelu, Head
 from vit_jax.models.pooling import (
   ClassToken,
   DistillationToken,
@@ -92,7 +93,8 @@ def test_weights_of_tokens_of_a_learned_query():
 
 def test_all_options_arrive_in_the_layers_and_the_learned_query():
   options = {'attention_dropout': 0.1, 'layerscale_init': 0.5, 'qk_norm': True}
-  options |= {'gelu': 'exact', 'norm_eps': 0.25, 'init_std': 0.5}
+  options |= {'mlp': Gelu('exact'), 'norm_eps': 0.25, 'init_std': 0.5}
+  options |= {'sub_norm': ('attn',), 'norm': 'rms', 'biases': ('out',)}
   block = all_set(BlockOptions, **options)
   fields = {'mlp_dim': 40, 'num_heads': 4, 'dropout': 0.3, 'dtype': 'bfloat16'}
   model = tiny(pooling=Map(), block=block, attention='einsum', **fields)
@@ -110,14 +112,16 @@ def test_all_options_arrive_in_the_layers_and_the_learned_query():
     attn, mlp = found[f'{layer}/attn'], found[f'{layer}/mlp']
     assert attn.options == block and attn.implementation == 'einsum'
     assert (attn.num_heads, mlp.mlp_dim) == (4, 40)
-    assert (mlp.gelu, mlp.init_std) == ('exact', 0.5)
-    assert {'query_norm', 'key_norm'} < shapes[layer]['attn'].keys()
+    assert mlp.options == block
+    assert {'query_norm', 'key_norm', 'norm'} < shapes[layer]['attn'].keys()
+    biases = [x for x in tree.flatten(shapes[layer]) if x.endswith('/bias')]
+    assert biases == ['attn/out/bias']
     in_layer = layer != 'map_head'
     assert ('ls1' in shapes[layer]) == ('ls2' in shapes[layer]) == in_layer
     assert attn.train == mlp.train == in_layer
     assert mlp.dropout == 0.3 * in_layer
-  norms = [x for x in found.values() if isinstance(x, nn.LayerNorm)]
-  assert len(norms) == 2 * 4 + 3 + 1 and {x.epsilon for x in norms} == {0.25}
+  norms = [x for x in found.values() if isinstance(x, nn.RMSNorm)]
+  assert len(norms) == 2 * 5 + 4 + 1 and {x.epsilon for x in norms} == {0.25}
   dtypes = {k: getattr(x, 'dtype', 'bfloat16') for k, x in found.items()}
   others = {k for k, dtype in dtypes.items() if dtype != 'bfloat16'}
   assert others == {'head'}  # logits are float32

@@ -222,7 +222,7 @@ class Double(PositionEmbedding):
 
   in_layers = True
 
-  def queries_and_keys(self, module, q, k, layout):
+  def queries_and_keys(self, module, q, k, layout, shared):
     assert layout.num_tokens == q.shape[1]
     return 2 * q, k / 2
 

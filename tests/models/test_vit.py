@@ -22,7 +22,7 @@ from flax import traverse_util
 from vit_jax.analysis import flops
 from vit_jax.models import attention
 from vit_jax.models.axial import AxialViT
-from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Gelu, Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
 from vit_jax.models.posemb import Learned, Learned2d, Relative
@@ -42,11 +42,14 @@ def tiny(**fields):
   [
     ('token', {}),
     ('gap', {'pooling': Mean()}),
-    ('map', {'pooling': Map(), 'block': BlockOptions(gelu='tanh')}),
+    ('map', {'pooling': Map(), 'block': BlockOptions(mlp=Gelu('tanh'))}),
     ('registers', {'pooling': Mean(num_registers=2)}),
     ('token_registers', {'pooling': ClassToken(num_registers=2)}),
-    ('layerscale_qk_norm', {'block': BlockOptions(0.0, 0.1, True, 'exact')}),
-    ('fc_norm', {'pooling': Mean(norm_after=True)}),
+    (
+      'layerscale_qk_norm',
+      {'block': BlockOptions(0.0, 0.1, True, Gelu('exact'))},
+    ),
+    ('fc_norm', {'pooling': Mean(norm='after')}),
     ('hybrid', {'embedding': Hybrid(1, stages=(1, 2))}),
     ('hybrid_root', {'embedding': Hybrid(2, stages=())}),
   ],
@@ -61,7 +64,7 @@ def test_equals_timm(name, fields):
     num_classes=5,
     **(
       {
-        'block': BlockOptions(gelu='exact'),
+        'block': BlockOptions(mlp=Gelu('exact')),
         'embedding': PatchEmbedding((4, 2)),
       }
       | fields

@@ -254,7 +254,7 @@ def test_teachers_are_read_scanned_and_in_the_dtype_of_the_student(
 
 
 def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
-  options, calls = {'step': 3, 'gelu': 'exact'}, []
+  options, calls = {'step': 3, 'mlp': 'gelu'}, []
 
   def read(path, *, step, read=formats.read, **others):
     calls.append((path, step))
@@ -264,7 +264,7 @@ def test_all_fields_of_a_teacher_act(teacher_file, monkeypatch):
   path = teacher_file
   teacher = all_set(Teacher, path=path, options=options, same_classes=True)
   teacher.open(MODEL)
-  assert teacher.model.block.gelu == 'exact'
+  assert teacher.model.block.mlp.form == 'exact'
   rules = [('teacher/head/kernel', (None, 'data'))]
   shapes = teacher.abstract_params(sharding.make_mesh(data=4, fsdp=2), rules)
   assert shapes['head']['kernel'].sharding.spec == P(None, 'data')

@@ -29,13 +29,13 @@ def test_how_weights_are_read(monkeypatch, capsys):
   assert not fitted
   args = parse(
     *('b', '--ema=off', '--step=7', '--trust=mine', '--trust=yours'),
-    *('--set', 'gelu=exact', '--set', 'num_heads=6', '--set=grid=[7,5]'),
+    *('--set', 'mlp=gelu', '--set', 'num_heads=6', '--set=grid=[7,5]'),
     '--image_size=64x32',
     name='weights',
   )
   assert arguments.read(args, num_classes=0, patch_size=None) == 'fitted'
   wanted = {'step': 7, 'ema': False, 'trust': ('mine', 'yours')}
-  assert read == wanted | {'gelu': 'exact', 'num_heads': 6, 'grid': (7, 5)}
+  assert read == wanted | {'mlp': 'gelu', 'num_heads': 6, 'grid': (7, 5)}
   assert fitted == {'num_classes': 0, 'image_size': (64, 32)}
   assert 'a report' in capsys.readouterr().err
   arguments.read(parse('--weights=c', '--ema=on'))

@@ -14,7 +14,7 @@ from small import equal, logits, random_weights, tiny
 from vit_jax import tree
 from vit_jax.data.transforms import CentralCrop, Resize
 from vit_jax.models import names
-from vit_jax.models.layers import BlockOptions, Normalize, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Gelu, Normalize, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -57,7 +57,7 @@ def save_run(workdir, weights, *, ema=None, step=1):
   ('size', 'fields'),
   [
     ((12, 12), {}),
-    ((8, 12), {'patch_size': (4, 2), 'gelu': 'exact'}),
+    ((8, 12), {'patch_size': (4, 2), 'mlp': 'gelu'}),
     ((12, 12), {'scan': True, 'dtype': 'bfloat16'}),
   ],
 )
@@ -88,16 +88,16 @@ def test_out_and_in_again_is_the_same_to_the_bit(
 
 
 def test_a_published_npz_has_no_json(tmp_path):
-  weights = make((8, 12), patch_size=(4, 2), gelu='exact')
+  weights = make((8, 12), patch_size=(4, 2), mlp='gelu')
   formats.write(weights, tmp_path / 'x.npz', 'npz')
   (tmp_path / 'x.json').unlink()
   with pytest.raises(ValueError, match=r'12 patches.*grid=\(rows, columns\)'):
     formats.read(tmp_path / 'x.npz')
   back = formats.read(tmp_path / 'x.npz', grid=(2, 6), dtype='bfloat16')
   assert equal(back.params, weights.params)
-  assert (back.model.block.gelu, back.model.dtype) == ('tanh', 'bfloat16')
+  assert (back.model.block.mlp.form, back.model.dtype) == ('tanh', 'bfloat16')
   assert back.transforms == (Resize((8, 12)),)
-  options = {'grid': (2, 6), 'block': BlockOptions(gelu='exact')}
+  options = {'grid': (2, 6), 'block': BlockOptions(mlp=Gelu('exact'))}
   for model in (
     formats.read(tmp_path / 'x.npz', **options).model,
     formats.read(tmp_path / 'x.npz', values=False, **options).model,
@@ -107,12 +107,12 @@ def test_a_published_npz_has_no_json(tmp_path):
 
 def test_a_block_that_is_given_whole_is_not_changed_by_a_config(tmp_path):
   formats.write(make(), tmp_path / 'x', 'timm')
-  weights = formats.read(tmp_path / 'x', block=BlockOptions(gelu='exact'))
-  assert weights.model.block == BlockOptions(gelu='exact')
+  weights = formats.read(tmp_path / 'x', block=BlockOptions(mlp=Gelu('exact')))
+  assert weights.model.block == BlockOptions(mlp=Gelu('exact'))
 
 
 def test_a_workdir_is_read(tmp_path):
-  weights = make(gelu='exact', scan=True)
+  weights = make(mlp='gelu', scan=True)
   params = tree.stack_blocks(weights.params)
   ema = tree.unflatten({k: jnp.asarray(x + 1) for k, x in params.items()})
   weights.params = params
@@ -162,11 +162,11 @@ MODELS = {
     ('resnet', {'form': 'postact'}, 'timm hf'),
     ('resnet', {}, 'timm hf'),
     ('hybrid', {}, 'timm hf'),
-    ('mixer', {'gelu': 'exact'}, 'timm hf'),
-    ('B/16', {'gelu': 'exact'}, ''),
+    ('mixer', {'mlp': 'gelu'}, 'timm hf'),
+    ('B/16', {'mlp': 'gelu'}, ''),
     ('B/16', {'num_registers': 2}, 'npz hf'),
     ('B/16', {'qk_norm': True}, 'npz hf'),
-    ('B/16', {'pooling': 'gap', 'norm_after_pooling': True}, 'npz hf'),
+    ('B/16', {'pooling': 'gap', 'final_norm': 'after'}, 'npz hf'),
     ('B/16', {'pooling': 'gap'}, 'hf'),
     ('B/16', {'pooling': 'gap', 'class_token': True}, 'npz hf'),
     ('B/16', {'pooling': 'map'}, 'npz hf'),
@@ -226,15 +226,15 @@ def test_our_format_holds_every_model(tmp_path):
 
 def test_fields_of_parts_have_short_names():
   model = names.create('B/16', num_classes=5)
-  changed = bundle.replace(model, gelu='exact', posemb='none', dtype='bfloat16')
-  assert (changed.block.gelu, changed.posemb) == ('exact', None)
+  changed = bundle.replace(model, mlp='gelu', posemb='none', dtype='bfloat16')
+  assert (changed.block.mlp.form, changed.posemb) == ('exact', None)
   assert model == bundle.replace(
-    changed, posemb='learned', gelu='tanh', dtype='float32'
+    changed, posemb='learned', mlp='gelu_tanh', dtype='float32'
   )
   for field, message in (
-    ({'gleu': 'exact'}, r"no field 'gleu'.*'gelu'"),
+    ({'mpl': 'gelu'}, r"no field 'mpl'.*'mlp'"),
     ({'posemb': 'x'}, 'posemb=.x. must be one of learned'),
-    ({'norm_after_pooling': True}, 'pooling=ClassToken.* has no norm_after'),
+    ({'posemb_at': 'x', 'posemb': 'none'}, 'posemb=None has no at'),
   ):
     with pytest.raises(ValueError, match=message):
       bundle.replace(model, **field)

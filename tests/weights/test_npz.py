@@ -65,7 +65,7 @@ def test_every_array_of_a_vit_lands(names, prefix):
   model = weights.model
   assert model.pooling == ClassToken() and model.num_heads == 4
   assert (model.mlp_dim, model.num_classes) == (24, 5)
-  assert (model.block.gelu, model.block.norm_eps) == ('tanh', 1e-6)
+  assert (model.block.mlp.form, model.block.norm_eps) == ('tanh', 1e-6)
   assert model.embedding.patch_size == (4, 2)
   assert model.head.representation_size is None
   assert weights.image_shape == (12, 6, 3)
@@ -339,8 +339,8 @@ def test_every_array_is_needed(kind):
 
 def test_what_the_file_says_cannot_be_said_otherwise():
   file = fill(KINDS['vit'])
-  model = npz.read(file, num_heads=4, gelu='exact', dtype='bfloat16').model
-  assert (model.block.gelu, model.dtype) == ('exact', 'bfloat16')
+  model = npz.read(file, num_heads=4, mlp='gelu', dtype='bfloat16').model
+  assert (model.block.mlp.form, model.dtype) == ('exact', 'bfloat16')
   assert npz.read(file, pooling='gap').model.pooling == Mean(class_token=True)
   for fields in ({'num_heads': 2}, {'depth': 3}):
     with pytest.raises(ValueError, match='not those of one model'):

@@ -117,11 +117,11 @@ def test_channels_and_patches(file):
 
 
 def test_how_it_is_run_is_for_the_user_to_say(file):
-  model, params, _ = load(file, dtype='bfloat16', scan=True, gelu='exact')
+  model, params, _ = load(file, dtype='bfloat16', scan=True, mlp='gelu')
   assert params['blocks']['norm1']['scale'].shape == (2, 24)
   assert out_of(model, params, images()).dtype == np.float32
   for options, match in (
-    ({'gleu': 'exact'}, r"no field 'gleu'.*'gelu'"),
+    ({'mpl': 'gelu'}, r"no field 'mpl'.*'mlp'"),
     ({'depth': 3}, 'block_2|encoderblock_2'),
     ({'image_size': 10}, '10'),
   ):

@@ -243,8 +243,11 @@ def test_load_into_a_state(tmp_path):
   assert loaded.ema['cls'] is not loaded.params['cls']
 
   init_from = InitFrom(path=str(tmp_path))
-  averaged, told = surgery.load_into(fresh, make(gelu='exact'), init_from)
-  assert "  gelu='exact' here, 'tanh' in the file" in told.splitlines()
+  averaged, told = surgery.load_into(fresh, make(mlp='gelu'), init_from)
+  assert (
+    "  block.mlp=Gelu(form='exact') here, Gelu(form='tanh') in the file"
+    in told.splitlines()
+  )
   assert 'gelu' not in report
   np.testing.assert_array_equal(averaged.params['cls'], old.params['cls'] + 1)
 
@@ -285,9 +288,9 @@ def test_all_fields_of_init_from_act(monkeypatch):
   reads |= {'trust': ('mine',)}
   adapts = {'head': 'keep', 'head_rule': 'norm/.*', 'posemb_resize': 'bilinear'}
   adapts |= {'patch_resize': 'bilinear', 'adapt_channels': True}
-  more = {'options': {'gelu': 'exact'}, 'pooling': 'gap'}
+  more = {'options': {'mlp': 'gelu'}, 'pooling': 'gap'}
   init_from = all_set(InitFrom, **reads, **adapts, **more)
-  expected = reads | {'gelu': 'exact', 'values': False}
+  expected = reads | {'mlp': 'gelu', 'values': False}
   model = surgery.read(init_from, values=False).model
   assert calls == [expected] and model.pooling == Mean(class_token=True)
 

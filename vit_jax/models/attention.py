@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import layers, pallas_attention
-from vit_jax.models.layers import BlockOptions, Dense, LayerNorm
+from vit_jax.models.layers import BlockOptions, Dense
 from vit_jax.models.posemb import Layout, PositionEmbedding
 from vit_jax.types import UserError
 
@@ -36,23 +36,26 @@ class Attention(nn.Module):
   train: bool = False
 
   @nn.compact
-  def __call__(self, queries: jax.Array, tokens: jax.Array) -> jax.Array:
+  def __call__(
+    self, queries: jax.Array, tokens: jax.Array, shared: Any = None
+  ) -> jax.Array:
     width, options = tokens.shape[-1], self.options
     heads = self.num_heads, width // self.num_heads
-    dense = functools.partial(
-      Dense,
-      kernel_init=layers.initializer('attention', options.init_std),
-      dtype=self.dtype,
-    )
-    q = dense((width,), heads, name='query')(queries)
-    k = dense((width,), heads, name='key')(tokens)
-    v = dense((width,), heads, name='value')(tokens)
+
+    def dense(name, inputs, outputs):
+      init = layers.initializer('attention', options.init_std)
+      fields = {'dtype': self.dtype, 'bias': name in options.biases}
+      return Dense(inputs, outputs, init, **fields, name=name)
+
+    q = dense('query', (width,), heads)(queries)
+    k = dense('key', (width,), heads)(tokens)
+    v = dense('value', (width,), heads)(tokens)
+    norm = functools.partial(options.make_norm, self.dtype)
     if options.qk_norm:
-      norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
-      q, k = norm(name='query_norm')(q), norm(name='key_norm')(k)
+      q, k = norm('query_norm')(q), norm('key_norm')(k)
     position_logits = None
     if self.posemb:
-      q, k = self.posemb.queries_and_keys(self, q, k, self.layout)
+      q, k = self.posemb.queries_and_keys(self, q, k, self.layout, shared)
       position_logits = self.posemb.logits(self, q, self.layout)
     self.sow('intermediates', 'q', q)
     self.sow('intermediates', 'k', k)
@@ -66,7 +69,10 @@ class Attention(nn.Module):
       dropout_rng=self.make_rng('dropout') if drop else None,
       position_logits=position_logits,
     )
-    return dense(heads, (width,), name='out')(x)
+    if 'attn' in options.sub_norm:
+      merged = norm('norm')(x.reshape(*x.shape[:2], width))
+      x = merged.reshape(x.shape)
+    return dense('out', heads, (width,))(x)
 
 
 def attention(

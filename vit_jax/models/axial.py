@@ -44,7 +44,7 @@ class AxialBlock(Block):
     self,
     x: jax.Array,
     drop_rate: jax.Array | None = None,
-    shared: jax.Array | None = None,
+    shared: Any = None,
   ) -> jax.Array:
     block = functools.partial(
       Block,

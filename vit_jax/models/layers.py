@@ -57,9 +57,10 @@ def initializer(name: str, std: float | None = None) -> Callable[..., Any]:
   return INIT[name] if std is None else nn.initializers.normal(std)
 
 
-GELU = {
+GELU: dict[str, Callable[..., jax.Array]] = {
   'tanh': functools.partial(nn.gelu, approximate=True),
   'exact': functools.partial(nn.gelu, approximate=False),
+  'quick': lambda x: x * nn.sigmoid(1.702 * x),
 }
 # Rate in the last layer, which grows linearly from 0 in the first layer; or
 # the rates in the first and in the last layer.
@@ -120,6 +121,7 @@ class Dense(nn.Module):
   kernel_init: Callable[..., Any]
   bias_init: Callable[..., Any] = nn.initializers.zeros
   dtype: Any = 'float32'
+  bias: bool = True
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -128,7 +130,8 @@ class Dense(nn.Module):
     kernel = self.param(
       'kernel', lambda rng: self.kernel_init(rng, matrix).reshape(shape)
     )
-    bias = self.param('bias', self.bias_init, self.outputs)
+    if self.bias:
+      bias = self.param('bias', self.bias_init, self.outputs)
     batch = x.shape[: x.ndim - len(self.inputs)]
     # CPUs get one large product: otherwise, a training step of a small ViT
     # takes 1.2 times as long. TPUs get the tokens of each example apart: as
@@ -138,8 +141,9 @@ class Dense(nn.Module):
     y = matmul(x, kernel.reshape(matrix))
     # The bias is added in float32, so that its gradient is summed in float32:
     # TPUs without bfloat16 arithmetic take several times as long otherwise.
-    row = bias.reshape((1,) * (y.ndim - 1) + (-1,))
-    y = (y.astype(jnp.float32) + row).astype(self.dtype)
+    if self.bias:
+      row = bias.reshape((1,) * (y.ndim - 1) + (-1,))
+      y = (y.astype(jnp.float32) + row).astype(self.dtype)
     return y.reshape(*batch, *self.outputs)
 
 
@@ -196,30 +200,34 @@ class LayerNorm(nn.LayerNorm):
   epsilon: float = 1e-6
 
 
-class Mlp(nn.Module):
-  """Two layers with a GELU between them: [..., D] -> [..., D]."""
+@dataclasses.dataclass(frozen=True)
+class Gelu:
+  """A linear layer and a GELU: the first half of an MLP.
 
-  mlp_dim: int
-  dropout: float = 0.0
-  gelu: str = 'tanh'
-  dtype: Any = 'float32'
-  train: bool = False
-  kernel_init: str = 'mlp'  # key in INIT
-  init_std: float | None = None
+  Attributes:
+    form: 'tanh' (the paper's code), 'exact' (PyTorch models), or 'quick',
+      x sigmoid(1.702 x) (CLIP).
+  """
 
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    width, hidden = (x.shape[-1],), (self.mlp_dim,)
-    dense = functools.partial(
-      Dense,
-      kernel_init=initializer(self.kernel_init, self.init_std),
-      bias_init=INIT[f'{self.kernel_init}_bias'],
-      dtype=self.dtype,
-    )
-    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
-    x = dense(width, hidden, name='fc1')(x)
-    x = dropout(GELU[self.gelu](x))
-    return dropout(dense(hidden, width, name='fc2')(x))
+  form: Literal['tanh', 'exact', 'quick'] = 'tanh'
+
+  def __call__(self, dense: Callable[..., Any], x: jax.Array) -> jax.Array:
+    """Return hidden activations [..., M]; dense(name=...) makes the layers."""
+    return GELU[self.form](dense(name='fc1')(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class SwiGlu:
+  """SiLU(x W_gate) * (x W_fc1): the first half of an MLP with three matrices.
+
+  M is the width of each factor ("GLU Variants Improve Transformer").
+  """
+
+  def __call__(self, dense: Callable[..., Any], x: jax.Array) -> jax.Array:
+    return nn.silu(dense(name='gate')(x)) * dense(name='fc1')(x)
+
+
+Projection = Literal['query', 'key', 'value', 'out', 'mlp']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,9 +237,13 @@ class BlockOptions:
   Attributes:
     attention_dropout: dropout rate of the attention weights.
     layerscale_init: initial scale of each residual branch; None: no LayerScale.
-    qk_norm: whether queries and keys are normalised per head (LayerNorm).
-    gelu: 'tanh' (the paper's code) or 'exact' (PyTorch models).
-    norm_eps: epsilon of every LayerNorm; 1e-6 in the paper's code.
+    qk_norm: whether queries and keys are normalised per head.
+    mlp: Gelu (the paper) or SwiGlu.
+    sub_norm: what is normalised before its last linear layer: the output of
+      attention ('attn'), the hidden activations ('mlp'), both, or nothing.
+    norm: 'layer', LayerNorm, or 'rms', RMSNorm: the kind of every norm.
+    norm_eps: epsilon of every norm; 1e-6 in the paper's code.
+    biases: linear layers that have a bias; 'mlp' stands for all of the MLP.
     init_std: standard deviation of the initial kernels of attention and MLP;
       DeiT has 0.02. None: as in INIT.
   """
@@ -239,9 +251,44 @@ class BlockOptions:
   attention_dropout: Rate = 0.0
   layerscale_init: float | None = None
   qk_norm: bool = False
-  gelu: Literal['tanh', 'exact'] = 'tanh'
+  mlp: Gelu | SwiGlu = Gelu()
+  sub_norm: tuple[Literal['attn', 'mlp'], ...] = ()
+  norm: Literal['layer', 'rms'] = 'layer'
   norm_eps: Positive = 1e-6
+  biases: tuple[Projection, ...] = ('query', 'key', 'value', 'out', 'mlp')
   init_std: NonNegative | None = None
+
+  def make_norm(self, dtype: Any, name: str) -> nn.Module:
+    """Return a norm of the module that calls this."""
+    cls: Any = LayerNorm if self.norm == 'layer' else nn.RMSNorm
+    return cls(self.norm_eps, dtype=dtype, name=name)
+
+
+class Mlp(nn.Module):
+  """Two layers with a nonlinearity between them: [..., D] -> [..., D]."""
+
+  mlp_dim: int
+  options: BlockOptions = BlockOptions()
+  dropout: float = 0.0
+  dtype: Any = 'float32'
+  train: bool = False
+  kernel_init: str = 'mlp'  # key in INIT
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    width, hidden, options = (x.shape[-1],), (self.mlp_dim,), self.options
+    dense = functools.partial(
+      Dense,
+      kernel_init=initializer(self.kernel_init, options.init_std),
+      bias_init=INIT[f'{self.kernel_init}_bias'],
+      dtype=self.dtype,
+      bias='mlp' in options.biases,
+    )
+    dropout = nn.Dropout(self.dropout, deterministic=not self.train)
+    x = dropout(options.mlp(functools.partial(dense, width, hidden), x))
+    if 'mlp' in options.sub_norm:
+      x = options.make_norm(self.dtype, 'norm')(x)
+    return dropout(dense(hidden, width, name='fc2')(x))
 
 
 def drop_path(
@@ -284,7 +331,7 @@ def run_layers(
   *,
   training: bool,
   per_layer: bool,
-  shared: jax.Array | None = None,
+  shared: Any = None,
   **fields: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Apply layers 'block_0', 'block_1', ...; or loop over 'blocks', stacked.
@@ -361,11 +408,16 @@ class PatchEmbedding:
     mask_token: whether there is a learned vector that can replace patches, see
       objectives/masked_patches.py.
     init_std: standard deviation of the initial kernel; None: as in INIT.
+    bias: whether the linear layer has a bias.
+    norm: what a norm follows: the embedded 'patches' (AIMv2), or all 'tokens'
+      with their positions (CLIP); None: there is none.
   """
 
   patch_size: Size
   mask_token: bool = False
   init_std: NonNegative | None = None
+  bias: bool = True
+  norm: Literal['patches', 'tokens'] | None = None
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'patch_size', as_pair(self.patch_size))
@@ -402,8 +454,11 @@ class PatchEmbedding:
       (module.width,),
       initializer('embedding', self.init_std),
       dtype=module.dtype,
+      bias=self.bias,
       name='embedding',
     )(x)
+    if self.norm == 'patches':
+      x = module.block.make_norm(module.dtype, 'embedding_norm')(x)
     return {'patches': x.reshape(batch, -1, module.width)}, (gh, gw)
 
   def cut(self, images: jax.Array) -> jax.Array:
@@ -444,11 +499,13 @@ class Head:
     bias_init: initial bias of the logits, such as -10 for a sigmoid loss over
       many classes.
     init_std: standard deviation of the initial kernels; None: as in INIT.
+    bias: whether the linear layer has a bias; CLIP's projection has none.
   """
 
   representation_size: Natural | None = None
   bias_init: float = 0.0
   init_std: NonNegative | None = None
+  bias: bool = True
 
   def __call__(
     self, module: nn.Module, x: jax.Array, *, layer: type[Dense] = Dense
@@ -474,6 +531,7 @@ class Head:
         (module.num_classes,),
         initializer('head', self.init_std),
         nn.initializers.constant(self.bias_init),
+        bias=self.bias,
         name='head',
       )(x)
     return out

@@ -4,14 +4,20 @@ A ViT with MLPs along the tokens in place of attention. Shapes as in vit.py.
 """
 
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from vit_jax.models import layers
-from vit_jax.models.layers import Head, LayerNorm, PatchEmbedding
+from vit_jax.models.layers import (
+  BlockOptions,
+  Gelu,
+  Head,
+  LayerNorm,
+  PatchEmbedding,
+)
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Positive
 
 
@@ -20,7 +26,7 @@ class MixerBlock(nn.Module):
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
-  gelu: str = 'tanh'
+  mlp: Gelu = Gelu()
   norm_eps: float = 1e-6
   dtype: Any = 'float32'
 
@@ -29,13 +35,16 @@ class MixerBlock(nn.Module):
     self,
     x: jax.Array,
     drop_rate: jax.Array | None = None,
-    shared: jax.Array | None = None,
+    shared: Any = None,
   ) -> jax.Array:
     """Apply the layer; drop_rate is of stochastic depth, shared is not used."""
     x = layers.keep_batch_split(x)
     norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
     mlp = functools.partial(
-      layers.Mlp, gelu=self.gelu, dtype=self.dtype, kernel_init='mixing'
+      layers.Mlp,
+      options=BlockOptions(mlp=self.mlp),
+      dtype=self.dtype,
+      kernel_init='mixing',
     )
     y = jnp.swapaxes(norm(name='norm1')(x), 1, 2)  # [B, D, N]
     y = mlp(self.tokens_mlp_dim, name='token_mixing')(y)
@@ -54,7 +63,7 @@ class MlpMixer(layers.Classifier):
   Attributes:
     tokens_mlp_dim: hidden width of the MLPs along the tokens.
     channels_mlp_dim: hidden width of the MLPs along the channels.
-    gelu, norm_eps: as in BlockOptions; the others as in VisionTransformer.
+    mlp, norm_eps: as in BlockOptions; the others as in VisionTransformer.
   """
 
   width: Count
@@ -65,7 +74,7 @@ class MlpMixer(layers.Classifier):
   head: Head = Head()
   num_classes: Natural | None = None
   stochastic_depth: layers.StochasticDepth = 0.0
-  gelu: Literal['tanh', 'exact'] = 'tanh'
+  mlp: Gelu = Gelu()
   norm_eps: Positive = 1e-6
   dtype: Dtype = 'float32'
   scan: bool = False
@@ -87,7 +96,7 @@ class MlpMixer(layers.Classifier):
       per_layer=per_layer,
       tokens_mlp_dim=self.tokens_mlp_dim,
       channels_mlp_dim=self.channels_mlp_dim,
-      gelu=self.gelu,
+      mlp=self.mlp,
       norm_eps=self.norm_eps,
       dtype=self.dtype,
     )

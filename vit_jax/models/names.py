@@ -114,10 +114,10 @@ def settings(name: str, **fields: Any) -> dict[str, Any]:
   '[ViT-]SIZE/PATCH', 'R50+[ViT-]SIZE/16' and the like, '[BiT-]R50x1',
   'Mixer-SIZE/PATCH', 'Axial-[ViT-]SIZE/PATCH', 'Axial-R50x1'.
 
-  Weights of timm also need block.gelu='exact', unless they were converted from
-  JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours must be
-  zero: the position of the class token in deit3, and the biases of q, k and v
-  in vit_medium_patch16_gap.
+  Weights of timm also need block.mlp=Gelu('exact'), unless they were converted
+  from JAX; `pretrained.load` sets it. Where timm has fewer parameters, ours
+  must be zero: the position of the class token in deit3, and the biases of q, k
+  and v in vit_medium_patch16_gap.
 
   Args:
     name: one of our names, or one of timm's.
@@ -201,7 +201,7 @@ def _timm_vit(family, size, patch, distilled, registers, siglip, gap):
   kind = next((kind for kind, found in kinds.items() if found), 'ClassToken')
   pooling = {'num_registers': int(registers)} if registers else {}
   if gap and registers:
-    pooling['norm_after'] = True
+    pooling['norm'] = 'after'
   if pooling or kind != 'ClassToken':
     out['pooling'] = {'target': f'{POOLING}.{kind}'} | pooling
   if gap and size == 'base' and not registers and not siglip:

@@ -6,7 +6,7 @@ needs; nothing else has to change. Shapes as in vit.py.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from vit_jax.models import layers
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import INIT, BlockOptions, Dense, Head
 from vit_jax.models.posemb import Layout, PositionEmbedding
-from vit_jax.types import Natural, Params
+from vit_jax.types import Count, Natural, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Pooling:
     class_token: whether a learned class token comes first in the sequence.
     num_registers: number of learned tokens before the patches that pooling
       ignores.
+    norm: whether the final norm comes 'before' pooling (the paper) or 'after'
+      it (timm's fc_norm); None: there is none.
   """
 
   class_token: bool = False
   num_registers: Natural = 0
+  norm: Literal['before', 'after'] | None = 'before'
 
-  norm_after = False  # whether the final LayerNorm comes after pooling
   distillation_token = False  # whether one follows the class token
 
   def layout(self, grid: tuple[int, int]) -> Layout:
@@ -130,14 +132,7 @@ class DistillationToken(Pooling):
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Pooling):
-  """Mean over the patches (figure 9).
-
-  Attributes:
-    norm_after: whether the final LayerNorm comes after the mean (timm's
-      fc_norm).
-  """
-
-  norm_after: bool = False
+  """Mean over the patches (figure 9)."""
 
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
@@ -152,19 +147,31 @@ class NoPooling(Pooling):
 
 @dataclasses.dataclass(frozen=True)
 class Map(Pooling):
-  """One learned query that attends to the patches ("Scaling ViT")."""
+  """One learned query that attends to the patches ("Scaling ViT").
+
+  Attributes:
+    num_heads, mlp_dim: of its attention and MLP; None: those of the model.
+    all_tokens: whether it attends to the tokens before the patches, too.
+  """
+
+  num_heads: Count | None = None
+  mlp_dim: Count | None = None
+  all_tokens: bool = False
+
+  def read(self, layout: Layout) -> slice:
+    return slice(0 if self.all_tokens else layout.prefix, None)
 
   def __call__(
     self, module: nn.Module, tokens: jax.Array, layout: Layout
   ) -> jax.Array:
     return MapHead(
-      num_heads=module.num_heads,
-      mlp_dim=module.mlp_dim,
+      num_heads=self.num_heads or module.num_heads,
+      mlp_dim=self.mlp_dim or module.mlp_dim,
       options=module.block,
       dtype=module.dtype,
       attention=module.attention,
       name='map_head',
-    )(tokens[:, layout.prefix :])
+    )(tokens[:, self.read(layout)])
 
   def token_weights(self, layout: Layout, intermediates: Params) -> jax.Array:
     """Return the attention of the query, mean over heads."""
@@ -172,7 +179,8 @@ class Map(Pooling):
     q, k = (found[name][0].astype(jnp.float32) for name in 'qk')
     scores = jnp.einsum('bqhd,bnhd->bhqn', q, k)
     weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
-    return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (layout.prefix, 0)))
+    start = self.read(layout).start
+    return jnp.pad(weights.mean(axis=1), ((0, 0), (0, 0), (start, 0)))
 
 
 class MapHead(nn.Module):
@@ -196,14 +204,8 @@ class MapHead(nn.Module):
       dtype=self.dtype,
       name='attn',
     )(probe, tokens)
-    norm = layers.LayerNorm(options.norm_eps, dtype=self.dtype, name='norm')
-    mlp = layers.Mlp(
-      self.mlp_dim,
-      gelu=options.gelu,
-      dtype=self.dtype,
-      init_std=options.init_std,
-      name='mlp',
-    )
+    norm = options.make_norm(self.dtype, 'norm')
+    mlp = layers.Mlp(self.mlp_dim, options, dtype=self.dtype, name='mlp')
     return (x + mlp(norm(x)))[:, 0]
 
 

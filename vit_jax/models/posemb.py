@@ -65,10 +65,11 @@ class PositionEmbedding:
     """Add a position to the token 'cls' or 'dist', [1, 1, D]."""
     return token
 
-  def shared(
-    self, module: nn.Module, layout: Layout, width: int
-  ) -> jax.Array | None:
-    """Return an array that each layer gets as `shared`, or None."""
+  def shared(self, module: nn.Module, layout: Layout, train: bool) -> Any:
+    """Return arrays that each layer gets as `shared`, or None.
+
+    `module` is the model; it has `width` and `num_heads`.
+    """
     return None
 
   def add_to_layer(
@@ -78,7 +79,12 @@ class PositionEmbedding:
     return x
 
   def queries_and_keys(
-    self, module: nn.Module, q: jax.Array, k: jax.Array, layout: Layout
+    self,
+    module: nn.Module,
+    q: jax.Array,
+    k: jax.Array,
+    layout: Layout,
+    shared: Any,
   ) -> tuple[jax.Array, jax.Array]:
     """Change queries and keys of a layer, each [B, N, h, d]."""
     return q, k
@@ -145,10 +151,10 @@ class Learned(PositionEmbedding):
     return token + self._token(module, name, token.shape)
 
   def shared(
-    self, module: nn.Module, layout: Layout, width: int
+    self, module: nn.Module, layout: Layout, train: bool
   ) -> jax.Array | None:
     is_shared = self.at == 'layers_shared'
-    return self._tokens(module, layout, width) if is_shared else None
+    return self._tokens(module, layout, module.width) if is_shared else None
 
   def add_to_layer(
     self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any

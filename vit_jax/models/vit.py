@@ -14,6 +14,7 @@ posemb.py (position embeddings) and pooling.py.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -22,7 +23,7 @@ from flax import linen as nn
 
 from vit_jax.models import layers
 from vit_jax.models.attention import Attention, Implementation
-from vit_jax.models.layers import BlockOptions, Head, LayerNorm, PatchEmbedding
+from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.pooling import ClassToken, Pooling
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
 from vit_jax.types import HARMLESS, Count, Dtype, Natural, Rate, UserError
@@ -46,7 +47,7 @@ class Block(nn.Module):
     self,
     x: jax.Array,
     drop_rate: jax.Array | None = None,
-    shared: jax.Array | None = None,
+    shared: Any = None,
   ) -> jax.Array:
     """Apply the layer.
 
@@ -56,11 +57,11 @@ class Block(nn.Module):
       shared: what the position embedding shares among layers, or None.
     """
     options = self.options
-    norm = functools.partial(LayerNorm, options.norm_eps, dtype=self.dtype)
+    norm = functools.partial(options.make_norm, self.dtype)
     x = layers.keep_batch_split(x)
     if self.posemb:
       x = self.posemb.add_to_layer(self, x, self.layout, shared)
-    y = norm(name='norm1')(x)
+    y = norm('norm1')(x)
     y = Attention(
       num_heads=self.num_heads,
       options=options,
@@ -70,17 +71,16 @@ class Block(nn.Module):
       dtype=self.dtype,
       train=self.train,
       name='attn',
-    )(y, y)
+    )(y, y, shared)
     y = nn.Dropout(self.dropout, deterministic=not self.train)(y)
     x = x + self._branch(y, 'ls1', drop_rate)
-    y = norm(name='norm2')(x)
+    y = norm('norm2')(x)
     y = layers.Mlp(
       mlp_dim=self.mlp_dim,
+      options=options,
       dropout=self.dropout,
-      gelu=options.gelu,
       dtype=self.dtype,
       train=self.train,
-      init_std=options.init_std,
       name='mlp',
     )(y)
     return x + self._branch(y, 'ls2', drop_rate)
@@ -145,6 +145,7 @@ class VisionTransformer(layers.Classifier):
     *,
     train: bool = False,
     per_layer: bool = True,
+    maps: Sequence[int] = (),
     patch_sources: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Compute all intermediate features and the logits, by name.
@@ -152,6 +153,7 @@ class VisionTransformer(layers.Classifier):
     Args:
       images, train: see Classifier.
       per_layer: whether to return the output of each layer.
+      maps: layers whose patches are returned as maps; -1: after the final norm.
       patch_sources: int32 [B, gh * gw], index of the patch whose embedding
         replaces each patch before positions are added, or below 0 for the mask
         vector. None: nothing is replaced.
@@ -160,8 +162,9 @@ class VisionTransformer(layers.Classifier):
       feature_map: [B, ., ., F], output of the ResNet of a hybrid.
       patches: [B, gh * gw, D], embedded patches before any is replaced.
       block_0 ... block_{L-1}: [B, N, D], output of each layer.
-      tokens: [B, N, D], all tokens after the final LayerNorm (before it, if
-        pooling.norm_after).
+      map_i, map_-1: [B, gh, gw, D], the patches of block_i, and of tokens.
+      tokens: [B, N, D], all tokens after the final norm, if that comes before
+        pooling.
       pooled: [B, D], or [B, gh * gw, D] with NoPooling.
       pre_logits: output of the head's tanh layer if there is one, else pooled.
       logits: float32 [B, K], or [B, gh * gw, K]. Absent without a head.
@@ -180,6 +183,9 @@ class VisionTransformer(layers.Classifier):
       for token in pooling.tokens(self, posemb, layout)
     ]
     x = jnp.concatenate([*prefix, x], axis=1).astype(self.dtype)
+    norm = functools.partial(self.block.make_norm, self.dtype)
+    if self.embedding.norm == 'tokens':
+      x = norm('embedding_norm')(x)
     x = nn.Dropout(self.dropout, deterministic=not train)(x)
     # Equations 2 and 3.
     in_layers = posemb.in_layers
@@ -187,16 +193,19 @@ class VisionTransformer(layers.Classifier):
       self,
       x,
       training=train,
-      per_layer=per_layer,
-      shared=posemb.shared(self, layout, self.width) if in_layers else None,
+      per_layer=per_layer or bool(maps),
+      shared=posemb.shared(self, layout, train) if in_layers else None,
       **self.layer_fields(layout, train),
     )
     # Equation 4.
-    norm = LayerNorm(self.block.norm_eps, dtype=self.dtype, name='norm')
-    out |= outputs
-    out['tokens'] = x if pooling.norm_after else norm(x)
+    out |= outputs if per_layer else {}
+    out['tokens'] = norm('norm')(x) if pooling.norm == 'before' else x
+    for i in maps:
+      chosen = out['tokens'] if i == -1 else outputs[f'block_{i}']
+      patches = chosen[:, layout.prefix :]
+      out[f'map_{i}'] = patches.reshape(-1, *grid, self.width)
     x = pooling(self, out['tokens'], layout)
-    x = norm(x) if pooling.norm_after else x
+    x = norm('norm')(x) if pooling.norm == 'after' else x
     return out | pooling.classify(self, self.head, x)
 
   def layer_fields(self, layout: Layout, train: bool) -> dict[str, Any]:

@@ -221,9 +221,9 @@ _TENSOR = (  # path rule, dimensions of the parameter, which of them is split
   ('(.*/)?attn/(query|key|value)/kernel', 3, -2),  # [D, h, dh]
   ('(.*/)?attn/(query|key|value)/bias', 2, -2),  # [h, dh]
   ('(.*/)?attn/out/kernel', 3, -3),  # [h, dh, D]; its bias is added once
-  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc1/kernel', 2, -1),  # [D, M]
-  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc1/bias', 1, -1),  # [M]
-  ('(.*/)?(mlp|token_mixing|channel_mixing)/fc2/kernel', 2, -2),  # [M, D]
+  ('(.*/)?(mlp|.*_mixing)/(fc1|gate)/kernel', 2, -1),  # [D, M]
+  ('(.*/)?(mlp|.*_mixing)/(fc1|gate)/bias', 1, -1),  # [M]
+  ('(.*/)?(mlp|.*_mixing)/fc2/kernel', 2, -2),  # [M, D]
 )
 
 

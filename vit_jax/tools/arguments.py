@@ -54,7 +54,7 @@ def add_weights(
     action='append',
     default=[],
     help='field of the model, or grid, that the file does not contain; may be '
-    'repeated: --set gelu=exact --set num_heads=6 --set grid=[7,5]',
+    'repeated: --set mlp=gelu --set num_heads=6 --set grid=[7,5]',
   )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.layers import as_pair
+from vit_jax.models.layers import BlockOptions, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.resnet import ROOT_WIDTH, ResNet
 from vit_jax.models.vit import VisionTransformer
@@ -22,6 +22,16 @@ from vit_jax.weights.keymap import KeyMap
 
 IMAGE_SIZE = 224  # if neither the file nor the user says
 _ROOT = 'resnet/root/conv/kernel'
+# Fields that arrays show, of models without later additions to the paper's.
+PLAIN = {
+  'biases': BlockOptions().biases,
+  'sub_norm': (),
+  'norm': 'layer',
+  'embedding_bias': True,
+  'embedding_norm': None,
+  'final_norm': 'before',
+  'head_bias': True,
+}
 
 
 def convert(
@@ -65,11 +75,7 @@ def convert(
     size = model.embedding.image_size(grid_of([tokens], grid))
   kernel: Any = params.get(_ROOT, params.get('embedding/kernel'))
   shape = (*size, kernel.shape[2])
-  params, zero = keys.fit(arrays, params, bundle.shapes(model, shape))
-  if zero:
-    notes.append(
-      f'  {len(zero)} arrays that the file lacks are 0: {zero[0]} ...'
-    )
+  params = keys.fit(arrays, params, bundle.shapes(model, shape))
   return Weights(model, params, shape, notes=notes)
 
 
@@ -101,7 +107,7 @@ def _place(params, rows, grid, image_size, notes):
 def _infer(params, heads, known, given):
   """Return the model that parameters belong to.
 
-  Arrays do not show num_heads, if its axes are merged, nor gelu and norm_eps;
+  Arrays do not show num_heads, if its axes are merged, nor mlp and norm_eps;
   nor pooling and posemb if these have no parameters. Fixed positions are never
   guessed.
   """
@@ -110,7 +116,11 @@ def _infer(params, heads, known, given):
   except KeyError as e:
     raise UserError(f'No model here has such arrays: there is no {e}.') from e
   known = {k: x for k, x in known.items() if bundle.part_of(k) not in given}
+  if facts.get('mlp') == 'swiglu':  # whatever activation others have
+    known = {k: x for k, x in known.items() if k != 'mlp'}
   fields = facts | known | given
+  if not isinstance(fields.get('posemb', ''), str):  # an object says it all
+    fields.pop('posemb_prefix', None)
   if cls is VisionTransformer:
     fields = {'pooling': 'gap'} | fields
     if 'posemb' not in fields:
@@ -157,6 +167,22 @@ def _facts(params):
     'mlp_dim': shape['block_0/mlp/fc1/kernel'][1],
     'qk_norm': norm is not None,
   }
+  names = 'query', 'key', 'value', 'out'
+  biased = [x for x in names if f'block_0/attn/{x}/bias' in params]
+  biased += ['mlp'] if 'block_0/mlp/fc1/bias' in params else []
+  subs = [x for x in ('attn', 'mlp') if f'block_0/{x}/norm/scale' in params]
+  facts |= {'biases': tuple(biased), 'sub_norm': tuple(subs)}
+  if 'block_0/norm1/bias' not in params:
+    facts['norm'] = 'rms'
+  if 'block_0/mlp/gate/kernel' in params:
+    facts['mlp'] = 'swiglu'
+  facts['embedding_bias'] = 'embedding/bias' in params
+  if 'embedding_norm/scale' in params:
+    facts['embedding_norm'] = 'tokens'
+  if 'norm/scale' not in params:
+    facts['final_norm'] = None
+  if head is not None:
+    facts['head_bias'] = bool({'head/bias', 'head/cls/bias'} & params.keys())
   query = shape['block_0/attn/query/kernel']
   if len(query) == 3:
     facts['num_heads'] = query[1]

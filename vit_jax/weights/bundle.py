@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
-from vit_jax.models import pooling, posemb
+from vit_jax.models import layers, pooling, posemb
 from vit_jax.models.layers import Classifier, Normalize, PatchEmbedding
 from vit_jax.models.resample import Method
 from vit_jax.models.resnet import Hybrid
@@ -36,6 +36,12 @@ _OBJECTS: dict[str, dict[str, Any]] = {  # fields that `replace` takes as text
     'map': pooling.Map,
     'none': pooling.NoPooling,
   },
+  'mlp': {
+    'gelu_tanh': layers.Gelu,
+    'gelu': functools.partial(layers.Gelu, 'exact'),
+    'quick_gelu': functools.partial(layers.Gelu, 'quick'),
+    'swiglu': layers.SwiGlu,
+  },
 }
 _FIELDS = {  # short name: field of the model, field of that part
   'patch_size': ('embedding', 'patch_size'),
@@ -44,20 +50,26 @@ _FIELDS = {  # short name: field of the model, field of that part
   'posemb_prefix': ('posemb', 'prefix'),
   'class_token': ('pooling', 'class_token'),
   'num_registers': ('pooling', 'num_registers'),
-  'norm_after_pooling': ('pooling', 'norm_after'),
+  'final_norm': ('pooling', 'norm'),
   'representation_size': ('head', 'representation_size'),
   'head_bias_init': ('head', 'bias_init'),
   'attention_dropout': ('block', 'attention_dropout'),
   'layerscale_init': ('block', 'layerscale_init'),
   'qk_norm': ('block', 'qk_norm'),
-  'gelu': ('block', 'gelu'),
+  'mlp': ('block', 'mlp'),
+  'sub_norm': ('block', 'sub_norm'),
+  'norm': ('block', 'norm'),
+  'biases': ('block', 'biases'),
+  'embedding_bias': ('embedding', 'bias'),
+  'embedding_norm': ('embedding', 'norm'),
+  'head_bias': ('head', 'bias'),
   'norm_eps': ('block', 'norm_eps'),
 }
 # Fields that change what a model does with its parameters; and fields of these
 # that do not, or whose arrays are reported anyway.
 _BEHAVIOUR = (
   *('embedding', 'posemb', 'pooling', 'pool_padding', 'block', 'form'),
-  *('gelu', 'norm_eps'),
+  *('mlp', 'norm_eps'),
 )
 _NOT_SHOWN = (
   *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
@@ -142,9 +154,9 @@ def replace(model: Any, **fields: Any) -> Any:
   Args:
     model: Flax module.
     **fields: its fields; or short names of the fields of its parts: patch_size,
-      mask_token, posemb and pooling as text ('learned', 'gap',
-      ...), class_token, num_registers, norm_after_pooling, representation_size,
-      layerscale_init, qk_norm, gelu, norm_eps, and others in _FIELDS.
+      mask_token, posemb, pooling and mlp as text ('learned', 'gap', 'gelu',
+      ...), class_token, num_registers, final_norm, representation_size,
+      layerscale_init, qk_norm, norm_eps, and others in _FIELDS.
 
   Raises:
     ValueError: there is no such field.
@@ -159,7 +171,8 @@ def replace(model: Any, **fields: Any) -> Any:
         f'{type(model).__name__} has no field {name!r}'
         f'{config.suggest(name, names)}.'
       )
-    old, value = changes.get(part, getattr(model, part)), fields[name]
+    old = changes.get(part, getattr(model, part))
+    value = _object(name, fields[name])
     if old and any(f.name == field and f.init for f in dataclasses.fields(old)):
       changes[part] = dataclasses.replace(old, **{field: value})
     elif value and value != getattr(old, field, None):  # fixed, or off
@@ -212,11 +225,16 @@ def _behaviour(model):
   for name in _BEHAVIOUR:
     part = getattr(model, name, None)
     if dataclasses.is_dataclass(part):
-      out |= {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+      fields = [f.name for f in dataclasses.fields(part)]
+      out |= {
+        f'{name}.{field}': getattr(part, field)
+        for field in fields
+        if field not in _NOT_SHOWN
+      }
       part = type(part).__name__
     if hasattr(model, name):
       out[name] = part
-  return {name: x for name, x in out.items() if name not in _NOT_SHOWN}
+  return out
 
 
 def with_table(weights: Weights) -> Weights:

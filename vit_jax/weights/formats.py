@@ -75,7 +75,7 @@ def read(
       file names, shapes and types.
     **options: for what a file does not contain: grid=(rows, columns) of a
       position table that is not a square; image_size; and fields of the model
-      as in `bundle.replace`, such as num_heads, gelu or dtype.
+      as in `bundle.replace`, such as num_heads, mlp or dtype.
 
   Raises:
     ValueError: there is nothing; the format is unknown; the file is a pickle;

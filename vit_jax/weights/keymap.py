@@ -12,11 +12,9 @@ our paths, separated by '|', are concatenated in one array in the file. An array
 of all layers, 'rope.freqs' for 'block_{i}/freqs', is taken apart along an axis.
 
 Several rows may have the same path: files have one name or the other. A file is
-written with the first one, or with those of another file (`having`). A row
-without a name in the file is of parameters that are zero then.
+written with the first one, or with those of another file (`having`).
 
     Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}')
-    Key('', 'block_{i}/attn/key/bias')
 """
 
 import functools
@@ -117,11 +115,10 @@ class KeyMap:
     """Return the map that writes these names rather than others."""
     names = list(names)
 
-    def rank(key):
-      found = any(_match(key.theirs, name) is not None for name in names)
-      return 0 if found else 1 + bool(key.theirs)
+    def is_other(key):
+      return all(_match(key.theirs, name) is None for name in names)
 
-    return KeyMap(*sorted(self.keys, key=rank))
+    return KeyMap(*sorted(self.keys, key=is_other))
 
   def to_ours(self, arrays: FlatParams) -> dict[str, np.ndarray]:
     """Return {our path: array} of the arrays of a file that the map knows.
@@ -153,9 +150,9 @@ class KeyMap:
     for path, array in params.items():
       rows = ((k, i, x) for k, ours in self._rows for i, x in enumerate(ours))
       key, values, i = _find(rows, path)
-      if key is None or (not key.theirs and np.any(array)):
+      if key is None:
         unknown.append(path)
-      elif key.theirs:
+      else:
         name = key.theirs.format(**values)
         i = values['i'] if key.kind.startswith('layers') else i
         parts.setdefault(name, {})[i] = KINDS[key.kind][1](array)
@@ -176,16 +173,13 @@ class KeyMap:
 
   def fit(
     self, arrays: FlatParams, params: FlatParams, shapes: Mapping[str, Any]
-  ) -> tuple[dict[str, np.ndarray], list[str]]:
+  ) -> dict[str, np.ndarray]:
     """Return float32 parameters of a model, if a file is exactly that model.
 
     Args:
       arrays: {name: array}, everything in the file.
       params: {path: array}, `to_ours` of these, with positions apart.
       shapes: {path: has a shape} of the model.
-
-    Returns:
-      (parameters, paths of those that are zero because the file has none).
 
     Raises:
       ValueError: a diff of missing, unexpected and other arrays.
@@ -201,11 +195,10 @@ class KeyMap:
         'The arrays are not those of one model. In the file (-), needed (+):'
       )
       raise UserError('\n'.join([head, *lines]))
-    whole = {**blanks, **params}
     return {
-      path: np.asarray(whole[path], np.float32).reshape(x.shape)
+      path: np.asarray(params[path], np.float32).reshape(x.shape)
       for path, x in shapes.items()
-    }, [path for path in shapes if path not in params]
+    }
 
 
 def _find(rows, name):

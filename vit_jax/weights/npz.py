@@ -37,7 +37,7 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, family
-from vit_jax.weights.architecture import convert
+from vit_jax.weights.architecture import PLAIN, convert
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.keymap import Key, KeyMap
 
@@ -73,6 +73,8 @@ _PREACT = KeyMap(
 
 
 _QKVO = 'query', 'key', 'value', 'out'  # and no norms
+
+_IN_JSON = 'block.mlp', 'mlp.form'  # NAME.json has them
 
 
 def _vit_keys(attention, norm, mlp):
@@ -163,7 +165,8 @@ def read(
   prefix = _prefix(arrays) or ''
   arrays = _parameters(arrays, prefix, notes)
   is_old = any('/MlpBlock_3/' in name for name in arrays)
-  origin, keys, known = 'npz', _PRE_LINEN if is_old else _LINEN, {}
+  origin, keys = 'npz', _PRE_LINEN if is_old else _LINEN
+  known: dict[str, Any] = {}
   if _BIT_ROOT in arrays:
     origin, keys = 'BiT npz', _BIT
   elif 'stem/kernel' in arrays:
@@ -179,6 +182,8 @@ def read(
     # Some are older than fixed positions, and lack their table.
     is_old = is_old or _POSTACT_ROOT in arrays
     known['posemb'] = 'learned' if is_old else 'sincos2d'
+  if 'embedding/kernel' in arrays:
+    known |= PLAIN
   weights = convert(arrays, keys, known=known, rows=rows, grid=grid, **options)
   height, width, _ = weights.image_shape
   is_tower = prefix.endswith('img/')
@@ -240,5 +245,5 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
     if isinstance(model, VisionTransformer):
       params = bundle.with_table(weights).params
     arrays = _PRE_LINEN.to_theirs(params)
-  family.check(weights, arrays, {}, read, ignored=['gelu'])  # NAME.json says it
+  family.check(weights, arrays, {}, read, ignored=_IN_JSON)
   return arrays, {}

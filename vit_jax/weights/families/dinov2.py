@@ -12,7 +12,7 @@ _REGISTERS = Family(
     *timm_vit.ROWS,
     *linear('head', 'head'),
   ),
-  fields={'gelu': 'exact', 'pooling': 'token'},
+  fields={'mlp': 'gelu', 'pooling': 'token'},
   heads=timm_vit.HEADS,
   unused='mask_token',
   rows=(('cls',),),

@@ -11,11 +11,22 @@ from typing import Any
 
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
+from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
-_GELU = {'gelu': 'exact', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh'}
+_ACTS = {  # hidden_act: mlp
+  'gelu': 'gelu',
+  'gelu_new': 'gelu_tanh',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+  'quick_gelu': 'quick_gelu',
+}
+_FORMS = {
+  'tanh': 'gelu_pytorch_tanh',
+  'exact': 'gelu',
+  'quick': 'quick_gelu',
+}
 _QKV = 'query', 'key', 'value'
 
 
@@ -74,8 +85,8 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
     'norm_eps': config.get('layer_norm_eps'),
   }
   if 'hidden_act' in config:
-    found['gelu'] = image_configs.choose(
-      _GELU, config['hidden_act'], 'hidden_act'
+    found['mlp'] = image_configs.choose(
+      _ACTS, config['hidden_act'], 'hidden_act'
     )
   return {name: value for name, value in found.items() if value is not None}
 
@@ -88,7 +99,7 @@ def describe(weights: Weights) -> dict[str, Any]:
     'num_hidden_layers': model.depth,
     'num_attention_heads': model.num_heads,
     'intermediate_size': model.mlp_dim,
-    'hidden_act': 'gelu_pytorch_tanh' if model.block.gelu == 'tanh' else 'gelu',
+    'hidden_act': _FORMS[model.block.mlp.form],
     'layer_norm_eps': model.block.norm_eps,
     'image_size': _one_or_two(height, width),
     'patch_size': _one_or_two(*model.embedding.patch_size),
@@ -135,7 +146,7 @@ FAMILIES = (
     '(vit)?',
     r'(encoder\.layer|layers)\.0\.layernorm_before\.weight',
     KEYS,
-    fields={'gelu': 'exact', 'norm_eps': 1e-12},
+    fields=PLAIN | {'mlp': 'gelu', 'norm_eps': 1e-12},
     configure=configure,
     args={'pooler_act': ('tanh',)},
     prefix=r'vit\.',

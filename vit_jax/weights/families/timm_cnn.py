@@ -35,7 +35,7 @@ FAMILIES = (
       *norm('norm', 'norm'),
       *linear('head', 'head'),
     ),
-    fields={'gelu': 'exact'},
+    fields={'mlp': 'gelu'},
   ),
   Family(
     '(resnetv2_.*_bit)?',

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models import names
+from vit_jax.models.layers import Gelu
 from vit_jax.models.pooling import Map, Mean
 from vit_jax.types import FlatParams
 from vit_jax.weights import bundle, image_configs
@@ -26,7 +27,6 @@ POSITIONS = (
 LAYERS = (
   *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
   *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
-  Key('', 'block_{i}/attn/query|key|value/bias'),  # zero if no layer has any
   *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', 'merged'),
   *norm('blocks.{i}.attn.q_norm', 'block_{i}/attn/query_norm'),
   *norm('blocks.{i}.attn.k_norm', 'block_{i}/attn/key_norm'),
@@ -65,7 +65,7 @@ ARGS = {
   'scale_mlp_norm': (False, None),
   'dynamic_img_pad': (False, None),
 }
-_GELU = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+_ACTS = {x: x for x in ('gelu', 'gelu_tanh', 'quick_gelu')}
 _POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
 # Width: architecture under which ViTs are written; model_args make it theirs.
 _ARCHITECTURES = {
@@ -81,9 +81,7 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   """Return fields of a ViT that config.json has, or names of arrays imply."""
   found = {k: config[k] for k in ('num_heads',) if k in config}
   if 'act_layer' in config:
-    found['gelu'] = image_configs.choose(
-      _GELU, config['act_layer'], 'act_layer'
-    )
+    found['mlp'] = image_configs.choose(_ACTS, config['act_layer'], 'act_layer')
   has_fc_norm = 'fc_norm.weight' in arrays
   is_token = 'cls_token' in arrays and not has_fc_norm
   name = config.get('global_pool') or ('token' if is_token else 'avg')
@@ -95,7 +93,7 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   found['pooling'] = pooling
   if has_fc_norm and pooling == 'gap':
     # For a single token, the norm before and after pooling are the same.
-    found['norm_after_pooling'] = True
+    found['final_norm'] = 'after'
   if config.get('pos_embed') in ('none', '') and 'pos_embed' not in arrays:
     found['posemb'] = 'none'
   return found
@@ -118,14 +116,14 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     'mlp_ratio': ratio,
     'class_token': pooling.class_token,
     'global_pool': pools.get(type(pooling), 'token'),
-    'fc_norm': pooling.norm_after,
+    'fc_norm': pooling.norm == 'after',
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
     'no_embed_class': True,
   }
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
-  if block.gelu == 'tanh':
+  if block.mlp == Gelu('tanh'):
     args['act_layer'] = 'gelu_tanh'
   distilled = pooling.distillation_token
   if model.posemb is None and not distilled:
@@ -141,7 +139,7 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     else:
       params.pop('cls_pos_embedding', None)
   keys = _DISTILLED if distilled else _KEYS
-  if pooling.norm_after:
+  if pooling.norm == 'after':
     keys = KeyMap(*norm('fc_norm', 'norm'), *keys.keys)
   architecture = _ARCHITECTURES[
     min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
@@ -156,7 +154,7 @@ VIT = Family(
   r'deit3?_.*|flexivit_.*)?',
   r'blocks\.0\.attn\.qkv\.weight',
   _KEYS,
-  fields={'gelu': 'exact'},
+  fields={'mlp': 'gelu', 'embedding_bias': True, 'final_norm': 'before'},
   configure=configure,
   heads=HEADS,
   args=ARGS,
@@ -178,7 +176,7 @@ FAMILIES = (
   _with(
     'vit_(so400m|giantopt)_patch16_siglip_.*|vit_base_patch32_siglip_.*|'
     'vit_large_patch16_siglip_(gap_)?512',
-    gelu='tanh',
+    mlp='gelu_tanh',
   ),
   _with('vit_base_patch16_gap_224', num_heads=16),
   _with('test_vit2?', num_heads=2),
