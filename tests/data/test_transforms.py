@@ -202,6 +202,7 @@ def test_inception_crop_falls_back():
   assert crop.box((10, 100), _rng()) == (0, 0, 10, 100)
   crop = T.InceptionCrop(8, area=(0.9, 1.0), method='torch')
   assert crop.box((9, 100), _rng()) == (0, 44, 9, 12)
+  assert crop.box((100, 10), _rng()) == (43, 0, 13, 10)
 
 
 @pytest.mark.parametrize('kind', [T.InceptionCrop, T.Resize, T.ResizeSmall])
