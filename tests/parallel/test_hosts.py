@@ -73,10 +73,15 @@ def test_two_hosts_are_one_run(start, tmp_path):
   ]
   # PLAIN writes each step, CONFIG means of three.
   means = np.reshape(losses[1][:39], (13, 3)).mean(1)
-  np.testing.assert_allclose(means, losses[0][:13], atol=1e-3)
+  # Sums over hosts are rounded otherwise. 40 roundings of float32, each at most
+  # 6e-8 of a value of order 1, are 2.4e-6; measured were 1.7e-6.
+  np.testing.assert_allclose(means, losses[0][:13], atol=1e-5)
   one, two = (load_params(x)[0] for x in (undisturbed(), workdir))
   for path, array in one.items():
-    np.testing.assert_allclose(two[path], array, atol=0.02, err_msg=path)
+    # Softmax ignores the bias of keys. Adam scales its gradient, which is
+    # rounding only, to steps of the learning rate.
+    atol = 0.02 if path.endswith('key/bias') else 1e-5
+    np.testing.assert_allclose(two[path], array, atol=atol, err_msg=path)
 
   # If a host is killed, the coordinator ends the other.
   pair = begin('--config.total_steps=100000', '--allow_changes=total_steps')
