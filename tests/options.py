@@ -15,24 +15,12 @@ def all_set(make, **options):
 
 
 def note_choices(monkeypatch):
-  """Return a list of what each choice of attention is made for.
-
-  These are (batch size, number of devices, earlier choices, model, shape
-  of images, backward).
-  """
+  """Return a list of what each choice of attention is made for."""
   found = []
 
   def choose(self, model, images, *, backward=True):
-    found.append(
-      (
-        self.batch_size,
-        self.mesh.size,
-        self.record,
-        model,
-        images.shape,
-        backward,
-      )
-    )
+    of_mesh = self.batch_size, self.mesh.size, self.record
+    found.append((*of_mesh, model, images.shape, backward))
     return model
 
   monkeypatch.setattr(Chooser, '__call__', choose)

@@ -17,7 +17,6 @@ from vit_jax.config import Provenance
 from vit_jax.data.embedded.digits import Digits
 from vit_jax.data.embedded.glyphs import Glyphs
 from vit_jax.data.pipeline import Data
-from vit_jax.data.transforms import CentralCrop, ResizeSmall
 from vit_jax.evals.classification import Classification
 from vit_jax.evaluate import evaluate
 from vit_jax.models import names
@@ -63,10 +62,9 @@ def run(tmp_path_factory):
   return workdir
 
 
-def _evaluate(workdir, path, *, evals=None, ema='auto', **options):
-  init_from = InitFrom(path=str(path), ema=ema)
-  evals = evals or {'test': _evaluator()}
-  return evaluate(workdir, init_from=init_from, evals=evals, **options)
+def _evaluate(workdir, path, **options):
+  options = {'evals': {'test': _evaluator()}} | options
+  return evaluate(workdir, init_from=InitFrom(str(path)), **options)
 
 
 def test_equals_what_the_run_measured(run, tmp_path, monkeypatch):
@@ -126,19 +124,6 @@ def test_what_was_misclassified(run, tmp_path, capsys):
   assert ranked == sorted(ranked)
 
 
-def test_pages_and_intervals_of_several_evaluators(run, tmp_path):
-  transforms = [ResizeSmall(9), CentralCrop(8)]
-  evals = {
-    'test': _evaluator(intervals=True),
-    'cropped': _evaluator(Data(TEST.source, 128, transforms)),
-  }
-  found = _evaluate(tmp_path, f'{run}/', evals=evals)
-  assert all((tmp_path / f'confusion-{name}.png').exists() for name in evals)
-  assert (tmp_path / 'report.html').read_text().count('misclassified-') == 2
-  low = read_records(tmp_path)[-1]['test/accuracy_low']
-  assert low == found['test/accuracy_low'] < found['test/accuracy']
-
-
 def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
   made, spy, written = {}, mock.Mock(), mock.Mock(return_value=[])
   monkeypatch.setattr(confusion, 'write_all', written)
@@ -191,12 +176,6 @@ def test_all_arguments_of_an_evaluation_act(run, tmp_path, monkeypatch):
     {'a': 1},
     {'b': 2},
   ]
-
-
-def test_raw_parameters_differ_from_their_ema(run, tmp_path):
-  found = _evaluate(tmp_path, run, ema=False)
-  recorded = {k: v for r in read_records(run) for k, v in r.items()}
-  assert found['test/loss'] != pytest.approx(recorded['test/loss'], rel=1e-4)
 
 
 def test_exported_weights_give_what_the_run_measured(run, tmp_path):

@@ -367,6 +367,7 @@ def test_a_model_of_your_own_is_read_everywhere(own, tmp_path):
 def test_a_model_of_your_own_is_exported(own):
   pytest.importorskip('flatbuffers')
   content, about = export.stablehlo(own[1], platforms=('cpu',))
+  assert about['platforms'] == ['cpu']
   run = jax.export.deserialize(content).call
   pixels = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
   images = np.asarray(own[1].preprocess(pixels))
