@@ -97,7 +97,7 @@ def fit(
       zeros, without the tanh layer before it, as in the paper's fine-tuning.
       0: no head.
     posemb_resize: method for position tables, see `models.resample.resize`;
-      None: the method of the weights.
+      None: that of the model's `posemb`.
     patch_size: int or (height, width) that patches are resized to.
     patch_resize: method for patches, see `models.resample.resize_kernel`.
     in_chans: number of image channels.
@@ -122,7 +122,7 @@ def fit(
   how = InitFrom(
     path='',
     head=head,
-    posemb_resize=posemb_resize or weights.posemb_resize,
+    posemb_resize=posemb_resize,
     patch_resize=patch_resize,
     adapt_channels=True,
   )

@@ -14,6 +14,7 @@ from options import all_set
 from vit_jax import pretrained, tree
 from vit_jax.models import names, resample
 from vit_jax.models.pooling import ClassToken, Mean
+from vit_jax.models.posemb import Learned
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs.checkpoint import Checkpointer
@@ -131,11 +132,13 @@ def test_positions_are_resized_as_the_released_code_does(size):
   assert f'  pos_embedding {shapes}' in report.split('\n')
 
 
-def test_positions_are_resized_as_the_weights_say():
-  method = {'posemb_resize': 'bilinear'}
-  weights = bundle.Weights(make(), flat_params(), (12, 20, 3), **method)
+def test_positions_are_resized_as_the_model_says(tmp_path):
+  model = make(posemb=Learned(resize_method='bilinear'))
+  weights = bundle.Weights(model, flat_params(), (12, 20, 3))
+  formats.write(weights, tmp_path / 'a.npz', 'vit_jax')  # and it stays so
+  weights = formats.read(tmp_path / 'a.npz')
   fresh = jax.tree.map(jnp.asarray, tree.unflatten(flat_params((8, 8), seed=1)))
-  _, report = surgery.fit(weights, fresh, make(), InitFrom(''))
+  _, report = surgery.fit(weights, fresh, weights.model, InitFrom(''))
   assert '1x3x5x8 resized to 1x2x2x8 (bilinear)' in report
 
 

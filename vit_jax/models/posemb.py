@@ -46,7 +46,14 @@ class PositionEmbedding:
   Methods with the argument `module` may create parameters in it. The model
   calls `add_to_patches` and `add_to_token`; it calls `shared`, and its layers
   `add_to_layer`, `queries_and_keys` and `logits`, only if `in_layers`.
+
+  Attributes:
+    resize_method: method that resizes tables by default, see `resample.resize`.
   """
+
+  resize_method: resample.Method = dataclasses.field(
+    default='paper', kw_only=True
+  )
 
   @property
   def in_layers(self) -> bool:

@@ -17,7 +17,6 @@ from vit_jax import config, tree
 from vit_jax.data.transforms import Resize
 from vit_jax.models import layers, pooling, posemb
 from vit_jax.models.layers import Classifier, Normalize, PatchEmbedding
-from vit_jax.models.resample import Method
 from vit_jax.models.resnet import Hybrid
 from vit_jax.types import Model, Shape, UserError
 
@@ -73,7 +72,7 @@ _BEHAVIOUR = (
 )
 _NOT_SHOWN = (
   *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
-  'mask_token',
+  *('mask_token', 'resize_method'),
 )
 
 
@@ -94,7 +93,6 @@ class Weights:
     notes: changes of the parameters other than renaming.
     step: training step, or 0.
     is_described: whether model.json or the like says how it was run (dtype).
-    posemb_resize: method that resizes position tables as the source does.
   """
 
   model: Any
@@ -108,7 +106,6 @@ class Weights:
   notes: list[str] = dataclasses.field(default_factory=list)
   step: int = 0
   is_described: bool = False
-  posemb_resize: Method = 'paper'
 
   def __post_init__(self) -> None:
     if self.transforms is None:

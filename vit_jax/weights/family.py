@@ -122,7 +122,10 @@ def read(
     image_size=image_size,
     **given,
   )
-  weights.posemb_resize = family.posemb_resize
+  if posemb := getattr(weights.model, 'posemb', None):
+    method = family.posemb_resize
+    posemb = dataclasses.replace(posemb, resize_method=method)
+    weights.model = weights.model.clone(posemb=posemb)
   if unused:
     weights.notes.append(
       f'  {len(unused)} arrays left out, which features do not depend on, such '

@@ -52,8 +52,8 @@ class InitFrom:
       evaluation.
     head_rule: path rule of the parameters of the head.
     posemb_resize: method that resizes position embeddings, see
-      `resample.resize`. None: that of the weights, 'paper' unless their family
-      has another.
+      `resample.resize`. None: that of the model's `posemb`, which is 'paper'
+      unless the family of the weights has another.
     patch_resize: method that resizes patch kernels; None: they must fit.
     adapt_channels: whether images may have another number of channels. Kernels
       are summed to one channel, or repeated and scaled to more (as timm).
@@ -116,9 +116,6 @@ def fit(
   `params` are those of the model that will use the weights, as initialised; see
   `adapt`.
   """
-  if init_from.posemb_resize is None:
-    method = weights.posemb_resize
-    init_from = dataclasses.replace(init_from, posemb_resize=method)
   adapted, notes = adapt(weights.params, tree.flatten(params), model, init_from)
   notes += weights.notes + [
     f'  {name}={here!r} here, {there!r} in the file'
@@ -150,6 +147,8 @@ def adapt(
     ValueError: parameters do not match; the message is a diff.
   """
   notes: list[str] = []
+  posemb: Any = getattr(model, 'posemb', None)
+  method = init_from.posemb_resize or getattr(posemb, 'resize_method', 'paper')
   if tree.is_stacked(fresh) != tree.is_stacked(loaded):
     stacks = tree.is_stacked(fresh)
     loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
@@ -172,12 +171,14 @@ def adapt(
         path,
         old,
         value.shape,
-        posemb_resize=init_from.posemb_resize or 'paper',
+        posemb_resize=method,
         patch_resize=init_from.patch_resize,
         adapt_channels=init_from.adapt_channels,
       )
       if old is not None:
-        notes.append(_resized(path, loaded[path], value, init_from))
+        notes.append(
+          _resized(path, loaded[path], value, method, init_from.patch_resize)
+        )
     if old is None:
       unmatched[path] = value
     else:
@@ -214,15 +215,15 @@ def _with_positions(loaded, fresh, notes):
   return loaded
 
 
-def _resized(path, old, new, init_from):
+def _resized(path, old, new, posemb_resize, patch_resize):
   """Return a line of the report."""
   line = f'  {path} {_shape(old)} resized to {_shape(new)}'
   if not path.endswith('/kernel'):
-    return f'{line} ({init_from.posemb_resize or "paper"})'
+    return f'{line} ({posemb_resize})'
   if old.shape[2] != new.shape[2]:
     line += ' (channels adapted)'
   if old.shape[:2] != new.shape[:2]:
-    line += f' ({init_from.patch_resize})'
+    line += f' ({patch_resize})'
   return line
 
 
