@@ -10,6 +10,7 @@ vit_jax, and torch, timm and transformers as record_hf.py says:
 
 import json
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -124,13 +125,78 @@ def original_case(architecture, to_original, **args):
   return make
 
 
-def dinov2_original(shapes):
-  """The position of the class token is not yet added to it."""
-  out = {
-    k.replace('reg_token', 'register_tokens'): x for k, x in shapes.items()
-  }
-  _, rows, width = out['pos_embed']
-  return out | {'pos_embed': [1, rows + 1, width], 'mask_token': [1, width]}
+def renamed(*swaps, prefix='', **more):
+  """Return to_original: patterns are replaced in names, in order.
+
+  `more` are shapes of arrays that timm leaves out, or keeps in another shape.
+  """
+
+  def to_original(shapes):
+    out = {}
+    for name, shape in shapes.items():
+      for pattern, new in swaps:
+        name = re.sub(pattern, new, name)
+      out[prefix + name] = shape
+    out |= {k.replace('__', '.'): x for k, x in more.items()}
+    return {k: x for k, x in out.items() if x is not None}
+
+  return to_original
+
+
+_DINO = {'mask_token': [1, 24]}
+_SWIGLU = (r'mlp\.fc1\b', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')
+# The position of the class token is not yet added to it.
+dinov2_original = renamed(
+  ('reg_token', 'register_tokens'), pos_embed=[1, 13, 24], **_DINO
+)
+dinov3_original = renamed(
+  ('reg_token', 'storage_tokens'),
+  (r'gamma_(\d)', r'ls\1.gamma'),
+  (r'mlp\.fc1_g', 'mlp.w1'),
+  (r'mlp\.fc1_x', 'mlp.w2'),
+  (r'(blocks.*mlp)\.fc2', r'\1.w3'),
+  ('attn.q_bias', 'attn.qkv.bias'),
+  ('attn.v_bias', 'attn.qkv.bias_mask'),
+  rope_embed__periods=[2],
+  **{f'blocks__{i}__attn__qkv__bias': [72] for i in range(2)},
+  **{f'blocks__{i}__attn__qkv__bias_mask': [72] for i in range(2)},
+  **_DINO,
+)
+_RESBLOCKS = (
+  ('patch_embed.proj', 'conv1'),
+  ('norm_pre', 'ln_pre'),
+  (r'^norm', 'ln_post'),
+  (r'(blocks.*)norm(\d)', r'\1ln_\2'),
+  (r'gamma_(\d)', r'ls_\1.gamma'),
+  (r'(^attn_pool)\.(kv|proj)', r'\1.attn.\2'),
+  (r'attn\.(qkv|kv)\.', 'attn.in_proj_'),
+  (r'attn\.proj', 'attn.out_proj'),
+  (r'mlp\.fc1', 'mlp.c_fc'),
+  (r'mlp\.fc2', 'mlp.c_proj'),
+  ('^blocks', 'transformer.resblocks'),
+  ('^cls_token', 'class_embedding'),
+  ('^pos_embed', 'positional_embedding'),
+  (r'attn_pool\.norm', 'attn_pool.layernorm'),
+  (r'attn_pool\.latent', 'attn_pool.probe'),
+  (r'^head\.weight', 'proj'),
+)
+_CLIP = {
+  'visual__class_embedding': [24],
+  'visual__positional_embedding': [13, 24],
+  'visual__proj': [24, CLASSES],
+  'visual__head__bias': None,
+  'transformer__resblocks__0__ln_1__weight': [16],  # of the text tower
+}
+clip_original = renamed(*_RESBLOCKS, prefix='visual.', **_CLIP)
+pe_original = renamed(
+  *_RESBLOCKS,
+  prefix='visual.',
+  visual__attn_pool__attn__in_proj_weight=[72, 24],
+  visual__attn_pool__attn__in_proj_bias=[72],
+  visual__attn_pool__q__weight=None,
+  visual__attn_pool__q__bias=None,
+  **_CLIP,
+)
 
 
 def hf_outputs(model):
@@ -225,6 +291,23 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'original_dinov2_reg': original_case(
     'vit_small_patch14_reg4_dinov2', dinov2_original
+  ),
+  'original_dinov2_swiglu': original_case(
+    'vit_giant_patch14_dinov2',
+    renamed(*_SWIGLU, **_DINO),
+    mlp_ratio=2.0,
+  ),
+  'original_dinov3': original_case(
+    'vit_small_plus_patch16_dinov3_qkvb', dinov3_original, global_pool='token'
+  ),
+  'original_clip': original_case(
+    'vit_base_patch16_clip_quickgelu_224', clip_original, num_classes=CLASSES
+  ),
+  'original_pe': original_case(
+    'vit_pe_core_base_patch16_224',
+    pe_original,
+    num_classes=CLASSES,
+    ref_feat_shape=(3, 4),
   ),
   'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),

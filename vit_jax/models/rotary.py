@@ -88,7 +88,7 @@ class Rotary(PositionEmbedding):
     axis, pairs = self.pairs_axis, angles.shape[-1]
     shape = (pairs, 2) if axis == -1 else (2, pairs)
     a, b = jnp.moveaxis(x.reshape(*x.shape[:-1], *shape), axis, 0)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis)
     return turned.reshape(x.shape).astype(x.dtype)
 
@@ -179,12 +179,12 @@ class RotaryMixed(Rotary):
     frequencies = module.param('frequencies', self._init, q.shape[2:])
     found = _positions(layout.grid)
     y, x = jnp.float32(found.T)[..., None, None]
-    angles = x * frequencies[0] + y * frequencies[1]
+    angles = x * frequencies[:1] + y * frequencies[1:]
     return super().queries_and_keys(module, q, k, layout, angles)
 
   def _init(self, key, heads):
     count = heads[1] // 4
-    lengths = self.temperature ** -(np.arange(count) / count)
+    lengths = self.temperature ** -(np.arange(count)[None] / count)
     turn = jax.random.uniform(key, (heads[0], 1), maxval=2 * math.pi)
     both = [turn, turn + math.pi / 2]
     x, y = (

@@ -45,6 +45,7 @@ class Family:
       more than names and layouts: (arrays, config) -> arrays.
     rows: tokens with rows in a position table, see `architecture.convert`.
     posemb_resize: method that resizes positions as the source does.
+    images: what the source does to test images, as in timm's pretrained_cfg.
     write: returns (arrays, config), or raises UserError: Weights -> both. None:
       only read.
   """
@@ -65,6 +66,7 @@ class Family:
   )
   rows: Sequence[Sequence[str]] = (('cls', 'dist', 'registers'), ())
   posemb_resize: Method = 'paper'
+  images: Config = dataclasses.field(default_factory=dict)
   write: Callable[[Weights], tuple[FlatParams, Any]] | None = None
 
   def bare(self, name: str) -> str:
@@ -101,7 +103,7 @@ def read(
     image_size: int or (H, W), for which positions are.
     **given: arguments of `architecture.convert`, and fields from the user.
   """
-  family = _find(families, arrays, name)
+  family = find(families, arrays, name)
   wrong = [
     f'{arg}={config[arg]!r}'
     for arg, values in family.args.items()
@@ -134,7 +136,7 @@ def read(
   return weights
 
 
-def _find(families, arrays, name):
+def find(families: Sequence[Family], arrays: FlatParams, name: str) -> Family:
   """Return the Family of a file."""
   named = [x for x in families if re.fullmatch(x.pattern, name)]
   for family in named:

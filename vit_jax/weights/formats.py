@@ -146,7 +146,8 @@ def _read_file(source, trust, options, values):
     return weights
   for name, reader in _READERS.items():
     if reader.recognise(arrays):
-      settings = None if name == 'npz' else _sibling(source, 'config.json')
+      file = 'open_clip_config' if name == 'original' else 'config'
+      settings = None if name == 'npz' else _sibling(source, f'{file}.json')
       if name == 'hf' and settings is not None:
         more = _sibling(source, 'preprocessor_config.json')
         settings |= {'preprocessor_config': more}

@@ -22,6 +22,13 @@ _INTERPOLATIONS = {
   'box': {'interpolation': 'area'},
   'random': {'interpolation': 'bilinear', 'antialias': True},  # in training
 }
+# As in timm's pretrained_cfg.
+IMAGENET = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+OPENAI = {
+  'mean': (0.48145466, 0.4578275, 0.40821073),
+  'std': (0.26862954, 0.26130258, 0.27577711),
+  'crop_pct': 1.0,
+}
 
 
 def choose(table: Mapping[Any, Any], name: Any, what: str) -> Any:

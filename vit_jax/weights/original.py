@@ -1,7 +1,7 @@
 """Files as the authors of a model publish them, converted to safetensors.
 
-They have no config: names of arrays say what they are. Such files are only
-read.
+They have no config but, perhaps, open_clip_config.json: names of arrays say
+what they are. Such files are only read.
 """
 
 import dataclasses
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.types import FlatParams
-from vit_jax.weights import family
+from vit_jax.weights import family, timm
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import dinov2
+from vit_jax.weights.families import original_clip, original_dino
 
 FAMILIES = (  # the first that fits counts
-  *dinov2.ORIGINAL,
+  *original_dino.ORIGINAL,
+  *original_clip.ORIGINAL,
 )
 
 
@@ -28,6 +29,16 @@ def read(
   config: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Weights:
-  """Return Weights of {name: array}; see `formats.read`. There is no config."""
-  weights = family.read(FAMILIES, arrays, {}, name='original', **options)
-  return dataclasses.replace(weights, origin='original')
+  """Return Weights of {name: array}; see `formats.read`.
+
+  The config is open_clip_config.json.
+  """
+  levels = [(config or {}).get(x, {}) for x in ('model_cfg', 'preprocess_cfg')]
+  config = levels[0] | levels[1]
+  if config.get('resize_mode') == 'squash':
+    config['crop_mode'] = 'squash'
+  found = family.find(FAMILIES, arrays, 'original')
+  weights = family.read([found], arrays, config, name='original', **options)
+  images = {**found.images, **config}
+  use = timm.image_use(images, weights.image_shape, weights.notes)
+  return dataclasses.replace(weights, origin='original', **use)

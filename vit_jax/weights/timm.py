@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.models.layers import as_pair
-from vit_jax.types import FlatParams, Size
+from vit_jax.types import FlatParams, Shape, Size
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
 from vit_jax.weights.families import timm_cnn, timm_vit
@@ -57,7 +57,7 @@ def read(
     image_size=image_size or None,
     **options,
   )
-  use = _use(config, weights.image_shape, weights.notes) if config else {}
+  use = image_use(config, weights.image_shape, weights.notes) if config else {}
   return dataclasses.replace(
     weights,
     class_names=config.get('label_names') or config.get('labels'),
@@ -67,7 +67,9 @@ def read(
   )
 
 
-def _use(config, image_shape, notes):
+def image_use(
+  config: Mapping[str, Any], image_shape: Shape, notes: list[str]
+) -> dict[str, Any]:
   """Return arguments of Weights for timm's evaluation of images.
 
   crop_mode 'center' resizes the shorter side to the image size / crop_pct and
@@ -75,7 +77,7 @@ def _use(config, image_shape, notes):
   """
   mode = config.get('crop_mode') or 'center'
   fraction = config.get('crop_pct') or 0.875
-  large = tuple(int(side / fraction) for side in image_shape[:2])
+  large: Any = tuple(int(side / fraction) for side in image_shape[:2])
   if mode == 'center' and large[0] == large[1]:
     large = large[0]
   elif mode != 'squash':
@@ -87,8 +89,8 @@ def _use(config, image_shape, notes):
     image_shape,
     large,
     config.get('interpolation') or 'bicubic',
-    config.get('mean', (0.485, 0.456, 0.406)),
-    config.get('std', (0.229, 0.224, 0.225)),
+    config.get('mean', image_configs.IMAGENET['mean']),
+    config.get('std', image_configs.IMAGENET['std']),
     torchvision=True,
   )
 
