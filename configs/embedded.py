@@ -67,19 +67,16 @@ def linear_on_digits(size, *, shots, seeds, features='pre_logits', tiny=False):
   return common.frozen({'digits': data}, readouts, features=features)
 
 
-def digits_table(rows, all_shots):
+def digits_table(rows):
   """Return a table with a column for each number of examples per class.
 
-  Args:
-    rows: {title: (runs, metric)}, regular expressions in which SHOTS stands for
-      the number of examples per class.
-    all_shots: the numbers of examples per class.
+  `rows` are {title: (runs, numbers of examples, metric)}; SHOTS in a metric
+  stands for each of the numbers.
   """
   cells = []
-  for shots in all_shots:
-    for row, patterns in rows.items():
-      runs, metric = (x.replace('SHOTS', str(shots)) for x in patterns)
-      cell = {'row': row, 'column': f'{shots} per class'}
-      cells.append(cell | {'runs': runs, 'metric': metric})
+  for row, (runs, all_shots, metric) in rows.items():
+    for shots in all_shots:
+      cell = {'row': row, 'column': f'{shots} per class', 'runs': runs}
+      cells.append(cell | {'metric': metric.replace('SHOTS', str(shots))})
   title = 'Accuracy on handwritten digits, 768 test scans'
   return common.table(cells, title=title)

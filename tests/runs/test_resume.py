@@ -99,7 +99,7 @@ def test_quickstart(tmp_path):
   pixels = table['linear on raw pixels']['5 per class']
   assert len(pixels['values']) == 3 and 0.75 < pixels['mean'] < 0.9
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
-  for name in ('pretrain', 'finetune_5shot_seed0'):
+  for name in ('pretrain', 'finetune_seed0'):
     for file in ('config.json', 'environment.json', 'model.json'):
       json.loads((tmp_path / name / file).read_text())
   again, same = run()  # nothing left to do but the report
