@@ -8,6 +8,7 @@ import logging
 
 import jax
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from vit_jax.data.transforms import CentralCrop, FlipLR, ResizeSmall, scale
@@ -162,6 +163,27 @@ def test_features_file(file, expected, gallery, paths, tmp_path, capsys, bad):
   assert '1 of 12 skipped:\n' in capsys.readouterr().err
   with np.load(features) as found:
     assert found['features'].shape == (11, 7, 32)
+
+
+@pytest.mark.parametrize(
+  'layer, tokens', [('map_0', 'block_0'), ('map_-1', 'tokens')]
+)
+def test_maps_are_the_patches_of_tokens(
+  file, paths, expected, tmp_path, layer, tokens
+):
+  table = tmp_path / 'f.parquet'
+  flags = f'--weights={file}', f'--features={table}', f'--layer={layer}'
+  assert call(*flags, *paths[:2]) == 0
+  found = pyarrow.parquet.read_table(table).to_pydict()
+  assert found['path'] == paths[:2]
+  for path, features in zip(paths, found['features']):
+    wanted = expected[path][tokens][1:].reshape(2, 3, 32)
+    np.testing.assert_allclose(features, wanted, atol=2e-5)
+
+
+def test_maps_that_are_not_there(weights):
+  with pytest.raises(ValueError, match=r"No layer 'map_2'; there are"):
+    predict(weights, ['none.png'], layer='map_2')
 
 
 def test_options_reach_predict(file, paths, monkeypatch):

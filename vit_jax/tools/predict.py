@@ -6,7 +6,7 @@ r"""Classify images with weights of any known format.
 WEIGHTS is a workdir, a file or a folder (see vit_jax/weights/formats.py).
 Folders of images are searched recursively. Images are preprocessed as stored
 with the weights. --features writes the arrays 'paths' [N] and 'features'
-[N, ...].
+[N, ...] to F.npz, or a row per image, 'path' and 'features', to F.parquet.
 
 Results go to stdout, everything else to stderr. A terminal shows a table; pipes
 and files get CSV (path, rank, class_id, class_name, probability). The exit
@@ -19,6 +19,7 @@ import csv
 import io
 import itertools
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 
 from vit_jax import pretrained
 from vit_jax.data import image_files
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
 from vit_jax.runs.files import PathLike, write_atomically
@@ -52,8 +54,8 @@ def predict(
 
   These are dicts with 'path'; 'probabilities' float32 [K] if the model has a
   head; 'features' float32 [...] if a layer is given, a name in the model's
-  `features`: 'pre_logits', 'pooled', 'tokens', 'block_0', ... . An image that
-  cannot be read has 'path' and 'error'.
+  `features`: 'pre_logits', 'pooled', 'tokens', 'block_0', 'map_0', ... . An
+  image that cannot be read has 'path' and 'error'.
   """
   model, params = pretrained.build(weights)
   forward = forward_fn(weights, model, layer)
@@ -73,6 +75,11 @@ def forward_fn(
 ) -> Callable[..., dict[str, Any]]:
   """Return the function (params, uint8 [B, H, W, C]) -> {name: [B, ...]}."""
 
+  options: dict[str, Any] = {'per_layer': str(layer).startswith('block_')}
+  found = re.fullmatch(r'map_(-1|\d+)', layer or '')
+  if found and isinstance(model, VisionTransformer):
+    options['maps'] = tuple({int(found[1])} & {*range(-1, model.depth)})
+
   def forward(params, images):
     images, out = weights.preprocess(images), {}
     if hasattr(model, 'features'):
@@ -80,7 +87,7 @@ def forward_fn(
         {'params': params},
         images,
         method='features',
-        per_layer=str(layer).startswith('block_'),
+        **options,
       )
     else:  # a model of your own needs no more than logits
       found = {'logits': model.apply({'params': params}, images)}
@@ -184,6 +191,27 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
   write_atomically(path, file.getvalue())
 
 
+def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+  """Write a dict of arrays [N, ...] as columns; rows are nested lists."""
+  try:
+    import pyarrow
+    import pyarrow.parquet
+  except ImportError as error:
+    raise UserError(
+      f"Parquet needs pyarrow: pip install -e '.[huggingface]' ({error})"
+    ) from error
+
+  columns = {}
+  for name, array in arrays.items():
+    column = pyarrow.array(array.ravel())
+    for dim in array.shape[:0:-1]:
+      column = pyarrow.FixedSizeListArray.from_arrays(column, dim)
+    columns[name] = column
+  file = io.BytesIO()
+  pyarrow.parquet.write_table(pyarrow.table(columns), file)
+  write_atomically(path, file.getvalue())
+
+
 def readable(
   results: Iterable[Mapping[str, Any]], total: int, skipped: list[str]
 ) -> Iterator[Mapping[str, Any]]:
@@ -212,16 +240,25 @@ def parser() -> argparse.ArgumentParser:
   arguments.add_counts(group, top_k=(5, 'classes of each image'))
   group.add_argument(
     '--features',
-    metavar='FILE.npz',
-    help='write features instead of predictions',
+    metavar='FILE',
+    type=_features_file,
+    help='.npz or .parquet: write features instead of predictions',
   )
   group.add_argument(
     '--layer',
     default='pre_logits',
     help='for --features: pre_logits (input of the head; default), pooled, '
-    'tokens, block_0, block_1, ...',
+    'tokens, block_0, block_1, ...; or map_0, ..., the grid of patches of a '
+    'layer, and map_-1, that of tokens',
   )
   return made
+
+
+def _features_file(text):
+  path = pathlib.Path(text).expanduser()
+  if path.suffix not in ('.npz', '.parquet'):
+    raise argparse.ArgumentTypeError(f'{text!r} ends in neither of these.')
+  return path
 
 
 def _run(args):
@@ -238,8 +275,11 @@ def _run(args):
   if args.features:
     found = [(result['path'], result['features']) for result in results]
     names, features = zip(*found) if found else ((), ())
-    arrays = {'paths': np.array(names, str), 'features': np.array(features)}
-    write_arrays(pathlib.Path(args.features).expanduser(), arrays)
+    arrays = {'features': np.array(features)}
+    if args.features.suffix == '.npz':
+      write_arrays(args.features, {'paths': np.array(names, str), **arrays})
+    else:
+      write_parquet(args.features, {'path': np.array(names, str), **arrays})
   else:
     write = write_table if sys.stdout.isatty() else write_csv
     write(ranked(results, weights.class_names, args.top_k))

@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax import tree
 from vit_jax.models import resample
+from vit_jax.models.posemb import PositionEmbedding
 from vit_jax.models.resample import Method
 from vit_jax.runs.files import PathLike
 from vit_jax.types import (
@@ -147,8 +148,8 @@ def adapt(
     ValueError: parameters do not match; the message is a diff.
   """
   notes: list[str] = []
-  posemb: Any = getattr(model, 'posemb', None)
-  method = init_from.posemb_resize or getattr(posemb, 'resize_method', 'paper')
+  posemb = getattr(model, 'posemb', None) or PositionEmbedding()
+  method = init_from.posemb_resize or posemb.resize_method
   if tree.is_stacked(fresh) != tree.is_stacked(loaded):
     stacks = tree.is_stacked(fresh)
     loaded = (tree.stack_blocks if stacks else tree.unstack_blocks)(loaded)
