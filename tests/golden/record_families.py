@@ -275,6 +275,7 @@ def load(format, folder):
   return model
 
 
+SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
 PLAIN = 'vit_base_patch16_224'
 CASES = {  # name: function of the seed -> (about, outputs)
   'timm_token': timm_case(PLAIN),
@@ -310,6 +311,40 @@ CASES = {  # name: function of the seed -> (about, outputs)
     ref_feat_shape=(3, 4),
   ),
   'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
+  'hf_dinov2': hf_case(
+    'Dinov2Model', 'Dinov2Config', other=(20, 8), back='equal', **SQUARE
+  ),
+  'hf_dinov2_swiglu': hf_case(
+    'Dinov2Model',
+    'Dinov2Config',
+    back='equal',
+    use_swiglu_ffn=True,
+    **SQUARE,
+  ),
+  'hf_dinov2_reg': hf_case(
+    'Dinov2WithRegistersModel',
+    'Dinov2WithRegistersConfig',
+    other=(4, 16),
+    back='equal',
+    **SQUARE,
+  ),
+  'hf_dinov3': hf_case(
+    'DINOv3ViTModel',
+    'DINOv3ViTConfig',
+    other=(20, 14),
+    back='equal',
+    num_register_tokens=2,
+  ),
+  'hf_dinov3_gated': hf_case(
+    'DINOv3ViTModel',
+    'DINOv3ViTConfig',
+    back='equal',
+    use_gated_mlp=True,
+    hidden_act='silu',
+    num_register_tokens=1,
+    key_bias=True,
+    proj_bias=False,
+  ),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
 }
 

@@ -14,9 +14,10 @@ from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import hf_vit
+from vit_jax.weights.families import hf_dino, hf_vit
 
 FAMILIES = (  # the first that fits counts
+  *hf_dino.FAMILIES,
   *hf_vit.FAMILIES,
 )
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow

@@ -21,11 +21,13 @@ _ACTS = {  # hidden_act: mlp
   'gelu_new': 'gelu_tanh',
   'gelu_pytorch_tanh': 'gelu_tanh',
   'quick_gelu': 'quick_gelu',
+  'silu': 'swiglu',
 }
 _FORMS = {
   'tanh': 'gelu_pytorch_tanh',
   'exact': 'gelu',
   'quick': 'quick_gelu',
+  'silu': 'silu',
 }
 _QKV = 'query', 'key', 'value'
 
@@ -52,23 +54,28 @@ def layers(
 
 
 NORMS = 'layernorm_before', 'layernorm_after'
-KEYS = KeyMap(
-  Key('embeddings.cls_token', 'cls'),
+OLD_QKV = [f'attention.attention.{x}' for x in _QKV]
+NEW_QKV = [f'attention.{x}_proj' for x in 'qkv']
+POSITIONS = (
   Key(
     'embeddings.position_embeddings', 'cls_pos_embedding|pos_embedding', 'table'
   ),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
+)
+KEYS = KeyMap(
+  Key('embeddings.cls_token', 'cls'),
+  *POSITIONS,
   *layers(
     'encoder.layer.{i}',
     NORMS,
-    [f'attention.attention.{x}' for x in _QKV],
+    OLD_QKV,
     'attention.output.dense',
     ('intermediate.dense', 'output.dense'),
   ),
   *layers(
     'layers.{i}',
     NORMS,
-    [f'attention.{x}_proj' for x in 'qkv'],
+    NEW_QKV,
     'attention.o_proj',
     ('mlp.fc1', 'mlp.fc2'),
   ),
@@ -99,7 +106,7 @@ def describe(weights: Weights) -> dict[str, Any]:
     'num_hidden_layers': model.depth,
     'num_attention_heads': model.num_heads,
     'intermediate_size': model.mlp_dim,
-    'hidden_act': _FORMS[model.block.mlp.form],
+    'hidden_act': _FORMS[getattr(model.block.mlp, 'form', 'silu')],
     'layer_norm_eps': model.block.norm_eps,
     'image_size': _one_or_two(height, width),
     'patch_size': _one_or_two(*model.embedding.patch_size),
