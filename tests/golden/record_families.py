@@ -20,6 +20,7 @@ import seeded
 
 FOLDER = pathlib.Path(__file__).parent / 'families'
 IMAGE, PATCH, CLASSES = (12, 8), (4, 2), 5
+OTHER = (20, 14)
 
 
 def fill(model, seed):
@@ -310,6 +311,24 @@ CASES = {  # name: function of the seed -> (about, outputs)
     num_classes=CLASSES,
     ref_feat_shape=(3, 4),
   ),
+  'timm_dinov3': timm_case(
+    'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER
+  ),
+  'timm_dinov3_swiglu': timm_case('vit_huge_plus_patch16_dinov3'),
+  'timm_lingbot': timm_case('vit_small_patch16_lingbot'),
+  'timm_eva02_tiny': timm_case('eva02_tiny_patch14_224', other=OTHER),
+  'timm_eva02_base': timm_case('eva02_base_patch14_224', other=OTHER),
+  'timm_eva02_clip': timm_case('eva02_base_patch16_clip_224'),
+  'timm_eva_giant': timm_case('eva_giant_patch14_224', other=OTHER),
+  'timm_rope_reg': timm_case('vit_medium_patch16_rope_reg1_gap_256'),
+  'timm_rope_axial': timm_case('vit_small_patch16_rope_224', other=OTHER),
+  'timm_rope_mixed': timm_case('vit_small_patch16_rope_mixed_224', other=OTHER),
+  'timm_rope_ape': timm_case('vit_small_patch16_rope_ape_224', other=OTHER),
+  'timm_rope_mixed_ape': timm_case('vit_small_patch16_rope_mixed_ape_224'),
+  'timm_pe_core': timm_case('vit_pe_core_base_patch16_224', other=OTHER),
+  'timm_pe_core_g': timm_case('vit_pe_core_gigantic_patch14_448'),
+  'timm_pe_lang': timm_case('vit_pe_lang_large_patch14_448'),
+  'timm_pe_spatial': timm_case('vit_pe_spatial_small_patch16_512'),
   'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
   'hf_dinov2': hf_case(
     'Dinov2Model', 'Dinov2Config', other=(20, 8), back='equal', **SQUARE

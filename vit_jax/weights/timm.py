@@ -17,10 +17,11 @@ from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Shape, Size
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import timm_cnn, timm_vit
+from vit_jax.weights.families import timm_cnn, timm_eva, timm_vit
 
 FAMILIES = (  # the first that fits counts
   *timm_vit.FAMILIES,
+  *timm_eva.FAMILIES,
   *timm_cnn.FAMILIES,
 )
 

@@ -99,23 +99,33 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   return found
 
 
-def write(weights: Weights) -> tuple[FlatParams, Any]:
-  """Return (arrays, (architecture, model_args)) for timm.create_model."""
-  model, params = weights.model, dict(weights.params)
-  pooling, block, patch = model.pooling, model.block, model.embedding.patch_size
+def ratio(hidden: int, width: int) -> float:
+  """Return mlp_ratio such that int(width * mlp_ratio) is `hidden`."""
+  found = hidden / width
+  return found if int(width * found) == hidden else (hidden + 0.5) / width
+
+
+def sizes(weights: Weights) -> dict[str, Any]:
+  """Return the model_args that all classes of ViTs have."""
+  model, patch = weights.model, weights.model.embedding.patch_size
   pools = {Mean: 'avg', Map: 'map'}
-  ratio = model.mlp_dim / model.width
-  if int(model.width * ratio) != model.mlp_dim:  # as timm rounds it
-    ratio = (model.mlp_dim + 0.5) / model.width
-  args = {
+  return {
     'img_size': list(weights.image_shape[:2]),
     'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
     'embed_dim': model.width,
     'depth': model.depth,
     'num_heads': model.num_heads,
-    'mlp_ratio': ratio,
+    'mlp_ratio': ratio(model.mlp_dim, model.width),
+    'global_pool': pools.get(type(model.pooling), 'token'),
+  }
+
+
+def write(weights: Weights) -> tuple[FlatParams, Any]:
+  """Return (arrays, (architecture, model_args)) for timm.create_model."""
+  model, params = weights.model, dict(weights.params)
+  pooling, block = model.pooling, model.block
+  args = sizes(weights) | {
     'class_token': pooling.class_token,
-    'global_pool': pools.get(type(pooling), 'token'),
     'fc_norm': pooling.norm == 'after',
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
