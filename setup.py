@@ -68,6 +68,7 @@ setuptools.setup(
     'gcs': ['gcsfs'],
     's3': ['s3fs'],
     'huggingface': ['datasets>=4'],
+    'hub': ['huggingface_hub>=0.30'],  # weights by name, hf://USER/MODEL
     'prepare': ['imagehash>=4.3'],  # copies of evaluation images
     'wandb': ['wandb'],
     'mlflow': ['mlflow-skinny'],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.models import names
+from vit_jax.models import names, published
 from vit_jax.models.layers import BlockOptions, Head, PatchEmbedding
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Map, Mean
@@ -203,11 +203,38 @@ def test_sizes_of_vits(name):
 )
 def test_the_table(capsys, text, count):
   names.main([text])
-  _, *rows = capsys.readouterr().out.splitlines()
+  _, *rows = capsys.readouterr().out.split('\n\n')[0].splitlines()
   assert len(rows) == count
   assert {x for row in rows for x in row.split()} <= {
     x for name, others in names.models().items() for x in (name, *others)
   }
+
+
+def test_published_weights(capsys):
+  names.main(['dinov3'])
+  found = capsys.readouterr().out
+  for words in (
+    'dinov3 facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm,',
+    'S+ 384 12 1536 6',
+  ):
+    assert words in ' '.join(found.split())
+  names.main([''])  # all sizes are known
+  assert 'S-eva' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  'name, licence',
+  [
+    ('facebook/dinov2-base', 'apache-2.0'),
+    ('timm/vit_huge_patch14_clip_224.dfn5b', 'apple-ascl'),
+    ('timm/vit_pe_lang_large_patch14_448', 'apache-2.0'),
+    ('timm/vit_base_patch16_dinov3_qkvb.eupe_lvd1689m', 'fair-noncommercial'),
+    ('facebook/PE-Core-B16-224', 'apache-2.0'),
+    ('somebody/grounding-dino', None),
+  ],
+)
+def test_licences(name, licence):
+  assert (published.licence(name) or '').split(' ')[0] == (licence or '')
 
 
 @pytest.mark.parametrize(

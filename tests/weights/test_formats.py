@@ -243,8 +243,6 @@ def test_fields_of_parts_have_short_names():
 @pytest.mark.parametrize(
   'path, names, found',
   [
-    ('hf://user/model', (), 'hf://user/model/model.safetensors'),
-    ('hf://user/model/x.safetensors', (), 'hf://user/model/x.safetensors'),
     ('https://host/x', (), 'https://host/x'),
     ('gs://bucket/x.npz', (), 'gs://bucket/x.npz'),
     ('a', ('model.safetensors', 'other.npz'), 'a/model.safetensors'),

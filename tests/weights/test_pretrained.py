@@ -1,5 +1,7 @@
 """pretrained.load: one call from a file to a model that computes the same."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -58,6 +60,38 @@ def file(tmp_path_factory):
   path = tmp_path_factory.mktemp('weights') / 'small.npz'
   formats.write(make(), path, 'npz')
   return path
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  """The folder of a model in the cache of huggingface_hub, without network."""
+  constants = pytest.importorskip('huggingface_hub.constants')
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  model = tmp_path / 'models--facebook--vit-mae-tiny'
+  for name in ('main', 'v2'):
+    (model / 'refs' / name).parent.mkdir(parents=True, exist_ok=True)
+    (model / 'refs' / name).write_text('0123')
+  return model / 'snapshots' / '0123'
+
+
+def test_a_model_of_the_hub_by_its_name(hub):
+  from huggingface_hub.errors import LocalEntryNotFoundError
+
+  formats.write(make(), hub, 'timm')
+  formats.write(make(), hub / 'more' / 'x.npz', 'npz')
+  name = 'hf://facebook/vit-mae-tiny'
+  for path in (name, f'{name}@v2/model.safetensors', f'{name}/more/x.npz'):
+    model, params, report = load(path)
+    assert 'cc-by-nc-4.0 (NOT for commercial use)' in report
+    assert model.num_classes == 5
+    assert params['norm']['scale'].shape == (24,)
+  (hub / 'model.safetensors').rename(hub / 'model-1-of-1.safetensors')
+  index = {'weight_map': {'any': 'model-1-of-1.safetensors'}}
+  (hub / 'model.safetensors.index.json').write_text(json.dumps(index))
+  assert load(name)[0] == model
+  with pytest.raises(LocalEntryNotFoundError):
+    load('hf://nobody/nothing')
 
 
 def test_same_use_is_told_so_and_computes_the_same(file):

@@ -5,6 +5,7 @@ r"""Models by name, ours and timm's.
 
   python -m vit_jax.models.names                       all listed names
   python -m vit_jax.models.names 'patch16*384'         those with this text
+  python -m vit_jax.models.names dinov3                published weights
   python -m vit_jax.models.names ViT-B/16 --summary    modules of a model
 
 The names of timm are those of families that a model here can represent. Image
@@ -234,15 +235,19 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
 
 
 def _table(text):
+  from vit_jax.models import published  # which imports this module
+
   pattern = re.compile(fnmatch.translate(f'*{text}*'), re.IGNORECASE)
   rows = [
     f'{name:<16}{" ".join(others)}'.strip()
     for name, others in models().items()
     if any(pattern.match(x) for x in (name, *others))
   ]
-  if not rows:
+  ours = ['\n'.join(['name            also (in timm)', *rows])] if rows else []
+  found = [*ours, *published.tables(text)]
+  if not found:
     raise UserError(f'No name contains {text!r}.')
-  return '\n'.join(['name            also (in timm)', *rows])
+  return '\n\n'.join(found)
 
 
 def _summary(name, image_size):

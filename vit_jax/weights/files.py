@@ -162,6 +162,30 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
   return local
 
 
+def from_hub(path: str) -> str:
+  """Return the local path of a model or a file of the Hugging Face Hub.
+
+  It is downloaded by huggingface_hub, to its cache and with its token, which
+  also raises its own errors of repositories that are missing or gated.
+
+  Args:
+    path: hf://USER/MODEL[@REVISION], the model.safetensors in the repository
+      and its configs; or hf://USER/MODEL[@REVISION]/FILE.
+  """
+  import huggingface_hub
+
+  user, model, *file = path.removeprefix('hf://').split('/', 2)
+  model, _, revision = model.partition('@')
+  names = [*file] or ['model.safetensors', 'model-*-of-*.safetensors']
+  names += [f'{pathlib.PurePath(name).with_suffix(".json")}' for name in file]
+  folder = huggingface_hub.snapshot_download(
+    f'{user}/{model}',
+    revision=revision or None,
+    allow_patterns=[*names, '*config.json', '*.safetensors.index.json'],
+  )
+  return '/'.join([folder, *file])
+
+
 def _download(url, local):
   """Download a file, if it exists."""
   protocol, _, rest = url.partition('://')

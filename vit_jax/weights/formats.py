@@ -23,6 +23,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import config, tree
+from vit_jax.models import published
 from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.runs import checkpoint, workdirs
@@ -45,7 +46,7 @@ FORMATS = ('vit_jax', *_WRITERS)
 NPZ_FORMATS = ('vit_jax', 'npz')
 _SAFETENSORS = 'model.safetensors'
 _ENDINGS = ('.npz', '.safetensors', '.safetensors.index.json')
-_WEB = ('http://', 'https://', 'hf://')
+_WEB = ('http://', 'https://')
 
 
 def find(path: PathLike | None, step: int | None = None) -> None:
@@ -67,7 +68,8 @@ def read(
   """Return Weights of any format in the table above.
 
   Args:
-    path: file or folder; local, gs://, s3://, http(s):// or hf://USER/MODEL.
+    path: file or folder; local, gs://, s3://, http(s)://, or one that
+      `files.from_hub` knows, hf://USER/MODEL.
     step, ema: of a workdir, see `checkpoint.load_params`.
     trust: packages whose classes the file may name, for models and transforms
       of your own: ('my_package',).
@@ -105,6 +107,8 @@ def read(
       raise
     raise UserError(f'{path}: {error}') from error
   weights.origin += f', {directory or path}'
+  if licence := published.licence(str(path).removeprefix('hf://')):
+    weights.notes.append(f'  licence: {licence}')
   return weights if values else dataclasses.replace(weights, params={})
 
 
@@ -116,8 +120,8 @@ def _locate(path, step):
       'checkpoint, or a weights file.'
     )
   path = str(path)
-  if path.startswith('hf://') and path.count('/') < 4:  # hf://USER/MODEL
-    return None, f'{path}/{_SAFETENSORS}'
+  if path.startswith('hf://'):
+    path = files.from_hub(path)
   if path.startswith(_WEB) or (path.endswith(_ENDINGS) and '://' in path):
     return None, path  # no folder has to be listed, which needs more packages
   folder, known = epath.Path(path), []

@@ -8,7 +8,6 @@ is pooled, where they have one. Text towers are left out.
 """
 
 import dataclasses
-from typing import Any
 
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned
@@ -59,7 +58,7 @@ def _clip_fields(config, arrays):
 def _pe_fields(config, arrays):
   has_class = 'class_embedding' in arrays
   posemb = RotaryAxial(Learned(), order='xy', first=int(has_class))
-  pooling: Any = 'token' if has_class else 'gap'
+  pooling = 'token' if has_class else 'gap'
   if 'attn_pool.probe' in arrays:
     hidden = len(arrays['attn_pool.mlp.c_fc.bias'])
     pooling = Map(num_heads=8, mlp_dim=hidden, all_tokens=True)

@@ -67,7 +67,7 @@ _DINOV3 = dataclasses.replace(
     *linear(f'{_MLP}.w2', 'block_{i}/mlp/fc1'),
     *linear(f'{_MLP}.w3', 'block_{i}/mlp/fc2'),
   ),
-  fields=_DINOV2.fields | {'norm_eps': 1e-5, 'posemb': RotaryDino()},
+  fields={**_DINOV2.fields, 'norm_eps': 1e-5, 'posemb': RotaryDino()},
   heads=_HEADS | {1280: 20, 4096: 32},
   unused=rf'{_TRAINING}|.*(bias_mask|periods)|(.*\.)?local_cls_norm\..*',
   prepare=_without_key_bias,
