@@ -157,7 +157,7 @@ def test_obstacles(model, make_weights):
     'shared': [],
     'relative': ['positions'],
     'axial': list(arrays.OF_ATTENTION),
-    'mixer': [*arrays.OF_ATTENTION, 'positions'],
+    'mixer': [*arrays.OF_ATTENTION, *arrays.OF_PATCHES, 'positions'],
   }
 
 
@@ -168,7 +168,9 @@ def call(*args):
   return exit.value.code
 
 
-def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
+def test_command(
+  file, weights, expected, gallery, paths, tmp_path, capsys, monkeypatch
+):
   sheet, sheets = figures.attention.sheet, []
   monkeypatch.setattr(
     figures.attention,
@@ -182,13 +184,13 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
     *('--num_maps=1', '--num_points=5'),
   )
   assert not status
-  assert [len(rows) for rows in sheets] == [6, 5]
+  assert [len(rows) for rows in sheets] == [6, 5, 6, 6]
   told, said = capsys.readouterr()
   assert 'maps: 1 of 11 images (--num_maps)' in said
   assert 'tsne: 5 of 11 images (--num_points)' in said
   told = told.split()
   names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
-  names += ['distance', 'tsne']
+  names += ['distance', 'norms', 'pca', 'tsne']
   assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
   for path in told:
     with Image.open(path) as image:
@@ -218,6 +220,17 @@ def test_command(file, weights, gallery, paths, tmp_path, capsys, monkeypatch):
   assert saved['tsne']['points'].shape == (5, 2)
   assert saved['tsne']['paths'].tolist() == [paths[i] for i in (0, 2, 5, 7, 10)]
   assert saved['tsne']['classes'].tolist() == list('aaabb')
+  assert (tmp_path / 'out/new/norms-maps.png').exists()
+  for i, path in enumerate(paths):
+    wanted = np.linalg.norm(expected[path]['block_1'], axis=-1)
+    np.testing.assert_allclose(saved['norms']['norms'][i, 1], wanted, atol=1e-4)
+  maps = np.stack([expected[p]['tokens'][1:] for p in paths[:6]])
+  points = np.linalg.svd(maps.reshape(36, -1) - maps.mean((0, 1)))
+  wanted = points[0][:, :3] * points[1][:3]
+  components = saved['pca']['components'].reshape(36, 3)
+  np.testing.assert_allclose(abs(components), abs(wanted), atol=1e-3)
+  shares = points[1][:3] ** 2 / (points[1] ** 2).sum()
+  np.testing.assert_allclose(saved['pca']['shares'], shares, atol=1e-5)
   results = predict.predict(weights, paths[:2], layer='pre_logits')
   for look, result in zip(looks, results):
     np.testing.assert_allclose(look['features'], result['features'], atol=2e-5)

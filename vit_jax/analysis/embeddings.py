@@ -1,4 +1,4 @@
-"""Principal filters of patch embeddings, and similarity of positions."""
+"""Principal components of filters and patches; similarity of positions."""
 
 import numpy as np
 
@@ -42,6 +42,30 @@ def tiles(components: Array) -> np.ndarray:
   if channels != 3:
     scaled = np.moveaxis(scaled, 3, 1).reshape(n, channels * ph, pw, 1)
   return np.broadcast_to(scaled, (*scaled.shape[:3], 3))
+
+
+def patch_components(
+  maps: Array, count: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return principal components of the patches of all images together.
+
+  Args:
+    maps: features of patches, [n, gh, gw, D].
+    count: number of components, at most D. The largest weight of each is
+      positive.
+
+  Returns:
+    (components float32 [n, gh, gw, count], their fractions of the variance).
+  """
+  points = np.asarray(maps, np.float64)
+  points = points - points.mean(axis=(0, 1, 2))
+  flat = points.reshape(-1, points.shape[-1])
+  variances, vectors = np.linalg.eigh(flat.T @ flat)
+  vectors = vectors[:, ::-1][:, :count]
+  largest = np.abs(vectors).argmax(axis=0)[None]
+  vectors = vectors * np.sign(np.take_along_axis(vectors, largest, axis=0))
+  shares = variances[::-1][:count] / max(variances.sum(), 1e-30)
+  return (points @ vectors).astype(np.float32), shares.astype(np.float32)
 
 
 def position_similarity(table: Array) -> np.ndarray:

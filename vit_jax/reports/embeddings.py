@@ -37,6 +37,49 @@ def positions(similarity: np.ndarray, path: epath.Path) -> None:
   pictures.save(made, path, dpi=dpi, tight=True)
 
 
+def norms(
+  patches: np.ndarray, others: dict[str, np.ndarray], path: epath.Path
+) -> None:
+  """Draw a histogram of norms of patches, [n, L, P], in each layer.
+
+  `others` are norms [n, L] of other tokens by name; their medians are lines.
+  """
+  from matplotlib import colormaps, ticker
+  from matplotlib.colors import LogNorm
+
+  depth = patches.shape[1]
+  found = np.concatenate([patches.ravel(), *map(np.ravel, others.values())])
+  low, high = np.log10([found.min(), found.max()])
+  edges = np.logspace(low - 0.02, high + 0.02, 41)
+  counts = [np.histogram(patches[:, i], edges)[0] for i in range(depth)]
+  shares = np.stack(counts, axis=1) * depth / patches.size
+  made, (axes,) = pictures.figure(1)
+  axes.grid(visible=False)
+  at, seen = np.arange(depth + 1) + 0.5, np.ma.masked_equal(shares, 0)
+  scale = LogNorm(seen.min() / 20, seen.max())  # a single patch is visible
+  shown = axes.pcolormesh(at, edges, seen, norm=scale, cmap='Blues')
+  axes.set_prop_cycle(color=colormaps['autumn'](np.linspace(0, 0.8, 9)))
+  for name, values in others.items():
+    median = np.median(values, axis=0)
+    axes.plot(at[1:] - 0.5, median, '.-', label=name)
+  axes.set(
+    yscale='log',
+    xlabel='Network depth (layer)',
+    ylabel='Norm',
+    title=f'Norms of the patches of {len(patches):,} images',
+  )
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  for set_formatter in (
+    axes.yaxis.set_major_formatter,
+    axes.yaxis.set_minor_formatter,
+  ):
+    set_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
+  made.colorbar(shown, label='Fraction of the patches of the layer')
+  if others:
+    axes.legend(frameon=False, fontsize=8, loc='upper left')
+  pictures.save(made, path)
+
+
 def scatter(
   points: np.ndarray, path: epath.Path, classes: Sequence[str] | None = None
 ) -> None:

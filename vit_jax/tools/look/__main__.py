@@ -1,4 +1,4 @@
-r"""Draw what a model attends to, its filters and its position embeddings.
+r"""Draw what a model attends to, its features, filters and position embeddings.
 
   python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR IMAGES ...
   python -m vit_jax.tools.look --weights=WEIGHTS --output=DIR
@@ -13,6 +13,11 @@ weights are drawn. Each figure has its numbers (npz) next to it:
   distance   mean attention distance of each head, by layer (Figs. 7, 11)
   tsne       a map of the images by their features (t-SNE), colored by class
              folder, as in PATH/CLASS/IMAGE
+  norms      norms of tokens by layer: norms, a histogram of patches, and
+             norms-maps, the first images next to the norms of their patches
+             (artefacts are patches of far higher norm)
+  pca        the first images next to three principal components of their
+             patches (of the last layer, of all these images) as colors
   filters    principal components of the patch embedding (Fig. 7 left)
   positions  similarity of position embeddings (Figs. 7, 10)
 
@@ -107,6 +112,10 @@ def _run(args):
     figures.rollout(weights, files['rollout'], looks, args.style)
   if 'distance' in names:
     figures.distance(weights, files['distance'], looks)
+  if 'norms' in names:
+    figures.norms(weights, files['norms'], looks)
+  if 'pca' in names:
+    figures.pca(weights, files['pca'], looks)
   if 'tsne' in names:
     figures.tsne(files['tsne'], arrays.sample(looks, args.num_points))
   return predict.exit_status(skipped, len(paths))
@@ -128,9 +137,10 @@ def _choose(asked, weights, paths):
 
 
 def _kept(looks, num_maps):
-  """Yield the looks; only the first have maps, which are large."""
+  """Yield the looks; only the first have what is large."""
+  counts = {'maps': num_maps, 'patches': figures.PER_SHEET}
   for i, look in enumerate(looks):
-    yield {k: x for k, x in look.items() if k != 'maps' or i < num_maps}
+    yield {k: x for k, x in look.items() if i < counts.get(k, i + 1)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,11 +13,13 @@ from vit_jax import pretrained
 from vit_jax.analysis import attention, embeddings
 from vit_jax.models.axial import AxialResNet, AxialViT
 from vit_jax.models.posemb import Layout
+from vit_jax.models.vit import VisionTransformer
 from vit_jax.tools import predict
 from vit_jax.weights.bundle import Weights
 
 OF_ATTENTION = ('maps', 'rollout', 'distance')
-OF_IMAGES = (*OF_ATTENTION, 'tsne')
+OF_PATCHES = ('norms', 'pca')
+OF_IMAGES = (*OF_ATTENTION, 'tsne', *OF_PATCHES)
 FIGURES = (*OF_IMAGES, 'filters', 'positions')
 
 
@@ -32,6 +34,8 @@ def obstacles(weights: Weights) -> dict[str, str]:
   if is_axial or not hasattr(model, 'pooling'):
     reason = 'the model has no attention over the whole image'
     found = dict.fromkeys(OF_ATTENTION, reason)
+  if not isinstance(model, VisionTransformer):
+    found |= dict.fromkeys(OF_PATCHES, 'the model has no maps of patches')
   if not hasattr(model, 'features'):
     found['tsne'] = 'the model has no method `features`'
   if getattr(model, 'posemb', None) is None or _table(weights) is None:
@@ -96,9 +100,11 @@ def forward_fn(
     attention from the tokens of `Pooling.token_weights`, such as the class
     token; 'rollout' [gh, gw]; 'heads' [L, h, gh, gw] of
     `attention.rollout_of_heads`; 'distance' [L, h] in pixels; 'features' [D],
-    the input of the head, for 'tsne'.
+    the input of the head, for 'tsne'; 'norms' [L, N] of the tokens after each
+    layer; 'patches' [gh, gw, D] after the final norm, for 'pca'.
   """
-  with_attention = {*figures} - {'tsne'}
+  with_attention = {*figures} - {'tsne', *OF_PATCHES}
+  options = {'maps': (-1,)} if 'pca' in figures else {}
   if with_attention:
     tokens, distances = layout(weights), cell_distances(weights)
 
@@ -112,13 +118,20 @@ def forward_fn(
       {'params': params},
       weights.preprocess(images),
       method='features',
-      per_layer=False,
+      per_layer='norms' in figures,
       mutable=['intermediates'],
+      **options,
     )
     out = {}
     if 'tsne' in figures:
       x = features['pre_logits'].astype(jnp.float32)
       out['features'] = x.reshape(len(x), -1, x.shape[-1]).mean(1)
+    if 'norms' in figures:
+      layers = [features[f'block_{i}'] for i in range(model.depth)]
+      norms = [jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in layers]
+      out['norms'] = jnp.stack(norms, axis=1)
+    if 'pca' in figures:
+      out['patches'] = features['map_-1'].astype(jnp.float32)
     if not with_attention:
       return out
     recorded = recorded['intermediates']

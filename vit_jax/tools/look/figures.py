@@ -12,13 +12,13 @@ import numpy as np
 from vit_jax.analysis import embeddings as principal
 from vit_jax.data import image_files
 from vit_jax.data.transforms import scale
-from vit_jax.reports import attention, embeddings
+from vit_jax.reports import attention, embeddings, pictures
 from vit_jax.runs import terminal
 from vit_jax.tools import predict
 from vit_jax.tools.look import arrays
 from vit_jax.weights.bundle import Weights
 
-PER_SHEET = 50  # images in a figure of rollout
+PER_SHEET = 50  # images in a figure of rollout, norms and pca
 _PX = 256  # smaller side of the images, at least; of a few images twice as much
 _FEW = 12
 
@@ -97,6 +97,54 @@ def tsne(path: pathlib.Path, looks: Looks) -> None:
   embeddings.scatter(points, path, classes if any(classes) else None)
   names = np.array(classes, str)
   _write(path, points=points, paths=_paths(looks), classes=names)
+
+
+def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
+  """Draw norms of tokens by layer, and sheets of their maps: PATH-maps."""
+  from matplotlib import colormaps
+
+  layout = arrays.layout(weights)
+  values = np.stack([look['norms'] for look in looks])
+  names = ['class token'][: layout.class_token]
+  names += ['distillation token'][: layout.distillation_token]
+  names += [f'register {i + 1}' for i in range(layout.num_registers)]
+  others = dict(zip(names, np.moveaxis(values, 2, 0)))
+  embeddings.norms(values[..., layout.prefix :], others, path)
+  _write(path, norms=values, paths=_paths(looks))
+  depth = values.shape[1]
+  chosen = sorted({round(depth * i / 4) for i in range(1, 5)} - {0})
+  maps = values[:PER_SHEET, :, layout.prefix :][:, [i - 1 for i in chosen]]
+  low, high = (f(maps, axis=(0, 2))[:, None] for f in (np.min, np.max))
+  maps = (maps - low) / np.maximum(high - low, 1e-30)
+  maps = maps.reshape(*maps.shape[:2], *layout.grid)
+  colors = colormaps['viridis'](maps)[..., :3]
+  layers = ', '.join(map(str, chosen))
+  title = f'image, norms of its patches after layer {layers}'
+  _sheet(weights, path.with_stem(f'{path.stem}-maps'), looks, colors, title)
+
+
+def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
+  """Draw the first principal components of patches as red, green, blue."""
+  looks = looks[:PER_SHEET]
+  maps = np.stack([look['patches'] for look in looks])
+  components, shares = principal.patch_components(maps)
+  low, high = np.percentile(components, (1, 99), axis=(0, 1, 2))
+  colors = np.clip((components - low) / (high - low), 0, 1)
+  percent = ', '.join(f'{share:.0%}' for share in shares)
+  title = f'image, PCA of its patches ({percent} of the variance)'
+  _sheet(weights, path, looks, colors[:, None], title)
+  _write(path, components=components, shares=shares, paths=_paths(looks))
+
+
+def _sheet(weights, path, looks, colors, title):
+  """Draw images, each with maps in colors [n, m, gh, gw, 3] in [0, 1]."""
+  looks = looks[: len(colors)]
+  px = 2 * _PX if len(looks) <= _FEW else _PX
+  rows = [
+    (image, *(pictures.enlarge(np.uint8(255 * x), image.shape) for x in maps))
+    for maps, image in zip(colors, _images(weights, looks, px))
+  ]
+  attention.sheet(rows, path, names=[_caption(x) for x in looks], title=title)
 
 
 def _write(file, **numbers):
