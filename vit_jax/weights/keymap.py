@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
   # `architecture.convert` can tell apart.
   'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
   'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
+  'relative': (_same, lambda x: x.reshape(-1, x.shape[-1])),  # BEiT's [., h]
   'layers': (_same, _same),  # [L, ...]
   'layers1': (_same, _same),  # [., L, ...]
   'flat': (_same, np.ravel),
@@ -134,6 +135,8 @@ class KeyMap:
       paths, axis = key.paths, _AXES.get(key.kind, 0)
       if key.kind in ('table', 'rows'):
         parts, paths = [array], paths[-1:]
+      elif key.kind == 'relative':
+        parts = np.split(array, [-3])
       elif key.kind.startswith('layers'):
         parts = list(np.moveaxis(array, axis, 0))
         paths = [paths[0].replace('{i}', f'{i}') for i in range(len(parts))]
