@@ -109,6 +109,7 @@ def original_case(architecture, to_original, **args):
 
     small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': 0}
     small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
+    image = args.get('img_size', IMAGE)
     model = timm.create_model(architecture, **small | args)
     names = {k: list(x.shape) for k, x in model.state_dict().items()}
     shapes = to_original(names)
@@ -117,10 +118,10 @@ def original_case(architecture, to_original, **args):
     }
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(arrays, model))
-    about = {'format': 'original', 'config': None, 'image': (*IMAGE, 3)}
-    about['options'] = {'num_heads': 3, 'image_size': IMAGE}
+    about = {'format': 'original', 'config': None, 'image': (*image, 3)}
+    about['options'] = {'num_heads': 3, 'image_size': image}
     return about | {'shapes': shapes, 'other': None, 'back': ''}, (
-      run(timm_outputs(model), (*IMAGE, 3))
+      run(timm_outputs(model), (*image, 3))
     )
 
   return make
@@ -197,6 +198,17 @@ pe_original = renamed(
   visual__attn_pool__q__weight=None,
   visual__attn_pool__q__bias=None,
   **_CLIP,
+)
+
+radio_original = renamed(
+  ('^', 'radio_model.model.'),
+  (r'ls(\d)\.gamma', r'ls\1.grandma'),
+  ('model.pos_embed', 'model.patch_generator.pos_embed'),
+  (r'.*(patch_embed|_token).*', 'gone'),
+  gone=None,
+  radio_model__model__patch_generator__embedder__weight=[24, 48],
+  radio_model__model__patch_generator__cls_token__token=[8, 24],
+  input_conditioner__norm_mean=[3],
 )
 
 
@@ -310,6 +322,31 @@ CASES = {  # name: function of the seed -> (about, outputs)
     pe_original,
     num_classes=CLASSES,
     ref_feat_shape=(3, 4),
+  ),
+  'original_tips': original_case(
+    'vit_base_patch14_reg1_tipsv2',
+    renamed(
+      ('reg_token', 'register_tokens'),
+      prefix='vision_encoder.',
+      vision_encoder__pos_embed=[1, 13, 24],
+      vision_encoder__mask_token=[1, 24],
+      text_encoder__pos_embed=[9],
+    ),
+  ),
+  'original_radio': original_case(
+    'vit_base_patch16_radio_v3', radio_original, img_size=(12, 12), patch_size=4
+  ),
+  'original_aimv2': original_case(
+    'aimv2_large_patch14_224',
+    renamed(
+      ('^(patch_embed)', 'preprocessor.patchifier'),
+      ('^pos_embed', 'preprocessor.pos_embed'),
+      ('^norm', 'trunk.post_trunk_norm'),
+      ('^blocks', 'trunk.blocks'),
+      (r'norm(\d)', r'norm_\1'),
+      ('fc1_g', 'fc1'),
+      ('fc1_x', 'fc3'),
+    ),
   ),
   'timm_dinov3': timm_case(
     'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER

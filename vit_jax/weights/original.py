@@ -11,10 +11,10 @@ from typing import Any
 from vit_jax.types import FlatParams
 from vit_jax.weights import family, timm
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import original_clip, original_dino
+from vit_jax.weights.families import original_clip, original_vit
 
 FAMILIES = (  # the first that fits counts
-  *original_dino.ORIGINAL,
+  *original_vit.ORIGINAL,
   *original_clip.ORIGINAL,
 )
 
@@ -35,8 +35,6 @@ def read(
   """
   levels = [(config or {}).get(x, {}) for x in ('model_cfg', 'preprocess_cfg')]
   config = levels[0] | levels[1]
-  if config.get('resize_mode') == 'squash':
-    config['crop_mode'] = 'squash'
   found = family.find(FAMILIES, arrays, 'original')
   weights = family.read([found], arrays, config, name='original', **options)
   images = {**found.images, **config}
