@@ -73,20 +73,26 @@ def timm_case(architecture, *, other=None, back='same', **args):
 
   def make(seed):
     timm, hub = seeded.import_torch('timm', 'timm.models._hub')
+    import safetensors.torch
+
     small = {'img_size': IMAGE, 'patch_size': PATCH, 'num_classes': CLASSES}
     small |= {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2.0}
-    model = timm.create_model(architecture, **small | args)
+    used = small | args
+    model = timm.create_model(architecture, **used)
     shapes, buffers = fill(model, seed)
     with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / 'config.json'
-      hub.save_config_for_hf(model, path)
-      config = json.loads(path.read_text())
-    channels = config['pretrained_cfg']['input_size'][0]
-    forward, image = timm_outputs(model), (*IMAGE, channels)
-    found = run(forward, image)
-    if other:
-      model.set_input_size(other)
-      found['other'] = run(forward, (*other, channels))['tokens']
+      path = pathlib.Path(folder)
+      hub.save_config_for_hf(model, path / 'config.json')
+      config = json.loads((path / 'config.json').read_text())
+      channels = config['pretrained_cfg']['input_size'][0]
+      image = (*used['img_size'], channels)
+      safetensors.torch.save_file(
+        model.state_dict(), path / 'model.safetensors'
+      )
+      found = run(timm_outputs(model), image)
+      if other:
+        forward = timm_outputs(load('timm', path, img_size=other))
+        found['other'] = run(forward, (*other, channels))['tokens']
     about = {'format': 'timm', 'config': config, 'image': image}
     return about | {'shapes': shapes, 'other': other, 'back': back}, (
       found | {f'buffer/{k}': x for k, x in buffers.items()}
@@ -273,11 +279,11 @@ def hf_case(kind, config, *, other=None, back='same', **fields):
   return make
 
 
-def load(format, folder):
+def load(format, folder, **args):
   """Return the model that a library loads from a folder."""
   if format == 'timm':
     (timm,) = seeded.import_torch('timm')
-    return timm.create_model(f'local-dir:{folder}', pretrained=True)
+    return timm.create_model(f'local-dir:{folder}', pretrained=True, **args)
   (transformers,) = seeded.import_torch('transformers')
   config = json.loads((pathlib.Path(folder) / 'config.json').read_text())
   model, loading = getattr(
@@ -303,6 +309,33 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_dinov2_reg': timm_case(
     'vit_small_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
   ),
+  'timm_dinov2': timm_case(
+    'vit_small_patch14_dinov2', num_classes=0, other=(20, 14), back='equal'
+  ),
+  'timm_dinov2_giant': timm_case(
+    'vit_giant_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
+  ),
+  'timm_tipsv2': timm_case('vit_base_patch14_reg1_tipsv2', other=(20, 14)),
+  'timm_clip': timm_case('vit_base_patch16_clip_224', other=(20, 14)),
+  'timm_clip_quick': timm_case(
+    'vit_large_patch14_clip_quickgelu_336', other=(20, 14)
+  ),
+  'timm_ijepa': timm_case('vit_huge_patch14_gap_224', other=(20, 14)),
+  'timm_siglip_gap': timm_case('vit_so400m_patch14_siglip_gap_378'),
+  'timm_aimv2': timm_case('aimv2_large_patch14_224', other=(20, 14)),
+  'timm_beit3': timm_case('beit3_base_patch16_224', other=(20, 14)),
+  'timm_intern': timm_case(
+    'vit_intern300m_patch14_448', num_classes=0, other=(20, 14)
+  ),
+  'timm_radio': timm_case(
+    'vit_large_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
+  ),
+  'timm_radio_corners': timm_case(
+    'vit_base_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
+  ),
+  'timm_flexivit': timm_case('flexivit_small', other=(20, 14)),
+  'timm_so150m': timm_case('vit_so150m2_patch16_reg1_gap_256', back='equal'),
+  'timm_rms': timm_case('test_vit4', back='equal'),
   'original_dinov2_reg': original_case(
     'vit_small_patch14_reg4_dinov2', dinov2_original
   ),

@@ -178,6 +178,9 @@ def record_grids():
         **{'mode': 'bilinear', 'size': new, 'antialias': True},
       },
       'bilinear_square': {'mode': 'bilinear', 'size': square},
+      'paper_square': {
+        **{'mode': 'bilinear', 'size': square, 'align_corners': True},
+      },
       'bicubic': {'mode': 'bicubic', 'size': new},
       'bicubic_antialias': {
         **{'mode': 'bicubic', 'size': new, 'antialias': True},
@@ -185,7 +188,7 @@ def record_grids():
       'dinov2_offset': {'mode': 'bicubic', 'scale_factor': offset},
     }.items():
       out = torch.nn.functional.interpolate(
-        theirs, align_corners=False, **kwargs
+        theirs, **{'align_corners': False} | kwargs
       )
       out = out.numpy()[:, :, : new[0], : new[1]].transpose(0, 2, 3, 1)
       arrays[f'{name}/{method}'] = out

@@ -9,6 +9,7 @@ from vit_jax.types import Array, Shape, UserError
 
 Method = Literal[
   'paper',
+  'paper_square',
   'bilinear',
   'bilinear_antialias',
   'bilinear_square',
@@ -32,13 +33,13 @@ def resize(
   with a centre (half-pixel), as PyTorch does: 'bilinear' and 'bicubic', and
   both with '_antialias' where the grid shrinks (timm's is
   'bicubic_antialias'). 'dinov2_offset' is 'bicubic' whose scale is (n + 0.1) /
-  old, as in DINOv2's code for models without registers. 'bilinear_square'
-  resizes to a square with the larger side, and crops at the top left (RADIO).
+  old, as in DINOv2's code for models without registers. '_square' resizes to a
+  square with the larger side, and crops at the top left (RADIO).
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
   sides = size
-  if method == 'bilinear_square':
+  if method.endswith('_square'):
     sides = max(size), max(size)
   rows = _weights(table.shape[-3], sides[0], method)[: size[0]]
   cols = _weights(table.shape[-2], sides[1], method)[: size[1]]
@@ -121,7 +122,7 @@ def _weights(old, new, method):
     return np.asarray(found, np.float64)
   if method in ('bicubic', 'dinov2_offset'):
     return _bicubic(old, new, old / (new + 0.1 * (method == 'dinov2_offset')))
-  if method == 'paper':
+  if method in ('paper', 'paper_square'):
     at = np.linspace(0, old - 1, new)
   elif method in ('bilinear', 'bilinear_square'):
     at = (np.arange(new) + 0.5) * old / new - 0.5

@@ -1,8 +1,10 @@
-"""timm's VisionTransformer: ViT, DeiT, DeiT III, SigLIP's tower, DINOv2.
+"""timm's VisionTransformer, and hybrids, which are only read.
 
-DINOv2 except with SwiGLU; also hybrids, which are only read. Without a config:
-exact GELU, and the class token is pooled unless there is `fc_norm`. LayerNorms
-have an epsilon of 1e-6, as ours.
+ViT, DeiT, DeiT III, FlexiViT, DINO, DINOv2, TIPSv2, MAE, I-JEPA, AIMv2, BEiT-3,
+C-RADIO, InternViT, and the towers of CLIP and SigLIP. Without a config: exact
+GELU, an epsilon of 1e-6 as ours, and the class token is pooled unless there is
+`fc_norm`. timm takes neither an epsilon nor SwiGLU from a config: what we write
+has an architecture that implies them.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models import names
-from vit_jax.models.layers import Gelu
+from vit_jax.models.layers import Gelu, SwiGlu
 from vit_jax.models.pooling import Map, Mean
 from vit_jax.types import FlatParams
 from vit_jax.weights import bundle, image_configs
@@ -30,6 +32,8 @@ LAYERS = (
   *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', 'merged'),
   *norm('blocks.{i}.attn.q_norm', 'block_{i}/attn/query_norm'),
   *norm('blocks.{i}.attn.k_norm', 'block_{i}/attn/key_norm'),
+  *norm('blocks.{i}.attn.norm', 'block_{i}/attn/norm'),
+  *norm('blocks.{i}.mlp.norm', 'block_{i}/mlp/norm'),
   *linear('blocks.{i}.mlp.fc{n}', 'block_{i}/mlp/fc{n}'),
   Key('blocks.{i}.ls{n}.gamma', 'block_{i}/ls{n}'),
 )
@@ -39,6 +43,7 @@ ROWS = (
   Key('reg_token', 'registers'),
   Key('pos_embed', POSITIONS, 'table'),
   *conv('patch_embed.proj', 'embedding'),
+  *norm('norm_pre', 'embedding_norm'),
   *LAYERS,
   *norm('norm', 'norm'),
   *norm('fc_norm', 'norm'),
@@ -53,19 +58,27 @@ _KEYS = KeyMap(*ROWS, *linear('head', 'head'))
 _DISTILLED = KeyMap(
   *ROWS, *linear('head', 'head/cls'), *linear('head_dist', 'head/dist')
 )
+_PACKED = KeyMap(
+  *linear('blocks.{i}.mlp.fc1', 'block_{i}/mlp/gate|fc1'), *_KEYS.keys
+)
+_SPLIT = KeyMap(
+  *norm('patch_embed.norm', 'embedding_norm'),
+  *linear('blocks.{i}.mlp.fc1_g', 'block_{i}/mlp/gate'),
+  *linear('blocks.{i}.mlp.fc1_x', 'block_{i}/mlp/fc1'),
+  *_KEYS.keys,
+)
 # Heads of timm's architectures of a width, which config.json leaves out.
 HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
-HEADS |= {256: 4, 320: 5, 640: 10}
+HEADS |= {256: 4, 320: 5, 640: 10, 832: 13, 896: 14}
 # Values of model_args that change the computation but not the arrays, and for
 # which our model is the same.
 ARGS = {
   'pool_include_prefix': (False, None),
-  'norm_layer': (None, 'layernorm'),
-  'scale_attn_norm': (False, None),
-  'scale_mlp_norm': (False, None),
+  'norm_layer': (None, 'layernorm', 'rmsnorm'),
   'dynamic_img_pad': (False, None),
 }
 _ACTS = {x: x for x in ('gelu', 'gelu_tanh', 'quick_gelu')}
+_ACT_LAYERS = {Gelu('tanh'): 'gelu_tanh', Gelu('quick'): 'quick_gelu'}
 _POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
 # Width: architecture under which ViTs are written; model_args make it theirs.
 _ARCHITECTURES = {
@@ -74,6 +87,12 @@ _ARCHITECTURES = {
   768: 'vit_base_patch16_224',
   1024: 'vit_large_patch16_224',
   1280: 'vit_huge_patch14_224',
+}
+# Norm, its epsilon and MLP: architecture, for what model_args cannot say.
+_IMPLIED = {
+  ('layer', 1e-5, Gelu): 'vit_base_patch16_clip_224',
+  ('layer', 1e-6, SwiGlu): 'vit_giant_patch14_dinov2',
+  ('rms', 1e-5, SwiGlu): 'aimv2_large_patch14_224',
 }
 
 
@@ -91,6 +110,12 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   elif 'dist_token' in arrays:
     pooling = 'distilled'
   found['pooling'] = pooling
+  if config.get('norm_layer'):
+    found['norm_eps'] = 1e-6
+  if config.get('pre_norm', '_clip_' in config.get('architecture', '')):
+    found |= {'embedding_norm': 'tokens', 'embedding_bias': False}
+  if 'final_norm' in config:
+    found['final_norm'] = 'before' if config['final_norm'] else None
   if has_fc_norm and pooling == 'gap':
     # For a single token, the norm before and after pooling are the same.
     found['final_norm'] = 'after'
@@ -124,18 +149,39 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
   """Return (arrays, (architecture, model_args)) for timm.create_model."""
   model, params = weights.model, dict(weights.params)
   pooling, block = model.pooling, model.block
-  args = sizes(weights) | {
+  architecture = _ARCHITECTURES[
+    min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
+  ]
+  how = block.norm, block.norm_eps, type(block.mlp)
+  architecture, keys = _IMPLIED.get(how, architecture), _KEYS
+  distilled = pooling.distillation_token
+  args = sizes(weights)
+  if distilled:
+    architecture, keys = 'deit_base_distilled_patch16_224', _DISTILLED
+  elif architecture.startswith('aimv2'):
+    keys = _SPLIT
+  elif type(block.mlp) is SwiGlu:
+    keys = _PACKED
+    args['mlp_ratio'] = ratio(2 * model.mlp_dim, model.width)
+  args |= {
     'class_token': pooling.class_token,
+    'pre_norm': model.embedding.norm == 'tokens',
+    'final_norm': pooling.norm is not None,
     'fc_norm': pooling.norm == 'after',
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
+    'qkv_bias': bool({'query', 'key', 'value'} & {*block.biases}),
+    'proj_bias': bool({'out', 'mlp'} & {*block.biases}),
+    'scale_attn_norm': 'attn' in block.sub_norm,
+    'scale_mlp_norm': 'mlp' in block.sub_norm,
     'no_embed_class': True,
   }
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
-  if block.mlp == Gelu('tanh'):
-    args['act_layer'] = 'gelu_tanh'
-  distilled = pooling.distillation_token
+  if block.mlp in _ACT_LAYERS:
+    args['act_layer'] = _ACT_LAYERS[block.mlp]
+  if how[:2] == ('rms', 1e-6):
+    args['norm_layer'] = 'rmsnorm'
   if model.posemb is None and not distilled:
     args['pos_embed'] = 'none'
   else:
@@ -148,38 +194,46 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
         params.setdefault(f'{name}_pos_embedding', zeros)
     else:
       params.pop('cls_pos_embedding', None)
-  keys = _DISTILLED if distilled else _KEYS
   if pooling.norm == 'after':
     keys = KeyMap(*norm('fc_norm', 'norm'), *keys.keys)
-  architecture = _ARCHITECTURES[
-    min(_ARCHITECTURES, key=lambda x: abs(math.log(x / model.width)))
-  ]
-  if distilled:
-    architecture = 'deit_base_distilled_patch16_224'
+  if 'head/kernel' in params:
+    params.setdefault('head/bias', np.zeros(model.num_classes, np.float32))
   return keys.to_theirs(params), (architecture, args)
 
 
 VIT = Family(
-  r'(vit_[a-z0-9]+_patch\d+(_plus|_reg\d|_siglip|_gap|_map)*(_\d+)?(_miil)?|'
-  r'deit3?_.*|flexivit_.*)?',
+  r'(vit_(?!dp?wee|pwee|dlittle)[a-z0-9]+_patch\d+'
+  r'(_plus|_36x1|_reg\d|_siglip|_gap|_map|_tipsv2|_dinov2)*(_\d+)?(_miil)?|'
+  r'eva_large_patch14_\d+|deit3?_.*)?',
   r'blocks\.0\.attn\.qkv\.weight',
   _KEYS,
-  fields={'mlp': 'gelu', 'embedding_bias': True, 'final_norm': 'before'},
+  fields={
+    'mlp': 'gelu',
+    'embedding_bias': True,
+    'embedding_norm': None,
+    'final_norm': 'before',
+  },
   configure=configure,
   heads=HEADS,
   args=ARGS,
   prefix=r'timm_model\.',  # of the class in transformers that wraps them
+  posemb_resize='bicubic_antialias',
   write=write,
 )
 
 
-def like(pattern: str, **changes: Any) -> Family:
+def like(
+  pattern: str, *, fields: Config | None = None, **changes: Any
+) -> Family:
   """Return VIT for other architectures, which is only read."""
-  return dataclasses.replace(VIT, pattern=pattern, write=None, **changes)
+  fields = {**VIT.fields, **(fields or {})}
+  return dataclasses.replace(
+    VIT, pattern=pattern, write=None, fields=fields, **changes
+  )
 
 
 def _with(pattern, **fields):
-  return like(pattern, fields={**VIT.fields, **fields})
+  return like(pattern, fields=fields)
 
 
 FAMILIES = (
@@ -191,7 +245,35 @@ FAMILIES = (
   _with('vit_base_patch16_gap_224', num_heads=16),
   _with('test_vit2?', num_heads=2),
   _with('test_vit4', num_heads=3),
-  like('vit_[a-z]+_patch14_(reg4_)?dinov2', posemb_resize='bicubic_antialias'),
+  _with(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', norm_eps=1e-5),
+  _with(
+    r'vit_[a-z]+_patch\d+_clip_quickgelu_\d+', norm_eps=1e-5, mlp='quick_gelu'
+  ),
+  like(
+    r'vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)',
+    keys=_PACKED,
+    heads={1536: 24},
+  ),
+  like(
+    'aimv2_.*',
+    keys=_SPLIT,
+    fields={'norm_eps': 1e-5, 'embedding_norm': 'patches'},
+    heads={1024: 8, 1536: 12, 2048: 16, 3072: 24},
+  ),
+  _with('beit3_.*', norm_eps=1e-5),
+  _with('vit_intern300m_.*', final_norm=None),
+  like(  # whose authors align the corners, too
+    'vit_(base|huge)_patch16_radio_v3',
+    fields={'final_norm': None},
+    posemb_resize='paper_square',
+  ),
+  like(
+    r'vit_[a-z0-9]+_patch16_radio_v\d',
+    fields={'final_norm': None},
+    heads=HEADS | {1536: 24},
+    posemb_resize='bilinear_square',
+  ),
+  like('flexivit_.*', posemb_resize='bilinear'),
   dataclasses.replace(
     VIT, anchor='dist_token', keys=_DISTILLED, rows=(('cls', 'dist'),)
   ),
