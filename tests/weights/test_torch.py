@@ -201,7 +201,7 @@ def test_the_architecture_is_read():
     ('vit_small_patch32_224', 384, 6, 'exact'),
     ('vit_little_patch16_reg4_gap_256', 320, 5, 'exact'),
     ('vit_betwixt_patch16_reg4_gap_256', 640, 10, 'exact'),
-    ('vit_pwee_patch16_reg1_gap_256', 256, 4, 'exact'),
+    ('vit_wee_patch16_reg1_gap_256', 256, 4, 'exact'),
     ('test_vit2', 64, 2, 'exact'),
     ('test_vit4', 96, 3, 'exact'),
     ('vit_large_patch16_siglip_512', 1024, 16, 'tanh'),

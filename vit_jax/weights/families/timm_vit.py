@@ -166,16 +166,18 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
   args |= {
     'class_token': pooling.class_token,
     'pre_norm': model.embedding.norm == 'tokens',
-    'final_norm': pooling.norm is not None,
     'fc_norm': pooling.norm == 'after',
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
     'qkv_bias': bool({'query', 'key', 'value'} & {*block.biases}),
-    'proj_bias': bool({'out', 'mlp'} & {*block.biases}),
-    'scale_attn_norm': 'attn' in block.sub_norm,
-    'scale_mlp_norm': 'mlp' in block.sub_norm,
     'no_embed_class': True,
   }
+  # What older versions of timm do not know is written only if it is needed.
+  args |= {f'scale_{x}_norm': True for x in block.sub_norm}
+  if pooling.norm is None:
+    args['final_norm'] = False
+  if 'mlp' not in block.biases or keys is _SPLIT:
+    args['proj_bias'] = 'mlp' in block.biases
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
   if block.mlp in _ACT_LAYERS:
