@@ -153,7 +153,9 @@ def test_what_is_written_is_what_was_loaded(format, name):
     check_logits(again, case, name)
   else:
     scale = {'layerscale_init': 1e-5} if 'layerscale_init' in fields else {}
-    assert again.model == bundle.replace(weights.model, **scale)
+    model = bundle.replace(weights.model, **scale)
+    assert not bundle.differences(again.model, model)
+    assert again.model == model.clone(posemb=again.model.posemb)
     assert equal(again.params, weights.params)
   for key in ('image_shape', 'class_names', 'activation'):
     assert getattr(again, key) == getattr(weights, key)

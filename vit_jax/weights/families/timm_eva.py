@@ -30,15 +30,8 @@ _BIASES = (
   Key('blocks.{i}.attn.q_bias', 'block_{i}/attn/query/bias', 'flat'),
   Key('blocks.{i}.attn.v_bias', 'block_{i}/attn/value/bias', 'flat'),
 )
-_SPLIT = (
-  *linear('blocks.{i}.mlp.fc1_g', 'block_{i}/mlp/gate'),
-  *linear('blocks.{i}.mlp.fc1_x', 'block_{i}/mlp/fc1'),
-)
-_PACKED = linear('blocks.{i}.mlp.fc1', 'block_{i}/mlp/gate|fc1')
 _ROWS = (
   Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}'),
-  *norm('blocks.{i}.{part}.norm', 'block_{i}/{part}/norm'),
-  *norm('norm_pre', 'embedding_norm'),
   Key('rope.freqs', 'block_{i}/attn/frequencies', 'layers1'),
   Key(
     'blocks.{i}.attn.relative_position_bias_table',
@@ -153,7 +146,7 @@ def _write(weights):
   keys = KeyMap(
     *(_APART if is_normed else ()),
     *(() if 'k' in biases else _BIASES),
-    *(_PACKED if is_packed else _SPLIT if is_swiglu else ()),
+    *(timm_vit.PACKED if is_packed else timm_vit.SPLIT if is_swiglu else ()),
     *(norm('fc_norm', 'norm') if args['use_fc_norm'] else ()),
     *_ROWS,
   )
@@ -168,7 +161,7 @@ FAMILIES = tuple(
     pattern,
     r'blocks\.0\.attn\.(qkv|q_proj)\.weight',
     KeyMap(
-      *(_PACKED if args.get('swiglu_mlp') else _SPLIT),
+      *(timm_vit.PACKED if args.get('swiglu_mlp') else timm_vit.SPLIT),
       *_ROWS,
       *_BIASES,
       *_APART,

@@ -32,8 +32,7 @@ LAYERS = (
   *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', 'merged'),
   *norm('blocks.{i}.attn.q_norm', 'block_{i}/attn/query_norm'),
   *norm('blocks.{i}.attn.k_norm', 'block_{i}/attn/key_norm'),
-  *norm('blocks.{i}.attn.norm', 'block_{i}/attn/norm'),
-  *norm('blocks.{i}.mlp.norm', 'block_{i}/mlp/norm'),
+  *norm('blocks.{i}.{part}.norm', 'block_{i}/{part}/norm'),
   *linear('blocks.{i}.mlp.fc{n}', 'block_{i}/mlp/fc{n}'),
   Key('blocks.{i}.ls{n}.gamma', 'block_{i}/ls{n}'),
 )
@@ -58,14 +57,14 @@ _KEYS = KeyMap(*ROWS, *linear('head', 'head'))
 _DISTILLED = KeyMap(
   *ROWS, *linear('head', 'head/cls'), *linear('head_dist', 'head/dist')
 )
-_PACKED = KeyMap(
-  *linear('blocks.{i}.mlp.fc1', 'block_{i}/mlp/gate|fc1'), *_KEYS.keys
-)
-_SPLIT = KeyMap(
-  *norm('patch_embed.norm', 'embedding_norm'),
+PACKED = linear('blocks.{i}.mlp.fc1', 'block_{i}/mlp/gate|fc1')
+SPLIT = [
   *linear('blocks.{i}.mlp.fc1_g', 'block_{i}/mlp/gate'),
   *linear('blocks.{i}.mlp.fc1_x', 'block_{i}/mlp/fc1'),
-  *_KEYS.keys,
+]
+_PACKED = KeyMap(*PACKED, *_KEYS.keys)
+_SPLIT = KeyMap(
+  *norm('patch_embed.norm', 'embedding_norm'), *SPLIT, *_KEYS.keys
 )
 # Heads of timm's architectures of a width, which config.json leaves out.
 HEADS = {width: heads for width, _, _, heads in names.SIZES.values()}
@@ -79,6 +78,8 @@ ARGS = {
 }
 _ACTS = {x: x for x in ('gelu', 'gelu_tanh', 'quick_gelu')}
 _ACT_LAYERS = {Gelu('tanh'): 'gelu_tanh', Gelu('quick'): 'quick_gelu'}
+_PRE_NORM = {'embedding_norm': 'tokens', 'embedding_bias': False}
+_CLIP = _PRE_NORM | {'norm_eps': 1e-5}
 _POOLING = {'token': 'token', 'avg': 'gap', 'map': 'map'}
 # Width: architecture under which ViTs are written; model_args make it theirs.
 _ARCHITECTURES = {
@@ -112,8 +113,9 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   found['pooling'] = pooling
   if config.get('norm_layer'):
     found['norm_eps'] = 1e-6
-  if config.get('pre_norm', '_clip_' in config.get('architecture', '')):
-    found |= {'embedding_norm': 'tokens', 'embedding_bias': False}
+  if 'pre_norm' in config:
+    found |= {'embedding_norm': None, 'embedding_bias': True}
+    found |= _PRE_NORM if config['pre_norm'] else {}
   if 'final_norm' in config:
     found['final_norm'] = 'before' if config['final_norm'] else None
   if has_fc_norm and pooling == 'gap':
@@ -165,19 +167,22 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     args['mlp_ratio'] = ratio(2 * model.mlp_dim, model.width)
   args |= {
     'class_token': pooling.class_token,
-    'pre_norm': model.embedding.norm == 'tokens',
     'fc_norm': pooling.norm == 'after',
     'reg_tokens': pooling.num_registers,
     'qk_norm': block.qk_norm,
-    'qkv_bias': bool({'query', 'key', 'value'} & {*block.biases}),
     'no_embed_class': True,
   }
-  # What older versions of timm do not know is written only if it is needed.
-  args |= {f'scale_{x}_norm': True for x in block.sub_norm}
-  if pooling.norm is None:
-    args['final_norm'] = False
-  if 'mlp' not in block.biases or keys is _SPLIT:
-    args['proj_bias'] = 'mlp' in block.biases
+  is_biased = keys is not _SPLIT
+  for name, value, default in (  # which older versions of timm do not know
+    ('pre_norm', model.embedding.norm == 'tokens', '_clip_' in architecture),
+    ('final_norm', pooling.norm is not None, True),
+    ('qkv_bias', 'query' in block.biases, is_biased),
+    ('proj_bias', 'mlp' in block.biases, is_biased),
+    ('scale_attn_norm', 'attn' in block.sub_norm, False),
+    ('scale_mlp_norm', 'mlp' in block.sub_norm, False),
+  ):
+    if value != default:
+      args[name] = value
   if block.layerscale_init is not None:
     args['init_values'] = block.layerscale_init
   if block.mlp in _ACT_LAYERS:
@@ -247,10 +252,8 @@ FAMILIES = (
   _with('vit_base_patch16_gap_224', num_heads=16),
   _with('test_vit2?', num_heads=2),
   _with('test_vit4', num_heads=3),
-  _with(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', norm_eps=1e-5),
-  _with(
-    r'vit_[a-z]+_patch\d+_clip_quickgelu_\d+', norm_eps=1e-5, mlp='quick_gelu'
-  ),
+  _with(r'vit_[a-z]+_patch\d+(_plus)?_clip_\d+', **_CLIP),
+  _with(r'vit_[a-z]+_patch\d+_clip_quickgelu_\d+', **_CLIP, mlp='quick_gelu'),
   like(
     r'vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)',
     keys=_PACKED,
