@@ -11,6 +11,9 @@ GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 sys.path.insert(0, str(GOLDEN))
 import family_cases  # noqa: E402
 
+from vit_jax.models.layers import Normalize  # noqa: E402
+from vit_jax.weights import original  # noqa: E402
+
 
 @pytest.mark.parametrize(
   'name', sorted(path.stem for path in GOLDEN.glob('families/*.npz'))
@@ -22,3 +25,17 @@ def test_features_are_those_of_the_source_and_arrays_come_back(name):
   weights, _ = family_cases.check(about, recorded, arrays)
   if about['back']:
     family_cases.check_back(about, weights, arrays)
+
+
+def test_a_config_of_openclip_says_which_gelu_and_pixels():
+  recorded = np.load(GOLDEN / 'families' / 'original_clip.npz')
+  about = json.loads(str(recorded['about']))
+  arrays = family_cases.arrays_of(about, {})
+  images = {'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5]}
+  for model, form in (({}, 'exact'), ({'quick_gelu': True}, 'quick')):
+    config = {'model_cfg': model | {'embed_dim': 5}, 'preprocess_cfg': images}
+    weights = original.read(arrays, config, **about['options'])
+    assert weights.model.block.mlp.form == form
+    assert weights.preprocess == Normalize()
+  weights = original.read(arrays, None, **about['options'])
+  assert weights.preprocess.mean[2] == pytest.approx(0.40821073 * 255)

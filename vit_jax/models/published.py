@@ -10,8 +10,8 @@ _SIZES = SIZES | {  # width, depth, mlp_dim (of SwiGLU: of each factor), heads
   **{'S+': (384, 12, 1536, 6), 'H+': (1280, 32, 5120, 20)},
   **{'g-dino': (1536, 40, 4096, 24), '7B': (4096, 40, 8192, 32)},
   **{'G-pe': (1536, 50, 8960, 16), 'L-aim': (1024, 24, 2816, 8)},
-  **{'H-aim': (1536, 24, 4096, 12), '1B-aim': (2048, 24, 5632, 16)},
-  **{'3B-aim': (3072, 24, 8192, 24), 'L-eva': (1024, 24, 2730, 16)},
+  **{'H-aim': (1536, 24, 4096, 12), '1B': (2048, 24, 5632, 16)},
+  **{'3B': (3072, 24, 8192, 24), 'L-eva': (1024, 24, 2730, 16)},
   **{'Ti-eva': (192, 12, 512, 3), 'S-eva': (384, 12, 1024, 6)},
   'B-eva': (768, 12, 2048, 12),
 }
@@ -34,19 +34,16 @@ dfn apple/DFN* B,L,H 14,16 224,378 token apple-ascl timm,original
 datacomp laion/*DataComp* B,L 14,16,32 224,256 token mit? timm,hf,original
 laion laion/CLIP-* B,L,H,g,G 14,16,32 224 token mit? hf,timm,original
 openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
-pe_core facebook/PE-* Ti,S,B,L,G-pe 14,16 224-448 map apache-2.0 timm,original
-pe_ facebook/PE-* Ti,S,B,L,G-pe 14,16 448,512 none apache-2.0 timm,original
-eva02 timm/eva02_* Ti-eva,S-eva,B-eva,L-eva 14 224-448 mean mit timm
-eva_ timm/eva_* g 14 224-560 mean mit timm
-aimv2 apple/aimv2-* L-aim,H-aim,1B-aim,3B-aim 14 224-448 mean apple-ascl hf,timm
-radio nvidia/C-RADIO* B,L,So400m,H 16 512 token nvidia-open-model timm
+pe_ facebook/PE-* Ti,S,B,L,G-pe 14,16 224-512 map apache-2.0 timm,original
+eva timm/eva* Ti-eva,S-eva,B-eva,L-eva,g 14,16 224-560 mean mit timm
+aimv2 apple/aimv2* L-aim,H-aim,1B,3B 14 224-448 mean apple-ascl hf,timm,original
+radio nvidia/C-RADIO* B,L,H,g-dino,So400m 16 512 token nvidia-open timm,original
 beit microsoft/beit-* B,L 16 224-512 mean apache-2.0 hf,timm
 deit facebook/deit-* Ti,S,M,B,L,H 16,14 224,384 token apache-2.0 hf,timm
 naver timm/*rope*naver* S,B,L 16 224 token apache-2.0 timm
 flexivit timm/flexivit_* S,B,L 16 240 token apache-2.0 timm,npz
 augreg timm/vit_*augreg* Ti,S,B,L 8,16,32 224,384 token apache-2.0 timm,npz
-vit-mae facebook/vit-mae-* B,L,H 14,16 224 token cc-by-nc-4.0 hf
-mae timm/*.mae B,L,H 14,16 224 token cc-by-nc-4.0 timm
+mae facebook/vit-mae-* B,L,H 14,16 224 token cc-by-nc-4.0 hf,timm
 vit- google/vit-* B,L,H 16,32,14 224,384 token apache-2.0 hf
 """
 _ROWS = [line.split() for line in _TABLE.strip().splitlines()]

@@ -223,7 +223,8 @@ VIT = Family(
   configure=configure,
   heads=HEADS,
   args=ARGS,
-  prefix=r'timm_model\.',  # of the class in transformers that wraps them
+  # Of transformers' class that wraps them; of I-JEPA's own files.
+  prefix=r'timm_model\.|(encoder\.)?module\.',
   posemb_resize='bicubic_antialias',
   write=write,
 )
