@@ -38,7 +38,7 @@ def test_paper_resize_equals_scipy_zoom(old, new):
 
 
 @pytest.mark.parametrize(
-  'method', [x for x in resample.METHODS if x != 'paper']
+  'method', [x for x in resample.METHODS if x not in ('paper', 'geometric')]
 )
 @pytest.mark.parametrize('case', ['up', 'down', 'mixed'])
 def test_resize_equals_torch(method, case):
@@ -66,7 +66,8 @@ def test_patch_kernels_are_resized_as_timm_does(name):
 
 @pytest.mark.parametrize(
   'method',
-  [x for x in resample.METHODS if '_square' not in x],  # which crop
+  # '_square' crops, 'geometric' is for tables of an odd size.
+  [x for x in resample.METHODS if '_square' not in x and x != 'geometric'],
 )
 def test_larger_patches_get_the_embedding_of_the_smaller(method):
   kernel, patches = noise(4, 3, 2, 6), noise(10, 4, 3, 2)

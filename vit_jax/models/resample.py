@@ -16,6 +16,7 @@ Method = Literal[
   'bicubic',
   'bicubic_antialias',
   'dinov2_offset',
+  'geometric',
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 _ANTIALIAS = {'bilinear_antialias': 'linear', 'bicubic_antialias': 'cubic'}
@@ -34,7 +35,9 @@ def resize(
   both with '_antialias' where the grid shrinks (timm's is
   'bicubic_antialias'). 'dinov2_offset' is 'bicubic' whose scale is (n + 0.1) /
   old, as in DINOv2's code for models without registers. '_square' resizes to a
-  square with the larger side, and crops at the top left (RADIO).
+  square with the larger side, and crops at the top left (RADIO). 'geometric' is
+  BEiT's for relative positions: cells of the old table lie at distances from
+  its middle that grow by a factor, so that near ones stay.
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
@@ -114,7 +117,7 @@ def resize_parameter(
 
 def _weights(old, new, method):
   """Return the [new, old] matrix that resamples one axis; rows sum to 1."""
-  units = np.eye(old)
+  units, places = np.eye(old), np.arange(old)
   if method in _ANTIALIAS:
     found = jax.image.resize(
       units.astype(np.float32), (new, old), _ANTIALIAS[method]
@@ -126,9 +129,22 @@ def _weights(old, new, method):
     at = np.linspace(0, old - 1, new)
   elif method in ('bilinear', 'bilinear_square'):
     at = (np.arange(new) + 0.5) * old / new - 0.5
+  elif method == 'geometric':
+    at, places = np.arange(new) - new // 2, _geometric(old // 2, new // 2)
   else:
     raise UserError(f'method={method!r} must be one of {METHODS}.')
-  return np.stack([np.interp(at, np.arange(old), x) for x in units], axis=1)
+  return np.stack([np.interp(at, places, x) for x in units], axis=1)
+
+
+def _geometric(steps, end):
+  """Return places from -end to end, whose distances grow from 1 at 0."""
+  low, high = 1.01, 1.5
+  while high - low > 1e-6:  # bisection, as in BEiT's code
+    factor = (low + high) / 2
+    is_long = (factor**steps - 1) / (factor - 1) > end
+    low, high = (low, factor) if is_long else (factor, high)
+  places = np.cumsum(factor ** np.arange(steps))
+  return np.concatenate([-places[::-1], [0], places])
 
 
 def _bicubic(old, new, step):

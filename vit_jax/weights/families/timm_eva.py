@@ -6,15 +6,10 @@ all but the epsilon of the norms, which only the name can say.
 
 import functools
 
+from vit_jax.models import rotary
 from vit_jax.models.layers import SwiGlu, as_pair
 from vit_jax.models.pooling import Map
 from vit_jax.models.posemb import Learned
-from vit_jax.models.rotary import (
-  RelativeBias,
-  RotaryAxial,
-  RotaryDino,
-  RotaryMixed,
-)
 from vit_jax.types import UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.families import timm_vit
@@ -43,12 +38,12 @@ _ROWS = (
 )
 _XY = {'use_rot_pos_emb': True, 'rope_grid_indexing': 'xy'}
 _NAVER = _XY | {'no_embed_class': True}
-_PE = _XY | {'use_fc_norm': False, 'attn_pool_num_heads': 8, 'norm_eps': 1e-5}
+_PE = _XY | {'attn_pool_num_heads': 8, 'norm_eps': 1e-5}
 _PE_CLS = _PE | {'rope_grid_offset': 1}
 _EVA02 = {'use_rot_pos_emb': True, 'ref_feat_shape': 16}
 _DINOV3 = {'use_rot_pos_emb': True, 'rope_type': 'dinov3', 'norm_eps': 1e-5}
 _ARGS = {  # regular expression of names: arguments of Eva or Beit
-  r'vit_\w+_patch16_(dinov3(_qkvb)?|lingbot)': _DINOV3 | {'use_fc_norm': False},
+  r'vit_\w+_patch16_(dinov3(_qkvb)?|lingbot)': _DINOV3,
   r'eva02_(tiny|small)_patch14_\d+': _EVA02 | {'swiglu_mlp': True},
   r'eva02_(base|large)_\w+|vit_[a-z]+_patch16_rope_reg\d_gap_256': _EVA02,
   r'eva_giant_\w+': {},
@@ -58,9 +53,13 @@ _ARGS = {  # regular expression of names: arguments of Eva or Beit
   r'vit_pe_core_base_\w+': _PE_CLS | {'ref_feat_shape': 14},
   r'vit_pe_core_\w+': _PE_CLS | {'ref_feat_shape': 24},
   r'vit_pe_\w+': _PE_CLS | {'ref_feat_shape': 32},
-  r'beit(v2)?_\w+': {'use_rel_pos_bias': True},
+  r'beit(v2)?_\w+': {'use_rel_pos_bias': True, 'posemb_resize': 'geometric'},
 }
-_ROTARY = {'cat': RotaryAxial, 'dinov3': RotaryDino, 'mixed': RotaryMixed}
+_ROTARY = {
+  'cat': rotary.RotaryAxial,
+  'dinov3': rotary.RotaryDino,
+  'mixed': rotary.RotaryMixed,
+}
 
 
 def _configure(defaults, config, arrays):
@@ -72,12 +71,10 @@ def _configure(defaults, config, arrays):
     heads = args.get('attn_pool_num_heads')
     hidden = len(arrays['attn_pool.mlp.fc1.weight'])
     found['pooling'] = Map(num_heads=heads, mlp_dim=hidden, all_tokens=True)
-  elif found['pooling'] == 'gap' and args.get('use_fc_norm', True):
-    found['final_norm'] = 'after'  # files of pre-trained EVA call it `norm`
   if args.get('use_rot_pos_emb'):
     found['posemb'] = _rotary(args, arrays)
   elif args.get('use_rel_pos_bias'):
-    found['posemb'] = RelativeBias()
+    found['posemb'] = rotary.RelativeBias()
   return found
 
 
@@ -105,7 +102,10 @@ def _write(weights):
     raise UserError(f"timm's Eva has no model with biases={block.biases}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
-  is_beit, is_coarse = isinstance(posemb, RelativeBias), block.norm_eps == 1e-5
+  is_beit, is_coarse = (
+    isinstance(posemb, rotary.RelativeBias),
+    block.norm_eps == 1e-5,
+  )
   is_swiglu, is_normed = isinstance(block.mlp, SwiGlu), 'mlp' in block.sub_norm
   is_packed = is_swiglu and not is_normed and not is_coarse
   table = getattr(posemb, 'learned', None if is_beit else posemb)
@@ -169,8 +169,8 @@ FAMILIES = tuple(
     fields={'mlp': 'gelu', 'norm': 'layer', 'head_bias': True},
     configure=functools.partial(_configure, args),
     heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
-    unused=r'mask_token|lm_head\..*|.*\.relative_position_index',
-    posemb_resize='bicubic_antialias',
+    unused=r'.*\.relative_position_index',
+    posemb_resize=args.get('posemb_resize', 'bicubic_antialias'),
     write=_write,
   )
   for pattern, args in _ARGS.items()
