@@ -165,12 +165,9 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
 def from_hub(path: str) -> str:
   """Return the local path of a model or a file of the Hugging Face Hub.
 
-  It is downloaded by huggingface_hub, to its cache and with its token, which
-  also raises its own errors of repositories that are missing or gated.
-
-  Args:
-    path: hf://USER/MODEL[@REVISION], the model.safetensors in the repository
-      and its configs; or hf://USER/MODEL[@REVISION]/FILE.
+  The path is hf://USER/MODEL[@REVISION], for model.safetensors and its configs,
+  or hf://USER/MODEL[@REVISION]/FILE. huggingface_hub downloads it to its cache
+  with its token, and raises errors of repositories that are missing or gated.
   """
   import huggingface_hub
 

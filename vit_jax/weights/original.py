@@ -21,7 +21,8 @@ FAMILIES = (  # the first that fits counts
 
 def recognise(names: Iterable[str]) -> bool:
   """Return whether arrays of these names are such a file."""
-  return family.recognise(FAMILIES, names)
+  names = set(names)  # timm's EVA has a mask vector, too, and lm_head
+  return 'lm_head.weight' not in names and family.recognise(FAMILIES, names)
 
 
 def read(
