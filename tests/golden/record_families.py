@@ -218,6 +218,18 @@ radio_original = renamed(
 )
 
 
+def unfold(images, patch):
+  """Return arguments of SigLIP 2: rows of patches, mask and grid."""
+  import torch
+
+  rows = images.unfold(2, patch, patch).unfold(3, patch, patch)
+  rows = rows.permute(0, 2, 3, 4, 5, 1)  # [B, gh, gw, patch, patch, C]
+  grid = torch.tensor(rows.shape[1:3]).repeat(len(rows), 1)
+  mask = torch.ones(len(rows), rows.shape[1] * rows.shape[2])
+  rows = rows.flatten(3).flatten(1, 2)
+  return rows, {'pixel_attention_mask': mask, 'spatial_shapes': grid}
+
+
 def hf_outputs(model):
   """Return a function of images: tokens after the last norm, and logits.
 
@@ -225,14 +237,24 @@ def hf_outputs(model):
   """
   model = model.double().eval()
 
+  call = getattr(model, 'get_image_features', model)  # without the text
+  tower = getattr(model, 'vision_model', model)
+  is_clip = hasattr(tower, 'pre_layrnorm')  # tokens come before the last norm
+
   def forward(inputs, **options):
-    out = model(inputs, output_hidden_states=True, **options)
+    if model.config.model_type == 'siglip2_vision_model':
+      inputs, options = unfold(inputs, model.config.patch_size)
+    elif model.config.model_type == 'vit_mae':
+      count = inputs.shape[2] * inputs.shape[3] // model.config.patch_size**2
+      noise = np.arange(count)[None].repeat(len(inputs), 0)
+      options['noise'] = inputs.new_tensor(noise)  # keeps the order
+    out = call(inputs, **options)
     if 'logits' in out:
       return {'logits': out.logits}
-    found = {'tokens': out.last_hidden_state}
-    if out.get('pooler_output') is not None:
-      found['logits'] = out.pooler_output
-    return found
+    tokens = out.last_hidden_state
+    found = {'tokens': tower.post_layernorm(tokens) if is_clip else tokens}
+    pooled = out.get('image_embeds', out.get('pooler_output'))
+    return found if pooled is None else found | {'logits': pooled}
 
   return forward
 
@@ -251,9 +273,10 @@ def hf_case(kind, config, *, other=None, back='same', **fields):
     small = {'image_size': list(IMAGE), 'patch_size': list(PATCH)}
     small |= {'hidden_size': 24, 'num_hidden_layers': 2}
     small |= {'num_attention_heads': 3, 'intermediate_size': 50}
-    model = getattr(transformers, kind)(
-      getattr(transformers, config)(**small | fields)
-    )
+    small |= fields
+    if config in TWO_TOWERS:
+      small = {'vision_config': small, 'text_config': TEXT, **fields}
+    model = getattr(transformers, kind)(getattr(transformers, config)(**small))
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)
       model.save_pretrained(path)  # names on disk are not those in memory
@@ -265,7 +288,8 @@ def hf_case(kind, config, *, other=None, back='same', **fields):
       )
       model = load('hf', path)
       about = json.loads((path / 'config.json').read_text())
-    size, channels = about['image_size'], about.get('num_channels', 3)
+    vision = about.get('vision_config', about)
+    size, channels = vision['image_size'], vision.get('num_channels', 3)
     size = [size, size] if isinstance(size, int) else size
     forward, image = hf_outputs(model), [*size, channels]
     found = run(forward, image)
@@ -294,6 +318,11 @@ def load(format, folder, **args):
   return model
 
 
+TEXT = {'hidden_size': 24, 'intermediate_size': 24, 'num_hidden_layers': 1}
+TEXT |= {'num_attention_heads': 3, 'vocab_size': 9}
+TEXT |= {'bos_token_id': 1, 'eos_token_id': 2, 'projection_dim': 20}
+TWO_TOWERS = 'SiglipConfig', 'CLIPConfig', 'MetaClip2Config', 'Aimv2Config'
+ONE_SIDE = {'image_size': 12, 'patch_size': 4}
 SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
 PLAIN = 'vit_base_patch16_224'
 CASES = {  # name: function of the seed -> (about, outputs)
@@ -435,6 +464,90 @@ CASES = {  # name: function of the seed -> (about, outputs)
     num_register_tokens=1,
     key_bias=True,
     proj_bias=False,
+  ),
+  'hf_siglip': hf_case(
+    'SiglipVisionModel',
+    'SiglipVisionConfig',
+    other=(20, 8),
+    back='equal',
+    **ONE_SIDE,
+  ),
+  'hf_siglip_text': hf_case(
+    'SiglipModel', 'SiglipConfig', back='equal', **ONE_SIDE
+  ),
+  'hf_siglip2_naflex': hf_case(
+    'Siglip2VisionModel',
+    'Siglip2VisionConfig',
+    other=(8, 20),
+    back='equal',
+    num_patches=9,
+    **ONE_SIDE,
+  ),
+  'hf_mae': hf_case(
+    'ViTMAEModel',
+    'ViTMAEConfig',
+    other=(20, 8),
+    back='',
+    mask_ratio=0.0,
+    **ONE_SIDE,
+  ),
+  'hf_ijepa': hf_case(
+    'IJepaForImageClassification', 'IJepaConfig', num_labels=5, **SQUARE
+  ),
+  'hf_ijepa_features': hf_case(
+    'IJepaModel', 'IJepaConfig', other=(20, 8), **ONE_SIDE
+  ),
+  'hf_beit': hf_case(
+    'BeitForImageClassification',
+    'BeitConfig',
+    back='',
+    use_relative_position_bias=True,
+    num_labels=5,
+    **ONE_SIDE,
+  ),
+  'hf_beit_features': hf_case(
+    'BeitModel',
+    'BeitConfig',
+    other=(20, 8),
+    back='',
+    use_relative_position_bias=True,
+    use_mean_pooling=False,
+    **ONE_SIDE,
+  ),
+  'hf_data2vec': hf_case(
+    'Data2VecVisionModel',
+    'Data2VecVisionConfig',
+    other=(20, 8),
+    back='',
+    use_shared_relative_position_bias=True,
+    **ONE_SIDE,
+  ),
+  'hf_clip': hf_case(
+    'CLIPVisionModelWithProjection',
+    'CLIPVisionConfig',
+    other=(20, 8),
+    projection_dim=20,
+    **ONE_SIDE,
+  ),
+  'hf_clip_text': hf_case(
+    'CLIPModel', 'CLIPConfig', back='equal', projection_dim=20, **ONE_SIDE
+  ),
+  'hf_clip_features': hf_case(
+    'CLIPVisionModel',
+    'CLIPVisionConfig',
+    back='equal',
+    hidden_act='gelu',
+    **ONE_SIDE,
+  ),
+  'hf_metaclip2': hf_case(
+    'MetaClip2VisionModelWithProjection',
+    'MetaClip2VisionConfig',
+    other=(4, 16),
+    projection_dim=20,
+    **ONE_SIDE,
+  ),
+  'hf_aimv2': hf_case(
+    'Aimv2VisionModel', 'Aimv2VisionConfig', back='', use_head=False, **ONE_SIDE
   ),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
 }

@@ -18,7 +18,7 @@ def weights(shapes, seed=0, *, scale=0.3):
     value = scale * rng.standard_normal(shapes[name])
     if is_scale(name):
       value += 1
-    out[name] = value.astype(np.float32)
+    out[name] = np.asarray(value, np.float32)
   return out
 
 

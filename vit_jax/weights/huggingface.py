@@ -7,18 +7,20 @@ latter is written.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vit_jax.data.transforms import scale
 from vit_jax.models.layers import as_pair
 from vit_jax.types import FlatParams, Size
 from vit_jax.weights import family, image_configs
 from vit_jax.weights.bundle import Weights
-from vit_jax.weights.families import hf_dino, hf_vit
+from vit_jax.weights.families import hf_towers, hf_vit
 
 FAMILIES = (  # the first that fits counts
-  *hf_dino.FAMILIES,
   *hf_vit.FAMILIES,
+  *hf_towers.FAMILIES,
 )
 _RESAMPLE = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # of Pillow
 
@@ -71,25 +73,34 @@ def _use(config, image_shape, notes):
   """Return arguments of Weights from preprocessor_config.json."""
   if config is None:
     return {}
-  size = tuple(image_shape[:2])
-  large = _size(config.get('size', 224))
-  crop = _size(config.get('crop_size', 224))
-  if (crop if config.get('do_center_crop') else large) != size:
+  config = {name: value for name, value in config.items() if value is not None}
+  kind = config.get(
+    'image_processor_type', config.get('feature_extractor_type')
+  )
+  bicubic = re.match('(CLIP|Siglip|Bit|Beit)(Image|Feature)', kind or '')
+  size, large = tuple(image_shape[:2]), _size(config.get('size', 224))
+  if bicubic and bicubic[1] == 'CLIP' and isinstance(config.get('size'), int):
+    large = config['size']
+  crops = config.get('do_center_crop')
+  made = _size(config.get('crop_size', 224)) if crops else large
+  if made != size:
     notes.append(
       f'  images are resized to {size}: preprocessor_config.json makes another '
       'size'
     )
-    large = size
+  if isinstance(made, int):  # and the other side is longer
+    made = large = size
   normalizes = config.get('do_normalize', True)
   rescales = config.get('do_rescale', True)
-  return image_configs.use(
-    image_shape,
+  found = image_configs.use(
+    (*made, image_shape[2]),
     large,
-    _RESAMPLE[config.get('resample', 2)],
+    _RESAMPLE[config.get('resample', 3 if bicubic else 2)],
     config.get('image_mean', [0.5] * 3) if normalizes else [0.0],
     config.get('image_std', [0.5] * 3) if normalizes else [1.0],
     factor=config.get('rescale_factor', 1 / 255) if rescales else 1.0,
   )
+  return found | {'transforms': scale(found['transforms'], size, old=made)}
 
 
 def _size(value):

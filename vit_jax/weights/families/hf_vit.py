@@ -1,14 +1,15 @@
-"""transformers' ViTModel and ViTForImageClassification.
+"""transformers' ViT, and MAE, I-JEPA, BEiT and data2vec-vision.
 
-They have a pooled class token and no registers, MAP head or LayerScale. The
+ViTs have a pooled class token and no registers, MAP head or LayerScale. The
 tanh layer of a ViTModel, `pooler`, is our representation layer; a classifier
 does not read it, and then it is left out. Without a config: exact GELU, and
 LayerNorms with an epsilon of 1e-12.
 """
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
+from vit_jax.models.rotary import RelativeBias
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import PLAIN
@@ -29,59 +30,57 @@ _FORMS = {
   'quick': 'quick_gelu',
   'silu': 'silu',
 }
-_QKV = 'query', 'key', 'value'
 
 
-def layers(
-  layer: str,
-  norms: Sequence[str],
-  qkv: Sequence[str],
-  out: str,
-  mlp: Sequence[str],
-) -> list[Key]:
+def layers(layer: str, norms: str, attention: str, mlp: str) -> list[Key]:
   """Return the rows of the layers.
 
-  Arguments are the prefix with '{i}', and names in it: of both norms, of the
-  matrices of query, key and value, and of the output, and of both MLP layers.
+  Arguments are the prefix with '{i}', and names in it, with spaces between: of
+  both norms; of the matrices of query, key and value, and of the output; and of
+  both MLP layers and the gate.
   """
+  matrix, out = attention.split()
   rows = linear(f'{layer}.{out}', 'block_{i}/attn/out', 'merged')
-  for theirs, ours in zip(qkv, _QKV):
-    rows += linear(f'{layer}.{theirs}', f'block_{{i}}/attn/{ours}')
-  for n, (theirs, dense) in enumerate(zip(norms, mlp), 1):
+  for x in ('query', 'key', 'value'):
+    rows += linear(f'{layer}.{matrix.format(x=x)}', f'block_{{i}}/attn/{x}')
+  for n, theirs in enumerate(norms.split(), 1):
     rows += norm(f'{layer}.{theirs}', f'block_{{i}}/norm{n}')
-    rows += linear(f'{layer}.{dense}', f'block_{{i}}/mlp/fc{n}')
+  for theirs, ours in zip(mlp.split(), ('fc1', 'fc2', 'gate')):
+    rows += linear(f'{layer}.{theirs}', f'block_{{i}}/mlp/{ours}')
   return rows
 
 
-NORMS = 'layernorm_before', 'layernorm_after'
-OLD_QKV = [f'attention.attention.{x}' for x in _QKV]
-NEW_QKV = [f'attention.{x}_proj' for x in 'qkv']
-POSITIONS = (
+OLD = 'attention.attention.{x} attention.output.dense'
+NEW = 'attention.{x[0]}_proj attention.o_proj'
+_NORMS = 'layernorm_before layernorm_after'
+PATCHES = (
   Key(
     'embeddings.position_embeddings', 'cls_pos_embedding|pos_embedding', 'table'
   ),
   *conv('embeddings.patch_embeddings.projection', 'embedding'),
 )
-KEYS = KeyMap(
-  Key('embeddings.cls_token', 'cls'),
-  *POSITIONS,
-  *layers(
-    'encoder.layer.{i}',
-    NORMS,
-    OLD_QKV,
-    'attention.output.dense',
-    ('intermediate.dense', 'output.dense'),
-  ),
-  *layers(
-    'layers.{i}',
-    NORMS,
-    NEW_QKV,
-    'attention.o_proj',
-    ('mlp.fc1', 'mlp.fc2'),
-  ),
+_ROWS = (
+  *PATCHES,
+  *layers('encoder.layer.{i}', _NORMS, OLD, 'intermediate.dense output.dense'),
+  *layers('layers.{i}', _NORMS, NEW, 'mlp.fc1 mlp.fc2'),
   *norm('layernorm', 'norm'),
-  *linear('pooler.dense', 'pre_logits'),
   *linear('classifier', 'head'),
+)
+_CLS = Key('embeddings.cls_token', 'cls')
+_KEYS = KeyMap(_CLS, *_ROWS, *linear('pooler.dense', 'pre_logits'))
+_TABLE = 'relative_position_bias.relative_position_bias_table'
+_SHARED, _OF_LAYER = (
+  f'encoder.{_TABLE}',
+  'encoder.layer.{i}.attention.attention.',
+)
+_BEIT = KeyMap(
+  _CLS,
+  *_ROWS,
+  Key('encoder.layer.{i}.lambda_{n}', 'block_{i}/ls{n}'),
+  Key(
+    _OF_LAYER + _TABLE, 'block_{i}/attn/relative_bias|class_bias', 'relative'
+  ),
+  *norm('pooler.layernorm', 'norm'),
 )
 
 
@@ -89,7 +88,7 @@ def configure(config: Config, arrays: FlatParams) -> dict[str, Any]:
   """Return the fields that most configs of transformers have."""
   found = {
     'num_heads': config.get('num_attention_heads'),
-    'norm_eps': config.get('layer_norm_eps'),
+    'norm_eps': config.get('layer_norm_eps', config.get('rms_norm_eps')),
   }
   if 'hidden_act' in config:
     found['mlp'] = image_configs.choose(
@@ -127,39 +126,104 @@ def _prepare(arrays, config):
   return {k: x for k, x in arrays.items() if not k.startswith('pooler.')}
 
 
-def _write(weights):
-  model, params = weights.model, bundle.with_table(weights).params
+def write(
+  weights: Weights, keys: KeyMap, name: str, kind: str, prefix: str = ''
+) -> tuple[FlatParams, dict[str, Any]]:
+  """Return (arrays, config.json) of a model_type and class.
+
+  Names of heads do not have the prefix.
+  """
+  posemb = weights.model.posemb
+  if not (posemb and posemb.in_layers):
+    weights = bundle.with_table(weights)
+  arrays = keys.to_theirs(weights.params)
+  heads = 'classifier', 'visual_projection'
+  arrays = {
+    k if k.startswith(heads) else prefix + k: x for k, x in arrays.items()
+  }
+  config = {'architectures': [kind], 'model_type': name}
+  return arrays, config | describe(weights)
+
+
+def _write_vit(weights):
+  model, params = weights.model, weights.params
   if 'cls' not in params or (
     'pre_logits/kernel' in params and model.num_classes
   ):
     raise UserError(
       "transformers' ViT has a class token; its classifier has no tanh layer."
     )
-  prefix = 'vit.' if model.num_classes else ''
-  arrays = {
-    name if name.startswith('classifier') else prefix + name: array
-    for name, array in KEYS.to_theirs(params).items()
-  }
   kind = 'ViTForImageClassification' if model.num_classes else 'ViTModel'
-  config = {'architectures': [kind], 'model_type': 'vit', **describe(weights)}
+  prefix = 'vit.' if model.num_classes else ''
+  arrays, config = write(weights, _KEYS, 'vit', kind, prefix)
   config['pooler_act'] = 'tanh'
   if model.head.representation_size:
     config['pooler_output_size'] = model.head.representation_size
   return arrays, config
 
 
+def _write_ijepa(weights):
+  names = 'ijepa', 'IJepaModel'
+  if weights.model.num_classes:
+    names = 'ijepa', 'IJepaForImageClassification', 'ijepa.'
+  return write(weights, KeyMap(*_ROWS), *names)
+
+
+def _configure_beit(config, arrays):
+  found = configure(config, arrays)
+  has_bias = any(name.endswith(_TABLE) for name in arrays)
+  found['posemb'] = RelativeBias() if has_bias else 'none'
+  if 'pooler.layernorm.weight' in arrays:
+    found |= {'pooling': 'gap', 'final_norm': 'after'}
+  return found
+
+
+def _share(arrays, config):
+  """Return arrays with a bias that all layers share in each of them."""
+  if _SHARED not in arrays or config.get('use_relative_position_bias'):
+    return arrays
+  table = arrays.pop(_SHARED)
+  name, depth = _OF_LAYER + _TABLE, config['num_hidden_layers']
+  return arrays | {name.format(i=i): table for i in range(depth)}
+
+
+UNUSED = (
+  r'(\w+\.)?embeddings\.(mask_token|position_ids)|logit_.*|text_.*|'
+  r'decoder\..*|lm_head\..*|.*\.relative_position_index'
+)
+family = functools.partial(  # (pattern, anchor, keys, write=..., ...)
+  Family,
+  heads={768: 12},
+  configure=configure,
+  prefix=r'(vit|ijepa|beit|data2vec_vision|dinov2\w*|model|vision_model)\.',
+  unused=UNUSED,
+  rows=(('cls',),),
+  posemb_resize='bicubic',
+)
+_ANCHOR = r'(encoder\.layer|layers)\.0\.layernorm_before\.weight'
+_PLAIN = PLAIN | {'mlp': 'gelu', 'norm_eps': 1e-12}
 FAMILIES = (
-  Family(
+  family(
     '(vit)?',
-    r'(encoder\.layer|layers)\.0\.layernorm_before\.weight',
-    KEYS,
-    fields=PLAIN | {'mlp': 'gelu', 'norm_eps': 1e-12},
-    configure=configure,
+    _ANCHOR,
+    _KEYS,
+    fields=_PLAIN,
     args={'pooler_act': ('tanh',)},
-    prefix=r'vit\.',
-    unused=r'(vit\.)?embeddings\.(mask_token|position_ids)',
     prepare=_prepare,
-    rows=(('cls',),),
-    write=_write,
+    posemb_resize='paper',
+    write=_write_vit,
+  ),
+  family(
+    'vit_mae|ijepa', _ANCHOR, KeyMap(_CLS, *_ROWS), _PLAIN, write=_write_ijepa
+  ),
+  family(
+    'beit|data2vec-vision',
+    _ANCHOR,
+    _BEIT,
+    {'mlp': 'gelu', 'norm_eps': 1e-12},
+    configure=_configure_beit,
+    args={'use_absolute_position_embeddings': (False,)},
+    prepare=_share,
+    posemb_resize='bilinear',
   ),
 )
