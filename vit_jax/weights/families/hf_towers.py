@@ -91,10 +91,9 @@ def _write_dinov2(weights):
   is_gated, width = isinstance(model.block.mlp, SwiGlu), model.width
   if model.mlp_dim != (-(width * 8 // -24) * 8 if is_gated else 4 * width):
     raise UserError("transformers' DINOv2 has another mlp_dim.")
-  names = 'dinov2', 'Dinov2Model'
-  if count:
-    names = 'dinov2_with_registers', 'Dinov2WithRegistersModel'
+  name, kind = ('_with_registers', 'WithRegisters') if count else ('', '')
   keys = KeyMap(*_PACKED, *_DINOV2.keys) if is_gated else _DINOV2
+  names = f'dinov2{name}', f'Dinov2{kind}Model'
   arrays, config = hf_vit.write(weights, keys, *names)
   arrays['embeddings.mask_token'] = np.zeros((1, width), np.float32)
   return arrays, config | {
@@ -113,15 +112,7 @@ def _write_dinov3(weights):
   return arrays, config | {
     'num_register_tokens': model.pooling.num_registers,
     'use_gated_mlp': isinstance(block.mlp, SwiGlu),
-    'rope_theta': getattr(model.posemb, 'temperature', None),
-    'pos_embed_rescale': getattr(model.posemb, 'rescale', None),
   }
-
-
-def _configure_dinov3(config, arrays):
-  theta = config.get('rope_theta') or 100.0
-  posemb = RotaryDino(None, theta, config.get('pos_embed_rescale') or 1.0)
-  return hf_vit.configure(config, arrays) | {'posemb': posemb}
 
 
 def _write_tower(keys, name, weights):
@@ -143,6 +134,7 @@ def _unfold(arrays, config):
 
 
 _SCALED = PLAIN | {'mlp': 'gelu', 'pooling': 'token', 'layerscale_init': 1.0}
+_ROTARY = {'posemb': RotaryDino(), 'norm_eps': 1e-5}
 _QUICK = {'mlp': 'quick_gelu', 'norm_eps': 1e-5, 'pooling': 'token'}
 _PRE = {'embedding_bias': False, 'embedding_norm': 'tokens', 'head_bias': False}
 _DINOV2_FAMILY = family(
@@ -165,8 +157,8 @@ FAMILIES = (
     '(dinov3_vit)?',
     r'layer\.0\.attention\.q_proj\.weight',
     _DINOV3,
-    {k: x for k, x in _SCALED.items() if k != 'biases'},
-    configure=_configure_dinov3,
+    {k: x for k, x in _SCALED.items() if k != 'biases'} | _ROTARY,
+    args={'rope_theta': (100.0,)},
     write=_write_dinov3,
   ),
   dataclasses.replace(

@@ -69,17 +69,12 @@ _ROWS = (
 _CLS = Key('embeddings.cls_token', 'cls')
 _KEYS = KeyMap(_CLS, *_ROWS, *linear('pooler.dense', 'pre_logits'))
 _TABLE = 'relative_position_bias.relative_position_bias_table'
-_SHARED, _OF_LAYER = (
-  f'encoder.{_TABLE}',
-  'encoder.layer.{i}.attention.attention.',
-)
+_OF_LAYER = 'encoder.layer.{i}.attention.attention.' + _TABLE
 _BEIT = KeyMap(
   _CLS,
   *_ROWS,
   Key('encoder.layer.{i}.lambda_{n}', 'block_{i}/ls{n}'),
-  Key(
-    _OF_LAYER + _TABLE, 'block_{i}/attn/relative_bias|class_bias', 'relative'
-  ),
+  Key(_OF_LAYER, 'block_{i}/attn/relative_bias|class_bias', 'relative'),
   *norm('pooler.layernorm', 'norm'),
 )
 
@@ -171,8 +166,6 @@ def _write_ijepa(weights):
 
 def _configure_beit(config, arrays):
   found = configure(config, arrays)
-  has_bias = any(name.endswith(_TABLE) for name in arrays)
-  found['posemb'] = RelativeBias() if has_bias else 'none'
   if 'pooler.layernorm.weight' in arrays:
     found |= {'pooling': 'gap', 'final_norm': 'after'}
   return found
@@ -180,11 +173,10 @@ def _configure_beit(config, arrays):
 
 def _share(arrays, config):
   """Return arrays with a bias that all layers share in each of them."""
-  if _SHARED not in arrays or config.get('use_relative_position_bias'):
+  if not config.get('use_shared_relative_position_bias'):
     return arrays
-  table = arrays.pop(_SHARED)
-  name, depth = _OF_LAYER + _TABLE, config['num_hidden_layers']
-  return arrays | {name.format(i=i): table for i in range(depth)}
+  table, depth = arrays.pop(f'encoder.{_TABLE}'), config['num_hidden_layers']
+  return arrays | {_OF_LAYER.format(i=i): table for i in range(depth)}
 
 
 UNUSED = (
@@ -220,7 +212,7 @@ FAMILIES = (
     'beit|data2vec-vision',
     _ANCHOR,
     _BEIT,
-    {'mlp': 'gelu', 'norm_eps': 1e-12},
+    {'mlp': 'gelu', 'norm_eps': 1e-12, 'posemb': RelativeBias()},
     configure=_configure_beit,
     args={'use_absolute_position_embeddings': (False,)},
     prepare=_share,
