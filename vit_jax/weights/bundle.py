@@ -72,7 +72,7 @@ _BEHAVIOUR = (
 )
 _NOT_SHOWN = (
   *('init_std', 'layerscale_init', 'attention_dropout', 'patch_size'),
-  *('mask_token', 'resize_method'),
+  *('mask_token', 'resize_method', 'bias'),
 )
 
 

@@ -205,6 +205,8 @@ def write(weights: Weights) -> tuple[FlatParams, Any]:
     keys = KeyMap(*norm('fc_norm', 'norm'), *keys.keys)
   if 'head/kernel' in params:
     params.setdefault('head/bias', np.zeros(model.num_classes, np.float32))
+  if model.embedding.norm != 'tokens':
+    params.setdefault('embedding/bias', np.zeros(model.width, np.float32))
   return keys.to_theirs(params), (architecture, args)
 
 
