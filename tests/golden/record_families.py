@@ -326,35 +326,35 @@ ONE_SIDE = {'image_size': 12, 'patch_size': 4}
 SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
 PLAIN = 'vit_base_patch16_224'
 CASES = {  # name: function of the seed -> (about, outputs)
-  'timm_token': timm_case(PLAIN),
+  'timm_token': timm_case(PLAIN, other=OTHER),  # DINO, MAE
   'timm_mean_with_class_token': timm_case(
     PLAIN, global_pool='avg', fc_norm=False
   ),
   'timm_fc_norm': timm_case(PLAIN, global_pool='avg', class_token=False),
   'timm_registers': timm_case(PLAIN, reg_tokens=2, back='equal'),
   'timm_deit': timm_case('deit_tiny_distilled_patch16_224'),
-  'timm_deit3': timm_case('deit3_small_patch16_224'),
-  'timm_siglip': timm_case('vit_so400m_patch16_siglip_256'),
+  'timm_deit3': timm_case('deit3_small_patch16_224', other=OTHER),
+  'timm_siglip': timm_case('vit_so400m_patch16_siglip_256', other=OTHER),
   'timm_dinov2_reg': timm_case(
-    'vit_small_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
+    'vit_small_patch14_reg4_dinov2', num_classes=0, other=OTHER
   ),
   'timm_dinov2': timm_case(
-    'vit_small_patch14_dinov2', num_classes=0, other=(20, 14), back='equal'
+    'vit_small_patch14_dinov2', num_classes=0, other=OTHER, back='equal'
   ),
   'timm_dinov2_giant': timm_case(
-    'vit_giant_patch14_reg4_dinov2', num_classes=0, other=(20, 14)
+    'vit_giant_patch14_reg4_dinov2', num_classes=0, other=OTHER
   ),
-  'timm_tipsv2': timm_case('vit_base_patch14_reg1_tipsv2', other=(20, 14)),
-  'timm_clip': timm_case('vit_base_patch16_clip_224', other=(20, 14)),
+  'timm_tipsv2': timm_case('vit_base_patch14_reg1_tipsv2', other=OTHER),
+  'timm_clip': timm_case('vit_base_patch16_clip_224', other=OTHER),
   'timm_clip_quick': timm_case(
-    'vit_large_patch14_clip_quickgelu_336', other=(20, 14)
+    'vit_large_patch14_clip_quickgelu_336', other=OTHER
   ),
-  'timm_ijepa': timm_case('vit_huge_patch14_gap_224', other=(20, 14)),
+  'timm_ijepa': timm_case('vit_huge_patch14_gap_224', other=OTHER),
   'timm_siglip_gap': timm_case('vit_so400m_patch14_siglip_gap_378'),
-  'timm_aimv2': timm_case('aimv2_large_patch14_224', other=(20, 14)),
-  'timm_beit3': timm_case('beit3_base_patch16_224', other=(20, 14)),
+  'timm_aimv2': timm_case('aimv2_large_patch14_224', other=OTHER),
+  'timm_beit3': timm_case('beit3_base_patch16_224', other=OTHER),
   'timm_intern': timm_case(
-    'vit_intern300m_patch14_448', num_classes=0, other=(20, 14)
+    'vit_intern300m_patch14_448', num_classes=0, other=OTHER
   ),
   'timm_radio': timm_case(
     'vit_large_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
@@ -362,7 +362,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_radio_corners': timm_case(
     'vit_base_patch16_radio_v3', img_size=(16, 8), other=(28, 14)
   ),
-  'timm_flexivit': timm_case('flexivit_small', other=(20, 14)),
+  'timm_flexivit': timm_case('flexivit_small', other=OTHER),
   'timm_so150m': timm_case('vit_so150m2_patch16_reg1_gap_256', back='equal'),
   'timm_rms': timm_case('test_vit4', back='equal'),
   'original_dinov2_reg': original_case(
@@ -451,7 +451,7 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'hf_dinov3': hf_case(
     'DINOv3ViTModel',
     'DINOv3ViTConfig',
-    other=(20, 14),
+    other=OTHER,
     back='equal',
     num_register_tokens=2,
   ),

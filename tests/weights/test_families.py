@@ -12,7 +12,7 @@ sys.path.insert(0, str(GOLDEN))
 import family_cases  # noqa: E402
 
 from vit_jax.models.layers import Normalize  # noqa: E402
-from vit_jax.weights import original  # noqa: E402
+from vit_jax.weights import original, timm  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,14 @@ def test_a_config_of_openclip_says_which_gelu_and_pixels():
   weights = original.read(arrays, None, **about['options'])
   assert weights.preprocess.mean[2] == pytest.approx(0.40821073 * 255)
   assert not original.recognise(['mask_token', 'lm_head.weight'])  # EVA
+
+
+@pytest.mark.parametrize('name', ['clip', 'radio'])
+def test_what_authors_publish_is_written_as_timm_has_it(name):
+  """There, CLIP's projection and RADIO's patches have a bias."""
+  recorded = dict(np.load(GOLDEN / 'families' / f'original_{name}.npz'))
+  about = json.loads(str(recorded.pop('about')))
+  arrays = family_cases.arrays_of(about, recorded)
+  arrays, texts = timm.write(family_cases.check(about, recorded, arrays)[0])
+  about |= {'format': 'timm', 'config': texts['config.json'], 'options': {}}
+  family_cases.check(about, recorded, arrays)

@@ -81,7 +81,7 @@ def test_a_model_of_the_hub_by_its_name(hub):
   formats.write(make(), hub, 'timm')
   formats.write(make(), hub / 'more' / 'x.npz', 'npz')
   name = 'hf://facebook/vit-mae-tiny'
-  for path in (name, f'{name}@v2/model.safetensors', f'{name}/more/x.npz'):
+  for path in (f'{name}/more/x.npz', f'{name}@v2/model.safetensors', name):
     model, params, report = load(path)
     assert 'cc-by-nc-4.0 (NOT for commercial use)' in report
     assert model.num_classes == 5
