@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_by_its_name(hub):
   (hub / 'model.safetensors').rename(hub / 'model-1-of-1.safetensors')
   index = {'weight_map': {'any': 'model-1-of-1.safetensors'}}
   (hub / 'model.safetensors.index.json').write_text(json.dumps(index))
-  assert load(name)[0] == model
+  assert load(name)[0].num_classes == 5
   with pytest.raises(LocalEntryNotFoundError):
     load('hf://nobody/nothing')
 

@@ -87,12 +87,8 @@ def _radio_tokens(arrays, config):
   name, tokens = 'patch_generator.embedder.weight', 'patch_generator.cls_token'
   side = math.isqrt(arrays[name].shape[1] // 3)
   kernel = arrays[name].reshape(-1, 3, side, side)
-  found = arrays.pop(f'{tokens}.token')[None]
-  return (
-    arrays
-    | {name: kernel, 'cls_token': found[:, :1]}
-    | {'reg_token': found[:, 1:]}
-  )
+  cls, registers = np.split(arrays.pop(f'{tokens}.token')[None], [1], axis=1)
+  return arrays | {name: kernel, 'cls_token': cls, 'reg_token': registers}
 
 
 _RADIO_PREFIX = r'radio_model\.model\.'
