@@ -400,6 +400,37 @@ def test_what_configs_leave_out_is_the_default():
 
 
 @pytest.mark.parametrize(
+  ('config', 'transforms'),
+  [
+    (  # of CLIP, before sizes had names
+      {
+        'feature_extractor_type': 'CLIPFeatureExtractor',
+        'size': 16,
+        'crop_size': 12,
+      },
+      (ResizeSmall(16, 'bicubic', antialias=True), CentralCrop((12, 12))),
+    ),
+    (  # of DINOv2, whose positions are for larger images than it makes
+      {
+        'image_processor_type': 'BitImageProcessor',
+        'size': {'shortest_edge': 8},
+        'crop_size': {'height': 6, 'width': 6},
+      },
+      (ResizeSmall(16, 'bicubic', antialias=True), CentralCrop((12, 12))),
+    ),
+    (
+      {'do_center_crop': None, 'size': {'shortest_edge': 12}},
+      (Resize((12, 12), 'bilinear', antialias=True),),
+    ),
+  ],
+)
+def test_image_processors_decide_how_images_are_resized(config, transforms):
+  config = {'do_center_crop': True, **config}
+  weights = read('hf', 'square', change={'preprocessor_config': config})
+  assert weights.transforms == transforms
+
+
+@pytest.mark.parametrize(
   'transforms, large, mode, method, notes',
   [
     ((Resize(16, 'bicubic', antialias=True),), 16, 'squash', 'bicubic', 0),
