@@ -5,6 +5,7 @@ all but the epsilon of the norms, which only the name can say.
 """
 
 import functools
+from typing import Any
 
 from vit_jax.models import rotary
 from vit_jax.models.layers import SwiGlu, as_pair
@@ -35,6 +36,8 @@ _ROWS = (
   ),
   *timm_vit.ROWS,
   *linear('head', 'head'),
+  *_APART,
+  *_BIASES,
 )
 _XY = {'use_rot_pos_emb': True, 'rope_grid_indexing': 'xy'}
 _NAVER = _XY | {'no_embed_class': True}
@@ -42,9 +45,10 @@ _PE = _XY | {'attn_pool_num_heads': 8, 'norm_eps': 1e-5}
 _PE_CLS = _PE | {'rope_grid_offset': 1}
 _EVA02 = {'use_rot_pos_emb': True, 'ref_feat_shape': 16}
 _DINOV3 = {'use_rot_pos_emb': True, 'rope_type': 'dinov3', 'norm_eps': 1e-5}
-_ARGS = {  # regular expression of names: arguments of Eva or Beit
+# Regular expression of names: arguments of Eva or Beit, and of Family below.
+_ARGS: dict[str, dict[str, Any]] = {
   r'vit_\w+_patch16_(dinov3(_qkvb)?|lingbot)': _DINOV3,
-  r'eva02_(tiny|small)_patch14_\d+': _EVA02 | {'swiglu_mlp': True},
+  r'eva02_(tiny|small)_patch14_\d+': _EVA02 | {'mlp_keys': timm_vit.PACKED},
   r'eva02_(base|large)_\w+|vit_[a-z]+_patch16_rope_reg\d_gap_256': _EVA02,
   r'eva_giant_\w+': {},
   'vit_[a-z]+_patch16_rope_(ape_)?224': _NAVER | {'rope_temperature': 100.0},
@@ -71,27 +75,20 @@ def _configure(defaults, config, arrays):
     heads = args.get('attn_pool_num_heads')
     hidden = len(arrays['attn_pool.mlp.fc1.weight'])
     found['pooling'] = Map(num_heads=heads, mlp_dim=hidden, all_tokens=True)
-  if args.get('use_rot_pos_emb'):
-    found['posemb'] = _rotary(args, arrays)
-  elif args.get('use_rel_pos_bias'):
+  if args.get('use_rel_pos_bias'):
     found['posemb'] = rotary.RelativeBias()
-  return found
-
-
-def _rotary(args, arrays):
-  fields = {}
-  if 'pos_embed' in arrays:
-    has_rows = 'cls_token' not in arrays or not args.get('no_embed_class')
-    fields['learned'] = Learned(prefix=has_rows)
-  if 'rope_temperature' in args:
-    fields['temperature'] = args['rope_temperature']
-  kind = args.get('rope_type', 'cat')
-  if kind == 'cat':
+  if args.get('use_rot_pos_emb'):
+    cls = _ROTARY[args.get('rope_type', 'cat')]
     reference = args.get('ref_feat_shape')
-    fields['order'] = 'xy' if args.get('rope_grid_indexing') == 'xy' else 'yx'
-    fields['first'] = args.get('rope_grid_offset', 0)
-    fields['reference'] = reference and as_pair(reference)
-  return _ROTARY[kind](**fields)
+    has_rows = 'cls_token' not in arrays or not args.get('no_embed_class')
+    learned = Learned(prefix=has_rows) if 'pos_embed' in arrays else None
+    fields = [learned, args.get('rope_temperature', cls.temperature)]
+    if cls is rotary.RotaryAxial:
+      order = 'xy' if args.get('rope_grid_indexing') == 'xy' else 'yx'
+      fields += [order, args.get('rope_grid_offset', 0)]
+      fields += [reference and as_pair(reference)]
+    found['posemb'] = cls(*fields)
+  return found
 
 
 def _write(weights):
@@ -102,10 +99,8 @@ def _write(weights):
     raise UserError(f"timm's Eva has no model with biases={block.biases}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
-  is_beit, is_coarse = (
-    isinstance(posemb, rotary.RelativeBias),
-    block.norm_eps == 1e-5,
-  )
+  is_beit = isinstance(posemb, rotary.RelativeBias)
+  is_coarse = block.norm_eps == 1e-5
   is_swiglu, is_normed = isinstance(block.mlp, SwiGlu), 'mlp' in block.sub_norm
   is_packed = is_swiglu and not is_normed and not is_coarse
   table = getattr(posemb, 'learned', None if is_beit else posemb)
@@ -160,12 +155,7 @@ FAMILIES = tuple(
   Family(
     pattern,
     r'blocks\.0\.attn\.(qkv|q_proj)\.weight',
-    KeyMap(
-      *(timm_vit.PACKED if args.get('swiglu_mlp') else timm_vit.SPLIT),
-      *_ROWS,
-      *_BIASES,
-      *_APART,
-    ),
+    KeyMap(*args.get('mlp_keys', timm_vit.SPLIT), *_ROWS),
     fields={'mlp': 'gelu', 'norm': 'layer', 'head_bias': True},
     configure=functools.partial(_configure, args),
     heads=timm_vit.HEADS | {1280: 20, 1536: 24, 4096: 32},
