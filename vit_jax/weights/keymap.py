@@ -105,6 +105,16 @@ def norm(theirs: str, ours: str) -> list[Key]:
   ]
 
 
+def attention(theirs: str, ours: str) -> list[Key]:
+  """Return the rows of PyTorch's MultiheadAttention."""
+  qkv = f'{ours}/query|key|value'
+  return [
+    Key(f'{theirs}.in_proj_weight', f'{qkv}/kernel', 'linear'),
+    Key(f'{theirs}.in_proj_bias', f'{qkv}/bias', 'flat'),
+    *linear(f'{theirs}.out_proj', f'{ours}/out', 'merged'),
+  ]
+
+
 class KeyMap:
   """Table of Keys; the first row that matches a name counts."""
 

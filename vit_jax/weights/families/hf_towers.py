@@ -20,7 +20,7 @@ from vit_jax.types import UserError
 from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.families import hf_vit
 from vit_jax.weights.families.hf_vit import NEW, OLD, UNUSED, family, layers
-from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
 _TOKENS = (
   Key('embeddings.cls_token', 'cls'),
@@ -61,14 +61,11 @@ _CLIP = KeyMap(
   *_TOWER,
   *linear('visual_projection', 'head'),
 )
-_IN, _QKV = 'head.attention.in_proj_', 'map_head/attn/query|key|value'
 _SIGLIP = KeyMap(
   Key(_POSITIONS, 'pos_embedding', 'rows'),
   *_TOWER,
   Key('head.probe', 'map_head/probe'),
-  Key(f'{_IN}weight', f'{_QKV}/kernel', 'linear'),
-  Key(f'{_IN}bias', f'{_QKV}/bias', 'flat'),
-  *linear('head.attention.out_proj', 'map_head/attn/out', 'merged'),
+  *attention('head.attention', 'map_head/attn'),
   *norm('head.layernorm', 'map_head/norm'),
   *linear('head.mlp.fc{n}', 'map_head/mlp/fc{n}'),
 )

@@ -15,19 +15,9 @@ from vit_jax.models.rotary import RotaryAxial
 from vit_jax.weights import image_configs
 from vit_jax.weights.families import timm_vit
 from vit_jax.weights.family import Family
-from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
+from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
 _LAYER = 'transformer.resblocks.{i}'
-
-
-def _attention(theirs: str, ours: str) -> list[Key]:
-  """Return the rows of torch.nn.MultiheadAttention."""
-  qkv = f'{ours}/query|key|value'
-  return [
-    Key(f'{theirs}.in_proj_weight', f'{qkv}/kernel', 'linear'),
-    Key(f'{theirs}.in_proj_bias', f'{qkv}/bias', 'flat'),
-    *linear(f'{theirs}.out_proj', f'{ours}/out', 'merged'),
-  ]
 
 
 _KEYS = KeyMap(
@@ -36,13 +26,13 @@ _KEYS = KeyMap(
   *conv('conv1', 'embedding'),
   *norm('ln_pre', 'embedding_norm'),
   *norm(f'{_LAYER}.ln_{{n}}', 'block_{i}/norm{n}'),
-  *_attention(f'{_LAYER}.attn', 'block_{i}/attn'),
+  *attention(f'{_LAYER}.attn', 'block_{i}/attn'),
   *linear(f'{_LAYER}.mlp.c_fc', 'block_{i}/mlp/fc1'),
   *linear(f'{_LAYER}.mlp.c_proj', 'block_{i}/mlp/fc2'),
   Key(f'{_LAYER}.ls_{{n}}.gamma', 'block_{i}/ls{n}'),
   *norm('ln_post', 'norm'),
   Key('attn_pool.probe', 'map_head/probe'),
-  *_attention('attn_pool.attn', 'map_head/attn'),
+  *attention('attn_pool.attn', 'map_head/attn'),
   *norm('attn_pool.layernorm', 'map_head/norm'),
   *linear('attn_pool.mlp.c_fc', 'map_head/mlp/fc1'),
   *linear('attn_pool.mlp.c_proj', 'map_head/mlp/fc2'),
