@@ -428,7 +428,9 @@ CASES = {  # name: function of the seed -> (about, outputs)
   'timm_pe_core_g': timm_case('vit_pe_core_gigantic_patch14_448'),
   'timm_pe_lang': timm_case('vit_pe_lang_large_patch14_448'),
   'timm_pe_spatial': timm_case('vit_pe_spatial_small_patch16_512'),
-  'timm_beit': timm_case('beit_base_patch16_224', other=(8, 10)),
+  'timm_beit': timm_case(  # timm resizes square grids
+    'beit_base_patch16_224', img_size=(20, 10), other=(24, 14)
+  ),
   'timm_beitv2': timm_case('beitv2_base_patch16_224', num_classes=0),
   'hf_vit': hf_case('ViTForImageClassification', 'ViTConfig', num_labels=5),
   'hf_dinov2': hf_case(
