@@ -99,6 +99,8 @@ def _write(weights):
     raise UserError(f"timm's Eva has no model with biases={block.biases}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
+  elif not isinstance(posemb, rotary.RelativeBias | rotary.Rotary):
+    raise UserError(f'posemb={posemb} acts in the layers.')
   is_beit = isinstance(posemb, rotary.RelativeBias)
   is_coarse = block.norm_eps == 1e-5
   is_swiglu, is_normed = isinstance(block.mlp, SwiGlu), 'mlp' in block.sub_norm
