@@ -219,6 +219,7 @@ def test_the_model_is_that_of_the_weights(format, tmp_path):
     dropout=0.0,
     stochastic_depth=0.2,
     block=pretrained.from_weights(init_from).block,
+    posemb=model.posemb,
     dtype='float32' if format in formats.NPZ_FORMATS else 'bfloat16',
   )
   assert model.block.mlp.form == 'exact' and model.block.attention_dropout == 0

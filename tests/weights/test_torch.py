@@ -320,7 +320,9 @@ def test_other_arrays_are_refused_by_name(format, name, change, said):
 def test_a_class_token_that_is_not_pooled_stays():
   """The logits above show where each row of positions belongs."""
   weights = read('timm', 'deit3')  # no_embed_class
-  assert weights.model.posemb == Learned(prefix=False)
+  assert weights.model.posemb == Learned(
+    prefix=False, resize_method='bicubic_antialias'
+  )
   assert 'cls_pos_embedding' not in weights.params
   weights = read('timm', 'avg_class_token')
   assert {'cls', 'cls_pos_embedding'} < weights.params.keys()

@@ -127,7 +127,7 @@ def _write(weights):
       'swiglu_align_to': int(is_swiglu and not is_packed),
       'use_pre_transformer_norm': model.embedding.norm == 'tokens',
       'use_post_transformer_norm': pooling.norm == 'before',
-      'no_embed_class': table is not None and not table.prefix,
+      'no_embed_class': not getattr(table, 'prefix', True),
       'use_rot_pos_emb': rope is not None,
       'rope_type': rope,
       'rope_rotate_half': rope == 'dinov3',
