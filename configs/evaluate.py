@@ -19,9 +19,9 @@ Arguments (separated by commas; the first of a list is the default):
              is chosen on a held-out tenth, use all
   flip       accuracy averages the probabilities of each image and its mirror
              image
-  size=224   pixels: smaller side resized to 8/7 of it, central crop. By default
-             the size that the run was trained at; at another size its position
-             embeddings are interpolated, which is reported
+  size=224   pixels: smaller side resized to 8/7 of it, central crop; position
+             embeddings are interpolated, which is reported. By default the
+             size, resize and crop of the weights
 """
 
 from configs import arguments, common
@@ -64,10 +64,12 @@ def data(args, config, split):
     source = common.tfds(common.placeholder(str), split)
   else:
     source = common.own_images(common.placeholder(str))
-  size = args.size or 224
-  made = common.data(source, common.resize_crop(size), batch_size=128)
+  made = common.data(
+    source, common.resize_crop(args.size or 224), batch_size=128
+  )
   if not args.size:
     init_from = config.get_oneway_ref('init_from')
-    size = common.make('pretrained.image_size', init_from=init_from)
-    common.follow_size(made, size)
+    made['transforms'] = common.make(
+      'pretrained.transforms', init_from=init_from
+    )
   return made

@@ -32,7 +32,8 @@ Arguments (separated by commas; the first of a list is the default):
   polyak     EMA of the parameters with decay 0.9999, and for L/16 by name
              size=512: the ImageNet numbers of table 2
   inception  crops as in the released code: inception crop and flip; test images
-             are resized to a square. Resizes of a folder's images antialias
+             are resized to a square. Resizes of a folder's images antialias,
+             and with from_weights they interpolate as the weights' images
   resize     BiT's crops as in big_vision: resize to 448 px (7/6 of the size;
              256 for 224), random 384 crop, flip; for tests, smaller side to 448
              and central 384
@@ -139,13 +140,11 @@ def get_config(argument=''):
   )
   check(args)
   source, held_out, lr, steps = protocol(args)
-  train_images, test_images = transforms(args)
   config = common.training()
   config.init_from = {'path': common.placeholder(str)}
+  train_images, test_images = transforms(args)
   of_weights = args.model == 'from_weights'
-  config.model = (
-    follow(config, args.model) if of_weights else common.model(args.model)
-  )
+  config.model = model(config, args)
   if args.polyak:
     config.ema = {'decay': 0.9999}
   # 512 is table 4's. A folder of weights of any size may be small.
@@ -175,12 +174,10 @@ def get_config(argument=''):
   if args.v2:
     images = {'name': 'imagenet_v2/matched-frequency', 'split': 'test'}
     config.evals.dev.data.source.update(images)
-  if of_weights:
-    config.preprocess = follow(config, 'preprocess')
-    if not args.size and default_size(args) != 128:
-      common.follow_size(config.data, follow(config, 'finetuning_size'))
-      for part in config.evals.values():
-        common.follow_size(part.data, config.data.get_oneway_ref('image_size'))
+  follow_weights(config, args, size=default_size(args) != 128)
+  if of_weights and args.data == 'folder':  # others are not antialiased
+    for part in (config, *config.evals.values()):
+      part.data.interpolation = follow(config, 'interpolation')
   return common.finish(config, args)
 
 
@@ -211,6 +208,27 @@ def check(args):
       f'This value of {word!r} does not go with the other words. See the '
       'arguments in configs/finetune.py.'
     )
+
+
+def model(config, args):
+  """Return the model by its name, or that of the weights."""
+  if args.model == 'from_weights':
+    return follow(config, args.model)
+  return common.model(args.model)
+
+
+def follow_weights(config, args, *, size=True):
+  """Preprocess images as the model of the weights, if it is that, needs it.
+
+  Their size is `pretrained.finetuning_size`, if `size` and none is given.
+  """
+  if args.model != 'from_weights':
+    return
+  config.preprocess = follow(config, 'preprocess')
+  if size and not args.size:
+    common.follow_size(config.data, follow(config, 'finetuning_size'))
+    for part in config.evals.values():
+      common.follow_size(part.data, config.data.get_oneway_ref('image_size'))
 
 
 def follow(config, name):

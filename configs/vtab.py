@@ -11,7 +11,7 @@ These are 57 runs; see transfer.py for their common settings. None keeps its
 checkpoint, unless with --config.discard=
 
 Arguments (separated by commas; the first of a list is the default):
-  B/16, ...  the model of the weights, as in finetune.py
+  B/16, ...  the model of the weights, as in finetune.py; or from_weights
   natural, specialized, structured   only the tasks of these groups, and
   caltech101, cifar100, dtd, flowers, pets, sun397, svhn, camelyon, eurosat,
   resisc45, retinopathy, clevr_count, clevr_distance, dmlab, kitti,
@@ -48,7 +48,7 @@ def get_config(argument=''):
   args = arguments.parse(
     argument,
     (*vtab.GROUPS, *TASKS, 'sweep', 'tiny'),
-    model=finetune.MODELS,
+    model=(*finetune.MODELS, 'from_weights'),
     seeds=3,
     size=int,
   )
@@ -79,8 +79,8 @@ def finetuning(task, args, split, evaluator, lr, steps):
     size = args.size or 224
   config = common.training()
   config.total_steps = steps
-  config.model = common.model(args.model)
   config.init_from = {'path': common.placeholder(str)}
+  config.model = finetune.model(config, args)
   config.data = images(task, split, size, train=True)
   config.objective = common.xent('softmax')
   config.optimizer = common.finetuning_sgd()
@@ -89,6 +89,7 @@ def finetuning(task, args, split, evaluator, lr, steps):
   held_out = 'val200' if args.tiny or evaluator == 'val' else 'test'
   test = images(task, held_out, size, train=False)
   config.evals = {evaluator: common.classification(test)}
+  finetune.follow_weights(config, args)
   return common.finish(config, args)
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax import tree
-from vit_jax.data.transforms import scale
+from vit_jax.data.transforms import ANTIALIASED, Interpolation, Transform, scale
 from vit_jax.models.layers import Classifier, as_pair
 from vit_jax.models.mixer import MlpMixer
 from vit_jax.models.pooling import ClassToken, Mean, NoPooling
@@ -205,9 +205,15 @@ def finetuning_size(init_from: InitFrom | None) -> tuple[int, int]:
   return embedding.image_size(grid)
 
 
-def image_size(init_from: InitFrom | None) -> tuple[int, int]:
-  """Return the image size (H, W) of weights."""
-  return _describe(init_from).image_shape[:2]
+def transforms(init_from: InitFrom | None) -> tuple[Transform, ...]:
+  """Return the transforms of test images for these weights."""
+  return _describe(init_from).transforms
+
+
+def interpolation(init_from: InitFrom | None) -> Interpolation:
+  """Return the interpolation of these weights' images, with antialiasing."""
+  found = [getattr(x, 'interpolation', None) for x in transforms(init_from)]
+  return next((x for x in found if x in ANTIALIASED), 'bilinear')
 
 
 def preprocess(init_from: InitFrom | None) -> Preprocess:

@@ -496,8 +496,10 @@ def test_all_fields_of_data_act(monkeypatch):
   options |= {'on_error': 'skip', 'labels': False, 'order': Balanced()}
   options |= {'image_size': (8, 12), 'transforms': (T.Resize(0.5), Noise())}
   options |= {'batch_size': 12, 'max_image_bytes': 36}
+  options |= {'interpolation': 'nearest'}
   source = Files(6, num_classes=6)
   data = all_set(pipeline.Data, source=source, **options)
+  assert data.transforms == (T.Resize((4, 6), 'nearest'), Noise())
   batch = next(batches := data.train_batches(seed=5))
   assert started == [(3, 7)] and pools == [5]
   visits = [Balanced().bind(source, 5)(position) for position in range(12)]

@@ -205,7 +205,8 @@ def test_the_model_that_is_fine_tuned(file, tmp_path):
   (file.parent / 'small.json').rename(file.parent / 'other.json')
   assert pretrained.from_weights(init_from(file)).dtype == 'bfloat16'
   (file.parent / 'other.json').rename(file.parent / 'small.json')
-  assert pretrained.image_size(own) == (12, 12)
+  assert pretrained.transforms(own) == (Resize((12, 12)),)
+  assert pretrained.interpolation(own) == 'bilinear'
   assert pretrained.preprocess(own) == make().preprocess
   with pytest.raises(ValueError, match='init_from'):
     pretrained.from_weights(None)

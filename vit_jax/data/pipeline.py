@@ -46,7 +46,7 @@ import numpy as np
 
 from vit_jax.data import images, workers
 from vit_jax.data.order import Order, Shuffled, Visits
-from vit_jax.data.transforms import sized
+from vit_jax.data.transforms import Interpolation, sized
 from vit_jax.data.views import Source, Unlabelled, describe, stack_labels
 from vit_jax.types import HARMLESS, MACHINE, Count, Natural, Size, UserError
 
@@ -83,6 +83,7 @@ class Data:
     transforms: functions t(image, rng), applied in this order.
     image_size: int or (H, W); a size in `transforms` that is a float is a
       multiple of it. Sizes in pixels do not depend on it.
+    interpolation: of all `transforms` that interpolate; None: as they say.
     num_workers: number of reading processes. 0 reads on threads of this
       process, which suits decoding; processes suit sources and transforms that
       hold the GIL. None: 0 on up to 16 cores, then one for each 8 cores.
@@ -107,10 +108,18 @@ class Data:
   labels: bool = True
   order: Order = Shuffled()
   image_size: Size | None = None
+  interpolation: Interpolation | None = None
   max_image_bytes: Annotated[Count, HARMLESS] = images.MAX_IMAGE_BYTES
 
   def __post_init__(self) -> None:
     transforms = sized(self.transforms, self.image_size)
+    if method := self.interpolation:
+      transforms = tuple(
+        dataclasses.replace(x, interpolation=method)
+        if 'interpolation' in vars(x)
+        else x
+        for x in transforms
+      )
     object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))

@@ -53,7 +53,7 @@ _CODES = {  # of OpenCV
   'area': 'INTER_AREA',
   'lanczos': 'INTER_LANCZOS4',
 }
-_ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
+ANTIALIASED = ('bilinear', 'bicubic', 'lanczos')
 
 
 def resize(
@@ -67,10 +67,10 @@ def resize(
   if image.shape[:2] == (height, width):
     return image
   if antialias:
-    if interpolation not in _ANTIALIASED:
+    if interpolation not in ANTIALIASED:
       raise UserError(
         f'interpolation={interpolation!r} has no antialias=True. Use one of'
-        f' {", ".join(_ANTIALIASED)}.'
+        f' {", ".join(ANTIALIASED)}.'
       )
     kind = images.pillow().Resampling[interpolation.upper()]
     return images.by_pillow(lambda x: x.resize((width, height), kind), image)

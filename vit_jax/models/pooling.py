@@ -196,7 +196,7 @@ class MapHead(nn.Module):
   def __call__(self, tokens: jax.Array) -> jax.Array:
     shape, options = (1, 1, tokens.shape[-1]), self.options
     probe = self.param('probe', INIT['probe'], shape)
-    probe = jnp.broadcast_to(probe, (len(tokens), *shape[1:]))
+    probe = jnp.broadcast_to(probe, (tokens.shape[0], *shape[1:]))
     x = Attention(
       self.num_heads,
       options=options,
