@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from vit_jax import config, tree
+from vit_jax.models.pooling import Map
 from vit_jax.tools import convert
-from vit_jax.weights import formats
+from vit_jax.weights import export, formats
 
 
 def call(*args):
@@ -140,6 +141,12 @@ found = [np.asarray(exported.call(images[:n])) for n in (1, 3)]
 assert not any(name.startswith(('vit_jax', 'flax')) for name in sys.modules)
 np.savez('out.npz', *found)
 """
+
+
+def test_a_map_head_is_exported_for_any_number_of_images(model, make_weights):
+  weights = make_weights(model.clone(pooling=Map()))
+  _, said = export.stablehlo(weights, platforms=['cpu'])
+  assert said['output']['shape'] == ['batch', 6]
 
 
 @pytest.mark.slow

@@ -47,15 +47,10 @@ def tiles(components: Array) -> np.ndarray:
 def patch_components(
   maps: Array, count: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return principal components of the patches of all images together.
+  """Return principal components of all patches, maps [n, gh, gw, D].
 
-  Args:
-    maps: features of patches, [n, gh, gw, D].
-    count: number of components, at most D. The largest weight of each is
-      positive.
-
-  Returns:
-    (components float32 [n, gh, gw, count], their fractions of the variance).
+  They are float32 [n, gh, gw, count]; with them come their fractions of the
+  variance. The largest weight of a component is positive.
   """
   points = np.asarray(maps, np.float64)
   points = points - points.mean(axis=(0, 1, 2))

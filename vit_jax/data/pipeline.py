@@ -112,14 +112,7 @@ class Data:
   max_image_bytes: Annotated[Count, HARMLESS] = images.MAX_IMAGE_BYTES
 
   def __post_init__(self) -> None:
-    transforms = sized(self.transforms, self.image_size)
-    if method := self.interpolation:
-      transforms = tuple(
-        dataclasses.replace(x, interpolation=method)
-        if 'interpolation' in vars(x)
-        else x
-        for x in transforms
-      )
+    transforms = sized(self.transforms, self.image_size, self.interpolation)
     object.__setattr__(self, 'transforms', transforms)
     if not self.labels and not isinstance(self.source, Unlabelled):
       object.__setattr__(self, 'source', Unlabelled(self.source))

@@ -342,11 +342,15 @@ def evaluation(
 
 
 def sized(
-  transforms: Sequence[Any], image_size: int | tuple[int, int] | None
+  transforms: Sequence[Any],
+  image_size: int | tuple[int, int] | None,
+  interpolation: Interpolation | None = None,
 ) -> tuple[Any, ...]:
-  """Return transforms in which each `size` is in pixels."""
+  """Return transforms with each `size` in pixels, and with `interpolation`."""
 
   def made(transform):
+    if interpolation and 'interpolation' in vars(transform):
+      transform = dataclasses.replace(transform, interpolation=interpolation)
     factor = getattr(transform, 'size', None)
     if not isinstance(factor, float):
       return transform

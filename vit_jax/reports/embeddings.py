@@ -60,8 +60,7 @@ def norms(
   shown = axes.pcolormesh(at, edges, seen, norm=scale, cmap='Blues')
   axes.set_prop_cycle(color=colormaps['autumn'](np.linspace(0, 0.8, 9)))
   for name, values in others.items():
-    median = np.median(values, axis=0)
-    axes.plot(at[1:] - 0.5, median, '.-', label=name)
+    axes.plot(at[1:] - 0.5, np.median(values, axis=0), '.-', label=name)
   axes.set(
     yscale='log',
     xlabel='Network depth (layer)',
@@ -69,11 +68,9 @@ def norms(
     title=f'Norms of the patches of {len(patches):,} images',
   )
   axes.xaxis.get_major_locator().set_params(integer=True)
-  for set_formatter in (
-    axes.yaxis.set_major_formatter,
-    axes.yaxis.set_minor_formatter,
-  ):
-    set_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
+  plain = ticker.LogFormatter(minor_thresholds=(1.5, 0.5))
+  axes.yaxis.set_major_formatter(plain)
+  axes.yaxis.set_minor_formatter(plain)
   made.colorbar(shown, label='Fraction of the patches of the layer')
   if others:
     axes.legend(frameon=False, fontsize=8, loc='upper left')

@@ -193,13 +193,8 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
 
 def write_parquet(path: PathLike, arrays: Mapping[str, np.ndarray]) -> None:
   """Write a dict of arrays [N, ...] as columns; rows are nested lists."""
-  try:
-    import pyarrow
-    import pyarrow.parquet
-  except ImportError as error:
-    raise UserError(
-      f"Parquet needs pyarrow: pip install -e '.[huggingface]' ({error})"
-    ) from error
+  import pyarrow  # of the extra 'huggingface'
+  import pyarrow.parquet
 
   columns = {}
   for name, array in arrays.items():

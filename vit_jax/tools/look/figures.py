@@ -111,15 +111,13 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   others = dict(zip(names, np.moveaxis(values, 2, 0)))
   embeddings.norms(values[..., layout.prefix :], others, path)
   _write(path, norms=values, paths=_paths(looks))
-  depth = values.shape[1]
-  chosen = sorted({round(depth * i / 4) for i in range(1, 5)} - {0})
-  maps = values[:PER_SHEET, :, layout.prefix :][:, [i - 1 for i in chosen]]
+  chosen = np.unique(np.ceil(np.arange(1, 5) / 4 * values.shape[1]).astype(int))
+  maps = values[:PER_SHEET, :, layout.prefix :][:, chosen - 1]
   low, high = (f(maps, axis=(0, 2))[:, None] for f in (np.min, np.max))
   maps = (maps - low) / np.maximum(high - low, 1e-30)
   maps = maps.reshape(*maps.shape[:2], *layout.grid)
   colors = colormaps['viridis'](maps)[..., :3]
-  layers = ', '.join(map(str, chosen))
-  title = f'image, norms of its patches after layer {layers}'
+  title = f'image, norms of its patches after layers {chosen}'
   _sheet(weights, path.with_stem(f'{path.stem}-maps'), looks, colors, title)
 
 
