@@ -458,7 +458,8 @@ def test_weights_format(folder):
   }
   model = mine.Net(width=8, num_classes=2)
   keys = KeyMap(*mine.KEYS)
-  params = keys.fit(arrays, bundle.shapes(model, (8, 8, 3)))
+  shapes = bundle.shapes(model, (8, 8, 3))
+  params = keys.fit(arrays, keys.to_ours(arrays), shapes)
   weights = bundle.Weights(model=model, params=params, image_shape=(8, 8, 3))
   formats.write(weights, folder / 'theirs.npz', 'vit_jax')
   path = folder / 'theirs.npz'
