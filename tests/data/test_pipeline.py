@@ -251,8 +251,8 @@ class Floats(Numbers):
   [
     (broken(5), {}, ValueError, ['example', '--config.data.on_error=skip']),
     (Numbers(0), {}, ValueError, ['Numbers', 'no examples']),
-    (Numbers(9), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
-    (Numbers(9, num_classes=3), {}, ValueError, ['num_classes=3']),
+    (Numbers(4), {'num_classes': 3}, ValueError, ['number', 'num_classes=3']),
+    (Numbers(4, num_classes=3), {}, ValueError, ['num_classes=3']),
     (
       Numbers(9, soft=True),
       {'num_classes': 4},
