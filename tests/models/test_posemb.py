@@ -22,8 +22,10 @@ from vit_jax.models.posemb import (
   Learned2d,
   PositionEmbedding,
   Relative,
+  RelativeBias,
   SinCos2d,
 )
+from vit_jax.models.rotary import RotaryAxial, RotaryDino, RotaryMixed
 from vit_jax.models.vit import Attention, Block, VisionTransformer
 
 GRID = 2, 6  # of IMAGES
@@ -174,11 +176,36 @@ def test_sincos2d_of_another_width(width):
 # Contract.
 
 
-@pytest.mark.parametrize(
-  'positions', [Relative(), Learned2d(at='layers_shared')], ids=str
-)
+IN_LAYERS = [
+  Relative(),
+  Learned2d(at='layers_shared'),
+  RelativeBias(),
+  RotaryAxial(),
+  RotaryDino(),
+  RotaryMixed(learned=Learned()),
+]
+
+
+@pytest.mark.parametrize('positions', IN_LAYERS, ids=str)
 def test_scan_is_the_loop(positions):
   assert_scan_is_the_loop(tiny(posemb=positions))
+
+
+def test_positions_of_dinov3_are_rescaled_in_training_only():
+  model = tiny(posemb=RotaryDino())
+  variables = {'params': random_params(model)}
+  images = RNG.normal(size=(1, 8, 24, 3)).astype('f')
+
+  def logits(train, seed, model=model):
+    rngs = {'dropout': jax.random.key(seed)}
+    return model.apply(variables, images, train=train, rngs=rngs)
+
+  same = logits(False, 0)
+  np.testing.assert_array_equal(logits(False, 1), same)
+  first, second = logits(True, 0), logits(True, 1)
+  assert abs(first - same).max() > 1e-3 and abs(first - second).max() > 1e-3
+  fixed = tiny(posemb=RotaryDino(rescale=1.0))
+  np.testing.assert_array_equal(logits(True, 0, fixed), same)
 
 
 @pytest.mark.parametrize('positions', [Learned(), Learned2d()], ids=str)

@@ -20,7 +20,15 @@ from vit_jax.data.pipeline import Data
 from vit_jax.evals.classification import Classification
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.frozen import Frozen
-from vit_jax.models.layers import Normalize, PatchEmbedding, keep_batch_split
+from vit_jax.models.layers import (
+  BlockOptions,
+  Normalize,
+  PatchEmbedding,
+  SwiGlu,
+  keep_batch_split,
+)
+from vit_jax.models.pooling import ClassToken
+from vit_jax.models.rotary import RotaryDino
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import softmax_xent
 from vit_jax.optim.optimizers import Optimizer
@@ -44,6 +52,19 @@ MESHES = {  # name: axis sizes, rules
 SHARDED = list(MESHES)[1:]
 CASES = [(name, True) for name in SHARDED] + [(SHARDED[-1], False)]
 BATCH = 16
+PLAIN = {'depth': 2, 'scan': True}
+MODERN = {  # parts as in DINOv3 and EVA-02, in one layer without a loop
+  'depth': 1,
+  'posemb': RotaryDino(),
+  'pooling': ClassToken(num_registers=1),
+  'block': BlockOptions(
+    mlp=SwiGlu(),
+    sub_norm=('mlp',),
+    norm='rms',
+    biases=('query', 'value', 'mlp'),
+    layerscale_init=0.5,
+  ),
+}
 
 
 def make_tx(params):
@@ -66,13 +87,12 @@ class Run:
     self.mesh = sharding.make_mesh(**axes)
     self.model = VisionTransformer(
       width=16,
-      depth=2 if scan else 1,
       mlp_dim=32,
       num_heads=2,
       embedding=PatchEmbedding(4),
       num_classes=8,
       dropout=0.1,
-      scan=scan,
+      **(PLAIN if scan else MODERN),
     )
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
     init = functools.partial(
@@ -132,18 +152,18 @@ def test_same_start_and_same_losses(name, scan):
   assert_same(initial.params, expected_initial.params, rtol=1e-6)
   assert_same(initial.ema, expected_initial.params, rtol=1e-6)
   assert expected[-1, 0] != expected[0, 0]
-  # Measured: 7e-7 of 2.1, and 2e-6 of gradient norms of up to 2.
+  # Measured: 7e-7 of 2.1, and 2.2e-6 of each gradient norm.
   np.testing.assert_allclose(records[:, 0], expected[:, 0], rtol=0, atol=3e-6)
-  np.testing.assert_allclose(records[:, 1], expected[:, 1], rtol=0, atol=1e-5)
+  np.testing.assert_allclose(records[:, 1], expected[:, 1], rtol=5e-6)
 
 
 def expected_bytes(path, array, fsdp, model):
   """Return the bytes of an array that a device holds, computed by hand."""
   in_layers = '/blocks/' in path
   shape = array.shape[in_layers:]
-  if model > 1 and re.search('(query|key|value|out)/kernel|fc./kernel', path):
+  if model > 1 and re.search('(query|key|value|out|fc.|gate)/kernel', path):
     ways = fsdp * model
-  elif model > 1 and re.search('(query|key|value|fc1)/bias', path):
+  elif model > 1 and re.search('(query|key|value|fc1|gate)/bias', path):
     ways = model  # which is less than 64 elements
   else:
     can = np.prod(shape) >= 64 and any(n % fsdp == 0 for n in shape)

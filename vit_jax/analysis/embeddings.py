@@ -23,10 +23,15 @@ def filters(kernel: Array, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
   variances = singular**2
   count = min(count, dim - 1, rows.shape[1])
   rows = rows[:count]
-  largest = np.abs(rows).argmax(axis=1)[:, None]
-  rows = rows * np.sign(np.take_along_axis(rows, largest, axis=1))
+  rows = _turned(rows)
   shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
   return rows.reshape(-1, *shape).astype('float32'), shares.astype('float32')
+
+
+def _turned(rows):
+  """Return rows [n, D] whose largest entries are positive."""
+  largest = np.abs(rows).argmax(axis=1)[:, None]
+  return rows * np.sign(np.take_along_axis(rows, largest, axis=1))
 
 
 def tiles(components: Array) -> np.ndarray:
@@ -56,9 +61,7 @@ def patch_components(
   points = points - points.mean(axis=(0, 1, 2))
   flat = points.reshape(-1, points.shape[-1])
   variances, vectors = np.linalg.eigh(flat.T @ flat)
-  vectors = vectors[:, ::-1][:, :count]
-  largest = np.abs(vectors).argmax(axis=0)[None]
-  vectors = vectors * np.sign(np.take_along_axis(vectors, largest, axis=0))
+  vectors = _turned(vectors.T[::-1][:count]).T
   shares = variances[::-1][:count] / max(variances.sum(), 1e-30)
   return (points @ vectors).astype(np.float32), shares.astype(np.float32)
 

@@ -314,6 +314,43 @@ class Relative(PositionEmbedding):
     return logits
 
 
+@dataclasses.dataclass(frozen=True)
+class RelativeBias(PositionEmbedding):
+  """A learned number for each head and difference of positions (BEiT).
+
+  It is added to the scaled logits of attention, in every layer. The tables are
+  `relative_bias` [2 gh - 1, 2 gw - 1, h], by row and column of query - key, and
+  `class_bias` [3, h], from the class token, to it, and within it.
+  """
+
+  init_std: NonNegative = 0.02
+  in_layers = True
+
+  def logits(
+    self, module: nn.Module, q: jax.Array, layout: Layout
+  ) -> jax.Array:
+    (gh, gw), heads = layout.grid, q.shape[2]
+    shape = 2 * gh - 1, 2 * gw - 1, heads
+    table = _table(module, 'relative_bias', shape, self.init_std)
+    y, x = np.indices(layout.grid).reshape(2, -1)
+    dy, dx = (at[:, None] - at for at in (y, x))
+    bias = table[dy + gh - 1, dx + gw - 1]  # [n, n, h]
+    if layout.class_token:
+      ends = _table(module, 'class_bias', (3, heads), self.init_std)
+      bias = jnp.pad(bias, ((1, 0), (1, 0), (0, 0)))
+      bias = bias.at[0].set(ends[0]).at[:, 0].set(ends[1])
+      bias = bias.at[0, 0].set(ends[2])
+    # attention() divides by √d.
+    return jnp.moveaxis(bias, -1, 0)[None] * math.sqrt(q.shape[-1])
+
+  def resize(
+    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
+  ) -> np.ndarray | None:
+    if name != 'relative_bias' or table.shape[-1] != shape[-1]:
+      return None
+    return resample.resize(table, (shape[-3], shape[-2]), method)
+
+
 def _by_key(x):
   """[..., Q, 2 Q] by difference -> [..., Q, Q] by key.
 

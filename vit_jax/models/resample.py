@@ -124,7 +124,13 @@ def _weights(old, new, method):
     )
     return np.asarray(found, np.float64)
   if method in ('bicubic', 'dinov2_offset'):
-    return _bicubic(old, new, old / (new + 0.1 * (method == 'dinov2_offset')))
+    scale = (new + 0.1 * (method == 'dinov2_offset')) / old
+    found = jax.image.scale_and_translate(
+      *(units.astype(np.float32), (new, old), (0,)),
+      *(np.float32([scale]), np.zeros(1, np.float32), 'cubic-pytorch'),
+      antialias=False,
+    )
+    return np.asarray(found, np.float64)
   if method in ('paper', 'paper_square'):
     at = np.linspace(0, old - 1, new)
   elif method in ('bilinear', 'bilinear_square'):
@@ -145,17 +151,3 @@ def _geometric(steps, end):
     low, high = (low, factor) if is_long else (factor, high)
   places = np.cumsum(factor ** np.arange(steps))
   return np.concatenate([-places[::-1], [0], places])
-
-
-def _bicubic(old, new, step):
-  """Return PyTorch's bicubic weights, with a = -0.75 and repeated edges."""
-  at = (np.arange(new) + 0.5) * step - 0.5
-  first = np.floor(at).astype(int) - 1
-  out = np.zeros((new, old))
-  for tap in range(4):
-    x = np.abs(at - first - tap)
-    near = (1.25 * x - 2.25) * x**2 + 1
-    far = -0.75 * (((x - 5) * x + 8) * x - 4)
-    weights = np.where(x <= 1, near, far)
-    np.add.at(out, (np.arange(new), np.clip(first + tap, 0, old - 1)), weights)
-  return out

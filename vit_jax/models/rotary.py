@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE) in two dimensions, and BEiT's bias.
+"""Rotary position embeddings (RoPE) in two dimensions.
 
 Queries and keys of patches are rotated, those of other tokens are not. Each
 pair of the d dimensions of a head turns by an angle that grows with the row or
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from vit_jax.models import resample
 from vit_jax.models.posemb import Layout, Learned, PositionEmbedding
 from vit_jax.types import FlatParams, NonNegative, Positive, Shape
 
@@ -45,11 +44,6 @@ class Rotary(PositionEmbedding):
     added = self.learned or PositionEmbedding()
     return added.add_to_token(module, name, token)
 
-  def add_to_layer(
-    self, module: nn.Module, x: jax.Array, layout: Layout, shared: Any
-  ) -> jax.Array:
-    return x
-
   def resize(
     self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
   ) -> np.ndarray | None:
@@ -64,11 +58,11 @@ class Rotary(PositionEmbedding):
   def shared(
     self, module: nn.Module, layout: Layout, train: bool
   ) -> jax.Array | None:
-    """Return the angles of all patches, float32 [n, 1, r]."""
-    return self.angles(module, layout, train)[:, None]
+    """Return cosines and sines of all tokens, float32 [2, N, 1, r]."""
+    return _waves(self.angles(module, layout, train)[:, None], layout)
 
   def angles(self, module: nn.Module, layout: Layout, train: bool) -> jax.Array:
-    """Return [n, r] for all heads of all layers."""
+    """Return angles of patches [n, r], for all heads of all layers."""
     raise NotImplementedError
 
   def queries_and_keys(
@@ -79,16 +73,14 @@ class Rotary(PositionEmbedding):
     layout: Layout,
     shared: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
-    rows = (layout.prefix, 0), (0, 0), (0, 0)
-    angles = jnp.pad(shared, rows)  # other tokens keep their direction
-    return self._rotate(q, angles), self._rotate(k, angles)
+    return self._rotate(q, shared), self._rotate(k, shared)
 
-  def _rotate(self, x, angles):
-    """Rotate the pairs of x [B, N, h, d] by angles [N, h or 1, r]."""
-    axis, pairs = self.pairs_axis, angles.shape[-1]
+  def _rotate(self, x, waves):
+    """Rotate the pairs of x [B, N, h, d] by waves [2, N, h or 1, r]."""
+    axis, pairs = self.pairs_axis, waves.shape[-1]
     shape = (pairs, 2) if axis == -1 else (2, pairs)
     a, b = jnp.moveaxis(x.reshape(*x.shape[:-1], *shape), axis, 0)
-    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
+    cos, sin = waves[:, None]
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis)
     return turned.reshape(x.shape).astype(x.dtype)
 
@@ -180,7 +172,8 @@ class RotaryMixed(Rotary):
     found = _positions(layout.grid)
     y, x = jnp.float32(found.T)[..., None, None]
     angles = x * frequencies[:1] + y * frequencies[1:]
-    return super().queries_and_keys(module, q, k, layout, angles)
+    waves = _waves(angles, layout)
+    return super().queries_and_keys(module, q, k, layout, waves)
 
   def _init(self, key, heads):
     count = heads[1] // 4
@@ -194,48 +187,15 @@ class RotaryMixed(Rotary):
     return jnp.stack([x, y])
 
 
+def _waves(angles, layout):
+  """Return cosines and sines; tokens before the patches do not turn."""
+  angles = jnp.pad(angles, ((layout.prefix, 0), (0, 0), (0, 0)))
+  return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
+
+
 def _positions(grid, first=0, reference=None):
   """Return float64 [n, 2], row and column of each patch."""
   axes = [first + np.arange(size, dtype=np.float64) for size in grid]
   if reference:
     axes = [t / n * to for t, n, to in zip(axes, grid, reference)]
   return np.stack(np.meshgrid(*axes, indexing='ij'), axis=-1).reshape(-1, 2)
-
-
-@dataclasses.dataclass(frozen=True)
-class RelativeBias(PositionEmbedding):
-  """A learned number for each head and difference of positions (BEiT).
-
-  It is added to the scaled logits of attention, in every layer. The tables are
-  [2 gh - 1, 2 gw - 1, h], by row and column of query - key, and
-  `class_bias` [3, h], from the class token, to it, and within it.
-  """
-
-  init_std: NonNegative = 0.02
-
-  in_layers = True
-
-  def logits(
-    self, module: nn.Module, q: jax.Array, layout: Layout
-  ) -> jax.Array:
-    gh, gw = layout.grid
-    heads, init = q.shape[2], jax.nn.initializers.normal(self.init_std)
-    shape = 2 * gh - 1, 2 * gw - 1, heads
-    table = module.param('relative_bias', init, shape)
-    at = _positions(layout.grid).astype(int)
-    dy, dx = np.moveaxis(at[:, None] - at, -1, 0)
-    bias = table[dy + gh - 1, dx + gw - 1]  # [n, n, h]
-    if layout.prefix:
-      ends = module.param('class_bias', init, (3, heads))
-      bias = jnp.pad(bias, ((1, 0), (1, 0), (0, 0)))
-      bias = bias.at[0].set(ends[0]).at[:, 0].set(ends[1])
-      bias = bias.at[0, 0].set(ends[2])
-    # attention() divides by √d.
-    return jnp.moveaxis(bias, -1, 0)[None] * math.sqrt(q.shape[-1])
-
-  def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
-    if name != 'relative_bias' or table.shape[-1] != shape[-1]:
-      return None
-    return resample.resize(table, (shape[-3], shape[-2]), method)

@@ -41,8 +41,8 @@ def _4d(kernel):
 KINDS: dict[str, tuple[Any, Any]] = {
   'same': (_same, _same),
   'token': (lambda x: x.reshape(1, -1, x.shape[-1]), np.ravel),  # [D]
-  # Positions [1, rows, D] or [rows, D] of tokens and patches, which only
-  # `architecture.convert` can tell apart.
+  # Positions [1, rows, D] or [rows, D] of tokens and patches together;
+  # `architecture.convert` finds the number of tokens.
   'table': (_same, lambda x: x.reshape(1, -1, x.shape[-1])),
   'rows': (_same, lambda x: x.reshape(-1, x.shape[-1])),
   'relative': (_same, lambda x: x.reshape(-1, x.shape[-1])),  # BEiT's [., h]
@@ -174,10 +174,8 @@ class KeyMap:
       raise UserError(f'The format has no name for {", ".join(unknown[:9])}.')
     out = {}
     for name, found in parts.items():
-      arrays, axis = (
-        [found[i] for i in sorted(found)],
-        _AXES.get(kinds[name], 0),
-      )
+      arrays = [found[i] for i in sorted(found)]
+      axis = _AXES.get(kinds[name], 0)
       if kinds[name].startswith('layers'):
         out[name] = np.stack(arrays, axis)
       else:

@@ -9,7 +9,7 @@ LayerNorms with an epsilon of 1e-12.
 import functools
 from typing import Any
 
-from vit_jax.models.rotary import RelativeBias
+from vit_jax.models.posemb import RelativeBias
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, image_configs
 from vit_jax.weights.architecture import PLAIN

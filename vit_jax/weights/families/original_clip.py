@@ -18,8 +18,6 @@ from vit_jax.weights.family import Family
 from vit_jax.weights.keymap import Key, KeyMap, attention, conv, linear, norm
 
 _LAYER = 'transformer.resblocks.{i}'
-
-
 _KEYS = KeyMap(
   Key('class_embedding', 'cls', 'token'),
   Key('positional_embedding', 'cls_pos_embedding|pos_embedding', 'rows'),

@@ -61,8 +61,7 @@ _DINOV3 = dataclasses.replace(
   anchor='storage_tokens',
   keys=KeyMap(
     Key('storage_tokens', 'registers'),
-    Key('blocks.{i}.attn.q_bias', 'block_{i}/attn/query/bias', 'flat'),
-    Key('blocks.{i}.attn.v_bias', 'block_{i}/attn/value/bias', 'flat'),
+    *timm_vit.BIASES,
     *timm_vit.ROWS,
     *linear(f'{_MLP}.w1', 'block_{i}/mlp/gate'),
     *linear(f'{_MLP}.w2', 'block_{i}/mlp/fc1'),

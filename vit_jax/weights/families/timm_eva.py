@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax.models import rotary
 from vit_jax.models.layers import SwiGlu, as_pair
 from vit_jax.models.pooling import Map
-from vit_jax.models.posemb import Learned
+from vit_jax.models.posemb import Learned, RelativeBias
 from vit_jax.types import UserError
 from vit_jax.weights import bundle
 from vit_jax.weights.families import timm_vit
@@ -21,10 +21,6 @@ _APART = (
   *linear('blocks.{i}.attn.q_proj', 'block_{i}/attn/query'),
   *linear('blocks.{i}.attn.k_proj', 'block_{i}/attn/key'),
   *linear('blocks.{i}.attn.v_proj', 'block_{i}/attn/value'),
-)
-_BIASES = (
-  Key('blocks.{i}.attn.q_bias', 'block_{i}/attn/query/bias', 'flat'),
-  Key('blocks.{i}.attn.v_bias', 'block_{i}/attn/value/bias', 'flat'),
 )
 _ROWS = (
   Key('blocks.{i}.gamma_{n}', 'block_{i}/ls{n}'),
@@ -37,7 +33,7 @@ _ROWS = (
   *timm_vit.ROWS,
   *linear('head', 'head'),
   *_APART,
-  *_BIASES,
+  *timm_vit.BIASES,
 )
 _XY = {'use_rot_pos_emb': True, 'rope_grid_indexing': 'xy'}
 _NAVER = _XY | {'no_embed_class': True}
@@ -76,7 +72,7 @@ def _configure(defaults, config, arrays):
     hidden = len(arrays['attn_pool.mlp.fc1.weight'])
     found['pooling'] = Map(num_heads=heads, mlp_dim=hidden, all_tokens=True)
   if args.get('use_rel_pos_bias'):
-    found['posemb'] = rotary.RelativeBias()
+    found['posemb'] = RelativeBias()
   if args.get('use_rot_pos_emb'):
     cls = _ROTARY[args.get('rope_type', 'cat')]
     reference = args.get('ref_feat_shape')
@@ -99,9 +95,9 @@ def _write(weights):
     raise UserError(f"timm's Eva has no model with biases={block.biases}.")
   if not (posemb and posemb.in_layers):
     weights, posemb = bundle.with_table(weights), Learned()
-  elif not isinstance(posemb, rotary.RelativeBias | rotary.Rotary):
+  elif not isinstance(posemb, RelativeBias | rotary.Rotary):
     raise UserError(f'posemb={posemb} acts in the layers.')
-  is_beit = isinstance(posemb, rotary.RelativeBias)
+  is_beit = isinstance(posemb, RelativeBias)
   is_coarse = block.norm_eps == 1e-5
   is_swiglu, is_normed = isinstance(block.mlp, SwiGlu), 'mlp' in block.sub_norm
   is_packed = is_swiglu and not is_normed and not is_coarse
@@ -142,7 +138,7 @@ def _write(weights):
     args['attn_pool_mlp_ratio'] = timm_vit.ratio(hidden, model.width)
   keys = KeyMap(
     *(_APART if is_normed else ()),
-    *(() if 'k' in biases else _BIASES),
+    *(() if 'k' in biases else timm_vit.BIASES),
     *(timm_vit.PACKED if is_packed else timm_vit.SPLIT if is_swiglu else ()),
     *(norm('fc_norm', 'norm') if args['use_fc_norm'] else ()),
     *_ROWS,

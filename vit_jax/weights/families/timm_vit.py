@@ -23,10 +23,16 @@ from vit_jax.weights.families.timm_cnn import backbone_keys
 from vit_jax.weights.family import Config, Family
 from vit_jax.weights.keymap import Key, KeyMap, conv, linear, norm
 
-POSITIONS = (
+_POSITIONS = (
   'cls_pos_embedding|dist_pos_embedding|registers_pos_embedding|pos_embedding'
 )
-LAYERS = (
+ROWS = (
+  Key('cls_token', 'cls'),
+  Key('dist_token', 'dist'),
+  Key('reg_token', 'registers'),
+  Key('pos_embed', _POSITIONS, 'table'),
+  *conv('patch_embed.proj', 'embedding'),
+  *norm('norm_pre', 'embedding_norm'),
   *norm('blocks.{i}.norm{n}', 'block_{i}/norm{n}'),
   *linear('blocks.{i}.attn.qkv', 'block_{i}/attn/query|key|value'),
   *linear('blocks.{i}.attn.proj', 'block_{i}/attn/out', 'merged'),
@@ -35,15 +41,6 @@ LAYERS = (
   *norm('blocks.{i}.{part}.norm', 'block_{i}/{part}/norm'),
   *linear('blocks.{i}.mlp.fc{n}', 'block_{i}/mlp/fc{n}'),
   Key('blocks.{i}.ls{n}.gamma', 'block_{i}/ls{n}'),
-)
-ROWS = (
-  Key('cls_token', 'cls'),
-  Key('dist_token', 'dist'),
-  Key('reg_token', 'registers'),
-  Key('pos_embed', POSITIONS, 'table'),
-  *conv('patch_embed.proj', 'embedding'),
-  *norm('norm_pre', 'embedding_norm'),
-  *LAYERS,
   *norm('norm', 'norm'),
   *norm('fc_norm', 'norm'),
   Key('attn_pool.latent', 'map_head/probe'),
@@ -62,6 +59,10 @@ SPLIT = [
   *linear('blocks.{i}.mlp.fc1_g', 'block_{i}/mlp/gate'),
   *linear('blocks.{i}.mlp.fc1_x', 'block_{i}/mlp/fc1'),
 ]
+BIASES = (  # where keys have none
+  Key('blocks.{i}.attn.q_bias', 'block_{i}/attn/query/bias', 'flat'),
+  Key('blocks.{i}.attn.v_bias', 'block_{i}/attn/value/bias', 'flat'),
+)
 _PACKED = KeyMap(*PACKED, *_KEYS.keys)
 _SPLIT = KeyMap(
   *norm('patch_embed.norm', 'embedding_norm'), *SPLIT, *_KEYS.keys
