@@ -21,6 +21,7 @@ class TrainState:
   opt_state: Any
   rng: jax.Array  # typed key; each step folds its number into it
   ema: Params | None = None  # EMA of the parameters, see optim/schedules.py
+  carried: Any = None  # what the objective keeps, see types.py
 
   @property
   def eval_params(self) -> Params:
@@ -57,6 +58,8 @@ def train_step(
   if prepare := getattr(loss_fn, 'prepare', None):
     batch = prepare(batch, jax.random.fold_in(rng, 2**32 - 1))  # its own key
   grad_fn = accumulate(jax.grad(loss_fn, has_aux=True), accum_steps)
+  if getattr(loss_fn, 'takes_state', False):
+    teacher = (state,)
   grads, metrics = grad_fn(state.params, batch, rng, *teacher)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
@@ -64,7 +67,8 @@ def train_step(
   if ema_weight is not None:
     ema = optax.incremental_update(params, ema, ema_weight(state.step))
   metrics |= {'grad_norm': optax.tree.norm(grads)}
-  state = TrainState(state.step + 1, params, opt_state, state.rng, ema)
+  carried = metrics.pop('carried', None)
+  state = TrainState(state.step + 1, params, opt_state, state.rng, ema, carried)
   return state, metrics
 
 
@@ -103,18 +107,24 @@ def init_state(
   images: jax.ShapeDtypeStruct,
   tx: Callable[[Params], optax.GradientTransformation],
   ema: bool = False,
+  loss_fn: LossFn | None = None,
 ) -> TrainState:
   """Return the TrainState of a freshly initialised model.
 
   `images` describes a batch of float images. An EMA starts at the parameters.
+  `loss_fn` may add parameters and what it carries, see types.py.
   """
   init_rng, train_rng = jax.random.split(rng)
   example = jnp.zeros(images.shape, images.dtype)
   params = model.init(init_rng, example)['params']
+  if init := getattr(loss_fn, 'init', None):
+    more = init(jax.random.fold_in(init_rng, 1), images)
+    params = {**params, 'objective': more}
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=tx(params).init(params),
     rng=train_rng,
     ema=jax.tree.map(jnp.copy, params) if ema else None,
+    carried=getattr(loss_fn, 'carried', lambda: None)(),
   )

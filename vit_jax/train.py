@@ -148,7 +148,7 @@ def train(
   mesh = mesh.make()
   layout.check_batch_size(data.batch_size, mesh, parts=accum_steps)
   example = data.first_example()
-  image_shape = example['image'].shape
+  image_shape = example['image'].shape[-3:]  # of one of several views
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   class_names = getattr(data.source, 'class_names', None)
   timeline = Timeline(data.batch_size, len(data.source))
@@ -162,7 +162,14 @@ def train(
     data.batch_size // accum_steps, mesh, choices, terminal.say
   )
   model = choose(described, images)
-  loss_fn = compiled.reuse(objective, model, preprocess=preprocess)
+  loss_fn: Any = compiled.reuse(objective, model, preprocess=preprocess)
+  if hasattr(loss_fn, 'timeline'):
+    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
+  if accum_steps > 1 and getattr(loss_fn, 'whole_batch', False):
+    raise UserError(
+      f'accum_steps={accum_steps}, but the loss of this objective compares all '
+      'images of a batch. Leave accum_steps out, and use a smaller batch.'
+    )
   teacher: Any = getattr(loss_fn, 'teacher', None)
   teacher_shapes = []
   if teacher is not None:
@@ -188,9 +195,7 @@ def train(
     accum_steps=accum_steps,
     ema_weight=ema,
   )
-  abstract_batch = compiled.batch_shapes(
-    image_shape, example['label'], data.batch_size, mesh
-  )
+  abstract_batch = compiled.batch_shapes(example, data.batch_size, mesh)
   shapes = (abstract_state, abstract_batch, *teacher_shapes)
 
   # 5. Evaluators open their data now, not after a day of training.
@@ -247,7 +252,11 @@ def train(
       activation=getattr(loss_fn, 'activation', 'softmax'),
     )
 
-    flops_per_image = compiled.reuse(flops.forward, model, images)
+    if hasattr(loss_fn, 'init'):  # more than one pass over each image
+      flops_per_step = compiled.reuse(flops.count, step_fn, *shapes)
+    else:
+      flops_per_image = compiled.reuse(flops.forward, model, images)
+      flops_per_step = 3 * data.batch_size * flops_per_image
 
     # 7. The loop. Metrics lag one step: the host never waits for the device.
     monitor = Monitor(
@@ -257,7 +266,7 @@ def train(
       start_step=start,
       carried=saved.get('metrics'),
       learning_rate=learning_rate,
-      flops_per_step=3 * data.batch_size * flops_per_image,
+      flops_per_step=flops_per_step,
       stopwatch=stopwatch,
       config=provenance.config,
       before_write=claim.check,
@@ -359,12 +368,14 @@ def make_step(
   described only, to compile for them. `make_tx` makes the optax transformation
   for parameters; rules of None are `sharding.rules_for(mesh)`.
   """
+  ema_weight = getattr(loss_fn, 'ema_weight', ema_weight)
   init = functools.partial(
     init_state,
     model=model,
     images=images,
     tx=make_tx,
     ema=ema_weight is not None,
+    loss_fn=loss_fn,
   )
   abstract_state = jax.eval_shape(init, jax.random.key(0))
   rules = layout.rules_for(mesh) if rules is None else rules

@@ -132,6 +132,15 @@ Preprocess = Callable[[Any], JaxArray]
 # whole batch, before it is cut into micro-batches;
 # `teacher` is an objectives.distillation.Teacher, whose parameters the LossFn
 # then takes as its fourth argument.
+# Objectives without labels may also have these:
+# `init` is a function (rng, images) -> params, which only training needs; they
+# are params['objective'], and no reader of the run's weights sees them;
+# `takes_state`: the fourth argument is the TrainState; `carried` is a function
+# () -> arrays that its `carried` starts with, and the metric 'carried' (a mean
+# over the batch) is the next;
+# `ema_weight` is a function step -> weight of the EMA, instead of optim.Ema's;
+# `timeline` is set to that of the run;
+# `whole_batch`: the loss is not a mean over micro-batches.
 LossFn = Callable[..., tuple[JaxArray, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

@@ -386,8 +386,10 @@ def test_an_evaluator_that_needs_too_much():
 
 def test_shapes_of_a_batch():
   mesh = MeshSizes().make()
-  batch = compiled.batch_shapes((8, 8, 1), 3, 96, mesh)
+  image = np.zeros((8, 8, 1), np.uint8)
+  batch = compiled.batch_shapes({'image': image, 'label': 3}, 96, mesh)
   assert batch['image'].shape == (96, 8, 8, 1)
   assert batch['label'].dtype == jnp.int32
-  soft = compiled.batch_shapes((8, 8, 1), np.ones(5), 8, mesh)['label']
+  example = {'image': image, 'label': np.ones(5)}
+  soft = compiled.batch_shapes(example, 8, mesh)['label']
   assert soft.shape == (8, 5) and soft.dtype == jnp.float32

@@ -207,6 +207,8 @@ class DoesNotFitError(UserError):
 def _items(state):
   """Return {item: tree} of a TrainState, as checkpoints have it."""
   train = {'step': state.step, 'opt_state': state.opt_state, 'rng': state.rng}
+  if state.carried is not None:
+    train['carried'] = state.carried
   items = {'params': state.params, 'train': train}
   return items if state.ema is None else {**items, 'ema': state.ema}
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax.parallel import sharding
 from vit_jax.runs import terminal
-from vit_jax.types import Model, Shape, UserError
+from vit_jax.types import Model, UserError
 
 GIB = 2**30
 
@@ -41,16 +41,17 @@ def forget() -> None:
 
 
 def batch_shapes(
-  image_shape: Shape, label: Any, batch_size: int, mesh: Mesh
+  example: Mapping[str, Any], batch_size: int, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Return a global training batch of ShapeDtypeStructs; label: any of it."""
+  """Return a global training batch of ShapeDtypeStructs, for any example."""
   split = sharding.batch_sharding(mesh)
   make = functools.partial(jax.ShapeDtypeStruct, sharding=split)
-  shape = jnp.shape(label)
-  kind = jnp.float32 if shape else jnp.int32
+  label = jnp.float32 if jnp.shape(example['label']) else jnp.int32
   return {
-    'image': make((batch_size, *image_shape), jnp.uint8),
-    'label': make((batch_size, *shape), kind),
+    name: make(
+      (batch_size, *jnp.shape(x)), label if name == 'label' else jnp.uint8
+    )
+    for name, x in example.items()
   }
 
 

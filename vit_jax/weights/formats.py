@@ -197,8 +197,10 @@ def _fitting(params, weights):
   model = weights.model
   if isinstance(model, Classifier):
     params = tree.unstack_blocks(params)
+  unused = ['objective/']
   if not getattr(getattr(model, 'embedding', None), 'mask_token', True):
-    params = {k: v for k, v in params.items() if k != 'mask'}
+    unused.append('mask')
+  params = {k: v for k, v in params.items() if not k.startswith(tuple(unused))}
   if lines := tree.diff(params, bundle.shapes(model, weights.image_shape)):
     raise UserError(
       'The parameters are not those of the model that is described next to '

@@ -102,8 +102,14 @@ def read(init_from: InitFrom, *, values: bool = True) -> Weights:
 
 
 def load_into(state: Any, model: Model, init_from: InitFrom) -> tuple[Any, str]:
-  """Return (state, report): a TrainState with the parameters of weights."""
-  params, report = fit(read(init_from), state.params, model, init_from)
+  """Return (state, report): a TrainState with the parameters of weights.
+
+  What the objective adds to the parameters stays as initialised.
+  """
+  fresh = dict(state.params)
+  added = {k: fresh.pop(k) for k in ('objective',) if k in fresh}
+  params, report = fit(read(init_from), fresh, model, init_from)
+  params = {**params, **added}
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   state = dataclasses.replace(state, params=params, ema=ema)
   return state, report

@@ -102,7 +102,8 @@ def lower(
     accum_steps=run.accum_steps,
     ema_weight=run.ema,
   )
-  batch = batch_shapes(image_shape, np.int32(0), batch_size, mesh)
+  example = {'image': np.zeros(image_shape, np.uint8), 'label': 0}
+  batch = batch_shapes(example, batch_size, mesh)
   with jax.set_mesh(mesh):
     lowered = step_fn.lower(state, batch, *more)
     step_flop = flops.count(step_fn, state, batch, *more) / mesh.size
