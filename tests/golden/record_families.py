@@ -206,17 +206,6 @@ pe_original = renamed(
   **_CLIP,
 )
 
-radio_original = renamed(
-  ('^', 'radio_model.model.'),
-  (r'ls(\d)\.gamma', r'ls\1.grandma'),
-  ('model.pos_embed', 'model.patch_generator.pos_embed'),
-  (r'.*(patch_embed|_token).*', 'gone'),
-  gone=None,
-  radio_model__model__patch_generator__embedder__weight=[24, 48],
-  radio_model__model__patch_generator__cls_token__token=[8, 24],
-  input_conditioner__norm_mean=[3],
-)
-
 
 def unfold(images, patch):
   """Return arguments of SigLIP 2: rows of patches, mask and grid."""
@@ -321,7 +310,7 @@ def load(format, folder, **args):
 TEXT = {'hidden_size': 24, 'intermediate_size': 24, 'num_hidden_layers': 1}
 TEXT |= {'num_attention_heads': 3, 'vocab_size': 9}
 TEXT |= {'bos_token_id': 1, 'eos_token_id': 2, 'projection_dim': 20}
-TWO_TOWERS = 'SiglipConfig', 'CLIPConfig', 'MetaClip2Config', 'Aimv2Config'
+TWO_TOWERS = 'SiglipConfig', 'CLIPConfig', 'MetaClip2Config'
 ONE_SIDE = {'image_size': 12, 'patch_size': 4}
 SQUARE = {'image_size': [12, 6]}  # a grid of 3 by 3
 PLAIN = 'vit_base_patch16_224'
@@ -384,31 +373,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
     pe_original,
     num_classes=CLASSES,
     ref_feat_shape=(3, 4),
-  ),
-  'original_tips': original_case(
-    'vit_base_patch14_reg1_tipsv2',
-    renamed(
-      ('reg_token', 'register_tokens'),
-      prefix='vision_encoder.',
-      vision_encoder__pos_embed=[1, 13, 24],
-      vision_encoder__mask_token=[1, 24],
-      text_encoder__pos_embed=[9],
-    ),
-  ),
-  'original_radio': original_case(
-    'vit_base_patch16_radio_v3', radio_original, img_size=(12, 12), patch_size=4
-  ),
-  'original_aimv2': original_case(
-    'aimv2_large_patch14_224',
-    renamed(
-      ('^(patch_embed)', 'preprocessor.patchifier'),
-      ('^pos_embed', 'preprocessor.pos_embed'),
-      ('^norm', 'trunk.post_trunk_norm'),
-      ('^blocks', 'trunk.blocks'),
-      (r'norm(\d)', r'norm_\1'),
-      ('fc1_g', 'fc1'),
-      ('fc1_x', 'fc3'),
-    ),
   ),
   'timm_dinov3': timm_case(
     'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER
@@ -547,9 +511,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
     other=(4, 16),
     projection_dim=20,
     **ONE_SIDE,
-  ),
-  'hf_aimv2': hf_case(
-    'Aimv2VisionModel', 'Aimv2VisionConfig', back='', use_head=False, **ONE_SIDE
   ),
   'hf_vit_features': hf_case('ViTModel', 'ViTConfig', pooler_output_size=20),
 }

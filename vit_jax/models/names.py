@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.config import resolve
+from vit_jax.models import published
 from vit_jax.types import UserError
 
 VIT = 'vit_jax.models.vit.VisionTransformer'
@@ -235,19 +236,17 @@ _PATTERNS: dict[str, Callable[..., dict[str, Any] | None]] = {
 
 
 def _table(text):
-  from vit_jax.models import published  # which imports this module
-
   pattern = re.compile(fnmatch.translate(f'*{text}*'), re.IGNORECASE)
   rows = [
     f'{name:<16}{" ".join(others)}'.strip()
     for name, others in models().items()
     if any(pattern.match(x) for x in (name, *others))
   ]
-  ours = ['\n'.join(['name            also (in timm)', *rows])] if rows else []
-  found = [*ours, *published.tables(text)]
+  ours = '\n'.join(['name            also (in timm)', *rows]) if rows else ''
+  found = '\n\n'.join(filter(None, (ours, published.table(text))))
   if not found:
     raise UserError(f'No name contains {text!r}.')
-  return '\n\n'.join(found)
+  return found
 
 
 def _summary(name, image_size):

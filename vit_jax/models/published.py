@@ -4,17 +4,6 @@ Numbers and licences are those of timm and of the authors' repositories; what
 has a '?' is from memory. What a repository says of its own weights comes first.
 """
 
-from vit_jax.models.names import SIZES
-
-_SIZES = SIZES | {  # width, depth, mlp_dim (of SwiGLU: of each factor), heads
-  **{'S+': (384, 12, 1536, 6), 'H+': (1280, 32, 5120, 20)},
-  **{'g-dino': (1536, 40, 4096, 24), '7B': (4096, 40, 8192, 32)},
-  **{'G-pe': (1536, 50, 8960, 16), 'L-aim': (1024, 24, 2816, 8)},
-  **{'H-aim': (1536, 24, 4096, 12), '1B': (2048, 24, 5632, 16)},
-  **{'3B': (3072, 24, 8192, 24), 'L-eva': (1024, 24, 2730, 16)},
-  **{'Ti-eva': (192, 12, 512, 3), 'S-eva': (384, 12, 1024, 6)},
-  'B-eva': (768, 12, 2048, 12),
-}
 _COLUMNS = 'family hub sizes patch pixels pooling licence forms'
 # All but a few are at timm/*, too. The forms of timm and transformers (hf) have
 # a config; the authors' own do not. A model belongs to the first family whose
@@ -22,22 +11,21 @@ _COLUMNS = 'family hub sizes patch pixels pooling licence forms'
 _TABLE = """
 eupe facebook/EUPE-*? Ti,S,B 16 256 token fair-noncommercial timm,original
 dinov3 facebook/dinov3-* S,S+,B,L,H+,7B 16 256 token DINOv3 hf,timm,original
-lingbot robbyant/*? S,B,L,g-dino 16 512 token apache-2.0 timm
-dinov2 facebook/dinov2-* S,B,L,g-dino 14 518 token apache-2.0 hf,timm,original
-franca valeoai/*? B,L,g-dino 14 518,224 token rail-noncommercial original
+lingbot robbyant/*? S,B,L,g 16 512 token apache-2.0 timm
+dinov2 facebook/dinov2-* S,B,L,g 14 518 token apache-2.0 hf,timm,original
 dino facebook/dino-* S,B 16,8 224 token apache-2.0 hf,timm
 ijepa facebook/ijepa_* H,g 14,16 224,448 mean cc-by-nc-4.0 hf,timm
-tipsv2 google/tipsv2-* B,L,So400m,g-dino 14 448 token apache-2.0 timm,original
+tipsv2 timm/*tipsv2* B,L,So400m,g 14 448 token apache-2.0 timm
 siglip google/siglip* B,L,So400m,g-opt 14-32 224-512 map apache-2.0 hf,timm,npz
 metaclip facebook/metaclip-* B,L,H,G 14,16,32 224,378 token cc-by-nc-4.0 hf,timm
 dfn apple/DFN* B,L,H 14,16 224,378 token apple-ascl timm,original
 datacomp laion/*DataComp* B,L 14,16,32 224,256 token mit? timm,hf,original
 laion laion/CLIP-* B,L,H,g,G 14,16,32 224 token mit? hf,timm,original
 openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
-pe_ facebook/PE-* Ti,S,B,L,G-pe 14,16 224-512 map apache-2.0 timm,original
-eva timm/eva* Ti-eva,S-eva,B-eva,L-eva,g 14,16 224-560 mean mit timm
-aimv2 apple/aimv2* L-aim,H-aim,1B,3B 14 224-448 mean apple-ascl hf,timm,original
-radio nvidia/C-RADIO* B,L,H,g-dino,So400m 16 512 token nvidia-open timm,original
+pe_ facebook/PE-* Ti,S,B,L,G 14,16 224-512 map apache-2.0 timm,original
+eva timm/eva* Ti,S,B,L,g 14,16 224-560 mean mit timm
+aimv2 timm/aimv2_* L,H,1B,3B 14 224-448 mean apple-ascl timm
+radio timm/*radio* B,L,H,g,So400m 16 512 token nvidia-open timm
 beit microsoft/beit-* B,L 16 224-512 mean apache-2.0 hf,timm
 deit facebook/deit-* Ti,S,M,B,L,H 16,14 224,384 token apache-2.0 hf,timm
 naver timm/*rope*naver* S,B,L 16 224 token apache-2.0 timm
@@ -59,19 +47,14 @@ def licence(hub_name: str) -> str | None:
   return None
 
 
-def tables(text: str) -> list[str]:
-  """Return tables of the rows that contain a text and of sizes, or nothing."""
+def table(text: str) -> str:
+  """Return a table of the rows that contain a text; '' if none does."""
   rows = [row for row in _ROWS if text.lower() in ' '.join(row).lower()]
   if not rows:
-    return []
-  widths = [max(map(len, column)) for column in zip(*rows, _COLUMNS.split())]
-  lines = [
+    return ''
+  rows = [_COLUMNS.split(), *rows]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join(
     '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-    for row in (_COLUMNS.split(), *rows)
-  ]
-  used = {size: None for row in rows for size in row[2].split(',')}
-  sizes = ['size     width  depth  mlp_dim  heads']
-  for size in used:
-    width, depth, mlp_dim, heads = _SIZES[size]
-    sizes.append(f'{size:<9}{width:<7}{depth:<7}{mlp_dim:<9}{heads}')
-  return ['\n'.join(lines), '\n'.join(sizes)]
+    for row in rows
+  )
