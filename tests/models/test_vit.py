@@ -229,6 +229,27 @@ def test_patches_are_replaced_by_others_or_by_the_mask():
   np.testing.assert_allclose(layer_in[:, 1:], expected, atol=1e-6)
 
 
+def test_only_visible_patches_are_encoded():
+  model = tiny(pooling=ClassToken(num_registers=2))
+  params = random_params(model)
+  visible = np.random.default_rng(0).permuted(
+    np.tile(np.arange(12, dtype=np.int32), (4, 1)), axis=1
+  )
+  some = _inputs_of_the_first_layer(model, params, visible=visible[:, :5])
+  whole = _inputs_of_the_first_layer(model, params)
+  rows = np.insert(3 + visible[:, :5], 0, [[0], [1], [2]], axis=1)
+  expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
+  np.testing.assert_array_equal(some, expected)
+  # Without positions in the layers, the order of all patches does not matter.
+  shuffled = model.apply({'params': params}, IMAGES, visible=visible)
+  np.testing.assert_allclose(shuffled, apply(model, params), atol=1e-5)
+  with pytest.raises(ValueError, match=r'posemb=Relative.* need all patches'):
+    jax.eval_shape(
+      functools.partial(tiny(posemb=Relative()).init, visible=visible),
+      *(jax.random.key(0), IMAGES),
+    )
+
+
 def _inputs_of_the_first_layer(model, params, **options):
   found = []
 

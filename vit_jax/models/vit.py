@@ -147,6 +147,7 @@ class VisionTransformer(layers.Classifier):
     per_layer: bool = True,
     maps: Sequence[int] = (),
     patch_sources: jax.Array | None = None,
+    visible: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Compute all intermediate features and the logits, by name.
 
@@ -157,6 +158,9 @@ class VisionTransformer(layers.Classifier):
       patch_sources: int32 [B, gh * gw], index of the patch whose embedding
         replaces each patch before positions are added, or below 0 for the mask
         vector. None: nothing is replaced.
+      visible: int32 [B, v], the patches that the layers get, in this order,
+        each with its own position; then N is the tokens of the pooling plus v,
+        and there are no maps. None: all patches.
 
     Returns:
       feature_map: [B, ., ., F], output of the ResNet of a hybrid.
@@ -178,6 +182,13 @@ class VisionTransformer(layers.Classifier):
     layout = pooling.layout(grid)
     x = self.embedding.replace(self, out['patches'], patch_sources)
     x = posemb.add_to_patches(self, x.astype(jnp.float32), grid)
+    if visible is not None:
+      if posemb.in_layers:
+        raise UserError(
+          f'posemb={posemb} acts in the layers, which need all patches. Use '
+          'Learned() or SinCos2d() to leave patches out.'
+        )
+      x = jnp.take_along_axis(x, visible[..., None], axis=1)
     prefix = [
       jnp.broadcast_to(token, (x.shape[0], *token.shape[1:]))
       for token in pooling.tokens(self, posemb, layout)
