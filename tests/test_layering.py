@@ -33,7 +33,10 @@ LAYERS = {  # a module or folder, and what else it may import of this package
   'analysis': (),
   'config': ('optim.schedules',),
   'data': (),
-  'evals': ('data.', 'objectives.', 'parallel.', 'runs.compiled'),
+  'evals': (
+    *('analysis.embeddings', 'data.', 'objectives.', 'parallel.'),
+    'runs.compiled',
+  ),
   'models': (),
   'objectives': ('models.', 'parallel.', 'pretrained', 'weights.'),
   'optim': (),

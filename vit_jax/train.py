@@ -24,7 +24,7 @@ from vit_jax.optim.schedules import Ema, Interval, Schedule, Timeline
 from vit_jax.parallel import sharding as layout
 from vit_jax.parallel.hosts import Stopped, StopSignal
 from vit_jax.parallel.sharding import MeshSizes, Rules, put_batch
-from vit_jax.reports import confusion, page
+from vit_jax.reports import confusion, page, sheets
 from vit_jax.runs import compiled, terminal, workdirs
 from vit_jax.runs.checkpoint import Checkpoints
 from vit_jax.runs.metrics import Logging, Monitor, Stopwatch, check_finite
@@ -329,10 +329,15 @@ def train(
             f'{workdir}. Run the same command to resume.'
           )
           raise Stopped(128 + stopping)
+      drawn = {}
+      if start < total_steps:
+        with jax.transfer_guard('allow'):
+          drawn = _draw(loss_fn, evaluators, state, batch, mesh)
       monitor.finish(total_steps)
   if batches.skipped:
     terminal.say(data.name_skipped(batches.skipped))
   confusion.write_all(workdir, evaluators, class_names=class_names)
+  sheets.write_all(workdir, drawn)
   page.write_at_end(workdir)
   return state
 
@@ -348,6 +353,18 @@ def _evaluate(evaluators, step, state, monitor):
   if warning := evaluators_lib.non_finite(step, results):
     terminal.say(warning)
   return results
+
+
+def _draw(loss_fn, evaluators, state, batch, mesh):
+  """Return {title: rows of images} of the objective and the evaluators."""
+  drawn = {}
+  if pictures := getattr(loss_fn, 'pictures', None):
+    pictures = jax.jit(pictures, out_shardings=layout.replicated(mesh))
+    drawn |= jax.device_get(pictures(state.params, batch, state.rng))
+  for evaluator in evaluators.values():
+    if pictures := getattr(evaluator, 'pictures', None):
+      drawn |= pictures(state.eval_params)
+  return drawn
 
 
 def make_step(

@@ -140,7 +140,9 @@ Preprocess = Callable[[Any], JaxArray]
 # over the batch) is the next;
 # `ema_weight` is a function step -> weight of the EMA, instead of optim.Ema's;
 # `timeline` is set to that of the run;
-# `whole_batch`: the loss is not a mean over micro-batches.
+# `whole_batch`: the loss is not a mean over micro-batches;
+# `pictures` is a function (params, batch, rng) -> {title: uint8 [n, k, H, W,
+# C]}, n rows of k images of a batch, for the end of a run.
 LossFn = Callable[..., tuple[JaxArray, Metrics]]
 # (model, *, preprocess) -> LossFn. One that wraps another also takes the inner
 # objective.

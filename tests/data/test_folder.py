@@ -65,6 +65,14 @@ def test_class_folders_without_splits(root):
   assert Folder(root / 'val').class_names == ['10', '2', 'dog', 'kätzchen']
 
 
+def test_folders_need_not_be_classes(root):
+  source = Folder(root, classes=False)
+  assert len(source) == 13 and source.num_classes is None
+  assert source.class_names is None and not source.labels().any()
+  with pytest.raises(ValueError, match=r'has no images, and 0 other files'):
+    Folder(root / 'nothing', classes=False)
+
+
 def test_class_names_fix_the_order(root):
   names = ['kätzchen', 'dog', '2', '10', 'unseen']
   val = Folder(root, split='val', class_names=names)

@@ -66,6 +66,14 @@ def patch_components(
   return (points @ vectors).astype(np.float32), shares.astype(np.float32)
 
 
+def colours(components: np.ndarray) -> np.ndarray:
+  """Return three components [..., 3] as red, green, blue, uint8."""
+  axes = tuple(range(components.ndim - 1))
+  low, high = np.percentile(components, (1, 99), axis=axes)
+  scaled = (components - low) / np.maximum(high - low, 1e-30)
+  return (255 * np.clip(scaled, 0, 1)).astype(np.uint8)
+
+
 def position_similarity(table: Array) -> np.ndarray:
   """Return the cosine of each pair of position embeddings (Figs. 7 and 10).
 

@@ -24,6 +24,7 @@ class Folder:
     path/CLASS/**/IMAGE            Folder(path)
     path/SPLIT/CLASS/**/IMAGE      Folder(path, split='train')
     a CSV of path, label[, split]  Folder(path, csv='labels.csv')
+    path/**/IMAGE                  Folder(path, classes=False)
 
   Images end in jpg, jpeg, png, webp or bmp, in lower or upper case. Files are
   sorted by path. Classes are sorted by name (as text: '10' < '2') over all
@@ -39,6 +40,7 @@ class Folder:
       or ints that index `class_names`.
     class_names: names of the classes in the order of their labels.
     channels, exif: how images are decoded, see pipeline.py.
+    classes: whether folders are classes; without, all labels are 0.
   """
 
   def __init__(
@@ -50,6 +52,7 @@ class Folder:
     class_names: Sequence[str] | None = None,
     channels: Literal[1, 3] = 3,
     exif: bool = True,
+    classes: bool = True,
   ) -> None:
     self.channels, self.exif = channels, exif
     root = epath.Path(path).expanduser()
@@ -58,7 +61,11 @@ class Folder:
       files, labels, names = _from_csv(root / csv, split, class_names)
     else:
       self._base = root / (split or '')
-      files, labels, names = _from_folders(root, split, class_names)
+      if classes:
+        files, labels, names = _from_folders(root, split, class_names)
+      else:
+        files, names = _images(self._base, nested=False), None
+        labels = np.zeros(len(files), np.int32)
     # Bytes of equal length: 1.3M paths take 50 MB, a list 130 MB.
     self._files = np.array([os.fsencode(file) for file in files])
     self._labels = labels
@@ -114,21 +121,26 @@ def _folders(path):
   return sorted(x for x in names if not x.startswith('.'))
 
 
-def _images(base):
-  """Return the sorted paths of the images in class folders, relative to it."""
+def _images(base, nested=True):
+  """Return the sorted paths of the images, relative to the folder.
+
+  They are in class folders, or anywhere.
+  """
   files = image_files.walk(os.fspath(base))
-  found = sorted(x for x in files if '/' in x and image_files.is_image(x))
+  found = [x for x in files if '/' in x or not nested]
+  found = sorted(x for x in found if image_files.is_image(x))
   others = len(files) - len(found)
+  where = ' in class sub-folders' if nested else ''
   if not found:
     raise UserError(
-      f'{base} has no images in class sub-folders, and {others} other files.'
-      f' Expected {base}/CLASS/IMAGE with an ending of'
-      f' {", ".join(image_files.ENDINGS)}.'
+      f'{base} has no images{where}, and {others} other files. Expected '
+      f'{base}/{"CLASS/" if nested else ""}IMAGE with an ending of '
+      f'{", ".join(image_files.ENDINGS)}.'
     )
   if others:
     logging.warning(
       f'Folder {base}: {len(found)} images. Ignored {others} files that are not'
-      ' images or not in a class folder.'
+      f' images{where}.'
     )
   return found
 

@@ -229,7 +229,7 @@ class _Reader:
     if not self._count:
       raise UserError(f'The source {self._name} has no examples.')
     self._size = self.data.batch_size // self.process_count
-    if self.num_classes is None:
+    if not self.num_classes:  # 0: the model has no head
       self.num_classes = getattr(source, 'num_classes', None)
     _, self._threads = self.data.processes_and_threads()
 

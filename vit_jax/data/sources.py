@@ -40,6 +40,7 @@ def open_source(
   class_names: PathLike | Sequence[str] | None = None,
   channels: Literal[1, 3] = 3,
   exif: bool | None = None,
+  classes: bool = True,
 ) -> Source:
   """Return the source that a name such as 'tfds:cifar10:train' stands for.
 
@@ -57,6 +58,7 @@ def open_source(
     stratified: of the slice.
     csv, image_key, label_key, channels, exif: of the source.
     class_names: of the source, or a file with one name per line.
+    classes: False: of a folder, whose images can be anywhere in it.
   """
   kind, name = _kind_and_name(os.fspath(path))
   start, bracket, rest = (split or '').partition('[')
@@ -74,6 +76,7 @@ def open_source(
     'label_key': label_key,
     'class_names': tables.class_names(class_names),
     'exif': exif,
+    'classes': None if classes else False,
   }
   if kind == 'hf' and '://' not in name:
     name, _, config = name.partition(':')

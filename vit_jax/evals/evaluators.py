@@ -10,6 +10,8 @@ arguments of its config. Optional attributes of an evaluator:
   class_names             of the data; the model must have the same
   predictions             `evals.classification.Predictions` of the last run,
                           which are then written, see reports/confusion.py
+  pictures(params)        {title: rows of images} at the end of a run, see
+                          reports/sheets.py
 """
 
 import math

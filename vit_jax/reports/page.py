@@ -125,6 +125,10 @@ def _run(run):
     'tiles': _tiles(run),
     'charts': charts.of_run(run.records),
     'evaluations': _evaluations(run.last),
+    'figures': {
+      x.stem.partition('-')[2]: _encoded(x)
+      for x in sorted(run.path.glob('sheet-*.png'))
+    },
     'confusions': _by_evaluator(run.path, 'confusion', _confusion),
     'mistakes': _by_evaluator(run.path, 'misclassified', _mistakes),
     'times': [

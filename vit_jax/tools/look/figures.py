@@ -116,7 +116,7 @@ def norms(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   low, high = (f(maps, axis=(0, 2))[:, None] for f in (np.min, np.max))
   maps = (maps - low) / np.maximum(high - low, 1e-30)
   maps = maps.reshape(*maps.shape[:2], *layout.grid)
-  colors = colormaps['viridis'](maps)[..., :3]
+  colors = np.uint8(255 * colormaps['viridis'](maps)[..., :3])
   title = f'image, norms of its patches after layers {chosen}'
   _sheet(weights, path.with_stem(f'{path.stem}-maps'), looks, colors, title)
 
@@ -126,8 +126,7 @@ def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   looks = looks[:PER_SHEET]
   maps = np.stack([look['patches'] for look in looks])
   components, shares = principal.patch_components(maps)
-  low, high = np.percentile(components, (1, 99), axis=(0, 1, 2))
-  colors = np.clip((components - low) / (high - low), 0, 1)
+  colors = principal.colours(components)
   percent = ', '.join(f'{share:.0%}' for share in shares)
   title = f'image, PCA of its patches ({percent} of the variance)'
   _sheet(weights, path, looks, colors[:, None], title)
@@ -135,11 +134,11 @@ def pca(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
 
 
 def _sheet(weights, path, looks, colors, title):
-  """Draw images, each with maps in colors [n, m, gh, gw, 3] in [0, 1]."""
+  """Draw images, each with maps in colors, uint8 [n, m, gh, gw, 3]."""
   looks = looks[: len(colors)]
   px = 2 * _PX if len(looks) <= _FEW else _PX
   rows = [
-    (image, *(pictures.enlarge(np.uint8(255 * x), image.shape) for x in maps))
+    (image, *(pictures.enlarge(x, image.shape) for x in maps))
     for maps, image in zip(colors, _images(weights, looks, px))
   ]
   attention.sheet(rows, path, names=[_caption(x) for x in looks], title=title)

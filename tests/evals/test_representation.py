@@ -1,0 +1,89 @@
+"""Rank, spread and pictures of a representation."""
+
+import jax
+import numpy as np
+import pytest
+from synthetic import Synthetic
+
+from vit_jax import tree
+from vit_jax.data.pipeline import Data
+from vit_jax.evals.representation import Representation, describe
+from vit_jax.models.layers import Normalize, PatchEmbedding
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.parallel import sharding
+from vit_jax.reports import sheets
+
+RNG = np.random.default_rng(0)
+MODEL = VisionTransformer(
+  width=8,
+  depth=1,
+  mlp_dim=8,
+  num_heads=1,
+  embedding=PatchEmbedding(4),
+  num_classes=0,
+)
+SOURCE = Synthetic(image_size=8, num_classes=3, num_examples=21)
+
+
+def evaluator():
+  data = Data(SOURCE, 8)
+  mesh = sharding.make_mesh()
+  return Representation(MODEL, preprocess=Normalize(), mesh=mesh, data=data)
+
+
+@pytest.fixture(scope='module')
+def params():
+  images = np.zeros((1, 8, 8, 3), 'f')
+  shapes = jax.eval_shape(MODEL.init, jax.random.key(0), images)['params']
+  return jax.tree.map(lambda x: np.float32(RNG.normal(size=x.shape)), shapes)
+
+
+@pytest.mark.parametrize('rank', [1, 4, 16])
+def test_rank_of_equal_singular_values_is_their_number(rank):
+  basis, _ = np.linalg.qr(RNG.normal(size=(50, rank)))
+  other, _ = np.linalg.qr(RNG.normal(size=(16, rank)))
+  found = describe(3 * basis @ other.T)
+  assert found['rank'] == pytest.approx(rank, rel=1e-3)
+
+
+def test_spread_and_norms():
+  x = RNG.normal(size=(4000, 64))
+  found = describe(x)
+  assert found['spread'] == pytest.approx(1, abs=0.01)
+  assert found['norm'] == pytest.approx(8, abs=0.1)
+  assert found['norm_std'] == pytest.approx(np.sqrt(0.5), abs=0.03)
+  same = describe(np.outer(np.arange(1, 9), np.ones(64)))
+  assert same['spread'] < 1e-7 and same['rank'] == pytest.approx(1, 1e-4)
+
+
+def test_each_example_counts_once_and_collapse_is_said(params, capsys):
+  found = evaluator().run(params)
+  assert found['num_examples'] == 21 and found['rank'] > 2
+  assert 'collapsed' not in capsys.readouterr().out
+  flat = tree.flatten(params)
+  # Nothing but the class token and its position is left.
+  dead = {k: np.zeros_like(v) if 'out' in k else v for k, v in flat.items()}
+  dead = {k: np.zeros_like(v) if 'fc2' in k else v for k, v in dead.items()}
+  evaluator().run(tree.unflatten(dead))
+  assert 'has collapsed: all images' in capsys.readouterr().out
+
+
+def test_pictures(params, tmp_path):
+  found = evaluator().pictures(params)
+  (_, patches), (_, near) = found.items()
+  assert len(patches) == 8 and len(near) == 10
+  np.testing.assert_array_equal(patches[3][0], SOURCE[3]['image'])
+  assert patches[3][1].shape == (8, 8, 3)
+  colours = patches[3][1]  # one for each patch
+  np.testing.assert_array_equal(
+    colours[:4, :4], colours[:1, :1] + np.zeros((4, 4, 1), 'u1')
+  )
+  for i, row in enumerate(near):  # itself first, then six others
+    np.testing.assert_array_equal(row[0], SOURCE[i]['image'])
+    assert len({x.tobytes() for x in row}) == 7
+  sheets.write_all(tmp_path, found)
+  names = sorted(x.name for x in tmp_path.iterdir())
+  assert names == [
+    'sheet-1-pca-of-patches.png',
+    'sheet-2-an-image-and-its-nearest-ones.png',
+  ]
