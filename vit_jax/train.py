@@ -189,7 +189,7 @@ def train(
     model,
     images=images,
     loss_fn=loss_fn,
-    make_tx=Partial(optimizer, learning_rate=learning_rate),
+    make_tx=Partial(optimizer, learning_rate=learning_rate, timeline=timeline),
     mesh=mesh,
     rules=sharding,
     accum_steps=accum_steps,

@@ -19,6 +19,7 @@ from vit_jax import config, tree
 from vit_jax.models import names
 from vit_jax.optim import optimizers as optim
 from vit_jax.optim.optimizers import LayerDecay, Optimizer
+from vit_jax.optim.schedules import Timeline
 from vit_jax.parallel import sharding
 
 RULES = {
@@ -422,6 +423,27 @@ def test_weight_decay_by_group(name):
     decay *= path.endswith(('kernel', 'bias'))
     expected = (1 - 0.025 * decay) * tree.flatten(params)[path]
     np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(
+  'rule',
+  [functools.partial(optim.sgd, momentum=0.0), optax.adamw, optim.muon],
+)
+def test_weight_decay_follows_a_cosine(rule):
+  """Without gradients, an update is minus rate * decay * parameter."""
+  params = make_tree(small=True)
+  rule = functools.partial(rule, weight_decay=0.04)
+  fields = {'decay_multipliers': [('head/.*', 3.0)], 'final_weight_decay': 0.4}
+  tx = Optimizer(rule, **fields)(params, 0.1, Timeline(8, 80, total_steps=10))
+  state, update = tx.init(params), jax.jit(tx.update)
+  before, zeros = tree.flatten(params), jax.tree.map(np.zeros_like, params)
+  for step in range(10):
+    updates, state = update(zeros, state, params)
+    decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * step / 10))
+    for path, x in as_numpy(updates).items():
+      factor = path.endswith('kernel') * (3.0 if 'head' in path else 1.0)
+      expected = -0.1 * factor * decay * before[path]
+      np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-9)
 
 
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)

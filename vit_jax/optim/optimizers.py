@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from vit_jax import tree
+from vit_jax.optim.schedules import Schedule, Timeline
 from vit_jax.types import (
   Count,
   Dtype,
@@ -94,6 +95,8 @@ class Optimizer:
       in big_vision (the paper does not say).
     decay_multipliers: ((path rule, factor), ...) on weight_decay; the first
       match counts. "Scaling ViT" has (('head/.*', 100.0),).
+    final_weight_decay: weight decay at the end of the run, which it reaches on
+      half a cosine (DINO: from 0.04 to 0.4); None: it stays as it is.
     freeze: path rules of parameters that are not trained and take no memory.
     lr_multipliers: ((path rule, factor), ...); the first match counts. The
       factor scales the whole update, including decoupled weight decay.
@@ -104,14 +107,21 @@ class Optimizer:
   clip_norm: Positive | None = None
   decay_mask: Sequence[PathRule] = KERNELS
   decay_multipliers: Multipliers = ()
+  final_weight_decay: NonNegative | None = None
   freeze: Sequence[PathRule] = ()
   lr_multipliers: Multipliers = ()
   layer_decay: LayerDecay | None = None
 
   def __call__(
-    self, params: Params, learning_rate: optax.ScalarOrSchedule
+    self,
+    params: Params,
+    learning_rate: optax.ScalarOrSchedule,
+    timeline: Timeline | None = None,
   ) -> optax.GradientTransformation:
-    """Return the optax transformation for parameters, real or abstract."""
+    """Return the optax transformation for parameters, real or abstract.
+
+    Only `final_weight_decay` needs the timeline of the run.
+    """
     lr_factors = _first_factors(self, 'lr_multipliers', params)
     decay_factors = _first_factors(self, 'decay_multipliers', params)
     tree.check_rules_match(self.freeze, params, what='optimizer.freeze')
@@ -121,7 +131,7 @@ class Optimizer:
         f'optimizer.freeze={tuple(self.freeze)} matches every parameter. Leave '
         "out those that are to be trained, as in '(?!head/).*'."
       )
-    parts = [self._apply_rule(params, learning_rate, decay_factors)]
+    parts = [self._apply_rule(params, learning_rate, decay_factors, timeline)]
     if self.clip_norm is not None:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
     if self.layer_decay is not None:
@@ -137,7 +147,7 @@ class Optimizer:
       )
     return tx
 
-  def _apply_rule(self, params, learning_rate, decay_factors):
+  def _apply_rule(self, params, learning_rate, decay_factors, timeline):
     """Return the rule for each group of parameters with the same decay."""
     rule = getattr(self.rule, 'func', self.rule)  # of a partial
     arguments = {**getattr(self.rule, 'keywords', {})}
@@ -150,17 +160,25 @@ class Optimizer:
         f'{rule.__name__} has no parameter `mask`, so decay_mask and '
         'weight_decay cannot be used with it. Leave both unset.'
       )
+    if self.final_weight_decay is not None:
+      start, end = arguments['weight_decay'], self.final_weight_decay
+      arguments['weight_decay'] = Schedule(start, end_lr=end)(timeline)
     if not self.decay_multipliers:
       return rule(learning_rate, **arguments)
     decay = arguments['weight_decay']
     groups = {
       f'decay_x{factor:g}': rule(
-        learning_rate, **arguments | {'weight_decay': factor * decay}
+        learning_rate, **arguments | {'weight_decay': _times(factor, decay)}
       )
       for factor in sorted(set(jax.tree.leaves(decay_factors)))
     }
     labels = jax.tree.map(lambda factor: f'decay_x{factor:g}', decay_factors)
     return optax.partition(groups, labels)
+
+
+def _times(factor, decay):
+  """Multiply a weight decay, a number or a function of the step."""
+  return (lambda n: factor * decay(n)) if callable(decay) else factor * decay
 
 
 def _first_factors(optimizer, name, params):

@@ -87,7 +87,7 @@ def lower(
   total_steps = timeline.steps(run.total)
   timeline = dataclasses.replace(timeline, total_steps=total_steps)
   make_tx = functools.partial(
-    run.optimizer, learning_rate=run.schedule(timeline)
+    run.optimizer, learning_rate=run.schedule(timeline), timeline=timeline
   )
   loss_fn = run.objective(model, preprocess=run.preprocess)
   teacher = getattr(loss_fn, 'teacher', None)
