@@ -103,16 +103,16 @@ class PositionEmbedding:
     return None
 
   def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
+    self, name: str, table: Any, shape: Shape, method: str = 'paper'
+  ) -> Any:
     """Resize the parameter `name` of this embedding to another grid of patches.
 
     Stacked layers have one more dimension in front. `method` is one of
     resample.METHODS.
 
     Returns:
-      Array of that shape; None if the parameter is of another class, or differs
-      in more than the grid.
+      Array of that shape, of NumPy or JAX as the table; None if the parameter
+      is of another class, or differs in more than the grid.
     """
     return None
 
@@ -171,8 +171,8 @@ class Learned(PositionEmbedding):
     return x + shared.astype(x.dtype)
 
   def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
+    self, name: str, table: Any, shape: Shape, method: str = 'paper'
+  ) -> Any:
     same = table.ndim == len(shape) and table.shape[-1] == shape[-1]
     if not name.startswith('pos_embedding') or not same:
       return None
@@ -344,8 +344,8 @@ class RelativeBias(PositionEmbedding):
     return jnp.moveaxis(bias, -1, 0)[None] * math.sqrt(q.shape[-1])
 
   def resize(
-    self, name: str, table: np.ndarray, shape: Shape, method: str = 'paper'
-  ) -> np.ndarray | None:
+    self, name: str, table: Any, shape: Shape, method: str = 'paper'
+  ) -> Any:
     if name != 'relative_bias' or table.shape[-1] != shape[-1]:
       return None
     return resample.resize(table, (shape[-3], shape[-2]), method)

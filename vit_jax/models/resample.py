@@ -3,6 +3,7 @@
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.types import Array, Shape, UserError
@@ -24,9 +25,7 @@ _ANTIALIAS = {'bilinear_antialias': 'linear', 'bicubic_antialias': 'cubic'}
 PIXEL_KERNELS = ('embedding/kernel', 'resnet/root/conv/kernel')
 
 
-def resize(
-  table: np.ndarray, size: tuple[int, int], method: str = 'paper'
-) -> np.ndarray:
+def resize(table: Any, size: tuple[int, int], method: str = 'paper') -> Any:
   """Resize embeddings [..., gh, gw, D] to a grid (height, width) (section 3.2).
 
   'paper' is linear interpolation that keeps the corners in place, as in the
@@ -38,6 +37,9 @@ def resize(
   square with the larger side, and crops at the top left (RADIO). 'geometric' is
   BEiT's for relative positions: cells of the old table lie at distances from
   its middle that grow by a factor, so that near ones stay.
+
+  NumPy arrays are resized in float64; JAX arrays on their device, with a
+  gradient.
   """
   if tuple(size) == table.shape[-3:-1]:
     return table
@@ -46,10 +48,11 @@ def resize(
     sides = max(size), max(size)
   rows = _weights(table.shape[-3], sides[0], method)[: size[0]]
   cols = _weights(table.shape[-2], sides[1], method)[: size[1]]
-  out = np.einsum(
-    'ih,jw,...hwd->...ijd', rows, cols, table.astype(np.float64), optimize=True
-  )
-  return out.astype(table.dtype)
+  spec = 'ih,jw,...hwd->...ijd'
+  if isinstance(table, jax.Array):
+    return jnp.einsum(spec, rows, cols, table, precision='highest')
+  wide = (np.asarray(x, np.float64) for x in (rows, cols, table))
+  return np.einsum(spec, *wide, optimize=True).astype(table.dtype)
 
 
 def resize_kernel(
@@ -63,8 +66,10 @@ def resize_kernel(
   default method is timm's.
   """
   # B resizes rows and columns separately, and so does its pseudo-inverse.
-  rows = np.linalg.pinv(_weights(kernel.shape[0], size[0], method).T)
-  cols = np.linalg.pinv(_weights(kernel.shape[1], size[1], method).T)
+  rows, cols = (
+    np.linalg.pinv(np.asarray(_weights(old, new, method), np.float64).T)
+    for old, new in zip(kernel.shape, size)
+  )
   out = np.einsum(
     'ih,jw,hwcd->ijcd', rows, cols, kernel.astype(np.float64), optimize=True
   )
@@ -119,18 +124,16 @@ def _weights(old, new, method):
   """Return the [new, old] matrix that resamples one axis; rows sum to 1."""
   units, places = np.eye(old), np.arange(old)
   if method in _ANTIALIAS:
-    found = jax.image.resize(
+    return jax.image.resize(
       units.astype(np.float32), (new, old), _ANTIALIAS[method]
     )
-    return np.asarray(found, np.float64)
   if method in ('bicubic', 'dinov2_offset'):
     scale = (new + 0.1 * (method == 'dinov2_offset')) / old
-    found = jax.image.scale_and_translate(
+    return jax.image.scale_and_translate(
       *(units.astype(np.float32), (new, old), (0,)),
       *(np.float32([scale]), np.zeros(1, np.float32), 'cubic-pytorch'),
       antialias=False,
     )
-    return np.asarray(found, np.float64)
   if method in ('paper', 'paper_square'):
     at = np.linspace(0, old - 1, new)
   elif method in ('bilinear', 'bilinear_square'):

@@ -1,4 +1,4 @@
-"""Random colours of the views of an image, on the device.
+"""Views of an image: random colours on the device, and representations.
 
 `data.transforms.MultiCrop` cuts the views on the host. Here they are flipped,
 their colours change, and they are blurred. The key of a view depends on the
@@ -6,13 +6,22 @@ place of the example in the global batch, so the result is the same on any mesh.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.types import Batch, Expect, Fraction, NonNegative, Positive
+from vit_jax import tree
+from vit_jax.types import (
+  Batch,
+  Expect,
+  Fraction,
+  NonNegative,
+  Params,
+  Positive,
+)
 
 _LUMA = 0.2989, 0.587, 0.114  # torchvision's
 _Turn = Annotated[float, Expect(lambda x: 0 <= x <= 0.5, 'in [0, 0.5]')]
@@ -137,6 +146,39 @@ class Views:
       name: _change(x, colours[name], keys[name]) if name in colours else x
       for name, x in batch.items()
     }
+
+
+def represent(
+  model: Any,
+  params: Params,
+  views: jax.Array,
+  *,
+  rng: jax.Array | None = None,
+) -> jax.Array:
+  """Return the representations of views: float [B, V, H, W, C] -> [B, V, D].
+
+  The images may be smaller than those that the parameters are for: learned
+  position embeddings are resized by the `resize_method` of the model's posemb,
+  and trained through it. Without `rng` the model does not train.
+  """
+  images = views.reshape(-1, *views.shape[2:])
+  init = functools.partial(model.init, jax.random.key(0))
+  shapes = tree.flatten(jax.eval_shape(init, images)['params'])
+
+  def fit(path, x):
+    if path not in shapes or x.shape == (shape := shapes[path].shape):
+      return x
+    name, posemb = path.rsplit('/', 1)[-1], model.posemb
+    resized = posemb.resize(name, x, shape, posemb.resize_method)
+    return x if resized is None else resized
+
+  out = model.apply(
+    {'params': tree.map_with_path(fit, params)},
+    images,
+    train=rng is not None,
+    rngs=None if rng is None else {'dropout': rng},
+  )
+  return out.reshape(*views.shape[:2], -1)
 
 
 def _change(images, colours, key):

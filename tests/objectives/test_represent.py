@@ -1,0 +1,83 @@
+"""Representations of views that are smaller than the images of the model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import tree
+from vit_jax.models import resample
+from vit_jax.models.layers import PatchEmbedding
+from vit_jax.models.posemb import Learned, Learned2d, RelativeBias
+from vit_jax.models.vit import VisionTransformer
+from vit_jax.objectives.views import represent
+
+RNG = np.random.default_rng(0)
+GLOBAL = RNG.standard_normal((2, 2, 16, 20, 3), np.float32)
+LOCAL = RNG.standard_normal((2, 3, 8, 12, 3), np.float32)
+
+
+def make(posemb, **fields):
+  """Return a model, and noisy parameters for grids of 4 x 5."""
+  model = VisionTransformer(
+    **{'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2, **fields},
+    embedding=PatchEmbedding(4),
+    posemb=posemb,
+  )
+  images = jax.ShapeDtypeStruct((1, *GLOBAL.shape[2:]), jnp.float32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(1)
+  draw = lambda x: 0.5 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
+  return model, jax.tree.map(draw, shapes)
+
+
+@pytest.mark.parametrize(
+  ('posemb', 'method', 'fields'),
+  [
+    (Learned(), 'dinov2_offset', {}),
+    (Learned(at='layers'), 'bicubic_antialias', {'scan': True}),
+    (Learned2d(), 'bicubic', {}),
+    (RelativeBias(), 'paper', {}),
+  ],
+  ids=str,
+)
+def test_tables_are_resized_as_in_weights(posemb, method, fields):
+  posemb = dataclasses.replace(posemb, resize_method=method)
+  model, params = make(posemb, **fields)
+  apply = jax.jit(lambda params, x: represent(model, params, x))
+  added = {**params, 'objective': {'pos_embedding': jnp.ones((1, 3, 3, 2))}}
+  for views in (GLOBAL, LOCAL):
+    images = views.reshape(-1, *views.shape[2:])
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    fitted = {
+      path: resample.resize_parameter(
+        *(model, path, x, tree.flatten(shapes)[path].shape),
+        posemb_resize=method,
+      )
+      if x.shape != tree.flatten(shapes)[path].shape
+      else x
+      for path, x in tree.flatten(params).items()
+    }
+    expected = model.apply({'params': tree.unflatten(fitted)}, images)
+    found = apply(added, views)
+    assert found.shape == (*views.shape[:2], 16)
+    np.testing.assert_allclose(
+      found.reshape(expected.shape), expected, rtol=2e-5, atol=2e-5
+    )
+
+
+def test_small_views_train_the_table():
+  """By the transposed matrices of the interpolation."""
+  model, params = make(Learned(resize_method='bicubic'), depth=1)
+
+  def loss(table, views):
+    return jnp.sum(represent(model, {**params, 'pos_embedding': table}, views))
+
+  table = params['pos_embedding']
+  gradient = jax.jit(jax.grad(loss))(table, LOCAL)
+  small, pull = jax.vjp(lambda x: resample.resize(x, (2, 3), 'bicubic'), table)
+  of_small = jax.grad(loss)(small, LOCAL)
+  np.testing.assert_allclose(gradient, pull(of_small)[0], rtol=1e-4, atol=1e-5)
+  assert np.abs(gradient).min() > 0
