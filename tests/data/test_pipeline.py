@@ -1,5 +1,6 @@
 """The pipeline: what is read is a function of seed and position alone."""
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -346,6 +347,50 @@ def test_a_source_of_two_billion_examples():
   labels = _stack(_take(2, Huge(2**31), batch_size=64), 'label')
   assert len(set(labels.tolist())) == 128
   assert labels.max() > 2**30 and labels.min() >= 0
+
+
+class Pictures(Numbers):
+  """JPEGs of several sizes; number 5 cannot be decoded."""
+
+  def __getitem__(self, index):
+    pixels = np.random.default_rng(index).integers(0, 256, (9, 9 + index, 3))
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, 'JPEG')
+    data = b'no image' if index == 5 else file.getvalue()
+    return {'image': data, 'label': index}
+
+
+def test_several_views_of_an_image():
+  crops = T.MultiCrop(1.0, local_size=0.5, local_count=3)
+  options = {'transforms': (crops,), 'image_size': 8, 'on_error': 'skip'}
+  data = pipeline.Data(Pictures(11), 4, **options)
+  first = {k: np.shape(x) for k, x in data.first_example().items()}
+  assert first == {'image': (2, 8, 8, 3), 'local': (3, 4, 4, 3), 'label': ()}
+
+  def take(count, start=0, **changes):
+    batches = dataclasses.replace(data, **changes).train_batches(
+      seed=1, start=start, num_classes=11
+    )
+    with contextlib.closing(batches):
+      found = [next(batches) for _ in range(count)]
+    return {name: _stack(found, name) for name in found[0]}
+
+  whole = take(6)
+  assert {k: x.shape for k, x in whole.items()} == {
+    'image': (24, 2, 8, 8, 3),
+    'local': (24, 3, 4, 4, 3),
+    'label': (24,),
+  }
+  rest = {name: x[8:] for name, x in whole.items()}
+  for resumed in (take(4, start=8), take(4, start=8, num_workers=1)):
+    for name, values in rest.items():
+      np.testing.assert_array_equal(resumed[name], values)
+  *_, last = data.eval_batches()
+  assert last['mask'].tolist() == [True, True, True, False]
+  assert last['local'][2].any() and not last['local'][3].any()
+  uneven = (lambda image, rng: {'image': image, 'local': image[None]},)
+  with pytest.raises(ValueError, match='End the transforms with one'):
+    take(1, transforms=uneven)
 
 
 def test_closed_iterator_stops():

@@ -224,6 +224,28 @@ def test_all_fields_of_a_crop_act(kind):
   np.testing.assert_array_equal(crop(_image(), _rng(1)), expected)
 
 
+def test_several_crops_of_an_image():
+  """Each is an InceptionCrop; all draw from one stream."""
+  how = {'interpolation': 'lanczos', 'antialias': False}
+  options = {'size': (8, 6), 'count': 3, 'area': (0.5, 0.9), **how}
+  options |= {'local_size': 4, 'local_count': 5, 'local_area': (0.1, 0.2)}
+  views = all_set(T.MultiCrop, **options)(_image(), _rng(2))
+  rng = _rng(2)
+  crop = T.InceptionCrop((8, 6), (0.5, 0.9), method='torch', **how)
+  expected = [crop(_image(), rng) for _ in range(3)]
+  np.testing.assert_array_equal(views['image'], expected)
+  crop = T.InceptionCrop(4, (0.1, 0.2), method='torch', **how)
+  expected = [crop(_image(), rng) for _ in range(5)]
+  np.testing.assert_array_equal(views['local'], expected)
+  views = T.MultiCrop(8, local_count=0)(_image(channels=1), _rng())
+  assert [(k, x.shape) for k, x in views.items()] == [('image', (2, 8, 8, 1))]
+  relative = T.MultiCrop(1.0, local_size=0.5)
+  (found,) = T.sized([relative], (32, 20), 'bilinear')
+  assert found == T.MultiCrop(
+    (32, 20), local_size=(16, 10), interpolation='bilinear'
+  )
+
+
 # Conventions of evaluation.
 
 
@@ -282,7 +304,7 @@ def test_one_channel_stays(transform):
   assert out.ndim == 3 and out.shape[-1] == 1
 
 
-@pytest.mark.parametrize('transform', _ALL)
+@pytest.mark.parametrize('transform', [*_ALL, T.MultiCrop(8, area=(0.2, 0.9))])
 def test_transforms_can_be_written_to_files(transform):
   assert pickle.loads(pickle.dumps(transform)) == transform
   settings = json.loads(json.dumps(config_lib.describe(transform)))

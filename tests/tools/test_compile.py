@@ -1,11 +1,13 @@
 """Reports on train steps: what they count, and what they refuse."""
 
+import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +236,37 @@ def test_what_cannot_be_compiled(changes, options, message):
   config = make_config(**changes)
   with pytest.raises(ValueError, match=message):
     step.lower(config, jax.devices(), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfViews:
+  """Objective of two global and three local views of each image."""
+
+  model: Any
+  _: dataclasses.KW_ONLY
+  preprocess: Any
+  timeline: Any = None
+
+  def init(self, rng, images):
+    return {'scale': jnp.ones(())}
+
+  def __call__(self, params, batch, rng):
+    assert batch['image'].shape == (16, 2, 8, 12, 3)
+    assert batch['local'].shape == (16, 3, 4, 4, 3)
+    assert self.timeline.total_steps > 0
+    images = self.preprocess(batch['image'].reshape(-1, 8, 12, 3))
+    return self.model.apply({'params': params}, images).mean(), {}
+
+
+def test_several_views_of_an_image():
+  name = 'vit_jax.data.transforms.MultiCrop'
+  sizes = {'size': (8, 12), 'local_size': 4, 'local_count': 3}
+  config = make_config()
+  config.data.transforms = ({'target': name, **sizes},)
+  config.objective.target = f'{__name__}.OfViews'
+  _, row = step.lower(config, jax.devices())
+  assert row['image_shape'] == '8x12x3'
+  assert row['model_tflop'] == row['step_tflop']
 
 
 def test_numbers_of_a_tpu(monkeypatch):

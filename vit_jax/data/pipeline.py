@@ -21,7 +21,9 @@ A transform is any function t(image uint8 [H, W, C], rng) -> uint8 [H, W, C]
 that draws its random numbers from `rng`, a numpy Generator for this example,
 which is used again for others after t has returned. With the class attribute
 `takes_encoded` a transform may get an `images.Encoded`, and decodes as much as
-it needs. With num_workers > 0 sources and transforms must be picklable.
+it needs. The last one may return a dict of arrays, such as the views of
+MultiCrop, which all are in the batch. With num_workers > 0 sources and
+transforms must be picklable.
 
 Training visits the positions p = 0, 1, 2, ... An order, see order.py, returns
 the (visit e, example i) of a position, and the augmentation is drawn from
@@ -68,9 +70,7 @@ _NAMED = 10  # most skipped examples that are named
 
 
 class Transform(Protocol):
-  def __call__(
-    self, image: np.ndarray, rng: np.random.Generator, /
-  ) -> np.ndarray: ...
+  def __call__(self, image: np.ndarray, rng: np.random.Generator, /) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Data:
     return processes, math.ceil(self.num_threads / share)
 
   def first_example(self) -> dict[str, Any]:
-    """Return the first readable example, transformed: {'image', 'label'}.
+    """Return the first readable example, transformed, as in a batch.
 
     With on_error='raise', UserError names the files of a folder that are
     visibly broken.
@@ -137,8 +137,8 @@ class Data:
     if check and self.on_error == 'raise':
       check(_REMEDY)
     reader = _Reader(dataclasses.replace(self, on_error='skip'))
-    image, label, *_ = reader.load(0, 0)
-    return {'image': image, 'label': label}
+    arrays, label, *_ = reader.load(0, 0)
+    return {**arrays, 'label': label}
 
   def name_skipped(self, indices: Iterable[int]) -> str:
     """Return a line that names skipped examples."""
@@ -247,7 +247,9 @@ class _Reader:
     mask = [row is not None for row in rows]
     # Padding is zero and has the shape of any other example.
     like = next((row for row in rows if row is not None), None)
-    padding = [np.zeros_like(x) for x in like or self.load(0, 0)]
+    arrays, *rest = like or self.load(0, 0)
+    zeros = {name: np.zeros_like(x) for name, x in arrays.items()}
+    padding = [zeros, *map(np.zeros_like, rest)]
     batch = _stack([row or padding for row in rows])
     index = np.array(positions, np.int32)
     return batch | {'mask': np.array(mask), 'index': index}
@@ -269,7 +271,7 @@ class _Reader:
       return None
 
   def load(self, epoch: int, index: int) -> tuple[Any, ...]:
-    """Return an example: (image, label, seconds of PARTS, skipped indices).
+    """Return an example: (arrays, label, seconds of PARTS, skipped indices).
 
     With on_error='skip', the next readable example by index replaces an
     unreadable one and is augmented with the same random numbers.
@@ -287,7 +289,7 @@ class _Reader:
     raise UserError(f'Gave up after {tries} unreadable examples. {last}')
 
   def _load(self, actual, epoch, index):
-    """Return (image, label, seconds), augmented as the example at `index`."""
+    """Return (arrays, label, seconds), augmented as the example at `index`."""
     begin = time.perf_counter()
     try:
       example = self._source[actual]
@@ -334,7 +336,7 @@ class _Reader:
         image = image.pixels()
       if transform:
         image = transform(image, rng)
-    return image
+    return image if isinstance(image, dict) else {'image': image}
 
   def _checked_label(self, label, index):
     limit = self.num_classes
@@ -398,17 +400,20 @@ def _generator(seed, epoch, index):
 
 
 def _stack(rows):
-  """Return the batch of rows (image, label, seconds, skipped)."""
-  images_, labels, seconds, skipped = zip(*rows)
-  shapes = sorted({image.shape for image in images_})
-  if len(shapes) > 1:
-    raise UserError(
-      f'Images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
-      ' the transforms with one that gives all images the same shape, such as'
-      ' Resize, InceptionCrop or CentralCrop.'
-    )
-  return {
-    'image': np.stack(images_),
+  """Return the batch of rows (arrays, label, seconds, skipped)."""
+  arrays, labels, seconds, skipped = zip(*rows)
+  batch = {}
+  for name in arrays[0]:
+    values = [x[name] for x in arrays]
+    shapes = sorted({x.shape for x in values})
+    if len(shapes) > 1:
+      raise UserError(
+        f'Images of one batch have the shapes {shapes[0]} and {shapes[1]}. End'
+        ' the transforms with one that gives all images the same shape, such as'
+        ' Resize, InceptionCrop or CentralCrop.'
+      )
+    batch[name] = np.stack(values)
+  return batch | {
     'label': stack_labels(labels),
     'skipped': sum(skipped, ()),
     'seconds': np.sum(seconds, axis=0),

@@ -22,6 +22,7 @@ import numpy as np
 
 from vit_jax.data import images
 from vit_jax.types import (
+  Count,
   Expect,
   Fraction,
   Natural,
@@ -36,8 +37,9 @@ Interpolation = Literal['nearest', 'bilinear', 'bicubic', 'area', 'lanczos']
 
 ORDERED = Expect(lambda x: x[0] <= x[1], '(lowest, highest)')
 
+Bounds = Annotated[tuple[Share, Share], ORDERED]
 Image = np.ndarray | images.Encoded
-Transform = Callable[[Any, np.random.Generator], np.ndarray]
+Transform = Callable[[Any, np.random.Generator], Any]
 
 if TYPE_CHECKING:
   Sides = Size  # of a transform in use
@@ -195,7 +197,7 @@ class InceptionCrop(_Crop):
   """
 
   size: Sides
-  area: Annotated[tuple[Share, Share], ORDERED] = (0.05, 1.0)
+  area: Bounds = (0.05, 1.0)
   ratio: Annotated[tuple[Positive, Positive], ORDERED] = (3 / 4, 4 / 3)
   interpolation: Interpolation = 'bilinear'
   antialias: bool = False
@@ -294,6 +296,42 @@ class SimpleRandomCrop(RandomCrop):
 
 
 @dataclasses.dataclass(frozen=True)
+class MultiCrop:
+  """Several random crops of an image, as of DINO; the last transform.
+
+  {'image': uint8 [count, H, W, C], 'local': uint8 [local_count, h, w, C]}, the
+  latter if there are any. Each is an InceptionCrop of the method 'torch'.
+
+  Attributes:
+    size, local_size: of the global and of the local crops.
+    area, local_area: bounds of their fraction of the image area.
+  """
+
+  size: Sides
+  count: Count = 2
+  area: Bounds = (0.4, 1.0)
+  local_size: Sides = 96
+  local_count: Natural = 8
+  local_area: Bounds = (0.05, 0.4)
+  interpolation: Interpolation = 'bicubic'
+  antialias: bool = True
+
+  def __call__(
+    self, image: np.ndarray, rng: np.random.Generator
+  ) -> dict[str, np.ndarray]:
+    how = {'interpolation': self.interpolation, 'antialias': self.antialias}
+
+    def cut(count, size, area):
+      crop = InceptionCrop(size, area, method='torch', **how)
+      return np.stack([crop(image, rng) for _ in range(count)])
+
+    views = {'image': cut(self.count, self.size, self.area)}
+    if self.local_count:
+      views['local'] = cut(self.local_count, self.local_size, self.local_area)
+    return views
+
+
+@dataclasses.dataclass(frozen=True)
 class FlipLR:
   """Flip left and right with this probability."""
 
@@ -346,19 +384,21 @@ def sized(
   image_size: int | tuple[int, int] | None,
   interpolation: Interpolation | None = None,
 ) -> tuple[Any, ...]:
-  """Return transforms with each `size` in pixels, and with `interpolation`."""
+  """Return transforms with sizes in pixels, and with `interpolation`."""
 
   def made(transform):
     if interpolation and 'interpolation' in vars(transform):
       transform = dataclasses.replace(transform, interpolation=interpolation)
-    factor = getattr(transform, 'size', None)
-    if not isinstance(factor, float):
-      return transform
-    if image_size is None:
-      raise UserError(f'{transform} needs image_size, or a size in pixels.')
-    sides = tuple(round(side * factor) for side in images.pair(image_size))
-    is_side = isinstance(transform, ResizeSmall)
-    return dataclasses.replace(transform, size=max(sides) if is_side else sides)
+    for name in ('size', 'local_size'):
+      factor = getattr(transform, name, None)
+      if not isinstance(factor, float):
+        continue
+      if image_size is None:
+        raise UserError(f'{transform} needs image_size, or a size in pixels.')
+      size = tuple(round(side * factor) for side in images.pair(image_size))
+      new = max(size) if isinstance(transform, ResizeSmall) else size
+      transform = dataclasses.replace(transform, **{name: new})
+    return transform
 
   return tuple(map(made, transforms))
 

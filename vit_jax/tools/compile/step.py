@@ -74,7 +74,10 @@ def lower(
   """
   run = _train_arguments(config)
   model, batch_size = run.model, run.batch_size
-  image_shape = image_shape or _find_image_shape(run.transforms)
+  example = {'image': np.zeros(image_shape or (), np.uint8)}
+  if image_shape is None:
+    example = _example(run.transforms)
+  image_shape = example['image'].shape[-3:]  # of one of several views
   mesh = run.mesh.make(devices)
   sharding.check_batch_size(batch_size, mesh, parts=run.accum_steps)
   if getattr(model, 'num_classes', None) is None:
@@ -90,6 +93,8 @@ def lower(
     run.optimizer, learning_rate=run.schedule(timeline), timeline=timeline
   )
   loss_fn = run.objective(model, preprocess=run.preprocess)
+  if hasattr(loss_fn, 'timeline'):
+    loss_fn = dataclasses.replace(loss_fn, timeline=timeline)
   teacher = getattr(loss_fn, 'teacher', None)
   more = (teacher.abstract_params(mesh, run.sharding),) if teacher else ()
   _, state, step_fn = make_step(
@@ -102,14 +107,15 @@ def lower(
     accum_steps=run.accum_steps,
     ema_weight=run.ema,
   )
-  example = {'image': np.zeros(image_shape, np.uint8), 'label': 0}
-  batch = batch_shapes(example, batch_size, mesh)
+  batch = batch_shapes({**example, 'label': 0}, batch_size, mesh)
   with jax.set_mesh(mesh):
     lowered = step_fn.lower(state, batch, *more)
     step_flop = flops.count(step_fn, state, batch, *more) / mesh.size
   heads = getattr(model, 'num_heads', None)
   axes = [f'{name} {size}' for name, size in mesh.shape.items() if size > 1]
   flop = 3 * batch_size * flops.forward(model, images) / mesh.size
+  if hasattr(loss_fn, 'init'):  # more than one pass over each image
+    flop = step_flop
   argument_bytes = sum(  # of one device
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves((state, batch, more))
@@ -170,19 +176,20 @@ def _train_arguments(config):
   return types.SimpleNamespace(**defaults | configs.make(given))
 
 
-def _find_image_shape(transforms):
-  """Return the shape (H, W, C) that the transforms give every RGB image."""
-  shapes = set()
+def _example(transforms):
+  """Return the arrays that the transforms make of every RGB image."""
+  found = []
   for image in (np.zeros((768, 1024, 3), 'u1'), np.zeros((1024, 768, 3), 'u1')):
     for transform in transforms:
       image = transform(image, np.random.default_rng(0))
-    shapes.add(image.shape)
-  if len(shapes) > 1:
+    found.append(image if isinstance(image, dict) else {'image': image})
+  one, other = (jax.tree.map(np.shape, x) for x in found)
+  if one != other:
     raise UserError(
       'The transforms do not determine the image size, and no data is opened. '
       'Add --image_shape=HEIGHT,WIDTH,CHANNELS.'
     )
-  return shapes.pop()
+  return found[0]
 
 
 def find_devices(topology: str) -> Sequence[Any]:
