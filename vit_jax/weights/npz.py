@@ -37,23 +37,61 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.types import FlatParams, UserError
 from vit_jax.weights import bundle, family
-from vit_jax.weights.architecture import PLAIN, convert
+from vit_jax.weights.architecture import PLAIN
 from vit_jax.weights.bundle import Weights
+from vit_jax.weights.family import Family
 from vit_jax.weights.keymap import Key, KeyMap
 
 TABLE = 'Transformer/posembed_input/pos_embedding'
-_BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
-_POSTACT_ROOT, _PREACT_ROOT = 'conv_root/kernel', 'root_block/conv_root/kernel'
-_ROOTS = _POSTACT_ROOT, _PREACT_ROOT, _BIT_ROOT
-_PREFIXES = '', 'opt/target/', 'params/img/', 'img/', 'params/', 'target/'
 _LAYER = 'Transformer/encoderblock'
+_POSITIONS = 'cls_pos_embedding|pos_embedding'
 # Stored as [1, 1, 1, C] by some, and as [C] by others.
 _GROUP_NORM = r'(.*/)?(gn([123]|_root|_proj)|norm-pre-head)/(scale|bias)'
+_IN_JSON = 'block.mlp', 'mlp.form'  # NAME.json has them
+
+
+def _layer(attention, norm, mlp):
+  """Return the rows; arguments are the numbers of modules in a layer."""
+  layer = f'{_LAYER}_{{i}}'
+  attn = f'{layer}/MultiHeadDotProductAttention_{attention}'
+  return [
+    *(
+      Key(f'{attn}/{n}/{{p}}', f'block_{{i}}/attn/{n}/{{p}}')
+      for n in ('query', 'key', 'value', 'out')  # and no norms
+    ),
+    Key(f'{layer}/LayerNorm_{norm}/{{p}}', 'block_{i}/norm2/{p}'),
+    Key(f'{layer}/MlpBlock_{mlp}/Dense_0/{{p}}', 'block_{i}/mlp/fc1/{p}'),
+    Key(f'{layer}/MlpBlock_{mlp}/Dense_1/{{p}}', 'block_{i}/mlp/fc2/{p}'),
+  ]
+
 
 _UNIT, _OUR_UNIT = 'block{s}/unit{u}', 'resnet/stage{s}/unit{u}'
-_UNIT_KEYS = (
+_KEYS = KeyMap(
+  Key('cls', 'cls'),
+  Key(TABLE, _POSITIONS, 'table'),
+  Key('pos_embedding', _POSITIONS, 'table'),
+  Key('embedding/{p}', 'embedding/{p}'),
+  Key(f'{_LAYER}_{{i}}/LayerNorm_0/{{p}}', 'block_{i}/norm1/{p}'),
+  *_layer(1, 2, 3),  # the modules of a layer are numbered together,
+  *_layer(0, 1, 0),  # or, in later files, those of each class
+  Key('Transformer/encoder_norm/{p}', 'norm/{p}'),
+  Key('pre_logits/{p}', 'pre_logits/{p}'),
+  Key('head/{p}', 'head/{p}'),
+  Key('conv_root/kernel', 'resnet/root/conv/kernel'),
+  Key('gn_root/{p}', 'resnet/root/norm/{p}'),
+  Key('root_block/conv_root/kernel', 'resnet/root/conv/kernel'),
+  Key('norm-pre-head/{p}', 'norm/{p}'),
   Key(f'{_UNIT}/conv{{n}}/kernel', f'{_OUR_UNIT}/conv{{n}}/kernel'),
   Key(f'{_UNIT}/gn{{n}}/{{p}}', f'{_OUR_UNIT}/norm{{n}}/{{p}}'),
+)
+_MAP = 'MAPHead_0/MultiHeadDotProductAttention_0'
+_WITH_MAP = KeyMap(  # only read: published files have it with later names
+  *_KEYS.keys,
+  Key('MAPHead_0/probe', 'map_head/probe'),
+  Key(f'{_MAP}/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
+  Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
+  Key('MAPHead_0/MlpBlock_0/Dense_0/{p}', 'map_head/mlp/fc1/{p}'),
+  Key('MAPHead_0/MlpBlock_0/Dense_1/{p}', 'map_head/mlp/fc2/{p}'),
 )
 _MIXER = KeyMap(
   Key('stem/{p}', 'embedding/{p}'),
@@ -64,166 +102,102 @@ _MIXER = KeyMap(
   Key('pre_head_layer_norm/{p}', 'norm/{p}'),
   Key('head/{p}', 'head/{p}'),
 )
-_PREACT = KeyMap(
-  Key(_PREACT_ROOT, 'resnet/root/conv/kernel'),
-  *_UNIT_KEYS,
-  Key('norm-pre-head/{p}', 'norm/{p}'),
-  Key('head/{p}', 'head/{p}'),
+_CONV, _BIT_UNIT = 'standardized_conv2d/kernel', f'resnet/{_UNIT}'
+_BIT = KeyMap(
+  Key(f'resnet/root_block/{_CONV}', 'resnet/root/conv/kernel'),
+  Key(f'{_BIT_UNIT}/a/proj/{_CONV}', f'{_OUR_UNIT}/conv_proj/kernel'),
+  *(
+    row
+    for i, letter in enumerate('abc', 1)
+    for norm in [f'{_BIT_UNIT}/{letter}/group_norm']
+    for row in (
+      Key(f'{_BIT_UNIT}/{letter}/{_CONV}', f'{_OUR_UNIT}/conv{i}/kernel'),
+      Key(f'{norm}/gamma', f'{_OUR_UNIT}/norm{i}/scale'),
+      Key(f'{norm}/beta', f'{_OUR_UNIT}/norm{i}/bias'),
+    )
+  ),
+  Key('resnet/group_norm/gamma', 'norm/scale'),
+  Key('resnet/group_norm/beta', 'norm/bias'),
+  Key('resnet/head/conv2d/kernel', 'head/kernel', '1x1'),
+  Key('resnet/head/conv2d/bias', 'head/bias'),
 )
 
 
-_QKVO = 'query', 'key', 'value', 'out'  # and no norms
-
-_IN_JSON = 'block.mlp', 'mlp.form'  # NAME.json has them
-
-
-def _vit_keys(attention, norm, mlp):
-  """Return the rows; arguments are the numbers of modules in a layer."""
-  layer = f'{_LAYER}_{{i}}'
-  attn = f'MultiHeadDotProductAttention_{attention}'
-  return [
-    Key('cls', 'cls'),
-    Key(TABLE, 'cls_pos_embedding|pos_embedding', 'table'),
-    Key('pos_embedding', 'cls_pos_embedding|pos_embedding', 'table'),
-    Key('embedding/{p}', 'embedding/{p}'),
-    Key(f'{layer}/LayerNorm_0/{{p}}', 'block_{i}/norm1/{p}'),
-    *(
-      Key(f'{layer}/{attn}/{n}/{{p}}', f'block_{{i}}/attn/{n}/{{p}}')
-      for n in _QKVO
-    ),
-    Key(f'{layer}/LayerNorm_{norm}/{{p}}', 'block_{i}/norm2/{p}'),
-    Key(f'{layer}/MlpBlock_{mlp}/Dense_0/{{p}}', 'block_{i}/mlp/fc1/{p}'),
-    Key(f'{layer}/MlpBlock_{mlp}/Dense_1/{{p}}', 'block_{i}/mlp/fc2/{p}'),
-    Key('Transformer/encoder_norm/{p}', 'norm/{p}'),
-    Key('pre_logits/{p}', 'pre_logits/{p}'),
-    Key('head/{p}', 'head/{p}'),
-    Key(_POSTACT_ROOT, 'resnet/root/conv/kernel'),
-    Key('gn_root/{p}', 'resnet/root/norm/{p}'),
-    *_UNIT_KEYS,
-  ]
+def _prepare(arrays, config):
+  """Return arrays with the names of the key maps and stacked layers apart."""
+  out = {}
+  for name, array in arrays.items():
+    if re.fullmatch(_GROUP_NORM, name):
+      array = np.ravel(array)
+    if re.match('probe$|(LayerNorm|MlpBlock|MultiHead[a-zA-Z]*)_0/', name):
+      name = f'MAPHead_0/{name}'  # early files have the head's parts outside
+    name = re.sub(r'/unit0*(\d+)/', r'/unit\1/', name)  # BiT has unit01
+    # Some of BiT's files number these.
+    name = re.sub(r'/standardized_conv2d_\d+/', '/standardized_conv2d/', name)
+    if name.startswith(f'{_LAYER}/'):
+      rest = name.removeprefix(_LAYER)
+      out |= {f'{_LAYER}_{i}{rest}': layer for i, layer in enumerate(array)}
+    else:
+      out[name] = array
+  return out
 
 
-_MAP = 'MAPHead_0/MultiHeadDotProductAttention_0'
-# Numbers count the modules of each class, or all modules together.
-_LINEN = KeyMap(
-  *_vit_keys(0, 1, 0),
-  Key('MAPHead_0/probe', 'map_head/probe'),
-  Key(f'{_MAP}/{{n}}/{{p}}', 'map_head/attn/{n}/{p}'),
-  Key('MAPHead_0/LayerNorm_0/{p}', 'map_head/norm/{p}'),
-  Key('MAPHead_0/MlpBlock_0/Dense_0/{p}', 'map_head/mlp/fc1/{p}'),
-  Key('MAPHead_0/MlpBlock_0/Dense_1/{p}', 'map_head/mlp/fc2/{p}'),
+def _configure(config, arrays):
+  """Return the positions of a ViT without a table; the oldest lack theirs."""
+  if TABLE in arrays or 'pos_embedding' in arrays:
+    return {}
+  is_old = f'{_LAYER}_0/MlpBlock_3/Dense_0/kernel' in arrays
+  is_hybrid = 'conv_root/kernel' in arrays
+  return {'posemb': 'learned' if is_old or is_hybrid else 'sincos2d'}
+
+
+def _family(anchor, keys, **changes):
+  return Family(
+    '',
+    anchor,
+    keys,
+    prefix='opt/target/|(params/)?img/|params/|target/',
+    # State of the optimizer, text towers, and empty heads.
+    unused=r'opt/(?!target/).*|(params/)?((txt|llm)/.*|[tb])'
+    r'|(.*/)?(pre_logits|head)/?',
+    prepare=_prepare,
+    **changes,
+  )
+
+
+_VIT = _family(
+  f'{_LAYER}(_0)?/.*', _WITH_MAP, fields=PLAIN, configure=_configure
 )
-_PRE_LINEN = KeyMap(*_vit_keys(1, 2, 3))
-
-
-def _bit_keys():
-  conv, unit = 'standardized_conv2d/kernel', f'resnet/{_UNIT}'
-  keys = [
-    Key(_BIT_ROOT, 'resnet/root/conv/kernel'),
-    Key(f'{unit}/a/proj/{conv}', f'{_OUR_UNIT}/conv_proj/kernel'),
-    Key('resnet/group_norm/gamma', 'norm/scale'),
-    Key('resnet/group_norm/beta', 'norm/bias'),
-    Key('resnet/head/conv2d/kernel', 'head/kernel', '1x1'),
-    Key('resnet/head/conv2d/bias', 'head/bias'),
-  ]
-  for i, letter in enumerate('abc', 1):
-    keys += [
-      Key(f'{unit}/{letter}/{conv}', f'{_OUR_UNIT}/conv{i}/kernel'),
-      Key(f'{unit}/{letter}/group_norm/gamma', f'{_OUR_UNIT}/norm{i}/scale'),
-      Key(f'{unit}/{letter}/group_norm/beta', f'{_OUR_UNIT}/norm{i}/bias'),
-    ]
-  return KeyMap(*keys)
-
-
-_BIT = _bit_keys()
+_PAPER = (
+  _family('stem/kernel', _MIXER),
+  _family('resnet/root_block/.*', _BIT),
+  dataclasses.replace(_VIT, anchor=TABLE, rows=(('cls',),)),
+)
+_BIG_VISION = (
+  dataclasses.replace(_VIT, rows=(('cls',), ())),  # early tables have its row
+  _family('root_block/.*', _KEYS, fields={'pool_padding': 'lowest'}),
+  _family('conv_root/.*', _KEYS),
+)
+FAMILIES = _PAPER + _BIG_VISION  # the first that fits counts
 
 
 def recognise(names: Iterable[str]) -> bool:
   """Return whether arrays of these names are a file of this format."""
-  return _prefix(names) is not None
-
-
-def _prefix(names):
-  """Return what precedes the parameters' names; None if none are known."""
-  for prefix in _PREFIXES:
-    known = tuple(prefix + x for x in (_LAYER, 'MixerBlock', *_ROOTS))
-    if any(name.startswith(known) for name in names):
-      return prefix
-  return None
+  return family.recognise(FAMILIES, names)
 
 
 def read(
-  arrays: FlatParams,
-  config: Mapping[str, Any] | None = None,
-  *,
-  grid: tuple[int, int] | None = None,
-  **options: Any,
+  arrays: FlatParams, config: Mapping[str, Any] | None = None, **options: Any
 ) -> Weights:
   """Return Weights of {name: array}; see `formats.read`. There is no config."""
   del config
-  notes: list[str] = []
-  prefix = _prefix(arrays) or ''
-  arrays = _parameters(arrays, prefix, notes)
-  is_old = any('/MlpBlock_3/' in name for name in arrays)
-  origin, keys = 'npz', _PRE_LINEN if is_old else _LINEN
-  known: dict[str, Any] = {}
-  if _BIT_ROOT in arrays:
-    origin, keys = 'BiT npz', _BIT
-  elif 'stem/kernel' in arrays:
-    keys = _MIXER
-  elif TABLE not in arrays:
-    origin = 'big_vision npz'
-    if _PREACT_ROOT in arrays:
-      keys, known = _PREACT, {'pool_padding': 'lowest'}
-  rows: Any = (('cls',),)
-  if TABLE not in arrays and 'pos_embedding' in arrays:
-    rows = ('cls',), ()  # early files of big_vision have a row for the token
-  elif TABLE not in arrays and 'embedding/kernel' in arrays:
-    # Some are older than fixed positions, and lack their table.
-    is_old = is_old or _POSTACT_ROOT in arrays
-    known['posemb'] = 'learned' if is_old else 'sincos2d'
-  if 'embedding/kernel' in arrays:
-    known |= PLAIN
-  weights = convert(arrays, keys, known=known, rows=rows, grid=grid, **options)
+  found = family.find(FAMILIES, arrays, '')
+  weights = family.read([found], arrays, {}, **options)
   height, width, _ = weights.image_shape
-  is_tower = prefix.endswith('img/')
-  if origin == 'big_vision npz' and height == width and not is_tower:
+  is_tower = any(re.match('(params/)?img/', name) for name in arrays)
+  if found in _BIG_VISION and height == width and not is_tower:
     weights.transforms = transforms.evaluation('big_vision', height)
-  return dataclasses.replace(
-    weights, origin=origin, notes=notes + weights.notes
-  )
-
-
-def _parameters(arrays, prefix, notes):
-  """Return {name: array} of the model, with the names of the key maps.
-
-  Stacked layers are taken apart. What is left out is added to notes.
-  """
-  out, left_out = {}, []
-  for name, array in arrays.items():
-    short = name.removeprefix(prefix)
-    is_empty = re.fullmatch('(pre_logits|head)/?', short) and not array.size
-    if is_empty or not name.startswith(prefix):
-      left_out.append(name)
-      continue
-    if re.fullmatch(_GROUP_NORM, short):
-      array = np.ravel(array)
-    if re.match('probe$|(LayerNorm|MlpBlock|MultiHead[a-zA-Z]*)_0/', short):
-      short = f'MAPHead_0/{short}'  # early files have the head's parts outside
-    short = re.sub(r'/unit0*(\d+)/', r'/unit\1/', short)  # BiT has unit01
-    # Some of BiT's files number these.
-    short = re.sub(r'/standardized_conv2d_\d+/', '/standardized_conv2d/', short)
-    if short.startswith(f'{_LAYER}/'):
-      rest = short[len(_LAYER) :]
-      out |= {f'{_LAYER}_{i}{rest}': layer for i, layer in enumerate(array)}
-    else:
-      out[short] = array
-  if left_out:
-    notes.append(
-      f'  {len(left_out)} arrays left out (state of the optimizer, text tower, '
-      f'or empty), such as {left_out[0]}'
-    )
-  return out
+  return dataclasses.replace(weights, origin='npz')
 
 
 def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
@@ -234,16 +208,16 @@ def write(weights: Weights) -> tuple[FlatParams, dict[str, Any]]:
   model, params = weights.model, weights.params
   if type(model) not in (VisionTransformer, ResNet, MlpMixer):
     raise UserError(f'It is a {type(model).__name__}.')
+  keys = _KEYS
   if isinstance(model, MlpMixer):
-    arrays = _MIXER.to_theirs(params)
-  elif isinstance(model, ResNet) and model.form == 'preact':
-    arrays = {
-      re.sub(r'/unit(\d+)/', lambda m: f'/unit{int(m[1]):02}/', name): array
-      for name, array in _BIT.to_theirs(params).items()
-    }
-  else:
-    if isinstance(model, VisionTransformer):
-      params = bundle.with_table(weights).params
-    arrays = _PRE_LINEN.to_theirs(params)
+    keys = _MIXER
+  elif isinstance(model, VisionTransformer):
+    params = bundle.with_table(weights).params
+  elif model.form == 'preact':
+    keys = _BIT
+  arrays = {
+    re.sub(r'resnet/(.*)/unit(\d)/', r'resnet/\1/unit0\2/', name): array
+    for name, array in keys.to_theirs(params).items()
+  }
   family.check(weights, arrays, {}, read, ignored=_IN_JSON)
   return arrays, {}
