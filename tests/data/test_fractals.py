@@ -11,6 +11,11 @@ from vit_jax.data.embedded import fractals
 _SMALL = dict(num_classes=4, images_per_class=3, image_size=16)
 
 
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
+
 def _images(source):
   return np.stack([source[i]['image'] for i in range(len(source))])
 
@@ -114,8 +119,8 @@ def test_instances_are_rows_times_flips_times_patches():
   np.testing.assert_array_equal(few, images[:27])
 
 
-def test_examples(tmp_path):
-  source = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
+def test_examples():
+  source = fractals.Fractals(**_SMALL)
   assert len(source) == 12
   images = _images(source)
   assert images.shape == (12, 16, 16, 1) and images.dtype == np.uint8
@@ -128,18 +133,15 @@ def test_examples(tmp_path):
     source[12]
 
 
-def test_a_class_does_not_depend_on_the_number_of_classes(tmp_path):
-  few = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
-  more = fractals.Fractals(
-    num_classes=5, images_per_class=4, image_size=16, cache_dir=tmp_path
-  )
+def test_a_class_does_not_depend_on_the_number_of_classes():
+  few = fractals.Fractals(**_SMALL)
+  more = fractals.Fractals(num_classes=5, images_per_class=4, image_size=16)
   np.testing.assert_array_equal(few[4 + 2]['image'], more[5 + 2]['image'])
-  seed = fractals.Fractals(**_SMALL, seed=1, cache_dir=tmp_path)
+  seed = fractals.Fractals(**_SMALL, seed=1)
   assert (seed[0]['image'] != few[0]['image']).any()
 
 
 def test_the_cache_is_reused(tmp_path, monkeypatch):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   source = fractals.Fractals(**_SMALL)
   assert source.folder.parent == tmp_path / 'vit_jax'
   before, copy = _images(source), pickle.dumps(source)
@@ -149,12 +151,12 @@ def test_the_cache_is_reused(tmp_path, monkeypatch):
   np.testing.assert_array_equal(before, _images(pickle.loads(copy)))
 
 
-def test_an_interrupted_generation_resumes(tmp_path):
-  source = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
+def test_an_interrupted_generation_resumes():
+  source = fractals.Fractals(**_SMALL)
   before = _images(source)
   first, second, *_ = sorted(source.folder.iterdir())
   drawn = first.stat().st_mtime_ns
   second.unlink()
-  again = fractals.Fractals(**_SMALL, cache_dir=tmp_path)
+  again = fractals.Fractals(**_SMALL)
   np.testing.assert_array_equal(_images(again), before)
   assert first.stat().st_mtime_ns == drawn

@@ -190,7 +190,7 @@ def test_command(
   assert 'tsne: 5 of 11 images (--num_points)' in said
   told = told.split()
   names = ['filters', 'positions', 'maps-1', 'rollout', 'rollout-2']
-  names += ['distance', 'norms', 'pca', 'tsne']
+  names += ['distance', 'tsne', 'norms', 'pca']
   assert told == [f'{tmp_path}/out/new/{name}.png' for name in names]
   for path in told:
     with Image.open(path) as image:

@@ -1,6 +1,6 @@
 """Report versions and devices, and check that programs compute right values.
 
-  python -m vit_jax.tools.doctor [--quick]
+  python -m vit_jax.tools.doctor
 
 Products of real sizes are computed on the local devices and compared with numpy
 in float64; a training step, compiled as one program for all local devices, with
@@ -80,17 +80,14 @@ _CHECKS = (
 )
 
 
-def checks(
-  quick: bool = False,
-) -> Iterator[tuple[str, str, float, Callable[[], float]]]:
+def checks() -> Iterator[tuple[str, str, float, Callable[[], float]]]:
   """Yield (name, dtype, bound, function that returns the error) of each."""
-  for check in canary.QUICK if quick else (*canary.QUICK, *_CHECKS):
+  for check in (*canary.QUICK, *_CHECKS):
     for dtype in ('float32', 'bfloat16') if check in _CHECKS else ('float32',):
       run = functools.partial(canary.run, check, dtype)
       yield check.name, dtype, canary.bound(dtype), run
-  if not quick:  # errors add up over layers
-    name, bound = 'training step, ViT-S/16, 2 layers', 4 * canary.bound()
-    yield name, 'float32', bound, step_error
+  name, bound = 'training step, ViT-S/16, 2 layers', 4 * canary.bound()
+  yield name, 'float32', bound, step_error  # errors add up over layers
 
 
 def step_error() -> float:
@@ -131,16 +128,12 @@ def step_error() -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Run the command."""
-  parser = parsers.parser(__doc__, 'tools.doctor [--quick]')
-  parser.add_argument(
-    '--quick', action='store_true', help='only the checks of each training run'
-  )
-  args = parser.parse_args(argv)
+  parsers.parser(__doc__, 'tools.doctor').parse_args(argv)
   for name, text in report().items():
     print(f'{name:<26} {text}')
   print(f'\n{"check":<44} {"dtype":<9} {"error":>8} {"bound":>8}')
   wrong = []
-  for name, dtype, bound, run in checks(args.quick):
+  for name, dtype, bound, run in checks():
     print(f'{name:<44} {dtype:<9}', end=' ', flush=True)  # before it is known
     error = run()
     result = 'ok' if error <= bound else 'WRONG'

@@ -22,14 +22,12 @@ from vit_jax.weights import formats
 from vit_jax.weights.bundle import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
-INPUTS = ('uint8', 'float')
 _LIMIT = 2**31 - 2**24  # of a flatbuffer, less what is not parameters
 
 
 def stablehlo(
   weights: Weights,
   *,
-  images: str = 'uint8',
   platforms: Sequence[str] = PLATFORMS,
   batch_size: int | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
@@ -37,14 +35,13 @@ def stablehlo(
 
   Args:
     weights: Weights.
-    images: input of the function, one of INPUTS: 'uint8', decoded images
-      [B, H, W, C] after the transforms; or 'float', after preprocessing too.
     platforms: that the function can run on, of PLATFORMS.
     batch_size: B, for runtimes that need to know it; None: any.
 
   Returns:
     (bytes of the file, a dict that describes how to use it). The function
-    returns float32 logits [B, K], or features if the model has no head.
+    takes uint8 images [B, H, W, C], after the transforms, and returns float32
+    logits [B, K], or features if the model has no head.
   """
   size = sum(x.nbytes for x in weights.params.values())
   if size > _LIMIT:
@@ -57,14 +54,12 @@ def stablehlo(
     model = model.clone(attention='einsum')
 
   def forward(batch):
-    if images == 'uint8':
-      batch = weights.preprocess(batch)
-    return model.apply({'params': params}, batch).astype(jnp.float32)
+    images = weights.preprocess(batch)
+    return model.apply({'params': params}, images).astype(jnp.float32)
 
   if batch_size is None:
     (batch_size,) = jax.export.symbolic_shape('batch')
-  dtype = jnp.uint8 if images == 'uint8' else jnp.float32
-  spec = jax.ShapeDtypeStruct((batch_size, *weights.image_shape), dtype)
+  spec = jax.ShapeDtypeStruct((batch_size, *weights.image_shape), jnp.uint8)
   exported = jax.export.export(jax.jit(forward), platforms=platforms)(spec)
   about = formats.describe_use(weights) | {
     'format': 'jax.export',
@@ -72,7 +67,6 @@ def stablehlo(
     'input': _describe(exported.in_avals[0]),
     'output': _describe(exported.out_avals[0])
     | {'is': 'logits' if model.num_classes else 'features'},
-    'preprocess_included': images == 'uint8',
     'origin': weights.origin,
   }
   return bytes(exported.serialize(vjp_order=0)), about

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from vit_jax.runs import terminal
-from vit_jax.runs.files import PathLike, write_atomically
-from vit_jax.types import MACHINE, Count, Expect, Seed
+from vit_jax.runs.files import write_atomically
+from vit_jax.types import Count, Expect, Seed
 
 NUM_ROWS = 25  # parameter weights: none, or one of 6 parameters x 4 factors
 _FACTORS = (0.2, 0.6, 1.4, 1.8)
@@ -43,28 +43,26 @@ class Fractals:
   on (seed, k, i) only. Example i has the label i % num_classes.
 
   The constructor draws the classes that the cache lacks. Each class is a file,
-  written atomically, so an interrupted generation resumes.
+  written atomically, so an interrupted generation resumes. The cache, vit_jax/
+  in $XDG_CACHE_HOME or ~/.cache, takes num_classes * images_per_class *
+  image_size^2 bytes.
 
   Attributes:
     images_per_class: 1,000 is FractalDB's grid.
     image_size: side in pixels, at least 8.
     seed: use another seed for other classes.
-    cache_dir: folder of the cache, which takes num_classes * images_per_class *
-      image_size^2 bytes. Default: vit_jax/ in $XDG_CACHE_HOME or ~/.cache.
   """
 
   num_classes: Count = 1000
   images_per_class: Count = 100
   image_size: Annotated[int, Expect(lambda n: n >= 8, 'at least 8')] = 32
   seed: Seed = 0
-  cache_dir: Annotated[PathLike | None, MACHINE] = None
 
   def __post_init__(self) -> None:
     home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-    cache_dir = pathlib.Path(self.cache_dir or f'{home}/vit_jax').expanduser()
     # The names of folder and file contain all that determines the images.
-    self.folder = cache_dir / (
-      f'fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
+    self.folder = pathlib.Path(home).expanduser() / (
+      f'vit_jax/fractals{_VERSION}-seed{self.seed}-{self.images_per_class}x'
       f'{self.image_size}px'
     )
     self.folder.mkdir(parents=True, exist_ok=True)

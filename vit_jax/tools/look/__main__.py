@@ -81,11 +81,10 @@ def _run(args):
   output = pathlib.Path(args.output).expanduser()
   output.mkdir(parents=True, exist_ok=True)
   files = {name: output / f'{name}.{args.format}' for name in names}
-  if 'filters' in names:
-    figures.filters(weights, files['filters'])
-  if 'positions' in names:
-    figures.positions(weights, files['positions'])
   of_images = [name for name in names if name in arrays.OF_IMAGES]
+  for name in names:
+    if name not in of_images:
+      getattr(figures, name)(weights, files[name])
   if not of_images:
     return 0
   if of_images == ['tsne']:
@@ -101,23 +100,17 @@ def _run(args):
     look['class'] = name
   if not looks:
     return predict.exit_status(skipped, len(paths))
-  for name, flag in (('maps', 'num_maps'), ('tsne', 'num_points')):
-    count = vars(args)[flag]
-    if name in names and len(looks) > count:
-      text = f'{name}: {count:,} of {len(looks):,} images (--{flag})'
+  fewer = {
+    'maps': ('--num_maps', looks[: args.num_maps]),
+    'tsne': ('--num_points', arrays.sample(looks, args.num_points)),
+  }
+  for name in of_images:
+    flag, shown = fewer.get(name, ('', looks))
+    if len(shown) < len(looks):
+      text = f'{name}: {len(shown):,} of {len(looks):,} images ({flag})'
       print(text, file=sys.stderr)
-  if 'maps' in names:
-    figures.maps(weights, files['maps'], looks[: args.num_maps])
-  if 'rollout' in names:
-    figures.rollout(weights, files['rollout'], looks, args.style)
-  if 'distance' in names:
-    figures.distance(weights, files['distance'], looks)
-  if 'norms' in names:
-    figures.norms(weights, files['norms'], looks)
-  if 'pca' in names:
-    figures.pca(weights, files['pca'], looks)
-  if 'tsne' in names:
-    figures.tsne(files['tsne'], arrays.sample(looks, args.num_points))
+    options = {'style': args.style} if name == 'rollout' else {}
+    getattr(figures, name)(weights, files[name], shown, **options)
   return predict.exit_status(skipped, len(paths))
 
 

@@ -90,7 +90,7 @@ def rollout(
     _write(file, rollout=rollouts, mean=mean, paths=_paths(sheet))
 
 
-def tsne(path: pathlib.Path, looks: Looks) -> None:
+def tsne(weights: Weights, path: pathlib.Path, looks: Looks) -> None:
   """Draw a point per image, colored by class."""
   points = arrays.tsne([look['features'] for look in looks])
   classes = [look.get('class', '') for look in looks]
