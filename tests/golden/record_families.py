@@ -175,17 +175,13 @@ _RESBLOCKS = (
   ('norm_pre', 'ln_pre'),
   (r'^norm', 'ln_post'),
   (r'(blocks.*)norm(\d)', r'\1ln_\2'),
-  (r'gamma_(\d)', r'ls_\1.gamma'),
-  (r'(^attn_pool)\.(kv|proj)', r'\1.attn.\2'),
-  (r'attn\.(qkv|kv)\.', 'attn.in_proj_'),
+  (r'attn\.qkv\.', 'attn.in_proj_'),
   (r'attn\.proj', 'attn.out_proj'),
   (r'mlp\.fc1', 'mlp.c_fc'),
   (r'mlp\.fc2', 'mlp.c_proj'),
   ('^blocks', 'transformer.resblocks'),
   ('^cls_token', 'class_embedding'),
   ('^pos_embed', 'positional_embedding'),
-  (r'attn_pool\.norm', 'attn_pool.layernorm'),
-  (r'attn_pool\.latent', 'attn_pool.probe'),
   (r'^head\.weight', 'proj'),
 )
 _CLIP = {
@@ -196,15 +192,6 @@ _CLIP = {
   'transformer__resblocks__0__ln_1__weight': [16],  # of the text tower
 }
 clip_original = renamed(*_RESBLOCKS, prefix='visual.', **_CLIP)
-pe_original = renamed(
-  *_RESBLOCKS,
-  prefix='visual.',
-  visual__attn_pool__attn__in_proj_weight=[72, 24],
-  visual__attn_pool__attn__in_proj_bias=[72],
-  visual__attn_pool__q__weight=None,
-  visual__attn_pool__q__bias=None,
-  **_CLIP,
-)
 
 
 def unfold(images, patch):
@@ -367,12 +354,6 @@ CASES = {  # name: function of the seed -> (about, outputs)
   ),
   'original_clip': original_case(
     'vit_base_patch16_clip_quickgelu_224', clip_original, num_classes=CLASSES
-  ),
-  'original_pe': original_case(
-    'vit_pe_core_base_patch16_224',
-    pe_original,
-    num_classes=CLASSES,
-    ref_feat_shape=(3, 4),
   ),
   'timm_dinov3': timm_case(
     'vit_small_patch16_dinov3_qkvb', num_classes=0, other=OTHER

@@ -225,7 +225,6 @@ def test_published_weights(capsys):
     ('timm/vit_base_patch16_dinov3_qkvb.eupe_lvd1689m', 'fair-noncommercial'),
     ('facebook/vit-mae-base', 'cc-by-nc-4.0'),
     ('timm/vit_base_patch16_224.mae', 'cc-by-nc-4.0'),
-    ('facebook/PE-Core-B16-224', 'apache-2.0'),
     ('somebody/grounding-dino', None),
   ],
 )

@@ -22,7 +22,7 @@ dfn apple/DFN* B,L,H 14,16 224,378 token apple-ascl timm,original
 datacomp laion/*DataComp* B,L 14,16,32 224,256 token mit? timm,hf,original
 laion laion/CLIP-* B,L,H,g,G 14,16,32 224 token mit? hf,timm,original
 openai openai/clip-* B,L 14,16,32 224,336 token mit? hf,timm,original
-pe_ facebook/PE-* Ti,S,B,L,G 14,16 224-512 map apache-2.0 timm,original
+_pe_ timm/vit_pe_* Ti,S,B,L,G 14,16 224-512 map apache-2.0 timm
 eva timm/eva* Ti,S,B,L,g 14,16 224-560 mean mit timm
 aimv2 timm/aimv2_* L,H,1B,3B 14 224-448 mean apple-ascl timm
 radio timm/*radio* B,L,H,g,So400m 16 512 token nvidia-open timm
@@ -39,7 +39,7 @@ _ROWS = [line.split() for line in _TABLE.strip().splitlines()]
 
 def licence(hub_name: str) -> str | None:
   """Return the licence of weights with that name on the hub, if it is known."""
-  owner, _, name = hub_name.lower().replace('pe-', 'pe_').partition('/')
+  owner, _, name = hub_name.lower().partition('/')
   for family, hub, *_, found, _ in _ROWS:
     if family in name and owner in (hub.split('/')[0], 'timm'):
       forbids = '-nc' in found or 'noncommercial' in found
