@@ -26,13 +26,9 @@ def recorded(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Return what the encoder layers recorded about attention, first to last.
 
-  Args:
-    intermediates: the collection that apply with mutable=['intermediates']
-      returns, of unrolled or scanned layers.
-
-  Returns:
-    (q, k, added): queries and keys, each [L, B, N, h, d]; and what relative
-    positions add to q kᵀ, [L, B, h, N, N], or None.
+  `intermediates` is the collection that apply with mutable=['intermediates']
+  returns. The result is (q, k, added): queries and keys, each [L, B, N, h, d];
+  and what relative positions add to q kᵀ, [L, B, h, N, N], or None.
   """
   names = [name for name in intermediates if name.startswith('block')]
   names.sort(key=lambda name: (len(name), name))  # block_10 after block_9

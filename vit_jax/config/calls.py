@@ -30,10 +30,8 @@ HIDDEN = ('workdir', 'provenance')
 class Partial(functools.partial):
   """A target that lacks required arguments; called when they are known.
 
-  Two of them are equal if they would call the same function in the same way.
-
-  Raises:
-    ConfigError: on a call that leaves some of them out, or sets one twice.
+  Two of them are equal if they would call the same function in the same way. A
+  call that leaves some out, or sets one twice, raises ConfigError.
   """
 
   def __eq__(self, other: object) -> bool:
@@ -99,14 +97,9 @@ def make(value: Any) -> Any:
 def plan_run(config: Any, **supplied: Any) -> Call:
   """Return the Call of the function that config.run names, all of it checked.
 
-  Args:
-    config: ConfigDict with `run`.
-    **supplied: arguments that the command line sets; the config cannot.
-
-  Raises:
-    ConfigError: with all problems at once: unknown keys (with a suggestion),
-      missing arguments, values that do not fit, targets that cannot be
-      imported.
+  `supplied` are arguments that the command line sets; the config cannot. A
+  ConfigError lists all problems: unknown keys (with a suggestion), missing
+  arguments, values that do not fit, targets that cannot be imported.
   """
   values = dict(items(config))
   if not (name := values.pop('run', None)):
@@ -137,10 +130,8 @@ def resolve(value: Any) -> Any:
 def check_set(call: Call, config: Any, prefix: str = '') -> None:
   """Raise ConfigError naming the flags of required arguments that are None.
 
-  Args:
-    call: of `plan_run`.
-    config: its ConfigDict. Values that refer to another one are not named.
-    prefix: path of the config in the config of the command line, with a dot.
+  Values that refer to another one are not named. `prefix` is the path of the
+  config in the config of the command line, with a dot.
   """
   filled, flags = copy.deepcopy(config), []
   for path in sorted(_unset(call), key=len):
@@ -300,7 +291,8 @@ class _Plan:
     planned = self.value(value, fields, path)
     # A required argument that is None is reported with its flag, by check_set.
     to_be_set = value is None and is_needed
-    reason = '' if to_be_set else _misfit(planned, annotation)
+    checked = not to_be_set and not has_calls(planned)
+    reason = misfit(planned, annotation) if checked else ''
     if reason:
       value = getattr(planned, 'value', planned)  # of a Duration
       shown = repr(value) if len(repr(value)) < 100 else f'{value!r:.97}...'
@@ -319,10 +311,6 @@ class _Plan:
     if missing := missing_of(call.fn, call.kwargs, supplied=hidden):
       where = f'{call.where}: ' if call.where else ''
       self.problems.append(f'{where}{_lacks(call.fn, missing)}')
-
-
-def _misfit(planned, annotation):
-  return '' if has_calls(planned) else misfit(planned, annotation)
 
 
 def _has_target(value):

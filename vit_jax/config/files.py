@@ -89,9 +89,8 @@ def _shipped():
 def import_configs(folder: pathlib.Path | None = None) -> None:
   """Make `from configs import ...` work from any working directory.
 
-  Args:
-    folder: folder of a config, whose modules can be imported. If it is called
-      `configs`, its files take precedence over the files of this project.
+  Modules in the folder of a config can be imported. If it is called `configs`,
+  its files take precedence over the files of this project.
   """
   paths = [str(_shipped())]
   if folder is not None and str(folder) not in paths:

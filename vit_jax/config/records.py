@@ -59,11 +59,7 @@ def entries(
   """Yield the entries of a Call, or of the objects that it would make.
 
   Defaults are among them, so that two runs can be compared entry by entry.
-
-  Args:
-    value: a Call, as `plan_run` returns it, or any value or object in one.
-    key: dotted path of the value.
-    marks: see Entry.
+  `value` is a Call of `plan_run`, or any value or object in one, at `key`.
   """
   if (call := _as_call(value)) is not None:
     yield from _of_call(call, key, marks)
@@ -225,16 +221,12 @@ def run(
   """Call the function that config.run names with the objects of the config.
 
   Args:
-    config: ConfigDict.
+    config, supplied: see `plan_run`. No value that must be set may be None.
     workdir: the first argument of the function.
     preset: JSON values that say where the config is from: 'config' (the config
       file and its argument) and 'changed' (see `override`). 'defaults' is
       added: {key: text} of what the config does not set.
     allow_changes: see Provenance.
-    **supplied: more arguments of the function, see `plan_run`.
-
-  Raises:
-    ConfigError: as of `plan_run`, or a value is None that must be set.
   """
   found = plan_run(config, **supplied)
   check_set(found, config)
@@ -264,12 +256,9 @@ TRUSTED = ('vit_jax.data.vtab.Scale',)
 def describe(value: Any) -> Any:
   """Return JSON values that `build` turns into an equal object.
 
-  Args:
-    value: a dataclass, a Flax module, a partial, or what JSON can hold; lists,
-      tuples and dicts of these. Fields with their default value are left out.
-
-  Raises:
-    ValueError: something else, such as an array.
+  It is a dataclass, a Flax module, a partial, what JSON can hold, or lists,
+  tuples and dicts of these; anything else, such as an array, raises UserError.
+  Fields with their default value are left out.
   """
   if (call := _as_call(value)) is not None:
     parameters = parameters_of(call.fn)
@@ -296,14 +285,10 @@ def describe(value: Any) -> Any:
 
 
 def build(settings: Any, *, trust: Sequence[str] = ()) -> Any:
-  """Return the object that settings from a file describe.
+  """Return the object that settings of `describe`, from a file, describe.
 
-  Args:
-    settings: as `describe` returns them.
-    trust: more packages whose classes and functions the file may name.
-
-  Raises:
-    ValueError: a target that is not trusted, or settings that do not fit it.
+  Packages in `trust` are others whose classes and functions the file may name.
+  A target that is not trusted, or that settings do not fit, raises UserError.
   """
   for path, target in walk(settings):
     if path.rpartition('.')[2] == 'target' and not _is_trusted(target, trust):

@@ -82,17 +82,10 @@ def join(path: str, key: Any) -> str:
 def override(config: Any, assignments: Iterable[str]) -> dict[str, Any]:
   """Set values in a ConfigDict, in place.
 
-  Args:
-    config: ConfigDict.
-    assignments: texts 'a.b=VALUE'. A value is a Python literal or, if it is not
-      one, text. Keys that the config does not have are added; `a.0.b` reaches
-      into a list.
-
-  Returns:
-    {key: [value before, value after]} of what has changed, as JSON values.
-
-  Raises:
-    ConfigError: an assignment that does not fit the value that it replaces.
+  Assignments are texts 'a.b=VALUE'. A value is a Python literal or, if it is
+  not one, text; it must fit the value that it replaces. Keys that the config
+  does not have are added; `a.0.b` reaches into a list. Returns {key: [value
+  before, value after]} of what has changed, as JSON values.
   """
   before = dict(walk(config.copy_and_resolve_references()))
   for assignment in assignments:
@@ -177,10 +170,7 @@ def _parse(text):
 def misfit(value: Any, annotation: Any) -> str:
   """Return why a plain value does not fit an annotation; '' if it fits.
 
-  Args:
-    value: numbers, texts, None, and lists and dicts of these.
-    annotation: of the argument. Annotations that pydantic cannot read, such as
-      protocols, fit every value.
+  Annotations that pydantic cannot read, such as protocols, fit every value.
   """
   reasons: list[str] = []
   for each in alternatives(annotation):

@@ -121,15 +121,9 @@ def compile_layer(
 ) -> jax.stages.Compiled:
   """Compile a layer of the model as it is in a train or evaluation step.
 
-  Args:
-    model: VisionTransformer with a named implementation of attention.
-    images: ShapeDtypeStruct of a batch of images.
-    batch: number of examples on the device.
-    device: device to compile for; present, or described.
-    backward: whether to return the gradients of both arguments, or the output.
-
-  Returns:
-    Function of the parameters and tokens [B, N, D].
+  The device has `batch` examples; it is present, or described. The result is a
+  function of parameters and tokens [B, N, D]; `backward` says whether it
+  returns the gradients of both, or the output.
   """
   layout = model.pooling.layout(model.embedding.grid(images.shape[1:]))
   fields = model.layer_fields(layout, backward)

@@ -42,11 +42,9 @@ def overlay(
 ) -> np.ndarray:
   """Return an image with attention drawn over it: uint8 [H, W, 3].
 
-  Args:
-    picture: uint8 [H, W, C].
-    weights: [gh, gw], 0 or more.
-    style: 'mask', the image is dark where the model does not attend to it (the
-      paper's figures 6 and 14); 'heat', a heat map over the image.
+  The picture is uint8 [H, W, C], the weights are [gh, gw], 0 or more. Style
+  'mask' darkens what the model does not attend to (the paper's figures 6 and
+  14); 'heat' draws a heat map over the image.
   """
   import scipy.ndimage  # takes half a second
   from matplotlib import colormaps

@@ -61,9 +61,7 @@ def add_weights(
 def read(args: argparse.Namespace, **changes: Any) -> Weights:
   """Return the Weights that the arguments name, and report on stderr.
 
-  Args:
-    args: with the arguments of `add_weights`.
-    **changes: other arguments of `pretrained.fit`; None leaves one out.
+  `changes` are other arguments of `pretrained.fit`; None leaves one out.
   """
   weights = formats.read(
     args.weights,

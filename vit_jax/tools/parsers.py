@@ -4,12 +4,7 @@ import argparse
 
 
 def parser(doc: str | None, usage: str) -> argparse.ArgumentParser:
-  """Return an ArgumentParser.
-
-  Args:
-    doc: of the tool's module.
-    usage: what follows `python -m vit_jax.`.
-  """
+  """Return an ArgumentParser; `usage` is what follows `python -m vit_jax.`."""
   return argparse.ArgumentParser(
     prog=f'python -m vit_jax.{usage.split()[0]}',
     usage=f'python -m vit_jax.{usage} (--help explains it)',

@@ -49,7 +49,7 @@ def convert(
 
   Args:
     arrays: {name: array}, everything in the file.
-    keys: key map of the format.
+    keys: key map of these.
     known: fields of the model, as in `bundle.replace`, from the file's config.
     rows: tokens that have rows of a table of positions before those of patches,
       the most likely first.
@@ -57,9 +57,6 @@ def convert(
     image_size: int or (H, W) that the file says.
     grid: (rows, columns) of patches that are not a square.
     **given: fields from the user, which come first.
-
-  Raises:
-    ValueError: the arrays are not those of one model.
   """
   keys = keys.having(arrays)
   notes: list[str] = []

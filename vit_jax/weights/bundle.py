@@ -115,8 +115,7 @@ class Weights:
 def shapes(model: Model, image_shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
   """Return {path: ShapeDtypeStruct} of a model's parameters, layers unrolled.
 
-  Raises:
-    ValueError: the model cannot take such images.
+  A model that cannot take such images raises UserError.
   """
   # Fields of your own model may not be hashable.
   is_ours = isinstance(model, Classifier)
@@ -148,15 +147,8 @@ def _shapes(model, image_shape):
 def replace(model: Any, **fields: Any) -> Any:
   """Return a copy of a model with other fields.
 
-  Args:
-    model: Flax module.
-    **fields: its fields; or short names of the fields of its parts: patch_size,
-      mask_token, posemb, pooling and mlp as text ('learned', 'gap', 'gelu',
-      ...), class_token, num_registers, final_norm, representation_size,
-      layerscale_init, qk_norm, norm_eps, and others in _FIELDS.
-
-  Raises:
-    ValueError: there is no such field.
+  They may have the short names of fields of its parts, see _FIELDS; posemb,
+  pooling and mlp may be text ('learned', 'gap', 'gelu', ...), see _OBJECTS.
   """
   known = {field.name for field in dataclasses.fields(model)}
   changes = {k: _object(k, x) for k, x in fields.items() if k in known}

@@ -93,11 +93,10 @@ def read(
   image_size: Size | None = None,
   **given: Any,
 ) -> Weights:
-  """Return Weights of {name: array}.
+  """Return Weights of {name: array}, everything in a file.
 
   Args:
     families: rows of the format.
-    arrays: {name: array}, everything in the file.
     config: {name: value}, flat; empty if there is no config.
     name: name of the model in the config.
     image_size: int or (H, W), for which positions are.
@@ -157,14 +156,9 @@ def write(
 ) -> tuple[FlatParams, dict[str, Any]]:
   """Return (arrays, JSON files) of the first family that can hold a model.
 
-  Args:
-    families: rows of the format.
-    weights: Weights.
-    make: returns the JSON files, from what `Family.write` returns.
-    reread: `read` of the format, which must give the same model.
-
-  Raises:
-    ValueError: no family can hold it; says why.
+  `make` returns the JSON files, from the config of `Family.write`. `reread` is
+  `read` of the format, which must give the same model. If no family can hold
+  it, UserError says why.
   """
   if type(weights.model) is not VisionTransformer:
     raise UserError(f'It is a {type(weights.model).__name__}.')

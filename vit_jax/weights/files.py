@@ -41,11 +41,9 @@ _PICKLE = (
 def read(path: PathLike, *, values: bool = True) -> dict[str, np.ndarray]:
   """Return {name: array} of a local .npz, safetensors or index file.
 
-  With values=False only names and shapes are read. The arrays are zeros that
-  take no memory.
-
-  Raises:
-    ValueError: the file is missing, damaged, a pickle or of another format.
+  With values=False only names and shapes are read, and the arrays are zeros
+  that take no memory. A file that is missing, damaged, a pickle or of another
+  format raises UserError.
   """
   path = pathlib.Path(path)
   try:
@@ -136,12 +134,7 @@ def fetch(path: PathLike, *, missing_ok: bool = False) -> Any:
   of one remote folder are in one local folder. An index of safetensors brings
   its shards.
 
-  Args:
-    path: a local path or the URL of a file.
-    missing_ok: whether to return None if there is no such file.
-
-  Raises:
-    ValueError: there is no such file, or it cannot be downloaded.
+  If there is no such file, returns None (`missing_ok`) or raises UserError.
   """
   url = os.fspath(path)
   folder, _, name = url.rpartition('/')

@@ -78,8 +78,7 @@ def use(
 def mean_and_std(weights: Weights) -> tuple[list[float], list[float]]:
   """Return two lists with one number per channel, for pixels in 0..1.
 
-  Raises:
-    ValueError: the model's preprocessing is not a Normalize.
+  Preprocessing that is not a Normalize raises UserError.
   """
   preprocess, channels = weights.preprocess, weights.image_shape[2]
   if not isinstance(preprocess, Normalize):

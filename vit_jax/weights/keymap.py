@@ -187,13 +187,9 @@ class KeyMap:
   ) -> dict[str, np.ndarray]:
     """Return float32 parameters of a model, if a file is exactly that model.
 
-    Args:
-      arrays: {name: array}, everything in the file.
-      params: {path: array}, `to_ours` of these, with positions apart.
-      shapes: {path: has a shape} of the model.
-
-    Raises:
-      ValueError: a diff of missing, unexpected and other arrays.
+    `arrays` is everything in the file, `params` is `to_ours` of it, with
+    positions apart, and `shapes` {path: has a shape} of the model. Otherwise
+    UserError lists missing, unexpected and other arrays.
     """
     blank = np.int8(0)
     blanks = {p: np.broadcast_to(blank, x.shape) for p, x in shapes.items()}

@@ -144,14 +144,9 @@ def adapt(
   (head 'reset'). The position of a token is added to the token if the new model
   has none, and is 0 if only the new model has one.
 
-  Args:
-    loaded: {path: array} of the old model.
-    fresh: {path: array} of the new model as initialised.
-    model: the new model.
-    init_from: how they are adapted; the head is reset unless it says 'keep'.
-
-  Raises:
-    ValueError: parameters do not match; the message is a diff.
+  `loaded` is {path: array} of the old model, `fresh` of the new one, `model`,
+  as initialised. The head is reset unless `init_from` says 'keep'. Other
+  differences are listed in a UserError.
   """
   notes: list[str] = []
   posemb = getattr(model, 'posemb', None) or PositionEmbedding()

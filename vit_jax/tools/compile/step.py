@@ -63,14 +63,10 @@ def lower(
 ) -> tuple[Any, dict[str, Any]]:
   """Lower the train step of a config, made as in train(), but from shapes.
 
-  Args:
-    config: of a training.
-    devices: to compile for, present or described.
-    image_shape: (H, W, C); None: what the transforms make of RGB images.
-    num_classes: of the data, for a model without a number.
-
-  Returns:
-    (jax.stages.Lowered, the part of its row that needs no compilation).
+  The devices are present, or described. Images [H, W, C] are by default what
+  the transforms make of RGB images; `num_classes` is for a model without a
+  number. Returns jax.stages.Lowered, and the part of its row that needs no
+  compilation.
   """
   run = _train_arguments(config)
   model, batch_size = run.model, run.batch_size
