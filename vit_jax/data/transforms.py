@@ -297,14 +297,10 @@ class SimpleRandomCrop(RandomCrop):
 
 @dataclasses.dataclass(frozen=True)
 class MultiCrop:
-  """Several random crops of an image, as of DINO; the last transform.
+  """Global and local crops of an image, as of DINO; the last transform.
 
   {'image': uint8 [count, H, W, C], 'local': uint8 [local_count, h, w, C]}, the
-  latter if there are any. Each is an InceptionCrop of the method 'torch'.
-
-  Attributes:
-    size, local_size: of the global and of the local crops.
-    area, local_area: bounds of their fraction of the image area.
+  latter if there are any. Each is an InceptionCrop(method='torch').
   """
 
   size: Sides
