@@ -356,11 +356,7 @@ def locate(dotted_path: Any) -> Any:
 
 def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
   """Return {name: parameter} without those that Flax adds to modules."""
-  try:
-    found = dict(inspect.signature(fn).parameters)
-  except ValueError:  # some built-ins have no signature
-    kind = inspect.Parameter.VAR_KEYWORD
-    return {'kwargs': inspect.Parameter('kwargs', kind)}
+  found = dict(inspect.signature(fn).parameters)
   if hasattr(fn, 'clone') and 'parent' in found:
     found = {k: v for k, v in found.items() if k not in ('parent', 'name')}
   positional = inspect.Parameter.VAR_POSITIONAL

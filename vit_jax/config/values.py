@@ -227,15 +227,8 @@ def is_size_of(fn: Any) -> bool:
   return hints_of(fn).get('return') == tuple[int, int]
 
 
-def _adapter(annotation):
-  try:
-    return _cached_adapter(annotation)
-  except TypeError:  # an unhashable annotation
-    return _cached_adapter.__wrapped__(annotation)
-
-
 @functools.cache
-def _cached_adapter(annotation):
+def _adapter(annotation):
   """Return the validator of an annotation, None if there cannot be one."""
   try:
     import pydantic

@@ -23,7 +23,6 @@ from etils import epath
 
 from vit_jax import config as configs
 from vit_jax.reports import charts
-from vit_jax.reports.results import Value
 from vit_jax.reports.workdir import Workdir
 from vit_jax.runs.files import PathLike, write_atomically
 from vit_jax.runs.terminal import duration
@@ -147,7 +146,7 @@ def _study(study):
   return {
     'kind': 'Study',
     'status': (f'{done} of {len(runs)} runs are done', is_done),
-    'tiles': [*_best(study), ('Time of all runs', duration(seconds), '')],
+    'tiles': [('Time of all runs', duration(seconds), '')],
     'charts': charts.of_study(
       (run.name, ' '.join(run.config.get('evals') or ''), run.records)
       for run in runs
@@ -158,22 +157,6 @@ def _study(study):
     ],
     'figures': {x.stem: _encoded(x) for x in sorted(study.path.glob('*.png'))},
   }
-
-
-def _best(study):
-  """Return the tile of the best measured number in table.json, in a list."""
-  path = study.path / 'table.json'
-  saved = json.loads(path.read_text()) if path.exists() else {}
-  reports = study.config.get('report') or ()
-  cells = [x for report in reports for x in report.get('cells', ())]
-  published = [(x['row'], x['column']) for x in cells if 'value' in x]
-  found = [
-    (x['mean'], row, f'{Value(**x).percent()}%', column)
-    for row, columns in saved.items()
-    for column, x in columns.items()
-    if (row, column) not in published
-  ]
-  return [(f'Best: {row}', *rest) for _, row, *rest in sorted(found)[-1:]]
 
 
 def _readable(metric):

@@ -1,8 +1,7 @@
 """Families: models whose files are read, and written, alike.
 
-A Family is one row in a file of families/. The module of a format, timm.py,
-huggingface.py or original.py, lists its rows; the first row that fits a file
-counts. What no row fits is refused.
+The module of a format, timm.py, huggingface.py, original.py or npz.py, lists
+its families; the first one that fits a file counts. Others are refused.
 """
 
 import dataclasses
