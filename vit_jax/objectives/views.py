@@ -1,10 +1,11 @@
-"""Random colours of the views of an image, on the device.
+"""Views of an image: random colours on the device, and representations.
 
 `data.transforms.MultiCrop` cuts views on the host. The key of a view depends
 on the place of its example in the global batch, so the mesh changes nothing.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.types import Batch, Fraction, NonNegative, Positive
+from vit_jax import tree
+from vit_jax.types import Batch, Fraction, NonNegative, Params, Positive
 
 _Jitter = tuple[NonNegative, NonNegative, NonNegative, Fraction]
 
@@ -136,6 +138,39 @@ class Views:
       if name in batch:
         batch[name] = _change(batch[name], colours, key)
     return batch
+
+
+def represent(
+  model: Any,
+  params: Params,
+  views: jax.Array,
+  *,
+  rng: jax.Array | None = None,
+) -> jax.Array:
+  """Return the representations of views: float [B, V, H, W, C] -> [B, V, D].
+
+  The images may be smaller than those that the parameters are for: learned
+  position embeddings are resized by the `resize_method` of the model's posemb,
+  and trained through it. Without `rng` the model does not train.
+  """
+  images = views.reshape(-1, *views.shape[2:])
+  init = functools.partial(model.init, jax.random.key(0))
+  shapes = tree.flatten(jax.eval_shape(init, images)['params'])
+
+  def fit(path, x):
+    if path not in shapes or x.shape == (shape := shapes[path].shape):
+      return x
+    name, posemb = path.rsplit('/', 1)[-1], model.posemb
+    resized = posemb.resize(name, x, shape, posemb.resize_method)
+    return x if resized is None else resized
+
+  out = model.apply(
+    {'params': tree.map_with_path(fit, params)},
+    images,
+    train=rng is not None,
+    rngs=None if rng is None else {'dropout': rng},
+  )
+  return out.reshape(*views.shape[:2], -1)
 
 
 def _change(images, colours, key):
